@@ -1,0 +1,16 @@
+//! Linux, as farfork needs it: the one home of `unsafe` system calls. Errno becomes meaning here, once.
+//!
+//! A module is a facility of the kernel and nothing above it: no seeds, no children, no policy.
+
+pub mod cgroup;
+pub mod clock;
+pub mod fdpass;
+pub mod memfd;
+pub mod memory;
+pub mod mount;
+pub mod namespace;
+pub mod pagemap;
+pub mod pidfd;
+pub mod process;
+pub mod ptrace;
+pub mod userfaultfd;

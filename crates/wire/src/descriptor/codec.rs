@@ -1,0 +1,100 @@
+//! A descriptor as bytes.
+//!
+//! ```text
+//!  0        8         12          16                 24
+//!  ┌────────┬─────────┬───────────┬──────────────────┬───────────────────────┐
+//!  │ magic  │ version │ CRC-32C   │ length of body   │ body (postcard)       │
+//!  │ 8      │ u32 LE  │ u32 LE    │ u64 LE           │                       │
+//!  └────────┴─────────┴───────────┴──────────────────┴───────────────────────┘
+//! ```
+//!
+//! Magic and version stand first, so that a reader of any version can say what it was given; the checksum covers
+//! length and body, so that a cut or a flipped bit is found before anything is parsed.
+
+use super::{Descriptor, InvalidDescriptor};
+
+const MAGIC: [u8; 8] = *b"FARFORK\0";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 24;
+
+/// Largest descriptor, in bytes: 64 MiB hold a million mappings or a hundred thousand threads' names; what is larger
+/// is a mistake or an attack.
+pub const DESCRIPTOR_BYTES_MAX: usize = 64 << 20;
+
+/// Why bytes are no descriptor.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// The magic is missing.
+    #[error("these bytes are no seed descriptor (magic missing)")]
+    Magic,
+    /// Written by another version.
+    #[error("the descriptor has version {found}, this farfork reads version {VERSION}; use the same release on both nodes")]
+    Version {
+        /// What was found.
+        found: u32,
+    },
+    /// Cut short, or longer than it says.
+    #[error("the descriptor is damaged: {expected} bytes announced, {found} there")]
+    Length {
+        /// From the header.
+        expected: u64,
+        /// What is there.
+        found: u64,
+    },
+    /// The checksum disagrees.
+    #[error("the descriptor is damaged: its checksum disagrees")]
+    Checksum,
+    /// The body cannot be parsed.
+    #[error("the descriptor's body cannot be read: {0}")]
+    Body(#[from] postcard::Error),
+    /// It parses but makes no sense.
+    #[error(transparent)]
+    Invalid(#[from] InvalidDescriptor),
+}
+
+/// Writes a descriptor.
+///
+/// # Panics
+/// Never in practice: the types have no state that postcard refuses.
+pub fn encode(descriptor: &Descriptor) -> Vec<u8> {
+    let mut bytes = vec![0; HEADER_BYTES];
+    bytes = postcard::to_extend(descriptor, bytes).expect("a descriptor serialises");
+    let body_bytes = (bytes.len() - HEADER_BYTES) as u64;
+    bytes[16..24].copy_from_slice(&body_bytes.to_le_bytes());
+    let checksum = crc32c::crc32c(&bytes[16..]);
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+/// Reads and validates a descriptor from bytes that may be hostile.
+///
+/// # Errors
+/// Says what is wrong with them.
+pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
+    let word = |at: usize| -> Option<[u8; 4]> { bytes.get(at..at + 4)?.try_into().ok() };
+    if bytes.get(..8) != Some(&MAGIC[..]) {
+        return Err(DecodeError::Magic);
+    }
+    let version = u32::from_le_bytes(word(8).ok_or(DecodeError::Magic)?);
+    if version != VERSION {
+        return Err(DecodeError::Version { found: version });
+    }
+    let checksum = u32::from_le_bytes(word(12).ok_or(DecodeError::Magic)?);
+    let announced: [u8; 8] = bytes
+        .get(16..HEADER_BYTES)
+        .and_then(|b| b.try_into().ok())
+        .ok_or(DecodeError::Magic)?;
+    let expected = u64::from_le_bytes(announced);
+    let found = (bytes.len() - HEADER_BYTES) as u64;
+    if expected != found || bytes.len() > DESCRIPTOR_BYTES_MAX {
+        return Err(DecodeError::Length { expected, found });
+    }
+    if crc32c::crc32c(&bytes[16..]) != checksum {
+        return Err(DecodeError::Checksum);
+    }
+    let descriptor: Descriptor = postcard::from_bytes(&bytes[HEADER_BYTES..])?;
+    descriptor.validate()?;
+    Ok(descriptor)
+}

@@ -1,0 +1,104 @@
+//! Open files: descriptions, and the descriptors that lead to them.
+
+use serde::{Deserialize, Serialize};
+
+/// A file descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// Its number.
+    pub number: u32,
+    /// Index into the open files; descriptors made by dup(2) share one.
+    pub open_file: u32,
+    /// FD_CLOEXEC.
+    pub close_on_exec: bool,
+}
+
+/// An open file description. `flags` are the O_* flags of fcntl(F_GETFL).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OpenFile {
+    /// A regular file, reopened by path at its offset.
+    Regular {
+        /// As the process sees it.
+        path: String,
+        /// O_* flags.
+        flags: u32,
+        /// In bytes.
+        offset: u64,
+    },
+    /// A directory, reopened by path.
+    Directory {
+        /// As the process sees it.
+        path: String,
+        /// O_* flags.
+        flags: u32,
+        /// Position in the listing.
+        offset: u64,
+    },
+    /// `/dev/null`, `zero`, `full`, `random` or `urandom`.
+    Device {
+        /// As the process sees it.
+        path: String,
+        /// O_* flags.
+        flags: u32,
+    },
+    /// An end of a pipe that leads back into the process.
+    Pipe {
+        /// The same for both ends.
+        pipe: u64,
+        /// Which end this is.
+        is_write_end: bool,
+        /// O_* flags.
+        flags: u32,
+        /// Capacity, in bytes.
+        capacity: u32,
+        /// What was in it; stands on the read end only.
+        content: Vec<u8>,
+    },
+    /// eventfd(2).
+    EventFd {
+        /// The counter.
+        count: u64,
+        /// EFD_SEMAPHORE.
+        semaphore: bool,
+        /// O_* flags.
+        flags: u32,
+    },
+    /// epoll(7).
+    Epoll {
+        /// O_* flags.
+        flags: u32,
+        /// What it watches.
+        targets: Vec<EpollTarget>,
+    },
+    /// A memfd.
+    Memory {
+        /// Index into the shared objects.
+        object: u32,
+        /// O_* flags.
+        flags: u32,
+        /// In bytes.
+        offset: u64,
+    },
+    /// One of the three standard streams, or what shares its file: leads to whoever forks.
+    Standard(StandardStream),
+}
+
+/// Which standard stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum StandardStream {
+    Input,
+    Output,
+    Error,
+}
+
+/// One registration of an epoll.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EpollTarget {
+    /// The descriptor number it was registered under.
+    pub number: u32,
+    /// EPOLL* events and flags.
+    pub events: u32,
+    /// The program's own word.
+    pub data: u64,
+}

@@ -1,0 +1,171 @@
+//! The memory map, and what the owner serves of it.
+
+use serde::{Deserialize, Serialize};
+
+/// PROT_* bits of mmap(2): 1 read, 2 write, 4 execute.
+pub type Protection = u8;
+
+/// Index into [`Descriptor::extents`](super::Descriptor::extents).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ExtentId(pub u32);
+
+impl ExtentId {
+    /// The descriptor itself, which is read from the owner like memory.
+    pub const DESCRIPTOR: ExtentId = ExtentId(u32::MAX);
+}
+
+/// One area of the address space; `start` and `end` are multiples of the page size.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mapping {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last byte.
+    pub end: u64,
+    /// What may be done with it.
+    pub protection: Protection,
+    /// Further properties.
+    pub flags: MappingFlags,
+    /// Where its contents come from.
+    pub backing: Backing,
+}
+
+/// Properties of a mapping beside its protection (proc_pid_smaps, VmFlags).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappingFlags {
+    /// MAP_GROWSDOWN: a main thread's stack.
+    pub grows_down: bool,
+    /// MAP_NORESERVE.
+    pub no_reserve: bool,
+    /// mlock(2).
+    pub locked: bool,
+    /// MADV_HUGEPAGE.
+    pub huge_page: bool,
+    /// MADV_NOHUGEPAGE.
+    pub no_huge_page: bool,
+    /// MADV_WIPEONFORK: a child sees zeroes.
+    pub wipe_on_fork: bool,
+    /// MADV_DONTDUMP.
+    pub dont_dump: bool,
+}
+
+/// Where a mapping's contents come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Backing {
+    /// Private memory without a file, or a private file mapping that has written pages: paged from the owner.
+    /// `None`: nothing to fetch, the child sees zeroes.
+    Anonymous {
+        /// What the pages come from; the extent is exactly as long as the mapping.
+        extent: Option<ExtentId>,
+    },
+    /// A private file mapping without written pages: from the node's own file where it is the same file, else paged
+    /// from `extent`.
+    PrivateFile {
+        /// Index into the mapped files.
+        file: u32,
+        /// Offset in the file, in bytes.
+        offset: u64,
+        /// The same bytes as the owner holds them.
+        extent: ExtentId,
+    },
+    /// A shared mapping of a file on a disk.
+    SharedFile {
+        /// Index into the mapped files.
+        file: u32,
+        /// Offset in the file, in bytes.
+        offset: u64,
+        /// Whether the file must be opened for writing.
+        writable: bool,
+    },
+    /// A shared mapping of memory that no path leads to.
+    SharedMemory {
+        /// Index into the shared objects.
+        object: u32,
+        /// Offset in the object, in bytes.
+        offset: u64,
+    },
+    /// A page that the kernel provides.
+    Special(SpecialMapping),
+}
+
+/// Mappings that a kernel provides to each process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpecialMapping {
+    /// `[vdso]`.
+    Vdso,
+    /// `[vvar]`.
+    Vvar,
+    /// `[vvar_vclock]`.
+    VvarVclock,
+}
+
+/// A range of memory that the owner serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// Where the owner reads it.
+    pub source: ExtentSource,
+    /// Its length, in bytes; a multiple of the page size.
+    pub bytes: u64,
+    /// The pages that may hold something other than zeroes, ascending, never touching one another.
+    pub populated: Vec<PageRun>,
+}
+
+/// Where the owner reads an extent. A reader never uses this: it names extent and offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ExtentSource {
+    /// The template's memory, from this address.
+    Template {
+        /// First address.
+        address: u64,
+    },
+    /// The copy of a shared object, from its start.
+    SharedObject {
+        /// Index into the shared objects.
+        object: u32,
+    },
+}
+
+/// Neighbouring pages of an extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PageRun {
+    /// Number of the first page, counted from the extent's start.
+    pub first: u64,
+    /// How many pages; at least one.
+    pub count: u64,
+}
+
+/// A file that mappings refer to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedFile {
+    /// Its path, as the process sees it.
+    pub path: String,
+    /// What tells that another node's file is the same.
+    pub identity: FileIdentity,
+}
+
+/// What tells a file from another of the same path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileIdentity {
+    /// Size, in bytes.
+    pub bytes: u64,
+    /// Device and inode at the origin; they speak only within one boot of one kernel.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Time of last modification, in nanoseconds since 1970.
+    pub modified_ns: i64,
+    /// The ELF build id, where it has one.
+    pub build_id: Option<Vec<u8>>,
+}
+
+/// Shared memory that no path leads to, copied while the parent was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedObject {
+    /// Its name, as memfd_create(2) took it; empty for shared anonymous memory.
+    pub name: String,
+    /// Its size, in bytes, as fstat tells it; need not be a multiple of the page size.
+    pub bytes: u64,
+    /// F_GET_SEALS; `None` where it was not made for sealing.
+    pub seals: Option<u32>,
+    /// What the owner serves; its length is `bytes`, rounded up to whole pages.
+    pub extent: ExtentId,
+}

@@ -1,0 +1,79 @@
+//! The descriptor: a seed's serialised state without the contents of its pages.
+//!
+//! ```text
+//!  descriptor ─┬─ origin     where it was captured: node, kernel, CPU features, clocks
+//!              ├─ process    ids, credentials, limits, signals, address-space layout
+//!              ├─ threads    registers and everything else that is a thread's own
+//!              ├─ mappings   the memory map; what is to be paged names an extent
+//!              ├─ extents    ranges of memory that the owner serves, with the pages that hold data
+//!              ├─ objects    shared memory, copied at capture
+//!              └─ files      open file descriptions and the descriptors that lead to them
+//! ```
+//!
+//! Who receives a descriptor treats it as hostile: [`decode`] checks form, [`Descriptor::validate`] checks sense.
+
+mod codec;
+mod file;
+mod memory;
+mod process;
+mod thread;
+mod validate;
+
+use serde::{Deserialize, Serialize};
+
+pub use codec::{DESCRIPTOR_BYTES_MAX, DecodeError, decode, encode};
+pub use file::{Descriptor as FileDescriptor, EpollTarget, OpenFile, StandardStream};
+pub use memory::{
+    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, Mapping, MappingFlags, PageRun, Protection,
+    SharedObject, SpecialMapping,
+};
+pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SignalAction};
+pub use thread::{AltStack, EagerBytes, Rseq, Scheduling, Thread};
+pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
+
+use crate::NodeName;
+
+/// Everything a node needs to turn a seed into a child, but the contents of its pages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptor {
+    /// Where and when it was captured.
+    pub origin: Origin,
+    /// What the process has as a whole.
+    pub process: Process,
+    /// Its threads; the first is the leader.
+    pub threads: Vec<Thread>,
+    /// Its memory map, in ascending order of address.
+    pub mappings: Vec<Mapping>,
+    /// The ranges that can be read from the owner; an [`ExtentId`] is an index into this list.
+    pub extents: Vec<Extent>,
+    /// Files that mappings refer to.
+    pub mapped_files: Vec<MappedFile>,
+    /// Shared memory (shared anonymous mappings, memfds), filled before a child runs.
+    pub shared_objects: Vec<SharedObject>,
+    /// Open file descriptions.
+    pub open_files: Vec<OpenFile>,
+    /// File descriptors, ascending, each with the description that it leads to.
+    pub file_descriptors: Vec<FileDescriptor>,
+    /// Bytes that must be in place before a thread runs, because the kernel touches them where no page fault can
+    /// be served (an exiting thread's robust list, clear_child_tid, rseq).
+    pub eager: Vec<EagerBytes>,
+}
+
+/// Where and when a seed was captured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// The node that owns the seed.
+    pub node: NodeName,
+    /// `uname -r` there.
+    pub kernel_release: String,
+    /// The boot of that kernel (`/proc/sys/kernel/random/boot_id`): same boot, same files by inode.
+    pub boot_id: String,
+    /// Extended-state components that the CPU there has enabled (XCR0).
+    pub xcr0: u64,
+    /// Size of the extended state in the registers below, in bytes.
+    pub xstate_bytes: u32,
+    /// CLOCK_MONOTONIC at capture as the parent saw it, in nanoseconds.
+    pub monotonic_ns: i64,
+    /// CLOCK_BOOTTIME at capture as the parent saw it, in nanoseconds.
+    pub boottime_ns: i64,
+}

@@ -1,0 +1,115 @@
+//! What a process has as a whole.
+
+use serde::{Deserialize, Serialize};
+
+/// State that all threads of a process share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its id in its own (innermost) pid namespace; the child has the same in its container.
+    pub pid: u32,
+    /// Whether it leads its process group, and its session.
+    pub is_group_leader: bool,
+    /// Whether it leads its session.
+    pub is_session_leader: bool,
+    /// Path of its executable, as the process sees it.
+    pub exe: String,
+    /// Arguments, for people to read.
+    pub arguments: Vec<String>,
+    /// Current directory, as the process sees it.
+    pub cwd: String,
+    /// File mode creation mask.
+    pub umask: u32,
+    /// Execution domain (personality(2)).
+    pub personality: u32,
+    /// PR_GET_DUMPABLE: 0, 1 or 2.
+    pub dumpable: u32,
+    /// /proc/PID/oom_score_adj, −1000 to 1000.
+    pub oom_score_adj: i32,
+    /// Credentials of the leader; threads that differ carry their own.
+    pub credentials: Credentials,
+    /// Resource limits, by RLIMIT number (getrlimit(2)), 16 of them.
+    pub limits: Vec<Limit>,
+    /// Signal dispositions that differ from the default.
+    pub signal_actions: Vec<SignalAction>,
+    /// Signals pending for the process.
+    pub pending_signals: Vec<PendingSignal>,
+    /// Addresses that the kernel keeps about the address space.
+    pub mm: Mm,
+}
+
+/// The fields that PR_SET_MM_MAP takes (prctl(2)); addresses in bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "named as in struct prctl_mm_map")]
+pub struct Mm {
+    pub start_code: u64,
+    pub end_code: u64,
+    pub start_data: u64,
+    pub end_data: u64,
+    pub start_brk: u64,
+    pub brk: u64,
+    pub start_stack: u64,
+    pub arg_start: u64,
+    pub arg_end: u64,
+    pub env_start: u64,
+    pub env_end: u64,
+    /// The auxiliary vector, as pairs of words, AT_NULL included.
+    pub auxv: Vec<u64>,
+}
+
+/// Who a thread acts as (credentials(7), capabilities(7)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Credentials {
+    /// Real, effective, saved and file-system user id.
+    pub uids: [u32; 4],
+    /// Real, effective, saved and file-system group id.
+    pub gids: [u32; 4],
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Capability sets as bit masks.
+    pub capabilities_inheritable: u64,
+    /// Permitted set.
+    pub capabilities_permitted: u64,
+    /// Effective set.
+    pub capabilities_effective: u64,
+    /// Bounding set.
+    pub capabilities_bounding: u64,
+    /// Ambient set.
+    pub capabilities_ambient: u64,
+    /// PR_GET_SECUREBITS.
+    pub securebits: u32,
+    /// PR_GET_NO_NEW_PRIVS.
+    pub no_new_privileges: bool,
+}
+
+/// One resource limit; `u64::MAX` is unlimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limit {
+    /// RLIMIT_* number.
+    pub resource: u32,
+    /// Soft limit.
+    pub soft: u64,
+    /// Hard limit.
+    pub hard: u64,
+}
+
+/// A signal's disposition, as the kernel's `struct sigaction` has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignalAction {
+    /// 1 to 64.
+    pub signal: u32,
+    /// Address, or 0 for the default, 1 to ignore.
+    pub handler: u64,
+    /// SA_* flags.
+    pub flags: u64,
+    /// Address that the handler returns to.
+    pub restorer: u64,
+    /// Signals blocked while it runs; bit N−1 is signal N.
+    pub mask: u64,
+}
+
+/// A pending signal with what its sender said.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingSignal {
+    /// The kernel's siginfo_t, 128 bytes.
+    pub siginfo: Vec<u8>,
+}

@@ -1,0 +1,83 @@
+//! What is a thread's own.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Credentials, PendingSignal};
+
+/// One thread, as it stood when the process was stopped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thread {
+    /// Its id in the innermost pid namespace.
+    pub tid: u32,
+    /// Its name (comm), at most 15 bytes.
+    pub name: Vec<u8>,
+    /// General registers in the order of the kernel's `user_regs_struct` (27 words), ready to resume from: a system
+    /// call that was interrupted is already set to be made again.
+    pub registers: Vec<u64>,
+    /// Extended state as NT_X86_XSTATE gives it (XSAVE format, not compacted).
+    pub xstate: Vec<u8>,
+    /// Blocked signals; bit N−1 is signal N.
+    pub signal_mask: u64,
+    /// Signals pending for this thread alone.
+    pub pending_signals: Vec<PendingSignal>,
+    /// Alternate signal stack.
+    pub alt_stack: AltStack,
+    /// Head of the list of robust futexes; 0 for none.
+    pub robust_list_head: u64,
+    /// Its length as registered (24 on x86-64).
+    pub robust_list_bytes: u64,
+    /// set_tid_address(2); 0 for none.
+    pub clear_child_tid: u64,
+    /// Restartable-sequence area, if registered.
+    pub rseq: Option<Rseq>,
+    /// How it is scheduled.
+    pub scheduling: Scheduling,
+    /// Credentials, where they differ from the process's.
+    pub credentials: Option<Credentials>,
+    /// PR_GET_PDEATHSIG; 0 for none.
+    pub parent_death_signal: u32,
+    /// PR_GET_TIMERSLACK, in nanoseconds.
+    pub timer_slack_ns: u64,
+}
+
+/// sigaltstack(2).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AltStack {
+    /// Lowest address.
+    pub base: u64,
+    /// Size, in bytes.
+    pub bytes: u64,
+    /// SS_* flags.
+    pub flags: u32,
+}
+
+/// rseq(2) registration, as PTRACE_GET_RSEQ_CONFIGURATION tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rseq {
+    /// Address of the area.
+    pub address: u64,
+    /// Its size, in bytes.
+    pub bytes: u32,
+    /// Signature before abort handlers.
+    pub signature: u32,
+}
+
+/// sched(7).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scheduling {
+    /// SCHED_* policy.
+    pub policy: u32,
+    /// Nice value, −20 to 19.
+    pub nice: i32,
+    /// Real-time priority, 0 to 99.
+    pub priority: u32,
+}
+
+/// Bytes that a child needs before it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EagerBytes {
+    /// Page-aligned address.
+    pub address: u64,
+    /// Whole pages.
+    pub bytes: Vec<u8>,
+}

@@ -1,0 +1,181 @@
+//! Whether a descriptor makes sense: each index within its list, each range within user space and in order.
+//! The restorer builds an address space from it, and relies on what is checked here.
+
+use super::{Backing, Descriptor, ExtentId, ExtentSource, OpenFile};
+use crate::PAGE_SIZE;
+
+/// End of user space on x86-64 with four-level page tables, less its guard page.
+pub const USER_SPACE_END: u64 = 0x7fff_ffff_f000;
+
+/// Words in the kernel's `user_regs_struct`.
+pub const REGISTER_WORDS: usize = 27;
+
+/// Most threads of one seed: pid_max of a small kernel.
+pub const THREADS_MAX: usize = 32_768;
+
+/// Largest extended state, in bytes: AMX makes it 11 KiB.
+pub const XSTATE_BYTES_MAX: usize = 16 << 10;
+
+/// Smallest extended state: the legacy area and the XSAVE header.
+const XSTATE_BYTES_MIN: usize = 576;
+
+/// What does not make sense in a descriptor.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the descriptor makes no sense: {what}")]
+pub struct InvalidDescriptor {
+    what: String,
+}
+
+fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), InvalidDescriptor> {
+    if holds {
+        Ok(())
+    } else {
+        Err(InvalidDescriptor { what: what() })
+    }
+}
+
+impl Descriptor {
+    /// Checks all that a reader relies on.
+    ///
+    /// # Errors
+    /// The first thing that does not make sense.
+    pub fn validate(&self) -> Result<(), InvalidDescriptor> {
+        self.validate_threads()?;
+        self.validate_mappings()?;
+        self.validate_extents()?;
+        self.validate_files()?;
+        self.validate_eager()
+    }
+
+    fn validate_threads(&self) -> Result<(), InvalidDescriptor> {
+        let count = self.threads.len();
+        require((1..=THREADS_MAX).contains(&count), || format!("{count} threads"))?;
+        let leader = self.threads[0].tid;
+        require(leader == self.process.pid, || {
+            format!("the first thread is {leader}, the process {}", self.process.pid)
+        })?;
+        let mut tids: Vec<u32> = self.threads.iter().map(|thread| thread.tid).collect();
+        tids.sort_unstable();
+        require(tids.windows(2).all(|pair| pair[0] != pair[1]), || "two threads have one id".into())?;
+        require(tids[0] > 1, || format!("a thread has id {}, which its container needs itself", tids[0]))?;
+        for thread in &self.threads {
+            let (words, xstate) = (thread.registers.len(), thread.xstate.len());
+            require(words == REGISTER_WORDS, || format!("thread {}: {words} registers", thread.tid))?;
+            require((XSTATE_BYTES_MIN..=XSTATE_BYTES_MAX).contains(&xstate), || {
+                format!("thread {}: {xstate} bytes of extended state", thread.tid)
+            })?;
+            require(thread.name.len() < 16, || format!("thread {}: its name is too long", thread.tid))?;
+        }
+        Ok(())
+    }
+
+    fn validate_mappings(&self) -> Result<(), InvalidDescriptor> {
+        let mut lowest = 0;
+        for mapping in &self.mappings {
+            let place = || format!("mapping {:#x}-{:#x}", mapping.start, mapping.end);
+            let in_order = mapping.start >= lowest && mapping.start < mapping.end && mapping.end <= USER_SPACE_END;
+            require(in_order, || format!("{}: out of order or of user space", place()))?;
+            require(mapping.start % PAGE_SIZE == 0 && mapping.end % PAGE_SIZE == 0, || {
+                format!("{}: not whole pages", place())
+            })?;
+            require(mapping.protection <= 7, || format!("{}: protection {:#x}", place(), mapping.protection))?;
+            self.validate_backing(mapping.end - mapping.start, &mapping.backing)
+                .map_err(|wrong| InvalidDescriptor { what: format!("{}: {}", place(), wrong.what) })?;
+            lowest = mapping.end;
+        }
+        Ok(())
+    }
+
+    fn validate_backing(&self, bytes: u64, backing: &Backing) -> Result<(), InvalidDescriptor> {
+        let extent = |id: ExtentId| {
+            let known = self.extents.get(id.0 as usize);
+            require(known.is_some_and(|extent| extent.bytes == bytes), || {
+                format!("extent {} is missing or of another length", id.0)
+            })
+        };
+        let file = |index: u32, offset: u64| {
+            require((index as usize) < self.mapped_files.len(), || format!("file {index} is missing"))?;
+            require(offset % PAGE_SIZE == 0 && offset <= i64::MAX as u64 - bytes, || format!("file offset {offset}"))
+        };
+        match *backing {
+            Backing::Anonymous { extent: None } | Backing::Special(_) => Ok(()),
+            Backing::Anonymous { extent: Some(id) } => extent(id),
+            Backing::PrivateFile { file: index, offset, extent: id } => file(index, offset).and_then(|()| extent(id)),
+            Backing::SharedFile { file: index, offset, .. } => file(index, offset),
+            Backing::SharedMemory { object, offset } => {
+                let known = (object as usize) < self.shared_objects.len();
+                require(known && offset % PAGE_SIZE == 0, || format!("shared object {object} at {offset}"))
+            }
+        }
+    }
+
+    fn validate_extents(&self) -> Result<(), InvalidDescriptor> {
+        for (index, extent) in self.extents.iter().enumerate() {
+            let pages = extent.bytes / PAGE_SIZE;
+            require(extent.bytes % PAGE_SIZE == 0 && extent.bytes <= USER_SPACE_END, || {
+                format!("extent {index} has {} bytes", extent.bytes)
+            })?;
+            let mut lowest = 0;
+            for run in &extent.populated {
+                let end = run.first.checked_add(run.count);
+                let fits = run.first >= lowest && run.count > 0 && end.is_some_and(|end| end <= pages);
+                require(fits, || format!("extent {index}: its pages are out of order or outside"))?;
+                lowest = run.first + run.count;
+            }
+            match extent.source {
+                ExtentSource::Template { address } => {
+                    let end = address.checked_add(extent.bytes);
+                    let fits = address % PAGE_SIZE == 0 && end.is_some_and(|end| end <= USER_SPACE_END);
+                    require(fits, || format!("extent {index} lies outside user space"))?;
+                }
+                ExtentSource::SharedObject { object } => {
+                    let known = (object as usize) < self.shared_objects.len();
+                    require(known, || format!("extent {index}: shared object {object} is missing"))?;
+                }
+            }
+        }
+        for (index, object) in self.shared_objects.iter().enumerate() {
+            let extent = self.extents.get(object.extent.0 as usize);
+            let rounded = object.bytes.checked_next_multiple_of(PAGE_SIZE);
+            require(extent.is_some_and(|extent| Some(extent.bytes) == rounded), || {
+                format!("shared object {index}: its extent is missing or of another length")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn validate_files(&self) -> Result<(), InvalidDescriptor> {
+        let mut lowest = 0;
+        for descriptor in &self.file_descriptors {
+            let number = descriptor.number;
+            require(number >= lowest && number < 1 << 20, || format!("file descriptor {number} is out of order"))?;
+            require((descriptor.open_file as usize) < self.open_files.len(), || {
+                format!("file descriptor {number}: its file is missing")
+            })?;
+            lowest = number + 1;
+        }
+        for file in &self.open_files {
+            if let OpenFile::Memory { object, .. } = file {
+                let known = (*object as usize) < self.shared_objects.len();
+                require(known, || format!("a memfd's object {object} is missing"))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_eager(&self) -> Result<(), InvalidDescriptor> {
+        for eager in &self.eager {
+            let end = eager.address.checked_add(eager.bytes.len() as u64);
+            let whole = eager.address % PAGE_SIZE == 0 && eager.bytes.len() as u64 % PAGE_SIZE == 0;
+            let inside = end.is_some_and(|end| {
+                self.mappings.iter().any(|mapping| {
+                    mapping.start <= eager.address
+                        && end <= mapping.end
+                        && matches!(mapping.backing, Backing::Anonymous { .. })
+                })
+            });
+            require(whole && inside, || format!("eager bytes at {:#x} lie outside the map", eager.address))?;
+        }
+        Ok(())
+    }
+}
