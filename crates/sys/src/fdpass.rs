@@ -1,1 +1,77 @@
-//! (empty)
+//! Messages with file descriptors between processes of one machine (unix(7), SCM_RIGHTS), over sockets that keep
+//! message boundaries.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+
+/// Most descriptors of one message: the kernel's SCM_MAX_FD.
+pub const FDS_PER_MESSAGE_MAX: usize = 253;
+
+/// A connected pair of SOCK_SEQPACKET sockets, both close-on-exec.
+///
+/// # Errors
+/// As socketpair(2).
+pub fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let pair = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    Ok(pair)
+}
+
+/// Sends one message with copies of `fds`. `bytes` must not be empty: a receiver takes an empty message for the end.
+///
+/// # Errors
+/// As sendmsg(2); EPIPE where the other end is gone (no SIGPIPE is raised).
+pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    debug_assert!(!bytes.is_empty() && fds.len() <= FDS_PER_MESSAGE_MAX);
+    let mut space = vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(fds).size()];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    }
+    let sent = rustix::net::sendmsg(socket.as_fd(), &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
+}
+
+/// Receives one message into `into`, with at most `fds_max` descriptors (close-on-exec). Gives the message's length;
+/// 0 when the other end is gone.
+///
+/// # Errors
+/// As recvmsg(2); `InvalidData` where the message or its descriptors did not fit.
+pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds_max))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(into)], &mut ancillary, flags)?;
+    let mut fds = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(passed) = message {
+            fds.extend(passed);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::from(io::ErrorKind::InvalidData));
+    }
+    Ok((received.bytes, fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_and_bytes_arrive_together() {
+        let (a, b) = seqpacket_pair().unwrap();
+        let (c, d) = seqpacket_pair().unwrap();
+        send(a.as_fd(), b"two", &[c.as_fd(), d.as_fd()]).unwrap();
+        let mut bytes = [0; 16];
+        let (length, fds) = receive(b.as_fd(), &mut bytes, 4).unwrap();
+        assert_eq!((&bytes[..length], fds.len()), (&b"two"[..], 2));
+        drop(a);
+        assert_eq!(receive(b.as_fd(), &mut bytes, 0).unwrap().0, 0);
+    }
+}

@@ -1,1 +1,32 @@
-//! (empty)
+//! Another process's memory (process_vm_readv(2), proc_pid_mem(5)).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Reads from `address` of process `pid` until `into` is full; tells how many bytes could be read before the first
+/// page that could not (a page that is not mapped, or PROT_NONE).
+///
+/// # Errors
+/// As process_vm_readv(2): EFAULT where not even the first byte can be read, ESRCH when the process is gone.
+pub fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    let remote = libc::iovec { iov_base: std::ptr::without_provenance_mut(address as usize), iov_len: into.len() };
+    // SAFETY: `local` describes the exclusive borrow `into`; `remote` is never dereferenced in this process.
+    let read = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads all of `into` from `address` of process `pid`. `mem` is its `/proc/PID/mem`, which also reads what
+/// protection hides from [`read_process`].
+///
+/// # Errors
+/// As process_vm_readv(2) and pread(2) of /proc/PID/mem (EIO where nothing is mapped).
+pub fn read_process_exact(pid: i32, mem: &File, address: u64, into: &mut [u8]) -> io::Result<()> {
+    let done = match read_process(pid, address, into) {
+        Ok(bytes) => bytes,
+        Err(error) if error.raw_os_error() == Some(libc::EFAULT) => 0,
+        Err(error) => return Err(error),
+    };
+    if done < into.len() { mem.read_exact_at(&mut into[done..], address + done as u64) } else { Ok(()) }
+}
