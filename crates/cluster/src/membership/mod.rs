@@ -1,0 +1,262 @@
+//! Membership: which nodes there are, and which of them still answer.
+//!
+//! Every node sends a heartbeat to every other, once a second, with all that it says of itself. The answer names the
+//! members that the receiver hears from, so that a node that knows one member soon knows all.
+//!
+//! ```text
+//!              heartbeat or answer                     silent for UNREACHABLE_AFTER
+//!   unknown ───────────────────────────▶ alive ───────────────────────────────────▶ unreachable
+//!      ▲  │ named in an answer             ▲                                             │  │
+//!      │  └──▶ introduced ─────────────────┴──────────── heartbeat or answer ────────────┘  │
+//!      │            │                                                                       │
+//!      └────────────┴── leave, or silent for FORGOTTEN_AFTER ───────────────────────────────┘
+//! ```
+//!
+//! Only what a node hears itself counts: hearsay introduces a member and never keeps one alive, so that a dead member
+//! does not live on in the answers of others. Time is an argument; sending is the business of `farfork-node`.
+
+mod peer;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use farfork_wire::NodeName;
+
+use peer::Peer;
+
+/// Between two heartbeats to one member: a user who asks twice in a second rarely sees an old answer, and a thousand
+/// nodes cost each other a thousand small messages a second.
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// After so long a silence a member is unreachable: five heartbeats, so that one lost or late means nothing.
+pub const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
+
+/// After so long a silence a member is forgotten: a machine has had the time to boot twice.
+pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+
+/// Most members. Beyond it a full mesh of heartbeats is the wrong way.
+pub const MEMBERS_MAX: usize = 1024;
+
+/// What a node says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its name.
+    pub name: NodeName,
+    /// Where its control API listens.
+    pub address: SocketAddr,
+    /// Where its fabric's server listens.
+    pub fabric_address: SocketAddr,
+    /// Drawn at random when its daemon starts.
+    pub incarnation: u64,
+    /// Children that run there.
+    pub children: u32,
+}
+
+/// Whether a member answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It was heard of lately.
+    Alive,
+    /// It has been silent for [`UNREACHABLE_AFTER`].
+    Unreachable,
+}
+
+/// A member as this node sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct View {
+    /// What it said of itself.
+    pub member: Member,
+    /// Whether it answers.
+    pub state: State,
+    /// Since when it has said nothing.
+    pub silent: Duration,
+    /// Whether it is the node that looks.
+    pub is_self: bool,
+}
+
+/// What changed; for the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// A member was heard of for the first time, or after it had been forgotten.
+    Joined(NodeName),
+    /// The daemon of a member was started anew.
+    Restarted(NodeName),
+    /// A member that was unreachable answers again.
+    Returned(NodeName),
+    /// A member has been silent for too long.
+    Unreachable(NodeName),
+    /// A member has been silent for so long that it is no member any more.
+    Forgotten(NodeName),
+}
+
+/// Why a node cannot be a member.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    /// Two daemons have one name.
+    #[error("the name is taken by the node at {address}")]
+    NameTaken {
+        /// Where the other one listens.
+        address: SocketAddr,
+    },
+    /// There is no room.
+    #[error("the cluster has {MEMBERS_MAX} members, and takes no more")]
+    Full,
+}
+
+/// The members that one node knows, itself included.
+#[derive(Debug)]
+pub struct Membership {
+    me: Member,
+    peers: BTreeMap<NodeName, Peer>,
+}
+
+impl Membership {
+    /// A node that knows itself only.
+    pub fn new(me: Member) -> Self {
+        Self {
+            me,
+            peers: BTreeMap::new(),
+        }
+    }
+
+    /// What this node says of itself.
+    pub fn me(&self) -> &Member {
+        &self.me
+    }
+
+    /// Tells how many children run here, which the next heartbeats carry on.
+    pub fn set_children(&mut self, children: u32) {
+        self.me.children = children;
+    }
+
+    /// A heartbeat has come.
+    ///
+    /// # Errors
+    /// The sender cannot be a member; it should be told so.
+    pub fn handle_heartbeat(
+        &mut self,
+        from: Member,
+        now: Instant,
+    ) -> Result<Option<Event>, JoinError> {
+        self.hear(from, now)
+    }
+
+    /// The answer to a heartbeat has come: the answering member first, then those that it hears from.
+    ///
+    /// # Errors
+    /// The answering node cannot be a member beside this one.
+    pub fn handle_answer(
+        &mut self,
+        members: Vec<Member>,
+        now: Instant,
+    ) -> Result<Option<Event>, JoinError> {
+        let mut members = members.into_iter();
+        let Some(answering) = members.next() else {
+            return Ok(None);
+        };
+        let event = self.hear(answering, now)?;
+        for named in members {
+            self.introduce(named, now);
+        }
+        Ok(event)
+    }
+
+    /// A member says that it stops. An older run's word does not count.
+    pub fn handle_leave(&mut self, from: &Member) {
+        if self
+            .peers
+            .get(&from.name)
+            .is_some_and(|peer| peer.member.incarnation == from.incarnation)
+        {
+            self.peers.remove(&from.name);
+        }
+    }
+
+    /// Time has passed: returns who fell silent.
+    pub fn handle_time(&mut self, now: Instant) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.peers.retain(|name, peer| {
+            if peer.silent(now) >= FORGOTTEN_AFTER {
+                events.push(Event::Forgotten(name.clone()));
+                return false;
+            }
+            if peer.fell_silent(now) {
+                events.push(Event::Unreachable(name.clone()));
+            }
+            true
+        });
+        events
+    }
+
+    /// The members that a heartbeat should go to now; each is due again after [`HEARTBEAT_INTERVAL`].
+    pub fn poll_heartbeats(&mut self, now: Instant) -> Vec<Member> {
+        let due = self
+            .peers
+            .values_mut()
+            .filter_map(|peer| peer.take_heartbeat(now));
+        due.collect()
+    }
+
+    /// What to answer to a heartbeat: this node first, then those that it hears from.
+    pub fn answer(&self, now: Instant) -> Vec<Member> {
+        let heard = self.peers.values().filter(|peer| peer.is_heard(now));
+        std::iter::once(&self.me)
+            .chain(heard.map(|peer| &peer.member))
+            .cloned()
+            .collect()
+    }
+
+    /// All members, by name.
+    pub fn views(&self, now: Instant) -> Vec<View> {
+        let myself = View {
+            member: self.me.clone(),
+            state: State::Alive,
+            silent: Duration::ZERO,
+            is_self: true,
+        };
+        let mut views: Vec<View> = self.peers.values().map(|peer| peer.view(now)).collect();
+        views.push(myself);
+        views.sort_by(|a, b| a.member.name.cmp(&b.member.name));
+        views
+    }
+
+    /// One member.
+    pub fn view(&self, name: &NodeName, now: Instant) -> Option<View> {
+        self.views(now)
+            .into_iter()
+            .find(|view| &view.member.name == name)
+    }
+
+    fn hear(&mut self, from: Member, now: Instant) -> Result<Option<Event>, JoinError> {
+        if from.name == self.me.name {
+            let is_me = from.incarnation == self.me.incarnation;
+            return if is_me {
+                Ok(None)
+            } else {
+                Err(JoinError::NameTaken {
+                    address: self.me.address,
+                })
+            };
+        }
+        if let Some(peer) = self.peers.get_mut(&from.name) {
+            return peer.hear(from, now);
+        }
+        if self.peers.len() + 1 >= MEMBERS_MAX {
+            return Err(JoinError::Full);
+        }
+        let name = from.name.clone();
+        self.peers.insert(name.clone(), Peer::heard(from, now));
+        Ok(Some(Event::Joined(name)))
+    }
+
+    fn introduce(&mut self, named: Member, now: Instant) {
+        let is_known = named.name == self.me.name || self.peers.contains_key(&named.name);
+        if !is_known && self.peers.len() + 1 < MEMBERS_MAX {
+            self.peers
+                .insert(named.name.clone(), Peer::introduced(named, now));
+        }
+    }
+}

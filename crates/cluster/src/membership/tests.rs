@@ -1,0 +1,198 @@
+//! Nodes on a virtual clock, whose messages arrive or not as a test says.
+
+use super::{
+    Event, FORGOTTEN_AFTER, HEARTBEAT_INTERVAL, JoinError, Member, Membership, State,
+    UNREACHABLE_AFTER,
+};
+use farfork_wire::NodeName;
+use std::time::{Duration, Instant};
+
+fn member(name: &str, port: u16, incarnation: u64) -> Member {
+    let address = format!("10.0.0.1:{port}").parse().unwrap();
+    let fabric_address = format!("10.0.0.1:{}", port + 1).parse().unwrap();
+    Member {
+        name: NodeName::new(name).unwrap(),
+        address,
+        fabric_address,
+        incarnation,
+        children: 0,
+    }
+}
+
+fn name(text: &str) -> NodeName {
+    NodeName::new(text).unwrap()
+}
+
+/// A few nodes and the network between them.
+struct Cluster {
+    nodes: Vec<Membership>,
+    now: Instant,
+    /// Nodes that neither send nor receive.
+    cut: Vec<usize>,
+}
+
+impl Cluster {
+    fn new(names: &[&str]) -> Self {
+        let start = |(at, name): (usize, &&str)| {
+            Membership::new(member(name, 7000 + 10 * at as u16, at as u64))
+        };
+        Self {
+            nodes: names.iter().enumerate().map(start).collect(),
+            now: Instant::now(),
+            cut: Vec::new(),
+        }
+    }
+
+    fn deliver(&mut self, from: usize, to: usize) -> Result<(), JoinError> {
+        if self.cut.contains(&from) || self.cut.contains(&to) {
+            return Ok(());
+        }
+        let heartbeat = self.nodes[from].me().clone();
+        self.nodes[to].handle_heartbeat(heartbeat, self.now)?;
+        let answer = self.nodes[to].answer(self.now);
+        self.nodes[from].handle_answer(answer, self.now).map(drop)
+    }
+
+    /// Lets time pass, and each node send what is due; returns what the nodes report.
+    fn run(&mut self, time: Duration) -> Vec<(usize, Event)> {
+        let mut events = Vec::new();
+        let end = self.now + time;
+        while self.now < end {
+            self.now += HEARTBEAT_INTERVAL / 2;
+            for from in 0..self.nodes.len() {
+                for due in self.nodes[from].poll_heartbeats(self.now) {
+                    let to = self
+                        .nodes
+                        .iter()
+                        .position(|node| node.me().name == due.name)
+                        .unwrap();
+                    self.deliver(from, to).unwrap();
+                }
+                events.extend(
+                    self.nodes[from]
+                        .handle_time(self.now)
+                        .into_iter()
+                        .map(|event| (from, event)),
+                );
+            }
+        }
+        events
+    }
+
+    fn sees(&self, at: usize) -> Vec<(String, State)> {
+        let views = self.nodes[at].views(self.now).into_iter();
+        views
+            .map(|view| (view.member.name.to_string(), view.state))
+            .collect()
+    }
+}
+
+#[test]
+fn nodes_that_know_one_member_soon_know_all() {
+    let mut cluster = Cluster::new(&["a", "b", "c", "d"]);
+    for joining in 1..4 {
+        cluster.deliver(joining, joining - 1).unwrap();
+    }
+    cluster.run(3 * HEARTBEAT_INTERVAL);
+    for at in 0..4 {
+        assert_eq!(
+            cluster.sees(at),
+            ["a", "b", "c", "d"].map(|n| (n.to_owned(), State::Alive)),
+            "node {at}"
+        );
+    }
+}
+
+#[test]
+fn a_silent_member_is_unreachable_then_forgotten_and_may_return() {
+    let mut cluster = Cluster::new(&["a", "b"]);
+    cluster.deliver(1, 0).unwrap();
+    cluster.run(2 * HEARTBEAT_INTERVAL);
+
+    cluster.cut = vec![1];
+    let events = cluster.run(2 * UNREACHABLE_AFTER);
+    assert!(events.contains(&(0, Event::Unreachable(name("b")))));
+    assert_eq!(
+        events.len(),
+        2,
+        "each silence is reported once on each side: {events:?}"
+    );
+    assert_eq!(cluster.sees(0)[1].1, State::Unreachable);
+
+    cluster.cut.clear();
+    cluster.run(2 * HEARTBEAT_INTERVAL);
+    assert_eq!(
+        cluster.sees(0)[1].1,
+        State::Alive,
+        "heartbeats go to the unreachable too"
+    );
+
+    cluster.cut = vec![1];
+    let events = cluster.run(FORGOTTEN_AFTER + UNREACHABLE_AFTER);
+    assert!(events.contains(&(0, Event::Forgotten(name("b")))));
+    assert_eq!(cluster.sees(0).len(), 1);
+}
+
+#[test]
+fn hearsay_keeps_no_dead_member_alive() {
+    let mut cluster = Cluster::new(&["a", "b", "c"]);
+    cluster.deliver(1, 0).unwrap();
+    cluster.deliver(2, 0).unwrap();
+    cluster.run(3 * HEARTBEAT_INTERVAL);
+    cluster.cut = vec![2];
+    cluster.run(FORGOTTEN_AFTER + 2 * UNREACHABLE_AFTER);
+    assert_eq!(cluster.sees(0).len(), 2);
+    assert_eq!(cluster.sees(1).len(), 2);
+}
+
+#[test]
+fn a_name_has_one_node() {
+    let now = Instant::now();
+    let mut node = Membership::new(member("a", 7000, 1));
+    let taken = |port: u16| JoinError::NameTaken {
+        address: format!("10.0.0.1:{port}").parse().unwrap(),
+    };
+    assert_eq!(
+        node.handle_heartbeat(member("a", 8000, 2), now),
+        Err(taken(7000)),
+        "one's own name"
+    );
+    assert_eq!(
+        node.handle_heartbeat(member("a", 7000, 1), now),
+        Ok(None),
+        "oneself"
+    );
+
+    node.handle_heartbeat(member("b", 7010, 1), now).unwrap();
+    assert_eq!(
+        node.handle_heartbeat(member("b", 7020, 2), now),
+        Err(taken(7010)),
+        "another's name"
+    );
+    let restarted = node.handle_heartbeat(member("b", 7010, 3), now);
+    assert_eq!(
+        restarted,
+        Ok(Some(Event::Restarted(name("b")))),
+        "a new run at the same address"
+    );
+    let later = now + UNREACHABLE_AFTER;
+    assert!(
+        node.handle_heartbeat(member("b", 7020, 4), later).is_ok(),
+        "a silent one's name is free"
+    );
+}
+
+#[test]
+fn who_leaves_is_gone_at_once() {
+    let now = Instant::now();
+    let mut node = Membership::new(member("a", 7000, 1));
+    node.handle_heartbeat(member("b", 7010, 2), now).unwrap();
+    node.handle_leave(&member("b", 7010, 1));
+    assert_eq!(
+        node.views(now).len(),
+        2,
+        "an older run's word does not count"
+    );
+    node.handle_leave(&member("b", 7010, 2));
+    assert_eq!(node.views(now).len(), 1);
+}

@@ -1,0 +1,74 @@
+//! Placement: which node each of N children goes to. Pure.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use farfork_wire::NodeName;
+
+/// A node that children may go to, and how many run there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// The node.
+    pub node: NodeName,
+    /// Children that run there now.
+    pub children: u32,
+}
+
+/// Spreads `count` children over nodes in turn, as a user who names nodes expects.
+///
+/// Returns one node for each child; nothing when there is no node.
+pub fn in_turn(nodes: &[NodeName], count: usize) -> Vec<NodeName> {
+    nodes.iter().cycle().take(count).cloned().collect()
+}
+
+/// Gives each of `count` children to the node that has the fewest by then; among equals, in order of name.
+///
+/// Returns one node for each child; nothing when there is no node.
+pub fn to_least_loaded(candidates: &[Candidate], count: usize) -> Vec<NodeName> {
+    let mut by_load: BinaryHeap<_> = candidates
+        .iter()
+        .map(|c| Reverse((c.children, &c.node)))
+        .collect();
+    let mut chosen = Vec::with_capacity(count);
+    while chosen.len() < count {
+        let Some(Reverse((children, node))) = by_load.pop() else {
+            break;
+        };
+        chosen.push(node.clone());
+        by_load.push(Reverse((children.saturating_add(1), node)));
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Candidate, in_turn, to_least_loaded};
+    use farfork_wire::NodeName;
+
+    fn nodes(names: &[&str]) -> Vec<NodeName> {
+        names
+            .iter()
+            .map(|name| NodeName::new(name).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn named_nodes_take_turns() {
+        assert_eq!(
+            in_turn(&nodes(&["b", "a"]), 5),
+            nodes(&["b", "a", "b", "a", "b"])
+        );
+        assert!(in_turn(&[], 3).is_empty());
+    }
+
+    #[test]
+    fn the_emptier_node_fills_up_first() {
+        let candidate = |name: &str, children| Candidate {
+            node: NodeName::new(name).unwrap(),
+            children,
+        };
+        let chosen = to_least_loaded(&[candidate("a", 3), candidate("b", 1)], 5);
+        assert_eq!(chosen, nodes(&["b", "b", "a", "b", "a"]));
+        assert!(to_least_loaded(&[], 2).is_empty());
+    }
+}
