@@ -1,1 +1,57 @@
-fn main() {}
+//! The one door to the project's own chores: `cargo xtask tidy|test|e2e|deny|setup`. The Makefile and CI call the same.
+//!
+//! It uses the standard library and `anyhow` only, so that it builds in seconds. What each check or step is lives in the
+//! module of its name; this file only chooses.
+#![forbid(unsafe_code)]
+
+mod deny;
+mod pipeline;
+mod setup;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use workspace::Workspace;
+
+const USAGE: &str = "\
+usage: cargo xtask COMMAND
+
+  tidy                style checked as a test: layers, names, lengths, documents
+  test                everything CI runs: format, tidy, lints, unit tests, licences, end-to-end tests
+  e2e [FILTER …]      the end-to-end tests only (root); what follows is passed to them
+  deny [--advisories] licences, bans and sources of the dependencies; with the flag, known vulnerabilities too
+  setup               install the system and Python packages that the tests need (root)";
+
+/// Exit status for wrong usage, as the farfork command has it.
+const EXIT_USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((command, rest)) = arguments.split_first() else {
+        eprintln!("{USAGE}");
+        return ExitCode::from(EXIT_USAGE);
+    };
+    let workspace = Workspace::of_this_build();
+    let outcome = match (command.as_str(), rest) {
+        ("tidy", []) => tidy::run(&workspace),
+        ("test", []) => pipeline::test(&workspace),
+        ("e2e", filters) => pipeline::end_to_end(&workspace, filters),
+        ("deny", []) => deny::run(&workspace, deny::Scope::Offline),
+        ("deny", [flag]) if flag == "--advisories" => {
+            deny::run(&workspace, deny::Scope::WithAdvisories)
+        }
+        ("setup", []) => setup::run(&workspace),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask {command}: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

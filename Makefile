@@ -1,0 +1,30 @@
+# The two commands that a fresh machine needs: `make demo` and `make test`. Both set up what is missing first
+# (scripts/setup.sh) and need root, because farfork stops other processes, makes namespaces and serves page faults.
+#
+# Build products and tools are kept in FARFORK_CACHE, outside the work tree, so that a new clone builds quickly.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup
+
+export FARFORK_CACHE ?= $(HOME)/.cache/farfork
+export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target
+export FARFORK_PYTHON ?= $(FARFORK_CACHE)/python/bin/python3
+
+help:
+	@echo 'make demo   three nodes on this machine, a Python parent, eight children on two other nodes (root)'
+	@echo 'make test   format, style, lints, unit tests, licences, end-to-end tests (root)'
+	@echo 'make setup  install the system and Python packages that both need (root)'
+
+demo: preflight-demo setup
+	@cargo build --quiet --release --bin farfork
+	@"$(CARGO_TARGET_DIR)/release/farfork" demo
+
+test: preflight-test setup
+	@cargo xtask test
+
+setup:
+	@scripts/setup.sh
+
+preflight-%:
+	@scripts/preflight.sh 'make $*'

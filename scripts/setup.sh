@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Installs what building, the demo and the tests need on Debian 12 beside a Rust toolchain: system packages with
+# apt-get, Python packages into a virtual environment in the cache. It may be run again and again: where all is there it
+# takes a blink and needs neither root nor a network.
+#
+# The cache is FARFORK_CACHE, else ~/.cache/farfork. Nothing is written elsewhere but by apt-get.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly here
+readonly cache=${FARFORK_CACHE:-$HOME/.cache/farfork}
+readonly requirements=$here/requirements.txt
+readonly LOCK_SECONDS_MAX=600 # another setup may be installing; it takes a minute
+
+# No versions: Debian removes a package's old version from its servers with each security update, so the release is
+# what pins them.
+readonly packages=(gcc g++ libc6-dev make iproute2 python3 python3-venv ca-certificates)
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+fail() { say "$*"; exit 1; }
+
+is_installed() { [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]; }
+
+install_system_packages() {
+    command -v dpkg-query >/dev/null ||
+        fail "this is no Debian: install the equivalents of ${packages[*]} golang-go, then run the cargo commands directly"
+    local missing=() package
+    for package in "${packages[@]}"; do
+        is_installed "$package" || missing+=("$package")
+    done
+    # One of the tests' parents is a Go program; any Go since 1.19 will do.
+    command -v go >/dev/null || missing+=(golang-go)
+    ((${#missing[@]} > 0)) || return 0
+
+    [[ $(id -u) -eq 0 ]] || fail "needs root to install ${missing[*]}"
+    say "installing ${missing[*]}"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get update --quiet --quiet
+    apt-get install --yes --quiet --quiet --no-install-recommends "${missing[@]}" >&2
+}
+
+# The environment's name carries its contents, so that a change of the requirements makes a new one.
+python_environment() {
+    local key
+    key=$(sha256sum <"$requirements" | cut --characters=1-12)
+    printf '%s/python-%s' "$cache" "$key"
+}
+
+install_python_packages() {
+    local python=python3 environment
+    [[ -x /usr/bin/python3 ]] && python=/usr/bin/python3
+    environment=$(python_environment)
+    if [[ ! -e $environment/complete ]]; then
+        say "installing Python packages into $environment"
+        rm --recursive --force "$environment"
+        "$python" -m venv "$environment"
+        "$environment/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+            --require-hashes --requirement "$requirements" >&2
+        touch "$environment/complete"
+    fi
+    # The name that the Makefile and the tests use.
+    ln --symbolic --force --no-dereference "$environment" "$cache/python"
+}
+
+command -v cargo >/dev/null ||
+    fail "cargo is not on the PATH: install Rust from https://rustup.rs (under sudo, keep the PATH: sudo env \"PATH=\$PATH\" …)"
+mkdir --parents "$cache"
+exec 9>"$cache/setup.lock"
+flock --wait "$LOCK_SECONDS_MAX" 9 || fail "another setup has held $cache/setup.lock for $LOCK_SECONDS_MAX s: end it and try again"
+install_system_packages
+install_python_packages

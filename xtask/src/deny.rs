@@ -1,0 +1,87 @@
+//! `cargo xtask deny`: cargo-deny over the dependencies, as `deny.toml` says.
+//!
+//! By default it looks at licences, bans and sources, for which the lock file and the downloaded crates are enough. Known
+//! vulnerabilities need the RustSec database, a Git repository that not every build machine may fetch; they are checked on
+//! demand, so that a test run depends neither on the network nor on the day.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace::Workspace;
+
+/// Pinned, so that a new release of the tool changes no verdict.
+const CARGO_DENY_VERSION: &str = "0.20.2";
+
+/// What to check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// Licences, bans, sources.
+    Offline,
+    /// These, and advisories, whose database is fetched.
+    WithAdvisories,
+}
+
+/// Installs the pinned cargo-deny into the cache when it is not there, and runs it.
+pub(crate) fn run(workspace: &Workspace, scope: Scope) -> Result<()> {
+    let program = installed()?;
+    let mut command = Command::new(program);
+    command
+        .current_dir(workspace.root())
+        .args(["check", "--hide-inclusion-graph"]);
+    if scope == Scope::WithAdvisories {
+        command.arg("advisories");
+    }
+    let status = command
+        .args(["licenses", "bans", "sources"])
+        .status()
+        .context("cargo-deny cannot be started")?;
+    ensure!(
+        status.success(),
+        "cargo-deny found something ({status}); deny.toml says what is allowed and why"
+    );
+    Ok(())
+}
+
+/// Path of the pinned cargo-deny. Building it takes under a minute on two cores: unoptimised, since its run is short.
+fn installed() -> Result<PathBuf> {
+    let tools = cache_folder()?.join(format!("cargo-deny-{CARGO_DENY_VERSION}"));
+    let program = tools.join("bin/cargo-deny");
+    if !program.exists() {
+        eprintln!(
+            "cargo-deny {CARGO_DENY_VERSION} is built once, into {}",
+            tools.display()
+        );
+        let status = Command::new(env!("CARGO"))
+            .args([
+                "install",
+                "cargo-deny",
+                "--locked",
+                "--debug",
+                "--version",
+                CARGO_DENY_VERSION,
+                "--root",
+            ])
+            .arg(&tools)
+            .env("CARGO_PROFILE_DEV_DEBUG", "0")
+            .env_remove("CARGO_TARGET_DIR")
+            .status()
+            .context("cargo cannot be started")?;
+        ensure!(
+            status.success(),
+            "cargo-deny {CARGO_DENY_VERSION} cannot be installed ({status})"
+        );
+    }
+    Ok(program)
+}
+
+/// Where things that outlive a work tree are kept: `FARFORK_CACHE`, else `~/.cache/farfork`, as scripts/cache.sh has it.
+fn cache_folder() -> Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("FARFORK_CACHE") {
+        return Ok(folder.into());
+    }
+    let home = std::env::var_os("HOME")
+        .context("neither FARFORK_CACHE nor HOME is set: set one of them")?;
+    Ok(PathBuf::from(home).join(".cache/farfork"))
+}

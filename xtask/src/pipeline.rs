@@ -1,0 +1,121 @@
+//! `cargo xtask test` and `e2e`: the steps of a test run, in order, each with a heading and its time.
+//!
+//! The steps fail fast, cheap ones first. All of them build with one profile and one choice of features, so that nothing
+//! is compiled twice.
+
+use std::fs;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace::Workspace;
+use crate::{deny, tidy};
+
+/// The integration test that needs root and starts nodes; it comes last and by itself.
+const END_TO_END: &str = "e2e";
+
+/// Everything CI runs.
+pub(crate) fn test(workspace: &Workspace) -> Result<()> {
+    let integration = integration_tests(workspace)?;
+    let mut unit = vec!["test", "--workspace", "--lib", "--bins"];
+    unit.extend(integration.iter().flat_map(|name| ["--test", name]));
+
+    let mut run = Run { times: Vec::new() };
+    run.step("format", || cargo(workspace, &["fmt", "--all", "--check"]))?;
+    run.step("tidy", || tidy::run(workspace))?;
+    run.step("lints", || {
+        cargo(
+            workspace,
+            &[
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ],
+        )
+    })?;
+    run.step("unit and integration tests", || cargo(workspace, &unit))?;
+    run.step("licences, bans, sources", || {
+        deny::run(workspace, deny::Scope::Offline)
+    })?;
+    run.summarise();
+    run.last_step("end-to-end tests", || end_to_end(workspace, &[]))
+}
+
+/// The end-to-end tests; `filters` go to their runner.
+pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()> {
+    // The whole workspace, though one crate has this test: another choice of crates would be another choice of
+    // features, and build everything anew.
+    let mut arguments = vec!["test", "--workspace", "--test", END_TO_END, "--"];
+    arguments.extend(filters.iter().map(String::as_str));
+    cargo(workspace, &arguments)
+}
+
+/// Names of the integration tests that are not the end-to-end one.
+fn integration_tests(workspace: &Workspace) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for member in workspace.members()? {
+        let Ok(entries) = fs::read_dir(workspace.root().join(&member.folder).join("tests")) else {
+            continue;
+        };
+        for entry in entries {
+            let path = entry?.path();
+            let is_test =
+                path.extension().is_some_and(|e| e == "rs") || path.join("main.rs").exists();
+            let name = path.file_stem().map(|n| n.to_string_lossy().into_owned());
+            names.extend(name.filter(|n| is_test && n != END_TO_END));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn cargo(workspace: &Workspace, arguments: &[&str]) -> Result<()> {
+    let status = Command::new(env!("CARGO"))
+        .current_dir(workspace.root())
+        .args(arguments)
+        .status()
+        .context("cargo cannot be started")?;
+    ensure!(
+        status.success(),
+        "`cargo {}` failed ({status})",
+        arguments.join(" ")
+    );
+    Ok(())
+}
+
+/// A test run: what each step took.
+struct Run {
+    times: Vec<(&'static str, Duration)>,
+}
+
+impl Run {
+    fn step(&mut self, name: &'static str, action: impl FnOnce() -> Result<()>) -> Result<()> {
+        let begin = Instant::now();
+        self.last_step(name, action)?;
+        let time = begin.elapsed();
+        println!("== {name}: {}", seconds(time));
+        self.times.push((name, time));
+        Ok(())
+    }
+
+    /// Says nothing when it succeeds, so that the output ends with the summary of the tests' own runner.
+    fn last_step(&mut self, name: &'static str, action: impl FnOnce() -> Result<()>) -> Result<()> {
+        println!("\n== {name}");
+        action().with_context(|| format!("step `{name}`"))
+    }
+
+    fn summarise(&self) {
+        println!("\n== so far");
+        for (name, time) in &self.times {
+            println!("{:>10}  {name}", seconds(*time));
+        }
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}

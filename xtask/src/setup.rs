@@ -1,0 +1,22 @@
+//! `cargo xtask setup`: hands over to `scripts/setup.sh`, which is a shell script because a fresh machine has no
+//! linker yet to build this program with.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::workspace::Workspace;
+
+/// Installs what the tests and the demo need. Does nothing, quickly, where all is there.
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let script = workspace.root().join("scripts/setup.sh");
+    let status = Command::new("bash")
+        .arg(script)
+        .status()
+        .context("bash cannot be started")?;
+    ensure!(
+        status.success(),
+        "scripts/setup.sh failed ({status}); what it printed says why"
+    );
+    Ok(())
+}

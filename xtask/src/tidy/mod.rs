@@ -1,0 +1,102 @@
+//! `cargo xtask tidy`: the style of the project, checked like a test.
+//!
+//! Each check is a file that says what it demands and why. A check reads text and returns findings; it changes nothing.
+//! What rustfmt and clippy can say is left to them.
+
+mod documents;
+mod heads;
+mod layers;
+mod lengths;
+mod manifests;
+mod names;
+mod source;
+mod traces;
+mod unsafety;
+
+use std::fmt;
+
+use anyhow::{Result, ensure};
+
+use crate::workspace::{Member, TextFile, Workspace};
+
+/// One thing that is not as it should be.
+pub(crate) struct Finding {
+    path: String,
+    /// Counted from 1; 0 where the whole file is meant.
+    line: usize,
+    complaint: String,
+}
+
+/// What the checks look at, read once.
+pub(crate) struct Tree<'a> {
+    workspace: &'a Workspace,
+    files: Vec<TextFile>,
+    rust: Vec<source::RustFile>,
+    members: Vec<Member>,
+}
+
+type Check = fn(&Tree<'_>) -> Result<Vec<Finding>>;
+
+const CHECKS: [(&str, Check); 8] = [
+    ("heads", heads::check),
+    ("layers", layers::check),
+    ("manifests", manifests::check),
+    ("unsafety", unsafety::check),
+    ("names", names::check),
+    ("lengths", lengths::check),
+    ("documents", documents::check),
+    ("traces", traces::check),
+];
+
+/// Runs every check and prints every finding.
+pub(crate) fn run(workspace: &Workspace) -> Result<()> {
+    let files = workspace.text_files()?;
+    let rust = files
+        .iter()
+        .filter(|f| f.path.ends_with(".rs"))
+        .map(source::RustFile::of)
+        .collect();
+    let tree = Tree {
+        workspace,
+        files,
+        rust,
+        members: workspace.members()?,
+    };
+    let mut findings_count = 0;
+    for (name, check) in CHECKS {
+        for finding in check(&tree)? {
+            println!("{finding} [{name}]");
+            findings_count += 1;
+        }
+    }
+    ensure!(findings_count == 0, "{findings_count} findings");
+    println!(
+        "{} files, {} of them Rust: tidy",
+        tree.files.len(),
+        tree.rust.len()
+    );
+    Ok(())
+}
+
+impl Finding {
+    fn at(path: &str, line: usize, complaint: impl Into<String>) -> Self {
+        Self {
+            path: path.to_owned(),
+            line,
+            complaint: complaint.into(),
+        }
+    }
+
+    fn whole(path: &str, complaint: impl Into<String>) -> Self {
+        Self::at(path, 0, complaint)
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.line {
+            0 => write!(f, "{}: {}", self.path, self.complaint),
+            line => write!(f, "{}:{line}: {}", self.path, self.complaint),
+        }
+    }
+}

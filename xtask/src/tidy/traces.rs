@@ -1,0 +1,48 @@
+//! Nothing of the machine that this was written on: no path of it, no package registry of its network. A clone must
+//! build anywhere, with the ordinary clients and their own configuration.
+
+use anyhow::Result;
+
+use super::{Finding, Tree};
+
+/// Written in two halves, so that this file passes its own check.
+const TRACES: [&str; 9] = [
+    concat!("/wo", "rk/"),
+    concat!("/ro", "ot/"),
+    concat!("/tmp/tar", "get"),
+    concat!(".py", "env"),
+    concat!("index-", "url"),
+    concat!("find-", "links"),
+    concat!("trusted-", "host"),
+    concat!("GOPRO", "XY"),
+    concat!("replace-", "with"),
+];
+
+/// The only source of crates that the lock file may name.
+const CRATES_IO: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for file in &tree.files {
+        for (index, line) in file.text.lines().enumerate() {
+            if let Some(trace) = TRACES.iter().find(|trace| line.contains(**trace)) {
+                findings.push(Finding::at(
+                    &file.path,
+                    index + 1,
+                    format!("`{trace}` is of one machine only"),
+                ));
+            }
+            if file.path == "Cargo.lock"
+                && line.starts_with("source = ")
+                && !line.contains(CRATES_IO)
+            {
+                findings.push(Finding::at(
+                    &file.path,
+                    index + 1,
+                    "a crate that is not from crates.io",
+                ));
+            }
+        }
+    }
+    Ok(findings)
+}

@@ -1,0 +1,105 @@
+//! The work tree as chores see it: its root, its files, its crates. Nothing here judges what it finds.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// Folders that hold no source: version control, build products, caches.
+const FOLDERS_WITHOUT_SOURCE: [&str; 5] =
+    [".git", ".cache", "target", "node_modules", "__pycache__"];
+
+/// The root of a checked-out work tree.
+pub(crate) struct Workspace {
+    root: PathBuf,
+}
+
+/// A text file: where it is (relative to the root, with `/`) and what it says.
+pub(crate) struct TextFile {
+    pub(crate) path: String,
+    pub(crate) text: String,
+}
+
+/// One member of the workspace.
+pub(crate) struct Member {
+    /// Its folder relative to the root, e.g. `crates/wire`.
+    pub(crate) folder: String,
+    /// Its folder's name, e.g. `wire`.
+    pub(crate) name: String,
+    /// Its Cargo.toml.
+    pub(crate) manifest: String,
+}
+
+impl Workspace {
+    /// The tree that this program was built from.
+    pub(crate) fn of_this_build() -> Self {
+        let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = own.parent().expect("xtask is a folder of the workspace");
+        Self {
+            root: root.to_owned(),
+        }
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// A file of the tree that must be there.
+    pub(crate) fn read(&self, path: &str) -> Result<String> {
+        fs::read_to_string(self.root.join(path)).with_context(|| format!("{path} cannot be read"))
+    }
+
+    /// Every source and documentation file that is UTF-8 text, in order of path.
+    pub(crate) fn text_files(&self) -> Result<Vec<TextFile>> {
+        let mut files = Vec::new();
+        self.collect(&self.root, &mut files)?;
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(files)
+    }
+
+    /// The crates, `xtask` among them, in order of folder.
+    pub(crate) fn members(&self) -> Result<Vec<Member>> {
+        let mut folders = vec!["xtask".to_owned()];
+        for entry in fs::read_dir(self.root.join("crates")).context("crates/ cannot be listed")? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            folders.push(format!("crates/{name}"));
+        }
+        folders.sort();
+        let member = |folder: String| -> Result<Member> {
+            let manifest = self.read(&format!("{folder}/Cargo.toml"))?;
+            let name = folder.rsplit('/').next().unwrap_or(&folder).to_owned();
+            Ok(Member {
+                folder,
+                name,
+                manifest,
+            })
+        };
+        folders.into_iter().map(member).collect()
+    }
+
+    fn collect(&self, folder: &Path, into: &mut Vec<TextFile>) -> Result<()> {
+        for entry in fs::read_dir(folder)
+            .with_context(|| format!("{} cannot be listed", folder.display()))?
+        {
+            let entry = entry?;
+            let kind = entry.file_type()?;
+            let is_source = !FOLDERS_WITHOUT_SOURCE
+                .iter()
+                .any(|name| entry.file_name() == OsStr::new(name));
+            if kind.is_dir() && is_source {
+                self.collect(&entry.path(), into)?;
+            } else if kind.is_file()
+                && let Ok(text) = fs::read_to_string(entry.path())
+            {
+                let path = entry
+                    .path()
+                    .strip_prefix(&self.root)?
+                    .to_string_lossy()
+                    .into_owned();
+                into.push(TextFile { path, text });
+            }
+        }
+        Ok(())
+    }
+}
