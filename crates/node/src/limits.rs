@@ -1,0 +1,55 @@
+//! Limits on what clients and nodes wait for and send. Each has its reason beside it.
+
+use std::time::Duration;
+
+/// To connect to a daemon. On one machine or in one data centre a connection takes milliseconds.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// For questions that a daemon answers from its tables.
+pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// For one node's share of a list of the whole cluster: less than [`QUERY_TIMEOUT`], so that the answers of the others
+/// still arrive when one is silent.
+pub const CLUSTER_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// For prepare: a parent of some hundred GiB has page tables that take tens of seconds to copy.
+pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// For one child to start once its turn has come, shared memory included, which is copied before it runs.
+pub const START_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// For a heartbeat: it is sent every second.
+pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Between two probes of a connection that carries a stream without an end of its own (logs, wait, attach).
+pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// For the answer to such a probe: a peer that is silent for longer is gone.
+pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// For requests under way when a daemon stops.
+pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Largest message of the API, in bytes: a fork with its payloads is the largest one.
+pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
+
+/// Largest payload of one child, in bytes. Larger data belongs in the parent's memory or in a file.
+pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
+
+/// Most children of one fork: as many as DESIGN's largest fan-out, with room.
+pub const FORK_COUNT_MAX: u32 = 16_384;
+
+/// Most children that start at once on a node; more would only wait for each other's processor.
+pub const STARTING_MAX: usize = 8;
+
+/// Ended children that a node still lists; the oldest go first.
+pub const ENDED_CHILDREN_MAX: usize = 1024;
+
+/// A piece of a child's output, in bytes: large enough to stream at the speed of a disk.
+pub const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
+
+/// Messages of a stream that wait for a slow reader.
+pub const STREAM_MESSAGES_MAX: usize = 16;
+
+/// For an attached fork's caller to come back and attach before the child's standard input is closed.
+pub const ATTACH_GRACE: Duration = Duration::from_secs(30);

@@ -1,0 +1,132 @@
+//! The run directory: everything that a node keeps while it runs, and that its next daemon finds.
+//!
+//! ```text
+//! RUN/lock             held by the daemon
+//! RUN/node.sock        its API
+//! RUN/pager.log        what the pager says
+//! RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
+//! ```
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use farfork_wire::ChildId;
+use rustix::fs::{FlockOperation, flock};
+
+/// Where the run directory is unless `FARFORK_RUN_DIR` or an option says otherwise.
+pub const DEFAULT_RUN_DIR: &str = "/run/farfork";
+
+/// Longest path of a Unix socket, in bytes (unix(7): 108 with the final zero).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// Why a run directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// Another daemon has it.
+    #[error("another daemon uses it")]
+    InUse,
+    /// The path of the socket in it would be too long for the kernel.
+    #[error("its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes")]
+    TooLong,
+    /// It could not be made or opened.
+    #[error("cannot {action}: {cause}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        cause: io::Error,
+    },
+}
+
+/// Paths within a run directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunDir {
+    root: PathBuf,
+}
+
+/// Held as long as the daemon runs; the kernel lets go when it dies.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+impl RunDir {
+    /// The run directory at `root`, which need not exist.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The directory itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The daemon's Unix socket.
+    pub fn socket(&self) -> PathBuf {
+        self.root.join("node.sock")
+    }
+
+    /// Where the pager's own messages go.
+    pub fn pager_log(&self) -> PathBuf {
+        self.root.join("pager.log")
+    }
+
+    /// Where the children's directories are.
+    pub fn children(&self) -> PathBuf {
+        self.root.join("children")
+    }
+
+    /// A child's directory.
+    pub fn child(&self, id: &ChildId) -> PathBuf {
+        self.children().join(id.to_string())
+    }
+
+    /// Makes the directory, for its owner alone, and takes it for this daemon.
+    ///
+    /// # Errors
+    /// Another daemon has it, or it cannot be made.
+    pub fn take(&self) -> Result<Lock, RunDirError> {
+        if self.socket().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+            return Err(RunDirError::TooLong);
+        }
+        let io = |action| move |cause| RunDirError::Io { action, cause };
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700);
+        builder.create(self.children()).map_err(io("make it"))?;
+        fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("close it to others"))?;
+        let file = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(self.root.join("lock"))
+            .map_err(io("open its lock"))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Lock { _file: file }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(RunDirError::InUse),
+            Err(errno) => Err(io("lock it")(errno.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RunDir, RunDirError};
+
+    #[test]
+    fn one_daemon_has_a_run_directory() {
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        let lock = run_dir.take().unwrap();
+        assert!(matches!(run_dir.take(), Err(RunDirError::InUse)));
+        drop(lock);
+        run_dir.take().unwrap();
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_refused() {
+        let run_dir = RunDir::new(format!("/tmp/{}", "x".repeat(110)));
+        assert!(matches!(run_dir.take(), Err(RunDirError::TooLong)));
+    }
+}
