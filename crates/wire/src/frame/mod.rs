@@ -1,0 +1,125 @@
+//! Frames of the fabric: the bytes that a requester and the owner of a seed exchange over a stream.
+//!
+//! ```text
+//!  requester                                   owner
+//!     │ hello                            hello   │   both at once, nobody waits for the other's
+//!     │─────────────────────────────────────────▶│
+//!     │◀─────────────────────────────────────────│
+//!     │ OPEN handle = (seed, token)              │   never answered: the reads that follow tell
+//!     │ READ #1 handle, spans                    │
+//!     │ READ #2 handle, spans                    │   many in flight
+//!     │─────────────────────────────────────────▶│
+//!     │                  DATA #1, REFUSED #2 …   │   in the order of the requests
+//!     │◀─────────────────────────────────────────│
+//! ```
+//!
+//! A *handle* is the requester's short name for a seed and its token, so that a request need not carry them; it holds
+//! for one connection, and opening it again gives it a new meaning. The owner looks up seed and token at every read:
+//! a handle saves bytes, not checks.
+//!
+//! A hello has one form in all versions of the protocol, so that each can tell what the other is:
+//!
+//! ```text
+//!  0         8          12         16
+//!  ┌─────────┬──────────┬──────────┐
+//!  │ magic   │ version  │ CRC-32C  │   the checksum covers magic and version
+//!  │ FFABRIC0│ u32      │ u32      │   all numbers are little-endian
+//!  └─────────┴──────────┴──────────┘
+//! ```
+//!
+//! Then come frames. The header has a checksum of its own, so that a length is never trusted before it is checked,
+//! and holds the body's, so that no flipped bit of either goes unseen:
+//!
+//! ```text
+//!  0      1         4             8              16            20            24
+//!  ┌──────┬─────────┬─────────────┬──────────────┬─────────────┬─────────────┬────────┐
+//!  │ kind │ 0 0 0   │ body bytes  │ request id   │ CRC-32C     │ CRC-32C     │ body   │
+//!  │ u8   │         │ u32         │ u64          │ of the body │ of 0..20    │        │
+//!  └──────┴─────────┴─────────────┴──────────────┴─────────────┴─────────────┴────────┘
+//! ```
+//!
+//! The bodies are drawn in [`request`] and [`reply`]. Both sides treat what they receive as hostile; who violates
+//! the form is disconnected, because nothing after a damaged frame can be trusted.
+
+mod header;
+mod hello;
+pub mod reply;
+pub mod request;
+
+pub use header::{HEADER_BYTES, Header, Kind};
+pub use hello::{HELLO_BYTES, VERSION, decode_hello, encode_hello};
+
+/// Most bytes that one read may ask for: 256 pages. More would only delay the replies behind it.
+pub const READ_BYTES_MAX: usize = 1 << 20;
+
+/// Most spans of one read: as many as pages fit into it.
+pub const SPANS_MAX: usize = 256;
+
+/// Why received bytes are no frame of this protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The stream does not begin with the magic.
+    #[error("the peer does not speak farfork's fabric protocol")]
+    Foreign,
+    /// A hello in which bits were flipped.
+    #[error("the peer's greeting is damaged: its checksum disagrees")]
+    HelloChecksum,
+    /// A peer of another version.
+    #[error(
+        "the peer speaks version {theirs} of the fabric protocol, this farfork version {VERSION}; use the same release on both nodes"
+    )]
+    Version {
+        /// What the peer speaks.
+        theirs: u32,
+    },
+    /// A header in which bits were flipped, or bytes that are none.
+    #[error("a frame's header is damaged: its checksum disagrees")]
+    HeaderChecksum,
+    /// A kind of frame that the receiver does not expect.
+    #[error("a frame has kind {0}, which has no meaning here")]
+    Kind(u8),
+    /// A frame that is longer than its kind may be.
+    #[error("a {kind:?} frame announces {bytes} bytes")]
+    TooLong {
+        /// Of the frame.
+        kind: Kind,
+        /// What its header announces.
+        bytes: u32,
+    },
+    /// A body in which bits were flipped.
+    #[error("the body of frame {id} is damaged: its checksum disagrees")]
+    BodyChecksum {
+        /// The request that the frame belongs to.
+        id: u64,
+    },
+    /// A body that is sound but makes no sense.
+    #[error("a {kind:?} frame makes no sense: {what}")]
+    Body {
+        /// Of the frame.
+        kind: Kind,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+}
+
+/// Reads little-endian numbers off the front of a body.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take<const N: usize>(&mut self) -> Option<&'a [u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(head)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(|bytes| u32::from_le_bytes(*bytes))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(|bytes| u64::from_le_bytes(*bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests;
