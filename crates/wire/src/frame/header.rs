@@ -1,0 +1,161 @@
+//! The header of a frame: what follows, how long it is, and the checksums of both.
+
+use super::{Fields, FrameError, reply, request};
+
+/// Size of a header, in bytes.
+pub const HEADER_BYTES: usize = 24;
+
+const CHECKED_BYTES: usize = HEADER_BYTES - 4;
+
+/// What a frame is. Requests have small numbers, replies those from 16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// Gives a handle its meaning.
+    Open = 1,
+    /// Asks for bytes.
+    Read = 2,
+    /// Asks where a requester on the same host can read for itself.
+    AskGrants = 3,
+    /// The bytes of a read.
+    Data = 16,
+    /// A request that cannot be served.
+    Refused = 17,
+    /// Where a requester on the same host can read for itself.
+    Granted = 18,
+}
+
+impl Kind {
+    fn from_number(number: u8) -> Option<Self> {
+        let known = [
+            Self::Open,
+            Self::Read,
+            Self::AskGrants,
+            Self::Data,
+            Self::Refused,
+            Self::Granted,
+        ];
+        known.into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// Whether an owner receives it (a requester receives the others).
+    pub fn is_request(self) -> bool {
+        matches!(self, Self::Open | Self::Read | Self::AskGrants)
+    }
+
+    /// Longest body, in bytes.
+    pub fn body_bytes_max(self) -> usize {
+        match self {
+            Self::Open => request::OPEN_BYTES_MAX,
+            Self::Read => request::READ_REQUEST_BYTES_MAX,
+            Self::AskGrants => request::ASK_GRANTS_BYTES,
+            Self::Data => reply::DATA_BYTES_MAX,
+            Self::Refused => reply::REFUSED_BYTES,
+            Self::Granted => reply::GRANTED_BYTES_MAX,
+        }
+    }
+}
+
+/// A frame's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What the frame is.
+    pub kind: Kind,
+    /// Length of the body, in bytes.
+    pub body_bytes: u32,
+    /// The request that the frame makes or answers; 0 where there is no answer.
+    pub id: u64,
+    /// CRC-32C of the body.
+    pub body_crc: u32,
+}
+
+impl Header {
+    /// The header for a body that is at hand.
+    ///
+    /// # Panics
+    /// When the body is longer than its kind may be: the sender must not build such frames.
+    pub fn of(kind: Kind, id: u64, body: &[u8]) -> Self {
+        assert!(
+            body.len() <= kind.body_bytes_max(),
+            "a {kind:?} frame of {} bytes",
+            body.len()
+        );
+        Self {
+            kind,
+            body_bytes: body.len() as u32,
+            id,
+            body_crc: crc32c::crc32c(body),
+        }
+    }
+
+    /// As bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = self.kind as u8;
+        bytes[4..8].copy_from_slice(&self.body_bytes.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.id.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.body_crc.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// From bytes that may be damaged or hostile. The length it gives is within the limit of its kind.
+    ///
+    /// # Errors
+    /// [`FrameError::HeaderChecksum`], [`FrameError::Kind`] or [`FrameError::TooLong`].
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
+        let mut fields = Fields(bytes);
+        let word = |field: Option<u32>| field.expect("a header holds its fields");
+        let first = word(fields.u32());
+        let body_bytes = word(fields.u32());
+        let id = fields.u64().expect("a header holds its fields");
+        let body_crc = word(fields.u32());
+        if word(fields.u32()) != crc32c::crc32c(&bytes[..CHECKED_BYTES]) {
+            return Err(FrameError::HeaderChecksum);
+        }
+        let number = u8::try_from(first).map_err(|_| FrameError::Kind(first as u8))?;
+        let kind = Kind::from_number(number).ok_or(FrameError::Kind(number))?;
+        if body_bytes as usize > kind.body_bytes_max() {
+            return Err(FrameError::TooLong {
+                kind,
+                bytes: body_bytes,
+            });
+        }
+        Ok(Self {
+            kind,
+            body_bytes,
+            id,
+            body_crc,
+        })
+    }
+
+    /// Whether `body` is what was sent.
+    ///
+    /// # Errors
+    /// [`FrameError::BodyChecksum`].
+    pub fn check_body(&self, body: &[u8]) -> Result<(), FrameError> {
+        self.check_body_crc(crc32c::crc32c(body))
+    }
+
+    /// The same for a checksum that the receiver took while the body arrived.
+    ///
+    /// # Errors
+    /// [`FrameError::BodyChecksum`].
+    pub fn check_body_crc(&self, crc: u32) -> Result<(), FrameError> {
+        if crc == self.body_crc {
+            Ok(())
+        } else {
+            Err(FrameError::BodyChecksum { id: self.id })
+        }
+    }
+}
+
+/// Appends a frame: leaves room for the header, lets `write` append the body, then fills the header in.
+pub(super) fn append(out: &mut Vec<u8>, kind: Kind, id: u64, write: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.resize(start + HEADER_BYTES, 0);
+    write(out);
+    let header = Header::of(kind, id, &out[start + HEADER_BYTES..]);
+    out[start..start + HEADER_BYTES].copy_from_slice(&header.encode());
+}

@@ -1,0 +1,46 @@
+//! The greeting that opens each direction of a connection. Its form never changes.
+
+use super::{Fields, FrameError};
+
+/// Version of the frames that follow the greeting.
+pub const VERSION: u32 = 1;
+
+/// Size of a greeting, in bytes.
+pub const HELLO_BYTES: usize = 16;
+
+const MAGIC: [u8; 8] = *b"FFABRIC\0";
+
+/// The greeting of this version.
+pub fn encode_hello() -> [u8; HELLO_BYTES] {
+    encode_version(VERSION)
+}
+
+/// Checks a peer's greeting.
+///
+/// # Errors
+/// [`FrameError::Foreign`], [`FrameError::HelloChecksum`] or [`FrameError::Version`].
+pub fn decode_hello(bytes: &[u8; HELLO_BYTES]) -> Result<(), FrameError> {
+    let mut fields = Fields(bytes);
+    if fields.take() != Some(&MAGIC) {
+        return Err(FrameError::Foreign);
+    }
+    let (Some(theirs), Some(checksum)) = (fields.u32(), fields.u32()) else {
+        unreachable!("a greeting holds two numbers behind its magic");
+    };
+    if checksum != crc32c::crc32c(&bytes[..12]) {
+        return Err(FrameError::HelloChecksum);
+    }
+    if theirs != VERSION {
+        return Err(FrameError::Version { theirs });
+    }
+    Ok(())
+}
+
+pub(super) fn encode_version(version: u32) -> [u8; HELLO_BYTES] {
+    let mut bytes = [0; HELLO_BYTES];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&version.to_le_bytes());
+    let checksum = crc32c::crc32c(&bytes[..12]);
+    bytes[12..].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}

@@ -1,0 +1,173 @@
+//! What the owner of a seed answers.
+//!
+//! ```text
+//!  DATA     bytes of the spans, one after the other │ length of the first span's extent u64
+//!  REFUSED  reason u32 │ errno i32
+//!  GRANTED  grant …          grant: extent u32 │ 0 u32 │ address u64 │ bytes u64
+//! ```
+//!
+//! The extent's length stands behind the data, so that a receiver need not move the data to be rid of it.
+
+use super::{Fields, FrameError, HEADER_BYTES, Header, Kind, READ_BYTES_MAX, header};
+use crate::descriptor::ExtentId;
+
+/// Size of what stands behind the data in a DATA frame, in bytes.
+pub const DATA_TRAILER_BYTES: usize = 8;
+
+/// Most grants of one reply. What is not granted is read through the owner, so that more would only be faster.
+pub const GRANTS_MAX: usize = 32 << 10;
+
+const GRANT_BYTES: usize = 24;
+pub(super) const DATA_BYTES_MAX: usize = READ_BYTES_MAX + DATA_TRAILER_BYTES;
+pub(super) const REFUSED_BYTES: usize = 8;
+pub(super) const GRANTED_BYTES_MAX: usize = GRANTS_MAX * GRANT_BYTES;
+
+/// Why the owner does not give what was asked for. Each is final: asking again gives the same answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The owner has no such seed (any more).
+    #[error("its owner does not have it: it was dropped, or its node was restarted")]
+    UnknownSeed,
+    /// The token does not open the seed.
+    #[error("the token does not open it")]
+    WrongToken,
+    /// The seed has no such extent, or the extent is shorter.
+    #[error("it has no such range of memory")]
+    OutOfBounds,
+    /// The owner has the extent but cannot read it.
+    #[error("its owner cannot read this memory (errno {errno})")]
+    Unreadable {
+        /// The owner's errno.
+        errno: i32,
+    },
+}
+
+/// Where a requester on the owner's host can read an extent for itself: in the memory of the template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// The extent.
+    pub extent: ExtentId,
+    /// Its first address in the template.
+    pub address: u64,
+    /// Its length, in bytes.
+    pub bytes: u64,
+}
+
+/// A reply, as the requester reads it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply<'a> {
+    /// What a read asked for.
+    Data {
+        /// The bytes of the spans, one after the other.
+        data: &'a [u8],
+        /// Length of the first span's extent, in bytes.
+        extent_bytes: u64,
+    },
+    /// It cannot be had.
+    Refused(Refusal),
+    /// Grants; a descriptor of the template's process (pidfd) comes with them, unless there are none.
+    Granted(Vec<Grant>),
+}
+
+/// Fills in the header of a DATA frame and the trailer behind its data. `frame` is the whole frame, with the data in
+/// place: an owner reads memory straight into the frame that it will send.
+///
+/// # Panics
+/// When `frame` is shorter than header and trailer, or longer than a frame may be.
+pub fn seal_data(frame: &mut [u8], id: u64, extent_bytes: u64) {
+    let trailer = frame.len() - DATA_TRAILER_BYTES;
+    frame[trailer..].copy_from_slice(&extent_bytes.to_le_bytes());
+    let header = Header::of(Kind::Data, id, &frame[HEADER_BYTES..]);
+    frame[..HEADER_BYTES].copy_from_slice(&header.encode());
+}
+
+/// Size of the DATA frame for so many bytes of data.
+pub fn data_frame_bytes(data_bytes: usize) -> usize {
+    HEADER_BYTES + data_bytes + DATA_TRAILER_BYTES
+}
+
+/// Appends a REFUSED frame.
+pub fn append_refused(out: &mut Vec<u8>, id: u64, refusal: Refusal) {
+    let (reason, errno) = match refusal {
+        Refusal::UnknownSeed => (1u32, 0),
+        Refusal::WrongToken => (2, 0),
+        Refusal::OutOfBounds => (3, 0),
+        Refusal::Unreadable { errno } => (4, errno),
+    };
+    header::append(out, Kind::Refused, id, |body| {
+        body.extend_from_slice(&reason.to_le_bytes());
+        body.extend_from_slice(&errno.to_le_bytes());
+    });
+}
+
+/// Appends a GRANTED frame; of more than [`GRANTS_MAX`] grants, the first ones.
+pub fn append_granted(out: &mut Vec<u8>, id: u64, grants: &[Grant]) {
+    header::append(out, Kind::Granted, id, |body| {
+        for grant in grants.iter().take(GRANTS_MAX) {
+            body.extend_from_slice(&grant.extent.0.to_le_bytes());
+            body.extend_from_slice(&[0; 4]);
+            body.extend_from_slice(&grant.address.to_le_bytes());
+            body.extend_from_slice(&grant.bytes.to_le_bytes());
+        }
+    });
+}
+
+impl<'a> Reply<'a> {
+    /// Reads the body of a reply whose checksums agree.
+    ///
+    /// # Errors
+    /// [`FrameError::Kind`] for a request, [`FrameError::Body`] for what makes no sense.
+    pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FrameError> {
+        let fail = |what| FrameError::Body {
+            kind: header.kind,
+            what,
+        };
+        match header.kind {
+            Kind::Data => {
+                let (data, trailer) = body
+                    .split_last_chunk()
+                    .ok_or(fail("it ends in its trailer"))?;
+                Ok(Self::Data {
+                    data,
+                    extent_bytes: u64::from_le_bytes(*trailer),
+                })
+            }
+            Kind::Refused => decode_refusal(Fields(body))
+                .map(Self::Refused)
+                .ok_or(fail("its reason is unknown")),
+            Kind::Granted => decode_grants(Fields(body))
+                .map(Self::Granted)
+                .ok_or(fail("it ends in a grant")),
+            other => Err(FrameError::Kind(other as u8)),
+        }
+    }
+}
+
+fn decode_refusal(mut fields: Fields<'_>) -> Option<Refusal> {
+    let reason = fields.u32()?;
+    let errno = fields.u32()?.cast_signed();
+    match (reason, errno) {
+        _ if !fields.0.is_empty() => None,
+        (1, 0) => Some(Refusal::UnknownSeed),
+        (2, 0) => Some(Refusal::WrongToken),
+        (3, 0) => Some(Refusal::OutOfBounds),
+        (4, errno) => Some(Refusal::Unreadable { errno }),
+        _ => None,
+    }
+}
+
+fn decode_grants(mut fields: Fields<'_>) -> Option<Vec<Grant>> {
+    let mut grants = Vec::with_capacity(fields.0.len() / GRANT_BYTES);
+    while !fields.0.is_empty() {
+        let extent = ExtentId(fields.u32()?);
+        if fields.u32()? != 0 {
+            return None;
+        }
+        grants.push(Grant {
+            extent,
+            address: fields.u64()?,
+            bytes: fields.u64()?,
+        });
+    }
+    Some(grants)
+}

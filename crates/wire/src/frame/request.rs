@@ -1,0 +1,211 @@
+//! What a requester sends.
+//!
+//! ```text
+//!  OPEN        handle u32 │ token 16 │ seed id, as text, to the end
+//!  READ        handle u32 │ mode u8, 0 0 0 │ span …      span: extent u32 │ bytes u32 │ offset u64
+//!  ASK GRANTS  handle u32
+//! ```
+
+use super::{Fields, FrameError, Header, Kind, READ_BYTES_MAX, SPANS_MAX, header};
+use crate::descriptor::ExtentId;
+use crate::id::NODE_NAME_BYTES_MAX;
+use crate::token::TOKEN_BYTES;
+use crate::{SeedId, Token};
+
+/// Handles of one connection are below this. A requester with more seeds of one owner gives its oldest a new meaning.
+pub const HANDLES_MAX: u32 = 64;
+
+const SEED_TEXT_BYTES_MAX: usize = NODE_NAME_BYTES_MAX + ".s".len() + 16;
+const SPAN_BYTES: usize = 16;
+pub(super) const OPEN_BYTES_MAX: usize = 4 + TOKEN_BYTES + SEED_TEXT_BYTES_MAX;
+pub(super) const READ_REQUEST_BYTES_MAX: usize = 8 + SPANS_MAX * SPAN_BYTES;
+pub(super) const ASK_GRANTS_BYTES: usize = 4;
+
+/// Part of an extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The extent.
+    pub extent: ExtentId,
+    /// Where it begins, in bytes from the extent's start.
+    pub offset: u64,
+    /// How long it is, in bytes.
+    pub bytes: u32,
+}
+
+/// What becomes of a span that reaches beyond the end of its extent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ReadMode {
+    /// The read is refused: who pages memory knows how long it is.
+    Exact = 0,
+    /// The read gives what is there, as pread(2) does; it must have one span. This is how a descriptor, whose length
+    /// the requester cannot know, arrives in one round trip.
+    Clip = 1,
+}
+
+/// A request, as the owner reads it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Request {
+    /// From here on, `handle` stands for this seed and token.
+    Open {
+        /// Below [`HANDLES_MAX`].
+        handle: u32,
+        /// The seed.
+        seed: SeedId,
+        /// What opens it.
+        token: Token,
+    },
+    /// Asks for the bytes of the spans, one after the other.
+    Read {
+        /// Below [`HANDLES_MAX`].
+        handle: u32,
+        /// What becomes of a span that is too long.
+        mode: ReadMode,
+        /// At least one, at most [`SPANS_MAX`]; together not more than [`READ_BYTES_MAX`]; none is empty.
+        spans: Vec<Span>,
+    },
+    /// Asks where a requester on the same host can read for itself.
+    AskGrants {
+        /// Below [`HANDLES_MAX`].
+        handle: u32,
+    },
+}
+
+/// Why a read cannot be put into a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SpansError {
+    /// None, or an empty one.
+    #[error("a read needs spans of at least one byte")]
+    Empty,
+    /// More than [`SPANS_MAX`].
+    #[error("a read has at most {SPANS_MAX} spans")]
+    TooMany,
+    /// More than [`READ_BYTES_MAX`] bytes together.
+    #[error("a read has at most {READ_BYTES_MAX} bytes")]
+    TooLong,
+    /// More than one span that is to be clipped.
+    #[error("a read that is clipped at the end of its extent has one span")]
+    ClipsMany,
+}
+
+/// Checks the limits that both sides keep; gives the number of bytes that the spans ask for.
+///
+/// # Errors
+/// Says which limit is exceeded.
+pub fn check_spans(mode: ReadMode, spans: &[Span]) -> Result<usize, SpansError> {
+    if spans.is_empty() || spans.iter().any(|span| span.bytes == 0) {
+        return Err(SpansError::Empty);
+    }
+    if spans.len() > SPANS_MAX {
+        return Err(SpansError::TooMany);
+    }
+    if mode == ReadMode::Clip && spans.len() > 1 {
+        return Err(SpansError::ClipsMany);
+    }
+    let bytes: u64 = spans.iter().map(|span| u64::from(span.bytes)).sum();
+    if bytes > READ_BYTES_MAX as u64 {
+        Err(SpansError::TooLong)
+    } else {
+        Ok(bytes as usize)
+    }
+}
+
+/// Appends an OPEN frame.
+pub fn append_open(out: &mut Vec<u8>, handle: u32, seed: &SeedId, token: &Token) {
+    debug_assert!(handle < HANDLES_MAX);
+    header::append(out, Kind::Open, 0, |body| {
+        body.extend_from_slice(&handle.to_le_bytes());
+        body.extend_from_slice(token.expose());
+        body.extend_from_slice(seed.to_string().as_bytes());
+    });
+}
+
+/// Appends a READ frame. The caller has checked the spans.
+pub fn append_read(out: &mut Vec<u8>, id: u64, handle: u32, mode: ReadMode, spans: &[Span]) {
+    debug_assert!(handle < HANDLES_MAX && check_spans(mode, spans).is_ok());
+    header::append(out, Kind::Read, id, |body| {
+        body.extend_from_slice(&handle.to_le_bytes());
+        body.extend_from_slice(&[mode as u8, 0, 0, 0]);
+        for span in spans {
+            body.extend_from_slice(&span.extent.0.to_le_bytes());
+            body.extend_from_slice(&span.bytes.to_le_bytes());
+            body.extend_from_slice(&span.offset.to_le_bytes());
+        }
+    });
+}
+
+/// Appends an ASK GRANTS frame.
+pub fn append_ask_grants(out: &mut Vec<u8>, id: u64, handle: u32) {
+    debug_assert!(handle < HANDLES_MAX);
+    header::append(out, Kind::AskGrants, id, |body| {
+        body.extend_from_slice(&handle.to_le_bytes())
+    });
+}
+
+impl Request {
+    /// Reads the body of a request whose checksums agree.
+    ///
+    /// # Errors
+    /// [`FrameError::Kind`] for a reply, [`FrameError::Body`] for what makes no sense.
+    pub fn decode(header: &Header, body: &[u8]) -> Result<Self, FrameError> {
+        let fail = |what| FrameError::Body {
+            kind: header.kind,
+            what,
+        };
+        if !header.kind.is_request() {
+            return Err(FrameError::Kind(header.kind as u8));
+        }
+        let mut fields = Fields(body);
+        let handle = fields.u32().ok_or(fail("it ends in the handle"))?;
+        if handle >= HANDLES_MAX {
+            return Err(fail("its handle is too large"));
+        }
+        match header.kind {
+            Kind::Open => decode_open(handle, fields).map_err(fail),
+            Kind::Read => decode_read(handle, fields).map_err(fail),
+            _ if fields.0.is_empty() => Ok(Self::AskGrants { handle }),
+            _ => Err(fail("it is too long")),
+        }
+    }
+}
+
+fn decode_open(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static str> {
+    let token = Token::from_bytes(*fields.take::<TOKEN_BYTES>().ok_or("it ends in the token")?);
+    let seed = str::from_utf8(fields.0)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .ok_or("it names no seed")?;
+    Ok(Request::Open {
+        handle,
+        seed,
+        token,
+    })
+}
+
+fn decode_read(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static str> {
+    let mode = match fields.u32() {
+        Some(0) => ReadMode::Exact,
+        Some(1) => ReadMode::Clip,
+        _ => return Err("its mode is unknown"),
+    };
+    let mut spans = Vec::with_capacity(fields.0.len() / SPAN_BYTES);
+    while !fields.0.is_empty() {
+        spans.push(decode_span(&mut fields).ok_or("it ends in a span")?);
+    }
+    check_spans(mode, &spans).map_err(|_| "its spans exceed a limit")?;
+    Ok(Request::Read {
+        handle,
+        mode,
+        spans,
+    })
+}
+
+fn decode_span(fields: &mut Fields<'_>) -> Option<Span> {
+    let extent = ExtentId(fields.u32()?);
+    let bytes = fields.u32()?;
+    Some(Span {
+        extent,
+        offset: fields.u64()?,
+        bytes,
+    })
+}

@@ -1,0 +1,234 @@
+//! The frames' properties: what is encoded is decoded, and no damage goes unseen.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::hello::encode_version;
+use super::reply::{
+    Grant, Refusal, Reply, append_granted, append_refused, data_frame_bytes, seal_data,
+};
+use super::request::{
+    HANDLES_MAX, ReadMode, Request, Span, append_ask_grants, append_open, append_read, check_spans,
+};
+use super::{
+    FrameError, HEADER_BYTES, HELLO_BYTES, Header, READ_BYTES_MAX, VERSION, decode_hello,
+    encode_hello,
+};
+use crate::descriptor::ExtentId;
+use crate::{NodeName, SeedId, Token};
+
+/// What either side makes of one whole frame.
+fn decode(frame: &[u8]) -> Result<(Header, String), FrameError> {
+    let head = frame
+        .first_chunk::<HEADER_BYTES>()
+        .ok_or(FrameError::HeaderChecksum)?;
+    let header = Header::decode(head)?;
+    let body = &frame[HEADER_BYTES..];
+    if body.len() != header.body_bytes as usize {
+        return Err(FrameError::BodyChecksum { id: header.id });
+    }
+    header.check_body(body)?;
+    let meaning = if header.kind.is_request() {
+        format!("{:?}", Request::decode(&header, body)?)
+    } else {
+        format!("{:?}", Reply::decode(&header, body)?)
+    };
+    Ok((header, meaning))
+}
+
+fn decode_request(frame: &[u8]) -> Request {
+    let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
+    header.check_body(&frame[HEADER_BYTES..]).unwrap();
+    Request::decode(&header, &frame[HEADER_BYTES..]).unwrap()
+}
+
+fn decode_reply(frame: &[u8]) -> Reply<'_> {
+    let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
+    header.check_body(&frame[HEADER_BYTES..]).unwrap();
+    Reply::decode(&header, &frame[HEADER_BYTES..]).unwrap()
+}
+
+fn spans() -> impl Strategy<Value = Vec<Span>> {
+    let span = (any::<u32>(), any::<u64>(), 1u32..4096);
+    vec(
+        span.prop_map(|(extent, offset, bytes)| Span {
+            extent: ExtentId(extent),
+            offset,
+            bytes,
+        }),
+        1..256,
+    )
+}
+
+fn refusals() -> impl Strategy<Value = Refusal> {
+    prop_oneof![
+        Just(Refusal::UnknownSeed),
+        Just(Refusal::WrongToken),
+        Just(Refusal::OutOfBounds),
+        any::<i32>().prop_map(|errno| Refusal::Unreadable { errno }),
+    ]
+}
+
+fn frames() -> impl Strategy<Value = Vec<u8>> {
+    prop_oneof![
+        (0..HANDLES_MAX, any::<u64>(), any::<[u8; 16]>()).prop_map(|(handle, number, token)| {
+            let mut out = Vec::new();
+            append_open(&mut out, handle, &seed(number), &Token::from_bytes(token));
+            out
+        }),
+        (any::<u64>(), 0..HANDLES_MAX, spans()).prop_map(|(id, handle, spans)| {
+            let mut out = Vec::new();
+            append_read(&mut out, id, handle, ReadMode::Exact, &spans);
+            out
+        }),
+        (any::<u64>(), vec(any::<u8>(), 0..9000), any::<u64>())
+            .prop_map(|(id, data, extent_bytes)| { data_frame(id, &data, extent_bytes) }),
+        (any::<u64>(), refusals()).prop_map(|(id, refusal)| {
+            let mut out = Vec::new();
+            append_refused(&mut out, id, refusal);
+            out
+        }),
+    ]
+}
+
+fn seed(number: u64) -> SeedId {
+    SeedId::new(NodeName::new("n1").unwrap(), number)
+}
+
+fn data_frame(id: u64, data: &[u8], extent_bytes: u64) -> Vec<u8> {
+    let mut frame = vec![0; data_frame_bytes(data.len())];
+    frame[HEADER_BYTES..HEADER_BYTES + data.len()].copy_from_slice(data);
+    seal_data(&mut frame, id, extent_bytes);
+    frame
+}
+
+proptest! {
+    #[test]
+    fn an_open_survives(handle in 0..HANDLES_MAX, number: u64, token: [u8; 16]) {
+        let (seed, token) = (seed(number), Token::from_bytes(token));
+        let mut out = Vec::new();
+        append_open(&mut out, handle, &seed, &token);
+        prop_assert_eq!(decode_request(&out), Request::Open { handle, seed, token });
+    }
+
+    #[test]
+    fn a_read_survives(id: u64, handle in 0..HANDLES_MAX, spans in spans()) {
+        let mut out = Vec::new();
+        append_read(&mut out, id, handle, ReadMode::Exact, &spans);
+        prop_assert_eq!(Header::decode(out.first_chunk().unwrap()).unwrap().id, id);
+        prop_assert_eq!(decode_request(&out), Request::Read { handle, mode: ReadMode::Exact, spans });
+    }
+
+    #[test]
+    fn data_survives(id: u64, data in vec(any::<u8>(), 0..9000), extent_bytes: u64) {
+        let frame = data_frame(id, &data, extent_bytes);
+        prop_assert_eq!(decode_reply(&frame), Reply::Data { data: &data, extent_bytes });
+    }
+
+    #[test]
+    fn a_refusal_survives(id: u64, refusal in refusals()) {
+        let mut out = Vec::new();
+        append_refused(&mut out, id, refusal);
+        prop_assert_eq!(decode_reply(&out), Reply::Refused(refusal));
+    }
+
+    #[test]
+    fn grants_survive(id: u64, grants in vec(any::<(u32, u64, u64)>(), 0..100)) {
+        let grant = |(extent, address, bytes)| Grant { extent: ExtentId(extent), address, bytes };
+        let grants: Vec<_> = grants.into_iter().map(grant).collect();
+        let mut out = Vec::new();
+        append_granted(&mut out, id, &grants);
+        prop_assert_eq!(decode_reply(&out), Reply::Granted(grants));
+    }
+
+    #[test]
+    fn no_bytes_panic(bytes in vec(any::<u8>(), 0..200), kind in 0u8..20) {
+        let _ = decode(&bytes);
+        // The same bytes behind a header whose checksums agree, so that the body's decoder sees them.
+        let mut out = Vec::new();
+        append_ask_grants(&mut out, 7, 0);
+        let mut header = Header::decode(out.first_chunk().unwrap()).unwrap();
+        header.body_bytes = bytes.len() as u32;
+        header.body_crc = crc32c::crc32c(&bytes);
+        let mut frame = header.encode().to_vec();
+        frame[0] = kind;
+        let checksum = crc32c::crc32c(&frame[..20]);
+        frame[20..24].copy_from_slice(&checksum.to_le_bytes());
+        frame.extend_from_slice(&bytes);
+        let _ = decode(&frame);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_seen(frame in frames(), at: prop::sample::Index, bit in 0u8..8) {
+        prop_assert!(decode(&frame).is_ok());
+        let mut damaged = frame.clone();
+        damaged[at.index(frame.len())] ^= 1 << bit;
+        prop_assert!(decode(&damaged).is_err());
+    }
+
+    #[test]
+    fn a_cut_frame_is_seen(frame in frames(), at: prop::sample::Index) {
+        prop_assert!(decode(&frame[..at.index(frame.len())]).is_err());
+    }
+
+    #[test]
+    fn a_damaged_hello_is_seen(at in 0..HELLO_BYTES, bit in 0u8..8) {
+        let mut hello = encode_hello();
+        hello[at] ^= 1 << bit;
+        let refused = decode_hello(&hello);
+        prop_assert!(matches!(refused, Err(FrameError::Foreign | FrameError::HelloChecksum)));
+    }
+}
+
+#[test]
+fn a_hello_of_another_version_names_both() {
+    assert_eq!(decode_hello(&encode_hello()), Ok(()));
+    let refused = decode_hello(&encode_version(9)).unwrap_err();
+    assert_eq!(refused, FrameError::Version { theirs: 9 });
+    let text = refused.to_string();
+    assert!(
+        text.contains("version 9") && text.contains(&format!("version {VERSION}")),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_layout_is_this_one() {
+    let mut out = Vec::new();
+    append_read(
+        &mut out,
+        0x0102,
+        3,
+        ReadMode::Clip,
+        &[Span {
+            extent: ExtentId::DESCRIPTOR,
+            offset: 5,
+            bytes: 6,
+        }],
+    );
+    let body = [
+        3, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255, 6, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
+    ];
+    assert_eq!(out[..16], [2, 0, 0, 0, 24, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(out[16..20], crc32c::crc32c(&body).to_le_bytes());
+    assert_eq!(out[24..], body);
+    assert_eq!(&encode_hello()[..12], b"FFABRIC\0\x01\0\0\0");
+}
+
+#[test]
+fn limits_are_kept_by_both_sides() {
+    let span = |bytes| Span {
+        extent: ExtentId(0),
+        offset: u64::MAX,
+        bytes,
+    };
+    assert!(check_spans(ReadMode::Exact, &[]).is_err());
+    assert!(check_spans(ReadMode::Exact, &[span(0)]).is_err());
+    assert!(check_spans(ReadMode::Exact, &[span(1); 257]).is_err());
+    assert!(check_spans(ReadMode::Clip, &[span(1); 2]).is_err());
+    assert!(check_spans(ReadMode::Exact, &[span(READ_BYTES_MAX as u32), span(1)]).is_err());
+    assert_eq!(
+        check_spans(ReadMode::Exact, &[span(READ_BYTES_MAX as u32)]),
+        Ok(READ_BYTES_MAX)
+    );
+}
