@@ -43,9 +43,27 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
 /// # Errors
 /// As recvmsg(2); `InvalidData` where the message or its descriptors did not fit.
 pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
+    receive_with(socket, into, fds_max, RecvFlags::empty())
+}
+
+/// As [`receive`], but leaves the message in the socket and never waits: the descriptors are further copies of those
+/// in the message, so that a process killed right after it has lost none.
+///
+/// # Errors
+/// As [`receive`]; `WouldBlock` when there is no message.
+pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
+    receive_with(socket, into, fds_max, RecvFlags::PEEK | RecvFlags::DONTWAIT)
+}
+
+fn receive_with(
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+    fds_max: usize,
+    flags: RecvFlags,
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds_max))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
+    let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let received = rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(into)], &mut ancillary, flags)?;
     let mut fds = Vec::new();
     for message in ancillary.drain() {
@@ -71,6 +89,10 @@ mod tests {
         let mut bytes = [0; 16];
         let (length, fds) = receive(b.as_fd(), &mut bytes, 4).unwrap();
         assert_eq!((&bytes[..length], fds.len()), (&b"two"[..], 2));
+        send(a.as_fd(), b"stays", &[c.as_fd()]).unwrap();
+        assert_eq!(peek(b.as_fd(), &mut bytes, 1).unwrap().1.len(), 1);
+        assert_eq!(receive(b.as_fd(), &mut bytes, 1).unwrap().1.len(), 1);
+        assert_eq!(peek(b.as_fd(), &mut bytes, 1).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         drop(a);
         assert_eq!(receive(b.as_fd(), &mut bytes, 0).unwrap().0, 0);
     }

@@ -4,7 +4,10 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod clone;
 pub mod fdpass;
+pub mod fork;
+pub mod mapping;
 pub mod memfd;
 pub mod memory;
 pub mod mount;

@@ -1,1 +1,413 @@
-//! (empty)
+//! Page faults of a process, answered by another (userfaultfd(2), ioctl_userfaultfd(2)).
+//!
+//! The crate `userfaultfd` has most of these calls, but reads messages only into a buffer of its own (the pager reads
+//! them into a mapped journal, so that a killed pager loses none), has no UFFDIO_POISON, and hides which errno ended
+//! a partial copy.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::io::Errno;
+use rustix::ioctl::{Opcode, Updater, ioctl, opcode};
+use rustix::mm::UserfaultfdFlags;
+
+use crate::mapping::SharedMapping;
+
+/// Size of a message, in bytes (`struct uffd_msg`).
+pub const MESSAGE_BYTES: usize = 32;
+
+/// What a userfaultfd is called in /proc/PID/fd.
+const FD_LINK: &str = "anon_inode:[userfaultfd]";
+
+/// The version of the interface (UFFD_API).
+const API: u64 = 0xaa;
+/// UFFDIO_REGISTER_MODE_MISSING.
+const MODE_MISSING: u64 = 1;
+/// UFFDIO_WRITEPROTECT_MODE_DONTWAKE.
+const UNPROTECT_WITHOUT_WAKE: u64 = 2;
+
+/// Features of the interface, as bits (UFFD_FEATURE_*).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Features(pub u64);
+
+impl Features {
+    /// Messages at fork, mremap, madvise(MADV_DONTNEED and the like) and munmap.
+    pub const ALL_EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
+    /// UFFDIO_POISON (since Linux 6.6).
+    pub const POISON: Features = Features(1 << 14);
+
+    /// Whether all of `other` is in this set.
+    pub fn contains(self, other: Features) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// What the kernel tells a reader of a userfaultfd.
+///
+/// ```text
+///  byte 0      8           16          24          32
+///       event  flags       address     thread              0x12 page fault
+///       event  ufd (u32)                                   0x13 fork
+///       event  from        to          length              0x14 remap
+///       event  start       end                             0x15 remove, 0x16 unmap
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// A thread waits for the page at `address` (a multiple of the page size).
+    Fault {
+        /// First address of the page.
+        address: u64,
+    },
+    /// The process forked; the kernel has put the copy's userfaultfd into the reader's table.
+    Fork {
+        /// Its number there.
+        number: RawFd,
+    },
+    /// mremap(2) moved a range, with its pages. What was at its new place is gone.
+    Remap {
+        /// Old first address.
+        from: u64,
+        /// New first address.
+        to: u64,
+        /// Length in bytes; what the new range has beyond it is fresh.
+        bytes: u64,
+    },
+    /// The contents of a range go (MADV_DONTNEED, MADV_FREE, MADV_REMOVE); it stays mapped.
+    Remove {
+        /// First address.
+        start: u64,
+        /// Address behind the last byte.
+        end: u64,
+    },
+    /// A range was unmapped.
+    Unmap {
+        /// First address.
+        start: u64,
+        /// Address behind the last byte.
+        end: u64,
+    },
+}
+
+impl Message {
+    /// Understands a message as read; `None` for one of an unknown kind, or zeroes.
+    pub fn parse(bytes: &[u8; MESSAGE_BYTES]) -> Option<Message> {
+        let word = |index: usize| {
+            let at = 8 * index;
+            u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]))
+        };
+        match bytes[0] {
+            0x12 => Some(Message::Fault { address: word(2) & !0xfff }),
+            0x13 => Some(Message::Fork { number: word(1) as u32 as RawFd }),
+            0x14 => Some(Message::Remap { from: word(1), to: word(2), bytes: word(3) }),
+            0x15 => Some(Message::Remove { start: word(1), end: word(2) }),
+            0x16 => Some(Message::Unmap { start: word(1), end: word(2) }),
+            _ => None,
+        }
+    }
+}
+
+/// Why a request for a range ended early. What lies before it was done.
+#[derive(Debug)]
+pub struct Stopped {
+    /// Bytes that were done, from the start of the range.
+    pub done: u64,
+    /// What ended it.
+    pub cause: Cause,
+}
+
+/// What the kernel's errno means for the first page that was not done.
+#[derive(Debug)]
+pub enum Cause {
+    /// The process is changing its memory map (EAGAIN): read the messages, then try again.
+    Changing,
+    /// The page is there already (EEXIST).
+    Present,
+    /// No registered area covers the whole of what was asked (ENOENT): unmapped, or two areas.
+    Unmapped,
+    /// The process is gone (ESRCH).
+    Gone,
+    /// No memory left, for the machine or for the process's control group (ENOMEM).
+    NoMemory,
+    /// Anything else.
+    Other(io::Error),
+}
+
+impl From<Errno> for Cause {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            Errno::AGAIN => Cause::Changing,
+            Errno::EXIST => Cause::Present,
+            Errno::NOENT => Cause::Unmapped,
+            Errno::SRCH => Cause::Gone,
+            Errno::NOMEM => Cause::NoMemory,
+            other => Cause::Other(other.into()),
+        }
+    }
+}
+
+/// A userfaultfd. Dropping it closes the descriptor: when nobody else holds it, missing pages of the process read as
+/// zeroes from then on.
+#[derive(Debug)]
+pub struct Userfaultfd(OwnedFd);
+
+impl Userfaultfd {
+    /// One for the calling process, close-on-exec and nonblocking.
+    ///
+    /// # Errors
+    /// As userfaultfd(2): EPERM without the privilege.
+    pub fn create() -> io::Result<Self> {
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        // SAFETY: the memory of this process changes only in areas that it registers, by copies into missing pages
+        // of them, which a fault would have filled as well.
+        Ok(Self(unsafe { rustix::mm::userfaultfd(flags)? }))
+    }
+
+    /// Takes a descriptor that another process passed, and makes it nonblocking.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it is no userfaultfd.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        if !is_userfaultfd(fd.as_raw_fd()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the descriptor is no userfaultfd"));
+        }
+        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Self(fd))
+    }
+
+    /// Takes the userfaultfd of this number in the process's table: one that a fork message named, or that a
+    /// predecessor sharing the table left. The caller must be its only owner.
+    ///
+    /// # Errors
+    /// `InvalidInput` when that number is no userfaultfd.
+    pub fn from_number(number: RawFd) -> io::Result<Self> {
+        if number < 0 || !is_userfaultfd(number) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("descriptor {number} is no userfaultfd")));
+        }
+        // SAFETY: the number is open, as its link just told, and of a kind that only the pager keeps, by numbers of
+        // its journals; no `OwnedFd` of it exists elsewhere.
+        Self::from_fd(unsafe { OwnedFd::from_raw_fd(number) })
+    }
+
+    /// Agrees with the kernel on the interface and switches `features` on; gives all that the kernel has. Once per
+    /// userfaultfd, before anything else.
+    ///
+    /// # Errors
+    /// As UFFDIO_API: EINVAL for features that the kernel lacks, EPERM for fork events without CAP_SYS_PTRACE.
+    pub fn enable(&self, features: Features) -> io::Result<Features> {
+        let mut api = ApiArgument { api: API, features: features.0, ioctls: 0 };
+        self.request::<{ opcode::read_write::<ApiArgument>(0xaa, 0x3f) }, _>(&mut api)?;
+        Ok(Features(api.features))
+    }
+
+    /// Has missing pages of a range reported.
+    ///
+    /// # Errors
+    /// As UFFDIO_REGISTER: EINVAL where part is not mapped, or a private mapping of a disk file.
+    pub fn register(&self, start: u64, bytes: u64) -> io::Result<()> {
+        let range = Range { start, bytes };
+        let mut argument = RegisterArgument { range, mode: MODE_MISSING, ioctls: 0 };
+        Ok(self.request::<{ opcode::read_write::<RegisterArgument>(0xaa, 0x00) }, _>(&mut argument)?)
+    }
+
+    /// Ends what [`Self::register`] began; waiting threads go on (and find zeroes).
+    ///
+    /// # Errors
+    /// As UFFDIO_UNREGISTER.
+    pub fn unregister(&self, start: u64, bytes: u64) -> io::Result<()> {
+        let mut range = Range { start, bytes };
+        Ok(self.request::<{ opcode::read::<Range>(0xaa, 0x01) }, _>(&mut range)?)
+    }
+
+    /// Copies `from` to the missing pages at `to` and wakes who waits for them.
+    ///
+    /// # Errors
+    /// [`Stopped`] at the first page that cannot be filled.
+    pub fn copy(&self, to: u64, from: &[u8]) -> Result<(), Stopped> {
+        let source = from.as_ptr() as u64;
+        let mut argument = CopyArgument { to, from: source, bytes: from.len() as u64, mode: 0, done: 0 };
+        let outcome = self.request::<{ opcode::read_write::<CopyArgument>(0xaa, 0x03) }, _>(&mut argument);
+        stopped(outcome, argument.done)
+    }
+
+    /// Maps zeroes at missing pages and wakes who waits for them.
+    ///
+    /// # Errors
+    /// [`Stopped`] at the first page that cannot be filled.
+    pub fn zero(&self, start: u64, bytes: u64) -> Result<(), Stopped> {
+        let mut argument = RangeArgument { range: Range { start, bytes }, mode: 0, done: 0 };
+        let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x04) }, _>(&mut argument);
+        stopped(outcome, argument.done)
+    }
+
+    /// Makes missing pages raise SIGBUS (EFAULT or EHWPOISON in a system call), and wakes who waits for them.
+    ///
+    /// # Errors
+    /// [`Stopped`] at the first page that cannot be poisoned; `Other` with EINVAL before Linux 6.6.
+    pub fn poison(&self, start: u64, bytes: u64) -> Result<(), Stopped> {
+        let mut argument = RangeArgument { range: Range { start, bytes }, mode: 0, done: 0 };
+        let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x08) }, _>(&mut argument);
+        stopped(outcome, argument.done)
+    }
+
+    /// Has every thread that waits in the range try its access again.
+    ///
+    /// # Errors
+    /// As UFFDIO_WAKE: EINVAL for a range outside user space.
+    pub fn wake(&self, start: u64, bytes: u64) -> io::Result<()> {
+        let mut range = Range { start, bytes };
+        Ok(self.request::<{ opcode::read::<Range>(0xaa, 0x02) }, _>(&mut range)?)
+    }
+
+    /// Whether the process's memory is gone: it ended, or executes another program. A userfaultfd does not tell that
+    /// by itself.
+    pub fn is_gone(&self) -> bool {
+        // Lifting a write protection that was never there changes nothing, wherever it is; the kernel looks for the
+        // process first. (User space begins above the lowest page that may be mapped, so ask well above it.)
+        let range = Range { start: 1 << 32, bytes: 4096 };
+        let mut argument = ProtectArgument { range, mode: UNPROTECT_WITHOUT_WAKE };
+        let outcome = self.request::<{ opcode::read_write::<ProtectArgument>(0xaa, 0x06) }, _>(&mut argument);
+        outcome == Err(Errno::SRCH)
+    }
+
+    /// Reads as many messages as there are, at most `messages_max`, into a mapping from `offset` on: the kernel stores
+    /// them there even if this process is killed meanwhile. Gives how many; 0 when there is none.
+    ///
+    /// # Errors
+    /// As read(2): EMFILE when the table has no room for a forked process's userfaultfd; the message stays.
+    pub fn read_messages(&self, into: &SharedMapping, offset: usize, messages_max: usize) -> io::Result<usize> {
+        match into.read_from(&self.0, offset, messages_max * MESSAGE_BYTES) {
+            Ok(bytes) => Ok(bytes / MESSAGE_BYTES),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn request<const OPCODE: Opcode, Argument>(&self, argument: &mut Argument) -> Result<(), Errno> {
+        // SAFETY: each opcode comes with the argument that linux/userfaultfd.h gives it; what a copy reads is a slice
+        // borrowed for the call, what it writes lies in missing pages of the registered process.
+        unsafe { ioctl(&self.0, Updater::<OPCODE, Argument>::new(argument)) }
+    }
+}
+
+impl AsFd for Userfaultfd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Userfaultfd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl From<Userfaultfd> for OwnedFd {
+    fn from(uffd: Userfaultfd) -> OwnedFd {
+        uffd.0
+    }
+}
+
+/// What this kernel's userfaultfds can do.
+///
+/// # Errors
+/// As userfaultfd(2): EPERM without the privilege, ENOSYS where the kernel was built without it.
+pub fn kernel_features() -> io::Result<Features> {
+    Userfaultfd::create()?.enable(Features(0))
+}
+
+fn is_userfaultfd(number: RawFd) -> bool {
+    fs::read_link(format!("/proc/self/fd/{number}")).is_ok_and(|link| link.as_os_str() == FD_LINK)
+}
+
+/// `done` is what the kernel left there: bytes done, or a negative errno that it also returned.
+fn stopped(outcome: Result<(), Errno>, done: i64) -> Result<(), Stopped> {
+    outcome.map_err(|errno| Stopped { done: u64::try_from(done).unwrap_or(0), cause: errno.into() })
+}
+
+/// `struct uffdio_api`.
+#[repr(C)]
+struct ApiArgument {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_range`.
+#[repr(C)]
+struct Range {
+    start: u64,
+    bytes: u64,
+}
+
+/// `struct uffdio_register`.
+#[repr(C)]
+struct RegisterArgument {
+    range: Range,
+    mode: u64,
+    ioctls: u64,
+}
+
+/// `struct uffdio_copy`.
+#[repr(C)]
+struct CopyArgument {
+    to: u64,
+    from: u64,
+    bytes: u64,
+    mode: u64,
+    done: i64,
+}
+
+/// `struct uffdio_zeropage` and `struct uffdio_poison`.
+#[repr(C)]
+struct RangeArgument {
+    range: Range,
+    mode: u64,
+    done: i64,
+}
+
+/// `struct uffdio_writeprotect`.
+#[repr(C)]
+struct ProtectArgument {
+    range: Range,
+    mode: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_understood() {
+        let mut bytes = [0; MESSAGE_BYTES];
+        assert_eq!(Message::parse(&bytes), None);
+        bytes[0] = 0x14;
+        bytes[8..16].copy_from_slice(&0x1000u64.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&0x5000u64.to_ne_bytes());
+        bytes[24..32].copy_from_slice(&0x2000u64.to_ne_bytes());
+        assert_eq!(Message::parse(&bytes), Some(Message::Remap { from: 0x1000, to: 0x5000, bytes: 0x2000 }));
+        bytes[0] = 0x12;
+        bytes[16..24].copy_from_slice(&0x5123u64.to_ne_bytes());
+        assert_eq!(Message::parse(&bytes), Some(Message::Fault { address: 0x5000 }));
+        bytes[0] = 0x13;
+        bytes[8..12].copy_from_slice(&17u32.to_ne_bytes());
+        assert_eq!(Message::parse(&bytes), Some(Message::Fork { number: 17 }));
+    }
+
+    #[test]
+    fn only_a_userfaultfd_is_taken_for_one() {
+        let file = tempfile::tempfile().unwrap();
+        let number = file.as_raw_fd();
+        assert!(Userfaultfd::from_number(number).is_err());
+        assert!(Userfaultfd::from_number(-1).is_err());
+        assert!(Userfaultfd::from_fd(file.into()).is_err());
+    }
+
+    #[test]
+    fn a_living_process_is_not_gone() {
+        let uffd = Userfaultfd::create().unwrap();
+        let features = uffd.enable(Features::ALL_EVENTS).unwrap();
+        assert!(features.contains(Features::ALL_EVENTS));
+        assert!(!uffd.is_gone());
+    }
+}

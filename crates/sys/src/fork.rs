@@ -1,0 +1,75 @@
+//! A copy of the process that shares its table of open files (clone3(2), CLONE_FILES without CLONE_VM): a descriptor
+//! stays open as long as either of the two lives.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+
+/// Which of the two processes this is.
+#[derive(Debug)]
+pub enum Forked {
+    /// The one that asked. It has to reap the copy (exit signal SIGCHLD).
+    Parent {
+        /// The copy's pid.
+        pid: i32,
+        /// The copy, by descriptor. It stands in the shared table.
+        pidfd: OwnedFd,
+    },
+    /// The copy.
+    Child,
+}
+
+/// Makes a copy of this process, which must have one thread only, with the same table of open files: what one opens
+/// or closes, it does for both.
+///
+/// # Errors
+/// As clone3(2); `ResourceBusy` when the process has several threads, because the copy would have only this one and
+/// for ever wait for the locks of the others.
+pub fn sharing_files() -> io::Result<Forked> {
+    if std::fs::read_dir("/proc/self/task")?.count() != 1 {
+        return Err(io::ErrorKind::ResourceBusy.into());
+    }
+    let mut pidfd: RawFd = -1;
+    // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
+    let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
+    args.flags = (libc::CLONE_FILES | libc::CLONE_PIDFD) as u64;
+    args.pidfd = std::ptr::from_mut(&mut pidfd) as u64;
+    args.exit_signal = libc::SIGCHLD as u64;
+    // SAFETY: without CLONE_VM the copy has its own memory and goes on with its own copy of this stack; the process
+    // has one thread (checked above), so that no lock of libc or of the program is held by a thread that the copy
+    // lacks. `args` and `pidfd` outlive the call.
+    match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) } {
+        0 => Ok(Forked::Child),
+        // SAFETY: clone3 succeeded with CLONE_PIDFD: `pidfd` is a new descriptor that nobody else owns.
+        pid if pid > 0 => Ok(Forked::Parent { pid: pid as i32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Closes every descriptor of the (shared) table from 3 on, except `keep`.
+///
+/// To be called by a process that has just taken the table over and owns none of what it closes: no `OwnedFd` of a
+/// number outside `keep` may be alive in it.
+///
+/// # Errors
+/// As close_range(2).
+pub fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
+    let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
+    keep.sort_unstable();
+    keep.dedup();
+    let mut first = 3;
+    for number in keep {
+        if first < number {
+            close_range(first, number - 1)?;
+        }
+        first = number + 1;
+    }
+    close_range(first, u32::MAX)
+}
+
+fn close_range(first: u32, last: u32) -> io::Result<()> {
+    // SAFETY: closing is memory-safe; that nobody uses the numbers any more is what `close_all_but` asks for.
+    match unsafe { libc::close_range(first, last, 0) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

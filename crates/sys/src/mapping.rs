@@ -1,0 +1,149 @@
+//! A file mapped shared, as a place for records that outlive the process that writes them: what was stored before a
+//! SIGKILL is there for the next process, with no system call per record.
+//!
+//! Other processes may write the same file at any time, so that its bytes are only ever copied, never borrowed.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// A shared mapping of a file's first bytes. Dropping it unmaps; the file keeps what was stored.
+#[derive(Debug)]
+pub struct SharedMapping {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, and stays until the drop.
+unsafe impl Send for SharedMapping {}
+
+impl SharedMapping {
+    /// Maps the first `bytes` of `file`, which must be that long and opened for reading and writing. A file that is
+    /// made shorter later raises SIGBUS here: map only files that nobody else may change.
+    ///
+    /// # Errors
+    /// As mmap(2); `InvalidInput` when the file is shorter or `bytes` is 0.
+    pub fn of_file(file: &File, bytes: usize) -> io::Result<Self> {
+        if bytes == 0 || file.metadata()?.len() < bytes as u64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses changes no memory in use.
+        let base =
+            unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, file.as_fd(), 0)? };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, bytes })
+    }
+
+    /// How many bytes are mapped.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Copies bytes out, from `offset` on.
+    ///
+    /// # Panics
+    /// Outside the mapping.
+    pub fn load(&self, offset: usize, into: &mut [u8]) {
+        let from = self.at(offset, into.len());
+        for (index, byte) in into.iter_mut().enumerate() {
+            // SAFETY: `at` checked that the whole range is mapped; a volatile read of a byte is valid for any value,
+            // also while another process writes.
+            *byte = unsafe { from.as_ptr().add(index).read_volatile() };
+        }
+    }
+
+    /// Stores bytes from `offset` on, in this order: a process killed half-way has stored a prefix.
+    ///
+    /// # Panics
+    /// Outside the mapping.
+    pub fn store(&self, offset: usize, bytes: &[u8]) {
+        let to = self.at(offset, bytes.len());
+        for (index, byte) in bytes.iter().enumerate() {
+            // SAFETY: `at` checked that the whole range is mapped, writable for as long as `self` lives.
+            unsafe { to.as_ptr().add(index).write_volatile(*byte) };
+        }
+    }
+
+    /// Reads a number, in the machine's byte order.
+    ///
+    /// # Panics
+    /// Outside the mapping, or where `offset` is no multiple of 8.
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        self.number(offset).load(Ordering::Acquire)
+    }
+
+    /// Stores a number whole: no reader ever sees half of it.
+    ///
+    /// # Panics
+    /// Outside the mapping, or where `offset` is no multiple of 8.
+    pub fn store_u64(&self, offset: usize, number: u64) {
+        self.number(offset).store(number, Ordering::Release);
+    }
+
+    /// read(2) straight into the mapping: the kernel stores the bytes, whether or not this process lives on to see it.
+    ///
+    /// # Errors
+    /// As read(2).
+    ///
+    /// # Panics
+    /// Outside the mapping.
+    pub fn read_from(&self, from: impl AsFd, offset: usize, bytes: usize) -> io::Result<usize> {
+        let to = self.at(offset, bytes);
+        // SAFETY: `at` checked that `bytes` bytes are mapped from `to` on; no reference into them exists, ever.
+        let read = unsafe { libc::read(from.as_fd().as_raw_fd(), to.as_ptr().cast(), bytes) };
+        usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn number(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
+        // SAFETY: inside the mapping (`at`), aligned (the base is page-aligned), and accessed only as an atomic or
+        // byte by byte through volatile copies.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).as_ptr().cast()) }
+    }
+
+    fn at(&self, offset: usize, bytes: usize) -> NonNull<u8> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        assert!(inside, "{bytes} bytes at {offset} of a mapping of {}", self.bytes);
+        // SAFETY: within the one mapping, as just checked.
+        unsafe { self.base.add(offset) }
+    }
+}
+
+impl Drop for SharedMapping {
+    fn drop(&mut self) {
+        // SAFETY: the very range that `of_file` mapped; no reference into it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_stored_is_in_the_file() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let one = SharedMapping::of_file(&file, 4096).unwrap();
+        one.store(9, b"record");
+        one.store_u64(16, 7);
+        drop(one);
+        let other = SharedMapping::of_file(&file, 4096).unwrap();
+        let mut bytes = [0; 6];
+        other.load(9, &mut bytes);
+        assert_eq!((&bytes, other.load_u64(16)), (b"record", 7));
+    }
+
+    #[test]
+    #[should_panic(expected = "of a mapping of 4096")]
+    fn nothing_is_reached_outside() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        SharedMapping::of_file(&file, 4096).unwrap().store(4090, b"too long");
+    }
+}
