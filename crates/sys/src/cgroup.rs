@@ -1,1 +1,103 @@
-//! (empty)
+//! Control groups: directories of a hierarchy, the processes in them, the numbers that their files hold. Which groups
+//! there are, and what is limited, is decided above.
+
+pub mod hierarchy;
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Pause between two attempts to remove a group whose last processes are still on their way out, in milliseconds.
+const REMOVE_RETRY_MS: u64 = 2;
+
+/// Opens a group's directory, to be born in it (version 2: CLONE_INTO_CGROUP).
+///
+/// # Errors
+/// As open(2).
+pub fn open(group: &Path) -> io::Result<File> {
+    File::open(group)
+}
+
+/// Moves a process, with all its threads, into the group.
+///
+/// # Errors
+/// ESRCH where there is no such process; EINVAL where a controller refuses it (version 1's `cpu` refuses real-time
+/// tasks); EBUSY or EOPNOTSUPP where a version 2 group may hold no processes.
+pub fn join(group: &Path, pid: i32) -> io::Result<()> {
+    write(group, "cgroup.procs", &pid.to_string())
+}
+
+/// The processes of the group itself, not of those below, as numbers of the caller's pid namespace.
+///
+/// # Errors
+/// As reading `cgroup.procs`.
+pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
+    let text = fs::read_to_string(group.join("cgroup.procs"))?;
+    // A process of a pid namespace that cannot be seen from here reads as 0.
+    Ok(text
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .filter(|pid| *pid > 0)
+        .collect())
+}
+
+/// A file of the group that holds one number.
+///
+/// # Errors
+/// As reading the file; `InvalidData` where it holds something else.
+pub fn read_number(group: &Path, file: &str) -> io::Result<u64> {
+    let text = fs::read_to_string(group.join(file))?;
+    text.trim()
+        .parse()
+        .map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Writes a file of the group.
+///
+/// # Errors
+/// As open(2) and write(2): ENOENT where the group lacks the controller.
+pub fn write(group: &Path, file: &str, value: &str) -> io::Result<()> {
+    use std::io::Write;
+    // Opened without O_CREAT or O_TRUNC, which the file system would refuse with a misleading error.
+    File::options()
+        .write(true)
+        .open(group.join(file))?
+        .write_all(value.as_bytes())
+}
+
+/// The controllers that a version 2 group has.
+///
+/// # Errors
+/// As reading `cgroup.controllers`.
+pub fn controllers(group: &Path) -> io::Result<Vec<String>> {
+    let text = fs::read_to_string(group.join("cgroup.controllers"))?;
+    Ok(text.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Hands a controller of a version 2 group on to the groups below it.
+///
+/// # Errors
+/// EBUSY where the group itself holds processes; ENOENT where it lacks the controller.
+pub fn delegate(group: &Path, controller: &str) -> io::Result<()> {
+    write(group, "cgroup.subtree_control", &format!("+{controller}"))
+}
+
+/// Removes a group, waiting at most `limit` for its last processes to be gone. One that does not exist is removed.
+///
+/// # Errors
+/// EBUSY where it still has processes or groups below it after that time; else as rmdir(2).
+pub fn remove(group: &Path, limit: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    loop {
+        match fs::remove_dir(group) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error)
+                if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(REMOVE_RETRY_MS));
+            }
+            outcome => return outcome,
+        }
+    }
+}

@@ -7,6 +7,7 @@ pub mod clock;
 pub mod clone;
 pub mod fdpass;
 pub mod fork;
+pub mod identity;
 pub mod mapping;
 pub mod memfd;
 pub mod memory;

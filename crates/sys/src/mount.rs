@@ -1,1 +1,146 @@
-//! (empty)
+//! Mounts: file systems are made and trees are copied unattached, by descriptor, then attached in the mount namespace
+//! of the calling thread. Which mounts a container needs is not decided here.
+
+pub mod table;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+    mount_change, mount_remount, move_mount, open_tree, unmount,
+};
+
+use self::table::Attributes;
+
+/// Longest message of the kernel about a file system that it would not make.
+const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// How much of a tree of mounts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Depth {
+    /// One mount, without those on it.
+    Single,
+    /// With all that are mounted on it.
+    Recursive,
+}
+
+/// Makes a file system of type `name` with these options, mounted nowhere yet; it vanishes with the descriptor unless
+/// it is attached. An option with an empty value is a flag.
+///
+/// # Errors
+/// As fsopen(2), fsconfig(2), fsmount(2), with the kernel's own message where it gives one.
+pub fn create(name: &str, options: &[(&str, &str)], attributes: Attributes) -> io::Result<OwnedFd> {
+    let context = fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    configure(context.as_fd(), options).map_err(|errno| with_message(errno, context.as_fd()))?;
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+        .map_err(|errno| with_message(errno, context.as_fd()))
+}
+
+fn configure(context: BorrowedFd<'_>, options: &[(&str, &str)]) -> rustix::io::Result<()> {
+    for (key, value) in options {
+        match value.is_empty() {
+            true => fsconfig_set_flag(context, *key)?,
+            false => fsconfig_set_string(context, *key, *value)?,
+        }
+    }
+    fsconfig_create(context)
+}
+
+/// The error, with what the kernel logged to the file system's context (`e overlay: ...`).
+fn with_message(errno: rustix::io::Errno, context: BorrowedFd<'_>) -> io::Error {
+    let mut message = [0; MESSAGE_BYTES_MAX];
+    let error = io::Error::from(errno);
+    match rustix::io::read(context, &mut message) {
+        Ok(length) if length > 0 => {
+            let text = String::from_utf8_lossy(&message[..length]);
+            io::Error::new(error.kind(), format!("{error}: {}", text.trim()))
+        }
+        _ => error,
+    }
+}
+
+/// An overlay of `upper` over `lower`; `work` is an empty directory beside `upper`. The three must be mounted in the
+/// calling thread's namespace.
+///
+/// # Errors
+/// As [`create`]; `InvalidInput` where a path is not UTF-8, which file system options must be here.
+pub fn overlay(
+    lower: &Path,
+    upper: &Path,
+    work: &Path,
+    attributes: Attributes,
+) -> io::Result<OwnedFd> {
+    let text = |path: &Path| {
+        Ok::<_, io::Error>(path.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned())
+    };
+    // A lower directory is one of a colon-separated list; the others are taken as they are.
+    let lower = text(lower)?.replace('\\', "\\\\").replace(':', "\\:");
+    let (upper, work) = (text(upper)?, text(work)?);
+    let options = [
+        ("source", "farfork"),
+        ("lowerdir", &lower),
+        ("upperdir", &upper),
+        ("workdir", &work),
+    ];
+    create("overlay", &options, attributes)
+}
+
+/// Copies the mount at `path`, attached nowhere yet.
+///
+/// # Errors
+/// As open_tree(2).
+pub fn copy(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
+    let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    if depth == Depth::Recursive {
+        flags |= OpenTreeFlags::AT_RECURSIVE;
+    }
+    Ok(open_tree(CWD, path, flags)?)
+}
+
+/// Attaches what [`create`] and [`copy`] gave, at `point`.
+///
+/// # Errors
+/// As move_mount(2).
+pub fn attach(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
+    Ok(move_mount(mount, "", CWD, point, flags)?)
+}
+
+/// Cuts the mount at `point`, and all on it, off the exchange of mounts with other namespaces.
+///
+/// # Errors
+/// As mount(2).
+pub fn make_private(point: &Path) -> io::Result<()> {
+    Ok(mount_change(
+        point,
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )?)
+}
+
+/// Makes the mount at `point` refuse writes, and what `attributes` has, and nothing else.
+///
+/// # Errors
+/// As mount(2).
+pub fn make_read_only(point: &Path, attributes: Attributes) -> io::Result<()> {
+    let mut flags = MountFlags::BIND | MountFlags::RDONLY;
+    for (attribute, flag) in [
+        (Attributes::MOUNT_ATTR_NOSUID, MountFlags::NOSUID),
+        (Attributes::MOUNT_ATTR_NODEV, MountFlags::NODEV),
+        (Attributes::MOUNT_ATTR_NOEXEC, MountFlags::NOEXEC),
+    ] {
+        flags.set(flag, attributes.contains(attribute));
+    }
+    Ok(mount_remount(point, flags, "")?)
+}
+
+/// Detaches the mount at `point` and all on it; each ends when its last user does.
+///
+/// # Errors
+/// As umount2(2).
+pub fn detach(point: &Path) -> io::Result<()> {
+    Ok(unmount(point, UnmountFlags::DETACH)?)
+}

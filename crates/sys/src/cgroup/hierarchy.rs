@@ -1,0 +1,135 @@
+//! Which hierarchies of control groups this machine has, of either version, and where the calling process is in each.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::mount::table::{self, Mount};
+
+/// The interface of a hierarchy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// A hierarchy for each controller, or for several (cgroups(7), version 1).
+    V1,
+    /// The one unified hierarchy.
+    V2,
+}
+
+/// A mounted hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hierarchy {
+    /// Its interface.
+    pub version: Version,
+    /// The topmost directory that can be seen here.
+    pub top: PathBuf,
+    /// The directory of the calling process's own group.
+    pub own: PathBuf,
+    /// The controllers of a version 1 hierarchy; those of version 2 stand in the `cgroup.controllers` of each group.
+    pub controllers: Vec<String>,
+}
+
+/// The hierarchies that are mounted in the calling thread's mount namespace.
+///
+/// # Errors
+/// As reading `/proc/thread-self/mountinfo` and `/proc/self/cgroup`.
+pub fn mounted() -> io::Result<Vec<Hierarchy>> {
+    let membership = std::fs::read_to_string("/proc/self/cgroup")?;
+    Ok(from_tables(&table::of_this_thread()?, &membership))
+}
+
+fn from_tables(mounts: &[Mount], membership: &str) -> Vec<Hierarchy> {
+    let mut found: Vec<Hierarchy> = Vec::new();
+    for mount in table::visible(mounts) {
+        let version = match mount.filesystem.as_str() {
+            "cgroup" => Version::V1,
+            "cgroup2" => Version::V2,
+            _ => continue,
+        };
+        let Some((path, controllers)) = find_membership(membership, version, &mount.options) else {
+            continue;
+        };
+        let own = match Path::new(path).strip_prefix(&mount.root) {
+            Ok(below) if below.as_os_str().is_empty() => mount.point.clone(),
+            Ok(below) => mount.point.join(below),
+            // The process is outside of what is mounted here, as in some containers.
+            Err(_) => mount.point.clone(),
+        };
+        let hierarchy = Hierarchy {
+            version,
+            top: mount.point.clone(),
+            own,
+            controllers,
+        };
+        // One hierarchy may be mounted twice; the first place will do.
+        if !found
+            .iter()
+            .any(|h| h.version == version && h.controllers == hierarchy.controllers)
+        {
+            found.push(hierarchy);
+        }
+    }
+    found
+}
+
+/// The line of `/proc/self/cgroup` for a mount: `0::/path` for version 2, `4:cpu,cpuacct:/path` for version 1, whose
+/// controllers are then among the mount's options. Named hierarchies without controllers are of no use here.
+fn find_membership<'a>(
+    membership: &'a str,
+    version: Version,
+    options: &str,
+) -> Option<(&'a str, Vec<String>)> {
+    membership.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':');
+        let (_id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        match version {
+            Version::V2 => controllers.is_empty().then(|| (path, Vec::new())),
+            Version::V1 => {
+                let names: Vec<String> = controllers.split(',').map(str::to_owned).collect();
+                let mounted = |name: &String| options.split(',').any(|option| option == name);
+                (!controllers.is_empty() && names.iter().all(mounted)).then_some((path, names))
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HYBRID: &str = "\
+27 1 254:0 / / rw - ext4 /dev/vda rw
+31 27 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
+35 31 0:32 /docker/ab /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+";
+    const MEMBERSHIP: &str =
+        "9:name=systemd:/\n4:memory:/docker/ab/inner\n1:cpu,cpuacct:/\n0::/outer\n";
+
+    #[test]
+    fn hybrid_hierarchies_are_told_apart() {
+        let mounts = table::parse(HYBRID.as_bytes()).unwrap();
+        let found = from_tables(&mounts, MEMBERSHIP);
+        let own: Vec<_> = found
+            .iter()
+            .filter(|h| h.controllers.iter().all(|name| !name.starts_with("name=")))
+            .map(|h| (h.version, h.own.to_str().unwrap(), h.controllers.join("+")))
+            .collect();
+        assert_eq!(
+            own,
+            [
+                (
+                    Version::V1,
+                    "/sys/fs/cgroup/cpu,cpuacct",
+                    "cpu+cpuacct".to_owned()
+                ),
+                (
+                    Version::V1,
+                    "/sys/fs/cgroup/memory/inner",
+                    "memory".to_owned()
+                ),
+                (Version::V2, "/sys/fs/cgroup/unified/outer", String::new()),
+            ]
+        );
+    }
+}

@@ -1,0 +1,87 @@
+//! Which process a number meant when it was written down: its start time goes with it, since numbers are used again.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+
+/// Field of `/proc/PID/stat` that holds the start time, counted from the one after the command's closing parenthesis.
+const START_FIELD: usize = 19;
+
+/// A process, told apart from every other since the machine started. Written as `PID@TICKS`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ProcessIdentity {
+    /// Its number in the pid namespace of `/proc`.
+    pub pid: i32,
+    /// When it started, in clock ticks since the machine did.
+    pub start_ticks: u64,
+}
+
+impl ProcessIdentity {
+    /// That of the process which has this number now.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // The command may hold blanks and parentheses; nothing after its last one does.
+        let start_ticks = stat
+            .rsplit_once(')')
+            .and_then(|(_, fields)| fields.split_whitespace().nth(START_FIELD)?.parse().ok())
+            .ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { pid, start_ticks })
+    }
+
+    /// Opens the process, `None` where it has ended (and its number may mean another).
+    ///
+    /// # Errors
+    /// As pidfd_open(2), but ESRCH.
+    pub fn open(&self) -> io::Result<Option<OwnedFd>> {
+        let pidfd = match crate::pidfd::open(self.pid) {
+            Ok(pidfd) => pidfd,
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // Compared after the descriptor was opened: from here on it cannot come to mean another.
+        Ok(Self::of(self.pid)
+            .is_ok_and(|now| now == *self)
+            .then_some(pidfd))
+    }
+}
+
+impl fmt::Display for ProcessIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.pid, self.start_ticks)
+    }
+}
+
+impl FromStr for ProcessIdentity {
+    type Err = io::Error;
+    fn from_str(text: &str) -> io::Result<Self> {
+        let parsed = text.trim().split_once('@').and_then(|(pid, ticks)| {
+            Some(Self {
+                pid: pid.parse().ok()?,
+                start_ticks: ticks.parse().ok()?,
+            })
+        });
+        parsed.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_start_time_is_another_process() {
+        let me = ProcessIdentity::of(std::process::id().cast_signed()).unwrap();
+        assert!(me.open().unwrap().is_some());
+        assert_eq!(me.to_string().parse::<ProcessIdentity>().unwrap(), me);
+        let other = ProcessIdentity {
+            start_ticks: me.start_ticks + 1,
+            ..me
+        };
+        assert!(other.open().unwrap().is_none());
+        assert!("12".parse::<ProcessIdentity>().is_err());
+    }
+}

@@ -1,0 +1,210 @@
+//! The table of mounts of a mount namespace (`/proc/PID/mountinfo`), read and taken apart.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+pub use rustix::mount::MountAttrFlags as Attributes;
+
+/// One mount: a line of `mountinfo` (proc_pid_mountinfo(5)).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Id of the mount, unique while it exists.
+    pub id: u32,
+    /// Id of the mount that it is mounted on; of one that is not in the table, for the root of the namespace.
+    pub parent: u32,
+    /// `major:minor` of the file system.
+    pub device: String,
+    /// Which directory (or file) of the file system is mounted.
+    pub root: PathBuf,
+    /// Where, as seen from the reader's root.
+    pub point: PathBuf,
+    /// What this mount refuses, beside what its file system does.
+    pub attributes: Attributes,
+    /// Type of the file system: `ext4`, `proc`, `fuse.sshfs`.
+    pub filesystem: String,
+    /// Options of the file system, comma-separated; the controllers of a cgroup v1 hierarchy are among them.
+    pub options: String,
+}
+
+/// Mounts of the calling thread's namespace, parents before what is mounted on them.
+///
+/// # Errors
+/// As reading `/proc/thread-self/mountinfo`; `InvalidData` where a line is not of the known form.
+pub fn of_this_thread() -> io::Result<Vec<Mount>> {
+    parse(&std::fs::read("/proc/thread-self/mountinfo")?)
+}
+
+/// Takes the text of a `mountinfo` file apart.
+///
+/// # Errors
+/// `InvalidData` with the line where one is not of the known form.
+pub fn parse(text: &[u8]) -> io::Result<Vec<Mount>> {
+    text.split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| {
+            parse_line(line).ok_or_else(|| {
+                let line = String::from_utf8_lossy(line);
+                io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("unknown form of a mountinfo line: {line}"),
+                )
+            })
+        })
+        .collect()
+}
+
+/// `36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw,errors=continue`; the fields between the mount's
+/// options and the dash vary in number.
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let mut text = || Some(std::str::from_utf8(fields.next()?).ok()?.to_owned());
+    let (id, parent, device) = (text()?.parse().ok()?, text()?.parse().ok()?, text()?);
+    let root = unescape(fields.next()?);
+    let point = unescape(fields.next()?);
+    let attributes = parse_attributes(fields.next()?);
+    fields.find(|field| *field == b"-")?;
+    let filesystem = String::from_utf8_lossy(fields.next()?).into_owned();
+    fields.next()?; // the source: a device, or any text
+    let options = String::from_utf8_lossy(fields.next()?).into_owned();
+    Some(Mount {
+        id,
+        parent,
+        device,
+        root,
+        point,
+        attributes,
+        filesystem,
+        options,
+    })
+}
+
+/// Of a mount's options those that restrict it.
+fn parse_attributes(field: &[u8]) -> Attributes {
+    field
+        .split(|byte| *byte == b',')
+        .fold(Attributes::empty(), |all, option| {
+            all | match option {
+                b"ro" => Attributes::MOUNT_ATTR_RDONLY,
+                b"nosuid" => Attributes::MOUNT_ATTR_NOSUID,
+                b"nodev" => Attributes::MOUNT_ATTR_NODEV,
+                b"noexec" => Attributes::MOUNT_ATTR_NOEXEC,
+                _ => Attributes::empty(),
+            }
+        })
+}
+
+/// The kernel writes blank, tab, newline and backslash in paths as `\` and three octal digits.
+fn unescape(field: &[u8]) -> PathBuf {
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        match (first, tail) {
+            (
+                b'\\',
+                [
+                    a @ b'0'..=b'3',
+                    b @ b'0'..=b'7',
+                    c @ b'0'..=b'7',
+                    after @ ..,
+                ],
+            ) => {
+                bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = after;
+            }
+            _ => bytes.push(*first),
+        }
+    }
+    OsString::from_vec(bytes).into()
+}
+
+/// The mounts that a path can lead to: neither covered by a later mount on the same point nor below one that came
+/// later. In the table's order.
+pub fn visible(table: &[Mount]) -> Vec<&Mount> {
+    let covered_by = |mount: &Mount| {
+        table
+            .iter()
+            .find(|m| m.parent == mount.id && m.point == mount.point)
+    };
+    let reachable = |mount: &Mount| {
+        let mut mount = mount;
+        loop {
+            // A sibling that was mounted later on a directory above hides this one.
+            let hidden = table.iter().any(|m| {
+                m.parent == mount.parent
+                    && m.id != mount.id
+                    && is_strictly_below(&mount.point, &m.point)
+            });
+            let Some(parent) = table
+                .iter()
+                .find(|m| m.id == mount.parent && m.id != mount.id)
+            else {
+                return true;
+            };
+            // What the parent's own cover hides, unless this mount is that cover.
+            let covered = mount.point != parent.point && covered_by(parent).is_some();
+            if hidden || covered {
+                return false;
+            }
+            mount = parent;
+        }
+    };
+    table
+        .iter()
+        .filter(|m| covered_by(m).is_none() && reachable(m))
+        .collect()
+}
+
+fn is_strictly_below(path: &Path, above: &Path) -> bool {
+    path != above && path.starts_with(above)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STACKED: &str = "\
+27 1 254:0 / / rw,relatime - ext4 /dev/vda rw
+24 27 0:6 / /dev rw,relatime - devtmpfs devtmpfs rw,mode=755
+26 24 0:24 / /dev/pts rw - devpts devpts rw
+29 26 0:26 / /dev/pts rw - devpts devpts rw
+30 27 0:27 / /srv/a/b rw - tmpfs tmpfs rw
+31 27 0:28 / /srv/a ro,nosuid shared:3 master:1 - tmpfs with\\040blank rw
+32 31 0:29 / /srv/a/c\\040d rw - tmpfs t rw
+";
+
+    #[test]
+    fn fields_are_taken_apart() {
+        let table = parse(STACKED.as_bytes()).unwrap();
+        assert_eq!(table.len(), 7);
+        assert_eq!(
+            (table[0].id, table[0].parent, table[0].device.as_str()),
+            (27, 1, "254:0")
+        );
+        assert_eq!(table[1].filesystem, "devtmpfs");
+        let restricted = Attributes::MOUNT_ATTR_RDONLY | Attributes::MOUNT_ATTR_NOSUID;
+        assert_eq!(
+            (table[0].attributes, table[5].attributes),
+            (Attributes::empty(), restricted)
+        );
+        assert_eq!(table[6].point, Path::new("/srv/a/c d"));
+        assert_eq!(table[1].options, "rw,mode=755");
+    }
+
+    #[test]
+    fn covered_mounts_are_not_visible() {
+        let table = parse(STACKED.as_bytes()).unwrap();
+        let ids: Vec<u32> = visible(&table).iter().map(|m| m.id).collect();
+        assert_eq!(ids, [27, 24, 29, 31, 32]);
+    }
+
+    #[test]
+    fn a_line_of_another_form_is_an_error() {
+        assert_eq!(
+            parse(b"1 2 3\n").unwrap_err().kind(),
+            io::ErrorKind::InvalidData
+        );
+    }
+}
