@@ -1,1 +1,96 @@
-//! (empty)
+//! The clocks that a time namespace shifts, as another process sees them.
+
+use std::{fs, io};
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+const NANOSECONDS_PER_SECOND: i64 = 1_000_000_000;
+
+/// The two clocks that a time namespace shifts, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Clocks {
+    /// CLOCK_MONOTONIC.
+    pub monotonic_ns: i64,
+    /// CLOCK_BOOTTIME.
+    pub boottime_ns: i64,
+}
+
+impl Clocks {
+    /// The clocks now, as the calling process sees them.
+    pub fn now() -> Self {
+        let nanoseconds =
+            |time: Timespec| time.tv_sec * NANOSECONDS_PER_SECOND + time.tv_nsec as i64;
+        Self {
+            monotonic_ns: nanoseconds(clock_gettime(ClockId::Monotonic)),
+            boottime_ns: nanoseconds(clock_gettime(ClockId::Boottime)),
+        }
+    }
+
+    /// The same moment as process `pid` sees it, whose time namespace may differ from ours.
+    ///
+    /// # Errors
+    /// When either process's offsets cannot be read.
+    pub fn as_seen_by(self, pid: i32) -> io::Result<Self> {
+        let ours = offsets("self")?;
+        let theirs = offsets(&pid.to_string())?;
+        Ok(Self {
+            monotonic_ns: self.monotonic_ns - ours.monotonic_ns + theirs.monotonic_ns,
+            boottime_ns: self.boottime_ns - ours.boottime_ns + theirs.boottime_ns,
+        })
+    }
+}
+
+/// Offsets of a process's time namespace; zero on a kernel without time namespaces.
+fn offsets(process: &str) -> io::Result<Clocks> {
+    match fs::read_to_string(format!("/proc/{process}/timens_offsets")) {
+        Ok(text) => Ok(parse_offsets(&text)),
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => Ok(Clocks::default()),
+        Err(other) => Err(other),
+    }
+}
+
+/// Lines of `CLOCK SECONDS NANOSECONDS`; time_namespaces(7).
+fn parse_offsets(text: &str) -> Clocks {
+    let mut clocks = Clocks::default();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let clock = words.next();
+        let mut number = || {
+            words
+                .next()
+                .and_then(|word| word.parse::<i64>().ok())
+                .unwrap_or(0)
+        };
+        let offset = number() * NANOSECONDS_PER_SECOND + number();
+        match clock {
+            Some("monotonic") => clocks.monotonic_ns = offset,
+            Some("boottime") => clocks.boottime_ns = offset,
+            _ => {}
+        }
+    }
+    clocks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_are_read() {
+        let clocks =
+            parse_offsets("monotonic           1         5\nboottime           -2         0\n");
+        assert_eq!(
+            clocks,
+            Clocks {
+                monotonic_ns: 1_000_000_005,
+                boottime_ns: -2_000_000_000
+            }
+        );
+    }
+
+    #[test]
+    fn our_own_clocks_are_ours() {
+        let now = Clocks::now();
+        assert_eq!(now.as_seen_by(std::process::id() as i32).unwrap(), now);
+    }
+}

@@ -1,1 +1,94 @@
-//! (empty)
+//! What `/proc` and a few system calls tell of another process, parsed.
+//!
+//! The parsers are pure and apart from the readers. A file of `/proc` is text made by the kernel: what cannot be
+//! parsed is an error of kind `InvalidData`, never a guess.
+
+mod fd;
+mod maps;
+mod query;
+mod stat;
+mod status;
+
+use std::{fs, io};
+
+pub use fd::{EpollEntry, EventCounter, FdInfo, list_fds};
+pub use maps::{MapEntry, maps, smaps};
+pub use query::{SchedulingAttributes, robust_list, same_open_file, scheduling};
+pub use stat::Stat;
+pub use status::Status;
+
+/// The ids of the threads of a process, as `/proc` lists them: ascending.
+///
+/// # Errors
+/// NotFound when the process has ended.
+pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
+    let mut tids = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        tids.extend(
+            entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<i32>().ok()),
+        );
+    }
+    tids.sort_unstable();
+    Ok(tids)
+}
+
+/// Soft and hard limits by RLIMIT number, `u64::MAX` for unlimited, from `/proc/PID/limits`, which needs no privilege
+/// where prlimit(2) does.
+///
+/// # Errors
+/// NotFound when the process has ended.
+pub fn limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/limits"))?;
+    parse_limits(&text).ok_or_else(|| malformed("limits"))
+}
+
+/// The kernel prints a header, then a line for each limit in the order of their numbers; a name is 25 columns wide.
+fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
+    const NAME_COLUMNS: usize = 25;
+    let number = |word: &str| {
+        if word == "unlimited" {
+            Some(u64::MAX)
+        } else {
+            word.parse().ok()
+        }
+    };
+    let line = |line: &str| {
+        let mut words = line.get(NAME_COLUMNS..)?.split_whitespace();
+        Some((number(words.next()?)?, number(words.next()?)?))
+    };
+    text.lines().skip(1).map(line).collect()
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::InvalidData,
+        format!("`{what}` of /proc is not of the expected form"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_limits_agree_with_the_system_call() {
+        let limits = limits(std::process::id() as i32).unwrap();
+        assert_eq!(limits.len(), 16);
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        assert_eq!(
+            limits[7],
+            (
+                files.current.unwrap_or(u64::MAX),
+                files.maximum.unwrap_or(u64::MAX)
+            )
+        );
+    }
+
+    #[test]
+    fn we_have_a_thread() {
+        assert!(!threads(std::process::id() as i32).unwrap().is_empty());
+    }
+}

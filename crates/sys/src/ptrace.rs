@@ -1,1 +1,453 @@
-//! (empty)
+//! ptrace(2): stopping threads, reading and setting what only a tracer can.
+//!
+//! Each call is one system call; what to do with a stopped thread is decided by `farfork-fork`. All of them must come
+//! from the thread that seized the tracee: the kernel ties a tracee to one tracer *thread*.
+
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::ptr;
+
+/// Words in the kernel's `user_regs_struct`.
+pub const REGISTER_WORDS: usize = 27;
+
+/// `PTRACE_O_TRACESYSGOOD`: a stop at a system call is told from a SIGTRAP.
+pub const OPTION_TRACE_SYSCALL_GOOD: usize = 1;
+/// `PTRACE_O_EXITKILL`: the tracee is killed when its tracer ends.
+pub const OPTION_EXIT_KILL: usize = 1 << 20;
+
+/// `PTRACE_EVENT_STOP`: the stop that `interrupt` asked for, a group stop, or a newborn's first.
+pub const EVENT_STOP: i32 = 128;
+
+/// Bytes of the kernel's `siginfo_t`.
+pub const SIGINFO_BYTES: usize = 128;
+
+const NT_PRSTATUS: usize = 1;
+const NT_X86_XSTATE: usize = 0x202;
+const PTRACE_PEEKSIGINFO: u32 = 0x4209;
+const PTRACE_GETSIGMASK: u32 = 0x420a;
+const PTRACE_SETSIGMASK: u32 = 0x420b;
+const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+const PEEKSIGINFO_SHARED: u32 = 1;
+
+/// Bytes of the kernel's signal set.
+const SIGNAL_SET_BYTES: usize = 8;
+
+/// Largest extended state, in bytes: AMX makes it 11 KiB.
+const XSTATE_BYTES_MAX: usize = 16 << 10;
+
+/// How many pending signals one call asks for.
+const SIGNALS_PER_CALL: usize = 32;
+
+/// General registers, as the kernel's `user_regs_struct` has them.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "named as the processor's manual names them")]
+pub struct Registers {
+    pub r15: u64,
+    pub r14: u64,
+    pub r13: u64,
+    pub r12: u64,
+    pub rbp: u64,
+    pub rbx: u64,
+    pub r11: u64,
+    pub r10: u64,
+    pub r9: u64,
+    pub r8: u64,
+    pub rax: u64,
+    pub rcx: u64,
+    pub rdx: u64,
+    pub rsi: u64,
+    pub rdi: u64,
+    /// The number of the system call that the thread is in; −1 for none.
+    pub orig_rax: u64,
+    pub rip: u64,
+    pub cs: u64,
+    pub eflags: u64,
+    pub rsp: u64,
+    pub ss: u64,
+    pub fs_base: u64,
+    pub gs_base: u64,
+    pub ds: u64,
+    pub es: u64,
+    pub fs: u64,
+    pub gs: u64,
+}
+
+impl Registers {
+    /// The registers as words, in the kernel's order.
+    pub fn to_words(self) -> [u64; REGISTER_WORDS] {
+        [
+            self.r15,
+            self.r14,
+            self.r13,
+            self.r12,
+            self.rbp,
+            self.rbx,
+            self.r11,
+            self.r10,
+            self.r9,
+            self.r8,
+            self.rax,
+            self.rcx,
+            self.rdx,
+            self.rsi,
+            self.rdi,
+            self.orig_rax,
+            self.rip,
+            self.cs,
+            self.eflags,
+            self.rsp,
+            self.ss,
+            self.fs_base,
+            self.gs_base,
+            self.ds,
+            self.es,
+            self.fs,
+            self.gs,
+        ]
+    }
+}
+
+/// A thread's registration for restartable sequences, as the kernel holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RseqConfiguration {
+    /// Address of the area.
+    pub address: u64,
+    /// Its size, in bytes.
+    pub bytes: u32,
+    /// Signature before abort handlers.
+    pub signature: u32,
+}
+
+/// What a wait told of a tracee.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Report {
+    /// It stands in a ptrace stop.
+    Stopped {
+        /// The signal that the stop is reported with.
+        signal: i32,
+        /// PTRACE_EVENT_*, or 0.
+        event: i32,
+    },
+    /// It ended; there is nothing left to trace.
+    Ended,
+}
+
+/// One ptrace(2) call whose address and data are plain numbers or point to memory that the caller vouches for.
+///
+/// # Safety
+/// `data` (and `address`, for requests that take a pointer there) must be valid for what `request` does with them.
+unsafe fn ptrace(request: u32, tid: i32, address: usize, data: usize) -> io::Result<usize> {
+    // SAFETY: the caller vouches for both pointers; ptrace itself touches no other memory of ours.
+    let result = unsafe {
+        libc::ptrace(
+            request,
+            tid,
+            ptr::without_provenance_mut::<u8>(address),
+            data,
+        )
+    };
+    if result == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result as usize)
+}
+
+/// A ptrace(2) request without pointers.
+fn request(request: u32, tid: i32, address: usize, data: usize) -> io::Result<()> {
+    debug_assert!(matches!(
+        request,
+        libc::PTRACE_SEIZE
+            | libc::PTRACE_INTERRUPT
+            | libc::PTRACE_DETACH
+            | libc::PTRACE_CONT
+            | libc::PTRACE_SINGLESTEP
+            | libc::PTRACE_SYSCALL
+            | libc::PTRACE_SETOPTIONS
+    ));
+    // SAFETY: these requests take numbers only (a signal, options), as asserted above.
+    unsafe { ptrace(request, tid, address, data) }.map(drop)
+}
+
+/// Becomes the tracer of `tid` without stopping it. `options` are `OPTION_*`.
+///
+/// # Errors
+/// EPERM: it is traced already, or may not be; ESRCH: there is no such thread.
+pub fn seize(tid: i32, options: usize) -> io::Result<()> {
+    request(libc::PTRACE_SEIZE, tid, 0, options)
+}
+
+/// Sets the options of a stopped tracee.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn set_options(tid: i32, options: usize) -> io::Result<()> {
+    request(libc::PTRACE_SETOPTIONS, tid, 0, options)
+}
+
+/// Asks a seized thread to stop; [`wait_any`] tells when it has.
+///
+/// # Errors
+/// ESRCH: it has ended, or is not ours.
+pub fn interrupt(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_INTERRUPT, tid, 0, 0)
+}
+
+/// Lets a stopped tracee run, with a signal to deliver or 0.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn resume(tid: i32, signal: i32) -> io::Result<()> {
+    request(libc::PTRACE_CONT, tid, 0, signal as usize)
+}
+
+/// Lets a stopped tracee execute one instruction.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn single_step(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_SINGLESTEP, tid, 0, 0)
+}
+
+/// Lets a stopped tracee run to the next entry to, or exit from, a system call.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn resume_to_syscall(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_SYSCALL, tid, 0, 0)
+}
+
+/// Lets a stopped tracee go.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn detach(tid: i32) -> io::Result<()> {
+    request(libc::PTRACE_DETACH, tid, 0, 0)
+}
+
+/// Reads the general registers of a stopped tracee; `None` if it runs 32-bit code.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn registers(tid: i32) -> io::Result<Option<Registers>> {
+    let mut registers = Registers::default();
+    let mut vector = libc::iovec {
+        iov_base: ptr::from_mut(&mut registers).cast(),
+        iov_len: size_of::<Registers>(),
+    };
+    // SAFETY: `vector` describes `registers`, which is plain words of the kernel's layout and outlives the call.
+    unsafe {
+        ptrace(
+            libc::PTRACE_GETREGSET,
+            tid,
+            NT_PRSTATUS,
+            ptr::from_mut(&mut vector).expose_provenance(),
+        )
+    }?;
+    Ok((vector.iov_len == size_of::<Registers>()).then_some(registers))
+}
+
+/// Sets the general registers of a stopped tracee.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours; EIO: a value that user mode may not have.
+pub fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
+    let mut vector = libc::iovec {
+        iov_base: ptr::from_ref(registers).cast_mut().cast(),
+        iov_len: size_of::<Registers>(),
+    };
+    // SAFETY: `vector` describes `registers`, which the kernel only reads.
+    unsafe {
+        ptrace(
+            libc::PTRACE_SETREGSET,
+            tid,
+            NT_PRSTATUS,
+            ptr::from_mut(&mut vector).expose_provenance(),
+        )
+    }
+    .map(drop)
+}
+
+/// Reads the extended state (XSAVE format, not compacted) of a stopped tracee.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
+    let mut state = vec![0_u8; XSTATE_BYTES_MAX];
+    let mut vector = libc::iovec {
+        iov_base: state.as_mut_ptr().cast(),
+        iov_len: state.len(),
+    };
+    // SAFETY: `vector` describes `state`, which outlives the call.
+    unsafe {
+        ptrace(
+            libc::PTRACE_GETREGSET,
+            tid,
+            NT_X86_XSTATE,
+            ptr::from_mut(&mut vector).expose_provenance(),
+        )
+    }?;
+    state.truncate(vector.iov_len);
+    state.shrink_to_fit();
+    Ok(state)
+}
+
+/// Reads the mask of blocked signals (bit N−1 is signal N): the one that holds outside of sigsuspend(2) and the like.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn signal_mask(tid: i32) -> io::Result<u64> {
+    let mut mask = 0_u64;
+    // SAFETY: the kernel writes SIGNAL_SET_BYTES, the size of `mask`.
+    unsafe {
+        ptrace(
+            PTRACE_GETSIGMASK,
+            tid,
+            SIGNAL_SET_BYTES,
+            ptr::from_mut(&mut mask).expose_provenance(),
+        )
+    }?;
+    Ok(mask)
+}
+
+/// Sets the mask of blocked signals.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
+    // SAFETY: the kernel reads SIGNAL_SET_BYTES, the size of `mask`.
+    unsafe {
+        ptrace(
+            PTRACE_SETSIGMASK,
+            tid,
+            SIGNAL_SET_BYTES,
+            ptr::from_ref(&mask).expose_provenance(),
+        )
+    }
+    .map(drop)
+}
+
+/// Reads the registration for restartable sequences, `None` if there is none.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours; EIO: the kernel knows no restartable sequences.
+pub fn rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Raw {
+        address: u64,
+        bytes: u32,
+        signature: u32,
+        flags: u32,
+        pad: u32,
+    }
+    let mut raw = Raw::default();
+    // SAFETY: the kernel writes at most the size given, that of `raw`.
+    unsafe {
+        ptrace(
+            PTRACE_GET_RSEQ_CONFIGURATION,
+            tid,
+            size_of::<Raw>(),
+            ptr::from_mut(&mut raw).expose_provenance(),
+        )
+    }?;
+    let registered = raw.address != 0;
+    Ok(registered.then_some(RseqConfiguration {
+        address: raw.address,
+        bytes: raw.bytes,
+        signature: raw.signature,
+    }))
+}
+
+/// Which queue of pending signals.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SignalQueue {
+    /// The thread's own.
+    Thread,
+    /// The process's.
+    Process,
+}
+
+/// Reads pending signals without taking them, in order of arrival.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGINFO_BYTES]>> {
+    #[repr(C)]
+    struct Arguments {
+        offset: u64,
+        flags: u32,
+        count: i32,
+    }
+    let flags = if queue == SignalQueue::Process {
+        PEEKSIGINFO_SHARED
+    } else {
+        0
+    };
+    let mut signals = Vec::new();
+    loop {
+        let mut batch = [[0_u8; SIGINFO_BYTES]; SIGNALS_PER_CALL];
+        let arguments = Arguments {
+            offset: signals.len() as u64,
+            flags,
+            count: SIGNALS_PER_CALL as i32,
+        };
+        // SAFETY: the kernel reads `arguments` and writes at most `count` siginfo_t, which is what `batch` holds.
+        let read = unsafe {
+            ptrace(
+                PTRACE_PEEKSIGINFO,
+                tid,
+                ptr::from_ref(&arguments).expose_provenance(),
+                batch.as_mut_ptr().expose_provenance(),
+            )
+        }?;
+        signals.extend_from_slice(&batch[..read]);
+        if read < SIGNALS_PER_CALL {
+            return Ok(signals);
+        }
+    }
+}
+
+/// The next report of any tracee of the calling thread; `None` if there is none now. Never waits.
+///
+/// # Errors
+/// ECHILD: the calling thread has no tracee.
+pub fn wait_any() -> io::Result<Option<(i32, Report)>> {
+    wait(-1)
+}
+
+/// The next report of one tracee of the calling thread; `None` if there is none now. Never waits.
+///
+/// # Errors
+/// ECHILD: it is no tracee of the calling thread (any more).
+pub fn wait_one(tid: i32) -> io::Result<Option<(i32, Report)>> {
+    wait(tid)
+}
+
+fn wait(tid: i32) -> io::Result<Option<(i32, Report)>> {
+    let mut status = 0;
+    // SAFETY: the kernel writes one int, `status`.
+    let reported = unsafe {
+        libc::waitpid(
+            tid,
+            &mut status,
+            libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD,
+        )
+    };
+    match reported {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        tid if libc::WIFSTOPPED(status) => Ok(Some((
+            tid,
+            Report::Stopped {
+                signal: libc::WSTOPSIG(status),
+                event: status >> 16,
+            },
+        ))),
+        tid => Ok(Some((tid, Report::Ended))),
+    }
+}
+
+const _: () = assert!(size_of::<Registers>() == REGISTER_WORDS * 8);
+const _: () =
+    assert!(offset_of!(Registers, rip) == 16 * 8 && offset_of!(Registers, fs_base) == 21 * 8);

@@ -1,0 +1,170 @@
+//! `/proc/PID/fd` and `fdinfo`: open files.
+
+use std::{fs, io};
+
+use super::malformed;
+
+/// The numbers of a process's file descriptors, ascending.
+///
+/// # Errors
+/// NotFound when the process has ended.
+pub fn list_fds(pid: i32) -> io::Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
+        numbers.extend(
+            entry?
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<u32>().ok()),
+        );
+    }
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// What `fdinfo` tells of one descriptor.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FdInfo {
+    /// Position, in bytes.
+    pub offset: u64,
+    /// O_* flags, with O_CLOEXEC where the descriptor has FD_CLOEXEC.
+    pub flags: u32,
+    /// The mount it was opened on.
+    pub mount: u64,
+    /// Inode.
+    pub inode: u64,
+    /// What an eventfd holds.
+    pub event_counter: Option<EventCounter>,
+    /// What an epoll watches.
+    pub epoll: Vec<EpollEntry>,
+}
+
+/// The state of an eventfd(2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventCounter {
+    /// The counter.
+    pub count: u64,
+    /// EFD_SEMAPHORE.
+    pub semaphore: bool,
+}
+
+/// One file that an epoll(7) watches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EpollEntry {
+    /// The number it was registered under.
+    pub number: u32,
+    /// EPOLL* events and flags.
+    pub events: u32,
+    /// The program's own word.
+    pub data: u64,
+    /// Inode of the file.
+    pub inode: u64,
+}
+
+impl FdInfo {
+    /// Reads that of one descriptor.
+    ///
+    /// # Errors
+    /// NotFound when process or descriptor is gone.
+    pub fn read(pid: i32, number: u32) -> io::Result<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"))?)
+    }
+
+    /// Parses the text of a file of `fdinfo`.
+    ///
+    /// # Errors
+    /// InvalidData when it is no such text.
+    pub fn parse(text: &str) -> io::Result<Self> {
+        let mut info = Self::default();
+        for line in text.lines() {
+            let Some((key, value)) = line.split_once(':') else {
+                continue;
+            };
+            info.take(key, value.trim())
+                .ok_or_else(|| malformed("fdinfo"))?;
+        }
+        Ok(info)
+    }
+
+    fn take(&mut self, key: &str, value: &str) -> Option<()> {
+        match key {
+            // A character device may show a negative position.
+            "pos" => self.offset = value.parse::<i64>().ok()?.max(0) as u64,
+            "flags" => self.flags = u32::from_str_radix(value, 8).ok()?,
+            "mnt_id" => self.mount = value.parse().ok()?,
+            "ino" => self.inode = value.parse().ok()?,
+            "eventfd-count" => self.counter().count = u64::from_str_radix(value, 16).ok()?,
+            "eventfd-semaphore" => self.counter().semaphore = value != "0",
+            "tfd" => self.epoll.push(parse_epoll_entry(value)?),
+            _ => {}
+        }
+        Some(())
+    }
+
+    fn counter(&mut self) -> &mut EventCounter {
+        self.event_counter.get_or_insert(EventCounter {
+            count: 0,
+            semaphore: false,
+        })
+    }
+}
+
+/// `NUMBER events: HEX data: HEX pos:N ino:HEX sdev:HEX`, after `tfd:`.
+fn parse_epoll_entry(text: &str) -> Option<EpollEntry> {
+    let spaced = text.replace(':', " ");
+    let words: Vec<&str> = spaced.split_ascii_whitespace().collect();
+    let hex_after = |key: &str| {
+        let at = words.iter().position(|word| *word == key)?;
+        u64::from_str_radix(words.get(at + 1)?, 16).ok()
+    };
+    Some(EpollEntry {
+        number: words.first()?.parse().ok()?,
+        events: hex_after("events")? as u32,
+        data: hex_after("data")?,
+        inode: hex_after("ino").unwrap_or(0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoll_is_read() {
+        let text = "pos:\t0\nflags:\t02000002\nmnt_id:\t15\nino:\t1057\n\
+                    tfd:        5 events:       19 data:     7ffc00000005  pos:0 ino:6a sdev:f\n";
+        let info = FdInfo::parse(text).unwrap();
+        assert_eq!((info.flags, info.inode), (0o2_000_002, 1057));
+        assert_eq!(
+            info.epoll,
+            [EpollEntry {
+                number: 5,
+                events: 0x19,
+                data: 0x7ffc_0000_0005,
+                inode: 0x6a
+            }]
+        );
+    }
+
+    #[test]
+    fn an_eventfd_is_read() {
+        let info = FdInfo::parse(
+            "pos:\t0\nflags:\t02\neventfd-count:               1f\neventfd-semaphore: 1\n",
+        )
+        .unwrap();
+        assert_eq!(
+            info.event_counter,
+            Some(EventCounter {
+                count: 31,
+                semaphore: true
+            })
+        );
+    }
+
+    #[test]
+    fn our_own_descriptors_are_listed() {
+        let pid = std::process::id() as i32;
+        let first = list_fds(pid).unwrap()[0];
+        FdInfo::read(pid, first).unwrap();
+    }
+}

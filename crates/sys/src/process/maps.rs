@@ -1,0 +1,171 @@
+//! `/proc/PID/maps` and `smaps`: the memory map.
+
+use std::{fs, io};
+
+use super::malformed;
+
+/// One line of `/proc/PID/maps`; addresses and offset in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MapEntry {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last byte.
+    pub end: u64,
+    /// PROT_* bits: 1 read, 2 write, 4 execute.
+    pub protection: u8,
+    /// MAP_SHARED.
+    pub is_shared: bool,
+    /// Offset in the file.
+    pub offset: u64,
+    /// Device of the file, as the kernel encodes dev_t for user space; 0 for none.
+    pub device: u64,
+    /// Inode of the file, 0 for none.
+    pub inode: u64,
+    /// Path or `[name]`, or nothing.
+    pub path: Vec<u8>,
+    /// VmFlags of `smaps`, each two letters and a space; empty from `maps`.
+    vm_flags: String,
+}
+
+impl MapEntry {
+    /// Its length, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether `smaps` shows a flag, such as `dd`; proc_pid_smaps(5) lists them.
+    pub fn has_flag(&self, flag: &str) -> bool {
+        self.vm_flags
+            .split_ascii_whitespace()
+            .any(|word| word == flag)
+    }
+
+    /// Name of its link in `/proc/PID/map_files`.
+    pub fn range_name(&self) -> String {
+        format!("{:x}-{:x}", self.start, self.end)
+    }
+
+    fn parse(line: &[u8]) -> Option<Self> {
+        // Up to the inode all is ASCII, in five fields; the path is the rest.
+        let mut rest = line;
+        let mut field = || {
+            let from = rest.iter().position(|byte| *byte != b' ')?;
+            let to = rest[from..]
+                .iter()
+                .position(|byte| *byte == b' ')
+                .map_or(rest.len(), |length| from + length);
+            let word = str::from_utf8(&rest[from..to]).ok()?;
+            rest = &rest[to..];
+            Some(word)
+        };
+        let hex = |word: &str| u64::from_str_radix(word, 16).ok();
+        let (start, end) = field()?.split_once('-')?;
+        let permissions = field()?.as_bytes();
+        let offset = hex(field()?)?;
+        let (major, minor) = field()?.split_once(':')?;
+        let inode = field()?.parse().ok()?;
+        let bit = |at: usize, letter: u8, bit: u8| {
+            if permissions.get(at) == Some(&letter) {
+                bit
+            } else {
+                0
+            }
+        };
+        Some(Self {
+            start: hex(start)?,
+            end: hex(end)?,
+            protection: bit(0, b'r', 1) | bit(1, b'w', 2) | bit(2, b'x', 4),
+            is_shared: permissions.get(3) == Some(&b's'),
+            offset,
+            device: rustix::fs::makedev(hex(major)? as u32, hex(minor)? as u32),
+            inode,
+            path: unescape(rest.trim_ascii_start()),
+            vm_flags: String::new(),
+        })
+    }
+}
+
+/// The kernel writes a newline in a path as `\012`.
+fn unescape(path: &[u8]) -> Vec<u8> {
+    const NEWLINE: &[u8] = b"\\012";
+    let mut plain = Vec::with_capacity(path.len());
+    let mut rest = path;
+    while let Some((first, others)) = rest.split_first() {
+        if let Some(behind) = rest.strip_prefix(NEWLINE) {
+            plain.push(b'\n');
+            rest = behind;
+        } else {
+            plain.push(*first);
+            rest = others;
+        }
+    }
+    plain
+}
+
+/// The memory map without VmFlags: cheap.
+///
+/// # Errors
+/// NotFound when the process has ended.
+pub fn maps(pid: i32) -> io::Result<Vec<MapEntry>> {
+    parse(&fs::read(format!("/proc/{pid}/maps"))?).ok_or_else(|| malformed("maps"))
+}
+
+/// The memory map with VmFlags. The kernel visits every page for it.
+///
+/// # Errors
+/// NotFound when the process has ended.
+pub fn smaps(pid: i32) -> io::Result<Vec<MapEntry>> {
+    parse(&fs::read(format!("/proc/{pid}/smaps"))?).ok_or_else(|| malformed("smaps"))
+}
+
+/// Lines of `smaps` that tell of a mapping begin with a capital letter, a mapping's own line with a digit in hex.
+fn parse(text: &[u8]) -> Option<Vec<MapEntry>> {
+    let mut entries: Vec<MapEntry> = Vec::new();
+    for line in text
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+    {
+        if !line[0].is_ascii_uppercase() {
+            entries.push(MapEntry::parse(line)?);
+        } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
+            entries.last_mut()?.vm_flags = str::from_utf8(flags).ok()?.to_owned();
+        }
+    }
+    Some(entries)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_spaces_and_newline_is_read() {
+        let text = b"55d0c000-55d0d000 r-xs 00001000 fe:01 42                 /tmp/a b\\012c (deleted)\nSize: 4 kB\nVmFlags: rd ex sh \n";
+        let entries = parse(text).unwrap();
+        let entry = &entries[0];
+        assert_eq!(
+            (entry.start, entry.end, entry.offset, entry.inode),
+            (0x55d0_c000, 0x55d0_d000, 0x1000, 42)
+        );
+        assert_eq!((entry.protection, entry.is_shared), (5, true));
+        assert_eq!(entry.path, b"/tmp/a b\nc (deleted)");
+        assert!(entry.has_flag("sh") && !entry.has_flag("dd"));
+    }
+
+    #[test]
+    fn our_own_map_has_a_stack_and_flags() {
+        let pid = std::process::id() as i32;
+        assert!(
+            maps(pid)
+                .unwrap()
+                .iter()
+                .any(|entry| entry.path == b"[stack]" && entry.protection & 2 != 0)
+        );
+        assert!(
+            smaps(pid)
+                .unwrap()
+                .iter()
+                .any(|entry| entry.path == b"[stack]" && entry.has_flag("gd"))
+        );
+    }
+}

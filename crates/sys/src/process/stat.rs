@@ -1,0 +1,118 @@
+//! `/proc/PID/stat`: ids, state and the addresses of the address space.
+
+use std::{fs, io};
+
+use super::malformed;
+
+/// Kernel threads carry this in their flags.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// Fields of `/proc/PID/stat`, addresses in bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stat {
+    /// Name (comm).
+    pub name: Vec<u8>,
+    /// One letter: R, S, D, T, t, Z, X, I.
+    pub state: char,
+    /// Parent's id.
+    pub parent: i32,
+    /// Process group.
+    pub group: i32,
+    /// Session.
+    pub session: i32,
+    flags: u64,
+    /// When it started, in clock ticks since boot; with the pid it names a process for good.
+    pub start_ticks: u64,
+    /// mm: code.
+    pub start_code: u64,
+    /// mm: code.
+    pub end_code: u64,
+    /// mm: stack.
+    pub start_stack: u64,
+    /// mm: data.
+    pub start_data: u64,
+    /// mm: data.
+    pub end_data: u64,
+    /// mm: heap.
+    pub start_brk: u64,
+    /// mm: arguments.
+    pub arg_start: u64,
+    /// mm: arguments.
+    pub arg_end: u64,
+    /// mm: environment.
+    pub env_start: u64,
+    /// mm: environment.
+    pub env_end: u64,
+}
+
+impl Stat {
+    /// Reads that of a process, or of a thread by its id.
+    ///
+    /// # Errors
+    /// NotFound when it has ended.
+    pub fn read(id: i32) -> io::Result<Self> {
+        let bytes = fs::read(format!("/proc/{id}/stat"))?;
+        Self::parse(&bytes).ok_or_else(|| malformed("stat"))
+    }
+
+    /// Whether it is a thread of the kernel.
+    pub fn is_kernel_thread(&self) -> bool {
+        self.flags & PF_KTHREAD != 0
+    }
+
+    /// The name may hold anything, parentheses too: it ends at the last one.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let open = bytes.iter().position(|byte| *byte == b'(')?;
+        let close = bytes.iter().rposition(|byte| *byte == b')')?;
+        let rest = str::from_utf8(bytes.get(close + 1..)?).ok()?;
+        // proc_pid_stat(5) counts from 1; the state is field 3.
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let field = |number: usize| fields.get(number - 3).copied();
+        let word = |number: usize| field(number)?.parse::<u64>().ok();
+        let id = |number: usize| field(number)?.parse::<i32>().ok();
+        Some(Self {
+            name: bytes.get(open + 1..close)?.to_vec(),
+            state: field(3)?.chars().next()?,
+            parent: id(4)?,
+            group: id(5)?,
+            session: id(6)?,
+            flags: word(9)?,
+            start_ticks: word(22)?,
+            start_code: word(26)?,
+            end_code: word(27)?,
+            start_stack: word(28)?,
+            start_data: word(45)?,
+            end_data: word(46)?,
+            start_brk: word(47)?,
+            arg_start: word(48)?,
+            arg_end: word(49)?,
+            env_start: word(50)?,
+            env_end: word(51)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_is_read() {
+        let mut text = b"7 (a) (b) S 1 7 7 0 -1 4194304".to_vec();
+        for field in 10..=52 {
+            text.extend(format!(" {field}").bytes());
+        }
+        let stat = Stat::parse(&text).unwrap();
+        assert_eq!(
+            (stat.name.as_slice(), stat.state, stat.start_ticks),
+            (&b"a) (b"[..], 'S', 22)
+        );
+        assert_eq!((stat.start_code, stat.env_end), (26, 51));
+    }
+
+    #[test]
+    fn our_own_is_read() {
+        let stat = Stat::read(std::process::id() as i32).unwrap();
+        assert!(stat.start_stack != 0 && !stat.is_kernel_thread());
+    }
+}

@@ -1,0 +1,122 @@
+//! `/proc/PID/status`: credentials, capabilities, signals, ids in nested namespaces.
+
+use std::{fs, io};
+
+use super::malformed;
+
+/// Fields of `/proc/PID/status` that farfork needs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// One letter: R, S, D, T, t, Z, X, I.
+    pub state: String,
+    /// The process that a thread belongs to.
+    pub process: i32,
+    /// Who traces it; 0 for nobody.
+    pub tracer: i32,
+    /// Its id in each pid namespace, outermost first.
+    pub namespace_ids: Vec<u32>,
+    /// File mode creation mask.
+    pub umask: u32,
+    /// Real, effective, saved and file-system user id.
+    pub uids: [u32; 4],
+    /// Real, effective, saved and file-system group id.
+    pub gids: [u32; 4],
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Capability sets: inheritable, permitted, effective, bounding, ambient.
+    pub capabilities: [u64; 5],
+    /// PR_GET_NO_NEW_PRIVS.
+    pub no_new_privileges: bool,
+    /// Mode of seccomp(2): 0 none, 1 strict, 2 filter.
+    pub seccomp: u32,
+    /// Signals blocked now, those of sigsuspend(2) and the like included; bit N−1 is signal N.
+    pub signals_blocked: u64,
+    /// Signals ignored.
+    pub signals_ignored: u64,
+    /// Signals with a handler.
+    pub signals_caught: u64,
+    /// Resident memory, in bytes.
+    pub resident_bytes: u64,
+}
+
+impl Status {
+    /// Reads that of a process, or of a thread by its id.
+    ///
+    /// # Errors
+    /// NotFound when it has ended.
+    pub fn read(id: i32) -> io::Result<Self> {
+        // The name may hold any byte; all else is ASCII.
+        let bytes = fs::read(format!("/proc/{id}/status"))?;
+        Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| malformed("status"))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut status = Self::default();
+        for line in text.lines() {
+            let Some((key, value)) = line.split_once(':') else {
+                continue;
+            };
+            status.take(key, value.trim())?;
+        }
+        (status.process != 0).then_some(status)
+    }
+
+    /// Takes one line; `None` if its value is not of its form.
+    fn take(&mut self, key: &str, value: &str) -> Option<()> {
+        let hex = || u64::from_str_radix(value, 16).ok();
+        match key {
+            "State" => self.state = value.get(..1)?.to_owned(),
+            "Tgid" => self.process = value.parse().ok()?,
+            "TracerPid" => self.tracer = value.parse().ok()?,
+            "NSpid" => self.namespace_ids = numbers(value)?,
+            "Umask" => self.umask = u32::from_str_radix(value, 8).ok()?,
+            "Uid" => self.uids = numbers(value)?.try_into().ok()?,
+            "Gid" => self.gids = numbers(value)?.try_into().ok()?,
+            "Groups" => self.groups = numbers(value)?,
+            "CapInh" => self.capabilities[0] = hex()?,
+            "CapPrm" => self.capabilities[1] = hex()?,
+            "CapEff" => self.capabilities[2] = hex()?,
+            "CapBnd" => self.capabilities[3] = hex()?,
+            "CapAmb" => self.capabilities[4] = hex()?,
+            "NoNewPrivs" => self.no_new_privileges = value != "0",
+            "Seccomp" => self.seccomp = value.parse().ok()?,
+            "SigBlk" => self.signals_blocked = hex()?,
+            "SigIgn" => self.signals_ignored = hex()?,
+            "SigCgt" => self.signals_caught = hex()?,
+            "VmRSS" => self.resident_bytes = value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10,
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+fn numbers(text: &str) -> Option<Vec<u32>> {
+    text.split_ascii_whitespace()
+        .map(|word| word.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_is_read() {
+        let status = Status::read(std::process::id() as i32).unwrap();
+        assert_eq!(status.process, std::process::id() as i32);
+        assert_eq!(status.uids[0], rustix::process::getuid().as_raw());
+        assert!(status.resident_bytes > 0);
+    }
+
+    #[test]
+    fn nested_ids_and_sets_are_read() {
+        let status = Status::parse(
+            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nCapBnd:\tff\nUmask:\t0022\n",
+        );
+        let status = status.unwrap();
+        assert_eq!(
+            (status.namespace_ids, status.capabilities[3], status.umask),
+            (vec![9, 2], 0xff, 0o22)
+        );
+    }
+}
