@@ -1,1 +1,82 @@
-fn main() {}
+//! The one binary, `farfork`: parses the command line and passes it to the command's own file.
+//!
+//! Exit status: 0 done, 1 failed, 2 wrong usage; an attached single `fork` gives the child's own.
+#![forbid(unsafe_code)]
+
+mod commands;
+mod connection;
+mod output;
+mod payload;
+mod seconds;
+mod signal;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser};
+use farfork_node::failure::Failure;
+
+use commands::Command;
+use connection::Connection;
+
+/// `fork(2)` that reaches other machines.
+///
+/// A running, unmodified process becomes a seed; any node of the cluster turns the seed into running children, whose
+/// memory follows over the network as they touch it.
+#[derive(Parser)]
+#[command(
+    name = "farfork",
+    version,
+    propagate_version = true,
+    max_term_width = 100
+)]
+#[command(after_help = "\
+First steps:
+  farfork up --nodes 3                      a small cluster on this machine
+  export FARFORK_SOCKET=$(farfork up --json | jq -r '.nodes[0].socket')
+  SEED=$(farfork prepare 4711)              process 4711 becomes a seed, and runs on
+  farfork fork $SEED --to n2                a child of it on node n2, attached to this terminal
+  farfork fork $SEED --to any -n 8 --detach eight children, spread over the cluster
+  farfork down                              ends the cluster
+
+Exit status: 0 done, 1 failed, 2 wrong usage; an attached single `fork` gives the child's own.")]
+struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What each command takes.
+#[derive(Args, Clone)]
+pub(crate) struct Global {
+    #[command(flatten)]
+    connection: Connection,
+    /// Print one JSON document with stable keys.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+fn main() -> ExitCode {
+    let Cli { global, command } = Cli::parse();
+    let json = global.json;
+    match command.run(global) {
+        Ok(status) => status,
+        Err(error) => {
+            report(&error, json);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Says what failed: for people on standard error, for scripts on standard output too.
+fn report(error: &anyhow::Error, json: bool) {
+    let failure = error.downcast_ref::<Failure>();
+    match failure {
+        Some(failure) => output::failure(failure),
+        None => eprintln!("farfork: {error:#}"),
+    }
+    if json {
+        let text = failure.map_or_else(|| format!("{error:#}"), Failure::to_string);
+        output::json(&serde_json::json!({ "error": text }));
+    }
+}

@@ -28,7 +28,9 @@ pub enum RunDirError {
     #[error("another daemon uses it")]
     InUse,
     /// The path of the socket in it would be too long for the kernel.
-    #[error("its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes")]
+    #[error(
+        "its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes"
+    )]
     TooLong,
     /// It could not be made or opened.
     #[error("cannot {action}: {cause}")]
@@ -95,7 +97,8 @@ impl RunDir {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(self.children()).map_err(io("make it"))?;
-        fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("close it to others"))?;
+        fs::set_permissions(&self.root, Permissions::from_mode(0o700))
+            .map_err(io("close it to others"))?;
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)

@@ -1,0 +1,77 @@
+//! `farfork check`: what a prepare would carry, and what it would refuse.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::{CheckRequest, CheckResponse};
+use farfork_node::client::within;
+use farfork_node::failure::Failure;
+use farfork_node::limits::QUERY_TIMEOUT;
+
+use crate::{Global, output};
+
+/// Say whether a process can be prepared, and what would be refused, without touching it.
+///
+/// Exit status 1 when prepare would refuse it.
+#[derive(Args)]
+#[command(after_help = "Example:\n  farfork check $(pidof redis-server)")]
+pub(crate) struct Check {
+    /// The process, as this node numbers it.
+    pid: u32,
+}
+
+impl Check {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let mut client = global.connection.open().await?;
+        let answer = client
+            .check(within(QUERY_TIMEOUT, CheckRequest { pid: self.pid }))
+            .await;
+        let answer = answer
+            .map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?
+            .into_inner();
+        if global.json {
+            output::json(&document(self.pid, &answer));
+        } else {
+            print(self.pid, &answer);
+        }
+        let can_be_prepared = answer.refusals.is_empty();
+        Ok(if can_be_prepared {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+}
+
+fn document(pid: u32, answer: &CheckResponse) -> serde_json::Value {
+    let refusals = answer.refusals.iter();
+    let refusals: Vec<_> = refusals
+        .map(|refusal| serde_json::json!({ "object": refusal.object, "reason": refusal.reason }))
+        .collect();
+    serde_json::json!({
+        "pid": pid,
+        "command": answer.command,
+        "threads": answer.threads,
+        "memory_bytes": answer.memory_bytes,
+        "can_be_prepared": refusals.is_empty(),
+        "refusals": refusals,
+    })
+}
+
+fn print(pid: u32, answer: &CheckResponse) {
+    let memory = output::bytes(answer.memory_bytes);
+    output::line(&format!("process {pid}: {}", answer.command));
+    output::line(&format!(
+        "  would be carried: {} threads, {memory} of memory",
+        answer.threads
+    ));
+    if answer.refusals.is_empty() {
+        output::line("  nothing would be refused");
+    }
+    for refusal in &answer.refusals {
+        output::line(&format!(
+            "  would be refused: {}: {}",
+            refusal.object, refusal.reason
+        ));
+    }
+}

@@ -1,0 +1,52 @@
+//! Commands that do one thing to each of several objects: one failure does not keep the others from it.
+
+use std::process::ExitCode;
+
+use farfork_node::failure::Failure;
+use serde_json::{Map, Value};
+use tonic::Status;
+
+use crate::output;
+
+/// What came of one object.
+pub(super) struct Outcome {
+    kind: &'static str,
+    id: String,
+    result: Result<(), Failure>,
+}
+
+impl Outcome {
+    /// The answer about the `kind` (child, seed) of this id.
+    pub(super) fn new(kind: &'static str, id: String, answer: Result<(), Status>) -> Self {
+        let result = answer.map_err(|status| Failure::from_status(format!("{kind} {id}"), &status));
+        Self { kind, id, result }
+    }
+
+    fn document(&self) -> Value {
+        let mut fields = Map::new();
+        fields.insert(self.kind.to_owned(), self.id.clone().into());
+        if let Err(failure) = &self.result {
+            fields.insert("error".to_owned(), failure.to_string().into());
+        }
+        fields.into()
+    }
+}
+
+/// Tells all outcomes under the key `plural`; exit status 1 when one of them is a failure.
+pub(super) fn conclude(plural: &str, outcomes: &[Outcome], json: bool) -> ExitCode {
+    let failures = || {
+        outcomes
+            .iter()
+            .filter_map(|outcome| outcome.result.as_ref().err())
+    };
+    failures().for_each(output::failure);
+    if json {
+        let outcomes: Vec<Value> = outcomes.iter().map(Outcome::document).collect();
+        output::json(&serde_json::json!({ plural: outcomes }));
+    }
+    if failures().next().is_none() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}

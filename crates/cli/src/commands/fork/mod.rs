@@ -1,0 +1,230 @@
+//! `farfork fork`: children of a seed. This file has the arguments and starts the children; `attached` stays with one.
+
+mod attached;
+mod outcomes;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::{Bind, ChildOptions, ForkRequest};
+use farfork_node::failure::Failure;
+use tonic::Code;
+
+use super::wait;
+use crate::{Global, output, payload, seconds};
+use outcomes::Outcome;
+
+/// Start children of a seed, here or on other nodes.
+///
+/// A single child is attached to this terminal: its standard streams and signals are this command's own, and so is
+/// its exit status. Several children are waited for, and what they write to their standard output is printed in
+/// order. With --detach the ids of the children are printed and nothing is waited for.
+///
+/// A child finds its payload in the file /run/farfork/payload, which does not exist in its parent. Its environment
+/// and arguments are those of its parent, and cannot be changed.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork fork $SEED --to n2
+  farfork fork $SEED --to n2,n3 -n 8 --detach --json
+  farfork fork $SEED --to any --payloads tasks.jsonl > results.txt
+  echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s")]
+pub(crate) struct Fork {
+    /// Id or name of the seed.
+    seed: String,
+    /// Nodes that the children are spread over in turn, or `any`: those with the fewest children first
+    /// [default: this node].
+    #[arg(long, value_name = "NODE,…|any", value_delimiter = ',')]
+    to: Vec<String>,
+    /// How many children [default: 1, or as many as --payloads has lines].
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    count: Option<u32>,
+    /// A file whose content is each child's payload; `-` for standard input.
+    #[arg(long, value_name = "FILE|-", conflicts_with = "payloads")]
+    payload: Option<PathBuf>,
+    /// A file with one payload a line, one for each child; `-` for standard input.
+    #[arg(long, value_name = "FILE.jsonl|-")]
+    payloads: Option<PathBuf>,
+    /// Directory of the node that becomes the child's root [default: the node's root under an overlay].
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Show the child the node's path A as B. Can be repeated.
+    #[arg(long, value_name = "A:B", value_parser = parse_bind)]
+    bind: Vec<Bind>,
+    /// Share a path of the node with the child, instead of what the child writes staying its own. Can be repeated;
+    /// `/` shares the whole root.
+    #[arg(long, value_name = "PATH")]
+    shared: Vec<PathBuf>,
+    /// Stop each child before its first step, until `farfork unpause`.
+    #[arg(long, requires = "detach")]
+    paused: bool,
+    /// Print the ids of the children and leave them to themselves.
+    #[arg(long)]
+    detach: bool,
+    /// Kill a child that has run so long, for example 30s.
+    #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
+    timeout: Option<u64>,
+}
+
+impl Fork {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let payload_is_stdin = [&self.payload, &self.payloads]
+            .into_iter()
+            .flatten()
+            .any(|path| path.as_os_str() == "-");
+        let (seed, detach) = (self.seed.clone(), self.detach);
+        let request = self.request()?;
+        let is_attached = request
+            .options
+            .as_ref()
+            .is_some_and(|options| options.attached);
+        let mut client = global.connection.open().await?;
+        let outcomes = outcomes::collect(&mut client, request).await?;
+
+        if detach {
+            outcomes::print(&seed, &outcomes, global.json);
+            let all_run = outcomes
+                .iter()
+                .all(|outcome| matches!(outcome, Outcome::Started(_)));
+            return Ok(if all_run {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            });
+        }
+        match <[Outcome; 1]>::try_from(outcomes) {
+            Ok([Outcome::Started(child)]) if is_attached => {
+                attached::stay(&mut client, child, !payload_is_stdin).await
+            }
+            Ok([Outcome::Failed { failure, .. }]) => Err(failure.into()),
+            Ok([outcome]) => results(&mut client, &seed, vec![outcome], global.json).await,
+            Err(outcomes) => results(&mut client, &seed, outcomes, global.json).await,
+        }
+    }
+
+    fn request(self) -> Result<ForkRequest, Failure> {
+        let payloads = self.read_payloads()?;
+        let count = self.count(payloads.len())?;
+        let any_node = self.to == ["any"];
+        let text = |path: PathBuf| path.to_string_lossy().into_owned();
+        let options = ChildOptions {
+            root: self
+                .root
+                .map(absolute)
+                .transpose()?
+                .map(text)
+                .unwrap_or_default(),
+            binds: self.bind,
+            shared: self.shared.into_iter().map(text).collect(),
+            paused: self.paused,
+            attached: count == 1 && !self.detach,
+            timeout_ms: self.timeout.unwrap_or(0),
+        };
+        let nodes = if any_node { Vec::new() } else { self.to };
+        Ok(ForkRequest {
+            seed: self.seed,
+            nodes,
+            any_node,
+            count,
+            payloads,
+            options: Some(options),
+        })
+    }
+
+    fn read_payloads(&self) -> Result<Vec<Vec<u8>>, Failure> {
+        match (&self.payload, &self.payloads) {
+            (Some(path), _) => Ok(vec![payload::read(path)?]),
+            (None, Some(path)) => payload::read_lines(path),
+            (None, None) => Ok(Vec::new()),
+        }
+    }
+
+    fn count(&self, payloads: usize) -> Result<u32, Failure> {
+        let Some(path) = &self.payloads else {
+            return Ok(self.count.unwrap_or(1));
+        };
+        match self.count {
+            Some(count) if count as usize != payloads => {
+                let cause = format!("it has {payloads} lines, and -n says {count}");
+                let file = format!("payload file {}", path.display());
+                Err(Failure::new(Code::InvalidArgument, file, cause)
+                    .with_next_step("leave -n away: each line is one child"))
+            }
+            _ => Ok(u32::try_from(payloads).unwrap_or(u32::MAX)),
+        }
+    }
+}
+
+/// Waits for children that share this terminal, and tells their results in order.
+async fn results(
+    client: &mut farfork_node::client::Client,
+    seed: &str,
+    outcomes: Vec<Outcome>,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let children: Vec<String> = outcomes.iter().filter_map(Outcome::child_id).collect();
+    if !json {
+        outcomes
+            .iter()
+            .filter_map(Outcome::failure)
+            .for_each(output::failure);
+    }
+    let mut ends = wait::collect(client, &children, true, json)
+        .await?
+        .into_iter();
+    let all_run = children.len() == outcomes.len();
+    let all: Vec<serde_json::Value> = outcomes
+        .iter()
+        .map(|outcome| match outcome {
+            Outcome::Started(_) => serde_json::to_value(ends.next()),
+            Outcome::Failed { .. } => serde_json::to_value(outcome.view()),
+        })
+        .collect::<Result<_, _>>()?;
+    let all_well = all.iter().all(|end| end["exit_code"] == 0);
+    if json {
+        output::json(&serde_json::json!({ "seed": seed, "children": all }));
+    }
+    Ok(if all_run && all_well {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn absolute(path: PathBuf) -> Result<PathBuf, Failure> {
+    std::path::absolute(&path).map_err(|error| {
+        Failure::new(
+            Code::InvalidArgument,
+            format!("root {}", path.display()),
+            error,
+        )
+    })
+}
+
+fn parse_bind(text: &str) -> Result<Bind, String> {
+    match text.split_once(':') {
+        Some((from, to)) if from.starts_with('/') && to.starts_with('/') => Ok(Bind {
+            from: from.to_owned(),
+            to: to.to_owned(),
+        }),
+        _ => Err("write it like /path/on/the/node:/path/in/the/child".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_bind;
+
+    #[test]
+    fn a_bind_has_two_absolute_paths() {
+        let bind = parse_bind("/data:/mnt/data").unwrap();
+        assert_eq!(
+            (bind.from.as_str(), bind.to.as_str()),
+            ("/data", "/mnt/data")
+        );
+        for wrong in ["/data", "data:/x", "/data:x", ":"] {
+            assert!(parse_bind(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! What came of each child of a fork: a child or a failure.
+
+use std::io::{IsTerminal as _, stderr};
+
+use farfork_node::api::v1::fork_outcome::Result as Answer;
+use farfork_node::api::v1::{Child, ForkOutcome, ForkRequest};
+use farfork_node::client::Client;
+use farfork_node::failure::Failure;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use tonic::Code;
+
+use crate::output;
+
+/// Fewer children start faster than a progress bar is read.
+const PROGRESS_CHILDREN_MIN: u32 = 16;
+
+/// A child, or why there is none.
+pub(super) enum Outcome {
+    Started(Child),
+    Failed { node: String, failure: Failure },
+}
+
+/// What a script reads of it.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum OutcomeView<'a> {
+    Started {
+        child: &'a str,
+        node: &'a str,
+        pid: u32,
+        resume_us: u64,
+    },
+    Failed {
+        node: &'a str,
+        error: String,
+    },
+}
+
+impl Outcome {
+    pub(super) fn child_id(&self) -> Option<String> {
+        match self {
+            Outcome::Started(child) => Some(child.id.clone()),
+            Outcome::Failed { .. } => None,
+        }
+    }
+
+    pub(super) fn failure(&self) -> Option<&Failure> {
+        match self {
+            Outcome::Started(_) => None,
+            Outcome::Failed { failure, .. } => Some(failure),
+        }
+    }
+
+    pub(super) fn view(&self) -> OutcomeView<'_> {
+        match self {
+            Outcome::Started(Child {
+                id,
+                node,
+                pid,
+                resume_us,
+                ..
+            }) => OutcomeView::Started {
+                child: id,
+                node,
+                pid: *pid,
+                resume_us: *resume_us,
+            },
+            Outcome::Failed { node, failure } => OutcomeView::Failed {
+                node,
+                error: failure.to_string(),
+            },
+        }
+    }
+}
+
+/// Forks, and gathers the outcomes in the children's order.
+pub(super) async fn collect(
+    client: &mut Client,
+    request: ForkRequest,
+) -> Result<Vec<Outcome>, Failure> {
+    let count = request.count;
+    let object = format!("seed {}", request.seed);
+    let failed = |status| Failure::from_status(&object, &status);
+    let mut answers = client.fork(request).await.map_err(failed)?.into_inner();
+    let progress = progress(count);
+    let mut outcomes: Vec<Option<Outcome>> = (0..count).map(|_| None).collect();
+    while let Some(ForkOutcome {
+        index,
+        node,
+        result,
+    }) = answers.message().await.map_err(failed)?
+    {
+        progress.inc(1);
+        let outcome = match result {
+            Some(Answer::Child(child)) => Outcome::Started(child),
+            Some(Answer::Error(error)) => Outcome::Failed {
+                node,
+                failure: error.into(),
+            },
+            None => continue,
+        };
+        if let Some(slot) = outcomes.get_mut(index as usize) {
+            *slot = Some(outcome);
+        }
+    }
+    progress.finish_and_clear();
+    let silent = || {
+        Failure::new(
+            Code::Internal,
+            &object,
+            "the node told of fewer children than were asked for",
+        )
+    };
+    outcomes
+        .into_iter()
+        .map(|outcome| outcome.ok_or_else(silent))
+        .collect()
+}
+
+/// The ids, one a line; the failures on standard error.
+pub(super) fn print(seed: &str, outcomes: &[Outcome], json: bool) {
+    if json {
+        let children: Vec<OutcomeView<'_>> = outcomes.iter().map(Outcome::view).collect();
+        output::json(&serde_json::json!({ "seed": seed, "children": children }));
+        return;
+    }
+    for outcome in outcomes {
+        match outcome {
+            Outcome::Started(child) => output::line(&child.id),
+            Outcome::Failed { failure, .. } => output::failure(failure),
+        }
+    }
+}
+
+fn progress(count: u32) -> ProgressBar {
+    if count < PROGRESS_CHILDREN_MIN || !stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{pos}/{len} children {wide_bar} {elapsed}");
+    ProgressBar::new(count.into()).with_style(style.expect("a valid template"))
+}

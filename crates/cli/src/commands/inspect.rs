@@ -1,0 +1,102 @@
+//! `farfork inspect`: all that is known of a seed or a child.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::inspect_response::Object;
+use farfork_node::api::v1::{ChildDetail, InspectRequest, PagerStats, SeedDetail};
+use farfork_node::client::within;
+use farfork_node::failure::Failure;
+use farfork_node::limits::QUERY_TIMEOUT;
+use serde::Serialize;
+
+use crate::Global;
+use crate::output::{self, ChildView, SeedView};
+
+/// Show all that is known of a seed or a child.
+#[derive(Args)]
+#[command(after_help = "Example:\n  farfork inspect $CHILD --json | jq .bytes_fetched")]
+pub(crate) struct Inspect {
+    /// Id of a seed or child, or name of a seed.
+    #[arg(value_name = "SEED|CHILD")]
+    id: String,
+}
+
+/// A child with what its pager counted.
+#[derive(Debug, Serialize)]
+struct ChildDetailView {
+    #[serde(flatten)]
+    child: ChildView,
+    /// Null where the pager no longer counts for it; so the next two.
+    faults: Option<u64>,
+    pages_fetched: Option<u64>,
+    bytes_fetched: Option<u64>,
+    directory: String,
+}
+
+/// A seed with its parts.
+#[derive(Debug, Serialize)]
+struct SeedDetailView {
+    #[serde(flatten)]
+    seed: SeedView,
+    mappings: u32,
+    file_descriptors: u32,
+    shared_memory_bytes: u64,
+    bytes_served: u64,
+}
+
+impl Inspect {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let mut client = global.connection.open().await?;
+        let request = InspectRequest {
+            id: self.id.clone(),
+        };
+        let answer = client.inspect(within(QUERY_TIMEOUT, request)).await;
+        let answer = answer
+            .map_err(|status| Failure::from_status(&self.id, &status))?
+            .into_inner();
+        let document = match answer.object {
+            Some(Object::Child(detail)) => serde_json::to_value(child(detail))?,
+            Some(Object::Seed(detail)) => serde_json::to_value(seed(detail))?,
+            None => anyhow::bail!("{}: the node's answer is empty", self.id),
+        };
+        if global.json {
+            output::json(&document)
+        } else {
+            print(&document)
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn child(detail: ChildDetail) -> ChildDetailView {
+    let count = |of: fn(&PagerStats) -> u64| detail.pager.as_ref().map(of);
+    ChildDetailView {
+        faults: count(|pager| pager.faults),
+        pages_fetched: count(|pager| pager.pages_fetched),
+        bytes_fetched: count(|pager| pager.bytes_fetched),
+        child: detail.child.unwrap_or_default().into(),
+        directory: detail.directory,
+    }
+}
+
+fn seed(detail: SeedDetail) -> SeedDetailView {
+    SeedDetailView {
+        seed: detail.seed.unwrap_or_default().into(),
+        mappings: detail.mappings,
+        file_descriptors: detail.file_descriptors,
+        shared_memory_bytes: detail.shared_memory_bytes,
+        bytes_served: detail.bytes_served,
+    }
+}
+
+/// One field a line, under the names that scripts know.
+fn print(document: &serde_json::Value) {
+    let fields = document.as_object().into_iter().flatten();
+    for (name, value) in fields.filter(|(_, value)| !value.is_null()) {
+        let text = value
+            .as_str()
+            .map_or_else(|| value.to_string(), str::to_owned);
+        output::line(&format!("{name:20} {text}"));
+    }
+}

@@ -1,0 +1,42 @@
+//! `farfork kill`: a signal for children.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::KillRequest;
+use farfork_node::client::within;
+use farfork_node::limits::QUERY_TIMEOUT;
+
+use super::each::{self, Outcome};
+use crate::Global;
+use crate::signal::Signal;
+
+/// Send a signal to children.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork kill n2.c00f3a96c5d217e84
+  farfork ps --running --quiet | xargs farfork kill -s KILL")]
+pub(crate) struct Kill {
+    #[arg(required = true, value_name = "CHILD")]
+    children: Vec<String>,
+    /// Which, by name or number.
+    #[arg(long, short, default_value = "TERM")]
+    signal: Signal,
+}
+
+impl Kill {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let client = global.connection.open().await?;
+        let mut outcomes = Vec::new();
+        for child in self.children {
+            let request = KillRequest {
+                child: child.clone(),
+                signal: self.signal.0,
+            };
+            let answer = client.clone().kill(within(QUERY_TIMEOUT, request)).await;
+            outcomes.push(Outcome::new("child", child, answer.map(drop)));
+        }
+        Ok(each::conclude("children", &outcomes, global.json))
+    }
+}

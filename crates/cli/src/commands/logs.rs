@@ -1,0 +1,60 @@
+//! `farfork logs`: what a child wrote.
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::{LogsRequest, OutputStream};
+use farfork_node::failure::Failure;
+
+use crate::{Global, output};
+
+/// Show what a child has written to its standard output and standard error.
+#[derive(Args)]
+pub(crate) struct Logs {
+    child: String,
+    /// Go on with what it writes, until it ends.
+    #[arg(long, short, conflicts_with = "json")]
+    follow: bool,
+    /// Only its standard output.
+    #[arg(long, conflicts_with = "stderr")]
+    stdout: bool,
+    /// Only its standard error.
+    #[arg(long)]
+    stderr: bool,
+}
+
+impl Logs {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let only = match (self.stdout, self.stderr) {
+            (true, _) => OutputStream::Stdout,
+            (_, true) => OutputStream::Stderr,
+            _ => OutputStream::Unspecified,
+        };
+        let request = LogsRequest {
+            child: self.child.clone(),
+            follow: self.follow,
+            only: only.into(),
+        };
+        let failed = |status| Failure::from_status(format!("child {}", self.child), &status);
+        let mut client = global.connection.open().await?;
+        let mut chunks = client.logs(request).await.map_err(failed)?.into_inner();
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        while let Some(chunk) = chunks.message().await.map_err(failed)? {
+            match (chunk.stream() == OutputStream::Stderr, global.json) {
+                (false, false) => output::raw(&chunk.data)?,
+                (true, false) => io::stderr().write_all(&chunk.data)?,
+                (false, true) => stdout.extend(chunk.data),
+                (true, true) => stderr.extend(chunk.data),
+            }
+        }
+        if global.json {
+            output::json(&serde_json::json!({
+                "child": self.child,
+                "stdout": String::from_utf8_lossy(&stdout),
+                "stderr": String::from_utf8_lossy(&stderr),
+            }));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,53 @@
+//! `farfork nodes`: the cluster's nodes.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::ListNodesRequest;
+use farfork_node::client::within;
+use farfork_node::failure::Failure;
+use farfork_node::limits::QUERY_TIMEOUT;
+
+use crate::Global;
+use crate::output::{self, NodeView, Table, microseconds};
+
+/// List the cluster's nodes, as this one sees them.
+#[derive(Args)]
+pub(crate) struct Nodes {}
+
+impl Nodes {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let mut client = global.connection.open().await?;
+        let answer = client
+            .list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {}))
+            .await;
+        let answer = answer
+            .map_err(|status| Failure::from_status("the node", &status))?
+            .into_inner();
+        let nodes: Vec<NodeView> = answer.nodes.into_iter().map(NodeView::from).collect();
+        if global.json {
+            output::json(&serde_json::json!({ "nodes": nodes }));
+        } else {
+            table(nodes).print();
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn table(nodes: Vec<NodeView>) -> Table {
+    let mut table = Table::new(&["NODE", "ADDRESS", "FABRIC", "STATE", ">SILENT"]);
+    for node in nodes {
+        let silent = match node.is_self {
+            true => "this node".to_owned(),
+            false => microseconds(node.silent_ms * 1000),
+        };
+        table.row([
+            node.name,
+            node.address,
+            node.fabric_address,
+            node.state.to_owned(),
+            silent,
+        ]);
+    }
+    table
+}

@@ -1,0 +1,33 @@
+//! `farfork rm`: children that have ended are forgotten.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::RemoveRequest;
+use farfork_node::client::within;
+use farfork_node::limits::QUERY_TIMEOUT;
+
+use super::each::{self, Outcome};
+use crate::Global;
+
+/// Forget children that have ended, with what they wrote.
+#[derive(Args)]
+pub(crate) struct Rm {
+    #[arg(required = true, value_name = "CHILD")]
+    children: Vec<String>,
+}
+
+impl Rm {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let client = global.connection.open().await?;
+        let mut outcomes = Vec::new();
+        for child in self.children {
+            let request = RemoveRequest {
+                child: child.clone(),
+            };
+            let answer = client.clone().remove(within(QUERY_TIMEOUT, request)).await;
+            outcomes.push(Outcome::new("child", child, answer.map(drop)));
+        }
+        Ok(each::conclude("children", &outcomes, global.json))
+    }
+}

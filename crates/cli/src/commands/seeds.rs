@@ -1,0 +1,68 @@
+//! `farfork seeds`: the cluster's seeds.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::{ListRequest, ListSeedsResponse, Seed};
+use farfork_node::client::within;
+use farfork_node::failure::Failure;
+use farfork_node::limits::QUERY_TIMEOUT;
+
+use crate::Global;
+use crate::output::{self, SeedView, Table, age, bytes, microseconds};
+
+/// List seeds of all nodes.
+#[derive(Args)]
+pub(crate) struct Seeds {
+    /// Only those of this node.
+    #[arg(long)]
+    here: bool,
+}
+
+impl Seeds {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let mut client = global.connection.open().await?;
+        let request = ListRequest {
+            this_node_only: self.here,
+        };
+        let answer = client.list_seeds(within(QUERY_TIMEOUT, request)).await;
+        let ListSeedsResponse { seeds, unanswered } = answer
+            .map_err(|status| Failure::from_status("the node", &status))?
+            .into_inner();
+        let unanswered: Vec<Failure> = unanswered.into_iter().map(Failure::from).collect();
+        if global.json {
+            let seeds: Vec<SeedView> = seeds.into_iter().map(SeedView::from).collect();
+            let unanswered: Vec<String> = unanswered.iter().map(Failure::to_string).collect();
+            output::json(&serde_json::json!({ "seeds": seeds, "unanswered": unanswered }));
+        } else {
+            table(seeds).print();
+            unanswered.iter().for_each(output::failure);
+        }
+        let is_complete = unanswered.is_empty();
+        Ok(if is_complete {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+}
+
+fn table(seeds: Vec<Seed>) -> Table {
+    let headings = [
+        "SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">PAUSE", ">AGE", "COMMAND",
+    ];
+    let mut table = Table::new(&headings);
+    for seed in seeds {
+        table.row([
+            seed.id,
+            seed.name,
+            seed.parent_pid.to_string(),
+            seed.threads.to_string(),
+            bytes(seed.memory_bytes),
+            microseconds(seed.pause_us),
+            age(seed.created_unix_ms),
+            seed.command,
+        ]);
+    }
+    table
+}

@@ -1,0 +1,33 @@
+//! `farfork unpause`: children that were forked with --paused begin.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::UnpauseRequest;
+use farfork_node::client::within;
+use farfork_node::limits::QUERY_TIMEOUT;
+
+use super::each::{self, Outcome};
+use crate::Global;
+
+/// Let children that were forked with --paused make their first step.
+#[derive(Args)]
+pub(crate) struct Unpause {
+    #[arg(required = true, value_name = "CHILD")]
+    children: Vec<String>,
+}
+
+impl Unpause {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let client = global.connection.open().await?;
+        let mut outcomes = Vec::new();
+        for child in self.children {
+            let request = UnpauseRequest {
+                child: child.clone(),
+            };
+            let answer = client.clone().unpause(within(QUERY_TIMEOUT, request)).await;
+            outcomes.push(Outcome::new("child", child, answer.map(drop)));
+        }
+        Ok(each::conclude("children", &outcomes, global.json))
+    }
+}

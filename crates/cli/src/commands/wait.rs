@@ -1,0 +1,149 @@
+//! `farfork wait`: how children ended, and what they printed.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::wait_event::Event;
+use farfork_node::api::v1::{Child, WaitRequest};
+use farfork_node::client::Client;
+use farfork_node::failure::Failure;
+use serde::Serialize;
+use tonic::Code;
+
+use crate::output::{self, ChildView, exit_text};
+use crate::{Global, seconds};
+
+/// Wait for children to end; print how they ended or, with --results, what they wrote to their standard output.
+///
+/// The answers come in the order of the children given, each as soon as it is there. Exit status 0 when all
+/// children ended with 0.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork wait n2.c00f3a96c5d217e84
+  farfork fork $SEED --to any -n 8 --payloads in.jsonl --detach | xargs farfork wait --results")]
+pub(crate) struct Wait {
+    /// The children.
+    #[arg(required = true, value_name = "CHILD")]
+    children: Vec<String>,
+    /// Print what each child wrote to its standard output.
+    #[arg(long)]
+    results: bool,
+    /// Give up after this time, for example 30s; the children run on.
+    #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
+    timeout: Option<u64>,
+}
+
+impl Wait {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let mut client = global.connection.open().await?;
+        let waiting = collect(&mut client, &self.children, self.results, global.json);
+        let ends = match self.timeout {
+            None => waiting.await?,
+            Some(limit_ms) => {
+                let limit = std::time::Duration::from_millis(limit_ms);
+                tokio::time::timeout(limit, waiting)
+                    .await
+                    .map_err(|_| too_late(limit_ms))??
+            }
+        };
+        if global.json {
+            output::json(&serde_json::json!({ "children": ends }));
+        }
+        Ok(status(&ends))
+    }
+}
+
+/// How one child ended.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum End {
+    Ended {
+        #[serde(flatten)]
+        child: ChildView,
+        /// With --results: what it wrote, as UTF-8.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        stdout: Option<String>,
+    },
+    Failed {
+        child: String,
+        error: String,
+    },
+}
+
+/// Exit status 0 when all children ended with 0.
+pub(crate) fn status(ends: &[End]) -> ExitCode {
+    let is_well = |end: &End| matches!(end, End::Ended { child, .. } if child.exit_code == Some(0));
+    if ends.iter().all(is_well) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Waits for all children. Without `quiet`, prints each answer as it comes.
+pub(crate) async fn collect(
+    client: &mut Client,
+    children: &[String],
+    results: bool,
+    quiet: bool,
+) -> anyhow::Result<Vec<End>> {
+    let request = WaitRequest {
+        children: children.to_vec(),
+        results,
+    };
+    let lost = |status| Failure::from_status("the children", &status);
+    let mut events = client.wait(request).await.map_err(lost)?.into_inner();
+    let mut ends = Vec::with_capacity(children.len());
+    let mut written = Vec::new();
+    while let Some(message) = events.message().await.map_err(lost)? {
+        match message.event {
+            Some(Event::Stdout(piece)) if quiet => written.extend(piece),
+            Some(Event::Stdout(piece)) => output::raw(&piece)?,
+            Some(Event::Ended(child)) => {
+                let stdout = results.then(|| String::from_utf8_lossy(&written).into_owned());
+                written.clear();
+                tell(&child, results, quiet);
+                ends.push(End::Ended {
+                    child: child.into(),
+                    stdout,
+                });
+            }
+            Some(Event::Error(error)) => {
+                let failure = Failure::from(error);
+                output::failure(&failure);
+                let child = children
+                    .get(message.index as usize)
+                    .cloned()
+                    .unwrap_or_default();
+                ends.push(End::Failed {
+                    child,
+                    error: failure.to_string(),
+                });
+            }
+            None => {}
+        }
+    }
+    anyhow::ensure!(
+        ends.len() == children.len(),
+        "the node stopped before all children had ended"
+    );
+    Ok(ends)
+}
+
+/// With results, standard output is the children's alone, and only what went wrong is told.
+fn tell(child: &Child, results: bool, quiet: bool) {
+    let is_well = child.exit.as_ref().and_then(output::exit_code) == Some(0);
+    let text = format!("{}  {}", child.id, exit_text(child.exit.as_ref()));
+    match (quiet, results, is_well) {
+        (true, ..) | (false, true, true) => {}
+        (false, true, false) => eprintln!("farfork: {text}"),
+        (false, false, _) => output::line(&text),
+    }
+}
+
+fn too_late(limit_ms: u64) -> Failure {
+    let cause = format!("not all have ended within {limit_ms} ms");
+    Failure::new(Code::DeadlineExceeded, "the children", cause)
+        .with_next_step("they run on: see `farfork ps`, wait again or `farfork kill` them")
+}

@@ -1,0 +1,48 @@
+//! Which daemon a command speaks to, and how a command runs on an asynchronous runtime.
+
+use std::future::Future;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::client::{self, Client};
+use farfork_node::run_dir::{DEFAULT_RUN_DIR, RunDir};
+
+/// Where the daemon listens.
+#[derive(Args, Clone)]
+pub(crate) struct Connection {
+    /// Unix socket of the node's daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork].
+    #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true)]
+    socket: Option<PathBuf>,
+}
+
+impl Connection {
+    /// Connects to the daemon.
+    pub(crate) async fn open(&self) -> anyhow::Result<Client> {
+        Ok(client::connect(&self.path()).await?)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.socket
+            .clone()
+            .unwrap_or_else(|| RunDir::new(run_dir_from_environment()).socket())
+    }
+}
+
+/// The run directory that a user did not name.
+pub(crate) fn run_dir_from_environment() -> PathBuf {
+    std::env::var_os("FARFORK_RUN_DIR").map_or_else(|| DEFAULT_RUN_DIR.into(), PathBuf::from)
+}
+
+/// Runs a command that only talks; one thread is enough for it.
+pub(crate) fn block_on(
+    command: impl Future<Output = anyhow::Result<ExitCode>>,
+) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let result = runtime.block_on(command);
+    // A thread may sit in read(2) on standard input: nobody waits for it.
+    runtime.shutdown_background();
+    result
+}

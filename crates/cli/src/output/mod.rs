@@ -1,0 +1,41 @@
+//! What commands print: tables and sentences for people, JSON with stable keys for scripts.
+
+mod table;
+mod units;
+mod views;
+
+use std::io::{self, Write as _};
+
+use farfork_node::failure::Failure;
+use serde::Serialize;
+
+pub(crate) use table::Table;
+pub(crate) use units::{age, bytes, microseconds};
+pub(crate) use views::{ChildView, NodeView, SeedView, exit_code, exit_text};
+
+/// Prints one JSON document on standard output.
+pub(crate) fn json(document: &impl Serialize) {
+    let text = serde_json::to_string_pretty(document).expect("a view serialises");
+    line(&text);
+}
+
+/// Prints a line on standard output. Who reads it may have gone; then there is nobody to tell.
+pub(crate) fn line(text: &str) {
+    let _ = writeln!(io::stdout(), "{text}");
+}
+
+/// Writes bytes on standard output as they are, at once.
+pub(crate) fn raw(bytes: &[u8]) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(bytes)?;
+    stdout.flush()
+}
+
+/// Tells of a failure on standard error: object and cause on a line, the next step on another.
+pub(crate) fn failure(failure: &Failure) {
+    let mut text = format!("farfork: {}: {}", failure.object(), failure.cause());
+    if !failure.next_step().is_empty() {
+        text += &format!("\n         {}", failure.next_step());
+    }
+    let _ = writeln!(io::stderr(), "{text}");
+}

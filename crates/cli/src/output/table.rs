@@ -1,0 +1,68 @@
+//! Tables whose columns line up, without frames, so that `awk` can read them too.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table as Grid};
+
+use super::line;
+
+/// A table that is built row by row, then printed.
+pub(crate) struct Table {
+    grid: Grid,
+}
+
+impl Table {
+    /// A table with these headings; a heading that begins with `>` is of a column of figures.
+    pub(crate) fn new(headings: &[&str]) -> Self {
+        let mut grid = Grid::new();
+        grid.load_preset(NOTHING);
+        grid.set_header(
+            headings
+                .iter()
+                .map(|heading| heading.trim_start_matches('>')),
+        );
+        for (index, heading) in headings.iter().enumerate() {
+            let column = grid.column_mut(index).expect("the column of a heading");
+            column.set_padding((0, 2));
+            if heading.starts_with('>') {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        Self { grid }
+    }
+
+    /// Adds a row; as many cells as headings.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.grid.add_row(cells.into_iter().collect::<Vec<_>>());
+    }
+
+    /// Prints it on standard output.
+    pub(crate) fn print(&self) {
+        line(&self.text());
+    }
+
+    /// The whole table.
+    pub(crate) fn text(&self) -> String {
+        let lines: Vec<String> = self
+            .grid
+            .lines()
+            .map(|line| line.trim_end().to_owned())
+            .collect();
+        lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Table;
+
+    #[test]
+    fn columns_line_up_and_figures_stand_right() {
+        let mut table = Table::new(&["NAME", ">BYTES"]);
+        table.row(["a".to_owned(), "7".to_owned()]);
+        table.row(["longer".to_owned(), "1234567".to_owned()]);
+        assert_eq!(
+            table.text(),
+            "NAME      BYTES\na             7\nlonger  1234567"
+        );
+    }
+}

@@ -1,0 +1,57 @@
+//! Figures as people read them.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const BYTE_UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/// `1536` → `1.5 KiB`.
+pub(crate) fn bytes(count: u64) -> String {
+    let mut figure = count as f64;
+    let mut unit = 0;
+    while figure >= 1024.0 && unit + 1 < BYTE_UNITS.len() {
+        figure /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{count} B"),
+        _ => format!("{figure:.1} {}", BYTE_UNITS[unit]),
+    }
+}
+
+/// `1234` → `1.23 ms`.
+pub(crate) fn microseconds(count: u64) -> String {
+    match count {
+        0..1_000 => format!("{count} µs"),
+        1_000..1_000_000 => format!("{:.2} ms", count as f64 / 1e3),
+        _ => format!("{:.2} s", count as f64 / 1e6),
+    }
+}
+
+/// How long ago a time was, in its largest unit: `3m`.
+pub(crate) fn age(unix_ms: u64) -> String {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let seconds = now.saturating_sub(Duration::from_millis(unix_ms)).as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m", seconds / 60),
+        3_600..86_400 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bytes, microseconds};
+
+    #[test]
+    fn figures_have_the_unit_that_fits() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(256 << 20), "256.0 MiB");
+        assert_eq!(microseconds(999), "999 µs");
+        assert_eq!(microseconds(1_234), "1.23 ms");
+        assert_eq!(microseconds(2_500_000), "2.50 s");
+    }
+}

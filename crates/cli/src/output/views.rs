@@ -1,0 +1,172 @@
+//! Seeds, children and nodes as scripts see them. The names of these fields are a promise: they may be added to, never
+//! renamed.
+
+use farfork_node::api::v1;
+use farfork_node::api::v1::exit::How;
+use serde::Serialize;
+
+/// A seed.
+#[derive(Debug, Serialize)]
+pub(crate) struct SeedView {
+    pub(crate) seed: String,
+    pub(crate) name: String,
+    pub(crate) node: String,
+    pub(crate) parent_pid: u32,
+    pub(crate) command: String,
+    pub(crate) threads: u32,
+    pub(crate) memory_bytes: u64,
+    pub(crate) descriptor_bytes: u64,
+    pub(crate) pause_us: u64,
+    pub(crate) prepare_us: u64,
+    pub(crate) frozen: bool,
+    pub(crate) created_unix_ms: u64,
+    /// 0 for never.
+    pub(crate) expires_unix_ms: u64,
+}
+
+impl From<v1::Seed> for SeedView {
+    fn from(seed: v1::Seed) -> Self {
+        Self {
+            seed: seed.id,
+            name: seed.name,
+            node: seed.node,
+            parent_pid: seed.parent_pid,
+            command: seed.command,
+            threads: seed.threads,
+            memory_bytes: seed.memory_bytes,
+            descriptor_bytes: seed.descriptor_bytes,
+            pause_us: seed.pause_us,
+            prepare_us: seed.prepare_us,
+            frozen: seed.frozen,
+            created_unix_ms: seed.created_unix_ms,
+            expires_unix_ms: seed.expires_unix_ms,
+        }
+    }
+}
+
+/// A child.
+#[derive(Debug, Serialize)]
+pub(crate) struct ChildView {
+    pub(crate) child: String,
+    pub(crate) node: String,
+    pub(crate) seed: String,
+    /// On the host.
+    pub(crate) pid: u32,
+    pub(crate) state: &'static str,
+    /// As a shell gives it: the child's own, or 128 + the signal; null while it runs and when it is lost.
+    pub(crate) exit_code: Option<u32>,
+    /// The signal that killed it.
+    pub(crate) signal: Option<u32>,
+    pub(crate) resume_us: u64,
+    pub(crate) started_unix_ms: u64,
+    /// 0 while it runs.
+    pub(crate) ended_unix_ms: u64,
+    pub(crate) command: String,
+}
+
+impl From<v1::Child> for ChildView {
+    fn from(child: v1::Child) -> Self {
+        let state = match child.state() {
+            v1::ChildState::Unspecified => "unknown",
+            v1::ChildState::Paused => "paused",
+            v1::ChildState::Running => "running",
+            v1::ChildState::Exited => "exited",
+            v1::ChildState::Lost => "lost",
+        };
+        let signal = match child.exit {
+            Some(v1::Exit {
+                how: Some(How::Signal(signal)),
+            }) => Some(signal),
+            _ => None,
+        };
+        Self {
+            state,
+            exit_code: child.exit.as_ref().and_then(exit_code),
+            signal,
+            child: child.id,
+            node: child.node,
+            seed: child.seed,
+            pid: child.pid,
+            resume_us: child.resume_us,
+            started_unix_ms: child.started_unix_ms,
+            ended_unix_ms: child.ended_unix_ms,
+            command: child.command,
+        }
+    }
+}
+
+/// The exit status that a shell would give; none for a child that is lost.
+pub(crate) fn exit_code(exit: &v1::Exit) -> Option<u32> {
+    match exit.how {
+        Some(How::Code(code)) => Some(code),
+        Some(How::Signal(signal)) => Some(128 + signal),
+        Some(How::Lost(_)) | None => None,
+    }
+}
+
+/// How a child ended, in words.
+pub(crate) fn exit_text(exit: Option<&v1::Exit>) -> String {
+    match exit.and_then(|exit| exit.how.as_ref()) {
+        Some(How::Code(code)) => format!("exit {code}"),
+        Some(How::Signal(signal)) => format!("killed by {}", crate::signal::name(*signal)),
+        Some(How::Lost(why)) => format!("lost: {why}"),
+        None => String::new(),
+    }
+}
+
+/// A node.
+#[derive(Debug, Serialize)]
+pub(crate) struct NodeView {
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) fabric_address: String,
+    pub(crate) state: &'static str,
+    pub(crate) silent_ms: u64,
+    pub(crate) is_self: bool,
+}
+
+impl From<v1::NodeView> for NodeView {
+    fn from(node: v1::NodeView) -> Self {
+        let state = match node.state() {
+            v1::NodeState::Unspecified => "unknown",
+            v1::NodeState::Alive => "alive",
+            v1::NodeState::Unreachable => "unreachable",
+        };
+        Self {
+            state,
+            name: node.name,
+            address: node.address,
+            fabric_address: node.fabric_address,
+            silent_ms: node.silent_ms,
+            is_self: node.is_self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exit_code;
+    use farfork_node::api::v1::{Exit, exit::How};
+
+    #[test]
+    fn a_killed_child_has_the_shells_status() {
+        assert_eq!(
+            exit_code(&Exit {
+                how: Some(How::Signal(9))
+            }),
+            Some(137)
+        );
+        assert_eq!(
+            exit_code(&Exit {
+                how: Some(How::Code(42))
+            }),
+            Some(42)
+        );
+        assert_eq!(
+            exit_code(&Exit {
+                how: Some(How::Lost(String::new()))
+            }),
+            None
+        );
+    }
+}

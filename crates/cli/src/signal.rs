@@ -1,0 +1,64 @@
+//! Names of signals (signal(7), x86-64), with and without `SIG`.
+
+use std::str::FromStr;
+
+/// By number, from 1.
+const NAMES: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+
+/// Largest signal number, real-time ones included.
+const SIGNAL_MAX: u32 = 64;
+
+/// A signal, as a user names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Signal(pub(crate) u32);
+
+impl FromStr for Signal {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let upper = text.to_ascii_uppercase();
+        let bare = upper.strip_prefix("SIG").unwrap_or(&upper);
+        let by_name = NAMES
+            .iter()
+            .position(|name| *name == bare)
+            .map(|index| index as u32 + 1);
+        let by_number = || {
+            bare.parse()
+                .ok()
+                .filter(|number| (1..=SIGNAL_MAX).contains(number))
+        };
+        by_name.or_else(by_number).map(Signal).ok_or_else(|| {
+            format!("no signal is called `{text}`; try TERM, KILL, USR1 or a number")
+        })
+    }
+}
+
+/// `SIGTERM` for 15; the number where there is no name.
+pub(crate) fn name(signal: u32) -> String {
+    let known = signal
+        .checked_sub(1)
+        .and_then(|index| NAMES.get(index as usize));
+    known.map_or_else(|| format!("signal {signal}"), |name| format!("SIG{name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Signal, name};
+
+    #[test]
+    fn signals_go_by_name_and_number() {
+        for text in ["TERM", "SIGTERM", "sigterm", "15"] {
+            assert_eq!(text.parse(), Ok(Signal(15)), "{text}");
+        }
+        assert!("0".parse::<Signal>().is_err());
+        assert!("65".parse::<Signal>().is_err());
+        assert_eq!(
+            (name(9).as_str(), name(40).as_str()),
+            ("SIGKILL", "signal 40")
+        );
+    }
+}
