@@ -1,0 +1,131 @@
+/* What the test programs share. Each is a parent first: it sets something up, says `ready PID HASH`, and writes a time
+ * stamp every 2 ms, so that a pause shows as a gap. Once it finds a payload it knows that it is a child: it checks what
+ * it set up, says `result PAYLOAD VALUE` and exits with 42. What is wrong goes to stderr, and the exit status is 1.
+ */
+#pragma once
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAYLOAD_PATH "/run/farfork/payload"
+#define PAYLOAD_BYTES_MAX 256
+#define TICK_NS 2000000L
+#define PAGE_BYTES 4096UL
+#define EXIT_RIGHT 42
+#define EXIT_WRONG 1
+
+/* Ends the program, saying where and why, when a condition does not hold. */
+#define REQUIRE(condition, ...)                                                                                        \
+    do {                                                                                                               \
+        if (!(condition)) wrong(__FILE__, __LINE__, #condition, " " __VA_ARGS__);                                       \
+    } while (0)
+
+__attribute__((noreturn, format(printf, 4, 5), unused)) static void wrong(const char *file, int line,
+                                                                          const char *condition, const char *format,
+                                                                          ...) {
+    int error = errno;
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    dprintf(STDERR_FILENO, "wrong: %s:%d: %s%s (errno: %s)\n", file, line, condition, text, strerror(error));
+    _exit(EXIT_WRONG);
+}
+
+/* One line, in one write: lines of several threads do not mix. A parent whose reader is gone ends. */
+__attribute__((format(printf, 1, 2), unused)) static void say(const char *format, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line - 1, format, arguments);
+    va_end(arguments);
+    line[length++] = '\n';
+    if (write(STDOUT_FILENO, line, (size_t)length) != length) _exit(EXIT_WRONG);
+}
+
+__attribute__((unused)) static uint64_t monotonic_us(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000 + (uint64_t)now.tv_nsec / 1000;
+}
+
+/* SplitMix64: known data for any index without keeping any. */
+__attribute__((unused)) static uint64_t word_of(uint64_t index) {
+    uint64_t z = (index + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+__attribute__((unused)) static void fill(uint64_t *words, size_t bytes, uint64_t first) {
+    for (size_t i = 0; i < bytes / sizeof *words; i++) words[i] = word_of(first + i);
+}
+
+/* Whether memory still holds what fill() wrote. */
+__attribute__((unused)) static int holds(const uint64_t *words, size_t bytes, uint64_t first) {
+    for (size_t i = 0; i < bytes / sizeof *words; i++)
+        if (words[i] != word_of(first + i)) return 0;
+    return 1;
+}
+
+__attribute__((unused)) static int is_zero(const void *memory, size_t bytes) {
+    const unsigned char *at = (const unsigned char *)memory;
+    for (size_t i = 0; i < bytes; i++)
+        if (at[i]) return 0;
+    return 1;
+}
+
+/* FNV-1a over whole words. */
+__attribute__((unused)) static uint64_t hash_of(const uint64_t *words, size_t bytes) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < bytes / sizeof *words; i++) hash = (hash ^ words[i]) * 0x100000001b3u;
+    return hash;
+}
+
+__attribute__((unused)) static void *map_anonymous(size_t bytes) {
+    void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(at != MAP_FAILED);
+    return at;
+}
+
+/* The payload, if this is a child. */
+__attribute__((unused)) static int find_payload(char payload[PAYLOAD_BYTES_MAX]) {
+    int fd = open(PAYLOAD_PATH, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    ssize_t length = read(fd, payload, PAYLOAD_BYTES_MAX - 1);
+    REQUIRE(length >= 0, "the payload cannot be read");
+    close(fd);
+    payload[length] = 0;
+    payload[strcspn(payload, "\n")] = 0;
+    return 1;
+}
+
+__attribute__((unused)) static void ready(uint64_t hash) { say("ready %d %llu", getpid(), (unsigned long long)hash); }
+
+/* Runs as a parent until it is a child. */
+__attribute__((unused)) static void await_fork(char payload[PAYLOAD_BYTES_MAX]) {
+    struct timespec tick = {.tv_sec = 0, .tv_nsec = TICK_NS};
+    while (!find_payload(payload)) {
+        say("tick %llu", (unsigned long long)monotonic_us());
+        nanosleep(&tick, NULL);
+    }
+}
+
+/* The child's answer: the hash it found, and the number its payload begins with, added. */
+__attribute__((noreturn, unused)) static void finish(const char *payload, uint64_t hash) {
+    say("result %s %llu", payload, (unsigned long long)(hash + strtoull(payload, NULL, 10)));
+    _exit(EXIT_RIGHT);
+}
