@@ -1,1 +1,8 @@
-//! placeholder
+//! A running process, carried to another node: capture → descriptor → seed → restore → pager.
+//!
+//! What is a process's state, and how it is taken and built again, is here; who asks for it, and where the nodes are,
+//! is the daemon's business (`farfork-node`).
+#![forbid(unsafe_code)]
+
+pub mod identity;
+pub mod restore;

@@ -77,6 +77,35 @@ fn receive_with(
     Ok((received.bytes, fds))
 }
 
+/// Asks the kernel to tell with each message which process sent it (SO_PASSCRED).
+///
+/// # Errors
+/// As setsockopt(2).
+pub fn tell_sender(socket: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(rustix::net::sockopt::set_socket_passcred(socket, true)?)
+}
+
+/// Receives one message without descriptors, and the pid of its sender as this process sees it: after
+/// [`tell_sender`]. Gives the message's length; 0 when the other end is gone.
+///
+/// # Errors
+/// As recvmsg(2); `InvalidData` where the sender is not told.
+pub fn receive_with_sender(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<(usize, i32)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(into)], &mut ancillary, flags)?;
+    let sender = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmCredentials(sender) => Some(sender.pid.as_raw_nonzero().get()),
+        _ => None,
+    });
+    match sender {
+        Some(pid) => Ok((received.bytes, pid)),
+        None if received.bytes == 0 => Ok((0, 0)),
+        None => Err(io::Error::from(io::ErrorKind::InvalidData)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,7 @@
 
 pub mod cgroup;
 pub mod clock;
+pub mod cpu;
 pub mod clone;
 pub mod fdpass;
 pub mod fork;

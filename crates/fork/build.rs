@@ -1,0 +1,63 @@
+//! Builds the stub (crates/fork/restorer) into one small position-independent program that the library carries in itself,
+//! and the C layout of the plan for the library to check its own against.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Freestanding, and without anything that would need a relocation, a table of addresses or a vector register.
+const FLAGS: &[&str] = &[
+    "-std=gnu11",
+    "-O2",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-ffreestanding",
+    "-fpie",
+    "-mgeneral-regs-only",
+    "-fno-stack-protector",
+    "-fcf-protection=none",
+    "-fno-jump-tables",
+    "-fno-asynchronous-unwind-tables",
+    "-fno-tree-loop-distribute-patterns",
+    "-fvisibility=hidden",
+    "-static-pie",
+    "-nostdlib",
+    "-nostartfiles",
+    "-Wl,--no-dynamic-linker",
+    "-Wl,-z,norelro",
+    "-Wl,-z,max-page-size=4096",
+    "-Wl,--build-id=none",
+    "-Wl,--strip-all",
+];
+
+fn run(command: &mut Command) -> Vec<u8> {
+    let output = command
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?} could not be started: {error}; install gcc"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} failed:\n{errors}");
+    output.stdout
+}
+
+fn main() {
+    let source = Path::new("restorer");
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    for name in ["kernel.h", "plan.h", "restorer.h", "stub.c", "restore.c", "restorer.ld", "layout.c"] {
+        println!("cargo::rerun-if-changed=restorer/{name}");
+    }
+    println!("cargo::rerun-if-env-changed=CC");
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "gcc".into());
+
+    let script = format!("-Wl,-T,{}", source.join("restorer.ld").display());
+    run(Command::new(&compiler)
+        .args(FLAGS)
+        .arg(script)
+        .arg(source.join("stub.c"))
+        .arg(source.join("restore.c"))
+        .arg("-o")
+        .arg(out.join("stub")));
+
+    let layout = out.join("layout");
+    run(Command::new(&compiler).arg(source.join("layout.c")).arg("-o").arg(&layout));
+    std::fs::write(out.join("layout.rs"), run(&mut Command::new(&layout))).expect("OUT_DIR can be written");
+}

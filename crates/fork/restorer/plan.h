@@ -1,0 +1,269 @@
+/* The restore plan: what the node's daemon compiles from a descriptor, and the restorer carries out. It is trusted: the
+ * daemon has checked each address and index. src/restore/layout.rs is its twin; a test compares sizes and offsets.
+ *
+ *  one address range R of the child, in a hole of the future map and of the stub's own:
+ *  ┌──────┬────────┬──────────────────┬────────┬──────────────┬─────────┬─────────┐
+ *  │ code │ frames │ plan (a memfd)   │ leader │ one stack a  │ parking │ scratch │
+ *  │      │        │                  │ stack  │ thread       │         │         │
+ *  └──────┴────────┴──────────────────┴────────┴──────────────┴─────────┴─────────┘
+ *  └── stays ──────┘└── unmapped by the last thread that leaves ───────────────────┘
+ */
+#pragma once
+
+#include "kernel.h"
+
+#define PLAN_MAGIC 0x4e414c504b465246ull /* "FRFKPLAN" */
+#define REQUEST_MAGIC 0x51455246u	 /* "FREQ" */
+#define SIGINFO_BYTES 128
+#define CODE_BYTES_MAX 16384		 /* also asserted by restorer.ld */
+#define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call needs under 4 KiB */
+#define THREAD_STACK_BYTES 4096		 /* a thread's part of it under 1 KiB */
+
+/* A table or text within the plan, by offset from the plan's start. */
+struct plan_span {
+	u32 offset;
+	u32 count;
+};
+
+enum plan_flag {
+	PLAN_PAUSED = 1,	 /* report, then wait for a word before the child runs */
+	PLAN_SESSION_LEADER = 2, /* begin a session */
+};
+
+enum mapping_kind {
+	MAPPING_ANONYMOUS = 0,
+	MAPPING_FILE = 1,   /* source: index into the files */
+	MAPPING_PASSED = 2, /* source: index into the passed descriptors */
+};
+
+enum mapping_flag {
+	MAPPING_GROWS_DOWN = 1,
+	MAPPING_NO_RESERVE = 2,
+	MAPPING_LOCKED = 4,
+	MAPPING_HUGE_PAGE = 8,
+	MAPPING_NO_HUGE_PAGE = 16,
+	MAPPING_WIPE_ON_FORK = 32,
+	MAPPING_DONT_DUMP = 64,
+	MAPPING_SHARED = 128,
+};
+
+struct plan_mapping {
+	u64 start;
+	u64 bytes;
+	u64 offset;
+	u32 source;
+	u8 kind;
+	u8 protection;
+	u8 flags;
+	u8 reserved;
+};
+
+struct plan_range {
+	u64 start;
+	u64 bytes;
+};
+
+/* A kernel mapping (vdso, vvar): where the stub has it, and where the child must. */
+struct plan_special {
+	u64 from;
+	u64 to;
+	u64 bytes;
+};
+
+struct plan_file {
+	u32 path; /* offset of a zero-terminated text */
+	u32 flags;
+};
+
+/* Bytes that must be in place before anything runs. */
+struct plan_eager {
+	u64 address;
+	u32 offset; /* in the plan */
+	u32 bytes;
+};
+
+enum descriptor_kind {
+	DESCRIPTOR_OPEN = 0,   /* source: offset of the path */
+	DESCRIPTOR_PASSED = 1, /* source: index into the passed descriptors */
+	DESCRIPTOR_SAME = 2,   /* source: number of a descriptor placed before */
+	DESCRIPTOR_EPOLL = 3,
+};
+
+struct plan_descriptor {
+	u32 number;
+	u32 kind;
+	u32 source;
+	u32 flags;
+	u64 offset;
+	u32 close_on_exec;
+	u32 reserved;
+};
+
+struct plan_epoll {
+	u32 epoll; /* descriptor number */
+	u32 target;
+	u32 events;
+	u32 reserved;
+	u64 data;
+};
+
+struct plan_action {
+	u64 signal;
+	u64 handler; /* from here on as the kernel's struct sigaction */
+	u64 flags;
+	u64 restorer;
+	u64 mask;
+};
+
+struct plan_limit {
+	u64 resource;
+	u64 soft;
+	u64 hard;
+};
+
+struct plan_credentials {
+	u32 uids[4]; /* real, effective, saved, file system */
+	u32 gids[4];
+	struct plan_span groups; /* u32 each */
+	u64 inheritable;
+	u64 permitted;
+	u64 effective;
+	u64 bounding;
+	u64 ambient;
+	u32 securebits;
+	u32 no_new_privileges;
+};
+
+#define CREDENTIALS_AS_THEY_ARE 0xffffffffu
+
+struct plan_thread {
+	u64 frame; /* address of the signal frame's page */
+	u64 stack_top;
+	u64 fs_base;
+	u64 gs_base;
+	u64 clear_child_tid;
+	u64 robust_list;
+	u64 robust_list_bytes;
+	u64 rseq;
+	u32 rseq_bytes;
+	u32 rseq_signature;
+	u64 timer_slack_ns;
+	u32 tid;
+	u32 parent_death_signal;
+	u32 policy;
+	i32 nice;
+	u32 priority;
+	u32 credentials; /* index, or CREDENTIALS_AS_THEY_ARE */
+	struct plan_span pending; /* siginfo_t, SIGINFO_BYTES each */
+	char name[16];
+};
+
+struct plan {
+	u64 magic;
+	u64 plan_bytes;
+	u64 region_start;
+	u64 region_bytes;
+	u64 keep_bytes; /* code and frames */
+	u64 code_bytes;
+	u64 frame_bytes; /* of one thread */
+	u64 plan_offset; /* in the region; so the next four */
+	u64 leader_stack_offset;
+	u64 parking_offset;
+	u64 scratch_offset;
+	u64 scratch_bytes;
+	u32 flags;
+	u32 fd_base; /* first number for farfork's own descriptors while it restores */
+	u32 umask;
+	u32 personality;
+	u32 dumpable;
+	u32 exe; /* offset of the path */
+	u32 cwd;
+	u32 frames; /* offset of the frames' contents */
+	struct plan_span mappings;
+	struct plan_span files;
+	struct plan_span specials;
+	struct plan_span eager;
+	struct plan_span registered; /* plan_range, for userfaultfd */
+	struct plan_span descriptors;
+	struct plan_span epolls;
+	struct plan_span actions;
+	struct plan_span limits;
+	struct plan_span credentials;
+	struct plan_span threads; /* the first is the leader */
+	struct plan_span pending; /* of the process */
+	u64 mm[11];		  /* in the order of struct prctl_mm_map */
+	struct plan_span auxv;	  /* u64 each */
+};
+
+/* What the daemon asks of a stub: this message with descriptors, then more messages until all have come.
+ * passed[0] the plan, [1] the socket that the userfaultfd goes to, [2] the file for the wait status, [3…] the child's. */
+struct stub_request {
+	u32 magic;
+	u32 passed_count;
+	u32 pid;
+	u32 time_offsets_bytes; /* 0: stay in the node's time namespace */
+	char time_offsets[112]; /* for /proc/self/timens_offsets */
+};
+
+enum passed {
+	PASSED_PLAN = 0,
+	PASSED_PAGER = 1,
+	PASSED_STATUS = 2,
+	CHILD_CONTROL = PASSED_STATUS, /* in the child: the control socket instead */
+	PASSED_OWN = 3,		       /* how many of these are farfork's own */
+	PASSED_MAX = 1024,
+};
+
+enum report_kind {
+	REPORT_READY = 1,    /* the stub waits for a request */
+	REPORT_FAILED = 2,   /* error, step and detail say what */
+	REPORT_RESTORED = 3, /* the child is complete; it runs on, or waits when it is to be paused */
+	REPORT_ENDED = 4,    /* detail: wait status of the child */
+};
+
+/* What went wrong where; src/restore/report.rs has the words. */
+enum step {
+	STEP_MOUNT_PROC = 1,
+	STEP_RECEIVE = 2,
+	STEP_TIME_NAMESPACE = 3,
+	STEP_FORK = 4,
+	STEP_MOVE_DESCRIPTORS = 5,
+	STEP_MAP_REGION = 6,
+	STEP_MAP_PLAN = 7,
+	STEP_PROTECT_CODE = 8,
+	STEP_PARK_SPECIAL = 9,
+	STEP_UNMAP_STUB = 10,
+	STEP_OPEN_MAPPED_FILE = 11,
+	STEP_MAP = 12,
+	STEP_ADVISE = 13,
+	STEP_USERFAULTFD = 14,
+	STEP_REGISTER = 15,
+	STEP_SEND_USERFAULTFD = 16,
+	STEP_PLACE_SPECIAL = 17,
+	STEP_OPEN_EXECUTABLE = 18,
+	STEP_SET_MM = 19,
+	STEP_CHANGE_DIRECTORY = 20,
+	STEP_OPEN_FILE = 21,
+	STEP_SEEK = 22,
+	STEP_PLACE_DESCRIPTOR = 23,
+	STEP_EPOLL = 24,
+	STEP_SIGNAL_ACTION = 25,
+	STEP_LIMIT = 26,
+	STEP_THREAD = 27,
+	STEP_TLS = 28,
+	STEP_RSEQ = 29,
+	STEP_ROBUST_LIST = 30,
+	STEP_SCHEDULING = 31,
+	STEP_CREDENTIALS = 32,
+	STEP_PENDING_SIGNAL = 33,
+	STEP_UNPAUSE = 34,
+	STEP_SESSION = 35,
+};
+
+struct report {
+	u32 kind;
+	i32 error; /* errno */
+	u32 step;
+	u32 detail; /* index, signal or number that the step was at; the wait status in REPORT_ENDED */
+	u64 realtime_ns;
+};

@@ -1,0 +1,200 @@
+/* pid 1 of a lean container. It waits in the pool, already in all namespaces and its control group; on request it forks
+ * the child, with the pid that it must have; then it reaps, and leaves the child's wait status in a file.
+ *
+ * It needs no daemon once the child runs. How a process becomes the child: restore.c. */
+#include "restorer.h"
+
+/* The daemon's socket, as the container's builder leaves it. */
+#define CONTROL_FD 3
+
+struct passed_set {
+	u32 count;
+	i32 fds[PASSED_MAX];
+};
+
+static __attribute__((noreturn)) void leave(int status)
+{
+	for (;;)
+		CALL1(exit_group, status);
+}
+
+static __attribute__((noreturn)) void fail(enum step step, long error, u32 detail)
+{
+	send_report(CONTROL_FD, REPORT_FAILED, step, error, detail);
+	leave(1);
+}
+
+/* One message with its descriptors. Gives its length; 0 when the daemon is gone. */
+static long receive(void *into, u64 bytes, struct passed_set *passed)
+{
+	struct {
+		struct k_cmsghdr header;
+		i32 fds[253];
+	} control;
+	struct k_iovec vector = { into, bytes };
+	struct k_msghdr message = { 0, 0, &vector, 1, &control, sizeof control, 0 };
+	long received;
+
+	do
+		received = CALL3(recvmsg, CONTROL_FD, &message, K_MSG_CMSG_CLOEXEC);
+	while (received == -K_EINTR);
+	if (received <= 0 || message.control_bytes < sizeof control.header)
+		return received;
+	if (control.header.level != K_SOL_SOCKET || control.header.type != K_SCM_RIGHTS)
+		return -K_EINVAL;
+	u64 count = (control.header.bytes - sizeof control.header) / sizeof(i32);
+	if (passed->count + count > PASSED_MAX)
+		return -K_EINVAL;
+	for (u64 i = 0; i < count; i++)
+		passed->fds[passed->count++] = control.fds[i];
+	return received;
+}
+
+static void receive_request(struct stub_request *request, struct passed_set *passed)
+{
+	long received = receive(request, sizeof *request, passed);
+	if (received == 0)
+		leave(0);
+	if (received != sizeof *request || request->magic != REQUEST_MAGIC ||
+	    request->time_offsets_bytes > sizeof request->time_offsets || request->passed_count < PASSED_OWN)
+		fail(STEP_RECEIVE, received < 0 ? received : -K_EINVAL, 0);
+	while (passed->count < request->passed_count) {
+		u32 word;
+		received = receive(&word, sizeof word, passed);
+		if (received <= 0)
+			fail(STEP_RECEIVE, received, passed->count);
+	}
+}
+
+/* Children to come are born in a new time namespace, whose clocks go on from the parent's (time_namespaces(7)). */
+static void set_time(const struct stub_request *request)
+{
+	if (request->time_offsets_bytes == 0)
+		return;
+	long error = CALL1(unshare, K_CLONE_NEWTIME);
+	if (error < 0)
+		fail(STEP_TIME_NAMESPACE, error, 0);
+	long file = CALL3(open, "/proc/self/timens_offsets", K_O_WRONLY | K_O_CLOEXEC, 0);
+	if (file < 0)
+		fail(STEP_TIME_NAMESPACE, file, 1);
+	long written = CALL3(write, file, request->time_offsets, request->time_offsets_bytes);
+	if (written != (long)request->time_offsets_bytes)
+		fail(STEP_TIME_NAMESPACE, written, 2);
+	CALL1(close, file);
+}
+
+/* Moves farfork's descriptors above all that the child will have, and closes the rest. */
+static void move_descriptors(const struct passed_set *passed, u32 fd_base)
+{
+	for (u32 i = 0; i < passed->count; i++) {
+		long moved = CALL3(fcntl, passed->fds[i], K_F_DUPFD_CLOEXEC, fd_base + i);
+		if (moved != fd_base + i)
+			fail(STEP_MOVE_DESCRIPTORS, moved, i);
+	}
+	/* The child needs no status file: the control socket takes its place. */
+	long control = CALL3(dup3, CONTROL_FD, fd_base + CHILD_CONTROL, K_O_CLOEXEC);
+	if (control < 0)
+		fail(STEP_MOVE_DESCRIPTORS, control, CHILD_CONTROL);
+	CALL3(close_range, 0, fd_base - 1, 0);
+	CALL3(close_range, fd_base + passed->count, ~0u, 0);
+}
+
+/* In the fork: maps the region, copies the code there, and goes on in the copy. */
+static __attribute__((noreturn)) void become_child(const struct passed_set *passed)
+{
+	struct plan head;
+	long got = CALL4(pread64, passed->fds[PASSED_PLAN], &head, sizeof head, 0);
+	if (got != sizeof head || head.magic != PLAN_MAGIC)
+		fail(STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 0);
+
+	long region = CALL6(mmap, head.region_start, head.region_bytes, K_PROT_READ | K_PROT_WRITE,
+			    K_MAP_PRIVATE | K_MAP_ANONYMOUS | K_MAP_FIXED_NOREPLACE, -1, 0);
+	if (region != (long)head.region_start)
+		fail(STEP_MAP_REGION, region, 0);
+	long plan = CALL6(mmap, head.region_start + head.plan_offset, head.plan_bytes, K_PROT_READ,
+			  K_MAP_PRIVATE | K_MAP_FIXED, passed->fds[PASSED_PLAN], 0);
+	if (plan != (long)(head.region_start + head.plan_offset))
+		fail(STEP_MAP_PLAN, plan, 1);
+	copy_bytes((void *)region, image_start, image_end - image_start);
+	copy_bytes((void *)(region + head.code_bytes), (void *)(plan + head.frames),
+		   head.frame_bytes * head.threads.count);
+	long error = CALL3(mprotect, region, head.code_bytes, K_PROT_READ | K_PROT_EXEC);
+	if (error < 0)
+		fail(STEP_PROTECT_CODE, error, 0);
+	move_descriptors(passed, head.fd_base);
+
+	u64 entry = (u64)region + ((u64)restore - (u64)image_start);
+	u64 stack_top = (u64)region + head.leader_stack_offset + LEADER_STACK_BYTES;
+	__asm__ volatile("mov %0, %%rsp\n\t"
+			 "xor %%ebp, %%ebp\n\t"
+			 "call *%1\n\t"
+			 "ud2"
+			 :
+			 : "r"(stack_top), "r"(entry), "D"(plan)
+			 : "memory");
+	__builtin_unreachable();
+}
+
+static long fork_child(const struct stub_request *request)
+{
+	i32 pid = (i32)request->pid;
+	struct k_clone_args args;
+	clear_bytes(&args, sizeof args);
+	args.exit_signal = K_SIGCHLD;
+	args.set_tid = (u64)&pid;
+	args.set_tid_size = 1;
+	return CALL2(clone3, &args, sizeof args);
+}
+
+/* Reaps all that end, orphans too, until the child has; its end is the container's. */
+static __attribute__((noreturn)) void reap(long child, int status_file)
+{
+	i32 status = 0;
+	long ended;
+	do
+		ended = CALL4(wait4, -1, &status, 0, 0);
+	while (ended != child && (ended > 0 || ended == -K_EINTR));
+	CALL4(pwrite64, status_file, &status, sizeof status, 0);
+	send_report(CONTROL_FD, REPORT_ENDED, 0, 0, (u32)status);
+	leave(0);
+}
+
+__attribute__((noreturn, used, visibility("hidden"))) void stub(void)
+{
+	struct stub_request request;
+	struct passed_set passed;
+	u64 all_signals = ~0ull;
+	struct k_rlimit limit;
+
+	passed.count = 0;
+	CALL4(rt_sigprocmask, K_SIG_SETMASK, &all_signals, 0, sizeof all_signals);
+	if (CALL4(prlimit64, 0, K_RLIMIT_NOFILE, 0, &limit) == 0) {
+		limit.soft = limit.hard;
+		CALL4(prlimit64, 0, K_RLIMIT_NOFILE, &limit, 0);
+	}
+	long error = CALL5(mount, "proc", "/proc", "proc", 0xe /* nosuid, nodev, noexec */, 0);
+	if (error < 0)
+		fail(STEP_MOUNT_PROC, error, 0);
+	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
+
+	receive_request(&request, &passed);
+	set_time(&request);
+	long child = fork_child(&request);
+	if (child == 0)
+		become_child(&passed);
+	if (child < 0)
+		fail(STEP_FORK, child, request.pid);
+	int status_file = passed.fds[PASSED_STATUS];
+	CALL3(close_range, CONTROL_FD + 1, status_file - 1, 0);
+	CALL3(close_range, status_file + 1, ~0u, 0);
+	reap(child, status_file);
+}
+
+__asm__(".text\n"
+	".globl _start\n"
+	".hidden _start\n"
+	"_start:\n"
+	"	xor %ebp, %ebp\n"
+	"	and $-16, %rsp\n"
+	"	call stub\n"
+	"	ud2\n");

@@ -1,0 +1,153 @@
+//! The child's address space, as the restorer is to build it: what is mapped from the node's own files, what is paged.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{Backing, ExtentId, Mapping, SpecialMapping};
+use rustix::fs::OFlags;
+
+use super::RestoreError;
+use super::layout::{
+    MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_FILE, MAPPING_GROWS_DOWN, MAPPING_HUGE_PAGE, MAPPING_LOCKED,
+    MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile,
+    PlanMapping, PlanRange, PlanSpecial,
+};
+use super::objects::Objects;
+use super::stub_map::StubMap;
+use super::writer::PlanWriter;
+use crate::identity;
+
+/// A range of the child whose pages come from the owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PagedRange {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last byte.
+    pub end: u64,
+    /// What the pages come from, from its first byte on.
+    pub extent: ExtentId,
+}
+
+/// The tables that describe an address space.
+#[derive(Debug, Default)]
+pub(super) struct AddressSpace {
+    pub(super) mappings: Vec<PlanMapping>,
+    pub(super) files: Vec<PlanFile>,
+    pub(super) specials: Vec<PlanSpecial>,
+    pub(super) registered: Vec<PlanRange>,
+    pub(super) paged: Vec<PagedRange>,
+}
+
+/// Whether each mapped file of the descriptor is the same file on this node. `root` is the root of the child's view.
+pub(super) fn files_that_are_here(descriptor: &Descriptor, root: &Path, boot_id: &str) -> Vec<bool> {
+    let same_boot = descriptor.origin.boot_id == boot_id;
+    let here = |path: &str| root.join(path.trim_start_matches('/'));
+    descriptor.mapped_files.iter().map(|file| identity::is_same(&here(&file.path), &file.identity, same_boot)).collect()
+}
+
+impl AddressSpace {
+    /// Decides for each mapping where its contents come from.
+    pub(super) fn plan(
+        descriptor: &Descriptor,
+        is_here: &[bool],
+        objects: &Objects,
+        stub: &StubMap,
+        writer: &mut PlanWriter,
+    ) -> Result<Self, RestoreError> {
+        let mut space = Self::default();
+        let mut opened = HashMap::new();
+        for mapping in &descriptor.mappings {
+            match mapping.backing {
+                Backing::Anonymous { extent } => space.add_anonymous(mapping, extent, descriptor),
+                Backing::PrivateFile { file, extent, .. } if !is_here[file as usize] => {
+                    space.add_anonymous(mapping, Some(extent), descriptor);
+                }
+                Backing::PrivateFile { file, offset, .. } => {
+                    let source = space.file(file, OFlags::RDONLY, descriptor, &mut opened, writer)?;
+                    space.add(mapping, MAPPING_FILE, source, offset, 0);
+                }
+                Backing::SharedFile { file, offset, writable } => {
+                    let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
+                    let source = space.file(file, access, descriptor, &mut opened, writer)?;
+                    space.add(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
+                }
+                Backing::SharedMemory { object, offset } => {
+                    space.add(mapping, MAPPING_PASSED, objects.of_shared(object), offset, MAPPING_SHARED);
+                }
+                Backing::Special(kind) => space.specials.push(special(mapping, kind, stub)?),
+            }
+        }
+        // The restorer opens each file once: its mappings must stand together.
+        space.mappings.sort_by_key(|mapping| (mapping.kind, if mapping.kind == MAPPING_FILE { mapping.source } else { 0 }));
+        Ok(space)
+    }
+
+    fn add(&mut self, mapping: &Mapping, kind: u8, source: u32, offset: u64, flags: u8) {
+        self.mappings.push(PlanMapping {
+            start: mapping.start,
+            bytes: mapping.end - mapping.start,
+            offset,
+            source,
+            kind,
+            protection: mapping.protection,
+            flags: flags | flags_of(mapping),
+            reserved: 0,
+        });
+    }
+
+    fn add_anonymous(&mut self, mapping: &Mapping, extent: Option<ExtentId>, descriptor: &Descriptor) {
+        self.add(mapping, MAPPING_ANONYMOUS, 0, 0, 0);
+        let populated = extent.filter(|id| !descriptor.extents[id.0 as usize].populated.is_empty());
+        // Memory without any data needs no pager: the kernel's own zeroes are right.
+        let Some(extent) = populated else { return };
+        self.paged.push(PagedRange { start: mapping.start, end: mapping.end, extent });
+        match self.registered.last_mut() {
+            Some(last) if last.start + last.bytes == mapping.start => last.bytes += mapping.end - mapping.start,
+            _ => self.registered.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start }),
+        }
+    }
+
+    fn file(
+        &mut self,
+        file: u32,
+        access: OFlags,
+        descriptor: &Descriptor,
+        opened: &mut HashMap<(u32, u32), u32>,
+        writer: &mut PlanWriter,
+    ) -> Result<u32, RestoreError> {
+        if let Some(known) = opened.get(&(file, access.bits())) {
+            return Ok(*known);
+        }
+        let path = writer.text(&descriptor.mapped_files[file as usize].path)?;
+        self.files.push(PlanFile { path, flags: (access | OFlags::CLOEXEC | OFlags::NOCTTY).bits() });
+        let index = self.files.len() as u32 - 1;
+        opened.insert((file, access.bits()), index);
+        Ok(index)
+    }
+}
+
+fn flags_of(mapping: &Mapping) -> u8 {
+    let flags = mapping.flags;
+    [
+        (flags.grows_down, MAPPING_GROWS_DOWN),
+        (flags.no_reserve, MAPPING_NO_RESERVE),
+        (flags.locked, MAPPING_LOCKED),
+        (flags.huge_page, MAPPING_HUGE_PAGE),
+        (flags.no_huge_page, MAPPING_NO_HUGE_PAGE),
+        (flags.wipe_on_fork, MAPPING_WIPE_ON_FORK),
+        (flags.dont_dump, MAPPING_DONT_DUMP),
+    ]
+    .into_iter()
+    .filter(|(is_set, _)| *is_set)
+    .fold(0, |bits, (_, bit)| bits | bit)
+}
+
+/// The stub's own vdso and vvar move to where the parent had them; kernels that lay them out otherwise do not match.
+fn special(mapping: &Mapping, kind: SpecialMapping, stub: &StubMap) -> Result<PlanSpecial, RestoreError> {
+    let bytes = mapping.end - mapping.start;
+    match stub.special(kind) {
+        Some((start, end)) if end - start == bytes => Ok(PlanSpecial { from: start, to: mapping.start, bytes }),
+        found => Err(RestoreError::KernelsDiffer { kind, wanted: bytes, found: found.map(|(start, end)| end - start) }),
+    }
+}

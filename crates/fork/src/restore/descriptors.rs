@@ -1,0 +1,91 @@
+//! The child's file descriptors, as the restorer is to place them.
+
+use std::collections::HashMap;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::OpenFile;
+use rustix::fs::OFlags;
+
+use super::RestoreError;
+use super::layout::{
+    DESCRIPTOR_EPOLL, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED, DESCRIPTOR_SAME, PlanDescriptor, PlanEpoll,
+};
+use super::objects::Objects;
+use super::writer::PlanWriter;
+
+/// Flags that belong to the act of opening, not to the open file.
+const ONLY_AT_OPEN: OFlags = OFlags::CREATE.union(OFlags::EXCL).union(OFlags::TRUNC).union(OFlags::CLOEXEC);
+
+/// Descriptors ascending, and the registrations of epolls.
+pub(super) fn tables(
+    descriptor: &Descriptor,
+    objects: &Objects,
+    writer: &mut PlanWriter,
+) -> Result<(Vec<PlanDescriptor>, Vec<PlanEpoll>), RestoreError> {
+    let mut first_of: HashMap<u32, u32> = HashMap::new();
+    let (mut descriptors, mut epolls) = (Vec::new(), Vec::new());
+    for entry in &descriptor.file_descriptors {
+        let mut planned = PlanDescriptor {
+            number: entry.number,
+            kind: DESCRIPTOR_SAME,
+            source: 0,
+            flags: 0,
+            offset: 0,
+            close_on_exec: entry.close_on_exec.into(),
+            reserved: 0,
+        };
+        if let Some(first) = first_of.get(&entry.open_file) {
+            planned.source = *first;
+        } else {
+            first_of.insert(entry.open_file, entry.number);
+            let file = &descriptor.open_files[entry.open_file as usize];
+            fill(&mut planned, file, objects.of_open_file(entry.open_file), writer)?;
+            if let OpenFile::Epoll { targets, .. } = file {
+                epolls.extend(targets.iter().map(|target| PlanEpoll {
+                    epoll: entry.number,
+                    target: target.number,
+                    events: target.events,
+                    reserved: 0,
+                    data: target.data,
+                }));
+            }
+        }
+        descriptors.push(planned);
+    }
+    Ok((descriptors, epolls))
+}
+
+fn fill(
+    planned: &mut PlanDescriptor,
+    file: &OpenFile,
+    passed: Option<u32>,
+    writer: &mut PlanWriter,
+) -> Result<(), RestoreError> {
+    if let Some(passed) = passed {
+        planned.kind = DESCRIPTOR_PASSED;
+        planned.source = passed;
+        return Ok(());
+    }
+    match file {
+        OpenFile::Regular { path, flags, offset } | OpenFile::Directory { path, flags, offset } => {
+            planned.kind = DESCRIPTOR_OPEN;
+            planned.source = writer.text(path)?;
+            planned.flags = reopen_flags(*flags);
+            planned.offset = *offset;
+        }
+        OpenFile::Device { path, flags } => {
+            planned.kind = DESCRIPTOR_OPEN;
+            planned.source = writer.text(path)?;
+            planned.flags = reopen_flags(*flags);
+        }
+        OpenFile::Epoll { .. } => planned.kind = DESCRIPTOR_EPOLL,
+        OpenFile::Pipe { .. } | OpenFile::EventFd { .. } | OpenFile::Memory { .. } | OpenFile::Standard(_) => {
+            unreachable!("objects without a path are passed")
+        }
+    }
+    Ok(())
+}
+
+fn reopen_flags(flags: u32) -> u32 {
+    ((OFlags::from_bits_retain(flags) - ONLY_AT_OPEN) | OFlags::NOCTTY).bits()
+}

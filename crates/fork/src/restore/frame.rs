@@ -1,0 +1,88 @@
+//! Signal frames: a thread is entered by rt_sigreturn(2), which loads registers, extended state, signal mask and alternate
+//! stack at once, exactly as they stood when the parent was stopped.
+//!
+//! ```text
+//!  0       8                                     0x400                        0x400 + xstate + 4
+//!  ┌───────┬──────────────────────────────┬──────┬────────────────────────────┬─────┐
+//!  │ return│ ucontext: flags, stack,      │ unused│ extended state as ptrace   │ end │
+//!  │ addr. │ registers, mask              │      │ gave it, magic in 464..512 │ mark│
+//!  └───────┴──────────────────────────────┴──────┴────────────────────────────┴─────┘
+//! ```
+//!
+//! Layout: the kernel's `arch/x86/include/uapi/asm/{ucontext,sigcontext}.h`.
+
+use farfork_wire::descriptor::Thread;
+
+use super::RestoreError;
+
+/// Where the extended state stands in a frame; the XSAVE area wants 64-byte alignment.
+const XSTATE_OFFSET: usize = 0x400;
+/// Behind the extended state: FP_XSTATE_MAGIC2.
+const END_MARK: u32 = 0x4650_5845;
+/// In the extended state's software-reserved bytes: FP_XSTATE_MAGIC1.
+const XSTATE_MARK: u32 = 0x4650_5853;
+const SOFTWARE_RESERVED: std::ops::Range<usize> = 464..512;
+/// UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS.
+const CONTEXT_FLAGS: u64 = 0b111;
+/// SS_ONSTACK, which sigreturn would refuse.
+const ON_STACK: u32 = 1;
+const UCONTEXT: usize = 8;
+const STACK: usize = UCONTEXT + 16;
+const CONTEXT: usize = UCONTEXT + 40;
+const FP_POINTER: usize = CONTEXT + 184;
+const MASK: usize = CONTEXT + 256;
+
+/// Which of ptrace's registers (by index in `user_regs_struct`) stand in the signal context, in its order:
+/// r8–r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, eflags.
+const CONTEXT_REGISTERS: [usize; 18] = [9, 8, 7, 6, 3, 2, 1, 0, 14, 13, 4, 5, 12, 10, 11, 19, 16, 18];
+const CS: usize = 17;
+const SS: usize = 20;
+/// Index of FS base and GS base in `user_regs_struct`.
+pub(super) const FS_BASE: usize = 21;
+pub(super) const GS_BASE: usize = 22;
+
+/// Bytes that one frame takes for this much extended state: whole pages.
+pub(super) fn frame_bytes(xstate_bytes: usize) -> u64 {
+    (XSTATE_OFFSET + xstate_bytes + 4).next_multiple_of(4096) as u64
+}
+
+/// The frame of `thread`, to stand at `address`; `xcr0` are the state components that this node's CPU has enabled.
+pub(super) fn build(thread: &Thread, address: u64, bytes: u64, xcr0: u64) -> Result<Vec<u8>, RestoreError> {
+    let mut frame = vec![0; bytes as usize];
+    let mut put = |at: usize, value: &[u8]| frame[at..at + value.len()].copy_from_slice(value);
+
+    put(UCONTEXT, &CONTEXT_FLAGS.to_le_bytes());
+    put(STACK, &thread.alt_stack.base.to_le_bytes());
+    put(STACK + 8, &(thread.alt_stack.flags & !ON_STACK).to_le_bytes());
+    put(STACK + 16, &thread.alt_stack.bytes.to_le_bytes());
+    for (position, register) in CONTEXT_REGISTERS.into_iter().enumerate() {
+        put(CONTEXT + 8 * position, &thread.registers[register].to_le_bytes());
+    }
+    put(CONTEXT + 144, &(thread.registers[CS] as u16).to_le_bytes());
+    put(CONTEXT + 150, &(thread.registers[SS] as u16).to_le_bytes());
+    put(FP_POINTER, &(address + XSTATE_OFFSET as u64).to_le_bytes());
+    put(MASK, &thread.signal_mask.to_le_bytes());
+
+    let xstate_bytes = thread.xstate.len();
+    put(XSTATE_OFFSET, &thread.xstate);
+    let mut reserved = [0; 48];
+    reserved[..4].copy_from_slice(&XSTATE_MARK.to_le_bytes());
+    reserved[4..8].copy_from_slice(&(xstate_bytes as u32 + 4).to_le_bytes());
+    reserved[8..16].copy_from_slice(&xcr0.to_le_bytes());
+    reserved[16..20].copy_from_slice(&(xstate_bytes as u32).to_le_bytes());
+    put(XSTATE_OFFSET + SOFTWARE_RESERVED.start, &reserved);
+    put(XSTATE_OFFSET + xstate_bytes, &END_MARK.to_le_bytes());
+    check_selectors(thread)?;
+    Ok(frame)
+}
+
+/// 64-bit user code and data: what the kernel gives every 64-bit process; anything else is no process of ours.
+fn check_selectors(thread: &Thread) -> Result<(), RestoreError> {
+    const USER_CS: u64 = 0x33;
+    const USER_SS: u64 = 0x2b;
+    if thread.registers[CS] == USER_CS && thread.registers[SS] == USER_SS {
+        Ok(())
+    } else {
+        Err(RestoreError::Selectors { tid: thread.tid, cs: thread.registers[CS], ss: thread.registers[SS] })
+    }
+}

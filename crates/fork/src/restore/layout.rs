@@ -1,0 +1,243 @@
+//! The restore plan's structures, twins of those in `restorer/plan.h`; the constants at the end hold the two against each
+//! other when this is compiled. What the fields mean stands there.
+
+use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
+
+macro_rules! structures {
+    ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy, IntoBytes, Immutable, KnownLayout)]
+            #[repr(C)]
+            pub(super) struct $name { $(pub(super) $field: $type,)* }
+        )*
+    };
+}
+
+pub(super) const PLAN_MAGIC: u64 = 0x4e41_4c50_4b46_5246;
+pub(super) const REQUEST_MAGIC: u32 = 0x5145_5246;
+pub(super) const SIGINFO_BYTES: usize = 128;
+pub(super) const CODE_BYTES_MAX: u64 = 16384;
+pub(super) const LEADER_STACK_BYTES: u64 = 16384;
+pub(super) const THREAD_STACK_BYTES: u64 = 4096;
+
+pub(super) const PLAN_PAUSED: u32 = 1;
+pub(super) const PLAN_SESSION_LEADER: u32 = 2;
+
+pub(super) const MAPPING_ANONYMOUS: u8 = 0;
+pub(super) const MAPPING_FILE: u8 = 1;
+pub(super) const MAPPING_PASSED: u8 = 2;
+
+pub(super) const MAPPING_GROWS_DOWN: u8 = 1;
+pub(super) const MAPPING_NO_RESERVE: u8 = 2;
+pub(super) const MAPPING_LOCKED: u8 = 4;
+pub(super) const MAPPING_HUGE_PAGE: u8 = 8;
+pub(super) const MAPPING_NO_HUGE_PAGE: u8 = 16;
+pub(super) const MAPPING_WIPE_ON_FORK: u8 = 32;
+pub(super) const MAPPING_DONT_DUMP: u8 = 64;
+pub(super) const MAPPING_SHARED: u8 = 128;
+
+pub(super) const DESCRIPTOR_OPEN: u32 = 0;
+pub(super) const DESCRIPTOR_PASSED: u32 = 1;
+pub(super) const DESCRIPTOR_SAME: u32 = 2;
+pub(super) const DESCRIPTOR_EPOLL: u32 = 3;
+
+pub(super) const CREDENTIALS_AS_THEY_ARE: u32 = u32::MAX;
+
+/// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
+pub(super) const PASSED_OWN: u32 = 3;
+/// Most descriptors that one request passes.
+pub(super) const PASSED_MAX: usize = 1024;
+
+pub(super) const REPORT_READY: u32 = 1;
+pub(super) const REPORT_FAILED: u32 = 2;
+pub(super) const REPORT_RESTORED: u32 = 3;
+pub(super) const REPORT_ENDED: u32 = 4;
+
+/// Longest text for /proc/self/timens_offsets.
+pub(super) const TIME_OFFSETS_BYTES_MAX: usize = 112;
+
+structures! {
+    /// A table or text within the plan.
+    struct Span {
+        offset: u32,
+        count: u32,
+    }
+    struct PlanMapping {
+        start: u64,
+        bytes: u64,
+        offset: u64,
+        source: u32,
+        kind: u8,
+        protection: u8,
+        flags: u8,
+        reserved: u8,
+    }
+    struct PlanRange {
+        start: u64,
+        bytes: u64,
+    }
+    struct PlanSpecial {
+        from: u64,
+        to: u64,
+        bytes: u64,
+    }
+    struct PlanFile {
+        path: u32,
+        flags: u32,
+    }
+    struct PlanEager {
+        address: u64,
+        offset: u32,
+        bytes: u32,
+    }
+    struct PlanDescriptor {
+        number: u32,
+        kind: u32,
+        source: u32,
+        flags: u32,
+        offset: u64,
+        close_on_exec: u32,
+        reserved: u32,
+    }
+    struct PlanEpoll {
+        epoll: u32,
+        target: u32,
+        events: u32,
+        reserved: u32,
+        data: u64,
+    }
+    struct PlanAction {
+        signal: u64,
+        handler: u64,
+        flags: u64,
+        restorer: u64,
+        mask: u64,
+    }
+    struct PlanLimit {
+        resource: u64,
+        soft: u64,
+        hard: u64,
+    }
+    struct PlanCredentials {
+        uids: [u32; 4],
+        gids: [u32; 4],
+        groups: Span,
+        inheritable: u64,
+        permitted: u64,
+        effective: u64,
+        bounding: u64,
+        ambient: u64,
+        securebits: u32,
+        no_new_privileges: u32,
+    }
+    struct PlanThread {
+        frame: u64,
+        stack_top: u64,
+        fs_base: u64,
+        gs_base: u64,
+        clear_child_tid: u64,
+        robust_list: u64,
+        robust_list_bytes: u64,
+        rseq: u64,
+        rseq_bytes: u32,
+        rseq_signature: u32,
+        timer_slack_ns: u64,
+        tid: u32,
+        parent_death_signal: u32,
+        policy: u32,
+        nice: i32,
+        priority: u32,
+        credentials: u32,
+        pending: Span,
+        name: [u8; 16],
+    }
+    struct PlanHeader {
+        magic: u64,
+        plan_bytes: u64,
+        region_start: u64,
+        region_bytes: u64,
+        keep_bytes: u64,
+        code_bytes: u64,
+        frame_bytes: u64,
+        plan_offset: u64,
+        leader_stack_offset: u64,
+        parking_offset: u64,
+        scratch_offset: u64,
+        scratch_bytes: u64,
+        flags: u32,
+        fd_base: u32,
+        umask: u32,
+        personality: u32,
+        dumpable: u32,
+        exe: u32,
+        cwd: u32,
+        frames: u32,
+        mappings: Span,
+        files: Span,
+        specials: Span,
+        eager: Span,
+        registered: Span,
+        descriptors: Span,
+        epolls: Span,
+        actions: Span,
+        limits: Span,
+        credentials: Span,
+        threads: Span,
+        pending: Span,
+        mm: [u64; 11],
+        auxv: Span,
+    }
+    /// What the daemon asks of a stub.
+    struct StubRequest {
+        magic: u32,
+        passed_count: u32,
+        pid: u32,
+        time_offsets_bytes: u32,
+        time_offsets: [u8; TIME_OFFSETS_BYTES_MAX],
+    }
+}
+
+/// What stub and restorer tell.
+#[derive(Debug, Clone, Copy, TryFromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub(super) struct Report {
+    pub(super) kind: u32,
+    pub(super) error: i32,
+    pub(super) step: u32,
+    pub(super) detail: u32,
+    pub(super) realtime_ns: u64,
+}
+
+/// As the C compiler laid them out.
+mod c {
+    include!(concat!(env!("OUT_DIR"), "/layout.rs"));
+}
+
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(size_of::<PlanHeader>() == c::PLAN_BYTES);
+    assert!(size_of::<PlanMapping>() == c::MAPPING_BYTES);
+    assert!(size_of::<PlanRange>() == c::RANGE_BYTES);
+    assert!(size_of::<PlanSpecial>() == c::SPECIAL_BYTES);
+    assert!(size_of::<PlanFile>() == c::FILE_BYTES);
+    assert!(size_of::<PlanEager>() == c::EAGER_BYTES);
+    assert!(size_of::<PlanDescriptor>() == c::DESCRIPTOR_BYTES);
+    assert!(size_of::<PlanEpoll>() == c::EPOLL_BYTES);
+    assert!(size_of::<PlanAction>() == c::ACTION_BYTES);
+    assert!(size_of::<PlanLimit>() == c::LIMIT_BYTES);
+    assert!(size_of::<PlanCredentials>() == c::CREDENTIALS_BYTES);
+    assert!(size_of::<PlanThread>() == c::THREAD_BYTES);
+    assert!(size_of::<StubRequest>() == c::REQUEST_BYTES);
+    assert!(size_of::<Report>() == c::REPORT_BYTES);
+    assert!(offset_of!(PlanHeader, flags) == c::PLAN_FLAGS);
+    assert!(offset_of!(PlanHeader, mappings) == c::PLAN_MAPPINGS);
+    assert!(offset_of!(PlanHeader, mm) == c::PLAN_MM);
+    assert!(offset_of!(PlanHeader, auxv) == c::PLAN_AUXV);
+    assert!(offset_of!(PlanThread, tid) == c::THREAD_TID);
+    assert!(offset_of!(PlanThread, name) == c::THREAD_NAME);
+    assert!(offset_of!(PlanCredentials, securebits) == c::CREDENTIALS_SECUREBITS);
+    assert!(offset_of!(PlanDescriptor, offset) == c::DESCRIPTOR_OFFSET);
+    assert!(offset_of!(PlanMapping, flags) == c::MAPPING_FLAGS);
+    assert!(offset_of!(Report, realtime_ns) == c::REPORT_REALTIME);
+};

@@ -1,0 +1,168 @@
+//! Restore: a descriptor becomes a running child inside a lean container.
+//!
+//! ```text
+//!  daemon                               stub (pid 1)              child                     pager
+//!    │ compile plan (plan.rs)             │                         │                         │
+//!    │ Adopt: memory plan, socket ────────┼─────────────────────────┼────────────────────────▶│
+//!    │ request: plan, socket, files ─────▶│ clone3(set_tid) ───────▶│ map region, jump        │
+//!    │                                    │                         │ userfaultfd ───────────▶│
+//!    │◀── restored ───────────────────────┼─────────────────────────│ (paused: wait a word)   │
+//!    │                                    │                         │ rt_sigreturn, runs on   │
+//!    │              exit file ◀── status ─│◀── ends ────────────────│                         │
+//! ```
+//!
+//! The plan is trusted: it is compiled here, from a descriptor that `wire` has validated. The C side (`restorer/`) carries
+//! it out without judging. Capture is another module's, and so is the memory once the child runs (`pager`).
+
+mod address_space;
+mod clocks;
+mod descriptors;
+mod frame;
+mod layout;
+mod objects;
+mod plan;
+mod region;
+mod report;
+mod resume;
+mod stub;
+mod stub_map;
+mod writer;
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use farfork_wire::descriptor::{Credentials, SpecialMapping};
+
+pub use address_space::PagedRange;
+pub use objects::StandardStreams;
+pub use resume::{Prepared, Restored, ResumeRequest, unpause};
+pub use stub::STUB_IMAGE;
+
+/// What a node is, as far as restoring depends on it.
+#[derive(Debug, Clone)]
+pub struct LocalNode {
+    /// Root of the children's view of files.
+    pub root: PathBuf,
+    /// /proc/sys/kernel/random/boot_id.
+    pub boot_id: String,
+    /// Extended-state components that the CPU here has enabled.
+    pub xcr0: u64,
+    /// Bytes that the extended state needs here.
+    pub xstate_bytes: u32,
+    /// What a stub runs as.
+    pub credentials: Credentials,
+}
+
+/// Why a child could not be made. Nothing of it is left when this is returned and its container dropped.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The restorer could not carry out a step.
+    #[error("{step} failed{}: {cause}", if object.is_empty() { String::new() } else { format!(" for {object}") })]
+    Step {
+        /// What it was doing.
+        step: &'static str,
+        /// To what.
+        object: String,
+        /// errno.
+        cause: io::Error,
+    },
+    /// The CPU lacks what the parent's registers need.
+    #[error("the seed's CPU has state that this node lacks (components {wanted:#x}, {wanted_bytes} bytes; here {found:#x}, {found_bytes}): fork it to a node with the same CPU features")]
+    Cpu {
+        /// XCR0 at the origin.
+        wanted: u64,
+        /// Bytes there.
+        wanted_bytes: u32,
+        /// XCR0 here.
+        found: u64,
+        /// Bytes here.
+        found_bytes: u32,
+    },
+    /// The kernels lay out their own mappings otherwise.
+    #[error("the kernels differ: {kind:?} has {wanted} bytes in the seed, {found:?} here; fork it to a node with the same kernel")]
+    KernelsDiffer {
+        /// Which.
+        kind: SpecialMapping,
+        /// Size at the origin.
+        wanted: u64,
+        /// Size here.
+        found: Option<u64>,
+    },
+    /// A file of the parent is missing or another one here.
+    #[error("the seed needs {path}, which this node lacks: {cause}; install it here, or fork to a node that has it")]
+    MissingFile {
+        /// As the process sees it.
+        path: String,
+        /// What is wrong with it.
+        cause: io::Error,
+    },
+    /// No hole in the address space.
+    #[error("no hole of {bytes} bytes is left in the seed's address space for the restorer")]
+    NoHole {
+        /// Wanted.
+        bytes: u64,
+    },
+    /// Segment selectors that no 64-bit process has.
+    #[error("thread {tid} has segment selectors cs={cs:#x}, ss={ss:#x}: not a 64-bit process")]
+    Selectors {
+        /// Which thread.
+        tid: u32,
+        /// Code segment.
+        cs: u64,
+        /// Stack segment.
+        ss: u64,
+    },
+    /// A siginfo of another size.
+    #[error("a pending signal of the descriptor has the wrong size")]
+    PendingSignal,
+    /// A path with a zero byte.
+    #[error("the path `{path}` contains a zero byte")]
+    Path {
+        /// Escaped.
+        path: String,
+    },
+    /// More than 4 GiB of tables.
+    #[error("the restore plan is larger than 4 GiB")]
+    PlanTooLarge,
+    /// More pipes, eventfds and the like than a request carries.
+    #[error("the child needs {passed} descriptors passed to it, at most {limit} can be")]
+    TooManyObjects {
+        /// Wanted.
+        passed: usize,
+        /// Limit.
+        limit: usize,
+    },
+    /// A kernel object could not be made.
+    #[error("{object} of the child could not be made: {cause}")]
+    Object {
+        /// What.
+        object: &'static str,
+        /// errno.
+        cause: io::Error,
+    },
+    /// The container's stub cannot be talked to.
+    #[error("the container's stub cannot be talked to: {0}")]
+    Control(io::Error),
+    /// The stub ended before the child stood.
+    #[error("the container's stub ended before the child stood; see the node's log, and fork again")]
+    StubGone,
+    /// The child died on the way.
+    #[error("the child died while it was restored (wait status {wait_status:#x}); its pages may be lost: see the node's log")]
+    Died {
+        /// wait(2) status.
+        wait_status: u32,
+    },
+    /// Nothing heard in time.
+    #[error("the child did not stand within {limit:?}: the seed's node may be out of reach")]
+    Silent {
+        /// The limit.
+        limit: Duration,
+    },
+}
+
+impl RestoreError {
+    fn object(object: &'static str, cause: impl Into<io::Error>) -> Self {
+        Self::Object { object, cause: cause.into() }
+    }
+}

@@ -1,0 +1,163 @@
+//! Kernel objects without a path that a child gets from the daemon: pipes, eventfds, memfds, standard streams. They are
+//! made here, in the daemon, and passed to the stub; what has a path is opened by the restorer, inside the container.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, StandardStream};
+use rustix::event::EventfdFlags;
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
+
+use super::RestoreError;
+use super::layout::{PASSED_MAX, PASSED_OWN};
+
+/// The standard streams of a child.
+#[derive(Debug)]
+pub struct StandardStreams {
+    /// Becomes the child's standard input.
+    pub input: OwnedFd,
+    /// Becomes its standard output.
+    pub output: OwnedFd,
+    /// Becomes its standard error.
+    pub error: OwnedFd,
+}
+
+/// Objects to pass, and where among the passed descriptors each one stands.
+#[derive(Debug)]
+pub(super) struct Objects {
+    fds: Vec<OwnedFd>,
+    by_open_file: HashMap<u32, u32>,
+    shared: Vec<u32>,
+}
+
+impl Objects {
+    /// Makes all objects of a descriptor. `shared` are the shared objects' contents, one memfd each, in order.
+    pub(super) fn create(
+        descriptor: &Descriptor,
+        streams: StandardStreams,
+        shared: Vec<File>,
+    ) -> Result<Self, RestoreError> {
+        let mut objects = Self { fds: Vec::new(), by_open_file: HashMap::new(), shared: Vec::new() };
+        let input = objects.add(streams.input);
+        let output = objects.add(streams.output);
+        let error = objects.add(streams.error);
+        for memfd in &shared {
+            let passed = objects.add(memfd.try_clone().map_err(|e| RestoreError::object("shared memory", e))?.into());
+            objects.shared.push(passed);
+        }
+        let mut pipes = HashMap::new();
+        for (index, file) in descriptor.open_files.iter().enumerate() {
+            let passed = match file {
+                OpenFile::Standard(StandardStream::Input) => input,
+                OpenFile::Standard(StandardStream::Output) => output,
+                OpenFile::Standard(StandardStream::Error) => error,
+                OpenFile::Pipe { .. } => {
+                    let end = pipe_end(file, &mut pipes, descriptor).map_err(|e| RestoreError::object("a pipe", e))?;
+                    objects.add(end)
+                }
+                OpenFile::EventFd { count, semaphore, flags } => {
+                    let made = eventfd(*count, *semaphore, *flags).map_err(|e| RestoreError::object("an eventfd", e))?;
+                    objects.add(made)
+                }
+                OpenFile::Memory { object, flags, offset } => {
+                    let reopened = reopen(&shared[*object as usize], *flags, *offset);
+                    objects.add(reopened.map_err(|e| RestoreError::object("a memfd", e))?)
+                }
+                OpenFile::Regular { .. }
+                | OpenFile::Directory { .. }
+                | OpenFile::Device { .. }
+                | OpenFile::Epoll { .. } => continue,
+            };
+            objects.by_open_file.insert(index as u32, passed);
+        }
+        for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
+            if let Some(seals) = object.seals {
+                farfork_sys::memfd::seal(memfd, seals).map_err(|e| RestoreError::object("a memfd's seals", e))?;
+            }
+        }
+        let passed = objects.fds.len() + PASSED_OWN as usize;
+        if passed > PASSED_MAX {
+            return Err(RestoreError::TooManyObjects { passed, limit: PASSED_MAX });
+        }
+        Ok(objects)
+    }
+
+    fn add(&mut self, fd: OwnedFd) -> u32 {
+        self.fds.push(fd);
+        PASSED_OWN + self.fds.len() as u32 - 1
+    }
+
+    /// Where the object of an open file stands among the passed descriptors; `None` for what the restorer opens.
+    pub(super) fn of_open_file(&self, index: u32) -> Option<u32> {
+        self.by_open_file.get(&index).copied()
+    }
+
+    /// Where a shared object stands.
+    pub(super) fn of_shared(&self, index: u32) -> u32 {
+        self.shared[index as usize]
+    }
+
+    /// All of them, in the order in which they are passed behind farfork's own.
+    pub(super) fn as_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.fds.iter().map(AsFd::as_fd)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.fds.len()
+    }
+}
+
+type PipeEnds = HashMap<u64, (OwnedFd, OwnedFd)>;
+
+/// One end of a pipe; the pipe is made, and filled, when its first end is asked for.
+fn pipe_end(file: &OpenFile, pipes: &mut PipeEnds, descriptor: &Descriptor) -> io::Result<OwnedFd> {
+    let OpenFile::Pipe { pipe, is_write_end, flags, .. } = file else { unreachable!("asked for pipes only") };
+    if !pipes.contains_key(pipe) {
+        pipes.insert(*pipe, filled_pipe(*pipe, descriptor)?);
+    }
+    let (read, write) = &pipes[pipe];
+    // A description of its own for each end: reopened, so that O_NONBLOCK of one is not the other's.
+    let path = format!("/proc/self/fd/{}", if *is_write_end { write } else { read }.as_raw_fd());
+    let access = if *is_write_end { OFlags::WRONLY } else { OFlags::RDONLY };
+    let end = rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, rustix::fs::Mode::empty())?;
+    fcntl_setfl(&end, OFlags::from_bits_retain(*flags) & (OFlags::NONBLOCK | OFlags::DIRECT))?;
+    Ok(end)
+}
+
+fn filled_pipe(wanted: u64, descriptor: &Descriptor) -> io::Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    for file in &descriptor.open_files {
+        if let OpenFile::Pipe { pipe, is_write_end: false, capacity, content, .. } = file
+            && *pipe == wanted
+        {
+            fcntl_setpipe_size(&write, *capacity as usize)?;
+            File::from(write.try_clone()?).write_all(content)?;
+        }
+    }
+    Ok((read, write))
+}
+
+fn eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd> {
+    let mut wanted = EventfdFlags::CLOEXEC;
+    wanted.set(EventfdFlags::SEMAPHORE, semaphore);
+    wanted.set(EventfdFlags::NONBLOCK, OFlags::from_bits_retain(flags).contains(OFlags::NONBLOCK));
+    let made = rustix::event::eventfd(0, wanted)?;
+    if count > 0 {
+        rustix::io::write(&made, &count.to_ne_bytes())?;
+    }
+    Ok(made)
+}
+
+/// A description of its own over the same memory.
+fn reopen(memfd: &File, flags: u32, offset: u64) -> io::Result<OwnedFd> {
+    let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::APPEND | OFlags::NONBLOCK);
+    let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
+    let mut file: File = rustix::fs::open(path, kept | OFlags::CLOEXEC, rustix::fs::Mode::empty())?.into();
+    file.seek(SeekFrom::Start(offset))?;
+    Ok(file.into())
+}

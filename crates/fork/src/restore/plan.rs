@@ -1,0 +1,292 @@
+//! Compiles a descriptor into a restore plan: flat tables, all addresses checked, for one container on one node.
+
+use farfork_wire::descriptor::{Credentials, Descriptor, PendingSignal, Thread};
+
+use super::address_space::{AddressSpace, PagedRange};
+use super::descriptors;
+use super::frame::{self, FS_BASE, GS_BASE};
+use super::layout::{
+    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_MAGIC, PLAN_PAUSED, PLAN_SESSION_LEADER, PlanAction, PlanCredentials,
+    PlanEager, PlanHeader, PlanLimit, PlanThread, SIGINFO_BYTES, Span,
+};
+use super::objects::Objects;
+use super::region::Region;
+use super::stub_map::StubMap;
+use super::writer::PlanWriter;
+use super::{LocalNode, RestoreError};
+use zerocopy::IntoBytes;
+
+/// First number for farfork's own descriptors while it restores, when the child has few.
+const FD_BASE_MIN: u32 = 64;
+
+/// A plan, ready for a stub.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// What the stub maps.
+    pub(super) bytes: Vec<u8>,
+    /// What the pager must serve; empty when there is nothing to page.
+    pub(super) paged: Vec<PagedRange>,
+}
+
+/// Where each table stands; the header is written last, when the region is known.
+struct Tables {
+    space: AddressSpace,
+    mappings: Span,
+    files: Span,
+    specials: Span,
+    registered: Span,
+    eager: Span,
+    descriptors: Span,
+    epolls: Span,
+    actions: Span,
+    limits: Span,
+    credentials: Span,
+    pending: Span,
+    auxv: Span,
+    exe: u32,
+    cwd: u32,
+}
+
+/// Compiles the plan of `descriptor` for the stub whose map is `stub`.
+pub(super) fn compile(
+    descriptor: &Descriptor,
+    node: &LocalNode,
+    stub: &StubMap,
+    objects: &Objects,
+    paused: bool,
+) -> Result<Plan, RestoreError> {
+    let mut writer = PlanWriter::new();
+    let (credentials, credential_index) = credential_table(descriptor, node);
+    let tables = write_tables(descriptor, node, stub, objects, &credentials, &mut writer)?;
+    let mut threads = thread_table(descriptor, &credential_index, &mut writer)?;
+
+    let frame_bytes = frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
+    let threads_span = writer.table(&threads)?;
+    let frames = writer.append(&vec![0; frame_bytes as usize * threads.len()])?;
+    let parking = tables.space.specials.iter().map(|special| special.bytes).sum();
+    let region = Region::lay_out(threads.len() as u64, frame_bytes, writer.len(), parking)
+        .place(&occupied(descriptor, stub))?;
+
+    for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
+        planned.frame = region.frame(index);
+        planned.stack_top = region.stack_top(index);
+        let bytes = frame::build(thread, planned.frame, frame_bytes, node.xcr0)?;
+        writer.put(frames + (index as u64 * frame_bytes) as u32, &bytes);
+    }
+    writer.put(threads_span.offset, threads.as_bytes());
+    let header = header(descriptor, &tables, &region, threads_span, frames, writer.len(), paused);
+    Ok(Plan { bytes: writer.finish(&header), paged: tables.space.paged })
+}
+
+fn occupied(descriptor: &Descriptor, stub: &StubMap) -> Vec<(u64, u64)> {
+    let future = descriptor.mappings.iter().map(|mapping| (mapping.start, mapping.end));
+    future.chain(stub.ranges().iter().copied()).collect()
+}
+
+fn write_tables(
+    descriptor: &Descriptor,
+    node: &LocalNode,
+    stub: &StubMap,
+    objects: &Objects,
+    credentials: &[Credentials],
+    writer: &mut PlanWriter,
+) -> Result<Tables, RestoreError> {
+    let process = &descriptor.process;
+    let is_here = super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id);
+    let space = AddressSpace::plan(descriptor, &is_here, objects, stub, writer)?;
+    let (planned_descriptors, epolls) = descriptors::tables(descriptor, objects, writer)?;
+    let eager = eager_table(descriptor, writer)?;
+    let actions: Vec<PlanAction> = process
+        .signal_actions
+        .iter()
+        .map(|action| PlanAction {
+            signal: action.signal.into(),
+            handler: action.handler,
+            flags: action.flags,
+            restorer: action.restorer,
+            mask: action.mask,
+        })
+        .collect();
+    let limits: Vec<PlanLimit> = process
+        .limits
+        .iter()
+        .map(|limit| PlanLimit { resource: limit.resource.into(), soft: limit.soft, hard: limit.hard })
+        .collect();
+    let credentials = planned_credentials(credentials, writer)?;
+    Ok(Tables {
+        mappings: writer.table(&space.mappings)?,
+        files: writer.table(&space.files)?,
+        specials: writer.table(&space.specials)?,
+        registered: writer.table(&space.registered)?,
+        eager: writer.table(&eager)?,
+        descriptors: writer.table(&planned_descriptors)?,
+        epolls: writer.table(&epolls)?,
+        actions: writer.table(&actions)?,
+        limits: writer.table(&limits)?,
+        credentials: writer.table(&credentials)?,
+        pending: pending_table(&process.pending_signals, writer)?,
+        auxv: writer.table(&process.mm.auxv)?,
+        exe: writer.text(&process.exe)?,
+        cwd: writer.text(&process.cwd)?,
+        space,
+    })
+}
+
+fn eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<PlanEager>, RestoreError> {
+    descriptor
+        .eager
+        .iter()
+        .map(|eager| {
+            let offset = writer.append(&eager.bytes)?;
+            Ok(PlanEager { address: eager.address, offset, bytes: eager.bytes.len() as u32 })
+        })
+        .collect()
+}
+
+fn pending_table(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<Span, RestoreError> {
+    let mut rows = Vec::new();
+    for signal in signals {
+        let row: [u8; SIGINFO_BYTES] =
+            signal.siginfo.as_slice().try_into().map_err(|_| RestoreError::PendingSignal)?;
+        rows.push(row);
+    }
+    writer.table(&rows)
+}
+
+/// The distinct credentials of a process that differ from what the stub has, and which each thread takes.
+fn credential_table(descriptor: &Descriptor, node: &LocalNode) -> (Vec<Credentials>, Vec<u32>) {
+    let mut table: Vec<Credentials> = Vec::new();
+    let index_of = |thread: &Thread| {
+        let wanted = thread.credentials.as_ref().unwrap_or(&descriptor.process.credentials);
+        if *wanted == node.credentials {
+            return CREDENTIALS_AS_THEY_ARE;
+        }
+        let known = table.iter().position(|known| known == wanted);
+        known.unwrap_or_else(|| {
+            table.push(wanted.clone());
+            table.len() - 1
+        }) as u32
+    };
+    let index = descriptor.threads.iter().map(index_of).collect();
+    (table, index)
+}
+
+fn planned_credentials(
+    credentials: &[Credentials],
+    writer: &mut PlanWriter,
+) -> Result<Vec<PlanCredentials>, RestoreError> {
+    credentials
+        .iter()
+        .map(|c| {
+            Ok(PlanCredentials {
+                uids: c.uids,
+                gids: c.gids,
+                groups: writer.table(&c.groups)?,
+                inheritable: c.capabilities_inheritable,
+                permitted: c.capabilities_permitted,
+                effective: c.capabilities_effective,
+                bounding: c.capabilities_bounding,
+                ambient: c.capabilities_ambient,
+                securebits: c.securebits,
+                no_new_privileges: c.no_new_privileges.into(),
+            })
+        })
+        .collect()
+}
+
+fn thread_table(
+    descriptor: &Descriptor,
+    credential_index: &[u32],
+    writer: &mut PlanWriter,
+) -> Result<Vec<PlanThread>, RestoreError> {
+    let planned = |(thread, credentials): (&Thread, &u32)| {
+        let mut name = [0; 16];
+        name[..thread.name.len()].copy_from_slice(&thread.name);
+        let rseq = thread.rseq;
+        Ok(PlanThread {
+            frame: 0,
+            stack_top: 0,
+            fs_base: thread.registers[FS_BASE],
+            gs_base: thread.registers[GS_BASE],
+            clear_child_tid: thread.clear_child_tid,
+            robust_list: thread.robust_list_head,
+            robust_list_bytes: thread.robust_list_bytes,
+            rseq: rseq.map_or(0, |r| r.address),
+            rseq_bytes: rseq.map_or(0, |r| r.bytes),
+            rseq_signature: rseq.map_or(0, |r| r.signature),
+            timer_slack_ns: thread.timer_slack_ns,
+            tid: thread.tid,
+            parent_death_signal: thread.parent_death_signal,
+            policy: thread.scheduling.policy,
+            nice: thread.scheduling.nice,
+            priority: thread.scheduling.priority,
+            credentials: *credentials,
+            pending: pending_table(&thread.pending_signals, writer)?,
+            name,
+        })
+    };
+    descriptor.threads.iter().zip(credential_index).map(planned).collect()
+}
+
+fn header(
+    descriptor: &Descriptor,
+    tables: &Tables,
+    region: &Region,
+    threads: Span,
+    frames: u32,
+    plan_bytes: u64,
+    paused: bool,
+) -> PlanHeader {
+    let process = &descriptor.process;
+    let mm = &process.mm;
+    let highest_fd = descriptor.file_descriptors.last().map_or(0, |entry| entry.number + 1);
+    PlanHeader {
+        magic: PLAN_MAGIC,
+        plan_bytes,
+        region_start: region.start,
+        region_bytes: region.bytes,
+        keep_bytes: region.plan,
+        code_bytes: CODE_BYTES_MAX,
+        frame_bytes: region.frame_bytes,
+        plan_offset: region.plan,
+        leader_stack_offset: region.leader_stack,
+        parking_offset: region.parking,
+        scratch_offset: region.scratch,
+        scratch_bytes: region.bytes - region.scratch,
+        // The parent's session and group are not in the container: the child leads its own.
+        flags: PLAN_SESSION_LEADER | if paused { PLAN_PAUSED } else { 0 },
+        fd_base: highest_fd.max(FD_BASE_MIN),
+        umask: process.umask,
+        personality: process.personality,
+        dumpable: process.dumpable,
+        exe: tables.exe,
+        cwd: tables.cwd,
+        frames,
+        mappings: tables.mappings,
+        files: tables.files,
+        specials: tables.specials,
+        eager: tables.eager,
+        registered: tables.registered,
+        descriptors: tables.descriptors,
+        epolls: tables.epolls,
+        actions: tables.actions,
+        limits: tables.limits,
+        credentials: tables.credentials,
+        threads,
+        pending: tables.pending,
+        mm: [
+            mm.start_code,
+            mm.end_code,
+            mm.start_data,
+            mm.end_data,
+            mm.start_brk,
+            mm.brk,
+            mm.start_stack,
+            mm.arg_start,
+            mm.arg_end,
+            mm.env_start,
+            mm.env_end,
+        ],
+        auxv: tables.auxv,
+    }
+}

@@ -1,0 +1,119 @@
+//! Where the restorer lives in the child: a hole of both the stub's map and the child's, and what stands in it.
+
+use farfork_wire::PAGE_SIZE;
+
+use super::RestoreError;
+use super::layout::{CODE_BYTES_MAX, LEADER_STACK_BYTES, THREAD_STACK_BYTES};
+
+/// Where the search begins, downwards: far from heaps, from the area that mmap(2) fills from the top, from Go's arenas and
+/// the shadow memory of sanitizers, and above the low 4 GiB.
+const SEARCH_TOP: u64 = 0x2000_0000_0000;
+/// Kept free on both sides, so that neither a stack that grows down nor a heap that grows up meets the region.
+const MARGIN_BYTES: u64 = 1 << 20;
+
+/// The parts of the region, as offsets from its start in bytes; the order is the drawing's in `restorer/plan.h`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Region {
+    pub(super) start: u64,
+    pub(super) frames: u64,
+    pub(super) frame_bytes: u64,
+    pub(super) plan: u64,
+    pub(super) leader_stack: u64,
+    pub(super) thread_stacks: u64,
+    pub(super) parking: u64,
+    pub(super) scratch: u64,
+    pub(super) bytes: u64,
+}
+
+impl Region {
+    /// Lays out a region for a plan of `plan_bytes`; `start` is not known yet.
+    pub(super) fn lay_out(threads: u64, frame_bytes: u64, plan_bytes: u64, parking_bytes: u64) -> Self {
+        let frames = CODE_BYTES_MAX;
+        let plan = frames + threads * frame_bytes;
+        let leader_stack = plan + plan_bytes.next_multiple_of(PAGE_SIZE);
+        let thread_stacks = leader_stack + LEADER_STACK_BYTES;
+        let parking = thread_stacks + (threads - 1) * THREAD_STACK_BYTES;
+        let scratch = parking + parking_bytes;
+        Self {
+            start: 0,
+            frames,
+            frame_bytes,
+            plan,
+            leader_stack,
+            thread_stacks,
+            parking,
+            scratch,
+            bytes: scratch + PAGE_SIZE,
+        }
+    }
+
+    /// The same, placed in the highest hole below the search's top that no range of `occupied` comes near.
+    pub(super) fn place(mut self, occupied: &[(u64, u64)]) -> Result<Self, RestoreError> {
+        let mut ranges: Vec<(u64, u64)> = occupied.iter().copied().filter(|range| range.0 < SEARCH_TOP).collect();
+        ranges.sort_unstable();
+        let wanted = self.bytes + 2 * MARGIN_BYTES;
+        let mut top = SEARCH_TOP;
+        for (start, end) in ranges.into_iter().rev() {
+            if end.saturating_add(wanted) <= top {
+                break;
+            }
+            top = top.min(start);
+        }
+        // The lowest megabyte stays free as well: addresses there are what null pointers hit.
+        if top < wanted + MARGIN_BYTES {
+            return Err(RestoreError::NoHole { bytes: self.bytes });
+        }
+        self.start = (top - MARGIN_BYTES - self.bytes) & !(PAGE_SIZE - 1);
+        Ok(self)
+    }
+
+    /// Address of the frame of thread `index`.
+    pub(super) fn frame(&self, index: usize) -> u64 {
+        self.start + self.frames + index as u64 * self.frame_bytes
+    }
+
+    /// Where the stack of thread `index` begins (it grows down); the leader has its own.
+    pub(super) fn stack_top(&self, index: usize) -> u64 {
+        match index as u64 {
+            0 => self.start + self.leader_stack + LEADER_STACK_BYTES,
+            thread => self.start + self.thread_stacks + thread * THREAD_STACK_BYTES,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region() -> Region {
+        Region::lay_out(3, 4096, 10_000, 32_768)
+    }
+
+    #[test]
+    fn parts_follow_one_another() {
+        let r = region();
+        assert_eq!(r.plan, CODE_BYTES_MAX + 3 * 4096);
+        assert_eq!(r.leader_stack - r.plan, 12_288);
+        assert_eq!(r.stack_top(2), r.start + r.parking);
+        assert_eq!(r.bytes, r.scratch + 4096);
+    }
+
+    #[test]
+    fn an_empty_map_gives_the_top() {
+        let placed = region().place(&[]).unwrap();
+        assert!(placed.start + placed.bytes + MARGIN_BYTES <= SEARCH_TOP);
+        assert!(placed.start + placed.bytes + MARGIN_BYTES > SEARCH_TOP - 2 * PAGE_SIZE);
+    }
+
+    #[test]
+    fn what_is_occupied_is_kept_clear_of() {
+        let occupied = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x40_0000, SEARCH_TOP - (5 << 20))];
+        let narrow = region();
+        // One megabyte between the two: not enough with the margins, and below there is no room.
+        assert!(narrow.place(&occupied).is_err());
+        let wider = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x40_0000, SEARCH_TOP - (9 << 20))];
+        let placed = region().place(&wider).unwrap();
+        assert!(placed.start >= wider[1].1 + MARGIN_BYTES);
+        assert!(placed.start + placed.bytes + MARGIN_BYTES <= wider[0].0);
+    }
+}

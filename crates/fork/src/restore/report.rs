@@ -1,0 +1,72 @@
+//! What the stub and the restorer tell, in words.
+
+use farfork_wire::Descriptor;
+
+/// What the restorer was doing when it failed; the numbers are `enum step` of `restorer/plan.h`.
+pub(super) fn step_in_words(step: u32) -> &'static str {
+    match step {
+        1 => "mounting /proc in the container",
+        2 => "receiving the request",
+        3 => "setting the clocks of the time namespace",
+        4 => "forking the child with its pid",
+        5 => "moving descriptors out of the way",
+        6 => "mapping the restorer's region",
+        7 => "mapping the plan",
+        8 => "protecting the restorer's code",
+        9 => "parking vdso and vvar",
+        10 => "unmapping the stub",
+        11 => "opening a mapped file",
+        12 => "mapping",
+        13 => "advising on a mapping",
+        14 => "creating the userfaultfd",
+        15 => "registering memory with the userfaultfd",
+        16 => "sending the userfaultfd to the pager",
+        17 => "placing vdso and vvar",
+        18 => "opening the executable",
+        19 => "setting the addresses of the address space",
+        20 => "changing to the current directory",
+        21 => "opening a file",
+        22 => "seeking in a file",
+        23 => "placing a file descriptor",
+        24 => "filling an epoll",
+        25 => "setting a signal's action",
+        26 => "setting a resource limit",
+        27 => "starting a thread",
+        28 => "setting a thread's base registers",
+        29 => "registering restartable sequences",
+        30 => "setting a robust list",
+        31 => "setting a thread's scheduling",
+        32 => "setting credentials",
+        33 => "raising a pending signal",
+        34 => "waiting to be unpaused",
+        35 => "beginning a session",
+        _ => "doing something unknown to this farfork",
+    }
+}
+
+/// The object that a step was at, as far as its detail names one.
+pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> String {
+    let index = detail as usize;
+    match step {
+        4 => format!("pid {detail}"),
+        11 => descriptor.mapped_files.get(index).map_or_else(String::new, |file| file.path.clone()),
+        18 => descriptor.process.exe.clone(),
+        20 => descriptor.process.cwd.clone(),
+        21..=24 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
+        25 | 33 => format!("signal {detail}"),
+        26 => format!("limit {detail}"),
+        27..=31 => format!("thread {detail}"),
+        12 | 13 | 15 => format!("entry {detail} of the plan"),
+        _ => String::new(),
+    }
+}
+
+fn path_of_descriptor(number: u32, descriptor: &Descriptor) -> String {
+    use farfork_wire::descriptor::OpenFile::{Device, Directory, Regular};
+    let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == number);
+    let file = entry.and_then(|entry| descriptor.open_files.get(entry.open_file as usize));
+    match file {
+        Some(Regular { path, .. } | Directory { path, .. } | Device { path, .. }) => format!(" ({path})"),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,144 @@
+//! Resume: from a descriptor and a container to a running child.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::time::Duration;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{Backing, OpenFile};
+
+use super::clocks::{self, Now};
+use super::objects::{Objects, StandardStreams};
+use super::plan::{self, Plan};
+use super::stub::{self, Request};
+use super::stub_map::StubMap;
+use super::{LocalNode, PagedRange, RestoreError};
+
+/// What a child is made from.
+#[derive(Debug)]
+pub struct ResumeRequest<'a> {
+    /// The seed's state, validated.
+    pub descriptor: &'a Descriptor,
+    /// This node.
+    pub node: &'a LocalNode,
+    /// Pid of the container's stub as this process sees it.
+    pub stub_pid: i32,
+    /// The daemon's end of the stub's socket.
+    pub control: &'a OwnedFd,
+    /// The child's standard streams.
+    pub streams: StandardStreams,
+    /// Contents of the shared objects, a memfd each, in the descriptor's order.
+    pub shared: Vec<File>,
+    /// Whether the child waits, complete, before its first instruction.
+    pub paused: bool,
+}
+
+/// A child that is planned but not yet begun: the pager must hear of its memory first.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    descriptor: &'a Descriptor,
+    control: &'a OwnedFd,
+    plan: Plan,
+    objects: Objects,
+}
+
+/// A child that stands.
+#[derive(Debug, Clone, Copy)]
+pub struct Restored {
+    /// Its pid as this process sees it.
+    pub pid: i32,
+    /// When all of it stood, CLOCK_REALTIME, in nanoseconds: the last thing before its first instruction.
+    pub realtime_ns: u64,
+}
+
+impl<'a> Prepared<'a> {
+    /// Checks that this node can hold the child, and compiles its plan.
+    ///
+    /// # Errors
+    /// A mismatch of CPU, kernel or files; nothing was started.
+    pub fn new(request: ResumeRequest<'a>) -> Result<Self, RestoreError> {
+        let ResumeRequest { descriptor, node, stub_pid, control, streams, shared, paused } = request;
+        check_cpu(descriptor, node)?;
+        check_files(descriptor, &node.root)?;
+        let stub = StubMap::read(stub_pid).map_err(RestoreError::Control)?;
+        let objects = Objects::create(descriptor, streams, shared)?;
+        let plan = plan::compile(descriptor, node, &stub, &objects, paused)?;
+        Ok(Self { descriptor, control, plan, objects })
+    }
+
+    /// The ranges that the pager must serve.
+    pub fn paged(&self) -> &[PagedRange] {
+        &self.plan.paged
+    }
+
+    /// Begins the child and waits until it stands, at most `limit`. `pager_socket` is where its userfaultfd goes,
+    /// `status_file` where the stub leaves its wait status.
+    ///
+    /// # Errors
+    /// What the restorer could not do; the container is of no use any more.
+    pub fn start(
+        self,
+        pager_socket: BorrowedFd<'_>,
+        status_file: BorrowedFd<'_>,
+        limit: Duration,
+    ) -> Result<Restored, RestoreError> {
+        let plan = stub::plan_file(&self.plan.bytes).map_err(|e| RestoreError::object("the plan", e))?;
+        let request = Request {
+            plan: &plan,
+            pager_socket,
+            status_file,
+            objects: &self.objects,
+            pid: self.descriptor.process.pid,
+            time_offsets: &clocks::offsets(&self.descriptor.origin, Now::read()),
+        };
+        farfork_sys::fdpass::tell_sender(self.control.as_fd()).map_err(RestoreError::Control)?;
+        stub::send(self.control.as_fd(), &request).map_err(RestoreError::Control)?;
+        let started = stub::wait_restored(self.control, limit, self.descriptor)?;
+        Ok(Restored { pid: started.pid, realtime_ns: started.realtime_ns })
+    }
+}
+
+/// Lets a paused child go.
+///
+/// # Errors
+/// As sendmsg(2): EPIPE when the child is gone.
+pub fn unpause(control: BorrowedFd<'_>) -> io::Result<()> {
+    farfork_sys::fdpass::send(control, &[1; 4], &[])
+}
+
+/// The extended state is loaded as it was saved: each of its components must be enabled here, and fit.
+fn check_cpu(descriptor: &Descriptor, node: &LocalNode) -> Result<(), RestoreError> {
+    let origin = &descriptor.origin;
+    if origin.xcr0 & !node.xcr0 == 0 && origin.xstate_bytes <= node.xstate_bytes {
+        return Ok(());
+    }
+    Err(RestoreError::Cpu {
+        wanted: origin.xcr0,
+        wanted_bytes: origin.xstate_bytes,
+        found: node.xcr0,
+        found_bytes: node.xstate_bytes,
+    })
+}
+
+/// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.
+fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError> {
+    let check = |path: &str| match root.join(path.trim_start_matches('/')).metadata() {
+        Ok(_) => Ok(()),
+        Err(cause) => Err(RestoreError::MissingFile { path: path.to_owned(), cause }),
+    };
+    check(&descriptor.process.exe)?;
+    check(&descriptor.process.cwd)?;
+    for file in &descriptor.open_files {
+        if let OpenFile::Regular { path, .. } | OpenFile::Directory { path, .. } | OpenFile::Device { path, .. } = file {
+            check(path)?;
+        }
+    }
+    for mapping in &descriptor.mappings {
+        if let Backing::SharedFile { file, .. } = mapping.backing {
+            check(&descriptor.mapped_files[file as usize].path)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! Talks to the stub of a container: hands it a plan, hears what becomes of it.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use farfork_sys::fdpass::{self, FDS_PER_MESSAGE_MAX};
+use farfork_wire::Descriptor;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use zerocopy::{IntoBytes, TryFromBytes};
+
+use super::RestoreError;
+use super::layout::{
+    PASSED_OWN, REPORT_ENDED, REPORT_FAILED, REPORT_READY, REPORT_RESTORED, REQUEST_MAGIC, Report, StubRequest,
+    TIME_OFFSETS_BYTES_MAX,
+};
+use super::objects::Objects;
+use super::report::{object_of, step_in_words};
+
+/// The stub: a program of a few KiB without a C library, to be run as pid 1 of each container.
+pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
+
+/// A child that stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Started {
+    /// Its pid as this process sees it.
+    pub(super) pid: i32,
+    /// When it was complete, CLOCK_REALTIME, in nanoseconds.
+    pub(super) realtime_ns: u64,
+}
+
+/// What a stub is asked for.
+#[derive(Debug)]
+pub(super) struct Request<'a> {
+    pub(super) plan: &'a File,
+    pub(super) pager_socket: BorrowedFd<'a>,
+    pub(super) status_file: BorrowedFd<'a>,
+    pub(super) objects: &'a Objects,
+    pub(super) pid: u32,
+    pub(super) time_offsets: &'a str,
+}
+
+/// A plan as a file that can be passed.
+pub(super) fn plan_file(bytes: &[u8]) -> io::Result<File> {
+    let mut file = farfork_sys::memfd::create("farfork-plan", false)?;
+    file.write_all(bytes)?;
+    Ok(file)
+}
+
+/// Sends the request, in as many messages as its descriptors need.
+pub(super) fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result<()> {
+    let mut fds: Vec<BorrowedFd<'_>> = vec![request.plan.as_fd(), request.pager_socket, request.status_file];
+    fds.extend(request.objects.as_fds());
+    let text = request.time_offsets.as_bytes();
+    let mut message = StubRequest {
+        magic: REQUEST_MAGIC,
+        passed_count: PASSED_OWN + request.objects.count() as u32,
+        pid: request.pid,
+        time_offsets_bytes: text.len() as u32,
+        time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
+    };
+    message.time_offsets[..text.len()].copy_from_slice(text);
+
+    let (first, rest) = fds.split_at(fds.len().min(FDS_PER_MESSAGE_MAX));
+    fdpass::send(control, message.as_bytes(), first)?;
+    rest.chunks(FDS_PER_MESSAGE_MAX).try_for_each(|chunk| fdpass::send(control, &[0; 4], chunk))
+}
+
+/// Waits until the child stands, or it is known why it does not.
+pub(super) fn wait_restored(
+    control: &OwnedFd,
+    limit: Duration,
+    descriptor: &Descriptor,
+) -> Result<Started, RestoreError> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if !wait_readable(control, deadline).map_err(RestoreError::Control)? {
+            return Err(RestoreError::Silent { limit });
+        }
+        let mut bytes = [0; size_of::<Report>()];
+        let (received, pid) = fdpass::receive_with_sender(control.as_fd(), &mut bytes).map_err(RestoreError::Control)?;
+        let report = match Report::try_read_from_bytes(&bytes[..received]) {
+            Ok(report) => report,
+            Err(_) if received == 0 => return Err(RestoreError::StubGone),
+            Err(_) => return Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
+        };
+        match report.kind {
+            REPORT_READY => {}
+            REPORT_RESTORED => return Ok(Started { pid, realtime_ns: report.realtime_ns }),
+            REPORT_FAILED => return Err(failure(&report, descriptor)),
+            REPORT_ENDED => return Err(RestoreError::Died { wait_status: report.detail }),
+            _ => return Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
+        }
+    }
+}
+
+fn failure(report: &Report, descriptor: &Descriptor) -> RestoreError {
+    RestoreError::Step {
+        step: step_in_words(report.step),
+        object: object_of(report.step, report.detail, descriptor),
+        cause: io::Error::from_raw_os_error(report.error),
+    }
+}
+
+fn wait_readable(socket: &OwnedFd, deadline: Instant) -> io::Result<bool> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
+            Ok(ready) => return Ok(ready > 0),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}

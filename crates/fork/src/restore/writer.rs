@@ -1,0 +1,62 @@
+//! Writes the tables and texts of a plan one behind the other.
+
+use zerocopy::{Immutable, IntoBytes};
+
+use super::RestoreError;
+use super::layout::{PlanHeader, Span};
+
+/// Tables hold 64-bit words.
+const ALIGNMENT: usize = 8;
+
+/// A plan in the making; the header's place is kept free at the start.
+#[derive(Debug)]
+pub(super) struct PlanWriter {
+    bytes: Vec<u8>,
+}
+
+impl PlanWriter {
+    pub(super) fn new() -> Self {
+        Self { bytes: vec![0; size_of::<PlanHeader>()] }
+    }
+
+    /// Appends a table.
+    pub(super) fn table<T: IntoBytes + Immutable>(&mut self, rows: &[T]) -> Result<Span, RestoreError> {
+        let offset = self.append(rows.as_bytes())?;
+        Ok(Span { offset, count: rows.len() as u32 })
+    }
+
+    /// Appends bytes, aligned; gives where they stand.
+    pub(super) fn append(&mut self, bytes: &[u8]) -> Result<u32, RestoreError> {
+        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
+        let offset = u32::try_from(self.bytes.len()).map_err(|_| RestoreError::PlanTooLarge)?;
+        self.bytes.extend_from_slice(bytes);
+        u32::try_from(self.bytes.len()).map_err(|_| RestoreError::PlanTooLarge)?;
+        Ok(offset)
+    }
+
+    /// Appends a text with its terminating zero.
+    pub(super) fn text(&mut self, text: &str) -> Result<u32, RestoreError> {
+        if text.as_bytes().contains(&0) {
+            return Err(RestoreError::Path { path: text.replace('\0', "\\0") });
+        }
+        let offset = self.append(text.as_bytes())?;
+        self.bytes.push(0);
+        Ok(offset)
+    }
+
+    /// How long it is by now.
+    pub(super) fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Overwrites what stands at `offset`.
+    pub(super) fn put(&mut self, offset: u32, bytes: &[u8]) {
+        let start = offset as usize;
+        self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(super) fn finish(mut self, header: &PlanHeader) -> Vec<u8> {
+        self.put(0, header.as_bytes());
+        self.bytes
+    }
+}
