@@ -27,20 +27,12 @@ pub(crate) enum Scope {
 pub(crate) fn run(workspace: &Workspace, scope: Scope) -> Result<()> {
     let program = installed()?;
     let mut command = Command::new(program);
-    command
-        .current_dir(workspace.root())
-        .args(["check", "--hide-inclusion-graph"]);
+    command.current_dir(workspace.root()).args(["check", "--hide-inclusion-graph"]);
     if scope == Scope::WithAdvisories {
         command.arg("advisories");
     }
-    let status = command
-        .args(["licenses", "bans", "sources"])
-        .status()
-        .context("cargo-deny cannot be started")?;
-    ensure!(
-        status.success(),
-        "cargo-deny found something ({status}); deny.toml says what is allowed and why"
-    );
+    let status = command.args(["licenses", "bans", "sources"]).status().context("cargo-deny cannot be started")?;
+    ensure!(status.success(), "cargo-deny found something ({status}); deny.toml says what is allowed and why");
     Ok(())
 }
 
@@ -49,29 +41,15 @@ fn installed() -> Result<PathBuf> {
     let tools = cache_folder()?.join(format!("cargo-deny-{CARGO_DENY_VERSION}"));
     let program = tools.join("bin/cargo-deny");
     if !program.exists() {
-        eprintln!(
-            "cargo-deny {CARGO_DENY_VERSION} is built once, into {}",
-            tools.display()
-        );
+        eprintln!("cargo-deny {CARGO_DENY_VERSION} is built once, into {}", tools.display());
         let status = Command::new(env!("CARGO"))
-            .args([
-                "install",
-                "cargo-deny",
-                "--locked",
-                "--debug",
-                "--version",
-                CARGO_DENY_VERSION,
-                "--root",
-            ])
+            .args(["install", "cargo-deny", "--locked", "--debug", "--version", CARGO_DENY_VERSION, "--root"])
             .arg(&tools)
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env_remove("CARGO_TARGET_DIR")
             .status()
             .context("cargo cannot be started")?;
-        ensure!(
-            status.success(),
-            "cargo-deny {CARGO_DENY_VERSION} cannot be installed ({status})"
-        );
+        ensure!(status.success(), "cargo-deny {CARGO_DENY_VERSION} cannot be installed ({status})");
     }
     Ok(program)
 }
@@ -81,7 +59,6 @@ fn cache_folder() -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("FARFORK_CACHE") {
         return Ok(folder.into());
     }
-    let home = std::env::var_os("HOME")
-        .context("neither FARFORK_CACHE nor HOME is set: set one of them")?;
+    let home = std::env::var_os("HOME").context("neither FARFORK_CACHE nor HOME is set: set one of them")?;
     Ok(PathBuf::from(home).join(".cache/farfork"))
 }

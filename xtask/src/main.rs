@@ -38,9 +38,7 @@ fn main() -> ExitCode {
         ("test", []) => pipeline::test(&workspace),
         ("e2e", filters) => pipeline::end_to_end(&workspace, filters),
         ("deny", []) => deny::run(&workspace, deny::Scope::Offline),
-        ("deny", [flag]) if flag == "--advisories" => {
-            deny::run(&workspace, deny::Scope::WithAdvisories)
-        }
+        ("deny", [flag]) if flag == "--advisories" => deny::run(&workspace, deny::Scope::WithAdvisories),
         ("setup", []) => setup::run(&workspace),
         _ => {
             eprintln!("{USAGE}");

@@ -24,23 +24,9 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     let mut run = Run { times: Vec::new() };
     run.step("format", || cargo(workspace, &["fmt", "--all", "--check"]))?;
     run.step("tidy", || tidy::run(workspace))?;
-    run.step("lints", || {
-        cargo(
-            workspace,
-            &[
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ],
-        )
-    })?;
+    run.step("lints", || cargo(workspace, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     run.step("unit and integration tests", || cargo(workspace, &unit))?;
-    run.step("licences, bans, sources", || {
-        deny::run(workspace, deny::Scope::Offline)
-    })?;
+    run.step("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline))?;
     run.summarise();
     run.last_step("end-to-end tests", || end_to_end(workspace, &[]))
 }
@@ -63,8 +49,7 @@ fn integration_tests(workspace: &Workspace) -> Result<Vec<String>> {
         };
         for entry in entries {
             let path = entry?.path();
-            let is_test =
-                path.extension().is_some_and(|e| e == "rs") || path.join("main.rs").exists();
+            let is_test = path.extension().is_some_and(|e| e == "rs") || path.join("main.rs").exists();
             let name = path.file_stem().map(|n| n.to_string_lossy().into_owned());
             names.extend(name.filter(|n| is_test && n != END_TO_END));
         }
@@ -79,11 +64,7 @@ fn cargo(workspace: &Workspace, arguments: &[&str]) -> Result<()> {
         .args(arguments)
         .status()
         .context("cargo cannot be started")?;
-    ensure!(
-        status.success(),
-        "`cargo {}` failed ({status})",
-        arguments.join(" ")
-    );
+    ensure!(status.success(), "`cargo {}` failed ({status})", arguments.join(" "));
     Ok(())
 }
 

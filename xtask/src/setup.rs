@@ -10,13 +10,7 @@ use crate::workspace::Workspace;
 /// Installs what the tests and the demo need. Does nothing, quickly, where all is there.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let script = workspace.root().join("scripts/setup.sh");
-    let status = Command::new("bash")
-        .arg(script)
-        .status()
-        .context("bash cannot be started")?;
-    ensure!(
-        status.success(),
-        "scripts/setup.sh failed ({status}); what it printed says why"
-    );
+    let status = Command::new("bash").arg(script).status().context("bash cannot be started")?;
+    ensure!(status.success(), "scripts/setup.sh failed ({status}); what it printed says why");
     Ok(())
 }

@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 /// Folders that hold no source: version control, build products, caches.
-const FOLDERS_WITHOUT_SOURCE: [&str; 5] =
-    [".git", ".cache", "target", "node_modules", "__pycache__"];
+const FOLDERS_WITHOUT_SOURCE: [&str; 5] = [".git", ".cache", "target", "node_modules", "__pycache__"];
 
 /// The root of a checked-out work tree.
 pub(crate) struct Workspace {
@@ -36,9 +35,7 @@ impl Workspace {
     pub(crate) fn of_this_build() -> Self {
         let own = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = own.parent().expect("xtask is a folder of the workspace");
-        Self {
-            root: root.to_owned(),
-        }
+        Self { root: root.to_owned() }
     }
 
     pub(crate) fn root(&self) -> &Path {
@@ -69,34 +66,22 @@ impl Workspace {
         let member = |folder: String| -> Result<Member> {
             let manifest = self.read(&format!("{folder}/Cargo.toml"))?;
             let name = folder.rsplit('/').next().unwrap_or(&folder).to_owned();
-            Ok(Member {
-                folder,
-                name,
-                manifest,
-            })
+            Ok(Member { folder, name, manifest })
         };
         folders.into_iter().map(member).collect()
     }
 
     fn collect(&self, folder: &Path, into: &mut Vec<TextFile>) -> Result<()> {
-        for entry in fs::read_dir(folder)
-            .with_context(|| format!("{} cannot be listed", folder.display()))?
-        {
+        for entry in fs::read_dir(folder).with_context(|| format!("{} cannot be listed", folder.display()))? {
             let entry = entry?;
             let kind = entry.file_type()?;
-            let is_source = !FOLDERS_WITHOUT_SOURCE
-                .iter()
-                .any(|name| entry.file_name() == OsStr::new(name));
+            let is_source = !FOLDERS_WITHOUT_SOURCE.iter().any(|name| entry.file_name() == OsStr::new(name));
             if kind.is_dir() && is_source {
                 self.collect(&entry.path(), into)?;
             } else if kind.is_file()
                 && let Ok(text) = fs::read_to_string(entry.path())
             {
-                let path = entry
-                    .path()
-                    .strip_prefix(&self.root)?
-                    .to_string_lossy()
-                    .into_owned();
+                let path = entry.path().strip_prefix(&self.root)?.to_string_lossy().into_owned();
                 into.push(TextFile { path, text });
             }
         }

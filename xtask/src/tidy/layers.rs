@@ -15,26 +15,17 @@ type Arrows = BTreeMap<String, Vec<String>>;
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let arrows = arrows_of(&tree.workspace.read(DOCUMENT)?);
-    ensure!(
-        !arrows.is_empty(),
-        "{DOCUMENT} has no table of crates that begins with `| crate |`"
-    );
+    ensure!(!arrows.is_empty(), "{DOCUMENT} has no table of crates that begins with `| crate |`");
     let mut findings = Vec::new();
     for member in &tree.members {
         let path = format!("{}/Cargo.toml", member.folder);
         let Some(allowed) = arrows.get(&member.name) else {
-            findings.push(Finding::whole(
-                &path,
-                format!("{DOCUMENT} has no row for this crate"),
-            ));
+            findings.push(Finding::whole(&path, format!("{DOCUMENT} has no row for this crate")));
             continue;
         };
         for (line, dependency) in dependencies_of(&member.manifest) {
             if !allowed.contains(&dependency) {
-                let complaint = format!(
-                    "`{}` may not depend on `{dependency}`, says {DOCUMENT}",
-                    member.name
-                );
+                let complaint = format!("`{}` may not depend on `{dependency}`, says {DOCUMENT}", member.name);
                 findings.push(Finding::at(&path, line, complaint));
             }
         }
@@ -44,10 +35,7 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
 
 /// Reads the rows ``| `fork` | what it is | wire, sys |``.
 fn arrows_of(document: &str) -> Arrows {
-    let table = document
-        .lines()
-        .skip_while(|line| !line.starts_with("| crate |"))
-        .skip(2);
+    let table = document.lines().skip_while(|line| !line.starts_with("| crate |")).skip(2);
     let mut above = Vec::new();
     let mut arrows = Arrows::new();
     for row in table.take_while(|line| line.starts_with('|')) {
@@ -59,10 +47,7 @@ fn arrows_of(document: &str) -> Arrows {
         let allowed = if dependencies.contains("all above") || dependencies.contains('…') {
             above.clone()
         } else {
-            dependencies
-                .split(',')
-                .map(|d| d.trim().trim_matches('`').to_owned())
-                .collect()
+            dependencies.split(',').map(|d| d.trim().trim_matches('`').to_owned()).collect()
         };
         arrows.insert(name.clone(), allowed);
         above.push(name);
@@ -102,7 +87,8 @@ mod tests {
 
     #[test]
     fn only_dependencies_count() {
-        let manifest = "[package]\nname = \"farfork-x\"\n[dev-dependencies]\nfarfork-sys.workspace = true\nanyhow = \"1\"\n";
+        let manifest =
+            "[package]\nname = \"farfork-x\"\n[dev-dependencies]\nfarfork-sys.workspace = true\nanyhow = \"1\"\n";
         assert_eq!(dependencies_of(manifest), [(4, "sys".to_owned())]);
     }
 }

@@ -22,55 +22,23 @@ const RATCHET: [Exception; 0] = [];
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for file in &tree.rust {
-        findings.extend(judge(
-            &file.path,
-            "",
-            0,
-            file.text.lines().count(),
-            FILE_LINES_MAX,
-        ));
+        findings.extend(judge(&file.path, "", 0, file.text.lines().count(), FILE_LINES_MAX));
         for function in file.functions() {
-            findings.extend(judge(
-                &file.path,
-                &function.name,
-                function.line,
-                function.lines,
-                FUNCTION_LINES_MAX,
-            ));
+            findings.extend(judge(&file.path, &function.name, function.line, function.lines, FUNCTION_LINES_MAX));
         }
     }
     Ok(findings)
 }
 
-fn judge(
-    path: &str,
-    function: &str,
-    line: usize,
-    lines: usize,
-    lines_max: usize,
-) -> Option<Finding> {
-    let exception = RATCHET
-        .iter()
-        .find(|e| e.path == path && e.function == function);
+fn judge(path: &str, function: &str, line: usize, lines: usize, lines_max: usize) -> Option<Finding> {
+    let exception = RATCHET.iter().find(|e| e.path == path && e.function == function);
     let lines_max = exception.map_or(lines_max, |e| e.lines);
-    let what = if function.is_empty() {
-        "the file".to_owned()
-    } else {
-        format!("`{function}`")
-    };
+    let what = if function.is_empty() { "the file".to_owned() } else { format!("`{function}`") };
     if lines > lines_max {
-        return Some(Finding::at(
-            path,
-            line,
-            format!("{what} has {lines} lines, {lines_max} at most: divide it"),
-        ));
+        return Some(Finding::at(path, line, format!("{what} has {lines} lines, {lines_max} at most: divide it")));
     }
     if exception.is_some() && lines < lines_max {
-        return Some(Finding::at(
-            path,
-            line,
-            format!("{what} has shrunk to {lines} lines: lower the ratchet"),
-        ));
+        return Some(Finding::at(path, line, format!("{what} has shrunk to {lines} lines: lower the ratchet")));
     }
     None
 }

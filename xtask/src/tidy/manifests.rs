@@ -16,20 +16,11 @@ fn check_member(member: &Member) -> Vec<Finding> {
     let path = format!("{}/Cargo.toml", member.folder);
     let mut findings = Vec::new();
     if !member.manifest.contains("[lints]\nworkspace = true") {
-        findings.push(Finding::whole(
-            &path,
-            "inherit the lints: `[lints]` with `workspace = true`",
-        ));
+        findings.push(Finding::whole(&path, "inherit the lints: `[lints]` with `workspace = true`"));
     }
     for key in INHERITED {
-        if !member
-            .manifest
-            .contains(&format!("\n{key}.workspace = true"))
-        {
-            findings.push(Finding::whole(
-                &path,
-                format!("inherit `{key}`: `{key}.workspace = true`"),
-            ));
+        if !member.manifest.contains(&format!("\n{key}.workspace = true")) {
+            findings.push(Finding::whole(&path, format!("inherit `{key}`: `{key}.workspace = true`")));
         }
     }
     let mut in_dependencies = false;
@@ -37,11 +28,7 @@ fn check_member(member: &Member) -> Vec<Finding> {
         if line.starts_with('[') {
             in_dependencies = line.contains("dependencies");
         } else if in_dependencies && line.contains('=') && !line.contains("workspace = true") {
-            findings.push(Finding::at(
-                &path,
-                index + 1,
-                "take the version from `[workspace.dependencies]`",
-            ));
+            findings.push(Finding::at(&path, index + 1, "take the version from `[workspace.dependencies]`"));
         }
     }
     findings

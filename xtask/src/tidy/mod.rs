@@ -51,17 +51,8 @@ const CHECKS: [(&str, Check); 8] = [
 /// Runs every check and prints every finding.
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     let files = workspace.text_files()?;
-    let rust = files
-        .iter()
-        .filter(|f| f.path.ends_with(".rs"))
-        .map(source::RustFile::of)
-        .collect();
-    let tree = Tree {
-        workspace,
-        files,
-        rust,
-        members: workspace.members()?,
-    };
+    let rust = files.iter().filter(|f| f.path.ends_with(".rs")).map(source::RustFile::of).collect();
+    let tree = Tree { workspace, files, rust, members: workspace.members()? };
     let mut findings_count = 0;
     for (name, check) in CHECKS {
         for finding in check(&tree)? {
@@ -70,21 +61,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
         }
     }
     ensure!(findings_count == 0, "{findings_count} findings");
-    println!(
-        "{} files, {} of them Rust: tidy",
-        tree.files.len(),
-        tree.rust.len()
-    );
+    println!("{} files, {} of them Rust: tidy", tree.files.len(), tree.rust.len());
     Ok(())
 }
 
 impl Finding {
     fn at(path: &str, line: usize, complaint: impl Into<String>) -> Self {
-        Self {
-            path: path.to_owned(),
-            line,
-            complaint: complaint.into(),
-        }
+        Self { path: path.to_owned(), line, complaint: complaint.into() }
     }
 
     fn whole(path: &str, complaint: impl Into<String>) -> Self {

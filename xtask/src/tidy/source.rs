@@ -23,19 +23,12 @@ pub(crate) struct Function {
 
 impl RustFile {
     pub(crate) fn of(file: &TextFile) -> Self {
-        Self {
-            path: file.path.clone(),
-            text: file.text.clone(),
-            code: blank_all_but_code(&file.text),
-        }
+        Self { path: file.path.clone(), text: file.text.clone(), code: blank_all_but_code(&file.text) }
     }
 
     /// Lines of code with their numbers, counted from 1.
     pub(crate) fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.code
-            .lines()
-            .enumerate()
-            .map(|(index, line)| (index + 1, line))
+        self.code.lines().enumerate().map(|(index, line)| (index + 1, line))
     }
 
     /// The functions that have a body, in order, inner ones too.
@@ -65,17 +58,11 @@ fn word_at(code: &[char], at: usize) -> String {
     if at > 0 && code.get(at - 1).is_some_and(is_word) {
         return String::new();
     }
-    code[at.min(code.len())..]
-        .iter()
-        .take_while(|c| is_word(c))
-        .collect()
+    code[at.min(code.len())..].iter().take_while(|c| is_word(c)).collect()
 }
 
 fn skip_blanks(code: &[char], at: usize) -> usize {
-    at + code[at.min(code.len())..]
-        .iter()
-        .take_while(|c| c.is_whitespace())
-        .count()
+    at + code[at.min(code.len())..].iter().take_while(|c| c.is_whitespace()).count()
 }
 
 /// Behind the closing brace of the function at `at`; `None` for a declaration or a function pointer's type.
@@ -111,11 +98,7 @@ fn blank_all_but_code(text: &str) -> String {
         let length = hidden_length(&characters, at);
         let shown = if length == 0 { 1 } else { 0 };
         code.extend(&characters[at..at + shown]);
-        code.extend(
-            characters[at..at + length]
-                .iter()
-                .map(|c| if *c == '\n' { '\n' } else { ' ' }),
-        );
+        code.extend(characters[at..at + length].iter().map(|c| if *c == '\n' { '\n' } else { ' ' }));
         at += shown + length;
     }
     code
@@ -130,9 +113,9 @@ fn hidden_length(text: &[char], at: usize) -> usize {
         ['/', '*', ..] => block_comment_length(rest),
         ['"', ..] => string_length(rest),
         ['r', ..] if !previous_is_word => raw_string_length(rest),
-        ['b', 'r', ..] if !previous_is_word => Some(raw_string_length(&rest[1..]))
-            .filter(|n| *n > 0)
-            .map_or(0, |n| n + 1),
+        ['b', 'r', ..] if !previous_is_word => {
+            Some(raw_string_length(&rest[1..])).filter(|n| *n > 0).map_or(0, |n| n + 1)
+        }
         ['\'', ..] => character_length(rest),
         _ => 0,
     }
@@ -173,28 +156,15 @@ fn raw_string_length(rest: &[char]) -> usize {
         return 0;
     }
     let begin = hashes + 2;
-    let closes = |at: usize| {
-        rest[at] == '"'
-            && rest[at + 1..]
-                .iter()
-                .take(hashes)
-                .filter(|c| **c == '#')
-                .count()
-                == hashes
-    };
-    (begin..rest.len())
-        .find(|at| closes(*at))
-        .map_or(rest.len(), |at| at + 1 + hashes)
+    let closes =
+        |at: usize| rest[at] == '"' && rest[at + 1..].iter().take(hashes).filter(|c| **c == '#').count() == hashes;
+    (begin..rest.len()).find(|at| closes(*at)).map_or(rest.len(), |at| at + 1 + hashes)
 }
 
 /// `'x'` and `'\n'`; 0 for a lifetime.
 fn character_length(rest: &[char]) -> usize {
     match rest {
-        ['\'', '\\', ..] => rest
-            .iter()
-            .skip(3)
-            .position(|c| *c == '\'')
-            .map_or(0, |n| n + 4),
+        ['\'', '\\', ..] => rest.iter().skip(3).position(|c| *c == '\'').map_or(0, |n| n + 4),
         ['\'', _, '\'', ..] => 3,
         _ => 0,
     }
@@ -205,33 +175,23 @@ mod tests {
     use super::*;
 
     fn file(text: &str) -> RustFile {
-        RustFile::of(&TextFile {
-            path: "x.rs".into(),
-            text: text.into(),
-        })
+        RustFile::of(&TextFile { path: "x.rs".into(), text: text.into() })
     }
 
     #[test]
     fn comments_and_literals_are_no_code() {
-        let hidden = file(
-            "a /* unsafe { /* { */ */ b // unsafe\n\"uns\\\"afe\" c r#\"un\"safe\"# br\"{\" '{' '\\'' 'life d",
-        );
-        assert_eq!(
-            hidden.code.split_whitespace().collect::<Vec<_>>(),
-            ["a", "b", "c", "'life", "d"]
-        );
+        let hidden =
+            file("a /* unsafe { /* { */ */ b // unsafe\n\"uns\\\"afe\" c r#\"un\"safe\"# br\"{\" '{' '\\'' 'life d");
+        assert_eq!(hidden.code.split_whitespace().collect::<Vec<_>>(), ["a", "b", "c", "'life", "d"]);
         assert_eq!(hidden.code.lines().count(), 2);
         assert_eq!(hidden.code.chars().count(), hidden.text.chars().count());
     }
 
     #[test]
     fn functions_are_found_with_their_lengths() {
-        let code = "fn one() {}\ntrait T { fn declared(&self); }\npub fn two(f: fn(u8) -> u8) -> [u8; 2] {\n  if a { b }\n}\n";
-        let found: Vec<_> = file(code)
-            .functions()
-            .into_iter()
-            .map(|f| (f.name, f.line, f.lines))
-            .collect();
+        let code =
+            "fn one() {}\ntrait T { fn declared(&self); }\npub fn two(f: fn(u8) -> u8) -> [u8; 2] {\n  if a { b }\n}\n";
+        let found: Vec<_> = file(code).functions().into_iter().map(|f| (f.name, f.line, f.lines)).collect();
         assert_eq!(found, [("one".to_owned(), 1, 1), ("two".to_owned(), 3, 3)]);
     }
 }

@@ -26,21 +26,10 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     for file in &tree.files {
         for (index, line) in file.text.lines().enumerate() {
             if let Some(trace) = TRACES.iter().find(|trace| line.contains(**trace)) {
-                findings.push(Finding::at(
-                    &file.path,
-                    index + 1,
-                    format!("`{trace}` is of one machine only"),
-                ));
+                findings.push(Finding::at(&file.path, index + 1, format!("`{trace}` is of one machine only")));
             }
-            if file.path == "Cargo.lock"
-                && line.starts_with("source = ")
-                && !line.contains(CRATES_IO)
-            {
-                findings.push(Finding::at(
-                    &file.path,
-                    index + 1,
-                    "a crate that is not from crates.io",
-                ));
+            if file.path == "Cargo.lock" && line.starts_with("source = ") && !line.contains(CRATES_IO) {
+                findings.push(Finding::at(&file.path, index + 1, "a crate that is not from crates.io"));
             }
         }
     }

@@ -12,22 +12,12 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();
     for file in tree.rust.iter().filter(|file| !file.path.starts_with(HOME)) {
         for (line, code) in file.code_lines() {
-            if code
-                .split(|c: char| !c.is_alphanumeric() && c != '_')
-                .any(|word| word == "unsafe")
-            {
-                findings.push(Finding::at(
-                    &file.path,
-                    line,
-                    "`unsafe` belongs into crates/sys",
-                ));
+            if code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe") {
+                findings.push(Finding::at(&file.path, line, "`unsafe` belongs into crates/sys"));
             }
         }
         if is_crate_root(&file.path) && !file.text.contains(FORBID) {
-            findings.push(Finding::whole(
-                &file.path,
-                format!("a crate other than sys says `{FORBID}`"),
-            ));
+            findings.push(Finding::whole(&file.path, format!("a crate other than sys says `{FORBID}`")));
         }
     }
     Ok(findings)
