@@ -1,1 +1,34 @@
-//! placeholder
+//! Lean containers: a pid, mount, UTS, IPC and network namespace, a control group and a root file system, made ahead of
+//! need and handed out from a [`Pool`].
+//!
+//! A container is an empty place with one process, its *init*: a program that the caller gives, which waits on a socket
+//! for what to do. What runs in a container, and the time namespace that fits it, is the business of init and of the
+//! crate above.
+//!
+//! ```text
+//!            builder thread (one per container, in namespaces of its own)
+//!   pool ──► unshare ─► root ─► loopback ─► clone3(NEWPID) ─► ends
+//!                                               └─► init, pid 1: waits on its descriptor 3
+//! ```
+//!
+//! Everything a container holds goes with its init: mounts exist in its mount namespace only. What remains outside is
+//! a control group and a record in the run directory; [`clean_leftovers`] removes what a crashed daemon could not.
+#![forbid(unsafe_code)]
+
+mod bind;
+mod builder;
+mod cgroup;
+mod config;
+mod container;
+mod error;
+mod leftover;
+mod pool;
+mod record;
+mod root;
+
+pub use cgroup::{CgroupError, ContainerCgroup, NodeCgroups};
+pub use config::{ContainerConfig, RootSpec};
+pub use container::{Container, PRIVATE_DIR, RunningContainer};
+pub use error::ContainerError;
+pub use leftover::{Leftovers, clean_leftovers};
+pub use pool::Pool;

@@ -56,24 +56,14 @@ pub struct Born {
 pub fn spawn_init(init: &Init<'_>) -> io::Result<Born> {
     let apart = |fd: BorrowedFd<'_>| fcntl_dupfd_cloexec(fd, FDS_APART_MIN);
     let image = apart(init.image)?;
-    let fds = [
-        apart(init.fds[0])?,
-        apart(init.fds[1])?,
-        apart(init.fds[2])?,
-        apart(init.fds[3])?,
-    ];
+    let fds = [apart(init.fds[0])?, apart(init.fds[1])?, apart(init.fds[2])?, apart(init.fds[3])?];
     let (report, low) = pipe_with(PipeFlags::CLOEXEC)?;
     let reporter = apart(low.as_fd())?;
     drop(low); // the pipe ends with its last writer
     let plan = Plan {
         image: image.as_raw_fd(),
         name: init.name,
-        fds: [
-            fds[0].as_raw_fd(),
-            fds[1].as_raw_fd(),
-            fds[2].as_raw_fd(),
-            fds[3].as_raw_fd(),
-        ],
+        fds: [fds[0].as_raw_fd(), fds[1].as_raw_fd(), fds[2].as_raw_fd(), fds[3].as_raw_fd()],
         reporter: reporter.as_raw_fd(),
     };
 
@@ -105,10 +95,7 @@ pub fn reap(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
         return Ok(false);
     }
     // ECHILD: not ours to reap.
-    let _ = waitid(
-        WaitId::PidFd(pidfd.as_fd()),
-        WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
-    );
+    let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
     Ok(true)
 }
 
@@ -122,10 +109,7 @@ struct Plan<'a> {
 
 /// # Safety
 /// See `become_init`, which the copy runs.
-unsafe fn clone_into_namespace(
-    cgroup: Option<BorrowedFd<'_>>,
-    plan: &Plan<'_>,
-) -> io::Result<Born> {
+unsafe fn clone_into_namespace(cgroup: Option<BorrowedFd<'_>>, plan: &Plan<'_>) -> io::Result<Born> {
     let mut pidfd: RawFd = -1;
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -141,11 +125,11 @@ unsafe fn clone_into_namespace(
     match unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<libc::clone_args>()) } {
         // SAFETY: this is the copy, with `plan` in its own memory.
         0 => unsafe { become_init(plan) },
-        // SAFETY: clone3 succeeded with CLONE_PIDFD, so that `pidfd` is a new descriptor that nobody else owns.
-        pid if pid > 0 => Ok(Born {
-            pid: pid as i32,
-            pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) },
-        }),
+        pid if pid > 0 => {
+            // SAFETY: clone3 succeeded with CLONE_PIDFD: `pidfd` is a new descriptor that nobody else owns.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            Ok(Born { pid: pid as i32, pidfd })
+        }
         _ => Err(io::Error::last_os_error()),
     }
 }
@@ -165,28 +149,13 @@ unsafe fn become_init(plan: &Plan<'_>) -> ! {
         }
         // All others go with the exec, also those that some library opened without close-on-exec.
         let last = libc::c_uint::MAX;
-        step(
-            libc::syscall(
-                libc::SYS_close_range,
-                INIT_FDS,
-                last,
-                libc::CLOSE_RANGE_CLOEXEC,
-            ),
-            plan.reporter,
-        );
+        step(libc::syscall(libc::SYS_close_range, INIT_FDS, last, libc::CLOSE_RANGE_CLOEXEC), plan.reporter);
         step(libc::syscall(libc::SYS_setsid), plan.reporter);
         reset_signals();
         let path = c"".as_ptr();
         let (argv, environment) = (argv.as_ptr(), environment.as_ptr());
         step(
-            libc::syscall(
-                libc::SYS_execveat,
-                plan.image,
-                path,
-                argv,
-                environment,
-                libc::AT_EMPTY_PATH,
-            ),
+            libc::syscall(libc::SYS_execveat, plan.image, path, argv, environment, libc::AT_EMPTY_PATH),
             plan.reporter,
         );
         libc::_exit(127)
@@ -221,21 +190,9 @@ unsafe fn reset_signals() {
     // the two that cannot be set give EINVAL.
     unsafe {
         for signal in 1..=SIGNAL_MAX {
-            libc::syscall(
-                libc::SYS_rt_sigaction,
-                signal,
-                &default,
-                ptr::null::<u64>(),
-                size_of::<u64>(),
-            );
+            libc::syscall(libc::SYS_rt_sigaction, signal, &default, ptr::null::<u64>(), size_of::<u64>());
         }
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            libc::SIG_SETMASK,
-            &none,
-            ptr::null::<u64>(),
-            size_of::<u64>(),
-        );
+        libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &none, ptr::null::<u64>(), size_of::<u64>());
     }
 }
 
@@ -259,13 +216,8 @@ fn restore_signals(mask: &libc::sigset_t) {
 /// What the copy reports: nothing, by the close-on-exec of its end, or an error number.
 fn exec_outcome(mut report: File) -> io::Result<()> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let limit = Timespec {
-        tv_sec: EXEC_MS_MAX / 1000,
-        tv_nsec: EXEC_MS_MAX % 1000 * 1_000_000,
-    };
-    let ready = rustix::io::retry_on_intr(|| {
-        poll(&mut [PollFd::new(&report, PollFlags::IN)], Some(&limit))
-    })?;
+    let limit = Timespec { tv_sec: EXEC_MS_MAX / 1000, tv_nsec: EXEC_MS_MAX % 1000 * 1_000_000 };
+    let ready = rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&report, PollFlags::IN)], Some(&limit)))?;
     if ready == 0 {
         return Err(io::ErrorKind::TimedOut.into());
     }

@@ -1,6 +1,7 @@
 //! Mounts: file systems are made and trees are copied unattached, by descriptor, then attached in the mount namespace
 //! of the calling thread. Which mounts a container needs is not decided here.
 
+pub mod point;
 pub mod table;
 
 use std::io;
@@ -9,9 +10,9 @@ use std::path::Path;
 
 use rustix::fs::CWD;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
-    UnmountFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
-    mount_change, mount_remount, move_mount, open_tree, unmount,
+    FsMountFlags, FsOpenFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount_change, mount_remount, move_mount,
+    open_tree, unmount,
 };
 
 use self::table::Attributes;
@@ -36,8 +37,7 @@ pub enum Depth {
 pub fn create(name: &str, options: &[(&str, &str)], attributes: Attributes) -> io::Result<OwnedFd> {
     let context = fsopen(name, FsOpenFlags::FSOPEN_CLOEXEC)?;
     configure(context.as_fd(), options).map_err(|errno| with_message(errno, context.as_fd()))?;
-    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
-        .map_err(|errno| with_message(errno, context.as_fd()))
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes).map_err(|errno| with_message(errno, context.as_fd()))
 }
 
 fn configure(context: BorrowedFd<'_>, options: &[(&str, &str)]) -> rustix::io::Result<()> {
@@ -68,24 +68,12 @@ fn with_message(errno: rustix::io::Errno, context: BorrowedFd<'_>) -> io::Error 
 ///
 /// # Errors
 /// As [`create`]; `InvalidInput` where a path is not UTF-8, which file system options must be here.
-pub fn overlay(
-    lower: &Path,
-    upper: &Path,
-    work: &Path,
-    attributes: Attributes,
-) -> io::Result<OwnedFd> {
-    let text = |path: &Path| {
-        Ok::<_, io::Error>(path.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned())
-    };
+pub fn overlay(lower: &Path, upper: &Path, work: &Path, attributes: Attributes) -> io::Result<OwnedFd> {
+    let text = |path: &Path| Ok::<_, io::Error>(path.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned());
     // A lower directory is one of a colon-separated list; the others are taken as they are.
     let lower = text(lower)?.replace('\\', "\\\\").replace(':', "\\:");
     let (upper, work) = (text(upper)?, text(work)?);
-    let options = [
-        ("source", "farfork"),
-        ("lowerdir", &lower),
-        ("upperdir", &upper),
-        ("workdir", &work),
-    ];
+    let options = [("source", "farfork"), ("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)];
     create("overlay", &options, attributes)
 }
 
@@ -115,10 +103,7 @@ pub fn attach(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
 /// # Errors
 /// As mount(2).
 pub fn make_private(point: &Path) -> io::Result<()> {
-    Ok(mount_change(
-        point,
-        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
-    )?)
+    Ok(mount_change(point, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
 }
 
 /// Makes the mount at `point` refuse writes, and what `attributes` has, and nothing else.

@@ -46,10 +46,7 @@ pub fn parse(text: &[u8]) -> io::Result<Vec<Mount>> {
         .map(|line| {
             parse_line(line).ok_or_else(|| {
                 let line = String::from_utf8_lossy(line);
-                io::Error::new(
-                    io::ErrorKind::InvalidData,
-                    format!("unknown form of a mountinfo line: {line}"),
-                )
+                io::Error::new(io::ErrorKind::InvalidData, format!("unknown form of a mountinfo line: {line}"))
             })
         })
         .collect()
@@ -68,31 +65,20 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let filesystem = String::from_utf8_lossy(fields.next()?).into_owned();
     fields.next()?; // the source: a device, or any text
     let options = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(Mount {
-        id,
-        parent,
-        device,
-        root,
-        point,
-        attributes,
-        filesystem,
-        options,
-    })
+    Some(Mount { id, parent, device, root, point, attributes, filesystem, options })
 }
 
 /// Of a mount's options those that restrict it.
 fn parse_attributes(field: &[u8]) -> Attributes {
-    field
-        .split(|byte| *byte == b',')
-        .fold(Attributes::empty(), |all, option| {
-            all | match option {
-                b"ro" => Attributes::MOUNT_ATTR_RDONLY,
-                b"nosuid" => Attributes::MOUNT_ATTR_NOSUID,
-                b"nodev" => Attributes::MOUNT_ATTR_NODEV,
-                b"noexec" => Attributes::MOUNT_ATTR_NOEXEC,
-                _ => Attributes::empty(),
-            }
-        })
+    field.split(|byte| *byte == b',').fold(Attributes::empty(), |all, option| {
+        all | match option {
+            b"ro" => Attributes::MOUNT_ATTR_RDONLY,
+            b"nosuid" => Attributes::MOUNT_ATTR_NOSUID,
+            b"nodev" => Attributes::MOUNT_ATTR_NODEV,
+            b"noexec" => Attributes::MOUNT_ATTR_NOEXEC,
+            _ => Attributes::empty(),
+        }
+    })
 }
 
 /// The kernel writes blank, tab, newline and backslash in paths as `\` and three octal digits.
@@ -102,15 +88,7 @@ fn unescape(field: &[u8]) -> PathBuf {
     while let [first, tail @ ..] = rest {
         rest = tail;
         match (first, tail) {
-            (
-                b'\\',
-                [
-                    a @ b'0'..=b'3',
-                    b @ b'0'..=b'7',
-                    c @ b'0'..=b'7',
-                    after @ ..,
-                ],
-            ) => {
+            (b'\\', [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..]) => {
                 bytes.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
                 rest = after;
             }
@@ -123,24 +101,15 @@ fn unescape(field: &[u8]) -> PathBuf {
 /// The mounts that a path can lead to: neither covered by a later mount on the same point nor below one that came
 /// later. In the table's order.
 pub fn visible(table: &[Mount]) -> Vec<&Mount> {
-    let covered_by = |mount: &Mount| {
-        table
-            .iter()
-            .find(|m| m.parent == mount.id && m.point == mount.point)
-    };
+    let covered_by = |mount: &Mount| table.iter().find(|m| m.parent == mount.id && m.point == mount.point);
     let reachable = |mount: &Mount| {
         let mut mount = mount;
         loop {
             // A sibling that was mounted later on a directory above hides this one.
-            let hidden = table.iter().any(|m| {
-                m.parent == mount.parent
-                    && m.id != mount.id
-                    && is_strictly_below(&mount.point, &m.point)
-            });
-            let Some(parent) = table
+            let hidden = table
                 .iter()
-                .find(|m| m.id == mount.parent && m.id != mount.id)
-            else {
+                .any(|m| m.parent == mount.parent && m.id != mount.id && is_strictly_below(&mount.point, &m.point));
+            let Some(parent) = table.iter().find(|m| m.id == mount.parent && m.id != mount.id) else {
                 return true;
             };
             // What the parent's own cover hides, unless this mount is that cover.
@@ -151,10 +120,7 @@ pub fn visible(table: &[Mount]) -> Vec<&Mount> {
             mount = parent;
         }
     };
-    table
-        .iter()
-        .filter(|m| covered_by(m).is_none() && reachable(m))
-        .collect()
+    table.iter().filter(|m| covered_by(m).is_none() && reachable(m)).collect()
 }
 
 fn is_strictly_below(path: &Path, above: &Path) -> bool {
@@ -179,16 +145,10 @@ mod tests {
     fn fields_are_taken_apart() {
         let table = parse(STACKED.as_bytes()).unwrap();
         assert_eq!(table.len(), 7);
-        assert_eq!(
-            (table[0].id, table[0].parent, table[0].device.as_str()),
-            (27, 1, "254:0")
-        );
+        assert_eq!((table[0].id, table[0].parent, table[0].device.as_str()), (27, 1, "254:0"));
         assert_eq!(table[1].filesystem, "devtmpfs");
         let restricted = Attributes::MOUNT_ATTR_RDONLY | Attributes::MOUNT_ATTR_NOSUID;
-        assert_eq!(
-            (table[0].attributes, table[5].attributes),
-            (Attributes::empty(), restricted)
-        );
+        assert_eq!((table[0].attributes, table[5].attributes), (Attributes::empty(), restricted));
         assert_eq!(table[6].point, Path::new("/srv/a/c d"));
         assert_eq!(table[1].options, "rw,mode=755");
     }
@@ -202,9 +162,6 @@ mod tests {
 
     #[test]
     fn a_line_of_another_form_is_an_error() {
-        assert_eq!(
-            parse(b"1 2 3\n").unwrap_err().kind(),
-            io::ErrorKind::InvalidData
-        );
+        assert_eq!(parse(b"1 2 3\n").unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -1,0 +1,106 @@
+//! Shows files of the node in a container that exists already.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Component, Path, PathBuf};
+use std::thread;
+
+use farfork_sys::mount::{self, Depth};
+use farfork_sys::namespace;
+
+use crate::config::RootSpec;
+use crate::container::PRIVATE_DIR;
+use crate::root;
+
+/// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`, by a
+/// thread that goes there and ends.
+pub(crate) fn bind(
+    init: &OwnedFd,
+    spec: RootSpec,
+    host_path: &Path,
+    inside_path: &Path,
+    masked: &[PathBuf],
+) -> io::Result<()> {
+    check_inside(inside_path)?;
+    let host_path = host_path.canonicalize()?;
+    if masked.iter().any(|path| host_path.starts_with(path)) {
+        return Err(refused("the path on the node belongs to the daemon"));
+    }
+    if let Ok(below) = Path::new(PRIVATE_DIR).strip_prefix(inside_path)
+        && !host_path.join(below).is_dir()
+    {
+        return Err(refused(
+            "it would cover /run/farfork, which has no place there; make the directory on the node first",
+        ));
+    }
+    let tree = mount::copy(&host_path, Depth::Recursive)?;
+    let kind = fs::metadata(&host_path)?.file_type();
+    let hidden: Vec<PathBuf> =
+        masked.iter().filter_map(|path| Some(inside_path.join(path.strip_prefix(&host_path).ok()?))).collect();
+    thread::scope(|scope| {
+        let body = || {
+            namespace::enter_mounts(init.as_fd())?;
+            attach(tree.as_fd(), kind.is_dir(), spec, inside_path, &hidden)
+        };
+        let thread = thread::Builder::new().name("bind".to_owned()).spawn_scoped(scope, body)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))
+    })
+}
+
+/// Runs in the container's mount namespace.
+fn attach(
+    tree: BorrowedFd<'_>,
+    is_directory: bool,
+    spec: RootSpec,
+    point: &Path,
+    hidden: &[PathBuf],
+) -> io::Result<()> {
+    make_point(point, is_directory, spec)?;
+    // What the new mount covers but the container keeps.
+    let private = Path::new(PRIVATE_DIR);
+    let kept = private.starts_with(point).then(|| mount::copy(private, Depth::Single)).transpose()?;
+    mount::attach(tree, point)?;
+    // The copy is still in the exchange of mounts that the node's mount may be in.
+    mount::make_private(point)?;
+    for path in hidden {
+        root::mask(path, RootSpec::Shared).map_err(io::Error::other)?;
+    }
+    match kept {
+        Some(kept) => mount::attach(kept.as_fd(), private),
+        None => Ok(()),
+    }
+}
+
+/// Makes the directory or file that the mount will cover. In the node's own root nothing is made.
+fn make_point(point: &Path, is_directory: bool, spec: RootSpec) -> io::Result<()> {
+    if fs::metadata(point).is_ok() {
+        return Ok(());
+    }
+    if spec == RootSpec::Shared {
+        return Err(refused("the path does not exist in the shared root; make it on the node first"));
+    }
+    if is_directory {
+        return fs::create_dir_all(point);
+    }
+    if let Some(above) = point.parent() {
+        fs::create_dir_all(above)?;
+    }
+    File::create_new(point).map(drop)
+}
+
+fn check_inside(path: &Path) -> io::Result<()> {
+    let plain = |part: Component<'_>| matches!(part, Component::RootDir | Component::Normal(_));
+    if !path.is_absolute() || !path.components().all(plain) {
+        return Err(refused("the path in the container has to be absolute and without `..`"));
+    }
+    match path.to_str() {
+        Some("/") => Err(refused("the whole root cannot be covered; share it instead")),
+        Some("/proc") => Err(refused("/proc is the container's own")),
+        _ => Ok(()),
+    }
+}
+
+fn refused(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
+}

@@ -1,0 +1,222 @@
+//! Builds containers: what they have in common is made ready once, each is then made by a thread of its own.
+//!
+//! A thread that has left the node's namespaces cannot simply return, and whatever it starts is born where it is: so it
+//! serves for one container and ends. It sees the container's root, and does nothing that needs the node's files.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use farfork_sys::clone::{self, Born, Init};
+use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::mount::point::MountPoint;
+use farfork_sys::{fdpass, memfd, namespace};
+
+use crate::cgroup::{ContainerCgroup, NodeCgroups};
+use crate::config::{ContainerConfig, RootSpec};
+use crate::container::{Container, PRIVATE_DIR};
+use crate::error::ContainerError;
+use crate::leftover::group_name;
+use crate::record::{self, Record};
+use crate::root;
+
+/// Everything that the containers of this daemon have in common.
+#[derive(Debug)]
+pub(crate) struct Builder {
+    config: ContainerConfig,
+    /// Real paths, none below another.
+    masked: Vec<PathBuf>,
+    /// The run directory, over which a builder thread mounts what only it needs.
+    scratch: PathBuf,
+    image: File,
+    cgroups: NodeCgroups,
+    /// Ids are unique among the daemons that used the run directory: its start, in microseconds, and a number.
+    started_us: u128,
+    next: AtomicU64,
+    /// As many copies as containers.
+    living: Arc<()>,
+    /// Held from the first container with a shared root on, by each of them too.
+    private_point: Mutex<Option<Arc<MountPoint>>>,
+}
+
+impl Builder {
+    /// Makes ready what containers have in common: the init program, the node's control groups, directories.
+    pub(crate) fn new(config: ContainerConfig) -> Result<Self, ContainerError> {
+        let real = |path: &PathBuf| {
+            path.canonicalize().map_err(|cause| ContainerError::Directory { path: path.clone(), cause })
+        };
+        let scratch = real(&config.run_dir)?;
+        let records = config.records_dir();
+        std::fs::create_dir_all(&records).map_err(|cause| ContainerError::Directory { path: records, cause })?;
+        let mut masked = config.masked_paths.iter().map(real).collect::<Result<Vec<_>, _>>()?;
+        masked.push(scratch.clone());
+        let image = memfd::executable("farfork-init", config.init_image).map_err(ContainerError::Image)?;
+        let cgroups = NodeCgroups::create(&config.cgroup_root_name)?;
+        write_down(&config, &cgroups)?;
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(Self {
+            masked: outermost(masked),
+            scratch,
+            image,
+            cgroups,
+            started_us: since_epoch.as_micros(),
+            next: AtomicU64::new(0),
+            living: Arc::new(()),
+            private_point: Mutex::default(),
+            config,
+        })
+    }
+
+    /// The configuration that it was made from.
+    pub(crate) fn config(&self) -> &ContainerConfig {
+        &self.config
+    }
+
+    /// The node's control groups.
+    pub(crate) fn cgroups(&self) -> &NodeCgroups {
+        &self.cgroups
+    }
+
+    /// Paths that containers shall not see.
+    pub(crate) fn masked(&self) -> &[PathBuf] {
+        &self.masked
+    }
+
+    /// How many containers there are, in the pool and in use.
+    pub(crate) fn living(&self) -> usize {
+        Arc::strong_count(&self.living) - 1
+    }
+
+    /// Builds a container; takes a few milliseconds.
+    pub(crate) fn build(self: &Arc<Self>, spec: RootSpec) -> Result<Container, ContainerError> {
+        let living = Arc::clone(&self.living);
+        if self.living() > self.config.containers_max {
+            let node = self.config.node.clone();
+            return Err(ContainerError::Full { node, containers_max: self.config.containers_max });
+        }
+        let private_point = match spec {
+            RootSpec::Overlay => None,
+            RootSpec::Shared => Some(self.hold_private_point()?),
+        };
+        let id = format!("{:x}-{}", self.started_us, self.next.fetch_add(1, Ordering::Relaxed));
+        let cgroup = self.cgroups.group(&group_name(&id))?;
+        let built = self.start_init(&id, spec, &cgroup);
+        let (born, control) = built.inspect_err(|_| {
+            if let Err(error) = cgroup.remove() {
+                tracing::warn!(%error, "control group of a container that could not be built is left");
+            }
+        })?;
+        // From here on the container removes itself, whatever fails.
+        let container = Container::new(id, spec, born, control, cgroup, Arc::clone(self), (living, private_point));
+        container.cgroup().join_others(container.init_pid())?;
+        self.write_record(&container, false)?;
+        Ok(container)
+    }
+
+    /// Writes a container's record, anew where it has one.
+    pub(crate) fn write_record(&self, container: &Container, in_use: bool) -> Result<(), ContainerError> {
+        let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
+        let record = Record { id: container.id().to_owned(), init: init.to_string(), in_use };
+        record.write(&self.config.records_dir())
+    }
+
+    /// Removes a container's record.
+    pub(crate) fn remove_record(&self, id: &str) {
+        record::remove(&self.config.records_dir(), id);
+    }
+
+    /// A shared root needs, on the node, the directory that each container mounts its own over.
+    fn hold_private_point(&self) -> Result<Arc<MountPoint>, ContainerError> {
+        let mut held = self.private_point.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_none() {
+            let path = Path::new(PRIVATE_DIR);
+            let point =
+                MountPoint::hold(path).map_err(|cause| ContainerError::Directory { path: path.to_owned(), cause })?;
+            *held = Some(Arc::new(point));
+        }
+        Ok(held.clone().expect("it was just set"))
+    }
+
+    /// Removes what the daemon made outside of its run directory, as far as no container still needs it.
+    pub(crate) fn close(&self) {
+        let mut held = self.private_point.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(point) = held.take().and_then(Arc::into_inner) {
+            point.release();
+        }
+        self.cgroups.remove_empty();
+    }
+
+    /// Gives init and our end of its control socket.
+    fn start_init(
+        self: &Arc<Self>,
+        id: &str,
+        spec: RootSpec,
+        cgroup: &ContainerCgroup,
+    ) -> Result<(Born, OwnedFd), ContainerError> {
+        let birthplace = cgroup.open_birthplace()?;
+        let (ours, inits) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
+        let builder = Arc::clone(self);
+        let body = move || builder.build_and_start(spec, &inits, birthplace.as_ref());
+        let born = thread::Builder::new()
+            .name(format!("build-{id}"))
+            .spawn(body)
+            .map_err(ContainerError::Thread)?
+            .join()
+            .map_err(|_| ContainerError::Thread(io::Error::other("it panicked; see the log")))??;
+        Ok((born, ours))
+    }
+
+    /// The builder thread.
+    fn build_and_start(
+        &self,
+        spec: RootSpec,
+        control: &OwnedFd,
+        birthplace: Option<&File>,
+    ) -> Result<Born, ContainerError> {
+        namespace::unshare_container()
+            .map_err(|cause| ContainerError::Namespace { operation: "make namespaces", cause })?;
+        namespace::raise_loopback()
+            .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause })?;
+        root::build(spec, &self.scratch, &self.masked)?;
+        let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
+        let init = Init {
+            image: self.image.as_fd(),
+            name: c"farfork-init",
+            fds: [null.as_fd(), null.as_fd(), null.as_fd(), control.as_fd()],
+            cgroup: birthplace.map(AsFd::as_fd),
+        };
+        clone::spawn_init(&init).map_err(ContainerError::Init)
+    }
+}
+
+/// Leaves for whoever cleans up after this daemon where its control groups are.
+fn write_down(config: &ContainerConfig, cgroups: &NodeCgroups) -> Result<(), ContainerError> {
+    let path = config.cgroups_file();
+    let lines: Vec<String> = cgroups.directories().map(|d| format!("{}\n", d.display())).collect();
+    std::fs::write(&path, lines.concat()).map_err(|cause| ContainerError::Record { path, cause })
+}
+
+/// Drops the paths that lie below others.
+fn outermost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
+    paths.sort();
+    paths.dedup();
+    let all = paths.clone();
+    paths.retain(|path| !all.iter().any(|above| path != above && path.starts_with(above)));
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_below_another_is_masked_with_it() {
+        let paths = ["/run/n1/keys", "/run/n1", "/run/n10", "/run/n1"].map(PathBuf::from);
+        assert_eq!(outermost(paths.to_vec()), ["/run/n1", "/run/n10"].map(PathBuf::from));
+    }
+}

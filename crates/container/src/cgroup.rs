@@ -1,0 +1,36 @@
+//! The control groups of a node: one for each container, others for its own services, all below a directory that is
+//! the node's alone. Controllers are used in version 2 where it has them, else in version 1; the unified hierarchy is
+//! used in any case, since a process can be *born* into its groups, which is cheaper than to be moved.
+//!
+//! ```text
+//! OWN/farfork/NODE/pool-ID      a container          OWN: the group that the daemon was started in, so that what
+//! OWN/farfork/NODE/templates    a service's           limits the daemon limits what it starts
+//! ```
+
+mod error;
+mod group;
+mod node;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use farfork_sys::cgroup::hierarchy::Version;
+
+pub use self::error::CgroupError;
+pub use self::group::ContainerCgroup;
+pub use self::node::NodeCgroups;
+
+/// A group's directory in one hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    version: Version,
+    controllers: Vec<String>,
+    path: PathBuf,
+}
+
+fn create_directory(path: &Path) -> io::Result<()> {
+    match std::fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        outcome => outcome,
+    }
+}

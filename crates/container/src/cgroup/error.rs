@@ -1,0 +1,52 @@
+//! Why a control group does not do what it shall.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a control group does not do what it shall.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// The machine's hierarchies cannot be found out.
+    #[error("cannot find out which control groups this machine has: {0}; is /proc mounted?")]
+    Detect(#[source] io::Error),
+    /// A group cannot be made.
+    #[error("cannot make control group {}: {cause}; is its file system writable for this process?", path.display())]
+    Create {
+        /// The group's directory.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// A process cannot be moved into a group.
+    #[error("cannot move process {pid} into control group {}: {cause}", path.display())]
+    Join {
+        /// The group's directory.
+        path: PathBuf,
+        /// The process.
+        pid: i32,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// A file of a group cannot be read or written.
+    #[error("cannot use {}: {cause}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// A limit is asked for that the machine cannot keep.
+    #[error("no control group here has the `{controller}` controller; enable it, or go without this limit")]
+    ControllerMissing {
+        /// The controller.
+        controller: &'static str,
+    },
+    /// A group cannot be removed.
+    #[error("cannot remove control group {}: {cause}; see cgroup.procs in it for what it still holds", path.display())]
+    Remove {
+        /// The group's directory.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+}

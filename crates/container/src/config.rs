@@ -1,0 +1,67 @@
+//! What the containers of a node have in common, and what each may choose.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Most containers of a node at a time unless configured: each has a dozen kernel objects and at least one process,
+/// and the default limit on processes of a Linux machine is 32,768.
+const CONTAINERS_MAX_DEFAULT: usize = 4096;
+
+/// What the containers of a node have in common.
+#[derive(Debug, Clone)]
+pub struct ContainerConfig {
+    /// The node's name, for messages.
+    pub node: String,
+    /// The daemon's run directory: holds the records of containers. Must exist.
+    pub run_dir: PathBuf,
+    /// Path of the node's control groups below the daemon's own: nobody else may use it. See [`ContainerConfig::new`].
+    pub cgroup_root_name: String,
+    /// The init program, an ELF file that needs nothing of the container's root to start (a static one).
+    pub init_image: &'static [u8],
+    /// Directories and files that no container shall see: those of the daemon. The run directory is always hidden.
+    pub masked_paths: Vec<PathBuf>,
+    /// Most containers at a time, waiting and in use.
+    pub containers_max: usize,
+}
+
+impl ContainerConfig {
+    /// The configuration of a node; its control groups are told apart from those of a node of the same name in another
+    /// cluster by the run directory.
+    pub fn new(node: &str, run_dir: &Path, init_image: &'static [u8]) -> Self {
+        let real_dir = run_dir.canonicalize().unwrap_or_else(|_| run_dir.to_owned());
+        Self {
+            node: node.to_owned(),
+            run_dir: run_dir.to_owned(),
+            cgroup_root_name: format!("farfork/{node}-{:08x}", fingerprint(&real_dir)),
+            init_image,
+            masked_paths: Vec::new(),
+            containers_max: CONTAINERS_MAX_DEFAULT,
+        }
+    }
+
+    /// Where the records of containers are.
+    pub(crate) fn records_dir(&self) -> PathBuf {
+        self.run_dir.join("containers")
+    }
+
+    /// Where the directories of the node's control groups are written down, one per line, for whoever cleans up.
+    pub(crate) fn cgroups_file(&self) -> PathBuf {
+        self.run_dir.join("cgroups")
+    }
+}
+
+/// FNV-1a: short names for few paths, the same in every version of farfork.
+fn fingerprint(path: &Path) -> u32 {
+    let bytes = path.as_os_str().as_bytes();
+    bytes.iter().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+/// Which root file system a container has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RootSpec {
+    /// The node's files, under an overlay that takes the container's writes and vanishes with it.
+    #[default]
+    Overlay,
+    /// The node's own files: writes are the node's.
+    Shared,
+}

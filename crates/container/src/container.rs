@@ -1,0 +1,226 @@
+//! A container that was built: handed to whoever restores a child in it, and removed when that comes to nothing.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_sys::clone::{self, Born};
+use farfork_sys::mount::point::MountPoint;
+use farfork_sys::pidfd;
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::process::Signal;
+
+use crate::bind;
+use crate::builder::Builder;
+use crate::cgroup::ContainerCgroup;
+use crate::config::RootSpec;
+use crate::error::ContainerError;
+
+/// The directory in which a container finds what was meant for it alone: a tmpfs of its own.
+pub const PRIVATE_DIR: &str = "/run/farfork";
+/// Longest wait for a killed container's end, in milliseconds: its processes are killed by the kernel at once, but may
+/// have much memory to give back.
+const KILL_MS_MAX: u64 = 5_000;
+
+/// A container with an init that waits for what to do. Dropping it kills all that is in it and removes it.
+#[derive(Debug)]
+pub struct Container {
+    /// `None` once it was handed over.
+    parts: Option<Parts>,
+    control: Option<OwnedFd>,
+    spec: RootSpec,
+}
+
+/// What a container keeps from ending: the count of the node's containers, and the mount point that a shared root needs.
+pub(crate) type Held = (Arc<()>, Option<Arc<MountPoint>>);
+
+#[derive(Debug)]
+struct Parts {
+    id: String,
+    init: Born,
+    cgroup: ContainerCgroup,
+    builder: Arc<Builder>,
+    held: Held,
+}
+
+impl Container {
+    pub(crate) fn new(
+        id: String,
+        spec: RootSpec,
+        init: Born,
+        control: OwnedFd,
+        cgroup: ContainerCgroup,
+        builder: Arc<Builder>,
+        held: Held,
+    ) -> Self {
+        let parts = Parts { id, init, cgroup, builder, held };
+        Self { parts: Some(parts), control: Some(control), spec }
+    }
+
+    /// Its id, unique on the node.
+    pub fn id(&self) -> &str {
+        &self.parts().id
+    }
+
+    /// The process id of its init, in the daemon's pid namespace.
+    pub fn init_pid(&self) -> i32 {
+        self.parts().init.pid
+    }
+
+    /// The pidfd of its init, which is a child of this process.
+    pub fn init(&self) -> &OwnedFd {
+        &self.parts().init.pidfd
+    }
+
+    /// Our end of the socket (SOCK_SEQPACKET) whose other end is init's descriptor 3.
+    pub fn control(&self) -> BorrowedFd<'_> {
+        self.control.as_ref().expect("only a drop takes it").as_fd()
+    }
+
+    /// Its control group.
+    pub fn cgroup(&self) -> &ContainerCgroup {
+        &self.parts().cgroup
+    }
+
+    /// Which root it has.
+    pub fn root(&self) -> RootSpec {
+        self.spec
+    }
+
+    /// Shows a directory or file of the node, with all that is mounted below, at a path of the container; what
+    /// the configuration masks stays hidden. The path is made where it is missing, except in a container that has
+    /// the node's own root.
+    ///
+    /// # Errors
+    /// [`ContainerError::Bind`].
+    pub fn bind(&self, host_path: &Path, inside_path: &Path) -> Result<(), ContainerError> {
+        let masked = self.parts().builder.masked();
+        bind::bind(self.init(), self.spec, host_path, inside_path, masked).map_err(|cause| ContainerError::Bind {
+            id: self.id().to_owned(),
+            host_path: host_path.to_owned(),
+            inside_path: inside_path.to_owned(),
+            cause,
+        })
+    }
+
+    /// Writes a file into the container's [`PRIVATE_DIR`], over one of that name; gives the path that it has inside.
+    ///
+    /// # Errors
+    /// [`ContainerError::PutFile`]; ENOSPC where it is larger than the directory may become.
+    pub fn put_file(&self, name: &str, contents: &[u8], mode: u32) -> Result<PathBuf, ContainerError> {
+        let path = Path::new(PRIVATE_DIR).join(name);
+        match self.put(&path, contents, mode) {
+            Ok(()) => Ok(path),
+            Err(cause) => Err(ContainerError::PutFile { id: self.id().to_owned(), path, cause }),
+        }
+    }
+
+    /// By way of init's root, which no path of the container's leads out of.
+    fn put(&self, path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = format!("/proc/{}/root", self.init_pid());
+        let root = rustix::fs::openat(CWD, root, flags, Mode::empty())?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let mode = Mode::from_raw_mode(mode);
+        let mut file = File::from(rustix::fs::openat2(&root, path, flags, mode, resolve)?);
+        rustix::fs::fchmod(&file, mode)?; // not as the umask has it
+        file.write_all(contents)
+    }
+
+    /// Hands the container over: from now on it ends with what runs in it, not with this process, and its record says
+    /// so. Gives our end of the control socket too.
+    ///
+    /// # Errors
+    /// [`ContainerError::Record`], and the container is removed.
+    pub fn into_running(mut self) -> Result<(RunningContainer, OwnedFd), ContainerError> {
+        self.parts().builder.write_record(&self, true)?;
+        let parts = self.parts.take().expect("only a drop takes it");
+        let control = self.control.take().expect("only a drop takes it");
+        let running = RunningContainer {
+            id: parts.id,
+            init_pid: parts.init.pid,
+            init: parts.init.pidfd,
+            cgroup: parts.cgroup,
+            records: parts.builder.config().records_dir(),
+            _held: Some(parts.held),
+        };
+        Ok((running, control))
+    }
+
+    fn parts(&self) -> &Parts {
+        self.parts.as_ref().expect("only a drop takes it")
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let Some(parts) = self.parts.take() else { return };
+        drop(self.control.take());
+        if let Err(error) = end(&parts.id, &parts.init.pidfd, parts.init.pid, &parts.cgroup) {
+            // The record stays, for the next start of the daemon to try again.
+            tracing::warn!(%error, "a container is not removed");
+            return;
+        }
+        parts.builder.remove_record(&parts.id);
+    }
+}
+
+/// A container in which something runs that may outlive the daemon.
+#[derive(Debug)]
+pub struct RunningContainer {
+    pub(crate) id: String,
+    pub(crate) init_pid: i32,
+    pub(crate) init: OwnedFd,
+    pub(crate) cgroup: ContainerCgroup,
+    pub(crate) records: PathBuf,
+    /// Where this daemon built it.
+    pub(crate) _held: Option<Held>,
+}
+
+impl RunningContainer {
+    /// Its id, unique on the node.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The process id of its init, in the daemon's pid namespace.
+    pub fn init_pid(&self) -> i32 {
+        self.init_pid
+    }
+
+    /// The pidfd of its init.
+    pub fn init(&self) -> &OwnedFd {
+        &self.init
+    }
+
+    /// Its control group.
+    pub fn cgroup(&self) -> &ContainerCgroup {
+        &self.cgroup
+    }
+
+    /// Kills what still runs in the container and removes what it has outside of itself: control group and record.
+    ///
+    /// # Errors
+    /// [`ContainerError::Stuck`], [`ContainerError::Cgroup`]; it can be tried again.
+    pub fn remove(&self) -> Result<(), ContainerError> {
+        end(&self.id, &self.init, self.init_pid, &self.cgroup)?;
+        crate::record::remove(&self.records, &self.id);
+        Ok(())
+    }
+}
+
+/// The end of a container: with process 1 of its pid namespace the kernel kills the others, and mounts, network and
+/// the rest go with the last of them.
+fn end(id: &str, init: &OwnedFd, init_pid: i32, cgroup: &ContainerCgroup) -> Result<(), ContainerError> {
+    // ESRCH: it has ended already.
+    let _ = pidfd::send_signal(init, Signal::KILL.as_raw());
+    let ended = clone::reap(init, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false);
+    if !ended {
+        return Err(ContainerError::Stuck { id: id.to_owned(), init_pid, waited_ms: KILL_MS_MAX });
+    }
+    Ok(cgroup.remove()?)
+}

@@ -1,0 +1,133 @@
+//! Why a container cannot be had.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::cgroup::CgroupError;
+
+/// Why a container cannot be had, or not be given what it was to have.
+#[derive(Debug, thiserror::Error)]
+pub enum ContainerError {
+    /// Init's program cannot be held ready.
+    #[error("cannot keep the container's init program in memory: {0}")]
+    Image(#[source] io::Error),
+    /// A directory of the node's is missing or cannot be used.
+    #[error("cannot use {}: {cause}; check that it exists and that farfork runs as root", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// A control group cannot be made.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// A thread cannot be started, or has panicked.
+    #[error("cannot run a thread that builds a container: {0}")]
+    Thread(#[source] io::Error),
+    /// A namespace cannot be made or entered.
+    #[error(
+        "cannot {operation}: {cause}; containers need CAP_SYS_ADMIN and room below /proc/sys/user/max_*_namespaces"
+    )]
+    Namespace {
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The table of mounts cannot be read.
+    #[error("cannot read the node's table of mounts: {0}")]
+    MountTable(#[source] io::Error),
+    /// A mount of the container's root cannot be made.
+    #[error("cannot mount {what} on {} of a container: {cause}", point.display())]
+    Mount {
+        /// What was to be mounted.
+        what: &'static str,
+        /// Where, as the container sees it.
+        point: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// Init cannot be started.
+    #[error("cannot start the init of a container: {0}")]
+    Init(#[source] io::Error),
+    /// A path of the node cannot be shown in a container.
+    #[error("cannot bind {} to {} in container {id}: {cause}", host_path.display(), inside_path.display())]
+    Bind {
+        /// The container.
+        id: String,
+        /// The path on the node.
+        host_path: PathBuf,
+        /// The path in the container.
+        inside_path: PathBuf,
+        /// What is wrong.
+        cause: io::Error,
+    },
+    /// A file cannot be put into a container.
+    #[error("cannot write {} in container {id}: {cause}", path.display())]
+    PutFile {
+        /// The container.
+        id: String,
+        /// The file, as the container sees it.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// The record of a container cannot be written or read.
+    #[error("cannot keep the record {}: {cause}", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: io::Error,
+    },
+    /// A container does not end.
+    #[error(
+        "container {id} still runs {waited_ms} ms after it was killed; look for processes of its init {init_pid} in uninterruptible sleep"
+    )]
+    Stuck {
+        /// The container.
+        id: String,
+        /// Its init.
+        init_pid: i32,
+        /// How long was waited, in milliseconds.
+        waited_ms: u64,
+    },
+    /// All containers that the node may have exist.
+    #[error(
+        "node {node} has {containers_max} containers, the most it may have; wait for children to end, or raise the limit"
+    )]
+    Full {
+        /// The node.
+        node: String,
+        /// The limit.
+        containers_max: usize,
+    },
+    /// The pool was empty and none came in time.
+    #[error(
+        "no container on node {node} within {waited_ms} ms: the pool of {size} is empty; ask for fewer children at a time, or make the pool larger"
+    )]
+    Empty {
+        /// The node.
+        node: String,
+        /// The pool's size.
+        size: usize,
+        /// How long was waited, in milliseconds.
+        waited_ms: u64,
+    },
+    /// The pool was empty and could not build one.
+    #[error("no container on node {node}: {cause}")]
+    Build {
+        /// The node.
+        node: String,
+        /// Why the last one could not be built.
+        cause: Arc<ContainerError>,
+    },
+    /// The pool is being taken down.
+    #[error("no container on node {node}: the daemon is stopping")]
+    Stopping {
+        /// The node.
+        node: String,
+    },
+}

@@ -1,0 +1,174 @@
+//! Containers ahead of need: a thread keeps a number of them built; who takes one makes it build the next.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::builder::Builder;
+use crate::cgroup::NodeCgroups;
+use crate::config::{ContainerConfig, RootSpec};
+use crate::container::Container;
+use crate::error::ContainerError;
+
+/// Most containers kept ready: each holds a few hundred KiB of kernel memory, and a burst of forks larger than this
+/// is limited by restoring children, not by building containers.
+const SIZE_MAX: usize = 256;
+/// Pause after a container could not be built, in milliseconds; a request that waits is told at once.
+const RETRY_MS: u64 = 500;
+
+/// Containers with an overlay root, ready to be taken. Dropping it ends those that were not taken.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    filler: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    builder: Arc<Builder>,
+    size: usize,
+    state: Mutex<State>,
+    /// A container was taken, a request waits, or the pool stops: for the filler.
+    wanted: Condvar,
+    /// A container is there, or one could not be built: for requests.
+    supplied: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ready: VecDeque<Container>,
+    /// Requests that wait.
+    waiting: usize,
+    /// How many builds have failed, and why the last one did.
+    failures: u64,
+    last_failure: Option<Arc<ContainerError>>,
+    stopping: bool,
+}
+
+impl Pool {
+    /// Starts to keep `size` containers ready (at least 1, at most 256). They are built in the background; what cannot
+    /// work at all, such as a missing init program, is an error now.
+    ///
+    /// # Errors
+    /// [`ContainerError`] as the first step that fails.
+    pub fn start(config: ContainerConfig, size: usize) -> Result<Self, ContainerError> {
+        let shared = Arc::new(Shared {
+            builder: Arc::new(Builder::new(config)?),
+            size: size.clamp(1, SIZE_MAX),
+            state: Mutex::default(),
+            wanted: Condvar::new(),
+            supplied: Condvar::new(),
+        });
+        let filler = Arc::clone(&shared);
+        let filler = thread::Builder::new()
+            .name("container-pool".to_owned())
+            .spawn(move || filler.fill())
+            .map_err(ContainerError::Thread)?;
+        Ok(Self { shared, filler: Some(filler) })
+    }
+
+    /// The node's control groups.
+    pub fn cgroups(&self) -> &NodeCgroups {
+        self.shared.builder.cgroups()
+    }
+
+    /// How many containers are ready to be taken.
+    pub fn ready(&self) -> usize {
+        self.shared.lock().ready.len()
+    }
+
+    /// Takes a container, waiting for it until `deadline`. One with a shared root is built for the request.
+    ///
+    /// # Errors
+    /// [`ContainerError::Empty`] when the time is over, [`ContainerError::Build`] when none is ready and one could not
+    /// be built, [`ContainerError::Full`] at the limit on containers, [`ContainerError::Stopping`].
+    pub fn take(&self, root: RootSpec, deadline: Instant) -> Result<Container, ContainerError> {
+        match root {
+            RootSpec::Overlay => self.shared.take_ready(deadline),
+            RootSpec::Shared => self.shared.builder.build(root),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.lock().stopping = true;
+        self.shared.wanted.notify_all();
+        self.shared.supplied.notify_all();
+        if let Some(filler) = self.filler.take() {
+            let _ = filler.join();
+        }
+        let unused = std::mem::take(&mut self.shared.lock().ready);
+        drop(unused);
+        self.shared.builder.close();
+    }
+}
+
+impl Shared {
+    fn take_ready(&self, deadline: Instant) -> Result<Container, ContainerError> {
+        let began = Instant::now();
+        let mut state = self.lock();
+        let failures = state.failures;
+        state.waiting += 1;
+        let taken = loop {
+            if state.stopping {
+                break Err(ContainerError::Stopping { node: self.node() });
+            }
+            if let Some(container) = state.ready.pop_front() {
+                break Ok(container);
+            }
+            if let Some(cause) = state.last_failure.clone().filter(|_| state.failures != failures) {
+                break Err(ContainerError::Build { node: self.node(), cause });
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let waited_ms = began.elapsed().as_millis() as u64;
+                break Err(ContainerError::Empty { node: self.node(), size: self.size, waited_ms });
+            }
+            self.wanted.notify_one();
+            state = self.supplied.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        };
+        state.waiting -= 1;
+        self.wanted.notify_one();
+        taken
+    }
+
+    /// The filler thread: builds while there are too few, one at a time, and never holds the lock meanwhile.
+    fn fill(&self) {
+        let mut state = self.lock();
+        while !state.stopping {
+            if state.ready.len() >= self.size {
+                state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            drop(state);
+            let built = self.builder.build(RootSpec::Overlay);
+            state = self.lock();
+            match built {
+                Ok(container) => state.ready.push_back(container),
+                Err(error) => state = self.note_failure(state, error),
+            }
+            self.supplied.notify_all();
+        }
+    }
+
+    /// Tells waiting requests, then pauses unless somebody is waiting for the next attempt.
+    fn note_failure<'a>(&'a self, mut state: MutexGuard<'a, State>, error: ContainerError) -> MutexGuard<'a, State> {
+        tracing::warn!(node = self.builder.config().node, %error, "a container could not be built");
+        state.failures += 1;
+        state.last_failure = Some(Arc::new(error));
+        self.supplied.notify_all();
+        let pause = Duration::from_millis(RETRY_MS);
+        self.wanted.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn node(&self) -> String {
+        self.builder.config().node.clone()
+    }
+
+    /// The state stays usable when a thread has panicked: every change of it is complete under the lock.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

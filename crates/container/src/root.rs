@@ -1,0 +1,144 @@
+//! The root file system of a container, built by a thread in a mount namespace of its own.
+//!
+//! Of the node's mounts, file systems with data get an overlay each, whose upper layers lie on one tmpfs that only the
+//! container's mount namespace knows; those that are views of the kernel are shown as they are. `/proc` is left to
+//! init, which alone is in the pid namespace that it has to show.
+
+mod plan;
+
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use farfork_sys::mount::table::{self, Attributes};
+use farfork_sys::mount::{self, Depth};
+use farfork_sys::namespace;
+
+use crate::config::RootSpec;
+use crate::container::PRIVATE_DIR;
+use crate::error::ContainerError;
+
+use self::plan::Step;
+
+/// Room in the container's private directory, in bytes: for a payload and small files; it is the node's memory.
+const PRIVATE_BYTES_MAX: u64 = 256 << 20;
+
+/// Builds the root of the calling thread's mount namespace, which must be a new one.
+///
+/// `scratch` is a directory of the node's over which, in this namespace only, the tmpfs of the upper layers is mounted.
+pub(crate) fn build(spec: RootSpec, scratch: &Path, masked: &[PathBuf]) -> Result<(), ContainerError> {
+    let whole = Path::new("/");
+    mount::make_private(whole).map_err(at("private propagation", whole))?;
+    match spec {
+        RootSpec::Overlay => build_overlay(scratch, masked)?,
+        RootSpec::Shared => {}
+    }
+    for path in masked {
+        mask(path, spec)?;
+    }
+    make_private_dir()
+}
+
+fn build_overlay(scratch: &Path, masked: &[PathBuf]) -> Result<(), ContainerError> {
+    let mounts = table::of_this_thread().map_err(ContainerError::MountTable)?;
+    let steps = plan::steps(&mounts, masked);
+    let tmpfs = mount::create("tmpfs", &[("source", "farfork"), ("mode", "755")], Attributes::empty())
+        .and_then(|tmpfs| mount::attach(tmpfs.as_fd(), scratch));
+    tmpfs.map_err(at("the tmpfs of upper layers", scratch))?;
+    let root = scratch.join("root");
+    fs::create_dir(&root).map_err(at("a new root", &root))?;
+    for (number, step) in steps.iter().enumerate() {
+        let layers = scratch.join(number.to_string());
+        perform(step, &root, &layers)?;
+    }
+    namespace::pivot(&root).map_err(at("the new root", Path::new("/")))
+}
+
+/// Takes one step below `root`; `layers` does not exist yet.
+fn perform(step: &Step<'_>, root: &Path, layers: &Path) -> Result<(), ContainerError> {
+    let point = step.point();
+    let target = root.join(point.strip_prefix("/").unwrap_or(point));
+    match step {
+        Step::Overlay { attributes, .. } => match overlay(point, &target, layers, *attributes) {
+            Err(error) if point != Path::new("/") => {
+                tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
+                copy_read_only(point, &target, *attributes).map_err(at("a read-only copy", point))
+            }
+            outcome => outcome.map_err(at("an overlay", point)),
+        },
+        Step::Copy { depth, .. } => mount::copy(point, *depth)
+            .and_then(|copy| mount::attach(copy.as_fd(), &target))
+            .map_err(at("a copy of the node's mount", point)),
+        Step::Queues { attributes, .. } => mount::create("mqueue", &[], *attributes)
+            .and_then(|queues| mount::attach(queues.as_fd(), &target))
+            .map_err(at("message queues", point)),
+    }
+}
+
+/// An overlay of the node's mount at `point`. Only directories can have one: a file that is mounted (as container
+/// engines do with `/etc/resolv.conf`) is shown read-only, a device or socket as it is.
+fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes) -> io::Result<()> {
+    let kind = fs::symlink_metadata(point)?.file_type();
+    if kind.is_file() {
+        return copy_read_only(point, target, attributes);
+    }
+    if !kind.is_dir() {
+        return mount::attach(mount::copy(point, Depth::Single)?.as_fd(), target);
+    }
+    let (upper, work) = (layers.join("upper"), layers.join("work"));
+    fs::create_dir_all(&upper)?;
+    fs::create_dir(&work)?;
+    // The overlay's root takes owner and mode from the upper directory.
+    copy_ownership(point, &upper)?;
+    mount::attach(mount::overlay(point, &upper, &work, attributes)?.as_fd(), target)
+}
+
+fn copy_ownership(from: &Path, to: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt, chown};
+    let metadata = fs::metadata(from)?;
+    chown(to, Some(metadata.uid()), Some(metadata.gid()))?;
+    fs::set_permissions(to, metadata.permissions())
+}
+
+fn copy_read_only(point: &Path, target: &Path, attributes: Attributes) -> io::Result<()> {
+    mount::attach(mount::copy(point, Depth::Single)?.as_fd(), target)?;
+    mount::make_read_only(target, attributes)
+}
+
+/// Covers a path of the calling thread's root, so that what the node has there cannot be reached.
+pub(crate) fn mask(path: &Path, spec: RootSpec) -> Result<(), ContainerError> {
+    let cover = || {
+        let kind = match (fs::symlink_metadata(path), spec) {
+            (Err(error), RootSpec::Overlay) if error.kind() == io::ErrorKind::NotFound => {
+                // It would show through the overlay as soon as the node makes it.
+                fs::create_dir_all(path)?;
+                fs::symlink_metadata(path)?
+            }
+            (metadata, _) => metadata?,
+        };
+        let cover = match kind.is_dir() {
+            true => mount::create("tmpfs", &[("size", "4k"), ("mode", "555")], Attributes::MOUNT_ATTR_RDONLY)?,
+            false => mount::copy(Path::new("/dev/null"), Depth::Single)?,
+        };
+        mount::attach(cover.as_fd(), path)
+    };
+    cover().map_err(at("a cover", path))
+}
+
+/// The directory in which the container finds what was meant for it alone.
+fn make_private_dir() -> Result<(), ContainerError> {
+    let point = Path::new(PRIVATE_DIR);
+    let make = || {
+        fs::create_dir_all(point)?;
+        let size = PRIVATE_BYTES_MAX.to_string();
+        let options = [("source", "farfork"), ("size", size.as_str()), ("mode", "755")];
+        let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
+        mount::attach(mount::create("tmpfs", &options, attributes)?.as_fd(), point)
+    };
+    make().map_err(at("the private directory", point))
+}
+
+fn at<'a>(what: &'static str, point: &'a Path) -> impl Fn(io::Error) -> ContainerError + 'a {
+    move |cause| ContainerError::Mount { what, point: point.to_owned(), cause }
+}

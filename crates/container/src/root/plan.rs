@@ -1,0 +1,154 @@
+//! From the node's table of mounts to the mounts of a container's root: which are overlaid, which are shown as they
+//! are, which are left out. Pure.
+
+use std::path::{Path, PathBuf};
+
+use farfork_sys::mount::Depth;
+use farfork_sys::mount::table::{self, Attributes, Mount};
+
+/// File systems without data of their own: views of the kernel or of devices, which a container shares with the node.
+const VIEWS: [&str; 17] = [
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "tracefs",
+];
+
+/// One mount of the container's root.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Step<'a> {
+    /// The node's mount under an overlay.
+    Overlay { point: &'a Path, attributes: Attributes },
+    /// The node's mount itself.
+    Copy { point: &'a Path, depth: Depth },
+    /// POSIX message queues of the container's own IPC namespace.
+    Queues { point: &'a Path, attributes: Attributes },
+}
+
+impl<'a> Step<'a> {
+    /// Where the mount is, on the node and in the container.
+    pub(super) fn point(&self) -> &'a Path {
+        match self {
+            Self::Overlay { point, .. } | Self::Copy { point, .. } | Self::Queues { point, .. } => point,
+        }
+    }
+}
+
+/// The mounts of a container's root in the order in which they have to be made, the root first. What lies below a
+/// `masked` path is left out.
+pub(super) fn steps<'a>(mounts: &'a [Mount], masked: &[PathBuf]) -> Vec<Step<'a>> {
+    let mut visible = table::visible(mounts);
+    // The table is in the order of mounting, which the order of directories need not be.
+    visible.sort_by_key(|mount| mount.point.components().count());
+    let subtrees: Vec<&Path> = visible.iter().filter(|m| takes_subtree(m)).map(|m| m.point.as_path()).collect();
+    let left_out = |mount: &Mount| {
+        subtrees.iter().any(|subtree| mount.point != *subtree && mount.point.starts_with(subtree))
+            || masked.iter().any(|path| mount.point.starts_with(path))
+    };
+    visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| step(mount, &visible)).collect()
+}
+
+/// Whether the mounts below this one come with it, or are left out with it.
+fn takes_subtree(mount: &Mount) -> bool {
+    matches!(mount.filesystem.as_str(), "proc" | "sysfs")
+}
+
+fn step<'a>(mount: &'a Mount, visible: &[&Mount]) -> Option<Step<'a>> {
+    let (point, attributes) = (mount.point.as_path(), mount.attributes);
+    match mount.filesystem.as_str() {
+        // Of pid namespaces that are not the container's.
+        "proc" => None,
+        // A name of a namespace; a copy would keep that alive as long as the container.
+        "nsfs" => None,
+        "sysfs" => Some(Step::Copy { point, depth: Depth::Recursive }),
+        "mqueue" => Some(Step::Queues { point, attributes }),
+        name if VIEWS.contains(&name) || point == Path::new("/dev") => Some(Step::Copy { point, depth: Depth::Single }),
+        _ if shows_the_same(mount, visible) => None,
+        // Nothing can be written there: it needs no layer for it.
+        _ if attributes.contains(Attributes::MOUNT_ATTR_RDONLY) && point != Path::new("/") => {
+            Some(Step::Copy { point, depth: Depth::Single })
+        }
+        _ => Some(Step::Overlay { point, attributes }),
+    }
+}
+
+/// Whether a directory is mounted upon itself, as `ip netns` does with `/run/netns`: what it is mounted on shows the
+/// same.
+fn shows_the_same(mount: &Mount, visible: &[&Mount]) -> bool {
+    visible.iter().filter(|m| m.id == mount.parent && m.id != mount.id).any(|parent| {
+        let below = mount.point.strip_prefix(&parent.point);
+        parent.device == mount.device
+            && parent.attributes == mount.attributes
+            && below.is_ok_and(|below| mount.root == parent.root.join(below))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: &str = "\
+22 27 0:21 / /proc rw - proc proc rw
+51 22 0:40 / /proc/sys/fs/binfmt_misc rw - binfmt_misc b rw
+23 27 0:22 / /sys rw - sysfs sysfs rw
+31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw
+24 27 0:6 / /dev rw,nosuid - devtmpfs devtmpfs rw
+25 24 0:23 / /dev/shm rw,nosuid,nodev - tmpfs tmpfs rw
+26 24 0:24 / /dev/pts rw - devpts devpts rw
+28 24 0:25 / /dev/mqueue rw - mqueue mqueue rw
+27 1 254:0 / / rw - ext4 /dev/vda rw
+41 27 0:38 / /opt/tools ro,nosuid - squashfs x ro
+42 27 254:0 /run/netns /run/netns rw shared:1 - ext4 /dev/vda rw
+43 42 0:4 net:[4026532281] /run/netns/n1 rw - nsfs nsfs rw
+44 27 254:0 /srv/elsewhere /data rw - ext4 /dev/vda rw
+45 27 0:50 / /run/far/n1/mnt rw - tmpfs t rw
+";
+
+    #[test]
+    fn each_kind_of_mount_has_its_step() {
+        let mounts = table::parse(NODE.as_bytes()).unwrap();
+        let masked = [PathBuf::from("/run/far")];
+        let told: Vec<String> = steps(&mounts, &masked)
+            .iter()
+            .map(|step| match step {
+                Step::Overlay { point, .. } => format!("overlay {}", point.display()),
+                Step::Copy { point, depth } => format!("{depth:?} {}", point.display()),
+                Step::Queues { point, .. } => format!("queues {}", point.display()),
+            })
+            .collect();
+        assert_eq!(
+            told,
+            [
+                "overlay /",
+                "Recursive /sys",
+                "Single /dev",
+                "overlay /data",
+                "overlay /dev/shm",
+                "Single /dev/pts",
+                "queues /dev/mqueue",
+                "Single /opt/tools",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_overlay_keeps_what_the_mount_refuses() {
+        let mounts = table::parse(NODE.as_bytes()).unwrap();
+        let steps = steps(&mounts, &[]);
+        let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
+        assert!(steps.contains(&Step::Overlay { point: Path::new("/dev/shm"), attributes }));
+    }
+}

@@ -1,0 +1,175 @@
+//! What a container is: separate where it has to be, the same as the node where it has to be, and gone afterwards.
+
+use std::fs;
+use std::path::Path;
+
+use farfork_container::{ContainerError, RootSpec};
+
+use crate::probe::{Node, ask, take, try_ask};
+
+fn own_namespace(kind: &str) -> String {
+    fs::read_link(format!("/proc/self/ns/{kind}")).unwrap().to_str().unwrap().to_owned()
+}
+
+#[test]
+fn namespaces_are_the_containers_own() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let container = take(&pool, RootSpec::Overlay);
+    for kind in ["pid", "net", "uts", "ipc", "mnt"] {
+        assert_ne!(ask(&container, &format!("L/proc/self/ns/{kind}")), own_namespace(kind), "{kind}");
+    }
+    assert!(ask(&container, "R/proc/self/stat").starts_with("1 ("));
+    assert_eq!(ask(&container, "H"), rustix::system::uname().nodename().to_str().unwrap());
+    assert_eq!(ask(&container, "T"), "", "127.0.0.1 answers");
+}
+
+#[test]
+fn init_has_no_descriptors_but_its_own() {
+    let node = Node::new();
+    let _inheritable = rustix::io::dup(fs::File::open("/etc/passwd").unwrap()).unwrap();
+    let pool = node.pool(1);
+    let container = take(&pool, RootSpec::Overlay);
+    // The fourth is the control socket, the fifth reads the directory.
+    assert_eq!(ask(&container, "D/proc/self/fd").lines().count(), 5);
+    assert_eq!(ask(&container, "L/proc/self/fd/0"), "/dev/null");
+    let status = ask(&container, "R/proc/self/status");
+    let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap().trim().to_owned();
+    assert_eq!((field("SigBlk:"), field("SigIgn:")), ("0".repeat(16), "0".repeat(16)));
+}
+
+#[test]
+fn writes_stay_in_the_container() {
+    let node = Node::new();
+    let pool = node.pool(2);
+    let file = node.path().join("data");
+    fs::write(&file, "node").unwrap();
+    let (one, two) = (take(&pool, RootSpec::Overlay), take(&pool, RootSpec::Overlay));
+    assert_eq!(ask(&one, &format!("R{}", file.display())), "node");
+    ask(&one, &format!("W{} child", file.display()));
+    ask(&one, "W/dev/shm/farfork-container-test child");
+    assert_eq!(ask(&one, &format!("R{}", file.display())), "child");
+    assert_eq!(ask(&two, &format!("R{}", file.display())), "node");
+    assert_eq!(fs::read_to_string(&file).unwrap(), "node");
+    assert!(!Path::new("/dev/shm/farfork-container-test").exists());
+}
+
+#[test]
+fn what_the_daemon_has_is_hidden() {
+    let mut node = Node::new();
+    let keys = node.path().join("keys");
+    fs::write(&keys, "private").unwrap();
+    node.config.masked_paths.push(keys.clone());
+    let pool = node.pool(1);
+    let token = node.config.run_dir.join("token");
+    for spec in [RootSpec::Overlay, RootSpec::Shared] {
+        let container = take(&pool, spec);
+        assert_eq!(ask(&container, &format!("D{}", node.config.run_dir.display())), "");
+        assert!(try_ask(&container, &format!("R{}", token.display())).is_err());
+        assert_eq!(ask(&container, &format!("R{}", keys.display())), "");
+        // Not by a detour either.
+        container.bind(node.path(), Path::new(&node.path())).unwrap();
+        assert!(try_ask(&container, &format!("R{}", token.display())).is_err());
+        assert_eq!(ask(&container, &format!("R{}", keys.display())), "");
+        let refused = container.bind(&token, Path::new("/tmp/token")).unwrap_err();
+        assert!(refused.to_string().contains("belongs to the daemon"), "{refused}");
+    }
+}
+
+#[test]
+fn a_bound_path_is_the_nodes() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let directory = node.path().join("shared");
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("file"), "node").unwrap();
+    let container = take(&pool, RootSpec::Overlay);
+    container.bind(&directory, Path::new("/new/place")).unwrap();
+    container.bind(&directory.join("file"), Path::new("/new/alone")).unwrap();
+    assert_eq!(ask(&container, "R/new/place/file"), "node");
+    ask(&container, "W/new/place/file child");
+    assert_eq!(fs::read_to_string(directory.join("file")).unwrap(), "child");
+    assert_eq!(ask(&container, "R/new/alone"), "child");
+    assert!(!Path::new("/new").exists());
+    for (host, inside) in [("/nowhere", "/tmp/x"), ("/etc", "relative"), ("/etc", "/a/../b"), ("/etc", "/")] {
+        let error = container.bind(Path::new(host), Path::new(inside)).unwrap_err();
+        assert!(matches!(error, ContainerError::Bind { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_shared_root_is_the_nodes() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let file = node.path().join("data");
+    let container = take(&pool, RootSpec::Shared);
+    ask(&container, &format!("W{} child", file.display()));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "child");
+    let path = container.put_file("payload", b"for the child", 0o400).unwrap();
+    assert_eq!(ask(&container, &format!("R{}", path.display())), "for the child");
+    assert!(!path.exists(), "the node sees the container's payload");
+    assert!(path.parent().unwrap().exists(), "the container's mount has a place on the node while it is there");
+    assert!(container.bind(Path::new("/etc"), Path::new("/not-there")).is_err());
+}
+
+#[test]
+fn a_payload_is_the_containers_alone() {
+    let node = Node::new();
+    let pool = node.pool(2);
+    let (one, two) = (take(&pool, RootSpec::Overlay), take(&pool, RootSpec::Overlay));
+    for (container, text) in [(&one, "first"), (&two, "second")] {
+        container.put_file("payload", text.as_bytes(), 0o444).unwrap();
+    }
+    assert_eq!(ask(&one, "R/run/farfork/payload"), "first");
+    assert_eq!(ask(&two, "R/run/farfork/payload"), "second");
+    // A symbolic link of the container's leads nowhere on the node.
+    let escape = two.put_file("../../../../etc/farfork-container-test", b"", 0o444);
+    assert!(escape.is_ok() && !Path::new("/etc/farfork-container-test").exists());
+}
+
+#[test]
+fn init_is_in_the_containers_control_group() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let container = take(&pool, RootSpec::Overlay);
+    let membership = ask(&container, "R/proc/self/cgroup");
+    let name = format!("{}/pool-{}", node.config.cgroup_root_name, container.id());
+    assert!(container.cgroup().directories().count() > 0);
+    for directory in container.cgroup().directories() {
+        let processes = fs::read_to_string(directory.join("cgroup.procs")).unwrap();
+        assert_eq!(processes.trim(), container.init_pid().to_string(), "{}", directory.display());
+    }
+    let own = membership.lines().filter(|line| line.ends_with(&name)).count();
+    assert_eq!(own, container.cgroup().directories().count(), "{membership}");
+    // What init starts is born there.
+    ask(&container, "S");
+    assert_eq!(container.cgroup().processes().len(), 2);
+    container.cgroup().set_memory_bytes_max(64 << 20).unwrap();
+    container.cgroup().set_cpu_millicores_max(500).unwrap();
+    container.cgroup().set_tasks_max(10).unwrap();
+    assert!(container.cgroup().memory_bytes().unwrap() > 0);
+}
+
+#[test]
+fn nothing_is_left_of_a_container() {
+    let node = Node::new();
+    let mounts = || {
+        let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let run_dir = node.path().to_str().unwrap().to_owned();
+        text.lines().filter(|line| line.contains("farfork") || line.contains(&run_dir)).count()
+    };
+    let before = mounts();
+    let pool = node.pool(2);
+    let container = take(&pool, RootSpec::Overlay);
+    ask(&container, "S");
+    let processes = container.cgroup().processes();
+    let directories: Vec<_> = container.cgroup().directories().map(Path::to_owned).collect();
+    assert_eq!(mounts(), before);
+    drop(container);
+    assert!(directories.iter().all(|directory| !directory.exists()));
+    assert!(processes.iter().all(|pid| !Path::new(&format!("/proc/{pid}")).exists()), "{processes:?}");
+    drop(pool);
+    assert_eq!(node.cgroup_dirs(), [""; 0]);
+    assert_eq!(fs::read_dir(node.config.run_dir.join("containers")).unwrap().count(), 0);
+    assert_eq!(mounts(), before);
+}

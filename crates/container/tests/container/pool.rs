@@ -1,0 +1,125 @@
+//! The pool: ready ahead of need, bounded, honest when it cannot; and what remains when its daemon dies.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use farfork_container::{ContainerError, Pool, RootSpec, clean_leftovers};
+use farfork_sys::identity::ProcessIdentity;
+
+use crate::probe::{Node, ask, take, until};
+
+#[test]
+fn the_pool_refills() {
+    let node = Node::new();
+    let pool = node.pool(3);
+    until("three are ready", || pool.ready() == 3);
+    let taken: Vec<_> = (0..5).map(|_| take(&pool, RootSpec::Overlay)).collect();
+    until("three are ready again", || pool.ready() == 3);
+    let mut ids: Vec<_> = taken.iter().map(|container| container.id().to_owned()).collect();
+    ids.dedup();
+    assert_eq!(ids.len(), 5);
+}
+
+#[test]
+fn building_takes_milliseconds() {
+    const CONTAINERS: u32 = 20;
+    let node = Node::new();
+    let pool = node.pool(1);
+    drop(take(&pool, RootSpec::Overlay));
+    let began = Instant::now();
+    let taken: Vec<_> = (0..CONTAINERS).map(|_| take(&pool, RootSpec::Overlay)).collect();
+    let each = began.elapsed() / CONTAINERS;
+    let began = Instant::now();
+    drop(taken);
+    println!("a container is built in {each:?} and removed in {:?}", began.elapsed() / CONTAINERS);
+    assert!(each < Duration::from_secs(1), "{each:?}");
+}
+
+#[test]
+fn what_cannot_be_built_is_an_error_at_once() {
+    let mut node = Node::new();
+    node.config.init_image = b"this is no program";
+    let pool = node.pool(1);
+    let began = Instant::now();
+    let error = pool.take(RootSpec::Overlay, began + Duration::from_secs(30)).unwrap_err();
+    assert!(matches!(error, ContainerError::Build { .. }), "{error}");
+    assert!(error.to_string().contains("init") && error.to_string().contains("n1"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(10));
+    drop(pool);
+    assert_eq!(node.cgroup_dirs(), [""; 0]);
+}
+
+#[test]
+fn a_missing_directory_is_named() {
+    let mut node = Node::new();
+    node.config.masked_paths.push("/nowhere/keys".into());
+    let error = Pool::start(node.config.clone(), 1).unwrap_err();
+    assert!(error.to_string().contains("/nowhere/keys"), "{error}");
+}
+
+#[test]
+fn an_empty_pool_says_how_long_was_waited() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    until("one is ready", || pool.ready() == 1);
+    let _taken = take(&pool, RootSpec::Overlay);
+    let error = pool.take(RootSpec::Overlay, Instant::now()).unwrap_err();
+    assert!(matches!(error, ContainerError::Empty { size: 1, .. }), "{error}");
+}
+
+#[test]
+fn there_is_a_limit_on_containers() {
+    let mut node = Node::new();
+    node.config.containers_max = 2;
+    let pool = node.pool(1);
+    let _one = take(&pool, RootSpec::Overlay);
+    let two = take(&pool, RootSpec::Overlay);
+    let full = pool.take(RootSpec::Shared, Instant::now()).unwrap_err();
+    assert!(matches!(full, ContainerError::Full { containers_max: 2, .. }), "{full}");
+    let full = pool.take(RootSpec::Overlay, Instant::now() + Duration::from_secs(20)).unwrap_err();
+    assert!(full.to_string().contains("2 containers"), "{full}");
+    drop(two);
+    take(&pool, RootSpec::Overlay);
+}
+
+#[test]
+fn a_running_container_outlives_the_pool() {
+    let node = Node::new();
+    let pool = node.pool(2);
+    let (running, _control) = take(&pool, RootSpec::Overlay).into_running().unwrap();
+    drop(pool);
+    let init = ProcessIdentity::of(running.init_pid()).unwrap();
+    // As a daemon that starts again finds it.
+    let found = clean_leftovers(&node.config).unwrap();
+    assert_eq!(found.running.iter().map(|c| c.id()).collect::<Vec<_>>(), [running.id()]);
+    assert!(init.open().unwrap().is_some());
+    found.running[0].remove().unwrap();
+    assert!(init.open().unwrap().is_none());
+    clean_leftovers(&node.config).unwrap();
+    node.pool(1);
+    assert_eq!(node.cgroup_dirs(), [""; 0]);
+}
+
+#[test]
+fn what_a_crashed_daemon_left_is_removed() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let container = take(&pool, RootSpec::Overlay);
+    let group = container.cgroup().clone();
+    let init = ProcessIdentity::of(container.init_pid()).unwrap();
+    ask(&container, "S");
+    until("one is ready", || pool.ready() == 1);
+    // Nothing is dropped: that is the crash. A stranger's record, and a group made just before the crash, are there too.
+    std::mem::forget((container, pool));
+    let me = ProcessIdentity::of(std::process::id().cast_signed()).unwrap();
+    let stranger = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
+    let record = format!(r#"{{"id":"ff-1","init":"{stranger}","in_use":true}}"#);
+    fs::write(node.config.run_dir.join("containers/ff-1.json"), record).unwrap();
+    let found = clean_leftovers(&node.config).unwrap();
+    assert!(found.running.is_empty());
+    assert_eq!(found.removed, 3);
+    assert!(init.open().unwrap().is_none());
+    assert!(group.directories().all(|directory| !directory.exists()));
+    farfork_container::NodeCgroups::create(&node.config.cgroup_root_name).unwrap().remove_empty();
+    assert_eq!(node.cgroup_dirs(), [""; 0]);
+}

@@ -1,0 +1,89 @@
+//! A node for one test, and questions to the init of its containers.
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use farfork_container::{Container, ContainerConfig, Pool, RootSpec};
+use farfork_sys::fdpass;
+
+/// Longest wait for a container in a test: machines under test are slow.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// The init program of these tests, compiled once.
+fn init_image() -> &'static [u8] {
+    static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
+    IMAGE.get_or_init(|| {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("init");
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/container/probe/init.c");
+        let status = Command::new("gcc").args(["-O1", "-static", "-o"]).arg(&program).arg(source).status();
+        assert!(status.expect("gcc is needed").success(), "the tests' init does not compile");
+        fs::read(&program).unwrap()
+    })
+}
+
+/// A node's run directory; what its containers need.
+pub(crate) struct Node {
+    directory: tempfile::TempDir,
+    pub(crate) config: ContainerConfig,
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        assert!(rustix::process::geteuid().is_root(), "these tests make namespaces and mounts: run them as root");
+        let directory = tempfile::tempdir().unwrap();
+        let run_dir = directory.path().join("run");
+        fs::create_dir(&run_dir).unwrap();
+        fs::write(run_dir.join("token"), "secret").unwrap();
+        let config = ContainerConfig::new("n1", &run_dir, init_image());
+        Self { directory, config }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub(crate) fn pool(&self, size: usize) -> Pool {
+        Pool::start(self.config.clone(), size).unwrap()
+    }
+
+    /// Directories of control groups that are the node's.
+    pub(crate) fn cgroup_dirs(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.config.run_dir.join("cgroups")).unwrap();
+        text.lines().filter(|line| Path::new(line).exists()).map(str::to_owned).collect()
+    }
+}
+
+pub(crate) fn take(pool: &Pool, root: RootSpec) -> Container {
+    pool.take(root, Instant::now() + WAIT).unwrap()
+}
+
+/// The answer of the container's init, which must not be a failure.
+pub(crate) fn ask(container: &Container, question: &str) -> String {
+    try_ask(container, question).unwrap_or_else(|failure| panic!("{question}: {failure}"))
+}
+
+/// The answer of the container's init, or the failure that it tells.
+pub(crate) fn try_ask(container: &Container, question: &str) -> Result<String, String> {
+    fdpass::send(container.control(), question.as_bytes(), &[]).unwrap();
+    let mut bytes = vec![0; 65536];
+    let (length, _) = fdpass::receive(container.control().as_fd(), &mut bytes, 0).unwrap();
+    let answer = String::from_utf8(bytes[..length].to_vec()).unwrap();
+    match answer.strip_prefix('=').expect("init has ended").strip_prefix('!') {
+        Some(failure) => Err(failure.to_owned()),
+        None => Ok(answer[1..].to_owned()),
+    }
+}
+
+/// Waits until `condition` holds.
+pub(crate) fn until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + WAIT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {WAIT:?}: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

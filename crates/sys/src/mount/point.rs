@@ -1,0 +1,99 @@
+//! A directory that exists only to be mounted on, made on the node's own file system when somebody first needs it and
+//! removed with the last: its users, of whatever process, are counted by a lock on it.
+//!
+//! A mark inside tells a directory that was made so from one that was there before, which is never removed. (Mounts
+//! cover the mark, each in the namespace that it is made in.)
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// File that marks a directory as made here.
+const MARK: &str = ".mount-point";
+/// Attempts to take hold of a directory that others remove meanwhile; a second one hardly ever meets that again.
+const ATTEMPTS_MAX: usize = 8;
+
+/// A directory to be mounted on, kept from being removed while this is held.
+#[derive(Debug)]
+pub struct MountPoint {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl MountPoint {
+    /// Takes hold of the directory, which is made where it is missing. The one above must exist.
+    ///
+    /// # Errors
+    /// As mkdir(2), open(2), flock(2).
+    pub fn hold(path: &Path) -> io::Result<Self> {
+        for _ in 0..ATTEMPTS_MAX {
+            match fs::create_dir(path) {
+                Ok(()) => drop(File::create(path.join(MARK))?),
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+            let directory = File::open(path)?;
+            flock(&directory, FlockOperation::LockShared)?;
+            if fs::metadata(path).is_ok_and(|now| is_same(&now, &directory)) {
+                return Ok(Self { path: path.to_owned(), _lock: directory });
+            }
+        }
+        Err(io::ErrorKind::ResourceBusy.into())
+    }
+
+    /// Lets go of the directory, and removes it if nobody else holds it.
+    pub fn release(self) {
+        let path = self.path.clone();
+        drop(self);
+        remove_unused(&path);
+    }
+}
+
+/// Removes the directory if it was made by [`MountPoint::hold`] and nobody holds it any more; tells whether it did.
+pub fn remove_unused(path: &Path) -> bool {
+    let Ok(directory) = File::open(path) else { return false };
+    let mark = path.join(MARK);
+    if flock(&directory, FlockOperation::NonBlockingLockExclusive).is_err() || !mark.exists() {
+        return false;
+    }
+    // Whoever waits for the lock now finds afterwards that the directory is another, or none.
+    fs::remove_file(mark).is_ok() && fs::remove_dir(path).is_ok()
+}
+
+fn is_same(now: &fs::Metadata, held: &File) -> bool {
+    held.metadata().is_ok_and(|held| (held.dev(), held.ino()) == (now.dev(), now.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_one_removes_it() {
+        let above = tempfile::tempdir().unwrap();
+        let path = above.path().join("point");
+        let (one, two) = (MountPoint::hold(&path).unwrap(), MountPoint::hold(&path).unwrap());
+        one.release();
+        assert!(path.exists() && !remove_unused(&path));
+        two.release();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn one_that_was_there_before_stays() {
+        let above = tempfile::tempdir().unwrap();
+        MountPoint::hold(above.path()).unwrap().release();
+        assert!(above.path().exists());
+    }
+
+    #[test]
+    fn one_of_a_process_that_died_is_removed() {
+        let above = tempfile::tempdir().unwrap();
+        let path = above.path().join("point");
+        drop(MountPoint::hold(&path).unwrap()); // without release
+        assert!(path.exists() && remove_unused(&path) && !path.exists());
+    }
+}
