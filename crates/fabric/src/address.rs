@@ -1,0 +1,57 @@
+//! Where an owner is reached, and by which provider.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Where an owner is reached. As text, `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// Through the network.
+    Tcp(SocketAddr),
+    /// On the same host, by the path of the owner's Unix socket.
+    Shm(PathBuf),
+}
+
+/// A text that is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no fabric address: it looks like `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`")]
+pub struct AddressError(String);
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(socket) => write!(f, "tcp:{socket}"),
+            Self::Shm(path) => write!(f, "shm:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        let parsed = match text.split_once(':') {
+            Some(("tcp", socket)) => socket.parse().ok().map(Self::Tcp),
+            Some(("shm", path)) if path.starts_with('/') => Some(Self::Shm(path.into())),
+            _ => None,
+        };
+        parsed.ok_or_else(|| AddressError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_survive_their_text() {
+        for text in ["tcp:10.0.0.1:7001", "tcp:[::1]:7001", "shm:/run/farfork/n1.sock"] {
+            assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
+        }
+        for text in ["10.0.0.1:7001", "tcp:host:1", "shm:relative", "verbs:1", ""] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Reads that wait: for callers with a thread to spare, as a daemon that fetches a descriptor or fills shared memory.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use farfork_wire::descriptor::ExtentId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::{Completion, Connection, FabricError, READ_BYTES_MAX, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
+
+/// Size of one read of many, in bytes: large enough that requests cost nothing, small enough that owner, network and
+/// requester all work at the same time.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Reads in flight: what covers the round trip of a fast network.
+const IN_FLIGHT_MAX: usize = 8;
+
+/// Why a read that waits failed.
+#[derive(Debug, thiserror::Error)]
+pub enum BlockingError {
+    /// The read itself.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The connection has too many other reads.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// The extent is longer than the caller expects.
+    #[error("the extent has {bytes} bytes; at most {bytes_max} were expected")]
+    TooLong {
+        /// Length of the extent.
+        bytes: u64,
+        /// What the caller takes.
+        bytes_max: usize,
+    },
+    /// Waiting for the connection.
+    #[error("waiting for a connection: {0}")]
+    Wait(#[source] io::Error),
+}
+
+/// Fills `into` from `offset` of an extent. The connection must have no reads of others: those are forgotten.
+///
+/// # Errors
+/// [`BlockingError::Fabric`] when it is refused, or not all there by the deadline.
+pub fn read_blocking(
+    connection: &mut dyn Connection,
+    key: &Arc<SeedKey>,
+    extent: ExtentId,
+    offset: u64,
+    into: &mut [u8],
+    deadline: Instant,
+) -> Result<(), BlockingError> {
+    connection.forget_all();
+    let outcome = read_chunks(connection, key, extent, offset, into, deadline);
+    connection.forget_all();
+    outcome
+}
+
+/// Reads a whole extent whose length only the owner knows; a short one in one round trip.
+///
+/// # Errors
+/// As [`read_blocking`]; [`BlockingError::TooLong`] where it has more than `bytes_max` bytes.
+pub fn fetch(
+    connection: &mut dyn Connection,
+    key: &Arc<SeedKey>,
+    extent: ExtentId,
+    bytes_max: usize,
+    deadline: Instant,
+) -> Result<Vec<u8>, BlockingError> {
+    connection.forget_all();
+    let spans = vec![Span { extent, offset: 0, bytes: READ_BYTES_MAX as u32 }];
+    connection.submit(ReadRequest { tag: 0, key: Arc::clone(key), mode: ReadMode::Clip, spans, deadline })?;
+    let mut completions = Vec::new();
+    while completions.is_empty() {
+        wait(connection, &mut completions)?;
+    }
+    let first = completions.remove(0).result?;
+    let bytes = first.extent_bytes;
+    if bytes > bytes_max as u64 {
+        return Err(BlockingError::TooLong { bytes, bytes_max });
+    }
+    let mut whole = first.data.to_vec();
+    connection.recycle(first.data);
+    let rest = whole.len();
+    whole.resize(bytes as usize, 0);
+    read_blocking(connection, key, extent, rest as u64, &mut whole[rest..], deadline)?;
+    Ok(whole)
+}
+
+fn read_chunks(
+    connection: &mut dyn Connection,
+    key: &Arc<SeedKey>,
+    extent: ExtentId,
+    offset: u64,
+    into: &mut [u8],
+    deadline: Instant,
+) -> Result<(), BlockingError> {
+    let mut chunks = into.chunks_mut(CHUNK_BYTES).enumerate();
+    let mut in_flight = HashMap::new();
+    let mut completions: Vec<Completion> = Vec::new();
+    loop {
+        while in_flight.len() < IN_FLIGHT_MAX {
+            let Some((number, chunk)) = chunks.next() else { break };
+            let offset = offset + (number * CHUNK_BYTES) as u64;
+            let spans = vec![Span { extent, offset, bytes: chunk.len() as u32 }];
+            let tag = number as u64;
+            connection.submit(ReadRequest { tag, key: Arc::clone(key), mode: ReadMode::Exact, spans, deadline })?;
+            in_flight.insert(tag, chunk);
+        }
+        if in_flight.is_empty() {
+            return Ok(());
+        }
+        wait(connection, &mut completions)?;
+        for completion in completions.drain(..) {
+            let reply = completion.result?;
+            if let Some(chunk) = in_flight.remove(&completion.tag) {
+                chunk.copy_from_slice(&reply.data);
+            }
+            connection.recycle(reply.data);
+        }
+    }
+}
+
+/// Polls, and waits only where that gave nothing. A deadline of the reads ends the wait.
+fn wait(connection: &mut dyn Connection, completions: &mut Vec<Completion>) -> Result<(), BlockingError> {
+    connection.poll(Instant::now(), completions);
+    if !completions.is_empty() {
+        return Ok(());
+    }
+    let until = connection.next_timeout().map(|at| at.saturating_duration_since(Instant::now()));
+    let timeout = until.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) });
+    let mut fds = [PollFd::from_borrowed_fd(connection.as_fd(), PollFlags::IN)];
+    match poll(&mut fds, timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(BlockingError::Wait(errno.into())),
+    }
+}

@@ -1,0 +1,201 @@
+//! From a stream of bytes to greeting and frames.
+//!
+//! Small things arrive in the staging area, many with one system call. A body that does not arrive whole gets its
+//! buffer as soon as its header is known, and the rest is received straight into it: a long reply is not copied.
+
+use std::io::IoSliceMut;
+
+use farfork_wire::frame::{FrameError, HEADER_BYTES, HELLO_BYTES, Header, decode_hello};
+
+use crate::buffer::{Buffer, Pool};
+
+/// What was received.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// The peer's greeting, once, before all else.
+    Hello,
+    /// A frame whose checksums agree.
+    Frame(Header, Buffer),
+}
+
+/// What one side of a connection has received and not yet understood.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    staging: Box<[u8]>,
+    /// The bytes of the staging area that wait to be understood.
+    waiting: std::ops::Range<usize>,
+    greeted: bool,
+    /// The body that is arriving. While it is incomplete, nothing waits in the staging area.
+    body: Option<Body>,
+}
+
+#[derive(Debug)]
+struct Body {
+    header: Header,
+    buffer: Buffer,
+    filled: usize,
+    crc: u32,
+}
+
+impl Body {
+    fn missing(&self) -> usize {
+        self.buffer.len() - self.filled
+    }
+
+    /// Counts `count` bytes that were put behind the filled part; sums them up while they are in the cache.
+    fn advance(&mut self, count: usize) {
+        let arrived = &self.buffer[self.filled..self.filled + count];
+        self.crc = crc32c::crc32c_append(self.crc, arrived);
+        self.filled += count;
+    }
+}
+
+impl Inbound {
+    /// With a staging area of this size.
+    pub(crate) fn new(staging_bytes: usize) -> Self {
+        assert!(staging_bytes >= HEADER_BYTES + HELLO_BYTES);
+        let staging = vec![0; staging_bytes].into_boxed_slice();
+        Self { staging, waiting: 0..0, greeted: false, body: None }
+    }
+
+    /// Whether the peer has said who it is.
+    pub(crate) fn greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// Where to put what is received next: all of the first, then the second. Call it only when [`Inbound::next`]
+    /// has nothing more to give.
+    pub(crate) fn spaces(&mut self) -> [IoSliceMut<'_>; 2] {
+        self.staging.copy_within(self.waiting.clone(), 0);
+        self.waiting = 0..self.waiting.len();
+        let rest = match &mut self.body {
+            Some(body) => &mut body.buffer[body.filled..],
+            None => &mut [],
+        };
+        [IoSliceMut::new(rest), IoSliceMut::new(&mut self.staging[self.waiting.end..])]
+    }
+
+    /// Takes note that `count` bytes were put into the [`Inbound::spaces`].
+    pub(crate) fn received(&mut self, count: usize) {
+        let into_body = self.body.as_ref().map_or(0, |body| count.min(body.missing()));
+        if let Some(body) = &mut self.body {
+            body.advance(into_body);
+        }
+        self.waiting.end += count - into_body;
+        assert!(self.waiting.end <= self.staging.len(), "more was received than there was space for");
+    }
+
+    /// The next thing that is complete.
+    ///
+    /// # Errors
+    /// What is wrong with the stream; nothing after it can be trusted.
+    pub(crate) fn next(&mut self, pool: &mut Pool) -> Result<Option<Event>, FrameError> {
+        if !self.greeted {
+            return self.hello();
+        }
+        if self.body.is_none() {
+            let Some(bytes) = self.staging[self.waiting.clone()].first_chunk::<HEADER_BYTES>() else {
+                return Ok(None);
+            };
+            let header = Header::decode(bytes)?;
+            self.waiting.start += HEADER_BYTES;
+            let buffer = pool.take(header.body_bytes as usize);
+            self.body = Some(Body { header, buffer, filled: 0, crc: 0 });
+        }
+        self.complete_body()
+    }
+
+    fn hello(&mut self) -> Result<Option<Event>, FrameError> {
+        let Some(bytes) = self.staging[self.waiting.clone()].first_chunk::<HELLO_BYTES>() else {
+            return Ok(None);
+        };
+        decode_hello(bytes)?;
+        self.waiting.start += HELLO_BYTES;
+        self.greeted = true;
+        Ok(Some(Event::Hello))
+    }
+
+    /// Moves what waits of the body into its buffer; gives the frame once it is whole.
+    fn complete_body(&mut self) -> Result<Option<Event>, FrameError> {
+        let Some(body) = &mut self.body else { return Ok(None) };
+        let count = body.missing().min(self.waiting.len());
+        let from = self.waiting.start..self.waiting.start + count;
+        body.buffer[body.filled..body.filled + count].copy_from_slice(&self.staging[from]);
+        body.advance(count);
+        self.waiting.start += count;
+        if body.missing() > 0 {
+            return Ok(None);
+        }
+        body.header.check_body_crc(body.crc)?;
+        Ok(self.body.take().map(|body| Event::Frame(body.header, body.buffer)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_wire::frame::encode_hello;
+    use farfork_wire::frame::reply::{data_frame_bytes, seal_data};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stream(lengths: &[usize]) -> Vec<u8> {
+        let mut stream = encode_hello().to_vec();
+        for (id, length) in lengths.iter().enumerate() {
+            let mut frame = vec![id as u8; data_frame_bytes(*length)];
+            seal_data(&mut frame, id as u64, 9);
+            stream.extend_from_slice(&frame);
+        }
+        stream
+    }
+
+    /// Feeds a stream in pieces; gives the lengths of the frames' data, in order.
+    fn feed(stream: &[u8], pieces: &[usize], staging_bytes: usize) -> Result<Vec<usize>, FrameError> {
+        let (mut inbound, mut pool, mut lengths) = (Inbound::new(staging_bytes), Pool::default(), Vec::new());
+        let (mut rest, mut pieces) = (stream, pieces.iter().cycle());
+        while !rest.is_empty() {
+            let mut piece = *pieces.next().unwrap();
+            let mut count = 0;
+            for space in &mut inbound.spaces() {
+                let part = piece.min(space.len()).min(rest.len());
+                space[..part].copy_from_slice(&rest[..part]);
+                (rest, piece, count) = (&rest[part..], piece - part, count + part);
+            }
+            inbound.received(count);
+            while let Some(event) = inbound.next(&mut pool)? {
+                if let Event::Frame(header, body) = event {
+                    assert_eq!(header.id, lengths.len() as u64);
+                    assert!(body[..body.len() - 8].iter().all(|byte| *byte == header.id as u8));
+                    lengths.push(body.len() - 8);
+                    pool.put(body);
+                }
+            }
+        }
+        Ok(lengths)
+    }
+
+    proptest! {
+        #[test]
+        fn frames_survive_any_cutting(
+            lengths in prop::collection::vec(0usize..6000, 0..12),
+            pieces in prop::collection::vec(1usize..9000, 1..6),
+            staging_bytes in 64usize..5000,
+        ) {
+            prop_assert_eq!(feed(&stream(&lengths), &pieces, staging_bytes).unwrap(), lengths);
+        }
+
+        #[test]
+        fn damage_is_found_before_a_frame_is_given(
+            lengths in prop::collection::vec(0usize..3000, 1..6),
+            pieces in prop::collection::vec(1usize..4000, 1..6),
+            at: prop::sample::Index,
+            bit in 0u8..8,
+        ) {
+            let mut stream = stream(&lengths);
+            let at = at.index(stream.len());
+            stream[at] ^= 1 << bit;
+            // The assertions of `feed` hold for what comes before the damage; a length that grew never passes.
+            prop_assert!(feed(&stream, &pieces, 1000).is_err());
+        }
+    }
+}

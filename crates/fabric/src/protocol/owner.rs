@@ -1,0 +1,156 @@
+//! The owner's side of one connection: requests in, replies out. Memory is read straight into the reply.
+
+use std::io;
+
+use farfork_wire::frame::reply::{Grant, Refusal, append_granted, append_refused, data_frame_bytes, seal_data};
+use farfork_wire::frame::request::{HANDLES_MAX, ReadMode, Request, Span};
+use farfork_wire::frame::{FrameError, HEADER_BYTES, Header, encode_hello};
+use rustix::io::Errno;
+
+use super::Outbound;
+use crate::buffer::Pool;
+use crate::{Exporter, Region, SameHost, SeedKey};
+
+/// What the owner knows of one connection.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    /// What the requester's handles stand for.
+    handles: Vec<Option<SeedKey>>,
+    /// Whether the requester is on this host, so that it may read for itself.
+    same_host: bool,
+    /// Where small replies are put together.
+    scratch: Vec<u8>,
+}
+
+impl Owner {
+    /// Begins a connection with the greeting.
+    pub(crate) fn new(same_host: bool, out: &mut Outbound, pool: &mut Pool) -> Self {
+        out.append(&encode_hello(), pool);
+        Self { handles: Vec::new(), same_host, scratch: Vec::new() }
+    }
+
+    /// Serves one request.
+    ///
+    /// # Errors
+    /// Where the requester violates the protocol; the connection must end.
+    pub(crate) fn serve(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        exporter: &dyn Exporter,
+        out: &mut Outbound,
+        pool: &mut Pool,
+    ) -> Result<(), FrameError> {
+        match Request::decode(header, body)? {
+            Request::Open { handle, seed, token } => self.open(handle, SeedKey { seed, token }),
+            Request::Read { handle, mode, spans } => {
+                let key = self.key(header, handle)?;
+                if let Err(refusal) = read(exporter, key, header.id, mode, &spans, out, pool) {
+                    self.refuse(header.id, refusal, out, pool);
+                }
+            }
+            Request::AskGrants { handle } => {
+                let key = self.key(header, handle)?;
+                match grants(exporter, key, self.same_host) {
+                    Ok((grants, same_host)) => self.grant(header.id, &grants, same_host, out, pool),
+                    Err(refusal) => self.refuse(header.id, refusal, out, pool),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, handle: u32, key: SeedKey) {
+        debug_assert!(handle < HANDLES_MAX, "decoding checks it");
+        let at = handle as usize;
+        if at >= self.handles.len() {
+            self.handles.resize_with(at + 1, || None);
+        }
+        self.handles[at] = Some(key);
+    }
+
+    fn key(&self, header: &Header, handle: u32) -> Result<&SeedKey, FrameError> {
+        let key = self.handles.get(handle as usize).and_then(Option::as_ref);
+        key.ok_or(FrameError::Body { kind: header.kind, what: "its handle was not opened" })
+    }
+
+    fn refuse(&mut self, id: u64, refusal: Refusal, out: &mut Outbound, pool: &mut Pool) {
+        self.scratch.clear();
+        append_refused(&mut self.scratch, id, refusal);
+        out.append(&self.scratch, pool);
+    }
+
+    fn grant(&mut self, id: u64, grants: &[Grant], from: Option<SameHost>, out: &mut Outbound, pool: &mut Pool) {
+        self.scratch.clear();
+        append_granted(&mut self.scratch, id, grants);
+        match from {
+            Some(same_host) if !grants.is_empty() => {
+                out.append_with_descriptor(&self.scratch, same_host.template, pool);
+            }
+            _ => out.append(&self.scratch, pool),
+        }
+    }
+}
+
+/// Appends the reply to a read, or nothing where it is refused.
+fn read(
+    exporter: &dyn Exporter,
+    key: &SeedKey,
+    id: u64,
+    mode: ReadMode,
+    spans: &[Span],
+    out: &mut Outbound,
+    pool: &mut Pool,
+) -> Result<(), Refusal> {
+    let region = exporter.open(&key.seed, &key.token)?;
+    let mut data_bytes = 0;
+    let mut extent_bytes = None;
+    for span in spans {
+        let (bytes, of) = bounded(&*region, mode, span)?;
+        data_bytes += bytes;
+        extent_bytes.get_or_insert(of);
+    }
+    let frame = out.reserve(data_frame_bytes(data_bytes), pool);
+    let mut rest = &mut frame[HEADER_BYTES..HEADER_BYTES + data_bytes];
+    for span in spans {
+        // Only a read of one span is clipped: its length is all that is left.
+        let (into, behind) = rest.split_at_mut(rest.len().min(span.bytes as usize));
+        if !into.is_empty() {
+            region.read(span.extent, span.offset, into).map_err(|error| refusal_of(&error))?;
+        }
+        rest = behind;
+    }
+    debug_assert!(rest.is_empty(), "the spans fill the reply");
+    seal_data(frame, id, extent_bytes.unwrap_or_default());
+    out.commit(data_frame_bytes(data_bytes));
+    Ok(())
+}
+
+/// How many bytes of a span there are, and the length of its extent.
+fn bounded(region: &dyn Region, mode: ReadMode, span: &Span) -> Result<(usize, u64), Refusal> {
+    let extent_bytes = region.extent_bytes(span.extent).ok_or(Refusal::OutOfBounds)?;
+    let left = extent_bytes.saturating_sub(span.offset);
+    let wanted = u64::from(span.bytes);
+    match mode {
+        ReadMode::Exact if wanted > left => Err(Refusal::OutOfBounds),
+        ReadMode::Exact | ReadMode::Clip => Ok((wanted.min(left) as usize, extent_bytes)),
+    }
+}
+
+/// A template that has ended takes its seed with it; any other failure is the memory's own.
+fn refusal_of(error: &io::Error) -> Refusal {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    if errno == Errno::SRCH { Refusal::UnknownSeed } else { Refusal::Unreadable { errno: errno.raw_os_error() } }
+}
+
+/// What a requester on this host may read for itself: nothing where it is on another.
+fn grants(exporter: &dyn Exporter, key: &SeedKey, same_host: bool) -> Result<(Vec<Grant>, Option<SameHost>), Refusal> {
+    let region = exporter.open(&key.seed, &key.token)?;
+    let Some(from) = region.same_host().filter(|_| same_host) else {
+        return Ok((Vec::new(), None));
+    };
+    let grant = |(extent, address): &(_, u64)| {
+        region.extent_bytes(*extent).map(|bytes| Grant { extent: *extent, address: *address, bytes })
+    };
+    Ok((from.extents.iter().filter_map(grant).collect(), Some(from)))
+}

@@ -1,0 +1,104 @@
+//! What owners granted: per seed, its template and where each extent lies in it.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::frame::reply::Grant;
+
+use crate::{SeedKey, Span, TemplateMemory};
+
+/// Most seeds whose grants are kept; each has two file descriptors. The one that was not used for longest goes first.
+const SEEDS_MAX: usize = 64;
+
+/// What is known of a seed.
+#[derive(Debug)]
+pub(crate) enum Access {
+    /// The owner was asked.
+    Asked,
+    /// All is read through the owner.
+    None,
+    /// This host can read for itself.
+    Template(Arc<Template>),
+}
+
+/// A template that may be read.
+#[derive(Debug)]
+pub(crate) struct Template {
+    pub(crate) memory: TemplateMemory,
+    extents: HashMap<ExtentId, Grant>,
+}
+
+impl Template {
+    /// Where a span begins in the template, and how long its extent is; `None` where it was not granted or reaches
+    /// beyond its extent.
+    pub(crate) fn locate(&self, span: &Span) -> Option<(u64, u64)> {
+        let grant = self.extents.get(&span.extent)?;
+        let end = span.offset.checked_add(u64::from(span.bytes))?;
+        let address = grant.address.checked_add(span.offset)?;
+        (end <= grant.bytes).then_some((address, grant.bytes))
+    }
+}
+
+/// The grants of one owner.
+#[derive(Debug, Default)]
+pub(crate) struct Grants {
+    /// The one that was used last stands last.
+    seeds: Vec<(Arc<SeedKey>, Access)>,
+}
+
+impl Grants {
+    /// What is known of a seed; `None` when the owner was never asked.
+    pub(crate) fn of(&mut self, key: &Arc<SeedKey>) -> Option<&Access> {
+        let at = self.position(key)?;
+        let seed = self.seeds.remove(at);
+        self.seeds.push(seed);
+        self.seeds.last().map(|(_, access)| access)
+    }
+
+    /// The owner was asked.
+    pub(crate) fn asked(&mut self, key: &Arc<SeedKey>) {
+        self.set(key, Access::Asked);
+    }
+
+    /// The owner answered. A grant that cannot be used (a pid namespace that hides the template, say) is as none.
+    pub(crate) fn answered(&mut self, key: &Arc<SeedKey>, grants: Vec<Grant>, template: Option<OwnedFd>) {
+        let access = match template.map(TemplateMemory::new) {
+            None => Access::None,
+            Some(Err(error)) => {
+                tracing::info!(seed = %key.seed, %error, "its template cannot be read directly, so its owner is asked");
+                Access::None
+            }
+            Some(Ok(memory)) => {
+                let extents = grants.into_iter().map(|grant| (grant.extent, grant)).collect();
+                Access::Template(Arc::new(Template { memory, extents }))
+            }
+        };
+        self.set(key, access);
+    }
+
+    /// Forgets a seed.
+    pub(crate) fn forget(&mut self, key: &Arc<SeedKey>) {
+        if let Some(at) = self.position(key) {
+            self.seeds.remove(at);
+        }
+    }
+
+    /// Forgets what was asked, for there will be no answer.
+    pub(crate) fn forget_asked(&mut self) {
+        self.seeds.retain(|(_, access)| !matches!(access, Access::Asked));
+    }
+
+    fn set(&mut self, key: &Arc<SeedKey>, access: Access) {
+        self.forget(key);
+        if self.seeds.len() == SEEDS_MAX {
+            self.seeds.remove(0);
+        }
+        self.seeds.push((Arc::clone(key), access));
+    }
+
+    fn position(&self, key: &Arc<SeedKey>) -> Option<usize> {
+        self.seeds.iter().rposition(|(known, _)| Arc::ptr_eq(known, key) || known == key)
+    }
+}

@@ -1,0 +1,52 @@
+//! The memory of a template, read from another process of its host.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use farfork_sys::{memory, pidfd};
+use rustix::io::Errno;
+
+/// A template's memory. It is read by process number, which the kernel may give to another process once the template
+/// has ended; so each read checks afterwards that it had not.
+#[derive(Debug)]
+pub struct TemplateMemory {
+    pidfd: OwnedFd,
+    pid: i32,
+    /// `/proc/PID/mem`, for what the template's own protection hides from process_vm_readv(2).
+    mem: File,
+}
+
+impl TemplateMemory {
+    /// Takes the template by its pidfd, whose `/proc/self/fdinfo` tells its number in this process's pid namespace.
+    ///
+    /// # Errors
+    /// ESRCH where the template has ended or cannot be seen from this pid namespace; EACCES where this process may
+    /// not read it (ptrace(2), PTRACE_MODE_ATTACH_FSCREDS).
+    pub fn new(pidfd: OwnedFd) -> io::Result<Self> {
+        let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
+        let field = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+        let pid = field.and_then(|text| text.trim().parse().ok()).filter(|pid| *pid > 0).ok_or(Errno::SRCH)?;
+        let mem = File::open(format!("/proc/{pid}/mem"))?;
+        let template = Self { pidfd, pid, mem };
+        template.check_alive()?;
+        Ok(template)
+    }
+
+    /// Fills `into` from the template's memory at `address`, whatever the protection there.
+    ///
+    /// # Errors
+    /// ESRCH where the template has ended, else as pread(2) of /proc/PID/mem: EIO where nothing is mapped. The
+    /// contents of `into` are then meaningless.
+    pub fn read(&self, address: u64, into: &mut [u8]) -> io::Result<()> {
+        let read = memory::read_process_exact(self.pid, &self.mem, address, into);
+        self.check_alive()?;
+        read
+    }
+
+    /// Fails with ESRCH when the template has ended.
+    fn check_alive(&self) -> io::Result<()> {
+        if pidfd::wait_exit(&self.pidfd, Duration::ZERO)? { Err(Errno::SRCH.into()) } else { Ok(()) }
+    }
+}
