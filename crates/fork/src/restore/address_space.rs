@@ -18,17 +18,6 @@ use super::stub_map::StubMap;
 use super::writer::PlanWriter;
 use crate::identity;
 
-/// A range of the child whose pages come from the owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PagedRange {
-    /// First address.
-    pub start: u64,
-    /// Address behind the last byte.
-    pub end: u64,
-    /// What the pages come from, from its first byte on.
-    pub extent: ExtentId,
-}
-
 /// The tables that describe an address space.
 #[derive(Debug, Default)]
 pub(super) struct AddressSpace {
@@ -36,7 +25,6 @@ pub(super) struct AddressSpace {
     pub(super) files: Vec<PlanFile>,
     pub(super) specials: Vec<PlanSpecial>,
     pub(super) registered: Vec<PlanRange>,
-    pub(super) paged: Vec<PagedRange>,
 }
 
 /// Whether each mapped file of the descriptor is the same file on this node. `root` is the root of the child's view.
@@ -79,7 +67,9 @@ impl AddressSpace {
             }
         }
         // The restorer opens each file once: its mappings must stand together.
-        space.mappings.sort_by_key(|mapping| (mapping.kind, if mapping.kind == MAPPING_FILE { mapping.source } else { 0 }));
+        space
+            .mappings
+            .sort_by_key(|mapping| (mapping.kind, if mapping.kind == MAPPING_FILE { mapping.source } else { 0 }));
         Ok(space)
     }
 
@@ -100,8 +90,9 @@ impl AddressSpace {
         self.add(mapping, MAPPING_ANONYMOUS, 0, 0, 0);
         let populated = extent.filter(|id| !descriptor.extents[id.0 as usize].populated.is_empty());
         // Memory without any data needs no pager: the kernel's own zeroes are right.
-        let Some(extent) = populated else { return };
-        self.paged.push(PagedRange { start: mapping.start, end: mapping.end, extent });
+        if populated.is_none() {
+            return;
+        }
         match self.registered.last_mut() {
             Some(last) if last.start + last.bytes == mapping.start => last.bytes += mapping.end - mapping.start,
             _ => self.registered.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start }),

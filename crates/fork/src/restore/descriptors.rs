@@ -1,25 +1,28 @@
 //! The child's file descriptors, as the restorer is to place them.
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::OpenFile;
 use rustix::fs::OFlags;
 
 use super::RestoreError;
-use super::layout::{
-    DESCRIPTOR_EPOLL, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED, DESCRIPTOR_SAME, PlanDescriptor, PlanEpoll,
-};
+use super::layout::{DESCRIPTOR_EPOLL, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED, DESCRIPTOR_SAME, PlanDescriptor, PlanEpoll};
 use super::objects::Objects;
 use super::writer::PlanWriter;
 
 /// Flags that belong to the act of opening, not to the open file.
 const ONLY_AT_OPEN: OFlags = OFlags::CREATE.union(OFlags::EXCL).union(OFlags::TRUNC).union(OFlags::CLOEXEC);
 
+/// Number under which a child finds its payload open, unless its parent used that number.
+pub const PAYLOAD_FD: u32 = 1000;
+
 /// Descriptors ascending, and the registrations of epolls.
 pub(super) fn tables(
     descriptor: &Descriptor,
     objects: &Objects,
+    payload: Option<&Path>,
     writer: &mut PlanWriter,
 ) -> Result<(Vec<PlanDescriptor>, Vec<PlanEpoll>), RestoreError> {
     let mut first_of: HashMap<u32, u32> = HashMap::new();
@@ -52,7 +55,26 @@ pub(super) fn tables(
         }
         descriptors.push(planned);
     }
+    if let Some(path) = payload {
+        add_payload(&mut descriptors, path, writer)?;
+    }
     Ok((descriptors, epolls))
+}
+
+fn add_payload(
+    descriptors: &mut Vec<PlanDescriptor>,
+    path: &Path,
+    writer: &mut PlanWriter,
+) -> Result<(), RestoreError> {
+    if let Err(place) = descriptors.binary_search_by_key(&PAYLOAD_FD, |planned| planned.number) {
+        let source = writer.text(&path.to_string_lossy())?;
+        let flags = (OFlags::RDONLY | OFlags::NOCTTY).bits();
+        let kind = DESCRIPTOR_OPEN;
+        let planned =
+            PlanDescriptor { number: PAYLOAD_FD, kind, source, flags, offset: 0, close_on_exec: 0, reserved: 0 };
+        descriptors.insert(place, planned);
+    }
+    Ok(())
 }
 
 fn fill(

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use farfork_wire::descriptor::{Credentials, SpecialMapping};
 
-pub use address_space::PagedRange;
+pub use descriptors::PAYLOAD_FD;
 pub use objects::StandardStreams;
 pub use resume::{Prepared, Restored, ResumeRequest, unpause};
 pub use stub::STUB_IMAGE;
@@ -68,7 +68,9 @@ pub enum RestoreError {
         cause: io::Error,
     },
     /// The CPU lacks what the parent's registers need.
-    #[error("the seed's CPU has state that this node lacks (components {wanted:#x}, {wanted_bytes} bytes; here {found:#x}, {found_bytes}): fork it to a node with the same CPU features")]
+    #[error(
+        "the seed's CPU has state that this node lacks (components {wanted:#x}, {wanted_bytes} bytes; here {found:#x}, {found_bytes}): fork it to a node with the same CPU features"
+    )]
     Cpu {
         /// XCR0 at the origin.
         wanted: u64,
@@ -80,7 +82,9 @@ pub enum RestoreError {
         found_bytes: u32,
     },
     /// The kernels lay out their own mappings otherwise.
-    #[error("the kernels differ: {kind:?} has {wanted} bytes in the seed, {found:?} here; fork it to a node with the same kernel")]
+    #[error(
+        "the kernels differ: {kind:?} has {wanted} bytes in the seed, {found:?} here; fork it to a node with the same kernel"
+    )]
     KernelsDiffer {
         /// Which.
         kind: SpecialMapping,
@@ -148,7 +152,9 @@ pub enum RestoreError {
     #[error("the container's stub ended before the child stood; see the node's log, and fork again")]
     StubGone,
     /// The child died on the way.
-    #[error("the child died while it was restored (wait status {wait_status:#x}); its pages may be lost: see the node's log")]
+    #[error(
+        "the child died while it was restored (wait status {wait_status:#x}); its pages may be lost: see the node's log"
+    )]
     Died {
         /// wait(2) status.
         wait_status: u32,

@@ -60,7 +60,8 @@ impl Objects {
                     objects.add(end)
                 }
                 OpenFile::EventFd { count, semaphore, flags } => {
-                    let made = eventfd(*count, *semaphore, *flags).map_err(|e| RestoreError::object("an eventfd", e))?;
+                    let made =
+                        eventfd(*count, *semaphore, *flags).map_err(|e| RestoreError::object("an eventfd", e))?;
                     objects.add(made)
                 }
                 OpenFile::Memory { object, flags, offset } => {

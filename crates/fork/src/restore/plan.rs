@@ -1,8 +1,13 @@
 //! Compiles a descriptor into a restore plan: flat tables, all addresses checked, for one container on one node.
 
+use std::ops::Range;
+use std::path::Path;
+
 use farfork_wire::descriptor::{Credentials, Descriptor, PendingSignal, Thread};
 
-use super::address_space::{AddressSpace, PagedRange};
+use zerocopy::IntoBytes;
+
+use super::address_space::AddressSpace;
 use super::descriptors;
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
@@ -14,7 +19,6 @@ use super::region::Region;
 use super::stub_map::StubMap;
 use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
-use zerocopy::IntoBytes;
 
 /// First number for farfork's own descriptors while it restores, when the child has few.
 const FD_BASE_MIN: u32 = 64;
@@ -24,8 +28,17 @@ const FD_BASE_MIN: u32 = 64;
 pub(super) struct Plan {
     /// What the stub maps.
     pub(super) bytes: Vec<u8>,
-    /// What the pager must serve; empty when there is nothing to page.
-    pub(super) paged: Vec<PagedRange>,
+    /// The addresses that the child registers with userfaultfd; empty when there is nothing to page.
+    pub(super) registered: Vec<Range<u64>>,
+}
+
+/// What a child shall have beyond what its seed says.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wishes<'a> {
+    /// Path of the payload inside the container.
+    pub(super) payload: Option<&'a Path>,
+    /// Whether the child waits before its first instruction.
+    pub(super) paused: bool,
 }
 
 /// Where each table stands; the header is written last, when the region is known.
@@ -43,6 +56,7 @@ struct Tables {
     credentials: Span,
     pending: Span,
     auxv: Span,
+    fd_base: u32,
     exe: u32,
     cwd: u32,
 }
@@ -53,19 +67,19 @@ pub(super) fn compile(
     node: &LocalNode,
     stub: &StubMap,
     objects: &Objects,
-    paused: bool,
+    wishes: &Wishes<'_>,
 ) -> Result<Plan, RestoreError> {
     let mut writer = PlanWriter::new();
     let (credentials, credential_index) = credential_table(descriptor, node);
-    let tables = write_tables(descriptor, node, stub, objects, &credentials, &mut writer)?;
+    let tables = write_tables(descriptor, node, stub, objects, &credentials, wishes, &mut writer)?;
     let mut threads = thread_table(descriptor, &credential_index, &mut writer)?;
 
     let frame_bytes = frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
     let threads_span = writer.table(&threads)?;
     let frames = writer.append(&vec![0; frame_bytes as usize * threads.len()])?;
     let parking = tables.space.specials.iter().map(|special| special.bytes).sum();
-    let region = Region::lay_out(threads.len() as u64, frame_bytes, writer.len(), parking)
-        .place(&occupied(descriptor, stub))?;
+    let region =
+        Region::lay_out(threads.len() as u64, frame_bytes, writer.len(), parking).place(&occupied(descriptor, stub))?;
 
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
         planned.frame = region.frame(index);
@@ -74,8 +88,9 @@ pub(super) fn compile(
         writer.put(frames + (index as u64 * frame_bytes) as u32, &bytes);
     }
     writer.put(threads_span.offset, threads.as_bytes());
-    let header = header(descriptor, &tables, &region, threads_span, frames, writer.len(), paused);
-    Ok(Plan { bytes: writer.finish(&header), paged: tables.space.paged })
+    let header = header(descriptor, &tables, &region, threads_span, frames, writer.len(), wishes.paused);
+    let registered = tables.space.registered.iter().map(|range| range.start..range.start + range.bytes).collect();
+    Ok(Plan { bytes: writer.finish(&header), registered })
 }
 
 fn occupied(descriptor: &Descriptor, stub: &StubMap) -> Vec<(u64, u64)> {
@@ -89,12 +104,13 @@ fn write_tables(
     stub: &StubMap,
     objects: &Objects,
     credentials: &[Credentials],
+    wishes: &Wishes<'_>,
     writer: &mut PlanWriter,
 ) -> Result<Tables, RestoreError> {
     let process = &descriptor.process;
     let is_here = super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id);
     let space = AddressSpace::plan(descriptor, &is_here, objects, stub, writer)?;
-    let (planned_descriptors, epolls) = descriptors::tables(descriptor, objects, writer)?;
+    let (planned_descriptors, epolls) = descriptors::tables(descriptor, objects, wishes.payload, writer)?;
     let eager = eager_table(descriptor, writer)?;
     let actions: Vec<PlanAction> = process
         .signal_actions
@@ -126,6 +142,7 @@ fn write_tables(
         credentials: writer.table(&credentials)?,
         pending: pending_table(&process.pending_signals, writer)?,
         auxv: writer.table(&process.mm.auxv)?,
+        fd_base: planned_descriptors.last().map_or(0, |entry| entry.number + 1).max(FD_BASE_MIN),
         exe: writer.text(&process.exe)?,
         cwd: writer.text(&process.cwd)?,
         space,
@@ -146,8 +163,7 @@ fn eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<P
 fn pending_table(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<Span, RestoreError> {
     let mut rows = Vec::new();
     for signal in signals {
-        let row: [u8; SIGINFO_BYTES] =
-            signal.siginfo.as_slice().try_into().map_err(|_| RestoreError::PendingSignal)?;
+        let row: [u8; SIGINFO_BYTES] = signal.siginfo.as_slice().try_into().map_err(|_| RestoreError::PendingSignal)?;
         rows.push(row);
     }
     writer.table(&rows)
@@ -239,7 +255,6 @@ fn header(
 ) -> PlanHeader {
     let process = &descriptor.process;
     let mm = &process.mm;
-    let highest_fd = descriptor.file_descriptors.last().map_or(0, |entry| entry.number + 1);
     PlanHeader {
         magic: PLAN_MAGIC,
         plan_bytes,
@@ -255,7 +270,7 @@ fn header(
         scratch_bytes: region.bytes - region.scratch,
         // The parent's session and group are not in the container: the child leads its own.
         flags: PLAN_SESSION_LEADER | if paused { PLAN_PAUSED } else { 0 },
-        fd_base: highest_fd.max(FD_BASE_MIN),
+        fd_base: tables.fd_base,
         umask: process.umask,
         personality: process.personality,
         dumpable: process.dumpable,

@@ -2,19 +2,21 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
 
+use farfork_sys::clock::Clocks;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, OpenFile};
 
-use super::clocks::{self, Now};
+use super::clocks;
 use super::objects::{Objects, StandardStreams};
-use super::plan::{self, Plan};
+use super::plan::{self, Plan, Wishes};
 use super::stub::{self, Request};
 use super::stub_map::StubMap;
-use super::{LocalNode, PagedRange, RestoreError};
+use super::{LocalNode, RestoreError};
 
 /// What a child is made from.
 #[derive(Debug)]
@@ -26,11 +28,13 @@ pub struct ResumeRequest<'a> {
     /// Pid of the container's stub as this process sees it.
     pub stub_pid: i32,
     /// The daemon's end of the stub's socket.
-    pub control: &'a OwnedFd,
+    pub control: BorrowedFd<'a>,
     /// The child's standard streams.
     pub streams: StandardStreams,
     /// Contents of the shared objects, a memfd each, in the descriptor's order.
     pub shared: Vec<File>,
+    /// Path of the payload inside the container, which the child also finds open as [`PAYLOAD_FD`].
+    pub payload: Option<&'a Path>,
     /// Whether the child waits, complete, before its first instruction.
     pub paused: bool,
 }
@@ -39,7 +43,7 @@ pub struct ResumeRequest<'a> {
 #[derive(Debug)]
 pub struct Prepared<'a> {
     descriptor: &'a Descriptor,
-    control: &'a OwnedFd,
+    control: BorrowedFd<'a>,
     plan: Plan,
     objects: Objects,
 }
@@ -59,18 +63,18 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// A mismatch of CPU, kernel or files; nothing was started.
     pub fn new(request: ResumeRequest<'a>) -> Result<Self, RestoreError> {
-        let ResumeRequest { descriptor, node, stub_pid, control, streams, shared, paused } = request;
+        let ResumeRequest { descriptor, node, stub_pid, control, streams, shared, payload, paused } = request;
         check_cpu(descriptor, node)?;
         check_files(descriptor, &node.root)?;
         let stub = StubMap::read(stub_pid).map_err(RestoreError::Control)?;
         let objects = Objects::create(descriptor, streams, shared)?;
-        let plan = plan::compile(descriptor, node, &stub, &objects, paused)?;
+        let plan = plan::compile(descriptor, node, &stub, &objects, &Wishes { payload, paused })?;
         Ok(Self { descriptor, control, plan, objects })
     }
 
-    /// The ranges that the pager must serve.
-    pub fn paged(&self) -> &[PagedRange] {
-        &self.plan.paged
+    /// The addresses whose pages the pager must serve, ascending.
+    pub fn registered(&self) -> &[Range<u64>] {
+        &self.plan.registered
     }
 
     /// Begins the child and waits until it stands, at most `limit`. `pager_socket` is where its userfaultfd goes,
@@ -91,10 +95,10 @@ impl<'a> Prepared<'a> {
             status_file,
             objects: &self.objects,
             pid: self.descriptor.process.pid,
-            time_offsets: &clocks::offsets(&self.descriptor.origin, Now::read()),
+            time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
         };
-        farfork_sys::fdpass::tell_sender(self.control.as_fd()).map_err(RestoreError::Control)?;
-        stub::send(self.control.as_fd(), &request).map_err(RestoreError::Control)?;
+        farfork_sys::fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
+        stub::send(self.control, &request).map_err(RestoreError::Control)?;
         let started = stub::wait_restored(self.control, limit, self.descriptor)?;
         Ok(Restored { pid: started.pid, realtime_ns: started.realtime_ns })
     }
@@ -131,7 +135,8 @@ fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError>
     check(&descriptor.process.exe)?;
     check(&descriptor.process.cwd)?;
     for file in &descriptor.open_files {
-        if let OpenFile::Regular { path, .. } | OpenFile::Directory { path, .. } | OpenFile::Device { path, .. } = file {
+        if let OpenFile::Regular { path, .. } | OpenFile::Directory { path, .. } | OpenFile::Device { path, .. } = file
+        {
             check(path)?;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use farfork_sys::fdpass::{self, FDS_PER_MESSAGE_MAX};
@@ -69,7 +69,7 @@ pub(super) fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result
 
 /// Waits until the child stands, or it is known why it does not.
 pub(super) fn wait_restored(
-    control: &OwnedFd,
+    control: BorrowedFd<'_>,
     limit: Duration,
     descriptor: &Descriptor,
 ) -> Result<Started, RestoreError> {
@@ -79,7 +79,7 @@ pub(super) fn wait_restored(
             return Err(RestoreError::Silent { limit });
         }
         let mut bytes = [0; size_of::<Report>()];
-        let (received, pid) = fdpass::receive_with_sender(control.as_fd(), &mut bytes).map_err(RestoreError::Control)?;
+        let (received, pid) = fdpass::receive_with_sender(control, &mut bytes).map_err(RestoreError::Control)?;
         let report = match Report::try_read_from_bytes(&bytes[..received]) {
             Ok(report) => report,
             Err(_) if received == 0 => return Err(RestoreError::StubGone),
@@ -103,11 +103,11 @@ fn failure(report: &Report, descriptor: &Descriptor) -> RestoreError {
     }
 }
 
-fn wait_readable(socket: &OwnedFd, deadline: Instant) -> io::Result<bool> {
+fn wait_readable(socket: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout)) {
+        match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&timeout)) {
             Ok(ready) => return Ok(ready > 0),
             Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
