@@ -21,9 +21,9 @@ mod frame;
 mod layout;
 mod objects;
 mod plan;
+mod prepared;
 mod region;
 mod report;
-mod resume;
 mod stub;
 mod stub_map;
 mod writer;
@@ -36,7 +36,7 @@ use farfork_wire::descriptor::{Credentials, SpecialMapping};
 
 pub use descriptors::PAYLOAD_FD;
 pub use objects::StandardStreams;
-pub use resume::{Prepared, Restored, ResumeRequest, unpause};
+pub use prepared::{ChildPlan, Prepared, Restored, unpause};
 pub use stub::STUB_IMAGE;
 
 /// What a node is, as far as restoring depends on it.
@@ -50,8 +50,40 @@ pub struct LocalNode {
     pub xcr0: u64,
     /// Bytes that the extended state needs here.
     pub xstate_bytes: u32,
-    /// What a stub runs as.
+    /// What a stub runs as; threads of a child that are no different need nothing done.
     pub credentials: Credentials,
+}
+
+impl LocalNode {
+    /// What this machine is, for a daemon whose stubs run as it does.
+    ///
+    /// # Errors
+    /// When /proc cannot be read, or the CPU lacks XSAVE.
+    pub fn detect() -> io::Result<Self> {
+        let state = farfork_sys::cpu::extended_state()
+            .ok_or_else(|| io::Error::other("this CPU has no XSAVE, which restoring registers needs"))?;
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let status = farfork_sys::process::Status::read(rustix::process::getpid().as_raw_nonzero().get())?;
+        let [inheritable, permitted, effective, bounding, ambient] = status.capabilities;
+        Ok(Self {
+            root: "/".into(),
+            boot_id: boot_id.trim().to_owned(),
+            xcr0: state.xcr0,
+            xstate_bytes: state.bytes,
+            credentials: Credentials {
+                uids: status.uids,
+                gids: status.gids,
+                groups: status.groups,
+                capabilities_inheritable: inheritable,
+                capabilities_permitted: permitted,
+                capabilities_effective: effective,
+                capabilities_bounding: bounding,
+                capabilities_ambient: ambient,
+                securebits: 0,
+                no_new_privileges: status.no_new_privileges,
+            },
+        })
+    }
 }
 
 /// Why a child could not be made. Nothing of it is left when this is returned and its container dropped.

@@ -95,7 +95,7 @@ pub(super) fn compile(
 
 fn occupied(descriptor: &Descriptor, stub: &StubMap) -> Vec<(u64, u64)> {
     let future = descriptor.mappings.iter().map(|mapping| (mapping.start, mapping.end));
-    future.chain(stub.ranges().iter().copied()).collect()
+    future.chain(stub.ranges()).collect()
 }
 
 fn write_tables(

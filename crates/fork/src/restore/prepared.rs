@@ -1,4 +1,4 @@
-//! Resume: from a descriptor and a container to a running child.
+//! A child that is planned, checked and ready to begin.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use super::{LocalNode, RestoreError};
 
 /// What a child is made from.
 #[derive(Debug)]
-pub struct ResumeRequest<'a> {
+pub struct ChildPlan<'a> {
     /// The seed's state, validated.
     pub descriptor: &'a Descriptor,
     /// This node.
@@ -62,8 +62,8 @@ impl<'a> Prepared<'a> {
     ///
     /// # Errors
     /// A mismatch of CPU, kernel or files; nothing was started.
-    pub fn new(request: ResumeRequest<'a>) -> Result<Self, RestoreError> {
-        let ResumeRequest { descriptor, node, stub_pid, control, streams, shared, payload, paused } = request;
+    pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
+        let ChildPlan { descriptor, node, stub_pid, control, streams, shared, payload, paused } = wanted;
         check_cpu(descriptor, node)?;
         check_files(descriptor, &node.root)?;
         let stub = StubMap::read(stub_pid).map_err(RestoreError::Control)?;

@@ -1,0 +1,193 @@
+//! Resume: a seed becomes a running child on this node. Here the descriptor, the container, the restorer and the pager
+//! come together; each does its own part in its own module.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_container::{Container, ContainerError};
+use farfork_fabric::{Address, BlockingError, SeedKey};
+use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, SharedObject};
+use farfork_wire::{ChildId, Descriptor};
+
+use crate::pager::{ClientError, MemoryPlan, PagerClient, PlanError, Strategy};
+use crate::restore::{ChildPlan, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
+
+/// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
+pub const STATUS_FILE: &str = "exit";
+
+/// Name of the payload in the container's private directory.
+pub const PAYLOAD_NAME: &str = "payload";
+
+/// Bytes of shared memory that are fetched and written at a time.
+const SHARED_CHUNK_BYTES: usize = 4 << 20;
+
+/// A seed as another node knows it.
+#[derive(Debug, Clone)]
+pub struct SeedSource {
+    /// Which seed, and what opens it.
+    pub key: Arc<SeedKey>,
+    /// Where its owner serves it.
+    pub owner: Address,
+    /// Its state.
+    pub descriptor: Arc<Descriptor>,
+}
+
+/// What a child is resumed from and into.
+#[derive(Debug)]
+pub struct ResumeRequest<'a> {
+    /// The child.
+    pub child: &'a ChildId,
+    /// Its directory on the node.
+    pub directory: &'a Path,
+    /// Its seed.
+    pub source: &'a SeedSource,
+    /// Where it is to live.
+    pub container: &'a Container,
+    /// Its standard streams.
+    pub streams: StandardStreams,
+    /// Bytes that it finds in a file of its own.
+    pub payload: Option<&'a [u8]>,
+    /// Whether it waits, complete, before its first instruction.
+    pub paused: bool,
+    /// How its pages are fetched.
+    pub strategy: Strategy,
+    /// How long all this may take.
+    pub limit: Duration,
+}
+
+/// Why a seed did not become a child. Nothing of the child is left once its container is dropped.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The descriptor or shared memory could not be read from the owner.
+    #[error("{what} could not be read from its owner: {cause}")]
+    Fetch {
+        /// What was read.
+        what: &'static str,
+        /// Why not.
+        cause: BlockingError,
+    },
+    /// The owner's bytes are no descriptor.
+    #[error(transparent)]
+    Descriptor(#[from] DecodeError),
+    /// The child could not be restored.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// The container did not take the payload.
+    #[error(transparent)]
+    Container(#[from] ContainerError),
+    /// The memory plan could not be written.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The pager does not serve the child.
+    #[error(transparent)]
+    Pager(#[from] ClientError),
+    /// The node's own means.
+    #[error("{what} could not be made: {cause}")]
+    Local {
+        /// What.
+        what: &'static str,
+        /// errno.
+        cause: io::Error,
+    },
+}
+
+impl ResumeError {
+    fn local(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |cause| Self::Local { what, cause }
+    }
+}
+
+impl SeedSource {
+    /// Reads and validates a seed's descriptor.
+    ///
+    /// # Errors
+    /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
+    pub fn fetch(key: Arc<SeedKey>, owner: Address, deadline: Instant) -> Result<Self, ResumeError> {
+        let mut connection = farfork_fabric::connect(&owner).map_err(ResumeError::local("a connection"))?;
+        let bytes =
+            farfork_fabric::fetch(&mut *connection, &key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES_MAX, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
+        let descriptor = Arc::new(farfork_wire::descriptor::decode(&bytes)?);
+        Ok(Self { key, owner, descriptor })
+    }
+
+    /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.
+    fn fetch_shared(&self, deadline: Instant) -> Result<Vec<File>, ResumeError> {
+        let objects = &self.descriptor.shared_objects;
+        if objects.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut connection = farfork_fabric::connect(&self.owner).map_err(ResumeError::local("a connection"))?;
+        objects.iter().map(|object| self.fetch_object(object, &mut *connection, deadline)).collect()
+    }
+
+    fn fetch_object(
+        &self,
+        object: &SharedObject,
+        connection: &mut dyn farfork_fabric::Connection,
+        deadline: Instant,
+    ) -> Result<File, ResumeError> {
+        use std::os::unix::fs::FileExt;
+        let file =
+            farfork_sys::memfd::create(&object.name, object.seals.is_some()).map_err(ResumeError::local("a memfd"))?;
+        file.set_len(object.bytes).map_err(ResumeError::local("a memfd"))?;
+        let mut chunk = vec![0; SHARED_CHUNK_BYTES];
+        // Only what holds data: the rest of a new memfd is zeroes.
+        for run in &self.descriptor.extents[object.extent.0 as usize].populated {
+            let first = run.first * farfork_wire::PAGE_SIZE;
+            let end = (first + run.count * farfork_wire::PAGE_SIZE).min(object.bytes);
+            for offset in (first..end).step_by(SHARED_CHUNK_BYTES) {
+                let part = &mut chunk[..((end - offset) as usize).min(SHARED_CHUNK_BYTES)];
+                farfork_fabric::read_blocking(connection, &self.key, object.extent, offset, part, deadline)
+                    .map_err(|cause| ResumeError::Fetch { what: "the seed's shared memory", cause })?;
+                file.write_all_at(part, offset).map_err(ResumeError::local("a memfd"))?;
+            }
+        }
+        Ok(file)
+    }
+}
+
+/// Makes the child. When this returns it runs, or waits if it is to be paused, and its memory is served.
+///
+/// # Errors
+/// [`ResumeError`]; the caller drops the container, and tells the pager to release the child.
+pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
+    let ResumeRequest { child, directory, source, container, streams, payload, paused, strategy, limit } = request;
+    let deadline = Instant::now() + limit;
+    let payload = payload.map(|bytes| container.put_file(PAYLOAD_NAME, bytes, 0o444)).transpose()?;
+    let prepared = Prepared::new(ChildPlan {
+        descriptor: &source.descriptor,
+        node,
+        stub_pid: container.init_pid(),
+        control: container.control(),
+        streams,
+        shared: source.fetch_shared(deadline)?,
+        payload: payload.as_deref(),
+        paused,
+    })?;
+    let plan = MemoryPlan::from_descriptor(
+        &source.descriptor,
+        source.key.seed.clone(),
+        source.key.token,
+        source.owner.clone(),
+        prepared.registered(),
+        strategy,
+    );
+    plan.write(directory)?;
+    let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
+    pager.adopt(child, directory, pager_end)?;
+    let status_file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(directory.join(STATUS_FILE))
+        .map_err(ResumeError::local("the status file"))?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    Ok(prepared.start(child_end.as_fd(), status_file.as_fd(), left)?)
+}
