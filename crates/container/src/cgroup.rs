@@ -11,8 +11,7 @@ mod error;
 mod group;
 mod node;
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use farfork_sys::cgroup::hierarchy::Version;
 
@@ -26,11 +25,4 @@ struct Place {
     version: Version,
     controllers: Vec<String>,
     path: PathBuf,
-}
-
-fn create_directory(path: &Path) -> io::Result<()> {
-    match std::fs::create_dir(path) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        outcome => outcome,
-    }
 }

@@ -5,11 +5,61 @@ pub mod hierarchy;
 
 use std::fs::{self, File};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use self::hierarchy::Version;
 
 /// Pause between two attempts to remove a group whose last processes are still on their way out, in milliseconds.
 const REMOVE_RETRY_MS: u64 = 2;
+
+/// Makes the groups of the relative path `name` below `base`, one in the other, or finds them; a version 2 group hands
+/// these controllers on.
+///
+/// # Errors
+/// As mkdir(2). That a controller is not handed on shows when its files are missing.
+pub fn create_path(base: &Path, name: &Path, version: Version, controllers: &[String]) -> io::Result<()> {
+    let mut directory = base.to_owned();
+    for part in name {
+        directory.push(part);
+        create(&directory)?;
+        if version == Version::V2 {
+            let _ = controllers.iter().try_for_each(|controller| delegate(&directory, controller));
+        }
+    }
+    Ok(())
+}
+
+/// Makes one group, or finds it.
+///
+/// # Errors
+/// As mkdir(2).
+pub fn create(group: &Path) -> io::Result<()> {
+    match fs::create_dir(group) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// The group and all groups below it, a group before the one that holds it.
+///
+/// # Errors
+/// As reading directories; a group that vanishes meanwhile is none.
+pub fn subtree(group: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(group) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut groups = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            groups.extend(subtree(&entry.path())?);
+        }
+    }
+    groups.push(group.to_owned());
+    Ok(groups)
+}
 
 /// Opens a group's directory, to be born in it (version 2: CLONE_INTO_CGROUP).
 ///
@@ -35,11 +85,7 @@ pub fn join(group: &Path, pid: i32) -> io::Result<()> {
 pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
     let text = fs::read_to_string(group.join("cgroup.procs"))?;
     // A process of a pid namespace that cannot be seen from here reads as 0.
-    Ok(text
-        .lines()
-        .filter_map(|line| line.parse().ok())
-        .filter(|pid| *pid > 0)
-        .collect())
+    Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid > 0).collect())
 }
 
 /// A file of the group that holds one number.
@@ -48,9 +94,7 @@ pub fn processes(group: &Path) -> io::Result<Vec<i32>> {
 /// As reading the file; `InvalidData` where it holds something else.
 pub fn read_number(group: &Path, file: &str) -> io::Result<u64> {
     let text = fs::read_to_string(group.join(file))?;
-    text.trim()
-        .parse()
-        .map_err(|_| io::ErrorKind::InvalidData.into())
+    text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// Writes a file of the group.
@@ -60,10 +104,7 @@ pub fn read_number(group: &Path, file: &str) -> io::Result<u64> {
 pub fn write(group: &Path, file: &str, value: &str) -> io::Result<()> {
     use std::io::Write;
     // Opened without O_CREAT or O_TRUNC, which the file system would refuse with a misleading error.
-    File::options()
-        .write(true)
-        .open(group.join(file))?
-        .write_all(value.as_bytes())
+    File::options().write(true).open(group.join(file))?.write_all(value.as_bytes())
 }
 
 /// The controllers that a version 2 group has.
@@ -92,9 +133,7 @@ pub fn remove(group: &Path, limit: Duration) -> io::Result<()> {
     loop {
         match fs::remove_dir(group) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error)
-                if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline =>
-            {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(REMOVE_RETRY_MS));
             }
             outcome => return outcome,

@@ -1,11 +1,11 @@
 //! The node's own directory in each hierarchy: found, made, handed its controllers, and removed.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use farfork_sys::cgroup;
-use farfork_sys::cgroup::hierarchy::{self, Hierarchy, Version};
+use farfork_sys::cgroup::hierarchy::{self, Base, Version};
 
-use super::{CgroupError, ContainerCgroup, Place, create_directory};
+use super::{CgroupError, ContainerCgroup, Place};
 
 /// The controllers that limits of containers need.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -22,21 +22,19 @@ impl NodeCgroups {
     /// # Errors
     /// [`CgroupError::Detect`], [`CgroupError::Create`].
     pub fn create(name: &str) -> Result<Self, CgroupError> {
-        let hierarchies = hierarchy::mounted().map_err(CgroupError::Detect)?;
-        let unified: Vec<&Hierarchy> = hierarchies.iter().filter(|h| h.version == Version::V2).collect();
-        let mut places = Vec::new();
-        for hierarchy in unified {
-            places.push(create_unified(hierarchy, name)?);
-        }
-        for hierarchy in hierarchies.iter().filter(|h| h.version == Version::V1) {
-            let taken = |c: &&String| places.iter().any(|p: &Place| p.controllers.contains(c));
-            let wanted = |c: &&String| CONTROLLERS.contains(&c.as_str()) && !taken(c);
-            let controllers: Vec<String> = hierarchy.controllers.iter().filter(wanted).cloned().collect();
-            if !controllers.is_empty() {
-                let path = hierarchy.own.join(name);
-                create_below(&hierarchy.own, name, |_| ())?;
-                places.push(Place { version: Version::V1, controllers, path });
+        let mut hierarchies = hierarchy::mounted().map_err(CgroupError::Detect)?;
+        // Version 2 comes first: what it controls, version 1 cannot.
+        hierarchies.sort_by_key(|hierarchy| hierarchy.version == Version::V1);
+        let mut places: Vec<Place> = Vec::new();
+        for hierarchy in &hierarchies {
+            let Base { directory, controllers } = hierarchy.base(&CONTROLLERS);
+            if controllers.is_empty() && hierarchy.version == Version::V1 {
+                continue;
             }
+            let path = directory.join(name);
+            cgroup::create_path(&directory, Path::new(name), hierarchy.version, &controllers)
+                .map_err(|cause| CgroupError::Create { path: path.clone(), cause })?;
+            places.push(Place { version: hierarchy.version, controllers, path });
         }
         Ok(Self { places })
     }
@@ -53,7 +51,7 @@ impl NodeCgroups {
     pub fn group(&self, name: &str) -> Result<ContainerCgroup, CgroupError> {
         let group = self.existing(name);
         for place in &group.places {
-            if let Err(cause) = create_directory(&place.path) {
+            if let Err(cause) = cgroup::create(&place.path) {
                 let _ = group.remove();
                 return Err(CgroupError::Create { path: place.path.clone(), cause });
             }
@@ -107,41 +105,4 @@ impl NodeCgroups {
             }
         }
     }
-}
-
-/// The node's directory in the unified hierarchy, with those of the controllers that can be handed down to it. Below a
-/// group that holds processes none can: then the topmost directory is tried, and where that fails too, the groups are
-/// without controllers.
-fn create_unified(hierarchy: &Hierarchy, name: &str) -> Result<Place, CgroupError> {
-    let available = |base: &Path| {
-        let all = cgroup::controllers(base).unwrap_or_default();
-        all.into_iter().filter(|c| CONTROLLERS.contains(&c.as_str())).collect::<Vec<_>>()
-    };
-    let delegable = |base: &&PathBuf| {
-        let controllers = available(base);
-        !controllers.is_empty() && controllers.iter().all(|c| cgroup::delegate(base, c).is_ok())
-    };
-    let (base, controllers) = match [&hierarchy.own, &hierarchy.top].into_iter().find(delegable) {
-        Some(base) => (base, available(base)),
-        None => (&hierarchy.own, Vec::new()),
-    };
-    create_below(base, name, |directory| {
-        for controller in &controllers {
-            if let Err(error) = cgroup::delegate(directory, controller) {
-                tracing::warn!(directory = %directory.display(), controller, %error, "controller is not handed down");
-            }
-        }
-    })?;
-    Ok(Place { version: Version::V2, controllers, path: base.join(name) })
-}
-
-/// Makes the directories of `name` below `base`, one after the other, and prepares each.
-fn create_below(base: &Path, name: &str, prepare: impl Fn(&Path)) -> Result<(), CgroupError> {
-    let mut path = base.to_owned();
-    for part in Path::new(name) {
-        path.push(part);
-        create_directory(&path).map_err(|cause| CgroupError::Create { path: path.clone(), cause })?;
-        prepare(&path);
-    }
-    Ok(())
 }

@@ -27,6 +27,43 @@ pub struct Hierarchy {
     pub controllers: Vec<String>,
 }
 
+/// Name of a group that holds only a daemon (and its own helpers): what the daemon makes goes beside it, not below it,
+/// since a version 2 group cannot have both processes and controllers for the groups below.
+pub const DAEMON_LEAF: &str = "farfork-daemon";
+
+/// Where groups can be made in a hierarchy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Base {
+    /// The directory to make them in.
+    pub directory: PathBuf,
+    /// Of the controllers that were wanted, those that groups below it can have.
+    pub controllers: Vec<String>,
+}
+
+impl Hierarchy {
+    /// Where this process should make groups that need these controllers: below its own, so that what limits the
+    /// process limits what it starts. Where a version 2 group cannot hand controllers down because processes are in it,
+    /// the topmost is tried; where that cannot either, groups are made without controllers.
+    pub fn base(&self, wanted: &[&str]) -> Base {
+        let own = match self.own.parent() {
+            Some(above) if self.own.ends_with(DAEMON_LEAF) => above,
+            _ => &self.own,
+        };
+        let select = |all: Vec<String>| all.into_iter().filter(|c| wanted.contains(&c.as_str())).collect::<Vec<_>>();
+        if self.version == Version::V1 {
+            return Base { directory: own.to_owned(), controllers: select(self.controllers.clone()) };
+        }
+        let delegated = |directory: &Path| {
+            let controllers = select(super::controllers(directory).unwrap_or_default());
+            let complete = !controllers.is_empty() && controllers.iter().all(|c| super::delegate(directory, c).is_ok());
+            complete.then(|| Base { directory: directory.to_owned(), controllers })
+        };
+        delegated(own)
+            .or_else(|| delegated(&self.top))
+            .unwrap_or_else(|| Base { directory: own.to_owned(), controllers: Vec::new() })
+    }
+}
+
 /// The hierarchies that are mounted in the calling thread's mount namespace.
 ///
 /// # Errors
@@ -53,17 +90,9 @@ fn from_tables(mounts: &[Mount], membership: &str) -> Vec<Hierarchy> {
             // The process is outside of what is mounted here, as in some containers.
             Err(_) => mount.point.clone(),
         };
-        let hierarchy = Hierarchy {
-            version,
-            top: mount.point.clone(),
-            own,
-            controllers,
-        };
+        let hierarchy = Hierarchy { version, top: mount.point.clone(), own, controllers };
         // One hierarchy may be mounted twice; the first place will do.
-        if !found
-            .iter()
-            .any(|h| h.version == version && h.controllers == hierarchy.controllers)
-        {
+        if !found.iter().any(|h| h.version == version && h.controllers == hierarchy.controllers) {
             found.push(hierarchy);
         }
     }
@@ -72,11 +101,7 @@ fn from_tables(mounts: &[Mount], membership: &str) -> Vec<Hierarchy> {
 
 /// The line of `/proc/self/cgroup` for a mount: `0::/path` for version 2, `4:cpu,cpuacct:/path` for version 1, whose
 /// controllers are then among the mount's options. Named hierarchies without controllers are of no use here.
-fn find_membership<'a>(
-    membership: &'a str,
-    version: Version,
-    options: &str,
-) -> Option<(&'a str, Vec<String>)> {
+fn find_membership<'a>(membership: &'a str, version: Version, options: &str) -> Option<(&'a str, Vec<String>)> {
     membership.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':');
         let (_id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
@@ -103,8 +128,7 @@ mod tests {
 40 31 0:37 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd
 41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
 ";
-    const MEMBERSHIP: &str =
-        "9:name=systemd:/\n4:memory:/docker/ab/inner\n1:cpu,cpuacct:/\n0::/outer\n";
+    const MEMBERSHIP: &str = "9:name=systemd:/\n4:memory:/docker/ab/inner\n1:cpu,cpuacct:/\n0::/outer\n";
 
     #[test]
     fn hybrid_hierarchies_are_told_apart() {
@@ -118,16 +142,8 @@ mod tests {
         assert_eq!(
             own,
             [
-                (
-                    Version::V1,
-                    "/sys/fs/cgroup/cpu,cpuacct",
-                    "cpu+cpuacct".to_owned()
-                ),
-                (
-                    Version::V1,
-                    "/sys/fs/cgroup/memory/inner",
-                    "memory".to_owned()
-                ),
+                (Version::V1, "/sys/fs/cgroup/cpu,cpuacct", "cpu+cpuacct".to_owned()),
+                (Version::V1, "/sys/fs/cgroup/memory/inner", "memory".to_owned()),
                 (Version::V2, "/sys/fs/cgroup/unified/outer", String::new()),
             ]
         );
