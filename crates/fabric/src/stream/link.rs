@@ -168,8 +168,10 @@ impl Link {
             self.finish_connect(now)?;
         }
         if matches!(self.state, State::Up(_)) {
-            self.transmit(now)?;
+            // What came before the socket failed counts: a refusal to talk, say.
+            let sent = self.transmit(now);
             self.receive(now, completions)?;
+            sent?;
             if self.silent_at().is_some_and(|at| at <= now) {
                 self.patience.was_silent();
                 return Err(LinkError::Silent);

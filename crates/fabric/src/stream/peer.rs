@@ -80,11 +80,10 @@ impl Peer {
         if self.outbound.queued() == 0 {
             self.progress_at = now;
         }
-        if !self.backlog && !self.is_full() {
-            self.receive()?;
-        }
-        self.serve(exporter, pool)?;
+        let served = self.receive().and_then(|()| self.serve(exporter, pool));
+        // Who violates the protocol still learns what was served before, and who is here.
         self.send(now, pool)?;
+        served?;
         let has_more = self.backlog && !self.is_full();
         self.watch(epoll, token)?;
         Ok(if has_more { Turn::HasMore } else { Turn::Waits })
@@ -106,6 +105,9 @@ impl Peer {
     }
 
     fn receive(&mut self) -> Result<(), LinkError> {
+        if self.backlog || self.is_full() {
+            return Ok(());
+        }
         let mut spaces = self.inbound.spaces();
         match socket::receive(&self.socket, &mut spaces, None).map_err(LinkError::Broken)? {
             Some(0) => Err(LinkError::Closed),

@@ -1,0 +1,86 @@
+//! A path between requester and owner that damages, cuts or swallows bytes.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use farfork_fabric::Address;
+
+/// What happens to a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// One bit of the owner's bytes is flipped.
+    FlipReply,
+    /// One bit of the requester's bytes is flipped.
+    FlipRequest,
+    /// The connection is reset.
+    Cut,
+    /// The owner's bytes vanish from there on, and the connection stays.
+    Swallow,
+}
+
+/// A listening proxy; its threads end with the test.
+pub(crate) struct Proxy {
+    at: SocketAddr,
+    faults: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    /// Goes wrong on the first `connections` connections after `after` bytes, a little later on each.
+    pub(crate) fn start(to: SocketAddr, fault: Fault, after: usize, connections: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (at, faults) = (listener.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+        let count = Arc::clone(&faults);
+        thread::spawn(move || {
+            for (number, requester) in listener.incoming().flatten().enumerate() {
+                let owner = TcpStream::connect(to).unwrap();
+                let after = if number < connections { after + number * 7 } else { usize::MAX };
+                let on_replies = fault != Fault::FlipRequest;
+                let wrong = |here: bool| if here { after } else { usize::MAX };
+                pass(&owner, &requester, fault, wrong(on_replies), &count);
+                pass(&requester, &owner, fault, wrong(!on_replies), &count);
+            }
+        });
+        Self { at, faults }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        Address::Tcp(self.at)
+    }
+
+    /// How many connections went wrong.
+    pub(crate) fn faults(&self) -> usize {
+        self.faults.load(Ordering::Relaxed)
+    }
+}
+
+/// Passes one direction on, until `after` bytes have passed; then the fault.
+fn pass(from: &TcpStream, to: &TcpStream, fault: Fault, after: usize, count: &Arc<AtomicUsize>) {
+    let (mut from, mut to, count) = (from.try_clone().unwrap(), to.try_clone().unwrap(), Arc::clone(count));
+    thread::spawn(move || {
+        let (mut bytes, mut passed) = (vec![0; 64 << 10], 0);
+        while let Ok(read) = from.read(&mut bytes) {
+            let here = after.checked_sub(passed).filter(|at| *at < read);
+            let mut passes = read;
+            if let Some(at) = here {
+                count.fetch_add(1, Ordering::Relaxed);
+                match fault {
+                    Fault::FlipReply | Fault::FlipRequest => bytes[at] ^= 0x10,
+                    Fault::Cut | Fault::Swallow => passes = at,
+                }
+            }
+            let swallowed = fault == Fault::Swallow && passed > after;
+            if read == 0 || (!swallowed && to.write_all(&bytes[..passes]).is_err()) {
+                break;
+            }
+            passed += read;
+            if here.is_some() && fault == Fault::Cut {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+        let _ = from.shutdown(Shutdown::Both);
+    });
+}
