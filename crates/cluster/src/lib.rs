@@ -4,5 +4,6 @@
 //! the time.
 #![forbid(unsafe_code)]
 
+pub mod local;
 pub mod membership;
 pub mod placement;

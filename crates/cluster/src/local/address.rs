@@ -1,0 +1,33 @@
+//! Addresses of nodes: of a private range, and only within the cluster's own namespaces.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+/// Most nodes of a local cluster: the addresses of a /24 network without its first and last.
+pub(super) const NODES_MAX: usize = 254;
+/// Length of a cluster's network prefix, in bits.
+pub(super) const PREFIX_BITS: u8 = 24;
+/// Port of every daemon; each has an address of its own.
+const PORT: u16 = 7400;
+
+/// Address of the node with this index in the cluster of this name. Clusters of different names mostly differ in them;
+/// where not, it does not matter, since no packet leaves a cluster.
+pub(super) fn of_node(cluster: &str, index: usize) -> SocketAddr {
+    let hash = cluster.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let [network, subnet, ..] = hash.to_be_bytes();
+    let host = u8::try_from(index + 1).expect("the number of nodes was checked");
+    SocketAddr::from((Ipv4Addr::new(10, network, subnet, host), PORT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_of_a_cluster_share_a_network() {
+        let (first, last) = (of_node("a", 0), of_node("a", NODES_MAX - 1));
+        let (SocketAddr::V4(first), SocketAddr::V4(last)) = (first, last) else { panic!("not IPv4") };
+        assert_eq!(first.ip().octets()[..3], last.ip().octets()[..3]);
+        assert_eq!((first.ip().octets()[3], last.ip().octets()[3]), (1, 254));
+        assert!(first.ip().is_private());
+    }
+}

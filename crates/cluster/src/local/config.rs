@@ -1,0 +1,68 @@
+//! What a local cluster shall be.
+
+use std::path::PathBuf;
+
+use farfork_wire::NodeName;
+
+use super::address::NODES_MAX;
+use super::error::LocalError;
+
+/// What a local cluster shall be.
+#[derive(Debug, Clone)]
+pub struct LocalClusterConfig {
+    /// Its name, part of the names of all that is made for it: several clusters can run at a time.
+    pub name: String,
+    /// Where its files are; made if missing.
+    pub run_dir: PathBuf,
+    /// How many nodes.
+    pub nodes: usize,
+    /// The program `farfork`, or one that takes its `node` command.
+    pub node_command: PathBuf,
+    /// Arguments of `node` beside `--name`, `--run-dir`, `--listen` and `--join`.
+    pub node_arguments: Vec<String>,
+    /// Additions to the environment of the daemons.
+    pub environment: Vec<(String, String)>,
+}
+
+impl LocalClusterConfig {
+    /// A cluster of `nodes` daemons without further arguments.
+    pub fn new(name: &str, run_dir: impl Into<PathBuf>, nodes: usize, node_command: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.to_owned(),
+            run_dir: run_dir.into(),
+            nodes,
+            node_command: node_command.into(),
+            node_arguments: Vec::new(),
+            environment: Vec::new(),
+        }
+    }
+
+    /// Checks what can be checked before anything is made.
+    pub(super) fn check(&self) -> Result<(), LocalError> {
+        NodeName::new(&self.name).map_err(|cause| LocalError::Name { name: self.name.clone(), cause })?;
+        if !(1..=NODES_MAX).contains(&self.nodes) {
+            return Err(LocalError::Nodes { nodes: self.nodes, nodes_max: NODES_MAX });
+        }
+        Ok(())
+    }
+
+    /// Name of the namespace that holds the bridge.
+    pub(super) fn switch(&self) -> String {
+        format!("ff-{}-net", self.name)
+    }
+
+    /// Name of a node's namespace.
+    pub(super) fn netns(&self, node: &str) -> String {
+        format!("ff-{}-{node}", self.name)
+    }
+
+    /// Names of the nodes, `n1` first.
+    pub(super) fn node_names(&self) -> impl Iterator<Item = String> + use<> {
+        (1..=self.nodes).map(|number| format!("n{number}"))
+    }
+
+    /// Names of all namespaces.
+    pub(super) fn namespaces(&self) -> Vec<String> {
+        std::iter::once(self.switch()).chain(self.node_names().map(|node| self.netns(&node))).collect()
+    }
+}

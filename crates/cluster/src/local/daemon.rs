@@ -1,0 +1,161 @@
+//! The daemons of a cluster's nodes: started in their namespaces and groups, waited for, told to stop.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::{clone, namespace, pidfd};
+use rustix::process::Signal;
+
+use super::error::LocalError;
+use super::groups;
+use super::state::{LocalNode, NodeCommand, failed};
+
+/// Longest wait for a daemon to answer, in milliseconds: it compiles nothing and asks nobody far away, but several may
+/// start at once on a slow machine.
+const READY_MS_MAX: u64 = 30_000;
+/// Pause between two attempts to reach it, in milliseconds.
+const READY_RETRY_MS: u64 = 10;
+/// Longest wait for daemons to end in good order, in milliseconds; then they are killed.
+const STOP_MS_MAX: u64 = 10_000;
+/// How much of a log's end an error shows, in bytes.
+const LOG_TAIL_BYTES: u64 = 4096;
+
+/// Puts itself into the groups that are given up to `--`, then becomes the daemon in a session of its own.
+const ENTER_GROUPS: &str = r#"
+while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 125; shift; done
+shift
+exec setsid -- "$@"
+"#;
+
+/// What a start depends on beside the node.
+#[derive(Debug)]
+pub(super) struct Launch<'a> {
+    /// The node to join.
+    pub(super) join: Option<SocketAddr>,
+    /// The program.
+    pub(super) command: &'a NodeCommand,
+}
+
+/// Starts a node's daemon.
+pub(super) fn start(node: &LocalNode, launch: &Launch<'_>) -> Result<ProcessIdentity, LocalError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(&node.run_dir).map_err(failed("make", &node.run_dir))?;
+    let log = node.log();
+    let log_file = File::options().create(true).append(true).open(&log).map_err(failed("open", &log))?;
+    let mut command = command(node, launch);
+    let start = || {
+        command.stdin(Stdio::null()).stdout(log_file.try_clone()?).stderr(log_file);
+        let child = spawn_in_netns(&node.netns, command)?;
+        ProcessIdentity::of(child.id().cast_signed())
+    };
+    start().map_err(|cause| LocalError::Start {
+        node: node.name.clone(),
+        command: launch.command.program.clone(),
+        cause,
+    })
+}
+
+fn command(node: &LocalNode, launch: &Launch<'_>) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", ENTER_GROUPS, "sh"]).args(groups::of_daemon(node)).arg("--");
+    command.arg(&launch.command.program).args(["node", "--name", &node.name]);
+    command.arg("--run-dir").arg(&node.run_dir);
+    command.arg("--listen").arg(node.address.to_string());
+    if let Some(first) = launch.join {
+        command.arg("--join").arg(first.to_string());
+    }
+    command.args(&launch.command.arguments);
+    // Meant for the commands of a user, who may have set them for this or another cluster.
+    command.env_remove("FARFORK_SOCKET").env_remove("FARFORK_RUN_DIR");
+    command.envs(launch.command.environment.iter().map(|(name, value)| (name, value)));
+    command.current_dir("/");
+    command
+}
+
+/// A process is born in the network namespace of the thread that starts it.
+fn spawn_in_netns(netns: &str, mut command: Command) -> io::Result<Child> {
+    let netns = File::open(Path::new("/run/netns").join(netns))?;
+    let body = move || {
+        namespace::enter_network(netns.as_fd())?;
+        command.spawn()
+    };
+    let thread = thread::Builder::new().name("start-daemon".to_owned()).spawn(body)?;
+    thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that starts it panicked")))
+}
+
+/// Waits until a daemon answers at its socket.
+pub(super) fn wait_ready(node: &LocalNode) -> Result<(), LocalError> {
+    let limit = Duration::from_millis(READY_MS_MAX);
+    let began = Instant::now();
+    while UnixStream::connect(&node.socket).is_err() {
+        if wait_end(node, Duration::from_millis(READY_RETRY_MS)) {
+            return Err(LocalError::Ended { node: node.name.clone(), log_tail: log_tail(node) });
+        }
+        if began.elapsed() > limit {
+            return Err(LocalError::Silent {
+                node: node.name.clone(),
+                socket: node.socket.clone(),
+                waited_ms: READY_MS_MAX,
+                log_tail: log_tail(node),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a node's daemon has ended; one that was never started has.
+pub(super) fn wait_end(node: &LocalNode, limit: Duration) -> bool {
+    match node.process().map(|process| process.open()) {
+        // Reaped too, where it is a child of this process.
+        Some(Ok(Some(process))) => clone::reap(&process, limit).unwrap_or(false),
+        _ => true,
+    }
+}
+
+/// Sends a signal to a node's daemon.
+pub(super) fn signal(node: &LocalNode, signal: i32) -> Result<(), LocalError> {
+    let not_running = || LocalError::NotRunning { node: node.name.clone() };
+    let process = node.process().ok_or_else(not_running)?;
+    let failed = |cause| LocalError::Signal { node: node.name.clone(), signal, cause };
+    let process = process.open().map_err(failed)?.ok_or_else(not_running)?;
+    pidfd::send_signal(&process, signal).map_err(failed)
+}
+
+/// Asks all daemons to end, waits, and kills those that do not.
+pub(super) fn stop_all(nodes: &[LocalNode]) {
+    let deadline = Instant::now() + Duration::from_millis(STOP_MS_MAX);
+    for node in nodes {
+        let _ = signal(node, Signal::TERM.as_raw());
+    }
+    for node in nodes {
+        if !wait_end(node, deadline.saturating_duration_since(Instant::now())) {
+            tracing::warn!(node = node.name, "daemon did not stop within {STOP_MS_MAX} ms and is killed");
+            let _ = signal(node, Signal::KILL.as_raw());
+        }
+    }
+}
+
+/// The last lines of a daemon's log.
+fn log_tail(node: &LocalNode) -> String {
+    let read = || {
+        let mut file = File::open(node.log())?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL_BYTES)))?;
+        let mut tail = Vec::new();
+        file.read_to_end(&mut tail)?;
+        Ok::<_, io::Error>(String::from_utf8_lossy(&tail).trim_end().to_owned())
+    };
+    match read() {
+        Ok(tail) if tail.is_empty() => "(it is empty)".to_owned(),
+        Ok(tail) => tail,
+        Err(error) => format!("(cannot read it: {error})"),
+    }
+}

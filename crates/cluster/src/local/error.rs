@@ -1,0 +1,155 @@
+//! Why a local cluster does not come up, or does not go.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a local cluster does not come up, or does not go.
+#[derive(Debug, thiserror::Error)]
+pub enum LocalError {
+    /// The cluster's name cannot be part of other names.
+    #[error("`{name}` is no name for a cluster: {cause}")]
+    Name {
+        /// What was given.
+        name: String,
+        /// What it may be.
+        cause: farfork_wire::IdError,
+    },
+    /// There are too few or too many nodes.
+    #[error("a local cluster of {nodes} nodes cannot be made: it has 1 to {nodes_max}")]
+    Nodes {
+        /// What was asked for.
+        nodes: usize,
+        /// What is possible.
+        nodes_max: usize,
+    },
+    /// A cluster runs there.
+    #[error("a cluster runs in {} already; end it with `farfork down`, or choose another run directory", run_dir.display())]
+    Exists {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
+    /// Another command works on it.
+    #[error("another command makes or removes the cluster in {}; wait for it to end", run_dir.display())]
+    Busy {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
+    /// No cluster is there.
+    #[error("no cluster runs in {}; start one with `farfork up`", run_dir.display())]
+    None {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
+    /// Somebody else's network namespace has the name.
+    #[error("network namespace {netns} exists, and this cluster did not make it; choose another name for the cluster")]
+    Taken {
+        /// The namespace.
+        netns: String,
+    },
+    /// `cluster.json`, or a directory beside it, cannot be used.
+    #[error("cannot {action} {}: {cause}", path.display())]
+    State {
+        /// What was tried.
+        action: &'static str,
+        /// The file or directory.
+        path: PathBuf,
+        /// What is wrong.
+        cause: io::Error,
+    },
+    /// `ip` fails.
+    #[error("`ip {arguments}` failed: {cause}; making networks needs root and the package iproute2")]
+    Ip {
+        /// Its arguments.
+        arguments: String,
+        /// What it said.
+        cause: String,
+    },
+    /// The directory of named network namespaces cannot be locked or cleaned up.
+    #[error("cannot {action} /run/netns: {cause}")]
+    Names {
+        /// What was tried.
+        action: &'static str,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// A control group cannot be made or removed.
+    #[error("cannot {action} control group {}: {cause}", path.display())]
+    Group {
+        /// What was tried.
+        action: &'static str,
+        /// The group's directory.
+        path: PathBuf,
+        /// What is wrong.
+        cause: io::Error,
+    },
+    /// A daemon cannot be started.
+    #[error("cannot start `{}` for node {node}: {cause}", command.display())]
+    Start {
+        /// The node.
+        node: String,
+        /// The program.
+        command: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// A daemon ended before it answered.
+    #[error("the daemon of node {node} ended before it answered; the end of its log:\n{log_tail}")]
+    Ended {
+        /// The node.
+        node: String,
+        /// The last lines of its log.
+        log_tail: String,
+    },
+    /// A daemon does not answer.
+    #[error("the daemon of node {node} does not answer at {} after {waited_ms} ms; the end of its log:\n{log_tail}", socket.display())]
+    Silent {
+        /// The node.
+        node: String,
+        /// Its socket.
+        socket: PathBuf,
+        /// How long was waited, in milliseconds.
+        waited_ms: u64,
+        /// The last lines of its log.
+        log_tail: String,
+    },
+    /// There is no such node.
+    #[error("the cluster has {nodes} nodes, none with index {index}")]
+    NoNode {
+        /// What was asked for.
+        index: usize,
+        /// How many there are.
+        nodes: usize,
+    },
+    /// A daemon does not run.
+    #[error("the daemon of node {node} does not run")]
+    NotRunning {
+        /// The node.
+        node: String,
+    },
+    /// A daemon runs.
+    #[error("the daemon of node {node} runs already")]
+    Running {
+        /// The node.
+        node: String,
+    },
+    /// A daemon cannot be sent a signal.
+    #[error("cannot send signal {signal} to the daemon of node {node}: {cause}")]
+    Signal {
+        /// The node.
+        node: String,
+        /// The signal's number.
+        signal: i32,
+        /// What the kernel said.
+        cause: io::Error,
+    },
+    /// Processes do not end.
+    #[error(
+        "processes {pids:?} of the cluster still exist {waited_ms} ms after they were killed; see /proc/PID/stack for what they wait for"
+    )]
+    Stuck {
+        /// Their ids.
+        pids: Vec<i32>,
+        /// How long was waited, in milliseconds.
+        waited_ms: u64,
+    },
+}

@@ -1,0 +1,241 @@
+//! A cluster on one machine, to try and to test: each node is a network namespace with a daemon in it.
+//!
+//! ```text
+//!   ff-NAME-n1        ff-NAME-n2        ff-NAME-n3        network namespaces, with a loopback each
+//!   eth0 10.x.y.1     eth0 10.x.y.2     eth0 10.x.y.3
+//!      │ veth            │                 │
+//!   ┌──┴─────────────────┴─────────────────┴──┐
+//!   │ n1                n2                n3   │  ff-NAME-net: a namespace too, so that the machine's own
+//!   │                   br0                    │  network has no part of this
+//!   └──────────────────────────────────────────┘
+//! ```
+//!
+//! Interfaces and namespaces are made by `ip` (iproute2). Each daemon starts in control groups of its own, beside which
+//! everything is made that it starts: what is in them is ours, whatever has become of the daemon. What was made stands
+//! in `RUN/cluster.json` before it is made, so that whoever finds that file can remove all of it.
+//!
+//! ```text
+//! RUN/cluster.json       what was made
+//! RUN/NODE/              the node's run directory
+//! RUN/NODE/node.log      what its daemon says
+//! ```
+//!
+//! A real second machine differs only in the address.
+
+mod address;
+mod config;
+mod daemon;
+mod error;
+mod groups;
+mod network;
+mod state;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use farfork_sys::mount::point;
+
+pub use self::config::LocalClusterConfig;
+pub use self::error::LocalError;
+pub use self::state::LocalNode;
+
+use self::daemon::Launch;
+use self::network::Names;
+use self::state::State;
+
+/// Where containers with a shared root find what is theirs: the last daemon removes the directory, unless it was killed.
+const CONTAINER_PRIVATE_DIR: &str = "/run/farfork";
+
+/// What `up` is doing, for whoever shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress<'a> {
+    /// What an earlier cluster left is being removed.
+    Cleaning,
+    /// Namespaces and links are being made.
+    Network,
+    /// A node's daemon is being started.
+    Starting(&'a str),
+    /// A node's daemon answers.
+    Ready(&'a str),
+}
+
+/// A cluster of this machine. It goes on when this value is dropped; [`LocalCluster::down`] ends it.
+#[derive(Debug)]
+pub struct LocalCluster {
+    run_dir: PathBuf,
+    state: State,
+}
+
+impl LocalCluster {
+    /// Makes the cluster and waits until every daemon answers. What a crashed one left in the same run directory is
+    /// removed first. When something fails, what was made is removed.
+    ///
+    /// # Errors
+    /// [`LocalError`] as the first step that fails; [`LocalError::Exists`] where a cluster runs in this directory.
+    pub fn up(config: &LocalClusterConfig, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Self, LocalError> {
+        config.check()?;
+        let made_run_dir = state::make_run_dir(&config.run_dir)?;
+        let lock = state::lock(&config.run_dir)?;
+        let outcome = Self::up_alone(config, made_run_dir, progress);
+        if outcome.is_err() && made_run_dir {
+            state::remove_run_dir(&config.run_dir);
+        }
+        drop(lock);
+        outcome
+    }
+
+    /// With the run directory locked.
+    fn up_alone(
+        config: &LocalClusterConfig,
+        mut made_run_dir: bool,
+        progress: &mut dyn FnMut(Progress<'_>),
+    ) -> Result<Self, LocalError> {
+        if let Some(earlier) = Self::find(&config.run_dir)? {
+            if earlier.state.complete && earlier.nodes().iter().any(LocalNode::is_alive) {
+                return Err(LocalError::Exists { run_dir: earlier.run_dir });
+            }
+            progress(Progress::Cleaning);
+            earlier.tear_down()?;
+            made_run_dir |= earlier.state.made_run_dir;
+        }
+        let names = network::reserve(&config.namespaces())?;
+        let mut cluster = Self::plan(config, made_run_dir)?;
+        match cluster.build(names, progress) {
+            Ok(()) => Ok(cluster),
+            Err(error) => {
+                if let Err(second) = cluster.tear_down() {
+                    tracing::warn!(error = %second, "a cluster that did not come up is not removed completely");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// The cluster of a run directory.
+    ///
+    /// # Errors
+    /// [`LocalError::None`] where there is none; [`LocalError::State`] where its file cannot be read.
+    pub fn load(run_dir: &Path) -> Result<Self, LocalError> {
+        Self::find(run_dir)?.ok_or_else(|| LocalError::None { run_dir: run_dir.to_owned() })
+    }
+
+    /// Ends the cluster: daemons are asked to stop, then everything that they left is killed and removed, and the
+    /// cluster's files with it.
+    ///
+    /// # Errors
+    /// [`LocalError`] as the first thing that cannot be removed; the rest is. It can be tried again.
+    pub fn down(self) -> Result<(), LocalError> {
+        let _lock = state::lock(&self.run_dir)?;
+        self.tear_down()?;
+        if self.state.made_run_dir {
+            state::remove_run_dir(&self.run_dir);
+        }
+        Ok(())
+    }
+
+    /// Its nodes, `n1` first.
+    pub fn nodes(&self) -> &[LocalNode] {
+        &self.state.nodes
+    }
+
+    /// Sends a signal to a node's daemon; its pager and its children are not touched.
+    ///
+    /// # Errors
+    /// [`LocalError::NotRunning`], [`LocalError::Signal`].
+    pub fn kill_node(&self, index: usize, signal: i32) -> Result<(), LocalError> {
+        daemon::signal(self.node(index)?, signal)
+    }
+
+    /// Waits for a node's daemon to end; tells whether it has.
+    ///
+    /// # Errors
+    /// [`LocalError::NoNode`].
+    pub fn wait_node(&self, index: usize, limit: Duration) -> Result<bool, LocalError> {
+        Ok(daemon::wait_end(self.node(index)?, limit))
+    }
+
+    /// Starts a node's daemon again after it has ended, and waits until it answers.
+    ///
+    /// # Errors
+    /// [`LocalError::Running`], and as [`LocalCluster::up`].
+    pub fn start_node(&mut self, index: usize) -> Result<(), LocalError> {
+        let node = self.node(index)?;
+        if node.is_alive() {
+            return Err(LocalError::Running { node: node.name.clone() });
+        }
+        self.launch(index)?;
+        daemon::wait_ready(self.node(index)?)
+    }
+
+    /// Cuts a node off the others: its link carries nothing any more.
+    ///
+    /// # Errors
+    /// [`LocalError::Ip`].
+    pub fn cut_link(&self, index: usize) -> Result<(), LocalError> {
+        network::set_link(&self.state.switch, &self.node(index)?.name, false)
+    }
+
+    /// Joins a node with the others again.
+    ///
+    /// # Errors
+    /// [`LocalError::Ip`].
+    pub fn restore_link(&self, index: usize) -> Result<(), LocalError> {
+        network::set_link(&self.state.switch, &self.node(index)?.name, true)
+    }
+
+    fn find(run_dir: &Path) -> Result<Option<Self>, LocalError> {
+        match State::read(run_dir)? {
+            Some(state) => Ok(Some(Self { run_dir: state::real_path(run_dir)?, state })),
+            None => Ok(None),
+        }
+    }
+
+    /// Writes down what is going to be made.
+    fn plan(config: &LocalClusterConfig, made_run_dir: bool) -> Result<Self, LocalError> {
+        let run_dir = state::real_path(&config.run_dir)?;
+        let state = State::plan(config, &run_dir, made_run_dir, groups::plan(&config.name)?);
+        state.write(&run_dir)?;
+        Ok(Self { run_dir, state })
+    }
+
+    fn build(&mut self, names: Names, progress: &mut dyn FnMut(Progress<'_>)) -> Result<(), LocalError> {
+        progress(Progress::Network);
+        network::create(&self.state, names)?;
+        groups::create(&self.state)?;
+        // The others join the first, which therefore has to answer before they start; they may start together.
+        for stage in [0..1, 1..self.state.nodes.len()] {
+            for index in stage.clone() {
+                progress(Progress::Starting(&self.state.nodes[index].name));
+                self.launch(index)?;
+            }
+            for node in &self.state.nodes[stage] {
+                daemon::wait_ready(node)?;
+                progress(Progress::Ready(&node.name));
+            }
+        }
+        self.state.complete = true;
+        self.state.write(&self.run_dir)
+    }
+
+    fn launch(&mut self, index: usize) -> Result<(), LocalError> {
+        let first = self.state.nodes[0].address;
+        let launch = Launch { join: (index > 0).then_some(first), command: &self.state.command };
+        let process = daemon::start(&self.state.nodes[index], &launch)?;
+        self.state.nodes[index].set_process(process);
+        self.state.write(&self.run_dir)
+    }
+
+    /// Removes whatever of the plan exists, as far as possible, and reports the first failure.
+    fn tear_down(&self) -> Result<(), LocalError> {
+        daemon::stop_all(&self.state.nodes);
+        let outcomes = [groups::remove(&self.state), network::remove(&self.state)];
+        point::remove_unused(Path::new(CONTAINER_PRIVATE_DIR));
+        // While something is left, so is the file that says what.
+        outcomes.into_iter().collect::<Result<(), _>>()?;
+        self.state.remove_files(&self.run_dir)
+    }
+
+    fn node(&self, index: usize) -> Result<&LocalNode, LocalError> {
+        self.nodes().get(index).ok_or(LocalError::NoNode { index, nodes: self.nodes().len() })
+    }
+}

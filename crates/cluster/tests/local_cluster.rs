@@ -1,0 +1,160 @@
+//! Local clusters come, work and go without a trace. The tests make namespaces: they need root, and say so.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode, Progress};
+use rustix::process::Signal;
+
+const WAIT: Duration = Duration::from_secs(20);
+
+fn config(name: &str, directory: &Path, nodes: usize) -> LocalClusterConfig {
+    assert!(rustix::process::geteuid().is_root(), "these tests make network namespaces: run them as root");
+    let dummy = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/dummy_node.py");
+    LocalClusterConfig::new(name, directory.join("run"), nodes, dummy)
+}
+
+fn up(config: &LocalClusterConfig) -> LocalCluster {
+    LocalCluster::up(config, &mut |_| ()).unwrap()
+}
+
+/// Whether one node reaches another's daemon, by a connection that must come about within a second.
+fn reaches(from: &LocalNode, to: &LocalNode) -> bool {
+    let connect = format!("exec 3<>/dev/tcp/{}/{}", to.address.ip(), to.address.port());
+    let status = Command::new("ip")
+        .args(["netns", "exec", &from.netns, "timeout", "1", "bash", "-c", &connect])
+        .stderr(std::process::Stdio::null())
+        .status();
+    status.unwrap().success()
+}
+
+fn netns_exists(name: &str) -> bool {
+    Path::new("/run/netns").join(name).exists()
+}
+
+/// What a cluster must not leave: namespaces, control groups, processes, files.
+fn assert_no_trace(nodes: &[LocalNode], run_dir: &Path) {
+    assert!(!run_dir.exists());
+    for node in nodes {
+        assert!(!netns_exists(&node.netns), "{}", node.netns);
+        for group in &node.cgroups {
+            assert!(!group.parent().unwrap().exists(), "{}", group.display());
+        }
+    }
+    let commands =
+        fs::read_dir("/proc").unwrap().flatten().filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    let run_dir = run_dir.to_str().unwrap().as_bytes();
+    let left = commands.filter(|command| command.windows(run_dir.len()).any(|window| window == run_dir)).count();
+    assert_eq!(left, 0, "processes of the cluster");
+}
+
+#[test]
+fn a_cluster_comes_and_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config("t-come-and-go", directory.path(), 3);
+    let links_before = fs::read_dir("/sys/class/net").unwrap().count();
+    let mut ready = Vec::new();
+    let cluster = LocalCluster::up(&config, &mut |progress| {
+        if let Progress::Ready(node) = progress {
+            ready.push(node.to_owned());
+        }
+    });
+    let cluster = cluster.unwrap();
+    assert_eq!(ready, ["n1", "n2", "n3"]);
+    let nodes = cluster.nodes().to_vec();
+    assert!(reaches(&nodes[0], &nodes[2]) && reaches(&nodes[2], &nodes[1]));
+    assert_eq!(fs::read_dir("/sys/class/net").unwrap().count(), links_before, "the machine's own network is untouched");
+    for node in &nodes {
+        assert!(node.is_alive() && node.log().exists());
+        let membership = fs::read_to_string(format!("/proc/{}/cgroup", node.pid().unwrap())).unwrap();
+        let group = format!("/farfork-t-come-and-go/{}/farfork-daemon", node.name);
+        assert_eq!(membership.lines().filter(|line| line.ends_with(&group)).count(), node.cgroups.len());
+    }
+    // As another command finds it.
+    drop(cluster);
+    assert!(matches!(LocalCluster::up(&config, &mut |_| ()), Err(LocalError::Exists { .. })));
+    let cluster = LocalCluster::load(&config.run_dir).unwrap();
+    cluster.down().unwrap();
+    assert_no_trace(&nodes, &config.run_dir);
+    assert!(matches!(LocalCluster::load(&config.run_dir), Err(LocalError::None { .. })));
+}
+
+#[test]
+fn a_link_is_cut_and_restored() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = up(&config("t-links", directory.path(), 2));
+    let [one, two] = cluster.nodes() else { panic!("two nodes") };
+    assert!(reaches(one, two));
+    cluster.cut_link(1).unwrap();
+    assert!(!reaches(one, two));
+    cluster.restore_link(1).unwrap();
+    assert!(reaches(one, two));
+    assert!(matches!(cluster.cut_link(2), Err(LocalError::NoNode { index: 2, nodes: 2 })));
+    cluster.down().unwrap();
+}
+
+#[test]
+fn a_daemon_is_killed_and_started_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = up(&config("t-restart", directory.path(), 2));
+    assert!(matches!(cluster.start_node(1), Err(LocalError::Running { .. })));
+    cluster.kill_node(1, Signal::KILL.as_raw()).unwrap();
+    assert!(cluster.wait_node(1, WAIT).unwrap());
+    assert!(matches!(cluster.kill_node(1, Signal::KILL.as_raw()), Err(LocalError::NotRunning { .. })));
+    cluster.start_node(1).unwrap();
+    assert!(reaches(&cluster.nodes()[0], &cluster.nodes()[1]));
+    cluster.down().unwrap();
+}
+
+#[test]
+fn what_a_crash_left_goes_with_the_next() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config("t-crash", directory.path(), 2);
+    let cluster = up(&config);
+    for index in 0..2 {
+        cluster.kill_node(index, Signal::KILL.as_raw()).unwrap();
+        cluster.wait_node(index, WAIT).unwrap();
+    }
+    drop(cluster);
+    let cluster = up(&config);
+    let nodes = cluster.nodes().to_vec();
+    assert!(nodes.iter().all(LocalNode::is_alive));
+    cluster.down().unwrap();
+    assert_no_trace(&nodes, &config.run_dir);
+}
+
+#[test]
+fn a_daemon_that_fails_is_quoted_and_nothing_remains() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config("t-fail", directory.path(), 2);
+    config.node_arguments = vec!["--fail".to_owned()];
+    let error = LocalCluster::up(&config, &mut |_| ()).unwrap_err();
+    assert!(matches!(error, LocalError::Ended { .. }), "{error}");
+    assert!(error.to_string().contains("no memory left on Tuesdays"), "{error}");
+    assert!(!netns_exists("ff-t-fail-n1") && !netns_exists("ff-t-fail-net"));
+    assert!(!config.run_dir.exists());
+}
+
+#[test]
+fn what_is_not_ours_is_not_touched() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = config("t-taken", directory.path(), 2);
+    let ip = |action| assert!(Command::new("ip").args(["netns", action, "ff-t-taken-n2"]).status().unwrap().success());
+    ip("add");
+    let error = LocalCluster::up(&config, &mut |_| ()).unwrap_err();
+    let untouched = netns_exists("ff-t-taken-n2");
+    ip("delete");
+    assert!(matches!(error, LocalError::Taken { .. }) && untouched, "{error}");
+    assert!(!netns_exists("ff-t-taken-net") && !config.run_dir.exists());
+}
+
+#[test]
+fn a_bad_name_or_size_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, nodes) in [("Bad/Name", 1), ("good", 0), ("good", 255)] {
+        let error = LocalCluster::up(&config(name, directory.path(), nodes), &mut |_| ()).unwrap_err();
+        assert!(matches!(error, LocalError::Name { .. } | LocalError::Nodes { .. }), "{error}");
+    }
+}
