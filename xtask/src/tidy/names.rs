@@ -5,7 +5,7 @@ use anyhow::Result;
 
 use super::{Finding, Tree};
 
-const DRAWERS: [&str; 8] = ["util", "utils", "common", "helper", "helpers", "misc", "shared", "stuff"];
+const DRAWERS: [&str; 6] = ["util", "utils", "common", "helper", "helpers", "misc"];
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
     let mut findings = Vec::new();

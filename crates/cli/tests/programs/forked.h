@@ -1,6 +1,6 @@
 /* What the test programs share. Each is a parent first: it sets something up, says `ready PID HASH`, and writes a time
  * stamp every 2 ms, so that a pause shows as a gap. Once it finds a payload it knows that it is a child: it checks what
- * it set up, says `result PAYLOAD VALUE` and exits with 42. What is wrong goes to stderr, and the exit status is 1.
+ * it set up, says `result NUMBER VALUE` and exits with 42. What is wrong goes to stderr, and the exit status is 1.
  */
 #pragma once
 
@@ -126,6 +126,7 @@ __attribute__((unused)) static void await_fork(char payload[PAYLOAD_BYTES_MAX]) 
 
 /* The child's answer: the hash it found, and the number its payload begins with, added. */
 __attribute__((noreturn, unused)) static void finish(const char *payload, uint64_t hash) {
-    say("result %s %llu", payload, (unsigned long long)(hash + strtoull(payload, NULL, 10)));
+    unsigned long long number = strtoull(payload, NULL, 10);
+    say("result %llu %llu", number, (unsigned long long)(hash + number));
     _exit(EXIT_RIGHT);
 }

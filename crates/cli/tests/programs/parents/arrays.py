@@ -125,7 +125,8 @@ def main():
     check_interpreter(names)
     check_numpy(words)
     waiters.end()
-    say(f"result {payload} {(found + int(payload.split()[0])) & WORD}")
+    number = int(payload.split()[0])
+    say(f"result {number} {(found + number) & WORD}")
     os._exit(EXIT_RIGHT)
 
 

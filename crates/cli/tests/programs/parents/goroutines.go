@@ -10,6 +10,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -140,7 +141,8 @@ func main() {
 	runtime.GC()
 	checkNames(names)
 	stop()
-	number, _ := strconv.ParseUint(payload, 10, 64)
-	fmt.Println("result", payload, hash+number)
+	number, err := strconv.ParseUint(strings.Fields(payload)[0], 10, 64)
+	require(err == nil, "the payload begins with no number")
+	fmt.Println("result", number, hash+number)
 	os.Exit(exitRight)
 }

@@ -1,0 +1,62 @@
+//! Children equal their parent: each page that the template can read is the same in a child that is stopped before its
+//! first step, on another node. Then the child runs on, and answers rightly.
+
+use crate::harness::{Cluster, Parent, Program, Seed, memory};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("a_static_c_program", |cluster| check(cluster, Program::Waits, &["32", "spin"])),
+    Test::shared("a_threaded_cpp_program", |cluster| check(cluster, Program::Threads, &["32"])),
+    Test::shared("a_go_program", |cluster| check(cluster, Program::Goroutines, &["32"])),
+    Test::shared("python_with_numpy", |cluster| check(cluster, Program::Arrays, &["64"])),
+    Test::shared("on_the_parents_own_node", on_own_node),
+    Test::shared("after_another_second", later_children),
+    Test::shared("frozen", frozen),
+];
+
+/// A program whose whole memory is compared has at least this many pages: what a libc alone has, ten times over.
+const PAGES_MIN: usize = 5000;
+
+fn check(cluster: &Cluster, program: Program, arguments: &[&str]) {
+    let mut parent = Parent::start(program, arguments);
+    let seed = Seed::of(cluster.first(), &parent);
+    check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}
+
+fn check_memory(cluster: &Cluster, parent: &Parent, seed: &Seed, options: &[&str]) {
+    let children = seed.fork_detached(&["1001".to_owned()], &[options, &["--paused"]].concat());
+    let inspected = cluster.first().json(&["inspect", &children[0].id]);
+    assert_eq!(inspected["state"], "paused", "{inspected}");
+    let compared = memory::compare(seed.template_pid(), children[0].pid);
+    assert!(compared.pages >= PAGES_MIN, "only {compared:?}");
+    cluster.first().json(&["unpause", &children[0].id]);
+    seed.check_answers(parent, &children, &[1001]);
+}
+
+fn on_own_node(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["32"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    check_memory(cluster, &parent, &seed, &[]);
+    parent.require_unharmed();
+}
+
+/// A seed is what the parent was at prepare, however much later the child is made: the parent has written meanwhile.
+fn later_children(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Threads, &["32"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    parent.wait_for_ticks(200);
+    check_memory(cluster, &parent, &seed, &["--to", cluster.name(2)]);
+    check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
+}
+
+/// With `--freeze` the parent itself is the template: it stops, and runs on when the seed is dropped.
+fn frozen(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["32"]);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--freeze"]);
+    let ticks = parent.ticks_count();
+    check_memory(cluster, &parent, &seed, &["--to", cluster.name(1)]);
+    assert!(parent.ticks_count() <= ticks + 1, "a frozen parent goes on");
+    drop(seed);
+    parent.require_unharmed();
+}

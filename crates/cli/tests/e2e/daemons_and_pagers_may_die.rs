@@ -1,0 +1,145 @@
+//! Daemons and pagers may die: children page on when their own daemon or their pager is killed, and a child whose owner
+//! is gone gets an error where a page is missing, never a wrong byte.
+
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Parent, Program, Seed, Started, deadline};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("the_pager", pager),
+    Test::alone("the_daemon_of_the_children", daemon_of_children),
+    Test::alone("the_daemon_of_the_parent", daemon_of_parent),
+    Test::alone("the_daemon_of_the_parent_seen_by_system_calls", daemon_of_parent_and_calls),
+    Test::alone("a_dropped_seed", dropped_seed),
+    Test::alone("a_child", child),
+];
+
+/// How long each child goes on touching memory.
+const PAGING_MS: u64 = 3000;
+/// Well into it.
+const MOMENT: Duration = Duration::from_millis(800);
+/// So much memory that no readahead has fetched it all by then.
+const MEMORY_MIB: &str = "256";
+/// For children whose owner is gone to find that out: the fabric's own limits, with room.
+const VERDICT_LIMIT: &str = "90s";
+/// 128 + SIGBUS.
+const KILLED_BY_SIGBUS: u64 = 135;
+/// What the program says when a system call could not read a page.
+const EXIT_EFAULT: u64 = 14;
+
+/// A cluster with children on its second node that page from the first.
+struct Paging {
+    cluster: Cluster,
+    parent: Parent,
+    seed: Seed,
+    children: Vec<Started>,
+}
+
+impl Paging {
+    fn start(how: &str) -> Self {
+        let cluster = Cluster::start(2);
+        let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+        let seed = Seed::of(cluster.first(), &parent);
+        let payloads: Vec<String> = NUMBERS.iter().map(|number| format!("{number} {PAGING_MS} {how}")).collect();
+        let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
+        thread::sleep(MOMENT);
+        Self { cluster, parent, seed, children }
+    }
+
+    fn require_right_answers(mut self) {
+        self.seed.check_answers(&self.parent, &self.children, &NUMBERS);
+        self.parent.require_unharmed();
+        self.stop();
+    }
+
+    /// Each child has ended in this way, and its log says why.
+    fn require_verdict(&mut self, exit_code: u64) {
+        let ids: Vec<&str> = self.children.iter().map(|child| child.id.as_str()).collect();
+        let second = self.cluster.node(1);
+        let waited = second.run_within(
+            Duration::from_secs(100),
+            &[&["wait", "--json", "--results", "--timeout", VERDICT_LIMIT], &ids[..]].concat(),
+        );
+        let said: Value =
+            serde_json::from_str(&waited.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", waited.stdout, waited.stderr));
+        for end in said["children"].as_array().expect("children") {
+            let id = end["child"].as_str().expect("an id");
+            let log = second.json(&["logs", id])["stderr"].as_str().unwrap_or_default().to_owned();
+            assert!(!log.contains("wrong:"), "a wrong byte: {log}");
+            assert_eq!(end["exit_code"].as_u64(), Some(exit_code), "{}: {log}", end["state"]);
+            assert!(log.contains(self.seed.id()), "the log of {id} does not name the seed: {log}");
+        }
+        self.parent.require_unharmed();
+    }
+
+    fn stop(self) {
+        drop(self.seed);
+        drop(self.parent);
+        let remains = self.cluster.stop();
+        assert!(remains.is_empty(), "{remains:#?}");
+    }
+}
+
+const NUMBERS: [u64; 3] = [11, 12, 13];
+
+fn pager() {
+    let paging = Paging::start("");
+    for _ in 0..3 {
+        paging.cluster.kill_pager(1);
+        thread::sleep(Duration::from_millis(300));
+    }
+    paging.require_right_answers();
+}
+
+fn daemon_of_children() {
+    let paging = Paging::start("");
+    paging.cluster.kill_daemon(1);
+    thread::sleep(MOMENT);
+    paging.cluster.restart_daemon(1);
+    paging.require_right_answers();
+}
+
+fn daemon_of_parent() {
+    let mut paging = Paging::start("");
+    paging.cluster.kill_daemon(0);
+    paging.require_verdict(KILLED_BY_SIGBUS);
+    paging.cluster.restart_daemon(0);
+    let seed = Seed::of(paging.cluster.first(), &paging.parent);
+    let children = seed.fork_detached(&["21 100".to_owned()], &["--to", paging.cluster.name(1)]);
+    seed.check_answers(&paging.parent, &children, &[21]);
+    drop(seed);
+    paging.stop();
+}
+
+fn daemon_of_parent_and_calls() {
+    let mut paging = Paging::start("calls");
+    paging.cluster.kill_daemon(0);
+    paging.require_verdict(EXIT_EFAULT);
+    paging.stop();
+}
+
+fn dropped_seed() {
+    let mut paging = Paging::start("");
+    paging.cluster.first().json(&["drop", paging.seed.id()]);
+    paging.require_verdict(KILLED_BY_SIGBUS);
+    paging.stop();
+}
+
+/// The others do not notice.
+fn child() {
+    let mut paging = Paging::start("");
+    let victim = paging.children.remove(0);
+    paging.cluster.first().json(&["kill", "--signal", "KILL", &victim.id]);
+    let said = paging.cluster.first().json_of_any(&["wait", "--timeout", "20s", &victim.id]);
+    assert_eq!(said["children"][0]["signal"], 9, "{said}");
+    paging.seed.check_answers(&paging.parent, &paging.children, &NUMBERS[1..]);
+    deadline::until("the killed child's process is gone", Duration::from_secs(5), || {
+        (!std::fs::exists(format!("/proc/{}/maps", victim.pid)).unwrap_or(true)).then_some(())
+    });
+    paging.parent.require_unharmed();
+    paging.stop();
+}

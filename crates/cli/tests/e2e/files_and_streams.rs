@@ -1,0 +1,163 @@
+//! Files and streams: an attached child's standard streams, signals and exit status are the command's own; what a child
+//! writes stays its own unless a path is shared or bound.
+
+use std::fs;
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
+
+use crate::harness::seed::without_ticks;
+use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("standard_streams_are_the_commands_own", streams),
+    Test::shared("exit_status_is_the_childs", exit_status),
+    Test::shared("signals_are_passed_on", signals),
+    Test::shared("a_killed_child_gives_the_shells_status", killed),
+    Test::shared("logs_show_what_a_detached_child_wrote", logs),
+    Test::shared("each_of_several_children_has_its_own_end", independent_ends),
+    Test::shared("what_a_child_writes_is_its_own", own_files),
+    Test::shared("a_shared_path_is_the_same_file", shared_files),
+    Test::shared("a_bound_directory_is_there", bound_directory),
+    Test::shared("a_child_that_takes_too_long_is_killed", timeout),
+];
+
+const ATTACHED_LIMIT: Duration = Duration::from_secs(30);
+
+fn start_streams() -> Parent {
+    Parent::start(Program::Situation("streams"), &[])
+}
+
+fn streams(cluster: &Cluster) {
+    let parent = start_streams();
+    let seed = Seed::of(cluster.first(), &parent);
+    let payload = scratch::file("12");
+    let payload_path = payload.path().to_string_lossy();
+    let arguments = ["fork", seed.id(), "--to", cluster.name(1), "--payload", &payload_path];
+    let mut child = cluster.first().command(&arguments).stdin(Stdio::piped()).spawn().expect("the binary");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(b"one\ntwo words\n").expect("the command reads its input");
+    drop(stdin);
+    let ended = deadline::wait_with_output(child, "an attached child", ATTACHED_LIMIT);
+    assert_eq!(without_ticks(&ended.stdout), "child 12\nheard one\nheard two words\nend of input\n");
+    assert_eq!(ended.stderr, "child 12 on standard error\n");
+    assert_eq!(ended.status.code(), Some(42));
+}
+
+fn exit_status(cluster: &Cluster) {
+    let parent = start_streams();
+    let seed = Seed::of(cluster.first(), &parent);
+    for status in [0, 1, 99, 255] {
+        let ended = seed.fork_attached(&format!("1 {status}"), &["--to", cluster.name(1)]);
+        assert_eq!(ended.status.code(), Some(status), "{}", ended.stderr);
+    }
+}
+
+fn signals(cluster: &Cluster) {
+    let parent = start_streams();
+    let seed = Seed::of(cluster.first(), &parent);
+    let payload = scratch::file("13");
+    let payload_path = payload.path().to_string_lossy();
+    let arguments = ["fork", seed.id(), "--to", cluster.name(1), "--payload", &payload_path];
+    // Its input stays open, so that it waits there.
+    let mut child = cluster.first().command(&arguments).stdin(Stdio::piped()).spawn().expect("the binary");
+    let stdin = child.stdin.take();
+    deadline::until("the child runs", ATTACHED_LIMIT, || {
+        let children = cluster.first().json(&["ps", "--running"]);
+        let is_ours = |child: &serde_json::Value| child["seed"] == seed.id();
+        children["children"].as_array()?.iter().any(is_ours).then_some(())
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let pidfd = farfork_sys::pidfd::open(child.id().cast_signed()).expect("our own child");
+    farfork_sys::pidfd::send_signal(&pidfd, 15).expect("our own child");
+    let ended = deadline::wait_with_output(child, "a terminated child", ATTACHED_LIMIT);
+    drop(stdin);
+    assert_eq!(without_ticks(&ended.stdout), "child 13\nterminated\n", "{}", ended.stderr);
+    assert_eq!(ended.status.code(), Some(7));
+}
+
+fn killed(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let child = &seed.fork_idle(1, &["--to", cluster.name(1)])[0];
+    cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+    let said = cluster.first().json_of_any(&["wait", "--timeout", "20s", &child.id]);
+    assert_eq!((&said["children"][0]["exit_code"], &said["children"][0]["signal"]), (&137.into(), &9.into()), "{said}");
+}
+
+fn logs(cluster: &Cluster) {
+    let parent = start_streams();
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_detached(&["21 5".to_owned()], &["--to", cluster.name(2)]);
+    cluster.first().json_of_any(&["wait", "--timeout", "20s", &children[0].id]);
+    // A detached child's standard input is empty.
+    let logs = cluster.first().json(&["logs", &children[0].id]);
+    let stdout = logs["stdout"].as_str().map(without_ticks);
+    assert_eq!(stdout.as_deref(), Some("child 21\nend of input\n"));
+    assert_eq!(logs["stderr"], "child 21 on standard error\n");
+    let inspected = cluster.first().json(&["inspect", &children[0].id]);
+    assert_eq!((&inspected["state"], &inspected["exit_code"]), (&"exited".into(), &5.into()), "{inspected}");
+    for key in ["faults", "pages_fetched", "bytes_fetched"] {
+        assert!(inspected[key].as_u64().is_some_and(|count| count > 0), "{key}: {inspected}");
+    }
+}
+
+fn independent_ends(cluster: &Cluster) {
+    let parent = start_streams();
+    let seed = Seed::of(cluster.first(), &parent);
+    let payloads: Vec<String> = (0..6).map(|number| format!("{number} {}", number * 3)).collect();
+    let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1, 2])]);
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    let said = cluster.first().json_of_any(&[&["wait", "--timeout", "30s"], &ids[..]].concat());
+    let codes: Vec<_> =
+        said["children"].as_array().expect("children").iter().map(|end| end["exit_code"].as_u64()).collect();
+    assert_eq!(codes, [0, 3, 6, 9, 12, 15].map(Some), "{said}");
+}
+
+/// A parent that has a file open, and what the file has after a child has written to it.
+fn write_with(cluster: &Cluster, options: &[&str]) -> String {
+    let directory = scratch::directory();
+    let path = directory.path().join("file");
+    let path_text = path.to_string_lossy().into_owned();
+    let mut parent = Parent::start(Program::Situation("appending"), &[&path_text]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let directory_text = directory.path().to_string_lossy().into_owned();
+    let options: Vec<&str> =
+        options.iter().map(|o| if *o == "DIRECTORY" { directory_text.as_str() } else { o }).collect();
+    seed.fork_and_check(&parent, 8, &[&["--to", cluster.name(1)], &options[..]].concat());
+    parent.require_unharmed();
+    fs::read_to_string(&path).expect("the file is there")
+}
+
+fn own_files(cluster: &Cluster) {
+    assert_eq!(write_with(cluster, &[]), "parent\n");
+}
+
+fn shared_files(cluster: &Cluster) {
+    assert_eq!(write_with(cluster, &["--shared", "DIRECTORY"]), "parent\nchild 8\n");
+    assert_eq!(write_with(cluster, &["--shared", "/"]), "parent\nchild 8\n");
+}
+
+/// The parent's file lies in a directory that the child sees elsewhere's contents in.
+fn bound_directory(cluster: &Cluster) {
+    let (seen, bound) = (scratch::directory(), scratch::directory());
+    let path = seen.path().join("file");
+    fs::write(bound.path().join("file"), "bound, and longer than the parent's line\n").expect("a small file");
+    let mut parent = Parent::start(Program::Situation("appending"), &[&path.to_string_lossy()]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let bind = format!("{}:{}", bound.path().display(), seen.path().display());
+    seed.fork_and_check(&parent, 9, &["--to", cluster.name(1), "--bind", &bind]);
+    let written = fs::read_to_string(bound.path().join("file")).expect("the bound file");
+    assert!(written.starts_with("bound, child 9\n"), "{written}");
+    assert_eq!(fs::read_to_string(&path).expect("the parent's file"), "parent\n");
+    parent.require_unharmed();
+}
+
+fn timeout(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "500ms"]);
+    let said = cluster.first().json_of_any(&["wait", "--timeout", "20s", &children[0].id]);
+    assert_eq!(said["children"][0]["signal"], 9, "{said}");
+}

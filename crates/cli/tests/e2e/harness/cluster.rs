@@ -1,0 +1,215 @@
+//! A cluster of a test's own on this machine, made by the code of `farfork up`, and the harm that can be done to it.
+//!
+//! It is taken down when it is dropped, also by a panic; [`Cluster::stop`] says besides what was left.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
+use farfork_sys::pidfd;
+use tempfile::TempDir;
+
+use super::remains::{self, Marks};
+use super::{BINARY, Farfork, deadline};
+
+const SIGKILL: i32 = 9;
+
+/// For a killed daemon or pager to be gone.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// For nodes to hear of each other again: some heartbeats.
+const ALIVE_LIMIT: Duration = Duration::from_secs(20);
+
+/// For what `down` has killed to be gone from `/proc`.
+const REMAINS_LIMIT: Duration = Duration::from_secs(5);
+
+/// How much of a daemon's log a failure shows.
+const LOG_LINES_MAX: usize = 20;
+
+/// Nodes on this machine.
+pub(crate) struct Cluster {
+    local: Mutex<LocalCluster>,
+    farforks: Vec<Farfork>,
+    names: Vec<String>,
+    marks: Marks,
+    /// Holds the run directory; the test's, not the cluster's.
+    _scratch: TempDir,
+}
+
+impl Cluster {
+    /// Starts `nodes` nodes: `n1` and so on.
+    pub(crate) fn start(nodes: usize) -> Self {
+        static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
+        let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
+        let name = format!("e2e-{}-{number}", std::process::id());
+        let scratch = super::scratch::directory();
+        let run_dir = scratch.path().join("run");
+        let config = LocalClusterConfig::new(&name, &run_dir, nodes, BINARY);
+        let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| panic!("no cluster: {error}"));
+        let marks = Marks {
+            run_dir,
+            network_prefix: format!("ff-{name}-"),
+            cgroups: local.nodes().iter().flat_map(|node| node.cgroups.clone()).collect(),
+        };
+        Self {
+            farforks: local.nodes().iter().map(|node| Farfork::at(&node.socket)).collect(),
+            names: local.nodes().iter().map(|node| node.name.clone()).collect(),
+            local: Mutex::new(local),
+            marks,
+            _scratch: scratch,
+        }
+    }
+
+    /// The command, speaking to the first node.
+    pub(crate) fn first(&self) -> &Farfork {
+        &self.farforks[0]
+    }
+
+    /// The command, speaking to a node, counted from 0.
+    pub(crate) fn node(&self, index: usize) -> &Farfork {
+        &self.farforks[index]
+    }
+
+    /// A node's name.
+    pub(crate) fn name(&self, index: usize) -> &str {
+        &self.names[index]
+    }
+
+    /// Names of nodes, as `--to` takes them.
+    pub(crate) fn names(&self, indices: &[usize]) -> String {
+        let names: Vec<&str> = indices.iter().map(|index| self.name(*index)).collect();
+        names.join(",")
+    }
+
+    /// The process id of a node's daemon.
+    pub(crate) fn daemon_pid(&self, index: usize) -> i32 {
+        self.local_node(index).pid().expect("the daemon was started")
+    }
+
+    /// How many descriptors each of a node's own processes has open: the daemon, the keeper, the pager.
+    pub(crate) fn descriptors(&self, index: usize) -> BTreeMap<String, usize> {
+        let count = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
+        let mut own = self.pager_processes(index);
+        own.push(self.daemon_pid(index));
+        own.into_iter().map(|pid| (format!("process {pid}"), count(pid))).collect()
+    }
+
+    /// Memory that is charged to a node's children and templates, in KiB.
+    pub(crate) fn children_memory_kb(&self, index: usize) -> u64 {
+        let node = self.local_node(index);
+        let groups = node.cgroups.iter().map(|group| group.join("farfork"));
+        let files = groups.flat_map(|group| ["memory.usage_in_bytes", "memory.current"].map(|file| group.join(file)));
+        let bytes: Vec<u64> = files.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()).collect();
+        assert!(!bytes.is_empty(), "no control group of {} counts memory", node.name);
+        bytes.iter().sum::<u64>() >> 10
+    }
+
+    /// Kills a node's daemon, and nothing else.
+    pub(crate) fn kill_daemon(&self, index: usize) {
+        let local = self.local();
+        local.kill_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
+        assert!(local.wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon survives SIGKILL");
+    }
+
+    /// Starts a daemon again.
+    pub(crate) fn restart_daemon(&self, index: usize) {
+        self.local().start_node(index).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Kills a node's pager; its keeper is left to notice.
+    pub(crate) fn kill_pager(&self, index: usize) {
+        let processes = self.pager_processes(index);
+        let is_pager = |pid: &&i32| parent_of(**pid).is_some_and(|parent| processes.contains(&parent));
+        let pager = processes.iter().find(is_pager).unwrap_or_else(|| panic!("no pager among {processes:?}"));
+        let pidfd = pidfd::open(*pager).expect("the pager lives");
+        pidfd::send_signal(&pidfd, SIGKILL).expect("the pager lives");
+        assert!(pidfd::wait_exit(&pidfd, END_LIMIT).expect("poll works"), "the pager survives SIGKILL");
+    }
+
+    /// Cuts a node off the others.
+    pub(crate) fn cut(&self, index: usize) {
+        self.local().cut_link(index).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Joins a node with the others again.
+    pub(crate) fn mend(&self, index: usize) {
+        self.local().restore_link(index).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Waits until the first node hears from every other.
+    pub(crate) fn wait_until_all_are_alive(&self) {
+        deadline::until("all nodes hear of each other", ALIVE_LIMIT, || {
+            let said = self.first().json(&["nodes"]);
+            let nodes = said["nodes"].as_array()?;
+            let alive = nodes.iter().filter(|node| node["state"] == "alive").count();
+            (alive == self.names.len()).then_some(())
+        });
+    }
+
+    /// Takes the cluster down; all that it has left on the machine.
+    pub(crate) fn stop(self) -> Vec<String> {
+        if let Err(error) = LocalCluster::load(&self.marks.run_dir).and_then(LocalCluster::down) {
+            return vec![format!("`down` failed: {error}")];
+        }
+        let mut left = remains::find(&self.marks);
+        let give_up = Instant::now() + REMAINS_LIMIT;
+        while !left.is_empty() && Instant::now() < give_up {
+            thread::sleep(Duration::from_millis(50));
+            left = remains::find(&self.marks);
+        }
+        left
+    }
+
+    fn local(&self) -> MutexGuard<'_, LocalCluster> {
+        self.local.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn local_node(&self, index: usize) -> LocalNode {
+        self.local().nodes()[index].clone()
+    }
+
+    /// Keeper and pager: what runs in the daemon's control group, but for the daemon.
+    fn pager_processes(&self, index: usize) -> Vec<i32> {
+        let node = self.local_node(index);
+        let daemon = node.pid();
+        let members: Vec<PathBuf> =
+            node.cgroups.iter().map(|group| group.join("farfork-daemon/cgroup.procs")).collect();
+        let text = members.iter().find_map(|file| fs::read_to_string(file).ok()).expect("the daemon's control group");
+        text.lines().filter_map(|line| line.parse().ok()).filter(|pid| Some(*pid) != daemon).collect()
+    }
+
+    fn print_logs(&self, local: &LocalCluster) {
+        for node in local.nodes() {
+            for log in [node.log(), node.run_dir.join("pager.log")] {
+                let text = fs::read_to_string(&log).unwrap_or_default();
+                let lines: Vec<&str> = text.lines().collect();
+                let tail = lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n");
+                eprintln!("-- {} of {}:\n{tail}", log.file_name().unwrap_or_default().display(), node.name);
+            }
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // Not there any more after `stop`.
+        let Ok(local) = LocalCluster::load(&self.marks.run_dir) else { return };
+        if thread::panicking() {
+            self.print_logs(&local);
+        }
+        // The test that panicked has failed already; whoever forgot to stop the cluster finds the message.
+        if let Err(error) = local.down() {
+            eprintln!("the cluster of a test is not removed completely: {error}");
+        }
+    }
+}
+
+fn parent_of(pid: i32) -> Option<i32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
+}

@@ -1,0 +1,108 @@
+//! The real binary, as a user of one node runs it.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::deadline::{self, Ended};
+
+/// For any command that should end by itself; its own limits are shorter or meant for far larger parents.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// The binary under test.
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_farfork");
+
+/// The command `farfork`, speaking to one node's daemon.
+#[derive(Debug, Clone)]
+pub(crate) struct Farfork {
+    socket: PathBuf,
+}
+
+/// A failed command: what it printed for people, and its exit status.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) message: String,
+    pub(crate) status: i32,
+}
+
+impl Farfork {
+    /// Speaks to the daemon at a socket.
+    pub(crate) fn at(socket: &Path) -> Self {
+        Self { socket: socket.to_owned() }
+    }
+
+    /// A command that was not started yet, with nothing on its standard input.
+    pub(crate) fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).env("FARFORK_SOCKET", &self.socket);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Starts a command and lets it run.
+    pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
+        self.command(arguments).spawn().expect("the binary under test can be started")
+    }
+
+    /// Runs a command to its end.
+    pub(crate) fn run(&self, arguments: &[&str]) -> Ended {
+        self.run_within(COMMAND_LIMIT, arguments)
+    }
+
+    /// As [`Self::run`], with another limit.
+    pub(crate) fn run_within(&self, limit: Duration, arguments: &[&str]) -> Ended {
+        deadline::wait_with_output(self.spawn(arguments), &format!("farfork {}", arguments.join(" ")), limit)
+    }
+
+    /// Runs a command with `--json` that must succeed.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let ended = self.run(&with_json(arguments));
+        assert!(
+            ended.status.success(),
+            "farfork {}: {}\n{}{}",
+            arguments.join(" "),
+            ended.status,
+            ended.stderr,
+            ended.stdout
+        );
+        document(&ended, arguments)
+    }
+
+    /// Runs a command with `--json`, whatever becomes of it: children that end with 42 make `wait` fail.
+    pub(crate) fn json_of_any(&self, arguments: &[&str]) -> Value {
+        document(&self.run(&with_json(arguments)), arguments)
+    }
+
+    /// Runs a command that must fail, with a message.
+    pub(crate) fn refused(&self, arguments: &[&str]) -> Refused {
+        let ended = self.run(arguments);
+        assert!(!ended.status.success(), "farfork {} succeeded: {}", arguments.join(" "), ended.stdout);
+        assert!(!ended.stderr.trim().is_empty(), "farfork {} failed without a word", arguments.join(" "));
+        Refused { message: ended.stderr, status: ended.status.code().unwrap_or(-1) }
+    }
+}
+
+impl Refused {
+    /// The message names each of these (in any case), and the command failed rather than crashed.
+    pub(crate) fn names(&self, parts: &[&str]) {
+        assert_eq!(self.status, 1, "exit status 1 is what a failure has: {}", self.message);
+        let message = self.message.to_lowercase();
+        for part in parts {
+            assert!(message.contains(&part.to_lowercase()), "the message does not name `{part}`: {}", self.message);
+        }
+        assert!(!message.contains("panicked"), "{}", self.message);
+    }
+}
+
+fn with_json<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    arguments.iter().copied().chain(["--json"]).collect()
+}
+
+fn document(ended: &Ended, arguments: &[&str]) -> Value {
+    serde_json::from_str(&ended.stdout).unwrap_or_else(|error| {
+        panic!("farfork {}: no JSON ({error}): {}{}", arguments.join(" "), ended.stdout, ended.stderr)
+    })
+}

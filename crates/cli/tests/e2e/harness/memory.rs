@@ -1,0 +1,97 @@
+//! Whether two processes have the same memory: every page that the one can read, but for what the kernel itself keeps
+//! there (vvar, vdso and the rseq area of each thread).
+
+use std::ops::Range;
+
+use farfork_sys::memory::read_process;
+use farfork_sys::process::{MapEntry, maps, threads};
+
+/// Read at a time.
+const CHUNK_BYTES: usize = 1 << 20;
+
+const PAGE_BYTES: usize = 4096;
+
+/// Size and alignment of `struct rseq`: its first 28 bytes are written by the kernel whenever a thread is moved.
+const RSEQ_BYTES: usize = 32;
+
+/// PROT_READ.
+const READABLE: u8 = 1;
+
+/// Mappings that belong to the kernel, or that no process reads.
+const KERNELS_OWN: [&[u8]; 4] = [b"[vvar]", b"[vvar_vclock]", b"[vdso]", b"[vsyscall]"];
+
+/// What was compared.
+#[derive(Debug)]
+pub(crate) struct Comparison {
+    pub(crate) pages: usize,
+    /// Pages in which nothing differs but one aligned block of the size of `struct rseq`.
+    pub(crate) pages_with_rseq: usize,
+}
+
+/// Compares all that is readable of `template` with the same addresses of `child`.
+pub(crate) fn compare(template: i32, child: i32) -> Comparison {
+    let mut all = Comparison { pages: 0, pages_with_rseq: 0 };
+    for entry in maps(template).expect("the template can be read").iter().filter(|entry| is_comparable(entry)) {
+        let mut start = entry.start;
+        while start < entry.end {
+            let end = entry.end.min(start + CHUNK_BYTES as u64);
+            compare_range(template, child, start..end, &name_of(entry), &mut all);
+            start = end;
+        }
+    }
+    let threads_count = threads(child).expect("the child's threads can be listed").len();
+    assert!(
+        all.pages_with_rseq <= threads_count,
+        "{} pages differ in an rseq area, and there are {threads_count} threads",
+        all.pages_with_rseq
+    );
+    all
+}
+
+fn is_comparable(entry: &MapEntry) -> bool {
+    entry.protection & READABLE != 0 && !KERNELS_OWN.contains(&entry.path.as_slice())
+}
+
+fn name_of(entry: &MapEntry) -> String {
+    format!("{} {}", entry.range_name(), String::from_utf8_lossy(&entry.path))
+}
+
+fn compare_range(template: i32, child: i32, range: Range<u64>, name: &str, into: &mut Comparison) {
+    let expected = read(template, &range, name, "template");
+    let found = read(child, &range, name, "child");
+    for (page, (expected, found)) in expected.chunks(PAGE_BYTES).zip(found.chunks(PAGE_BYTES)).enumerate() {
+        into.pages += 1;
+        if expected != found {
+            let address = range.start + (page * PAGE_BYTES) as u64;
+            assert!(
+                differs_in_one_rseq_only(expected, found),
+                "{name}: page {address:#x} differs: {}",
+                describe(expected, found)
+            );
+            into.pages_with_rseq += 1;
+        }
+    }
+}
+
+fn read(pid: i32, range: &Range<u64>, name: &str, whose: &str) -> Vec<u8> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    let count = read_process(pid, range.start, &mut bytes).unwrap_or_else(|e| panic!("{name} of the {whose}: {e}"));
+    assert_eq!(
+        count,
+        bytes.len(),
+        "{name}: the {whose} (process {pid}) cannot be read from {:#x}",
+        range.start + count as u64
+    );
+    bytes
+}
+
+fn differs_in_one_rseq_only(expected: &[u8], found: &[u8]) -> bool {
+    let blocks = expected.chunks(RSEQ_BYTES).zip(found.chunks(RSEQ_BYTES));
+    blocks.filter(|(expected, found)| expected != found).count() == 1
+}
+
+fn describe(expected: &[u8], found: &[u8]) -> String {
+    let differing: Vec<usize> = (0..expected.len()).filter(|at| expected[*at] != found[*at]).collect();
+    let kind = if found.iter().all(|byte| *byte == 0) { "all zero in the child" } else { "other data in the child" };
+    format!("{} bytes, offsets {:#x} to {:#x}, {kind}", differing.len(), differing[0], differing[differing.len() - 1])
+}

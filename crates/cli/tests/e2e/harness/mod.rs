@@ -1,0 +1,18 @@
+//! What the end-to-end tests stand on: a cluster on this machine, the real binary, parents to fork, and the proof that
+//! nothing is left. Only the command line and `/proc` are used to look at farfork; its crates are used to start nodes.
+
+pub(crate) mod cluster;
+pub(crate) mod deadline;
+pub(crate) mod farfork;
+pub(crate) mod memory;
+pub(crate) mod parent;
+pub(crate) mod programs;
+pub(crate) mod remains;
+pub(crate) mod scratch;
+pub(crate) mod seed;
+
+pub(crate) use cluster::Cluster;
+pub(crate) use farfork::{BINARY, Farfork};
+pub(crate) use parent::Parent;
+pub(crate) use programs::Program;
+pub(crate) use seed::{Seed, Started};

@@ -1,0 +1,167 @@
+//! A running parent: one of the test programs, whose output is read as it comes.
+//!
+//! It says `ready PID HASH` once and `tick MICROSECONDS` every 2 ms, so that a pause of any cause shows as a gap.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use super::deadline;
+use super::programs::Program;
+
+/// To set itself up: Python imports NumPy and fills its arrays, on a busy machine.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// Between two ticks of a parent that lives, however busy the machine is.
+const TICK_LIMIT: Duration = Duration::from_secs(10);
+
+/// After SIGKILL.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// What a parent has said so far.
+#[derive(Default)]
+struct Said {
+    ready: Option<(i32, u64)>,
+    /// When it ticked, in microseconds of its own clock.
+    ticks_us: Vec<u64>,
+    others: Vec<String>,
+    errors: String,
+}
+
+/// A parent; it is killed when this is dropped.
+pub(crate) struct Parent {
+    process: Child,
+    said: Arc<Mutex<Said>>,
+    pid: i32,
+    hash: u64,
+}
+
+impl Parent {
+    /// Starts a program and waits until it is ready.
+    pub(crate) fn start(program: Program, arguments: &[&str]) -> Self {
+        Self::start_command(program.command().args(arguments))
+    }
+
+    /// Starts a program in a session of its own, of which it is the leader.
+    pub(crate) fn start_in_own_session(program: Program, arguments: &[&str]) -> Self {
+        let program = program.command();
+        let mut command = Command::new("setsid");
+        Self::start_command(command.arg(program.get_program()).args(program.get_args()).args(arguments))
+    }
+
+    /// Starts what a command says.
+    pub(crate) fn start_command(command: &mut Command) -> Self {
+        let spawned = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut process = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let said = Arc::new(Mutex::new(Said::default()));
+        listen(process.stdout.take().expect("a pipe"), Arc::clone(&said));
+        collect_errors(process.stderr.take().expect("a pipe"), Arc::clone(&said));
+        let mut parent = Self { process, said, pid: 0, hash: 0 };
+        (parent.pid, parent.hash) = deadline::until(&format!("{command:?} is ready"), READY_LIMIT, || {
+            parent.require_alive();
+            parent.said().ready
+        });
+        parent
+    }
+
+    /// Its process id, on the host.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// As text, for a command line.
+    pub(crate) fn pid_text(&self) -> String {
+        self.pid.to_string()
+    }
+
+    /// What a child of it answers to a payload that begins with this number.
+    pub(crate) fn answer_to(&self, number: u64) -> u64 {
+        self.hash.wrapping_add(number)
+    }
+
+    /// How many ticks there were: a mark for [`Self::longest_gap_since`].
+    pub(crate) fn ticks_count(&self) -> usize {
+        self.said().ticks_us.len()
+    }
+
+    /// The longest time between two neighbouring ticks since a mark.
+    pub(crate) fn longest_gap_since(&self, mark: usize) -> Duration {
+        let said = self.said();
+        let ticks_us = &said.ticks_us[mark.saturating_sub(1)..];
+        let longest = ticks_us.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max();
+        Duration::from_micros(longest.unwrap_or(0))
+    }
+
+    /// Waits until it has ticked so many times more.
+    pub(crate) fn wait_for_ticks(&mut self, count: usize) {
+        let goal = self.ticks_count() + count;
+        deadline::until("the parent goes on", TICK_LIMIT, || {
+            self.require_alive();
+            (self.ticks_count() >= goal).then_some(())
+        });
+    }
+
+    /// It lives, ticks, and has never found anything wrong with itself.
+    pub(crate) fn require_unharmed(&mut self) {
+        self.wait_for_ticks(5);
+        let said = self.said();
+        assert!(said.errors.is_empty() && said.others.is_empty(), "the parent says: {}{:?}", said.errors, said.others);
+    }
+
+    /// Kills it, and waits until it is gone.
+    pub(crate) fn kill(&mut self) -> ExitStatus {
+        // It may have ended before; then there is nothing to kill.
+        let _ = self.process.kill();
+        deadline::wait(&mut self.process, "the killed parent ends", END_LIMIT)
+    }
+
+    /// Waits until it has ended by itself or by another's signal.
+    pub(crate) fn wait_end(&mut self) -> ExitStatus {
+        deadline::wait(&mut self.process, "the parent ends", END_LIMIT)
+    }
+
+    fn said(&self) -> std::sync::MutexGuard<'_, Said> {
+        self.said.lock().expect("readers do not panic")
+    }
+
+    fn require_alive(&mut self) {
+        if let Some(status) = self.process.try_wait().expect("our own child") {
+            let signal = status.signal();
+            panic!("the parent ended: {status} (signal {signal:?}); it said: {}", self.said().errors);
+        }
+    }
+}
+
+impl Drop for Parent {
+    fn drop(&mut self) {
+        // Also while a test panics: neither may fail loudly here.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn listen(stdout: impl Read + Send + 'static, said: Arc<Mutex<Said>>) {
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            let mut said = said.lock().expect("nobody panics with it");
+            let words: Vec<&str> = line.split(' ').collect();
+            match words[..] {
+                ["tick", time] => said.ticks_us.push(time.parse().unwrap_or(0)),
+                ["ready", pid, hash] => said.ready = pid.parse().ok().zip(hash.parse().ok()),
+                _ => said.others.push(line),
+            }
+        }
+    });
+}
+
+fn collect_errors(mut stderr: impl Read + Send + 'static, said: Arc<Mutex<Said>>) {
+    thread::spawn(move || {
+        let mut piece = [0; 4096];
+        while let Ok(count @ 1..) = stderr.read(&mut piece) {
+            said.lock().expect("nobody panics with it").errors.push_str(&String::from_utf8_lossy(&piece[..count]));
+        }
+    });
+}

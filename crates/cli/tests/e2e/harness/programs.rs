@@ -1,0 +1,116 @@
+//! The test programs: compiled once, into the build's own directory for such things.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use super::deadline;
+
+/// The first Go build compiles the standard library.
+const COMPILE_LIMIT: Duration = Duration::from_secs(180);
+
+/// A program that can be forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Program {
+    /// C, static, a thread in each kind of wait. Arguments: memory in MiB; `spin` for a spinner too.
+    Waits,
+    /// C++, dynamic, worker threads.
+    Threads,
+    /// Go.
+    Goroutines,
+    /// CPython with NumPy.
+    Arrays,
+    /// One of the programs that check one kernel resource, by name.
+    Resource(&'static str),
+    /// One of the programs that a test brings into a certain situation, by name.
+    Situation(&'static str),
+}
+
+impl Program {
+    /// A command that starts it.
+    pub(crate) fn command(self) -> Command {
+        let mut command = Command::new(match self {
+            Self::Arrays => python(),
+            _ => self.binary(),
+        });
+        if self == Self::Arrays {
+            command.arg(sources().join("parents/arrays.py"));
+        }
+        command
+    }
+
+    /// The executable, compiled when it is older than its source.
+    fn binary(self) -> PathBuf {
+        let (source, compiler): (String, &[&str]) = match self {
+            Self::Waits => ("parents/waits.c".into(), &["gcc", "-static"]),
+            Self::Threads => ("parents/threads.cpp".into(), &["g++", "-std=c++17"]),
+            Self::Goroutines => ("parents/goroutines.go".into(), &["go", "build"]),
+            Self::Arrays => unreachable!("Python is not compiled"),
+            Self::Resource(name) => (format!("resources/{name}.c"), &["gcc"]),
+            Self::Situation(name) => (format!("situations/{name}.c"), &["gcc"]),
+        };
+        let source = sources().join(source);
+        let binary = build_dir().join(source.file_stem().expect("a source has a name"));
+        if !is_newer(&binary, &[&source, &sources().join("forked.h")]) {
+            compile(compiler, &source, &binary);
+        }
+        binary
+    }
+}
+
+/// The interpreter of the environment that scripts/setup.sh made; NumPy is in it.
+pub(crate) fn python() -> PathBuf {
+    let from_environment = std::env::var_os("FARFORK_PYTHON").map(PathBuf::from);
+    let cache = std::env::var_os("FARFORK_CACHE").map(PathBuf::from).or_else(|| {
+        let home = std::env::var_os("HOME")?;
+        Some(Path::new(&home).join(".cache/farfork"))
+    });
+    let found = from_environment.or_else(|| Some(cache?.join("python/bin/python3")));
+    found.filter(|python| python.exists()).expect("no Python with NumPy: run scripts/setup.sh")
+}
+
+/// Whether a command line belongs to one of these programs.
+pub(crate) fn owns_command_line(command_line: &str) -> bool {
+    let places = [build_dir().to_owned(), sources()];
+    places.iter().any(|place| command_line.contains(&*place.to_string_lossy()))
+}
+
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
+}
+
+fn build_dir() -> &'static Path {
+    static DIR: LazyLock<PathBuf> = LazyLock::new(|| {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("programs");
+        fs::create_dir_all(&dir).expect("the build's directory can be written");
+        dir
+    });
+    &DIR
+}
+
+fn is_newer(binary: &Path, sources: &[&Path]) -> bool {
+    let time = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
+    let built = time(binary);
+    built.is_some() && sources.iter().all(|source| time(source) < built)
+}
+
+/// Compiles under a name of its own first, so that a half-written binary is never run.
+fn compile(compiler: &[&str], source: &Path, binary: &Path) {
+    let unfinished = binary.with_extension(format!("unfinished-{}", std::process::id()));
+    let mut command = Command::new(compiler[0]);
+    command.args(&compiler[1..]);
+    command.arg("-o").arg(&unfinished);
+    if compiler[0] == "go" {
+        command.arg(source).env("GO111MODULE", "off").env("GOTOOLCHAIN", "local");
+    } else {
+        command.args(["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-pthread"]).arg(source).arg("-lm");
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child =
+        command.spawn().unwrap_or_else(|e| panic!("{} cannot be started ({e}): run scripts/setup.sh", compiler[0]));
+    let ended = deadline::wait_with_output(child, &format!("compiling {}", source.display()), COMPILE_LIMIT);
+    assert!(ended.status.success(), "{} does not compile:\n{}{}", source.display(), ended.stdout, ended.stderr);
+    fs::rename(&unfinished, binary).expect("a finished binary gets its name");
+}

@@ -1,0 +1,150 @@
+//! A seed and its children, by the commands that a user types.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::deadline::Ended;
+use super::farfork::Farfork;
+use super::parent::Parent;
+use super::scratch;
+
+/// The exit status of a test program that found all right.
+pub(crate) const EXIT_RIGHT: i64 = 42;
+
+/// A seed; it is dropped when this is.
+pub(crate) struct Seed {
+    farfork: Farfork,
+    /// What prepare said, with `--json`.
+    pub(crate) said: Value,
+}
+
+/// A child that was left to itself.
+#[derive(Debug, Clone)]
+pub(crate) struct Started {
+    pub(crate) id: String,
+    pub(crate) node: String,
+    pub(crate) pid: i32,
+}
+
+impl Seed {
+    /// Prepares a parent.
+    pub(crate) fn of(farfork: &Farfork, parent: &Parent) -> Self {
+        Self::with_options(farfork, parent, &[])
+    }
+
+    /// Prepares a parent with options, such as `--freeze`.
+    pub(crate) fn with_options(farfork: &Farfork, parent: &Parent, options: &[&str]) -> Self {
+        let pid = parent.pid_text();
+        let said = farfork.json(&[&["prepare", &pid], options].concat());
+        Self { farfork: farfork.clone(), said }
+    }
+
+    /// The seed that a `prepare --json` printed.
+    pub(crate) fn of_output(farfork: &Farfork, output: &str) -> Self {
+        let said = serde_json::from_str(output).unwrap_or_else(|error| panic!("{error}: {output}"));
+        Self { farfork: farfork.clone(), said }
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        self.said["seed"].as_str().expect("prepare names the seed")
+    }
+
+    /// How long the parent stood still.
+    pub(crate) fn pause(&self) -> Duration {
+        Duration::from_micros(self.said["pause_us"].as_u64().expect("prepare tells the pause"))
+    }
+
+    /// The process that holds the seed's memory, on the host.
+    pub(crate) fn template_pid(&self) -> i32 {
+        let inspected = self.farfork.json(&["inspect", self.id()]);
+        let pid = inspected["template_pid"].as_i64().unwrap_or_else(|| panic!("no template_pid in {inspected}"));
+        i32::try_from(pid).expect("a process id")
+    }
+
+    /// One attached child, to its end.
+    pub(crate) fn fork_attached(&self, payload: &str, options: &[&str]) -> Ended {
+        let file = scratch::file(payload);
+        let payload_path = file.path().to_string_lossy();
+        self.farfork.run(&[&["fork", self.id(), "--payload", &payload_path], options].concat())
+    }
+
+    /// One attached child, which must answer rightly.
+    pub(crate) fn fork_and_check(&self, parent: &Parent, number: u64, options: &[&str]) {
+        let ended = self.fork_attached(&number.to_string(), options);
+        let expected = format!("result {number} {}", parent.answer_to(number));
+        assert!(
+            ended.status.code() == Some(42) && ended.stdout.lines().any(|line| line == expected),
+            "the child did not answer `{expected}`: {}\n{}{}",
+            ended.status,
+            ended.stderr,
+            without_ticks(&ended.stdout)
+        );
+    }
+
+    /// Detached children, one for each payload.
+    pub(crate) fn fork_detached(&self, payloads: &[String], options: &[&str]) -> Vec<Started> {
+        let file = scratch::file(&payloads.join("\n"));
+        let path = file.path().to_string_lossy();
+        let said = self.farfork.json(&[&["fork", self.id(), "--detach", "--payloads", &path], options].concat());
+        let children = said["children"].as_array().expect("fork lists children");
+        assert_eq!(children.len(), payloads.len(), "as many outcomes as were asked for: {said}");
+        children.iter().map(Started::from_json).collect()
+    }
+
+    /// Detached children without a payload: they go on as their parent does.
+    pub(crate) fn fork_idle(&self, count: usize, options: &[&str]) -> Vec<Started> {
+        let count_text = count.to_string();
+        let said = self.farfork.json(&[&["fork", self.id(), "--detach", "-n", &count_text], options].concat());
+        said["children"].as_array().expect("fork lists children").iter().map(Started::from_json).collect()
+    }
+
+    /// Waits for children whose payloads are these numbers, and checks every answer.
+    pub(crate) fn check_answers(&self, parent: &Parent, children: &[Started], numbers: &[u64]) {
+        let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+        let said = self.farfork.json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
+        let ended = said["children"].as_array().unwrap_or_else(|| panic!("wait lists children: {said}"));
+        assert_eq!(ended.len(), numbers.len());
+        for (end, number) in ended.iter().zip(numbers) {
+            let expected = format!("result {number} {}", parent.answer_to(*number));
+            let stdout = end["stdout"].as_str().unwrap_or_default();
+            let is_right = end["exit_code"] == EXIT_RIGHT && stdout.lines().any(|line| line == expected);
+            assert!(is_right, "no `{expected}` from {}", describe(&self.farfork, end));
+        }
+    }
+}
+
+impl Drop for Seed {
+    fn drop(&mut self) {
+        // Its node may be gone, as some tests want it.
+        let command = self.farfork.command(&["drop", self.id()]).spawn();
+        let _ = command.and_then(|mut child| child.wait());
+    }
+}
+
+impl Started {
+    fn from_json(said: &Value) -> Self {
+        assert!(said["error"].is_null(), "a child failed to start: {said}");
+        let text = |key: &str| said[key].as_str().unwrap_or_else(|| panic!("no {key} in {said}")).to_owned();
+        let pid = said["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process id");
+        Self { id: text("child"), node: text("node"), pid }
+    }
+}
+
+/// What a child wrote, but for its time stamps.
+pub(crate) fn without_ticks(output: &str) -> String {
+    let lines = output.lines().filter(|line| !line.starts_with("tick "));
+    lines.map(|line| format!("{line}\n")).collect()
+}
+
+fn describe(farfork: &Farfork, end: &Value) -> String {
+    let id = end["child"].as_str().unwrap_or_default();
+    let logs = farfork.run(&["logs", "--stderr", id]).stderr;
+    format!(
+        "{id} on {}: {}, {}{}\n{logs}",
+        end["node"],
+        end["state"],
+        end["exit_code"],
+        without_ticks(end["stdout"].as_str().unwrap_or_default())
+    )
+}

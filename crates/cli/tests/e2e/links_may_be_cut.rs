@@ -1,0 +1,46 @@
+//! Links may be cut: children wait for pages while their node cannot reach the owner, and go on when it can again.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] =
+    &[Test::alone("while_children_page", while_paging), Test::alone("while_a_fork_is_asked_for", while_forking)];
+
+const PAGING_MS: u64 = 3000;
+/// Shorter than the fabric takes to give a page up, longer than any single request.
+const CUT: Duration = Duration::from_millis(1500);
+
+fn while_paging() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let numbers = [31, 32];
+    let payloads: Vec<String> = numbers.iter().map(|number| format!("{number} {PAGING_MS}")).collect();
+    let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
+    thread::sleep(Duration::from_millis(500));
+    cluster.cut(1);
+    thread::sleep(CUT);
+    cluster.mend(1);
+    seed.check_answers(&parent, &children, &numbers);
+    parent.require_unharmed();
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// A node that cannot be reached is an error that names it, in bounded time; afterwards it serves again.
+fn while_forking() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Waits, &["16"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    cluster.cut(1);
+    cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(1)]).names(&[cluster.name(1)]);
+    cluster.mend(1);
+    cluster.wait_until_all_are_alive();
+    seed.fork_and_check(&parent, 33, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}

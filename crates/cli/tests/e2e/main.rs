@@ -1,0 +1,68 @@
+//! End-to-end tests: the real binary, real nodes in network namespaces, real processes. They need root, start and remove
+//! their own clusters, and may run beside a user's.
+//!
+//! A file is a sentence that the tests in it show. `harness` has what they stand on, `../programs` the programs that
+//! are forked. The runner is libtest's twin, with a `main` of our own, because a cluster that several tests share must
+//! be taken down after the last of them, and must leave nothing.
+#![forbid(unsafe_code)]
+
+mod children_equal_their_parent;
+mod daemons_and_pagers_may_die;
+mod files_and_streams;
+mod harness;
+mod links_may_be_cut;
+mod many_children_of_one_seed;
+mod memory_operations;
+mod nothing_is_left_behind;
+mod parent_may_die;
+mod parent_runs_on_unharmed;
+mod prepare_and_drop_leave_nothing;
+mod programs_are_right_by_themselves;
+mod refusals_are_named;
+mod resources_are_restored;
+mod test;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use libtest_mimic::Arguments;
+
+use test::{SharedCluster, Test};
+
+/// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
+const SENTENCES: [(&str, &[Test]); 13] = [
+    ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
+    ("children_equal_their_parent", children_equal_their_parent::TESTS),
+    ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
+    ("resources_are_restored", resources_are_restored::TESTS),
+    ("memory_operations", memory_operations::TESTS),
+    ("files_and_streams", files_and_streams::TESTS),
+    ("refusals_are_named", refusals_are_named::TESTS),
+    ("parent_may_die", parent_may_die::TESTS),
+    ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
+    ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),
+    ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
+    ("links_may_be_cut", links_may_be_cut::TESTS),
+    ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
+];
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // One after the other: they measure pauses, and there may be two cores.
+    arguments.test_threads.get_or_insert(1);
+    let shared = Arc::new(SharedCluster::default());
+    let trials = SENTENCES.iter().flat_map(|(sentence, tests)| {
+        let shared = &shared;
+        tests.iter().map(move |test| test.trial(sentence, shared))
+    });
+    let trials = trials.collect();
+    if !arguments.list {
+        test::require_root();
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    let remains = shared.stop();
+    for remnant in &remains {
+        eprintln!("left behind by the shared cluster: {remnant}");
+    }
+    if remains.is_empty() { conclusion.exit_code() } else { ExitCode::FAILURE }
+}

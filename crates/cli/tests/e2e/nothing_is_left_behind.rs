@@ -1,0 +1,72 @@
+//! Nothing is left behind: not by `farfork down` under running children, not by a run that crashed once the next has
+//! cleaned up, not in a node's control groups.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("with_children_in_every_state", with_children),
+    Test::alone("after_a_crash", after_a_crash),
+    Test::alone("no_memory_in_the_control_groups", no_memory),
+];
+
+/// An empty node's groups hold a few pages of the kernel's own; a forgotten child has hundreds.
+const GROUP_KB_MAX: u64 = 2048;
+const SETTLE_LIMIT: Duration = Duration::from_secs(15);
+
+fn require_nothing_left(cluster: Cluster) {
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "left behind: {remains:#?}");
+}
+
+/// Running, paused, ended, and a seed that was never dropped.
+fn with_children() {
+    let cluster = Cluster::start(3);
+    let mut parent = Parent::start(Program::Arrays, &["16"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_idle(4, &["--to", &cluster.names(&[1, 2])]);
+    seed.fork_idle(2, &["--to", &cluster.names(&[0, 1]), "--paused"]);
+    seed.fork_and_check(&parent, 1, &["--to", cluster.name(2)]);
+    std::mem::forget(seed);
+    parent.require_unharmed();
+    // While the seed lives, the parent has a template; both go before the count.
+    let pid = parent.pid();
+    drop(parent);
+    assert!(!std::fs::exists(format!("/proc/{pid}/maps")).unwrap_or(true));
+    require_nothing_left(cluster);
+}
+
+/// Every process of the cluster is killed; what lies about is then removed.
+fn after_a_crash() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Waits, &["16"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_idle(3, &["--to", &cluster.names(&[0, 1])]);
+    cluster.kill_daemon(0);
+    cluster.kill_daemon(1);
+    std::mem::forget(seed);
+    parent.require_unharmed();
+    drop(parent);
+    require_nothing_left(cluster);
+}
+
+fn no_memory() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Waits, &["64"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let numbers: Vec<u64> = (0..10).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
+    seed.check_answers(&parent, &children, &numbers);
+    drop(seed);
+    thread::sleep(Duration::from_millis(200));
+    deadline::until("the children's memory is given back", SETTLE_LIMIT, || {
+        (cluster.children_memory_kb(1) <= GROUP_KB_MAX).then_some(())
+    });
+    parent.require_unharmed();
+    drop(parent);
+    require_nothing_left(cluster);
+}

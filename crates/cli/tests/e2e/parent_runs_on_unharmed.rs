@@ -1,0 +1,110 @@
+//! The parent runs on unharmed: its output shows no gap above the pause that prepare tells, it never notices an
+//! interrupted wait, and none of farfork's marks stay on it.
+
+use std::fs;
+use std::time::Duration;
+
+use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("a_c_program_ticks_on", |cluster| check_gap(cluster, Program::Waits, &["32"])),
+    Test::shared("a_cpp_program_ticks_on", |cluster| check_gap(cluster, Program::Threads, &["32"])),
+    Test::shared("a_go_program_ticks_on", |cluster| check_gap(cluster, Program::Goroutines, &["32"])),
+    Test::shared("python_ticks_on", |cluster| check_gap(cluster, Program::Arrays, &["32"])),
+    Test::shared("it_gets_no_strange_child", no_strange_child),
+    Test::shared("it_is_as_before", as_before),
+    Test::shared("it_feeds_children_while_it_runs", feeds_children_while_it_runs),
+];
+
+/// Ticks that show how regular the parent is without farfork.
+const BASELINE_TICKS: usize = 150;
+
+/// What the scheduler of a busy machine with two cores does to a thread that wakes every 2 ms, prepare's own work beside
+/// it included.
+const SCHEDULER_SLACK: Duration = Duration::from_millis(20);
+
+fn check_gap(cluster: &Cluster, program: Program, arguments: &[&str]) {
+    let mut parent = Parent::start(program, arguments);
+    parent.wait_for_ticks(BASELINE_TICKS);
+    let baseline = parent.longest_gap_since(0);
+    let mark = parent.ticks_count();
+    let seed = Seed::of(cluster.first(), &parent);
+    parent.wait_for_ticks(BASELINE_TICKS);
+    let gap = parent.longest_gap_since(mark);
+    let limit = seed.pause() + baseline + SCHEDULER_SLACK;
+    assert!(gap <= limit, "a gap of {gap:?}, with a pause of {:?} and gaps of {baseline:?} before", seed.pause());
+    parent.require_unharmed();
+}
+
+/// The template is a child of the parent for the kernel: while the seed lives it must not show in a wait, and
+/// afterwards nothing must stay.
+fn no_strange_child(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["16"]);
+    for _ in 0..5 {
+        drop(Seed::of(cluster.first(), &parent));
+    }
+    parent.wait_for_ticks(5);
+    let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("the parent lives");
+    let living = children.split_whitespace().filter(|pid| !is_zombie(pid)).count();
+    assert_eq!(living, 0, "children of the parent: {children}");
+}
+
+/// What `/proc` shows of a process that a prepare might have changed.
+fn as_before(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["16"]);
+    let before = snapshot(parent.pid());
+    let seed = Seed::of(cluster.first(), &parent);
+    parent.wait_for_ticks(5);
+    assert_eq!(before, snapshot(parent.pid()));
+    drop(seed);
+    parent.wait_for_ticks(5);
+    assert_eq!(before, snapshot(parent.pid()));
+}
+
+/// Three children on three nodes, one after the other, while the parent runs.
+fn feeds_children_while_it_runs(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Goroutines, &["16"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 31, &["--to", cluster.name(1)]);
+    seed.fork_and_check(&parent, 32, &["--to", cluster.name(2)]);
+    seed.fork_and_check(&parent, 33, &[]);
+    parent.require_unharmed();
+}
+
+/// Signal state, ids, tracer, control groups, memory map and files.
+fn snapshot(pid: i32) -> Vec<String> {
+    const KEYS: [&str; 14] = [
+        "Name:",
+        "State:",
+        "TracerPid:",
+        "Pid:",
+        "PPid:",
+        "Uid:",
+        "Threads:",
+        "SigPnd:",
+        "ShdPnd:",
+        "SigBlk:",
+        "SigIgn:",
+        "SigCgt:",
+        "CapEff:",
+        "Seccomp:",
+    ];
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let status = read("status");
+    let kept = status.lines().filter(|line| KEYS.iter().any(|key| line.starts_with(key)));
+    // Whether it sleeps or runs at this moment says nothing.
+    let mut lines: Vec<String> = kept.map(|line| line.replace("R (running)", "S (sleeping)")).collect();
+    lines.extend(read("maps").lines().map(str::to_owned));
+    lines.push(read("cgroup"));
+    let mut fds: Vec<_> =
+        fs::read_dir(format!("/proc/{pid}/fd")).expect("fds").flatten().map(|e| e.file_name()).collect();
+    fds.sort();
+    lines.push(format!("{fds:?}"));
+    lines
+}
+
+fn is_zombie(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.contains(") Z ")
+}

@@ -1,0 +1,167 @@
+//! Refusals are named: what cannot be done fails at once, with a message that names the object and the cause, and with
+//! the parent unharmed.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Cluster, Parent, Program, Seed, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("an_unknown_node", unknown_node),
+    Test::shared("an_unknown_seed_or_child", unknown_ids),
+    Test::shared("a_process_that_is_not_there", no_process),
+    Test::shared("a_kernel_thread", kernel_thread),
+    Test::shared("a_connected_socket", |cluster| refused(cluster, "socket", &["fd 3", "socket"])),
+    Test::shared("an_inotify", |cluster| refused(cluster, "inotify", &["fd 3", "inotify"])),
+    Test::shared("a_timer_descriptor", |cluster| refused(cluster, "timer", &["fd 3", "timer"])),
+    Test::shared("an_unlinked_file", |cluster| refused(cluster, "unlinked", &["fd 3"])),
+    Test::shared("a_target_in_vfork", |cluster| refused(cluster, "vfork", &["vfork"])),
+    Test::shared("a_target_whose_leader_has_ended", |cluster| refused(cluster, "leaderless", &["leader"])),
+    Test::shared("a_frozen_target", frozen),
+    Test::shared("a_template", template),
+    Test::shared("a_missing_file_of_the_child", missing_file),
+    Test::shared("a_wrong_command_line", wrong_usage),
+    Test::shared("without_a_daemon", no_daemon),
+];
+
+/// A target that never stops costs prepare its own time limit, no more.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(10);
+
+fn unknown_node(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    cluster.first().refused(&["fork", seed.id(), "--to", "nowhere"]).names(&["nowhere", "farfork nodes"]);
+    cluster.first().refused(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]).names(&["nowhere"]);
+    let said = cluster.first().json_of_any(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]);
+    assert!(said.to_string().contains("nowhere"), "{said}");
+    parent.require_unharmed();
+}
+
+fn unknown_ids(cluster: &Cluster) {
+    let (seed, child) =
+        (format!("{}.s0123456789abcdef", cluster.name(0)), format!("{}.c0123456789abcdef", cluster.name(1)));
+    cluster.first().refused(&["fork", &seed]).names(&[&seed]);
+    cluster.first().refused(&["drop", &seed]).names(&[&seed]);
+    cluster.first().refused(&["inspect", &child]).names(&[&child]);
+    cluster.first().refused(&["kill", &child]).names(&[&child]);
+    cluster.first().refused(&["logs", &child]).names(&[&child]);
+    cluster.first().refused(&["wait", &child]).names(&[&child]);
+    cluster.first().refused(&["fork", "nowhere.s0123456789abcdef"]).names(&["nowhere"]);
+    cluster.first().refused(&["fork", "no-such-name"]).names(&["no-such-name"]);
+}
+
+fn no_process(cluster: &Cluster) {
+    // Above the largest process id of any Linux.
+    let pid = (1_u32 << 22) + 5;
+    cluster.first().refused(&["prepare", &pid.to_string()]).names(&[&pid.to_string()]);
+}
+
+fn kernel_thread(cluster: &Cluster) {
+    let is_kernel_thread = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        status.contains("Kthread:\t1")
+    };
+    let pid = (2..1000).find(is_kernel_thread).expect("a kernel thread is visible").to_string();
+    cluster.first().refused(&["prepare", &pid]).names(&[&pid, "kernel"]);
+}
+
+/// Prepare and check say the same.
+fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
+    let mut parent = Parent::start(Program::Situation("refused"), &[reason]);
+    parent.wait_for_ticks(5);
+    let pid = parent.pid_text();
+    let begin = Instant::now();
+    cluster.first().refused(&["prepare", &pid]).names(&[&[&*pid], words].concat());
+    assert!(begin.elapsed() < REFUSAL_LIMIT, "it took {:?}", begin.elapsed());
+    let checked = cluster.first().run(&["check", &pid]);
+    let said = format!("{}{}", checked.stdout, checked.stderr).to_lowercase();
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    assert!(words.iter().all(|word| said.contains(&word.to_lowercase())), "check says {said}");
+    parent.require_unharmed();
+}
+
+/// By whichever freezer the machine has.
+fn frozen(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let freezer = Freezer::of(&parent);
+    let pid = parent.pid_text();
+    let begin = Instant::now();
+    cluster.first().refused(&["prepare", &pid]).names(&[&pid, "frozen"]);
+    assert!(begin.elapsed() < REFUSAL_LIMIT, "it took {:?}", begin.elapsed());
+    drop(freezer);
+    parent.require_unharmed();
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 3, &["--to", cluster.name(1)]);
+}
+
+fn template(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let pid = seed.template_pid().to_string();
+    cluster.first().refused(&["prepare", &pid]).names(&[&pid]);
+    seed.fork_and_check(&parent, 4, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}
+
+/// A file that the parent has open, and that the child's node lacks.
+fn missing_file(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("file").to_string_lossy().into_owned();
+    let parent = Parent::start(Program::Situation("appending"), &[&path]);
+    let seed = Seed::of(cluster.first(), &parent);
+    fs::remove_file(&path).expect("the file was there");
+    cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(1)]).names(&[&path]);
+}
+
+fn wrong_usage(cluster: &Cluster) {
+    for arguments in
+        [&["fork"][..], &["prepare", "me"], &["fork", "x", "-n", "0"], &["fork", "x", "--bind", "/a"], &["fly"]]
+    {
+        let refused = cluster.first().refused(arguments);
+        assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
+    }
+}
+
+fn no_daemon(_: &Cluster) {
+    let directory = scratch::directory();
+    let socket = directory.path().join("node.sock");
+    let farfork = crate::harness::Farfork::at(&socket);
+    farfork.refused(&["nodes"]).names(&[&socket.to_string_lossy()]);
+}
+
+/// A control group of our own, with one frozen process in it; dropping it thaws the process and puts it back.
+struct Freezer {
+    group: PathBuf,
+    home: PathBuf,
+    switch: (&'static str, &'static str),
+    pid: String,
+}
+
+impl Freezer {
+    fn of(parent: &Parent) -> Self {
+        let (root, switch, on, off) = if fs::exists("/sys/fs/cgroup/freezer").unwrap_or(false) {
+            ("/sys/fs/cgroup/freezer", "freezer.state", "FROZEN", "THAWED")
+        } else {
+            ("/sys/fs/cgroup", "cgroup.freeze", "1", "0")
+        };
+        let group = PathBuf::from(root).join(format!("farfork-test-freezer-{}", std::process::id()));
+        fs::create_dir_all(&group).expect("root can make a control group");
+        let freezer = Self { group, home: root.into(), switch: (switch, off), pid: parent.pid_text() };
+        fs::write(freezer.group.join("cgroup.procs"), &freezer.pid).expect("the parent can be moved");
+        fs::write(freezer.group.join(switch), on).expect("the group can be frozen");
+        thread::sleep(Duration::from_millis(50));
+        freezer
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        // Also while a test panics; what fails here shows in the parent's next tick.
+        let _ = fs::write(self.group.join(self.switch.0), self.switch.1);
+        let _ = fs::write(self.home.join("cgroup.procs"), &self.pid);
+        let _ = fs::remove_dir(&self.group);
+    }
+}

@@ -1,0 +1,29 @@
+//! Resources are restored: one program per kernel resource sets it up, is forked to another node, and finds in the child
+//! that all is as it was. What a program checks stands at its head.
+
+use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("registers", |cluster| check(cluster, "registers")),
+    Test::shared("tasks", |cluster| check(cluster, "tasks")),
+    Test::shared("rseq", |cluster| check(cluster, "rseq")),
+    Test::shared("signals", |cluster| check(cluster, "signals")),
+    Test::shared("identity", |cluster| check(cluster, "identity")),
+    Test::shared("clocks", |cluster| check(cluster, "clocks")),
+    Test::shared("files", |cluster| check(cluster, "files")),
+    Test::shared("pipes", |cluster| check(cluster, "pipes")),
+    Test::shared("events", |cluster| check(cluster, "events")),
+    Test::shared("memory_kinds", |cluster| check(cluster, "memory_kinds")),
+    Test::shared("shared_memory", |cluster| check(cluster, "shared_memory")),
+    Test::shared("fork_advice", |cluster| check(cluster, "fork_advice")),
+];
+
+fn check(cluster: &Cluster, resource: &'static str) {
+    let mut parent = Parent::start(Program::Resource(resource), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 71, &["--to", cluster.name(1)]);
+    // A second child finds the same: the first has changed nothing that they share.
+    seed.fork_and_check(&parent, 72, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}

@@ -1,0 +1,61 @@
+/* A child that keeps touching memory which has not arrived, page by page in a shuffled order, for as long as its payload
+ * says: something may go wrong meanwhile. By load instructions, or by system calls that read the page.
+ * usage: paging MIB
+ * payload: NUMBER MILLISECONDS [calls]
+ */
+#include "../forked.h"
+
+#define PAGES_A_STEP 16
+#define EXIT_EFAULT 14
+
+/* An odd multiplier visits each page once, when their number is a power of two. */
+static size_t shuffled(size_t index, size_t pages) { return (index * 0x9e3779b1u + 12345) & (pages - 1); }
+
+/* Copies a page through a pipe: the kernel reads it. */
+static void read_by_call(int ends[2], const uint64_t *page, uint64_t *copy) {
+    ssize_t written = write(ends[1], page, PAGE_BYTES);
+    if (written < 0 && errno == EFAULT) {
+        say("efault");
+        _exit(EXIT_EFAULT);
+    }
+    REQUIRE(written == (ssize_t)PAGE_BYTES && read(ends[0], copy, PAGE_BYTES) == (ssize_t)PAGE_BYTES);
+}
+
+static void walk(const uint64_t *memory, size_t pages, unsigned long milliseconds, int by_calls) {
+    const size_t words = PAGE_BYTES / sizeof *memory;
+    uint64_t copy[PAGE_BYTES / sizeof *memory];
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    struct timespec pause = {.tv_sec = 0, .tv_nsec = (long)(milliseconds * 1000000 * PAGES_A_STEP / pages)};
+    for (size_t i = 0; i < pages; i++) {
+        size_t page = shuffled(i, pages);
+        const uint64_t *at = memory + page * words;
+        if (by_calls) {
+            read_by_call(ends, at, copy);
+            at = copy;
+        }
+        REQUIRE(holds(at, PAGE_BYTES, page * words), "page %zu of %zu, the %zuth touched: first word %lx", page, pages, i, at[0]);
+        if (i % PAGES_A_STEP == 0) {
+            say("touched %zu", i);
+            nanosleep(&pause, NULL);
+        }
+    }
+}
+
+int main(int count, char **arguments) {
+    REQUIRE(count == 2, "usage: paging MIB");
+    size_t bytes = strtoul(arguments[1], NULL, 10) << 20, pages = bytes / PAGE_BYTES;
+    REQUIRE(pages && (pages & (pages - 1)) == 0, "MIB must be a power of two");
+    uint64_t *memory = (uint64_t *)map_anonymous(bytes);
+    fill(memory, bytes, 0);
+
+    char payload[PAYLOAD_BYTES_MAX];
+    ready(0);
+    await_fork(payload);
+
+    unsigned long number = 0, milliseconds = 0;
+    char how[16] = "";
+    REQUIRE(sscanf(payload, "%lu %lu %15s", &number, &milliseconds, how) >= 2, "payload: NUMBER MILLISECONDS [calls]");
+    walk(memory, pages, milliseconds, strcmp(how, "calls") == 0);
+    finish(payload, 0);
+}

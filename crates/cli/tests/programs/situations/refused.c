@@ -1,0 +1,67 @@
+/* A parent that cannot be prepared, for one reason, and runs on.
+ * usage: refused socket|inotify|timer|unlinked|vfork|leaderless
+ */
+#include "../forked.h"
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/inotify.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/timerfd.h>
+
+static void tick_for_ever(void) {
+    char payload[PAYLOAD_BYTES_MAX];
+    await_fork(payload);
+    wrong(__FILE__, __LINE__, "a child", "what should have been refused was forked");
+}
+
+static void *tick_in_thread(void *unused) {
+    (void)unused;
+    tick_for_ever();
+    return NULL;
+}
+
+/* Connected over loopback to itself. */
+static void open_connection(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+    REQUIRE(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 1) == 0);
+    REQUIRE(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
+    REQUIRE(connect(client, (struct sockaddr *)&address, length) == 0 && accept(listener, NULL, NULL) >= 0);
+}
+
+static void open_unlinked(void) {
+    char path[] = "/tmp/farfork-test-XXXXXX";
+    REQUIRE(mkstemp(path) >= 0 && unlink(path) == 0);
+}
+
+/* The thread that called vfork(2) stays in the kernel until its child ends; the child holds it until it is killed. */
+static void stay_in_vfork(void) {
+    if (vfork() == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        for (;;) pause();
+    }
+}
+
+int main(int count, char **arguments) {
+    REQUIRE(count == 2, "usage: refused REASON");
+    const char *reason = arguments[1];
+    pthread_t thread;
+    if (strcmp(reason, "socket") == 0)
+        open_connection();
+    else if (strcmp(reason, "inotify") == 0)
+        REQUIRE(inotify_init1(IN_CLOEXEC) >= 0);
+    else if (strcmp(reason, "timer") == 0)
+        REQUIRE(timerfd_create(CLOCK_MONOTONIC, 0) >= 0);
+    else if (strcmp(reason, "unlinked") == 0)
+        open_unlinked();
+    ready(0);
+    if (strcmp(reason, "vfork") == 0 || strcmp(reason, "leaderless") == 0)
+        REQUIRE(pthread_create(&thread, NULL, tick_in_thread, NULL) == 0);
+    if (strcmp(reason, "vfork") == 0) stay_in_vfork();
+    if (strcmp(reason, "leaderless") == 0) pthread_exit(NULL);
+    tick_for_ever();
+}
