@@ -5,4 +5,5 @@
 #![forbid(unsafe_code)]
 
 pub mod identity;
+pub mod pager;
 pub mod restore;

@@ -7,12 +7,10 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 /// Which of the two processes this is.
 #[derive(Debug)]
 pub enum Forked {
-    /// The one that asked. It has to reap the copy (exit signal SIGCHLD).
+    /// The one that asked. It has to reap the copy (exit signal SIGCHLD), whose number is its own until then.
     Parent {
         /// The copy's pid.
         pid: i32,
-        /// The copy, by descriptor. It stands in the shared table.
-        pidfd: OwnedFd,
     },
     /// The copy.
     Child,
@@ -28,21 +26,32 @@ pub fn sharing_files() -> io::Result<Forked> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::ErrorKind::ResourceBusy.into());
     }
-    let mut pidfd: RawFd = -1;
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    args.flags = (libc::CLONE_FILES | libc::CLONE_PIDFD) as u64;
-    args.pidfd = std::ptr::from_mut(&mut pidfd) as u64;
+    // No CLONE_PIDFD: the descriptor would stand in the common table under a number that the copy does not know.
+    args.flags = libc::CLONE_FILES as u64;
     args.exit_signal = libc::SIGCHLD as u64;
     // SAFETY: without CLONE_VM the copy has its own memory and goes on with its own copy of this stack; the process
     // has one thread (checked above), so that no lock of libc or of the program is held by a thread that the copy
-    // lacks. `args` and `pidfd` outlive the call.
+    // lacks. `args` outlives the call.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) } {
         0 => Ok(Forked::Child),
-        // SAFETY: clone3 succeeded with CLONE_PIDFD: `pidfd` is a new descriptor that nobody else owns.
-        pid if pid > 0 => Ok(Forked::Parent { pid: pid as i32, pidfd: unsafe { OwnedFd::from_raw_fd(pidfd) } }),
+        pid if pid > 0 => Ok(Forked::Parent { pid: pid as i32 }),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Takes a descriptor that a predecessor left in the shared table. The caller must be its only owner.
+///
+/// # Errors
+/// EBADF where nothing is open under that number.
+pub fn take_over(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: F_GETFD only looks the number up.
+    if unsafe { libc::fcntl(number, libc::F_GETFD) } == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the number is open, as just seen, and its former owner is a process that is gone.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// Closes every descriptor of the (shared) table from 3 on, except `keep`.

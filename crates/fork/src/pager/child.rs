@@ -1,0 +1,299 @@
+//! A child that the pager serves: its plan, its journal, and the address spaces of it and of what it forked.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use farfork_fabric::{Address, SeedKey};
+use farfork_sys::fork::take_over;
+use farfork_sys::userfaultfd::{Message, Userfaultfd};
+use farfork_wire::{ChildId, PAGE_SIZE};
+
+use super::install::Installed;
+use super::journal::{Counters, Journal, Record, Replay, Snapshot, SpaceNumber, SpaceSnapshot, State};
+use super::page_map::PageMap;
+use super::plan::{MemoryPlan, PlanError, Strategy};
+use super::populated::Populated;
+use super::protocol::PagerStats;
+use super::retries::Delivery;
+use super::space::Space;
+
+/// Name of the file in the child's directory that says why its memory is lost, if it is.
+pub const LOST_FILE: &str = "lost";
+
+/// Why a child cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ChildError {
+    /// There is no usable plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The journal cannot be made or read.
+    #[error("the journal in {} cannot be used: {source}", dir.display())]
+    Journal {
+        /// The child's directory.
+        dir: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A child that the pager serves.
+#[derive(Debug)]
+pub(super) struct Child {
+    /// Its name.
+    pub(super) id: ChildId,
+    /// What its owner is shown with each read.
+    pub(super) key: Arc<SeedKey>,
+    /// Where its owner is reached.
+    pub(super) owner: Address,
+    /// How its pages are fetched.
+    pub(super) strategy: Strategy,
+    /// The pages of the seed that hold data.
+    pub(super) populated: Populated,
+    /// What was done for it.
+    pub(super) counters: Counters,
+    /// The socket on which its userfaultfd will arrive. Like a userfaultfd, never closed by a drop.
+    pub(super) socket: Option<ManuallyDrop<OwnedFd>>,
+    /// Its address spaces that live: its own has number 0.
+    pub(super) spaces: BTreeMap<SpaceNumber, Space>,
+    /// Why its memory is lost, if it is.
+    pub(super) lost: Option<String>,
+    /// The daemon asked to forget it.
+    pub(super) released: bool,
+    dir: PathBuf,
+    journal: Journal,
+    map: PageMap,
+    next_space: SpaceNumber,
+}
+
+impl Child {
+    /// Takes a child on, whose userfaultfd will arrive on `socket`.
+    ///
+    /// # Errors
+    /// [`ChildError`]; the socket is then closed.
+    pub(super) fn adopt(id: ChildId, dir: &Path, socket: OwnedFd) -> Result<Self, ChildError> {
+        let plan = MemoryPlan::read(dir)?;
+        let state = State::Waiting { socket: socket.as_raw_fd() };
+        let journal =
+            Journal::create(dir, state).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
+        let mut child = Self::of(id, dir, plan, journal);
+        child.socket = Some(ManuallyDrop::new(socket));
+        Ok(child)
+    }
+
+    /// Goes on with a child where a predecessor left it.
+    ///
+    /// # Errors
+    /// [`ChildError`].
+    pub(super) fn recover(id: ChildId, dir: &Path) -> Result<Self, ChildError> {
+        let plan = MemoryPlan::read(dir)?;
+        let (journal, replay) =
+            Journal::open(dir).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
+        let mut child = Self::of(id, dir, plan, journal);
+        child.lost = fs::read_to_string(dir.join(LOST_FILE)).ok();
+        child.replay(replay);
+        Ok(child)
+    }
+
+    fn of(id: ChildId, dir: &Path, plan: MemoryPlan, journal: Journal) -> Self {
+        Self {
+            id,
+            key: Arc::new(SeedKey { seed: plan.seed, token: plan.token }),
+            owner: plan.owner,
+            strategy: plan.strategy,
+            populated: Populated::of(plan.extents.iter().map(|extent| (extent.id, &extent.populated[..]))),
+            counters: Counters::default(),
+            socket: None,
+            spaces: BTreeMap::new(),
+            lost: None,
+            released: false,
+            dir: dir.to_owned(),
+            journal,
+            map: PageMap::of(plan.segments),
+            next_space: 0,
+        }
+    }
+
+    /// Takes the child's userfaultfd, noting it for a successor.
+    pub(super) fn activate(&mut self, uffd: Userfaultfd) {
+        self.journal.set_state(State::Active { uffd: uffd.as_raw_fd() });
+        let map = std::mem::take(&mut self.map);
+        let space = Space::new(uffd, map, &self.populated, self.strategy.window_pages_max);
+        self.spaces.insert(0, space);
+        self.next_space = 1;
+        self.drop_socket();
+    }
+
+    /// Closes the socket on which nothing more is expected.
+    pub(super) fn drop_socket(&mut self) {
+        drop(self.socket.take().map(ManuallyDrop::into_inner));
+    }
+
+    /// Whether all its processes have ended, or it never began.
+    pub(super) fn is_over(&self) -> bool {
+        self.socket.is_none() && self.spaces.is_empty()
+    }
+
+    /// Its descriptors in the shared table.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        let socket = self.socket.as_ref().map(|socket| socket.as_raw_fd());
+        self.spaces.values().map(Space::number).chain(socket)
+    }
+
+    /// Reads what the kernel has to tell of a space into `messages`, noting the events for a successor.
+    ///
+    /// # Errors
+    /// As `Userfaultfd::read_messages`.
+    pub(super) fn read(&mut self, space: SpaceNumber, messages: &mut Vec<Message>) -> io::Result<()> {
+        if self.journal.is_full() {
+            self.restart_journal();
+        }
+        match self.spaces.get(&space) {
+            Some(known) => self.journal.read(space, known.uffd(), messages),
+            None => Ok(()),
+        }
+    }
+
+    /// Installs what is left of a delivery, and cuts from it what is done.
+    pub(super) fn install(&mut self, delivery: &mut Delivery) -> Installed {
+        let Delivery { read, data, offset } = delivery;
+        let Some(space) = self.spaces.get_mut(&read.space) else { return Installed::All };
+        while let Some(slots) = read.slots.first_mut() {
+            let Some(run) = self.populated.runs_of(slots.clone()).next() else {
+                read.slots.remove(0);
+                continue;
+            };
+            let bytes = (run.count * PAGE_SIZE) as usize;
+            let Some(pages) = data.get(*offset..*offset + bytes) else {
+                return Installed::Failed(io::Error::other("the owner's reply is too short"));
+            };
+            let outcome = space.put(&run, pages, &mut self.counters.pages_fetched);
+            let done = match outcome {
+                Installed::All => bytes as u64,
+                Installed::Later { from, .. } => from,
+                Installed::Gone | Installed::Failed(_) => return outcome,
+            };
+            slots.start += done / PAGE_SIZE;
+            *offset += done as usize;
+            if matches!(outcome, Installed::Later { .. }) {
+                return outcome;
+            }
+        }
+        Installed::All
+    }
+
+    /// Takes the userfaultfd of a process that one of the child's forked; gives the new space's number.
+    ///
+    /// # Errors
+    /// `InvalidInput` when there is no such descriptor.
+    pub(super) fn fork(&mut self, parent: SpaceNumber, number: RawFd) -> io::Result<SpaceNumber> {
+        let new = self.next_space;
+        self.next_space += 1;
+        let uffd = Userfaultfd::from_number(number)?;
+        if let Some(parent) = self.spaces.get(&parent) {
+            self.spaces.insert(new, parent.forked(uffd, self.populated.slots()));
+        }
+        Ok(new)
+    }
+
+    /// Closes a space whose process is gone.
+    pub(super) fn close_space(&mut self, space: SpaceNumber) {
+        if let Some(gone) = self.spaces.remove(&space) {
+            // Noted first: the number may mean something else as soon as it is closed.
+            self.journal.close_space(space);
+            gone.close();
+        }
+    }
+
+    /// Notes for a successor what was done so far.
+    pub(super) fn note_counters(&mut self) {
+        self.journal.set_counters(&self.counters);
+    }
+
+    /// Notes that its memory is lost: what was not fetched raises SIGBUS from now on.
+    pub(super) fn lose(&mut self, reason: &str) {
+        if self.lost.is_some() {
+            return;
+        }
+        let id = &self.id;
+        let text =
+            format!("child {id} lost its memory: {reason}; missing pages now raise SIGBUS: end it and fork again");
+        tracing::error!("{text}");
+        if let Err(error) = fs::write(self.dir.join(LOST_FILE), format!("{text}\n")) {
+            tracing::error!("the reason cannot be written to {}: {error}", self.dir.display());
+        }
+        self.lost = Some(text);
+        self.spaces.values().for_each(Space::wake_all);
+    }
+
+    /// What was done for it.
+    pub(super) fn stats(&self) -> PagerStats {
+        let Counters { faults, pages_fetched, bytes_fetched, zero_pages } = self.counters;
+        PagerStats { faults, pages_fetched, bytes_fetched, zero_pages, lost: self.lost.clone() }
+    }
+
+    fn restart_journal(&mut self) {
+        let space = |(number, space): (&SpaceNumber, &Space)| SpaceSnapshot {
+            number: *number,
+            uffd: space.number(),
+            segments: space.segments().copied().collect(),
+        };
+        let snapshot = Snapshot { spaces: self.spaces.iter().map(space).collect(), next_space: self.next_space };
+        let uffd = self.spaces.get(&0).map_or(-1, Space::number);
+        if let Err(error) = self.journal.restart(State::Active { uffd }, &snapshot) {
+            let dir = self.dir.display();
+            tracing::error!(
+                "the journal in {dir} is full and cannot be replaced ({error}): a pager that is killed now loses changes of the child's memory map; make room there"
+            );
+        }
+    }
+
+    fn replay(&mut self, replay: Replay) {
+        self.counters = replay.counters;
+        let uffd = match replay.state {
+            State::Active { uffd } => uffd,
+            State::Waiting { socket } => {
+                self.socket = take_over(socket).ok().map(ManuallyDrop::new);
+                return;
+            }
+        };
+        let plan = std::mem::take(&mut self.map);
+        let (mut maps, mut next): (BTreeMap<SpaceNumber, (RawFd, PageMap)>, _) = match replay.snapshot {
+            None => ([(0, (uffd, plan))].into(), 1),
+            Some(Snapshot { spaces, next_space }) => {
+                let maps = spaces.into_iter().map(|space| (space.number, (space.uffd, PageMap::of(space.segments))));
+                (maps.collect(), next_space)
+            }
+        };
+        replay.records.into_iter().for_each(|record| replay_record(&mut maps, &mut next, record));
+        self.next_space = next;
+        for (number, (uffd, map)) in maps {
+            match Userfaultfd::from_number(uffd) {
+                Ok(uffd) => {
+                    let space = Space::new(uffd, map, &self.populated, self.strategy.window_pages_max);
+                    self.spaces.insert(number, space);
+                }
+                Err(error) => tracing::warn!("child {}: space {number} is gone: {error}", self.id),
+            }
+        }
+    }
+}
+
+fn replay_record(maps: &mut BTreeMap<SpaceNumber, (RawFd, PageMap)>, next: &mut SpaceNumber, record: Record) {
+    match record {
+        Record::Closed(space) => drop(maps.remove(&space)),
+        Record::Message(space, Message::Fork { number }) => {
+            let map = maps.get(&space).map(|(_, map)| map.clone());
+            maps.extend(map.map(|map| (*next, (number, map))));
+            *next += 1;
+        }
+        Record::Message(space, message) => {
+            let map = maps.get_mut(&space).map(|(_, map)| map);
+            map.into_iter().for_each(|map| map.follow(&message));
+        }
+    }
+}

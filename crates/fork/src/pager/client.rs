@@ -1,0 +1,176 @@
+//! The daemon's side of the control socket.
+//!
+//! Requests survive a pager that is killed under them: the socket stays, the next pager answers, and each request may
+//! be repeated.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use farfork_sys::fdpass;
+use farfork_wire::ChildId;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+pub use super::protocol::PagerStats;
+use super::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
+use super::station::SOCKET_FILE;
+
+/// Pause before a request is tried again, which a pager's start takes about as long as.
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Longest call. A pager answers in well under a millisecond; one that takes over from another needs some.
+const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a request was not fulfilled.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The pager said no.
+    #[error("{0}")]
+    Refused(String),
+    /// Nobody answered in time.
+    #[error("the pager at {} does not answer ({cause}): look for its process and its log", socket.display())]
+    Silent {
+        /// Its socket.
+        socket: PathBuf,
+        /// What happened last.
+        cause: io::Error,
+    },
+    /// Processes of a child that is to be forgotten are still running.
+    #[error("child {child} cannot be released: its processes still run; end them first")]
+    StillRunning {
+        /// The child.
+        child: ChildId,
+    },
+}
+
+/// A client of the pager. Its calls block, usually for some 50 µs, at most for five seconds.
+#[derive(Debug, Clone)]
+pub struct PagerClient {
+    socket: PathBuf,
+}
+
+impl PagerClient {
+    /// A client of the pager of `run_dir`, which may still be starting.
+    pub fn new(run_dir: &Path) -> Self {
+        Self { socket: run_dir.join(SOCKET_FILE) }
+    }
+
+    /// Has a child served, whose memory plan stands in `child_dir` and whose userfaultfd will arrive on the other end
+    /// of `uffd_socket` (as the only descriptor of a message). A socket that is closed without one ends the adoption.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
+    pub fn adopt(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> Result<(), ClientError> {
+        let request = Request::Adopt { child: child.clone(), dir: child_dir.to_owned() };
+        self.call(&request, &[uffd_socket.as_fd()]).map(drop)
+    }
+
+    /// Has a child forgotten whose processes have been ended, and waits until the last is gone. Only then may its
+    /// directory be removed.
+    ///
+    /// # Errors
+    /// [`ClientError::StillRunning`], [`ClientError::Silent`].
+    pub fn release(&self, child: &ChildId) -> Result<(), ClientError> {
+        let deadline = Instant::now() + CALL_LIMIT;
+        while self.call(&Request::Release { child: child.clone() }, &[])? != Reply::Done {
+            if Instant::now() >= deadline {
+                return Err(ClientError::StillRunning { child: child.clone() });
+            }
+            std::thread::sleep(RETRY_PAUSE);
+        }
+        Ok(())
+    }
+
+    /// What was done for a child.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
+    pub fn stats(&self, child: &ChildId) -> Result<PagerStats, ClientError> {
+        match self.call(&Request::Stats { child: child.clone() }, &[])? {
+            Reply::Stats(stats) => Ok(stats),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The children that are served, ascending, also those that have ended but were not released.
+    ///
+    /// # Errors
+    /// [`ClientError::Silent`].
+    pub fn children(&self) -> Result<Vec<ChildId>, ClientError> {
+        let mut all = Vec::new();
+        loop {
+            match self.call(&Request::Children { after: all.last().cloned() }, &[])? {
+                Reply::Children(page) if page.is_empty() => return Ok(all),
+                Reply::Children(page) => all.extend(page),
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Ends pager and keeper, and waits until they have gone, at most `limit`.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] while children run, [`ClientError::Silent`].
+    pub fn stop(&self, limit: Duration) -> Result<(), ClientError> {
+        let deadline = Instant::now() + limit;
+        self.call(&Request::Stop, &[])?;
+        // The keeper removes its socket last.
+        while self.socket.exists() {
+            if Instant::now() >= deadline {
+                return Err(ClientError::Silent { socket: self.socket.clone(), cause: io::ErrorKind::TimedOut.into() });
+            }
+            std::thread::sleep(RETRY_PAUSE);
+        }
+        Ok(())
+    }
+
+    fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, ClientError> {
+        let deadline = Instant::now() + CALL_LIMIT;
+        loop {
+            match self.try_call(request, fds, deadline) {
+                Ok(Reply::Refused(reason)) => return Err(ClientError::Refused(reason)),
+                Ok(reply) => return Ok(reply),
+                Err(cause) if Instant::now() + RETRY_PAUSE >= deadline => {
+                    return Err(ClientError::Silent { socket: self.socket.clone(), cause });
+                }
+                Err(_) => std::thread::sleep(RETRY_PAUSE),
+            }
+        }
+    }
+
+    fn try_call(&self, request: &Request, fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<Reply> {
+        // Nonblocking: connecting to a full backlog fails at once, and is tried again.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
+        let bytes = postcard::to_stdvec(request).map_err(io::Error::other)?;
+        fdpass::send(socket.as_fd(), &bytes, fds)?;
+        wait_readable(&socket, deadline)?;
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let (length, _) = fdpass::receive(socket.as_fd(), &mut bytes, 0)?;
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        postcard::from_bytes(&bytes[..length]).map_err(io::Error::other)
+    }
+}
+
+fn wait_readable(socket: &OwnedFd, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+fn unexpected(reply: &Reply) -> ClientError {
+    ClientError::Refused(format!("the pager gave an answer to another question: {reply:?}"))
+}

@@ -1,0 +1,140 @@
+//! The pager's side of the control socket: few, small requests, each answered at once.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use farfork_sys::fdpass;
+use farfork_wire::ChildId;
+use rustix::net::SocketFlags;
+
+use super::child::Child;
+use super::protocol::{CHILDREN_PER_REPLY_MAX, MESSAGE_BYTES_MAX, Reply, Request};
+use super::server::Server;
+use super::watch::Source;
+
+/// Most clients connected at once: the daemon's threads. The longest silent one makes room for another.
+const CLIENTS_MAX: usize = 64;
+
+/// The clients that have not asked yet.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    sockets: BTreeMap<u64, OwnedFd>,
+    next: u64,
+}
+
+impl Server<'_> {
+    /// Takes a client's connection.
+    pub(super) fn accept(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(self.station.listener(), flags) else { return };
+        if self.clients.sockets.len() >= CLIENTS_MAX
+            && let Some((silent, socket)) = self.clients.sockets.pop_first()
+        {
+            self.watch.remove(Source::Client(silent), &socket);
+        }
+        let client = self.clients.next;
+        self.clients.next += 1;
+        match self.watch_client(client, &socket) {
+            Ok(()) => drop(self.clients.sockets.insert(client, socket)),
+            Err(error) => tracing::error!("a client of the pager cannot be watched: {error}"),
+        }
+    }
+
+    /// Answers a client's request, and ends the connection.
+    pub(super) fn converse(&mut self, client: u64) {
+        let Some(socket) = self.clients.sockets.remove(&client) else { return };
+        self.watch.remove(Source::Client(client), &socket);
+        if let Err(error) = self.serve(&socket) {
+            tracing::warn!("a request to the pager was not answered: {error}");
+        }
+    }
+
+    fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let (length, fds) = fdpass::receive(socket.as_fd(), &mut bytes, 1)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let request: Request = postcard::from_bytes(&bytes[..length]).map_err(io::Error::other)?;
+        let reply = self.fulfil(request, fds.into_iter().next());
+        let reply = postcard::to_stdvec(&reply).map_err(io::Error::other)?;
+        fdpass::send(socket.as_fd(), &reply, &[])
+    }
+
+    fn fulfil(&mut self, request: Request, fd: Option<OwnedFd>) -> Reply {
+        match request {
+            Request::Adopt { child, dir } => self.adopt(child, &dir, fd),
+            Request::Release { child } => self.release(&child),
+            Request::Stats { child } => match self.key_of(&child).and_then(|key| self.children.get(&key)) {
+                Some(served) => Reply::Stats(served.child.stats()),
+                None => Reply::Refused(format!("child {child} is not known to the pager")),
+            },
+            Request::Children { after } => {
+                let mut ids: Vec<ChildId> = self.children.values().map(|served| served.child.id.clone()).collect();
+                ids.retain(|id| after.as_ref().is_none_or(|after| id > after));
+                ids.sort_unstable();
+                ids.truncate(CHILDREN_PER_REPLY_MAX);
+                Reply::Children(ids)
+            }
+            Request::Stop => self.stop(),
+        }
+    }
+
+    fn adopt(&mut self, id: ChildId, dir: &Path, socket: Option<OwnedFd>) -> Reply {
+        if self.key_of(&id).is_some() {
+            return Reply::Done; // Asked again, because a reply was lost.
+        }
+        let Some(socket) = socket else {
+            return Reply::Refused(format!("child {id} came without a socket for its userfaultfd"));
+        };
+        let refused = |error: &dyn std::fmt::Display| Reply::Refused(format!("child {id} is not served: {error}"));
+        let child = match Child::adopt(id.clone(), dir, socket) {
+            Ok(child) => child,
+            Err(error) => return refused(&error),
+        };
+        let entered = self.station.registry().enter(&id, dir).and_then(|()| self.take_in(child));
+        match entered {
+            Ok(()) => Reply::Done,
+            Err(error) => {
+                self.station.registry().strike(&id);
+                refused(&error)
+            }
+        }
+    }
+
+    fn release(&mut self, id: &ChildId) -> Reply {
+        let Some(key) = self.key_of(id) else { return Reply::Done };
+        self.sweep_child(key);
+        let Some(served) = self.children.get_mut(&key) else { return Reply::Done };
+        served.child.released = true;
+        if served.child.spaces.is_empty() {
+            self.forget(key);
+            Reply::Done
+        } else {
+            Reply::StillRunning
+        }
+    }
+
+    fn stop(&mut self) -> Reply {
+        let keys: Vec<u64> = self.children.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.sweep_child(key));
+        let running: Vec<String> = self
+            .children
+            .values()
+            .filter(|served| !served.child.is_over())
+            .map(|served| served.child.id.to_string())
+            .collect();
+        if running.is_empty() {
+            self.stop = true;
+            return Reply::Done;
+        }
+        let list = running.join(", ");
+        Reply::Refused(format!("the pager still serves {list}: without it they would read zeroes; end them first"))
+    }
+
+    fn key_of(&self, id: &ChildId) -> Option<u64> {
+        self.children.iter().find(|(_, served)| served.child.id == *id).map(|(key, _)| *key)
+    }
+}

@@ -1,0 +1,234 @@
+//! From a message of the kernel to its answer: events change the map, faults get zeroes, poison, or a page that is
+//! asked for.
+
+use farfork_fabric::{Completion, FabricError, Refusal};
+use farfork_sys::fdpass;
+use farfork_sys::userfaultfd::{Message, Userfaultfd};
+use rustix::io::Errno;
+
+use std::io;
+use std::iter;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use super::install::Installed;
+use super::journal::SpaceNumber;
+use super::owners::{BULK_SLOTS, Lane, OwnerKey, Read, Wish};
+use super::retries::{Delivery, PAUSED_TRIES_MAX, Task};
+use super::server::{Server, TABLE_FULL_PAUSE};
+use super::space::Need;
+use super::watch::Source;
+
+/// Pause when as much is on its way as a connection takes.
+const CONNECTION_FULL_PAUSE: Duration = Duration::from_millis(1);
+
+impl Server<'_> {
+    /// Receives a child's userfaultfd.
+    pub(super) fn welcome(&mut self, key: u64) {
+        let Some(served) = self.children.get_mut(&key) else { return };
+        let child = &mut served.child;
+        let Some(socket) = &child.socket else { return };
+        // Looked at, not taken: until it is in the journal, the message in the socket holds a copy for a successor.
+        let arrived = fdpass::peek(socket.as_fd(), &mut [0; 16], 1);
+        let uffd = match arrived {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Ok((_, mut fds)) if fds.len() == 1 => fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd),
+            Ok(_) => Err(io::Error::other("the socket was closed before one arrived")),
+            Err(error) => Err(error),
+        };
+        match uffd {
+            Ok(uffd) => {
+                self.watch.remove(Source::Socket(key), &**socket);
+                child.activate(uffd);
+                self.listen(key, 0);
+            }
+            Err(error) => {
+                tracing::warn!("child {} is forgotten: no userfaultfd of it: {error}", child.id);
+                self.forget(key);
+            }
+        }
+    }
+
+    /// Reads what a space has to say, and answers.
+    pub(super) fn hear(&mut self, key: u64, space: SpaceNumber) {
+        let mut messages = std::mem::take(&mut self.messages);
+        messages.clear();
+        let Some(served) = self.children.get_mut(&key) else { return };
+        if let Err(error) = served.child.read(space, &mut messages) {
+            self.cannot_hear(key, space, &error);
+        }
+        // All events before all faults: a fault is judged by the newest map that is known.
+        for message in &messages {
+            self.follow(key, space, message);
+        }
+        for message in &messages {
+            if let Message::Fault { address } = *message {
+                self.answer(key, space, address, 0);
+            }
+        }
+        let faults = messages.iter().filter(|message| matches!(message, Message::Fault { .. })).count();
+        self.messages = messages;
+        if let Some(served) = self.children.get_mut(&key) {
+            served.child.counters.faults += faults as u64;
+            served.child.note_counters();
+        }
+    }
+
+    fn follow(&mut self, key: u64, space: SpaceNumber, message: &Message) {
+        let Some(served) = self.children.get_mut(&key) else { return };
+        if let Message::Fork { number } = *message {
+            match served.child.fork(space, number) {
+                Ok(forked) => self.listen(key, forked),
+                Err(error) => tracing::error!("child {}: a process it forked is not served: {error}", served.child.id),
+            }
+        } else if let Some(space) = served.child.spaces.get_mut(&space) {
+            space.follow(message);
+        }
+    }
+
+    /// The table of descriptors is full: a fork waits in the kernel until the pager can take its userfaultfd.
+    fn cannot_hear(&mut self, key: u64, space: SpaceNumber, error: &io::Error) {
+        let Some(served) = self.children.get(&key) else { return };
+        let Some(known) = served.child.spaces.get(&space) else { return };
+        tracing::error!("child {}: its messages cannot be read: {error}; it is tried again", served.child.id);
+        self.watch.remove(Source::Space(key, space), known);
+        self.retries.push(Task::Listen { child: key, space }, self.now, TABLE_FULL_PAUSE, 0);
+    }
+
+    /// Answers a fault.
+    pub(super) fn answer(&mut self, key: u64, space_number: SpaceNumber, address: u64, paused_tries: u32) {
+        let Some(served) = self.children.get_mut(&key) else { return };
+        let child = &mut served.child;
+        let Some(space) = child.spaces.get_mut(&space_number) else { return };
+        let outcome = match space.judge(address, &child.populated) {
+            Need::Patience => return,
+            Need::Zeroes { pages } => space.zero(address, pages, &mut child.counters.zero_pages),
+            Need::Page { .. } if child.lost.is_some() => space.poison(address),
+            Need::Page { slot, window } => {
+                let owner = served.owner;
+                let read = Read {
+                    child: key,
+                    space: space_number,
+                    slots: iter::once(slot..slot + 1).collect(),
+                    owner,
+                    lane: Lane::Demand,
+                };
+                if !self.ask(read) {
+                    let task = Task::Fault { child: key, space: space_number, address };
+                    self.retries.push(task, self.now, CONNECTION_FULL_PAUSE, 0);
+                } else if window.end - window.start > 1 {
+                    self.owners.queue(owner, Wish { child: key, space: space_number, slots: window });
+                }
+                return;
+            }
+        };
+        match outcome {
+            Installed::All => {}
+            Installed::Gone => self.close_space(key, space_number),
+            Installed::Later { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
+                let task = Task::Fault { child: key, space: space_number, address };
+                self.retries.push(task, self.now, pause, paused_tries);
+            }
+            Installed::Later { .. } => {
+                self.lose(key, "there is no memory for its pages (see its control group's limit)")
+            }
+            Installed::Failed(error) => self.lose(key, &format!("a page could not be installed: {error}")),
+        }
+    }
+
+    /// Asks for slots of a space; tells whether they are on their way.
+    fn ask(&mut self, read: Read) -> bool {
+        let Some(served) = self.children.get_mut(&read.child) else { return false };
+        let child = &mut served.child;
+        let Some(space) = child.spaces.get_mut(&read.space) else { return false };
+        let deadline = self.now + child.strategy.unreachable_limit;
+        let (slots, lane) = (read.slots.clone(), (read.owner, read.lane));
+        if self.owners.ask(read, &child.key, &child.populated, deadline).is_err() {
+            return false;
+        }
+        space.asked(&slots);
+        self.to_poll.insert(lane);
+        true
+    }
+
+    /// Asks for what is likely wanted soon, as far as there is room.
+    pub(super) fn fetch_ahead(&mut self) {
+        for owner in self.owners.keys() {
+            while let Some(Wish { child, space, slots }) = self.owners.next_wish(owner) {
+                let Some(served) = self.children.get(&child) else { continue };
+                let Some(known) = served.child.spaces.get(&space).filter(|_| served.child.lost.is_none()) else {
+                    continue;
+                };
+                let (wanted, rest) = known.wanted(slots, BULK_SLOTS);
+                if !rest.is_empty() {
+                    self.owners.queue(owner, Wish { child, space, slots: rest });
+                }
+                if !wanted.is_empty() {
+                    self.ask(Read { child, space, slots: wanted, owner, lane: Lane::Bulk });
+                }
+            }
+        }
+    }
+
+    /// Takes the end of a read.
+    pub(super) fn complete(&mut self, owner: OwnerKey, lane: Lane, completion: Completion) {
+        let read = self.owners.ended(completion.tag);
+        match (read, completion.result) {
+            (Some(read), Ok(reply)) => {
+                if let Some(served) = self.children.get_mut(&read.child) {
+                    served.child.counters.bytes_fetched += reply.data.len() as u64;
+                }
+                self.deliver(Delivery { read, data: reply.data, offset: 0 }, 0);
+            }
+            (Some(read), Err(error)) => self.fail(&read, &error),
+            (None, Ok(reply)) => self.owners.recycle(owner, lane, reply.data),
+            (None, Err(_)) => {}
+        }
+    }
+
+    /// Installs pages that arrived.
+    pub(super) fn deliver(&mut self, mut delivery: Delivery, paused_tries: u32) {
+        let (key, space) = (delivery.read.child, delivery.read.space);
+        let outcome = match self.children.get_mut(&key) {
+            Some(served) => served.child.install(&mut delivery),
+            None => Installed::All,
+        };
+        match outcome {
+            Installed::All => {}
+            Installed::Gone => self.close_space(key, space),
+            Installed::Later { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
+                return self.retries.push(Task::Delivery(delivery), self.now, pause, paused_tries);
+            }
+            Installed::Later { .. } => {
+                self.lose(key, "there is no memory for its pages (see its control group's limit)")
+            }
+            Installed::Failed(error) => self.lose(key, &format!("a page could not be installed: {error}")),
+        }
+        self.owners.recycle(delivery.read.owner, delivery.read.lane, delivery.data);
+    }
+
+    /// A read ended without bytes.
+    fn fail(&mut self, read: &Read, error: &FabricError) {
+        let Some(served) = self.children.get_mut(&read.child) else { return };
+        let spaces = &mut served.child.spaces;
+        if let Some(space) = spaces.get_mut(&read.space) {
+            read.slots.iter().for_each(|slots| space.dropped(slots.clone()));
+            if read.lane == Lane::Bulk && is_about_the_range(error) {
+                // Only a guess was wrong. Whoever waits for one of these pages asks for it alone.
+                return space.wake_all();
+            }
+        }
+        self.lose(read.child, &error.to_string());
+    }
+
+    fn lose(&mut self, key: u64, reason: &str) {
+        if let Some(served) = self.children.get_mut(&key) {
+            served.child.lose(reason);
+        }
+    }
+}
+
+/// Whether the owner would serve other ranges of the seed.
+fn is_about_the_range(error: &FabricError) -> bool {
+    matches!(error, FabricError::Refused { refusal: Refusal::OutOfBounds | Refusal::Unreadable { .. }, .. })
+}

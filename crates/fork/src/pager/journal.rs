@@ -1,0 +1,405 @@
+//! The journal of a child: what a pager must know to go on after another was killed, in a file mapped shared.
+//!
+//! The kernel tells each change of a memory map once. So messages are read from it straight into the journal, and a
+//! killed pager loses none. The memory map is the plan (or the snapshot that stands in for it) plus the messages in
+//! order.
+//!
+//! ```text
+//!  pager.journal, mode 0600, in the machine's byte order: it never leaves the machine
+//!  0          8           16                      48                56        HEADER_BYTES
+//!  ┌──────────┬───────────┬───────────────────────┬─────────────────┬─────────┐
+//!  │ FFJRNL1\n│ state u32 │ counters 4 × u64      │ snapshot length │ 0 …     │
+//!  │          │ number u32│                       │ u64             │         │
+//!  ├──────────┴───────────┴───────────────────────┴─────────────────┴─────────┤
+//!  │ RECORDS × 32 bytes; a record that begins with 0 is the end               │
+//!  ├──────────────────────────────────────────────────────────────────────────┤
+//!  │ snapshot (postcard)                                                      │
+//!  └──────────────────────────────────────────────────────────────────────────┘
+//!
+//!  record   0x01 0 0 0 space u32 0 …      the messages that follow were read from this space's userfaultfd
+//!           0x02 0 0 0 space u32 0 …      this space is gone
+//!           0x12 … 0x16                   a message, as the kernel wrote it (farfork_sys::userfaultfd)
+//! ```
+//!
+//! Behind the end all is zero, so that whatever prefix of a read a killed pager left is a valid journal. Page faults
+//! are cleared away again: a new pager has every waiting thread ask anew. A full journal is replaced, by rename, by
+//! one that begins with a snapshot. Memory for all records is reserved when the file is made.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::RawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use farfork_sys::mapping::SharedMapping;
+use farfork_sys::userfaultfd::{MESSAGE_BYTES, Message, Userfaultfd};
+use rustix::fs::FallocateFlags;
+use serde::{Deserialize, Serialize};
+
+use super::page_map::Segment;
+
+/// Name of the file in the child's directory.
+pub(super) const JOURNAL_FILE: &str = "pager.journal";
+
+/// Most messages read at once: the threads of a child that fault together, and little more to clear away.
+pub(super) const BATCH_MESSAGES: usize = 16;
+
+const MAGIC: &[u8; 8] = b"FFJRNL1\n";
+const STATE_AT: usize = 8;
+const COUNTERS_AT: usize = 16;
+const SNAPSHOT_BYTES_AT: usize = 48;
+const HEADER_BYTES: usize = 64;
+
+/// Records of a journal: with the header 16 KiB. Writing a snapshot after some five hundred changes is cheap.
+const RECORDS: usize = 510;
+const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS * MESSAGE_BYTES;
+
+const BATCH: u8 = 0x01;
+const CLOSED: u8 = 0x02;
+
+/// A space's number: an address space among those of one child, the child's own first.
+pub(super) type SpaceNumber = u32;
+
+/// How far a child has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// Its userfaultfd is expected on this socket.
+    Waiting {
+        /// The socket.
+        socket: RawFd,
+    },
+    /// It has a userfaultfd, of this number in the shared table.
+    Active {
+        /// The userfaultfd.
+        uffd: RawFd,
+    },
+}
+
+/// What was done for a child.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counters {
+    /// Page faults answered.
+    pub(super) faults: u64,
+    /// Pages installed that came from the owner.
+    pub(super) pages_fetched: u64,
+    /// Bytes of pages received from the owner.
+    pub(super) bytes_fetched: u64,
+    /// Pages installed as zeroes.
+    pub(super) zero_pages: u64,
+}
+
+/// Something that happened to a child's address spaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Record {
+    /// The kernel told this of a space.
+    Message(SpaceNumber, Message),
+    /// A space is gone.
+    Closed(SpaceNumber),
+}
+
+/// All address spaces of a child at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Snapshot {
+    /// Those that live.
+    pub(super) spaces: Vec<SpaceSnapshot>,
+    /// The number that the next one gets.
+    pub(super) next_space: SpaceNumber,
+}
+
+/// An address space at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SpaceSnapshot {
+    /// Its number.
+    pub(super) number: SpaceNumber,
+    /// Its userfaultfd in the shared table.
+    pub(super) uffd: RawFd,
+    /// Its page map.
+    pub(super) segments: Vec<Segment>,
+}
+
+/// What a journal says.
+#[derive(Debug)]
+pub(super) struct Replay {
+    /// How far the child has come.
+    pub(super) state: State,
+    /// What was done for it.
+    pub(super) counters: Counters,
+    /// What stands in for the plan.
+    pub(super) snapshot: Option<Snapshot>,
+    /// What happened since, in order.
+    pub(super) records: Vec<Record>,
+}
+
+/// A journal that is being written.
+#[derive(Debug)]
+pub(super) struct Journal {
+    dir: PathBuf,
+    mapping: SharedMapping,
+    /// The first free record.
+    end: usize,
+}
+
+impl Journal {
+    /// Makes an empty journal in the child's directory.
+    ///
+    /// # Errors
+    /// As open(2), fallocate(2), rename(2).
+    pub(super) fn create(dir: &Path, state: State) -> io::Result<Self> {
+        Self::make(dir, state, Counters::default(), &[])
+    }
+
+    /// Reads a journal and goes on with it.
+    ///
+    /// # Errors
+    /// As open(2); `InvalidData` for a file of another format.
+    pub(super) fn open(dir: &Path) -> io::Result<(Self, Replay)> {
+        let file = OpenOptions::new().read(true).write(true).open(dir.join(JOURNAL_FILE))?;
+        let mapping = SharedMapping::of_file(&file, MAPPED_BYTES)?;
+        let mut magic = [0; MAGIC.len()];
+        mapping.load(0, &mut magic);
+        if magic != *MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal is of another format"));
+        }
+        let snapshot = read_snapshot(&file, mapping.load_u64(SNAPSHOT_BYTES_AT))?;
+        let (records, end) = read_records(&mapping);
+        let replay = Replay { state: state_of(&mapping)?, counters: counters_of(&mapping), snapshot, records };
+        Ok((Self { dir: dir.to_owned(), mapping, end }, replay))
+    }
+
+    /// Notes how far the child has come, in one store.
+    pub(super) fn set_state(&mut self, state: State) {
+        self.mapping.store_u64(STATE_AT, encode_state(state));
+    }
+
+    /// Notes what was done for the child.
+    pub(super) fn set_counters(&mut self, counters: &Counters) {
+        let Counters { faults, pages_fetched, bytes_fetched, zero_pages } = *counters;
+        for (index, number) in [faults, pages_fetched, bytes_fetched, zero_pages].into_iter().enumerate() {
+            self.mapping.store_u64(COUNTERS_AT + 8 * index, number);
+        }
+    }
+
+    /// Whether the next read or record may find no room, so that a snapshot is due.
+    pub(super) fn is_full(&self) -> bool {
+        self.end + 1 + BATCH_MESSAGES > RECORDS
+    }
+
+    /// Starts anew behind a snapshot of what the journal has led to.
+    ///
+    /// # Errors
+    /// As [`Self::create`]; the journal is then as before.
+    pub(super) fn restart(&mut self, state: State, snapshot: &Snapshot) -> io::Result<()> {
+        let bytes = postcard::to_stdvec(snapshot).map_err(io::Error::other)?;
+        *self = Self::make(&self.dir, state, counters_of(&self.mapping), &bytes)?;
+        Ok(())
+    }
+
+    /// Reads what the kernel has to tell of a space, at most [`BATCH_MESSAGES`], into `messages`, and keeps the events
+    /// among it for a successor. A journal [full](Self::is_full) forgets its last batch for that.
+    ///
+    /// # Errors
+    /// As [`Userfaultfd::read_messages`].
+    pub(super) fn read(
+        &mut self,
+        space: SpaceNumber,
+        uffd: &Userfaultfd,
+        messages: &mut Vec<Message>,
+    ) -> io::Result<()> {
+        if self.is_full() {
+            self.clear(RECORDS - 1 - BATCH_MESSAGES, RECORDS);
+            self.end = RECORDS - 1 - BATCH_MESSAGES;
+        }
+        let first = self.end + 1;
+        // Touched here, the page of the last record will not have to be brought in under the kernel's copy.
+        self.mapping.store_u64(record_at(first + BATCH_MESSAGES - 1), 0);
+        self.mapping.store(record_at(self.end), &mark(BATCH, space));
+        let read = uffd.read_messages(&self.mapping, record_at(first), BATCH_MESSAGES);
+        let count = *read.as_ref().unwrap_or(&0);
+        let mut keep = self.end;
+        for index in first..first + count {
+            let mut bytes = [0; MESSAGE_BYTES];
+            self.mapping.load(record_at(index), &mut bytes);
+            let Some(message) = Message::parse(&bytes) else { continue };
+            if !matches!(message, Message::Fault { .. }) {
+                keep = index + 1;
+            }
+            messages.push(message);
+        }
+        self.clear(keep, first + count);
+        self.end = keep;
+        read.map(|_| ())
+    }
+
+    /// Notes that a space is gone.
+    pub(super) fn close_space(&mut self, space: SpaceNumber) {
+        if self.end < RECORDS {
+            self.mapping.store(record_at(self.end), &mark(CLOSED, space));
+            self.end += 1;
+        }
+    }
+
+    /// Clears records, the last first, so that at no moment anything stands behind the end.
+    fn clear(&mut self, first: usize, end: usize) {
+        for index in (first..end).rev() {
+            for word in 0..MESSAGE_BYTES / 8 {
+                self.mapping.store_u64(record_at(index) + 8 * word, 0);
+            }
+        }
+    }
+
+    fn make(dir: &Path, state: State, counters: Counters, snapshot: &[u8]) -> io::Result<Self> {
+        let aside = dir.join("pager.journal.new");
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+        // What is reserved now cannot turn out missing under a store, which would raise SIGBUS.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, MAPPED_BYTES as u64)?;
+        file.write_all_at(snapshot, MAPPED_BYTES as u64)?;
+        let mapping = SharedMapping::of_file(&file, MAPPED_BYTES)?;
+        let mut journal = Self { dir: dir.to_owned(), mapping, end: 0 };
+        journal.mapping.store(0, MAGIC);
+        journal.mapping.store_u64(SNAPSHOT_BYTES_AT, snapshot.len() as u64);
+        journal.set_state(state);
+        journal.set_counters(&counters);
+        fs::rename(aside, dir.join(JOURNAL_FILE))?;
+        Ok(journal)
+    }
+}
+
+fn record_at(index: usize) -> usize {
+    HEADER_BYTES + index * MESSAGE_BYTES
+}
+
+fn mark(kind: u8, space: SpaceNumber) -> [u8; 8] {
+    let [a, b, c, d] = space.to_ne_bytes();
+    [kind, 0, 0, 0, a, b, c, d]
+}
+
+fn encode_state(state: State) -> u64 {
+    match state {
+        State::Waiting { socket } => u64::from(socket as u32) << 32 | 1,
+        State::Active { uffd } => u64::from(uffd as u32) << 32 | 2,
+    }
+}
+
+fn state_of(mapping: &SharedMapping) -> io::Result<State> {
+    let word = mapping.load_u64(STATE_AT);
+    let number = (word >> 32) as RawFd;
+    match word as u32 {
+        1 => Ok(State::Waiting { socket: number }),
+        2 => Ok(State::Active { uffd: number }),
+        other => Err(io::Error::new(io::ErrorKind::InvalidData, format!("the journal is in state {other}"))),
+    }
+}
+
+fn counters_of(mapping: &SharedMapping) -> Counters {
+    let number = |index: usize| mapping.load_u64(COUNTERS_AT + 8 * index);
+    Counters { faults: number(0), pages_fetched: number(1), bytes_fetched: number(2), zero_pages: number(3) }
+}
+
+fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<Snapshot>> {
+    if bytes == 0 {
+        return Ok(None);
+    }
+    if MAPPED_BYTES as u64 + bytes != file.metadata()?.len() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal's snapshot is cut short"));
+    }
+    let mut encoded = vec![0; bytes as usize];
+    file.read_exact_at(&mut encoded, MAPPED_BYTES as u64)?;
+    postcard::from_bytes(&encoded).map(Some).map_err(io::Error::other)
+}
+
+/// Everything up to the end, and where that is.
+fn read_records(mapping: &SharedMapping) -> (Vec<Record>, usize) {
+    let mut records = Vec::new();
+    let mut space = 0;
+    for index in 0..RECORDS {
+        let mut bytes = [0; MESSAGE_BYTES];
+        mapping.load(record_at(index), &mut bytes);
+        let number = SpaceNumber::from_ne_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        match bytes[0] {
+            0 => return (records, index),
+            BATCH => space = number,
+            CLOSED => records.push(Record::Closed(number)),
+            _ => records.extend(
+                Message::parse(&bytes)
+                    .filter(|message| !matches!(message, Message::Fault { .. }))
+                    .map(|message| Record::Message(space, message)),
+            ),
+        }
+    }
+    (records, RECORDS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farfork_wire::descriptor::ExtentId;
+
+    fn message(kind: u8, words: [u64; 3]) -> [u8; MESSAGE_BYTES] {
+        let mut bytes = [0; MESSAGE_BYTES];
+        bytes[0] = kind;
+        for (index, word) in words.into_iter().enumerate() {
+            bytes[8 + 8 * index..16 + 8 * index].copy_from_slice(&word.to_ne_bytes());
+        }
+        bytes
+    }
+
+    /// Leaves a batch as a pager does that is killed right after its read.
+    fn leave_batch(journal: &mut Journal, space: SpaceNumber, messages: &[[u8; MESSAGE_BYTES]]) {
+        journal.mapping.store(record_at(journal.end), &mark(BATCH, space));
+        for (index, bytes) in messages.iter().enumerate() {
+            journal.mapping.store(record_at(journal.end + 1 + index), bytes);
+        }
+        journal.end += 1 + messages.len();
+    }
+
+    #[test]
+    fn a_successor_sees_every_event_but_no_fault() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), State::Waiting { socket: 9 }).unwrap();
+        journal.set_state(State::Active { uffd: 12 });
+        journal.set_counters(&Counters { faults: 1, pages_fetched: 2, bytes_fetched: 3, zero_pages: 4 });
+        let remap = message(0x14, [0x1000, 0x5000, 0x1000]);
+        leave_batch(&mut journal, 3, &[message(0x12, [0, 0x7000, 0]), remap]);
+        journal.close_space(3);
+        leave_batch(&mut journal, 0, &[message(0x16, [0x8000, 0x9000, 0])]);
+        let (opened, replay) = Journal::open(dir.path()).unwrap();
+        let expected = [
+            Record::Message(3, Message::Remap { from: 0x1000, to: 0x5000, bytes: 0x1000 }),
+            Record::Closed(3),
+            Record::Message(0, Message::Unmap { start: 0x8000, end: 0x9000 }),
+        ];
+        assert_eq!(replay.records, expected);
+        assert_eq!((opened.end, replay.state), (journal.end, State::Active { uffd: 12 }));
+        assert_eq!(replay.counters.zero_pages, 4);
+        assert_eq!(replay.snapshot, None);
+    }
+
+    #[test]
+    fn a_snapshot_takes_the_place_of_records() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), State::Active { uffd: 5 }).unwrap();
+        while !journal.is_full() {
+            leave_batch(&mut journal, 0, &[message(0x15, [0x1000, 0x2000, 0])]);
+        }
+        let segment = Segment { start: 0x1000, end: 0x2000, extent: ExtentId(1), first_page: 0 };
+        let space = SpaceSnapshot { number: 7, uffd: 5, segments: vec![segment] };
+        let snapshot = Snapshot { spaces: vec![space], next_space: 8 };
+        journal.restart(State::Active { uffd: 5 }, &snapshot).unwrap();
+        journal.close_space(7);
+        let (_, replay) = Journal::open(dir.path()).unwrap();
+        assert_eq!(replay.snapshot, Some(snapshot));
+        assert_eq!(replay.records, [Record::Closed(7)]);
+    }
+
+    #[test]
+    fn reading_nothing_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), State::Active { uffd: 5 }).unwrap();
+        let uffd = Userfaultfd::create().unwrap();
+        uffd.enable(farfork_sys::userfaultfd::Features::ALL_EVENTS).unwrap();
+        let mut messages = Vec::new();
+        journal.read(0, &uffd, &mut messages).unwrap();
+        assert!(messages.is_empty() && journal.end == 0);
+        assert!(Journal::open(dir.path()).unwrap().1.records.is_empty());
+    }
+}

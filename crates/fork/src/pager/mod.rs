@@ -1,0 +1,52 @@
+//! The pager: serves the missing pages of all children of a node, from a process of its own that outlives the daemon.
+//!
+//! ```text
+//!  child touches a missing page ─▶ kernel ─▶ userfaultfd ─▶ server ─▶ journal (events)
+//!                                                             │ faults
+//!                                            space: where does this page belong now?
+//!                                       zeroes │                │ page of the seed
+//!                                              │                ├─▶ owners, demand lane: this page, at once
+//!                                              │                └─▶ owners, bulk lane: its neighbours (prefetch)
+//!                                              ▼                          │ reply
+//!                                           install ◀─────────────────────┘
+//! ```
+//!
+//! Invariants:
+//! - A userfaultfd is closed only after its process is gone. The keeper's table holds it while pagers come and go.
+//! - Messages are read into the journal, and applied before any fault of the same batch is judged.
+//! - A page is installed where it belongs at that moment, not where it was asked for.
+//! - What should hold data is never answered with zeroes: what cannot be had is poisoned, and the reason written down.
+//! - A thread that waits is answered, or woken to ask again, whatever becomes of the page it waits for.
+//!
+//! Pure parts: `page_map`, `populated`, `page_set`, `prefetch`, `spin`. What becomes of a child as a process,
+//! and when its directory is made and removed, is the daemon's business.
+
+mod child;
+mod client;
+mod control;
+mod faults;
+mod install;
+mod journal;
+mod keeper;
+mod owners;
+mod page_map;
+mod page_set;
+mod plan;
+mod populated;
+mod prefetch;
+mod protocol;
+mod registry;
+mod retries;
+mod server;
+mod space;
+mod spin;
+mod station;
+mod takeover;
+mod watch;
+
+pub use child::LOST_FILE;
+pub use client::{ClientError, PagerClient, PagerStats};
+pub use keeper::{PagerConfig, run};
+pub use page_map::Segment;
+pub use plan::{MemoryPlan, PLAN_FILE, PlanError, PlannedExtent, Strategy};
+pub use station::{PagerError, SOCKET_FILE};

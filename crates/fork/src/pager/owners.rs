@@ -1,0 +1,202 @@
+//! The owners that pages come from: two connections to each, shared by all children, and what was asked on them.
+//!
+//! Pages that a thread waits for have a connection of their own (the demand lane), so that no stream of pages that may
+//! be wanted soon (the bulk lane) delays them. Bulk reads wait here in a queue, few of them are on their way at a time.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use farfork_fabric::{Address, Buffer, Completion, Connection, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
+use farfork_wire::PAGE_SIZE;
+
+use super::journal::SpaceNumber;
+use super::populated::Populated;
+
+/// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
+pub(super) const BULK_SLOTS: u64 = 64;
+
+/// Bulk reads on their way to one owner: the next is asked for while one arrives.
+const BULK_READS_MAX: usize = 2;
+
+/// A connection of an owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Lane {
+    /// A thread waits.
+    Demand,
+    /// Likely wanted soon.
+    Bulk,
+}
+
+/// An owner's key in [`Owners`].
+pub(super) type OwnerKey = u64;
+
+/// Slots of an address space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Wish {
+    /// The child.
+    pub(super) child: u64,
+    /// The space.
+    pub(super) space: SpaceNumber,
+    /// The slots.
+    pub(super) slots: Range<u64>,
+}
+
+/// A read on its way.
+#[derive(Debug, Clone)]
+pub(super) struct Read {
+    /// The child.
+    pub(super) child: u64,
+    /// The space.
+    pub(super) space: SpaceNumber,
+    /// The slots, in the order of the reply's bytes.
+    pub(super) slots: Vec<Range<u64>>,
+    /// Who was asked.
+    pub(super) owner: OwnerKey,
+    /// How.
+    pub(super) lane: Lane,
+}
+
+struct Owner {
+    address: Address,
+    demand: Box<dyn Connection>,
+    bulk: Box<dyn Connection>,
+    bulk_reads: usize,
+    queue: VecDeque<Wish>,
+    users: usize,
+}
+
+impl Owner {
+    fn lane(&mut self, lane: Lane) -> &mut Box<dyn Connection> {
+        match lane {
+            Lane::Demand => &mut self.demand,
+            Lane::Bulk => &mut self.bulk,
+        }
+    }
+}
+
+/// All owners and all reads.
+#[derive(Default)]
+pub(super) struct Owners {
+    owners: BTreeMap<OwnerKey, Owner>,
+    reads: HashMap<u64, Read>,
+    next_tag: u64,
+    next_key: OwnerKey,
+}
+
+impl Owners {
+    /// The owner at this address, for one more user; tells whether it is new, so that its connections are to be
+    /// watched.
+    ///
+    /// # Errors
+    /// As `farfork_fabric::connect`.
+    pub(super) fn attach(&mut self, address: &Address) -> io::Result<(OwnerKey, bool)> {
+        if let Some((key, owner)) = self.owners.iter_mut().find(|(_, owner)| owner.address == *address) {
+            owner.users += 1;
+            return Ok((*key, false));
+        }
+        let connect = || farfork_fabric::connect(address);
+        let (demand, bulk) = (connect()?, connect()?);
+        let key = self.next_key;
+        self.next_key += 1;
+        let owner = Owner { address: address.clone(), demand, bulk, bulk_reads: 0, queue: VecDeque::new(), users: 1 };
+        self.owners.insert(key, owner);
+        Ok((key, true))
+    }
+
+    /// Ends one user's use; the last one's closes the connections.
+    pub(super) fn detach(&mut self, key: OwnerKey) {
+        let Some(owner) = self.owners.get_mut(&key) else { return };
+        owner.users -= 1;
+        if owner.users == 0 {
+            self.owners.remove(&key);
+            self.reads.retain(|_, read| read.owner != key);
+        }
+    }
+
+    /// What tells that a lane has something to say.
+    pub(super) fn descriptor(&self, key: OwnerKey, lane: Lane) -> Option<BorrowedFd<'_>> {
+        let owner = self.owners.get(&key)?;
+        Some(match lane {
+            Lane::Demand => owner.demand.as_fd(),
+            Lane::Bulk => owner.bulk.as_fd(),
+        })
+    }
+
+    /// The owners there are.
+    pub(super) fn keys(&self) -> Vec<OwnerKey> {
+        self.owners.keys().copied().collect()
+    }
+
+    /// Asks for slots. They are sent with the next [`Self::poll`].
+    ///
+    /// # Errors
+    /// [`SubmitError::Full`]: too much is on its way.
+    pub(super) fn ask(
+        &mut self,
+        read: Read,
+        key: &Arc<SeedKey>,
+        populated: &Populated,
+        deadline: Instant,
+    ) -> Result<(), SubmitError> {
+        let Some(owner) = self.owners.get_mut(&read.owner) else { return Ok(()) };
+        let runs = read.slots.iter().flat_map(|slots| populated.runs_of(slots.clone()));
+        let spans = runs.map(|run| Span {
+            extent: run.extent,
+            offset: run.first_page * PAGE_SIZE,
+            bytes: (run.count * PAGE_SIZE) as u32,
+        });
+        let (tag, key, mode, spans) = (self.next_tag, key.clone(), ReadMode::Exact, spans.collect());
+        owner.lane(read.lane).submit(ReadRequest { tag, key, mode, spans, deadline })?;
+        if read.lane == Lane::Bulk {
+            owner.bulk_reads += 1;
+        }
+        self.next_tag += 1;
+        self.reads.insert(tag, read);
+        Ok(())
+    }
+
+    /// Puts slots at the end of the bulk lane's queue, so that all children have their turn.
+    pub(super) fn queue(&mut self, key: OwnerKey, wish: Wish) {
+        if let Some(owner) = self.owners.get_mut(&key) {
+            owner.queue.push_back(wish);
+        }
+    }
+
+    /// The next wish of the bulk lane, when another read may be on its way.
+    pub(super) fn next_wish(&mut self, key: OwnerKey) -> Option<Wish> {
+        let owner = self.owners.get_mut(&key)?;
+        if owner.bulk_reads < BULK_READS_MAX { owner.queue.pop_front() } else { None }
+    }
+
+    /// Sends and receives on a lane.
+    pub(super) fn poll(&mut self, key: OwnerKey, lane: Lane, now: Instant, completions: &mut Vec<Completion>) {
+        let Some(owner) = self.owners.get_mut(&key) else { return };
+        let before = completions.len();
+        owner.lane(lane).poll(now, completions);
+        if lane == Lane::Bulk {
+            owner.bulk_reads -= completions.len() - before;
+        }
+    }
+
+    /// The read that a completion ends; `None` when nobody is interested any more.
+    pub(super) fn ended(&mut self, tag: u64) -> Option<Read> {
+        self.reads.remove(&tag)
+    }
+
+    /// Gives a reply's memory back to where it came from.
+    pub(super) fn recycle(&mut self, key: OwnerKey, lane: Lane, buffer: Buffer) {
+        if let Some(owner) = self.owners.get_mut(&key) {
+            owner.lane(lane).recycle(buffer);
+        }
+    }
+
+    /// When a lane is to be polled even if its descriptor stays silent.
+    pub(super) fn next_timeout(&self) -> Option<Instant> {
+        let lanes = self.owners.values().flat_map(|owner| [&owner.demand, &owner.bulk]);
+        lanes.filter_map(|lane| lane.next_timeout()).min()
+    }
+}

@@ -1,0 +1,229 @@
+//! Where in an address space the pages of the seed belong, now: the plan's ranges, less what the process unmapped or
+//! discarded, moved where it moved them.
+//!
+//! What is registered but stands not in this map has no page to fetch and reads as zeroes: a stack that grew, the end
+//! of a mapping that mremap(2) made longer, memory after MADV_DONTNEED. Pure: it is fed with ranges and events; who
+//! reads these from the kernel is `space`.
+
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
+
+use farfork_sys::userfaultfd::Message;
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::ExtentId;
+use serde::{Deserialize, Serialize};
+
+/// A range of addresses that shows neighbouring pages of an extent. Addresses are multiples of the page size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// First address.
+    pub start: u64,
+    /// Address behind the last byte.
+    pub end: u64,
+    /// What the pages come from.
+    pub extent: ExtentId,
+    /// Number of the extent's page at `start`.
+    pub first_page: u64,
+}
+
+impl Segment {
+    /// The part within `start..end`, if any.
+    fn clipped(&self, start: u64, end: u64) -> Option<Segment> {
+        let (from, to) = (self.start.max(start), self.end.min(end));
+        (from < to).then(|| Segment { start: from, end: to, first_page: self.page_at(from), ..*self })
+    }
+
+    /// Number of the extent's page at an address within.
+    pub fn page_at(&self, address: u64) -> u64 {
+        self.first_page + (address - self.start) / PAGE_SIZE
+    }
+
+    /// How many pages it shows.
+    pub fn pages(&self) -> u64 {
+        (self.end - self.start) / PAGE_SIZE
+    }
+}
+
+/// The segments of one address space. They never overlap, neither in addresses nor in pages: memory moves, it is
+/// never seen twice.
+#[derive(Debug, Clone, Default)]
+pub(super) struct PageMap {
+    /// By first address.
+    segments: BTreeMap<u64, Segment>,
+    /// First addresses by extent and first page.
+    places: BTreeMap<(ExtentId, u64), u64>,
+}
+
+impl PageMap {
+    /// The map of these segments, which must not overlap.
+    pub(super) fn of(segments: impl IntoIterator<Item = Segment>) -> Self {
+        let mut map = Self::default();
+        segments.into_iter().for_each(|segment| map.insert(segment));
+        map
+    }
+
+    /// The segments, in ascending order of address.
+    pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.values()
+    }
+
+    /// The segment that covers an address.
+    pub(super) fn at(&self, address: u64) -> Option<&Segment> {
+        let (_, segment) = self.segments.range(..=address).next_back()?;
+        (address < segment.end).then_some(segment)
+    }
+
+    /// Where the next segment above an address begins.
+    pub(super) fn next_start(&self, address: u64) -> Option<u64> {
+        self.segments.range((Excluded(address), Unbounded)).next().map(|(start, _)| *start)
+    }
+
+    /// Where a page is to be seen now, and how many pages behind it follow there without a gap, itself included.
+    pub(super) fn place_of(&self, extent: ExtentId, page: u64) -> Option<(u64, u64)> {
+        let (_, start) = self.places.range((extent, 0)..=(extent, page)).next_back()?;
+        let segment = &self.segments[start];
+        let ahead = page - segment.first_page;
+        let behind = segment.pages().checked_sub(ahead).filter(|pages| *pages > 0)?;
+        Some((segment.start + ahead * PAGE_SIZE, behind))
+    }
+
+    /// Follows a change of the memory map.
+    pub(super) fn follow(&mut self, message: &Message) {
+        match *message {
+            Message::Remap { from, to, bytes } => self.remap(from, to, bytes),
+            Message::Remove { start, end } | Message::Unmap { start, end } => self.remove(start, end),
+            Message::Fault { .. } | Message::Fork { .. } => {}
+        }
+    }
+
+    /// Forgets a range: unmapped or discarded.
+    pub(super) fn remove(&mut self, start: u64, end: u64) {
+        self.take(start, end);
+    }
+
+    /// Moves a range, as mremap(2) does: what was at its new place is gone.
+    pub(super) fn remap(&mut self, from: u64, to: u64, bytes: u64) {
+        let moved = self.take(from, from + bytes);
+        self.remove(to, to + bytes);
+        for segment in moved {
+            let (start, end) = (segment.start - from + to, segment.end - from + to);
+            self.insert(Segment { start, end, ..segment });
+        }
+    }
+
+    /// Cuts a range out and gives what was in it.
+    fn take(&mut self, start: u64, end: u64) -> Vec<Segment> {
+        let first = self.at(start).map_or(start, |segment| segment.start);
+        let touched: Vec<Segment> = self.segments.range(first..end.max(first)).map(|(_, segment)| *segment).collect();
+        for segment in &touched {
+            self.segments.remove(&segment.start);
+            self.places.remove(&(segment.extent, segment.first_page));
+            let outside = [segment.clipped(0, start), segment.clipped(end, u64::MAX)];
+            outside.into_iter().flatten().for_each(|rest| self.insert(rest));
+        }
+        touched.iter().filter_map(|segment| segment.clipped(start, end)).collect()
+    }
+
+    fn insert(&mut self, segment: Segment) {
+        debug_assert!(segment.start < segment.end, "a segment has pages");
+        self.segments.insert(segment.start, segment);
+        self.places.insert((segment.extent, segment.first_page), segment.start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    /// Pages of the small address space that the model knows one by one.
+    const PAGES: u64 = 64;
+
+    /// What a page map should be: each page of addresses and what it shows.
+    #[derive(Default)]
+    struct Model(HashMap<u64, (ExtentId, u64)>);
+
+    impl Model {
+        fn remove(&mut self, start: u64, count: u64) {
+            self.0.retain(|page, _| !(start..start + count).contains(page));
+        }
+
+        fn remap(&mut self, from: u64, to: u64, count: u64) {
+            let moved: Vec<_> = (0..count).map(|index| self.0.remove(&(from + index))).collect();
+            self.remove(to, count);
+            for (index, shown) in moved.into_iter().enumerate() {
+                shown.map(|shown| self.0.insert(to + index as u64, shown));
+            }
+        }
+    }
+
+    #[derive(Debug, Clone)]
+    enum Event {
+        Remove { start: u64, count: u64 },
+        Remap { from: u64, to: u64, count: u64 },
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        prop_oneof![
+            (0..PAGES, 1..PAGES).prop_map(|(start, count)| Event::Remove { start, count }),
+            (0..PAGES, 0..PAGES, 1..16u64)
+                .prop_filter("mremap refuses overlapping ranges", |(from, to, count)| from.abs_diff(*to) >= *count)
+                .prop_map(|(from, to, count)| Event::Remap { from, to, count }),
+        ]
+    }
+
+    fn check(map: &PageMap, model: &Model) {
+        for page in 0..3 * PAGES {
+            let address = page * PAGE_SIZE;
+            let shown = map.at(address).map(|segment| (segment.extent, segment.page_at(address)));
+            assert_eq!(shown, model.0.get(&page).copied(), "page {page}");
+            if let Some((extent, number)) = shown {
+                let (place, behind) = map.place_of(extent, number).expect("a page that is shown has a place");
+                assert_eq!(place, address);
+                assert_eq!(behind, (map.at(address).unwrap().end - address) / PAGE_SIZE);
+            }
+        }
+        let shown: u64 = map.segments().map(Segment::pages).sum();
+        assert_eq!((shown as usize, map.segments.len()), (model.0.len(), map.places.len()));
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_the_model(events in prop::collection::vec(event(), 0..40)) {
+            let mut model = Model::default();
+            let mut segments = Vec::new();
+            for (extent, first) in [(0u32, 0u64), (1, 20), (2, 40)] {
+                let (start, end) = (first * PAGE_SIZE, (first + 16) * PAGE_SIZE);
+                segments.push(Segment { start, end, extent: ExtentId(extent), first_page: 3 });
+                model.0.extend((0..16).map(|page| (first + page, (ExtentId(extent), 3 + page))));
+            }
+            let mut map = PageMap::of(segments);
+            check(&map, &model);
+            for event in events {
+                match event {
+                    Event::Remove { start, count } => {
+                        map.remove(start * PAGE_SIZE, (start + count) * PAGE_SIZE);
+                        model.remove(start, count);
+                    }
+                    Event::Remap { from, to, count } => {
+                        map.remap(from * PAGE_SIZE, to * PAGE_SIZE, count * PAGE_SIZE);
+                        model.remap(from, to, count);
+                    }
+                }
+                check(&map, &model);
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_nowhere_has_no_place() {
+        let mut map = PageMap::of([Segment { start: 0x1000, end: 0x3000, extent: ExtentId(4), first_page: 0 }]);
+        assert_eq!(map.place_of(ExtentId(4), 1), Some((0x2000, 1)));
+        assert_eq!(map.place_of(ExtentId(4), 2), None);
+        assert_eq!(map.place_of(ExtentId(3), 0), None);
+        map.remove(0x2000, 0x3000);
+        assert_eq!(map.place_of(ExtentId(4), 1), None);
+        assert_eq!(map.next_start(0), Some(0x1000));
+    }
+}

@@ -1,0 +1,72 @@
+//! What the daemon and the pager say to each other: one request and its reply per connection, postcard in messages of
+//! a SOCK_SEQPACKET socket. Both are of one release and one machine, so that there are no versions.
+
+use std::path::PathBuf;
+
+use farfork_wire::ChildId;
+use serde::{Deserialize, Serialize};
+
+/// Longest message, in bytes: a page of a list of children.
+pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// Most children of one reply; an id has at most 83 bytes as text.
+pub(super) const CHILDREN_PER_REPLY_MAX: usize = 512;
+
+/// What a client asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Request {
+    /// Serve a child. The message carries the socket on which its userfaultfd will arrive. May be repeated.
+    Adopt {
+        /// The child.
+        child: ChildId,
+        /// Its directory, with the memory plan.
+        dir: PathBuf,
+    },
+    /// Forget a child that has ended. May be repeated.
+    Release {
+        /// The child.
+        child: ChildId,
+    },
+    /// What was done for a child.
+    Stats {
+        /// The child.
+        child: ChildId,
+    },
+    /// Which children there are.
+    Children {
+        /// Only those behind this one.
+        after: Option<ChildId>,
+    },
+    /// End the pager and its keeper.
+    Stop,
+}
+
+/// What the pager answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Reply {
+    /// As asked.
+    Done,
+    /// Processes of the child are still running and served.
+    StillRunning,
+    /// The answer to `Stats`.
+    Stats(PagerStats),
+    /// The answer to `Children`, ascending; empty when there are no more.
+    Children(Vec<ChildId>),
+    /// It is not done, for this reason.
+    Refused(String),
+}
+
+/// What the pager did for a child.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerStats {
+    /// Page faults answered.
+    pub faults: u64,
+    /// Pages installed that came from the owner.
+    pub pages_fetched: u64,
+    /// Bytes of pages received from the owner.
+    pub bytes_fetched: u64,
+    /// Pages installed as zeroes.
+    pub zero_pages: u64,
+    /// Why pages that were not fetched raise SIGBUS now, when they do.
+    pub lost: Option<String>,
+}

@@ -1,0 +1,99 @@
+//! What could not be done yet, because a child is changing its memory map or has no memory, and is to be done again.
+
+use std::time::{Duration, Instant};
+
+use farfork_fabric::Buffer;
+
+use super::journal::SpaceNumber;
+use super::owners::Read;
+
+/// Most attempts after a pause: with 10 ms between them, ten seconds without memory.
+pub(super) const PAUSED_TRIES_MAX: u32 = 1000;
+
+/// Rounds that only yield before the loop sleeps between them. Twice as many as were ever seen to be needed.
+const YIELDS_MAX: u32 = 20_000;
+
+/// Sleep between further rounds.
+const SLEEP: Duration = Duration::from_millis(1);
+
+/// Something to be done again.
+#[derive(Debug)]
+pub(super) enum Task {
+    /// Answer a fault: what it needs may have changed.
+    Fault {
+        /// Of this child.
+        child: u64,
+        /// In this space.
+        space: SpaceNumber,
+        /// Address of the page.
+        address: u64,
+    },
+    /// Install the pages of a reply.
+    Delivery(Delivery),
+    /// Watch a space again.
+    Listen {
+        /// Of this child.
+        child: u64,
+        /// The space.
+        space: SpaceNumber,
+    },
+}
+
+/// Pages that arrived.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    /// What was asked; slots that are installed are cut away.
+    pub(super) read: Read,
+    /// The bytes of the reply.
+    pub(super) data: Buffer,
+    /// Where in them those of the first slot begin.
+    pub(super) offset: usize,
+}
+
+#[derive(Debug)]
+struct Retry {
+    task: Task,
+    due: Instant,
+    paused_tries: u32,
+}
+
+/// The tasks that wait.
+#[derive(Debug, Default)]
+pub(super) struct Retries {
+    waiting: Vec<Retry>,
+    yields: u32,
+}
+
+impl Retries {
+    /// Has a task done again after a pause; `paused_tries` is how often it was paused before.
+    pub(super) fn push(&mut self, task: Task, now: Instant, pause: Duration, paused_tries: u32) {
+        let paused_tries = if pause.is_zero() { paused_tries } else { paused_tries + 1 };
+        self.waiting.push(Retry { task, due: now + pause, paused_tries });
+    }
+
+    /// The tasks that are due, each with how often it was paused.
+    pub(super) fn take_due(&mut self, now: Instant) -> Vec<(Task, u32)> {
+        if self.waiting.is_empty() {
+            self.yields = 0;
+            return Vec::new();
+        }
+        let (due, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|retry| retry.due <= now);
+        self.waiting = waiting;
+        let due: Vec<Retry> = due;
+        due.into_iter().map(|retry| (retry.task, retry.paused_tries)).collect()
+    }
+
+    /// How long the loop may sleep for the sake of these tasks; gives the CPU away where it should not sleep at all.
+    pub(super) fn patience(&mut self, now: Instant) -> Option<Duration> {
+        let first = self.waiting.iter().map(|retry| retry.due).min()?;
+        if first > now {
+            return Some(first - now);
+        }
+        if self.yields >= YIELDS_MAX {
+            return Some(SLEEP);
+        }
+        self.yields += 1;
+        std::thread::yield_now();
+        Some(Duration::ZERO)
+    }
+}

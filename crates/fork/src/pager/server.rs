@@ -1,0 +1,245 @@
+//! The pager's loop: waits for faults, replies, requests and time, and has each answered. One loop serves all children;
+//! a second one, on another core, would have children of its own.
+//!
+//! Each round: replies first (they end somebody's wait), then what children say, then what is to be done again, then
+//! what may be fetched ahead; at its end, all that was asked for goes out together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::Completion;
+use farfork_sys::userfaultfd::Message;
+
+use super::child::Child;
+use super::control::Clients;
+use super::journal::SpaceNumber;
+use super::owners::{Lane, OwnerKey, Owners};
+use super::retries::{Retries, Task};
+use super::spin::Spin;
+use super::station::Station;
+use super::watch::{Source, Watch};
+
+/// A process that ended says nothing; this often the pager looks who is gone.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a space is left alone whose messages cannot be read for want of a descriptor.
+pub(super) const TABLE_FULL_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why the loop ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// A client asked for it.
+    Stopped,
+    /// The keeper is gone: this process has to be the keeper now.
+    KeeperGone,
+}
+
+/// A child and the owner of its pages.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) child: Child,
+    pub(super) owner: OwnerKey,
+}
+
+/// The pager.
+pub(super) struct Server<'a> {
+    pub(super) station: &'a Station,
+    pub(super) watch: Watch,
+    pub(super) children: BTreeMap<u64, Served>,
+    pub(super) owners: Owners,
+    pub(super) retries: Retries,
+    pub(super) clients: Clients,
+    pub(super) now: Instant,
+    /// Lanes on which something was asked for in this round.
+    pub(super) to_poll: BTreeSet<(OwnerKey, Lane)>,
+    pub(super) messages: Vec<Message>,
+    pub(super) next_child: u64,
+    pub(super) stop: bool,
+    completions: Vec<Completion>,
+    spin: Spin,
+    next_sweep: Instant,
+}
+
+impl<'a> Server<'a> {
+    /// A pager that serves nobody yet.
+    pub(super) fn new(station: &'a Station) -> io::Result<Self> {
+        let now = Instant::now();
+        let mut watch = Watch::new()?;
+        watch.add(Source::Listener, station.listener())?;
+        watch.add(Source::Keeper, station.keeper())?;
+        Ok(Self {
+            station,
+            watch,
+            children: BTreeMap::new(),
+            owners: Owners::default(),
+            retries: Retries::default(),
+            clients: Clients::default(),
+            now,
+            to_poll: BTreeSet::new(),
+            messages: Vec::new(),
+            next_child: 0,
+            stop: false,
+            completions: Vec::new(),
+            spin: Spin::new(now),
+            next_sweep: now + SWEEP_INTERVAL,
+        })
+    }
+
+    /// Serves until it is to end.
+    pub(super) fn run(&mut self) -> io::Result<Ended> {
+        let mut ready = Vec::new();
+        loop {
+            let patience = self.patience();
+            self.watch.wait(patience, &mut ready)?;
+            self.now = Instant::now();
+            if !ready.is_empty() {
+                self.spin.work(self.now);
+            }
+            if ready.contains(&Source::Keeper) {
+                return Ok(Ended::KeeperGone);
+            }
+            self.round(&ready);
+            ready.clear();
+            if self.stop {
+                return Ok(Ended::Stopped);
+            }
+        }
+    }
+
+    fn round(&mut self, ready: &[Source]) {
+        let lanes = ready.iter().filter_map(|source| match source {
+            Source::Owner(owner, lane) => Some((*owner, *lane)),
+            _ => None,
+        });
+        self.to_poll.extend(lanes);
+        if self.owners.next_timeout().is_some_and(|due| due <= self.now) {
+            let keys = self.owners.keys();
+            self.to_poll.extend(keys.into_iter().flat_map(|key| [(key, Lane::Demand), (key, Lane::Bulk)]));
+        }
+        self.poll_owners();
+        for source in ready {
+            match *source {
+                Source::Space(child, space) => self.hear(child, space),
+                Source::Socket(child) => self.welcome(child),
+                Source::Listener => self.accept(),
+                Source::Client(client) => self.converse(client),
+                Source::Owner(..) | Source::Keeper => {}
+            }
+        }
+        for (task, paused_tries) in self.retries.take_due(self.now) {
+            match task {
+                Task::Fault { child, space, address } => self.answer(child, space, address, paused_tries),
+                Task::Delivery(delivery) => self.deliver(delivery, paused_tries),
+                Task::Listen { child, space } => self.listen(child, space),
+            }
+        }
+        self.fetch_ahead();
+        self.poll_owners();
+        if self.now >= self.next_sweep {
+            self.sweep();
+        }
+    }
+
+    /// Sends and receives on all lanes that have something to do; who waits for a page comes first.
+    fn poll_owners(&mut self) {
+        let mut lanes: Vec<(OwnerKey, Lane)> = std::mem::take(&mut self.to_poll).into_iter().collect();
+        lanes.sort_by_key(|(_, lane)| *lane);
+        let mut completions = std::mem::take(&mut self.completions);
+        for (owner, lane) in lanes {
+            self.owners.poll(owner, lane, self.now, &mut completions);
+            completions.drain(..).for_each(|completion| self.complete(owner, lane, completion));
+        }
+        self.completions = completions;
+    }
+
+    /// How long the next wait may be.
+    fn patience(&mut self) -> Duration {
+        let now = Instant::now();
+        if !self.to_poll.is_empty() || self.spin.look_again(now) {
+            return Duration::ZERO;
+        }
+        let until = |due: Instant| due.saturating_duration_since(now);
+        let owners = self.owners.next_timeout().map(until);
+        let retries = self.retries.patience(now);
+        [owners, retries].into_iter().flatten().fold(until(self.next_sweep), Duration::min)
+    }
+
+    /// Closes the spaces of processes that are gone.
+    fn sweep(&mut self) {
+        self.next_sweep = self.now + SWEEP_INTERVAL;
+        let keys: Vec<u64> = self.children.keys().copied().collect();
+        keys.into_iter().for_each(|key| self.sweep_child(key));
+    }
+
+    /// Closes the spaces of a child's processes that are gone.
+    pub(super) fn sweep_child(&mut self, key: u64) {
+        let Some(served) = self.children.get(&key) else { return };
+        let spaces = served.child.spaces.iter();
+        let gone: Vec<SpaceNumber> =
+            spaces.filter(|(_, space)| space.uffd().is_gone()).map(|(number, _)| *number).collect();
+        gone.into_iter().for_each(|space| self.close_space(key, space));
+    }
+
+    /// Serves a child from now on.
+    pub(super) fn take_in(&mut self, child: Child) -> io::Result<()> {
+        let (owner, new) = self.owners.attach(&child.owner)?;
+        for lane in [Lane::Demand, Lane::Bulk].into_iter().filter(|_| new) {
+            if let Some(fd) = self.owners.descriptor(owner, lane) {
+                self.watch.add(Source::Owner(owner, lane), fd)?;
+            }
+        }
+        let key = self.next_child;
+        self.next_child += 1;
+        if let Some(socket) = &child.socket {
+            self.watch.add(Source::Socket(key), &**socket)?;
+        }
+        let spaces: Vec<SpaceNumber> = child.spaces.keys().copied().collect();
+        self.children.insert(key, Served { child, owner });
+        spaces.into_iter().for_each(|space| self.listen(key, space));
+        Ok(())
+    }
+
+    /// Watches a space.
+    pub(super) fn listen(&mut self, key: u64, space: SpaceNumber) {
+        let Some(served) = self.children.get(&key) else { return };
+        let Some(known) = served.child.spaces.get(&space) else { return };
+        if let Err(error) = self.watch.add(Source::Space(key, space), known) {
+            tracing::error!("child {}: its faults cannot be watched: {error}; it is tried again", served.child.id);
+            self.retries.push(Task::Listen { child: key, space }, self.now, TABLE_FULL_PAUSE, 0);
+        }
+    }
+
+    /// Closes a space whose process is gone.
+    pub(super) fn close_space(&mut self, key: u64, space: SpaceNumber) {
+        let Some(served) = self.children.get_mut(&key) else { return };
+        if let Some(gone) = served.child.spaces.get(&space) {
+            self.watch.remove(Source::Space(key, space), gone);
+            served.child.close_space(space);
+        }
+        if served.child.released && served.child.is_over() {
+            self.forget(key);
+        }
+    }
+
+    /// Serves a child no more.
+    pub(super) fn forget(&mut self, key: u64) {
+        let Some(Served { mut child, owner }) = self.children.remove(&key) else { return };
+        self.station.registry().strike(&child.id);
+        if let Some(socket) = &child.socket {
+            self.watch.remove(Source::Socket(key), &**socket);
+            child.drop_socket();
+        }
+        self.owners.detach(owner);
+        if self.owners.descriptor(owner, Lane::Demand).is_none() {
+            self.watch.forget(Source::Owner(owner, Lane::Demand));
+            self.watch.forget(Source::Owner(owner, Lane::Bulk));
+        }
+    }
+
+    /// Watches a client.
+    pub(super) fn watch_client(&mut self, client: u64, socket: &OwnedFd) -> io::Result<()> {
+        self.watch.add(Source::Client(client), socket)
+    }
+}

@@ -1,0 +1,223 @@
+//! One address space that is being paged: a child's, or that of a process it forked.
+//!
+//! Its state is the page map, which follows the kernel's messages, and two sets of slots: installed here, and on their
+//! way. The order of things keeps them true: all messages are applied before a fault is judged, and while a message
+//! that was not yet read would change the map, the kernel refuses to fill any page (`Installed::Later`).
+
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+
+use farfork_sys::userfaultfd::{Message, Userfaultfd};
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::USER_SPACE_END;
+
+use super::install::{Gap, Installed, install};
+use super::page_map::{PageMap, Segment};
+use super::page_set::PageSet;
+use super::populated::{Populated, SlotRun};
+use super::prefetch::{Readahead, ZeroRuns};
+
+/// No process maps anything below: vm.mmap_min_addr of every distribution, and what a wake may not be asked for.
+const USER_SPACE_START: u64 = 64 << 10;
+
+/// An address space that is being paged.
+#[derive(Debug)]
+pub(super) struct Space {
+    /// Never closed by a drop: a pager that panics, or hands over, leaves it open in the shared table.
+    uffd: ManuallyDrop<Userfaultfd>,
+    map: PageMap,
+    installed: PageSet,
+    in_flight: PageSet,
+    readahead: Readahead,
+    zero_runs: ZeroRuns,
+}
+
+/// What a fault needs.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    /// Zeroes, from the page of the fault on.
+    Zeroes {
+        /// How many pages at most.
+        pages: u64,
+    },
+    /// A page of the seed.
+    Page {
+        /// The page.
+        slot: u64,
+        /// What is worth fetching with it.
+        window: Range<u64>,
+    },
+    /// A page that is on its way.
+    Patience,
+}
+
+impl Space {
+    /// The space behind a userfaultfd, in which nothing is known to be installed.
+    pub(super) fn new(uffd: Userfaultfd, map: PageMap, populated: &Populated, window_pages_max: u32) -> Self {
+        let slots = populated.slots();
+        Self {
+            uffd: ManuallyDrop::new(uffd),
+            map,
+            installed: PageSet::new(slots),
+            in_flight: PageSet::new(slots),
+            readahead: Readahead::new(slots, u64::from(window_pages_max)),
+            zero_runs: ZeroRuns::default(),
+        }
+    }
+
+    /// The space of a process that this one's forked, at the moment of the fork.
+    pub(super) fn forked(&self, uffd: Userfaultfd, slots: u64) -> Self {
+        Self {
+            uffd: ManuallyDrop::new(uffd),
+            map: self.map.clone(),
+            installed: self.installed.clone(),
+            in_flight: PageSet::new(slots),
+            readahead: self.readahead.clone(),
+            zero_runs: self.zero_runs.clone(),
+        }
+    }
+
+    /// Closes the userfaultfd of a space that is gone.
+    pub(super) fn close(self) {
+        drop(ManuallyDrop::into_inner(self.uffd));
+    }
+
+    /// Its userfaultfd.
+    pub(super) fn uffd(&self) -> &Userfaultfd {
+        &self.uffd
+    }
+
+    /// Its userfaultfd's number in the shared table.
+    pub(super) fn number(&self) -> RawFd {
+        self.uffd.as_raw_fd()
+    }
+
+    /// Its page map.
+    pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.map.segments()
+    }
+
+    /// Follows a change of the memory map, and has whoever waits in the ranges concerned ask again.
+    pub(super) fn follow(&mut self, message: &Message) {
+        self.map.follow(message);
+        match *message {
+            Message::Remap { from, to, bytes } => {
+                self.wake(from, bytes);
+                self.wake(to, bytes);
+            }
+            Message::Remove { start, end } | Message::Unmap { start, end } => self.wake(start, end - start),
+            Message::Fault { .. } | Message::Fork { .. } => {}
+        }
+    }
+
+    /// Has every waiting thread ask again.
+    pub(super) fn wake_all(&self) {
+        self.wake(USER_SPACE_START, USER_SPACE_END - USER_SPACE_START);
+    }
+
+    fn wake(&self, start: u64, bytes: u64) {
+        // It fails only for ranges outside of user space, in which nobody waits.
+        let _ = self.uffd.wake(start, bytes);
+    }
+
+    /// What the fault at `address` needs. The map must be up to date.
+    pub(super) fn judge(&mut self, address: u64, populated: &Populated) -> Need {
+        let Some(segment) = self.map.at(address) else {
+            let limit = self.map.next_start(address).unwrap_or(USER_SPACE_END);
+            return self.zeroes(address, limit);
+        };
+        let page = segment.page_at(address);
+        let Some(slot) = populated.slot_of(segment.extent, page) else {
+            let next = populated.next_page(segment.extent, page).unwrap_or(u64::MAX);
+            let limit = segment.end.min(address.saturating_add((next - page).saturating_mul(PAGE_SIZE)));
+            return self.zeroes(address, limit);
+        };
+        if self.in_flight.contains(slot) {
+            return Need::Patience;
+        }
+        let before = slot.checked_sub(1);
+        let in_order = before.is_some_and(|slot| self.installed.contains(slot) || self.in_flight.contains(slot));
+        Need::Page { slot, window: self.readahead.window(slot, in_order) }
+    }
+
+    fn zeroes(&mut self, address: u64, limit: u64) -> Need {
+        let pages = self.zero_runs.pages_from(address);
+        Need::Zeroes { pages: pages.min((limit - address) / PAGE_SIZE).max(1) }
+    }
+
+    /// The first slots of `range`, at most `slots_max`, that are neither here nor on their way; and what of the range
+    /// lies behind them.
+    pub(super) fn wanted(&self, range: Range<u64>, slots_max: u64) -> (Vec<Range<u64>>, Range<u64>) {
+        let mut wanted = Vec::new();
+        let mut room = slots_max;
+        for run in self.installed.missing(&self.in_flight, range.clone()) {
+            let taken = run.start..run.end.min(run.start + room);
+            room -= taken.end - taken.start;
+            let behind = taken.end;
+            wanted.push(taken);
+            if room == 0 {
+                return (wanted, behind..range.end);
+            }
+        }
+        (wanted, range.end..range.end)
+    }
+
+    /// Notes that slots were asked for.
+    pub(super) fn asked(&mut self, slots: &[Range<u64>]) {
+        slots.iter().for_each(|range| self.in_flight.insert(range.clone()));
+    }
+
+    /// Notes that slots that were asked for will not come, or have nowhere to go.
+    pub(super) fn dropped(&mut self, slots: Range<u64>) {
+        self.in_flight.remove(slots);
+    }
+
+    /// Maps zeroes from `address` on.
+    pub(super) fn zero(&self, address: u64, pages: u64, filled: &mut u64) -> Installed {
+        let fill = |from, bytes| self.uffd.zero(address + from, bytes);
+        install(&self.uffd, address, pages * PAGE_SIZE, Gap::Stop, filled, fill)
+    }
+
+    /// Makes one page raise SIGBUS.
+    pub(super) fn poison(&self, address: u64) -> Installed {
+        install(&self.uffd, address, PAGE_SIZE, Gap::Stop, &mut 0, |from, bytes| {
+            self.uffd.poison(address + from, bytes)
+        })
+    }
+
+    /// Installs a run of pages wherever they belong now; `data` has them all. What belongs nowhere any more is dropped.
+    pub(super) fn put(&mut self, run: &SlotRun, data: &[u8], filled: &mut u64) -> Installed {
+        let mut page = 0;
+        while page < run.count {
+            let Some((address, pages)) = self.map.place_of(run.extent, run.first_page + page) else {
+                self.in_flight.remove(run.first_slot + page..run.first_slot + page + 1);
+                page += 1;
+                continue;
+            };
+            let pages = pages.min(run.count - page);
+            let bytes = &data[(page * PAGE_SIZE) as usize..((page + pages) * PAGE_SIZE) as usize];
+            let fill = |at: u64, size: u64| self.uffd.copy(address + at, &bytes[at as usize..(at + size) as usize]);
+            let outcome = install(&self.uffd, address, pages * PAGE_SIZE, Gap::Skip, filled, fill);
+            let done = match &outcome {
+                Installed::All => pages,
+                Installed::Later { from, .. } => from / PAGE_SIZE,
+                Installed::Gone | Installed::Failed(_) => return outcome,
+            };
+            let slots = run.first_slot + page..run.first_slot + page + done;
+            self.in_flight.remove(slots.clone());
+            self.installed.insert(slots);
+            page += done;
+            if let Installed::Later { pause, .. } = outcome {
+                return Installed::Later { from: page * PAGE_SIZE, pause };
+            }
+        }
+        Installed::All
+    }
+}
+
+impl AsFd for Space {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+}

@@ -1,0 +1,165 @@
+//! What keeper and pager have in common and a successor finds in place: the run directory, its lock, the control
+//! socket, and the descriptors that were there before.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit};
+
+use super::registry::Registry;
+
+/// Name of the control socket in the run directory.
+pub const SOCKET_FILE: &str = "pager.sock";
+
+/// Name of the lock in the run directory.
+const LOCK_FILE: &str = "pager.lock";
+
+/// Connections that wait to be accepted, also while no pager runs: the daemon's threads.
+const BACKLOG: i32 = 64;
+
+/// Why there is no pager.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// Another one serves this run directory.
+    #[error("a pager already runs in {}: stop it first", run_dir.display())]
+    AlreadyRunning {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
+    /// A file of the run directory cannot be made.
+    #[error("{} cannot be made: {source}", path.display())]
+    RunDir {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A system call failed that has no reason to.
+    #[error("the pager cannot {action}: {source}")]
+    System {
+        /// What it could not do.
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What keeper and pager have in common.
+#[derive(Debug)]
+pub(super) struct Station {
+    registry: Registry,
+    socket_path: PathBuf,
+    listener: OwnedFd,
+    lock: File,
+    /// The process that is the keeper.
+    keeper: OwnedFd,
+    /// Descriptors of the process from before.
+    inherited: Vec<RawFd>,
+}
+
+impl Station {
+    /// Takes a run directory, as its only pager.
+    ///
+    /// # Errors
+    /// [`PagerError`].
+    pub(super) fn open(run_dir: &Path) -> Result<Self, PagerError> {
+        let inherited = open_descriptors().map_err(system("list its descriptors"))?;
+        raise_descriptor_limit();
+        let lock = lock(run_dir)?;
+        let at = |path: PathBuf| move |source| PagerError::RunDir { path, source };
+        let registry = Registry::open(run_dir).map_err(at(run_dir.to_owned()))?;
+        let socket_path = run_dir.join(SOCKET_FILE);
+        let listener = listen(&socket_path).map_err(at(socket_path.clone()))?;
+        let keeper = this_process()?;
+        Ok(Self { registry, socket_path, listener, lock, keeper, inherited })
+    }
+
+    /// Makes this process the keeper in place of one that is gone.
+    ///
+    /// # Errors
+    /// [`PagerError::System`].
+    pub(super) fn inherit(&mut self) -> Result<(), PagerError> {
+        self.keeper = this_process()?;
+        Ok(())
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(super) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// The keeper, by descriptor: readable when it is gone.
+    pub(super) fn keeper(&self) -> BorrowedFd<'_> {
+        self.keeper.as_fd()
+    }
+
+    /// The descriptors that no successor may close.
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        let own = [self.listener.as_raw_fd(), self.lock.as_raw_fd(), self.keeper.as_raw_fd()];
+        self.inherited.iter().copied().chain(own).collect()
+    }
+
+    /// Removes the control socket: nobody serves it any more.
+    pub(super) fn close(self) {
+        let _ = fs::remove_file(&self.socket_path);
+    }
+}
+
+/// Says in an error what could not be done.
+pub(super) fn system(action: &'static str) -> impl Fn(io::Error) -> PagerError {
+    move |source| PagerError::System { action, source }
+}
+
+fn this_process() -> Result<OwnedFd, PagerError> {
+    farfork_sys::pidfd::open(std::process::id() as i32).map_err(system("hold its own process"))
+}
+
+fn lock(run_dir: &Path) -> Result<File, PagerError> {
+    let path = run_dir.join(LOCK_FILE);
+    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = made.map_err(|source| PagerError::RunDir { path: path.clone(), source })?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(PagerError::AlreadyRunning { run_dir: run_dir.to_owned() }),
+        Err(errno) => Err(PagerError::RunDir { path, source: errno.into() }),
+    }
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let bound = rustix::net::bind(&socket, &SocketAddrUnix::new(path)?);
+    rustix::process::umask(before);
+    bound?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+fn open_descriptors() -> io::Result<Vec<RawFd>> {
+    let listed: Vec<RawFd> =
+        fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    // The descriptor that the listing itself used is closed by now.
+    Ok(listed.into_iter().filter(|number| fs::read_link(format!("/proc/self/fd/{number}")).is_ok()).collect())
+}
+
+/// Every process of every child has a descriptor here.
+fn raise_descriptor_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(errno) = rustix::process::setrlimit(Resource::Nofile, raised) {
+        tracing::warn!("the limit on descriptors stays at {:?}: {errno}", limit.current);
+    }
+}
