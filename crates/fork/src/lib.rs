@@ -4,6 +4,9 @@
 //! is the daemon's business (`farfork-node`).
 #![forbid(unsafe_code)]
 
+pub mod capture;
 pub mod identity;
 pub mod pager;
 pub mod restore;
+pub mod resume;
+pub mod seed;

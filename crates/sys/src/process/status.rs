@@ -50,6 +50,11 @@ impl Status {
         Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| malformed("status"))
     }
 
+    /// Whether a signal is ignored.
+    pub fn ignores(&self, signal: i32) -> bool {
+        self.signals_ignored & 1 << (signal - 1).clamp(0, 63) != 0
+    }
+
     fn parse(text: &str) -> Option<Self> {
         let mut status = Self::default();
         for line in text.lines() {
@@ -91,9 +96,7 @@ impl Status {
 }
 
 fn numbers(text: &str) -> Option<Vec<u32>> {
-    text.split_ascii_whitespace()
-        .map(|word| word.parse().ok())
-        .collect()
+    text.split_ascii_whitespace().map(|word| word.parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -110,13 +113,9 @@ mod tests {
 
     #[test]
     fn nested_ids_and_sets_are_read() {
-        let status = Status::parse(
-            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nCapBnd:\tff\nUmask:\t0022\n",
-        );
+        let status =
+            Status::parse("Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nCapBnd:\tff\nUmask:\t0022\n");
         let status = status.unwrap();
-        assert_eq!(
-            (status.namespace_ids, status.capabilities[3], status.umask),
-            (vec![9, 2], 0xff, 0o22)
-        );
+        assert_eq!((status.namespace_ids, status.capabilities[3], status.umask), (vec![9, 2], 0xff, 0o22));
     }
 }

@@ -1,0 +1,152 @@
+//! Why a process was not captured.
+
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+/// One thing of a process that farfork cannot carry, and why.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Refusal {
+    /// The thing, such as `pid 812, fd 7`.
+    pub object: String,
+    /// Why it cannot be carried, and what can be done.
+    pub reason: String,
+}
+
+impl Refusal {
+    pub(super) fn new(object: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self { object: object.into(), reason: reason.into() }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.object, self.reason)
+    }
+}
+
+/// Why a capture failed. Whatever it was, the process runs on as if nothing had happened.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// There is no such process, or it ended meanwhile.
+    #[error("pid {pid} has ended, or never was; check the number")]
+    Gone {
+        /// The process.
+        pid: i32,
+    },
+    /// It has state that cannot be carried.
+    #[error("pid {pid} cannot be carried: {}", list(.refusals))]
+    Refused {
+        /// The process.
+        pid: i32,
+        /// Every reason that was found.
+        refusals: Vec<Refusal>,
+    },
+    /// A thread could not be stopped in time.
+    #[error("pid {pid}, thread {tid} did not stop within {waited:?}: {state}")]
+    NotStopped {
+        /// The process.
+        pid: i32,
+        /// The thread.
+        tid: i32,
+        /// How long it was waited for.
+        waited: Duration,
+        /// The state it is in, why that cannot be interrupted, and what to do.
+        state: String,
+    },
+    /// The whole attempt took too long.
+    #[error(
+        "pid {pid} was not captured within {limit:?} (while: {phase}); try again when the machine is less busy, or with a longer limit"
+    )]
+    TimedOut {
+        /// The process.
+        pid: i32,
+        /// The limit of the attempt.
+        limit: Duration,
+        /// What was under way.
+        phase: &'static str,
+    },
+    /// Its shared memory changed its shape in every attempt.
+    #[error("pid {pid} keeps changing while it is looked at ({what}); try again")]
+    Unstable {
+        /// The process.
+        pid: i32,
+        /// What changed.
+        what: String,
+    },
+    /// Something about it could not be read.
+    #[error("cannot read {what} of pid {pid}: {source}")]
+    Read {
+        /// The process.
+        pid: i32,
+        /// What was read.
+        what: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A ptrace operation failed.
+    #[error("cannot {operation} thread {tid}: {source}")]
+    Trace {
+        /// The operation.
+        operation: &'static str,
+        /// The thread.
+        tid: i32,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A system call made on the process's behalf failed.
+    #[error("{call} on behalf of thread {tid} failed: {source}{}", advice(.call))]
+    Call {
+        /// The system call.
+        call: &'static str,
+        /// The thread.
+        tid: i32,
+        /// The cause.
+        source: io::Error,
+    },
+    /// What was captured does not hold together.
+    #[error(transparent)]
+    Invalid(#[from] farfork_wire::descriptor::InvalidDescriptor),
+    /// No thread could be started for the attempt.
+    #[error("cannot start a tracer thread: {0}")]
+    Thread(io::Error),
+    /// The tracer thread ended without an answer.
+    #[error("the tracer thread of pid {pid} ended without an answer; the log says why")]
+    TracerLost {
+        /// The process.
+        pid: i32,
+    },
+}
+
+impl CaptureError {
+    pub(super) fn refused(pid: i32, refusals: Vec<Refusal>) -> Self {
+        Self::Refused { pid, refusals }
+    }
+
+    /// For `map_err`: reading `what` of `pid` failed; a process without entry in /proc has ended.
+    pub(super) fn read(pid: i32, what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| match source.raw_os_error() {
+            Some(errno) if errno == rustix::io::Errno::SRCH.raw_os_error() => Self::Gone { pid },
+            _ => Self::Read { pid, what, source },
+        }
+    }
+
+    /// For `map_err`: a ptrace operation on `tid` failed.
+    pub(super) fn trace(operation: &'static str, tid: i32) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Trace { operation, tid, source }
+    }
+}
+
+fn list(refusals: &[Refusal]) -> String {
+    let lines: Vec<String> = refusals.iter().map(Refusal::to_string).collect();
+    lines.join("; ")
+}
+
+fn advice(call: &str) -> &'static str {
+    if call == "clone" {
+        "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork()"
+    } else {
+        ""
+    }
+}

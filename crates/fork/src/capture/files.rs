@@ -1,0 +1,229 @@
+//! Open files: what they are, which are refused, what the pause must read of them, and how they stand in a descriptor.
+//!
+//! fork(2) copies the table of descriptors but shares the open files: position, counter, pipe content go on changing
+//! once the parent runs. So numbers and kinds are read from the template, contents inside the pause ([`Contents`]).
+
+mod build;
+mod contents;
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+use farfork_sys::process;
+
+pub(super) use build::Files;
+pub(super) use contents::Contents;
+
+use super::error::{CaptureError, Refusal};
+
+/// What a descriptor leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    Regular,
+    Directory,
+    Pipe,
+    EventFd,
+    Epoll,
+    /// A memfd; its name.
+    Memory,
+    /// `/dev/null` and its like.
+    Device,
+    Terminal,
+    Socket,
+    /// Anything else, as a person would call it.
+    Other(String),
+}
+
+/// A descriptor of another process, without the state of its file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OpenFd {
+    pub(super) number: u32,
+    /// Where its link in /proc leads.
+    pub(super) link: Vec<u8>,
+    pub(super) kind: Kind,
+    pub(super) device: u64,
+    pub(super) inode: u64,
+    is_deleted: bool,
+    /// One of the standard streams, or a file that leads where one of them does.
+    pub(super) is_standard: bool,
+}
+
+const MEMFD_PREFIX: &[u8] = b"/memfd:";
+pub(super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
+
+/// Major and minor numbers of null, zero, full, random and urandom.
+const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
+
+/// Every descriptor of a process, ascending. One that is closed meanwhile is left out.
+pub(super) fn open_fds(pid: i32) -> Result<Vec<OpenFd>, CaptureError> {
+    let numbers = process::list_fds(pid).map_err(CaptureError::read(pid, "the open files"))?;
+    let mut fds = Vec::with_capacity(numbers.len());
+    for number in numbers {
+        match OpenFd::read(pid, number) {
+            Ok(fd) => fds.push(fd),
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(CaptureError::read(pid, format!("fd {number}"))(source)),
+        }
+    }
+    mark_standard(pid, &mut fds);
+    Ok(fds)
+}
+
+impl OpenFd {
+    pub(super) fn read(pid: i32, number: u32) -> io::Result<Self> {
+        let path = format!("/proc/{pid}/fd/{number}");
+        let link = fs::read_link(&path)?.as_os_str().as_bytes().to_vec();
+        let metadata = fs::metadata(&path)?;
+        Ok(Self {
+            number,
+            kind: kind(&link, &metadata),
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            is_deleted: metadata.nlink() == 0,
+            is_standard: false,
+            link,
+        })
+    }
+
+    /// Whether its file's state is shared by fork and goes on changing.
+    pub(super) fn has_contents(&self) -> bool {
+        match self.kind {
+            Kind::Regular | Kind::Directory | Kind::Pipe | Kind::EventFd | Kind::Epoll | Kind::Memory => {
+                !self.is_standard
+            }
+            Kind::Device | Kind::Terminal | Kind::Socket | Kind::Other(_) => false,
+        }
+    }
+
+    /// Kinds whose openings lead to the same stream when their inode is the same.
+    fn is_stream(&self) -> bool {
+        matches!(self.kind, Kind::Pipe | Kind::Terminal | Kind::Socket)
+    }
+
+    fn refusal(&self) -> Option<String> {
+        if self.is_standard {
+            return None;
+        }
+        let link = String::from_utf8_lossy(&self.link);
+        match &self.kind {
+            Kind::Regular | Kind::Directory if self.is_deleted => {
+                Some(format!("{link} was deleted, so that no other node can open it; close it first"))
+            }
+            Kind::Regular | Kind::Directory if str::from_utf8(&self.link).is_err() => {
+                Some(format!("the path {link} is not UTF-8"))
+            }
+            Kind::Socket => Some(format!("{link}: sockets are not carried yet; close it first")),
+            Kind::Terminal => Some(format!("terminal {link}: only standard streams may lead to one")),
+            Kind::Other(what) => Some(what.clone()),
+            _ => None,
+        }
+    }
+}
+
+fn kind(link: &[u8], metadata: &fs::Metadata) -> Kind {
+    let name = || String::from_utf8_lossy(link).into_owned();
+    let file_type = metadata.file_type();
+    if let Some(anonymous) = link.strip_prefix(b"anon_inode:") {
+        return match anonymous {
+            b"[eventfd]" => Kind::EventFd,
+            b"[eventpoll]" => Kind::Epoll,
+            other => Kind::Other(format!("{} is not carried yet; close it first", String::from_utf8_lossy(other))),
+        };
+    }
+    if file_type.is_socket() {
+        Kind::Socket
+    } else if file_type.is_fifo() {
+        let is_named = !link.starts_with(b"pipe:");
+        if is_named { Kind::Other(format!("named pipe {} is not carried yet", name())) } else { Kind::Pipe }
+    } else if file_type.is_char_device() {
+        character_device(metadata.rdev(), &name())
+    } else if file_type.is_block_device() {
+        Kind::Other(format!("block device {} cannot be carried", name()))
+    } else if file_type.is_dir() {
+        Kind::Directory
+    } else if link.starts_with(MEMFD_PREFIX) {
+        Kind::Memory
+    } else if link.starts_with(b"/") && file_type.is_file() {
+        Kind::Regular
+    } else {
+        Kind::Other(format!("{} cannot be carried", name()))
+    }
+}
+
+fn character_device(device: u64, name: &str) -> Kind {
+    /// Majors of terminals: virtual consoles and serial lines, /dev/tty and /dev/console, Unix 98 ptys (136 to 143).
+    const TERMINALS: [std::ops::RangeInclusive<u32>; 2] = [4..=5, 136..=143];
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    if CARRIED_DEVICES.contains(&(major, minor)) {
+        Kind::Device
+    } else if TERMINALS.iter().any(|majors| majors.contains(&major)) {
+        Kind::Terminal
+    } else {
+        Kind::Other(format!("device {name} cannot be carried"))
+    }
+}
+
+/// Numbers 0, 1 and 2 are standard streams unless they lead to `/dev/null` or its like; so is what shares their open
+/// file, and a pipe, terminal or socket that is the same as theirs.
+fn mark_standard(pid: i32, fds: &mut [OpenFd]) {
+    let streams: Vec<OpenFd> = fds.iter().filter(|fd| fd.number <= 2 && fd.kind != Kind::Device).cloned().collect();
+    for fd in fds.iter_mut() {
+        fd.is_standard = streams.iter().any(|stream| leads_to(pid, fd, stream));
+    }
+}
+
+/// Whether a descriptor leads where a standard stream does.
+pub(super) fn leads_to(pid: i32, fd: &OpenFd, stream: &OpenFd) -> bool {
+    if fd.number == stream.number {
+        return true;
+    }
+    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode);
+    let is_same_file = || process::same_open_file(pid, fd.number, stream.number).unwrap_or(false);
+    is_same_inode && (fd.is_stream() || is_same_file())
+}
+
+/// What of the open files of `subject`, a copy of `pid` or itself, cannot be carried, by name.
+pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut refusals = Vec::new();
+    for fd in fds {
+        refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
+    }
+    refusals.extend(one_sided_pipes(pid, subject, fds)?);
+    Ok(refusals)
+}
+
+fn object(pid: i32, number: u32) -> String {
+    format!("pid {pid}, fd {number}")
+}
+
+/// A pipe is carried when the process holds both of its ends.
+fn one_sided_pipes(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut ends = Vec::new();
+    for fd in fds.iter().filter(|fd| fd.kind == Kind::Pipe && !fd.is_standard) {
+        match process::FdInfo::read(subject, fd.number) {
+            Ok(info) => ends.push((fd, info.flags & O_ACCMODE)),
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(CaptureError::read(pid, format!("fd {}", fd.number))(source)),
+        }
+    }
+    let has = |inode: u64, mode: u32| ends.iter().any(|(fd, access)| fd.inode == inode && *access == mode);
+    let refuse = |(fd, access): &(&OpenFd, u32)| {
+        let link = String::from_utf8_lossy(&fd.link);
+        let reason = if *access == O_RDWR {
+            format!("{link} is open for reading and writing at once, which is not carried")
+        } else if !has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY) {
+            format!("{link} leads out of the process; only standard streams may")
+        } else {
+            return None;
+        };
+        Some(Refusal::new(object(pid, fd.number), reason))
+    };
+    Ok(ends.iter().filter_map(refuse).collect())
+}
+
+pub(super) const O_ACCMODE: u32 = 3;
+pub(super) const O_RDONLY: u32 = 0;
+pub(super) const O_WRONLY: u32 = 1;
+pub(super) const O_RDWR: u32 = 2;

@@ -1,0 +1,169 @@
+//! Open files as a descriptor holds them: numbers and kinds from the template, state from the pause.
+
+use farfork_sys::process::{self, FdInfo};
+use farfork_wire::descriptor::{EpollTarget, FileDescriptor, OpenFile, StandardStream};
+
+use super::contents::Contents;
+use super::{Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, leads_to, object};
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::shared::SharedCopies;
+
+const O_CLOEXEC: u32 = 0o2_000_000;
+
+/// The files of a descriptor.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    pub(crate) open_files: Vec<OpenFile>,
+    pub(crate) descriptors: Vec<FileDescriptor>,
+}
+
+/// Builds them from the table of `subject`, the template (or the frozen parent).
+struct Builder<'a> {
+    /// For messages.
+    pid: i32,
+    subject: i32,
+    root: &'a str,
+    fds: &'a [OpenFd],
+    contents: &'a Contents,
+    shared: &'a SharedCopies,
+    files: Files,
+    /// The descriptor that each open file was first met under.
+    firsts: Vec<u32>,
+    refusals: Vec<Refusal>,
+}
+
+impl Files {
+    /// All open files of `subject`, a copy of `pid`'s table whose contents were read when the copy was made.
+    pub(crate) fn build(
+        (pid, subject): (i32, i32),
+        root: &str,
+        fds: &[OpenFd],
+        contents: &Contents,
+        shared: &SharedCopies,
+    ) -> Result<Self, CaptureError> {
+        let (files, firsts, refusals) = (Self::default(), Vec::new(), Vec::new());
+        let mut builder = Builder { pid, subject, root, fds, contents, shared, files, firsts, refusals };
+        for fd in fds {
+            builder.take(fd)?;
+        }
+        if builder.refusals.is_empty() { Ok(builder.files) } else { Err(CaptureError::refused(pid, builder.refusals)) }
+    }
+}
+
+impl Builder<'_> {
+    fn take(&mut self, fd: &OpenFd) -> Result<(), CaptureError> {
+        let now =
+            FdInfo::read(self.subject, fd.number).map_err(CaptureError::read(self.pid, format!("fd {}", fd.number)))?;
+        let info = match self.contents.infos.get(&fd.number) {
+            Some(then) if (then.mount, then.inode) == (now.mount, now.inode) => then.clone(),
+            _ if fd.has_contents() => return Err(self.unstable(fd)),
+            _ => now,
+        };
+        let open_file = match self.known(fd) {
+            Some(index) => index,
+            None => {
+                let file = self.open_file(fd, &info)?;
+                self.files.open_files.push(file);
+                self.firsts.push(fd.number);
+                self.files.open_files.len() - 1
+            }
+        };
+        self.files.descriptors.push(FileDescriptor {
+            number: fd.number,
+            open_file: open_file as u32,
+            close_on_exec: info.flags & O_CLOEXEC != 0,
+        });
+        Ok(())
+    }
+
+    fn unstable(&self, fd: &OpenFd) -> CaptureError {
+        CaptureError::Unstable { pid: self.pid, what: format!("fd {}", fd.number) }
+    }
+
+    /// The open file of an earlier descriptor that this one is a duplicate of. The three standard streams stay apart.
+    fn known(&self, fd: &OpenFd) -> Option<usize> {
+        let is_same = |number: u32| {
+            let first = self.fds.iter().find(|other| other.number == number)?;
+            let same_inode = (first.device, first.inode) == (fd.device, fd.inode);
+            let same_kind = first.is_standard == fd.is_standard;
+            let same_file = || process::same_open_file(self.subject, number, fd.number).unwrap_or(false);
+            (same_inode && same_kind && same_file()).then_some(())
+        };
+        if fd.is_standard {
+            return None;
+        }
+        self.firsts.iter().position(|number| is_same(*number).is_some())
+    }
+
+    fn open_file(&mut self, fd: &OpenFd, info: &FdInfo) -> Result<OpenFile, CaptureError> {
+        if fd.is_standard {
+            return Ok(OpenFile::Standard(self.stream_of(fd, info)));
+        }
+        let flags = info.flags & !O_CLOEXEC;
+        let offset = info.offset;
+        Ok(match fd.kind {
+            Kind::Regular => OpenFile::Regular { path: self.path(fd), flags, offset },
+            Kind::Directory => OpenFile::Directory { path: self.path(fd), flags, offset },
+            Kind::Device => OpenFile::Device { path: self.path(fd), flags },
+            Kind::Pipe => self.pipe(fd, flags)?,
+            Kind::EventFd => {
+                let counter = info.event_counter.ok_or_else(|| self.unstable(fd))?;
+                OpenFile::EventFd { count: counter.count, semaphore: counter.semaphore, flags }
+            }
+            Kind::Epoll => OpenFile::Epoll { flags, targets: self.epoll_targets(fd, info) },
+            Kind::Memory => {
+                let object = self.shared.index_of(fd.device, fd.inode).ok_or_else(|| self.unstable(fd))?;
+                OpenFile::Memory { object, flags, offset }
+            }
+            Kind::Terminal | Kind::Socket | Kind::Other(_) => return Err(self.unstable(fd)),
+        })
+    }
+
+    /// The path as the process sees it.
+    fn path(&self, fd: &OpenFd) -> String {
+        let path = String::from_utf8_lossy(&fd.link);
+        super::super::strip_root(&path, self.root).to_owned()
+    }
+
+    fn pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
+        let state = self.contents.pipes.get(&fd.inode).ok_or_else(|| self.unstable(fd))?;
+        let is_write_end = flags & O_ACCMODE == O_WRONLY;
+        let is_first = !self
+            .files
+            .open_files
+            .iter()
+            .any(|file| matches!(file, OpenFile::Pipe { pipe, is_write_end: false, .. } if *pipe == fd.inode));
+        let content = if !is_write_end && is_first { state.content.clone() } else { Vec::new() };
+        Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity: state.capacity, content })
+    }
+
+    fn epoll_targets(&mut self, fd: &OpenFd, info: &FdInfo) -> Vec<EpollTarget> {
+        for entry in &info.epoll {
+            let target = self.fds.iter().find(|other| other.number == entry.number);
+            if !target.is_some_and(|target| target.inode == entry.inode) {
+                let reason = format!(
+                    "epoll watches a file that was registered as fd {} and is no longer open there; remove it first",
+                    entry.number
+                );
+                self.refusals.push(Refusal::new(object(self.pid, fd.number), reason));
+            }
+        }
+        let target =
+            |entry: &process::EpollEntry| EpollTarget { number: entry.number, events: entry.events, data: entry.data };
+        info.epoll.iter().map(target).collect()
+    }
+
+    /// Numbers 0, 1 and 2 are what their number says; another descriptor is the stream that it leads to, by preference
+    /// one of the direction that it is open in.
+    fn stream_of(&self, fd: &OpenFd, info: &FdInfo) -> StandardStream {
+        const STREAMS: [StandardStream; 3] = [StandardStream::Input, StandardStream::Output, StandardStream::Error];
+        if let Some(stream) = STREAMS.get(fd.number as usize) {
+            return *stream;
+        }
+        let order: [u32; 3] = if info.flags & O_ACCMODE == O_RDONLY { [0, 1, 2] } else { [1, 2, 0] };
+        let leads =
+            |number: &u32| self.fds.iter().any(|stream| stream.number == *number && leads_to(self.subject, fd, stream));
+        let number = order.into_iter().find(leads).unwrap_or(order[0]);
+        STREAMS[number as usize]
+    }
+}

@@ -1,0 +1,156 @@
+//! The memory map: what each area is, which are refused, and how they stand in a descriptor.
+
+mod build;
+
+use std::io;
+
+use farfork_sys::process::MapEntry;
+use farfork_wire::descriptor::{PageRun, SpecialMapping, USER_SPACE_END};
+
+pub(super) use build::MemoryMap;
+
+use super::error::Refusal;
+use super::files::DELETED_SUFFIX;
+
+/// What an area of the address space is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// `[vsyscall]`: each process has it at the same place.
+    Skipped,
+    Special(SpecialMapping),
+    /// Private and without a file that another node could have.
+    Anonymous,
+    /// A private mapping of a file that its path leads to.
+    PrivateFile,
+    /// A shared mapping of a file that its path leads to.
+    SharedFile,
+    /// A shared mapping of memory that no path leads to.
+    SharedObject,
+}
+
+/// What `entry` is, or why it cannot be carried.
+pub(super) fn kind(entry: &MapEntry) -> Result<Kind, &'static str> {
+    refuse_by_flag(entry)?;
+    refuse_by_name(entry)?;
+    Ok(match entry.path.as_slice() {
+        _ if entry.start >= USER_SPACE_END => Kind::Skipped,
+        b"[vdso]" => Kind::Special(SpecialMapping::Vdso),
+        b"[vvar]" => Kind::Special(SpecialMapping::Vvar),
+        b"[vvar_vclock]" => Kind::Special(SpecialMapping::VvarVclock),
+        path if entry.is_shared => {
+            if is_deleted(path) {
+                Kind::SharedObject
+            } else {
+                Kind::SharedFile
+            }
+        }
+        // A private mapping of /dev/zero is anonymous memory.
+        path if entry.inode == 0 || !path.starts_with(b"/") || is_deleted(path) || path == b"/dev/zero" => {
+            Kind::Anonymous
+        }
+        _ => Kind::PrivateFile,
+    })
+}
+
+/// Whether a mapping is of shared memory that no path leads to.
+pub(super) fn is_shared_object(entry: &MapEntry) -> bool {
+    kind(entry) == Ok(Kind::SharedObject)
+}
+
+/// The kernel appends this to the path of a file that is no longer where it was opened.
+fn is_deleted(path: &[u8]) -> bool {
+    path.ends_with(DELETED_SUFFIX)
+}
+
+/// By VmFlags (proc_pid_smaps(5)), where they are known.
+fn refuse_by_flag(entry: &MapEntry) -> Result<(), &'static str> {
+    const REFUSED: [(&str, &str); 6] = [
+        ("ht", "it is in huge pages of hugetlbfs, which are not carried yet"),
+        ("um", "another process serves its page faults (userfaultfd); let that finish first"),
+        ("uw", "another process tracks its writes (userfaultfd); let that finish first"),
+        ("ui", "another process serves its page faults (userfaultfd); let that finish first"),
+        ("ss", "it is a shadow stack, which is not carried yet"),
+        ("sl", "it is sealed (mseal), and a sealed area cannot be rebuilt"),
+    ];
+    let is_kernels = entry.path.starts_with(b"[v");
+    if !is_kernels && (entry.has_flag("pf") || entry.has_flag("io")) {
+        return Err("it maps a device");
+    }
+    REFUSED.iter().find(|(flag, _)| entry.has_flag(flag)).map_or(Ok(()), |(_, reason)| Err(reason))
+}
+
+fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
+    let path = entry.path.as_slice();
+    if path.starts_with(b"/SYSV") {
+        return Err("it is System V shared memory, which is not carried yet");
+    }
+    if path.starts_with(b"/anon_hugepage") {
+        return Err("it is in huge pages of hugetlbfs, which are not carried yet");
+    }
+    if path.starts_with(b"/secretmem") {
+        return Err("it is secret memory (memfd_secret), which nobody else may read");
+    }
+    if path.starts_with(b"anon_inode:") {
+        return Err("it maps an object of the kernel that cannot be carried");
+    }
+    if entry.is_shared && !path.starts_with(b"/") && !path.starts_with(b"[v") {
+        return Err("it is a shared mapping of an unknown kind");
+    }
+    let is_device = path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/") && !path.starts_with(b"/dev/zero");
+    if is_device && !is_deleted(path) {
+        return Err("it maps a device");
+    }
+    Ok(())
+}
+
+/// What of a memory map cannot be carried, by name.
+pub(super) fn refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
+    let refusal = |entry: &MapEntry| {
+        let reason = kind(entry).err()?;
+        let name = String::from_utf8_lossy(&entry.path);
+        let object = format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end);
+        Some(Refusal::new(object.trim_end(), reason))
+    };
+    // A fork has no MADV_DONTFORK areas, whatever they are.
+    maps.iter().filter(|entry| !entry.has_flag("dc")).filter_map(refusal).collect()
+}
+
+/// Runs in ascending order, with those that touch or overlap made one.
+pub(super) fn merge(runs: impl IntoIterator<Item = PageRun>) -> Vec<PageRun> {
+    let mut merged: Vec<PageRun> = Vec::new();
+    for run in runs.into_iter().filter(|run| run.count > 0) {
+        match merged.last_mut() {
+            Some(last) if run.first <= last.first + last.count => {
+                let end = (last.first + last.count).max(run.first + run.count);
+                last.count = end - last.first;
+            }
+            _ => merged.push(run),
+        }
+    }
+    merged
+}
+
+/// For messages: an error about a mapping's file.
+fn about(entry: &MapEntry, source: &io::Error) -> String {
+    format!("its file {} cannot be looked at: {source}", String::from_utf8_lossy(&entry.path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn merged_runs_hold_the_same_pages_and_never_touch(mut firsts in prop::collection::vec((0_u64..200, 0_u64..9), 0..40)) {
+            firsts.sort_unstable();
+            let runs: Vec<PageRun> = firsts.iter().map(|(first, count)| PageRun { first: *first, count: *count }).collect();
+            let merged = merge(runs.iter().copied());
+            let holds = |runs: &[PageRun], page: u64| runs.iter().any(|run| (run.first..run.first + run.count).contains(&page));
+            for page in 0..210 {
+                prop_assert_eq!(holds(&runs, page), holds(&merged, page));
+            }
+            prop_assert!(merged.windows(2).all(|pair| pair[0].first + pair[0].count < pair[1].first));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! A memory map as a descriptor holds it, from the map and the page tables of the template.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use farfork_sys::pagemap::{self, Region};
+use farfork_sys::process::{self, MapEntry};
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{
+    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, Mapping, MappingFlags, PageRun, USER_SPACE_END,
+};
+
+use super::{Kind, about, kind, merge};
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::shared::SharedCopies;
+use crate::capture::strip_root;
+use crate::identity::identify;
+
+/// The memory of a descriptor.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryMap {
+    pub(crate) mappings: Vec<Mapping>,
+    pub(crate) extents: Vec<Extent>,
+    pub(crate) files: Vec<MappedFile>,
+}
+
+struct Builder<'a> {
+    pid: i32,
+    subject: i32,
+    root: &'a str,
+    shared: &'a SharedCopies,
+    regions: Vec<Region>,
+    file_indices: BTreeMap<(u64, u64), u32>,
+    memory: MemoryMap,
+}
+
+impl MemoryMap {
+    /// The memory of `subject`, a template of `pid` that stands still (or `pid` itself).
+    pub(crate) fn build((pid, subject): (i32, i32), root: &str, shared: &SharedCopies) -> Result<Self, CaptureError> {
+        let entries = process::smaps(subject).map_err(CaptureError::read(pid, "the memory map"))?;
+        let refusals = super::refusals(pid, &entries);
+        if !refusals.is_empty() {
+            return Err(CaptureError::refused(pid, refusals));
+        }
+        let regions = pagemap::populated(subject, 0, USER_SPACE_END);
+        let regions = regions.map_err(CaptureError::read(pid, "the page map"))?;
+        let (file_indices, memory) = (BTreeMap::new(), Self::default());
+        let mut builder = Builder { pid, subject, root, shared, regions, file_indices, memory };
+        // MADV_DONTFORK: a template does not have them, a frozen parent does.
+        for entry in entries.iter().filter(|entry| !entry.has_flag("dc")) {
+            builder.take(entry)?;
+        }
+        Ok(builder.memory)
+    }
+}
+
+impl Builder<'_> {
+    fn take(&mut self, entry: &MapEntry) -> Result<(), CaptureError> {
+        let kind = kind(entry).map_err(|reason| self.refuse(entry, reason))?;
+        let backing = match kind {
+            Kind::Skipped => return Ok(()),
+            Kind::Special(special) => Backing::Special(special),
+            Kind::Anonymous if is_wiped(entry) => Backing::Anonymous { extent: None },
+            // A mapping of a deleted file, or of /dev/zero, has both the file's pages and written ones.
+            Kind::Anonymous if entry.inode != 0 => self.written_file(entry)?,
+            Kind::Anonymous => Backing::Anonymous { extent: self.extent(entry, self.runs(entry, |_| true)) },
+            Kind::PrivateFile => self.private_file(entry)?,
+            Kind::SharedFile => {
+                let (file, _) = self.file(entry)?;
+                Backing::SharedFile { file, offset: entry.offset, writable: entry.has_flag("mw") }
+            }
+            Kind::SharedObject => self.shared_object(entry)?,
+        };
+        self.memory.mappings.push(Mapping {
+            start: entry.start,
+            end: entry.end,
+            protection: entry.protection,
+            flags: flags(entry),
+            backing,
+        });
+        Ok(())
+    }
+
+    /// A private file mapping is paged from the owner where the process has written to it, else left to the file.
+    fn private_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+        let is_written = !self.runs(entry, |region| !region.is_file()).is_empty();
+        if is_written || str::from_utf8(&entry.path).is_err() {
+            return self.written_file(entry);
+        }
+        let (file, file_bytes) = self.file(entry)?;
+        let runs = merge(pages_of_file(entry, file_bytes));
+        let extent = self.push_extent(entry, runs);
+        Ok(Backing::PrivateFile { file, offset: entry.offset, extent })
+    }
+
+    /// All of a private file mapping, paged from the owner: what was written, and the file's own pages, which the
+    /// owner reads through the same mapping.
+    fn written_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+        let path = self.link(entry);
+        let file_bytes = match std::fs::metadata(&path) {
+            Ok(metadata) => metadata.len(),
+            Err(source) => return Err(self.refuse(entry, &about(entry, &source))),
+        };
+        let mut runs: Vec<PageRun> = pages_of_file(entry, file_bytes).into_iter().collect();
+        runs.extend(self.runs(entry, |_| true));
+        runs.sort_unstable_by_key(|run| run.first);
+        Ok(Backing::Anonymous { extent: self.extent(entry, merge(runs)) })
+    }
+
+    fn shared_object(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+        use std::os::unix::fs::MetadataExt;
+        let unstable = || CaptureError::Unstable { pid: self.pid, what: "its shared memory".to_owned() };
+        let metadata = std::fs::metadata(self.link(entry)).map_err(|_| unstable())?;
+        let object = self.shared.index_of(metadata.dev(), metadata.ino()).ok_or_else(unstable)?;
+        Ok(Backing::SharedMemory { object, offset: entry.offset })
+    }
+
+    /// Index of a mapping's file, and its size in bytes.
+    fn file(&mut self, entry: &MapEntry) -> Result<(u32, u64), CaptureError> {
+        let key = (entry.device, entry.inode);
+        if let Some(index) = self.file_indices.get(&key) {
+            return Ok((*index, self.memory.files[*index as usize].identity.bytes));
+        }
+        let Ok(path) = str::from_utf8(&entry.path) else {
+            return Err(self.refuse(entry, "the path of its file is not UTF-8"));
+        };
+        let path = strip_root(path, self.root).to_owned();
+        let identity = identify_regular(&self.link(entry));
+        let identity = identity.map_err(|source| self.refuse(entry, &about(entry, &source)))?;
+        let (index, bytes) = (self.memory.files.len() as u32, identity.bytes);
+        self.memory.files.push(MappedFile { path, identity });
+        self.file_indices.insert(key, index);
+        Ok((index, bytes))
+    }
+
+    /// A link to the very file that is mapped, whatever its path leads to today.
+    fn link(&self, entry: &MapEntry) -> String {
+        format!("/proc/{}/map_files/{}", self.subject, entry.range_name())
+    }
+
+    fn refuse(&self, entry: &MapEntry, reason: &str) -> CaptureError {
+        let object = format!("pid {}, mapping {:#x}-{:#x}", self.pid, entry.start, entry.end);
+        CaptureError::refused(self.pid, vec![Refusal::new(object, reason)])
+    }
+
+    /// The populated pages of a mapping that `wanted` picks, counted from its start.
+    fn runs(&self, entry: &MapEntry, wanted: impl Fn(&Region) -> bool) -> Vec<PageRun> {
+        let from = self.regions.partition_point(|region| region.end <= entry.start);
+        let inside = self.regions[from..].iter().take_while(|region| region.start < entry.end);
+        let run = |region: &Region| {
+            let (start, end) = (region.start.max(entry.start), region.end.min(entry.end));
+            PageRun { first: (start - entry.start) / PAGE_SIZE, count: (end - start) / PAGE_SIZE }
+        };
+        merge(inside.filter(|region| wanted(region)).map(run))
+    }
+
+    /// An extent for the pages of a mapping; none where there is nothing to fetch.
+    fn extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> Option<ExtentId> {
+        (!populated.is_empty()).then(|| self.push_extent(entry, populated))
+    }
+
+    fn push_extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> ExtentId {
+        let id = ExtentId(self.memory.extents.len() as u32);
+        let source = ExtentSource::Template { address: entry.start };
+        self.memory.extents.push(Extent { source, bytes: entry.bytes(), populated });
+        id
+    }
+}
+
+/// A device must not be opened: that alone can do something.
+fn identify_regular(link: &str) -> io::Result<FileIdentity> {
+    if !std::fs::metadata(link)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    identify(Path::new(link))
+}
+
+/// MADV_WIPEONFORK, and VM_DROPPABLE, which the kernel may drop at any time: a fork's child sees zeroes.
+fn is_wiped(entry: &MapEntry) -> bool {
+    entry.has_flag("wf") || entry.has_flag("dp")
+}
+
+/// The pages of a mapping that lie within its file.
+fn pages_of_file(entry: &MapEntry, file_bytes: u64) -> Option<PageRun> {
+    let count = file_bytes.saturating_sub(entry.offset).div_ceil(PAGE_SIZE).min(entry.bytes() / PAGE_SIZE);
+    (count > 0).then_some(PageRun { first: 0, count })
+}
+
+fn flags(entry: &MapEntry) -> MappingFlags {
+    MappingFlags {
+        grows_down: entry.has_flag("gd"),
+        no_reserve: entry.has_flag("nr"),
+        locked: entry.has_flag("lo"),
+        huge_page: entry.has_flag("hg"),
+        no_huge_page: entry.has_flag("nh"),
+        wipe_on_fork: entry.has_flag("wf"),
+        dont_dump: entry.has_flag("dd"),
+    }
+}

@@ -1,0 +1,202 @@
+//! Capture: a running process becomes a descriptor and a template, in a pause not much longer than a local fork(2).
+//!
+//! ```text
+//!  check ────▶ survey: what would be carried, what refused                     (the process runs)
+//!  prepare ──▶ owner thread ─ attempt ─┬─ stop, restart: all threads stand, and how they go on
+//!                                      ├─ inject, ask: system calls made on the process's behalf
+//!                                      ├─ files, shared: what fork shares is copied inside the pause
+//!                                      ├─ template: the clone that never runs
+//!                                      └─ state, memory, eager: the rest, read from the template
+//! ```
+//!
+//! What becomes of a descriptor is the business of `restore`; who serves the template's memory, that of the seed table.
+//!
+//! # Invariants
+//! - Whatever fails, the parent goes on as it was: registers and signal masks are owned by a guard that puts them back.
+//! - What cannot be carried is refused by name, before memory, files or signals of the parent change.
+//! - The template never runs: see [`template`](self::template).
+
+mod ask;
+mod attempt;
+mod deadline;
+mod eager;
+mod error;
+mod files;
+mod freezer;
+mod inject;
+mod memory;
+mod owner;
+mod restart;
+mod shared;
+mod state;
+mod stop;
+mod survey;
+mod template;
+mod turn;
+
+use std::fmt;
+use std::time::Duration;
+
+use farfork_sys::process::Status;
+use farfork_wire::NodeName;
+use farfork_wire::descriptor::Descriptor;
+
+pub use error::{CaptureError, Refusal};
+pub use owner::Template;
+pub use shared::SharedCopy;
+
+use survey::{Depth, Survey};
+
+/// Default limit of a capture: a fork of some hundred gigabytes takes as long.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is done with a template as soon as it is born: the daemon moves it to a control group of its own, so that the
+/// copies that the parent's writes leave it with are not charged to the parent. Takes its pid.
+pub type OnTemplate = Box<dyn FnMut(i32) + Send>;
+
+/// How to capture.
+pub struct CaptureOptions {
+    /// The node that will own the seed.
+    pub node: NodeName,
+    /// The parent itself stays stopped and holds the memory; no clone is made.
+    pub freeze: bool,
+    /// Limit of the whole attempt.
+    pub timeout: Duration,
+    /// Called in the tracer thread for each template, after the parent was let go. Not in freeze mode.
+    pub on_template: Option<OnTemplate>,
+}
+
+impl CaptureOptions {
+    /// A template, the default limit, nothing done with the template.
+    pub fn new(node: NodeName) -> Self {
+        Self { node, freeze: false, timeout: TIMEOUT, on_template: None }
+    }
+}
+
+impl fmt::Debug for CaptureOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CaptureOptions")
+            .field("node", &self.node)
+            .field("freeze", &self.freeze)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A captured process.
+#[derive(Debug)]
+pub struct Captured {
+    /// Everything but the contents of its pages.
+    pub descriptor: Descriptor,
+    /// Holds the contents of its private pages.
+    pub template: Template,
+    /// Contents of its shared objects, in the order of the descriptor's.
+    pub shared_copies: Vec<SharedCopy>,
+    /// How long it took.
+    pub times: CaptureTimes,
+}
+
+/// How long a capture took, by phase.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CaptureTimes {
+    /// From the first interrupted thread until all were let go.
+    pub pause: Duration,
+    /// The whole capture.
+    pub total: Duration,
+    /// How many threads.
+    pub threads: usize,
+    /// Before the pause: the look at the running process.
+    pub survey: Duration,
+    /// In the pause: until all threads stood.
+    pub stop: Duration,
+    /// In the pause: reading what a tracer can.
+    pub registers: Duration,
+    /// In the pause: what the threads had to ask for themselves.
+    pub ask: Duration,
+    /// In the pause, while the clone is under way: files and shared memory.
+    pub shared: Duration,
+    /// In the pause: what was left of the clone then.
+    pub clone: Duration,
+}
+
+/// What a capture of a process would carry, and what it would refuse.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct CheckReport {
+    /// The process.
+    pub pid: i32,
+    /// How many threads.
+    pub threads: usize,
+    /// How many mappings.
+    pub mappings: usize,
+    /// Resident memory, in bytes.
+    pub memory_bytes: u64,
+    /// How many file descriptors.
+    pub file_descriptors: usize,
+    /// Everything that stands against a capture; empty if nothing does.
+    pub refusals: Vec<Refusal>,
+    /// What is good to know: what stays behind, what will differ.
+    pub notes: Vec<String>,
+}
+
+/// Looks at a process without touching it.
+///
+/// # Errors
+/// When there is nothing to look at; what cannot be carried is in the report.
+pub fn check(pid: i32) -> Result<CheckReport, CaptureError> {
+    let survey = match Survey::of(pid, Depth::Thorough) {
+        Ok(survey) => survey,
+        Err(CaptureError::Refused { refusals, .. }) => {
+            let nothing = CheckReport {
+                pid,
+                threads: 0,
+                mappings: 0,
+                memory_bytes: 0,
+                file_descriptors: 0,
+                refusals,
+                notes: Vec::new(),
+            };
+            return Ok(nothing);
+        }
+        Err(error) => return Err(error),
+    };
+    let status = Status::read(pid).map_err(CaptureError::read(pid, "status"))?;
+    Ok(CheckReport {
+        pid,
+        threads: survey.profiles.len(),
+        mappings: survey.maps.len(),
+        memory_bytes: status.resident_bytes,
+        file_descriptors: survey.fds.len(),
+        refusals: survey.refusals,
+        notes: survey.notes,
+    })
+}
+
+/// Captures a process. Blocks; call it from a thread that may.
+///
+/// # Errors
+/// Says what stands against it, by name; the process runs on as if nothing had happened.
+pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
+    owner::prepare(pid, options)
+}
+
+/// A path of the kernel's, which begins at our root, as a process with root `root` sees it.
+fn strip_root<'a>(path: &'a str, root: &str) -> &'a str {
+    match path.strip_prefix(root) {
+        Some(below) if root != "/" && below.starts_with('/') => below,
+        Some("") if root != "/" => "/",
+        _ => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_seen_from_the_processes_root() {
+        assert_eq!(strip_root("/usr/bin/x", "/"), "/usr/bin/x");
+        assert_eq!(strip_root("/jail/bin/x", "/jail"), "/bin/x");
+        assert_eq!(strip_root("/jail", "/jail"), "/");
+        assert_eq!(strip_root("/jailer/x", "/jail"), "/jailer/x");
+    }
+}

@@ -1,0 +1,117 @@
+//! What becomes of a system call that the stop interrupted, and of a restartable sequence: pure rules on registers.
+
+use farfork_sys::ptrace::Registers;
+
+/// Bytes of the `syscall` instruction.
+pub(super) const SYSCALL_BYTES: u64 = 2;
+
+const ERESTARTSYS: i64 = -512;
+const ERESTARTNOINTR: i64 = -513;
+const ERESTARTNOHAND: i64 = -514;
+const ERESTART_RESTARTBLOCK: i64 = -516;
+const EINTR: i64 = -4;
+
+/// System calls that end with EINTR at any stop, also one that no signal caused (signal(7)): semop, rt_sigtimedwait,
+/// io_getevents, semtimedop, epoll_wait, epoll_pwait, io_pgetevents, epoll_pwait2.
+const NEVER_RESTARTED: [u64; 8] = [65, 128, 208, 220, 232, 281, 333, 441];
+
+/// Registers with which an interrupted call is made again; `None` if the thread was in no such call.
+fn again(registers: &Registers, results: &[i64]) -> Option<Registers> {
+    let in_call = registers.orig_rax as i64 >= 0;
+    (in_call && results.contains(&(registers.rax as i64))).then(|| Registers {
+        rax: registers.orig_rax,
+        rip: registers.rip.wrapping_sub(SYSCALL_BYTES),
+        orig_rax: u64::MAX,
+        ..*registers
+    })
+}
+
+/// The parent's registers: a call that the stop alone ended with EINTR is made again. All other restarts are left to
+/// the kernel, which does them when the thread goes on, and knows about signals that came meanwhile.
+///
+/// `signal_waits`: a signal that the thread does not block is pending, so that EINTR is the right answer.
+pub(super) fn for_parent(registers: &Registers, signal_waits: bool) -> Registers {
+    let never_restarted = NEVER_RESTARTED.contains(&registers.orig_rax);
+    if never_restarted && !signal_waits {
+        return again(registers, &[EINTR]).unwrap_or(*registers);
+    }
+    *registers
+}
+
+/// A child's registers: as the parent's, and calls that the kernel would have restarted are made again; a kernel that
+/// did not see them begin has nothing to restart. Relative sleeps start anew with their full time.
+pub(super) fn for_child(parent: &Registers) -> Registers {
+    const RESTARTED: [i64; 4] = [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
+    let child = again(parent, &RESTARTED).unwrap_or(*parent);
+    Registers { orig_rax: u64::MAX, ..child }
+}
+
+/// A restartable sequence under way, as `struct rseq_cs` describes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sequence {
+    start: u64,
+    bytes: u64,
+    abort: u64,
+}
+
+/// Bytes of `struct rseq_cs`.
+pub(super) const SEQUENCE_BYTES: usize = 32;
+
+impl Sequence {
+    /// Reads `struct rseq_cs`.
+    pub(super) fn parse(bytes: &[u8; SEQUENCE_BYTES]) -> Self {
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
+        Self { start: word(8), bytes: word(16), abort: word(24) }
+    }
+
+    /// A thread that was stopped inside the sequence goes on at its abort handler.
+    pub(super) fn abort(&self, registers: &Registers) -> Registers {
+        let inside = registers.rip.wrapping_sub(self.start) < self.bytes;
+        Registers { rip: if inside { self.abort } else { registers.rip }, ..*registers }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EPOLL_WAIT: u64 = 232;
+    const NANOSLEEP: u64 = 35;
+
+    fn stopped(orig_rax: u64, rax: i64) -> Registers {
+        Registers { orig_rax, rax: rax as u64, rip: 0x1002, ..Registers::default() }
+    }
+
+    #[test]
+    fn an_epoll_wait_ended_by_the_stop_is_made_again() {
+        let again = for_parent(&stopped(EPOLL_WAIT, EINTR), false);
+        assert_eq!((again.rax, again.rip), (EPOLL_WAIT, 0x1000));
+        assert_eq!(for_child(&again).rip, 0x1000);
+    }
+
+    #[test]
+    fn an_epoll_wait_ended_by_a_signal_keeps_its_result() {
+        let signalled = stopped(EPOLL_WAIT, EINTR);
+        assert_eq!(for_parent(&signalled, true), signalled);
+    }
+
+    #[test]
+    fn a_sleep_is_left_to_the_kernel_in_the_parent_and_made_again_in_a_child() {
+        let asleep = stopped(NANOSLEEP, ERESTART_RESTARTBLOCK);
+        assert_eq!(for_parent(&asleep, false), asleep);
+        assert_eq!((for_child(&asleep).rax, for_child(&asleep).rip), (NANOSLEEP, 0x1000));
+    }
+
+    #[test]
+    fn computing_threads_stay_where_they_are() {
+        let computing = stopped(u64::MAX, EINTR);
+        assert_eq!((for_parent(&computing, false), for_child(&computing)), (computing, computing));
+    }
+
+    #[test]
+    fn only_inside_the_sequence_is_it_aborted() {
+        let sequence = Sequence { start: 0x1000, bytes: 4, abort: 0x2000 };
+        let at = |rip| sequence.abort(&Registers { rip, ..Registers::default() }).rip;
+        assert_eq!((at(0xfff), at(0x1000), at(0x1003), at(0x1004)), (0xfff, 0x2000, 0x2000, 0x1004));
+    }
+}

@@ -1,0 +1,248 @@
+//! Shared memory that no path leads to (shared anonymous mappings, memfds, deleted files), copied inside the pause.
+//!
+//! What can be done before is done before: the objects are found and opened, and as many bytes as they then hold are
+//! allocated and touched, so that the pause costs one copy and no page faults.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{Extent, ExtentId, ExtentSource, PageRun, SharedObject};
+use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
+
+use super::deadline::Deadline;
+use super::error::{CaptureError, Refusal};
+use super::files::{DELETED_SUFFIX, Kind};
+use super::survey::Survey;
+
+/// Most bytes of shared memory that a pause copies: at some GB/s, already some seconds of standing still.
+const SHARED_BYTES_MAX: u64 = 16 << 30;
+
+/// Bytes copied between two looks at the clock: some milliseconds.
+const COPY_CHUNK_BYTES: usize = 16 << 20;
+
+/// Device and inode.
+type Key = (u64, u64);
+
+/// The contents of one shared object at the moment of the capture.
+#[derive(Debug)]
+pub struct SharedCopy {
+    bytes: u64,
+    /// Page-aligned runs that hold data, ascending.
+    runs: Vec<Run>,
+}
+
+#[derive(Debug)]
+struct Run {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl SharedCopy {
+    /// Size of the object, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Fills `into` with what the object held from `offset` on; zeroes where it held nothing, and behind its end.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) {
+        into.fill(0);
+        let end = offset.saturating_add(into.len() as u64);
+        let from = self.runs.partition_point(|run| run.end() <= offset);
+        for run in self.runs[from..].iter().take_while(|run| run.offset < end) {
+            let (first, last) = (run.offset.max(offset), run.end().min(end));
+            let source = &run.bytes[(first - run.offset) as usize..(last - run.offset) as usize];
+            into[(first - offset) as usize..(last - offset) as usize].copy_from_slice(source);
+        }
+    }
+
+    /// The pages that hold data.
+    fn populated(&self) -> Vec<PageRun> {
+        let pages =
+            |run: &Run| PageRun { first: run.offset / PAGE_SIZE, count: (run.bytes.len() as u64).div_ceil(PAGE_SIZE) };
+        super::memory::merge(self.runs.iter().map(pages))
+    }
+}
+
+impl Run {
+    fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+}
+
+/// A shared object of a running process, opened.
+#[derive(Debug)]
+struct Source {
+    key: Key,
+    name: String,
+    file: File,
+    /// Allocated and touched, where the data lay at the survey.
+    prepared: Vec<Run>,
+}
+
+/// The shared objects of a process, ready to be copied.
+#[derive(Debug, Default)]
+pub(super) struct SharedSources(Vec<Source>);
+
+impl SharedSources {
+    /// Opens every object that the survey found, and prepares memory for its copy.
+    pub(super) fn open(survey: &Survey) -> Result<Self, CaptureError> {
+        let pid = survey.pid;
+        let mapped = survey.maps.iter().filter(|entry| super::memory::is_shared_object(entry));
+        let mapped = mapped.map(|entry| (format!("/proc/{pid}/map_files/{}", entry.range_name()), &entry.path));
+        let opened = survey.fds.iter().filter(|fd| fd.kind == Kind::Memory && !fd.is_standard);
+        let opened = opened.map(|fd| (format!("/proc/{pid}/fd/{}", fd.number), &fd.link));
+        let mut sources: BTreeMap<Key, Source> = BTreeMap::new();
+        for (path, link) in opened.chain(mapped) {
+            let source = Source::open(&path, link).map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: "its shared memory".to_owned() },
+                _ => {
+                    CaptureError::Read { pid, what: format!("shared memory {}", String::from_utf8_lossy(link)), source }
+                }
+            })?;
+            sources.entry(source.key).or_insert(source);
+        }
+        let mut sources = Self(sources.into_values().collect());
+        sources.prepare(pid)?;
+        Ok(sources)
+    }
+
+    fn prepare(&mut self, pid: i32) -> Result<(), CaptureError> {
+        let mut total = 0;
+        for source in &mut self.0 {
+            let runs = source.data().map_err(CaptureError::read(pid, "shared memory"))?;
+            total += runs.iter().map(|(_, bytes)| bytes).sum::<u64>();
+            if total > SHARED_BYTES_MAX {
+                let reason = format!(
+                    "it has more than {SHARED_BYTES_MAX} bytes of shared memory, too much to copy while it stands still"
+                );
+                return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
+            }
+            // Not zero: the allocator would give pages that are not there yet, to be faulted in inside the pause.
+            source.prepared =
+                runs.iter().map(|(offset, bytes)| Run { offset: *offset, bytes: vec![1; *bytes as usize] }).collect();
+        }
+        Ok(())
+    }
+
+    /// Copies all objects. The process stands still.
+    pub(super) fn copy(self, pid: i32, deadline: &Deadline) -> Result<SharedCopies, CaptureError> {
+        let mut copies = SharedCopies::default();
+        for source in self.0 {
+            let (key, name) = (source.key, source.name.clone());
+            let seals = fcntl_get_seals(&source.file).ok().filter(|seals| *seals != SealFlags::SEAL);
+            let copy = source.copy(pid, deadline)?;
+            copies.keys.push(key);
+            copies.named.push((name, seals.map(|seals| seals.bits())));
+            copies.copies.push(copy);
+        }
+        Ok(copies)
+    }
+}
+
+impl Source {
+    fn open(path: &str, link: &[u8]) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
+        let name = link.strip_prefix(b"/memfd:").map(|name| name.strip_suffix(DELETED_SUFFIX).unwrap_or(name));
+        let name = name.map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
+        Ok(Self { key: (metadata.dev(), metadata.ino()), name, file, prepared: Vec::new() })
+    }
+
+    /// Offset and length, in bytes, of each run of data.
+    fn data(&self) -> io::Result<Vec<(u64, u64)>> {
+        let mut runs = Vec::new();
+        let mut from = 0;
+        loop {
+            let start = match seek(&self.file, SeekFrom::Data(from)) {
+                Ok(start) => start,
+                Err(rustix::io::Errno::NXIO) => return Ok(runs),
+                Err(errno) => return Err(errno.into()),
+            };
+            let end = seek(&self.file, SeekFrom::Hole(start))?;
+            runs.push((start, end - start));
+            from = end;
+        }
+    }
+
+    fn copy(mut self, pid: i32, deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
+        let failed = |source| CaptureError::Read { pid, what: "shared memory".to_owned(), source };
+        let mut prepared = std::mem::take(&mut self.prepared).into_iter().peekable();
+        let mut runs = Vec::new();
+        for (offset, bytes) in self.data().map_err(failed)? {
+            while prepared.next_if(|run| run.offset < offset).is_some() {}
+            let ready = prepared.next_if(|run| run.offset == offset);
+            let mut buffer = ready.map(|run| run.bytes).unwrap_or_default();
+            buffer.resize(bytes as usize, 0);
+            for (index, chunk) in buffer.chunks_mut(COPY_CHUNK_BYTES).enumerate() {
+                if deadline.is_over() {
+                    return Err(CaptureError::TimedOut {
+                        pid,
+                        limit: deadline.limit(),
+                        phase: "copying its shared memory",
+                    });
+                }
+                self.file.read_exact_at(chunk, offset + (index * COPY_CHUNK_BYTES) as u64).map_err(failed)?;
+            }
+            runs.push(Run { offset, bytes: buffer });
+        }
+        let bytes = self.file.metadata().map_err(failed)?.len();
+        Ok(SharedCopy { bytes, runs })
+    }
+}
+
+/// The shared objects of a process, copied.
+#[derive(Debug, Default)]
+pub(super) struct SharedCopies {
+    keys: Vec<Key>,
+    named: Vec<(String, Option<u32>)>,
+    copies: Vec<SharedCopy>,
+}
+
+impl SharedCopies {
+    /// Index of the object of a device and inode.
+    pub(super) fn index_of(&self, device: u64, inode: u64) -> Option<u32> {
+        self.keys.iter().position(|key| *key == (device, inode)).map(|index| index as u32)
+    }
+
+    /// The objects as a descriptor holds them; their extents are added to `extents`.
+    pub(super) fn describe(&self, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
+        let mut objects = Vec::with_capacity(self.copies.len());
+        for (index, (copy, (name, seals))) in self.copies.iter().zip(&self.named).enumerate() {
+            let extent = ExtentId(extents.len() as u32);
+            extents.push(Extent {
+                source: ExtentSource::SharedObject { object: index as u32 },
+                bytes: copy.bytes.next_multiple_of(PAGE_SIZE),
+                populated: copy.populated(),
+            });
+            objects.push(SharedObject { name: name.clone(), bytes: copy.bytes, seals: *seals, extent });
+        }
+        objects
+    }
+
+    /// The contents, in the order of the descriptor's objects.
+    pub(super) fn into_copies(self) -> Vec<SharedCopy> {
+        self.copies
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_read_as_zeroes() {
+        let run = |offset, byte| Run { offset, bytes: vec![byte; 4096] };
+        let copy = SharedCopy { bytes: 5 * 4096, runs: vec![run(4096, 1), run(3 * 4096, 3)] };
+        let mut all = vec![9; 6 * 4096];
+        copy.read_at(0, &mut all);
+        let firsts: Vec<u8> = all.chunks(4096).map(|page| page[0]).collect();
+        assert_eq!(firsts, [0, 1, 0, 3, 0, 0]);
+        let mut across = [9; 4];
+        copy.read_at(2 * 4096 - 2, &mut across);
+        assert_eq!(across, [1, 1, 0, 0]);
+        assert_eq!(copy.populated(), [PageRun { first: 1, count: 1 }, PageRun { first: 3, count: 1 }]);
+    }
+}

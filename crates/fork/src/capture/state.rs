@@ -1,0 +1,235 @@
+//! Threads and process as a descriptor holds them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::ffi::OsStrExt;
+
+use farfork_sys::process::{self, Stat, Status};
+use farfork_sys::ptrace::{self, Registers};
+use farfork_wire::descriptor::{
+    Credentials, Limit, Mm, PendingSignal, Process, Rseq, Scheduling, SignalAction, Thread,
+};
+
+use super::ask::{Answers, ask_bytes};
+use super::error::CaptureError;
+use super::inject::{Call, Injector};
+use super::stop::{Snapshot, StoppedThread};
+use super::survey::{Profile, Survey};
+use super::{restart, strip_root};
+
+/// What must be read of a thread while it stands, beside its registers.
+#[derive(Debug)]
+pub(super) struct Standing {
+    xstate: Vec<u8>,
+    robust_list: (u64, u64),
+}
+
+impl Standing {
+    pub(super) fn read(tid: i32) -> Result<Self, CaptureError> {
+        let xstate = ptrace::extended_state(tid).map_err(CaptureError::trace("read the extended state of", tid))?;
+        let robust_list = process::robust_list(tid).map_err(CaptureError::trace("read the robust list of", tid))?;
+        Ok(Self { xstate, robust_list })
+    }
+}
+
+/// The threads of a stopped process, the leader first.
+pub(super) fn threads(
+    snapshot: &Snapshot,
+    standing: Vec<Standing>,
+    answers: &[Answers],
+    profiles: &BTreeMap<i32, Profile>,
+    securebits: u32,
+) -> Result<Vec<Thread>, CaptureError> {
+    let leader = credentials(&profile(profiles, snapshot.pid, snapshot.pid)?.status, securebits);
+    let mut threads = Vec::with_capacity(snapshot.threads.len());
+    for ((thread, standing), answers) in snapshot.threads.iter().zip(standing).zip(answers) {
+        let profile = profile(profiles, snapshot.pid, thread.tid)?;
+        threads.push(describe(thread, standing, answers, profile, &leader, securebits));
+    }
+    Ok(threads)
+}
+
+fn profile(profiles: &BTreeMap<i32, Profile>, pid: i32, tid: i32) -> Result<&Profile, CaptureError> {
+    profiles.get(&tid).ok_or_else(|| CaptureError::Unstable { pid, what: format!("thread {tid}") })
+}
+
+fn describe(
+    thread: &StoppedThread,
+    standing: Standing,
+    answers: &Answers,
+    profile: &Profile,
+    leader: &Credentials,
+    securebits: u32,
+) -> Thread {
+    let own = credentials(&profile.status, securebits);
+    Thread {
+        tid: profile.inner_id(),
+        name: profile.name.clone(),
+        registers: restart::for_child(&thread.registers).to_words().to_vec(),
+        xstate: standing.xstate,
+        signal_mask: thread.signal_mask,
+        pending_signals: pending(&thread.pending_signals),
+        alt_stack: answers.alt_stack,
+        robust_list_head: standing.robust_list.0,
+        robust_list_bytes: standing.robust_list.1,
+        clear_child_tid: answers.clear_child_tid,
+        rseq: thread.rseq.map(|rseq| Rseq { address: rseq.address, bytes: rseq.bytes, signature: rseq.signature }),
+        scheduling: Scheduling {
+            policy: profile.scheduling.policy,
+            nice: profile.scheduling.nice,
+            priority: profile.scheduling.priority,
+        },
+        credentials: (own != *leader).then_some(own),
+        parent_death_signal: answers.parent_death_signal,
+        timer_slack_ns: profile.timer_slack_ns,
+    }
+}
+
+fn credentials(status: &Status, securebits: u32) -> Credentials {
+    let [inheritable, permitted, effective, bounding, ambient] = status.capabilities;
+    Credentials {
+        uids: status.uids,
+        gids: status.gids,
+        groups: status.groups.clone(),
+        capabilities_inheritable: inheritable,
+        capabilities_permitted: permitted,
+        capabilities_effective: effective,
+        capabilities_bounding: bounding,
+        capabilities_ambient: ambient,
+        securebits,
+        no_new_privileges: status.no_new_privileges,
+    }
+}
+
+fn pending(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<PendingSignal> {
+    signals.iter().map(|info| PendingSignal { siginfo: info.to_vec() }).collect()
+}
+
+/// The process that stands for the parent after the pause: its template, or itself in freeze mode.
+pub(super) struct Subject<'a> {
+    pub(super) pid: i32,
+    /// Registers for calls made in it.
+    pub(super) registers: &'a Registers,
+    pub(super) mem: &'a File,
+    /// Writable bytes that a call's answer may go to for a moment.
+    pub(super) scratch: u64,
+}
+
+/// What calls made in the subject tell.
+#[derive(Debug, Default)]
+pub(super) struct Inherited {
+    brk: u64,
+    pub(super) securebits: u32,
+    dumpable: u32,
+    signal_actions: Vec<SignalAction>,
+}
+
+impl Inherited {
+    /// Asks the subject, which has inherited all of this from the parent.
+    pub(super) fn ask(subject: &Subject<'_>, injector: &mut Injector) -> Result<Self, CaptureError> {
+        const BRK: u64 = 12;
+        const PRCTL: u64 = 157;
+        const PR_GET_DUMPABLE: u64 = 3;
+        const PR_GET_SECUREBITS: u64 = 27;
+        let mut call = |call: Call| injector.call(subject.pid, subject.registers, call);
+        let brk = call(Call::new("brk", BRK, [0]))?;
+        let dumpable = call(Call::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]))? as u32;
+        let securebits = call(Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]))? as u32;
+        let status = Status::read(subject.pid).map_err(CaptureError::read(subject.pid, "status"))?;
+        let signal_actions = signal_actions(subject, &status, injector)?;
+        Ok(Self { brk, securebits, dumpable, signal_actions })
+    }
+}
+
+/// Dispositions that differ from the default. SIGCHLD is asked for always: it can have flags (SA_NOCLDWAIT) with the
+/// default handler, which /proc does not show.
+fn signal_actions(
+    subject: &Subject<'_>,
+    status: &Status,
+    injector: &mut Injector,
+) -> Result<Vec<SignalAction>, CaptureError> {
+    const RT_SIGACTION: u64 = 13;
+    const SIGNAL_SET_BYTES: u64 = 8;
+    const SIGCHLD: u32 = 17;
+    const ACTION_BYTES: usize = 32;
+    let not_default = status.signals_caught | status.signals_ignored | 1 << (SIGCHLD - 1);
+    let mut actions = Vec::new();
+    for signal in (1..=64_u32).filter(|signal| not_default & 1 << (signal - 1) != 0) {
+        let arguments = [u64::from(signal), 0, subject.scratch, SIGNAL_SET_BYTES];
+        let call = Call::new("rt_sigaction", RT_SIGACTION, arguments);
+        let thread = (subject.pid, subject.registers);
+        let bytes: [u8; ACTION_BYTES] = ask_bytes(injector, thread, (subject.mem, subject.scratch), call)?;
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
+        let action = SignalAction { signal, handler: word(0), flags: word(8), restorer: word(16), mask: word(24) };
+        if action.handler != 0 || action.flags != 0 {
+            actions.push(action);
+        }
+    }
+    Ok(actions)
+}
+
+/// The process as a whole; ids and OOM order of the parent, the rest from the subject.
+pub(super) fn process(
+    survey: &Survey,
+    snapshot: &Snapshot,
+    subject: i32,
+    inherited: Inherited,
+    oom_score_adj: i32,
+) -> Result<Process, CaptureError> {
+    let pid = survey.pid;
+    let read = |what: &'static str| CaptureError::read(pid, what);
+    let status = Status::read(subject).map_err(read("status"))?;
+    let leader = profile(&survey.profiles, pid, pid)?;
+    let root = link(pid, subject, "root")?;
+    let limits = process::limits(subject).map_err(read("limits"))?;
+    let limit = |(resource, (soft, hard)): (usize, (u64, u64))| Limit { resource: resource as u32, soft, hard };
+    let personality = fs::read_to_string(format!("/proc/{subject}/personality")).map_err(read("personality"))?;
+    let cmdline = fs::read(format!("/proc/{subject}/cmdline")).map_err(read("cmdline"))?;
+    let argument = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok(Process {
+        pid: leader.inner_id(),
+        is_group_leader: survey.stat.group == pid,
+        is_session_leader: survey.stat.session == pid,
+        exe: strip_root(&link(pid, subject, "exe")?, &root).to_owned(),
+        arguments: cmdline
+            .split_inclusive(|byte| *byte == 0)
+            .map(|one| argument(one.trim_ascii_end().strip_suffix(b"\0").unwrap_or(one)))
+            .collect(),
+        cwd: strip_root(&link(pid, subject, "cwd")?, &root).to_owned(),
+        umask: status.umask,
+        personality: u32::from_str_radix(personality.trim(), 16).unwrap_or(0),
+        dumpable: inherited.dumpable,
+        oom_score_adj,
+        credentials: credentials(&leader.status, inherited.securebits),
+        limits: limits.into_iter().enumerate().map(limit).collect(),
+        signal_actions: inherited.signal_actions,
+        pending_signals: pending(&snapshot.pending_signals),
+        mm: mm(pid, subject, inherited.brk)?,
+    })
+}
+
+fn mm(pid: i32, subject: i32, brk: u64) -> Result<Mm, CaptureError> {
+    let stat = Stat::read(subject).map_err(CaptureError::read(pid, "stat"))?;
+    let auxv = fs::read(format!("/proc/{subject}/auxv")).map_err(CaptureError::read(pid, "auxv"))?;
+    let (words, _) = auxv.as_chunks::<8>();
+    Ok(Mm {
+        start_code: stat.start_code,
+        end_code: stat.end_code,
+        start_data: stat.start_data,
+        end_data: stat.end_data,
+        start_brk: stat.start_brk,
+        brk,
+        start_stack: stat.start_stack,
+        arg_start: stat.arg_start,
+        arg_end: stat.arg_end,
+        env_start: stat.env_start,
+        env_end: stat.env_end,
+        auxv: words.iter().map(|word| u64::from_ne_bytes(*word)).collect(),
+    })
+}
+
+/// A link of /proc as text.
+pub(super) fn link(pid: i32, subject: i32, name: &str) -> Result<String, CaptureError> {
+    let target = fs::read_link(format!("/proc/{subject}/{name}")).map_err(CaptureError::read(pid, name))?;
+    Ok(String::from_utf8_lossy(target.as_os_str().as_bytes()).into_owned())
+}

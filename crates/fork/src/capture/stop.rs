@@ -1,0 +1,324 @@
+//! Stopping every thread of a process, and letting them go as they were.
+//!
+//! A thread is seized, then interrupted; the list of threads is read again until it holds no new one while all known
+//! ones stand. [`Stopped`] owns the stop: dropping it puts registers and signal masks back and lets go, whatever went
+//! wrong. What has not stopped cannot be let go either: that takes the end of the tracing thread.
+
+use std::io;
+
+use farfork_sys::process::{self, Status};
+use farfork_sys::ptrace::{self, EVENT_STOP, Registers, Report, SignalQueue};
+use rustix::process::{Pid, Signal};
+
+use super::deadline::{Deadline, Pace};
+use super::error::{CaptureError, Refusal};
+use super::freezer;
+use super::inject::{Injector, read_registers};
+use super::restart;
+
+/// A thread that stands still.
+#[derive(Debug, Clone)]
+pub(super) struct StoppedThread {
+    pub(super) tid: i32,
+    /// What it goes on with: its registers at the stop, after the rules of [`restart`].
+    pub(super) registers: Registers,
+    /// Its blocked signals, outside of sigsuspend(2) and the like.
+    pub(super) signal_mask: u64,
+    pub(super) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
+    pub(super) rseq: Option<ptrace::RseqConfiguration>,
+}
+
+/// A process as it stood, the leader first.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Snapshot {
+    pub(super) pid: i32,
+    pub(super) threads: Vec<StoppedThread>,
+    /// Signals pending for the process.
+    pub(super) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
+}
+
+/// A process that stands still. Dropping it lets it go on as it was.
+#[derive(Debug)]
+pub(super) struct Stopped {
+    pub(super) snapshot: Snapshot,
+    withheld: Vec<(i32, i32)>,
+}
+
+/// Seizes and interrupts every thread, and waits until all stand.
+pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, CaptureError> {
+    let mut standing: Vec<i32> = Vec::new();
+    let mut ended: Vec<i32> = Vec::new();
+    loop {
+        let listed = process::threads(pid).map_err(|_| CaptureError::Gone { pid })?;
+        let is_new = |tid: &i32| !standing.contains(tid) && !ended.contains(tid);
+        let new: Vec<i32> = listed.into_iter().filter(is_new).collect();
+        if new.is_empty() {
+            // The leader first, as everywhere.
+            standing.sort_unstable_by_key(|tid| (*tid != pid, *tid));
+            return Ok(standing);
+        }
+        let mut awaited = Vec::with_capacity(new.len());
+        for tid in new {
+            if seize(pid, tid)? { awaited.push(tid) } else { ended.push(tid) }
+        }
+        for tid in &awaited {
+            // ESRCH: it has ended meanwhile, which the wait reports.
+            let _ = ptrace::interrupt(*tid);
+        }
+        await_stops(pid, awaited, deadline, &mut standing, &mut ended)?;
+    }
+}
+
+/// Seizes and interrupts one thread alone, the others run on.
+pub(super) fn stop_one(tid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
+    if !seize(tid, tid)? {
+        return Err(CaptureError::Gone { pid: tid });
+    }
+    ptrace::interrupt(tid).map_err(CaptureError::trace("interrupt", tid))?;
+    await_stops(tid, vec![tid], deadline, &mut Vec::new(), &mut Vec::new())
+}
+
+/// Whether a thread was seized; not if it has ended meanwhile.
+fn seize(pid: i32, tid: i32) -> Result<bool, CaptureError> {
+    let Err(source) = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD) else { return Ok(true) };
+    let Ok(status) = Status::read(tid) else {
+        return if tid == pid { Err(CaptureError::Gone { pid }) } else { Ok(false) };
+    };
+    let is_dead = matches!(status.state.as_str(), "Z" | "X");
+    if is_dead && tid != pid {
+        return Ok(false);
+    }
+    if is_dead {
+        let object = format!("pid {pid}, thread {tid}");
+        let reason = "its main thread has ended while others go on; prepare it before that";
+        return Err(CaptureError::refused(pid, vec![Refusal::new(object, reason)]));
+    }
+    if status.tracer != 0 {
+        return Err(CaptureError::refused(pid, vec![traced(tid, status.tracer)]));
+    }
+    Err(CaptureError::Trace { operation: "attach to", tid, source })
+}
+
+/// The refusal of a thread that someone else traces.
+pub(super) fn traced(tid: i32, tracer: i32) -> Refusal {
+    Refusal::new(format!("thread {tid}"), format!("pid {tracer} traces it already; detach that debugger first"))
+}
+
+fn await_stops(
+    pid: i32,
+    mut awaited: Vec<i32>,
+    deadline: &Deadline,
+    standing: &mut Vec<i32>,
+    ended: &mut Vec<i32>,
+) -> Result<(), CaptureError> {
+    let pace = Pace::start();
+    while !awaited.is_empty() {
+        match ptrace::wait_any() {
+            Ok(Some((tid, report))) => match report {
+                Report::Ended => {
+                    awaited.retain(|other| *other != tid);
+                    standing.retain(|other| *other != tid);
+                    ended.push(tid);
+                }
+                Report::Stopped { event: EVENT_STOP, .. } => {
+                    awaited.retain(|other| *other != tid);
+                    standing.push(tid);
+                }
+                // A signal came first: it is delivered, and the stop follows.
+                Report::Stopped { signal, event: 0 } => drop(ptrace::resume(tid, signal)),
+                Report::Stopped { .. } => drop(ptrace::resume(tid, 0)),
+            },
+            Ok(None) if deadline.is_over() => return Err(not_stopped(pid, awaited[0], deadline)),
+            Ok(None) => pace.rest(),
+            Err(_) => return Err(CaptureError::Gone { pid }),
+        }
+        if ended.contains(&pid) {
+            return Err(CaptureError::Gone { pid });
+        }
+    }
+    Ok(())
+}
+
+/// Says in which state a thread is that did not stop, why that is so, and what to do.
+fn not_stopped(pid: i32, tid: i32, deadline: &Deadline) -> CaptureError {
+    let state = Status::read(tid).map_or_else(|_| "?".to_owned(), |status| status.state);
+    let state = if let Some(group) = freezer::frozen_by(pid) {
+        format!("it is frozen by the control group {}; thaw that first", group.display())
+    } else if is_in_vfork(tid) {
+        "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has".to_owned()
+    } else if state == "D" {
+        let place = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
+        format!(
+            "it is in uninterruptible sleep (state D, in `{place}`), mostly for a disk or a network file system; try again later"
+        )
+    } else {
+        format!("it is in state {state}; is the machine overloaded? try again")
+    };
+    CaptureError::NotStopped { pid, tid, waited: deadline.limit(), state }
+}
+
+/// Whether a thread sleeps in vfork(2), or in clone(2) with CLONE_VFORK, as posix_spawn(3) does.
+pub(super) fn is_in_vfork(tid: i32) -> bool {
+    const CLONE: u64 = 56;
+    const VFORK: u64 = 58;
+    const CLONE3: u64 = 435;
+    const CLONE_VFORK: u64 = 0x4000;
+    let Ok(text) = std::fs::read_to_string(format!("/proc/{tid}/syscall")) else { return false };
+    let mut words = text.split_ascii_whitespace();
+    let number = words.next().and_then(|word| word.parse::<u64>().ok());
+    let first = words.next().and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+    match (number, first) {
+        (Some(VFORK), _) => true,
+        (Some(CLONE), Some(flags)) => flags & CLONE_VFORK != 0,
+        (Some(CLONE3), Some(arguments)) => {
+            let mut flags = [0; 8];
+            let read = farfork_sys::memory::read_process(tid, arguments, &mut flags);
+            read.is_ok() && u64::from_ne_bytes(flags) & CLONE_VFORK != 0
+        }
+        _ => false,
+    }
+}
+
+impl Stopped {
+    /// Reads, of threads that stand, what decides how they go on, and blocks their signals. From here on the drop
+    /// restores them.
+    pub(super) fn take(pid: i32, tids: &[i32]) -> Result<Self, CaptureError> {
+        let pending = ptrace::pending_signals(pid, SignalQueue::Process)
+            .map_err(CaptureError::trace("read the pending signals of", pid))?;
+        let mut threads = Vec::with_capacity(tids.len());
+        for tid in tids {
+            threads.push(StoppedThread::read(*tid, &pending)?);
+        }
+        Ok(Self { snapshot: Snapshot { pid, threads, pending_signals: pending }, withheld: Vec::new() })
+    }
+
+    /// Blocks all signals (but SIGTRAP where single steps need it), so that no handler runs between two steps.
+    pub(super) fn block_signals(&self, injector: &Injector) -> Result<(), CaptureError> {
+        const SIGTRAP_BIT: u64 = 1 << (super::inject::SIGTRAP - 1);
+        let mask = if injector.needs_sigtrap() { !SIGTRAP_BIT } else { u64::MAX };
+        for thread in &self.snapshot.threads {
+            ptrace::set_signal_mask(thread.tid, mask)
+                .map_err(CaptureError::trace("block the signals of", thread.tid))?;
+        }
+        Ok(())
+    }
+
+    /// Stop signals to be sent again when the threads are let go.
+    pub(super) fn withhold(&mut self, signals: &mut Vec<(i32, i32)>) {
+        self.withheld.append(signals);
+    }
+
+    /// Puts registers and signal masks back, without letting go.
+    pub(super) fn restore(&self) {
+        for thread in &self.snapshot.threads {
+            // A thread that was killed meanwhile has nothing left to restore.
+            let _ = ptrace::set_registers(thread.tid, &thread.registers);
+            let _ = ptrace::set_signal_mask(thread.tid, thread.signal_mask);
+        }
+    }
+}
+
+impl Snapshot {
+    /// The main thread.
+    pub(super) fn leader(&self) -> &StoppedThread {
+        &self.threads[0]
+    }
+
+    /// Whether a signal waits in any queue.
+    pub(super) fn has_pending(&self, signal: i32) -> bool {
+        let mut all = self.pending_signals.iter().chain(self.threads.iter().flat_map(|one| &one.pending_signals));
+        all.any(|info| signal_number(info) == signal)
+    }
+}
+
+impl Stopped {
+    /// Lets go, and tells how it stood.
+    pub(super) fn release(mut self) -> Snapshot {
+        self.let_go();
+        std::mem::take(&mut self.snapshot)
+    }
+
+    fn let_go(&mut self) {
+        self.restore();
+        for thread in &self.snapshot.threads {
+            let _ = ptrace::detach(thread.tid);
+        }
+        for (_, signal) in &self.withheld {
+            if let (Some(pid), Some(signal)) = (Pid::from_raw(self.snapshot.pid), Signal::from_named_raw(*signal)) {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+        }
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+impl StoppedThread {
+    fn read(tid: i32, process_pending: &[[u8; ptrace::SIGINFO_BYTES]]) -> Result<Self, CaptureError> {
+        let registers = read_registers(tid)?;
+        let trace = |operation| CaptureError::trace(operation, tid);
+        let signal_mask = ptrace::signal_mask(tid).map_err(trace("read the signal mask of"))?;
+        let own = ptrace::pending_signals(tid, SignalQueue::Thread).map_err(trace("read the pending signals of"))?;
+        let rseq = ptrace::rseq(tid).map_err(trace("read the rseq registration of"))?;
+        let signal_waits = has_deliverable(tid, signal_mask, own.iter().chain(process_pending));
+        let mut registers = restart::for_parent(&registers, signal_waits);
+        if let Some(rseq) = rseq {
+            registers = abort_sequence(tid, rseq.address, &registers);
+        }
+        Ok(Self { tid, registers, signal_mask, pending_signals: own, rseq })
+    }
+
+    /// The top of its stack that the ABI lets a signal handler overwrite: below the red zone.
+    pub(super) fn below_red_zone(&self, bytes: u64) -> u64 {
+        const RED_ZONE_BYTES: u64 = 128;
+        self.registers.rsp.wrapping_sub(RED_ZONE_BYTES + bytes) & !0xf
+    }
+}
+
+/// Whether one of the signals is not blocked. Within sigsuspend(2) and the like another mask holds than the one that
+/// ptrace tells; only /proc knows it.
+fn has_deliverable<'a>(
+    tid: i32,
+    mask: u64,
+    mut signals: impl Iterator<Item = &'a [u8; ptrace::SIGINFO_BYTES]>,
+) -> bool {
+    let mut first = signals.next();
+    if first.is_none() {
+        return false;
+    }
+    let mask = Status::read(tid).map_or(mask, |status| status.signals_blocked);
+    while let Some(info) = first {
+        let bit = (signal_number(info) - 1).clamp(0, 63);
+        if mask & (1 << bit) == 0 {
+            return true;
+        }
+        first = signals.next();
+    }
+    false
+}
+
+/// The first word of a siginfo_t.
+fn signal_number(info: &[u8; ptrace::SIGINFO_BYTES]) -> i32 {
+    i32::from_ne_bytes([info[0], info[1], info[2], info[3]])
+}
+
+/// The rule for restartable sequences: our system calls would make the kernel forget the sequence under way, and the
+/// thread would go on inside it unprotected. So it goes on at the abort handler, in parent and child.
+fn abort_sequence(tid: i32, area: u64, registers: &Registers) -> Registers {
+    /// Offset of the pointer `rseq_cs` in `struct rseq`.
+    const POINTER_OFFSET: u64 = 8;
+    let read = |address: u64, into: &mut [u8]| -> io::Result<()> {
+        let read = farfork_sys::memory::read_process(tid, address, into)?;
+        if read == into.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    };
+    let mut pointer = [0; 8];
+    let mut sequence = [0; restart::SEQUENCE_BYTES];
+    let under_way = read(area + POINTER_OFFSET, &mut pointer).is_ok()
+        && u64::from_ne_bytes(pointer) != 0
+        && read(u64::from_ne_bytes(pointer), &mut sequence).is_ok();
+    if under_way { restart::Sequence::parse(&sequence).abort(registers) } else { *registers }
+}

@@ -1,0 +1,210 @@
+//! The look at a running process before it is stopped: what would be carried, what is refused, and what the pause
+//! then needs at hand. Everything here may change until the pause; what matters is read again from the template.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use farfork_sys::process::{self, MapEntry, SchedulingAttributes, Stat, Status};
+use farfork_wire::descriptor::THREADS_MAX;
+
+use super::error::{CaptureError, Refusal};
+use super::files::{self, OpenFd};
+use super::stop::{is_in_vfork, traced};
+use super::{freezer, inject, memory};
+
+/// What is a thread's own and can be read while it runs.
+#[derive(Debug, Clone)]
+pub(super) struct Profile {
+    pub(super) name: Vec<u8>,
+    pub(super) status: Status,
+    pub(super) scheduling: SchedulingAttributes,
+    pub(super) timer_slack_ns: u64,
+}
+
+impl Profile {
+    pub(super) fn read(tid: i32) -> std::io::Result<Self> {
+        let slack = fs::read_to_string(format!("/proc/{tid}/timerslack_ns"))?;
+        Ok(Self {
+            name: Stat::read(tid)?.name,
+            status: Status::read(tid)?,
+            scheduling: process::scheduling(tid)?,
+            timer_slack_ns: slack.trim().parse().unwrap_or(0),
+        })
+    }
+
+    /// Its id in the innermost pid namespace: what the program itself knows.
+    pub(super) fn inner_id(&self) -> u32 {
+        self.status.namespace_ids.last().copied().unwrap_or(0)
+    }
+}
+
+/// What a running process looks like.
+#[derive(Debug)]
+pub(super) struct Survey {
+    pub(super) pid: i32,
+    pub(super) stat: Stat,
+    pub(super) profiles: BTreeMap<i32, Profile>,
+    pub(super) maps: Vec<MapEntry>,
+    pub(super) fds: Vec<OpenFd>,
+    /// Address of a `syscall` instruction.
+    pub(super) syscall_at: u64,
+    pub(super) refusals: Vec<Refusal>,
+    pub(super) notes: Vec<String>,
+}
+
+/// How thoroughly to look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Depth {
+    /// Before a capture: what costs the process nothing.
+    Quick,
+    /// For a report: the kernel also walks over all of its memory.
+    Thorough,
+}
+
+impl Survey {
+    /// Looks at `pid`. What cannot be carried is in `refusals`; an error means that there is nothing to look at.
+    pub(super) fn of(pid: i32, depth: Depth) -> Result<Self, CaptureError> {
+        let stat = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?;
+        let status = Status::read(pid).map_err(|_| CaptureError::Gone { pid })?;
+        let out_of_question = refuse_at_sight(pid, &stat, &status);
+        if !out_of_question.is_empty() {
+            return Err(CaptureError::refused(pid, out_of_question));
+        }
+        let maps = match depth {
+            Depth::Quick => process::maps(pid),
+            Depth::Thorough => process::smaps(pid),
+        };
+        let maps = maps.map_err(CaptureError::read(pid, "the memory map"))?;
+        let fds = files::open_fds(pid)?;
+        let mut survey = Self {
+            pid,
+            stat,
+            profiles: profiles(pid)?,
+            syscall_at: 0,
+            refusals: Vec::new(),
+            notes: Vec::new(),
+            maps,
+            fds,
+        };
+        survey.find_vdso()?;
+        survey.refuse_threads()?;
+        survey.refusals.extend(memory::refusals(pid, &survey.maps));
+        survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
+        survey.refuse_timers();
+        survey.note_what_stays_behind();
+        Ok(survey)
+    }
+
+    /// The vdso is code that each process has; its `syscall` instruction is the one that capture uses.
+    fn find_vdso(&mut self) -> Result<(), CaptureError> {
+        let pid = self.pid;
+        let Some(vdso) = self.maps.iter().find(|entry| entry.path == b"[vdso]") else {
+            let reason = "it has no vdso (booted with vdso=0, or it unmapped its own)";
+            self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
+            return Ok(());
+        };
+        let mut code = vec![0; vdso.bytes() as usize];
+        let read = farfork_sys::memory::read_process(pid, vdso.start, &mut code);
+        read.map_err(CaptureError::read(pid, "the vdso"))?;
+        match inject::find_syscall(&code, vdso.start) {
+            Some(address) => self.syscall_at = address,
+            None => self.refusals.push(Refusal::new(format!("pid {pid}"), "its vdso has no system call instruction")),
+        }
+        Ok(())
+    }
+
+    fn refuse_threads(&mut self) -> Result<(), CaptureError> {
+        let pid = self.pid;
+        let Some(leader) = self.profiles.get(&pid) else { return Err(CaptureError::Gone { pid }) };
+        if leader.inner_id() == 1 {
+            let reason =
+                "it is pid 1 of its pid namespace, an id that the container's own init has; start it under an init";
+            self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
+        }
+        if self.profiles.len() > THREADS_MAX {
+            let reason = format!("it has {} threads, more than {THREADS_MAX}", self.profiles.len());
+            self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
+        }
+        for (tid, profile) in &self.profiles {
+            if profile.status.seccomp != 0 {
+                let reason = "it runs under seccomp(2), whose filters are not carried yet";
+                self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
+            }
+            if is_in_vfork(*tid) {
+                let reason =
+                    "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has";
+                self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// POSIX timers, which `/proc` lists; interval timers are asked for inside the pause.
+    fn refuse_timers(&mut self) {
+        let timers = fs::read_to_string(format!("/proc/{}/timers", self.pid)).unwrap_or_default();
+        for line in timers.lines() {
+            if let Some(id) = line.strip_prefix("ID: ") {
+                let object = format!("pid {}, POSIX timer {}", self.pid, id.trim());
+                self.refusals.push(Refusal::new(object, "timers are not carried yet; delete it (timer_delete) first"));
+            }
+        }
+    }
+
+    fn note_what_stays_behind(&mut self) {
+        let children = self
+            .profiles
+            .keys()
+            .filter_map(|tid| fs::read_to_string(format!("/proc/{}/task/{tid}/children", self.pid)).ok());
+        let count: usize = children.map(|list| list.split_ascii_whitespace().count()).sum();
+        if count > 0 {
+            self.notes.push(format!("its {count} child processes are not carried"));
+        }
+        if self.stat.state == 'T' {
+            self.notes.push("it is stopped by a signal; its children will run".to_owned());
+        }
+    }
+}
+
+/// What makes a process out of the question, without a closer look.
+fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status) -> Vec<Refusal> {
+    let refuse = |reason: String| vec![Refusal::new(format!("pid {pid}"), reason)];
+    if pid == std::process::id() as i32 {
+        return refuse("it is farfork itself".to_owned());
+    }
+    if status.process != pid {
+        return refuse(format!("it is a thread of pid {}; prepare that", status.process));
+    }
+    if stat.is_kernel_thread() {
+        return refuse("it is a thread of the kernel".to_owned());
+    }
+    if matches!(stat.state, 'Z' | 'X') {
+        let alone = process::threads(pid).is_ok_and(|tids| tids.len() <= 1);
+        let reason = if alone { "it has ended (a zombie)" } else { "its main thread has ended while others go on" };
+        return refuse(reason.to_owned());
+    }
+    if status.tracer != 0 {
+        return vec![traced(pid, status.tracer)];
+    }
+    if let Some(group) = freezer::frozen_by(pid) {
+        return refuse(format!("it is frozen by the control group {}; thaw that first", group.display()));
+    }
+    if is_32_bit(pid) {
+        return refuse("it is a 32-bit program".to_owned());
+    }
+    Vec::new()
+}
+
+/// From the class in its executable's ELF header; what cannot be read is taken for 64-bit and found out at the stop.
+fn is_32_bit(pid: i32) -> bool {
+    use std::io::Read;
+    const ELF_CLASS_32: u8 = 1;
+    let mut head = [0; 5];
+    let read = fs::File::open(format!("/proc/{pid}/exe")).and_then(|mut exe| exe.read_exact(&mut head));
+    read.is_ok() && &head[..4] == b"\x7fELF" && head[4] == ELF_CLASS_32
+}
+
+/// A thread may end while it is looked at: it is left out.
+fn profiles(pid: i32) -> Result<BTreeMap<i32, Profile>, CaptureError> {
+    let tids = process::threads(pid).map_err(|_| CaptureError::Gone { pid })?;
+    Ok(tids.into_iter().filter_map(|tid| Some((tid, Profile::read(tid).ok()?))).collect())
+}

@@ -1,0 +1,180 @@
+//! The template: a copy-on-write clone of a stopped process that never runs.
+//!
+//! ```text
+//!  born ──▶ apart (own session, callback's cgroup, OOM order) ──▶ read ──▶ emptied of files ──▶ parked ──▶ killed, reaped
+//! ```
+//!
+//! It is cloned with CLONE_PTRACE: frozen from its first moment, traced by the thread that traces the parent. It has no
+//! exit signal: the parent's waitpid(-1) does not see it. Its stack pointer is where nothing is mapped and its signals
+//! are blocked: let go by a tracer that died, it would die at its first instruction. Dead, it stays a zombie of the
+//! parent until the parent waits for it: [`Template::end`] makes it do so, in a pause of its main thread alone.
+
+use std::fs;
+use std::time::Duration;
+
+use farfork_sys::process::{Stat, Status};
+use farfork_sys::ptrace::{self, Registers, Report};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::deadline::{Deadline, Pace};
+use super::error::CaptureError;
+use super::inject::{Call, Injector, SIGTRAP, Started, Step, read_registers};
+use super::stop::{Snapshot, Stopped, StoppedThread, stop_one};
+use super::turn::Turn;
+
+/// Where a template is in the kernel's order of victims: before everything with the default of 0, after children.
+const OOM_SCORE_ADJUSTMENT: i32 = 800;
+
+/// How long the end of a killed template is awaited.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long the parent's main thread may take to stop for reaping a template; beyond, the zombie stays until the
+/// parent ends.
+const REAP_LIMIT: Duration = Duration::from_millis(500);
+
+/// An address that is never mapped (vm.mmap_min_addr): a template's stack pointer.
+const NO_STACK: u64 = 0x10;
+
+const CLONE: u64 = 56;
+const CLONE_PTRACE: u64 = 0x2000;
+
+/// A clone that never runs. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Clone {
+    pub(super) pid: i32,
+    /// Its id in the parent's innermost pid namespace.
+    inner_pid: u64,
+    /// Registers for calls made in it.
+    pub(super) registers: Registers,
+    parent: i32,
+    parent_start_ticks: u64,
+    syscall_at: u64,
+    has_ended: bool,
+}
+
+/// Begins the clone in the leader of a stopped process: the leader copies the page tables by itself meanwhile.
+pub(super) fn begin(leader: &StoppedThread, injector: &Injector) -> Result<Started, CaptureError> {
+    injector.start(leader.tid, &leader.registers, Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK]))
+}
+
+impl Clone {
+    /// Waits until a clone that was begun is born.
+    pub(super) fn born(
+        mut started: Started,
+        snapshot: &Snapshot,
+        parent_start_ticks: u64,
+        injector: &mut Injector,
+    ) -> Result<Self, CaptureError> {
+        let inner_pid = injector.finish_one(&mut started)?;
+        let pid = injector.wait_newborn()?;
+        let mut clone = Self {
+            pid,
+            inner_pid,
+            registers: snapshot.leader().registers,
+            parent: snapshot.pid,
+            parent_start_ticks,
+            syscall_at: injector.syscall_at(),
+            has_ended: false,
+        };
+        let options = ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD;
+        ptrace::set_options(pid, options).map_err(CaptureError::trace("set the options of template", pid))?;
+        clone.registers = read_registers(pid)?;
+        Ok(clone)
+    }
+
+    /// Sets it apart from the parent: a session of its own, so that no kill(0) or terminal reaches it, and a place in
+    /// the OOM order.
+    pub(super) fn set_apart(&self, injector: &mut Injector) -> Result<(), CaptureError> {
+        const SETSID: u64 = 112;
+        injector.call(self.pid, &self.registers, Call::new("setsid", SETSID, []))?;
+        let path = format!("/proc/{}/oom_score_adj", self.pid);
+        let now: i32 = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        if now < OOM_SCORE_ADJUSTMENT {
+            fs::write(&path, OOM_SCORE_ADJUSTMENT.to_string())
+                .map_err(CaptureError::read(self.pid, "oom_score_adj"))?;
+        }
+        Ok(())
+    }
+
+    /// Closes its copies of the parent's files, so that no pipe or lock of the parent is held open.
+    pub(super) fn close_files(&self, injector: &mut Injector) -> Result<(), CaptureError> {
+        const CLOSE_RANGE: u64 = 436;
+        let call = Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), 0]);
+        injector.call(self.pid, &self.registers, call).map(drop)
+    }
+
+    /// Kills and reaps it, within limits. The zombie that remains in the parent is reaped by the parent's main thread.
+    /// `turn` is the parent's, where the caller has it.
+    pub(super) fn end(&mut self, turn: Option<&Turn>) {
+        if std::mem::replace(&mut self.has_ended, true) {
+            return;
+        }
+        if let Some(pid) = Pid::from_raw(self.pid) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        if !self.await_end() {
+            tracing::warn!(template = self.pid, "a killed template has not ended within {END_LIMIT:?}");
+            return;
+        }
+        match self.reap_in_parent(turn) {
+            Ok(()) => {}
+            Err(CaptureError::Gone { .. }) => {}
+            Err(error) => {
+                tracing::debug!(template = self.pid, parent = self.parent, %error, "a template stays a zombie until its parent ends");
+            }
+        }
+    }
+
+    fn await_end(&self) -> bool {
+        let (deadline, pace) = (Deadline::after(END_LIMIT), Pace::start());
+        while !deadline.is_over() {
+            match ptrace::wait_one(self.pid) {
+                Ok(Some((_, Report::Ended))) => return true,
+                Ok(_) => pace.rest(),
+                // No tracee any more: it was reaped.
+                Err(_) => return true,
+            }
+        }
+        false
+    }
+
+    /// Makes the parent's main thread wait for the dead template.
+    fn reap_in_parent(&self, turn: Option<&Turn>) -> Result<(), CaptureError> {
+        const WAIT4: u64 = 61;
+        const WNOHANG: u64 = 1;
+        /// Also children without an exit signal.
+        const WALL: u64 = 0x4000_0000;
+        let pid = self.parent;
+        let is_zombie = |stat: Stat| stat.state == 'Z' && stat.parent == pid;
+        if !Stat::read(self.pid).is_ok_and(is_zombie) {
+            return Ok(());
+        }
+        let _turn = match turn {
+            Some(_) => None,
+            None => Some(Turn::wait(pid, REAP_LIMIT).ok_or(CaptureError::Gone { pid })?),
+        };
+        let deadline = Deadline::after(REAP_LIMIT);
+        let is_parent = |stat: Stat| stat.start_ticks == self.parent_start_ticks;
+        if !Stat::read(pid).is_ok_and(is_parent) || super::freezer::frozen_by(pid).is_some() {
+            return Err(CaptureError::Gone { pid });
+        }
+        stop_one(pid, &deadline)?;
+        let mut stopped = Stopped::take(pid, &[pid])?;
+        let status = Status::read(pid).map_err(CaptureError::read(pid, "status"))?;
+        let avoids_traps = status.ignores(SIGTRAP) || stopped.snapshot.has_pending(SIGTRAP);
+        let step = if avoids_traps { Step::Syscall } else { Step::Single };
+        let mut injector = Injector::new(pid, self.syscall_at, step, deadline);
+        stopped.block_signals(&injector)?;
+        let leader = stopped.snapshot.leader();
+        let call = Call::new("wait4", WAIT4, [self.inner_pid, 0, WALL | WNOHANG, 0]);
+        let reaped = injector.call(leader.tid, &leader.registers, call);
+        stopped.withhold(&mut injector.withheld);
+        reaped.map(drop)
+    }
+}
+
+impl Drop for Clone {
+    fn drop(&mut self) {
+        self.end(None);
+    }
+}
