@@ -89,11 +89,6 @@ impl Peer {
         Ok(if has_more { Turn::HasMore } else { Turn::Waits })
     }
 
-    /// Whether time alone can make it stall.
-    pub(crate) fn may_stall(&self) -> bool {
-        !self.inbound.greeted() || self.outbound.queued() > 0
-    }
-
     /// Whether it did not get on for too long.
     pub(crate) fn is_stalled(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.progress_at);

@@ -146,14 +146,14 @@ impl Worker {
         }
     }
 
-    /// How long nothing can become due: for ever while there is nothing to look after.
+    /// How long to wait at most: for ever while there is nobody to look after.
     fn timeout(&self) -> Option<Timespec> {
         let paused = self.listener.as_ref().is_some_and(|listener| listener.paused_until.is_some());
         let wait = match (self.ready.is_empty(), paused) {
             (false, _) => Duration::ZERO,
             (true, true) => ACCEPT_PAUSE,
-            (true, false) if self.peers.values().any(Peer::may_stall) => SWEEP_INTERVAL,
-            (true, false) => return None,
+            (true, false) if self.peers.is_empty() => return None,
+            (true, false) => SWEEP_INTERVAL,
         };
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
     }
