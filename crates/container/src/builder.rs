@@ -19,11 +19,12 @@ use farfork_sys::{fdpass, memfd, namespace};
 
 use crate::cgroup::{ContainerCgroup, NodeCgroups};
 use crate::config::{ContainerConfig, RootSpec};
-use crate::container::{Container, PRIVATE_DIR};
+use crate::container::{Container, PRIVATE_DIR, Parts};
 use crate::error::ContainerError;
 use crate::leftover::group_name;
-use crate::record::{self, Record};
+use crate::record;
 use crate::root;
+use crate::root::layout::Layout;
 
 /// Everything that the containers of this daemon have in common.
 #[derive(Debug)]
@@ -40,6 +41,8 @@ pub(crate) struct Builder {
     next: AtomicU64,
     /// As many copies as containers.
     living: Arc<()>,
+    /// What containers show of the node's mounts.
+    layout: Mutex<Layout>,
     /// Held from the first container with a shared root on, by each of them too.
     private_point: Mutex<Option<Arc<MountPoint>>>,
 }
@@ -55,18 +58,21 @@ impl Builder {
         std::fs::create_dir_all(&records).map_err(|cause| ContainerError::Directory { path: records, cause })?;
         let mut masked = config.masked_paths.iter().map(real).collect::<Result<Vec<_>, _>>()?;
         masked.push(scratch.clone());
+        let masked = outermost(masked);
+        let layout = Layout::read(&masked).map_err(ContainerError::MountTable)?;
         let image = memfd::executable("farfork-init", config.init_image).map_err(ContainerError::Image)?;
         let cgroups = NodeCgroups::create(&config.cgroup_root_name)?;
         write_down(&config, &cgroups)?;
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
-            masked: outermost(masked),
+            masked,
             scratch,
             image,
             cgroups,
             started_us: since_epoch.as_micros(),
             next: AtomicU64::new(0),
             living: Arc::new(()),
+            layout: Mutex::new(layout),
             private_point: Mutex::default(),
             config,
         })
@@ -87,6 +93,12 @@ impl Builder {
         &self.masked
     }
 
+    /// Which of the node's mounts a container that is built now would show: one that was built before differs when file
+    /// systems that matter to it were mounted or unmounted since.
+    pub(crate) fn layout(&self) -> u64 {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner).now(&self.masked)
+    }
+
     /// How many containers there are, in the pool and in use.
     pub(crate) fn living(&self) -> usize {
         Arc::strong_count(&self.living) - 1
@@ -99,6 +111,7 @@ impl Builder {
             let node = self.config.node.clone();
             return Err(ContainerError::Full { node, containers_max: self.config.containers_max });
         }
+        let layout = self.layout();
         let private_point = match spec {
             RootSpec::Overlay => None,
             RootSpec::Shared => Some(self.hold_private_point()?),
@@ -106,23 +119,18 @@ impl Builder {
         let id = format!("{:x}-{}", self.started_us, self.next.fetch_add(1, Ordering::Relaxed));
         let cgroup = self.cgroups.group(&group_name(&id))?;
         let built = self.start_init(&id, spec, &cgroup);
-        let (born, control) = built.inspect_err(|_| {
+        let (init, control) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {
                 tracing::warn!(%error, "control group of a container that could not be built is left");
             }
         })?;
         // From here on the container removes itself, whatever fails.
-        let container = Container::new(id, spec, born, control, cgroup, Arc::clone(self), (living, private_point));
+        let parts = Parts { id, init, cgroup, builder: Arc::clone(self), held: (living, private_point) };
+        let container = Container::new(parts, control, spec, layout);
         container.cgroup().join_others(container.init_pid())?;
-        self.write_record(&container, false)?;
-        Ok(container)
-    }
-
-    /// Writes a container's record, anew where it has one.
-    pub(crate) fn write_record(&self, container: &Container, in_use: bool) -> Result<(), ContainerError> {
         let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
-        let record = Record { id: container.id().to_owned(), init: init.to_string(), in_use };
-        record.write(&self.config.records_dir())
+        record::create(&self.config.records_dir(), container.id(), &init)?;
+        Ok(container)
     }
 
     /// Removes a container's record.

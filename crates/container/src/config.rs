@@ -7,6 +7,10 @@ use std::path::{Path, PathBuf};
 /// and the default limit on processes of a Linux machine is 32,768.
 const CONTAINERS_MAX_DEFAULT: usize = 4096;
 
+/// Environment variable with further paths to hide from containers, separated by colons: a local cluster's nodes have
+/// their run directories beside each other on one file system.
+pub const HIDDEN_PATHS_VARIABLE: &str = "FARFORK_HIDDEN_PATHS";
+
 /// What the containers of a node have in common.
 #[derive(Debug, Clone)]
 pub struct ContainerConfig {
@@ -26,7 +30,7 @@ pub struct ContainerConfig {
 
 impl ContainerConfig {
     /// The configuration of a node; its control groups are told apart from those of a node of the same name in another
-    /// cluster by the run directory.
+    /// cluster by the run directory. The environment may hide further paths ([`HIDDEN_PATHS_VARIABLE`]).
     pub fn new(node: &str, run_dir: &Path, init_image: &'static [u8]) -> Self {
         let real_dir = run_dir.canonicalize().unwrap_or_else(|_| run_dir.to_owned());
         Self {
@@ -34,7 +38,8 @@ impl ContainerConfig {
             run_dir: run_dir.to_owned(),
             cgroup_root_name: format!("farfork/{node}-{:08x}", fingerprint(&real_dir)),
             init_image,
-            masked_paths: Vec::new(),
+            masked_paths: std::env::var_os(HIDDEN_PATHS_VARIABLE)
+                .map_or_else(Vec::new, |paths| std::env::split_paths(&paths).collect()),
             containers_max: CONTAINERS_MAX_DEFAULT,
         }
     }

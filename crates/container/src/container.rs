@@ -18,6 +18,7 @@ use crate::builder::Builder;
 use crate::cgroup::ContainerCgroup;
 use crate::config::RootSpec;
 use crate::error::ContainerError;
+use crate::record;
 
 /// The directory in which a container finds what was meant for it alone: a tmpfs of its own.
 pub const PRIVATE_DIR: &str = "/run/farfork";
@@ -32,32 +33,26 @@ pub struct Container {
     parts: Option<Parts>,
     control: Option<OwnedFd>,
     spec: RootSpec,
+    /// Of the node's mounts, when it was built.
+    layout: u64,
 }
 
 /// What a container keeps from ending: the count of the node's containers, and the mount point that a shared root needs.
 pub(crate) type Held = (Arc<()>, Option<Arc<MountPoint>>);
 
+/// What a container consists of, in this process.
 #[derive(Debug)]
-struct Parts {
-    id: String,
-    init: Born,
-    cgroup: ContainerCgroup,
-    builder: Arc<Builder>,
-    held: Held,
+pub(crate) struct Parts {
+    pub(crate) id: String,
+    pub(crate) init: Born,
+    pub(crate) cgroup: ContainerCgroup,
+    pub(crate) builder: Arc<Builder>,
+    pub(crate) held: Held,
 }
 
 impl Container {
-    pub(crate) fn new(
-        id: String,
-        spec: RootSpec,
-        init: Born,
-        control: OwnedFd,
-        cgroup: ContainerCgroup,
-        builder: Arc<Builder>,
-        held: Held,
-    ) -> Self {
-        let parts = Parts { id, init, cgroup, builder, held };
-        Self { parts: Some(parts), control: Some(control), spec }
+    pub(crate) fn new(parts: Parts, control: OwnedFd, spec: RootSpec, layout: u64) -> Self {
+        Self { parts: Some(parts), control: Some(control), spec, layout }
     }
 
     /// Its id, unique on the node.
@@ -88,6 +83,11 @@ impl Container {
     /// Which root it has.
     pub fn root(&self) -> RootSpec {
         self.spec
+    }
+
+    /// Whether it shows the node's mounts as they are now.
+    pub(crate) fn is_current(&self) -> bool {
+        self.layout == self.parts().builder.layout()
     }
 
     /// Shows a directory or file of the node, with all that is mounted below, at a path of the container; what
@@ -137,7 +137,8 @@ impl Container {
     /// # Errors
     /// [`ContainerError::Record`], and the container is removed.
     pub fn into_running(mut self) -> Result<(RunningContainer, OwnedFd), ContainerError> {
-        self.parts().builder.write_record(&self, true)?;
+        let records = self.parts().builder.config().records_dir();
+        record::hand_over(&records, self.id())?;
         let parts = self.parts.take().expect("only a drop takes it");
         let control = self.control.take().expect("only a drop takes it");
         let running = RunningContainer {
@@ -145,7 +146,7 @@ impl Container {
             init_pid: parts.init.pid,
             init: parts.init.pidfd,
             cgroup: parts.cgroup,
-            records: parts.builder.config().records_dir(),
+            records,
             _held: Some(parts.held),
         };
         Ok((running, control))
@@ -208,7 +209,7 @@ impl RunningContainer {
     /// [`ContainerError::Stuck`], [`ContainerError::Cgroup`]; it can be tried again.
     pub fn remove(&self) -> Result<(), ContainerError> {
         end(&self.id, &self.init, self.init_pid, &self.cgroup)?;
-        crate::record::remove(&self.records, &self.id);
+        record::remove(&self.records, &self.id);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use crate::cgroup::NodeCgroups;
 use crate::config::ContainerConfig;
 use crate::container::{PRIVATE_DIR, RunningContainer};
 use crate::error::ContainerError;
-use crate::record::{self, Record};
+use crate::record::{self, Record, Use};
 
 /// Longest wait for the end of a leftover init, in milliseconds; what does not end is reported and tried next time.
 const KILL_MS_MAX: u64 = 5_000;
@@ -38,12 +38,12 @@ pub fn clean_leftovers(config: &ContainerConfig) -> Result<Leftovers, ContainerE
     let cgroups = NodeCgroups::create(&config.cgroup_root_name)?;
     let mut found = Leftovers::default();
     for record in record::read_all(&config.records_dir())? {
-        match alive(&record) {
-            Some((init_pid, init)) if record.in_use => {
-                found.running.push(adopt(config, &cgroups, &record, init_pid, init));
+        match record.init.open().ok().flatten() {
+            Some(init) if record.used == Use::InUse => {
+                found.running.push(adopt(config, &cgroups, &record, init));
             }
             other => {
-                if let Some((_, init)) = other {
+                if let Some(init) = other {
                     let _ = pidfd::send_signal(&init, Signal::KILL.as_raw());
                     let _ = clone::reap(&init, Duration::from_millis(KILL_MS_MAX));
                 }
@@ -58,21 +58,10 @@ pub fn clean_leftovers(config: &ContainerConfig) -> Result<Leftovers, ContainerE
     Ok(found)
 }
 
-fn alive(record: &Record) -> Option<(i32, OwnedFd)> {
-    let identity = record.init()?;
-    Some((identity.pid, identity.open().ok()??))
-}
-
-fn adopt(
-    config: &ContainerConfig,
-    cgroups: &NodeCgroups,
-    record: &Record,
-    init_pid: i32,
-    init: OwnedFd,
-) -> RunningContainer {
+fn adopt(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Record, init: OwnedFd) -> RunningContainer {
     RunningContainer {
         id: record.id.clone(),
-        init_pid,
+        init_pid: record.init.pid,
         init,
         cgroup: cgroups.existing(&group_name(&record.id)),
         records: config.records_dir(),
@@ -87,7 +76,7 @@ fn remove(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Record) -> b
             true
         }
         Err(error) => {
-            tracing::warn!(%error, container = record.id, "a leftover container is not removed");
+            tracing::warn!(%error, container = %record.id, "a leftover container is not removed");
             false
         }
     }

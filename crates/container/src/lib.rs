@@ -27,7 +27,7 @@ mod record;
 mod root;
 
 pub use cgroup::{CgroupError, ContainerCgroup, NodeCgroups};
-pub use config::{ContainerConfig, RootSpec};
+pub use config::{ContainerConfig, HIDDEN_PATHS_VARIABLE, RootSpec};
 pub use container::{Container, PRIVATE_DIR, RunningContainer};
 pub use error::ContainerError;
 pub use leftover::{Leftovers, clean_leftovers};

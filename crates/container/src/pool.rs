@@ -38,6 +38,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     ready: VecDeque<Container>,
+    /// Containers that no longer show the node's mounts as they are: for the filler to end.
+    stale: Vec<Container>,
     /// Requests that wait.
     waiting: usize,
     /// How many builds have failed, and why the last one did.
@@ -99,9 +101,23 @@ impl Drop for Pool {
         if let Some(filler) = self.filler.take() {
             let _ = filler.join();
         }
-        let unused = std::mem::take(&mut self.shared.lock().ready);
+        let mut state = self.shared.lock();
+        let unused = (std::mem::take(&mut state.ready), std::mem::take(&mut state.stale));
+        drop(state);
         drop(unused);
         self.shared.builder.close();
+    }
+}
+
+impl State {
+    /// The container that has waited longest, if there is one that is as one built now would be.
+    fn pop_current(&mut self) -> Option<Container> {
+        loop {
+            match self.ready.pop_front()? {
+                container if container.is_current() => return Some(container),
+                container => self.stale.push(container),
+            }
+        }
     }
 }
 
@@ -115,7 +131,7 @@ impl Shared {
             if state.stopping {
                 break Err(ContainerError::Stopping { node: self.node() });
             }
-            if let Some(container) = state.ready.pop_front() {
+            if let Some(container) = state.pop_current() {
                 break Ok(container);
             }
             if let Some(cause) = state.last_failure.clone().filter(|_| state.failures != failures) {
@@ -138,6 +154,13 @@ impl Shared {
     fn fill(&self) {
         let mut state = self.lock();
         while !state.stopping {
+            let stale = std::mem::take(&mut state.stale);
+            if !stale.is_empty() {
+                drop(state);
+                drop(stale);
+                state = self.lock();
+                continue;
+            }
             if state.ready.len() >= self.size {
                 state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;

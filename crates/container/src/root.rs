@@ -4,6 +4,7 @@
 //! container's mount namespace knows; those that are views of the kernel are shown as they are. `/proc` is left to
 //! init, which alone is in the pid namespace that it has to show.
 
+pub(crate) mod layout;
 mod plan;
 
 use std::fs;

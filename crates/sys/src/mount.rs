@@ -3,6 +3,7 @@
 
 pub mod point;
 pub mod table;
+pub mod watch;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

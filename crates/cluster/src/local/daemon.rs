@@ -1,5 +1,6 @@
 //! The daemons of a cluster's nodes: started in their namespaces and groups, waited for, told to stop.
 
+use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
@@ -29,6 +30,9 @@ const STOP_MS_MAX: u64 = 10_000;
 /// How much of a log's end an error shows, in bytes.
 const LOG_TAIL_BYTES: u64 = 4096;
 
+/// As `farfork-container` reads it.
+const HIDDEN_PATHS_VARIABLE: &str = "FARFORK_HIDDEN_PATHS";
+
 /// Puts itself into the groups that are given up to `--`, then becomes the daemon in a session of its own.
 const ENTER_GROUPS: &str = r#"
 while [ "$1" != -- ]; do echo $$ > "$1/cgroup.procs" || exit 125; shift; done
@@ -43,11 +47,17 @@ pub(super) struct Launch<'a> {
     pub(super) join: Option<SocketAddr>,
     /// The program.
     pub(super) command: &'a NodeCommand,
+    /// What the node's children shall not see: the files of all daemons, separated by colons.
+    pub(super) hidden_paths: &'a OsStr,
+}
+
+/// Makes a node's run directory, for its owner alone.
+pub(super) fn make_run_dir(node: &LocalNode) -> Result<(), LocalError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(&node.run_dir).map_err(failed("make", &node.run_dir))
 }
 
 /// Starts a node's daemon.
 pub(super) fn start(node: &LocalNode, launch: &Launch<'_>) -> Result<ProcessIdentity, LocalError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(&node.run_dir).map_err(failed("make", &node.run_dir))?;
     let log = node.log();
     let log_file = File::options().create(true).append(true).open(&log).map_err(failed("open", &log))?;
     let mut command = command(node, launch);
@@ -75,6 +85,7 @@ fn command(node: &LocalNode, launch: &Launch<'_>) -> Command {
     command.args(&launch.command.arguments);
     // Meant for the commands of a user, who may have set them for this or another cluster.
     command.env_remove("FARFORK_SOCKET").env_remove("FARFORK_RUN_DIR");
+    command.env(HIDDEN_PATHS_VARIABLE, launch.hidden_paths);
     command.envs(launch.command.environment.iter().map(|(name, value)| (name, value)));
     command.current_dir("/");
     command

@@ -22,7 +22,7 @@ use super::state::{LocalNode, State};
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// Longest wait for the end of what was killed, in milliseconds: freeing hundreds of gigabytes takes seconds.
 const KILL_MS_MAX: u64 = 10_000;
-/// Pause between two looks for processes, in milliseconds.
+/// Longest wait for one process before all are looked at again, in milliseconds.
 const KILL_RETRY_MS: u64 = 5;
 /// Longest wait for a group to be free of ended processes, in milliseconds.
 const REMOVE_MS_MAX: u64 = 2_000;
@@ -109,33 +109,28 @@ pub(super) fn remove(state: &State) -> Result<(), LocalError> {
 fn kill_all(directories: &[PathBuf]) -> Result<(), LocalError> {
     let deadline = Instant::now() + Duration::from_millis(KILL_MS_MAX);
     loop {
-        let members = members(directories)?;
-        if members.is_empty() {
+        let pids = members(directories)?;
+        if pids.is_empty() {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            return Err(LocalError::Stuck { pids: members, waited_ms: KILL_MS_MAX });
+            return Err(LocalError::Stuck { pids, waited_ms: KILL_MS_MAX });
         }
-        let killed: Vec<OwnedFd> = members.iter().filter_map(|pid| kill_member(*pid, directories)).collect();
-        for process in killed {
-            let _ = clone::reap(&process, Duration::from_millis(KILL_RETRY_MS));
+        let processes: Vec<(i32, OwnedFd)> =
+            pids.into_iter().filter_map(|pid| Some((pid, pidfd::open(pid).ok()?))).collect();
+        // Looked up again after they were opened: a number that came to mean another process meanwhile is not among
+        // the members, and from now on none can.
+        let pids = members(directories)?;
+        for (_, process) in processes.iter().filter(|(pid, _)| pids.binary_search(pid).is_ok()) {
+            let _ = pidfd::send_signal(process, Signal::KILL.as_raw());
         }
-        std::thread::sleep(Duration::from_millis(KILL_RETRY_MS));
+        for (_, process) in &processes {
+            let _ = clone::reap(process, Duration::from_millis(KILL_RETRY_MS));
+        }
     }
 }
 
-/// Kills a process that is in one of the groups, `None` where it is not (any more). It is looked up again after it was
-/// opened: from then on its number cannot come to mean another.
-fn kill_member(pid: i32, directories: &[PathBuf]) -> Option<OwnedFd> {
-    let process = pidfd::open(pid).ok()?;
-    let still_member = members(directories).is_ok_and(|members| members.contains(&pid));
-    if !still_member {
-        return None;
-    }
-    pidfd::send_signal(&process, Signal::KILL.as_raw()).ok()?;
-    Some(process)
-}
-
+/// The processes in the groups and below them, in ascending order.
 fn members(directories: &[PathBuf]) -> Result<Vec<i32>, LocalError> {
     let mut pids = Vec::new();
     for directory in directories {

@@ -30,6 +30,7 @@ mod groups;
 mod network;
 mod state;
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -202,6 +203,7 @@ impl LocalCluster {
         progress(Progress::Network);
         network::create(&self.state, names)?;
         groups::create(&self.state)?;
+        self.state.nodes.iter().try_for_each(daemon::make_run_dir)?;
         // The others join the first, which therefore has to answer before they start; they may start together.
         for stage in [0..1, 1..self.state.nodes.len()] {
             for index in stage.clone() {
@@ -219,7 +221,10 @@ impl LocalCluster {
 
     fn launch(&mut self, index: usize) -> Result<(), LocalError> {
         let first = self.state.nodes[0].address;
-        let launch = Launch { join: (index > 0).then_some(first), command: &self.state.command };
+        let run_dirs = self.state.nodes.iter().map(|node| node.run_dir.as_os_str());
+        let hidden_paths = run_dirs.collect::<Vec<_>>().join(OsStr::new(":"));
+        let join = (index > 0).then_some(first);
+        let launch = Launch { join, command: &self.state.command, hidden_paths: &hidden_paths };
         let process = daemon::start(&self.state.nodes[index], &launch)?;
         self.state.nodes[index].set_process(process);
         self.state.write(&self.run_dir)

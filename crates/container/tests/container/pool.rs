@@ -1,12 +1,13 @@
 //! The pool: ready ahead of need, bounded, honest when it cannot; and what remains when its daemon dies.
 
 use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use farfork_container::{ContainerError, Pool, RootSpec, clean_leftovers};
 use farfork_sys::identity::ProcessIdentity;
 
-use crate::probe::{Node, ask, take, until};
+use crate::probe::{Node, ask, take, try_ask, until};
 
 #[test]
 fn the_pool_refills() {
@@ -83,6 +84,25 @@ fn there_is_a_limit_on_containers() {
 }
 
 #[test]
+fn a_file_system_mounted_since_is_shown() {
+    let node = Node::new();
+    let point = node.path().join("new");
+    fs::create_dir(&point).unwrap();
+    let pool = node.pool(2);
+    until("two are ready", || pool.ready() == 2);
+    let mount = |arguments: &[&str]| Command::new(arguments[0]).args(&arguments[1..]).arg(&point).status().unwrap();
+    assert!(mount(&["mount", "-t", "tmpfs", "none"]).success());
+    fs::write(point.join("file"), "contents").unwrap();
+    let container = take(&pool, RootSpec::Overlay);
+    let seen = ask(&container, &format!("R{}/file", point.display()));
+    ask(&container, &format!("W{}/file changed", point.display()));
+    let kept = fs::read_to_string(point.join("file")).unwrap();
+    assert!(mount(&["umount"]).success());
+    assert_eq!((seen.as_str(), kept.as_str()), ("contents", "contents"));
+    assert!(try_ask(&take(&pool, RootSpec::Overlay), &format!("R{}/file", point.display())).is_err());
+}
+
+#[test]
 fn a_running_container_outlives_the_pool() {
     let node = Node::new();
     let pool = node.pool(2);
@@ -113,8 +133,7 @@ fn what_a_crashed_daemon_left_is_removed() {
     std::mem::forget((container, pool));
     let me = ProcessIdentity::of(std::process::id().cast_signed()).unwrap();
     let stranger = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
-    let record = format!(r#"{{"id":"ff-1","init":"{stranger}","in_use":true}}"#);
-    fs::write(node.config.run_dir.join("containers/ff-1.json"), record).unwrap();
+    fs::write(node.config.run_dir.join("containers/ff-1.in-use"), stranger.to_string()).unwrap();
     let found = clean_leftovers(&node.config).unwrap();
     assert!(found.running.is_empty());
     assert_eq!(found.removed, 3);

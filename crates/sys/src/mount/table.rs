@@ -36,6 +36,14 @@ pub fn of_this_thread() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/thread-self/mountinfo")?)
 }
 
+/// Mounts of the namespace that the process's main thread is in.
+///
+/// # Errors
+/// As [`of_this_thread`].
+pub fn of_process() -> io::Result<Vec<Mount>> {
+    parse(&std::fs::read("/proc/self/mountinfo")?)
+}
+
 /// Takes the text of a `mountinfo` file apart.
 ///
 /// # Errors

@@ -1,0 +1,34 @@
+//! Notices that mounts came or went in the mount namespace of the process.
+
+use std::fs::File;
+use std::io;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// An open `/proc/self/mountinfo`, of which the kernel remembers up to where changes were noticed.
+#[derive(Debug)]
+pub struct MountWatch {
+    table: File,
+}
+
+impl MountWatch {
+    /// Notices changes from now on.
+    ///
+    /// # Errors
+    /// As open(2).
+    pub fn start() -> io::Result<Self> {
+        Ok(Self { table: File::open("/proc/self/mountinfo")? })
+    }
+
+    /// Whether anything has changed since the last question, or since the start.
+    ///
+    /// # Errors
+    /// As poll(2).
+    pub fn changed(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.table, PollFlags::PRI)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::io::retry_on_intr(|| poll(&mut fds, Some(&now)))?;
+        // A table is always readable; a change shows as an exceptional condition.
+        Ok(fds[0].revents().intersects(PollFlags::PRI | PollFlags::ERR))
+    }
+}
