@@ -1,0 +1,132 @@
+//! Seeds of a node: what was captured, and the memory that the fabric serves of it.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use farfork_fabric::{Exporter, Refusal, Region, SameHost, SeedKey, TemplateMemory};
+use farfork_sys::pidfd;
+use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
+use farfork_wire::{Descriptor, SeedId, Token};
+
+use crate::capture::{CaptureTimes, Captured, SharedCopy, Template};
+
+/// A seed: a descriptor and the template that holds its memory. Dropping it ends the template.
+#[derive(Debug)]
+pub struct Seed {
+    key: Arc<SeedKey>,
+    descriptor: Descriptor,
+    encoded: Vec<u8>,
+    shared_copies: Vec<SharedCopy>,
+    memory: TemplateMemory,
+    template_pid: i32,
+    /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
+    _template: Mutex<Template>,
+    times: CaptureTimes,
+}
+
+impl Seed {
+    /// Takes what was captured. `token` is random, and opens the seed.
+    ///
+    /// # Errors
+    /// When the template has ended already.
+    pub fn new(id: SeedId, token: Token, captured: Captured) -> io::Result<Self> {
+        let Captured { descriptor, template, shared_copies, times } = captured;
+        let template_pid = template.pid();
+        Ok(Self {
+            key: Arc::new(SeedKey { seed: id, token }),
+            encoded: encode(&descriptor),
+            descriptor,
+            shared_copies,
+            memory: TemplateMemory::new(pidfd::open(template_pid)?)?,
+            template_pid,
+            _template: Mutex::new(template),
+            times,
+        })
+    }
+
+    /// Its id and what opens it.
+    pub fn key(&self) -> &Arc<SeedKey> {
+        &self.key
+    }
+
+    /// Its state.
+    pub fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// The template's process, as this process sees it.
+    pub fn template_pid(&self) -> i32 {
+        self.template_pid
+    }
+
+    /// How long its capture took.
+    pub fn times(&self) -> &CaptureTimes {
+        &self.times
+    }
+}
+
+impl Region for Seed {
+    fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
+        if extent == ExtentId::DESCRIPTOR {
+            return Some(self.encoded.len() as u64);
+        }
+        self.descriptor.extents.get(extent.0 as usize).map(|known| known.bytes)
+    }
+
+    fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if extent == ExtentId::DESCRIPTOR {
+            let from = offset as usize;
+            into.copy_from_slice(&self.encoded[from..from + into.len()]);
+            return Ok(());
+        }
+        match self.descriptor.extents[extent.0 as usize].source {
+            ExtentSource::Template { address } => self.memory.read(address + offset, into),
+            ExtentSource::SharedObject { object } => {
+                self.shared_copies[object as usize].read_at(offset, into);
+                Ok(())
+            }
+        }
+    }
+
+    fn same_host(&self) -> Option<SameHost> {
+        let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
+            ExtentSource::Template { address } => Some((ExtentId(index as u32), address)),
+            ExtentSource::SharedObject { .. } => None,
+        };
+        let template = pidfd::open(self.template_pid).ok()?;
+        let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();
+        Some(SameHost { template, extents })
+    }
+}
+
+/// The seeds of a node, by id.
+#[derive(Debug, Default)]
+pub struct SeedTable {
+    seeds: RwLock<HashMap<SeedId, Arc<Seed>>>,
+}
+
+impl SeedTable {
+    /// Adds a seed; from now on it is served.
+    pub fn insert(&self, seed: Arc<Seed>) {
+        let mut seeds = self.seeds.write().unwrap_or_else(PoisonError::into_inner);
+        seeds.insert(seed.key.seed.clone(), seed);
+    }
+
+    /// Takes a seed out; from now on it is unknown. Its template ends with the last reference.
+    pub fn remove(&self, id: &SeedId) -> Option<Arc<Seed>> {
+        self.seeds.write().unwrap_or_else(PoisonError::into_inner).remove(id)
+    }
+
+    /// Looks one up.
+    pub fn get(&self, id: &SeedId) -> Option<Arc<Seed>> {
+        self.seeds.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    }
+}
+
+impl Exporter for SeedTable {
+    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+        let known = self.get(seed).ok_or(Refusal::UnknownSeed)?;
+        if known.key.token == *token { Ok(known) } else { Err(Refusal::WrongToken) }
+    }
+}
