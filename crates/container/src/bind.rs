@@ -10,7 +10,7 @@ use farfork_sys::mount::{self, Depth};
 use farfork_sys::namespace;
 
 use crate::config::RootSpec;
-use crate::container::PRIVATE_DIR;
+use crate::handle::PRIVATE_DIR;
 use crate::root;
 
 /// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`, by a

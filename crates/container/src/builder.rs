@@ -19,8 +19,8 @@ use farfork_sys::{fdpass, memfd, namespace};
 
 use crate::cgroup::{ContainerCgroup, NodeCgroups};
 use crate::config::{ContainerConfig, RootSpec};
-use crate::container::{Container, PRIVATE_DIR, Parts};
 use crate::error::ContainerError;
+use crate::handle::{Container, PRIVATE_DIR, Parts};
 use crate::leftover::group_name;
 use crate::record;
 use crate::root;

@@ -11,8 +11,8 @@ use rustix::process::Signal;
 
 use crate::cgroup::NodeCgroups;
 use crate::config::ContainerConfig;
-use crate::container::{PRIVATE_DIR, RunningContainer};
 use crate::error::ContainerError;
+use crate::handle::{PRIVATE_DIR, RunningContainer};
 use crate::record::{self, Record, Use};
 
 /// Longest wait for the end of a leftover init, in milliseconds; what does not end is reported and tried next time.

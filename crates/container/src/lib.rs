@@ -19,8 +19,8 @@ mod bind;
 mod builder;
 mod cgroup;
 mod config;
-mod container;
 mod error;
+mod handle;
 mod leftover;
 mod pool;
 mod record;
@@ -28,7 +28,7 @@ mod root;
 
 pub use cgroup::{CgroupError, ContainerCgroup, NodeCgroups};
 pub use config::{ContainerConfig, HIDDEN_PATHS_VARIABLE, RootSpec};
-pub use container::{Container, PRIVATE_DIR, RunningContainer};
 pub use error::ContainerError;
+pub use handle::{Container, PRIVATE_DIR, RunningContainer};
 pub use leftover::{Leftovers, clean_leftovers};
 pub use pool::Pool;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use crate::builder::Builder;
 use crate::cgroup::NodeCgroups;
 use crate::config::{ContainerConfig, RootSpec};
-use crate::container::Container;
 use crate::error::ContainerError;
+use crate::handle::Container;
 
 /// Most containers kept ready: each holds a few hundred KiB of kernel memory, and a burst of forks larger than this
 /// is limited by restoring children, not by building containers.

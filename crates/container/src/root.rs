@@ -17,8 +17,8 @@ use farfork_sys::mount::{self, Depth};
 use farfork_sys::namespace;
 
 use crate::config::RootSpec;
-use crate::container::PRIVATE_DIR;
 use crate::error::ContainerError;
+use crate::handle::PRIVATE_DIR;
 
 use self::plan::Step;
 
