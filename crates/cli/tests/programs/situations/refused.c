@@ -1,8 +1,10 @@
 /* A parent that cannot be prepared, for one reason, and runs on.
- * usage: refused socket|inotify|timer|unlinked|vfork|leaderless
+ * usage: refused socket|inotify|timerfd|timer|unlinked|pipe|seccomp|vfork|leaderless
  */
 #include "../forked.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -38,6 +40,14 @@ static void open_unlinked(void) {
     REQUIRE(mkstemp(path) >= 0 && unlink(path) == 0);
 }
 
+/* A filter that lets everything through. */
+static void filter_calls(void) {
+    struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {.len = 1, .filter = &allow};
+    REQUIRE(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+    REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
 /* The thread that called vfork(2) stays in the kernel until its child ends; the child holds it until it is killed. */
 static void stay_in_vfork(void) {
     if (vfork() == 0) {
@@ -50,12 +60,20 @@ int main(int count, char **arguments) {
     REQUIRE(count == 2, "usage: refused REASON");
     const char *reason = arguments[1];
     pthread_t thread;
+    timer_t timer;
+    int ends[2];
     if (strcmp(reason, "socket") == 0)
         open_connection();
     else if (strcmp(reason, "inotify") == 0)
         REQUIRE(inotify_init1(IN_CLOEXEC) >= 0);
-    else if (strcmp(reason, "timer") == 0)
+    else if (strcmp(reason, "timerfd") == 0)
         REQUIRE(timerfd_create(CLOCK_MONOTONIC, 0) >= 0);
+    else if (strcmp(reason, "timer") == 0)
+        REQUIRE(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0);
+    else if (strcmp(reason, "pipe") == 0)
+        REQUIRE(pipe(ends) == 0 && close(ends[1]) == 0);
+    else if (strcmp(reason, "seccomp") == 0)
+        filter_calls();
     else if (strcmp(reason, "unlinked") == 0)
         open_unlinked();
     ready(0);
