@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_cluster::local::LocalCluster;
 use farfork_node::client::{self, Client};
 use farfork_node::run_dir::{DEFAULT_RUN_DIR, RunDir};
 
 /// Where the daemon listens.
 #[derive(Args, Clone)]
 pub(crate) struct Connection {
-    /// Unix socket of the node's daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork].
+    /// Unix socket of the node's daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork, or that of the first
+    /// node that `farfork up` started there].
     #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true)]
     socket: Option<PathBuf>,
 }
@@ -23,9 +25,15 @@ impl Connection {
     }
 
     fn path(&self) -> PathBuf {
-        self.socket
-            .clone()
-            .unwrap_or_else(|| RunDir::new(run_dir_from_environment()).socket())
+        if let Some(socket) = &self.socket {
+            return socket.clone();
+        }
+        let run_dir = run_dir_from_environment();
+        let own = RunDir::new(&run_dir).socket();
+        match LocalCluster::load(&run_dir) {
+            Ok(cluster) if !own.exists() => cluster.nodes().first().map_or(own, |node| node.socket.clone()),
+            _ => own,
+        }
     }
 }
 
@@ -35,12 +43,8 @@ pub(crate) fn run_dir_from_environment() -> PathBuf {
 }
 
 /// Runs a command that only talks; one thread is enough for it.
-pub(crate) fn block_on(
-    command: impl Future<Output = anyhow::Result<ExitCode>>,
-) -> anyhow::Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+pub(crate) fn block_on(command: impl Future<Output = anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(command);
     // A thread may sit in read(2) on standard input: nobody waits for it.
     runtime.shutdown_background();

@@ -5,8 +5,10 @@
 
 mod commands;
 mod connection;
+mod log;
 mod output;
 mod payload;
+mod privilege;
 mod seconds;
 mod signal;
 
@@ -23,16 +25,10 @@ use connection::Connection;
 /// A running, unmodified process becomes a seed; any node of the cluster turns the seed into running children, whose
 /// memory follows over the network as they touch it.
 #[derive(Parser)]
-#[command(
-    name = "farfork",
-    version,
-    propagate_version = true,
-    max_term_width = 100
-)]
+#[command(name = "farfork", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "\
 First steps:
   farfork up --nodes 3                      a small cluster on this machine
-  export FARFORK_SOCKET=$(farfork up --json | jq -r '.nodes[0].socket')
   SEED=$(farfork prepare 4711)              process 4711 becomes a seed, and runs on
   farfork fork $SEED --to n2                a child of it on node n2, attached to this terminal
   farfork fork $SEED --to any -n 8 --detach eight children, spread over the cluster

@@ -23,15 +23,9 @@ pub(crate) fn read_lines(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
     let content = read_all(path)?;
     let lines = content.strip_suffix(b"\n").unwrap_or(&content);
     if content.is_empty() {
-        return Err(refuse(
-            path,
-            "it is empty, and each line is one child's payload",
-        ));
+        return Err(refuse(path, "it is empty, and each line is one child's payload"));
     }
-    let payloads: Vec<Vec<u8>> = lines
-        .split(|byte| *byte == b'\n')
-        .map(<[u8]>::to_vec)
-        .collect();
+    let payloads: Vec<Vec<u8>> = lines.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
     for (index, payload) in payloads.iter().enumerate() {
         check_size(path, index, payload)?;
     }
@@ -53,19 +47,12 @@ fn check_size(path: &Path, index: usize, payload: &[u8]) -> Result<(), Failure> 
     if payload.len() <= PAYLOAD_BYTES_MAX {
         return Ok(());
     }
-    let cause = format!(
-        "payload {index} has {} bytes, more than {PAYLOAD_BYTES_MAX}",
-        payload.len()
-    );
+    let cause = format!("payload {index} has {} bytes, more than {PAYLOAD_BYTES_MAX}", payload.len());
     Err(refuse(path, &cause).with_next_step("leave the data in a file, and pass its path"))
 }
 
 fn refuse(path: &Path, cause: &str) -> Failure {
-    Failure::new(
-        Code::InvalidArgument,
-        format!("payload file {}", path.display()),
-        cause,
-    )
+    Failure::new(Code::InvalidArgument, format!("payload file {}", path.display()), cause)
 }
 
 #[cfg(test)]
@@ -79,9 +66,6 @@ mod tests {
         fs::write(&path, b"{\"a\":1}\n\n{\"a\":3}\n").unwrap();
         let payloads = read_lines(&path).unwrap();
         fs::remove_file(&path).unwrap();
-        assert_eq!(
-            payloads,
-            [b"{\"a\":1}".to_vec(), Vec::new(), b"{\"a\":3}".to_vec()]
-        );
+        assert_eq!(payloads, [b"{\"a\":1}".to_vec(), Vec::new(), b"{\"a\":3}".to_vec()]);
     }
 }

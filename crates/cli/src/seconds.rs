@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Milliseconds of a duration as a user writes it; longer than zero.
 pub(crate) fn parse_ms(text: &str) -> Result<u64, String> {
-    let duration: Duration = humantime::parse_duration(text)
-        .map_err(|error| format!("{error}; write it like 500ms, 30s or 10m"))?;
+    let duration: Duration =
+        humantime::parse_duration(text).map_err(|error| format!("{error}; write it like 500ms, 30s or 10m"))?;
     match u64::try_from(duration.as_millis()) {
         Ok(0) => Err("it must be 1ms or longer".to_owned()),
         Ok(milliseconds) => Ok(milliseconds),

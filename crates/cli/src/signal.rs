@@ -4,9 +4,9 @@ use std::str::FromStr;
 
 /// By number, from 1.
 const NAMES: [&str; 31] = [
-    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
-    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
-    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM", "TERM",
+    "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO",
+    "PWR", "SYS",
 ];
 
 /// Largest signal number, real-time ones included.
@@ -22,26 +22,18 @@ impl FromStr for Signal {
     fn from_str(text: &str) -> Result<Self, String> {
         let upper = text.to_ascii_uppercase();
         let bare = upper.strip_prefix("SIG").unwrap_or(&upper);
-        let by_name = NAMES
-            .iter()
-            .position(|name| *name == bare)
-            .map(|index| index as u32 + 1);
-        let by_number = || {
-            bare.parse()
-                .ok()
-                .filter(|number| (1..=SIGNAL_MAX).contains(number))
-        };
-        by_name.or_else(by_number).map(Signal).ok_or_else(|| {
-            format!("no signal is called `{text}`; try TERM, KILL, USR1 or a number")
-        })
+        let by_name = NAMES.iter().position(|name| *name == bare).map(|index| index as u32 + 1);
+        let by_number = || bare.parse().ok().filter(|number| (1..=SIGNAL_MAX).contains(number));
+        by_name
+            .or_else(by_number)
+            .map(Signal)
+            .ok_or_else(|| format!("no signal is called `{text}`; try TERM, KILL, USR1 or a number"))
     }
 }
 
 /// `SIGTERM` for 15; the number where there is no name.
 pub(crate) fn name(signal: u32) -> String {
-    let known = signal
-        .checked_sub(1)
-        .and_then(|index| NAMES.get(index as usize));
+    let known = signal.checked_sub(1).and_then(|index| NAMES.get(index as usize));
     known.map_or_else(|| format!("signal {signal}"), |name| format!("SIG{name}"))
 }
 
@@ -56,9 +48,6 @@ mod tests {
         }
         assert!("0".parse::<Signal>().is_err());
         assert!("65".parse::<Signal>().is_err());
-        assert_eq!(
-            (name(9).as_str(), name(40).as_str()),
-            ("SIGKILL", "signal 40")
-        );
+        assert_eq!((name(9).as_str(), name(40).as_str()), ("SIGKILL", "signal 40"));
     }
 }

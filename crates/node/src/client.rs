@@ -68,15 +68,11 @@ pub(crate) fn network_channel(address: SocketAddr) -> Channel {
 }
 
 pub(crate) fn node_client(channel: Channel) -> Client {
-    NodeClient::new(channel)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    NodeClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 pub(crate) fn peer_client(channel: Channel) -> PeerClient<Channel> {
-    PeerClient::new(channel)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    PeerClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX)
 }
 
 /// A request that must be answered, or whose stream must begin, in time.

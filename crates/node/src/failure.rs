@@ -21,12 +21,7 @@ impl Failure {
     /// `object` could not be dealt with because of `cause`, a lower-case clause.
     pub fn new(code: Code, object: impl Display, cause: impl Display) -> Self {
         let (object, cause) = (object.to_string(), cause.to_string());
-        Self {
-            code,
-            object,
-            cause,
-            next_step: String::new(),
-        }
+        Self { code, object, cause, next_step: String::new() }
     }
 
     /// Adds what the user can do about it.
@@ -71,12 +66,8 @@ impl Failure {
                 Self::new(Code::DeadlineExceeded, object, "no answer came in time")
                     .with_next_step("see `farfork nodes`, and the node's log")
             }
-            Code::Unavailable => Self::new(
-                Code::Unavailable,
-                object,
-                format!("no connection ({})", status.message()),
-            )
-            .with_next_step("see whether its daemon runs: `farfork nodes`"),
+            Code::Unavailable => Self::new(Code::Unavailable, object, format!("no connection ({})", status.message()))
+                .with_next_step("see whether its daemon runs: `farfork nodes`"),
             code => Self::new(code, object, status.message()),
         }
     }
@@ -85,11 +76,7 @@ impl Failure {
 impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.object, self.cause)?;
-        if self.next_step.is_empty() {
-            Ok(())
-        } else {
-            write!(f, "; {}", self.next_step)
-        }
+        if self.next_step.is_empty() { Ok(()) } else { write!(f, "; {}", self.next_step) }
     }
 }
 
@@ -97,36 +84,16 @@ impl std::error::Error for Failure {}
 
 impl From<Failure> for v1::Error {
     fn from(failure: Failure) -> Self {
-        let Failure {
-            code,
-            object,
-            cause,
-            next_step,
-        } = failure;
-        Self {
-            object,
-            cause,
-            next_step,
-            code: code as u32,
-        }
+        let Failure { code, object, cause, next_step } = failure;
+        Self { object, cause, next_step, code: code as u32 }
     }
 }
 
 impl From<v1::Error> for Failure {
     fn from(error: v1::Error) -> Self {
-        let v1::Error {
-            object,
-            cause,
-            next_step,
-            code,
-        } = error;
+        let v1::Error { object, cause, next_step, code } = error;
         let code = Code::from_i32(i32::try_from(code).unwrap_or(Code::Unknown as i32));
-        Self {
-            code,
-            object,
-            cause,
-            next_step,
-        }
+        Self { code, object, cause, next_step }
     }
 }
 
@@ -145,22 +112,16 @@ mod tests {
 
     #[test]
     fn a_failure_survives_the_way_through_a_status() {
-        let failure = Failure::new(Code::NotFound, "seed x", "there is none")
-            .with_next_step("list them with `farfork seeds`");
+        let failure =
+            Failure::new(Code::NotFound, "seed x", "there is none").with_next_step("list them with `farfork seeds`");
         let status = Status::from(failure.clone());
-        assert_eq!(
-            status.message(),
-            "seed x: there is none; list them with `farfork seeds`"
-        );
+        assert_eq!(status.message(), "seed x: there is none; list them with `farfork seeds`");
         assert_eq!(Failure::from_status("ignored", &status), failure);
     }
 
     #[test]
     fn a_transport_error_names_the_object_it_was_about() {
         let failure = Failure::from_status("node b", &Status::unavailable("connection refused"));
-        assert_eq!(
-            (failure.object(), failure.code()),
-            ("node b", Code::Unavailable)
-        );
+        assert_eq!((failure.object(), failure.code()), ("node b", Code::Unavailable));
     }
 }

@@ -1,9 +1,28 @@
 //! The daemon `farfork node`, where requests, seeds, children and the fabric meet, and the client of its API.
+//!
+//! ```text
+//!   client ──▶ serve ──▶ service ──▶ node ─┬─ peers, heartbeat   the other nodes
+//!                                          ├─ seeds              what children are made from
+//!                                          ├─ children           what runs here
+//!                                          └─ engine             starts a child: container, restore, pager
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod api;
 pub mod auth;
+mod children;
 pub mod client;
+mod clock;
+pub mod daemon;
+mod descriptor_watch;
+mod engine;
 pub mod failure;
+mod heartbeat;
 pub mod limits;
+mod node;
+pub mod options;
+mod peers;
 pub mod run_dir;
+mod seeds;
+mod serve;
+mod service;

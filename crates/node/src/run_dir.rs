@@ -3,6 +3,7 @@
 //! ```text
 //! RUN/lock             held by the daemon
 //! RUN/node.sock        its API
+//! RUN/fabric.sock      the memory of its seeds, for this host
 //! RUN/pager.log        what the pager says
 //! RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
 //! ```
@@ -28,9 +29,7 @@ pub enum RunDirError {
     #[error("another daemon uses it")]
     InUse,
     /// The path of the socket in it would be too long for the kernel.
-    #[error(
-        "its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes"
-    )]
+    #[error("its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes")]
     TooLong,
     /// It could not be made or opened.
     #[error("cannot {action}: {cause}")]
@@ -70,6 +69,11 @@ impl RunDir {
         self.root.join("node.sock")
     }
 
+    /// Where this host reads the memory of its seeds.
+    pub fn fabric_socket(&self) -> PathBuf {
+        self.root.join("fabric.sock")
+    }
+
     /// Where the pager's own messages go.
     pub fn pager_log(&self) -> PathBuf {
         self.root.join("pager.log")
@@ -97,8 +101,7 @@ impl RunDir {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(self.children()).map_err(io("make it"))?;
-        fs::set_permissions(&self.root, Permissions::from_mode(0o700))
-            .map_err(io("close it to others"))?;
+        fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("close it to others"))?;
         let file = OpenOptions::new()
             .create(true)
             .truncate(false)

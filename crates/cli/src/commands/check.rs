@@ -23,55 +23,47 @@ pub(crate) struct Check {
 impl Check {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let answer = client
-            .check(within(QUERY_TIMEOUT, CheckRequest { pid: self.pid }))
-            .await;
-        let answer = answer
-            .map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?
-            .into_inner();
+        let answer = client.check(within(QUERY_TIMEOUT, CheckRequest { pid: self.pid })).await;
+        let answer =
+            answer.map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?.into_inner();
         if global.json {
             output::json(&document(self.pid, &answer));
         } else {
             print(self.pid, &answer);
         }
         let can_be_prepared = answer.refusals.is_empty();
-        Ok(if can_be_prepared {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        Ok(if can_be_prepared { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 fn document(pid: u32, answer: &CheckResponse) -> serde_json::Value {
     let refusals = answer.refusals.iter();
-    let refusals: Vec<_> = refusals
-        .map(|refusal| serde_json::json!({ "object": refusal.object, "reason": refusal.reason }))
-        .collect();
+    let refusals: Vec<_> =
+        refusals.map(|refusal| serde_json::json!({ "object": refusal.object, "reason": refusal.reason })).collect();
     serde_json::json!({
         "pid": pid,
         "command": answer.command,
         "threads": answer.threads,
+        "mappings": answer.mappings,
+        "file_descriptors": answer.file_descriptors,
         "memory_bytes": answer.memory_bytes,
         "can_be_prepared": refusals.is_empty(),
         "refusals": refusals,
+        "notes": answer.notes,
     })
 }
 
 fn print(pid: u32, answer: &CheckResponse) {
     let memory = output::bytes(answer.memory_bytes);
     output::line(&format!("process {pid}: {}", answer.command));
-    output::line(&format!(
-        "  would be carried: {} threads, {memory} of memory",
-        answer.threads
-    ));
+    output::line(&format!("  would be carried: {} threads, {memory} of memory", answer.threads));
     if answer.refusals.is_empty() {
         output::line("  nothing would be refused");
     }
+    for note in &answer.notes {
+        output::line(&format!("  note: {note}"));
+    }
     for refusal in &answer.refusals {
-        output::line(&format!(
-            "  would be refused: {}: {}",
-            refusal.object, refusal.reason
-        ));
+        output::line(&format!("  would be refused: {}: {}", refusal.object, refusal.reason));
     }
 }

@@ -34,19 +34,11 @@ impl Outcome {
 
 /// Tells all outcomes under the key `plural`; exit status 1 when one of them is a failure.
 pub(super) fn conclude(plural: &str, outcomes: &[Outcome], json: bool) -> ExitCode {
-    let failures = || {
-        outcomes
-            .iter()
-            .filter_map(|outcome| outcome.result.as_ref().err())
-    };
+    let failures = || outcomes.iter().filter_map(|outcome| outcome.result.as_ref().err());
     failures().for_each(output::failure);
     if json {
         let outcomes: Vec<Value> = outcomes.iter().map(Outcome::document).collect();
         output::json(&serde_json::json!({ plural: outcomes }));
     }
-    if failures().next().is_none() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if failures().next().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -42,19 +42,16 @@ struct SeedDetailView {
     mappings: u32,
     file_descriptors: u32,
     shared_memory_bytes: u64,
-    bytes_served: u64,
+    /// Process that holds its memory, on its node.
+    template_pid: u32,
 }
 
 impl Inspect {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let request = InspectRequest {
-            id: self.id.clone(),
-        };
+        let request = InspectRequest { id: self.id.clone() };
         let answer = client.inspect(within(QUERY_TIMEOUT, request)).await;
-        let answer = answer
-            .map_err(|status| Failure::from_status(&self.id, &status))?
-            .into_inner();
+        let answer = answer.map_err(|status| Failure::from_status(&self.id, &status))?.into_inner();
         let document = match answer.object {
             Some(Object::Child(detail)) => serde_json::to_value(child(detail))?,
             Some(Object::Seed(detail)) => serde_json::to_value(seed(detail))?,
@@ -86,7 +83,7 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
         mappings: detail.mappings,
         file_descriptors: detail.file_descriptors,
         shared_memory_bytes: detail.shared_memory_bytes,
-        bytes_served: detail.bytes_served,
+        template_pid: detail.template_pid,
     }
 }
 
@@ -94,9 +91,7 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
 fn print(document: &serde_json::Value) {
     let fields = document.as_object().into_iter().flatten();
     for (name, value) in fields.filter(|(_, value)| !value.is_null()) {
-        let text = value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned);
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         output::line(&format!("{name:20} {text}"));
     }
 }

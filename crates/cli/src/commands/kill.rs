@@ -30,10 +30,7 @@ impl Kill {
         let client = global.connection.open().await?;
         let mut outcomes = Vec::new();
         for child in self.children {
-            let request = KillRequest {
-                child: child.clone(),
-                signal: self.signal.0,
-            };
+            let request = KillRequest { child: child.clone(), signal: self.signal.0 };
             let answer = client.clone().kill(within(QUERY_TIMEOUT, request)).await;
             outcomes.push(Outcome::new("child", child, answer.map(drop)));
         }

@@ -31,11 +31,7 @@ impl Logs {
             (_, true) => OutputStream::Stderr,
             _ => OutputStream::Unspecified,
         };
-        let request = LogsRequest {
-            child: self.child.clone(),
-            follow: self.follow,
-            only: only.into(),
-        };
+        let request = LogsRequest { child: self.child.clone(), follow: self.follow, only: only.into() };
         let failed = |status| Failure::from_status(format!("child {}", self.child), &status);
         let mut client = global.connection.open().await?;
         let mut chunks = client.logs(request).await.map_err(failed)?.into_inner();

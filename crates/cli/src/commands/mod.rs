@@ -1,18 +1,22 @@
 //! The commands, one file each. A file has the arguments, whose comments are the documentation, and what they do.
 
 mod check;
+mod down;
 mod drop;
 mod each;
 mod fork;
 mod inspect;
 mod kill;
 mod logs;
+mod node;
 mod nodes;
+mod pager;
 mod prepare;
 mod ps;
 mod rm;
 mod seeds;
 mod unpause;
+mod up;
 mod wait;
 
 use std::process::ExitCode;
@@ -24,14 +28,19 @@ use crate::connection::block_on;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    Up(up::Up),
+    Down(down::Down),
+    Node(node::Node),
+    #[command(hide = true)]
+    Pager(pager::Pager),
     Check(check::Check),
     Prepare(prepare::Prepare),
     Fork(fork::Fork),
     Wait(wait::Wait),
     Ps(ps::Ps),
     Seeds(seeds::Seeds),
-    Inspect(inspect::Inspect),
     Nodes(nodes::Nodes),
+    Inspect(inspect::Inspect),
     Logs(logs::Logs),
     Kill(kill::Kill),
     Unpause(unpause::Unpause),
@@ -43,14 +52,18 @@ impl Command {
     /// Does it; the exit status is the command's own.
     pub(crate) fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         match self {
+            Command::Up(command) => command.run(&global),
+            Command::Down(command) => command.run(&global),
+            Command::Node(command) => command.run(),
+            Command::Pager(command) => command.run(),
             Command::Check(command) => block_on(command.run(global)),
             Command::Prepare(command) => block_on(command.run(global)),
             Command::Fork(command) => block_on(command.run(global)),
             Command::Wait(command) => block_on(command.run(global)),
             Command::Ps(command) => block_on(command.run(global)),
             Command::Seeds(command) => block_on(command.run(global)),
-            Command::Inspect(command) => block_on(command.run(global)),
             Command::Nodes(command) => block_on(command.run(global)),
+            Command::Inspect(command) => block_on(command.run(global)),
             Command::Logs(command) => block_on(command.run(global)),
             Command::Kill(command) => block_on(command.run(global)),
             Command::Unpause(command) => block_on(command.run(global)),

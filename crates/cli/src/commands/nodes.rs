@@ -18,12 +18,8 @@ pub(crate) struct Nodes {}
 impl Nodes {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let answer = client
-            .list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {}))
-            .await;
-        let answer = answer
-            .map_err(|status| Failure::from_status("the node", &status))?
-            .into_inner();
+        let answer = client.list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {})).await;
+        let answer = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
         let nodes: Vec<NodeView> = answer.nodes.into_iter().map(NodeView::from).collect();
         if global.json {
             output::json(&serde_json::json!({ "nodes": nodes }));
@@ -41,13 +37,7 @@ fn table(nodes: Vec<NodeView>) -> Table {
             true => "this node".to_owned(),
             false => microseconds(node.silent_ms * 1000),
         };
-        table.row([
-            node.name,
-            node.address,
-            node.fabric_address,
-            node.state.to_owned(),
-            silent,
-        ]);
+        table.row([node.name, node.address, node.fabric_address, node.state.to_owned(), silent]);
     }
     table
 }

@@ -46,9 +46,8 @@ impl Prepare {
         };
         let mut client = global.connection.open().await?;
         let answer = client.prepare(within(PREPARE_TIMEOUT, request)).await;
-        let seed = answer
-            .map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?
-            .into_inner();
+        let seed =
+            answer.map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?.into_inner();
         if global.json {
             output::json(&SeedView::from(seed));
         } else {

@@ -47,24 +47,16 @@ impl Ps {
             let is_complete = answer.unanswered.is_empty();
             self.show(answer, global.json);
             if !self.watch {
-                return Ok(if is_complete {
-                    ExitCode::SUCCESS
-                } else {
-                    ExitCode::FAILURE
-                });
+                return Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE });
             }
             tokio::time::sleep(WATCH_INTERVAL).await;
         }
     }
 
     async fn list(&self, client: &mut Client) -> Result<ListChildrenResponse, Failure> {
-        let request = ListRequest {
-            this_node_only: self.here,
-        };
+        let request = ListRequest { this_node_only: self.here };
         let answer = client.list_children(within(QUERY_TIMEOUT, request)).await;
-        let mut answer = answer
-            .map_err(|status| Failure::from_status("the node", &status))?
-            .into_inner();
+        let mut answer = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
         if self.running {
             answer.children.retain(|child| child.exit.is_none());
         }
@@ -72,10 +64,7 @@ impl Ps {
     }
 
     fn show(&self, answer: ListChildrenResponse, json: bool) {
-        let ListChildrenResponse {
-            children,
-            unanswered,
-        } = answer;
+        let ListChildrenResponse { children, unanswered } = answer;
         let unanswered: Vec<Failure> = unanswered.into_iter().map(Failure::from).collect();
         if json {
             let children: Vec<ChildView> = children.into_iter().map(ChildView::from).collect();
@@ -93,28 +82,14 @@ impl Ps {
 }
 
 fn table(children: Vec<Child>) -> Table {
-    let mut table = Table::new(&[
-        "CHILD", "SEED", ">PID", "STATE", ">RESUME", ">AGE", "COMMAND",
-    ]);
+    let mut table = Table::new(&["CHILD", "SEED", ">PID", "STATE", ">RESUME", ">AGE", "COMMAND"]);
     for child in children {
         let ended = exit_text(child.exit.as_ref());
         let age = age(child.started_unix_ms);
         let view = ChildView::from(child);
-        let state = if ended.is_empty() {
-            view.state.to_owned()
-        } else {
-            ended
-        };
+        let state = if ended.is_empty() { view.state.to_owned() } else { ended };
         let resume = microseconds(view.resume_us);
-        table.row([
-            view.child,
-            view.seed,
-            view.pid.to_string(),
-            state,
-            resume,
-            age,
-            view.command,
-        ]);
+        table.row([view.child, view.seed, view.pid.to_string(), state, resume, age, view.command]);
     }
     table
 }

@@ -22,9 +22,7 @@ impl Rm {
         let client = global.connection.open().await?;
         let mut outcomes = Vec::new();
         for child in self.children {
-            let request = RemoveRequest {
-                child: child.clone(),
-            };
+            let request = RemoveRequest { child: child.clone() };
             let answer = client.clone().remove(within(QUERY_TIMEOUT, request)).await;
             outcomes.push(Outcome::new("child", child, answer.map(drop)));
         }

@@ -22,13 +22,10 @@ pub(crate) struct Seeds {
 impl Seeds {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
-        let request = ListRequest {
-            this_node_only: self.here,
-        };
+        let request = ListRequest { this_node_only: self.here };
         let answer = client.list_seeds(within(QUERY_TIMEOUT, request)).await;
-        let ListSeedsResponse { seeds, unanswered } = answer
-            .map_err(|status| Failure::from_status("the node", &status))?
-            .into_inner();
+        let ListSeedsResponse { seeds, unanswered } =
+            answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
         let unanswered: Vec<Failure> = unanswered.into_iter().map(Failure::from).collect();
         if global.json {
             let seeds: Vec<SeedView> = seeds.into_iter().map(SeedView::from).collect();
@@ -39,18 +36,12 @@ impl Seeds {
             unanswered.iter().for_each(output::failure);
         }
         let is_complete = unanswered.is_empty();
-        Ok(if is_complete {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 fn table(seeds: Vec<Seed>) -> Table {
-    let headings = [
-        "SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">PAUSE", ">AGE", "COMMAND",
-    ];
+    let headings = ["SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">PAUSE", ">AGE", "COMMAND"];
     let mut table = Table::new(&headings);
     for seed in seeds {
         table.row([

@@ -22,9 +22,7 @@ impl Unpause {
         let client = global.connection.open().await?;
         let mut outcomes = Vec::new();
         for child in self.children {
-            let request = UnpauseRequest {
-                child: child.clone(),
-            };
+            let request = UnpauseRequest { child: child.clone() };
             let answer = client.clone().unpause(within(QUERY_TIMEOUT, request)).await;
             outcomes.push(Outcome::new("child", child, answer.map(drop)));
         }

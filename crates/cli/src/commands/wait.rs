@@ -42,9 +42,7 @@ impl Wait {
             None => waiting.await?,
             Some(limit_ms) => {
                 let limit = std::time::Duration::from_millis(limit_ms);
-                tokio::time::timeout(limit, waiting)
-                    .await
-                    .map_err(|_| too_late(limit_ms))??
+                tokio::time::timeout(limit, waiting).await.map_err(|_| too_late(limit_ms))??
             }
         };
         if global.json {
@@ -74,11 +72,7 @@ pub(crate) enum End {
 /// Exit status 0 when all children ended with 0.
 pub(crate) fn status(ends: &[End]) -> ExitCode {
     let is_well = |end: &End| matches!(end, End::Ended { child, .. } if child.exit_code == Some(0));
-    if ends.iter().all(is_well) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if ends.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Waits for all children. Without `quiet`, prints each answer as it comes.
@@ -88,10 +82,7 @@ pub(crate) async fn collect(
     results: bool,
     quiet: bool,
 ) -> anyhow::Result<Vec<End>> {
-    let request = WaitRequest {
-        children: children.to_vec(),
-        results,
-    };
+    let request = WaitRequest { children: children.to_vec(), results };
     let lost = |status| Failure::from_status("the children", &status);
     let mut events = client.wait(request).await.map_err(lost)?.into_inner();
     let mut ends = Vec::with_capacity(children.len());
@@ -104,30 +95,18 @@ pub(crate) async fn collect(
                 let stdout = results.then(|| String::from_utf8_lossy(&written).into_owned());
                 written.clear();
                 tell(&child, results, quiet);
-                ends.push(End::Ended {
-                    child: child.into(),
-                    stdout,
-                });
+                ends.push(End::Ended { child: child.into(), stdout });
             }
             Some(Event::Error(error)) => {
                 let failure = Failure::from(error);
                 output::failure(&failure);
-                let child = children
-                    .get(message.index as usize)
-                    .cloned()
-                    .unwrap_or_default();
-                ends.push(End::Failed {
-                    child,
-                    error: failure.to_string(),
-                });
+                let child = children.get(message.index as usize).cloned().unwrap_or_default();
+                ends.push(End::Failed { child, error: failure.to_string() });
             }
             None => {}
         }
     }
-    anyhow::ensure!(
-        ends.len() == children.len(),
-        "the node stopped before all children had ended"
-    );
+    anyhow::ensure!(ends.len() == children.len(), "the node stopped before all children had ended");
     Ok(ends)
 }
 

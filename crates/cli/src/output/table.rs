@@ -15,11 +15,7 @@ impl Table {
     pub(crate) fn new(headings: &[&str]) -> Self {
         let mut grid = Grid::new();
         grid.load_preset(NOTHING);
-        grid.set_header(
-            headings
-                .iter()
-                .map(|heading| heading.trim_start_matches('>')),
-        );
+        grid.set_header(headings.iter().map(|heading| heading.trim_start_matches('>')));
         for (index, heading) in headings.iter().enumerate() {
             let column = grid.column_mut(index).expect("the column of a heading");
             column.set_padding((0, 2));
@@ -42,11 +38,7 @@ impl Table {
 
     /// The whole table.
     pub(crate) fn text(&self) -> String {
-        let lines: Vec<String> = self
-            .grid
-            .lines()
-            .map(|line| line.trim_end().to_owned())
-            .collect();
+        let lines: Vec<String> = self.grid.lines().map(|line| line.trim_end().to_owned()).collect();
         lines.join("\n")
     }
 }
@@ -60,9 +52,6 @@ mod tests {
         let mut table = Table::new(&["NAME", ">BYTES"]);
         table.row(["a".to_owned(), "7".to_owned()]);
         table.row(["longer".to_owned(), "1234567".to_owned()]);
-        assert_eq!(
-            table.text(),
-            "NAME      BYTES\na             7\nlonger  1234567"
-        );
+        assert_eq!(table.text(), "NAME      BYTES\na             7\nlonger  1234567");
     }
 }

@@ -29,9 +29,7 @@ pub(crate) fn microseconds(count: u64) -> String {
 
 /// How long ago a time was, in its largest unit: `3m`.
 pub(crate) fn age(unix_ms: u64) -> String {
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = now.saturating_sub(Duration::from_millis(unix_ms)).as_secs();
     match seconds {
         0..60 => format!("{seconds}s"),

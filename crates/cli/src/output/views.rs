@@ -74,9 +74,7 @@ impl From<v1::Child> for ChildView {
             v1::ChildState::Lost => "lost",
         };
         let signal = match child.exit {
-            Some(v1::Exit {
-                how: Some(How::Signal(signal)),
-            }) => Some(signal),
+            Some(v1::Exit { how: Some(How::Signal(signal)) }) => Some(signal),
             _ => None,
         };
         Self {
@@ -150,23 +148,8 @@ mod tests {
 
     #[test]
     fn a_killed_child_has_the_shells_status() {
-        assert_eq!(
-            exit_code(&Exit {
-                how: Some(How::Signal(9))
-            }),
-            Some(137)
-        );
-        assert_eq!(
-            exit_code(&Exit {
-                how: Some(How::Code(42))
-            }),
-            Some(42)
-        );
-        assert_eq!(
-            exit_code(&Exit {
-                how: Some(How::Lost(String::new()))
-            }),
-            None
-        );
+        assert_eq!(exit_code(&Exit { how: Some(How::Signal(9)) }), Some(137));
+        assert_eq!(exit_code(&Exit { how: Some(How::Code(42)) }), Some(42));
+        assert_eq!(exit_code(&Exit { how: Some(How::Lost(String::new())) }), None);
     }
 }

@@ -6,10 +6,10 @@ use std::thread;
 
 use farfork_node::api::v1::attach_input::Input;
 use farfork_node::api::v1::attach_output::Output;
-use farfork_node::api::v1::{AttachInput, Child};
-use farfork_node::client::Client;
+use farfork_node::api::v1::{AttachInput, Child, KillRequest};
+use farfork_node::client::{Client, within};
 use farfork_node::failure::Failure;
-use farfork_node::limits::{OUTPUT_CHUNK_BYTES, STREAM_MESSAGES_MAX};
+use farfork_node::limits::{OUTPUT_CHUNK_BYTES, QUERY_TIMEOUT, STREAM_MESSAGES_MAX};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -29,14 +29,10 @@ const PASSED_ON: [i32; 7] = [
 ];
 
 /// Stays with the child until it ends; gives its exit status.
-pub(super) async fn stay(
-    client: &mut Client,
-    child: Child,
-    with_stdin: bool,
-) -> anyhow::Result<ExitCode> {
+pub(super) async fn stay(client: &mut Client, child: Child, with_stdin: bool) -> anyhow::Result<ExitCode> {
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
     inputs.send(message(Input::Child(child.id.clone()))).await?;
-    pass_signals_on(&inputs)?;
+    pass_signals_on(client, &child.id)?;
     if with_stdin {
         pass_stdin_on(inputs);
     } else {
@@ -59,9 +55,7 @@ pub(super) async fn stay(
     }
     let cause = "its node stopped telling of it before it ended";
     let failure = Failure::new(Code::Unavailable, format!("child {}", child.id), cause);
-    Err(failure
-        .with_next_step("it may run on: see `farfork ps` and `farfork logs`")
-        .into())
+    Err(failure.with_next_step("it may run on: see `farfork ps` and `farfork logs`").into())
 }
 
 fn message(input: Input) -> AttachInput {
@@ -80,16 +74,16 @@ fn conclude(child: &Child) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn pass_signals_on(inputs: &mpsc::Sender<AttachInput>) -> io::Result<()> {
+/// Each as a request of its own, so that none waits behind input that the child does not read.
+fn pass_signals_on(client: &Client, child: &str) -> io::Result<()> {
     for number in PASSED_ON {
         let mut signals = signal(SignalKind::from_raw(number))?;
-        let inputs = inputs.clone();
+        let (mut client, child) = (client.clone(), child.to_owned());
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
-                let signal = Input::Signal(number.unsigned_abs());
-                if inputs.send(message(signal)).await.is_err() {
-                    return;
-                }
+                let request = KillRequest { child: child.clone(), signal: number.unsigned_abs() };
+                // A child that has just ended needs no signal; its end is on its way.
+                let _ = client.kill(within(QUERY_TIMEOUT, request)).await;
             }
         });
     }

@@ -46,9 +46,6 @@ pub(crate) struct Fork {
     /// A file with one payload a line, one for each child; `-` for standard input.
     #[arg(long, value_name = "FILE.jsonl|-")]
     payloads: Option<PathBuf>,
-    /// Directory of the node that becomes the child's root [default: the node's root under an overlay].
-    #[arg(long, value_name = "DIR")]
-    root: Option<PathBuf>,
     /// Show the child the node's path A as B. Can be repeated.
     #[arg(long, value_name = "A:B", value_parser = parse_bind)]
     bind: Vec<Bind>,
@@ -69,67 +66,41 @@ pub(crate) struct Fork {
 
 impl Fork {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
-        let payload_is_stdin = [&self.payload, &self.payloads]
-            .into_iter()
-            .flatten()
-            .any(|path| path.as_os_str() == "-");
+        let payload_is_stdin =
+            [&self.payload, &self.payloads].into_iter().flatten().any(|path| path.as_os_str() == "-");
         let (seed, detach) = (self.seed.clone(), self.detach);
-        let request = self.request()?;
-        let is_attached = request
-            .options
-            .as_ref()
-            .is_some_and(|options| options.attached);
+        let request = self.request(global.json)?;
+        let is_attached = request.options.as_ref().is_some_and(|options| options.attached);
         let mut client = global.connection.open().await?;
         let outcomes = outcomes::collect(&mut client, request).await?;
 
         if detach {
             outcomes::print(&seed, &outcomes, global.json);
-            let all_run = outcomes
-                .iter()
-                .all(|outcome| matches!(outcome, Outcome::Started(_)));
-            return Ok(if all_run {
-                ExitCode::SUCCESS
-            } else {
-                ExitCode::FAILURE
-            });
+            let all_run = outcomes.iter().all(|outcome| matches!(outcome, Outcome::Started(_)));
+            return Ok(if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE });
         }
         match <[Outcome; 1]>::try_from(outcomes) {
-            Ok([Outcome::Started(child)]) if is_attached => {
-                attached::stay(&mut client, child, !payload_is_stdin).await
-            }
+            Ok([Outcome::Started(child)]) if is_attached => attached::stay(&mut client, child, !payload_is_stdin).await,
             Ok([Outcome::Failed { failure, .. }]) => Err(failure.into()),
             Ok([outcome]) => results(&mut client, &seed, vec![outcome], global.json).await,
             Err(outcomes) => results(&mut client, &seed, outcomes, global.json).await,
         }
     }
 
-    fn request(self) -> Result<ForkRequest, Failure> {
+    fn request(self, json: bool) -> Result<ForkRequest, Failure> {
         let payloads = self.read_payloads()?;
         let count = self.count(payloads.len())?;
         let any_node = self.to == ["any"];
         let text = |path: PathBuf| path.to_string_lossy().into_owned();
         let options = ChildOptions {
-            root: self
-                .root
-                .map(absolute)
-                .transpose()?
-                .map(text)
-                .unwrap_or_default(),
             binds: self.bind,
             shared: self.shared.into_iter().map(text).collect(),
             paused: self.paused,
-            attached: count == 1 && !self.detach,
+            attached: count == 1 && !self.detach && !json,
             timeout_ms: self.timeout.unwrap_or(0),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
-        Ok(ForkRequest {
-            seed: self.seed,
-            nodes,
-            any_node,
-            count,
-            payloads,
-            options: Some(options),
-        })
+        Ok(ForkRequest { seed: self.seed, nodes, any_node, count, payloads, options: Some(options) })
     }
 
     fn read_payloads(&self) -> Result<Vec<Vec<u8>>, Failure> {
@@ -165,14 +136,9 @@ async fn results(
 ) -> anyhow::Result<ExitCode> {
     let children: Vec<String> = outcomes.iter().filter_map(Outcome::child_id).collect();
     if !json {
-        outcomes
-            .iter()
-            .filter_map(Outcome::failure)
-            .for_each(output::failure);
+        outcomes.iter().filter_map(Outcome::failure).for_each(output::failure);
     }
-    let mut ends = wait::collect(client, &children, true, json)
-        .await?
-        .into_iter();
+    let mut ends = wait::collect(client, &children, true, json).await?.into_iter();
     let all_run = children.len() == outcomes.len();
     let all: Vec<serde_json::Value> = outcomes
         .iter()
@@ -185,29 +151,14 @@ async fn results(
     if json {
         output::json(&serde_json::json!({ "seed": seed, "children": all }));
     }
-    Ok(if all_run && all_well {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
-}
-
-fn absolute(path: PathBuf) -> Result<PathBuf, Failure> {
-    std::path::absolute(&path).map_err(|error| {
-        Failure::new(
-            Code::InvalidArgument,
-            format!("root {}", path.display()),
-            error,
-        )
-    })
+    Ok(if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn parse_bind(text: &str) -> Result<Bind, String> {
     match text.split_once(':') {
-        Some((from, to)) if from.starts_with('/') && to.starts_with('/') => Ok(Bind {
-            from: from.to_owned(),
-            to: to.to_owned(),
-        }),
+        Some((from, to)) if from.starts_with('/') && to.starts_with('/') => {
+            Ok(Bind { from: from.to_owned(), to: to.to_owned() })
+        }
         _ => Err("write it like /path/on/the/node:/path/in/the/child".to_owned()),
     }
 }
@@ -219,10 +170,7 @@ mod tests {
     #[test]
     fn a_bind_has_two_absolute_paths() {
         let bind = parse_bind("/data:/mnt/data").unwrap();
-        assert_eq!(
-            (bind.from.as_str(), bind.to.as_str()),
-            ("/data", "/mnt/data")
-        );
+        assert_eq!((bind.from.as_str(), bind.to.as_str()), ("/data", "/mnt/data"));
         for wrong in ["/data", "data:/x", "/data:x", ":"] {
             assert!(parse_bind(wrong).is_err(), "{wrong}");
         }

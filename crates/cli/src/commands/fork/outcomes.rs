@@ -25,16 +25,8 @@ pub(super) enum Outcome {
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum OutcomeView<'a> {
-    Started {
-        child: &'a str,
-        node: &'a str,
-        pid: u32,
-        resume_us: u64,
-    },
-    Failed {
-        node: &'a str,
-        error: String,
-    },
+    Started { child: &'a str, node: &'a str, pid: u32, resume_us: u64 },
+    Failed { node: &'a str, error: String },
 }
 
 impl Outcome {
@@ -54,50 +46,27 @@ impl Outcome {
 
     pub(super) fn view(&self) -> OutcomeView<'_> {
         match self {
-            Outcome::Started(Child {
-                id,
-                node,
-                pid,
-                resume_us,
-                ..
-            }) => OutcomeView::Started {
-                child: id,
-                node,
-                pid: *pid,
-                resume_us: *resume_us,
-            },
-            Outcome::Failed { node, failure } => OutcomeView::Failed {
-                node,
-                error: failure.to_string(),
-            },
+            Outcome::Started(Child { id, node, pid, resume_us, .. }) => {
+                OutcomeView::Started { child: id, node, pid: *pid, resume_us: *resume_us }
+            }
+            Outcome::Failed { node, failure } => OutcomeView::Failed { node, error: failure.to_string() },
         }
     }
 }
 
 /// Forks, and gathers the outcomes in the children's order.
-pub(super) async fn collect(
-    client: &mut Client,
-    request: ForkRequest,
-) -> Result<Vec<Outcome>, Failure> {
+pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result<Vec<Outcome>, Failure> {
     let count = request.count;
     let object = format!("seed {}", request.seed);
     let failed = |status| Failure::from_status(&object, &status);
     let mut answers = client.fork(request).await.map_err(failed)?.into_inner();
     let progress = progress(count);
     let mut outcomes: Vec<Option<Outcome>> = (0..count).map(|_| None).collect();
-    while let Some(ForkOutcome {
-        index,
-        node,
-        result,
-    }) = answers.message().await.map_err(failed)?
-    {
+    while let Some(ForkOutcome { index, node, result }) = answers.message().await.map_err(failed)? {
         progress.inc(1);
         let outcome = match result {
             Some(Answer::Child(child)) => Outcome::Started(child),
-            Some(Answer::Error(error)) => Outcome::Failed {
-                node,
-                failure: error.into(),
-            },
+            Some(Answer::Error(error)) => Outcome::Failed { node, failure: error.into() },
             None => continue,
         };
         if let Some(slot) = outcomes.get_mut(index as usize) {
@@ -105,17 +74,8 @@ pub(super) async fn collect(
         }
     }
     progress.finish_and_clear();
-    let silent = || {
-        Failure::new(
-            Code::Internal,
-            &object,
-            "the node told of fewer children than were asked for",
-        )
-    };
-    outcomes
-        .into_iter()
-        .map(|outcome| outcome.ok_or_else(silent))
-        .collect()
+    let silent = || Failure::new(Code::Internal, &object, "the node told of fewer children than were asked for");
+    outcomes.into_iter().map(|outcome| outcome.ok_or_else(silent)).collect()
 }
 
 /// The ids, one a line; the failures on standard error.

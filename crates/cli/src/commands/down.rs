@@ -1,0 +1,31 @@
+//! `farfork down`: the end of a cluster on this machine.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_cluster::local::LocalCluster;
+
+use super::up::Place;
+use crate::{Global, output, privilege};
+
+/// End the cluster that `farfork up` started, and remove every trace of it.
+///
+/// Its children are killed and its seeds dropped; parents are not touched.
+#[derive(Args)]
+pub(crate) struct Down {
+    #[command(flatten)]
+    place: Place,
+}
+
+impl Down {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it stops daemons and removes network namespaces")?;
+        let cluster = LocalCluster::load(&self.place.run_dir())?;
+        let names: Vec<String> = cluster.nodes().iter().map(|node| node.name.clone()).collect();
+        cluster.down()?;
+        if global.json {
+            output::json(&serde_json::json!({ "removed": names }));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,68 @@
+//! `farfork node`: the daemon.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_node::daemon;
+use farfork_node::options::Options;
+use farfork_node::run_dir::DEFAULT_RUN_DIR;
+use farfork_wire::NodeName;
+
+use crate::log::{self, LogOptions};
+use crate::privilege;
+
+/// Run this machine's daemon, until SIGTERM or SIGINT.
+///
+/// Stopped like that, it ends its children and drops its seeds. When it is killed, its seeds end with it; its children
+/// go on, and the next daemon of the same run directory finds them.
+///
+/// The control port is not authenticated yet: it must be reachable from the cluster's own network only.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork node --name n1 --listen 10.0.0.1:7400
+  farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400")]
+pub(crate) struct Node {
+    /// The node's name, unique in its cluster: a-z, 0-9 and `-`.
+    #[arg(long)]
+    name: NodeName,
+    /// Directory for sockets and for what children write; nobody else may use it.
+    #[arg(long, env = "FARFORK_RUN_DIR", default_value = DEFAULT_RUN_DIR, value_name = "DIR")]
+    run_dir: PathBuf,
+    /// Where its control API listens; port 0 for any free one.
+    #[arg(long, value_name = "IP:PORT")]
+    listen: SocketAddr,
+    /// Port of its memory server, on the same address; 0 for any free one.
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    fabric_port: u16,
+    /// A node whose cluster it joins. Can be repeated: one that answers is enough.
+    #[arg(long, value_name = "IP:PORT")]
+    join: Vec<SocketAddr>,
+    /// Containers that it keeps ready for children.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pool: usize,
+    #[command(flatten)]
+    log: LogOptions,
+}
+
+impl Node {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it traces processes, and makes namespaces and control groups")?;
+        log::start(&self.log)?;
+        let options = Options {
+            name: self.name,
+            run_dir: self.run_dir,
+            listen: self.listen,
+            fabric_port: self.fabric_port,
+            join: self.join,
+            pool_size: self.pool,
+        };
+        let object = format!("node {}", options.name);
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        runtime.block_on(daemon::run(options)).context(object)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,32 @@
+//! `farfork pager`, which the daemon starts: the process that serves children's memory. Not for users.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_fork::pager::{self, PagerConfig};
+
+use crate::log::{self, LogOptions};
+
+/// Serve the memory of a node's children. The daemon starts this, and it outlives the daemon.
+#[derive(Args)]
+pub(crate) struct Pager {
+    /// The node's run directory.
+    #[arg(long, value_name = "DIR")]
+    run_dir: PathBuf,
+    #[command(flatten)]
+    log: LogOptions,
+}
+
+impl Pager {
+    /// Runs on the only thread of this process: the pager copies itself by clone(2).
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        // Apart from the daemon's session, so that what ends that does not end the pager. It fails where we lead one.
+        let _ = rustix::process::setsid();
+        log::start(&self.log)?;
+        let object = format!("pager of {}", self.run_dir.display());
+        pager::run(&PagerConfig { run_dir: self.run_dir }).context(object)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,23 @@
+//! The log of the processes that stay: the daemon and the pager.
+
+use std::io;
+
+use anyhow::Context as _;
+use clap::Args;
+use tracing_subscriber::EnvFilter;
+
+/// What is logged.
+#[derive(Args, Clone)]
+pub(crate) struct LogOptions {
+    /// What to log on standard error: error, warn, info, debug, trace, for all or by module.
+    #[arg(long, env = "FARFORK_LOG", value_name = "FILTER", default_value = "info")]
+    log: String,
+}
+
+/// Begins to log on standard error.
+pub(crate) fn start(options: &LogOptions) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&options.log)
+        .with_context(|| format!("log filter `{}`: write it like info or farfork_node=debug,info", options.log))?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+    Ok(())
+}

@@ -1,0 +1,13 @@
+//! What needs root says so at once, with the reason.
+
+use farfork_node::failure::Failure;
+use tonic::Code;
+
+/// Fails unless this process is root's; `reason` completes "it needs root:".
+pub(crate) fn require_root(reason: &str) -> Result<(), Failure> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let failure = Failure::new(Code::PermissionDenied, "this command", format!("it needs root: {reason}"));
+    Err(failure.with_next_step("run it with sudo"))
+}

@@ -1,0 +1,242 @@
+//! One child of this node: what it is, what it is doing, and what can be done to it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use farfork_fork::restore;
+use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::pidfd;
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tonic::Code;
+
+use super::{Ended, Output, OutputWatch, Record};
+use crate::api::v1;
+use crate::failure::Failure;
+
+/// What a child is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Complete, waiting to make its first step.
+    Paused,
+    /// It runs.
+    Running,
+    /// It has ended.
+    Ended(Ended),
+}
+
+/// A file that a child writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// A child of this node.
+#[derive(Debug)]
+pub(crate) struct Child {
+    record: Record,
+    directory: PathBuf,
+    status: watch::Sender<Status>,
+    /// Whether nothing is left of its container, and the pager has forgotten it.
+    is_settled: watch::Sender<bool>,
+    /// Our end of its standard input, until somebody attaches.
+    stdin: Mutex<Option<pipe::Sender>>,
+    /// The socket that a paused child waits at.
+    gate: Mutex<Option<OwnedFd>>,
+}
+
+impl Child {
+    /// A child that was just started: `gate` where it is paused, `stdin` where somebody will attach.
+    pub(super) fn started(
+        record: Record,
+        directory: PathBuf,
+        stdin: Option<pipe::Sender>,
+        gate: Option<OwnedFd>,
+    ) -> Self {
+        let status = if gate.is_some() { Status::Paused } else { Status::Running };
+        let (stdin, gate) = (Mutex::new(stdin), Mutex::new(gate));
+        let (status, is_settled) = (watch::Sender::new(status), watch::Sender::new(false));
+        Self { record, directory, status, is_settled, stdin, gate }
+    }
+
+    /// A child that an earlier daemon started. One that was paused then has ended with that daemon.
+    pub(super) fn adopted(record: Record, directory: PathBuf) -> Self {
+        let child = Self::started(record, directory, None, None);
+        if let Some(ended) = child.record.ended.clone() {
+            child.status.send_replace(Status::Ended(ended));
+        }
+        child
+    }
+
+    /// What it is.
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Its directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What it is doing, now and from now on.
+    pub(crate) fn status(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&self) -> Option<Ended> {
+        match &*self.status.borrow() {
+            Status::Ended(ended) => Some(ended.clone()),
+            Status::Paused | Status::Running => None,
+        }
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn wait(&self) -> Ended {
+        let mut status = self.status();
+        let ended = status.wait_for(|status| matches!(status, Status::Ended(_))).await;
+        match ended.as_deref() {
+            Ok(Status::Ended(ended)) => ended.clone(),
+            _ => unreachable!("the sender lives as long as the child"),
+        }
+    }
+
+    /// Takes our end of its standard input: one caller feeds it.
+    pub(crate) fn take_stdin(&self) -> Option<pipe::Sender> {
+        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Reads what it wrote, and, with a watch, what it goes on to write.
+    ///
+    /// # Errors
+    /// The file cannot be read or watched.
+    pub(crate) async fn output(&self, stream: Stream, follow: Option<&Arc<OutputWatch>>) -> Result<Output, Failure> {
+        let path = self.directory.join(stream.file());
+        let opened = match follow {
+            Some(watch) => Output::follow(&path, watch, self.status()).await,
+            None => Output::open(&path).await,
+        };
+        opened.map_err(|error| self.failure(Code::Internal, format!("what it wrote cannot be read: {error}")))
+    }
+
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// It has ended, or the number is no signal.
+    pub(crate) fn kill(&self, signal: u32) -> Result<(), Failure> {
+        let has_ended = || {
+            self.failure(Code::FailedPrecondition, "it has ended")
+                .with_next_step("forget it with `farfork rm`, or see how it ended with `farfork inspect`")
+        };
+        if self.ended().is_some() {
+            return Err(has_ended());
+        }
+        let identity: ProcessIdentity = self.record.process.parse().map_err(|error: io::Error| self.broken(&error))?;
+        let process = identity.open().map_err(|error| self.broken(&error))?.ok_or_else(has_ended)?;
+        match pidfd::send_signal(&process, signal.cast_signed()) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+                Err(self.failure(Code::InvalidArgument, format!("{signal} is no signal")))
+            }
+            // ESRCH: it ended a moment ago.
+            Err(_) => Err(has_ended()),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Lets it make its first step.
+    ///
+    /// # Errors
+    /// It is not paused.
+    pub(crate) fn unpause(&self) -> Result<(), Failure> {
+        let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let gate = gate.ok_or_else(|| self.failure(Code::FailedPrecondition, "it is not paused"))?;
+        restore::unpause(gate.as_fd()).map_err(|error| self.broken(&error))?;
+        self.status.send_if_modified(|status| {
+            let was_paused = *status == Status::Paused;
+            if was_paused {
+                *status = Status::Running;
+            }
+            was_paused
+        });
+        Ok(())
+    }
+
+    /// Nothing is left of its container, and the pager has forgotten it.
+    pub(super) fn settle(&self) {
+        self.is_settled.send_replace(true);
+    }
+
+    /// Whether it has settled.
+    pub(super) fn is_settled(&self) -> bool {
+        *self.is_settled.borrow()
+    }
+
+    /// Waits until a child that has ended is settled, at most `limit`; tells whether it is.
+    pub(super) async fn wait_settled(&self, limit: Duration) -> bool {
+        let mut is_settled = self.is_settled.subscribe();
+        timeout(limit, is_settled.wait_for(|is_settled| *is_settled)).await.is_ok()
+    }
+
+    /// It has ended: tells everyone who waits, and writes it down.
+    pub(super) fn end(&self, ended: Ended) {
+        let record = Record { ended: Some(ended.clone()), ..self.record.clone() };
+        if let Err(error) = record.write(&self.directory) {
+            tracing::warn!(child = %self.record.id, %error, "its end cannot be written down");
+        }
+        drop(self.take_stdin());
+        self.status.send_replace(Status::Ended(ended));
+    }
+
+    /// A failure about this child.
+    pub(crate) fn failure(&self, code: Code, cause: impl std::fmt::Display) -> Failure {
+        Failure::new(code, format!("child {}", self.record.id), cause)
+    }
+
+    fn broken(&self, error: &io::Error) -> Failure {
+        self.failure(Code::Internal, format!("its process cannot be reached: {error}"))
+    }
+}
+
+impl Stream {
+    /// Name of the file in the child's directory.
+    pub(crate) fn file(self) -> &'static str {
+        match self {
+            Stream::Stdout => "stdout",
+            Stream::Stderr => "stderr",
+        }
+    }
+}
+
+impl From<&Child> for v1::Child {
+    fn from(child: &Child) -> Self {
+        let Record { id, seed, command, process, resume_us, started_unix_ms, .. } = child.record();
+        let (state, ended) = match &*child.status.borrow() {
+            Status::Paused => (v1::ChildState::Paused, None),
+            Status::Running => (v1::ChildState::Running, None),
+            Status::Ended(ended) => match ended.exit {
+                super::Exit::Lost(_) => (v1::ChildState::Lost, Some(ended.clone())),
+                _ => (v1::ChildState::Exited, Some(ended.clone())),
+            },
+        };
+        let pid = process.split_once('@').and_then(|(pid, _)| pid.parse().ok());
+        Self {
+            id: id.to_string(),
+            node: id.node().to_string(),
+            seed: seed.to_string(),
+            pid: pid.unwrap_or(0),
+            state: state.into(),
+            ended_unix_ms: ended.as_ref().map_or(0, |ended| ended.unix_ms),
+            exit: ended.map(|ended| ended.exit.into()),
+            resume_us: *resume_us,
+            started_unix_ms: *started_unix_ms,
+            command: command.clone(),
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! How a child ended.
+
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::v1;
+
+/// How a child ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Exit {
+    /// It called exit(2) with this code.
+    Code(u32),
+    /// This signal killed it.
+    Signal(u32),
+    /// Nothing is known but that it is gone, and this.
+    Lost(String),
+}
+
+impl Exit {
+    /// Reads what the container's stub left in the child's directory: a wait status of four bytes.
+    pub(crate) fn read(file: &Path) -> Self {
+        match fs::read(file) {
+            Ok(bytes) => match <[u8; 4]>::try_from(bytes.as_slice()) {
+                Ok(word) => Self::of_wait_status(i32::from_ne_bytes(word)),
+                Err(_) => Self::Lost("its container was killed before it could tell".to_owned()),
+            },
+            Err(error) => Self::Lost(format!("its exit status cannot be read: {error}")),
+        }
+    }
+
+    /// As wait(2) lays the word out: the signal in the low seven bits, else the exit code in the second byte.
+    fn of_wait_status(word: i32) -> Self {
+        const SIGNAL_BITS: i32 = 0x7f;
+        let (signal, code) = (word & SIGNAL_BITS, (word >> 8) & 0xff);
+        match signal {
+            0 => Self::Code(code.unsigned_abs()),
+            SIGNAL_BITS => Self::Lost(format!("its wait status {word:#x} makes no sense")),
+            _ => Self::Signal(signal.unsigned_abs()),
+        }
+    }
+}
+
+impl From<Exit> for v1::Exit {
+    fn from(exit: Exit) -> Self {
+        let how = match exit {
+            Exit::Code(code) => v1::exit::How::Code(code),
+            Exit::Signal(signal) => v1::exit::How::Signal(signal),
+            Exit::Lost(why) => v1::exit::How::Lost(why),
+        };
+        Self { how: Some(how) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Exit;
+
+    #[test]
+    fn a_wait_status_is_code_or_signal() {
+        let read = |bytes: &[u8]| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            std::fs::write(file.path(), bytes).unwrap();
+            Exit::read(file.path())
+        };
+        assert_eq!(read(&0x2a00_i32.to_ne_bytes()), Exit::Code(42));
+        assert_eq!(read(&9_i32.to_ne_bytes()), Exit::Signal(9));
+        assert_eq!(read(&0x8b_i32.to_ne_bytes()), Exit::Signal(11), "with a core dump");
+        assert!(matches!(read(b""), Exit::Lost(_)));
+        assert!(matches!(Exit::read("/nonexistent".as_ref()), Exit::Lost(_)));
+    }
+}

@@ -1,0 +1,104 @@
+//! Watches over a child from its start to its end: keeps its time limit, hears when its container ends, and cleans up.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_container::RunningContainer;
+use farfork_fork::resume::STATUS_FILE;
+use rustix::process::Signal;
+
+use super::{Child, Ended, Exit};
+use crate::clock;
+use crate::descriptor_watch::watch_readable;
+use crate::engine::PagerLink;
+use crate::limits::ATTACH_GRACE;
+
+/// A container's init, as something to wait for: its pidfd is readable once it has ended.
+struct Init(Arc<RunningContainer>);
+
+impl AsFd for Init {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.init().as_fd()
+    }
+}
+
+/// Watches until the child has ended and nothing is left of its container.
+pub(super) async fn watch_over(child: Arc<Child>, container: RunningContainer, pager: Arc<PagerLink>) {
+    let container = Arc::new(container);
+    tokio::select! {
+        () = container_end(&container) => {}
+        () = interfere(&child) => {}
+    }
+    let cleaning = tokio::task::spawn_blocking(move || conclude(&child, &container, &pager));
+    if let Err(panic) = cleaning.await {
+        tracing::error!(%panic, "a child's end was not dealt with");
+    }
+}
+
+/// A child whose container ended while no daemon was there.
+pub(super) fn conclude_past(child: &Child, pager: &PagerLink) {
+    if child.ended().is_none() {
+        let file = child.directory().join(STATUS_FILE);
+        let modified = fs::metadata(&file).and_then(|metadata| metadata.modified());
+        let unix_ms = modified.map_or_else(|_| clock::unix_ms_now(), clock::unix_ms);
+        child.end(Ended { exit: Exit::read(&file), unix_ms, pager: pager.counts(&child.record().id) });
+    }
+    pager.release(&child.record().id);
+    child.settle();
+}
+
+async fn container_end(container: &Arc<RunningContainer>) {
+    match watch_readable(Init(container.clone())) {
+        Ok(init) => match init.readable().await {
+            Ok(_) => {}
+            Err(error) => poll_end(container, &error).await,
+        },
+        Err(error) => poll_end(container, &error).await,
+    }
+}
+
+/// Where the kernel cannot tell us (no memory for another watch), we ask.
+async fn poll_end(container: &RunningContainer, error: &std::io::Error) {
+    const POLL_INTERVAL: Duration = Duration::from_millis(50);
+    tracing::warn!(container = container.id(), %error, "its end has to be polled for");
+    while matches!(farfork_sys::pidfd::wait_exit(container.init(), Duration::ZERO), Ok(false)) {
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// What time does to a child that runs: never returns.
+async fn interfere(child: &Child) {
+    let deadline = async {
+        match child.record().deadline_unix_ms {
+            Some(deadline) => tokio::time::sleep(clock::until(deadline)).await,
+            None => std::future::pending().await,
+        }
+        tracing::info!(child = %child.record().id, "killed: its time is over");
+        // It may just have ended.
+        let _ = child.kill(Signal::KILL.as_raw().unsigned_abs());
+    };
+    let nobody_attached = async {
+        tokio::time::sleep(ATTACH_GRACE).await;
+        drop(child.take_stdin());
+    };
+    tokio::join!(deadline, nobody_attached);
+    std::future::pending().await
+}
+
+/// The figures are taken before the end is told, so that who waits for the end can ask for them.
+fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
+    let id = &child.record().id;
+    let exit = Exit::read(&child.directory().join(STATUS_FILE));
+    let counts = pager.counts(id);
+    child.end(Ended { exit, unix_ms: clock::unix_ms_now(), pager: counts });
+    // The pager forgets a child only once its last process is gone, orphans included.
+    match container.remove() {
+        Ok(()) => {
+            pager.release(id);
+            child.settle();
+        }
+        Err(error) => tracing::warn!(child = %id, %error, "the container of a child that ended is not removed"),
+    }
+}

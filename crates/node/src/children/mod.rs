@@ -1,0 +1,213 @@
+//! The children of this node: started here, watched until they end, listed until they are forgotten.
+//!
+//! A child's state is files in its directory, so that it needs no daemon to go on, and a daemon that starts again
+//! finds it: `child.json` says what it is, `stdout` and `stderr` are what it wrote, `exit` is left by its container's
+//! stub when it ends.
+
+mod child;
+mod exit;
+mod life;
+mod output;
+mod record;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farfork_container::RunningContainer;
+use farfork_wire::ChildId;
+use tokio::net::unix::pipe;
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::engine::PagerLink;
+use crate::failure::Failure;
+use crate::limits::ENDED_CHILDREN_MAX;
+use crate::run_dir::RunDir;
+
+pub(crate) use child::{Child, Status, Stream};
+pub(crate) use exit::Exit;
+pub(crate) use output::{Output, OutputWatch};
+pub(crate) use record::{Ended, PagerCounts, Record};
+
+/// For what is left of a child that has ended to be removed: its memory may be large.
+const SETTLE_LIMIT: Duration = Duration::from_secs(8);
+
+/// The children of this node.
+#[derive(Debug)]
+pub(crate) struct Children {
+    run_dir: RunDir,
+    table: Mutex<BTreeMap<ChildId, Arc<Child>>>,
+    output: Arc<OutputWatch>,
+    pager: Arc<PagerLink>,
+    /// Whether their ends are still written down and cleaned up; then they are for the next daemon.
+    lives: Mutex<JoinSet<()>>,
+}
+
+/// What belongs to a child that has just been started.
+#[derive(Debug)]
+pub(crate) struct Newborn {
+    /// What it is.
+    pub(crate) record: Record,
+    /// Where it lives.
+    pub(crate) container: RunningContainer,
+    /// Our end of its standard input, where somebody will attach.
+    pub(crate) stdin: Option<pipe::Sender>,
+    /// The socket that it waits at, where it is paused.
+    pub(crate) gate: Option<OwnedFd>,
+}
+
+impl Children {
+    /// No children yet. Must be called within the runtime.
+    ///
+    /// # Errors
+    /// As inotify_init1(2).
+    pub(crate) fn new(run_dir: RunDir, pager: Arc<PagerLink>) -> io::Result<Self> {
+        let output = OutputWatch::start()?;
+        Ok(Self { run_dir, table: Mutex::default(), output, pager, lives: Mutex::default() })
+    }
+
+    /// Takes a child that was just started, and watches over it.
+    pub(crate) fn add(&self, newborn: Newborn) -> Arc<Child> {
+        let Newborn { record, container, stdin, gate } = newborn;
+        let directory = self.run_dir.child(&record.id);
+        let child = Arc::new(Child::started(record, directory, stdin, gate));
+        self.table().insert(child.record().id.clone(), child.clone());
+        self.watch_over(child.clone(), container);
+        child
+    }
+
+    /// Takes over the children that an earlier daemon of this run directory started; `running` are the containers
+    /// that still run. A directory that tells no child is removed: its start was never finished.
+    ///
+    /// # Errors
+    /// The directories cannot be listed.
+    pub(crate) fn adopt(&self, mut running: Vec<RunningContainer>) -> io::Result<()> {
+        for entry in fs::read_dir(self.run_dir.children())? {
+            let directory = entry?.path();
+            match Record::read(&directory) {
+                Ok(record) => self.adopt_child(record, directory, &mut running),
+                Err(error) => {
+                    tracing::info!(directory = %directory.display(), %error, "removing what is no child");
+                    remove_directory(&directory);
+                }
+            }
+        }
+        for container in running {
+            tracing::info!(container = container.id(), "removing a container without a child");
+            if let Err(error) = container.remove() {
+                tracing::warn!(%error, "a container is not removed");
+            }
+        }
+        self.keep_to_limit();
+        Ok(())
+    }
+
+    fn adopt_child(&self, record: Record, directory: PathBuf, running: &mut Vec<RunningContainer>) {
+        let container = running.iter().position(|container| container.id() == record.container);
+        let container = container.map(|index| running.swap_remove(index));
+        let child = Arc::new(Child::adopted(record, directory));
+        self.table().insert(child.record().id.clone(), child.clone());
+        match container {
+            Some(container) => self.watch_over(child, container),
+            None => life::conclude_past(&child, &self.pager),
+        }
+    }
+
+    fn watch_over(&self, child: Arc<Child>, container: RunningContainer) {
+        let life = life::watch_over(child, container, self.pager.clone());
+        let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
+        while lives.try_join_next().is_some() {}
+        lives.spawn(life);
+    }
+
+    /// The child of an id.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn get(&self, id: &ChildId) -> Result<Arc<Child>, Failure> {
+        let child = self.table().get(id).cloned();
+        child.ok_or_else(|| {
+            Failure::new(Code::NotFound, format!("child {id}"), "its node knows no such child")
+                .with_next_step("list children with `farfork ps`; those that ended long ago are forgotten")
+        })
+    }
+
+    /// All of them, the oldest first.
+    pub(crate) fn all(&self) -> Vec<Arc<Child>> {
+        let mut children: Vec<Arc<Child>> = self.table().values().cloned().collect();
+        children.sort_by_key(|child| child.record().started_unix_ms);
+        children
+    }
+
+    /// How many have not ended.
+    pub(crate) fn living(&self) -> usize {
+        self.table().values().filter(|child| child.ended().is_none()).count()
+    }
+
+    /// Tells when files of children grow.
+    pub(crate) fn output(&self) -> &Arc<OutputWatch> {
+        &self.output
+    }
+
+    /// Forgets a child that has ended, and removes its directory.
+    ///
+    /// # Errors
+    /// There is none of that id, it has not ended, or what is left of it cannot be removed.
+    pub(crate) async fn remove(&self, id: &ChildId) -> Result<(), Failure> {
+        let child = self.get(id)?;
+        if child.ended().is_none() {
+            return Err(child
+                .failure(Code::FailedPrecondition, "it has not ended")
+                .with_next_step(format!("end it first: `farfork kill {id}`")));
+        }
+        if !child.wait_settled(SETTLE_LIMIT).await {
+            return Err(child
+                .failure(Code::Unavailable, "its container is still being removed")
+                .with_next_step("try again; its node's log may say what keeps it"));
+        }
+        self.forget(&child);
+        Ok(())
+    }
+
+    /// Forgets the children that ended first, where there are too many.
+    pub(crate) fn keep_to_limit(&self) {
+        let ended = |child: Arc<Child>| Some((child.ended()?.unix_ms, child)).filter(|(_, child)| child.is_settled());
+        let mut ended: Vec<(u64, Arc<Child>)> = self.all().into_iter().filter_map(ended).collect();
+        ended.sort_by_key(|(unix_ms, _)| *unix_ms);
+        let surplus = ended.len().saturating_sub(ENDED_CHILDREN_MAX);
+        ended[..surplus].iter().for_each(|(_, child)| self.forget(child));
+    }
+
+    /// Each of two who forget a child at the same time may find its directory gone.
+    fn forget(&self, child: &Child) {
+        if self.table().remove(&child.record().id).is_some() {
+            remove_directory(child.directory());
+        }
+    }
+
+    /// Kills all, waits for their ends, and forgets them: the node stops for good.
+    pub(crate) async fn end_all(&self) {
+        for child in self.all() {
+            // It may have ended by itself.
+            let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
+        }
+        let mut lives = std::mem::take(&mut *self.lives.lock().unwrap_or_else(PoisonError::into_inner));
+        while lives.join_next().await.is_some() {}
+        self.all().iter().for_each(|child| self.forget(child));
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<ChildId, Arc<Child>>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remove_directory(directory: &std::path::Path) {
+    if let Err(error) = fs::remove_dir_all(directory) {
+        tracing::warn!(directory = %directory.display(), %error, "a child's directory is not removed");
+    }
+}

@@ -1,0 +1,207 @@
+//! What children write: files, which grow and are read as they grow. One inotify instance of the daemon tells when.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use tokio::fs::File;
+use tokio::io::AsyncReadExt as _;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, watch};
+
+use super::Status;
+use crate::descriptor_watch::{Owner, watch_readable};
+use crate::limits::OUTPUT_CHUNK_BYTES;
+
+/// Room for the events that one read(2) takes from the kernel; each has 16 bytes, since files have no names there.
+const EVENT_BYTES: usize = 4096;
+
+/// Tells followers of files when these grow.
+#[derive(Debug)]
+pub(crate) struct OutputWatch {
+    inotify: AsyncFd<Owner<OwnedFd>>,
+    /// By the kernel's watch descriptor.
+    watched: Mutex<HashMap<i32, Watched>>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    grown: Arc<Notify>,
+    followers: usize,
+}
+
+/// One file that is followed.
+struct Following {
+    watch: Arc<OutputWatch>,
+    descriptor: i32,
+    grown: Arc<Notify>,
+}
+
+impl OutputWatch {
+    /// Starts watching; must be called within the runtime.
+    ///
+    /// # Errors
+    /// As inotify_init1(2).
+    pub(crate) fn start() -> io::Result<Arc<Self>> {
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+        let watch = Arc::new(Self { inotify: watch_readable(inotify)?, watched: Mutex::default() });
+        tokio::spawn(deliver(Arc::downgrade(&watch)));
+        Ok(watch)
+    }
+
+    fn follow(self: &Arc<Self>, file: &Path) -> io::Result<Following> {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let descriptor = inotify::add_watch(&self.inotify.get_ref().0, file, WatchFlags::MODIFY)?;
+        let entry = watched.entry(descriptor).or_insert_with(|| Watched { grown: Arc::default(), followers: 0 });
+        entry.followers += 1;
+        Ok(Following { watch: self.clone(), descriptor, grown: entry.grown.clone() })
+    }
+
+    /// Passes on what the kernel has queued. When its queue overflowed, everyone is told.
+    fn wake_followers(&self) -> io::Result<()> {
+        let mut buffer = [MaybeUninit::uninit(); EVENT_BYTES];
+        let mut reader = Reader::new(&self.inotify.get_ref().0, &mut buffer);
+        loop {
+            let event = reader.next()?;
+            let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+            if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+                watched.values().for_each(|file| file.grown.notify_waiters());
+            } else if let Some(file) = watched.get(&event.wd()) {
+                file.grown.notify_waiters();
+            }
+        }
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let mut watched = self.watch.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(file) = watched.get_mut(&self.descriptor) else { return };
+        file.followers -= 1;
+        if file.followers == 0 {
+            watched.remove(&self.descriptor);
+            // Fails when the file was removed, and its watch with it.
+            let _ = inotify::remove_watch(&self.watch.inotify.get_ref().0, self.descriptor);
+        }
+    }
+}
+
+/// Waits for the kernel, as long as the watch is in use.
+async fn deliver(watch: Weak<OutputWatch>) {
+    while let Some(watch) = watch.upgrade() {
+        let Ok(mut ready) = watch.inotify.readable().await else { return };
+        match watch.wake_followers() {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+            Err(error) => {
+                tracing::error!(%error, "the output of children cannot be followed any more");
+                return;
+            }
+        }
+    }
+}
+
+/// Reads a file that a child writes to, piece by piece.
+pub(crate) struct Output {
+    file: File,
+    /// Absent: what is there now is all.
+    following: Option<(Following, watch::Receiver<Status>)>,
+}
+
+impl Output {
+    /// What the file holds now.
+    pub(crate) async fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { file: File::open(path).await?, following: None })
+    }
+
+    /// What the file holds, and will hold until the child has ended.
+    pub(crate) async fn follow(
+        path: &Path,
+        watch: &Arc<OutputWatch>,
+        status: watch::Receiver<Status>,
+    ) -> io::Result<Self> {
+        let following = Some((watch.follow(path)?, status));
+        Ok(Self { file: File::open(path).await?, following })
+    }
+
+    /// The next piece; `None` at the end.
+    pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
+        loop {
+            let Some((following, status)) = &mut self.following else {
+                return read_piece(&mut self.file).await;
+            };
+            // Both are armed before the read, so that nothing that happens behind it is missed.
+            let grown = following.grown.notified();
+            tokio::pin!(grown);
+            grown.as_mut().enable();
+            let has_ended = matches!(*status.borrow_and_update(), Status::Ended(_));
+            let piece = read_piece(&mut self.file).await?;
+            if piece.is_some() || has_ended {
+                return Ok(piece);
+            }
+            tokio::select! {
+                () = grown => {}
+                changed = status.changed() => if changed.is_err() { return Ok(None) },
+            }
+        }
+    }
+}
+
+async fn read_piece(file: &mut File) -> io::Result<Option<Vec<u8>>> {
+    let mut piece = Vec::with_capacity(OUTPUT_CHUNK_BYTES);
+    let count = file.take(OUTPUT_CHUNK_BYTES as u64).read_to_end(&mut piece).await?;
+    Ok((count > 0).then_some(piece))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Output, OutputWatch, Status};
+    use crate::children::{Ended, Exit};
+    use std::fs::OpenOptions;
+    use std::io::Write as _;
+    use std::time::Duration;
+    use tokio::sync::watch;
+    use tokio::time::timeout;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    fn ended() -> Status {
+        Status::Ended(Ended { exit: Exit::Code(0), unix_ms: 0, pager: None })
+    }
+
+    #[tokio::test]
+    async fn a_follower_sees_each_piece_and_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("stdout");
+        let mut writer = OpenOptions::new().create(true).append(true).open(&path).unwrap();
+        let (status, receiver) = watch::channel(Status::Running);
+        let watch = OutputWatch::start().unwrap();
+        let mut output = Output::follow(&path, &watch, receiver).await.unwrap();
+
+        for piece in ["one", "two"] {
+            writer.write_all(piece.as_bytes()).unwrap();
+            let read = timeout(LIMIT, output.next()).await.unwrap().unwrap();
+            assert_eq!(read.as_deref(), Some(piece.as_bytes()));
+        }
+        assert!(timeout(Duration::from_millis(50), output.next()).await.is_err(), "it waits");
+        writer.write_all(b"last").unwrap();
+        status.send_replace(ended());
+        assert_eq!(output.next().await.unwrap().as_deref(), Some(&b"last"[..]));
+        assert_eq!(timeout(LIMIT, output.next()).await.unwrap().unwrap(), None);
+        drop(output);
+        assert!(watch.watched.lock().unwrap().is_empty(), "nothing is watched without followers");
+    }
+
+    #[tokio::test]
+    async fn without_following_the_end_is_what_is_there() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"so far").unwrap();
+        let mut output = Output::open(file.path()).await.unwrap();
+        assert_eq!(output.next().await.unwrap().as_deref(), Some(&b"so far"[..]));
+        assert_eq!(output.next().await.unwrap(), None);
+    }
+}

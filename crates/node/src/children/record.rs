@@ -1,0 +1,104 @@
+//! `child.json`: what a child is, kept in its directory for the daemon's next start.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use farfork_wire::{ChildId, SeedId};
+use serde::{Deserialize, Serialize};
+
+use super::Exit;
+
+/// Name of the file in the child's directory.
+const RECORD_FILE: &str = "child.json";
+
+/// What a child is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    /// Its id.
+    pub(crate) id: ChildId,
+    /// What it was made from.
+    pub(crate) seed: SeedId,
+    /// Its program and arguments.
+    pub(crate) command: String,
+    /// The container it lives in.
+    pub(crate) container: String,
+    /// Its process on the host, as `PID@TICKS`: the start time tells it from a later one of the same number.
+    pub(crate) process: String,
+    /// From the request to its first instruction, in microseconds.
+    pub(crate) resume_us: u64,
+    /// When it was started, in milliseconds since 1970.
+    pub(crate) started_unix_ms: u64,
+    /// When it is to be killed, in milliseconds since 1970.
+    pub(crate) deadline_unix_ms: Option<u64>,
+    /// Once it has ended.
+    pub(crate) ended: Option<Ended>,
+}
+
+/// A child's end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ended {
+    /// How it ended.
+    pub(crate) exit: Exit,
+    /// When, in milliseconds since 1970.
+    pub(crate) unix_ms: u64,
+    /// What its pager had counted.
+    pub(crate) pager: Option<PagerCounts>,
+}
+
+/// What a pager counts of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PagerCounts {
+    /// Page faults served.
+    pub(crate) faults: u64,
+    /// Pages that came from the seed's owner.
+    pub(crate) pages_fetched: u64,
+    /// Their size, in bytes.
+    pub(crate) bytes_fetched: u64,
+}
+
+impl Record {
+    /// Writes it into the child's directory, whole or not at all.
+    ///
+    /// # Errors
+    /// As writing and renaming a file.
+    pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
+        let draft = directory.join("child.json.new");
+        fs::write(&draft, serde_json::to_vec_pretty(self)?)?;
+        fs::rename(&draft, directory.join(RECORD_FILE))
+    }
+
+    /// Reads it from the child's directory.
+    ///
+    /// # Errors
+    /// As reading a file; `InvalidData` where it is no record.
+    pub(crate) fn read(directory: &Path) -> io::Result<Self> {
+        let text = fs::read(directory.join(RECORD_FILE))?;
+        serde_json::from_slice(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ended, Exit, PagerCounts, Record};
+
+    #[test]
+    fn a_record_survives_its_file() {
+        let pager = PagerCounts { faults: 3, pages_fetched: 40, bytes_fetched: 163_840 };
+        let record = Record {
+            id: "n2.c00f3a96c5d217e84".parse().unwrap(),
+            seed: "n1.s00f3a96c5d217e84".parse().unwrap(),
+            command: "python3 job.py".to_owned(),
+            container: "7f00".to_owned(),
+            process: "4711@99".to_owned(),
+            resume_us: 900,
+            started_unix_ms: 1,
+            deadline_unix_ms: None,
+            ended: Some(Ended { exit: Exit::Signal(9), unix_ms: 2, pager: Some(pager) }),
+        };
+        let directory = tempfile::tempdir().unwrap();
+        assert!(Record::read(directory.path()).is_err());
+        record.write(directory.path()).unwrap();
+        assert_eq!(Record::read(directory.path()).unwrap(), record);
+    }
+}

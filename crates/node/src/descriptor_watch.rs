@@ -1,0 +1,26 @@
+//! Descriptors of the kernel's own kinds (pidfd, inotify) on the asynchronous runtime.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// What owns a descriptor, and keeps it until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Owner<T>(pub(crate) T);
+
+impl<T: AsFd> AsRawFd for Owner<T> {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
+    }
+}
+
+/// Watches a descriptor for becoming readable. Must be called within the runtime.
+///
+/// # Errors
+/// As epoll_ctl(2).
+#[expect(deprecated, reason = "its successor is unsafe for owners whose descriptor changes or closes; ours do neither")]
+pub(crate) fn watch_readable<T: AsFd>(owner: T) -> io::Result<AsyncFd<Owner<T>>> {
+    AsyncFd::with_interest(Owner(owner), Interest::READABLE)
+}

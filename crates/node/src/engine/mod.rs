@@ -1,0 +1,240 @@
+//! Where the daemon meets the machinery: containers, restoring and the pager become one step that starts a child.
+//!
+//! Everything here blocks, and runs on threads of its own.
+
+mod options;
+mod pager;
+mod unfinished;
+
+use std::collections::VecDeque;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use farfork_container::{Container, Pool};
+use farfork_fabric::Address;
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured};
+use farfork_fork::pager::Strategy;
+use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
+use farfork_fork::resume::{self, ResumeRequest, SeedSource};
+use farfork_sys::identity::ProcessIdentity;
+use farfork_wire::{ChildId, NodeName};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::net::unix::pipe;
+use tonic::Code;
+
+use crate::api::v1;
+use crate::children::{Newborn, Record, Stream};
+use crate::clock;
+use crate::failure::Failure;
+use crate::limits::{PREPARE_TIMEOUT, START_TIMEOUT};
+use crate::run_dir::RunDir;
+
+pub(crate) use options::{SeedAccess, StartOptions};
+pub(crate) use pager::{PagerError, PagerLink};
+use unfinished::Unfinished;
+
+/// Descriptors of seeds that are kept after a fork, for the next one: a node works with few seeds at a time.
+const SOURCES_MAX: usize = 16;
+
+/// What starts children on this node.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    name: NodeName,
+    run_dir: RunDir,
+    node: LocalNode,
+    pool: Pool,
+    pager: Arc<PagerLink>,
+    /// Where children of this node's own seeds read them.
+    own_fabric: Address,
+    /// The latest last.
+    sources: Mutex<VecDeque<Arc<SeedSource>>>,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        name: NodeName,
+        run_dir: RunDir,
+        node: LocalNode,
+        pool: Pool,
+        pager: Arc<PagerLink>,
+        own_fabric: Address,
+    ) -> Self {
+        Self { name, run_dir, node, pool, pager, own_fabric, sources: Mutex::default() }
+    }
+
+    /// Captures a process, which runs on, or with `freeze` stays stopped.
+    ///
+    /// # Errors
+    /// It cannot be captured; it runs on.
+    pub(crate) fn capture(&self, pid: u32, freeze: bool) -> Result<Captured, Failure> {
+        // Copies that the parent's writes leave the template with are not charged to the parent.
+        let templates = self.pool.cgroups().templates();
+        let templates = templates.map_err(|error| Failure::new(Code::Internal, format!("process {pid}"), error))?;
+        let on_template = move |template: i32| {
+            if let Err(error) = templates.join(template) {
+                tracing::warn!(%error, "a template stays in its parent's control group");
+            }
+        };
+        let options = CaptureOptions {
+            freeze,
+            on_template: Some(Box::new(on_template)),
+            timeout: PREPARE_TIMEOUT,
+            ..CaptureOptions::new(self.name.clone())
+        };
+        capture::prepare(pid.cast_signed(), options).map_err(|error| capture_failure(pid, &error))
+    }
+
+    /// Says what a prepare of a process would carry.
+    ///
+    /// # Errors
+    /// There is no such process, or it cannot be looked at.
+    pub(crate) fn check(&self, pid: u32) -> Result<v1::CheckResponse, Failure> {
+        let report = capture::check(pid.cast_signed()).map_err(|error| capture_failure(pid, &error))?;
+        let refusals = report.refusals.into_iter();
+        Ok(v1::CheckResponse {
+            command: command_of(pid),
+            threads: u32::try_from(report.threads).unwrap_or(u32::MAX),
+            mappings: u32::try_from(report.mappings).unwrap_or(u32::MAX),
+            file_descriptors: u32::try_from(report.file_descriptors).unwrap_or(u32::MAX),
+            memory_bytes: report.memory_bytes,
+            refusals: refusals.map(|refusal| v1::Refusal { object: refusal.object, reason: refusal.reason }).collect(),
+            notes: report.notes,
+        })
+    }
+
+    /// Starts one child. `requested` is when it was asked for.
+    ///
+    /// # Errors
+    /// It could not be started; nothing of it is left.
+    pub(crate) fn start(
+        &self,
+        access: &SeedAccess,
+        options: &StartOptions,
+        payload: Option<&[u8]>,
+        requested: Instant,
+    ) -> Result<Newborn, Failure> {
+        let requested_at = SystemTime::now() - requested.elapsed();
+        let source = self.source(access, requested + START_TIMEOUT)?;
+        let failed = |cause: &dyn std::fmt::Display| {
+            Failure::new(
+                Code::FailedPrecondition,
+                format!("a child of seed {} on node {}", access.key.seed, self.name),
+                cause,
+            )
+        };
+        let id = ChildId::new(self.name.clone(), random_number().map_err(|error| failed(&error))?);
+        let unfinished = Unfinished::begin(&self.run_dir, id.clone(), &self.pager).map_err(|error| failed(&error))?;
+        let (streams, stdin) = streams(unfinished.directory(), options.attached).map_err(|error| failed(&error))?;
+
+        let container = self.pool.take(options.root, requested + START_TIMEOUT).map_err(|error| failed(&error))?;
+        for (host_path, inside_path) in &options.binds {
+            container.bind(host_path, inside_path).map_err(|error| failed(&error))?;
+        }
+        let request = ResumeRequest {
+            child: &id,
+            directory: unfinished.directory(),
+            source: &source,
+            container: &container,
+            streams,
+            payload,
+            paused: options.paused,
+            strategy: Strategy::default(),
+            limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
+        };
+        let restored = resume::resume(request, &self.node, self.pager.client()).map_err(|error| failed(&error))?;
+        let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| failed(&error))?;
+        let record = self.record(&id, &source, &container, &restored, options, requested_at);
+        let record = record.map_err(|error| failed(&error))?;
+        record.write(unfinished.directory()).map_err(|error| failed(&error))?;
+        let (container, control) = container.into_running().map_err(|error| failed(&error))?;
+        unfinished.finish();
+        Ok(Newborn { record, container, stdin, gate: options.paused.then_some(control) })
+    }
+
+    fn record(
+        &self,
+        id: &ChildId,
+        source: &SeedSource,
+        container: &Container,
+        restored: &Restored,
+        options: &StartOptions,
+        requested_at: SystemTime,
+    ) -> io::Result<Record> {
+        let requested_us = requested_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        let stood_us = u128::from(restored.realtime_ns / 1_000);
+        let started_unix_ms = clock::unix_ms(requested_at);
+        Ok(Record {
+            id: id.clone(),
+            seed: source.key.seed.clone(),
+            command: source.descriptor.process.arguments.join(" "),
+            container: container.id().to_owned(),
+            process: ProcessIdentity::of(restored.pid)?.to_string(),
+            resume_us: u64::try_from(stood_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
+            started_unix_ms,
+            deadline_unix_ms: options.timeout.map(|limit| started_unix_ms + limit.as_millis() as u64),
+            ended: None,
+        })
+    }
+
+    /// The seed's descriptor: from an earlier fork, or from its owner.
+    fn source(&self, access: &SeedAccess, deadline: Instant) -> Result<Arc<SeedSource>, Failure> {
+        let known =
+            |source: &&Arc<SeedSource>| source.key.seed == access.key.seed && source.key.token == access.key.token;
+        let cached = self.sources.lock().unwrap_or_else(PoisonError::into_inner).iter().find(known).cloned();
+        if let Some(source) = cached {
+            return Ok(source);
+        }
+        let is_own = *access.key.seed.node() == self.name;
+        let owner = if is_own { self.own_fabric.clone() } else { access.owner.clone() };
+        let fetched = SeedSource::fetch(access.key.clone(), owner, deadline).map_err(|error| {
+            Failure::new(Code::Unavailable, format!("seed {}", access.key.seed), error)
+                .with_next_step("check it with `farfork seeds`, and its node with `farfork nodes`")
+        })?;
+        let fetched = Arc::new(fetched);
+        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
+        while sources.len() >= SOURCES_MAX {
+            sources.pop_front();
+        }
+        sources.push_back(fetched.clone());
+        Ok(fetched)
+    }
+}
+
+/// A process's program and arguments; empty when it has ended.
+fn command_of(pid: u32) -> String {
+    let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&arguments).replace('\0', " ").trim_end().to_owned()
+}
+
+fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
+    let code = match error {
+        CaptureError::Gone { .. } => Code::NotFound,
+        _ => Code::FailedPrecondition,
+    };
+    Failure::new(code, format!("process {pid}"), error)
+}
+
+/// Files for what the child writes; its standard input, with our end of it where somebody will attach.
+fn streams(directory: &Path, attached: bool) -> io::Result<(StandardStreams, Option<OwnedFd>)> {
+    let output = |stream: Stream| -> io::Result<OwnedFd> {
+        let file = OpenOptions::new().create_new(true).append(true).open(directory.join(stream.file()))?;
+        Ok(file.into())
+    };
+    let (input, ours) = if attached {
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::fs::fcntl_setfl(&write_end, rustix::fs::OFlags::NONBLOCK)?;
+        (read_end, Some(write_end))
+    } else {
+        (File::open("/dev/null")?.into(), None)
+    };
+    Ok((StandardStreams { input, output: output(Stream::Stdout)?, error: output(Stream::Stderr)? }, ours))
+}
+
+/// A number that no other has, across restarts too: 64 random bits.
+pub(crate) fn random_number() -> io::Result<u64> {
+    getrandom::u64().map_err(io::Error::other)
+}

@@ -1,0 +1,123 @@
+//! The node's pager: a process of its own, which serves the children's memory and outlives the daemon. Here it is found
+//! or started, and asked.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use farfork_fork::pager::{ClientError, PagerClient, SOCKET_FILE};
+use farfork_wire::ChildId;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+
+use crate::children::PagerCounts;
+use crate::run_dir::RunDir;
+
+/// For a pager to end when it is told to.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why there is no pager.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PagerError {
+    /// Its log cannot be opened.
+    #[error("its log cannot be opened: {0}")]
+    Log(#[source] io::Error),
+    /// It cannot be started.
+    #[error("it cannot be started: {0}")]
+    Spawn(#[source] io::Error),
+    /// It was started and does not answer.
+    #[error("{cause}; see pager.log in the run directory")]
+    Silent {
+        /// What came instead.
+        cause: ClientError,
+    },
+}
+
+/// The way to the node's pager.
+#[derive(Debug)]
+pub(crate) struct PagerLink {
+    client: PagerClient,
+}
+
+impl PagerLink {
+    /// Finds the run directory's pager, or starts one.
+    ///
+    /// # Errors
+    /// [`PagerError`].
+    pub(crate) fn establish(run_dir: &RunDir) -> Result<Self, PagerError> {
+        if is_there(&run_dir.root().join(SOCKET_FILE)) {
+            tracing::info!("the pager of an earlier daemon goes on");
+        } else {
+            start(run_dir)?;
+        }
+        let client = PagerClient::new(run_dir.root());
+        match client.children() {
+            Ok(_) => Ok(Self { client }),
+            Err(cause) => Err(PagerError::Silent { cause }),
+        }
+    }
+
+    /// What asks the pager.
+    pub(crate) fn client(&self) -> &PagerClient {
+        &self.client
+    }
+
+    /// What it has counted for a child; `None` where it no longer knows the child.
+    pub(crate) fn counts(&self, child: &ChildId) -> Option<PagerCounts> {
+        let stats = self.client.stats(child).ok()?;
+        Some(PagerCounts {
+            faults: stats.faults,
+            pages_fetched: stats.pages_fetched,
+            bytes_fetched: stats.bytes_fetched,
+        })
+    }
+
+    /// Has it forget a child that has ended.
+    pub(crate) fn release(&self, child: &ChildId) {
+        if let Err(error) = self.client.release(child) {
+            tracing::debug!(%child, %error, "the pager does not forget a child");
+        }
+    }
+
+    /// Ends it. Only where no child runs any more.
+    pub(crate) fn stop(&self) {
+        if let Err(error) = self.client.stop(STOP_LIMIT) {
+            tracing::warn!(%error, "the pager does not stop");
+        }
+    }
+}
+
+/// Whether somebody listens at a pager's socket; the socket of one that has died refuses.
+fn is_there(socket: &Path) -> bool {
+    let connect = || {
+        let ours = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
+        rustix::net::connect(&ours, &SocketAddrUnix::new(socket)?)
+    };
+    connect().is_ok()
+}
+
+/// Starts `farfork pager`, which leaves our session by itself; a thread reaps it if it ends before us.
+fn start(run_dir: &RunDir) -> Result<(), PagerError> {
+    let log = OpenOptions::new().create(true).append(true).open(run_dir.pager_log()).map_err(PagerError::Log)?;
+    // Not the path of the binary, which an upgrade may have replaced: the pager must be of our own release.
+    let mut child = Command::new("/proc/self/exe")
+        .arg("pager")
+        .arg("--run-dir")
+        .arg(run_dir.root())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .map_err(PagerError::Spawn)?;
+    thread::Builder::new()
+        .name("pager-reaper".to_owned())
+        .spawn(move || match child.wait() {
+            Ok(status) if status.success() => tracing::debug!("the pager has ended"),
+            Ok(status) => tracing::error!(%status, "the pager has ended; see pager.log in the run directory"),
+            Err(error) => tracing::error!(%error, "the pager cannot be waited for"),
+        })
+        .map_err(PagerError::Spawn)?;
+    Ok(())
+}

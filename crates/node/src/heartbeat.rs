@@ -1,0 +1,121 @@
+//! Moves the messages of membership: heartbeats to all members, and to the addresses to join.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::membership::{Event, HEARTBEAT_INTERVAL, JoinError, Member};
+use tokio::time::{MissedTickBehavior, interval};
+use tonic::Code;
+
+use crate::api::v1;
+use crate::client::{peer_client, within};
+use crate::failure::Failure;
+use crate::limits::HEARTBEAT_TIMEOUT;
+use crate::peers::Peers;
+
+/// Between two looks at what is due: a fraction of [`HEARTBEAT_INTERVAL`], so that no beat is late by much.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Sends heartbeats until the daemon stops. `count_children` is asked before each round.
+pub(crate) async fn run(peers: Arc<Peers>, join: Vec<SocketAddr>, count_children: impl Fn() -> u32) {
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut join_due = Instant::now();
+    loop {
+        let now = Instant::now();
+        let due = {
+            let mut membership = peers.membership();
+            membership.set_children(count_children());
+            let events = membership.handle_time(now);
+            events.iter().for_each(log);
+            membership.poll_heartbeats(now)
+        };
+        let mut addresses: Vec<SocketAddr> = due.iter().map(|member| member.address).collect();
+        if now >= join_due {
+            join_due = now + HEARTBEAT_INTERVAL;
+            addresses.extend(unknown(&peers, &join));
+            peers.forget_strangers();
+        }
+        for address in addresses {
+            tokio::spawn(beat(peers.clone(), address));
+        }
+        ticks.tick().await;
+    }
+}
+
+/// Tells all members that this node stops. Who does not hear it will find out.
+pub(crate) async fn leave(peers: &Peers) {
+    let me: v1::Member = peers.membership().me().clone().into();
+    let others = peers.others_alive().into_iter();
+    let goodbyes = others.map(|member| {
+        let mut client = peer_client(peers.channel(member.address));
+        let goodbye = within(HEARTBEAT_TIMEOUT, me.clone());
+        tokio::spawn(async move { client.leave(goodbye).await.map(drop) })
+    });
+    for goodbye in goodbyes.collect::<Vec<_>>() {
+        let _ = goodbye.await;
+    }
+}
+
+/// Answers a heartbeat.
+///
+/// # Errors
+/// The sender cannot be a member.
+pub(crate) fn answer(peers: &Peers, from: v1::Member) -> Result<v1::Members, Failure> {
+    let from = Member::try_from(from)?;
+    let name = from.name.clone();
+    let now = Instant::now();
+    let mut membership = peers.membership();
+    let event = membership.handle_heartbeat(from, now).map_err(|error| {
+        let step = match error {
+            JoinError::NameTaken { .. } => "give each node a name of its own (`farfork node --name`)",
+            JoinError::Full => "make two clusters of it",
+        };
+        Failure::new(Code::AlreadyExists, format!("node `{name}`"), error).with_next_step(step)
+    })?;
+    event.iter().for_each(log);
+    let members = membership.answer(now).into_iter().map(v1::Member::from).collect();
+    Ok(v1::Members { members })
+}
+
+/// Addresses to join where no known member is.
+fn unknown(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
+    let known: Vec<SocketAddr> = peers.views().into_iter().map(|view| view.member.address).collect();
+    join.iter().filter(|address| !known.contains(address)).copied().collect()
+}
+
+/// One heartbeat and its answer.
+async fn beat(peers: Arc<Peers>, address: SocketAddr) {
+    let me: v1::Member = peers.membership().me().clone().into();
+    let mut client = peer_client(peers.channel(address));
+    match client.heartbeat(within(HEARTBEAT_TIMEOUT, me)).await {
+        Ok(answer) => take_answer(&peers, answer.into_inner()),
+        Err(status) if status.code() == Code::AlreadyExists => {
+            tracing::error!(%address, "not a member: {}", status.message());
+        }
+        Err(status) => tracing::debug!(%address, "no answer to a heartbeat: {}", status.message()),
+    }
+}
+
+fn take_answer(peers: &Peers, answer: v1::Members) {
+    let members: Result<Vec<Member>, Failure> = answer.members.into_iter().map(Member::try_from).collect();
+    let members = match members {
+        Ok(members) => members,
+        Err(failure) => return tracing::warn!("the answer to a heartbeat makes no sense: {failure}"),
+    };
+    match peers.membership().handle_answer(members, Instant::now()) {
+        Ok(event) => event.iter().for_each(log),
+        Err(error) => tracing::error!("a node that was to be joined cannot be: {error}"),
+    }
+}
+
+pub(crate) fn log(event: &Event) {
+    match event {
+        Event::Joined(node) => tracing::info!(%node, "joined"),
+        Event::Restarted(node) => tracing::info!(%node, "was started anew"),
+        Event::Returned(node) => tracing::info!(%node, "answers again"),
+        Event::Unreachable(node) => tracing::warn!(%node, "is silent"),
+        Event::Forgotten(node) => tracing::warn!(%node, "was silent for so long that it is no member any more"),
+    }
+}

@@ -1,0 +1,80 @@
+//! A node's state: what its requests work on.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use farfork_cluster::membership::State;
+use farfork_wire::{ChildId, NodeName};
+use tokio::sync::Semaphore;
+use tonic::Code;
+
+use crate::api::v1;
+use crate::children::{Children, PagerCounts};
+use crate::engine::{Engine, PagerLink};
+use crate::failure::Failure;
+use crate::limits::STARTING_MAX;
+use crate::peers::Peers;
+use crate::seeds::Seeds;
+
+/// A node.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) name: NodeName,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) seeds: Seeds,
+    pub(crate) children: Children,
+    pub(crate) engine: Engine,
+    pub(crate) pager: Arc<PagerLink>,
+    /// Turns for starting children.
+    pub(crate) starting: Arc<Semaphore>,
+}
+
+impl Node {
+    pub(crate) fn new(
+        peers: Arc<Peers>,
+        seeds: Seeds,
+        children: Children,
+        engine: Engine,
+        pager: Arc<PagerLink>,
+    ) -> Self {
+        let starting = Arc::new(Semaphore::new(STARTING_MAX));
+        Self { name: peers.my_name(), peers, seeds, children, engine, pager, starting }
+    }
+
+    /// Runs work that blocks, on a thread of its own.
+    ///
+    /// # Errors
+    /// The work's own; a panic in it is an internal failure.
+    pub(crate) async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, Failure> {
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| {
+            let failure = Failure::new(Code::Internal, format!("node `{}`", self.name), panic);
+            Err(failure.with_next_step("see the node's log"))
+        })
+    }
+
+    /// What a child's pager has counted so far.
+    pub(crate) async fn pager_counts(&self, id: &ChildId) -> Option<PagerCounts> {
+        let (pager, id) = (self.pager.clone(), id.clone());
+        self.blocking(move || Ok(pager.counts(&id))).await.ok().flatten()
+    }
+
+    /// The nodes that nobody need ask, because they are silent.
+    pub(crate) fn unreachable(&self) -> Vec<v1::Error> {
+        let views = self.peers.views().into_iter();
+        let silent = views.filter(|view| view.state == State::Unreachable);
+        let failure = |view: farfork_cluster::membership::View| {
+            let cause = format!("it has been silent for {} s", view.silent.as_secs());
+            let step = format!("check the node, and the network to {}", view.member.address);
+            Failure::new(Code::Unavailable, format!("node {}", view.member.name), cause).with_next_step(step).into()
+        };
+        silent.map(failure).collect()
+    }
+
+    /// Where its control API listens.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.peers.membership().me().address
+    }
+}

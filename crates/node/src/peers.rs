@@ -1,0 +1,151 @@
+//! The other nodes: who they are (membership), and connections to their control ports.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use farfork_cluster::membership::{Member, Membership, State, View};
+use farfork_wire::NodeName;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use crate::api::v1;
+use crate::api::v1::peer_client::PeerClient;
+use crate::client::{Client, network_channel, node_client, peer_client};
+use crate::failure::Failure;
+
+/// The cluster as this node knows it.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    membership: Mutex<Membership>,
+    /// Connections, kept: each carries many requests, and mends itself.
+    channels: Mutex<HashMap<SocketAddr, Channel>>,
+}
+
+impl Peers {
+    pub(crate) fn new(me: Member) -> Self {
+        Self { membership: Mutex::new(Membership::new(me)), channels: Mutex::default() }
+    }
+
+    /// This node's name.
+    pub(crate) fn my_name(&self) -> NodeName {
+        self.membership().me().name.clone()
+    }
+
+    /// The members' state machine.
+    pub(crate) fn membership(&self) -> MutexGuard<'_, Membership> {
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All nodes, this one too, by name.
+    pub(crate) fn views(&self) -> Vec<View> {
+        self.membership().views(Instant::now())
+    }
+
+    /// The nodes that answer, without this one.
+    pub(crate) fn others_alive(&self) -> Vec<Member> {
+        let views = self.views().into_iter();
+        let others = views.filter(|view| !view.is_self && view.state == State::Alive);
+        others.map(|view| view.member).collect()
+    }
+
+    /// A client of another node, for a request about `object`.
+    ///
+    /// # Errors
+    /// There is no such node, or it is silent.
+    pub(crate) fn client(&self, node: &NodeName, object: impl Display) -> Result<Client, Failure> {
+        Ok(node_client(self.channel_to(node, object)?))
+    }
+
+    /// A client of another node's service for nodes, for a request about `object`.
+    ///
+    /// # Errors
+    /// There is no such node, or it is silent.
+    pub(crate) fn peer(&self, node: &NodeName, object: impl Display) -> Result<PeerClient<Channel>, Failure> {
+        Ok(peer_client(self.channel_to(node, object)?))
+    }
+
+    /// A connection to a control port, whoever listens there.
+    pub(crate) fn channel(&self, address: SocketAddr) -> Channel {
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        channels.entry(address).or_insert_with(|| network_channel(address)).clone()
+    }
+
+    /// Closes connections to addresses where no member is any more.
+    pub(crate) fn forget_strangers(&self) {
+        let known: Vec<SocketAddr> = self.views().into_iter().map(|view| view.member.address).collect();
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        channels.retain(|address, _| known.contains(address));
+    }
+
+    /// The member of a name.
+    ///
+    /// # Errors
+    /// None has it; the failure lists those that there are.
+    pub(crate) fn find(&self, node: &NodeName, object: impl Display) -> Result<View, Failure> {
+        let known = self.membership().view(node, Instant::now());
+        known.ok_or_else(|| {
+            let names: Vec<String> = self.views().iter().map(|v| v.member.name.to_string()).collect();
+            Failure::new(Code::NotFound, object, format!("there is no node `{node}`"))
+                .with_next_step(format!("this cluster has: {}", names.join(", ")))
+        })
+    }
+
+    fn channel_to(&self, node: &NodeName, object: impl Display) -> Result<Channel, Failure> {
+        let view = self.find(node, &object)?;
+        if view.state == State::Unreachable {
+            let silent_s = view.silent.as_secs();
+            let cause = format!("node `{node}` has been silent for {silent_s} s");
+            let step = format!("check the node, and the network to {}", view.member.address);
+            return Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step));
+        }
+        Ok(self.channel(view.member.address))
+    }
+}
+
+impl From<Member> for v1::Member {
+    fn from(member: Member) -> Self {
+        Self {
+            name: member.name.to_string(),
+            address: member.address.to_string(),
+            fabric_address: member.fabric_address.to_string(),
+            incarnation: member.incarnation,
+            children: member.children,
+        }
+    }
+}
+
+impl TryFrom<v1::Member> for Member {
+    type Error = Failure;
+
+    fn try_from(member: v1::Member) -> Result<Self, Failure> {
+        let refuse =
+            |cause: &dyn Display| Failure::new(Code::InvalidArgument, format!("node `{}`", member.name), cause);
+        Ok(Self {
+            name: NodeName::new(&member.name).map_err(|error| refuse(&error))?,
+            address: member.address.parse().map_err(|error| refuse(&error))?,
+            fabric_address: member.fabric_address.parse().map_err(|error| refuse(&error))?,
+            incarnation: member.incarnation,
+            children: member.children,
+        })
+    }
+}
+
+impl From<View> for v1::NodeView {
+    fn from(view: View) -> Self {
+        let state = match view.state {
+            State::Alive => v1::NodeState::Alive,
+            State::Unreachable => v1::NodeState::Unreachable,
+        };
+        Self {
+            name: view.member.name.to_string(),
+            address: view.member.address.to_string(),
+            fabric_address: view.member.fabric_address.to_string(),
+            state: state.into(),
+            silent_ms: u64::try_from(view.silent.as_millis()).unwrap_or(u64::MAX),
+            is_self: view.is_self,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Serves the API at both doors: users at the Unix socket, users and nodes at the control port.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::service::InterceptorLayer;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+
+use crate::api::v1::node_server::NodeServer;
+use crate::api::v1::peer_server::PeerServer;
+use crate::auth::{Door, Doorkeeper};
+use crate::daemon::DaemonError;
+use crate::limits::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT};
+use crate::node::Node;
+use crate::service::{ControlService, PeerService};
+
+/// The sockets that requests come in at.
+pub(crate) struct Listeners {
+    socket: tokio::net::UnixListener,
+    network: tokio::net::TcpListener,
+}
+
+impl Listeners {
+    /// Must be called within the runtime.
+    ///
+    /// # Errors
+    /// The runtime cannot watch them.
+    pub(crate) fn new(socket: UnixListener, network: TcpListener) -> io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        network.set_nonblocking(true)?;
+        Ok(Self { socket: socket.try_into()?, network: network.try_into()? })
+    }
+}
+
+/// Serves until `stopped` turns true; requests under way then have [`SHUTDOWN_TIMEOUT`] left.
+///
+/// # Errors
+/// A server failed; the other is stopped too.
+pub(crate) async fn serve(
+    node: &Arc<Node>,
+    listeners: Listeners,
+    mut stopped: watch::Receiver<bool>,
+) -> Result<(), DaemonError> {
+    let stop = |mut stopped: watch::Receiver<bool>| async move {
+        let _ = stopped.wait_for(|is_stopped| *is_stopped).await;
+    };
+    let control = || {
+        NodeServer::new(ControlService(node.clone()))
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    };
+    let peer = PeerServer::new(PeerService(node.clone()))
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let at_socket = server()
+        .layer(InterceptorLayer::new(Doorkeeper(Door::Socket)))
+        .add_service(control())
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listeners.socket), stop(stopped.clone()));
+    let at_port = server()
+        .layer(InterceptorLayer::new(Doorkeeper(Door::Network)))
+        .add_service(control())
+        .add_service(peer)
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(TcpListenerStream::new(listeners.network).into_inner()).with_nodelay(Some(true)),
+            stop(stopped.clone()),
+        );
+    let both = async { tokio::try_join!(at_socket, at_port).map(drop) };
+    let overdue = async {
+        let _ = stopped.wait_for(|is_stopped| *is_stopped).await;
+        // Streams without an end of their own (logs, attach) keep a server open: they are cut off.
+        let _ = timeout(SHUTDOWN_TIMEOUT, std::future::pending::<()>()).await;
+    };
+    tokio::select! {
+        served = both => Ok(served?),
+        () = overdue => Ok(()),
+    }
+}
+
+fn server() -> Server {
+    Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+}

@@ -1,0 +1,102 @@
+//! Requests about children that are answered at once.
+
+use farfork_wire::ChildId;
+use tokio::task::JoinSet;
+
+use super::route::{Place, child_id, passed_on, place_of_child};
+use crate::api::v1;
+use crate::api::v1::inspect_response::Object;
+use crate::client::{node_client, within};
+use crate::failure::Failure;
+use crate::limits::{CLUSTER_QUERY_TIMEOUT, QUERY_TIMEOUT};
+use crate::node::Node;
+
+pub(super) async fn kill(node: &Node, request: v1::KillRequest) -> Result<v1::KillResponse, Failure> {
+    let id = child_id(&request.child)?;
+    match place_of_child(node, &id)? {
+        Place::Here => node.children.get(&id)?.kill(request.signal).map(|()| v1::KillResponse {}),
+        Place::There(mut owner) => {
+            let answer = owner.kill(within(QUERY_TIMEOUT, request)).await;
+            answer.map(tonic::Response::into_inner).map_err(passed_on(format!("child {id}")))
+        }
+    }
+}
+
+pub(super) async fn unpause(node: &Node, request: v1::UnpauseRequest) -> Result<v1::Child, Failure> {
+    let id = child_id(&request.child)?;
+    match place_of_child(node, &id)? {
+        Place::Here => {
+            let child = node.children.get(&id)?;
+            child.unpause()?;
+            Ok(child.as_ref().into())
+        }
+        Place::There(mut owner) => {
+            let answer = owner.unpause(within(QUERY_TIMEOUT, request)).await;
+            answer.map(tonic::Response::into_inner).map_err(passed_on(format!("child {id}")))
+        }
+    }
+}
+
+pub(super) async fn remove(node: &Node, request: v1::RemoveRequest) -> Result<v1::RemoveResponse, Failure> {
+    let id = child_id(&request.child)?;
+    match place_of_child(node, &id)? {
+        Place::Here => node.children.remove(&id).await.map(|()| v1::RemoveResponse {}),
+        Place::There(mut owner) => {
+            let answer = owner.remove(within(QUERY_TIMEOUT, request)).await;
+            answer.map(tonic::Response::into_inner).map_err(passed_on(format!("child {id}")))
+        }
+    }
+}
+
+pub(super) async fn inspect(node: &Node, id: ChildId) -> Result<Object, Failure> {
+    match place_of_child(node, &id)? {
+        Place::Here => inspect_here(node, &id).await,
+        Place::There(mut owner) => {
+            let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: id.to_string() });
+            let answer = owner.inspect(request).await.map_err(passed_on(format!("child {id}")))?;
+            let empty = || Failure::new(tonic::Code::Internal, format!("child {id}"), "its node's answer is empty");
+            answer.into_inner().object.ok_or_else(empty)
+        }
+    }
+}
+
+async fn inspect_here(node: &Node, id: &ChildId) -> Result<Object, Failure> {
+    let child = node.children.get(id)?;
+    let counts = match child.ended() {
+        Some(ended) => ended.pager,
+        None => node.pager_counts(id).await,
+    };
+    let pager = counts.map(|counts| v1::PagerStats {
+        faults: counts.faults,
+        pages_fetched: counts.pages_fetched,
+        bytes_fetched: counts.bytes_fetched,
+    });
+    let directory = child.directory().display().to_string();
+    Ok(Object::Child(v1::ChildDetail { child: Some(child.as_ref().into()), pager, directory }))
+}
+
+/// The children of this node or of all; a node that does not answer in time is named instead.
+pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChildrenResponse {
+    let mut children: Vec<v1::Child> = node.children.all().iter().map(|child| child.as_ref().into()).collect();
+    let mut unanswered = Vec::new();
+    if !request.this_node_only {
+        let mut asked = JoinSet::new();
+        for member in node.peers.others_alive() {
+            let mut client = node_client(node.peers.channel(member.address));
+            let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
+            asked.spawn(async move {
+                let answer = client.list_children(question).await;
+                answer.map_err(passed_on(format!("node {}", member.name)))
+            });
+        }
+        unanswered.extend(node.unreachable());
+        for answer in asked.join_all().await {
+            match answer {
+                Ok(answer) => children.extend(answer.into_inner().children),
+                Err(failure) => unanswered.push(failure.into()),
+            }
+        }
+    }
+    children.sort_by(|a, b| (a.started_unix_ms, &a.id).cmp(&(b.started_unix_ms, &b.id)));
+    v1::ListChildrenResponse { children, unanswered }
+}

@@ -1,0 +1,87 @@
+//! The service for users: each request goes to the file that deals with its kind.
+
+use std::sync::Arc;
+
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{attach, children, fork, seeds, stream};
+use crate::api::v1;
+use crate::node::Node;
+
+type Answer<T> = Result<Response<T>, Status>;
+type Answers<T> = ReceiverStream<Result<T, Status>>;
+
+/// What users ask of this node.
+#[derive(Debug, Clone)]
+pub(crate) struct ControlService(pub(crate) Arc<Node>);
+
+#[tonic::async_trait]
+impl v1::node_server::Node for ControlService {
+    type ForkStream = Answers<v1::ForkOutcome>;
+    type WaitStream = Answers<v1::WaitEvent>;
+    type AttachStream = Answers<v1::AttachOutput>;
+    type LogsStream = Answers<v1::LogChunk>;
+
+    async fn check(&self, request: Request<v1::CheckRequest>) -> Answer<v1::CheckResponse> {
+        Ok(Response::new(seeds::check(&self.0, request.into_inner()).await?))
+    }
+
+    async fn prepare(&self, request: Request<v1::PrepareRequest>) -> Answer<v1::Seed> {
+        Ok(Response::new(seeds::prepare(&self.0, request.into_inner()).await?))
+    }
+
+    async fn fork(&self, request: Request<v1::ForkRequest>) -> Answer<Self::ForkStream> {
+        Ok(Response::new(fork::fork(&self.0, request.into_inner()).await?))
+    }
+
+    async fn wait(&self, request: Request<v1::WaitRequest>) -> Answer<Self::WaitStream> {
+        Ok(Response::new(stream::wait(&self.0, request.into_inner())))
+    }
+
+    async fn attach(&self, request: Request<Streaming<v1::AttachInput>>) -> Answer<Self::AttachStream> {
+        Ok(Response::new(attach::attach(&self.0, request.into_inner()).await?))
+    }
+
+    async fn logs(&self, request: Request<v1::LogsRequest>) -> Answer<Self::LogsStream> {
+        Ok(Response::new(stream::logs(&self.0, request.into_inner()).await?))
+    }
+
+    async fn kill(&self, request: Request<v1::KillRequest>) -> Answer<v1::KillResponse> {
+        Ok(Response::new(children::kill(&self.0, request.into_inner()).await?))
+    }
+
+    async fn unpause(&self, request: Request<v1::UnpauseRequest>) -> Answer<v1::Child> {
+        Ok(Response::new(children::unpause(&self.0, request.into_inner()).await?))
+    }
+
+    async fn remove(&self, request: Request<v1::RemoveRequest>) -> Answer<v1::RemoveResponse> {
+        Ok(Response::new(children::remove(&self.0, request.into_inner()).await?))
+    }
+
+    async fn drop(&self, request: Request<v1::DropRequest>) -> Answer<v1::DropResponse> {
+        Ok(Response::new(seeds::drop(&self.0, request.into_inner()).await?))
+    }
+
+    async fn list_seeds(&self, request: Request<v1::ListRequest>) -> Answer<v1::ListSeedsResponse> {
+        Ok(Response::new(seeds::list(&self.0, request.into_inner()).await))
+    }
+
+    async fn list_children(&self, request: Request<v1::ListRequest>) -> Answer<v1::ListChildrenResponse> {
+        Ok(Response::new(children::list(&self.0, request.into_inner()).await))
+    }
+
+    async fn list_nodes(&self, _: Request<v1::ListNodesRequest>) -> Answer<v1::ListNodesResponse> {
+        let nodes = self.0.peers.views().into_iter().map(v1::NodeView::from).collect();
+        Ok(Response::new(v1::ListNodesResponse { nodes }))
+    }
+
+    async fn inspect(&self, request: Request<v1::InspectRequest>) -> Answer<v1::InspectResponse> {
+        let id = request.into_inner().id;
+        let object = match id.parse() {
+            Ok(child) => children::inspect(&self.0, child).await?,
+            Err(_) => seeds::inspect(&self.0, &id).await?,
+        };
+        Ok(Response::new(v1::InspectResponse { object: Some(object) }))
+    }
+}

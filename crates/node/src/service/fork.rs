@@ -1,0 +1,195 @@
+//! Fork: chooses a node for each child, asks those nodes, and passes on what comes of each child as it comes.
+//!
+//! ```text
+//!  caller ── Fork ──▶ this node ── DescribeSeed ──▶ owner of the seed
+//!                        │  ├───── StartChildren ──▶ node B ── outcome, outcome, …
+//!                        │  └───── StartChildren ──▶ node C ── outcome, …
+//!    ◀── outcome, …, one for each child, whatever happens ──┘
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use farfork_cluster::membership::State;
+use farfork_cluster::placement::{self, Candidate};
+use farfork_wire::NodeName;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status};
+
+use super::route::passed_on;
+use super::stream::infallible;
+use super::{seeds, start};
+use crate::api::v1;
+use crate::api::v1::fork_outcome::Result as Outcome;
+use crate::client::within;
+use crate::failure::Failure;
+use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
+use crate::node::Node;
+
+/// Starts children as asked; exactly one outcome comes for each.
+pub(super) async fn fork(
+    node: &Arc<Node>,
+    request: v1::ForkRequest,
+) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
+    check(&request)?;
+    let seed = seeds::access(node, &request.seed).await?;
+    let nodes = place(node, &request)?;
+    let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
+    for (target, children) in shares(&request, &nodes) {
+        let share = v1::StartChildrenRequest {
+            seed: Some(seed.clone()),
+            children,
+            options: request.options.clone(),
+            shared_payload: if request.payloads.len() == 1 { request.payloads[0].clone() } else { Vec::new() },
+        };
+        tokio::spawn(start_share(node.clone(), target, share, sink.clone()));
+    }
+    Ok(infallible(outcomes))
+}
+
+fn check(request: &v1::ForkRequest) -> Result<(), Failure> {
+    let refuse = |cause: String| Err(Failure::new(Code::InvalidArgument, format!("seed {}", request.seed), cause));
+    if !(1..=FORK_COUNT_MAX).contains(&request.count) {
+        return refuse(format!("{} children at a time: 1 to {FORK_COUNT_MAX} can be started", request.count));
+    }
+    let payloads = request.payloads.len();
+    if payloads > 1 && payloads != request.count as usize {
+        return refuse(format!("{payloads} payloads for {} children", request.count));
+    }
+    if let Some(index) = request.payloads.iter().position(|payload| payload.len() > PAYLOAD_BYTES_MAX) {
+        return refuse(format!("payload {index} is larger than {PAYLOAD_BYTES_MAX} bytes"));
+    }
+    Ok(())
+}
+
+/// A node for each child.
+fn place(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, Failure> {
+    let count = request.count as usize;
+    if request.any_node {
+        let alive = node.peers.views().into_iter().filter(|view| view.state == State::Alive);
+        let candidate =
+            |member: farfork_cluster::membership::Member| Candidate { node: member.name, children: member.children };
+        let candidates: Vec<Candidate> = alive.map(|view| candidate(view.member)).collect();
+        return Ok(placement::to_least_loaded(&candidates, count));
+    }
+    if request.nodes.is_empty() {
+        return Ok(vec![node.name.clone(); count]);
+    }
+    let known = |name: &String| {
+        let object = format!("node `{name}`");
+        let name = NodeName::new(name).map_err(|error| Failure::new(Code::InvalidArgument, &object, error))?;
+        node.peers.find(&name, object).map(|view| view.member.name)
+    };
+    let nodes: Vec<NodeName> = request.nodes.iter().map(known).collect::<Result<_, _>>()?;
+    Ok(placement::in_turn(&nodes, count))
+}
+
+/// The children of each node.
+fn shares(request: &v1::ForkRequest, nodes: &[NodeName]) -> BTreeMap<NodeName, Vec<v1::ChildSpec>> {
+    let mut shares: BTreeMap<NodeName, Vec<v1::ChildSpec>> = BTreeMap::new();
+    for (index, node) in nodes.iter().enumerate() {
+        let payload = if request.payloads.len() > 1 { request.payloads.get(index).cloned() } else { None };
+        let index = u32::try_from(index).expect("FORK_COUNT_MAX fits");
+        shares.entry(node.clone()).or_default().push(v1::ChildSpec { index, payload });
+    }
+    shares
+}
+
+/// Has one node start its children. Those that it says nothing of have failed.
+async fn start_share(
+    node: Arc<Node>,
+    target: NodeName,
+    share: v1::StartChildrenRequest,
+    sink: mpsc::Sender<v1::ForkOutcome>,
+) {
+    let mut missing: BTreeSet<u32> = share.children.iter().map(|child| child.index).collect();
+    let failure = match relay_outcomes(&node, &target, share, &sink, &mut missing).await {
+        Ok(()) => Failure::new(Code::Internal, format!("node `{target}`"), "it says nothing of this child"),
+        Err(failure) => failure,
+    };
+    for index in missing {
+        let result = Some(Outcome::Error(failure.clone().into()));
+        let _ = sink.send(v1::ForkOutcome { index, node: target.to_string(), result }).await;
+    }
+}
+
+async fn relay_outcomes(
+    node: &Arc<Node>,
+    target: &NodeName,
+    share: v1::StartChildrenRequest,
+    sink: &mpsc::Sender<v1::ForkOutcome>,
+    missing: &mut BTreeSet<u32>,
+) -> Result<(), Failure> {
+    let object = format!("node `{target}`");
+    let mut source = if *target == node.name {
+        Source::Here(start::start_children(node, share)?)
+    } else {
+        let mut peer = node.peers.peer(target, &object)?;
+        let answer = peer.start_children(within(QUERY_TIMEOUT, share)).await;
+        Source::There(Box::new(answer.map_err(passed_on(&object))?.into_inner()))
+    };
+    let silent = || {
+        let cause = format!("no child has started for {} s", START_TIMEOUT.as_secs());
+        Failure::new(Code::DeadlineExceeded, &object, cause).with_next_step("see the node's log")
+    };
+    // The sink is closed when the caller has gone: the streams are dropped then, and the nodes undo what is left.
+    while let Some(outcome) = tokio::select! {
+        outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(passed_on(&object))?,
+        () = sink.closed() => None,
+    } {
+        missing.remove(&outcome.index);
+        if sink.send(outcome).await.is_err() {
+            missing.clear();
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Where outcomes come from.
+enum Source {
+    Here(mpsc::Receiver<v1::ForkOutcome>),
+    There(Box<tonic::Streaming<v1::ForkOutcome>>),
+}
+
+impl Source {
+    async fn next(&mut self) -> Result<Option<v1::ForkOutcome>, Status> {
+        match self {
+            Source::Here(outcomes) => Ok(outcomes.recv().await),
+            Source::There(outcomes) => outcomes.message().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check, shares};
+    use crate::api::v1::ForkRequest;
+    use farfork_wire::NodeName;
+
+    fn request(count: u32, payloads: &[&str]) -> ForkRequest {
+        let payloads = payloads.iter().map(|payload| payload.as_bytes().to_vec()).collect();
+        ForkRequest { seed: "s".to_owned(), count, payloads, ..ForkRequest::default() }
+    }
+
+    #[test]
+    fn payloads_are_none_one_or_one_each() {
+        for (count, payloads, is_right) in
+            [(3, 0, true), (3, 1, true), (3, 3, true), (3, 2, false), (0, 0, false), (1 << 20, 0, false)]
+        {
+            let request = request(count, &vec!["p"; payloads]);
+            assert_eq!(check(&request).is_ok(), is_right, "{count} children, {payloads} payloads");
+        }
+    }
+
+    #[test]
+    fn each_child_keeps_its_payload_on_its_node() {
+        let name = |text| NodeName::new(text).unwrap();
+        let shares = shares(&request(3, &["x", "y", "z"]), &[name("b"), name("a"), name("b")]);
+        let of_b: Vec<_> = shares[&name("b")].iter().map(|spec| (spec.index, spec.payload.clone())).collect();
+        assert_eq!(of_b, [(0, Some(b"x".to_vec())), (2, Some(b"z".to_vec()))]);
+        assert_eq!(shares[&name("a")].len(), 1);
+    }
+}

@@ -1,0 +1,15 @@
+//! The API's requests. `control` is what users ask, `peer` what nodes ask of each other; the other files deal with a
+//! kind of request each. A request about an object of another node is passed on to that node (`route`).
+
+mod attach;
+mod children;
+mod control;
+mod fork;
+mod peer;
+mod route;
+mod seeds;
+mod start;
+mod stream;
+
+pub(crate) use control::ControlService;
+pub(crate) use peer::PeerService;

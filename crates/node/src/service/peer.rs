@@ -1,0 +1,47 @@
+//! The service for other nodes.
+
+use std::sync::Arc;
+
+use farfork_cluster::membership::Member;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::{seeds, start};
+use crate::api::v1;
+use crate::heartbeat;
+use crate::node::Node;
+
+/// What other nodes ask of this one.
+#[derive(Debug, Clone)]
+pub(crate) struct PeerService(pub(crate) Arc<Node>);
+
+#[tonic::async_trait]
+impl v1::peer_server::Peer for PeerService {
+    type StartChildrenStream = ReceiverStream<Result<v1::ForkOutcome, Status>>;
+
+    async fn heartbeat(&self, request: Request<v1::Member>) -> Result<Response<v1::Members>, Status> {
+        Ok(Response::new(heartbeat::answer(&self.0.peers, request.into_inner())?))
+    }
+
+    async fn leave(&self, request: Request<v1::Member>) -> Result<Response<v1::LeaveResponse>, Status> {
+        let member = Member::try_from(request.into_inner())?;
+        tracing::info!(node = %member.name, "leaves");
+        self.0.peers.membership().handle_leave(&member);
+        Ok(Response::new(v1::LeaveResponse {}))
+    }
+
+    async fn describe_seed(
+        &self,
+        request: Request<v1::DescribeSeedRequest>,
+    ) -> Result<Response<v1::SeedAccess>, Status> {
+        Ok(Response::new(seeds::describe_here(&self.0, &request.into_inner().seed)?))
+    }
+
+    async fn start_children(
+        &self,
+        request: Request<v1::StartChildrenRequest>,
+    ) -> Result<Response<Self::StartChildrenStream>, Status> {
+        let outcomes = start::start_children(&self.0, request.into_inner())?;
+        Ok(Response::new(super::stream::infallible(outcomes)))
+    }
+}

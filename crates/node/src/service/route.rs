@@ -1,0 +1,61 @@
+//! Which node a request is for: its object's id says it.
+
+use std::fmt::Display;
+
+use farfork_wire::{ChildId, NodeName, SeedId};
+use tonic::{Code, Status};
+
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::node::Node;
+
+/// Where a request is dealt with.
+pub(super) enum Place {
+    /// By this node.
+    Here,
+    /// By the node behind this client.
+    There(Client),
+}
+
+/// Where what `node` owns is dealt with.
+///
+/// # Errors
+/// There is no such node, or it is silent.
+pub(super) fn place(here: &Node, node: &NodeName, object: impl Display) -> Result<Place, Failure> {
+    if *node == here.name {
+        return Ok(Place::Here);
+    }
+    Ok(Place::There(here.peers.client(node, object)?))
+}
+
+/// The id of a child as a user wrote it.
+///
+/// # Errors
+/// It is none.
+pub(super) fn child_id(text: &str) -> Result<ChildId, Failure> {
+    text.parse().map_err(|error| {
+        Failure::new(Code::InvalidArgument, format!("child `{text}`"), error)
+            .with_next_step("list children with `farfork ps`")
+    })
+}
+
+/// What another node said about an object, so that it can be passed on.
+pub(super) fn passed_on(object: impl Display) -> impl FnOnce(Status) -> Failure {
+    move |status| Failure::from_status(object, &status)
+}
+
+/// Where a child's requests are dealt with.
+///
+/// # Errors
+/// As [`place`].
+pub(super) fn place_of_child(here: &Node, id: &ChildId) -> Result<Place, Failure> {
+    place(here, id.node(), format!("child {id}"))
+}
+
+/// Where a seed's requests are dealt with.
+///
+/// # Errors
+/// As [`place`].
+pub(super) fn place_of_seed(here: &Node, id: &SeedId) -> Result<Place, Failure> {
+    place(here, id.node(), format!("seed {id}"))
+}

@@ -1,0 +1,149 @@
+//! Requests about seeds.
+
+use std::sync::Arc;
+
+use farfork_wire::SeedId;
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use super::route::{Place, passed_on, place_of_seed};
+use crate::api::v1;
+use crate::api::v1::inspect_response::Object;
+use crate::client::{node_client, peer_client, within};
+use crate::failure::Failure;
+use crate::limits::{CLUSTER_QUERY_TIMEOUT, QUERY_TIMEOUT};
+use crate::node::Node;
+use crate::seeds::{PrepareOptions, check_name};
+
+pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
+    let here = node.clone();
+    node.blocking(move || here.engine.check(request.pid)).await
+}
+
+/// Makes a seed. Where the caller has gone meanwhile, nobody would know of the seed: it is dropped.
+pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {
+    check_name(&request.name)?;
+    let options = PrepareOptions { name: request.name, freeze: request.freeze, ttl_ms: request.ttl_ms };
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    let here = node.clone();
+    tokio::task::spawn_blocking(move || {
+        let prepared = here.seeds.prepare(&here.engine, request.pid, options);
+        if let Err(Ok(unwanted)) = answer.send(prepared)
+            && let Ok(id) = unwanted.id.parse()
+        {
+            tracing::info!(seed = %id, "dropped: who asked for it has gone");
+            // It may have been dropped already.
+            let _ = here.seeds.drop(&id);
+        }
+    });
+    let broken = |_| Failure::new(Code::Internal, format!("process {}", request.pid), "preparing it broke off");
+    answered.await.map_err(broken)?
+}
+
+pub(super) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v1::DropResponse, Failure> {
+    let id = resolve(node, &request.seed).await?;
+    match place_of_seed(node, &id)? {
+        Place::Here => {
+            let here = node.clone();
+            let seed = id.to_string();
+            node.blocking(move || here.seeds.drop(&id)).await?;
+            Ok(v1::DropResponse { seed })
+        }
+        Place::There(mut owner) => {
+            let answer = owner.drop(within(QUERY_TIMEOUT, v1::DropRequest { seed: id.to_string() })).await;
+            answer.map(tonic::Response::into_inner).map_err(passed_on(format!("seed {id}")))
+        }
+    }
+}
+
+pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Failure> {
+    let id = resolve(node, text).await?;
+    match place_of_seed(node, &id)? {
+        Place::Here => Ok(Object::Seed(node.seeds.detail(&id)?)),
+        Place::There(mut owner) => {
+            let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: id.to_string() });
+            let answer = owner.inspect(request).await.map_err(passed_on(format!("seed {id}")))?;
+            let empty = || Failure::new(Code::Internal, format!("seed {id}"), "its node's answer is empty");
+            answer.into_inner().object.ok_or_else(empty)
+        }
+    }
+}
+
+/// The seeds of this node or of all; a node that does not answer in time is named instead.
+pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeedsResponse {
+    let mut seeds = node.seeds.all();
+    let mut unanswered = Vec::new();
+    if !request.this_node_only {
+        let mut asked = JoinSet::new();
+        for member in node.peers.others_alive() {
+            let mut client = node_client(node.peers.channel(member.address));
+            let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
+            asked.spawn(async move {
+                let answer = client.list_seeds(question).await;
+                answer.map_err(passed_on(format!("node {}", member.name)))
+            });
+        }
+        unanswered.extend(node.unreachable());
+        for answer in asked.join_all().await {
+            match answer {
+                Ok(answer) => seeds.extend(answer.into_inner().seeds),
+                Err(failure) => unanswered.push(failure.into()),
+            }
+        }
+    }
+    seeds.sort_by(|a, b| (a.created_unix_ms, &a.id).cmp(&(b.created_unix_ms, &b.id)));
+    v1::ListSeedsResponse { seeds, unanswered }
+}
+
+/// What another node needs to read a seed of this one.
+pub(super) fn describe_here(node: &Node, text: &str) -> Result<v1::SeedAccess, Failure> {
+    let id = match text.parse() {
+        Ok(id) => id,
+        Err(_) => node.seeds.by_name(text).ok_or_else(|| unknown(text))?,
+    };
+    node.seeds.access(&id)
+}
+
+/// What is needed to read a seed, wherever it is.
+pub(super) async fn access(node: &Node, text: &str) -> Result<v1::SeedAccess, Failure> {
+    let id = resolve(node, text).await?;
+    let object = format!("seed {id}");
+    if *id.node() == node.name {
+        return node.seeds.access(&id);
+    }
+    let mut owner = node.peers.peer(id.node(), &object)?;
+    let request = within(QUERY_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string() });
+    Ok(owner.describe_seed(request).await.map_err(passed_on(object))?.into_inner())
+}
+
+/// The id behind what a user wrote: an id, or a name, which this node is asked for first, then all others.
+async fn resolve(node: &Node, text: &str) -> Result<SeedId, Failure> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    if let Some(id) = node.seeds.by_name(text) {
+        return Ok(id);
+    }
+    let mut asked = JoinSet::new();
+    for member in node.peers.others_alive() {
+        let mut client = peer_client(node.peers.channel(member.address));
+        let question = within(CLUSTER_QUERY_TIMEOUT, v1::DescribeSeedRequest { seed: text.to_owned() });
+        asked.spawn(async move { client.describe_seed(question).await.ok()?.into_inner().seed.parse().ok() });
+    }
+    let mut found: Vec<SeedId> = asked.join_all().await.into_iter().flatten().collect();
+    match (found.pop(), found.is_empty()) {
+        (None, _) => Err(unknown(text)),
+        (Some(id), true) => Ok(id),
+        (Some(id), false) => {
+            found.push(id);
+            let ids: Vec<String> = found.iter().map(SeedId::to_string).collect();
+            Err(Failure::new(Code::FailedPrecondition, format!("seed `{text}`"), "several seeds have this name")
+                .with_next_step(format!("say which one by its id: {}", ids.join(", "))))
+        }
+    }
+}
+
+fn unknown(text: &str) -> Failure {
+    Failure::new(Code::NotFound, format!("seed `{text}`"), "no node has a seed of this id or name")
+        .with_next_step("list seeds with `farfork seeds`; they end with their node's daemon")
+}
