@@ -32,7 +32,7 @@ pub enum FabricError {
         cause: FrameError,
     },
     /// No answer came until the deadline. The owner may still be there, and have the seed.
-    #[error("the node at {address} cannot be reached for {silence:?}: {cause}; check the node and the network to it")]
+    #[error("the node at {address} cannot be reached for {silence:.1?}: {cause}; check the node and the network to it")]
     Unreachable {
         /// Who did not answer.
         address: Address,

@@ -18,3 +18,6 @@ pub(crate) use outbound::Outbound;
 pub(crate) use owner::Owner;
 pub(crate) use patience::Patience;
 pub(crate) use requester::{Ask, Outcome, Requester, brings_descriptor};
+
+#[cfg(test)]
+mod tests;

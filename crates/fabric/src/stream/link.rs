@@ -10,27 +10,21 @@
 //!
 //! Callers wait on one descriptor, an epoll that holds the socket of the moment.
 
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farfork_wire::frame::reply::{Grant, Refusal};
-use farfork_wire::frame::{FrameError, Header, encode_hello};
+use farfork_wire::frame::{FrameError, Header};
 use rustix::event::epoll;
 
+use super::session::Session;
 use super::socket;
+use super::trouble::Trouble;
 use crate::buffer::{Buffer, Pool};
-use crate::protocol::{Ask, Event, Inbound, Outbound, Outcome, Patience, Requester, brings_descriptor};
+use crate::protocol::{Ask, Outcome, Patience, Requester};
 use crate::{Address, Completion, FabricError, LinkError, SeedKey};
-
-/// Size of the staging area, in bytes: a burst of seven single pages with one system call; of a longer reply, the part
-/// that is copied once more.
-const STAGING_BYTES: usize = 32 << 10;
-
-/// Most request bytes that are put together before they are sent: thousands of requests.
-const OUTBOUND_BYTES_MAX: usize = 256 << 10;
 
 /// Most bytes that one poll receives, so that a fast owner does not hold up the caller's other work.
 const RECEIVED_BYTES_MAX: usize = 2 << 20;
@@ -52,37 +46,15 @@ pub(crate) struct Link {
     requester: Requester,
     pool: Pool,
     patience: Patience,
-    /// From a failure to the next answer.
-    trouble: Option<Trouble>,
+    trouble: Trouble,
     grant_answers: Vec<GrantAnswer>,
-    scratch: Vec<u8>,
 }
 
 #[derive(Debug)]
 enum State {
     Down { retry_at: Option<Instant> },
     Connecting { socket: OwnedFd, give_up_at: Instant },
-    Up(Box<Up>),
-}
-
-/// One socket's life.
-#[derive(Debug)]
-struct Up {
-    socket: OwnedFd,
-    inbound: Inbound,
-    outbound: Outbound,
-    /// Descriptors that came, for the frames that they belong to.
-    descriptors: VecDeque<OwnedFd>,
-    /// What the epoll waits for.
-    interest: epoll::EventFlags,
-}
-
-/// What is wrong with a connection.
-#[derive(Debug)]
-struct Trouble {
-    cause: Arc<LinkError>,
-    /// Since when somebody waits for an answer; `None` while nobody does.
-    since: Option<Instant>,
+    Up(Box<Session>),
 }
 
 impl Link {
@@ -95,9 +67,8 @@ impl Link {
             requester: Requester::default(),
             pool: Pool::default(),
             patience: Patience::default(),
-            trouble: None,
+            trouble: Trouble::default(),
             grant_answers: Vec::new(),
-            scratch: Vec::new(),
         })
     }
 
@@ -144,7 +115,7 @@ impl Link {
             self.fail(cause, now, completions);
         }
         while let Some(ask) = self.requester.expire(now) {
-            let error = self.unreachable(now);
+            let error = self.trouble.unreachable(&self.address, self.requester.silent_since(), now);
             self.end(ask, Err(error), completions);
         }
     }
@@ -159,9 +130,7 @@ impl Link {
     fn advance(&mut self, now: Instant, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
         let due = |at: &Option<Instant>| at.is_none_or(|at| at <= now);
         if matches!(&self.state, State::Down { retry_at } if due(retry_at)) && self.requester.is_waiting() {
-            if let Some(trouble) = &mut self.trouble {
-                trouble.since.get_or_insert(now);
-            }
+            self.trouble.is_waited_for(now);
             self.begin_connect(now)?;
         }
         if matches!(self.state, State::Connecting { .. }) {
@@ -182,7 +151,7 @@ impl Link {
 
     fn begin_connect(&mut self, now: Instant) -> Result<(), LinkError> {
         let socket = socket::begin_connect(&self.address).map_err(LinkError::Connect)?;
-        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(0), epoll::EventFlags::OUT)
+        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(0), Session::FIRST_INTEREST)
             .map_err(|errno| LinkError::Connect(errno.into()))?;
         self.state = State::Connecting { socket, give_up_at: now + self.patience.connect() };
         Ok(())
@@ -197,79 +166,38 @@ impl Link {
         else {
             return Ok(());
         };
-        let mut outbound = Outbound::default();
-        outbound.append(&encode_hello(), &mut self.pool);
-        let (inbound, descriptors) = (Inbound::new(STAGING_BYTES), VecDeque::new());
-        let interest = epoll::EventFlags::OUT;
-        self.state = State::Up(Box::new(Up { socket, inbound, outbound, descriptors, interest }));
+        self.state = State::Up(Box::new(Session::new(socket, &mut self.pool)));
         Ok(())
     }
 
-    /// Sends all that there is to send, as far as the socket takes it.
     fn transmit(&mut self, now: Instant) -> Result<(), LinkError> {
-        let State::Up(up) = &mut self.state else { return Ok(()) };
-        let blocked = loop {
-            while up.outbound.queued() < OUTBOUND_BYTES_MAX {
-                self.scratch.clear();
-                if !self.requester.encode_next(now, &mut self.scratch) {
-                    break;
-                }
-                up.outbound.append(&self.scratch, &mut self.pool);
-            }
-            if up.outbound.queued() == 0 {
-                break false;
-            }
-            match socket::send(&up.socket, &up.outbound).map_err(LinkError::Broken)? {
-                Some(sent) => up.outbound.sent(sent, &mut self.pool),
-                None => break true,
-            }
-        };
-        let room = if blocked { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-        let interest = epoll::EventFlags::IN | room;
-        if interest != up.interest {
-            epoll::modify(&self.epoll, &up.socket, epoll::EventData::new_u64(0), interest)
-                .map_err(|errno| LinkError::Broken(errno.into()))?;
-            up.interest = interest;
-        }
-        Ok(())
+        let State::Up(session) = &mut self.state else { return Ok(()) };
+        session.transmit(&self.epoll, &mut self.pool, |out| self.requester.encode_next(now, out))
     }
 
     /// Receives what there is, within the limit.
     fn receive(&mut self, now: Instant, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
         let mut received_bytes = 0;
         while received_bytes < RECEIVED_BYTES_MAX {
-            let State::Up(up) = &mut self.state else { return Ok(()) };
-            let mut spaces = up.inbound.spaces();
-            let offered: usize = spaces.iter().map(|space| space.len()).sum();
-            let received = socket::receive(&up.socket, &mut spaces, Some(&mut up.descriptors));
-            let count = match received.map_err(LinkError::Broken)? {
-                None => return Ok(()),
-                Some(0) => return Err(LinkError::Closed),
-                Some(count) => count,
-            };
-            up.inbound.received(count);
+            let State::Up(session) = &mut self.state else { return Ok(()) };
+            let Some(received) = session.receive()? else { return Ok(()) };
             self.requester.heard(now);
             self.handle_frames(completions)?;
-            if count < offered {
+            if received.drained {
                 return Ok(());
             }
-            received_bytes += count;
+            received_bytes += received.bytes;
         }
         Ok(())
     }
 
     fn handle_frames(&mut self, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
-        loop {
-            let State::Up(up) = &mut self.state else { return Ok(()) };
-            let (header, mut body) = match up.inbound.next(&mut self.pool)? {
-                None => return Ok(()),
-                Some(Event::Hello) => continue,
-                Some(Event::Frame(header, body)) => (header, body),
-            };
-            let descriptor = descriptor_of(&header, &mut up.descriptors)?;
+        while let State::Up(session) = &mut self.state {
+            let Some((header, mut body, descriptor)) = session.next_frame(&mut self.pool)? else { break };
             self.handle_frame(&header, &mut body, descriptor, completions)?;
             self.pool.put(body);
         }
+        Ok(())
     }
 
     fn handle_frame(
@@ -281,7 +209,7 @@ impl Link {
     ) -> Result<(), LinkError> {
         let answer = self.requester.handle_frame(header, body)?;
         self.patience.answered();
-        self.trouble = None;
+        self.trouble.is_over();
         match answer {
             Some((Ask::Grants { key, .. }, Outcome::Granted(grants))) => {
                 self.grant_answers.push(GrantAnswer { key, grants: Some(grants), template });
@@ -311,10 +239,8 @@ impl Link {
                 self.end(ask, Err(error.clone()), completions);
             }
         }
-        let waiting = self.requester.is_waiting();
-        let earlier = self.trouble.take().and_then(|trouble| trouble.since);
-        let since = waiting.then(|| earlier.or(silent_since).unwrap_or(now));
-        self.trouble = Some(Trouble { cause: Arc::new(cause), since });
+        let waiting_since = self.requester.is_waiting().then(|| silent_since.unwrap_or(now));
+        self.trouble.failed(cause, waiting_since);
     }
 
     fn end(&mut self, ask: Ask, result: Result<crate::Reply, FabricError>, completions: &mut Vec<Completion>) {
@@ -333,28 +259,10 @@ impl Link {
     fn refused(&self, ask: &Ask, refusal: Refusal) -> FabricError {
         FabricError::Refused { address: self.address.clone(), seed: ask.key().seed.clone(), refusal }
     }
-
-    fn unreachable(&self, now: Instant) -> FabricError {
-        let (cause, since) = match &self.trouble {
-            Some(trouble) => (Arc::clone(&trouble.cause), trouble.since),
-            None => (Arc::new(LinkError::Silent), self.requester.silent_since()),
-        };
-        let silence = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        FabricError::Unreachable { address: self.address.clone(), cause, silence }
-    }
 }
 
 impl AsFd for Link {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
-}
-
-/// The descriptor that belongs to a frame.
-fn descriptor_of(header: &Header, waiting: &mut VecDeque<OwnedFd>) -> Result<Option<OwnedFd>, LinkError> {
-    if !brings_descriptor(header) {
-        return Ok(None);
-    }
-    let missing = FrameError::Body { kind: header.kind, what: "its file descriptor is missing" };
-    waiting.pop_front().map(Some).ok_or(LinkError::Frame(missing))
 }

@@ -4,7 +4,9 @@
 mod link;
 mod peer;
 mod server;
+mod session;
 mod socket;
+mod trouble;
 mod worker;
 
 pub(crate) use link::Link;

@@ -1,0 +1,260 @@
+//! Requester and owner as a pair, without sockets, on a clock of the test's own: whatever a path does to the bytes,
+//! each read ends once, with the right bytes.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::frame::encode_hello;
+use farfork_wire::{NodeName, SeedId, Token};
+use proptest::prelude::*;
+
+use super::{Ask, Event, Inbound, Outbound, Outcome, Owner, Requester};
+use crate::buffer::Pool;
+use crate::{Exporter, ReadMode, ReadRequest, Refusal, Region, SameHost, SeedKey, Span};
+
+const EXTENT_BYTES: u64 = 10_000;
+
+/// A seed whose byte at offset N depends on N and the seed's number. Even numbers exist.
+struct Pattern(u64);
+
+impl Region for Pattern {
+    fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
+        (extent.0 < 2).then_some(EXTENT_BYTES)
+    }
+
+    fn read(&self, _: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        into.iter_mut().zip(offset..).for_each(|(byte, at)| *byte = (at * 31 + self.0 * 7) as u8);
+        Ok(())
+    }
+
+    fn same_host(&self) -> Option<SameHost> {
+        None
+    }
+}
+
+struct Patterns;
+
+impl Exporter for Patterns {
+    fn open(&self, seed: &SeedId, _: &Token) -> Result<Arc<dyn Region>, Refusal> {
+        let number = seed.number();
+        if number.is_multiple_of(2) { Ok(Arc::new(Pattern(number))) } else { Err(Refusal::UnknownSeed) }
+    }
+}
+
+/// One connection: the owner's end, and what is under way in both directions.
+struct Path {
+    owner: Owner,
+    owner_inbound: Inbound,
+    owner_outbound: Outbound,
+    requester_inbound: Inbound,
+    to_owner: Vec<u8>,
+    to_requester: Vec<u8>,
+    pool: Pool,
+}
+
+impl Path {
+    fn new() -> Self {
+        let (mut pool, mut owner_outbound) = (Pool::default(), Outbound::default());
+        Self {
+            owner: Owner::new(false, &mut owner_outbound, &mut pool),
+            owner_inbound: Inbound::new(200),
+            owner_outbound,
+            requester_inbound: Inbound::new(300),
+            to_owner: encode_hello().to_vec(),
+            to_requester: Vec::new(),
+            pool,
+        }
+    }
+
+    /// Moves some bytes to the owner, and what it answers onto the way back.
+    fn advance_owner(&mut self, bytes: usize) {
+        let mut rest = &self.to_owner[..bytes.min(self.to_owner.len())];
+        let moved = rest.len();
+        while !rest.is_empty() {
+            rest = &rest[put(&mut self.owner_inbound, rest)..];
+            while let Some(event) = self.owner_inbound.next(&mut self.pool).unwrap() {
+                if let Event::Frame(header, body) = event {
+                    let (out, pool) = (&mut self.owner_outbound, &mut self.pool);
+                    self.owner.serve(&header, &body, &Patterns, out, pool).unwrap();
+                }
+            }
+        }
+        self.to_owner.drain(..moved);
+        while self.owner_outbound.queued() > 0 {
+            let (slices, count, _) = self.owner_outbound.slices();
+            let bytes: Vec<u8> = slices[..count].iter().flat_map(|slice| slice.iter().copied()).collect();
+            self.owner_outbound.sent(bytes.len(), &mut self.pool);
+            self.to_requester.extend(bytes);
+        }
+    }
+
+    /// Moves some bytes to the requester; gives what they answer.
+    fn advance_requester(&mut self, bytes: usize, requester: &mut Requester) -> Vec<(Ask, Outcome)> {
+        let mut rest = &self.to_requester[..bytes.min(self.to_requester.len())];
+        let (moved, mut answers) = (rest.len(), Vec::new());
+        while !rest.is_empty() {
+            rest = &rest[put(&mut self.requester_inbound, rest)..];
+            while let Some(event) = self.requester_inbound.next(&mut self.pool).unwrap() {
+                if let Event::Frame(header, mut body) = event {
+                    answers.extend(requester.handle_frame(&header, &mut body).unwrap());
+                }
+            }
+        }
+        self.to_requester.drain(..moved);
+        answers
+    }
+}
+
+/// Puts what fits into an inbound's spaces; gives how much that was.
+fn put(inbound: &mut Inbound, bytes: &[u8]) -> usize {
+    let mut count = 0;
+    for space in &mut inbound.spaces() {
+        let part = space.len().min(bytes.len() - count);
+        space[..part].copy_from_slice(&bytes[count..count + part]);
+        count += part;
+    }
+    inbound.received(count);
+    count
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Ask { seed: u64, offset: u64, bytes: u32, wait_ms: u64 },
+    Send,
+    AdvanceOwner(usize),
+    AdvanceRequester(usize),
+    Reconnect,
+    Wait(u64),
+    ForgetAll,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let ask = (0u64..100, 0..EXTENT_BYTES, 1u32..3000, 1u64..2000);
+    let step = prop_oneof![
+        6 => ask.prop_map(|(seed, offset, bytes, wait_ms)| Step::Ask { seed, offset, bytes, wait_ms }),
+        4 => Just(Step::Send),
+        4 => (1usize..4000).prop_map(Step::AdvanceOwner),
+        4 => (1usize..4000).prop_map(Step::AdvanceRequester),
+        1 => Just(Step::Reconnect),
+        2 => (1u64..300).prop_map(Step::Wait),
+        1 => Just(Step::ForgetAll),
+    ];
+    prop::collection::vec(step, 1..150)
+}
+
+/// The reads of a run: what is still to end, and how often each ended.
+struct Run {
+    requester: Requester,
+    path: Path,
+    now: Instant,
+    asked: u64,
+    ended: HashMap<u64, usize>,
+}
+
+impl Run {
+    fn step(&mut self, step: &Step) {
+        match *step {
+            Step::Ask { seed, offset, bytes, wait_ms } => self.ask(seed, offset, bytes, wait_ms),
+            Step::Send => while self.requester.encode_next(self.now, &mut self.path.to_owner) {},
+            Step::AdvanceOwner(bytes) => self.path.advance_owner(bytes),
+            Step::AdvanceRequester(bytes) => {
+                self.requester.heard(self.now);
+                for (ask, outcome) in self.path.advance_requester(bytes, &mut self.requester) {
+                    self.end(&ask, Some(&outcome));
+                }
+            }
+            Step::Reconnect => {
+                self.requester.disconnected();
+                self.path = Path::new();
+            }
+            Step::Wait(wait_ms) => {
+                self.now += Duration::from_millis(wait_ms);
+                while let Some(ask) = self.requester.expire(self.now) {
+                    self.end(&ask, None);
+                }
+            }
+            Step::ForgetAll => {
+                for ask in self.requester.take_all() {
+                    let Ask::Read(request) = ask else { panic!("only reads were asked") };
+                    *self.ended.entry(request.tag).or_default() += 1;
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, seed: u64, offset: u64, bytes: u32, wait_ms: u64) {
+        let seed = SeedId::new(NodeName::new("n1").unwrap(), seed);
+        let key = Arc::new(SeedKey { seed, token: Token::from_bytes([1; 16]) });
+        let mode = if self.asked.is_multiple_of(3) { ReadMode::Clip } else { ReadMode::Exact };
+        let spans = vec![Span { extent: ExtentId(0), offset, bytes }];
+        let deadline = self.now + Duration::from_millis(wait_ms);
+        self.requester.ask(Ask::Read(ReadRequest { tag: self.asked, key, mode, spans, deadline }));
+        self.asked += 1;
+    }
+
+    /// Checks how a read ended; `None`: its time was up.
+    fn end(&mut self, ask: &Ask, outcome: Option<&Outcome>) {
+        let Ask::Read(request) = ask else { panic!("only reads were asked") };
+        *self.ended.entry(request.tag).or_default() += 1;
+        let (span, seed) = (request.spans[0], request.key.seed.number());
+        let beyond = span.offset + u64::from(span.bytes) > EXTENT_BYTES;
+        match outcome {
+            None => assert!(request.deadline <= self.now),
+            Some(Outcome::Refused(Refusal::UnknownSeed)) => assert!(seed % 2 == 1),
+            Some(Outcome::Refused(Refusal::OutOfBounds)) => assert!(beyond && request.mode == ReadMode::Exact),
+            Some(Outcome::Data(reply)) => {
+                let bytes = u64::from(span.bytes).min(EXTENT_BYTES - span.offset);
+                let mut expected = vec![0; bytes as usize];
+                Pattern(seed).read(span.extent, span.offset, &mut expected).unwrap();
+                assert!(*reply.data == *expected && reply.extent_bytes == EXTENT_BYTES);
+                assert!(!beyond || request.mode == ReadMode::Clip);
+            }
+            Some(other) => panic!("{other:?}"),
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn each_read_ends_once_whatever_the_path_does(steps in steps()) {
+        let (requester, path, now) = (Requester::default(), Path::new(), Instant::now());
+        let mut run = Run { requester, path, now, asked: 0, ended: HashMap::new() };
+        for step in &steps {
+            run.step(step);
+        }
+        // The path heals: what is left is answered, and nothing is owed.
+        for step in [Step::Send, Step::AdvanceOwner(usize::MAX), Step::AdvanceRequester(usize::MAX)] {
+            run.step(&step);
+        }
+        prop_assert!(!run.requester.is_waiting() && run.requester.unanswered_reads() == 0);
+        prop_assert_eq!(run.requester.silent_since(), None);
+        prop_assert_eq!(run.requester.next_deadline(), None);
+        prop_assert_eq!(run.ended.len() as u64, run.asked);
+        prop_assert!(run.ended.values().all(|times| *times == 1));
+    }
+}
+
+#[test]
+fn silence_lasts_from_the_request_to_the_next_byte() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    let (requester, path) = (Requester::default(), Path::new());
+    let mut run = Run { requester, path, now: start, asked: 0, ended: HashMap::new() };
+    run.ask(0, 0, 10, 10_000);
+    assert_eq!(run.requester.silent_since(), None, "nothing was sent");
+    run.now = at(1);
+    run.step(&Step::Send);
+    assert_eq!(run.requester.silent_since(), Some(at(1)));
+    run.step(&Step::AdvanceOwner(usize::MAX));
+    run.now = at(3);
+    run.step(&Step::AdvanceRequester(20));
+    assert_eq!(run.requester.silent_since(), Some(at(3)), "part of the reply came");
+    run.step(&Step::Wait(20_000));
+    assert_eq!(run.requester.silent_since(), Some(at(3)), "that nobody waits any more is no excuse");
+    run.step(&Step::AdvanceRequester(usize::MAX));
+    assert_eq!(run.requester.silent_since(), None);
+    assert_eq!(run.ended[&0], 1);
+}

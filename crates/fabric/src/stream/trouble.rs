@@ -1,0 +1,70 @@
+//! What is wrong with a connection, from a failure to the next answer: what a read that gets none has to tell.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::{Address, FabricError, LinkError};
+
+/// The failures since the last answer.
+#[derive(Debug, Default)]
+pub(crate) struct Trouble {
+    /// Of the last failure.
+    cause: Option<Arc<LinkError>>,
+    /// Since when somebody waits in vain; `None` while nobody waits.
+    since: Option<Instant>,
+}
+
+impl Trouble {
+    /// An answer came.
+    pub(crate) fn is_over(&mut self) {
+        *self = Self::default();
+    }
+
+    /// The connection failed. `waiting_since`: how long somebody had waited for it, if anybody.
+    pub(crate) fn failed(&mut self, cause: LinkError, waiting_since: Option<Instant>) {
+        self.cause = Some(Arc::new(cause));
+        self.since = waiting_since.map(|since| self.since.unwrap_or(since));
+    }
+
+    /// Somebody waits for a connection that failed before.
+    pub(crate) fn is_waited_for(&mut self, now: Instant) {
+        if self.cause.is_some() {
+            self.since.get_or_insert(now);
+        }
+    }
+
+    /// What to tell whom no answer came to. `silent_since`: for how long a connection that stands has been silent.
+    pub(crate) fn unreachable(&self, address: &Address, silent_since: Option<Instant>, now: Instant) -> FabricError {
+        let cause = self.cause.clone().unwrap_or_else(|| Arc::new(LinkError::Silent));
+        let since = self.since.or(silent_since);
+        let silence = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        FabricError::Unreachable { address: address.clone(), cause, silence }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn silence(trouble: &Trouble, now: Instant) -> Duration {
+        match trouble.unreachable(&"tcp:10.0.0.1:1".parse().unwrap(), None, now) {
+            FabricError::Unreachable { silence, .. } => silence,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn only_the_time_that_somebody_waited_counts() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut trouble = Trouble::default();
+        trouble.failed(LinkError::Closed, None);
+        assert_eq!(silence(&trouble, at(100)), Duration::ZERO);
+        trouble.is_waited_for(at(100));
+        trouble.failed(LinkError::ConnectTimeout, Some(at(103)));
+        assert_eq!(silence(&trouble, at(104)), Duration::from_secs(4));
+        trouble.is_over();
+        trouble.failed(LinkError::Silent, Some(at(110)));
+        assert_eq!(silence(&trouble, at(111)), Duration::from_secs(1));
+    }
+}
