@@ -33,6 +33,8 @@ pub(crate) const COPY: ExtentId = ExtentId(1);
 pub(crate) const COPY_BYTES: u64 = 300_001;
 /// Longer than one read may be.
 pub(crate) const DESCRIPTOR_BYTES: usize = 2_500_000;
+/// What a busy machine may add to something that takes milliseconds.
+pub(crate) const BUSY_MACHINE: Duration = Duration::from_secs(3);
 /// What a test waits at most for something that comes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::proxy::{Fault, Proxy};
-use crate::support::{Fixture, MEMORY, PAGE, PAGES, PATIENCE, Provider, Requester, expected, key};
+use crate::support::{BUSY_MACHINE, Fixture, MEMORY, PAGE, PAGES, PATIENCE, Provider, Requester, expected, key};
 use farfork_fabric::{Address, FabricError, LinkError, Refusal, Span};
 use farfork_wire::frame::request::{ReadMode, append_open, append_read};
 use farfork_wire::frame::{FrameError, READ_BYTES_MAX, VERSION, encode_hello};
@@ -80,7 +80,7 @@ fn a_link_that_swallows_packets_is_noticed_and_used_again() {
     let before = Instant::now();
     read_everything(&fixture, &mut requester);
     let took = before.elapsed();
-    assert!(proxy.faults() == 2 && took > Duration::from_secs(1) && took < Duration::from_secs(8), "{took:?}");
+    assert!(proxy.faults() == 2 && took > Duration::from_secs(1) && took < Duration::from_secs(15), "{took:?}");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_silent_peer_costs_no_more_than_the_deadline() {
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, Duration::from_millis(300)).unwrap_err();
     let FabricError::Unreachable { cause, .. } = &error else { panic!("{error:?}") };
-    assert!(matches!(**cause, LinkError::Silent) && before.elapsed() < Duration::from_secs(1), "{error}");
+    assert!(matches!(**cause, LinkError::Silent) && before.elapsed() < BUSY_MACHINE, "{error}");
 }
 
 /// Answers each connection with these bytes.
@@ -117,7 +117,7 @@ fn a_peer_of_another_version_is_refused_with_both_versions() {
     let spans = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
     let error = requester.read(&key(1), &spans, PATIENCE).unwrap_err();
     assert!(matches!(error, FabricError::Incompatible { cause: FrameError::Version { theirs: 9 }, .. }), "{error:?}");
-    assert!(error.is_final() && before.elapsed() < Duration::from_secs(2));
+    assert!(error.is_final() && before.elapsed() < BUSY_MACHINE);
     let text = error.to_string();
     assert!(text.contains("version 9") && text.contains(&format!("version {VERSION}")), "{text}");
 }
@@ -163,7 +163,7 @@ fn a_slow_reader_costs_its_owner_little_and_others_nothing() {
     assert!(served < 24 << 20, "{served} bytes were read for a requester that takes none");
     let before = Instant::now();
     assert_eq!(fixture.read(MEMORY, 0, 4096).unwrap(), expected(MEMORY, 0, 4096));
-    assert!(before.elapsed() < Duration::from_secs(1));
+    assert!(before.elapsed() < BUSY_MACHINE);
     // It gets the rest once it reads.
     let mut taken = vec![0; 40 << 20];
     slow.read_exact(&mut taken).unwrap();
@@ -255,5 +255,5 @@ fn connections_share_an_owner_fairly() {
         slowest = slowest.max(before.elapsed());
     }
     reader.join().unwrap();
-    assert!(slowest < Duration::from_secs(1), "a page took {slowest:?} beside four streams");
+    assert!(slowest < BUSY_MACHINE, "a page took {slowest:?} beside four streams");
 }
