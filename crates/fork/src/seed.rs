@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, SeedKey, TemplateMemory};
@@ -20,6 +21,7 @@ pub struct Seed {
     shared_copies: Vec<SharedCopy>,
     memory: TemplateMemory,
     template_pid: i32,
+    template_pidfd: OwnedFd,
     /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
     _template: Mutex<Template>,
     times: CaptureTimes,
@@ -33,13 +35,15 @@ impl Seed {
     pub fn new(id: SeedId, token: Token, captured: Captured) -> io::Result<Self> {
         let Captured { descriptor, template, shared_copies, times } = captured;
         let template_pid = template.pid();
+        let template_pidfd = pidfd::open(template_pid)?;
         Ok(Self {
             key: Arc::new(SeedKey { seed: id, token }),
             encoded: encode(&descriptor),
             descriptor,
             shared_copies,
-            memory: TemplateMemory::new(pidfd::open(template_pid)?)?,
+            memory: TemplateMemory::new(template_pidfd.try_clone()?)?,
             template_pid,
+            template_pidfd,
             _template: Mutex::new(template),
             times,
         })
@@ -94,7 +98,7 @@ impl Region for Seed {
             ExtentSource::Template { address } => Some((ExtentId(index as u32), address)),
             ExtentSource::SharedObject { .. } => None,
         };
-        let template = pidfd::open(self.template_pid).ok()?;
+        let template = self.template_pidfd.try_clone().ok()?;
         let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();
         Some(SameHost { template, extents })
     }
