@@ -18,8 +18,7 @@ pub struct Clocks {
 impl Clocks {
     /// The clocks now, as the calling process sees them.
     pub fn now() -> Self {
-        let nanoseconds =
-            |time: Timespec| time.tv_sec * NANOSECONDS_PER_SECOND + time.tv_nsec as i64;
+        let nanoseconds = |time: Timespec| time.tv_sec * NANOSECONDS_PER_SECOND + time.tv_nsec as i64;
         Self {
             monotonic_ns: nanoseconds(clock_gettime(ClockId::Monotonic)),
             boottime_ns: nanoseconds(clock_gettime(ClockId::Boottime)),
@@ -55,12 +54,7 @@ fn parse_offsets(text: &str) -> Clocks {
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let clock = words.next();
-        let mut number = || {
-            words
-                .next()
-                .and_then(|word| word.parse::<i64>().ok())
-                .unwrap_or(0)
-        };
+        let mut number = || words.next().and_then(|word| word.parse::<i64>().ok()).unwrap_or(0);
         let offset = number() * NANOSECONDS_PER_SECOND + number();
         match clock {
             Some("monotonic") => clocks.monotonic_ns = offset,
@@ -77,15 +71,8 @@ mod tests {
 
     #[test]
     fn offsets_are_read() {
-        let clocks =
-            parse_offsets("monotonic           1         5\nboottime           -2         0\n");
-        assert_eq!(
-            clocks,
-            Clocks {
-                monotonic_ns: 1_000_000_005,
-                boottime_ns: -2_000_000_000
-            }
-        );
+        let clocks = parse_offsets("monotonic           1         5\nboottime           -2         0\n");
+        assert_eq!(clocks, Clocks { monotonic_ns: 1_000_000_005, boottime_ns: -2_000_000_000 });
     }
 
     #[test]

@@ -91,13 +91,7 @@ fn scan(pagemap: &File, start: u64, end: u64, regions: &mut [Region]) -> io::Res
     };
     // SAFETY: the kernel writes `arguments` and at most `regions_length` elements of `regions`, whose layout is that of
     // struct page_region; both outlive the call.
-    let count = unsafe {
-        libc::ioctl(
-            pagemap.as_raw_fd(),
-            PAGEMAP_SCAN,
-            ptr::from_mut(&mut arguments),
-        )
-    };
+    let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, ptr::from_mut(&mut arguments)) };
     if count < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -116,17 +110,10 @@ mod tests {
         let at = base - memory.as_ptr().addr();
         memory[at + 10 * PAGE] = 1;
         memory[at + 11 * PAGE] = 1;
-        let regions = populated(
-            std::process::id() as i32,
-            base as u64,
-            (base + 32 * PAGE) as u64,
-        )
-        .unwrap();
+        let regions = populated(std::process::id() as i32, base as u64, (base + 32 * PAGE) as u64).unwrap();
         let holds = |page: usize| {
             let address = (base + page * PAGE) as u64;
-            regions
-                .iter()
-                .any(|region| region.start <= address && address < region.end && !region.is_file())
+            regions.iter().any(|region| region.start <= address && address < region.end && !region.is_file())
         };
         assert!(holds(10) && holds(11) && !holds(20), "{regions:?}");
     }

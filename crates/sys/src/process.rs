@@ -24,12 +24,7 @@ pub use status::Status;
 pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
     let mut tids = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
-        tids.extend(
-            entry?
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse::<i32>().ok()),
-        );
+        tids.extend(entry?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
     }
     tids.sort_unstable();
     Ok(tids)
@@ -49,11 +44,7 @@ pub fn limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
 fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
     const NAME_COLUMNS: usize = 25;
     let number = |word: &str| {
-        if word == "unlimited" {
-            Some(u64::MAX)
-        } else {
-            word.parse().ok()
-        }
+        if word == "unlimited" { Some(u64::MAX) } else { word.parse().ok() }
     };
     let line = |line: &str| {
         let mut words = line.get(NAME_COLUMNS..)?.split_whitespace();
@@ -63,10 +54,7 @@ fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
 }
 
 fn malformed(what: &str) -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("`{what}` of /proc is not of the expected form"),
-    )
+    io::Error::new(io::ErrorKind::InvalidData, format!("`{what}` of /proc is not of the expected form"))
 }
 
 #[cfg(test)]
@@ -78,13 +66,7 @@ mod tests {
         let limits = limits(std::process::id() as i32).unwrap();
         assert_eq!(limits.len(), 16);
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-        assert_eq!(
-            limits[7],
-            (
-                files.current.unwrap_or(u64::MAX),
-                files.maximum.unwrap_or(u64::MAX)
-            )
-        );
+        assert_eq!(limits[7], (files.current.unwrap_or(u64::MAX), files.maximum.unwrap_or(u64::MAX)));
     }
 
     #[test]

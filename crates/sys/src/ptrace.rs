@@ -139,14 +139,7 @@ pub enum Report {
 /// `data` (and `address`, for requests that take a pointer there) must be valid for what `request` does with them.
 unsafe fn ptrace(request: u32, tid: i32, address: usize, data: usize) -> io::Result<usize> {
     // SAFETY: the caller vouches for both pointers; ptrace itself touches no other memory of ours.
-    let result = unsafe {
-        libc::ptrace(
-            request,
-            tid,
-            ptr::without_provenance_mut::<u8>(address),
-            data,
-        )
-    };
+    let result = unsafe { libc::ptrace(request, tid, ptr::without_provenance_mut::<u8>(address), data) };
     if result == -1 {
         return Err(io::Error::last_os_error());
     }
@@ -231,19 +224,9 @@ pub fn detach(tid: i32) -> io::Result<()> {
 /// ESRCH: it is not stopped, or not ours.
 pub fn registers(tid: i32) -> io::Result<Option<Registers>> {
     let mut registers = Registers::default();
-    let mut vector = libc::iovec {
-        iov_base: ptr::from_mut(&mut registers).cast(),
-        iov_len: size_of::<Registers>(),
-    };
+    let mut vector = libc::iovec { iov_base: ptr::from_mut(&mut registers).cast(), iov_len: size_of::<Registers>() };
     // SAFETY: `vector` describes `registers`, which is plain words of the kernel's layout and outlives the call.
-    unsafe {
-        ptrace(
-            libc::PTRACE_GETREGSET,
-            tid,
-            NT_PRSTATUS,
-            ptr::from_mut(&mut vector).expose_provenance(),
-        )
-    }?;
+    unsafe { ptrace(libc::PTRACE_GETREGSET, tid, NT_PRSTATUS, ptr::from_mut(&mut vector).expose_provenance()) }?;
     Ok((vector.iov_len == size_of::<Registers>()).then_some(registers))
 }
 
@@ -252,20 +235,11 @@ pub fn registers(tid: i32) -> io::Result<Option<Registers>> {
 /// # Errors
 /// ESRCH: it is not stopped, or not ours; EIO: a value that user mode may not have.
 pub fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
-    let mut vector = libc::iovec {
-        iov_base: ptr::from_ref(registers).cast_mut().cast(),
-        iov_len: size_of::<Registers>(),
-    };
+    let mut vector =
+        libc::iovec { iov_base: ptr::from_ref(registers).cast_mut().cast(), iov_len: size_of::<Registers>() };
     // SAFETY: `vector` describes `registers`, which the kernel only reads.
-    unsafe {
-        ptrace(
-            libc::PTRACE_SETREGSET,
-            tid,
-            NT_PRSTATUS,
-            ptr::from_mut(&mut vector).expose_provenance(),
-        )
-    }
-    .map(drop)
+    unsafe { ptrace(libc::PTRACE_SETREGSET, tid, NT_PRSTATUS, ptr::from_mut(&mut vector).expose_provenance()) }
+        .map(drop)
 }
 
 /// Reads the extended state (XSAVE format, not compacted) of a stopped tracee.
@@ -274,19 +248,9 @@ pub fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
 /// ESRCH: it is not stopped, or not ours.
 pub fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
     let mut state = vec![0_u8; XSTATE_BYTES_MAX];
-    let mut vector = libc::iovec {
-        iov_base: state.as_mut_ptr().cast(),
-        iov_len: state.len(),
-    };
+    let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
     // SAFETY: `vector` describes `state`, which outlives the call.
-    unsafe {
-        ptrace(
-            libc::PTRACE_GETREGSET,
-            tid,
-            NT_X86_XSTATE,
-            ptr::from_mut(&mut vector).expose_provenance(),
-        )
-    }?;
+    unsafe { ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, ptr::from_mut(&mut vector).expose_provenance()) }?;
     state.truncate(vector.iov_len);
     state.shrink_to_fit();
     Ok(state)
@@ -299,14 +263,7 @@ pub fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
 pub fn signal_mask(tid: i32) -> io::Result<u64> {
     let mut mask = 0_u64;
     // SAFETY: the kernel writes SIGNAL_SET_BYTES, the size of `mask`.
-    unsafe {
-        ptrace(
-            PTRACE_GETSIGMASK,
-            tid,
-            SIGNAL_SET_BYTES,
-            ptr::from_mut(&mut mask).expose_provenance(),
-        )
-    }?;
+    unsafe { ptrace(PTRACE_GETSIGMASK, tid, SIGNAL_SET_BYTES, ptr::from_mut(&mut mask).expose_provenance()) }?;
     Ok(mask)
 }
 
@@ -316,15 +273,7 @@ pub fn signal_mask(tid: i32) -> io::Result<u64> {
 /// ESRCH: it is not stopped, or not ours.
 pub fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
     // SAFETY: the kernel reads SIGNAL_SET_BYTES, the size of `mask`.
-    unsafe {
-        ptrace(
-            PTRACE_SETSIGMASK,
-            tid,
-            SIGNAL_SET_BYTES,
-            ptr::from_ref(&mask).expose_provenance(),
-        )
-    }
-    .map(drop)
+    unsafe { ptrace(PTRACE_SETSIGMASK, tid, SIGNAL_SET_BYTES, ptr::from_ref(&mask).expose_provenance()) }.map(drop)
 }
 
 /// Reads the registration for restartable sequences, `None` if there is none.
@@ -344,19 +293,10 @@ pub fn rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
     let mut raw = Raw::default();
     // SAFETY: the kernel writes at most the size given, that of `raw`.
     unsafe {
-        ptrace(
-            PTRACE_GET_RSEQ_CONFIGURATION,
-            tid,
-            size_of::<Raw>(),
-            ptr::from_mut(&mut raw).expose_provenance(),
-        )
+        ptrace(PTRACE_GET_RSEQ_CONFIGURATION, tid, size_of::<Raw>(), ptr::from_mut(&mut raw).expose_provenance())
     }?;
     let registered = raw.address != 0;
-    Ok(registered.then_some(RseqConfiguration {
-        address: raw.address,
-        bytes: raw.bytes,
-        signature: raw.signature,
-    }))
+    Ok(registered.then_some(RseqConfiguration { address: raw.address, bytes: raw.bytes, signature: raw.signature }))
 }
 
 /// Which queue of pending signals.
@@ -379,19 +319,11 @@ pub fn pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGI
         flags: u32,
         count: i32,
     }
-    let flags = if queue == SignalQueue::Process {
-        PEEKSIGINFO_SHARED
-    } else {
-        0
-    };
+    let flags = if queue == SignalQueue::Process { PEEKSIGINFO_SHARED } else { 0 };
     let mut signals = Vec::new();
     loop {
         let mut batch = [[0_u8; SIGINFO_BYTES]; SIGNALS_PER_CALL];
-        let arguments = Arguments {
-            offset: signals.len() as u64,
-            flags,
-            count: SIGNALS_PER_CALL as i32,
-        };
+        let arguments = Arguments { offset: signals.len() as u64, flags, count: SIGNALS_PER_CALL as i32 };
         // SAFETY: the kernel reads `arguments` and writes at most `count` siginfo_t, which is what `batch` holds.
         let read = unsafe {
             ptrace(
@@ -408,46 +340,45 @@ pub fn pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGI
     }
 }
 
-/// The next report of any tracee of the calling thread; `None` if there is none now. Never waits.
+/// The next report of any tracee of the calling thread; `None` if there is none now. Never waits. An end is told again
+/// each time until [`reap`] takes it: where the tracee is a child of ours, its status is for who waits for children.
 ///
 /// # Errors
 /// ECHILD: the calling thread has no tracee.
 pub fn wait_any() -> io::Result<Option<(i32, Report)>> {
-    wait(-1)
-}
-
-/// The next report of one tracee of the calling thread; `None` if there is none now. Never waits.
-///
-/// # Errors
-/// ECHILD: it is no tracee of the calling thread (any more).
-pub fn wait_one(tid: i32) -> io::Result<Option<(i32, Report)>> {
-    wait(tid)
-}
-
-fn wait(tid: i32) -> io::Result<Option<(i32, Report)>> {
-    let mut status = 0;
-    // SAFETY: the kernel writes one int, `status`.
-    let reported = unsafe {
-        libc::waitpid(
-            tid,
-            &mut status,
-            libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD,
-        )
-    };
-    match reported {
-        -1 => Err(io::Error::last_os_error()),
-        0 => Ok(None),
-        tid if libc::WIFSTOPPED(status) => Ok(Some((
-            tid,
-            Report::Stopped {
-                signal: libc::WSTOPSIG(status),
-                event: status >> 16,
-            },
-        ))),
-        tid => Ok(Some((tid, Report::Ended))),
+    match wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)? {
+        // Takes the stop; if it was killed just now, the next call tells.
+        Some((tid, Report::Stopped { .. })) => Ok(wait(libc::P_PID, tid, libc::WSTOPPED).unwrap_or(None)),
+        other => Ok(other),
     }
 }
 
+/// Takes the end of a tracee of the calling thread; tells whether it has ended. Never waits.
+///
+/// # Errors
+/// ECHILD: it is no tracee of the calling thread (any more).
+pub fn reap(tid: i32) -> io::Result<bool> {
+    Ok(matches!(wait(libc::P_PID, tid, libc::WEXITED)?, Some((_, Report::Ended))))
+}
+
+/// waitid(2) without waiting, for tracees of the calling thread. The kernel tells a tracer of stops and ends alike,
+/// whichever it asks for.
+fn wait(which: libc::idtype_t, id: i32, flags: i32) -> io::Result<Option<(i32, Report)>> {
+    let options = flags | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+    // SAFETY: all zeroes is a valid siginfo_t.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes one siginfo_t.
+    if unsafe { libc::waitid(which, id.cast_unsigned(), &mut info, options) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: waitid fills the fields of SIGCHLD, or leaves the zeroes where there was nothing to report.
+    let (tid, status) = unsafe { (info.si_pid(), info.si_status()) };
+    let report = match info.si_code {
+        libc::CLD_TRAPPED | libc::CLD_STOPPED => Report::Stopped { signal: status & 0xff, event: status >> 8 },
+        _ => Report::Ended,
+    };
+    Ok((tid != 0).then_some((tid, report)))
+}
+
 const _: () = assert!(size_of::<Registers>() == REGISTER_WORDS * 8);
-const _: () =
-    assert!(offset_of!(Registers, rip) == 16 * 8 && offset_of!(Registers, fs_base) == 21 * 8);
+const _: () = assert!(offset_of!(Registers, rip) == 16 * 8 && offset_of!(Registers, fs_base) == 21 * 8);

@@ -115,7 +115,10 @@ fn await_stops(
     while !awaited.is_empty() {
         match ptrace::wait_any() {
             Ok(Some((tid, report))) => match report {
+                // The kernel passes the leader's end on to its parent when we are gone.
+                Report::Ended if tid == pid => return Err(CaptureError::Gone { pid }),
                 Report::Ended => {
+                    let _ = ptrace::reap(tid);
                     awaited.retain(|other| *other != tid);
                     standing.retain(|other| *other != tid);
                     ended.push(tid);
@@ -131,9 +134,6 @@ fn await_stops(
             Ok(None) if deadline.is_over() => return Err(not_stopped(pid, awaited[0], deadline)),
             Ok(None) => pace.rest(),
             Err(_) => return Err(CaptureError::Gone { pid }),
-        }
-        if ended.contains(&pid) {
-            return Err(CaptureError::Gone { pid });
         }
     }
     Ok(())

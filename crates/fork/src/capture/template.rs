@@ -13,7 +13,7 @@ use std::fs;
 use std::time::Duration;
 
 use farfork_sys::process::{Stat, Status};
-use farfork_sys::ptrace::{self, Registers, Report};
+use farfork_sys::ptrace::{self, Registers};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::deadline::{Deadline, Pace};
@@ -128,11 +128,10 @@ impl Clone {
     fn await_end(&self) -> bool {
         let (deadline, pace) = (Deadline::after(END_LIMIT), Pace::start());
         while !deadline.is_over() {
-            match ptrace::wait_one(self.pid) {
-                Ok(Some((_, Report::Ended))) => return true,
-                Ok(_) => pace.rest(),
-                // No tracee any more: it was reaped.
-                Err(_) => return true,
+            match ptrace::reap(self.pid) {
+                Ok(false) => pace.rest(),
+                // An error: it is no tracee any more.
+                Ok(true) | Err(_) => return true,
             }
         }
         false

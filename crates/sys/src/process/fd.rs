@@ -11,12 +11,7 @@ use super::malformed;
 pub fn list_fds(pid: i32) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        numbers.extend(
-            entry?
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse::<u32>().ok()),
-        );
+        numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
     }
     numbers.sort_unstable();
     Ok(numbers)
@@ -80,8 +75,7 @@ impl FdInfo {
             let Some((key, value)) = line.split_once(':') else {
                 continue;
             };
-            info.take(key, value.trim())
-                .ok_or_else(|| malformed("fdinfo"))?;
+            info.take(key, value.trim()).ok_or_else(|| malformed("fdinfo"))?;
         }
         Ok(info)
     }
@@ -102,10 +96,7 @@ impl FdInfo {
     }
 
     fn counter(&mut self) -> &mut EventCounter {
-        self.event_counter.get_or_insert(EventCounter {
-            count: 0,
-            semaphore: false,
-        })
+        self.event_counter.get_or_insert(EventCounter { count: 0, semaphore: false })
     }
 }
 
@@ -135,30 +126,14 @@ mod tests {
                     tfd:        5 events:       19 data:     7ffc00000005  pos:0 ino:6a sdev:f\n";
         let info = FdInfo::parse(text).unwrap();
         assert_eq!((info.flags, info.inode), (0o2_000_002, 1057));
-        assert_eq!(
-            info.epoll,
-            [EpollEntry {
-                number: 5,
-                events: 0x19,
-                data: 0x7ffc_0000_0005,
-                inode: 0x6a
-            }]
-        );
+        assert_eq!(info.epoll, [EpollEntry { number: 5, events: 0x19, data: 0x7ffc_0000_0005, inode: 0x6a }]);
     }
 
     #[test]
     fn an_eventfd_is_read() {
-        let info = FdInfo::parse(
-            "pos:\t0\nflags:\t02\neventfd-count:               1f\neventfd-semaphore: 1\n",
-        )
-        .unwrap();
-        assert_eq!(
-            info.event_counter,
-            Some(EventCounter {
-                count: 31,
-                semaphore: true
-            })
-        );
+        let info =
+            FdInfo::parse("pos:\t0\nflags:\t02\neventfd-count:               1f\neventfd-semaphore: 1\n").unwrap();
+        assert_eq!(info.event_counter, Some(EventCounter { count: 31, semaphore: true }));
     }
 
     #[test]

@@ -35,9 +35,7 @@ impl MapEntry {
 
     /// Whether `smaps` shows a flag, such as `dd`; proc_pid_smaps(5) lists them.
     pub fn has_flag(&self, flag: &str) -> bool {
-        self.vm_flags
-            .split_ascii_whitespace()
-            .any(|word| word == flag)
+        self.vm_flags.split_ascii_whitespace().any(|word| word == flag)
     }
 
     /// Name of its link in `/proc/PID/map_files`.
@@ -50,10 +48,7 @@ impl MapEntry {
         let mut rest = line;
         let mut field = || {
             let from = rest.iter().position(|byte| *byte != b' ')?;
-            let to = rest[from..]
-                .iter()
-                .position(|byte| *byte == b' ')
-                .map_or(rest.len(), |length| from + length);
+            let to = rest[from..].iter().position(|byte| *byte == b' ').map_or(rest.len(), |length| from + length);
             let word = str::from_utf8(&rest[from..to]).ok()?;
             rest = &rest[to..];
             Some(word)
@@ -65,11 +60,7 @@ impl MapEntry {
         let (major, minor) = field()?.split_once(':')?;
         let inode = field()?.parse().ok()?;
         let bit = |at: usize, letter: u8, bit: u8| {
-            if permissions.get(at) == Some(&letter) {
-                bit
-            } else {
-                0
-            }
+            if permissions.get(at) == Some(&letter) { bit } else { 0 }
         };
         Some(Self {
             start: hex(start)?,
@@ -121,10 +112,7 @@ pub fn smaps(pid: i32) -> io::Result<Vec<MapEntry>> {
 /// Lines of `smaps` that tell of a mapping begin with a capital letter, a mapping's own line with a digit in hex.
 fn parse(text: &[u8]) -> Option<Vec<MapEntry>> {
     let mut entries: Vec<MapEntry> = Vec::new();
-    for line in text
-        .split(|byte| *byte == b'\n')
-        .filter(|line| !line.is_empty())
-    {
+    for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         if !line[0].is_ascii_uppercase() {
             entries.push(MapEntry::parse(line)?);
         } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {
@@ -143,10 +131,7 @@ mod tests {
         let text = b"55d0c000-55d0d000 r-xs 00001000 fe:01 42                 /tmp/a b\\012c (deleted)\nSize: 4 kB\nVmFlags: rd ex sh \n";
         let entries = parse(text).unwrap();
         let entry = &entries[0];
-        assert_eq!(
-            (entry.start, entry.end, entry.offset, entry.inode),
-            (0x55d0_c000, 0x55d0_d000, 0x1000, 42)
-        );
+        assert_eq!((entry.start, entry.end, entry.offset, entry.inode), (0x55d0_c000, 0x55d0_d000, 0x1000, 42));
         assert_eq!((entry.protection, entry.is_shared), (5, true));
         assert_eq!(entry.path, b"/tmp/a b\nc (deleted)");
         assert!(entry.has_flag("sh") && !entry.has_flag("dd"));
@@ -155,17 +140,7 @@ mod tests {
     #[test]
     fn our_own_map_has_a_stack_and_flags() {
         let pid = std::process::id() as i32;
-        assert!(
-            maps(pid)
-                .unwrap()
-                .iter()
-                .any(|entry| entry.path == b"[stack]" && entry.protection & 2 != 0)
-        );
-        assert!(
-            smaps(pid)
-                .unwrap()
-                .iter()
-                .any(|entry| entry.path == b"[stack]" && entry.has_flag("gd"))
-        );
+        assert!(maps(pid).unwrap().iter().any(|entry| entry.path == b"[stack]" && entry.protection & 2 != 0));
+        assert!(smaps(pid).unwrap().iter().any(|entry| entry.path == b"[stack]" && entry.has_flag("gd")));
     }
 }

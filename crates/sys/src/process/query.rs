@@ -14,21 +14,8 @@ const KCMP_FILE: libc::c_long = 0;
 pub fn same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
     let pid = libc::c_long::from(pid);
     // SAFETY: kcmp takes numbers only.
-    let order = unsafe {
-        libc::syscall(
-            libc::SYS_kcmp,
-            pid,
-            pid,
-            KCMP_FILE,
-            u64::from(a),
-            u64::from(b),
-        )
-    };
-    if order < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(order == 0)
-    }
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, pid, pid, KCMP_FILE, u64::from(a), u64::from(b)) };
+    if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order == 0) }
 }
 
 /// Head and registered length (bytes) of a thread's list of robust futexes; a head of 0 for none.
@@ -38,19 +25,9 @@ pub fn same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
 pub fn robust_list(tid: i32) -> io::Result<(u64, u64)> {
     let (mut head, mut bytes) = (0_u64, 0_u64);
     // SAFETY: the kernel writes two words, to `head` and `bytes`.
-    let failed = unsafe {
-        libc::syscall(
-            libc::SYS_get_robust_list,
-            tid,
-            ptr::from_mut(&mut head),
-            ptr::from_mut(&mut bytes),
-        )
-    };
-    if failed != 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok((head, bytes))
-    }
+    let failed =
+        unsafe { libc::syscall(libc::SYS_get_robust_list, tid, ptr::from_mut(&mut head), ptr::from_mut(&mut bytes)) };
+    if failed != 0 { Err(io::Error::last_os_error()) } else { Ok((head, bytes)) }
 }
 
 /// How a thread is scheduled; sched(7).
@@ -83,23 +60,12 @@ pub fn scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
     }
     let mut raw = Raw::default();
     // SAFETY: the kernel writes at most the size given, that of `raw`.
-    let failed = unsafe {
-        libc::syscall(
-            libc::SYS_sched_getattr,
-            tid,
-            ptr::from_mut(&mut raw),
-            size_of::<Raw>() as u32,
-            0,
-        )
-    };
+    let failed =
+        unsafe { libc::syscall(libc::SYS_sched_getattr, tid, ptr::from_mut(&mut raw), size_of::<Raw>() as u32, 0) };
     if failed != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(SchedulingAttributes {
-        policy: raw.policy,
-        nice: raw.nice,
-        priority: raw.priority,
-    })
+    Ok(SchedulingAttributes { policy: raw.policy, nice: raw.nice, priority: raw.priority })
 }
 
 #[cfg(test)]
@@ -110,17 +76,9 @@ mod tests {
     #[test]
     fn a_duplicate_shares_its_file_and_a_second_opening_does_not() {
         let file = std::fs::File::open("/dev/null").unwrap();
-        let (twin, other) = (
-            file.try_clone().unwrap(),
-            std::fs::File::open("/dev/null").unwrap(),
-        );
+        let (twin, other) = (file.try_clone().unwrap(), std::fs::File::open("/dev/null").unwrap());
         let same = |a: &std::fs::File, b: &std::fs::File| {
-            same_open_file(
-                std::process::id() as i32,
-                a.as_raw_fd() as u32,
-                b.as_raw_fd() as u32,
-            )
-            .unwrap()
+            same_open_file(std::process::id() as i32, a.as_raw_fd() as u32, b.as_raw_fd() as u32).unwrap()
         };
         assert!(same(&file, &twin) && !same(&file, &other));
     }

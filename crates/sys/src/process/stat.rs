@@ -103,10 +103,7 @@ mod tests {
             text.extend(format!(" {field}").bytes());
         }
         let stat = Stat::parse(&text).unwrap();
-        assert_eq!(
-            (stat.name.as_slice(), stat.state, stat.start_ticks),
-            (&b"a) (b"[..], 'S', 22)
-        );
+        assert_eq!((stat.name.as_slice(), stat.state, stat.start_ticks), (&b"a) (b"[..], 'S', 22));
         assert_eq!((stat.start_code, stat.env_end), (26, 51));
     }
 

@@ -1,0 +1,165 @@
+//! Parents: compiling, starting, reading what they tell, and looking at them from outside.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured};
+use farfork_wire::NodeName;
+use farfork_wire::descriptor::{Descriptor, Mapping};
+
+/// How long a parent may take for what it was asked.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running parent; killed when dropped.
+pub(crate) struct Parent {
+    child: Child,
+    lines: Receiver<String>,
+    told: HashMap<String, u64>,
+}
+
+/// Compiles a program of this folder, once.
+fn compile(name: &str) -> PathBuf {
+    static COMPILED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("capture-{name}"));
+    if !compiled.iter().any(|done| done == name) {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/capture/programs/{name}.c"));
+        let gcc = Command::new("gcc")
+            .args(["-O1", "-g", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", "-o"])
+            .args([&program, &source])
+            .status();
+        assert!(gcc.expect("gcc is needed to compile the parents").success());
+        compiled.push(name.to_owned());
+    }
+    program
+}
+
+impl Parent {
+    /// Starts a program of this folder and waits until it is ready.
+    pub(crate) fn start(name: &str, arguments: &[&str]) -> Self {
+        let mut command = Command::new(compile(name));
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("the parent starts");
+        let lines = read_lines(child.stdout.take().expect("its output is a pipe"));
+        let mut parent = Self { child, lines, told: HashMap::new() };
+        parent.wait_for("ready");
+        parent
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// What it told under a name.
+    pub(crate) fn told(&self, name: &str) -> u64 {
+        *self.told.get(name).unwrap_or_else(|| panic!("the parent did not tell {name}"))
+    }
+
+    /// Waits for a line that begins with `word`, and gives the number behind it.
+    pub(crate) fn wait_for(&mut self, word: &str) -> u64 {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self.lines.recv_timeout(left).unwrap_or_else(|_| panic!("the parent never said {word}"));
+            let (name, value) = line.split_once(' ').unwrap_or((&line, "0"));
+            assert_ne!(name, "failed", "the parent was disturbed: {line}");
+            let value = u64::from_str_radix(value, 16).unwrap_or(0);
+            self.told.insert(name.to_owned(), value);
+            if name == word {
+                return value;
+            }
+        }
+    }
+
+    /// Writes to its standard input.
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let stdin: &mut ChildStdin = self.child.stdin.as_mut().expect("its input is a pipe");
+        stdin.write_all(bytes).expect("the parent reads");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it is our child");
+    }
+
+    pub(crate) fn capture(&self) -> Result<Captured, CaptureError> {
+        capture::prepare(self.pid(), options())
+    }
+
+    /// The letter of its state.
+    pub(crate) fn state(&self) -> char {
+        farfork_sys::process::Stat::read(self.pid()).expect("it lives").state
+    }
+
+    /// Waits until it is in a state.
+    pub(crate) fn wait_state(&self, wanted: char) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.state() != wanted {
+            assert!(Instant::now() < deadline, "the parent is {}, not {wanted}", self.state());
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Parent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read_lines(stdout: ChildStdout) -> Receiver<String> {
+    let (send, receive) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if send.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receive
+}
+
+pub(crate) fn options() -> CaptureOptions {
+    CaptureOptions::new(NodeName::new("here").expect("a name"))
+}
+
+/// The page's word that the programs' `known` gives.
+pub(crate) fn known(page: u64) -> u64 {
+    page.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(1)
+}
+
+/// A word of a process's memory.
+pub(crate) fn word(pid: i32, address: u64) -> u64 {
+    let mut bytes = [0; 8];
+    let read = farfork_sys::memory::read_process(pid, address, &mut bytes);
+    assert_eq!(read.expect("it can be read"), 8);
+    u64::from_ne_bytes(bytes)
+}
+
+/// The mapping that holds an address.
+pub(crate) fn mapping_at(descriptor: &Descriptor, address: u64) -> &Mapping {
+    let holds = |mapping: &&Mapping| mapping.start <= address && address < mapping.end;
+    descriptor.mappings.iter().find(holds).unwrap_or_else(|| panic!("{address:#x} is not mapped"))
+}
+
+/// Children of a process, zombies and those without exit signal included.
+pub(crate) fn children(pid: i32) -> Vec<i32> {
+    let mut children = Vec::new();
+    for tid in farfork_sys::process::threads(pid).expect("it lives") {
+        let list = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+        children.extend(list.split_ascii_whitespace().map(|word| word.parse::<i32>().expect("a pid")));
+    }
+    children
+}
+
+/// Whether a process is there, zombies included.
+pub(crate) fn exists(pid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}

@@ -1,0 +1,11 @@
+//! Captures of real processes: small C programs, compiled here, that say themselves when they were disturbed.
+//!
+//! Needs root and gcc.
+
+mod contents;
+mod disturbance;
+mod harness;
+mod pause;
+mod refusals;
+mod rounds;
+mod stubborn;

@@ -1,0 +1,48 @@
+// What every parent of these tests begins with: no descriptor but the standard streams, and lines `NAME VALUE` that
+// tell the test what to expect. The last line is `ready`.
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define PAGE 4096
+
+static inline void die(const char *what) {
+    printf("failed %s: %s\n", what, strerror(errno));
+    fflush(stdout);
+    _exit(1);
+}
+
+#define CHECK(call)                                                                                                    \
+    ({                                                                                                                 \
+        __typeof__(call) result_ = (call);                                                                             \
+        if ((long)result_ == -1) die(#call);                                                                           \
+        result_;                                                                                                       \
+    })
+
+static inline void begin(void) {
+    syscall(SYS_close_range, 3, ~0U, 0);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+}
+
+static inline void tell(const char *name, unsigned long value) { printf("%s %lx\n", name, value); }
+
+static inline void ready(void) { puts("ready"); }
+
+static inline void start(pthread_t *thread, const char *name, void *(*run)(void *)) {
+    if (pthread_create(thread, NULL, run, NULL)) die(name);
+    pthread_setname_np(*thread, name);
+}
+
+// The word that page number `page` of known data holds.
+static inline uint64_t known(uint64_t page) { return page * 0x9e3779b97f4a7c15ULL + 1; }

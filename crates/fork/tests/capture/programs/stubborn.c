@@ -1,0 +1,45 @@
+// A parent that cannot be stopped, or is about to end, as its argument says.
+#include "parent.h"
+
+static void *after_main(void *unused) {
+    sleep(1);
+    ready();
+    sleep(60);
+    return unused;
+}
+
+int main(int count, char **words) {
+    (void)count;
+    begin();
+    const char *how = words[1];
+    if (!strcmp(how, "vfork")) {
+        ready();
+        if (!vfork()) {
+            sleep(60);
+            _exit(0);
+        }
+    }
+    if (!strcmp(how, "no_leader")) {
+        pthread_t thread;
+        start(&thread, "after", after_main);
+        pthread_exit(NULL);
+    }
+    if (!strcmp(how, "stopped")) {
+        ready();
+        raise(SIGSTOP);
+        ready();
+    }
+    if (!strcmp(how, "ignores_trap")) {
+        signal(SIGTRAP, SIG_IGN);
+        ready();
+        // Says so if a stop ever changed the disposition.
+        for (;;) {
+            usleep(1000);
+            struct sigaction now;
+            CHECK(sigaction(SIGTRAP, NULL, &now));
+            if (now.sa_handler != SIG_IGN) die("SIGTRAP is no longer ignored");
+        }
+    }
+    if (!strcmp(how, "forever")) ready();
+    for (;;) pause();
+}

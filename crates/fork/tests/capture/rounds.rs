@@ -1,0 +1,41 @@
+//! A thousand captures leave nothing behind.
+
+use crate::harness::{Parent, children};
+
+const ROUNDS: usize = 1000;
+
+/// What may grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Holdings {
+    files: usize,
+    threads: usize,
+    resident_pages: u64,
+}
+
+fn ours() -> Holdings {
+    let count = |directory: &str| std::fs::read_dir(directory).unwrap().count();
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let resident_pages = statm.split(' ').nth(1).unwrap().parse().unwrap();
+    Holdings { files: count("/proc/self/fd"), threads: count("/proc/self/task"), resident_pages }
+}
+
+#[test]
+fn a_thousand_rounds_leave_nothing_behind() {
+    let mut parent = Parent::start("threads", &[]);
+    let resident = || farfork_sys::process::Status::read(parent.pid()).unwrap().resident_bytes;
+    for _ in 0..ROUNDS / 10 {
+        drop(parent.capture().unwrap());
+    }
+    let (before, parents_before) = (ours(), resident());
+    for _ in 0..ROUNDS {
+        drop(parent.capture().unwrap());
+    }
+    let (after, parents_after) = (ours(), resident());
+    // Other tests of this program run beside: what they hold may differ, but not in proportion to the rounds.
+    assert!(after.files < before.files + ROUNDS / 10, "{before:?} {after:?}");
+    assert!(after.threads < before.threads + ROUNDS / 10, "{before:?} {after:?}");
+    assert!(after.resident_pages < before.resident_pages + 4096, "{before:?} {after:?}");
+    assert!(parents_after < parents_before + (1 << 20), "{parents_before} {parents_after}");
+    assert_eq!(children(parent.pid()), Vec::<i32>::new(), "no zombie is left");
+    parent.wait_for("round");
+}

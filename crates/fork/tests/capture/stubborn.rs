@@ -1,0 +1,143 @@
+//! Parents that cannot be stopped, or end: an error that says why, within the limit, and no harm done.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_fork::capture::{self, CaptureError, CaptureOptions};
+
+use crate::harness::{PATIENCE, Parent, children, options};
+
+#[test]
+fn a_parent_in_vfork_is_refused() {
+    let parent = Parent::start("stubborn", &["vfork"]);
+    parent.wait_state('D');
+    let error = parent.capture().unwrap_err();
+    assert!(error.to_string().contains("vfork"), "{error}");
+    for child in children(parent.pid()) {
+        let _ = Command::new("kill").arg("-9").arg(child.to_string()).status();
+    }
+}
+
+#[test]
+fn a_parent_without_its_main_thread_is_refused() {
+    let parent = Parent::start("stubborn", &["no_leader"]);
+    let error = parent.capture().unwrap_err();
+    assert!(error.to_string().contains("main thread has ended"), "{error}");
+}
+
+#[test]
+fn a_zombie_and_a_ghost_are_refused() {
+    let mut parent = Parent::start("stubborn", &["forever"]);
+    let pid = parent.pid();
+    Command::new("kill").arg("-9").arg(pid.to_string()).status().unwrap();
+    parent.wait_state('Z');
+    let error = parent.capture().unwrap_err();
+    assert!(error.to_string().contains("has ended"), "{error}");
+    parent.kill();
+    assert!(matches!(capture::prepare(pid, options()), Err(CaptureError::Gone { .. })));
+}
+
+#[test]
+fn a_stopped_parent_is_captured_and_stays_stopped() {
+    let mut parent = Parent::start("stubborn", &["stopped"]);
+    parent.wait_state('T');
+    drop(parent.capture().unwrap());
+    parent.wait_state('T');
+    Command::new("kill").arg("-CONT").arg(parent.pid().to_string()).status().unwrap();
+    parent.wait_for("ready");
+}
+
+#[test]
+fn a_parent_that_ignores_traps_still_does_afterwards() {
+    let parent = Parent::start("stubborn", &["ignores_trap"]);
+    for _ in 0..20 {
+        drop(parent.capture().unwrap());
+    }
+    thread::sleep(Duration::from_millis(50));
+    assert_eq!(parent.state(), 'S');
+}
+
+/// A control group of the v1 freezer, removed when dropped.
+struct FreezerGroup(PathBuf);
+
+impl FreezerGroup {
+    /// `None` where the machine has no v1 freezer.
+    fn with(pid: i32) -> Option<Self> {
+        let directory = PathBuf::from(format!("/sys/fs/cgroup/freezer/farfork-test-{pid}"));
+        fs::create_dir(&directory).ok()?;
+        fs::write(directory.join("cgroup.procs"), pid.to_string()).unwrap();
+        Some(Self(directory))
+    }
+
+    fn set(&self, state: &str) {
+        fs::write(self.0.join("freezer.state"), state).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while fs::read_to_string(self.0.join("freezer.state")).unwrap().trim() != state {
+            assert!(Instant::now() < deadline);
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for FreezerGroup {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
+        let procs = fs::read_to_string(self.0.join("cgroup.procs")).unwrap_or_default();
+        for pid in procs.lines() {
+            let _ = fs::write("/sys/fs/cgroup/freezer/cgroup.procs", pid);
+        }
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_frozen_parent_is_refused_and_thaws_unharmed() {
+    let mut parent = Parent::start("refused", &["nothing"]);
+    let group = FreezerGroup::with(parent.pid()).expect("this machine has a v1 freezer");
+    group.set("FROZEN");
+    let begun = Instant::now();
+    let error = parent.capture().unwrap_err();
+    assert!(error.to_string().contains("frozen by the control group"), "{error}");
+    assert!(begun.elapsed() < Duration::from_secs(1));
+    group.set("THAWED");
+    drop(parent.capture().unwrap());
+    parent.write(b"still here\n");
+    parent.wait_for("still");
+}
+
+#[test]
+fn a_parent_frozen_while_its_template_lives_lets_it_end() {
+    let parent = Parent::start("threads", &[]);
+    let captured = parent.capture().unwrap();
+    let group = FreezerGroup::with(parent.pid()).expect("this machine has a v1 freezer");
+    group.set("FROZEN");
+    let begun = Instant::now();
+    drop(captured);
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+    group.set("THAWED");
+}
+
+#[test]
+fn a_parent_killed_at_any_moment_gives_an_error_or_a_seed() {
+    const KILLS: u64 = 40;
+    for kill in 0..KILLS {
+        let mut parent = Parent::start("memory", &["4", "3"]);
+        let pid = parent.pid();
+        let capturing = thread::spawn(move || {
+            let options = CaptureOptions { timeout: Duration::from_secs(3), ..options() };
+            let begun = Instant::now();
+            let captured = capture::prepare(pid, options);
+            (captured, begun.elapsed())
+        });
+        thread::sleep(Duration::from_micros(kill * 100));
+        parent.kill();
+        let (captured, took) = capturing.join().unwrap();
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        if let Err(error) = captured {
+            assert!(!matches!(error, CaptureError::TimedOut { .. } | CaptureError::TracerLost { .. }), "{error}");
+        }
+    }
+}
