@@ -42,14 +42,8 @@ impl NodeName {
         let well_formed = bytes.len() <= NODE_NAME_BYTES_MAX
             && bytes.first().is_some_and(u8::is_ascii_lowercase)
             && bytes.last() != Some(&b'-')
-            && bytes
-                .iter()
-                .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-');
-        if well_formed {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(IdError::NodeName(text.to_owned()))
-        }
+            && bytes.iter().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || *b == b'-');
+        if well_formed { Ok(Self(text.to_owned())) } else { Err(IdError::NodeName(text.to_owned())) }
     }
 
     /// The name as text.

@@ -28,7 +28,9 @@ pub enum DecodeError {
     #[error("these bytes are no seed descriptor (magic missing)")]
     Magic,
     /// Written by another version.
-    #[error("the descriptor has version {found}, this farfork reads version {VERSION}; use the same release on both nodes")]
+    #[error(
+        "the descriptor has version {found}, this farfork reads version {VERSION}; use the same release on both nodes"
+    )]
     Version {
         /// What was found.
         found: u32,
@@ -82,10 +84,7 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
         return Err(DecodeError::Version { found: version });
     }
     let checksum = u32::from_le_bytes(word(12).ok_or(DecodeError::Magic)?);
-    let announced: [u8; 8] = bytes
-        .get(16..HEADER_BYTES)
-        .and_then(|b| b.try_into().ok())
-        .ok_or(DecodeError::Magic)?;
+    let announced: [u8; 8] = bytes.get(16..HEADER_BYTES).and_then(|b| b.try_into().ok()).ok_or(DecodeError::Magic)?;
     let expected = u64::from_le_bytes(announced);
     let found = (bytes.len() - HEADER_BYTES) as u64;
     if expected != found || bytes.len() > DESCRIPTOR_BYTES_MAX {

@@ -27,11 +27,7 @@ pub struct InvalidDescriptor {
 }
 
 fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), InvalidDescriptor> {
-    if holds {
-        Ok(())
-    } else {
-        Err(InvalidDescriptor { what: what() })
-    }
+    if holds { Ok(()) } else { Err(InvalidDescriptor { what: what() }) }
 }
 
 impl Descriptor {
@@ -75,7 +71,7 @@ impl Descriptor {
             let place = || format!("mapping {:#x}-{:#x}", mapping.start, mapping.end);
             let in_order = mapping.start >= lowest && mapping.start < mapping.end && mapping.end <= USER_SPACE_END;
             require(in_order, || format!("{}: out of order or of user space", place()))?;
-            require(mapping.start % PAGE_SIZE == 0 && mapping.end % PAGE_SIZE == 0, || {
+            require(mapping.start.is_multiple_of(PAGE_SIZE) && mapping.end.is_multiple_of(PAGE_SIZE), || {
                 format!("{}: not whole pages", place())
             })?;
             require(mapping.protection <= 7, || format!("{}: protection {:#x}", place(), mapping.protection))?;
@@ -95,7 +91,9 @@ impl Descriptor {
         };
         let file = |index: u32, offset: u64| {
             require((index as usize) < self.mapped_files.len(), || format!("file {index} is missing"))?;
-            require(offset % PAGE_SIZE == 0 && offset <= i64::MAX as u64 - bytes, || format!("file offset {offset}"))
+            require(offset.is_multiple_of(PAGE_SIZE) && offset <= i64::MAX as u64 - bytes, || {
+                format!("file offset {offset}")
+            })
         };
         match *backing {
             Backing::Anonymous { extent: None } | Backing::Special(_) => Ok(()),
@@ -104,7 +102,7 @@ impl Descriptor {
             Backing::SharedFile { file: index, offset, .. } => file(index, offset),
             Backing::SharedMemory { object, offset } => {
                 let known = (object as usize) < self.shared_objects.len();
-                require(known && offset % PAGE_SIZE == 0, || format!("shared object {object} at {offset}"))
+                require(known && offset.is_multiple_of(PAGE_SIZE), || format!("shared object {object} at {offset}"))
             }
         }
     }
@@ -112,7 +110,7 @@ impl Descriptor {
     fn validate_extents(&self) -> Result<(), InvalidDescriptor> {
         for (index, extent) in self.extents.iter().enumerate() {
             let pages = extent.bytes / PAGE_SIZE;
-            require(extent.bytes % PAGE_SIZE == 0 && extent.bytes <= USER_SPACE_END, || {
+            require(extent.bytes.is_multiple_of(PAGE_SIZE) && extent.bytes <= USER_SPACE_END, || {
                 format!("extent {index} has {} bytes", extent.bytes)
             })?;
             let mut lowest = 0;
@@ -125,7 +123,7 @@ impl Descriptor {
             match extent.source {
                 ExtentSource::Template { address } => {
                     let end = address.checked_add(extent.bytes);
-                    let fits = address % PAGE_SIZE == 0 && end.is_some_and(|end| end <= USER_SPACE_END);
+                    let fits = address.is_multiple_of(PAGE_SIZE) && end.is_some_and(|end| end <= USER_SPACE_END);
                     require(fits, || format!("extent {index} lies outside user space"))?;
                 }
                 ExtentSource::SharedObject { object } => {
@@ -166,7 +164,7 @@ impl Descriptor {
     fn validate_eager(&self) -> Result<(), InvalidDescriptor> {
         for eager in &self.eager {
             let end = eager.address.checked_add(eager.bytes.len() as u64);
-            let whole = eager.address % PAGE_SIZE == 0 && eager.bytes.len() as u64 % PAGE_SIZE == 0;
+            let whole = eager.address.is_multiple_of(PAGE_SIZE) && (eager.bytes.len() as u64).is_multiple_of(PAGE_SIZE);
             let inside = end.is_some_and(|end| {
                 self.mappings.iter().any(|mapping| {
                     mapping.start <= eager.address

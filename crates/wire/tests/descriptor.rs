@@ -1,0 +1,206 @@
+//! Descriptors come from other nodes: whatever the bytes are, reading them gives a descriptor that makes sense, or an
+//! error, and never a panic.
+
+use farfork_wire::descriptor::{
+    AltStack, Backing, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource,
+    FileDescriptor, FileIdentity, MappedFile, Mapping, MappingFlags, Mm, OpenFile, Origin, PageRun, Process,
+    REGISTER_WORDS, Scheduling, SharedObject, StandardStream, Thread, decode, encode,
+};
+use proptest::prelude::*;
+
+fn credentials() -> Credentials {
+    Credentials {
+        uids: [0; 4],
+        gids: [0; 4],
+        groups: vec![4, 20],
+        capabilities_inheritable: 0,
+        capabilities_permitted: u64::MAX >> 23,
+        capabilities_effective: 0,
+        capabilities_bounding: u64::MAX >> 23,
+        capabilities_ambient: 0,
+        securebits: 0,
+        no_new_privileges: false,
+    }
+}
+
+fn thread(tid: u32) -> Thread {
+    Thread {
+        tid,
+        name: b"worker".to_vec(),
+        registers: vec![0x33; REGISTER_WORDS],
+        xstate: vec![0; 832],
+        signal_mask: 0,
+        pending_signals: Vec::new(),
+        alt_stack: AltStack::default(),
+        robust_list_head: 0,
+        robust_list_bytes: 24,
+        clear_child_tid: 0,
+        rseq: None,
+        scheduling: Scheduling::default(),
+        credentials: None,
+        parent_death_signal: 0,
+        timer_slack_ns: 50_000,
+    }
+}
+
+fn process() -> Process {
+    Process {
+        pid: 812,
+        is_group_leader: true,
+        is_session_leader: false,
+        exe: "/usr/bin/program".into(),
+        arguments: vec!["program".into()],
+        cwd: "/".into(),
+        umask: 0o22,
+        personality: 0,
+        dumpable: 1,
+        oom_score_adj: 0,
+        credentials: credentials(),
+        limits: Vec::new(),
+        signal_actions: Vec::new(),
+        pending_signals: Vec::new(),
+        mm: Mm::default(),
+    }
+}
+
+fn mapping(start: u64, end: u64, backing: Backing) -> Mapping {
+    Mapping { start, end, protection: 3, flags: MappingFlags::default(), backing }
+}
+
+/// One of everything that `validate` looks at.
+fn descriptor() -> Descriptor {
+    let template = |address, bytes, populated| Extent { source: ExtentSource::Template { address }, bytes, populated };
+    Descriptor {
+        origin: Origin {
+            node: "n1".parse().unwrap(),
+            kernel_release: "6.18".into(),
+            boot_id: "b".into(),
+            xcr0: 7,
+            xstate_bytes: 832,
+            monotonic_ns: 1,
+            boottime_ns: 2,
+        },
+        process: process(),
+        threads: vec![thread(812), thread(813)],
+        mappings: vec![
+            mapping(0x1000, 0x3000, Backing::Anonymous { extent: Some(ExtentId(0)) }),
+            mapping(0x3000, 0x4000, Backing::PrivateFile { file: 0, offset: 0, extent: ExtentId(1) }),
+            mapping(0x8000, 0x9000, Backing::SharedMemory { object: 0, offset: 0 }),
+        ],
+        extents: vec![
+            template(0x1000, 0x2000, vec![PageRun { first: 1, count: 1 }]),
+            template(0x3000, 0x1000, vec![PageRun { first: 0, count: 1 }]),
+            Extent { source: ExtentSource::SharedObject { object: 0 }, bytes: 0x1000, populated: Vec::new() },
+        ],
+        mapped_files: vec![MappedFile {
+            path: "/lib/libc.so".into(),
+            identity: FileIdentity { bytes: 1, device: 2, inode: 3, modified_ns: 4, build_id: Some(vec![5; 20]) },
+        }],
+        shared_objects: vec![SharedObject { name: "m".into(), bytes: 100, seals: None, extent: ExtentId(2) }],
+        open_files: vec![
+            OpenFile::Standard(StandardStream::Output),
+            OpenFile::Memory { object: 0, flags: 2, offset: 0 },
+        ],
+        file_descriptors: vec![
+            FileDescriptor { number: 1, open_file: 0, close_on_exec: false },
+            FileDescriptor { number: 7, open_file: 1, close_on_exec: true },
+        ],
+        eager: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
+    }
+}
+
+/// The same body with a right checksum: what an attacker who knows the format would send.
+fn with_body(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut bytes = encode(&descriptor());
+    let mut body = bytes.split_off(24);
+    change(&mut body);
+    bytes[16..24].copy_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(&body);
+    let checksum = crc32c::crc32c(&bytes[16..]);
+    bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn what_is_written_is_read() {
+    assert_eq!(decode(&encode(&descriptor())).unwrap(), descriptor());
+}
+
+#[test]
+fn each_cut_and_each_flipped_bit_is_noticed() {
+    let bytes = encode(&descriptor());
+    for length in 0..bytes.len() {
+        assert!(decode(&bytes[..length]).is_err(), "cut to {length} bytes");
+    }
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(decode(&damaged).is_err(), "bit {bit} flipped");
+    }
+}
+
+#[test]
+fn another_version_is_named() {
+    let mut bytes = encode(&descriptor());
+    bytes[8] = 9;
+    assert!(matches!(decode(&bytes), Err(DecodeError::Version { found: 9 })));
+}
+
+#[test]
+fn nonsense_is_refused() {
+    type Change = fn(&mut Descriptor);
+    let changes: &[(&str, Change)] = &[
+        ("no threads", |d| d.threads.clear()),
+        ("two threads of one id", |d| d.threads[1].tid = 812),
+        ("a leader of another id", |d| d.process.pid = 1),
+        ("too few registers", |d| d.threads[0].registers.truncate(26)),
+        ("a mapping that ends before it begins", |d| d.mappings[0].end = 0x1000),
+        ("mappings that overlap", |d| d.mappings[1].start = 0x2000),
+        ("a mapping in the kernel's half", |d| d.mappings[2].end = 0x9000_0000_0000),
+        ("a mapping of half a page", |d| d.mappings[2].end = 0x8800),
+        ("an extent of another length", |d| d.extents[0].bytes = 0x1000),
+        ("an extent that is missing", |d| d.mappings[0].backing = Backing::Anonymous { extent: Some(ExtentId(9)) }),
+        ("pages outside of their extent", |d| d.extents[0].populated[0].count = 2),
+        ("pages that overflow", |d| d.extents[0].populated[0].count = u64::MAX),
+        ("an extent that overflows", |d| d.extents[0].source = ExtentSource::Template { address: u64::MAX - 0xfff }),
+        ("a file that is missing", |d| d.mapped_files.clear()),
+        ("an object that is missing", |d| d.shared_objects.clear()),
+        ("descriptors out of order", |d| d.file_descriptors.reverse()),
+        ("an open file that is missing", |d| d.open_files.truncate(1)),
+        ("eager bytes outside of the map", |d| d.eager[0].address = 0x7000),
+        ("eager bytes over a file", |d| d.eager[0].address = 0x3000),
+    ];
+    for (what, change) in changes {
+        let mut wrong = descriptor();
+        change(&mut wrong);
+        assert!(matches!(decode(&encode(&wrong)), Err(DecodeError::Invalid(_))), "{what} was accepted");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..2000)) {
+        let _ = decode(&bytes);
+    }
+
+    #[test]
+    fn no_body_panics(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
+        let bytes = with_body(|body| {
+            for (index, value) in changes {
+                let at = index.index(body.len());
+                body[at] = value;
+            }
+        });
+        let _ = decode(&bytes);
+    }
+
+    #[test]
+    fn no_announced_length_allocates(at in 0_usize..400) {
+        let bytes = with_body(|body| {
+            let at = at.min(body.len());
+            let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f];
+            body.splice(at..at, huge);
+        });
+        let _ = decode(&bytes);
+    }
+}
