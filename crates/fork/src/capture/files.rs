@@ -165,10 +165,11 @@ fn character_device(device: u64, name: &str) -> Kind {
     }
 }
 
-/// Numbers 0, 1 and 2 are standard streams unless they lead to `/dev/null` or its like; so is what shares their open
-/// file, and a pipe, terminal or socket that is the same as theirs.
+/// Numbers 0, 1 and 2 are standard streams, whatever they lead to: a parent that was started in the background has
+/// `/dev/null` there, and its children are still to be talked to. So is what shares their open file, and a pipe,
+/// terminal or socket that is the same as theirs.
 fn mark_standard(pid: i32, fds: &mut [OpenFd]) {
-    let streams: Vec<OpenFd> = fds.iter().filter(|fd| fd.number <= 2 && fd.kind != Kind::Device).cloned().collect();
+    let streams: Vec<OpenFd> = fds.iter().filter(|fd| fd.number <= 2).cloned().collect();
     for fd in fds.iter_mut() {
         fd.is_standard = streams.iter().any(|stream| leads_to(pid, fd, stream));
     }
@@ -179,7 +180,8 @@ pub(super) fn leads_to(pid: i32, fd: &OpenFd, stream: &OpenFd) -> bool {
     if fd.number == stream.number {
         return true;
     }
-    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode);
+    // `/dev/null` under another number is meant as such, even where it is the same open file.
+    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != Kind::Device;
     let is_same_file = || process::same_open_file(pid, fd.number, stream.number).unwrap_or(false);
     is_same_inode && (fd.is_stream() || is_same_file())
 }
@@ -190,7 +192,7 @@ pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Ref
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
-    refusals.extend(one_sided_pipes(pid, subject, fds)?);
+    refusals.extend(two_way_pipes(pid, subject, fds)?);
     Ok(refusals)
 }
 
@@ -198,8 +200,33 @@ fn object(pid: i32, number: u32) -> String {
     format!("pid {pid}, fd {number}")
 }
 
-/// A pipe is carried when the process holds both of its ends.
-fn one_sided_pipes(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+/// Pipes that are open for reading and writing at once: such a descriptor is both ends, which a child's could not be.
+fn two_way_pipes(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let ends = pipe_ends(pid, subject, fds)?;
+    let refuse = |(fd, _): &(&OpenFd, u32)| {
+        let link = String::from_utf8_lossy(&fd.link);
+        Refusal::new(
+            object(pid, fd.number),
+            format!("{link} is open for reading and writing at once, which is not carried; close it first"),
+        )
+    };
+    Ok(ends.iter().filter(|(_, access)| *access == O_RDWR).map(refuse).collect())
+}
+
+/// What a person should know of the open files, although all of them are carried.
+pub(super) fn notes(pid: i32, fds: &[OpenFd]) -> Result<Vec<String>, CaptureError> {
+    let ends = pipe_ends(pid, pid, fds)?;
+    let has = |inode: u64, mode: u32| ends.iter().any(|(fd, access)| fd.inode == inode && *access == mode);
+    let leads_out = |(fd, _): &&(&OpenFd, u32)| !has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY);
+    let note = |(fd, _): &(&OpenFd, u32)| {
+        let link = String::from_utf8_lossy(&fd.link);
+        format!("fd {}: {link} leads out of the process; its children find the other end closed", fd.number)
+    };
+    Ok(ends.iter().filter(leads_out).map(note).collect())
+}
+
+/// Descriptors of pipes beyond the standard streams, with their access mode.
+fn pipe_ends(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
     let mut ends = Vec::new();
     for fd in fds.iter().filter(|fd| fd.kind == Kind::Pipe && !fd.is_standard) {
         match process::FdInfo::read(subject, fd.number) {
@@ -208,19 +235,7 @@ fn one_sided_pipes(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal
             Err(source) => return Err(CaptureError::read(pid, format!("fd {}", fd.number))(source)),
         }
     }
-    let has = |inode: u64, mode: u32| ends.iter().any(|(fd, access)| fd.inode == inode && *access == mode);
-    let refuse = |(fd, access): &(&OpenFd, u32)| {
-        let link = String::from_utf8_lossy(&fd.link);
-        let reason = if *access == O_RDWR {
-            format!("{link} is open for reading and writing at once, which is not carried")
-        } else if !has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY) {
-            format!("{link} leads out of the process; only standard streams may")
-        } else {
-            return None;
-        };
-        Some(Refusal::new(object(pid, fd.number), reason))
-    };
-    Ok(ends.iter().filter_map(refuse).collect())
+    Ok(ends)
 }
 
 pub(super) const O_ACCMODE: u32 = 3;

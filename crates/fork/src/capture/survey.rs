@@ -91,6 +91,7 @@ impl Survey {
         survey.refusals.extend(memory::refusals(pid, &survey.maps));
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
         survey.refuse_timers();
+        survey.notes.extend(files::notes(pid, &survey.fds)?);
         survey.note_what_stays_behind();
         Ok(survey)
     }

@@ -14,7 +14,7 @@ const REFUSED: [(&str, &str, &str); 16] = [
     ("pidfd", "fd 3", "pidfd"),
     ("userfaultfd", "fd 3", "userfaultfd"),
     ("device", "fd 3", "/dev/fuse"),
-    ("half_pipe", "fd 3", "leads out of the process"),
+    ("two_way_pipe", "fd 5", "reading and writing at once"),
     ("named_pipe", "fd 3", "named pipe"),
     ("deleted", "fd 3", "was deleted"),
     ("system_v", "mapping", "System V"),
@@ -49,6 +49,8 @@ fn a_check_tells_the_same_without_touching_the_process() {
     let report = capture::check(parent.pid()).unwrap();
     assert_eq!((report.threads, report.refusals.len()), (1, 1), "{report:?}");
     assert_eq!(report.refusals[0].object, format!("pid {}, fd 3", parent.pid()));
+    let half = capture::check(Parent::start("refused", &["half_pipe"]).pid()).unwrap();
+    assert!(half.refusals.is_empty() && half.notes.iter().any(|note| note.contains("fd 3: pipe:")), "{half:?}");
     let clean = capture::check(Parent::start("refused", &["nothing"]).pid()).unwrap();
     assert!(clean.refusals.is_empty() && clean.memory_bytes > 0);
 }

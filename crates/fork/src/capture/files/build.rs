@@ -3,7 +3,7 @@
 use farfork_sys::process::{self, FdInfo};
 use farfork_wire::descriptor::{EpollTarget, FileDescriptor, OpenFile, StandardStream};
 
-use super::contents::Contents;
+use super::contents::{Contents, PipeState};
 use super::{Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, leads_to, object};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
@@ -126,8 +126,13 @@ impl Builder<'_> {
     }
 
     fn pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
-        let state = self.contents.pipes.get(&fd.inode).ok_or_else(|| self.unstable(fd))?;
         let is_write_end = flags & O_ACCMODE == O_WRONLY;
+        let state = match self.contents.pipes.get(&fd.inode) {
+            Some(state) => state,
+            // Only the end for writing is here: what was written is whoever's who reads outside.
+            None if is_write_end => &PipeState::EMPTY,
+            None => return Err(self.unstable(fd)),
+        };
         let is_first = !self
             .files
             .open_files

@@ -27,6 +27,11 @@ pub(crate) struct Contents {
     pub(super) pipes: BTreeMap<u64, PipeState>,
 }
 
+impl PipeState {
+    /// A pipe as pipe(2) makes it: 16 pages.
+    pub(crate) const EMPTY: Self = Self { capacity: 65_536, content: Vec::new() };
+}
+
 impl Contents {
     /// Reads what is shared. The process stands still; `surveyed` says what its descriptors were shortly before, so
     /// that only new ones must be looked at in full.

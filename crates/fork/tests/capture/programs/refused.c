@@ -31,6 +31,10 @@ static void make(const char *what) {
         CHECK(pipe(ends));
         CHECK(close(ends[1]));
     }
+    if (!strcmp(what, "two_way_pipe")) {
+        CHECK(pipe(ends));
+        CHECK(open("/proc/self/fd/3", O_RDWR));
+    }
     if (!strcmp(what, "named_pipe")) {
         unlink("/tmp/farfork-test-fifo");
         CHECK(mkfifo("/tmp/farfork-test-fifo", 0600));
