@@ -128,6 +128,7 @@ impl Builder {
         let parts = Parts { id, init, cgroup, builder: Arc::clone(self), held: (living, private_point) };
         let container = Container::new(parts, control, spec, layout);
         container.cgroup().join_others(container.init_pid())?;
+        put_first_for_oom_killer(container.init_pid());
         let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
         record::create(&self.config.records_dir(), container.id(), &init)?;
         Ok(container)
@@ -216,6 +217,15 @@ fn outermost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     let all = paths.clone();
     paths.retain(|path| !all.iter().any(|above| path != above && path.starts_with(above)));
     paths
+}
+
+/// Everything in a container goes before its seed's template (800), and that before what was there first: a child can be
+/// forked again. A score may be raised by anyone; where even that fails, the kernel's own order is no worse than before.
+fn put_first_for_oom_killer(init_pid: i32) {
+    const SCORE: &str = "900";
+    if let Err(error) = std::fs::write(format!("/proc/{init_pid}/oom_score_adj"), SCORE) {
+        tracing::warn!(init_pid, %error, "a container keeps its place in the OOM killer's order");
+    }
 }
 
 #[cfg(test)]
