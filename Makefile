@@ -5,7 +5,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup
+.PHONY: help demo test bench setup
 
 export FARFORK_CACHE ?= $(HOME)/.cache/farfork
 export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target
@@ -14,6 +14,7 @@ export FARFORK_PYTHON ?= $(FARFORK_CACHE)/python/bin/python3
 help:
 	@echo 'make demo   three nodes on this machine, a Python parent, eight children on two other nodes (root)'
 	@echo 'make test   format, style, lints, unit tests, licences, end-to-end tests (root)'
+	@echo 'make bench  what a fork costs, step by step, beside the floors (root; takes minutes)'
 	@echo 'make setup  install the system and Python packages that both need (root)'
 
 demo: preflight-demo setup
@@ -22,6 +23,9 @@ demo: preflight-demo setup
 
 test: preflight-test setup
 	@cargo xtask test
+
+bench: preflight-bench setup
+	@cargo xtask bench
 
 setup:
 	@scripts/setup.sh

@@ -1,4 +1,4 @@
-//! The one door to the project's own chores: `cargo xtask tidy|test|e2e|deny|setup`. The Makefile and CI call the same.
+//! The one door to the project's own chores: `cargo xtask tidy|test|e2e|bench|deny|setup`. The Makefile and CI call the same.
 //!
 //! It uses the standard library and `anyhow` only, so that it builds in seconds. What each check or step is lives in the
 //! module of its name; this file only chooses.
@@ -20,6 +20,7 @@ usage: cargo xtask COMMAND
   tidy                style checked as a test: layers, names, lengths, documents
   test                everything CI runs: format, tidy, lints, unit tests, licences, end-to-end tests
   e2e [FILTER …]      the end-to-end tests only (root); what follows is passed to them
+  bench [OPTION …]    what a fork costs, step by step, beside the floors (root); what follows is passed on
   deny [--advisories] licences, bans and sources of the dependencies; with the flag, known vulnerabilities too
   setup               install the system and Python packages that the tests need (root)";
 
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         ("tidy", []) => tidy::run(&workspace),
         ("test", []) => pipeline::test(&workspace),
         ("e2e", filters) => pipeline::end_to_end(&workspace, filters),
+        ("bench", options) => pipeline::bench(&workspace, options),
         ("deny", []) => deny::run(&workspace, deny::Scope::Offline),
         ("deny", [flag]) if flag == "--advisories" => deny::run(&workspace, deny::Scope::WithAdvisories),
         ("setup", []) => setup::run(&workspace),

@@ -1,4 +1,4 @@
-//! `cargo xtask test` and `e2e`: the steps of a test run, in order, each with a heading and its time.
+//! `cargo xtask test`, `e2e` and `bench`: the steps of a test run, in order, each with a heading and its time.
 //!
 //! The steps fail fast, cheap ones first. All of them build with one profile and one choice of features, so that nothing
 //! is compiled twice.
@@ -37,6 +37,13 @@ pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()
     // features, and build everything anew.
     let mut arguments = vec!["test", "--workspace", "--test", END_TO_END, "--"];
     arguments.extend(filters.iter().map(String::as_str));
+    cargo(workspace, &arguments)
+}
+
+/// The benchmark of the whole journey; `options` go to it.
+pub(crate) fn bench(workspace: &Workspace, options: &[String]) -> Result<()> {
+    let mut arguments = vec!["bench", "--package", "farfork-cli", "--bench", "journey", "--"];
+    arguments.extend(options.iter().map(String::as_str));
     cargo(workspace, &arguments)
 }
 
