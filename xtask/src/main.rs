@@ -1,4 +1,4 @@
-//! The one door to the project's own chores: `cargo xtask tidy|test|e2e|bench|deny|setup`. The Makefile and CI call the same.
+//! The one door to the project's own chores: `cargo xtask tidy|test|e2e|bench|deny|setup`. The Makefile and CI call it.
 //!
 //! It uses the standard library and `anyhow` only, so that it builds in seconds. What each check or step is lives in the
 //! module of its name; this file only chooses.
