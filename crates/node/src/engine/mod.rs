@@ -40,6 +40,9 @@ use unfinished::Unfinished;
 /// Descriptors of seeds that are kept after a fork, for the next one: a node works with few seeds at a time.
 const SOURCES_MAX: usize = 16;
 
+/// What reading `/proc/PID` gives for a process that ends meanwhile.
+const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
+
 /// What starts children on this node.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -172,7 +175,7 @@ impl Engine {
             seed: source.key.seed.clone(),
             command: source.descriptor.process.arguments.join(" "),
             container: container.id().to_owned(),
-            process: ProcessIdentity::of(restored.pid)?.to_string(),
+            process: identity(restored.pid)?.to_string(),
             resume_us: u64::try_from(stood_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
             started_unix_ms,
             deadline_unix_ms: options.timeout.map(|limit| started_unix_ms + limit.as_millis() as u64),
@@ -201,6 +204,17 @@ impl Engine {
         }
         sources.push_back(fetched.clone());
         Ok(fetched)
+    }
+}
+
+/// Which process the child is. One that has already ended, as a short job may have, is given a start time that no process
+/// has, so that nobody who gets its number next is taken for it.
+fn identity(pid: i32) -> io::Result<ProcessIdentity> {
+    match ProcessIdentity::of(pid) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(ESRCH) => {
+            Ok(ProcessIdentity { pid, start_ticks: u64::MAX })
+        }
+        found => found,
     }
 }
 
