@@ -22,11 +22,12 @@ use super::server::{Ended, Server};
 use super::station::{PagerError, Station, system};
 use super::takeover;
 
-/// A pager that lived this long was well: the next one is cloned at once.
-const WELL_AFTER: Duration = Duration::from_secs(1);
+/// A pager that lived this long was well: the next one is cloned at once. One that fails at what its predecessors left,
+/// or at the next fault, does so within a few milliseconds.
+const WELL_AFTER: Duration = Duration::from_millis(100);
 
 /// First and longest pause before a pager is cloned whose predecessors died young.
-const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Exit status of a pager that failed.

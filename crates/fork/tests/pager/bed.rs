@@ -1,0 +1,267 @@
+//! What the scenarios stand on: a pager in a run directory, programs that it pages, and limits on all waiting.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use farfork_fork::pager::{MemoryPlan, PagerClient, PagerConfig, PagerStats};
+use farfork_sys::{fdpass, pidfd};
+use farfork_wire::{ChildId, NodeName};
+use tempfile::TempDir;
+
+/// The environment variable that makes this executable a pager.
+pub(crate) const PAGER_RUN_DIR: &str = "FARFORK_TEST_PAGER_RUN_DIR";
+
+/// For anything that should happen soon.
+const SOON: Duration = Duration::from_secs(10);
+
+/// For a program to do all it does.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(90);
+
+/// What this executable is for the bed's own child.
+pub(crate) fn be_pager(run_dir: PathBuf) {
+    let filter = tracing_subscriber::EnvFilter::from_default_env();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).init();
+    farfork_fork::pager::run(&PagerConfig { run_dir }).expect("the pager runs");
+}
+
+/// Waits for something that should happen soon.
+pub(crate) fn soon<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come about within {SOON:?}");
+        sleep(Duration::from_millis(2));
+    }
+}
+
+/// A pager with its keeper, ended with the bed.
+pub(crate) struct Bed {
+    pub(crate) dir: TempDir,
+    pub(crate) client: PagerClient,
+    first_keeper: Child,
+}
+
+impl Bed {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let first_keeper = Command::new(std::env::current_exe().unwrap())
+            .env(PAGER_RUN_DIR, dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let client = PagerClient::new(dir.path());
+        client.children().expect("the pager answers");
+        Self { dir, client, first_keeper }
+    }
+
+    /// The keeper and the pager, as processes now.
+    pub(crate) fn processes(&self) -> (i32, i32) {
+        soon("a keeper with a pager", || {
+            let mut ours = processes_of(self.dir.path());
+            ours.retain(|pid| !is_zombie(*pid));
+            let pager_of = |keeper: &i32| ours.iter().find(|pid| parent(**pid) == Some(*keeper)).copied();
+            ours.iter().find_map(|keeper| Some((*keeper, pager_of(keeper)?)))
+        })
+    }
+
+    pub(crate) fn kill_pager(&self) {
+        kill(self.processes().1);
+    }
+
+    pub(crate) fn kill_keeper(&mut self) {
+        let (keeper, _) = self.processes();
+        kill(keeper);
+        if keeper == self.first_keeper.id() as i32 {
+            self.first_keeper.wait().unwrap();
+        }
+    }
+
+    /// How many userfaultfds the pager holds.
+    pub(crate) fn userfaultfds(&self) -> usize {
+        self.descriptors().iter().filter(|link| link.contains("userfaultfd")).count()
+    }
+
+    /// What the shared table leads to.
+    pub(crate) fn descriptors(&self) -> Vec<String> {
+        let (keeper, _) = self.processes();
+        let entries = fs::read_dir(format!("/proc/{keeper}/fd")).unwrap();
+        let links = entries.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+        links.map(|link| link.display().to_string()).collect()
+    }
+
+    /// A program whose memory this plan describes, adopted before it begins.
+    pub(crate) fn start(&self, scenario: &str, pages: u64, plan: &MemoryPlan) -> Program {
+        static NUMBER: AtomicU64 = AtomicU64::new(1);
+        let id = ChildId::new(NodeName::new("n2").unwrap(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let dir = self.dir.path().join(id.to_string());
+        fs::create_dir(&dir).unwrap();
+        plan.write(&dir).unwrap();
+        let (pagers_end, programs_end) = fdpass::seqpacket_pair().unwrap();
+        self.client.adopt(&id, &dir, pagers_end).unwrap();
+        let (channel, programs_channel) = UnixStream::pair().unwrap();
+        channel.set_read_timeout(Some(PROGRAM_LIMIT)).unwrap();
+        let process = Command::new(program())
+            .args([scenario, &pages.to_string()])
+            .stdin(Stdio::from(programs_end))
+            .stdout(Stdio::from(OwnedFd::from(programs_channel)))
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Program { id, dir, process, channel, done: false }
+    }
+
+    pub(crate) fn stats(&self, program: &Program) -> PagerStats {
+        self.client.stats(&program.id).unwrap()
+    }
+
+    /// Checks that a program ends well, and that nothing is left of it.
+    pub(crate) fn finish(&self, mut program: Program) {
+        program.expect_success();
+        let id = program.id.clone();
+        drop(program);
+        self.client.release(&id).unwrap();
+        assert!(!self.client.children().unwrap().contains(&id));
+    }
+
+    /// Ends the pager and checks that nothing is left.
+    pub(crate) fn end(mut self) {
+        assert_eq!(self.client.children().unwrap(), []);
+        assert_eq!(self.userfaultfds(), 0);
+        self.client.stop(SOON).unwrap();
+        soon("the end of the first keeper", || self.first_keeper.try_wait().unwrap());
+        soon("the end of the pager", || processes_of(self.dir.path()).is_empty().then_some(()));
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // Only a failed scenario leaves some. Each that is killed may have made another meanwhile.
+        while let Some(pid) = processes_of(self.dir.path()).into_iter().find(|pid| !is_zombie(*pid)) {
+            kill(pid);
+        }
+        let _ = self.first_keeper.wait();
+    }
+}
+
+/// A paged program, killed with its value.
+pub(crate) struct Program {
+    pub(crate) id: ChildId,
+    pub(crate) dir: PathBuf,
+    pub(crate) process: Child,
+    channel: UnixStream,
+    /// It was ended, or its end was checked.
+    done: bool,
+}
+
+impl Program {
+    /// Waits until the program is at its rendezvous.
+    pub(crate) fn meet(&mut self) {
+        let mut byte = [0];
+        self.channel.read_exact(&mut byte).expect("the program comes to its rendezvous");
+        assert_eq!(&byte, b"+");
+    }
+
+    /// Lets it go on from there.
+    pub(crate) fn let_go(&mut self) {
+        self.channel.write_all(b"-").unwrap();
+    }
+
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.process.try_wait().unwrap().is_some()
+    }
+
+    /// Ends a program that would stay.
+    pub(crate) fn end(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+        self.done = true;
+    }
+
+    /// Waits for its end, and checks that all was right.
+    pub(crate) fn expect_success(&mut self) {
+        if std::mem::replace(&mut self.done, true) {
+            return;
+        }
+        let deadline = Instant::now() + PROGRAM_LIMIT;
+        while !self.has_ended() {
+            assert!(
+                Instant::now() < deadline,
+                "the program did not end within {PROGRAM_LIMIT:?}: a thread waits for ever"
+            );
+            sleep(Duration::from_millis(2));
+        }
+        let mut errors = String::new();
+        self.process.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        let status = self.process.wait().unwrap();
+        assert!(status.success(), "{status}: {errors}");
+    }
+
+    /// What it prints.
+    pub(crate) fn output(&mut self) -> String {
+        let mut text = String::new();
+        self.channel.read_to_string(&mut text).unwrap();
+        text
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Kills a process that this test started, and waits for its end.
+pub(crate) fn kill(pid: i32) {
+    if let Ok(process) = pidfd::open(pid) {
+        let _ = pidfd::send_signal(&process, 9);
+        assert!(pidfd::wait_exit(&process, SOON).unwrap(), "process {pid} ends");
+    }
+}
+
+/// The processes that were started as pagers of this run directory.
+fn processes_of(run_dir: &Path) -> Vec<i32> {
+    let wanted = format!("{PAGER_RUN_DIR}={}", run_dir.display());
+    let pids = fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &i32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
+    })
+    .collect()
+}
+
+fn is_zombie(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| status.contains("State:\tZ"))
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+}
+
+/// The compiled `program.c`.
+fn program() -> &'static Path {
+    static PROGRAM: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = PROGRAM.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("program");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pager/program.c");
+        // It reads beyond what the compiler knows of: the area grows.
+        let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-array-bounds", "-pthread"];
+        let status = Command::new("gcc").args(flags).arg("-o").arg(&path).arg(source).status();
+        assert!(status.expect("gcc is installed").success(), "program.c is compiled");
+        (dir, path)
+    });
+    path
+}

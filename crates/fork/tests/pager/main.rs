@@ -1,0 +1,27 @@
+//! The pager with real memory: programs that page their own memory (`program.c`), a pager with its keeper, an owner on
+//! loopback, and all of them killed, cut off and restarted. Needs the privilege for userfaultfd(2): root.
+//!
+//! The same executable is the pager when it is told so: a pager is a process of its own, with one thread.
+
+mod bed;
+mod scenarios;
+mod seed;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() {
+    if let Some(run_dir) = std::env::var_os(bed::PAGER_RUN_DIR) {
+        return bed::be_pager(run_dir.into());
+    }
+    let trial = |(name, run): &(&str, fn())| {
+        let run = *run;
+        Trial::test(*name, move || {
+            run();
+            Ok(())
+        })
+    };
+    let mut arguments = Arguments::from_args();
+    // Several pagers and programs at once would only measure the scheduler.
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, scenarios::ALL.iter().map(trial).collect()).exit();
+}

@@ -1,0 +1,539 @@
+/*
+ * A program whose memory is paged: it maps an area, registers it with a userfaultfd, sends that to the pager over its
+ * standard input (a Unix socket), and then does one of the things that programs do to their memory, checking every
+ * byte. It exits with 0 when all was right, else with 1 and a line on standard error.
+ *
+ *	program SCENARIO PAGES
+ *
+ * Page p of the area holds data unless its number ends in 7 (octal) or lies in HOLE; see seed.rs, which says the same.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAGE 4096UL
+#define WORDS (PAGE / 8)
+#define AREA ((uint8_t *)0x200000000000)
+#define HOLE_FIRST 256
+#define HOLE_END 384
+
+static unsigned long pages;
+
+#define FAIL(...)                                                                                                      \
+	do {                                                                                                           \
+		fprintf(stderr, __VA_ARGS__);                                                                          \
+		fprintf(stderr, "\n");                                                                                 \
+		exit(1);                                                                                               \
+	} while (0)
+#define CHECK(what)                                                                                                    \
+	do {                                                                                                           \
+		if (!(what))                                                                                           \
+			FAIL("%s:%d: %s: %s", __FILE__, __LINE__, #what, strerror(errno));                             \
+	} while (0)
+
+/* ---- what the memory holds ---- */
+
+static uint64_t mix(uint64_t x)
+{
+	x += 0x9e3779b97f4a7c15;
+	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+	x = (x ^ x >> 27) * 0x94d049bb133111eb;
+	return x ^ x >> 31;
+}
+
+static int is_populated(unsigned long page)
+{
+	return page % 8 != 7 && !(page >= HOLE_FIRST && page < HOLE_END);
+}
+
+static uint64_t expected(unsigned long page, unsigned long word)
+{
+	return is_populated(page) ? mix(page * WORDS + word) : 0;
+}
+
+static void check_page(const uint8_t *at, unsigned long page)
+{
+	const volatile uint64_t *words = (const volatile uint64_t *)at;
+	for (unsigned long word = 0; word < WORDS; word++)
+		if (words[word] != expected(page, word))
+			FAIL("page %lu at %p, word %lu: %lx, not %lx", page, (void *)at, word, (long)words[word],
+			     (long)expected(page, word));
+}
+
+static void check_pages(const uint8_t *at, unsigned long first, unsigned long count)
+{
+	for (unsigned long index = 0; index < count; index++)
+		check_page(at + index * PAGE, first + index);
+}
+
+static void check_zeroes(const uint8_t *at, unsigned long count)
+{
+	const volatile uint64_t *words = (const volatile uint64_t *)at;
+	for (unsigned long word = 0; word < count * WORDS; word++)
+		if (words[word])
+			FAIL("%p: %lx, not zero", (void *)&words[word], (long)words[word]);
+}
+
+static unsigned long *shuffled(unsigned long count, uint64_t seed)
+{
+	unsigned long *order = malloc(count * sizeof *order);
+	for (unsigned long index = 0; index < count; index++)
+		order[index] = index;
+	for (unsigned long index = count - 1; index > 0; index--) {
+		unsigned long other = (seed = mix(seed)) % (index + 1), kept = order[index];
+		order[index] = order[other];
+		order[other] = kept;
+	}
+	return order;
+}
+
+static void check_shuffled(const uint8_t *at, unsigned long first, unsigned long count, uint64_t seed, useconds_t pause)
+{
+	unsigned long *order = shuffled(count, seed);
+	for (unsigned long index = 0; index < count; index++) {
+		check_page(at + order[index] * PAGE, first + order[index]);
+		if (pause)
+			usleep(pause);
+	}
+	free(order);
+}
+
+/* ---- becoming a paged process ---- */
+
+static void pass(int fd)
+{
+	char byte = 'u', control[CMSG_SPACE(sizeof fd)] = {0};
+	struct iovec vector = {&byte, 1};
+	struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	header->cmsg_level = SOL_SOCKET;
+	header->cmsg_type = SCM_RIGHTS;
+	header->cmsg_len = CMSG_LEN(sizeof fd);
+	memcpy(CMSG_DATA(header), &fd, sizeof fd);
+	CHECK(sendmsg(0, &message, MSG_NOSIGNAL) == 1);
+}
+
+static void page_area(int flags)
+{
+	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+	CHECK(uffd >= 0);
+	struct uffdio_api api = {UFFD_API, UFFD_FEATURE_EVENT_FORK | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_UNMAP, 0};
+	CHECK(!ioctl(uffd, UFFDIO_API, &api));
+	flags |= MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+	CHECK(mmap(AREA, pages * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == AREA);
+	struct uffdio_register area = {{(uint64_t)AREA, pages * PAGE}, UFFDIO_REGISTER_MODE_MISSING, 0};
+	CHECK(!ioctl(uffd, UFFDIO_REGISTER, &area));
+	pass(uffd);
+	close(uffd);
+}
+
+/* Tells the test that a point was reached, and waits to be let go on. */
+static void rendezvous(void)
+{
+	char byte;
+	CHECK(write(1, "+", 1) == 1);
+	CHECK(read(1, &byte, 1) == 1);
+}
+
+static void wait_child(pid_t pid)
+{
+	int status;
+	CHECK(waitpid(pid, &status, 0) == pid);
+	if (!WIFEXITED(status) || WEXITSTATUS(status))
+		FAIL("process %d: status %x", pid, status);
+}
+
+/* ---- the scenarios ---- */
+
+static void touch_at_random(void)
+{
+	check_shuffled(AREA, 0, pages, 1, 0);
+	check_pages(AREA, 0, pages);
+}
+
+static void touch_slowly(void)
+{
+	check_shuffled(AREA, 0, pages, 2, 1000);
+}
+
+static void touch_in_order(void)
+{
+	check_pages(AREA, 0, pages / 2);
+	for (unsigned long page = pages; page-- > pages / 2;)
+		check_page(AREA + page * PAGE, page);
+}
+
+static void discard(void)
+{
+	unsigned long quarter = pages / 4;
+	check_shuffled(AREA, 0, quarter / 2, 3, 0);
+	CHECK(!madvise(AREA, quarter * PAGE, MADV_DONTNEED));
+	check_zeroes(AREA, quarter);
+	AREA[5] = 1;
+	CHECK(!madvise(AREA, PAGE, MADV_DONTNEED));
+	check_zeroes(AREA, 1);
+	check_pages(AREA + quarter * PAGE, quarter, quarter);
+	/* After MADV_FREE a page is as it was, or zero; what is written afterwards stays. */
+	uint8_t *freed = AREA + 2 * quarter * PAGE;
+	check_pages(freed, 2 * quarter, quarter / 2);
+	CHECK(!madvise(freed, quarter * PAGE, MADV_FREE));
+	for (unsigned long index = 0; index < quarter; index++) {
+		volatile uint64_t *word = (volatile uint64_t *)(freed + index * PAGE);
+		uint64_t was = *word;
+		if (was && was != expected(2 * quarter + index, 0))
+			FAIL("freed page %lu: %lx", index, (long)was);
+		*word = index;
+	}
+	for (unsigned long index = 0; index < quarter; index++)
+		CHECK(*(uint64_t *)(freed + index * PAGE) == index);
+	check_shuffled(AREA + 3 * quarter * PAGE, 3 * quarter, quarter, 4, 0);
+}
+
+static void unmap(void)
+{
+	unsigned long quarter = pages / 4;
+	uint8_t *middle = AREA + quarter * PAGE;
+	check_shuffled(AREA, 0, quarter, 5, 0);
+	check_page(middle, quarter);
+	CHECK(!munmap(middle, quarter * PAGE));
+	CHECK(mmap(middle, quarter * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == middle);
+	check_zeroes(middle, quarter);
+	memset(middle, 1, quarter * PAGE);
+	/* Mapping over memory unmaps it as well. */
+	uint8_t *over = AREA + 2 * quarter * PAGE;
+	CHECK(mmap(over, 3 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == over);
+	check_zeroes(over, 3);
+	check_shuffled(over + 3 * PAGE, 2 * quarter + 3, 2 * quarter - 3, 6, 0);
+}
+
+static void remap(void)
+{
+	unsigned long quarter = pages / 4, bytes = quarter * PAGE;
+	/* Moved and grown, half of it fetched before. */
+	check_shuffled(AREA, 0, quarter / 2, 7, 0);
+	uint8_t *grown = mremap(AREA, bytes, bytes + 100 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, AREA + 0x100000000);
+	CHECK(grown == AREA + 0x100000000);
+	check_shuffled(grown, 0, quarter, 8, 0);
+	check_zeroes(grown + bytes, 100);
+	/* A part of an area, onto another part of it. */
+	uint8_t *second = AREA + bytes, *third = AREA + 2 * bytes;
+	check_page(second + 5 * PAGE, quarter + 5);
+	CHECK(mremap(second, 20 * PAGE, 20 * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, third + 10 * PAGE) == third + 10 * PAGE);
+	check_pages(third + 10 * PAGE, quarter, 20);
+	check_pages(third, 2 * quarter, 10);
+	check_shuffled(third + 30 * PAGE, 2 * quarter + 30, quarter - 30, 9, 0);
+	check_shuffled(second + 20 * PAGE, quarter + 20, quarter - 20, 10, 0);
+	/* The pages go, the mapping stays. */
+	uint8_t *fourth = AREA + 3 * bytes, *elsewhere = AREA + 0x200000000;
+	check_page(fourth, 3 * quarter);
+	CHECK(mremap(fourth, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, elsewhere) == elsewhere);
+	check_zeroes(fourth, quarter);
+	check_shuffled(elsewhere, 3 * quarter, quarter, 11, 0);
+	/* There and back again, still the same; then shorter. */
+	check_pages(grown, 0, quarter);
+	CHECK(mremap(grown, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, AREA) == AREA);
+	check_pages(AREA, 0, quarter);
+	CHECK(mremap(AREA, bytes, 10 * PAGE, 0) == AREA);
+	check_pages(AREA, 0, 10);
+}
+
+static void fork_and_check(void)
+{
+	check_shuffled(AREA, 0, pages / 3, 12, 0);
+	((volatile uint64_t *)AREA)[0] = 77;
+	pid_t first = fork();
+	CHECK(first >= 0);
+	if (!first) {
+		CHECK(((volatile uint64_t *)AREA)[0] == 77);
+		pid_t inner = fork();
+		CHECK(inner >= 0);
+		check_shuffled(AREA + PAGE, 1, pages - 1, 13, 0);
+		if (inner)
+			wait_child(inner);
+		exit(0);
+	}
+	((volatile uint64_t *)AREA)[0] = 78;
+	CHECK(!munmap(AREA + 10 * PAGE, 5 * PAGE));
+	check_shuffled(AREA + 15 * PAGE, 15, pages - 15, 14, 0);
+	wait_child(first);
+	for (int round = 0; round < 50; round++) {
+		pid_t pid = fork();
+		CHECK(pid >= 0);
+		if (!pid) {
+			check_page(AREA + (20 + round) * PAGE, 20 + round);
+			exit(0);
+		}
+		wait_child(pid);
+	}
+}
+
+static void protect(void)
+{
+	for (unsigned long page = 0; page < pages; page += 4)
+		CHECK(!mprotect(AREA + page * PAGE, PAGE, page % 8 ? PROT_READ : PROT_NONE));
+	for (unsigned long page = 0; page < pages; page++)
+		if (page % 8)
+			check_page(AREA + page * PAGE, page);
+	CHECK(!mprotect(AREA, pages * PAGE, PROT_READ | PROT_WRITE));
+	check_shuffled(AREA, 0, pages, 15, 0);
+	memset(AREA, 3, pages * PAGE);
+}
+
+static void system_calls(void)
+{
+	int ends[2];
+	CHECK(!pipe(ends));
+	uint8_t *copy = malloc(2 * PAGE);
+	for (unsigned long page = 0; page + 1 < pages; page += 5) {
+		CHECK(write(ends[1], AREA + page * PAGE, 2 * PAGE) == 2 * (long)PAGE);
+		CHECK(read(ends[0], copy, 2 * PAGE) == 2 * (long)PAGE);
+		check_pages(copy, page, 2);
+	}
+	/* Read into the middle of a missing page: what is around it is the seed's. */
+	for (unsigned long page = 3; page < pages; page += 5) {
+		uint64_t words[4] = {1, 2, 3, 4}, *into = (uint64_t *)(AREA + page * PAGE) + 100;
+		CHECK(write(ends[1], words, sizeof words) == sizeof words);
+		CHECK(read(ends[0], into, sizeof words) == sizeof words);
+		for (unsigned long word = 0; word < 4; word++) {
+			CHECK(into[word] == words[word]);
+			into[word] = expected(page, 100 + word);
+		}
+		check_page(AREA + page * PAGE, page);
+	}
+}
+
+static void *check_thread(void *seed)
+{
+	check_shuffled(AREA, 0, pages / 2, (uint64_t)seed, 200);
+	return 0;
+}
+
+static void *shift_thread(void *which)
+{
+	unsigned long count = pages / 32 * 2, bytes = count * PAGE;
+	unsigned long first = pages / 2 + (unsigned long)which * count;
+	uint8_t *here = AREA + first * PAGE, *there = AREA + 0x400000000 + first * PAGE;
+	for (int round = 0; round < 20; round++) {
+		check_page(here + round * PAGE, first + round);
+		CHECK(mremap(here, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, there) == there);
+		check_page(there + (round + 1) * PAGE, first + round + 1);
+		CHECK(mremap(there, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, here) == here);
+		usleep(500);
+	}
+	check_shuffled(here, first, count, 16, 0);
+	for (int round = 0; round < 100; round++) {
+		CHECK(!madvise(here, bytes / 2, MADV_DONTNEED));
+		check_zeroes(here, round % 10 + 1);
+		memset(here, round, (round % 10 + 1) * PAGE);
+	}
+	check_pages(here + bytes / 2, first + count / 2, count / 2);
+	return 0;
+}
+
+static void *fork_thread(void *unused)
+{
+	(void)unused;
+	for (int round = 0; round < 20; round++) {
+		pid_t pid = fork();
+		CHECK(pid >= 0);
+		if (!pid) {
+			check_shuffled(AREA, 0, 64, round, 0);
+			_exit(0);
+		}
+		wait_child(pid);
+	}
+	return 0;
+}
+
+/* Everything at once. */
+static void chaos(void)
+{
+	pthread_t threads[9];
+	for (long index = 0; index < 4; index++)
+		CHECK(!pthread_create(&threads[index], 0, check_thread, (void *)(index + 20)));
+	for (long index = 0; index < 4; index++)
+		CHECK(!pthread_create(&threads[4 + index], 0, shift_thread, (void *)index));
+	CHECK(!pthread_create(&threads[8], 0, fork_thread, 0));
+	for (int index = 0; index < 9; index++)
+		CHECK(!pthread_join(threads[index], 0));
+}
+
+static void grow_stack(void)
+{
+	/* A page below a MAP_GROWSDOWN area, again and again: the area grows, and the new pages are zeroes. */
+	struct rlimit limit = {1 << 30, 1 << 30};
+	CHECK(!setrlimit(RLIMIT_STACK, &limit));
+	check_pages(AREA, 0, 4);
+	for (unsigned long page = 1; page <= 64; page++)
+		check_zeroes(AREA - page * PAGE, 1);
+	check_shuffled(AREA, 0, pages, 17, 0);
+}
+
+static void be_read(void)
+{
+	rendezvous();
+	check_pages(AREA, 0, pages);
+}
+
+static void grow_heap(void)
+{
+	/* An area that was paged grows as realloc(3) has it grow: what is new is zeroes, at no great cost. */
+	unsigned long bytes = pages * PAGE, grown = 256 << 20;
+	uint8_t *at = mremap(AREA, bytes, grown, MREMAP_MAYMOVE);
+	CHECK(at != MAP_FAILED);
+	for (unsigned long offset = bytes; offset < grown; offset += PAGE)
+		at[offset] = 1;
+	check_shuffled(at, 0, pages, 18, 0);
+}
+
+static sigjmp_buf after_bus;
+
+static void on_bus(int signal)
+{
+	(void)signal;
+	siglongjmp(after_bus, 1);
+}
+
+static int raises_bus(unsigned long page)
+{
+	if (sigsetjmp(after_bus, 1))
+		return 1;
+	(void)*(volatile uint8_t *)(AREA + page * PAGE);
+	return 0;
+}
+
+static int is_refused(unsigned long page)
+{
+	int null = open("/dev/zero", O_RDWR), ends[2];
+	CHECK(null >= 0 && !pipe(ends));
+	long written = write(ends[1], AREA + page * PAGE, 16);
+	int refused = written < 0 && (errno == EFAULT || errno == EHWPOISON);
+	close(null);
+	close(ends[0]);
+	close(ends[1]);
+	return refused;
+}
+
+/* The owner is gone: what is here stays right, zeroes are zeroes, the rest is an error, never zeroes. */
+static void lose(void)
+{
+	struct sigaction action = {.sa_handler = on_bus};
+	CHECK(!sigaction(SIGBUS, &action, 0));
+	check_page(AREA, 0);
+	rendezvous();
+	check_page(AREA, 0);
+	check_page(AREA + 7 * PAGE, 7);
+	check_page(AREA + HOLE_FIRST * PAGE, HOLE_FIRST);
+	CHECK(raises_bus(pages - 4));
+	CHECK(is_refused(pages - 3));
+	CHECK(raises_bus(pages - 4));
+	pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		CHECK(raises_bus(pages - 2));
+		CHECK(raises_bus(pages - 4));
+		exit(0);
+	}
+	wait_child(pid);
+}
+
+/* Touches a page, waits, touches the rest. */
+static void pause_between(void)
+{
+	check_page(AREA, 0);
+	rendezvous();
+	check_shuffled(AREA, 0, pages, 19, 0);
+}
+
+/* Stays until it is ended. */
+static void stay(void)
+{
+	check_page(AREA, 0);
+	rendezvous();
+	pause();
+}
+
+static long now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* Prints, in nanoseconds per page at random: one touch of each paged page; the same by memcpy from memory that is
+ * here to memory that is not (the work that remains when nothing is far away). */
+static void measure(void)
+{
+	unsigned long *order = shuffled(pages, 20);
+	volatile uint64_t sum = 0;
+	long begin = now_ns();
+	for (unsigned long index = 0; index < pages; index++)
+		sum += *(volatile uint64_t *)(AREA + order[index] * PAGE);
+	long paged = now_ns() - begin;
+	for (unsigned long index = 0; index < pages; index++)
+		CHECK(*(uint64_t *)(AREA + index * PAGE) == expected(index, 0));
+	uint8_t *fresh = mmap(0, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(fresh != MAP_FAILED);
+	begin = now_ns();
+	for (unsigned long index = 0; index < pages; index++)
+		memcpy(fresh + order[index] * PAGE, AREA + order[index] * PAGE, PAGE);
+	long copied = now_ns() - begin;
+	printf("%ld %ld\n", paged / (long)pages, copied / (long)pages);
+	fflush(stdout);
+	free(order);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+	int flags;
+} scenarios[] = {
+	{"touch_at_random", touch_at_random, 0},
+	{"touch_slowly", touch_slowly, 0},
+	{"touch_in_order", touch_in_order, 0},
+	{"discard", discard, 0},
+	{"unmap", unmap, 0},
+	{"remap", remap, 0},
+	{"fork", fork_and_check, 0},
+	{"protect", protect, 0},
+	{"system_calls", system_calls, 0},
+	{"chaos", chaos, 0},
+	{"grow_stack", grow_stack, MAP_GROWSDOWN},
+	{"grow_heap", grow_heap, 0},
+	{"be_read", be_read, 0},
+	{"lose", lose, 0},
+	{"pause_between", pause_between, 0},
+	{"stay", stay, 0},
+	{"measure", measure, 0},
+};
+
+int main(int argc, char **argv)
+{
+	if (argc != 3)
+		FAIL("usage: program SCENARIO PAGES");
+	pages = strtoul(argv[2], 0, 10);
+	for (unsigned long index = 0; index < sizeof scenarios / sizeof *scenarios; index++) {
+		if (strcmp(argv[1], scenarios[index].name))
+			continue;
+		page_area(scenarios[index].flags);
+		scenarios[index].run();
+		return 0;
+	}
+	FAIL("no scenario %s", argv[1]);
+}

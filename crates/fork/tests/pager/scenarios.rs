@@ -1,0 +1,305 @@
+//! What happens to paged memory, one scenario a sentence.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use farfork_fork::pager::{LOST_FILE, Strategy};
+use farfork_sys::memory;
+
+use crate::bed::{Bed, Program, soon};
+use crate::seed::{AREA, Owner, Seed, contents};
+
+/// Pages of most programs: several regions of the prefetch, and a part of one.
+const PAGES: u64 = 2100;
+
+/// All scenarios, by name.
+pub(crate) const ALL: &[(&str, fn())] = &[
+    ("pages_arrive_in_any_order", pages_arrive_in_any_order),
+    ("pages_arrive_in_order_and_backwards", || run_once("touch_in_order")),
+    ("single_pages_are_fetched_when_asked_so", single_pages_are_fetched_when_asked_so),
+    ("discarded_memory_is_zero", || run_once("discard")),
+    ("unmapped_memory_is_gone", || run_once("unmap")),
+    ("moved_memory_is_the_same", || run_once("remap")),
+    ("forked_processes_see_the_same", || run_once("fork")),
+    ("protection_does_not_matter", || run_once("protect")),
+    ("system_calls_wait_for_pages", || run_once("system_calls")),
+    ("a_stack_grows_with_zeroes", || run_once("grow_stack")),
+    ("a_heap_grows_with_zeroes", || run_once("grow_heap")),
+    ("everything_at_once", || run_once("chaos")),
+    ("another_process_reads_missing_pages", another_process_reads_missing_pages),
+    ("pager_is_killed_again_and_again", pager_is_killed_again_and_again),
+    ("pager_is_killed_under_forks", || run_while_pagers_die("fork")),
+    ("pager_is_killed_under_moves", || run_while_pagers_die("remap")),
+    ("pager_is_killed_under_chaos", || run_while_pagers_die("chaos")),
+    ("keeper_is_killed", keeper_is_killed),
+    ("both_are_killed_one_after_the_other", both_are_killed_one_after_the_other),
+    ("owner_forgets_the_seed", owner_forgets_the_seed),
+    ("owner_stays_away", owner_stays_away),
+    ("owner_comes_back", owner_comes_back),
+    ("a_wrong_token_opens_nothing", a_wrong_token_opens_nothing),
+    ("children_share_owner_and_pager", children_share_owner_and_pager),
+    ("a_child_that_never_begins_is_forgotten", a_child_that_never_begins_is_forgotten),
+    ("a_running_child_keeps_its_pager", a_running_child_keeps_its_pager),
+    ("a_second_pager_is_refused", a_second_pager_is_refused),
+    ("touching_everything_costs_the_same_at_any_size", touching_everything_costs_the_same_at_any_size),
+];
+
+fn strategy(unreachable: Duration) -> Strategy {
+    Strategy { unreachable_limit: unreachable, ..Strategy::default() }
+}
+
+/// What a scenario acts upon.
+struct Stage {
+    bed: Bed,
+    program: Program,
+    seed: Arc<Seed>,
+    /// The owner, until the scenario takes it away.
+    owner: Option<Owner>,
+}
+
+/// Runs a program, lets `act` do what it does to it, and checks that it ends well and leaves nothing.
+fn with_program(scenario: &str, strategy: Strategy, act: impl FnOnce(&mut Stage)) {
+    let seed = Seed::new(PAGES, false);
+    let owner = Owner::start(&seed);
+    let bed = Bed::new();
+    let program = bed.start(scenario, PAGES, &seed.plan(owner.address(), strategy));
+    let mut stage = Stage { bed, program, seed, owner: Some(owner) };
+    act(&mut stage);
+    let Stage { bed, program, owner, .. } = stage;
+    bed.finish(program);
+    bed.end();
+    drop(owner);
+}
+
+fn run_once(scenario: &str) {
+    with_program(scenario, Strategy::default(), |_| {});
+}
+
+fn run_while_pagers_die(scenario: &str) {
+    with_program(scenario, Strategy::default(), |stage| {
+        let mut killed = 0;
+        while !stage.program.has_ended() {
+            stage.bed.kill_pager();
+            killed += 1;
+            sleep(Duration::from_millis(5 + killed % 8 * 25));
+        }
+        assert!(killed > 1, "the program was faster than the killer");
+    });
+}
+
+fn pages_arrive_in_any_order() {
+    with_program("touch_at_random", Strategy::default(), |stage| {
+        stage.program.expect_success();
+        let stats = stage.bed.stats(&stage.program);
+        let populated: u64 = stage.seed.populated_pages();
+        assert_eq!((stats.pages_fetched, stats.lost.as_deref()), (populated, None));
+        assert_eq!(stats.bytes_fetched, populated * 4096, "no page comes twice");
+        assert!(stats.zero_pages > 0 && stats.faults < PAGES / 4, "{stats:?}");
+    });
+}
+
+fn single_pages_are_fetched_when_asked_so() {
+    let strategy = Strategy { window_pages_max: 1, ..Strategy::default() };
+    with_program("stay", strategy, |stage| {
+        stage.program.meet();
+        let stats = stage.bed.stats(&stage.program);
+        assert_eq!((stats.faults, stats.pages_fetched, stats.bytes_fetched), (1, 1, 4096));
+        stage.program.end();
+    });
+}
+
+fn another_process_reads_missing_pages() {
+    with_program("be_read", Strategy::default(), |stage| {
+        stage.program.meet();
+        let pid = stage.program.process.id() as i32;
+        for page in (0..PAGES).step_by(3) {
+            let mut bytes = vec![0; 4096];
+            assert_eq!(memory::read_process(pid, AREA + page * 4096, &mut bytes).unwrap(), 4096);
+            assert!(bytes == contents(page), "page {page}");
+        }
+        stage.program.let_go();
+    });
+}
+
+fn pager_is_killed_again_and_again() {
+    with_program("touch_slowly", Strategy { window_pages_max: 1, ..Strategy::default() }, |stage| {
+        for round in 0..15 {
+            sleep(Duration::from_millis(20 + round));
+            stage.bed.kill_pager();
+        }
+        stage.program.expect_success();
+        let stats = stage.bed.stats(&stage.program);
+        let populated = stage.seed.populated_pages();
+        assert!(stats.pages_fetched > populated - 20, "statistics survive their pager: {stats:?}");
+    });
+}
+
+fn keeper_is_killed() {
+    with_program("pause_between", Strategy::default(), |stage| {
+        stage.program.meet();
+        let (keeper, pager) = stage.bed.processes();
+        stage.bed.kill_keeper();
+        let (new_keeper, new_pager) = stage.bed.processes();
+        assert!(keeper != new_keeper && new_keeper == pager && new_pager != pager);
+        stage.program.let_go();
+        stage.program.expect_success();
+    });
+}
+
+fn both_are_killed_one_after_the_other() {
+    with_program("touch_slowly", Strategy::default(), |stage| {
+        for _ in 0..4 {
+            sleep(Duration::from_millis(60));
+            stage.bed.kill_keeper();
+            sleep(Duration::from_millis(60));
+            stage.bed.kill_pager();
+        }
+    });
+}
+
+fn owner_forgets_the_seed() {
+    with_program("lose", Strategy { window_pages_max: 1, ..Strategy::default() }, |stage| {
+        stage.program.meet();
+        let address = stage.owner.take().unwrap().socket_address();
+        stage.owner = Some(Owner::restart(address, &stage.seed, false));
+        stage.program.let_go();
+        stage.program.expect_success();
+        stage.expect_loss("its owner does not have it");
+    });
+}
+
+fn owner_stays_away() {
+    let strategy = Strategy { window_pages_max: 1, unreachable_limit: Duration::from_millis(700) };
+    with_program("lose", strategy, |stage| {
+        stage.program.meet();
+        stage.owner = None;
+        let begin = Instant::now();
+        stage.program.let_go();
+        stage.program.expect_success();
+        assert!(begin.elapsed() >= strategy.unreachable_limit, "it is waited for");
+        stage.expect_loss("cannot be reached");
+        // What is lost stays lost, also for the next pager.
+        stage.bed.kill_pager();
+        stage.expect_loss("cannot be reached");
+    });
+}
+
+fn owner_comes_back() {
+    with_program("pause_between", strategy(Duration::from_secs(30)), |stage| {
+        stage.program.meet();
+        let address = stage.owner.take().unwrap().socket_address();
+        stage.program.let_go();
+        sleep(Duration::from_millis(800));
+        assert!(!stage.program.has_ended(), "it waits");
+        stage.bed.kill_pager();
+        sleep(Duration::from_millis(300));
+        assert!(!stage.program.has_ended(), "it waits for the next pager as well");
+        stage.owner = Some(Owner::restart(address, &stage.seed, true));
+        stage.program.expect_success();
+        assert_eq!(stage.bed.stats(&stage.program).lost, None);
+    });
+}
+
+fn a_wrong_token_opens_nothing() {
+    let seed = Seed::new(PAGES, false);
+    let owner = Owner::start(&seed);
+    let bed = Bed::new();
+    let mut plan = seed.plan(owner.address(), Strategy::default());
+    plan.token = farfork_wire::Token::from_bytes([8; 16]);
+    let mut program = bed.start("stay", PAGES, &plan);
+    soon("the end by SIGBUS", || program.process.try_wait().unwrap());
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&program.process.wait().unwrap()), Some(7));
+    let lost = bed.stats(&program).lost.expect("its memory is lost");
+    assert!(lost.contains("token"), "{lost}");
+    bed.client.release(&program.id).unwrap();
+    bed.end();
+}
+
+fn children_share_owner_and_pager() {
+    let seed = Seed::new(PAGES, false);
+    let owner = Owner::start(&seed);
+    let bed = Bed::new();
+    let plan = seed.plan(owner.address(), Strategy::default());
+    let empty = bed.descriptors().len();
+    let mut programs: Vec<Program> = (0..20).map(|_| bed.start("stay", PAGES, &plan)).collect();
+    programs.iter_mut().for_each(Program::meet);
+    assert_eq!(bed.userfaultfds(), 20);
+    let connections = 12;
+    assert!(bed.descriptors().len() <= empty + 20 + connections, "{:?}", bed.descriptors());
+    assert_eq!(bed.client.children().unwrap().len(), 20);
+    for mut program in programs {
+        program.end();
+        bed.finish(program);
+    }
+    bed.end();
+}
+
+fn a_child_that_never_begins_is_forgotten() {
+    let seed = Seed::new(PAGES, false);
+    let owner = Owner::start(&seed);
+    let bed = Bed::new();
+    let mut program = bed.start("no such scenario", PAGES, &seed.plan(owner.address(), Strategy::default()));
+    assert!(!soon("its end", || program.process.try_wait().unwrap()).success());
+    soon("the end of its adoption", || bed.client.children().unwrap().is_empty().then_some(()));
+    bed.client.release(&program.id).unwrap();
+    bed.end();
+}
+
+fn a_running_child_keeps_its_pager() {
+    with_program("stay", Strategy::default(), |stage| {
+        stage.program.meet();
+        let refused = stage.bed.client.stop(Duration::from_secs(1)).unwrap_err().to_string();
+        assert!(refused.contains(&stage.program.id.to_string()), "{refused}");
+        let running = stage.bed.client.release(&stage.program.id).unwrap_err().to_string();
+        assert!(running.contains("still run"), "{running}");
+        assert_eq!(stage.bed.userfaultfds(), 1, "a userfaultfd is not closed under a living process");
+        stage.program.end();
+        soon("the end of the released child", || stage.bed.client.children().unwrap().is_empty().then_some(()));
+    });
+}
+
+fn a_second_pager_is_refused() {
+    let bed = Bed::new();
+    let second = std::process::Command::new(std::env::current_exe().unwrap())
+        .env(crate::bed::PAGER_RUN_DIR, bed.dir.path())
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(!second.status.success() && errors.contains("AlreadyRunning"), "{errors}");
+    bed.end();
+}
+
+/// Prints µs per page, for 16 and 256 MiB, beside a memcpy of the same pages in the same order.
+fn touching_everything_costs_the_same_at_any_size() {
+    let measure = |mib: u64| {
+        let pages = mib << 8;
+        let seed = Seed::new(pages, true);
+        let owner = Owner::start(&seed);
+        let bed = Bed::new();
+        let mut program = bed.start("measure", pages, &seed.plan(owner.address(), Strategy::default()));
+        program.expect_success();
+        let output = program.output();
+        let figures: Vec<f64> = output.split_whitespace().map(|text| text.parse::<f64>().unwrap() / 1000.0).collect();
+        let stats = bed.stats(&program);
+        println!(
+            "{mib:4} MiB at random: {:.2} µs a page; memcpy {:.2}; {} faults",
+            figures[0], figures[1], stats.faults
+        );
+        bed.finish(program);
+        bed.end();
+        figures[0]
+    };
+    let (small, large) = (measure(16), measure(256));
+    assert!(large < 3.0 * small + 2.0, "the cost per page grows with the size: {small} and {large} µs");
+}
+
+impl Stage {
+    /// Checks what is said of the loss.
+    fn expect_loss(&self, reason: &str) {
+        let lost = self.bed.stats(&self.program).lost.expect("its memory is lost");
+        assert!(lost.contains(reason) && lost.contains(&self.program.id.to_string()), "{lost}");
+        assert_eq!(std::fs::read_to_string(self.program.dir.join(LOST_FILE)).unwrap().trim_end(), lost.trim_end());
+    }
+}

@@ -1,0 +1,154 @@
+//! A seed of known contents, the same as in `program.c`, and its owner.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+
+use farfork_fabric::{Exporter, Refusal, Region, SameHost, tcp};
+use farfork_fork::pager::{MemoryPlan, PlannedExtent, Segment, Strategy};
+use farfork_wire::descriptor::{ExtentId, PageRun};
+use farfork_wire::{PAGE_SIZE, SeedId, Token};
+
+/// Where the program has its memory.
+pub(crate) const AREA: u64 = 0x2000_0000_0000;
+
+const EXTENT: ExtentId = ExtentId(3);
+const HOLE: std::ops::Range<u64> = 256..384;
+const WORDS: u64 = PAGE_SIZE / 8;
+
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
+fn is_populated(page: u64) -> bool {
+    page % 8 != 7 && !HOLE.contains(&page)
+}
+
+/// What a page of the seed holds.
+pub(crate) fn contents(page: u64) -> Vec<u8> {
+    let word = |word| if is_populated(page) { mix(page * WORDS + word) } else { 0 };
+    (0..WORDS).flat_map(|index| word(index).to_le_bytes()).collect()
+}
+
+/// A seed whose memory is made up when it is asked for.
+pub(crate) struct Seed {
+    pub(crate) id: SeedId,
+    pub(crate) token: Token,
+    pub(crate) pages: u64,
+    /// All of it, for measurements that shall not measure its making.
+    ready: Vec<u8>,
+}
+
+impl Seed {
+    pub(crate) fn new(pages: u64, ready: bool) -> Arc<Self> {
+        Arc::new(Self {
+            id: "n1.s00f3a96c5d217e84".parse().unwrap(),
+            token: Token::from_bytes([7; 16]),
+            pages,
+            ready: if ready { (0..pages).flat_map(contents).collect() } else { Vec::new() },
+        })
+    }
+
+    /// How many of its pages hold data.
+    pub(crate) fn populated_pages(&self) -> u64 {
+        (0..self.pages).filter(|page| is_populated(*page)).count() as u64
+    }
+
+    /// A plan by which `program.c` gets this memory from `owner`.
+    pub(crate) fn plan(&self, owner: farfork_fabric::Address, strategy: Strategy) -> MemoryPlan {
+        let mut populated: Vec<PageRun> = Vec::new();
+        for page in (0..self.pages).filter(|page| is_populated(*page)) {
+            match populated.last_mut() {
+                Some(run) if run.first + run.count == page => run.count += 1,
+                _ => populated.push(PageRun { first: page, count: 1 }),
+            }
+        }
+        let end = AREA + self.pages * PAGE_SIZE;
+        MemoryPlan {
+            seed: self.id.clone(),
+            token: self.token,
+            owner,
+            segments: vec![Segment { start: AREA, end, extent: EXTENT, first_page: 0 }],
+            extents: vec![PlannedExtent { id: EXTENT, populated }],
+            strategy,
+        }
+    }
+}
+
+impl Region for Seed {
+    fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
+        (extent == EXTENT).then_some(self.pages * PAGE_SIZE)
+    }
+
+    fn read(&self, _: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let (first, end) = (offset as usize, offset as usize + into.len());
+        if let Some(ready) = self.ready.get(first..end) {
+            into.copy_from_slice(ready);
+        } else {
+            for (index, page) in into.chunks_mut(PAGE_SIZE as usize).enumerate() {
+                let number = offset / PAGE_SIZE + index as u64;
+                assert!(is_populated(number), "page {number} holds nothing and is asked for");
+                page.copy_from_slice(&contents(number));
+            }
+        }
+        Ok(())
+    }
+
+    fn same_host(&self) -> Option<SameHost> {
+        None
+    }
+}
+
+/// What a node exports that has this seed, or has it no more.
+struct Exports {
+    id: SeedId,
+    token: Token,
+    seed: Option<Arc<Seed>>,
+}
+
+impl Exporter for Exports {
+    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+        match &self.seed {
+            Some(known) if *seed == self.id && *token == self.token => Ok(known.clone()),
+            Some(_) if *seed == self.id => Err(Refusal::WrongToken),
+            _ => Err(Refusal::UnknownSeed),
+        }
+    }
+}
+
+/// The owner of a seed, until it is dropped.
+pub(crate) struct Owner {
+    server: tcp::Server,
+}
+
+impl Owner {
+    /// One at a free port.
+    pub(crate) fn start(seed: &Arc<Seed>) -> Self {
+        Self::serve("127.0.0.1:0".parse().unwrap(), seed, Some(seed.clone()))
+    }
+
+    /// One at this port, where another was; it has the seed, or has lost it.
+    pub(crate) fn restart(address: SocketAddr, seed: &Arc<Seed>, has_it: bool) -> Self {
+        Self::serve(address, seed, has_it.then(|| seed.clone()))
+    }
+
+    fn serve(address: SocketAddr, seed: &Arc<Seed>, has: Option<Arc<Seed>>) -> Self {
+        let listener = TcpListener::bind(address).expect("the owner's port is free");
+        let exports: Arc<dyn Exporter> = Arc::new(Exports { id: seed.id.clone(), token: seed.token, seed: has });
+        Self { server: tcp::Server::start(listener, &exports).expect("an owner starts") }
+    }
+
+    pub(crate) fn address(&self) -> farfork_fabric::Address {
+        self.server.address()
+    }
+
+    pub(crate) fn socket_address(&self) -> SocketAddr {
+        match self.address() {
+            farfork_fabric::Address::Tcp(address) => address,
+            other => panic!("{other} is not of tcp"),
+        }
+    }
+}
