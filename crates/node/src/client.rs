@@ -13,7 +13,7 @@ use tower::service_fn;
 
 use crate::api::v1::node_client::NodeClient;
 use crate::api::v1::peer_client::PeerClient;
-use crate::failure::Failure;
+use crate::failure::{Failure, innermost};
 use crate::limits::{CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX};
 
 /// Where a daemon listens.
@@ -50,7 +50,7 @@ pub async fn connect(socket: &Path) -> Result<Client, Failure> {
     // The address is not used: the connector knows the path.
     let endpoint = with_limits(Endpoint::from_static("http://node.farfork"));
     let channel = endpoint.connect_with_connector(connector).await.map_err(|error| {
-        Failure::new(Code::Unavailable, format!("node at {}", socket.display()), root_cause(&error))
+        Failure::new(Code::Unavailable, format!("node at {}", socket.display()), innermost(&error))
             .with_next_step("start one with `farfork node` or `farfork up`, or say where it is with FARFORK_SOCKET")
     })?;
     Ok(node_client(channel))
@@ -88,13 +88,4 @@ fn with_limits(endpoint: Endpoint) -> Endpoint {
         .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
         .keep_alive_timeout(KEEPALIVE_TIMEOUT)
         .tcp_nodelay(true)
-}
-
-/// The innermost error, which alone says what happened (`No such file or directory`).
-fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    innermost.to_string()
 }

@@ -1,6 +1,7 @@
 //! What a user is told when a request fails: which object, why, and what to do. It crosses the network in the details
 //! of a gRPC status, so that the client prints the same words on whichever node the failure arose.
 
+use std::error::Error;
 use std::fmt::{self, Display};
 
 use prost::Message as _;
@@ -73,6 +74,15 @@ impl Failure {
     }
 }
 
+/// The innermost error, which alone says what happened (`Connection refused`).
+pub(crate) fn innermost(error: &(dyn Error + 'static)) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}
+
 impl Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.object, self.cause)?;
@@ -80,7 +90,7 @@ impl Display for Failure {
     }
 }
 
-impl std::error::Error for Failure {}
+impl Error for Failure {}
 
 impl From<Failure> for v1::Error {
     fn from(failure: Failure) -> Self {

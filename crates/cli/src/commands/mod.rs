@@ -1,6 +1,7 @@
 //! The commands, one file each. A file has the arguments, whose comments are the documentation, and what they do.
 
 mod check;
+mod demo;
 mod down;
 mod drop;
 mod each;
@@ -46,6 +47,7 @@ pub(crate) enum Command {
     Unpause(unpause::Unpause),
     Rm(rm::Rm),
     Drop(drop::Drop),
+    Demo(demo::Demo),
 }
 
 impl Command {
@@ -69,6 +71,7 @@ impl Command {
             Command::Unpause(command) => block_on(command.run(global)),
             Command::Rm(command) => block_on(command.run(global)),
             Command::Drop(command) => block_on(command.run(global)),
+            Command::Demo(command) => command.run(&global),
         }
     }
 }

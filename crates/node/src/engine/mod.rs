@@ -229,7 +229,10 @@ fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
         CaptureError::Gone { .. } => Code::NotFound,
         _ => Code::FailedPrecondition,
     };
-    Failure::new(code, format!("process {pid}"), error)
+    // The failure names the process itself.
+    let text = error.to_string().replace(&format!("pid {pid}, "), "");
+    let cause = text.strip_prefix(&format!("pid {pid} ")).unwrap_or(&text);
+    Failure::new(code, format!("process {pid}"), cause)
 }
 
 /// Files for what the child writes; its standard input, with our end of it where somebody will attach.

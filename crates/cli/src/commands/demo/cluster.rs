@@ -1,0 +1,75 @@
+//! The demo's own nodes, which end with it.
+
+use std::env;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context as _;
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
+
+use crate::commands::up;
+
+/// One where the parent is, two for its children.
+const NODES: usize = 3;
+
+/// The interface that joins a node with the others.
+const INTERFACE: &str = "eth0:";
+
+/// Column of `/proc/PID/net/dev` with the bytes sent, counted behind the interface's name.
+const SENT_COLUMN: usize = 8;
+
+/// Three nodes, gone when this is dropped.
+pub(super) struct DemoCluster {
+    /// Taken when it is ended.
+    local: Option<LocalCluster>,
+}
+
+impl DemoCluster {
+    /// Starts the nodes, whose files go below `scratch`.
+    pub(super) fn start(scratch: &Path) -> anyhow::Result<Self> {
+        let program = env::current_exe().context("the path of this program")?;
+        let name = format!("demo-{}", std::process::id());
+        let config = LocalClusterConfig::new(&name, scratch.join("cluster"), NODES, program);
+        Ok(Self { local: Some(up::start(&config)?) })
+    }
+
+    /// The node where the parent is.
+    pub(super) fn home(&self) -> &LocalNode {
+        &self.nodes()[0]
+    }
+
+    /// The other nodes.
+    pub(super) fn others(&self) -> &[LocalNode] {
+        &self.nodes()[1..]
+    }
+
+    /// Bytes that the parent's node has sent over the network, headers included.
+    pub(super) fn bytes_sent(&self) -> anyhow::Result<u64> {
+        let pid = self.home().pid().context("the daemon of the first node does not run")?;
+        // A process sees the interfaces of its own network namespace.
+        let table = fs::read_to_string(format!("/proc/{pid}/net/dev"))?;
+        let counters = table.lines().find_map(|line| line.trim().strip_prefix(INTERFACE));
+        let sent = counters.and_then(|counters| counters.split_whitespace().nth(SENT_COLUMN)?.parse().ok());
+        sent.context("the network's counters cannot be read")
+    }
+
+    /// Ends the nodes.
+    pub(super) fn end(mut self) -> anyhow::Result<()> {
+        match self.local.take() {
+            Some(local) => Ok(local.down()?),
+            None => Ok(()),
+        }
+    }
+
+    fn nodes(&self) -> &[LocalNode] {
+        self.local.as_ref().map_or(&[], LocalCluster::nodes)
+    }
+}
+
+impl Drop for DemoCluster {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
+            eprintln!("farfork: the demo's cluster is not removed completely: {error}");
+        }
+    }
+}

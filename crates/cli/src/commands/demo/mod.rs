@@ -1,0 +1,119 @@
+//! `farfork demo`: a Python program with a large array, forked onto two other nodes, with figures beside those of a
+//! local fork and a cold start. This file has the course of it; `cluster`, `program` and `round` its parts.
+
+mod cluster;
+mod program;
+mod report;
+mod round;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use farfork_node::failure::Failure;
+use indicatif::ProgressBar;
+use std::io::{IsTerminal as _, stderr};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::block_in_place;
+use tonic::Code;
+
+use crate::{Global, output, privilege};
+use cluster::DemoCluster;
+use program::Program;
+use report::Report;
+use round::Part;
+
+/// Children on each of the two other nodes.
+const CHILDREN_PER_NODE: usize = 4;
+
+/// Show what farfork does: fork a Python program with a large array onto other nodes.
+///
+/// Starts three nodes on this machine, and a Python program that has imported NumPy and filled an array. Makes a seed
+/// of it, forks four children onto each of two other nodes, each with a part of the array to add up, checks the
+/// results, and shows the figures beside those of a local fork and of a cold start. Leaves nothing behind.
+#[derive(Args)]
+pub(crate) struct Demo {
+    /// Size of the array, in MiB.
+    #[arg(long, default_value_t = 256, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    memory: u64,
+}
+
+impl Demo {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it traces a process, and makes namespaces and control groups")?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let report = runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = interrupted() => Err(Failure::new(Code::Cancelled, "the demo", "it was interrupted").into()),
+                report = self.steps() => report,
+            }
+        })?;
+        if global.json {
+            output::json(&report)
+        } else {
+            report.print()
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Whatever ends this early, what it started is ended by dropping it.
+    async fn steps(&self) -> anyhow::Result<Report> {
+        let python = program::find_python()?;
+        let scratch = program::Scratch::make()?;
+        let progress = Progress::start();
+
+        progress.tell("starting three nodes");
+        let cluster = block_in_place(|| DemoCluster::start(scratch.path()))?;
+        progress.tell(&format!("starting Python with NumPy and an array of {} MiB", self.memory));
+        let mut parent = block_in_place(|| Program::start(&python, &scratch, "parent", self.memory))?;
+        block_in_place(|| parent.wait_ready())?;
+
+        let parts = Part::of_array(self.memory, 2 * CHILDREN_PER_NODE);
+        progress.tell("preparing it, and forking it onto two other nodes");
+        let across = round::across(&cluster, parent.pid(), &parts).await?;
+        progress.tell("doing the same with a local fork");
+        let local = block_in_place(|| round::by_local_fork(&python, &scratch, self.memory, &parts))?;
+        progress.tell("doing the same with a cold start");
+        let cold = block_in_place(|| round::by_cold_start(&python, &scratch, self.memory, &parts[0]))?;
+
+        progress.tell("taking everything down");
+        parent.check_alive()?;
+        drop(parent);
+        block_in_place(|| cluster.end())?;
+        Ok(Report { array_bytes: self.memory << 20, across, local, cold })
+    }
+}
+
+/// What the demo is doing, on a terminal only.
+struct Progress(ProgressBar);
+
+impl Progress {
+    fn start() -> Self {
+        let bar = if stderr().is_terminal() { ProgressBar::new_spinner() } else { ProgressBar::hidden() };
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self(bar)
+    }
+
+    fn tell(&self, step: &str) {
+        self.0.set_message(step.to_owned());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+async fn interrupted() {
+    let handlers = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+    let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = handlers else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
+}
