@@ -9,7 +9,8 @@ mod query;
 mod stat;
 mod status;
 
-use std::{fs, io};
+use std::fs::{self, File};
+use std::io::{self, Read};
 
 pub use fd::{EpollEntry, EventCounter, FdInfo, list_fds};
 pub use maps::{MapEntry, maps, smaps};
@@ -51,6 +52,20 @@ fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
         Some((number(words.next()?)?, number(words.next()?)?))
     };
     text.lines().skip(1).map(line).collect()
+}
+
+/// Reads a file of `/proc` that the kernel makes in one piece: one read(2), where the standard library, which expects
+/// sizes to be true, makes many.
+fn read_piece(path: &str) -> io::Result<Vec<u8>> {
+    const PIECE_BYTES: usize = 16 << 10;
+    let mut file = File::open(path)?;
+    let mut bytes = vec![0; PIECE_BYTES];
+    let read = file.read(&mut bytes)?;
+    bytes.truncate(read);
+    if read == PIECE_BYTES {
+        file.read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 fn malformed(what: &str) -> io::Error {

@@ -340,16 +340,41 @@ pub fn pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGI
     }
 }
 
-/// The next report of any tracee of the calling thread; `None` if there is none now. Never waits. An end is told again
-/// each time until [`reap`] takes it: where the tracee is a child of ours, its status is for who waits for children.
+/// Whether a wait sleeps until there is something to report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// Looks, and comes back.
+    None,
+    /// Sleeps until a report, or until a signal comes: see [`crate::alarm`].
+    Sleep,
+}
+
+/// The next report of any tracee of the calling thread; `None` if there is none now, or a signal came. An end is told
+/// again each time until [`reap`] takes it: where the tracee is a child of ours, its status is for who waits for
+/// children.
 ///
 /// # Errors
 /// ECHILD: the calling thread has no tracee.
-pub fn wait_any() -> io::Result<Option<(i32, Report)>> {
-    match wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT)? {
-        // Takes the stop; if it was killed just now, the next call tells.
-        Some((tid, Report::Stopped { .. })) => Ok(wait(libc::P_PID, tid, libc::WSTOPPED).unwrap_or(None)),
-        other => Ok(other),
+pub fn wait_any(patience: Patience) -> io::Result<Option<(i32, Report)>> {
+    let seen = match patience {
+        Patience::None => wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG),
+        Patience::Sleep => wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT),
+    };
+    match (seen, patience) {
+        (Ok(Some((tid, Report::Stopped { .. }))), Patience::Sleep) => {
+            // Takes the stop. If the tracee was killed just now, the next call tells.
+            Ok(wait(libc::P_PID, tid, libc::WSTOPPED | libc::WNOHANG).unwrap_or(None))
+        }
+        (Ok(Some(report)), _) => Ok(Some(report)),
+        (Err(signal), _) if signal.kind() == io::ErrorKind::Interrupted => Ok(None),
+        (Err(none), Patience::Sleep) => Err(none),
+        // ECHILD is also told where only ends are left to be seen.
+        (_, Patience::None) => {
+            let seen = wait(libc::P_ALL, 0, libc::WEXITED | libc::WNOWAIT | libc::WNOHANG)?;
+            // A stop that came between the two calls is left to the next.
+            Ok(seen.filter(|(_, report)| *report == Report::Ended))
+        }
+        (Ok(None), Patience::Sleep) => Ok(None),
     }
 }
 
@@ -358,13 +383,13 @@ pub fn wait_any() -> io::Result<Option<(i32, Report)>> {
 /// # Errors
 /// ECHILD: it is no tracee of the calling thread (any more).
 pub fn reap(tid: i32) -> io::Result<bool> {
-    Ok(matches!(wait(libc::P_PID, tid, libc::WEXITED)?, Some((_, Report::Ended))))
+    Ok(matches!(wait(libc::P_PID, tid, libc::WEXITED | libc::WNOHANG)?, Some((_, Report::Ended))))
 }
 
-/// waitid(2) without waiting, for tracees of the calling thread. The kernel tells a tracer of stops and ends alike,
-/// whichever it asks for.
+/// waitid(2) for tracees of the calling thread. The kernel tells a tracer of stops and ends alike, whichever it asks
+/// for.
 fn wait(which: libc::idtype_t, id: i32, flags: i32) -> io::Result<Option<(i32, Report)>> {
-    let options = flags | libc::WNOHANG | libc::__WALL | libc::__WNOTHREAD;
+    let options = flags | libc::__WALL | libc::__WNOTHREAD;
     // SAFETY: all zeroes is a valid siginfo_t.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes one siginfo_t.

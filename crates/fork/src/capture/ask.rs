@@ -1,9 +1,10 @@
 //! What only the process itself can ask the kernel for: system calls injected inside the pause, each thread's at the
-//! same time as the others'.
+//! same time as the others'. Each costs the pause some 10 µs, so that there are as few as can be:
 //!
 //! ```text
-//!  every thread   sigaltstack(NULL, buf)   prctl(PR_GET_TID_ADDRESS, buf)
-//!  the leader     + prctl(PR_GET_PDEATHSIG, buf)   getitimer(ITIMER_*, buf)
+//!  the leader     prctl(PR_GET_PDEATHSIG, buf)   getitimer(ITIMER_REAL, buf) and those whose signal has a handler
+//!  the others     sigaltstack(NULL, buf)         (the leader's is inherited: its template is asked, at leisure)
+//!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
 //! ```
 //!
 //! The answers go to some bytes of each thread's stack below the red zone, saved before and put back after.
@@ -16,8 +17,11 @@ use farfork_sys::ptrace::Registers;
 use farfork_wire::descriptor::AltStack;
 
 use super::error::{CaptureError, Refusal};
-use super::inject::{Call, Injector};
+use super::glibc;
+use super::inject::{Call, Injector, Progress};
+use super::state::Standing;
 use super::stop::{Snapshot, StoppedThread};
+use super::survey::Survey;
 
 /// What one thread answered.
 #[derive(Debug, Clone, Copy, Default)]
@@ -36,8 +40,9 @@ const TIMERS_AT: u64 = 40;
 const TIMER_BYTES: u64 = 32;
 const SCRATCH_BYTES: u64 = 256;
 
-/// ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF.
-const TIMERS: [(&str, u64); 3] = [("ITIMER_REAL", 0), ("ITIMER_VIRTUAL", 1), ("ITIMER_PROF", 2)];
+/// Interval timers, with the signal that each sends.
+const TIMERS: [(&str, i32); 3] = [("ITIMER_REAL", SIGALRM), ("ITIMER_VIRTUAL", 26), ("ITIMER_PROF", 27)];
+const SIGALRM: i32 = 14;
 
 /// Bytes of a process's memory that hold answers for a moment.
 #[derive(Debug)]
@@ -71,111 +76,140 @@ impl Scratch {
     }
 }
 
-/// Asks every thread, and refuses a process with an armed timer. Memory is as before when this returns. `maps` are
+/// Asks every thread, and refuses a process with an armed timer. Memory is as before when this returns. The survey is
 /// recent enough to find a place to write to; the answers stand in the order of the threads. Also tells where in the
 /// leader's memory the answers went.
 pub(super) fn ask(
     snapshot: &Snapshot,
-    injector: &mut Injector,
+    standing: &[Standing],
+    survey: &Survey,
     mem: &File,
-    maps: &[MapEntry],
+    injector: &mut Injector<'_>,
 ) -> Result<(Vec<Answers>, u64), CaptureError> {
     let mut scratches = Vec::with_capacity(snapshot.threads.len());
-    for (index, thread) in snapshot.threads.iter().enumerate() {
-        scratches.push(Scratch::of(thread, mem, maps, index as u64)?);
+    let mut known = Vec::with_capacity(snapshot.threads.len());
+    for (index, (thread, standing)) in snapshot.threads.iter().zip(standing).enumerate() {
+        scratches.push(Scratch::of(thread, mem, &survey.maps, index as u64)?);
+        let inner_id = survey.profiles.get(&thread.tid).map_or(0, |profile| profile.inner_id());
+        known.push(glibc::tid_address(thread, inner_id, standing.robust_list_head()));
     }
-    let answers = ask_into(snapshot, injector, mem, &scratches);
+    let asked = inject(snapshot, survey, injector, &scratches, &known);
+    let answers = asked.and_then(|()| read(snapshot, survey, mem, &scratches, &known));
     scratches.iter().for_each(|scratch| scratch.put_back(mem));
     Ok((answers?, scratches[0].address))
 }
 
-fn ask_into(
+/// Makes all calls, each thread its own.
+fn inject(
     snapshot: &Snapshot,
-    injector: &mut Injector,
+    survey: &Survey,
+    injector: &mut Injector<'_>,
+    scratches: &[Scratch],
+    known: &[Option<u64>],
+) -> Result<(), CaptureError> {
+    let mut under_way: Vec<Progress> = Vec::with_capacity(scratches.len());
+    for ((thread, scratch), known) in snapshot.threads.iter().zip(scratches).zip(known) {
+        let mut calls = if thread.tid == snapshot.pid {
+            leader_calls(scratch.address, survey)
+        } else {
+            vec![alt_stack_call(scratch.address + ALT_STACK_AT)]
+        };
+        calls.extend(known.is_none().then(|| tid_address_call(scratch.address)));
+        under_way.push(injector.start(thread.tid, &thread.registers, calls)?);
+    }
+    injector.finish(&mut under_way)
+}
+
+fn read(
+    snapshot: &Snapshot,
+    survey: &Survey,
     mem: &File,
     scratches: &[Scratch],
+    known: &[Option<u64>],
 ) -> Result<Vec<Answers>, CaptureError> {
-    for call in [alt_stack_call, tid_address_call] {
-        let one = |(thread, scratch): (&StoppedThread, &Scratch)| (thread.tid, thread.registers, call(scratch));
-        injector.call_all(snapshot.threads.iter().zip(scratches).map(one))?;
-    }
-    let (leader, scratch) = (snapshot.leader(), &scratches[0]);
-    for call in leader_calls(scratch) {
-        injector.call(leader.tid, &leader.registers, call)?;
-    }
     let mut answers = Vec::with_capacity(scratches.len());
-    for (thread, scratch) in snapshot.threads.iter().zip(scratches) {
+    for ((thread, scratch), known) in snapshot.threads.iter().zip(scratches).zip(known) {
         let mut bytes = [0; SCRATCH_BYTES as usize];
         mem.read_exact_at(&mut bytes, scratch.address).map_err(CaptureError::trace("read the stack of", thread.tid))?;
-        if thread.tid == snapshot.pid {
-            refuse_timers(snapshot.pid, &bytes)?;
+        let is_leader = thread.tid == snapshot.pid;
+        if is_leader {
+            refuse_timers(survey, &bytes)?;
         }
-        answers.push(Answers::parse(&bytes, thread.tid == snapshot.pid));
+        answers.push(Answers::parse(&bytes, is_leader, *known));
     }
     Ok(answers)
 }
 
-fn alt_stack_call(scratch: &Scratch) -> Call {
+/// The call that writes a thread's alternate stack (`stack_t`) to `address`.
+pub(super) fn alt_stack_call(address: u64) -> Call {
     const SIGALTSTACK: u64 = 131;
-    Call::new("sigaltstack", SIGALTSTACK, [0, scratch.address + ALT_STACK_AT])
+    Call::new("sigaltstack", SIGALTSTACK, [0, address])
 }
 
 const PRCTL: u64 = 157;
 
-fn tid_address_call(scratch: &Scratch) -> Call {
+fn tid_address_call(scratch: u64) -> Call {
     const PR_GET_TID_ADDRESS: u64 = 40;
-    Call::new("prctl(PR_GET_TID_ADDRESS)", PRCTL, [PR_GET_TID_ADDRESS, scratch.address + TID_ADDRESS_AT])
+    Call::new("prctl(PR_GET_TID_ADDRESS)", PRCTL, [PR_GET_TID_ADDRESS, scratch + TID_ADDRESS_AT])
 }
 
-fn leader_calls(scratch: &Scratch) -> impl Iterator<Item = Call> {
+fn leader_calls(scratch: u64, survey: &Survey) -> Vec<Call> {
     const PR_GET_PDEATHSIG: u64 = 2;
     const GETITIMER: u64 = 36;
-    let address = scratch.address;
-    let death = Call::new("prctl(PR_GET_PDEATHSIG)", PRCTL, [PR_GET_PDEATHSIG, address + DEATH_SIGNAL_AT]);
-    let timers = TIMERS
-        .iter()
-        .map(move |(_, which)| Call::new("getitimer", GETITIMER, [*which, address + TIMERS_AT + which * TIMER_BYTES]));
-    std::iter::once(death).chain(timers)
+    let mut calls = vec![Call::new("prctl(PR_GET_PDEATHSIG)", PRCTL, [PR_GET_PDEATHSIG, scratch + DEATH_SIGNAL_AT])];
+    let ask = |which: usize| Call::new("getitimer", GETITIMER, [which as u64, scratch + timer_at(which)]);
+    calls.extend(timers_that_matter(survey).map(ask));
+    calls
+}
+
+/// Which of [`TIMERS`] to ask for. A CPU timer whose signal has no handler could only end the process.
+fn timers_that_matter(survey: &Survey) -> impl Iterator<Item = usize> {
+    let catches = |signal| survey.profiles.get(&survey.pid).is_none_or(|profile| profile.status.catches(signal));
+    let matters = move |which: &usize| TIMERS[*which].1 == SIGALRM || catches(TIMERS[*which].1);
+    (0..TIMERS.len()).filter(matters)
+}
+
+fn timer_at(which: usize) -> u64 {
+    TIMERS_AT + which as u64 * TIMER_BYTES
 }
 
 /// An interval timer that runs has a non-zero value: the second half of `struct itimerval`.
-fn refuse_timers(pid: i32, bytes: &[u8]) -> Result<(), CaptureError> {
-    let is_armed = |which: u64| {
-        let at = (TIMERS_AT + which * TIMER_BYTES + TIMER_BYTES / 2) as usize;
-        bytes[at..at + TIMER_BYTES as usize / 2].iter().any(|byte| *byte != 0)
+fn refuse_timers(survey: &Survey, bytes: &[u8]) -> Result<(), CaptureError> {
+    let is_armed = |which: &usize| {
+        let at = timer_at(*which) as usize;
+        bytes[at + TIMER_BYTES as usize / 2..at + TIMER_BYTES as usize].iter().any(|byte| *byte != 0)
     };
-    let refusals: Vec<Refusal> = TIMERS
-        .iter()
-        .filter(|(_, which)| is_armed(*which))
-        .map(|(name, _)| {
-            Refusal::new(
-                format!("pid {pid}, {name}"),
-                "it is armed, and timers are not carried yet; disarm it (setitimer, alarm) first",
-            )
-        })
-        .collect();
-    if refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(pid, refusals)) }
+    let refuse = |which: usize| {
+        let reason = "it is armed, and timers are not carried yet; disarm it (setitimer, alarm) first";
+        Refusal::new(format!("pid {}, {}", survey.pid, TIMERS[which].0), reason)
+    };
+    let refusals: Vec<Refusal> = timers_that_matter(survey).filter(is_armed).map(refuse).collect();
+    if refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(survey.pid, refusals)) }
 }
 
 impl Answers {
-    fn parse(bytes: &[u8], is_leader: bool) -> Self {
-        let word = |at: u64| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at as usize + index]));
+    fn parse(bytes: &[u8], is_leader: bool, tid_address: Option<u64>) -> Self {
         Self {
-            // stack_t: pointer, flags (and padding), size.
-            alt_stack: AltStack {
-                base: word(ALT_STACK_AT),
-                flags: word(ALT_STACK_AT + 8) as u32,
-                bytes: word(ALT_STACK_AT + 16),
-            },
-            clear_child_tid: word(TID_ADDRESS_AT),
-            parent_death_signal: if is_leader { word(DEATH_SIGNAL_AT) as u32 } else { 0 },
+            alt_stack: if is_leader { AltStack::default() } else { parse_alt_stack(bytes) },
+            clear_child_tid: tid_address.unwrap_or_else(|| word(bytes, TID_ADDRESS_AT as usize)),
+            parent_death_signal: if is_leader { word(bytes, DEATH_SIGNAL_AT as usize) as u32 } else { 0 },
         }
     }
 }
 
+/// `stack_t`: pointer, flags (and padding), size. That the thread runs on it is no property of the stack.
+pub(super) fn parse_alt_stack(bytes: &[u8]) -> AltStack {
+    const SS_ONSTACK: u32 = 1;
+    AltStack { base: word(bytes, 0), flags: word(bytes, 8) as u32 & !SS_ONSTACK, bytes: word(bytes, 16) }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]))
+}
+
 /// Asks one thread with a call that writes up to `N` bytes to the scratch address, and puts its memory back.
 pub(super) fn ask_bytes<const N: usize>(
-    injector: &mut Injector,
+    injector: &mut Injector<'_>,
     (tid, base): (i32, &Registers),
     (mem, address): (&File, u64),
     call: Call,

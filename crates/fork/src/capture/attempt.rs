@@ -81,7 +81,7 @@ pub(super) fn capture(pid: i32, options: &mut CaptureOptions) -> Result<Outcome,
     let mut left = ATTEMPTS_MAX;
     loop {
         left -= 1;
-        match attempt(pid, options, deadline, &turn) {
+        match attempt(pid, options, &deadline, &turn) {
             Err(CaptureError::Unstable { what, .. }) if left > 0 && !deadline.is_over() => {
                 tracing::debug!(pid, what, "a process changed while it was looked at; once more");
             }
@@ -109,13 +109,13 @@ struct Paused {
     clone: Option<Clone>,
 }
 
-fn attempt(pid: i32, options: &mut CaptureOptions, deadline: Deadline, turn: &Turn) -> Result<Outcome, CaptureError> {
+fn attempt(pid: i32, options: &mut CaptureOptions, deadline: &Deadline, turn: &Turn) -> Result<Outcome, CaptureError> {
     let begun = Instant::now();
     let mut prepared = prepare(pid)?;
     let mut times = CaptureTimes { survey: begun.elapsed(), ..CaptureTimes::default() };
 
     let paused_at = Instant::now();
-    let tids = stop::stop_threads(pid, &deadline)?;
+    let tids = stop::stop_threads(pid, deadline)?;
     times.stop = paused_at.elapsed();
     let mut stopped = Stopped::take(pid, &tids)?;
     let mut injector = Injector::new(pid, prepared.survey.syscall_at, step_for(&stopped, &prepared.survey), deadline);
@@ -166,14 +166,14 @@ fn open_memory(pid: i32, subject: i32) -> Result<File, CaptureError> {
 /// Single steps where the parent's SIGTRAP allows them (see [`super::inject`]).
 fn step_for(stopped: &Stopped, survey: &Survey) -> Step {
     let ignores = survey.profiles.get(&survey.pid).is_none_or(|profile| profile.status.ignores(SIGTRAP));
-    if ignores || stopped.snapshot.has_pending(SIGTRAP) { Step::Syscall } else { Step::Single }
+    Step::where_trap(ignores, stopped.snapshot.has_pending(SIGTRAP))
 }
 
 /// What must happen while the parent stands still.
 fn pause(
     stopped: &Stopped,
     prepared: &mut Prepared,
-    injector: &mut Injector,
+    injector: &mut Injector<'_>,
     freeze: bool,
     times: &mut CaptureTimes,
 ) -> Result<Paused, CaptureError> {
@@ -189,7 +189,7 @@ fn pause(
         }
     }
     times.registers = lap.take();
-    let (answers, scratch) = ask::ask(snapshot, injector, &prepared.mem, &prepared.survey.maps)?;
+    let (answers, scratch) = ask::ask(snapshot, &standing, &prepared.survey, &prepared.mem, injector)?;
     times.ask = lap.take();
     // The leader copies its page tables while we read what fork would share.
     let started = if freeze { None } else { Some(template::begin(snapshot.leader(), injector)?) };
@@ -207,10 +207,10 @@ fn pause(
 fn describe(
     options: &mut CaptureOptions,
     prepared: &Prepared,
-    paused: Paused,
+    mut paused: Paused,
     snapshot: &Snapshot,
     held: &Held,
-    injector: &mut Injector,
+    injector: &mut Injector<'_>,
 ) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
     let mem = open_memory(pid, subject)?;
@@ -226,6 +226,7 @@ fn describe(
     };
     let who = Subject { pid: subject, registers: &registers, mem: &mem, scratch: paused.scratch };
     let inherited = Inherited::ask(&who, injector)?;
+    paused.answers[0].alt_stack = inherited.alt_stack;
     let root = state::link(pid, subject, "root")?;
     let fds = files::open_fds(subject)?;
     let refusals = files::refusals(pid, subject, &fds)?;

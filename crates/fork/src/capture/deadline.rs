@@ -1,28 +1,39 @@
-//! Waiting with a limit, for things that the kernel cannot be asked to wake us for in time.
+//! Waiting for tracees, with a limit.
+//!
+//! A tracee on another CPU answers within microseconds, and sleeping for it would cost a wake-up of 20–30 µs on an idle
+//! machine; one that has to share our CPU cannot answer before we sleep. So a wait looks for a moment, then sleeps.
 
-use std::thread;
+use std::hint;
 use std::time::{Duration, Instant};
 
-/// How long a wait polls before it sleeps: what a fork of a small process takes. A sleeping CPU answers 20–30 µs later.
-const SPIN: Duration = Duration::from_micros(500);
+use farfork_sys::alarm::Alarm;
+use farfork_sys::ptrace::{self, Patience, Report};
 
-/// Longest sleep between two looks.
-const SLEEP_MAX: Duration = Duration::from_millis(1);
+/// How long a wait looks before it sleeps: what a system call of a tracee on another CPU takes, twice.
+const LOOK: Duration = Duration::from_micros(20);
 
-/// A wait sleeps this fraction of the time it has waited: it never adds more than that.
-const SLEEP_DIVISOR: u32 = 16;
-
-/// When an attempt must be over.
-#[derive(Debug, Clone, Copy)]
+/// When an attempt must be over. Ends the waits of the thread that made it.
+#[derive(Debug)]
 pub(super) struct Deadline {
     started: Instant,
     limit: Duration,
+    /// Without one (no timer left) a wait never sleeps.
+    alarm: Option<Alarm>,
+}
+
+/// Why nothing was reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Silence {
+    /// The deadline is over.
+    TimedOut,
+    /// There is no tracee.
+    NoTracee,
 }
 
 impl Deadline {
-    /// `limit` from now.
+    /// `limit` from now, for the calling thread.
     pub(super) fn after(limit: Duration) -> Self {
-        Self { started: Instant::now(), limit }
+        Self { started: Instant::now(), limit, alarm: Alarm::after(limit).ok() }
     }
 
     /// The limit that was set.
@@ -34,26 +45,19 @@ impl Deadline {
     pub(super) fn is_over(&self) -> bool {
         self.started.elapsed() >= self.limit
     }
-}
 
-/// The pace of one wait: yields at first, then sleeps in proportion to the time waited.
-#[derive(Debug)]
-pub(super) struct Pace {
-    started: Instant,
-}
-
-impl Pace {
-    pub(super) fn start() -> Self {
-        Self { started: Instant::now() }
-    }
-
-    /// Lets others run until the next look is due.
-    pub(super) fn rest(&self) {
-        let waited = self.started.elapsed();
-        if waited < SPIN {
-            thread::yield_now();
-        } else {
-            thread::sleep((waited / SLEEP_DIVISOR).min(SLEEP_MAX));
+    /// The next report of any tracee of this thread.
+    pub(super) fn next_report(&self) -> Result<(i32, Report), Silence> {
+        let looked = Instant::now();
+        loop {
+            let sleeps = self.alarm.is_some() && looked.elapsed() >= LOOK;
+            let patience = if sleeps { Patience::Sleep } else { Patience::None };
+            match ptrace::wait_any(patience) {
+                Ok(Some(report)) => return Ok(report),
+                Ok(None) if self.is_over() => return Err(Silence::TimedOut),
+                Ok(None) => hint::spin_loop(),
+                Err(_) => return Err(Silence::NoTracee),
+            }
         }
     }
 }

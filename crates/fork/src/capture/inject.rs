@@ -1,45 +1,32 @@
 //! System calls made by a stopped thread on our behalf: its registers are pointed at a `syscall` instruction of its
 //! vdso and it is let go for that one instruction.
 //!
-//! ```text
-//!  Step::Single    set registers ─ PTRACE_SINGLESTEP ─▶ SIGTRAP                                      (one stop)
-//!  Step::Syscall   set registers ─ PTRACE_SYSCALL ─▶ entry ─▶ exit ─ INTERRUPT ─▶ PTRACE_EVENT_STOP  (three)
-//! ```
-//!
-//! A single step ends with a SIGTRAP that the kernel *forces*: were that signal blocked or ignored, the kernel would
-//! unblock it and reset its disposition, for good, in the parent. So `Single` needs SIGTRAP unblocked and not ignored,
-//! and is wrong where one is pending already; `Syscall` is slower and always right. Both end in a stop from which the
-//! kernel restarts an interrupted call by itself once the old registers are back.
+//! A call that was begun is never abandoned: a thread let go inside it would run on with registers that are not its own.
+//! Where one outlasts the deadline (a fork of a huge process, a freezer that came between), it is waited for all the
+//! same, and the attempt fails afterwards; who asked for the capture is told in time by [`owner`](super::owner).
+
+mod progress;
 
 use std::io;
 
-use farfork_sys::ptrace::{self, EVENT_STOP, Registers, Report};
+use farfork_sys::ptrace::{self, Registers, Report};
 
-use super::deadline::{Deadline, Pace};
+pub(super) use progress::{Progress, Step};
+
+use super::deadline::{Deadline, Silence};
 use super::error::CaptureError;
-use super::restart::SYSCALL_BYTES;
 
 pub(super) const SIGTRAP: i32 = 5;
 
-/// A stop at a system call, under PTRACE_O_TRACESYSGOOD.
-const SYSCALL_STOP: i32 = SIGTRAP | 0x80;
-
 /// Errors of system calls lie in −4095..0.
 const ERRNO_MAX: u64 = 4095;
-
-/// How a thread is let go for one system call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    Single,
-    Syscall,
-}
 
 /// A system call of x86-64.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call {
     pub(super) name: &'static str,
-    pub(super) number: u64,
-    pub(super) arguments: [u64; 6],
+    number: u64,
+    arguments: [u64; 6],
 }
 
 impl Call {
@@ -48,47 +35,37 @@ impl Call {
         all[..N].copy_from_slice(&arguments);
         Self { name, number, arguments: all }
     }
-}
 
-/// A call under way in one thread.
-#[derive(Debug)]
-pub(super) struct Started {
-    tid: i32,
-    call: Call,
-    phase: Phase,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Stepping,
-    ToEntry,
-    ToExit,
-    ToTrap,
-    Done(u64),
+    /// Registers with which a thread whose other registers are `base` makes the call at `syscall_at`.
+    fn registers(&self, base: &Registers, syscall_at: u64) -> Registers {
+        let [rdi, rsi, rdx, r10, r8, r9] = self.arguments;
+        // orig_rax −1: the kernel shall not take the old call for one to restart.
+        Registers { rax: self.number, orig_rax: u64::MAX, rip: syscall_at, rdi, rsi, rdx, r10, r8, r9, ..*base }
+    }
 }
 
 /// Makes stopped threads execute system calls, and sorts what waiting for them brings up.
 #[derive(Debug)]
-pub(super) struct Injector {
+pub(super) struct Injector<'a> {
     pid: i32,
     /// Address of a `syscall` instruction.
     syscall_at: u64,
     step: Step,
-    deadline: Deadline,
+    deadline: &'a Deadline,
     /// A tracee that appeared by itself: the newborn of a clone with CLONE_PTRACE.
-    pub(super) newborn: Option<i32>,
-    /// Stop signals that arrived meanwhile, to be sent again when the thread is let go.
+    newborn: Option<i32>,
+    /// Signals that arrived meanwhile (only those that cannot be blocked), to be sent again when the thread is let go.
     pub(super) withheld: Vec<(i32, i32)>,
 }
 
-impl Injector {
-    pub(super) fn new(pid: i32, syscall_at: u64, step: Step, deadline: Deadline) -> Self {
+impl<'a> Injector<'a> {
+    pub(super) fn new(pid: i32, syscall_at: u64, step: Step, deadline: &'a Deadline) -> Self {
         Self { pid, syscall_at, step, deadline, newborn: None, withheld: Vec::new() }
     }
 
     /// When the attempt must be over.
-    pub(super) fn deadline(&self) -> &Deadline {
-        &self.deadline
+    pub(super) fn deadline(&self) -> &'a Deadline {
+        self.deadline
     }
 
     /// Whether SIGTRAP must stay unblocked while calls are made.
@@ -101,90 +78,62 @@ impl Injector {
         self.syscall_at
     }
 
-    /// Waits for one call, and gives its result.
-    pub(super) fn finish_one(&mut self, started: &mut Started) -> Result<u64, CaptureError> {
-        self.finish(std::slice::from_mut(started))?;
-        result(started)
-    }
-
     /// Makes one call in one thread, whose other registers are `base`, and gives its result.
     pub(super) fn call(&mut self, tid: i32, base: &Registers, call: Call) -> Result<u64, CaptureError> {
-        let mut started = [self.start(tid, base, call)?];
-        self.finish(&mut started)?;
-        result(&started[0])
+        let progress = self.start(tid, base, vec![call])?;
+        self.finish_one(progress)
     }
 
-    /// Makes one call in each of several threads at the same time; results stand in the same order.
-    pub(super) fn call_all(
-        &mut self,
-        calls: impl IntoIterator<Item = (i32, Registers, Call)>,
-    ) -> Result<Vec<u64>, CaptureError> {
-        let mut started = Vec::new();
-        for (tid, base, call) in calls {
-            started.push(self.start(tid, &base, call)?);
-        }
-        self.finish(&mut started)?;
-        started.iter().map(result).collect()
+    /// Begins calls in one thread, one after the other; [`Self::finish`] waits for them.
+    pub(super) fn start(&self, tid: i32, base: &Registers, calls: Vec<Call>) -> Result<Progress, CaptureError> {
+        Progress::start(tid, base, calls, self.syscall_at, self.step)
     }
 
-    /// Begins a call; [`Self::finish`] waits for it.
-    pub(super) fn start(&self, tid: i32, base: &Registers, call: Call) -> Result<Started, CaptureError> {
-        let [rdi, rsi, rdx, r10, r8, r9] = call.arguments;
-        // orig_rax −1: the kernel shall not take the old call for one to restart.
-        let registers = Registers {
-            rax: call.number,
-            orig_rax: u64::MAX,
-            rip: self.syscall_at,
-            rdi,
-            rsi,
-            rdx,
-            r10,
-            r8,
-            r9,
-            ..*base
-        };
-        ptrace::set_registers(tid, &registers).map_err(CaptureError::trace("set the registers of", tid))?;
-        let phase = self.go(tid)?;
-        Ok(Started { tid, call, phase })
+    /// Waits for one thread's calls, and gives the last one's result.
+    pub(super) fn finish_one(&mut self, mut progress: Progress) -> Result<u64, CaptureError> {
+        self.finish(std::slice::from_mut(&mut progress))?;
+        Ok(progress.result())
     }
 
-    /// Lets a thread whose registers are set go for its call.
-    fn go(&self, tid: i32) -> Result<Phase, CaptureError> {
-        let (gone, phase) = match self.step {
-            Step::Single => (ptrace::single_step(tid), Phase::Stepping),
-            Step::Syscall => (ptrace::resume_to_syscall(tid), Phase::ToEntry),
-        };
-        gone.map_err(CaptureError::trace("step", tid))?;
-        Ok(phase)
-    }
-
-    /// Waits until all of them are done.
-    pub(super) fn finish(&mut self, started: &mut [Started]) -> Result<(), CaptureError> {
-        let pace = Pace::start();
-        while started.iter().any(|one| !matches!(one.phase, Phase::Done(_))) {
-            match ptrace::wait_any().map_err(CaptureError::trace("wait for", self.pid))? {
-                Some((tid, report)) => match started.iter_mut().find(|one| one.tid == tid) {
-                    Some(one) => self.advance(one, report)?,
-                    None => self.note(tid, report)?,
-                },
-                None if self.deadline.is_over() => return Err(self.timed_out("a system call made on its behalf")),
-                None => pace.rest(),
+    /// Waits until all calls of several threads are made; fails where one of them did.
+    pub(super) fn finish(&mut self, all: &mut [Progress]) -> Result<(), CaptureError> {
+        let mut left = all.iter().filter(|one| !one.is_done()).count();
+        let mut failed = None;
+        while left > 0 {
+            let (tid, report) = match self.deadline.next_report() {
+                Ok(report) => report,
+                Err(Silence::TimedOut) => {
+                    failed = failed.or_else(|| Some(self.timed_out("a system call made on its behalf")));
+                    continue;
+                }
+                Err(Silence::NoTracee) => return Err(CaptureError::Gone { pid: self.pid }),
+            };
+            let Some(one) = all.iter_mut().find(|one| one.tid() == tid) else {
+                self.note(tid, report)?;
+                continue;
+            };
+            let Report::Stopped { signal, event } = report else { return Err(CaptureError::Gone { pid: self.pid }) };
+            match one.advance(signal, event) {
+                Ok(withheld) => self.withheld.extend(withheld.map(|signal| (tid, signal))),
+                // The others' calls are under way all the same.
+                Err(error) if one.is_done() => failed = failed.or(Some(error)),
+                Err(error) => return Err(error),
             }
+            left -= usize::from(one.is_done());
         }
-        Ok(())
+        failed.map_or(Ok(()), Err)
     }
 
     /// Waits for the newborn of a clone.
     pub(super) fn wait_newborn(&mut self) -> Result<i32, CaptureError> {
-        let pace = Pace::start();
         loop {
             if let Some(newborn) = self.newborn.take() {
                 return Ok(newborn);
             }
-            match ptrace::wait_any().map_err(CaptureError::trace("wait for", self.pid))? {
-                Some((tid, report)) => self.note(tid, report)?,
-                None if self.deadline.is_over() => return Err(self.timed_out("the birth of its template")),
-                None => pace.rest(),
+            match self.deadline.next_report() {
+                Ok((tid, report)) => self.note(tid, report)?,
+                Err(Silence::TimedOut) => return Err(self.timed_out("the birth of its template")),
+                Err(Silence::NoTracee) => return Err(CaptureError::Gone { pid: self.pid }),
             }
         }
     }
@@ -203,58 +152,14 @@ impl Injector {
             }
         }
     }
-
-    fn advance(&mut self, one: &mut Started, report: Report) -> Result<(), CaptureError> {
-        let Report::Stopped { signal, event } = report else {
-            return Err(CaptureError::Gone { pid: self.pid });
-        };
-        one.phase = match (one.phase, signal, event) {
-            (Phase::ToTrap, _, EVENT_STOP) => Phase::Done(self.result_of(one)?),
-            (Phase::Stepping, SIGTRAP, 0) if self.has_made_its_call(one)? => Phase::Done(self.result_of(one)?),
-            (Phase::ToEntry, SYSCALL_STOP, 0) => self.on(ptrace::resume_to_syscall(one.tid), one.tid, Phase::ToExit)?,
-            (Phase::ToExit, SYSCALL_STOP, 0) => {
-                let trapped = ptrace::interrupt(one.tid).and_then(|()| ptrace::resume(one.tid, 0));
-                self.on(trapped, one.tid, Phase::ToTrap)?
-            }
-            (phase, signal, 0) if signal != SIGTRAP => {
-                self.withheld.push((one.tid, signal));
-                self.again(one, phase)?
-            }
-            (phase, ..) => self.again(one, phase)?,
-        };
-        Ok(())
-    }
-
-    /// Goes on after a stop that was not the one waited for (a group stop, a signal).
-    fn again(&self, one: &Started, phase: Phase) -> Result<Phase, CaptureError> {
-        let gone = match phase {
-            Phase::Stepping => ptrace::single_step(one.tid),
-            Phase::ToEntry | Phase::ToExit => ptrace::resume_to_syscall(one.tid),
-            Phase::ToTrap | Phase::Done(_) => ptrace::resume(one.tid, 0),
-        };
-        self.on(gone, one.tid, phase)
-    }
-
-    fn on(&self, gone: io::Result<()>, tid: i32, phase: Phase) -> Result<Phase, CaptureError> {
-        gone.map_err(CaptureError::trace("resume", tid))?;
-        Ok(phase)
-    }
-
-    fn has_made_its_call(&self, one: &Started) -> Result<bool, CaptureError> {
-        Ok(read_registers(one.tid)?.rip == self.syscall_at + SYSCALL_BYTES)
-    }
-
-    fn result_of(&self, one: &Started) -> Result<u64, CaptureError> {
-        Ok(read_registers(one.tid)?.rax)
-    }
 }
 
-fn result(one: &Started) -> Result<u64, CaptureError> {
-    let Phase::Done(value) = one.phase else { unreachable!("finish waits until each call is done") };
+/// The value of a finished call; small negative ones are errors.
+fn checked(tid: i32, call: &Call, value: u64) -> Result<u64, CaptureError> {
     let errno = value.wrapping_neg();
     if (1..=ERRNO_MAX).contains(&errno) {
         let source = io::Error::from_raw_os_error(errno as i32);
-        return Err(CaptureError::Call { call: one.call.name, tid: one.tid, source });
+        return Err(CaptureError::Call { call: call.name, tid, source });
     }
     Ok(value)
 }
@@ -271,7 +176,7 @@ pub(super) fn read_registers(tid: i32) -> Result<Registers, CaptureError> {
 
 /// Where `code`, a copy of executable bytes that lie at `base`, has a `syscall` instruction.
 pub(super) fn find_syscall(code: &[u8], base: u64) -> Option<u64> {
-    const SYSCALL: [u8; SYSCALL_BYTES as usize] = [0x0f, 0x05];
+    const SYSCALL: [u8; 2] = [0x0f, 0x05];
     let at = code.windows(SYSCALL.len()).position(|window| window == SYSCALL)?;
     Some(base + at as u64)
 }

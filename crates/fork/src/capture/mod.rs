@@ -23,6 +23,7 @@ mod eager;
 mod error;
 mod files;
 mod freezer;
+mod glibc;
 mod inject;
 mod memory;
 mod owner;

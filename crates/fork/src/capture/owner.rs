@@ -80,16 +80,19 @@ fn own(pid: i32, mut options: CaptureOptions, answer: &SyncSender<Result<Capture
         Err(_panic) => return drop(answer.send(Err(CaptureError::TracerLost { pid }))),
     };
     let (keep, kept) = mpsc::channel::<()>();
-    let (_ends_with_us, ended) = mpsc::channel();
+    let (ends_with_us, ended) = mpsc::channel();
     let template = Template { pid: held.pid(), keep: Some(keep), ended: Mutex::new(ended) };
     let captured = Captured { descriptor, template, shared_copies, times };
-    // Where nobody waits any more, the template comes back in the error, and its drop is the end below; it must not be
-    // dropped here, where it would wait for this very thread.
-    if let Err(unclaimed) = answer.send(Ok(captured)) {
-        std::mem::forget(unclaimed);
-    } else {
+    match answer.send(Ok(captured)) {
         // Nothing is ever sent: this is the end of `keep`.
-        let _ = kept.recv();
+        Ok(()) => drop(kept.recv()),
+        // Nobody waits any more. The template comes back in the error, and its drop must not wait for this very thread.
+        Err(unclaimed) => {
+            drop(ends_with_us);
+            drop(unclaimed);
+            return held.end(None);
+        }
     }
     held.end(None);
+    drop(ends_with_us);
 }

@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace::{self, Registers};
 use farfork_wire::descriptor::{
-    Credentials, Limit, Mm, PendingSignal, Process, Rseq, Scheduling, SignalAction, Thread,
+    AltStack, Credentials, Limit, Mm, PendingSignal, Process, Rseq, Scheduling, SignalAction, Thread,
 };
 
-use super::ask::{Answers, ask_bytes};
+use super::ask::{Answers, alt_stack_call, ask_bytes, parse_alt_stack};
 use super::error::CaptureError;
 use super::inject::{Call, Injector};
 use super::stop::{Snapshot, StoppedThread};
@@ -29,6 +29,11 @@ impl Standing {
         let xstate = ptrace::extended_state(tid).map_err(CaptureError::trace("read the extended state of", tid))?;
         let robust_list = process::robust_list(tid).map_err(CaptureError::trace("read the robust list of", tid))?;
         Ok(Self { xstate, robust_list })
+    }
+
+    /// Address of the head of the list of robust futexes, 0 for none.
+    pub(super) fn robust_list_head(&self) -> u64 {
+        self.robust_list.0
     }
 }
 
@@ -121,23 +126,29 @@ pub(super) struct Inherited {
     brk: u64,
     pub(super) securebits: u32,
     dumpable: u32,
+    /// The leader's.
+    pub(super) alt_stack: AltStack,
     signal_actions: Vec<SignalAction>,
 }
 
 impl Inherited {
     /// Asks the subject, which has inherited all of this from the parent.
-    pub(super) fn ask(subject: &Subject<'_>, injector: &mut Injector) -> Result<Self, CaptureError> {
+    pub(super) fn ask(subject: &Subject<'_>, injector: &mut Injector<'_>) -> Result<Self, CaptureError> {
         const BRK: u64 = 12;
         const PRCTL: u64 = 157;
         const PR_GET_DUMPABLE: u64 = 3;
         const PR_GET_SECUREBITS: u64 = 27;
+        const ALT_STACK_BYTES: usize = 24;
         let mut call = |call: Call| injector.call(subject.pid, subject.registers, call);
         let brk = call(Call::new("brk", BRK, [0]))?;
         let dumpable = call(Call::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]))? as u32;
         let securebits = call(Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]))? as u32;
         let status = Status::read(subject.pid).map_err(CaptureError::read(subject.pid, "status"))?;
         let signal_actions = signal_actions(subject, &status, injector)?;
-        Ok(Self { brk, securebits, dumpable, signal_actions })
+        let thread = (subject.pid, subject.registers);
+        let scratch = (subject.mem, subject.scratch);
+        let alt_stack: [u8; ALT_STACK_BYTES] = ask_bytes(injector, thread, scratch, alt_stack_call(subject.scratch))?;
+        Ok(Self { brk, securebits, dumpable, alt_stack: parse_alt_stack(&alt_stack), signal_actions })
     }
 }
 
@@ -146,7 +157,7 @@ impl Inherited {
 fn signal_actions(
     subject: &Subject<'_>,
     status: &Status,
-    injector: &mut Injector,
+    injector: &mut Injector<'_>,
 ) -> Result<Vec<SignalAction>, CaptureError> {
     const RT_SIGACTION: u64 = 13;
     const SIGNAL_SET_BYTES: u64 = 8;

@@ -10,7 +10,7 @@ use farfork_sys::process::{self, Status};
 use farfork_sys::ptrace::{self, EVENT_STOP, Registers, Report, SignalQueue};
 use rustix::process::{Pid, Signal};
 
-use super::deadline::{Deadline, Pace};
+use super::deadline::{Deadline, Silence};
 use super::error::{CaptureError, Refusal};
 use super::freezer;
 use super::inject::{Injector, read_registers};
@@ -111,29 +111,28 @@ fn await_stops(
     standing: &mut Vec<i32>,
     ended: &mut Vec<i32>,
 ) -> Result<(), CaptureError> {
-    let pace = Pace::start();
     while !awaited.is_empty() {
-        match ptrace::wait_any() {
-            Ok(Some((tid, report))) => match report {
-                // The kernel passes the leader's end on to its parent when we are gone.
-                Report::Ended if tid == pid => return Err(CaptureError::Gone { pid }),
-                Report::Ended => {
-                    let _ = ptrace::reap(tid);
-                    awaited.retain(|other| *other != tid);
-                    standing.retain(|other| *other != tid);
-                    ended.push(tid);
-                }
-                Report::Stopped { event: EVENT_STOP, .. } => {
-                    awaited.retain(|other| *other != tid);
-                    standing.push(tid);
-                }
-                // A signal came first: it is delivered, and the stop follows.
-                Report::Stopped { signal, event: 0 } => drop(ptrace::resume(tid, signal)),
-                Report::Stopped { .. } => drop(ptrace::resume(tid, 0)),
-            },
-            Ok(None) if deadline.is_over() => return Err(not_stopped(pid, awaited[0], deadline)),
-            Ok(None) => pace.rest(),
-            Err(_) => return Err(CaptureError::Gone { pid }),
+        let (tid, report) = match deadline.next_report() {
+            Ok(report) => report,
+            Err(Silence::TimedOut) => return Err(not_stopped(pid, awaited[0], deadline)),
+            Err(Silence::NoTracee) => return Err(CaptureError::Gone { pid }),
+        };
+        match report {
+            // The kernel passes the leader's end on to its parent when we are gone.
+            Report::Ended if tid == pid => return Err(CaptureError::Gone { pid }),
+            Report::Ended => {
+                let _ = ptrace::reap(tid);
+                awaited.retain(|other| *other != tid);
+                standing.retain(|other| *other != tid);
+                ended.push(tid);
+            }
+            Report::Stopped { event: EVENT_STOP, .. } => {
+                awaited.retain(|other| *other != tid);
+                standing.push(tid);
+            }
+            // A signal came first: it is delivered, and the stop follows.
+            Report::Stopped { signal, event: 0 } => drop(ptrace::resume(tid, signal)),
+            Report::Stopped { .. } => drop(ptrace::resume(tid, 0)),
         }
     }
     Ok(())
@@ -193,7 +192,7 @@ impl Stopped {
     }
 
     /// Blocks all signals (but SIGTRAP where single steps need it), so that no handler runs between two steps.
-    pub(super) fn block_signals(&self, injector: &Injector) -> Result<(), CaptureError> {
+    pub(super) fn block_signals(&self, injector: &Injector<'_>) -> Result<(), CaptureError> {
         const SIGTRAP_BIT: u64 = 1 << (super::inject::SIGTRAP - 1);
         let mask = if injector.needs_sigtrap() { !SIGTRAP_BIT } else { u64::MAX };
         for thread in &self.snapshot.threads {

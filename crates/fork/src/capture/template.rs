@@ -13,12 +13,12 @@ use std::fs;
 use std::time::Duration;
 
 use farfork_sys::process::{Stat, Status};
-use farfork_sys::ptrace::{self, Registers};
+use farfork_sys::ptrace::{self, Registers, Report};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::deadline::{Deadline, Pace};
+use super::deadline::{Deadline, Silence};
 use super::error::CaptureError;
-use super::inject::{Call, Injector, SIGTRAP, Started, Step, read_registers};
+use super::inject::{Call, Injector, Progress, SIGTRAP, Step, read_registers};
 use super::stop::{Snapshot, Stopped, StoppedThread, stop_one};
 use super::turn::Turn;
 
@@ -53,19 +53,19 @@ pub(super) struct Clone {
 }
 
 /// Begins the clone in the leader of a stopped process: the leader copies the page tables by itself meanwhile.
-pub(super) fn begin(leader: &StoppedThread, injector: &Injector) -> Result<Started, CaptureError> {
-    injector.start(leader.tid, &leader.registers, Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK]))
+pub(super) fn begin(leader: &StoppedThread, injector: &Injector<'_>) -> Result<Progress, CaptureError> {
+    injector.start(leader.tid, &leader.registers, vec![Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK])])
 }
 
 impl Clone {
     /// Waits until a clone that was begun is born.
     pub(super) fn born(
-        mut started: Started,
+        started: Progress,
         snapshot: &Snapshot,
         parent_start_ticks: u64,
-        injector: &mut Injector,
+        injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
-        let inner_pid = injector.finish_one(&mut started)?;
+        let inner_pid = injector.finish_one(started)?;
         let pid = injector.wait_newborn()?;
         let mut clone = Self {
             pid,
@@ -84,7 +84,7 @@ impl Clone {
 
     /// Sets it apart from the parent: a session of its own, so that no kill(0) or terminal reaches it, and a place in
     /// the OOM order.
-    pub(super) fn set_apart(&self, injector: &mut Injector) -> Result<(), CaptureError> {
+    pub(super) fn set_apart(&self, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
         const SETSID: u64 = 112;
         injector.call(self.pid, &self.registers, Call::new("setsid", SETSID, []))?;
         let path = format!("/proc/{}/oom_score_adj", self.pid);
@@ -97,7 +97,7 @@ impl Clone {
     }
 
     /// Closes its copies of the parent's files, so that no pipe or lock of the parent is held open.
-    pub(super) fn close_files(&self, injector: &mut Injector) -> Result<(), CaptureError> {
+    pub(super) fn close_files(&self, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
         const CLOSE_RANGE: u64 = 436;
         let call = Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), 0]);
         injector.call(self.pid, &self.registers, call).map(drop)
@@ -126,12 +126,14 @@ impl Clone {
     }
 
     fn await_end(&self) -> bool {
-        let (deadline, pace) = (Deadline::after(END_LIMIT), Pace::start());
+        let deadline = Deadline::after(END_LIMIT);
         while !deadline.is_over() {
-            match ptrace::reap(self.pid) {
-                Ok(false) => pace.rest(),
-                // An error: it is no tracee any more.
-                Ok(true) | Err(_) => return true,
+            match deadline.next_report() {
+                Ok((tid, Report::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
+                // Its last stop, told late.
+                Ok(_) => {}
+                Err(Silence::TimedOut) => return false,
+                Err(Silence::NoTracee) => return true,
             }
         }
         false
@@ -160,9 +162,8 @@ impl Clone {
         stop_one(pid, &deadline)?;
         let mut stopped = Stopped::take(pid, &[pid])?;
         let status = Status::read(pid).map_err(CaptureError::read(pid, "status"))?;
-        let avoids_traps = status.ignores(SIGTRAP) || stopped.snapshot.has_pending(SIGTRAP);
-        let step = if avoids_traps { Step::Syscall } else { Step::Single };
-        let mut injector = Injector::new(pid, self.syscall_at, step, deadline);
+        let step = Step::where_trap(status.ignores(SIGTRAP), stopped.snapshot.has_pending(SIGTRAP));
+        let mut injector = Injector::new(pid, self.syscall_at, step, &deadline);
         stopped.block_signals(&injector)?;
         let leader = stopped.snapshot.leader();
         let call = Call::new("wait4", WAIT4, [self.inner_pid, 0, WALL | WNOHANG, 0]);

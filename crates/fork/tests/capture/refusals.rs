@@ -5,7 +5,7 @@ use farfork_fork::capture::{self, CaptureError};
 use crate::harness::Parent;
 
 /// What a parent has, and the object and a word of the reason that its refusal names.
-const REFUSED: [(&str, &str, &str); 16] = [
+const REFUSED: [(&str, &str, &str); 17] = [
     ("socket", "fd 3", "socket"),
     ("socketpair", "fd 4", "socket"),
     ("timerfd", "fd 3", "timerfd"),
@@ -18,7 +18,8 @@ const REFUSED: [(&str, &str, &str); 16] = [
     ("named_pipe", "fd 3", "named pipe"),
     ("deleted", "fd 3", "was deleted"),
     ("system_v", "mapping", "System V"),
-    ("interval_timer", "ITIMER_PROF", "armed"),
+    ("interval_timer", "ITIMER_REAL", "armed"),
+    ("profiler", "ITIMER_PROF", "armed"),
     ("posix_timer", "POSIX timer 0", "timer"),
     ("seccomp", "thread", "seccomp"),
     ("nothing", "", ""),

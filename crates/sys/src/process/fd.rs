@@ -2,7 +2,7 @@
 
 use std::{fs, io};
 
-use super::malformed;
+use super::{malformed, read_piece};
 
 /// The numbers of a process's file descriptors, ascending.
 ///
@@ -62,7 +62,8 @@ impl FdInfo {
     /// # Errors
     /// NotFound when process or descriptor is gone.
     pub fn read(pid: i32, number: u32) -> io::Result<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"))?)
+        let bytes = read_piece(&format!("/proc/{pid}/fdinfo/{number}"))?;
+        Self::parse(str::from_utf8(&bytes).map_err(|_| malformed("fdinfo"))?)
     }
 
     /// Parses the text of a file of `fdinfo`.

@@ -1,6 +1,7 @@
 //! `/proc/PID/maps` and `smaps`: the memory map.
 
-use std::{fs, io};
+use std::fs::File;
+use std::io::{self, Read};
 
 use super::malformed;
 
@@ -98,7 +99,7 @@ fn unescape(path: &[u8]) -> Vec<u8> {
 /// # Errors
 /// NotFound when the process has ended.
 pub fn maps(pid: i32) -> io::Result<Vec<MapEntry>> {
-    parse(&fs::read(format!("/proc/{pid}/maps"))?).ok_or_else(|| malformed("maps"))
+    parse(&read_records(&format!("/proc/{pid}/maps"))?).ok_or_else(|| malformed("maps"))
 }
 
 /// The memory map with VmFlags. The kernel visits every page for it.
@@ -106,7 +107,16 @@ pub fn maps(pid: i32) -> io::Result<Vec<MapEntry>> {
 /// # Errors
 /// NotFound when the process has ended.
 pub fn smaps(pid: i32) -> io::Result<Vec<MapEntry>> {
-    parse(&fs::read(format!("/proc/{pid}/smaps"))?).ok_or_else(|| malformed("smaps"))
+    parse(&read_records(&format!("/proc/{pid}/smaps"))?).ok_or_else(|| malformed("smaps"))
+}
+
+/// Reads a file that the kernel makes record by record, some 4 KiB a call; the buffer spares the calls that find out
+/// how large the next may be.
+fn read_records(path: &str) -> io::Result<Vec<u8>> {
+    const EXPECTED_BYTES: usize = 64 << 10;
+    let mut bytes = Vec::with_capacity(EXPECTED_BYTES);
+    File::open(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Lines of `smaps` that tell of a mapping begin with a capital letter, a mapping's own line with a digit in hex.

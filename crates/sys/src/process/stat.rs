@@ -1,8 +1,8 @@
 //! `/proc/PID/stat`: ids, state and the addresses of the address space.
 
-use std::{fs, io};
+use std::io;
 
-use super::malformed;
+use super::{malformed, read_piece};
 
 /// Kernel threads carry this in their flags.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -51,7 +51,7 @@ impl Stat {
     /// # Errors
     /// NotFound when it has ended.
     pub fn read(id: i32) -> io::Result<Self> {
-        let bytes = fs::read(format!("/proc/{id}/stat"))?;
+        let bytes = read_piece(&format!("/proc/{id}/stat"))?;
         Self::parse(&bytes).ok_or_else(|| malformed("stat"))
     }
 

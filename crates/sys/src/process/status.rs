@@ -1,8 +1,8 @@
 //! `/proc/PID/status`: credentials, capabilities, signals, ids in nested namespaces.
 
-use std::{fs, io};
+use std::io;
 
-use super::malformed;
+use super::{malformed, read_piece};
 
 /// Fields of `/proc/PID/status` that farfork needs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -46,13 +46,18 @@ impl Status {
     /// NotFound when it has ended.
     pub fn read(id: i32) -> io::Result<Self> {
         // The name may hold any byte; all else is ASCII.
-        let bytes = fs::read(format!("/proc/{id}/status"))?;
+        let bytes = read_piece(&format!("/proc/{id}/status"))?;
         Self::parse(&String::from_utf8_lossy(&bytes)).ok_or_else(|| malformed("status"))
     }
 
     /// Whether a signal is ignored.
     pub fn ignores(&self, signal: i32) -> bool {
         self.signals_ignored & 1 << (signal - 1).clamp(0, 63) != 0
+    }
+
+    /// Whether a signal has a handler.
+    pub fn catches(&self, signal: i32) -> bool {
+        self.signals_caught & 1 << (signal - 1).clamp(0, 63) != 0
     }
 
     fn parse(text: &str) -> Option<Self> {

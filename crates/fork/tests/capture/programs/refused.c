@@ -13,6 +13,8 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
+static void on_tick(int number) { (void)number; }
+
 static void make(const char *what) {
     int ends[2];
     if (!strcmp(what, "socket")) CHECK(socket(AF_INET, SOCK_STREAM, 0));
@@ -53,7 +55,13 @@ static void make(const char *what) {
     }
     if (!strcmp(what, "interval_timer")) {
         struct itimerval hour = {.it_value = {3600, 0}};
-        CHECK(setitimer(ITIMER_PROF, &hour, NULL));
+        CHECK(setitimer(ITIMER_REAL, &hour, NULL));
+    }
+    if (!strcmp(what, "profiler")) {
+        struct itimerval often = {{0, 10000}, {0, 10000}};
+        struct sigaction action = {.sa_handler = on_tick, .sa_flags = SA_RESTART};
+        CHECK(sigaction(SIGPROF, &action, NULL));
+        CHECK(setitimer(ITIMER_PROF, &often, NULL));
     }
     if (!strcmp(what, "posix_timer")) {
         timer_t timer;

@@ -1,0 +1,95 @@
+//! A limit for system calls that have none, such as waitid(2) of a tracee: a signal that does nothing but interrupt
+//! them, sent to one thread.
+
+use std::io;
+use std::mem::{MaybeUninit, zeroed};
+use std::ptr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The last real-time signal, which nothing else in this program uses.
+fn signal() -> i32 {
+    libc::SIGRTMAX()
+}
+
+/// How often the signal is repeated once it is due: one that comes just before the system call interrupts nothing.
+const REPEAT: Duration = Duration::from_millis(5);
+
+/// From when it is due until it is dropped, system calls of the thread that set it return EINTR.
+#[derive(Debug)]
+pub struct Alarm {
+    timer: libc::timer_t,
+}
+
+impl Alarm {
+    /// Sets the alarm of the calling thread.
+    ///
+    /// # Errors
+    /// As timer_create(2): EAGAIN when there are too many timers.
+    pub fn after(limit: Duration) -> io::Result<Self> {
+        install_handler()?;
+        // SAFETY: all zeroes is a valid sigevent; the fields that SIGEV_THREAD_ID uses are set below.
+        let mut event: libc::sigevent = unsafe { zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = signal();
+        event.sigev_notify_thread_id = rustix::thread::gettid().as_raw_nonzero().get();
+        let mut timer = MaybeUninit::uninit();
+        // SAFETY: the kernel reads `event` and writes the timer's id.
+        if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, timer.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: timer_create has succeeded and written it. Owned by `alarm` from here on.
+        let alarm = Self { timer: unsafe { timer.assume_init() } };
+        // A timer of zero would never be due.
+        let first = timespec(limit.max(Duration::from_nanos(1)));
+        let times = libc::itimerspec { it_interval: timespec(REPEAT), it_value: first };
+        // SAFETY: the timer is ours, `times` is read.
+        if unsafe { libc::timer_settime(alarm.timer, 0, &times, ptr::null_mut()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(alarm)
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        // SAFETY: the timer is ours and not deleted yet.
+        unsafe { libc::timer_delete(self.timer) };
+    }
+}
+
+fn timespec(duration: Duration) -> libc::timespec {
+    libc::timespec { tv_sec: duration.as_secs() as libc::time_t, tv_nsec: i64::from(duration.subsec_nanos()) }
+}
+
+extern "C" fn interrupt_only(_: i32) {}
+
+/// A handler without SA_RESTART, once for the process: an ignored signal would interrupt nothing.
+fn install_handler() -> io::Result<()> {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
+        let mut action: libc::sigaction = unsafe { zeroed() };
+        action.sa_sigaction = interrupt_only as extern "C" fn(i32) as usize;
+        // SAFETY: the handler does nothing, which is safe at any point of any thread.
+        unsafe { libc::sigaction(signal(), &action, ptr::null_mut()) == 0 }
+    });
+    if *installed { Ok(()) } else { Err(io::Error::other("no handler could be installed")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::time::Instant;
+
+    #[test]
+    fn a_system_call_without_limit_gets_one() {
+        let (mut reader, _writer) = io::pipe().unwrap();
+        let begun = Instant::now();
+        let _alarm = Alarm::after(Duration::from_millis(30)).unwrap();
+        let interrupted = reader.read(&mut [0]).unwrap_err();
+        assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
+        assert!(begun.elapsed() >= Duration::from_millis(30));
+    }
+}
