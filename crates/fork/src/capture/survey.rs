@@ -160,6 +160,13 @@ impl Survey {
         if count > 0 {
             self.notes.push(format!("its {count} child processes are not carried"));
         }
+        let absent: u64 = self.maps.iter().filter(|entry| entry.has_flag("dc")).map(MapEntry::bytes).sum();
+        if absent > 0 {
+            self.notes.push(format!(
+                "{} KiB of its memory are marked MADV_DONTFORK: its children lack them, as after fork(2), and fail where they touch them (Node.js marks its heap so)",
+                absent >> 10
+            ));
+        }
         if self.stat.state == 'T' {
             self.notes.push("it is stopped by a signal; its children will run".to_owned());
         }
