@@ -47,6 +47,7 @@ const SENTENCES: [(&str, &[Test]); 13] = [
 ];
 
 fn main() -> ExitCode {
+    test::close_inherited_descriptors();
     let mut arguments = Arguments::from_args();
     // One after the other: they measure pauses, and there may be two cores.
     arguments.test_threads.get_or_insert(1);

@@ -18,7 +18,6 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("an_inotify", |cluster| refused(cluster, "inotify", &["fd 3", "inotify"])),
     Test::shared("a_timer_descriptor", |cluster| refused(cluster, "timerfd", &["fd 3", "timerfd"])),
     Test::shared("a_posix_timer", |cluster| refused(cluster, "timer", &["timer"])),
-    Test::shared("a_pipe_to_elsewhere", |cluster| refused(cluster, "pipe", &["fd 3", "pipe"])),
     Test::shared("a_system_call_filter", |cluster| refused(cluster, "seccomp", &["seccomp"])),
     Test::shared("an_unlinked_file", |cluster| refused(cluster, "unlinked", &["fd 3"])),
     Test::shared("a_target_in_vfork", |cluster| refused(cluster, "vfork", &["vfork"])),
@@ -36,7 +35,11 @@ const REFUSAL_LIMIT: Duration = Duration::from_secs(10);
 fn unknown_node(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::of(cluster.first(), &parent);
-    cluster.first().refused(&["fork", seed.id(), "--to", "nowhere"]).names(&["nowhere", "farfork nodes"]);
+    cluster.first().refused(&["fork", seed.id(), "--to", "nowhere"]).names(&[
+        "nowhere",
+        cluster.name(0),
+        cluster.name(2),
+    ]);
     cluster.first().refused(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]).names(&["nowhere"]);
     let said = cluster.first().json_of_any(&["fork", seed.id(), "--to", "nowhere", "--detach", "-n", "3"]);
     assert!(said.to_string().contains("nowhere"), "{said}");
@@ -86,9 +89,9 @@ fn refused(cluster: &Cluster, reason: &str, words: &[&str]) {
     parent.require_unharmed();
 }
 
-/// By whichever freezer the machine has.
+/// By whichever freezer the machine has. (Not the program that checks for EINTR: the freezer of version 1 causes it.)
 fn frozen(cluster: &Cluster) {
-    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let mut parent = Parent::start(Program::Threads, &["4"]);
     let freezer = Freezer::of(&parent);
     let pid = parent.pid_text();
     let begin = Instant::now();

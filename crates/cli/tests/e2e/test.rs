@@ -84,6 +84,12 @@ pub(crate) fn require_root() {
     }
 }
 
+/// Whoever started this run may have left descriptors open, such as the pipe of a job server. Parents would inherit them,
+/// and be refused for them.
+pub(crate) fn close_inherited_descriptors() {
+    farfork_sys::fork::close_all_but(&[0, 1, 2]).expect("/proc/self/fd can be read");
+}
+
 /// Runs a body in a thread, and gives it up when it takes too long.
 fn within_limit(body: impl FnOnce() + Send + 'static) -> Result<(), Failed> {
     let (sender, receiver) = mpsc::channel();

@@ -54,6 +54,7 @@ impl Cluster {
         let marks = Marks {
             run_dir,
             network_prefix: format!("ff-{name}-"),
+            group: format!("farfork-{name}"),
             cgroups: local.nodes().iter().flat_map(|node| node.cgroups.clone()).collect(),
         };
         Self {

@@ -71,12 +71,6 @@ pub(crate) fn python() -> PathBuf {
     found.filter(|python| python.exists()).expect("no Python with NumPy: run scripts/setup.sh")
 }
 
-/// Whether a command line belongs to one of these programs.
-pub(crate) fn owns_command_line(command_line: &str) -> bool {
-    let places = [build_dir().to_owned(), sources()];
-    places.iter().any(|place| command_line.contains(&*place.to_string_lossy()))
-}
-
 fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
 }

@@ -1,19 +1,19 @@
-//! What a run has left on the machine: processes, namespaces, network links, mounts, control groups, files. Only what
+//! What a run has left on the machine: processes, namespaces, mounts, control groups, files. Only what
 //! carries the run's own marks counts, so that a user's nodes may run beside the tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-
-use super::programs;
 
 /// What tells one run's traces from everything else on the machine.
 #[derive(Debug, Clone)]
 pub(crate) struct Marks {
     /// The run's directory.
     pub(crate) run_dir: PathBuf,
-    /// What the names of its network namespaces and links begin with.
+    /// What the names of its network namespaces begin with.
     pub(crate) network_prefix: String,
-    /// Its control groups, as its nodes wrote them down.
+    /// Name of its control group in each hierarchy.
+    pub(crate) group: String,
+    /// The control groups of its nodes.
     pub(crate) cgroups: Vec<PathBuf>,
 }
 
@@ -31,29 +31,17 @@ pub(crate) fn find(marks: &Marks) -> Vec<String> {
     found
 }
 
-/// Processes that run the binary under test or a test program, or name the run's directory. This process is none.
+/// Processes that name the run's directory or are in its control groups: daemons, pagers, containers, templates.
 fn processes(marks: &Marks) -> Vec<String> {
-    let run_dir = marks.run_dir.to_string_lossy();
-    let ours = |pid: &i32| {
-        let (command, executable) = (command_line(*pid), executable(*pid));
-        executable.contains(super::BINARY)
-            || command.contains(&*run_dir)
-            || programs::owns_command_line(&command)
-            || programs::owns_command_line(&executable)
-    };
-    let own = std::process::id().cast_signed();
-    let all = names_in("/proc").into_iter().filter_map(|name| name.parse().ok());
-    all.filter(|pid| *pid != own && is_alive(*pid))
-        .filter(ours)
-        .map(|pid| format!("process {pid}: {}", command_line(pid)))
-        .collect()
+    let (run_dir, group) = (marks.run_dir.to_string_lossy(), format!("/{}/", marks.group));
+    let all = names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok());
+    let ours = |pid: &i32| command_line(*pid).contains(&*run_dir) || read_of(*pid, "cgroup").contains(&group);
+    all.filter(|pid| is_alive(*pid)).filter(ours).map(|pid| format!("process {pid}: {}", command_line(pid))).collect()
 }
 
 fn network(marks: &Marks) -> Vec<String> {
-    let begins = |name: &String| name.starts_with(&marks.network_prefix);
-    let links = names_in("/sys/class/net").into_iter().filter(begins).map(|name| format!("network link {name}"));
-    let namespaces = names_in("/run/netns").into_iter().filter(begins).map(|name| format!("network namespace {name}"));
-    links.chain(namespaces).collect()
+    let namespaces = names_in("/run/netns").into_iter().filter(|name| name.starts_with(&marks.network_prefix));
+    namespaces.map(|name| format!("network namespace {name}")).collect()
 }
 
 fn mounts(marks: &Marks) -> Vec<String> {
@@ -73,16 +61,17 @@ fn names_in(directory: &str) -> Vec<String> {
 }
 
 fn command_line(pid: i32) -> String {
-    let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    String::from_utf8_lossy(&bytes).replace('\0', " ").trim_end().to_owned()
+    read_of(pid, "cmdline").replace('\0', " ").trim_end().to_owned()
 }
 
-fn executable(pid: i32) -> String {
-    fs::read_link(format!("/proc/{pid}/exe")).map(|path| path.to_string_lossy().into_owned()).unwrap_or_default()
+/// A file of `/proc/PID`; empty once the process is gone.
+fn read_of(pid: i32, file: &str) -> String {
+    let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Neither a zombie nor gone: a zombie is its parent's to reap, and pid 1 takes its time with orphans.
 fn is_alive(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = read_of(pid, "stat");
     stat.rsplit(')').next().is_some_and(|rest| !rest.trim_start().starts_with(['Z', 'X']) && !rest.is_empty())
 }

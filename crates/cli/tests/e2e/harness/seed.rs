@@ -1,5 +1,7 @@
 //! A seed and its children, by the commands that a user types.
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -103,7 +105,8 @@ impl Seed {
     pub(crate) fn check_answers(&self, parent: &Parent, children: &[Started], numbers: &[u64]) {
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
         let said = self.farfork.json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
-        let ended = said["children"].as_array().unwrap_or_else(|| panic!("wait lists children: {said}"));
+        let waits = || children.iter().map(Started::waits).collect::<String>();
+        let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits()));
         assert_eq!(ended.len(), numbers.len());
         for (end, number) in ended.iter().zip(numbers) {
             let expected = format!("result {number} {}", parent.answer_to(*number));
@@ -128,6 +131,20 @@ impl Started {
         let text = |key: &str| said[key].as_str().unwrap_or_else(|| panic!("no {key} in {said}")).to_owned();
         let pid = said["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process id");
         Self { id: text("child"), node: text("node"), pid }
+    }
+}
+
+impl Started {
+    /// Where each of its threads is in the kernel: what a hang is about.
+    fn waits(&self) -> String {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
+        let line = |task: PathBuf| {
+            let [name, place, call] = ["comm", "wchan", "syscall"].map(|file| read(task.join(file)));
+            format!("  {}: {name}, in {place}, call {call}\n", task.display())
+        };
+        let lines: String = tasks.map(|task| line(task.path())).collect();
+        format!("{} on {}:\n{lines}", self.id, self.node)
     }
 }
 

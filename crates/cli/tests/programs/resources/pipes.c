@@ -3,6 +3,7 @@
  */
 #include "../forked.h"
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -30,13 +31,23 @@ static void check_content(int ends[2], const uint64_t *expected, size_t bytes) {
     REQUIRE(read(ends[0], found, 1) == 0, "another writer is left");
 }
 
+/* A pipe whose writer was gone keeps its last words. */
+static void check_last_words(int fd) {
+    char text[16] = {0};
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    REQUIRE(poll(&poll_fd, 1, 0) == 1 && (poll_fd.revents & POLLIN) && (poll_fd.revents & POLLHUP));
+    REQUIRE(read(fd, text, sizeof text) == 5 && strcmp(text, "words") == 0);
+    REQUIRE(read(fd, text, sizeof text) == 0);
+}
+
 int main(void) {
-    int full[2], waited[2];
+    int full[2], waited[2], last[2];
     uint64_t words[CAPACITY / sizeof(uint64_t)];
     fill(words, sizeof words, 40);
-    REQUIRE(pipe2(full, O_NONBLOCK | O_CLOEXEC) == 0 && pipe2(waited, 0) == 0);
+    REQUIRE(pipe2(full, O_NONBLOCK | O_CLOEXEC) == 0 && pipe2(waited, 0) == 0 && pipe2(last, 0) == 0);
     REQUIRE(fcntl(full[1], F_SETPIPE_SZ, CAPACITY) == CAPACITY);
     REQUIRE(write(full[1], words, sizeof words) == sizeof words);
+    REQUIRE(write(last[1], "words", 5) == 5 && close(last[1]) == 0);
     pthread_t reader;
     REQUIRE(pthread_create(&reader, NULL, read_one, &waited[0]) == 0);
     while (!atomic_load(&is_waiting)) usleep(100);
@@ -46,6 +57,7 @@ int main(void) {
     await_fork(payload);
 
     check_content(full, words, sizeof words);
+    check_last_words(last[0]);
     REQUIRE(write(waited[1], "x", 1) == 1 && pthread_join(reader, NULL) == 0);
     finish(payload, 0);
 }

@@ -37,10 +37,6 @@ static void *run(void *argument) {
     struct sched_param parameters = {0};
     REQUIRE(sched_setscheduler(0, policy_of(task->index), &parameters) == 0);
     REQUIRE(setpriority(PRIO_PROCESS, 0, (int)task->index) == 0);
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(0, &one);
-    if (task->index == 3) REQUIRE(sched_setaffinity(0, sizeof one, &one) == 0);
     pthread_mutex_lock(&robust_mutexes[task->index]);
     atomic_fetch_add(&started, 1);
     while (!atomic_load(&go_on)) usleep(1000);
@@ -51,9 +47,6 @@ static void *run(void *argument) {
     REQUIRE(holds(own, sizeof own, task->index), "thread-local storage");
     REQUIRE(sched_getscheduler(0) == policy_of(task->index), "policy %d", sched_getscheduler(0));
     REQUIRE(getpriority(PRIO_PROCESS, 0) == (int)task->index, "nice value %d", getpriority(PRIO_PROCESS, 0));
-    cpu_set_t cpus;
-    REQUIRE(sched_getaffinity(0, sizeof cpus, &cpus) == 0);
-    if (task->index == 3) REQUIRE(CPU_EQUAL(&cpus, &one), "affinity");
     return NULL; /* with its robust mutex held */
 }
 

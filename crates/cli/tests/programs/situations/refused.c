@@ -1,5 +1,5 @@
 /* A parent that cannot be prepared, for one reason, and runs on.
- * usage: refused socket|inotify|timerfd|timer|unlinked|pipe|seccomp|vfork|leaderless
+ * usage: refused socket|inotify|timerfd|timer|unlinked|seccomp|vfork|leaderless
  */
 #include "../forked.h"
 
@@ -61,7 +61,6 @@ int main(int count, char **arguments) {
     const char *reason = arguments[1];
     pthread_t thread;
     timer_t timer;
-    int ends[2];
     if (strcmp(reason, "socket") == 0)
         open_connection();
     else if (strcmp(reason, "inotify") == 0)
@@ -70,8 +69,6 @@ int main(int count, char **arguments) {
         REQUIRE(timerfd_create(CLOCK_MONOTONIC, 0) >= 0);
     else if (strcmp(reason, "timer") == 0)
         REQUIRE(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0);
-    else if (strcmp(reason, "pipe") == 0)
-        REQUIRE(pipe(ends) == 0 && close(ends[1]) == 0);
     else if (strcmp(reason, "seccomp") == 0)
         filter_calls();
     else if (strcmp(reason, "unlinked") == 0)
