@@ -15,6 +15,7 @@ use farfork_wire::{ChildId, PAGE_SIZE};
 
 use super::install::Installed;
 use super::journal::{Counters, Journal, Record, Replay, Snapshot, SpaceNumber, SpaceSnapshot, State};
+use super::owners::Lane;
 use super::page_map::PageMap;
 use super::plan::{MemoryPlan, PlanError, Strategy};
 use super::populated::Populated;
@@ -66,6 +67,8 @@ pub(super) struct Child {
     pub(super) released: bool,
     dir: PathBuf,
     journal: Journal,
+    /// It was full and could not be replaced, which was said.
+    journal_failed: bool,
     map: PageMap,
     next_space: SpaceNumber,
 }
@@ -113,6 +116,7 @@ impl Child {
             released: false,
             dir: dir.to_owned(),
             journal,
+            journal_failed: false,
             map: PageMap::of(plan.segments),
             next_space: 0,
         }
@@ -182,6 +186,9 @@ impl Child {
             if matches!(outcome, Installed::Later { .. }) {
                 return outcome;
             }
+            if read.lane == Lane::Bulk {
+                space.zero_gap_behind(&run, &self.populated, &mut self.counters.zero_pages);
+            }
         }
         Installed::All
     }
@@ -244,12 +251,16 @@ impl Child {
         };
         let snapshot = Snapshot { spaces: self.spaces.iter().map(space).collect(), next_space: self.next_space };
         let uffd = self.spaces.get(&0).map_or(-1, Space::number);
-        if let Err(error) = self.journal.restart(State::Active { uffd }, &snapshot) {
+        let restarted = self.journal.restart(State::Active { uffd }, &snapshot);
+        if let Err(error) = &restarted
+            && !self.journal_failed
+        {
             let dir = self.dir.display();
             tracing::error!(
-                "the journal in {dir} is full and cannot be replaced ({error}): a pager that is killed now loses changes of the child's memory map; make room there"
+                "the full journal in {dir} cannot be replaced: {error}; make room, for until then a pager that is killed loses changes of the child's memory map"
             );
         }
+        self.journal_failed = restarted.is_err();
     }
 
     fn replay(&mut self, replay: Replay) {

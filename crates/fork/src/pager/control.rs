@@ -7,11 +7,13 @@ use std::path::Path;
 
 use farfork_sys::fdpass;
 use farfork_wire::ChildId;
+use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::child::Child;
 use super::protocol::{CHILDREN_PER_REPLY_MAX, MESSAGE_BYTES_MAX, Reply, Request};
 use super::server::Server;
+use super::station::Station;
 use super::watch::Source;
 
 /// Most clients connected at once: the daemon's threads. The longest silent one makes room for another.
@@ -27,8 +29,14 @@ pub(super) struct Clients {
 impl Server<'_> {
     /// Takes a client's connection.
     pub(super) fn accept(&mut self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let Ok(socket) = rustix::net::accept_with(self.station.listener(), flags) else { return };
+        let accept = |station: &Station| {
+            rustix::net::accept_with(station.listener(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+        };
+        let accepted = match accept(self.station) {
+            Err(Errno::MFILE) => self.station.with_reserve(accept),
+            other => other,
+        };
+        let Ok(socket) = accepted else { return };
         if self.clients.sockets.len() >= CLIENTS_MAX
             && let Some((silent, socket)) = self.clients.sockets.pop_first()
         {

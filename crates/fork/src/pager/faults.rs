@@ -86,13 +86,18 @@ impl Server<'_> {
         }
     }
 
-    /// The table of descriptors is full: a fork waits in the kernel until the pager can take its userfaultfd.
+    /// Where the table of descriptors is full, a fork waits in the kernel until its userfaultfd has room. Nothing else
+    /// is a reason not to hear a child.
     fn cannot_hear(&mut self, key: u64, space: SpaceNumber, error: &io::Error) {
-        let Some(served) = self.children.get(&key) else { return };
+        let Some(served) = self.children.get_mut(&key) else { return };
         let Some(known) = served.child.spaces.get(&space) else { return };
-        tracing::error!("child {}: its messages cannot be read: {error}; it is tried again", served.child.id);
         self.watch.remove(Source::Space(key, space), known);
-        self.retries.push(Task::Listen { child: key, space }, self.now, TABLE_FULL_PAUSE, 0);
+        if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) {
+            tracing::warn!("child {}: a fork waits for a free descriptor of the pager", served.child.id);
+            self.retries.push(Task::Listen { child: key, space }, self.now, TABLE_FULL_PAUSE, 0);
+        } else {
+            served.child.lose(&format!("its faults cannot be read: {error}"));
+        }
     }
 
     /// Answers a fault.

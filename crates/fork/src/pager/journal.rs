@@ -130,6 +130,16 @@ pub(super) struct Replay {
     pub(super) records: Vec<Record>,
 }
 
+impl Replay {
+    /// Whether the child itself had begun and, as far as was noted, not ended.
+    pub(super) fn is_running(&self) -> bool {
+        let knew = |snapshot: &Snapshot| snapshot.spaces.iter().any(|space| space.number == 0);
+        matches!(self.state, State::Active { .. })
+            && self.snapshot.as_ref().is_none_or(knew)
+            && !self.records.contains(&Record::Closed(0))
+    }
+}
+
 /// A journal that is being written.
 #[derive(Debug)]
 pub(super) struct Journal {

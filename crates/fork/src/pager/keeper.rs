@@ -19,7 +19,7 @@ use farfork_sys::fork::{Forked, sharing_files};
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 
 use super::server::{Ended, Server};
-use super::station::{PagerError, Station, system};
+use super::station::{PagerError, Station};
 use super::takeover;
 
 /// A pager that lived this long was well: the next one is cloned at once. One that fails at what its predecessors left,
@@ -62,31 +62,35 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
     takeover::write_off(station.registry());
     spare_from_oom_killer();
     loop {
-        match keep(&station)? {
+        match keep(&station) {
             Kept::Stopped => {
                 station.close();
                 return Ok(());
             }
             Kept::Widowed => {
                 tracing::warn!("the keeper of the pager is gone: process {} replaces it", std::process::id());
-                station.inherit()?;
+                // It must not give up: it is the last one that holds the children's userfaultfds.
+                while let Err(error) = station.inherit() {
+                    tracing::error!("{error}: it is tried again");
+                    std::thread::sleep(PAUSE_MAX);
+                }
             }
         }
     }
 }
 
-fn keep(station: &Station) -> Result<Kept, PagerError> {
+fn keep(station: &Station) -> Kept {
     let mut pause = Duration::ZERO;
     loop {
         let born = Instant::now();
         match sharing_files() {
-            Ok(Forked::Child) => return Ok(be_pager(station)),
+            Ok(Forked::Child) => return be_pager(station),
             Ok(Forked::Parent { pid }) => {
-                let status = reap(pid)?;
-                if status.exit_status() == Some(0) {
-                    return Ok(Kept::Stopped);
+                let status = reap(pid);
+                if status.as_ref().is_some_and(|status| status.exit_status() == Some(0)) {
+                    return Kept::Stopped;
                 }
-                tracing::error!("the pager ({pid}) ended with {status:?}: another takes over");
+                tracing::error!("the pager, process {pid}, ended with {status:?}: another takes over");
             }
             // Memory and processes may come back; the children wait as long.
             Err(error) => tracing::error!("the pager cannot be started: {error}: it is tried again"),
@@ -112,12 +116,13 @@ fn be_pager(station: &Station) -> Kept {
     }
 }
 
-fn reap(pid: i32) -> Result<WaitStatus, PagerError> {
+fn reap(pid: i32) -> Option<WaitStatus> {
     loop {
         match waitpid(Pid::from_raw(pid), WaitOptions::empty()) {
-            Ok(Some((_, status))) => return Ok(status),
+            Ok(Some((_, status))) => return Some(status),
             Ok(None) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(system("wait for its copy")(errno.into())),
+            // Only ECHILD remains: it is gone, and somebody else was told how.
+            Err(_) => return None,
         }
     }
 }
@@ -127,6 +132,6 @@ fn reap(pid: i32) -> Result<WaitStatus, PagerError> {
 fn spare_from_oom_killer() {
     const SCORE: &str = "-900";
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", SCORE) {
-        tracing::warn!("the pager is not spared from the OOM killer: {error}");
+        tracing::info!("the pager is not spared from the OOM killer: {error}");
     }
 }

@@ -171,6 +171,10 @@ impl<'a> Server<'a> {
         self.next_sweep = self.now + SWEEP_INTERVAL;
         let keys: Vec<u64> = self.children.keys().copied().collect();
         keys.into_iter().for_each(|key| self.sweep_child(key));
+        if self.children.is_empty() && !self.station.is_reachable() {
+            tracing::warn!("the run directory is gone and nobody is served: the pager ends");
+            self.stop = true;
+        }
     }
 
     /// Closes the spaces of a child's processes that are gone.
@@ -183,13 +187,11 @@ impl<'a> Server<'a> {
     }
 
     /// Serves a child from now on.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2), socket(2). It is then not served, its descriptors are as before.
     pub(super) fn take_in(&mut self, child: Child) -> io::Result<()> {
-        let (owner, new) = self.owners.attach(&child.owner)?;
-        for lane in [Lane::Demand, Lane::Bulk].into_iter().filter(|_| new) {
-            if let Some(fd) = self.owners.descriptor(owner, lane) {
-                self.watch.add(Source::Owner(owner, lane), fd)?;
-            }
-        }
+        let owner = self.attach(&child)?;
         let key = self.next_child;
         self.next_child += 1;
         if let Some(socket) = &child.socket {
@@ -201,12 +203,22 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
+    fn attach(&mut self, child: &Child) -> io::Result<OwnerKey> {
+        let (owner, new) = self.owners.attach(&child.owner)?;
+        for lane in [Lane::Demand, Lane::Bulk].into_iter().filter(|_| new) {
+            if let Some(fd) = self.owners.descriptor(owner, lane) {
+                self.watch.add(Source::Owner(owner, lane), fd)?;
+            }
+        }
+        Ok(owner)
+    }
+
     /// Watches a space.
     pub(super) fn listen(&mut self, key: u64, space: SpaceNumber) {
         let Some(served) = self.children.get(&key) else { return };
         let Some(known) = served.child.spaces.get(&space) else { return };
         if let Err(error) = self.watch.add(Source::Space(key, space), known) {
-            tracing::error!("child {}: its faults cannot be watched: {error}; it is tried again", served.child.id);
+            tracing::error!("child {}: its faults cannot be watched: {error}: it is tried again", served.child.id);
             self.retries.push(Task::Listen { child: key, space }, self.now, TABLE_FULL_PAUSE, 0);
         }
     }

@@ -21,6 +21,9 @@ use super::prefetch::{Readahead, ZeroRuns};
 /// No process maps anything below: vm.mmap_min_addr of every distribution, and what a wake may not be asked for.
 const USER_SPACE_START: u64 = 64 << 10;
 
+/// Longest gap of empty pages that is filled along with the pages around it.
+const GAP_PAGES_MAX: u64 = 16;
+
 /// An address space that is being paged.
 #[derive(Debug)]
 pub(super) struct Space {
@@ -213,6 +216,21 @@ impl Space {
             }
         }
         Installed::All
+    }
+}
+
+impl Space {
+    /// Maps zeroes behind a run of pages, up to the next page that holds data, where that is near: single empty pages
+    /// among full ones would cost a fault each. It is only a help, whatever stops it.
+    pub(super) fn zero_gap_behind(&self, run: &SlotRun, populated: &Populated, filled: &mut u64) {
+        let first = run.first_page + run.count;
+        let gap = populated.next_page(run.extent, first).map_or(0, |next| next - first);
+        if !(1..=GAP_PAGES_MAX).contains(&gap) {
+            return;
+        }
+        if let Some((address, pages)) = self.map.place_of(run.extent, first) {
+            let _ = self.zero(address, pages.min(gap), filled);
+        }
     }
 }
 

@@ -19,6 +19,10 @@ pub const SOCKET_FILE: &str = "pager.sock";
 /// Name of the lock in the run directory.
 const LOCK_FILE: &str = "pager.lock";
 
+/// Descriptors that forked processes leave free in the table: for clients, for what children are adopted with, and for a
+/// successor, which would otherwise find no room to begin in.
+const RESERVED_DESCRIPTORS: u64 = 64;
+
 /// Connections that wait to be accepted, also while no pager runs: the daemon's threads.
 const BACKLOG: i32 = 64;
 
@@ -69,7 +73,7 @@ impl Station {
     /// [`PagerError`].
     pub(super) fn open(run_dir: &Path) -> Result<Self, PagerError> {
         let inherited = open_descriptors().map_err(system("list its descriptors"))?;
-        raise_descriptor_limit();
+        limit_descriptors(0);
         let lock = lock(run_dir)?;
         let at = |path: PathBuf| move |source| PagerError::RunDir { path, source };
         let registry = Registry::open(run_dir).map_err(at(run_dir.to_owned()))?;
@@ -84,8 +88,27 @@ impl Station {
     /// # Errors
     /// [`PagerError::System`].
     pub(super) fn inherit(&mut self) -> Result<(), PagerError> {
+        limit_descriptors(0);
         self.keeper = this_process()?;
         Ok(())
+    }
+
+    /// Keeps some descriptors of the table from being used by this process, but in [`Self::with_reserve`].
+    pub(super) fn reserve_descriptors(&self) {
+        limit_descriptors(RESERVED_DESCRIPTORS);
+    }
+
+    /// Does what may use the reserved descriptors.
+    pub(super) fn with_reserve<T>(&self, act: impl FnOnce(&Self) -> T) -> T {
+        limit_descriptors(0);
+        let done = act(self);
+        limit_descriptors(RESERVED_DESCRIPTORS);
+        done
+    }
+
+    /// Whether anybody can still reach the control socket: the run directory may have been removed.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.socket_path.exists()
     }
 
     pub(super) fn registry(&self) -> &Registry {
@@ -114,7 +137,7 @@ impl Station {
 }
 
 /// Says in an error what could not be done.
-pub(super) fn system(action: &'static str) -> impl Fn(io::Error) -> PagerError {
+fn system(action: &'static str) -> impl Fn(io::Error) -> PagerError {
     move |source| PagerError::System { action, source }
 }
 
@@ -155,11 +178,11 @@ fn open_descriptors() -> io::Result<Vec<RawFd>> {
     Ok(listed.into_iter().filter(|number| fs::read_link(format!("/proc/self/fd/{number}")).is_ok()).collect())
 }
 
-/// Every process of every child has a descriptor here.
-fn raise_descriptor_limit() {
+/// Every process of every child has a descriptor here, so that this process takes all that it may have, less a reserve.
+fn limit_descriptors(reserve: u64) {
     let limit = rustix::process::getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(errno) = rustix::process::setrlimit(Resource::Nofile, raised) {
+    let current = limit.maximum.map(|maximum| maximum.saturating_sub(reserve));
+    if let Err(errno) = rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum }) {
         tracing::warn!("the limit on descriptors stays at {:?}: {errno}", limit.current);
     }
 }

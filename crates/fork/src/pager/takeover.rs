@@ -8,6 +8,7 @@ use std::time::Instant;
 use farfork_sys::fork::close_all_but;
 
 use super::child::{Child, ChildError, LOST_FILE};
+use super::journal::Journal;
 use super::plan::PlanError;
 use super::registry::Registry;
 use super::server::Server;
@@ -43,6 +44,7 @@ pub(super) fn begin(station: &Station) -> io::Result<Server<'_>> {
         server.take_in(child)?;
     }
     server.children.values().flat_map(|served| served.child.spaces.values()).for_each(|space| space.wake_all());
+    station.reserve_descriptors();
     tracing::info!("pager {} serves {count} children after {:?}", std::process::id(), started.elapsed());
     Ok(server)
 }
@@ -51,11 +53,10 @@ pub(super) fn begin(station: &Station) -> io::Result<Server<'_>> {
 /// userfaultfds, so that missing pages have read as zeroes since.
 pub(super) fn write_off(registry: &Registry) {
     for (id, dir) in registry.children().unwrap_or_default() {
-        let text = format!(
-            "child {id} lost its memory: its pager and keeper were killed together, missing pages read as zeroes; end it and fork again"
-        );
-        let running = Child::recover(id.clone(), &dir).is_ok_and(|child| child.lost.is_none());
-        if running {
+        if Journal::open(&dir).is_ok_and(|(_, replay)| replay.is_running()) {
+            let text = format!(
+                "child {id} lost its memory: its pager and keeper were killed together, missing pages read as zeroes; end it and fork again"
+            );
             tracing::error!("{text}");
             let _ = fs::write(dir.join(LOST_FILE), format!("{text}\n"));
         }
