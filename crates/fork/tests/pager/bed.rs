@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -54,15 +55,16 @@ pub(crate) struct Bed {
 impl Bed {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let first_keeper = Command::new(std::env::current_exe().unwrap())
-            .env(PAGER_RUN_DIR, dir.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
         let client = PagerClient::new(dir.path());
+        let first_keeper = spawn_keeper(dir.path());
         client.children().expect("the pager answers");
         Self { dir, client, first_keeper }
+    }
+
+    /// Starts a pager after both processes were killed.
+    pub(crate) fn start_pager(&mut self) {
+        self.first_keeper = spawn_keeper(self.dir.path());
+        self.client.children().expect("the pager answers");
     }
 
     /// The keeper and the pager, as processes now.
@@ -85,6 +87,17 @@ impl Bed {
         if keeper == self.first_keeper.id() as i32 {
             self.first_keeper.wait().unwrap();
         }
+    }
+
+    /// Kills both, so that neither can replace the other.
+    pub(crate) fn kill_both(&mut self) {
+        let (keeper, pager) = self.processes();
+        for pid in [keeper, pager] {
+            pidfd::send_signal(&pidfd::open(pid).unwrap(), 19).unwrap();
+        }
+        kill(keeper);
+        kill(pager);
+        self.first_keeper.wait().unwrap();
     }
 
     /// How many userfaultfds the pager holds.
@@ -135,10 +148,15 @@ impl Bed {
     }
 
     /// Ends the pager and checks that nothing is left.
-    pub(crate) fn end(mut self) {
+    pub(crate) fn end(self) {
         assert_eq!(self.client.children().unwrap(), []);
         assert_eq!(self.userfaultfds(), 0);
         self.client.stop(SOON).unwrap();
+        self.expect_end();
+    }
+
+    /// Checks that the pager ends, and its keeper.
+    pub(crate) fn expect_end(mut self) {
         soon("the end of the first keeper", || self.first_keeper.try_wait().unwrap());
         soon("the end of the pager", || processes_of(self.dir.path()).is_empty().then_some(()));
     }
@@ -207,6 +225,13 @@ impl Program {
         assert!(status.success(), "{status}: {errors}");
     }
 
+    /// Waits for its end by a signal.
+    pub(crate) fn expect_signal(&mut self) -> i32 {
+        let status = soon("the end by a signal", || self.process.try_wait().unwrap());
+        self.done = true;
+        status.signal().unwrap_or_else(|| panic!("{status}"))
+    }
+
     /// What it prints.
     pub(crate) fn output(&mut self) -> String {
         let mut text = String::new();
@@ -220,6 +245,41 @@ impl Drop for Program {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// A control group with little memory, removed with its value.
+pub(crate) struct MemoryLimit {
+    dir: PathBuf,
+}
+
+impl MemoryLimit {
+    pub(crate) fn new(bytes: u64) -> Self {
+        let name = format!("farfork-test-{}", std::process::id());
+        let (root, file) = match Path::new("/sys/fs/cgroup/memory/memory.limit_in_bytes").exists() {
+            true => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            false => ("/sys/fs/cgroup", "memory.max"),
+        };
+        let dir = Path::new(root).join(name);
+        fs::create_dir(&dir).expect("control groups can be made");
+        fs::write(dir.join(file), bytes.to_string()).expect("the memory controller is there");
+        Self { dir }
+    }
+
+    pub(crate) fn enclose(&self, program: &Program) {
+        fs::write(self.dir.join("cgroup.procs"), program.process.id().to_string()).unwrap();
+    }
+}
+
+impl Drop for MemoryLimit {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+fn spawn_keeper(run_dir: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(PAGER_RUN_DIR, run_dir).stdin(Stdio::null()).stdout(Stdio::null());
+    command.spawn().unwrap()
 }
 
 /// Kills a process that this test started, and waits for its end.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use farfork_fork::pager::{LOST_FILE, Strategy};
 use farfork_sys::memory;
 
-use crate::bed::{Bed, Program, soon};
+use crate::bed::{Bed, MemoryLimit, Program, soon};
 use crate::seed::{AREA, Owner, Seed, contents};
 
 /// Pages of most programs: several regions of the prefetch, and a part of one.
@@ -42,6 +42,9 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_child_that_never_begins_is_forgotten", a_child_that_never_begins_is_forgotten),
     ("a_running_child_keeps_its_pager", a_running_child_keeps_its_pager),
     ("a_second_pager_is_refused", a_second_pager_is_refused),
+    ("a_child_without_memory_is_killed_alone", a_child_without_memory_is_killed_alone),
+    ("a_pager_that_nobody_can_reach_ends", a_pager_that_nobody_can_reach_ends),
+    ("the_death_of_both_is_written_down", the_death_of_both_is_written_down),
     ("touching_everything_costs_the_same_at_any_size", touching_everything_costs_the_same_at_any_size),
 ];
 
@@ -208,8 +211,7 @@ fn a_wrong_token_opens_nothing() {
     let mut plan = seed.plan(owner.address(), Strategy::default());
     plan.token = farfork_wire::Token::from_bytes([8; 16]);
     let mut program = bed.start("stay", PAGES, &plan);
-    soon("the end by SIGBUS", || program.process.try_wait().unwrap());
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&program.process.wait().unwrap()), Some(7));
+    assert_eq!(program.expect_signal(), 7, "SIGBUS");
     let lost = bed.stats(&program).lost.expect("its memory is lost");
     assert!(lost.contains("token"), "{lost}");
     bed.client.release(&program.id).unwrap();
@@ -268,6 +270,42 @@ fn a_second_pager_is_refused() {
         .unwrap();
     let errors = String::from_utf8_lossy(&second.stderr).into_owned();
     assert!(!second.status.success() && errors.contains("AlreadyRunning"), "{errors}");
+    bed.end();
+}
+
+fn a_child_without_memory_is_killed_alone() {
+    let seed = Seed::new(PAGES, false);
+    let owner = Owner::start(&seed);
+    let bed = Bed::new();
+    let mut program = bed.start("pause_between", PAGES, &seed.plan(owner.address(), Strategy::default()));
+    program.meet();
+    let limit = MemoryLimit::new(2 << 20);
+    limit.enclose(&program);
+    let (_, pager) = bed.processes();
+    program.let_go();
+    assert_eq!(program.expect_signal(), 9, "the kernel kills who exceeds the limit");
+    assert_eq!(bed.processes().1, pager, "but not the pager");
+    bed.finish(program);
+    bed.end();
+}
+
+fn a_pager_that_nobody_can_reach_ends() {
+    let bed = Bed::new();
+    std::fs::remove_dir_all(bed.dir.path()).unwrap();
+    bed.expect_end();
+}
+
+fn the_death_of_both_is_written_down() {
+    let seed = Seed::new(PAGES, false);
+    let owner = Owner::start(&seed);
+    let mut bed = Bed::new();
+    let mut program = bed.start("stay", PAGES, &seed.plan(owner.address(), Strategy::default()));
+    program.meet();
+    bed.kill_both();
+    bed.start_pager();
+    let lost = std::fs::read_to_string(program.dir.join(LOST_FILE)).unwrap();
+    assert!(lost.contains(&program.id.to_string()) && lost.contains("killed together"), "{lost}");
+    program.end();
     bed.end();
 }
 
