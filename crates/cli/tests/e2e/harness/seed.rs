@@ -105,8 +105,7 @@ impl Seed {
     pub(crate) fn check_answers(&self, parent: &Parent, children: &[Started], numbers: &[u64]) {
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
         let said = self.farfork.json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
-        let waits = || children.iter().map(Started::waits).collect::<String>();
-        let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits()));
+        let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
         assert_eq!(ended.len(), numbers.len());
         for (end, number) in ended.iter().zip(numbers) {
             let expected = format!("result {number} {}", parent.answer_to(*number));
@@ -132,6 +131,11 @@ impl Started {
         let pid = said["pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).expect("a process id");
         Self { id: text("child"), node: text("node"), pid }
     }
+}
+
+/// What children that do not end wait for.
+pub(crate) fn waits_of(children: &[Started]) -> String {
+    children.iter().map(Started::waits).collect()
 }
 
 impl Started {
