@@ -30,10 +30,11 @@ const FLAGS: &[&str] = &[
     "-Wl,--strip-all",
 ];
 
+const SOURCES: [&str; 6] = ["stub.c", "restore.c", "address_space.c", "files.c", "credentials.c", "threads.c"];
+
 fn run(command: &mut Command) -> Vec<u8> {
-    let output = command
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?} could not be started: {error}; install gcc"));
+    let output =
+        command.output().unwrap_or_else(|error| panic!("{command:?} could not be started: {error}; install gcc"));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?} failed:\n{errors}");
     output.stdout
@@ -42,9 +43,7 @@ fn run(command: &mut Command) -> Vec<u8> {
 fn main() {
     let source = Path::new("restorer");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    for name in ["kernel.h", "plan.h", "restorer.h", "stub.c", "restore.c", "restorer.ld", "layout.c"] {
-        println!("cargo::rerun-if-changed=restorer/{name}");
-    }
+    println!("cargo::rerun-if-changed=restorer");
     println!("cargo::rerun-if-env-changed=CC");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "gcc".into());
 
@@ -52,8 +51,7 @@ fn main() {
     run(Command::new(&compiler)
         .args(FLAGS)
         .arg(script)
-        .arg(source.join("stub.c"))
-        .arg(source.join("restore.c"))
+        .args(SOURCES.map(|name| source.join(name)))
         .arg("-o")
         .arg(out.join("stub")));
 

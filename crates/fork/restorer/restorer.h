@@ -7,8 +7,38 @@
 extern char image_start[] __attribute__((visibility("hidden")));
 extern char image_end[] __attribute__((visibility("hidden")));
 
-/* Turns the calling process, a fork of the stub, into the child. Runs in the copy of the code inside the region. */
-__attribute__((noreturn, visibility("hidden"))) void restore(const struct plan *plan);
+/* Words in the region that the child's threads share while they are made. */
+struct scratch {
+	u32 ready;  /* threads that stand before their last step */
+	u32 go;	    /* set when all may leave */
+	u32 inside; /* threads that still use the part of the region that goes */
+};
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+/* restore.c: turns the calling process, a fork of the stub, into the child. Runs in the copy of the code inside the region. */
+HIDDEN __attribute__((noreturn)) void restore(const struct plan *plan);
+
+/* address_space.c */
+HIDDEN void park_special(const struct plan *plan);
+HIDDEN void unmap_stub(const struct plan *plan);
+HIDDEN void map_all(const struct plan *plan);
+HIDDEN void fill_eager(const struct plan *plan);
+HIDDEN void hand_to_pager(const struct plan *plan);
+HIDDEN void place_special(const struct plan *plan);
+HIDDEN void set_mm(const struct plan *plan);
+
+/* files.c */
+HIDDEN void open_descriptors(const struct plan *plan);
+
+/* credentials.c */
+HIDDEN void set_credentials(const struct plan *plan, u32 index);
+
+/* threads.c */
+HIDDEN void start_threads(const struct plan *plan);
+HIDDEN void become_leader(const struct plan *plan, const struct plan_thread *leader);
+HIDDEN void wait_for(u32 *word, u32 wanted);
+HIDDEN __attribute__((noreturn)) void enter(const struct plan *plan, const struct plan_thread *thread);
 
 static inline u64 realtime_ns(void)
 {
@@ -21,4 +51,34 @@ static inline void send_report(int socket, u32 kind, u32 step, long error, u32 d
 {
 	struct report report = { kind, (i32)-error, step, detail, realtime_ns() };
 	CALL6(sendto, socket, &report, sizeof report, K_MSG_NOSIGNAL, 0, 0);
+}
+
+static inline const void *at(const struct plan *plan, u32 offset)
+{
+	return (const char *)plan + offset;
+}
+
+static inline struct scratch *scratch_of(const struct plan *plan)
+{
+	return (struct scratch *)(plan->region_start + plan->scratch_offset);
+}
+
+static inline int control_of(const struct plan *plan)
+{
+	return (int)plan->fd_base + CHILD_CONTROL;
+}
+
+/* In the child; its stub has a way of its own to give up. */
+static inline __attribute__((noreturn)) void give_up(const struct plan *plan, enum step step, long error, u32 detail)
+{
+	send_report(control_of(plan), REPORT_FAILED, step, error, detail);
+	for (;;)
+		CALL1(exit_group, 127);
+}
+
+static inline long check(const struct plan *plan, enum step step, long result, u32 detail)
+{
+	if (result < 0)
+		give_up(plan, step, result, detail);
+	return result;
 }

@@ -1,0 +1,41 @@
+/* Whom a thread of the child acts as (credentials(7), capabilities(7)). */
+#include "restorer.h"
+
+static void set_capabilities(const struct plan *plan, const struct plan_credentials *wanted)
+{
+	struct k_capability_header header = { K_CAPABILITY_VERSION_3, 0 };
+	struct k_capability_data data[2];
+	for (u32 word = 0; word < 2; word++) {
+		data[word].effective = (u32)(wanted->effective >> (32 * word));
+		data[word].permitted = (u32)(wanted->permitted >> (32 * word));
+		data[word].inheritable = (u32)(wanted->inheritable >> (32 * word));
+	}
+	check(plan, STEP_CREDENTIALS, CALL2(capset, &header, data), 4);
+	for (u32 bit = 0; bit < 64; bit++)
+		if (wanted->ambient >> bit & 1)
+			check(plan, STEP_CREDENTIALS,
+			      CALL5(prctl, K_PR_CAP_AMBIENT, K_PR_CAP_AMBIENT_RAISE, bit, 0, 0), 5);
+}
+
+/* Privileges go last and in this order: each step needs those that a later one takes away. */
+void set_credentials(const struct plan *plan, u32 index)
+{
+	if (index == CREDENTIALS_AS_THEY_ARE)
+		return;
+	const struct plan_credentials *wanted =
+		(const struct plan_credentials *)at(plan, plan->credentials.offset) + index;
+	for (u32 bit = 0; bit < 64; bit++)
+		if (!(wanted->bounding >> bit & 1) && CALL5(prctl, K_PR_CAPBSET_READ, bit, 0, 0, 0) == 1)
+			check(plan, STEP_CREDENTIALS, CALL5(prctl, K_PR_CAPBSET_DROP, bit, 0, 0, 0), 0);
+	/* Changing ids must not touch the capabilities yet. */
+	check(plan, STEP_CREDENTIALS, CALL5(prctl, K_PR_SET_SECUREBITS, K_SECBIT_NO_SETUID_FIXUP, 0, 0, 0), 1);
+	check(plan, STEP_CREDENTIALS, CALL2(setgroups, wanted->groups.count, at(plan, wanted->groups.offset)), 2);
+	check(plan, STEP_CREDENTIALS, CALL3(setresgid, wanted->gids[0], wanted->gids[1], wanted->gids[2]), 2);
+	CALL1(setfsgid, wanted->gids[3]);
+	check(plan, STEP_CREDENTIALS, CALL3(setresuid, wanted->uids[0], wanted->uids[1], wanted->uids[2]), 3);
+	CALL1(setfsuid, wanted->uids[3]);
+	check(plan, STEP_CREDENTIALS, CALL5(prctl, K_PR_SET_SECUREBITS, wanted->securebits, 0, 0, 0), 1);
+	set_capabilities(plan, wanted);
+	if (wanted->no_new_privileges)
+		check(plan, STEP_CREDENTIALS, CALL5(prctl, K_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 6);
+}

@@ -1,0 +1,151 @@
+/* The child's threads: made, given what each sets for itself, and entered through their signal frames. */
+#include "restorer.h"
+
+/* What a thread of the child gets from the leader. */
+struct start {
+	const struct plan *plan;
+	const struct plan_thread *thread;
+};
+
+static void set_scheduling(const struct plan *plan, const struct plan_thread *thread)
+{
+	struct k_sched_param parameter = { (i32)thread->priority };
+	if (thread->policy != 0)
+		check(plan, STEP_SCHEDULING, CALL3(sched_setscheduler, 0, thread->policy, &parameter), thread->tid);
+	if (thread->nice != 0)
+		check(plan, STEP_SCHEDULING, CALL3(setpriority, 0, 0, thread->nice), thread->tid);
+}
+
+/* Signals that were pending are pending again: all are blocked until the thread enters its own mask. One may send to
+ * itself what it likes, sender and code included. */
+static void raise_pending(const struct plan *plan, struct plan_span pending, u32 tid)
+{
+	const struct plan_thread *leader = at(plan, plan->threads.offset);
+	const char *info = at(plan, pending.offset);
+	for (u32 i = 0; i < pending.count; i++, info += SIGINFO_BYTES) {
+		i32 signal = *(const i32 *)info;
+		check(plan, STEP_PENDING_SIGNAL,
+		      tid != 0 ? CALL4(rt_tgsigqueueinfo, leader->tid, tid, signal, info)
+			       : CALL3(rt_sigqueueinfo, leader->tid, signal, info),
+		      (u32)signal);
+	}
+}
+
+/* What each thread does for itself. */
+static void set_thread(const struct plan *plan, const struct plan_thread *thread)
+{
+	if (thread->gs_base != 0)
+		check(plan, STEP_TLS, CALL2(arch_prctl, K_ARCH_SET_GS, thread->gs_base), thread->tid);
+	if (thread->robust_list != 0)
+		check(plan, STEP_ROBUST_LIST, CALL2(set_robust_list, thread->robust_list, thread->robust_list_bytes),
+		      thread->tid);
+	if (thread->rseq != 0)
+		check(plan, STEP_RSEQ,
+		      CALL4(rseq, thread->rseq, thread->rseq_bytes, 0, thread->rseq_signature), thread->tid);
+	CALL5(prctl, K_PR_SET_NAME, thread->name, 0, 0, 0);
+	CALL5(prctl, K_PR_SET_TIMERSLACK, thread->timer_slack_ns, 0, 0, 0);
+	set_scheduling(plan, thread);
+	set_credentials(plan, thread->credentials);
+	/* Behind the credentials, which clear it. */
+	if (thread->parent_death_signal != 0)
+		CALL5(prctl, K_PR_SET_PDEATHSIG, thread->parent_death_signal, 0, 0, 0);
+	raise_pending(plan, thread->pending, thread->tid);
+}
+
+/* Enters the thread through its signal frame. Whoever is last takes the plan, the stacks and this page's neighbours away;
+ * after the count nothing but registers is used, for the stack may be gone. */
+void enter(const struct plan *plan, const struct plan_thread *thread)
+{
+	u64 gone = plan->region_start + plan->keep_bytes;
+	u64 gone_bytes = plan->region_bytes - plan->keep_bytes;
+	register u64 frame __asm__("r12") = thread->frame + 8; /* behind the return address, as a handler's ret leaves it */
+	register u32 *inside __asm__("r13") = &scratch_of(plan)->inside;
+	__asm__ volatile("mov %[frame], %%rsp\n\t"
+			 "lock decl (%[inside])\n\t"
+			 "jnz 1f\n\t"
+			 "mov %[munmap], %%eax\n\t"
+			 "syscall\n"
+			 "1:\n\t"
+			 "mov %[sigreturn], %%eax\n\t"
+			 "syscall\n\t"
+			 "ud2"
+			 :
+			 : [frame] "r"(frame), [inside] "r"(inside), "D"(gone), "S"(gone_bytes),
+			   [munmap] "i"(__NR_munmap), [sigreturn] "i"(__NR_rt_sigreturn)
+			 : "rax", "rcx", "r11", "memory");
+	__builtin_unreachable();
+}
+
+void wait_for(u32 *word, u32 wanted)
+{
+	for (;;) {
+		u32 seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+		if (seen == wanted)
+			return;
+		CALL4(futex, word, K_FUTEX_WAIT, seen, 0);
+	}
+}
+
+static __attribute__((noreturn, used)) void run_thread(struct start *start)
+{
+	const struct plan *plan = start->plan;
+	const struct plan_thread *thread = start->thread;
+	struct scratch *scratch = scratch_of(plan);
+
+	set_thread(plan, thread);
+	if (__atomic_add_fetch(&scratch->ready, 1, __ATOMIC_RELEASE) == plan->threads.count - 1)
+		CALL3(futex, &scratch->ready, K_FUTEX_WAKE, 1);
+	wait_for(&scratch->go, 1);
+	enter(plan, thread);
+}
+
+/* The new thread takes its argument from a register that the call keeps: it has no stack frame yet. */
+static long start_thread(struct k_clone_args *args, struct start *start)
+{
+	register struct start *argument __asm__("r12") = start;
+	register void (*entry)(struct start *) __asm__("r13") = (void (*)(struct start *))run_thread;
+	long result;
+	__asm__ volatile("syscall\n\t"
+			 "test %%rax, %%rax\n\t"
+			 "jnz 1f\n\t"
+			 "xor %%ebp, %%ebp\n\t"
+			 "mov %[argument], %%rdi\n\t"
+			 "call *%[entry]\n\t"
+			 "ud2\n"
+			 "1:"
+			 : "=a"(result)
+			 : "a"(__NR_clone3), "D"(args), "S"(sizeof *args), [argument] "r"(argument), [entry] "r"(entry)
+			 : "rcx", "r11", "memory");
+	return result;
+}
+
+void start_threads(const struct plan *plan)
+{
+	const struct plan_thread *thread = at(plan, plan->threads.offset);
+	for (u32 i = 1; i < plan->threads.count; i++) {
+		struct k_clone_args args;
+		i32 tid = (i32)thread[i].tid;
+		struct start *start = (struct start *)(thread[i].stack_top - sizeof *start);
+		start->plan = plan;
+		start->thread = &thread[i];
+		clear_bytes(&args, sizeof args);
+		args.flags = K_CLONE_VM | K_CLONE_FS | K_CLONE_FILES | K_CLONE_SIGHAND | K_CLONE_THREAD |
+			     K_CLONE_SYSVSEM | K_CLONE_SETTLS | K_CLONE_CHILD_CLEARTID;
+		args.tls = thread[i].fs_base;
+		args.child_tid = thread[i].clear_child_tid;
+		args.stack = thread[i].stack_top - THREAD_STACK_BYTES;
+		args.stack_size = THREAD_STACK_BYTES - 64; /* `start` stands above */
+		args.set_tid = (u64)&tid;
+		args.set_tid_size = 1;
+		check(plan, STEP_THREAD, start_thread(&args, start), thread[i].tid);
+	}
+}
+
+void become_leader(const struct plan *plan, const struct plan_thread *leader)
+{
+	check(plan, STEP_TLS, CALL2(arch_prctl, K_ARCH_SET_FS, leader->fs_base), leader->tid);
+	CALL1(set_tid_address, leader->clear_child_tid);
+	set_thread(plan, leader);
+	raise_pending(plan, plan->pending, 0);
+	CALL5(prctl, K_PR_SET_DUMPABLE, plan->dumpable, 0, 0, 0);
+}
