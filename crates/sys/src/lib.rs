@@ -17,6 +17,7 @@ pub mod mount;
 pub mod namespace;
 pub mod pagemap;
 pub mod pidfd;
+pub mod priority;
 pub mod process;
 pub mod ptrace;
 pub mod userfaultfd;

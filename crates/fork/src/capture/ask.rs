@@ -13,7 +13,6 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use farfork_sys::process::MapEntry;
-use farfork_sys::ptrace::Registers;
 use farfork_wire::descriptor::AltStack;
 
 use super::error::{CaptureError, Refusal};
@@ -77,15 +76,14 @@ impl Scratch {
 }
 
 /// Asks every thread, and refuses a process with an armed timer. Memory is as before when this returns. The survey is
-/// recent enough to find a place to write to; the answers stand in the order of the threads. Also tells where in the
-/// leader's memory the answers went.
+/// recent enough to find a place to write to; the answers stand in the order of the threads.
 pub(super) fn ask(
     snapshot: &Snapshot,
     standing: &[Standing],
     survey: &Survey,
     mem: &File,
     injector: &mut Injector<'_>,
-) -> Result<(Vec<Answers>, u64), CaptureError> {
+) -> Result<Vec<Answers>, CaptureError> {
     let mut scratches = Vec::with_capacity(snapshot.threads.len());
     let mut known = Vec::with_capacity(snapshot.threads.len());
     for (index, (thread, standing)) in snapshot.threads.iter().zip(standing).enumerate() {
@@ -96,7 +94,7 @@ pub(super) fn ask(
     let asked = inject(snapshot, survey, injector, &scratches, &known);
     let answers = asked.and_then(|()| read(snapshot, survey, mem, &scratches, &known));
     scratches.iter().for_each(|scratch| scratch.put_back(mem));
-    Ok((answers?, scratches[0].address))
+    answers
 }
 
 /// Makes all calls, each thread its own.
@@ -146,7 +144,8 @@ pub(super) fn alt_stack_call(address: u64) -> Call {
     Call::new("sigaltstack", SIGALTSTACK, [0, address])
 }
 
-const PRCTL: u64 = 157;
+/// prctl(2).
+pub(super) const PRCTL: u64 = 157;
 
 fn tid_address_call(scratch: u64) -> Call {
     const PR_GET_TID_ADDRESS: u64 = 40;
@@ -203,24 +202,7 @@ pub(super) fn parse_alt_stack(bytes: &[u8]) -> AltStack {
     AltStack { base: word(bytes, 0), flags: word(bytes, 8) as u32 & !SS_ONSTACK, bytes: word(bytes, 16) }
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
+/// The word at an offset.
+pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]))
-}
-
-/// Asks one thread with a call that writes up to `N` bytes to the scratch address, and puts its memory back.
-pub(super) fn ask_bytes<const N: usize>(
-    injector: &mut Injector<'_>,
-    (tid, base): (i32, &Registers),
-    (mem, address): (&File, u64),
-    call: Call,
-) -> Result<[u8; N], CaptureError> {
-    let mut saved = [0; N];
-    mem.read_exact_at(&mut saved, address).map_err(CaptureError::trace("read the stack of", tid))?;
-    let called = injector.call(tid, base, call);
-    let mut answer = [0; N];
-    let read = mem.read_exact_at(&mut answer, address);
-    let written = mem.write_all_at(&saved, address);
-    called?;
-    read.and(written).map_err(CaptureError::trace("use the stack of", tid))?;
-    Ok(answer)
 }

@@ -11,16 +11,18 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
+use farfork_sys::priority::RealTime;
 use farfork_wire::descriptor::{Descriptor, Origin};
 
 use super::ask::{self, Answers};
 use super::deadline::Deadline;
 use super::error::CaptureError;
 use super::files::{self, Contents, Files};
+use super::inherited::{Inherited, Subject};
 use super::inject::{Injector, SIGTRAP, Step};
 use super::memory::MemoryMap;
 use super::shared::{SharedCopies, SharedCopy, SharedSources};
-use super::state::{self, Inherited, Standing, Subject};
+use super::state::{self, Standing};
 use super::stop::{self, Snapshot, Stopped};
 use super::survey::{Depth, Profile, Survey};
 use super::template::{self, Clone};
@@ -102,7 +104,6 @@ struct Prepared {
 struct Paused {
     standing: Vec<Standing>,
     answers: Vec<Answers>,
-    scratch: u64,
     contents: Contents,
     copies: SharedCopies,
     clocks: Clocks,
@@ -114,6 +115,8 @@ fn attempt(pid: i32, options: &mut CaptureOptions, deadline: &Deadline, turn: &T
     let mut prepared = prepare(pid)?;
     let mut times = CaptureTimes { survey: begun.elapsed(), ..CaptureTimes::default() };
 
+    // A stop costs some dozen wake-ups; on a busy machine each would wait for its turn. Without the right to, so be it.
+    let real_time = RealTime::enter();
     let paused_at = Instant::now();
     let tids = stop::stop_threads(pid, deadline)?;
     times.stop = paused_at.elapsed();
@@ -130,6 +133,7 @@ fn attempt(pid: i32, options: &mut CaptureOptions, deadline: &Deadline, turn: &T
         }
     };
     times.pause = paused_at.elapsed();
+    drop(real_time);
 
     let described = describe(options, &prepared, paused, &snapshot, &held, &mut injector);
     let (descriptor, shared_copies) = match described {
@@ -189,7 +193,7 @@ fn pause(
         }
     }
     times.registers = lap.take();
-    let (answers, scratch) = ask::ask(snapshot, &standing, &prepared.survey, &prepared.mem, injector)?;
+    let answers = ask::ask(snapshot, &standing, &prepared.survey, &prepared.mem, injector)?;
     times.ask = lap.take();
     // The leader copies its page tables while we read what fork would share.
     let started = if freeze { None } else { Some(template::begin(snapshot.leader(), injector)?) };
@@ -200,7 +204,7 @@ fn pause(
     let ticks = prepared.survey.stat.start_ticks;
     let clone = started.map(|started| Clone::born(started, snapshot, ticks, injector)).transpose()?;
     times.clone = lap.take();
-    Ok(Paused { standing, answers, scratch, contents: contents?, copies: copies?, clocks, clone })
+    Ok(Paused { standing, answers, contents: contents?, copies: copies?, clocks, clone })
 }
 
 /// The descriptor, from the pause and from what can be read of the template at leisure.
@@ -224,7 +228,7 @@ fn describe(
         }
         Held::Parent(_) => snapshot.leader().registers,
     };
-    let who = Subject { pid: subject, registers: &registers, mem: &mem, scratch: paused.scratch };
+    let who = Subject { pid: subject, registers: &registers, mem: &mem };
     let inherited = Inherited::ask(&who, injector)?;
     paused.answers[0].alt_stack = inherited.alt_stack;
     let root = state::link(pid, subject, "root")?;

@@ -1,16 +1,12 @@
 //! Waiting for tracees, with a limit.
 //!
-//! A tracee on another CPU answers within microseconds, and sleeping for it would cost a wake-up of 20–30 µs on an idle
-//! machine; one that has to share our CPU cannot answer before we sleep. So a wait looks for a moment, then sleeps.
+//! A wait sleeps at once: a tracee is mostly woken on the CPU of the tracer, which must leave it first. (Looking for 20 µs
+//! before sleeping made a step of a tracee twice as long; yielding gave whole time slices to others on a busy machine.)
 
-use std::hint;
 use std::time::{Duration, Instant};
 
 use farfork_sys::alarm::Alarm;
 use farfork_sys::ptrace::{self, Patience, Report};
-
-/// How long a wait looks before it sleeps: what a system call of a tracee on another CPU takes, twice.
-const LOOK: Duration = Duration::from_micros(20);
 
 /// When an attempt must be over. Ends the waits of the thread that made it.
 #[derive(Debug)]
@@ -48,14 +44,13 @@ impl Deadline {
 
     /// The next report of any tracee of this thread.
     pub(super) fn next_report(&self) -> Result<(i32, Report), Silence> {
-        let looked = Instant::now();
+        let mut patience = Patience::None;
         loop {
-            let sleeps = self.alarm.is_some() && looked.elapsed() >= LOOK;
-            let patience = if sleeps { Patience::Sleep } else { Patience::None };
             match ptrace::wait_any(patience) {
                 Ok(Some(report)) => return Ok(report),
                 Ok(None) if self.is_over() => return Err(Silence::TimedOut),
-                Ok(None) => hint::spin_loop(),
+                Ok(None) if self.alarm.is_some() => patience = Patience::Sleep,
+                Ok(None) => std::thread::yield_now(),
                 Err(_) => return Err(Silence::NoTracee),
             }
         }

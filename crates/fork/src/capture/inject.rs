@@ -80,7 +80,13 @@ impl<'a> Injector<'a> {
 
     /// Makes one call in one thread, whose other registers are `base`, and gives its result.
     pub(super) fn call(&mut self, tid: i32, base: &Registers, call: Call) -> Result<u64, CaptureError> {
-        let progress = self.start(tid, base, vec![call])?;
+        let results = self.calls(tid, base, vec![call])?;
+        Ok(results[0])
+    }
+
+    /// Makes calls in one thread, one after the other, and gives their results.
+    pub(super) fn calls(&mut self, tid: i32, base: &Registers, calls: Vec<Call>) -> Result<Vec<u64>, CaptureError> {
+        let progress = self.start(tid, base, calls)?;
         self.finish_one(progress)
     }
 
@@ -89,10 +95,10 @@ impl<'a> Injector<'a> {
         Progress::start(tid, base, calls, self.syscall_at, self.step)
     }
 
-    /// Waits for one thread's calls, and gives the last one's result.
-    pub(super) fn finish_one(&mut self, mut progress: Progress) -> Result<u64, CaptureError> {
+    /// Waits for one thread's calls, and gives their results.
+    pub(super) fn finish_one(&mut self, mut progress: Progress) -> Result<Vec<u64>, CaptureError> {
         self.finish(std::slice::from_mut(&mut progress))?;
-        Ok(progress.result())
+        Ok(progress.into_results())
     }
 
     /// Waits until all calls of several threads are made; fails where one of them did.

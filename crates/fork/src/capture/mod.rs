@@ -6,7 +6,7 @@
 //!                                      ├─ inject, ask: system calls made on the process's behalf
 //!                                      ├─ files, shared: what fork shares is copied inside the pause
 //!                                      ├─ template: the clone that never runs
-//!                                      └─ state, memory, eager: the rest, read from the template
+//!                                      └─ inherited, state, memory, eager: the rest, read from the template
 //! ```
 //!
 //! What becomes of a descriptor is the business of `restore`; who serves the template's memory, that of the seed table.
@@ -24,6 +24,7 @@ mod error;
 mod files;
 mod freezer;
 mod glibc;
+mod inherited;
 mod inject;
 mod memory;
 mod owner;

@@ -1,18 +1,16 @@
 //! Threads and process as a descriptor holds them.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
 use farfork_sys::process::{self, Stat, Status};
-use farfork_sys::ptrace::{self, Registers};
-use farfork_wire::descriptor::{
-    AltStack, Credentials, Limit, Mm, PendingSignal, Process, Rseq, Scheduling, SignalAction, Thread,
-};
+use farfork_sys::ptrace;
+use farfork_wire::descriptor::{Credentials, Limit, Mm, PendingSignal, Process, Rseq, Scheduling, Thread};
 
-use super::ask::{Answers, alt_stack_call, ask_bytes, parse_alt_stack};
+use super::ask::Answers;
 use super::error::CaptureError;
-use super::inject::{Call, Injector};
+use super::inherited::Inherited;
 use super::stop::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
 use super::{restart, strip_root};
@@ -110,75 +108,6 @@ fn pending(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<PendingSignal> {
     signals.iter().map(|info| PendingSignal { siginfo: info.to_vec() }).collect()
 }
 
-/// The process that stands for the parent after the pause: its template, or itself in freeze mode.
-pub(super) struct Subject<'a> {
-    pub(super) pid: i32,
-    /// Registers for calls made in it.
-    pub(super) registers: &'a Registers,
-    pub(super) mem: &'a File,
-    /// Writable bytes that a call's answer may go to for a moment.
-    pub(super) scratch: u64,
-}
-
-/// What calls made in the subject tell.
-#[derive(Debug, Default)]
-pub(super) struct Inherited {
-    brk: u64,
-    pub(super) securebits: u32,
-    dumpable: u32,
-    /// The leader's.
-    pub(super) alt_stack: AltStack,
-    signal_actions: Vec<SignalAction>,
-}
-
-impl Inherited {
-    /// Asks the subject, which has inherited all of this from the parent.
-    pub(super) fn ask(subject: &Subject<'_>, injector: &mut Injector<'_>) -> Result<Self, CaptureError> {
-        const BRK: u64 = 12;
-        const PRCTL: u64 = 157;
-        const PR_GET_DUMPABLE: u64 = 3;
-        const PR_GET_SECUREBITS: u64 = 27;
-        const ALT_STACK_BYTES: usize = 24;
-        let mut call = |call: Call| injector.call(subject.pid, subject.registers, call);
-        let brk = call(Call::new("brk", BRK, [0]))?;
-        let dumpable = call(Call::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]))? as u32;
-        let securebits = call(Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]))? as u32;
-        let status = Status::read(subject.pid).map_err(CaptureError::read(subject.pid, "status"))?;
-        let signal_actions = signal_actions(subject, &status, injector)?;
-        let thread = (subject.pid, subject.registers);
-        let scratch = (subject.mem, subject.scratch);
-        let alt_stack: [u8; ALT_STACK_BYTES] = ask_bytes(injector, thread, scratch, alt_stack_call(subject.scratch))?;
-        Ok(Self { brk, securebits, dumpable, alt_stack: parse_alt_stack(&alt_stack), signal_actions })
-    }
-}
-
-/// Dispositions that differ from the default. SIGCHLD is asked for always: it can have flags (SA_NOCLDWAIT) with the
-/// default handler, which /proc does not show.
-fn signal_actions(
-    subject: &Subject<'_>,
-    status: &Status,
-    injector: &mut Injector<'_>,
-) -> Result<Vec<SignalAction>, CaptureError> {
-    const RT_SIGACTION: u64 = 13;
-    const SIGNAL_SET_BYTES: u64 = 8;
-    const SIGCHLD: u32 = 17;
-    const ACTION_BYTES: usize = 32;
-    let not_default = status.signals_caught | status.signals_ignored | 1 << (SIGCHLD - 1);
-    let mut actions = Vec::new();
-    for signal in (1..=64_u32).filter(|signal| not_default & 1 << (signal - 1) != 0) {
-        let arguments = [u64::from(signal), 0, subject.scratch, SIGNAL_SET_BYTES];
-        let call = Call::new("rt_sigaction", RT_SIGACTION, arguments);
-        let thread = (subject.pid, subject.registers);
-        let bytes: [u8; ACTION_BYTES] = ask_bytes(injector, thread, (subject.mem, subject.scratch), call)?;
-        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]));
-        let action = SignalAction { signal, handler: word(0), flags: word(8), restorer: word(16), mask: word(24) };
-        if action.handler != 0 || action.flags != 0 {
-            actions.push(action);
-        }
-    }
-    Ok(actions)
-}
-
 /// The process as a whole; ids and OOM order of the parent, the rest from the subject.
 pub(super) fn process(
     survey: &Survey,
@@ -204,7 +133,7 @@ pub(super) fn process(
         exe: strip_root(&link(pid, subject, "exe")?, &root).to_owned(),
         arguments: cmdline
             .split_inclusive(|byte| *byte == 0)
-            .map(|one| argument(one.trim_ascii_end().strip_suffix(b"\0").unwrap_or(one)))
+            .map(|one| argument(one.strip_suffix(b"\0").unwrap_or(one)))
             .collect(),
         cwd: strip_root(&link(pid, subject, "cwd")?, &root).to_owned(),
         umask: status.umask,

@@ -65,7 +65,7 @@ impl Clone {
         parent_start_ticks: u64,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
-        let inner_pid = injector.finish_one(started)?;
+        let inner_pid = injector.finish_one(started)?[0];
         let pid = injector.wait_newborn()?;
         let mut clone = Self {
             pid,

@@ -55,7 +55,7 @@ pub(in crate::capture) struct Progress {
     phase: Phase,
     now: Call,
     rest: vec::IntoIter<Call>,
-    result: u64,
+    results: Vec<u64>,
 }
 
 impl Progress {
@@ -69,7 +69,8 @@ impl Progress {
     ) -> Result<Self, CaptureError> {
         let mut rest = calls.into_iter();
         let now = rest.next().expect("a thread is started for a call");
-        let mut progress = Self { tid, base: *base, syscall_at, step, phase: Phase::Done, now, rest, result: 0 };
+        let mut progress =
+            Self { tid, base: *base, syscall_at, step, phase: Phase::Done, now, rest, results: Vec::new() };
         progress.go()?;
         Ok(progress)
     }
@@ -83,9 +84,9 @@ impl Progress {
         self.phase == Phase::Done
     }
 
-    /// What the last call gave.
-    pub(super) fn result(&self) -> u64 {
-        self.result
+    /// What the calls gave, in order.
+    pub(super) fn into_results(self) -> Vec<u64> {
+        self.results
     }
 
     /// Lets the thread go for the present call.
@@ -135,7 +136,7 @@ impl Progress {
             return self.resume();
         }
         self.phase = Phase::Done;
-        self.result = checked(self.tid, &self.now, registers.rax)?;
+        self.results.push(checked(self.tid, &self.now, registers.rax)?);
         match self.rest.next() {
             Some(next) => {
                 self.now = next;

@@ -1,0 +1,124 @@
+//! What fork(2) hands down and only system calls tell: asked of the template, when the parent runs again.
+//!
+//! The calls are made one after the other, and write their answers to a page that is mapped for them and unmapped again,
+//! so that the template's memory stays what it was:
+//!
+//! ```text
+//!  page   0         24 … 64   64 + 32 × (signal − 1)
+//!         stack_t   -         struct sigaction of each signal that is asked for
+//! ```
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use farfork_sys::process::Status;
+use farfork_sys::ptrace::Registers;
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{AltStack, SignalAction};
+
+use super::ask::{PRCTL, alt_stack_call, parse_alt_stack, word};
+use super::error::CaptureError;
+use super::inject::{Call, Injector};
+
+/// Where the dispositions begin, and the size of one.
+const ACTIONS_AT: u64 = 64;
+const ACTION_BYTES: u64 = 32;
+const SIGNALS: u64 = 64;
+
+const _: () = assert!(ACTIONS_AT + SIGNALS * ACTION_BYTES <= PAGE_SIZE);
+
+/// The process that stands for the parent after the pause: its template, or itself in freeze mode.
+pub(super) struct Subject<'a> {
+    pub(super) pid: i32,
+    /// Registers for calls made in it.
+    pub(super) registers: &'a Registers,
+    pub(super) mem: &'a File,
+}
+
+/// What calls made in the subject tell.
+#[derive(Debug, Default)]
+pub(super) struct Inherited {
+    pub(super) brk: u64,
+    pub(super) securebits: u32,
+    pub(super) dumpable: u32,
+    /// The leader's.
+    pub(super) alt_stack: AltStack,
+    /// Dispositions that differ from the default.
+    pub(super) signal_actions: Vec<SignalAction>,
+}
+
+impl Inherited {
+    /// Asks the subject, which has inherited all of this from the parent.
+    pub(super) fn ask(subject: &Subject<'_>, injector: &mut Injector<'_>) -> Result<Self, CaptureError> {
+        let status = Status::read(subject.pid).map_err(CaptureError::read(subject.pid, "status"))?;
+        let signals = signals_to_ask_for(&status);
+        let page = subject.map_page(injector)?;
+        let results = injector.calls(subject.pid, subject.registers, calls(page, &signals));
+        let mut answers = vec![0; PAGE_SIZE as usize];
+        let read = subject.mem.read_exact_at(&mut answers, page);
+        subject.unmap_page(injector, page)?;
+        let results = results?;
+        read.map_err(CaptureError::read(subject.pid, "the answers of its template"))?;
+        Ok(Self {
+            brk: results[0],
+            dumpable: results[1] as u32,
+            securebits: results[2] as u32,
+            alt_stack: parse_alt_stack(&answers),
+            signal_actions: signals.iter().filter_map(|signal| parse_action(&answers, *signal)).collect(),
+        })
+    }
+}
+
+impl Subject<'_> {
+    fn map_page(&self, injector: &mut Injector<'_>) -> Result<u64, CaptureError> {
+        const MMAP: u64 = 9;
+        const READ_WRITE: u64 = 3;
+        const PRIVATE_ANONYMOUS: u64 = 0x22;
+        let arguments = [0, PAGE_SIZE, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0];
+        injector.call(self.pid, self.registers, Call::new("mmap", MMAP, arguments))
+    }
+
+    fn unmap_page(&self, injector: &mut Injector<'_>, page: u64) -> Result<(), CaptureError> {
+        const MUNMAP: u64 = 11;
+        injector.call(self.pid, self.registers, Call::new("munmap", MUNMAP, [page, PAGE_SIZE])).map(drop)
+    }
+}
+
+/// SIGCHLD is asked for always: it can have flags (SA_NOCLDWAIT) with the default handler, which /proc does not show.
+fn signals_to_ask_for(status: &Status) -> Vec<u32> {
+    const SIGCHLD: i32 = 17;
+    let matters = |signal: &i32| status.catches(*signal) || status.ignores(*signal) || *signal == SIGCHLD;
+    (1..=SIGNALS as i32).filter(matters).map(i32::cast_unsigned).collect()
+}
+
+/// The calls whose results are the answers come first.
+fn calls(page: u64, signals: &[u32]) -> Vec<Call> {
+    const BRK: u64 = 12;
+    const RT_SIGACTION: u64 = 13;
+    const PR_GET_DUMPABLE: u64 = 3;
+    const PR_GET_SECUREBITS: u64 = 27;
+    const SIGNAL_SET_BYTES: u64 = 8;
+    let mut calls = vec![
+        Call::new("brk", BRK, [0]),
+        Call::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]),
+        Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]),
+        alt_stack_call(page),
+    ];
+    let action = |signal: &u32| {
+        let arguments = [u64::from(*signal), 0, page + action_at(*signal), SIGNAL_SET_BYTES];
+        Call::new("rt_sigaction", RT_SIGACTION, arguments)
+    };
+    calls.extend(signals.iter().map(action));
+    calls
+}
+
+fn action_at(signal: u32) -> u64 {
+    ACTIONS_AT + u64::from(signal - 1) * ACTION_BYTES
+}
+
+/// The kernel's `struct sigaction`: handler, flags, restorer, mask.
+fn parse_action(answers: &[u8], signal: u32) -> Option<SignalAction> {
+    let field = |index: usize| word(answers, action_at(signal) as usize + index * 8);
+    let action = SignalAction { signal, handler: field(0), flags: field(1), restorer: field(2), mask: field(3) };
+    (action.handler != 0 || action.flags != 0).then_some(action)
+}

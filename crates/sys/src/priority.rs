@@ -1,0 +1,55 @@
+//! Scheduling of the calling thread, for a moment in which others stand still because of it.
+
+use std::io;
+
+/// The calling thread runs before all ordinary ones until this is dropped.
+#[derive(Debug)]
+pub struct RealTime {
+    /// It is the calling thread's alone.
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl RealTime {
+    /// Makes the calling thread, which must be scheduled as ordinary threads are, a real-time thread of the lowest
+    /// priority. What it starts meanwhile is not.
+    ///
+    /// # Errors
+    /// EPERM without CAP_SYS_NICE, or in a control group that has no time for real-time threads.
+    pub fn enter() -> io::Result<Self> {
+        set(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
+        Ok(Self { _not_send: std::marker::PhantomData })
+    }
+}
+
+impl Drop for RealTime {
+    fn drop(&mut self) {
+        // An unprivileged thread may always go back.
+        let _ = set(libc::SCHED_OTHER, 0);
+    }
+}
+
+fn set(policy: i32, priority: i32) -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: the kernel reads `parameters`; 0 is the calling thread.
+    if unsafe { libc::sched_setscheduler(0, policy, &parameters) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_comes_back_from_real_time() {
+        // SAFETY: asks about the calling thread only.
+        let policy = || unsafe { libc::sched_getscheduler(0) };
+        let before = policy();
+        if let Ok(real_time) = RealTime::enter() {
+            assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO);
+            drop(real_time);
+        }
+        assert_eq!(policy(), before);
+    }
+}
