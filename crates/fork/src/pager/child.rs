@@ -14,12 +14,13 @@ use farfork_sys::userfaultfd::{Message, Userfaultfd};
 use farfork_wire::{ChildId, PAGE_SIZE};
 
 use super::install::Installed;
-use super::journal::{Counters, Journal, Record, Replay, Snapshot, SpaceNumber, SpaceSnapshot, State};
+use super::journal::{Counters, Journal, Replay, Snapshot, SpaceNumber, SpaceSnapshot, State};
 use super::owners::Lane;
 use super::page_map::PageMap;
 use super::plan::{MemoryPlan, PlanError, Strategy};
 use super::populated::Populated;
 use super::protocol::PagerStats;
+use super::replay::{self, Replayed};
 use super::retries::Delivery;
 use super::space::Space;
 
@@ -265,24 +266,13 @@ impl Child {
 
     fn replay(&mut self, replay: Replay) {
         self.counters = replay.counters;
-        let uffd = match replay.state {
-            State::Active { uffd } => uffd,
-            State::Waiting { socket } => {
-                self.socket = take_over(socket).ok().map(ManuallyDrop::new);
-                return;
-            }
-        };
-        let plan = std::mem::take(&mut self.map);
-        let (mut maps, mut next): (BTreeMap<SpaceNumber, (RawFd, PageMap)>, _) = match replay.snapshot {
-            None => ([(0, (uffd, plan))].into(), 1),
-            Some(Snapshot { spaces, next_space }) => {
-                let maps = spaces.into_iter().map(|space| (space.number, (space.uffd, PageMap::of(space.segments))));
-                (maps.collect(), next_space)
-            }
-        };
-        replay.records.into_iter().for_each(|record| replay_record(&mut maps, &mut next, record));
-        self.next_space = next;
-        for (number, (uffd, map)) in maps {
+        if let State::Waiting { socket } = replay.state {
+            self.socket = take_over(socket).ok().map(ManuallyDrop::new);
+            return;
+        }
+        let Replayed { spaces, next_space } = replay::spaces_of(replay, std::mem::take(&mut self.map));
+        self.next_space = next_space;
+        for (number, (uffd, map)) in spaces {
             match Userfaultfd::from_number(uffd) {
                 Ok(uffd) => {
                     let space = Space::new(uffd, map, &self.populated, self.strategy.window_pages_max);
@@ -290,21 +280,6 @@ impl Child {
                 }
                 Err(error) => tracing::warn!("child {}: space {number} is gone: {error}", self.id),
             }
-        }
-    }
-}
-
-fn replay_record(maps: &mut BTreeMap<SpaceNumber, (RawFd, PageMap)>, next: &mut SpaceNumber, record: Record) {
-    match record {
-        Record::Closed(space) => drop(maps.remove(&space)),
-        Record::Message(space, Message::Fork { number }) => {
-            let map = maps.get(&space).map(|(_, map)| map.clone());
-            maps.extend(map.map(|map| (*next, (number, map))));
-            *next += 1;
-        }
-        Record::Message(space, message) => {
-            let map = maps.get_mut(&space).map(|(_, map)| map);
-            map.into_iter().for_each(|map| map.follow(&message));
         }
     }
 }

@@ -50,14 +50,12 @@ enum Kept {
     Widowed,
 }
 
-/// Keeps a pager running until a client stops it. To be called in a process of its own, with one thread; it leaves the
-/// session it was started in, whose end must not be its own. The process that returns is whichever was the keeper last.
+/// Keeps a pager running until a client stops it. To be called in a process of its own, with one thread, and in a
+/// session of its own, so that it does not end with another. The process that returns is whichever was the keeper last.
 ///
 /// # Errors
 /// [`PagerError`], before the first pager runs.
 pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
-    // Refused where the process leads a session already, and then not needed.
-    let _ = rustix::process::setsid();
     let mut station = Station::open(&config.run_dir)?;
     takeover::write_off(station.registry());
     spare_from_oom_killer();

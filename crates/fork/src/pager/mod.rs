@@ -18,7 +18,7 @@
 //! - What should hold data is never answered with zeroes: what cannot be had is poisoned, and the reason written down.
 //! - A thread that waits is answered, or woken to ask again, whatever becomes of the page it waits for.
 //!
-//! Pure parts: `page_map`, `populated`, `page_set`, `prefetch`, `spin`. What becomes of a child as a process,
+//! Pure parts: `page_map`, `populated`, `page_set`, `prefetch`, `replay`, `spin`. What becomes of a child as a process,
 //! and when its directory is made and removed, is the daemon's business.
 
 mod child;
@@ -36,6 +36,7 @@ mod populated;
 mod prefetch;
 mod protocol;
 mod registry;
+mod replay;
 mod retries;
 mod server;
 mod space;

@@ -29,6 +29,9 @@ pub const PLAN_FILE: &str = "pager.plan";
 /// Longest plan, in bytes: as much as a descriptor, of which it is a part.
 const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64;
 
+/// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
+const POPULATED_PAGES_MAX: u64 = 1 << 30;
+
 const MAGIC: &[u8; 8] = b"FFPLAN1\n";
 
 /// What a child's pages come from.
@@ -180,21 +183,27 @@ impl MemoryPlan {
         if !self.extents.windows(2).all(|pair| pair[0].id < pair[1].id) {
             return Err("its extents are out of order".into());
         }
-        self.extents.iter().try_for_each(PlannedExtent::check)
+        let pages = self.extents.iter().try_fold(0, |sum: u64, extent| Ok::<_, String>(sum + extent.check()?))?;
+        if pages > POPULATED_PAGES_MAX {
+            return Err(format!("{pages} pages hold data, {POPULATED_PAGES_MAX} at most"));
+        }
+        Ok(())
     }
 }
 
 impl PlannedExtent {
-    fn check(&self) -> Result<(), String> {
-        let mut lowest = 0;
+    /// Checks its runs; gives the number of their pages.
+    fn check(&self) -> Result<u64, String> {
+        let (mut lowest, mut pages) = (0, 0);
         for run in &self.populated {
             let end = run.first.checked_add(run.count).filter(|end| *end <= USER_SPACE_END / PAGE_SIZE);
             match end {
                 Some(end) if run.first >= lowest && run.count > 0 => lowest = end,
                 _ => return Err(format!("the pages of extent {} are out of order", self.id.0)),
             }
+            pages += run.count;
         }
-        Ok(())
+        Ok(pages)
     }
 }
 
@@ -256,7 +265,9 @@ mod tests {
         unordered.extents.reverse();
         let mut empty_run = plan();
         empty_run.extents[1].populated[0].count = 0;
-        for wrong in [overlapping, unordered, empty_run] {
+        let mut too_many = plan();
+        too_many.extents[1].populated[0].count = POPULATED_PAGES_MAX + 1;
+        for wrong in [overlapping, unordered, empty_run, too_many] {
             wrong.write(dir.path()).unwrap();
             assert!(matches!(MemoryPlan::read(dir.path()), Err(PlanError::Invalid { .. })));
         }

@@ -311,26 +311,26 @@ fn the_death_of_both_is_written_down() {
 
 /// Prints µs per page, for 16 and 256 MiB, beside a memcpy of the same pages in the same order.
 fn touching_everything_costs_the_same_at_any_size() {
-    let measure = |mib: u64| {
-        let pages = mib << 8;
-        let seed = Seed::new(pages, true);
-        let owner = Owner::start(&seed);
-        let bed = Bed::new();
-        let mut program = bed.start("measure", pages, &seed.plan(owner.address(), Strategy::default()));
-        program.expect_success();
-        let output = program.output();
-        let figures: Vec<f64> = output.split_whitespace().map(|text| text.parse::<f64>().unwrap() / 1000.0).collect();
-        let stats = bed.stats(&program);
-        println!(
-            "{mib:4} MiB at random: {:.2} µs a page; memcpy {:.2}; {} faults",
-            figures[0], figures[1], stats.faults
-        );
-        bed.finish(program);
-        bed.end();
-        figures[0]
-    };
-    let (small, large) = (measure(16), measure(256));
+    let (small, large) = (measure(16, Strategy::default()), measure(256, Strategy::default()));
+    measure(8, Strategy { window_pages_max: 1, ..Strategy::default() });
     assert!(large < 3.0 * small + 2.0, "the cost per page grows with the size: {small} and {large} µs");
+}
+
+fn measure(mib: u64, strategy: Strategy) -> f64 {
+    let pages = mib << 8;
+    let seed = Seed::new(pages, true);
+    let owner = Owner::start(&seed);
+    let bed = Bed::new();
+    let mut program = bed.start("measure", pages, &seed.plan(owner.address(), strategy));
+    program.expect_success();
+    let output = program.output();
+    let figures: Vec<f64> = output.split_whitespace().map(|text| text.parse::<f64>().unwrap() / 1000.0).collect();
+    let (paged, copied, faults) = (figures[0], figures[1], bed.stats(&program).faults);
+    let window = strategy.window_pages_max;
+    println!("{mib} MiB at random, windows to {window}: {paged:.2} µs a page; memcpy {copied:.2}; {faults} faults");
+    bed.finish(program);
+    bed.end();
+    paged
 }
 
 impl Stage {

@@ -1,0 +1,96 @@
+//! From a journal to the address spaces that a predecessor served: the plan, or the snapshot that stands in for it, and
+//! then everything that happened, in order. Pure.
+
+use std::collections::BTreeMap;
+use std::os::fd::RawFd;
+
+use farfork_sys::userfaultfd::Message;
+
+use super::journal::{Record, Replay, Snapshot, SpaceNumber, State};
+use super::page_map::PageMap;
+
+/// Spaces by number, each with its userfaultfd's number and its map.
+pub(super) type Spaces = BTreeMap<SpaceNumber, (RawFd, PageMap)>;
+
+/// What a journal led to.
+#[derive(Debug)]
+pub(super) struct Replayed {
+    /// The spaces that live, as far as was noted.
+    pub(super) spaces: Spaces,
+    /// The number that the next one gets.
+    pub(super) next_space: SpaceNumber,
+}
+
+/// The spaces of a child with this plan. One whose userfaultfd has not arrived has none.
+pub(super) fn spaces_of(replay: Replay, plan: PageMap) -> Replayed {
+    let mut replayed = match (replay.snapshot, replay.state) {
+        (Some(snapshot), _) => from_snapshot(snapshot),
+        (None, State::Active { uffd }) => Replayed { spaces: [(0, (uffd, plan))].into(), next_space: 1 },
+        (None, State::Waiting { .. }) => Replayed { spaces: Spaces::new(), next_space: 0 },
+    };
+    for record in replay.records {
+        replayed.follow(record);
+    }
+    replayed
+}
+
+fn from_snapshot(snapshot: Snapshot) -> Replayed {
+    let spaces = snapshot.spaces.into_iter().map(|space| (space.number, (space.uffd, PageMap::of(space.segments))));
+    Replayed { spaces: spaces.collect(), next_space: snapshot.next_space }
+}
+
+impl Replayed {
+    fn follow(&mut self, record: Record) {
+        match record {
+            Record::Closed(space) => drop(self.spaces.remove(&space)),
+            Record::Message(parent, Message::Fork { number }) => {
+                if let Some((_, map)) = self.spaces.get(&parent) {
+                    let map = map.clone();
+                    self.spaces.insert(self.next_space, (number, map));
+                }
+                self.next_space += 1;
+            }
+            Record::Message(space, message) => {
+                if let Some((_, map)) = self.spaces.get_mut(&space) {
+                    map.follow(&message);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pager::journal::{Counters, SpaceSnapshot};
+    use crate::pager::page_map::Segment;
+    use farfork_wire::descriptor::ExtentId;
+
+    const UNMAP: Message = Message::Unmap { start: 0x2000, end: 0x3000 };
+
+    fn map() -> PageMap {
+        PageMap::of([Segment { start: 0x1000, end: 0x5000, extent: ExtentId(1), first_page: 0 }])
+    }
+
+    fn replayed(snapshot: Option<Snapshot>, records: Vec<Record>) -> Vec<(SpaceNumber, RawFd, u64)> {
+        let (state, counters) = (State::Active { uffd: 40 }, Counters::default());
+        let replayed = spaces_of(Replay { state, counters, snapshot, records }, map());
+        let pages = |map: &PageMap| map.segments().map(Segment::pages).sum();
+        replayed.spaces.iter().map(|(number, (uffd, map))| (*number, *uffd, pages(map))).collect()
+    }
+
+    #[test]
+    fn a_forked_space_has_the_map_of_that_moment() {
+        let fork = |number| Record::Message(0, Message::Fork { number });
+        let records = vec![fork(41), Record::Message(0, UNMAP), fork(42), Record::Closed(0), Record::Message(1, UNMAP)];
+        assert_eq!(replayed(None, records), [(1, 41, 3), (2, 42, 3)]);
+    }
+
+    #[test]
+    fn a_snapshot_stands_in_for_the_plan_and_numbers_go_on() {
+        let segments = vec![Segment { start: 0x1000, end: 0x3000, extent: ExtentId(1), first_page: 0 }];
+        let snapshot = Snapshot { spaces: vec![SpaceSnapshot { number: 7, uffd: 50, segments }], next_space: 9 };
+        let records = vec![Record::Message(7, Message::Fork { number: 51 }), Record::Message(7, UNMAP)];
+        assert_eq!(replayed(Some(snapshot), records), [(7, 50, 1), (9, 51, 2)]);
+    }
+}
