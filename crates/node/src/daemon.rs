@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  take the run directory ─▶ clean what a crashed run left ─▶ find or start the pager ─▶ fabric's server
-//!     ─▶ container pool ─▶ take over children ─▶ control port, then socket: ready ─▶ join, heartbeats
+//!     ─▶ container pool ─▶ take over children ─▶ join the cluster ─▶ open the socket: ready ─▶ heartbeats
 //!
-//!  SIGTERM, SIGINT: leave the cluster ─▶ no more requests ─▶ end children, drop seeds ─▶ stop the pager ─▶ remove the socket
+//!  SIGTERM, SIGINT: no more requests ─▶ leave the cluster ─▶ end children, drop seeds ─▶ stop the pager ─▶ remove the socket
 //!  SIGKILL: seeds end with the daemon; pager and children go on and are found by the next one
 //! ```
 
@@ -23,7 +23,9 @@ use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::seed::SeedTable;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 
+use crate::acquaintances::Acquaintances;
 use crate::children::Children;
 use crate::engine::{Engine, PagerError, PagerLink, random_number};
 use crate::heartbeat;
@@ -93,67 +95,102 @@ impl From<PagerError> for DaemonError {
 /// # Errors
 /// It could not be started; what it had made is gone again.
 pub async fn run(options: Options) -> Result<(), DaemonError> {
-    let run_dir = RunDir::new(&options.run_dir);
     let started = tokio::task::spawn_blocking(move || start(options)).await;
     let running =
         started.map_err(|panic| DaemonError::System { action: "start", cause: io::Error::other(panic) })??;
-    let Running { node, listeners, join, _lock, fabric: _fabric } = running;
-
-    let (stop, stopped) = watch::channel(false);
-    let node_count = node.clone();
-    let beating = tokio::spawn(heartbeat::run(node.peers.clone(), join, move || {
-        u32::try_from(node_count.children.living()).unwrap_or(u32::MAX)
-    }));
-    let expiring = tokio::spawn(expire(node.clone()));
-    tracing::info!(node = %node.name, address = %node.address(), socket = %run_dir.socket().display(), "ready");
-    let stopping = tokio::spawn(async move {
-        let signal = wait_for_signal().await;
-        let _ = stop.send(true);
-        signal
-    });
-    let served = serve::serve(&node, listeners, stopped).await;
-
-    stopping.abort();
-    beating.abort();
-    expiring.abort();
+    let served = serve_until_signal(&running).await;
     tracing::info!("stopping");
-    heartbeat::leave(&node.peers).await;
-    node.children.end_all().await;
-    let removing = tokio::task::spawn_blocking(move || {
-        node.seeds.drop_all();
-        node.pager.stop();
-        let _ = fs::remove_file(run_dir.socket());
-        let _ = fs::remove_file(run_dir.fabric_socket());
-        drop(node);
-    });
-    let _ = removing.await;
+    heartbeat::leave(&running.node.peers).await;
+    running.node.children.end_all().await;
+    let stopping = tokio::task::spawn_blocking(move || running.stop());
+    stopping.await.map_err(|panic| DaemonError::System { action: "stop", cause: io::Error::other(panic) })?;
     served
+}
+
+async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
+    let Running { run_dir, node, control, join, .. } = running;
+    let acquaintances = Acquaintances::read(run_dir);
+    heartbeat::introduce(&node.peers, &[join, acquaintances.addresses()].concat()).await;
+    let socket = listen_privately(&run_dir.socket())?;
+    let control = control.try_clone().map_err(DaemonError::listen(node.address()))?;
+    let listeners =
+        serve::Listeners::new(socket, control).map_err(DaemonError::system("watch the listening sockets"))?;
+    tracing::info!(node = %node.name, address = %node.address(), socket = %run_dir.socket().display(), "ready");
+
+    // Ends with the daemon: dropping the set ends its tasks.
+    let mut tasks = JoinSet::new();
+    let here = node.clone();
+    tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), acquaintances, move || {
+        u32::try_from(here.children.living()).unwrap_or(u32::MAX)
+    }));
+    tasks.spawn(expire(node.clone()));
+    let (stop, stopped) = watch::channel(false);
+    tasks.spawn(async move {
+        wait_for_signal().await;
+        let _ = stop.send(true);
+        // Held until the daemon ends: a closed channel is no order to stop.
+        std::future::pending().await
+    });
+    serve::serve(node, listeners, stopped).await
 }
 
 /// What runs once a daemon has started.
 struct Running {
+    run_dir: RunDir,
     node: Arc<Node>,
-    listeners: serve::Listeners,
+    control: TcpListener,
     join: Vec<SocketAddr>,
-    fabric: (tcp::Server, shm::Server),
+    /// Held for their ends.
+    _fabric: (tcp::Server, shm::Server),
     _lock: Lock,
+}
+
+impl Running {
+    /// All that blocks of a stop, once the children have ended.
+    fn stop(self) {
+        self.node.seeds.drop_all();
+        self.node.pager.stop();
+        // Whoever comes now is told that nobody is here.
+        let _ = fs::remove_file(self.run_dir.socket());
+        let _ = fs::remove_file(self.run_dir.fabric_socket());
+        Acquaintances::forget(&self.run_dir);
+    }
 }
 
 /// All that blocks of a start, in the order drawn above.
 fn start(options: Options) -> Result<Running, DaemonError> {
-    let Options { name, run_dir, listen, fabric_port, join, pool_size } = options;
-    let path = run_dir.display().to_string();
-    let run_dir = RunDir::new(run_dir);
+    let path = options.run_dir.display().to_string();
+    let run_dir = RunDir::new(&options.run_dir);
     let lock = run_dir.take().map_err(|cause| DaemonError::RunDir { path, cause })?;
-    let control = TcpListener::bind(listen).map_err(DaemonError::listen(listen))?;
-    let containers = ContainerConfig::new(name.as_str(), run_dir.root(), STUB_IMAGE);
+    let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
+    let containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::establish(&run_dir)?);
+    match assemble(options, run_dir, control, containers, leftovers, &pager, lock) {
+        Ok(running) => Ok(running),
+        Err(error) => {
+            // It refuses where an earlier daemon's children still need it.
+            pager.stop();
+            Err(error)
+        }
+    }
+}
 
+/// Everything of a daemon but its pager.
+fn assemble(
+    options: Options,
+    run_dir: RunDir,
+    control: TcpListener,
+    containers: ContainerConfig,
+    leftovers: Leftovers,
+    pager: &Arc<PagerLink>,
+    lock: Lock,
+) -> Result<Running, DaemonError> {
+    let Options { name, listen, fabric_port, join, pool_size, .. } = options;
     let seeds = Arc::new(SeedTable::default());
     let exporter: Arc<dyn Exporter> = seeds.clone();
-    let fabric_listen = SocketAddr::new(listen.ip(), fabric_port);
-    let (tcp_server, shm_server, fabric_address) = serve_fabric(fabric_listen, &run_dir, &exporter)?;
+    let (tcp_server, shm_server, fabric_address) =
+        serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter)?;
     let me = Member {
         name: name.clone(),
         address: control.local_addr().map_err(DaemonError::listen(listen))?,
@@ -161,18 +198,13 @@ fn start(options: Options) -> Result<Running, DaemonError> {
         incarnation: random_number().map_err(DaemonError::system("draw a random number"))?,
         children: 0,
     };
-
     let local = LocalNode::detect().map_err(DaemonError::system("learn what this machine is"))?;
     let pool = Pool::start(containers, pool_size)?;
     let engine = Engine::new(name.clone(), run_dir.clone(), local, pool, pager.clone(), shm_server.address());
-    let children = take_over(&run_dir, &pager, leftovers)?;
+    let children = take_over(&run_dir, pager, leftovers)?;
     let seeds = Seeds::new(name, seeds, fabric_address);
-    let node = Arc::new(Node::new(Arc::new(Peers::new(me)), seeds, children, engine, pager));
-
-    let socket = listen_privately(&run_dir.socket())?;
-    let listeners =
-        serve::Listeners::new(socket, control).map_err(DaemonError::system("watch the listening sockets"))?;
-    Ok(Running { node, listeners, join, fabric: (tcp_server, shm_server), _lock: lock })
+    let node = Arc::new(Node::new(Arc::new(Peers::new(me)), seeds, children, engine, pager.clone()));
+    Ok(Running { run_dir, node, control, join, _fabric: (tcp_server, shm_server), _lock: lock })
 }
 
 fn serve_fabric(

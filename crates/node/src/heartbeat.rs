@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::{Event, HEARTBEAT_INTERVAL, JoinError, Member};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::Code;
 
+use crate::acquaintances::Acquaintances;
 use crate::api::v1;
 use crate::client::{peer_client, within};
 use crate::failure::Failure;
@@ -17,8 +19,16 @@ use crate::peers::Peers;
 /// Between two looks at what is due: a fraction of [`HEARTBEAT_INTERVAL`], so that no beat is late by much.
 const TICK: Duration = Duration::from_millis(250);
 
+/// For the introduction at a daemon's start: nodes that are there answer in milliseconds.
+const INTRODUCTION_LIMIT: Duration = Duration::from_secs(1);
+
 /// Sends heartbeats until the daemon stops. `count_children` is asked before each round.
-pub(crate) async fn run(peers: Arc<Peers>, join: Vec<SocketAddr>, count_children: impl Fn() -> u32) {
+pub(crate) async fn run(
+    peers: Arc<Peers>,
+    join: Vec<SocketAddr>,
+    mut acquaintances: Acquaintances,
+    count_children: impl Fn() -> u32,
+) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut join_due = Instant::now();
@@ -36,11 +46,20 @@ pub(crate) async fn run(peers: Arc<Peers>, join: Vec<SocketAddr>, count_children
             join_due = now + HEARTBEAT_INTERVAL;
             addresses.extend(unknown(&peers, &join));
             peers.forget_strangers();
+            acquaintances.keep(peers.others());
         }
         for address in addresses {
             tokio::spawn(beat(peers.clone(), address));
         }
         ticks.tick().await;
+    }
+}
+
+/// Calls at addresses where nodes may be, before this node is open to requests: it then knows its cluster.
+pub(crate) async fn introduce(peers: &Arc<Peers>, addresses: &[SocketAddr]) {
+    let beats: JoinSet<()> = addresses.iter().map(|address| beat(peers.clone(), *address)).collect();
+    if timeout(INTRODUCTION_LIMIT, beats.join_all()).await.is_err() {
+        tracing::info!("not all nodes that were known or are to be joined answer; they are asked again");
     }
 }
 

@@ -8,6 +8,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod acquaintances;
 pub mod api;
 pub mod auth;
 mod children;

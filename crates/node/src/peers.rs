@@ -51,6 +51,11 @@ impl Peers {
         others.map(|view| view.member).collect()
     }
 
+    /// The addresses of all others, alive or not.
+    pub(crate) fn others(&self) -> Vec<SocketAddr> {
+        self.views().into_iter().filter(|view| !view.is_self).map(|view| view.member.address).collect()
+    }
+
     /// A client of another node, for a request about `object`.
     ///
     /// # Errors

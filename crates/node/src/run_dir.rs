@@ -4,6 +4,7 @@
 //! RUN/lock             held by the daemon
 //! RUN/node.sock        its API
 //! RUN/fabric.sock      the memory of its seeds, for this host
+//! RUN/members.json     the addresses of the nodes that it knows
 //! RUN/pager.log        what the pager says
 //! RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
 //! ```
@@ -72,6 +73,11 @@ impl RunDir {
     /// Where this host reads the memory of its seeds.
     pub fn fabric_socket(&self) -> PathBuf {
         self.root.join("fabric.sock")
+    }
+
+    /// The addresses of the nodes that it knows.
+    pub fn members(&self) -> PathBuf {
+        self.root.join("members.json")
     }
 
     /// Where the pager's own messages go.

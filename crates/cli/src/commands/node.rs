@@ -35,9 +35,9 @@ pub(crate) struct Node {
     /// Where its control API listens; port 0 for any free one.
     #[arg(long, value_name = "IP:PORT")]
     listen: SocketAddr,
-    /// Port of its memory server, on the same address; 0 for any free one.
-    #[arg(long, value_name = "PORT", default_value_t = 0)]
-    fabric_port: u16,
+    /// Port of its memory server, on the same address; 0 for any free one [default: the one behind that of --listen].
+    #[arg(long, value_name = "PORT")]
+    fabric_port: Option<u16>,
     /// A node whose cluster it joins. Can be repeated: one that answers is enough.
     #[arg(long, value_name = "IP:PORT")]
     join: Vec<SocketAddr>,
@@ -52,11 +52,13 @@ impl Node {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
         log::start(&self.log)?;
+        // Always the same port by default, so that a daemon that was started again is known to be another.
+        let behind = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let options = Options {
             name: self.name,
             run_dir: self.run_dir,
             listen: self.listen,
-            fabric_port: self.fabric_port,
+            fabric_port: self.fabric_port.unwrap_or(behind),
             join: self.join,
             pool_size: self.pool,
         };

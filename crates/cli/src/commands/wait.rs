@@ -114,6 +114,9 @@ pub(crate) async fn collect(
 fn tell(child: &Child, results: bool, quiet: bool) {
     let is_well = child.exit.as_ref().and_then(output::exit_code) == Some(0);
     let text = format!("{}  {}", child.id, exit_text(child.exit.as_ref()));
+    if !child.memory_lost.is_empty() {
+        eprintln!("farfork: {}", child.memory_lost);
+    }
     match (quiet, results, is_well) {
         (true, ..) | (false, true, true) => {}
         (false, true, false) => eprintln!("farfork: {text}"),

@@ -62,6 +62,8 @@ pub(crate) struct ChildView {
     /// 0 while it runs.
     pub(crate) ended_unix_ms: u64,
     pub(crate) command: String,
+    /// Why its memory is lost; null while it is served.
+    pub(crate) memory_lost: Option<String>,
 }
 
 impl From<v1::Child> for ChildView {
@@ -89,6 +91,7 @@ impl From<v1::Child> for ChildView {
             started_unix_ms: child.started_unix_ms,
             ended_unix_ms: child.ended_unix_ms,
             command: child.command,
+            memory_lost: Some(child.memory_lost).filter(|reason| !reason.is_empty()),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! One child of this node: what it is, what it is doing, and what can be done to it.
 
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use farfork_fork::pager::LOST_FILE;
 use farfork_fork::restore;
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
@@ -106,6 +108,12 @@ impl Child {
             Ok(Status::Ended(ended)) => ended.clone(),
             _ => unreachable!("the sender lives as long as the child"),
         }
+    }
+
+    /// Why its memory is lost, if it is: a sentence of the pager's.
+    pub(crate) fn memory_lost(&self) -> Option<String> {
+        let text = fs::read_to_string(self.directory.join(LOST_FILE)).ok()?;
+        Some(text.trim_end().to_owned())
     }
 
     /// Takes our end of its standard input: one caller feeds it.
@@ -237,6 +245,7 @@ impl From<&Child> for v1::Child {
             resume_us: *resume_us,
             started_unix_ms: *started_unix_ms,
             command: command.clone(),
+            memory_lost: child.memory_lost().unwrap_or_default(),
         }
     }
 }

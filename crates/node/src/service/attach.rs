@@ -8,7 +8,7 @@ use tokio_stream::{StreamExt as _, once};
 use tonic::{Code, Status, Streaming};
 
 use super::route::{Place, child_id, passed_on, place_of_child};
-use super::stream::{Sink, filled_by, relay, send, unreadable};
+use super::stream::{Sink, filled_by, relay, send, unreadable, verdict};
 use crate::api::v1;
 use crate::api::v1::attach_input::Input;
 use crate::api::v1::attach_output::Output;
@@ -82,7 +82,10 @@ async fn pass_outputs_on(node: &Node, child: &Child, sink: &Sink<v1::AttachOutpu
     };
     tokio::try_join!(copy(Stream::Stdout, Output::Stdout), copy(Stream::Stderr, Output::Stderr))?;
     child.wait().await;
-    // A caller that has gone needs no answer.
-    let _ = send(sink, v1::AttachOutput { output: Some(Output::Ended(child.into())) }).await;
+    let last = verdict(child).map(Output::Stderr).into_iter().chain([Output::Ended(child.into())]);
+    for output in last {
+        // A caller that has gone needs no answer.
+        let _ = send(sink, v1::AttachOutput { output: Some(output) }).await;
+    }
     Ok(())
 }

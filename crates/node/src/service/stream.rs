@@ -168,8 +168,12 @@ async fn logs_here(
         let mut output = child.output(stream, watch).await?;
         while let Some(data) = output.next().await.map_err(|error| unreadable(child, &error))? {
             if send(sink, v1::LogChunk { stream: name.into(), data }).await.is_err() {
-                break;
+                return Ok(());
             }
+        }
+        if let (Stream::Stderr, Some(data)) = (stream, verdict(child)) {
+            // A caller that has gone needs no answer.
+            let _ = send(sink, v1::LogChunk { stream: name.into(), data }).await;
         }
         Ok(())
     };
@@ -179,6 +183,11 @@ async fn logs_here(
         copy(Stream::Stderr, v1::OutputStream::Stderr, only != v1::OutputStream::Stdout),
     )?;
     Ok(())
+}
+
+/// What stands behind the last that a child wrote to its standard error, where its memory was lost: why it ended.
+pub(super) fn verdict(child: &Child) -> Option<Vec<u8>> {
+    child.memory_lost().map(|text| format!("farfork: {text}\n").into_bytes())
 }
 
 /// A failure to read what a child wrote.

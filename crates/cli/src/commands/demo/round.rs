@@ -223,6 +223,6 @@ mod tests {
         assert_eq!((parts[0].first, parts[6].end), (0, 131_072));
         assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].first));
         let whole: u64 = parts.iter().map(|part| part.sum()).sum();
-        assert_eq!(whole, (0..131_072).sum());
+        assert_eq!(whole, (0..131_072).sum::<u64>());
     }
 }
