@@ -25,10 +25,7 @@ pub fn in_turn(nodes: &[NodeName], count: usize) -> Vec<NodeName> {
 ///
 /// Returns one node for each child; nothing when there is no node.
 pub fn to_least_loaded(candidates: &[Candidate], count: usize) -> Vec<NodeName> {
-    let mut by_load: BinaryHeap<_> = candidates
-        .iter()
-        .map(|c| Reverse((c.children, &c.node)))
-        .collect();
+    let mut by_load: BinaryHeap<_> = candidates.iter().map(|c| Reverse((c.children, &c.node))).collect();
     let mut chosen = Vec::with_capacity(count);
     while chosen.len() < count {
         let Some(Reverse((children, node))) = by_load.pop() else {
@@ -46,27 +43,18 @@ mod tests {
     use farfork_wire::NodeName;
 
     fn nodes(names: &[&str]) -> Vec<NodeName> {
-        names
-            .iter()
-            .map(|name| NodeName::new(name).unwrap())
-            .collect()
+        names.iter().map(|name| NodeName::new(name).unwrap()).collect()
     }
 
     #[test]
     fn named_nodes_take_turns() {
-        assert_eq!(
-            in_turn(&nodes(&["b", "a"]), 5),
-            nodes(&["b", "a", "b", "a", "b"])
-        );
+        assert_eq!(in_turn(&nodes(&["b", "a"]), 5), nodes(&["b", "a", "b", "a", "b"]));
         assert!(in_turn(&[], 3).is_empty());
     }
 
     #[test]
     fn the_emptier_node_fills_up_first() {
-        let candidate = |name: &str, children| Candidate {
-            node: NodeName::new(name).unwrap(),
-            children,
-        };
+        let candidate = |name: &str, children| Candidate { node: NodeName::new(name).unwrap(), children };
         let chosen = to_least_loaded(&[candidate("a", 3), candidate("b", 1)], 5);
         assert_eq!(chosen, nodes(&["b", "b", "a", "b", "a"]));
         assert!(to_least_loaded(&[], 2).is_empty());

@@ -116,10 +116,7 @@ pub struct Membership {
 impl Membership {
     /// A node that knows itself only.
     pub fn new(me: Member) -> Self {
-        Self {
-            me,
-            peers: BTreeMap::new(),
-        }
+        Self { me, peers: BTreeMap::new() }
     }
 
     /// What this node says of itself.
@@ -136,11 +133,7 @@ impl Membership {
     ///
     /// # Errors
     /// The sender cannot be a member; it should be told so.
-    pub fn handle_heartbeat(
-        &mut self,
-        from: Member,
-        now: Instant,
-    ) -> Result<Option<Event>, JoinError> {
+    pub fn handle_heartbeat(&mut self, from: Member, now: Instant) -> Result<Option<Event>, JoinError> {
         self.hear(from, now)
     }
 
@@ -148,11 +141,7 @@ impl Membership {
     ///
     /// # Errors
     /// The answering node cannot be a member beside this one.
-    pub fn handle_answer(
-        &mut self,
-        members: Vec<Member>,
-        now: Instant,
-    ) -> Result<Option<Event>, JoinError> {
+    pub fn handle_answer(&mut self, members: Vec<Member>, now: Instant) -> Result<Option<Event>, JoinError> {
         let mut members = members.into_iter();
         let Some(answering) = members.next() else {
             return Ok(None);
@@ -166,11 +155,7 @@ impl Membership {
 
     /// A member says that it stops. An older run's word does not count.
     pub fn handle_leave(&mut self, from: &Member) {
-        if self
-            .peers
-            .get(&from.name)
-            .is_some_and(|peer| peer.member.incarnation == from.incarnation)
-        {
+        if self.peers.get(&from.name).is_some_and(|peer| peer.member.incarnation == from.incarnation) {
             self.peers.remove(&from.name);
         }
     }
@@ -193,30 +178,19 @@ impl Membership {
 
     /// The members that a heartbeat should go to now; each is due again after [`HEARTBEAT_INTERVAL`].
     pub fn poll_heartbeats(&mut self, now: Instant) -> Vec<Member> {
-        let due = self
-            .peers
-            .values_mut()
-            .filter_map(|peer| peer.take_heartbeat(now));
+        let due = self.peers.values_mut().filter_map(|peer| peer.take_heartbeat(now));
         due.collect()
     }
 
     /// What to answer to a heartbeat: this node first, then those that it hears from.
     pub fn answer(&self, now: Instant) -> Vec<Member> {
         let heard = self.peers.values().filter(|peer| peer.is_heard(now));
-        std::iter::once(&self.me)
-            .chain(heard.map(|peer| &peer.member))
-            .cloned()
-            .collect()
+        std::iter::once(&self.me).chain(heard.map(|peer| &peer.member)).cloned().collect()
     }
 
     /// All members, by name.
     pub fn views(&self, now: Instant) -> Vec<View> {
-        let myself = View {
-            member: self.me.clone(),
-            state: State::Alive,
-            silent: Duration::ZERO,
-            is_self: true,
-        };
+        let myself = View { member: self.me.clone(), state: State::Alive, silent: Duration::ZERO, is_self: true };
         let mut views: Vec<View> = self.peers.values().map(|peer| peer.view(now)).collect();
         views.push(myself);
         views.sort_by(|a, b| a.member.name.cmp(&b.member.name));
@@ -225,21 +199,13 @@ impl Membership {
 
     /// One member.
     pub fn view(&self, name: &NodeName, now: Instant) -> Option<View> {
-        self.views(now)
-            .into_iter()
-            .find(|view| &view.member.name == name)
+        self.views(now).into_iter().find(|view| &view.member.name == name)
     }
 
     fn hear(&mut self, from: Member, now: Instant) -> Result<Option<Event>, JoinError> {
         if from.name == self.me.name {
             let is_me = from.incarnation == self.me.incarnation;
-            return if is_me {
-                Ok(None)
-            } else {
-                Err(JoinError::NameTaken {
-                    address: self.me.address,
-                })
-            };
+            return if is_me { Ok(None) } else { Err(JoinError::NameTaken { address: self.me.address }) };
         }
         if let Some(peer) = self.peers.get_mut(&from.name) {
             return peer.hear(from, now);
@@ -255,8 +221,7 @@ impl Membership {
     fn introduce(&mut self, named: Member, now: Instant) {
         let is_known = named.name == self.me.name || self.peers.contains_key(&named.name);
         if !is_known && self.peers.len() + 1 < MEMBERS_MAX {
-            self.peers
-                .insert(named.name.clone(), Peer::introduced(named, now));
+            self.peers.insert(named.name.clone(), Peer::introduced(named, now));
         }
     }
 }

@@ -19,51 +19,29 @@ pub(super) struct Peer {
 impl Peer {
     /// A member that spoke for the first time.
     pub(super) fn heard(member: Member, now: Instant) -> Self {
-        Self {
-            member,
-            has_spoken: true,
-            heard_at: now,
-            is_reported: false,
-            heartbeat_due: now,
-        }
+        Self { member, has_spoken: true, heard_at: now, is_reported: false, heartbeat_due: now }
     }
 
     /// A member that another one named.
     pub(super) fn introduced(member: Member, now: Instant) -> Self {
-        Self {
-            has_spoken: false,
-            ..Self::heard(member, now)
-        }
+        Self { has_spoken: false, ..Self::heard(member, now) }
     }
 
     /// It has spoken. A run at another address may take the name only once this one is silent.
-    pub(super) fn hear(
-        &mut self,
-        member: Member,
-        now: Instant,
-    ) -> Result<Option<Event>, JoinError> {
+    pub(super) fn hear(&mut self, member: Member, now: Instant) -> Result<Option<Event>, JoinError> {
         let is_another_run = member.incarnation != self.member.incarnation;
         if is_another_run && member.address != self.member.address && self.is_heard(now) {
-            return Err(JoinError::NameTaken {
-                address: self.member.address,
-            });
+            return Err(JoinError::NameTaken { address: self.member.address });
         }
         let name = member.name.clone();
-        let event = match (
-            self.has_spoken,
-            is_another_run,
-            self.silent(now) >= UNREACHABLE_AFTER,
-        ) {
+        let event = match (self.has_spoken, is_another_run, self.silent(now) >= UNREACHABLE_AFTER) {
             (false, ..) => Some(Event::Joined(name)),
             (true, true, _) => Some(Event::Restarted(name)),
             (true, false, true) => Some(Event::Returned(name)),
             (true, false, false) => None,
         };
         let heartbeat_due = self.heartbeat_due;
-        *self = Self {
-            heartbeat_due,
-            ..Self::heard(member, now)
-        };
+        *self = Self { heartbeat_due, ..Self::heard(member, now) };
         Ok(event)
     }
 
@@ -95,16 +73,7 @@ impl Peer {
 
     pub(super) fn view(&self, now: Instant) -> View {
         let silent = self.silent(now);
-        let state = if silent < UNREACHABLE_AFTER {
-            State::Alive
-        } else {
-            State::Unreachable
-        };
-        View {
-            member: self.member.clone(),
-            state,
-            silent,
-            is_self: false,
-        }
+        let state = if silent < UNREACHABLE_AFTER { State::Alive } else { State::Unreachable };
+        View { member: self.member.clone(), state, silent, is_self: false }
     }
 }

@@ -1,22 +1,13 @@
 //! Nodes on a virtual clock, whose messages arrive or not as a test says.
 
-use super::{
-    Event, FORGOTTEN_AFTER, HEARTBEAT_INTERVAL, JoinError, Member, Membership, State,
-    UNREACHABLE_AFTER,
-};
+use super::{Event, FORGOTTEN_AFTER, HEARTBEAT_INTERVAL, JoinError, Member, Membership, State, UNREACHABLE_AFTER};
 use farfork_wire::NodeName;
 use std::time::{Duration, Instant};
 
 fn member(name: &str, port: u16, incarnation: u64) -> Member {
     let address = format!("10.0.0.1:{port}").parse().unwrap();
     let fabric_address = format!("10.0.0.1:{}", port + 1).parse().unwrap();
-    Member {
-        name: NodeName::new(name).unwrap(),
-        address,
-        fabric_address,
-        incarnation,
-        children: 0,
-    }
+    Member { name: NodeName::new(name).unwrap(), address, fabric_address, incarnation, children: 0 }
 }
 
 fn name(text: &str) -> NodeName {
@@ -33,14 +24,8 @@ struct Cluster {
 
 impl Cluster {
     fn new(names: &[&str]) -> Self {
-        let start = |(at, name): (usize, &&str)| {
-            Membership::new(member(name, 7000 + 10 * at as u16, at as u64))
-        };
-        Self {
-            nodes: names.iter().enumerate().map(start).collect(),
-            now: Instant::now(),
-            cut: Vec::new(),
-        }
+        let start = |(at, name): (usize, &&str)| Membership::new(member(name, 7000 + 10 * at as u16, at as u64));
+        Self { nodes: names.iter().enumerate().map(start).collect(), now: Instant::now(), cut: Vec::new() }
     }
 
     fn deliver(&mut self, from: usize, to: usize) -> Result<(), JoinError> {
@@ -61,19 +46,10 @@ impl Cluster {
             self.now += HEARTBEAT_INTERVAL / 2;
             for from in 0..self.nodes.len() {
                 for due in self.nodes[from].poll_heartbeats(self.now) {
-                    let to = self
-                        .nodes
-                        .iter()
-                        .position(|node| node.me().name == due.name)
-                        .unwrap();
+                    let to = self.nodes.iter().position(|node| node.me().name == due.name).unwrap();
                     self.deliver(from, to).unwrap();
                 }
-                events.extend(
-                    self.nodes[from]
-                        .handle_time(self.now)
-                        .into_iter()
-                        .map(|event| (from, event)),
-                );
+                events.extend(self.nodes[from].handle_time(self.now).into_iter().map(|event| (from, event)));
             }
         }
         events
@@ -81,9 +57,7 @@ impl Cluster {
 
     fn sees(&self, at: usize) -> Vec<(String, State)> {
         let views = self.nodes[at].views(self.now).into_iter();
-        views
-            .map(|view| (view.member.name.to_string(), view.state))
-            .collect()
+        views.map(|view| (view.member.name.to_string(), view.state)).collect()
     }
 }
 
@@ -95,11 +69,7 @@ fn nodes_that_know_one_member_soon_know_all() {
     }
     cluster.run(3 * HEARTBEAT_INTERVAL);
     for at in 0..4 {
-        assert_eq!(
-            cluster.sees(at),
-            ["a", "b", "c", "d"].map(|n| (n.to_owned(), State::Alive)),
-            "node {at}"
-        );
+        assert_eq!(cluster.sees(at), ["a", "b", "c", "d"].map(|n| (n.to_owned(), State::Alive)), "node {at}");
     }
 }
 
@@ -112,20 +82,12 @@ fn a_silent_member_is_unreachable_then_forgotten_and_may_return() {
     cluster.cut = vec![1];
     let events = cluster.run(2 * UNREACHABLE_AFTER);
     assert!(events.contains(&(0, Event::Unreachable(name("b")))));
-    assert_eq!(
-        events.len(),
-        2,
-        "each silence is reported once on each side: {events:?}"
-    );
+    assert_eq!(events.len(), 2, "each silence is reported once on each side: {events:?}");
     assert_eq!(cluster.sees(0)[1].1, State::Unreachable);
 
     cluster.cut.clear();
     cluster.run(2 * HEARTBEAT_INTERVAL);
-    assert_eq!(
-        cluster.sees(0)[1].1,
-        State::Alive,
-        "heartbeats go to the unreachable too"
-    );
+    assert_eq!(cluster.sees(0)[1].1, State::Alive, "heartbeats go to the unreachable too");
 
     cluster.cut = vec![1];
     let events = cluster.run(FORGOTTEN_AFTER + UNREACHABLE_AFTER);
@@ -149,37 +111,16 @@ fn hearsay_keeps_no_dead_member_alive() {
 fn a_name_has_one_node() {
     let now = Instant::now();
     let mut node = Membership::new(member("a", 7000, 1));
-    let taken = |port: u16| JoinError::NameTaken {
-        address: format!("10.0.0.1:{port}").parse().unwrap(),
-    };
-    assert_eq!(
-        node.handle_heartbeat(member("a", 8000, 2), now),
-        Err(taken(7000)),
-        "one's own name"
-    );
-    assert_eq!(
-        node.handle_heartbeat(member("a", 7000, 1), now),
-        Ok(None),
-        "oneself"
-    );
+    let taken = |port: u16| JoinError::NameTaken { address: format!("10.0.0.1:{port}").parse().unwrap() };
+    assert_eq!(node.handle_heartbeat(member("a", 8000, 2), now), Err(taken(7000)), "one's own name");
+    assert_eq!(node.handle_heartbeat(member("a", 7000, 1), now), Ok(None), "oneself");
 
     node.handle_heartbeat(member("b", 7010, 1), now).unwrap();
-    assert_eq!(
-        node.handle_heartbeat(member("b", 7020, 2), now),
-        Err(taken(7010)),
-        "another's name"
-    );
+    assert_eq!(node.handle_heartbeat(member("b", 7020, 2), now), Err(taken(7010)), "another's name");
     let restarted = node.handle_heartbeat(member("b", 7010, 3), now);
-    assert_eq!(
-        restarted,
-        Ok(Some(Event::Restarted(name("b")))),
-        "a new run at the same address"
-    );
+    assert_eq!(restarted, Ok(Some(Event::Restarted(name("b")))), "a new run at the same address");
     let later = now + UNREACHABLE_AFTER;
-    assert!(
-        node.handle_heartbeat(member("b", 7020, 4), later).is_ok(),
-        "a silent one's name is free"
-    );
+    assert!(node.handle_heartbeat(member("b", 7020, 4), later).is_ok(), "a silent one's name is free");
 }
 
 #[test]
@@ -188,11 +129,7 @@ fn who_leaves_is_gone_at_once() {
     let mut node = Membership::new(member("a", 7000, 1));
     node.handle_heartbeat(member("b", 7010, 2), now).unwrap();
     node.handle_leave(&member("b", 7010, 1));
-    assert_eq!(
-        node.views(now).len(),
-        2,
-        "an older run's word does not count"
-    );
+    assert_eq!(node.views(now).len(), 2, "an older run's word does not count");
     node.handle_leave(&member("b", 7010, 2));
     assert_eq!(node.views(now).len(), 1);
 }
