@@ -109,9 +109,8 @@ impl SeedSource {
     /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
     pub fn fetch(key: Arc<SeedKey>, owner: Address, deadline: Instant) -> Result<Self, ResumeError> {
         let mut connection = farfork_fabric::connect(&owner).map_err(ResumeError::local("a connection"))?;
-        let bytes =
-            farfork_fabric::fetch(&mut *connection, &key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES_MAX, deadline)
-                .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
+        let bytes = farfork_fabric::fetch(&mut *connection, &key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES_MAX, deadline)
+            .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
         let descriptor = Arc::new(farfork_wire::descriptor::decode(&bytes)?);
         Ok(Self { key, owner, descriptor })
     }
@@ -155,7 +154,8 @@ impl SeedSource {
 /// Makes the child. When this returns it runs, or waits if it is to be paused, and its memory is served.
 ///
 /// # Errors
-/// [`ResumeError`]; the caller drops the container, and tells the pager to release the child.
+/// [`ResumeError`]; the caller drops the container, and tells the pager to release the child. A child that the pager
+/// refuses may have run up to the first page that it misses.
 pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
     let ResumeRequest { child, directory, source, container, streams, payload, paused, strategy, limit } = request;
     let deadline = Instant::now() + limit;
@@ -180,7 +180,8 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     );
     plan.write(directory)?;
     let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
-    pager.adopt(child, directory, pager_end)?;
+    // The pager takes the child on while the stub builds it: neither waits for the other.
+    let adoption = pager.begin_adoption(child, directory, pager_end);
     let status_file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -189,5 +190,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         .open(directory.join(STATUS_FILE))
         .map_err(ResumeError::local("the status file"))?;
     let left = deadline.saturating_duration_since(Instant::now());
-    Ok(prepared.start(child_end.as_fd(), status_file.as_fd(), left)?)
+    let restored = prepared.start(child_end.as_fd(), status_file.as_fd(), left);
+    adoption.wait()?;
+    Ok(restored?)
 }

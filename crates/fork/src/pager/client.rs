@@ -58,14 +58,21 @@ impl PagerClient {
         Self { socket: run_dir.join(SOCKET_FILE) }
     }
 
-    /// Has a child served, whose memory plan stands in `child_dir` and whose userfaultfd will arrive on the other end
-    /// of `uffd_socket` (as the only descriptor of a message). A socket that is closed without one ends the adoption.
+    /// As [`Self::begin_adoption`], and waits for it.
     ///
     /// # Errors
-    /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
+    /// As [`Adoption::wait`].
     pub fn adopt(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> Result<(), ClientError> {
+        self.begin_adoption(child, child_dir, uffd_socket).wait()
+    }
+
+    /// Asks to have a child served, whose memory plan stands in `child_dir` and whose userfaultfd will arrive on the
+    /// other end of `uffd_socket` (as the only descriptor of a message). A socket that is closed without one ends the
+    /// adoption. The child may be begun meanwhile: what it misses waits until it is served.
+    pub fn begin_adoption(&self, child: &ChildId, child_dir: &Path, uffd_socket: OwnedFd) -> Adoption<'_> {
         let request = Request::Adopt { child: child.clone(), dir: child_dir.to_owned() };
-        self.call(&request, &[uffd_socket.as_fd()]).map(drop)
+        let asked = self.ask(&request, &[uffd_socket.as_fd()]);
+        Adoption { client: self, request, uffd_socket, asked }
     }
 
     /// Has a child forgotten whose processes have been ended, and waits until the last is gone. Only then may its
@@ -128,9 +135,19 @@ impl PagerClient {
     }
 
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, ClientError> {
+        self.conclude(request, fds, self.ask(request, fds))
+    }
+
+    /// Waits for the reply to a request that was sent, and sends it again where none comes.
+    fn conclude(
+        &self,
+        request: &Request,
+        fds: &[BorrowedFd<'_>],
+        mut asked: io::Result<OwnedFd>,
+    ) -> Result<Reply, ClientError> {
         let deadline = Instant::now() + CALL_LIMIT;
         loop {
-            match self.try_call(request, fds, deadline) {
+            match asked.and_then(|socket| hear(&socket, deadline)) {
                 Ok(Reply::Refused(reason)) => return Err(ClientError::Refused(reason)),
                 Ok(reply) => return Ok(reply),
                 Err(cause) if Instant::now() + RETRY_PAUSE >= deadline => {
@@ -138,24 +155,51 @@ impl PagerClient {
                 }
                 Err(_) => std::thread::sleep(RETRY_PAUSE),
             }
+            asked = self.ask(request, fds);
         }
     }
 
-    fn try_call(&self, request: &Request, fds: &[BorrowedFd<'_>], deadline: Instant) -> io::Result<Reply> {
+    /// Sends a request; gives the connection on which the reply will come.
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
         // Nonblocking: connecting to a full backlog fails at once, and is tried again.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
         let bytes = postcard::to_stdvec(request).map_err(io::Error::other)?;
         fdpass::send(socket.as_fd(), &bytes, fds)?;
-        wait_readable(&socket, deadline)?;
-        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-        let (length, _) = fdpass::receive(socket.as_fd(), &mut bytes, 0)?;
-        if length == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        postcard::from_bytes(&bytes[..length]).map_err(io::Error::other)
+        Ok(socket)
     }
+}
+
+/// A child that the pager was asked to serve.
+#[derive(Debug)]
+#[must_use = "the pager may refuse"]
+pub struct Adoption<'a> {
+    client: &'a PagerClient,
+    request: Request,
+    uffd_socket: OwnedFd,
+    asked: io::Result<OwnedFd>,
+}
+
+impl Adoption<'_> {
+    /// Waits until the child is served.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
+    pub fn wait(self) -> Result<(), ClientError> {
+        let Self { client, request, uffd_socket, asked } = self;
+        client.conclude(&request, &[uffd_socket.as_fd()], asked).map(drop)
+    }
+}
+
+fn hear(socket: &OwnedFd, deadline: Instant) -> io::Result<Reply> {
+    wait_readable(socket, deadline)?;
+    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+    let (length, _) = fdpass::receive(socket.as_fd(), &mut bytes, 0)?;
+    if length == 0 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    postcard::from_bytes(&bytes[..length]).map_err(io::Error::other)
 }
 
 fn wait_readable(socket: &OwnedFd, deadline: Instant) -> io::Result<()> {

@@ -46,7 +46,7 @@ mod takeover;
 mod watch;
 
 pub use child::LOST_FILE;
-pub use client::{ClientError, PagerClient, PagerStats};
+pub use client::{Adoption, ClientError, PagerClient, PagerStats};
 pub use keeper::{PagerConfig, run};
 pub use page_map::Segment;
 pub use plan::{MemoryPlan, PLAN_FILE, PlanError, PlannedExtent, Strategy};
