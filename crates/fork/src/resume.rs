@@ -3,7 +3,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -50,6 +50,8 @@ pub struct ResumeRequest<'a> {
     pub container: &'a Container,
     /// Its standard streams.
     pub streams: StandardStreams,
+    /// Where its parent waited to be told what it is: a socket with the answer in it.
+    pub caller: Option<OwnedFd>,
     /// Bytes that it finds in a file of its own.
     pub payload: Option<&'a [u8]>,
     /// Whether it waits, complete, before its first instruction.
@@ -109,8 +111,9 @@ impl SeedSource {
     /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
     pub fn fetch(key: Arc<SeedKey>, owner: Address, deadline: Instant) -> Result<Self, ResumeError> {
         let mut connection = farfork_fabric::connect(&owner).map_err(ResumeError::local("a connection"))?;
-        let bytes = farfork_fabric::fetch(&mut *connection, &key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES_MAX, deadline)
-            .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
+        let bytes =
+            farfork_fabric::fetch(&mut *connection, &key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES_MAX, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
         let descriptor = Arc::new(farfork_wire::descriptor::decode(&bytes)?);
         Ok(Self { key, owner, descriptor })
     }
@@ -157,7 +160,7 @@ impl SeedSource {
 /// [`ResumeError`]; the caller drops the container, and tells the pager to release the child. A child that the pager
 /// refuses may have run up to the first page that it misses.
 pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
-    let ResumeRequest { child, directory, source, container, streams, payload, paused, strategy, limit } = request;
+    let ResumeRequest { child, directory, source, container, streams, caller, payload, paused, strategy, limit } = request;
     let deadline = Instant::now() + limit;
     let payload = payload.map(|bytes| container.put_file(PAYLOAD_NAME, bytes, 0o444)).transpose()?;
     let prepared = Prepared::new(ChildPlan {
@@ -167,6 +170,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         control: container.control(),
         streams,
         shared: source.fetch_shared(deadline)?,
+        caller,
         payload: payload.as_deref(),
         paused,
     })?;

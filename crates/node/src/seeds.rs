@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_fabric::Region as _;
+use farfork_fork::capture::ProgramSockets;
 use farfork_fork::seed::{Seed, SeedTable};
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::token::TOKEN_BYTES;
@@ -34,6 +35,8 @@ pub(crate) struct PrepareOptions {
     pub(crate) freeze: bool,
     /// Drop it after so long, in milliseconds; 0 for never.
     pub(crate) ttl_ms: u64,
+    /// The process's connections to this daemon.
+    pub(crate) sockets: ProgramSockets,
 }
 
 /// The seeds of this node.
@@ -57,10 +60,10 @@ impl Seeds {
     ///
     /// # Errors
     /// The process cannot be captured, and runs on; or the name is taken.
-    pub(crate) fn prepare(&self, engine: &Engine, pid: u32, options: PrepareOptions) -> Result<v1::Seed, Failure> {
+    pub(crate) fn prepare(&self, engine: &Engine, pid: u32, mut options: PrepareOptions) -> Result<v1::Seed, Failure> {
         self.check_free(&options.name)?;
         let began = Instant::now();
-        let captured = engine.capture(pid, options.freeze)?;
+        let captured = engine.capture(pid, options.freeze, std::mem::take(&mut options.sockets))?;
         let broken = |error: &dyn Display| Failure::new(Code::Internal, format!("process {pid}"), error);
         let id = SeedId::new(self.node.clone(), random_number().map_err(|error| broken(&error))?);
         let mut token = [0; TOKEN_BYTES];
@@ -77,6 +80,13 @@ impl Seeds {
         listed.insert(id, view.clone());
         self.table.insert(Arc::new(seed));
         Ok(view)
+    }
+
+    /// A seed that has a time limit loses it.
+    pub(crate) fn keep(&self, id: &SeedId) {
+        if let Some(seed) = self.listed().get_mut(id) {
+            seed.expires_unix_ms = 0;
+        }
     }
 
     /// The seed of a name.

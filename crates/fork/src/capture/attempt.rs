@@ -17,9 +17,10 @@ use farfork_wire::descriptor::{Descriptor, Origin};
 use super::ask::{self, Answers};
 use super::deadline::Deadline;
 use super::error::CaptureError;
-use super::files::{self, Contents, Files};
+use super::files::{self, Contents, Files, ProgramSockets};
 use super::inherited::{Inherited, Subject};
 use super::inject::{Injector, SIGTRAP, Step};
+use super::lifeline::Lifeline;
 use super::memory::MemoryMap;
 use super::shared::{SharedCopies, SharedCopy, SharedSources};
 use super::state::{self, Standing};
@@ -52,7 +53,7 @@ impl Held {
 
     /// What is left to do before it is parked: a parent's registers are put back at once, so that it would run on
     /// unharmed if we died.
-    fn settle(&self) {
+    fn settle(&mut self) {
         if let Self::Parent(stopped) = self {
             stopped.restore();
         }
@@ -104,6 +105,7 @@ struct Prepared {
 struct Paused {
     standing: Vec<Standing>,
     answers: Vec<Answers>,
+    lifeline: Lifeline,
     contents: Contents,
     copies: SharedCopies,
     clocks: Clocks,
@@ -112,7 +114,7 @@ struct Paused {
 
 fn attempt(pid: i32, options: &mut CaptureOptions, deadline: &Deadline, turn: &Turn) -> Result<Outcome, CaptureError> {
     let begun = Instant::now();
-    let mut prepared = prepare(pid)?;
+    let mut prepared = prepare(pid, &options.sockets)?;
     let mut times = CaptureTimes { survey: begun.elapsed(), ..CaptureTimes::default() };
 
     // A stop costs some dozen wake-ups; on a busy machine each would wait for its turn. Without the right to, so be it.
@@ -122,7 +124,7 @@ fn attempt(pid: i32, options: &mut CaptureOptions, deadline: &Deadline, turn: &T
     times.stop = paused_at.elapsed();
     let mut stopped = Stopped::take(pid, &tids)?;
     let mut injector = Injector::new(pid, prepared.survey.syscall_at, step_for(&stopped, &prepared.survey), deadline);
-    let paused = pause(&stopped, &mut prepared, &mut injector, options.freeze, &mut times);
+    let paused = pause(&mut stopped, &mut prepared, &mut injector, options.freeze, &mut times);
     stopped.withhold(&mut injector.withheld);
     let mut paused = paused?;
     let (mut held, snapshot) = match paused.clone.take() {
@@ -149,8 +151,8 @@ fn attempt(pid: i32, options: &mut CaptureOptions, deadline: &Deadline, turn: &T
     Ok(Outcome { held, descriptor, shared_copies, times })
 }
 
-fn prepare(pid: i32) -> Result<Prepared, CaptureError> {
-    let mut survey = Survey::of(pid, Depth::Quick)?;
+fn prepare(pid: i32, sockets: &ProgramSockets) -> Result<Prepared, CaptureError> {
+    let mut survey = Survey::of(pid, Depth::Quick, sockets)?;
     let refusals = std::mem::take(&mut survey.refusals);
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
@@ -175,28 +177,61 @@ fn step_for(stopped: &Stopped, survey: &Survey) -> Step {
 
 /// What must happen while the parent stands still.
 fn pause(
-    stopped: &Stopped,
+    stopped: &mut Stopped,
     prepared: &mut Prepared,
     injector: &mut Injector<'_>,
     freeze: bool,
     times: &mut CaptureTimes,
 ) -> Result<Paused, CaptureError> {
-    let (snapshot, mut lap) = (&stopped.snapshot, Lap::start());
-    stopped.block_signals(injector)?;
+    let mut lap = Lap::start();
     let clocks = Clocks::now();
-    let standing: Result<Vec<Standing>, _> = snapshot.threads.iter().map(|one| Standing::read(one.tid)).collect();
+    let standing: Result<Vec<Standing>, _> =
+        stopped.snapshot.threads.iter().map(|one| Standing::read(one.tid)).collect();
     let standing = standing?;
-    for thread in &snapshot.threads {
-        if !prepared.survey.profiles.contains_key(&thread.tid) {
-            let profile = Profile::read(thread.tid).map_err(CaptureError::read(snapshot.pid, "a new thread"))?;
-            prepared.survey.profiles.insert(thread.tid, profile);
+    look_at_new_threads(stopped, &mut prepared.survey)?;
+    times.registers = lap.take();
+    stopped.snapshot.leader().block_signals(injector)?;
+    let lifeline = Lifeline::throw(&stopped.snapshot, &standing, &prepared.mem, injector)?;
+    let asked = ask::ask(&stopped.snapshot, &standing, &prepared.survey, (&lifeline, &prepared.mem), injector);
+    times.ask = lap.take();
+    let shared = asked.and_then(|answers| {
+        let shared = share(stopped, prepared, &lifeline, injector, freeze, times);
+        shared.map(|(contents, copies, clone)| (answers, contents, copies, clone))
+    });
+    if !freeze || shared.is_err() {
+        let leader = stopped.snapshot.leader();
+        lifeline.haul_in(leader.tid, &leader.registers, injector)?;
+    }
+    let (answers, contents, copies, clone) = shared?;
+    Ok(Paused { standing, answers, lifeline, contents, copies, clocks, clone })
+}
+
+/// A thread that was born since the survey.
+fn look_at_new_threads(stopped: &Stopped, survey: &mut Survey) -> Result<(), CaptureError> {
+    for thread in &stopped.snapshot.threads {
+        if !survey.profiles.contains_key(&thread.tid) {
+            let profile = Profile::read(thread.tid).map_err(CaptureError::read(survey.pid, "a new thread"))?;
+            survey.profiles.insert(thread.tid, profile);
         }
     }
-    times.registers = lap.take();
-    let answers = ask::ask(snapshot, &standing, &prepared.survey, &prepared.mem, injector)?;
-    times.ask = lap.take();
-    // The leader copies its page tables while we read what fork would share.
-    let started = if freeze { None } else { Some(template::begin(snapshot.leader(), injector)?) };
+    Ok(())
+}
+
+/// Clones the parent, and copies what a clone shares, at the same time: the leader copies its page tables by itself.
+fn share(
+    stopped: &mut Stopped,
+    prepared: &mut Prepared,
+    lifeline: &Lifeline,
+    injector: &mut Injector<'_>,
+    freeze: bool,
+    times: &mut CaptureTimes,
+) -> Result<(Contents, SharedCopies, Option<Clone>), CaptureError> {
+    let mut lap = Lap::start();
+    let leader = stopped.snapshot.leader();
+    let base = lifeline.base(0, &leader.registers);
+    let started = if freeze { None } else { Some(template::begin(leader.tid, &base, injector)?) };
+    stopped.restore_others();
+    let snapshot = &stopped.snapshot;
     let contents = Contents::read(snapshot.pid, &prepared.survey.fds);
     let copies = std::mem::take(&mut prepared.shared).copy(snapshot.pid, injector.deadline());
     times.shared = lap.take();
@@ -204,7 +239,7 @@ fn pause(
     let ticks = prepared.survey.stat.start_ticks;
     let clone = started.map(|started| Clone::born(started, snapshot, ticks, injector)).transpose()?;
     times.clone = lap.take();
-    Ok(Paused { standing, answers, contents: contents?, copies: copies?, clocks, clone })
+    Ok((contents?, copies?, clone))
 }
 
 /// The descriptor, from the pause and from what can be read of the template at leisure.
@@ -217,7 +252,7 @@ fn describe(
     injector: &mut Injector<'_>,
 ) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
-    let mem = open_memory(pid, subject)?;
+    injector.call_in_vdso();
     let registers = match held {
         Held::Clone(clone) => {
             clone.set_apart(injector)?;
@@ -228,11 +263,17 @@ fn describe(
         }
         Held::Parent(_) => snapshot.leader().registers,
     };
-    let who = Subject { pid: subject, registers: &registers, mem: &mem };
-    let inherited = Inherited::ask(&who, injector)?;
+    let mem = open_memory(pid, subject);
+    let answers = paused.lifeline.answers(0);
+    let inherited = mem.and_then(|mem| {
+        let who = Subject { pid: subject, registers: &registers, mem: &mem, answers };
+        Inherited::ask(&who, injector).map(|inherited| (inherited, mem))
+    });
+    paused.lifeline.haul_in(subject, &registers, injector)?;
+    let (inherited, mem) = inherited?;
     paused.answers[0].alt_stack = inherited.alt_stack;
     let root = state::link(pid, subject, "root")?;
-    let fds = files::open_fds(subject)?;
+    let fds = files::open_fds(subject, &options.sockets)?;
     let refusals = files::refusals(pid, subject, &fds)?;
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
@@ -265,16 +306,12 @@ fn describe(
 }
 
 fn origin(options: &CaptureOptions, xstate: &[u8], clocks: Clocks) -> Origin {
-    /// Where the kernel puts XCR0 into a copy of the extended state (among the bytes that are software's).
-    const XCR0_AT: usize = 464;
-    let xcr0 =
-        xstate.get(XCR0_AT..XCR0_AT + 8).map_or(0, |bytes| u64::from_ne_bytes(std::array::from_fn(|at| bytes[at])));
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Origin {
         node: options.node.clone(),
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
         boot_id: boot_id.trim().to_owned(),
-        xcr0,
+        xcr0: state::xcr0(xstate),
         xstate_bytes: xstate.len() as u32,
         monotonic_ns: clocks.monotonic_ns,
         boottime_ns: clocks.boottime_ns,

@@ -32,8 +32,22 @@ pub(super) enum Kind {
     Device,
     Terminal,
     Socket,
+    /// A connection of the process to the daemon.
+    Program {
+        /// The one at which it waits to be told what it is.
+        is_caller: bool,
+    },
     /// Anything else, as a person would call it.
     Other(String),
+}
+
+/// A process's connections to the daemon, by the inodes of its ends. A child gets others in their place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProgramSockets {
+    /// The one at which the process waits to be told whether it is the parent or a child.
+    pub caller: Option<u64>,
+    /// The others; a child finds them at their end.
+    pub others: Vec<u64>,
 }
 
 /// A descriptor of another process, without the state of its file.
@@ -57,18 +71,27 @@ pub(super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
 
 /// Every descriptor of a process, ascending. One that is closed meanwhile is left out.
-pub(super) fn open_fds(pid: i32) -> Result<Vec<OpenFd>, CaptureError> {
+pub(super) fn open_fds(pid: i32, sockets: &ProgramSockets) -> Result<Vec<OpenFd>, CaptureError> {
     let numbers = process::list_fds(pid).map_err(CaptureError::read(pid, "the open files"))?;
     let mut fds = Vec::with_capacity(numbers.len());
     for number in numbers {
         match OpenFd::read(pid, number) {
-            Ok(fd) => fds.push(fd),
+            Ok(fd) => fds.push(OpenFd { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), ..fd }),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(CaptureError::read(pid, format!("fd {number}"))(source)),
         }
     }
     mark_standard(pid, &mut fds);
     Ok(fds)
+}
+
+impl ProgramSockets {
+    /// The kind of a socket that is one of these.
+    fn kind_of(&self, fd: &OpenFd) -> Option<Kind> {
+        let is_caller = self.caller == Some(fd.inode);
+        let is_known = fd.kind == Kind::Socket && (is_caller || self.others.contains(&fd.inode));
+        is_known.then_some(Kind::Program { is_caller })
+    }
 }
 
 impl OpenFd {
@@ -93,7 +116,7 @@ impl OpenFd {
             Kind::Regular | Kind::Directory | Kind::Pipe | Kind::EventFd | Kind::Epoll | Kind::Memory => {
                 !self.is_standard
             }
-            Kind::Device | Kind::Terminal | Kind::Socket | Kind::Other(_) => false,
+            Kind::Device | Kind::Terminal | Kind::Socket | Kind::Program { .. } | Kind::Other(_) => false,
         }
     }
 
@@ -194,6 +217,15 @@ pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Ref
     }
     refusals.extend(two_way_pipes(pid, subject, fds)?);
     Ok(refusals)
+}
+
+/// A process that asked for its own capture waits at a socket, where its children will be answered: if it has none of
+/// that inode, it was another process that asked.
+pub(super) fn missing_caller(pid: i32, fds: &[OpenFd], sockets: &ProgramSockets) -> Option<Refusal> {
+    let inode = sockets.caller?;
+    let waits = fds.iter().any(|fd| fd.kind == Kind::Program { is_caller: true } && !fd.is_standard);
+    let reason = format!("it does not wait at the socket (inode {inode}) that a checkpoint was asked for at");
+    (!waits).then(|| Refusal::new(format!("pid {pid}"), reason))
 }
 
 fn object(pid: i32, number: u32) -> String {

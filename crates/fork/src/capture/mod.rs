@@ -3,7 +3,7 @@
 //! ```text
 //!  check ────▶ survey: what would be carried, what refused                     (the process runs)
 //!  prepare ──▶ owner thread ─ attempt ─┬─ stop, restart: all threads stand, and how they go on
-//!                                      ├─ inject, ask: system calls made on the process's behalf
+//!                                      ├─ inject, ask, lifeline: system calls made on the process's behalf
 //!                                      ├─ files, shared: what fork shares is copied inside the pause
 //!                                      ├─ template: the clone that never runs
 //!                                      └─ inherited, state, memory, eager: the rest, read from the template
@@ -26,6 +26,7 @@ mod freezer;
 mod glibc;
 mod inherited;
 mod inject;
+mod lifeline;
 mod memory;
 mod owner;
 mod restart;
@@ -44,6 +45,7 @@ use farfork_wire::NodeName;
 use farfork_wire::descriptor::Descriptor;
 
 pub use error::{CaptureError, Refusal};
+pub use files::ProgramSockets;
 pub use owner::Template;
 pub use shared::SharedCopy;
 
@@ -66,12 +68,14 @@ pub struct CaptureOptions {
     pub timeout: Duration,
     /// Called in the tracer thread for each template, after the parent was let go. Not in freeze mode.
     pub on_template: Option<OnTemplate>,
+    /// The process's connections to the daemon; every other socket is refused.
+    pub sockets: ProgramSockets,
 }
 
 impl CaptureOptions {
-    /// A template, the default limit, nothing done with the template.
+    /// A template, the default limit, nothing done with the template, no connections.
     pub fn new(node: NodeName) -> Self {
-        Self { node, freeze: false, timeout: TIMEOUT, on_template: None }
+        Self { node, freeze: false, timeout: TIMEOUT, on_template: None, sockets: ProgramSockets::default() }
     }
 }
 
@@ -145,7 +149,7 @@ pub struct CheckReport {
 /// # Errors
 /// When there is nothing to look at; what cannot be carried is in the report.
 pub fn check(pid: i32) -> Result<CheckReport, CaptureError> {
-    let survey = match Survey::of(pid, Depth::Thorough) {
+    let survey = match Survey::of(pid, Depth::Thorough, &ProgramSockets::default()) {
         Ok(survey) => survey,
         Err(CaptureError::Refused { refusals, .. }) => {
             let nothing = CheckReport {

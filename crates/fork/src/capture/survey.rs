@@ -8,7 +8,7 @@ use farfork_sys::process::{self, MapEntry, SchedulingAttributes, Stat, Status};
 use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
-use super::files::{self, OpenFd};
+use super::files::{self, OpenFd, ProgramSockets};
 use super::stop::{is_in_vfork, traced};
 use super::{freezer, inject, memory};
 
@@ -63,7 +63,7 @@ pub(super) enum Depth {
 
 impl Survey {
     /// Looks at `pid`. What cannot be carried is in `refusals`; an error means that there is nothing to look at.
-    pub(super) fn of(pid: i32, depth: Depth) -> Result<Self, CaptureError> {
+    pub(super) fn of(pid: i32, depth: Depth, sockets: &ProgramSockets) -> Result<Self, CaptureError> {
         let stat = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?;
         let status = Status::read(pid).map_err(|_| CaptureError::Gone { pid })?;
         let out_of_question = refuse_at_sight(pid, &stat, &status);
@@ -75,7 +75,7 @@ impl Survey {
             Depth::Thorough => process::smaps(pid),
         };
         let maps = maps.map_err(CaptureError::read(pid, "the memory map"))?;
-        let fds = files::open_fds(pid)?;
+        let fds = files::open_fds(pid, sockets)?;
         let mut survey = Self {
             pid,
             stat,
@@ -90,6 +90,7 @@ impl Survey {
         survey.refuse_threads()?;
         survey.refusals.extend(memory::refusals(pid, &survey.maps));
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
+        survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
         survey.refuse_timers();
         survey.notes.extend(files::notes(pid, &survey.fds)?);
         survey.note_what_stays_behind();

@@ -101,9 +101,11 @@ fn fill(
             planned.flags = reopen_flags(*flags);
         }
         OpenFile::Epoll { .. } => planned.kind = DESCRIPTOR_EPOLL,
-        OpenFile::Pipe { .. } | OpenFile::EventFd { .. } | OpenFile::Memory { .. } | OpenFile::Standard(_) => {
-            unreachable!("objects without a path are passed")
-        }
+        OpenFile::Pipe { .. }
+        | OpenFile::EventFd { .. }
+        | OpenFile::Memory { .. }
+        | OpenFile::Program { .. }
+        | OpenFile::Standard(_) => unreachable!("objects without a path are passed"),
     }
     Ok(())
 }

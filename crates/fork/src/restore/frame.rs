@@ -11,7 +11,7 @@
 //!
 //! Layout: the kernel's `arch/x86/include/uapi/asm/{ucontext,sigcontext}.h`.
 
-use farfork_wire::descriptor::Thread;
+use farfork_wire::descriptor::{AltStack, Thread};
 
 use super::RestoreError;
 
@@ -42,29 +42,50 @@ pub(super) const FS_BASE: usize = 21;
 pub(super) const GS_BASE: usize = 22;
 
 /// Bytes that one frame takes for this much extended state: whole pages.
-pub(super) fn frame_bytes(xstate_bytes: usize) -> u64 {
+pub(crate) fn frame_bytes(xstate_bytes: usize) -> u64 {
     (XSTATE_OFFSET + xstate_bytes + 4).next_multiple_of(4096) as u64
+}
+
+/// What a frame loads into a thread.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FrameState<'a> {
+    /// In the order of `user_regs_struct`.
+    pub(crate) registers: &'a [u64],
+    /// As ptrace gives it.
+    pub(crate) xstate: &'a [u8],
+    /// Blocked signals.
+    pub(crate) signal_mask: u64,
+    /// Alternate stack; flags that make no sense leave the thread's own as it is.
+    pub(crate) alt_stack: AltStack,
 }
 
 /// The frame of `thread`, to stand at `address`; `xcr0` are the state components that this node's CPU has enabled.
 pub(super) fn build(thread: &Thread, address: u64, bytes: u64, xcr0: u64) -> Result<Vec<u8>, RestoreError> {
+    check_selectors(thread)?;
+    let Thread { registers, xstate, signal_mask, alt_stack, .. } = thread;
+    let state = FrameState { registers, xstate, signal_mask: *signal_mask, alt_stack: *alt_stack };
+    Ok(lay_out(&state, address, bytes, xcr0))
+}
+
+/// A frame of `bytes`, to stand at `address`.
+pub(crate) fn lay_out(state: &FrameState<'_>, address: u64, bytes: u64, xcr0: u64) -> Vec<u8> {
     let mut frame = vec![0; bytes as usize];
     let mut put = |at: usize, value: &[u8]| frame[at..at + value.len()].copy_from_slice(value);
 
     put(UCONTEXT, &CONTEXT_FLAGS.to_le_bytes());
-    put(STACK, &thread.alt_stack.base.to_le_bytes());
-    put(STACK + 8, &(thread.alt_stack.flags & !ON_STACK).to_le_bytes());
-    put(STACK + 16, &thread.alt_stack.bytes.to_le_bytes());
+    put(STACK, &state.alt_stack.base.to_le_bytes());
+    put(STACK + 8, &(state.alt_stack.flags & !ON_STACK).to_le_bytes());
+    put(STACK + 16, &state.alt_stack.bytes.to_le_bytes());
     for (position, register) in CONTEXT_REGISTERS.into_iter().enumerate() {
-        put(CONTEXT + 8 * position, &thread.registers[register].to_le_bytes());
+        put(CONTEXT + 8 * position, &state.registers[register].to_le_bytes());
     }
-    put(CONTEXT + 144, &(thread.registers[CS] as u16).to_le_bytes());
-    put(CONTEXT + 150, &(thread.registers[SS] as u16).to_le_bytes());
+    put(CONTEXT + 144, &(state.registers[CS] as u16).to_le_bytes());
+    put(CONTEXT + 150, &(state.registers[SS] as u16).to_le_bytes());
     put(FP_POINTER, &(address + XSTATE_OFFSET as u64).to_le_bytes());
-    put(MASK, &thread.signal_mask.to_le_bytes());
+    put(MASK, &state.signal_mask.to_le_bytes());
 
-    let xstate_bytes = thread.xstate.len();
-    put(XSTATE_OFFSET, &thread.xstate);
+    let xstate_bytes = state.xstate.len();
+    put(XSTATE_OFFSET, state.xstate);
     let mut reserved = [0; 48];
     reserved[..4].copy_from_slice(&XSTATE_MARK.to_le_bytes());
     reserved[4..8].copy_from_slice(&(xstate_bytes as u32 + 4).to_le_bytes());
@@ -72,8 +93,7 @@ pub(super) fn build(thread: &Thread, address: u64, bytes: u64, xcr0: u64) -> Res
     reserved[16..20].copy_from_slice(&(xstate_bytes as u32).to_le_bytes());
     put(XSTATE_OFFSET + SOFTWARE_RESERVED.start, &reserved);
     put(XSTATE_OFFSET + xstate_bytes, &END_MARK.to_le_bytes());
-    check_selectors(thread)?;
-    Ok(frame)
+    frame
 }
 
 /// 64-bit user code and data: what the kernel gives every 64-bit process; anything else is no process of ours.

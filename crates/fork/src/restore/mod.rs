@@ -17,7 +17,7 @@
 mod address_space;
 mod clocks;
 mod descriptors;
-mod frame;
+pub(crate) mod frame;
 mod layout;
 mod objects;
 mod plan;

@@ -35,11 +35,13 @@ pub(super) struct Objects {
 }
 
 impl Objects {
-    /// Makes all objects of a descriptor. `shared` are the shared objects' contents, one memfd each, in order.
+    /// Makes all objects of a descriptor. `shared` are the shared objects' contents, one memfd each, in order; `caller`
+    /// stands for the socket at which the parent waited to be told what it is.
     pub(super) fn create(
         descriptor: &Descriptor,
         streams: StandardStreams,
         shared: Vec<File>,
+        mut caller: Option<OwnedFd>,
     ) -> Result<Self, RestoreError> {
         let mut objects = Self { fds: Vec::new(), by_open_file: HashMap::new(), shared: Vec::new() };
         let input = objects.add(streams.input);
@@ -67,6 +69,10 @@ impl Objects {
                 OpenFile::Memory { object, flags, offset } => {
                     let reopened = reopen(&shared[*object as usize], *flags, *offset);
                     objects.add(reopened.map_err(|e| RestoreError::object("a memfd", e))?)
+                }
+                OpenFile::Program { is_caller, flags } => {
+                    let end = program_end(*flags, if *is_caller { caller.take() } else { None });
+                    objects.add(end.map_err(|e| RestoreError::object("a connection to the daemon", e))?)
                 }
                 OpenFile::Regular { .. }
                 | OpenFile::Directory { .. }
@@ -111,6 +117,16 @@ impl Objects {
     pub(super) fn count(&self) -> usize {
         self.fds.len()
     }
+}
+
+/// A connection to a daemon: the one that the child is told at what it is, or one that has come to its end.
+fn program_end(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
+    let end = match caller {
+        Some(caller) => caller,
+        None => farfork_sys::fdpass::seqpacket_pair()?.0,
+    };
+    fcntl_setfl(&end, OFlags::from_bits_retain(flags) & OFlags::NONBLOCK)?;
+    Ok(end)
 }
 
 type PipeEnds = HashMap<u64, (OwnedFd, OwnedFd)>;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -33,6 +33,8 @@ pub struct ChildPlan<'a> {
     pub streams: StandardStreams,
     /// Contents of the shared objects, a memfd each, in the descriptor's order.
     pub shared: Vec<File>,
+    /// Stands for the socket at which the parent waited to be told what it is, with the answer in it.
+    pub caller: Option<OwnedFd>,
     /// Path of the payload inside the container, which the child also finds open as [`PAYLOAD_FD`].
     pub payload: Option<&'a Path>,
     /// Whether the child waits, complete, before its first instruction.
@@ -63,11 +65,11 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// A mismatch of CPU, kernel or files; nothing was started.
     pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
-        let ChildPlan { descriptor, node, stub_pid, control, streams, shared, payload, paused } = wanted;
+        let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, paused } = wanted;
         check_cpu(descriptor, node)?;
         check_files(descriptor, &node.root)?;
         let stub = StubMap::read(stub_pid).map_err(RestoreError::Control)?;
-        let objects = Objects::create(descriptor, streams, shared)?;
+        let objects = Objects::create(descriptor, streams, shared, caller)?;
         let plan = plan::compile(descriptor, node, &stub, &objects, &Wishes { payload, paused })?;
         Ok(Self { descriptor, control, plan, objects })
     }

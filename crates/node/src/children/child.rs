@@ -38,6 +38,8 @@ pub(crate) enum Stream {
     Stdout,
     /// Standard error.
     Stderr,
+    /// What a child of a program that asked for its own checkpoint gives as its result.
+    Result,
 }
 
 /// A child of this node.
@@ -218,6 +220,7 @@ impl Stream {
         match self {
             Stream::Stdout => "stdout",
             Stream::Stderr => "stderr",
+            Stream::Result => "result",
         }
     }
 }

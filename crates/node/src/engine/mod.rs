@@ -2,6 +2,7 @@
 //!
 //! Everything here blocks, and runs on threads of its own.
 
+mod caller;
 mod options;
 mod pager;
 mod unfinished;
@@ -16,7 +17,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_container::{Container, Pool};
 use farfork_fabric::Address;
-use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured};
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, ProgramSockets};
 use farfork_fork::pager::Strategy;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
 use farfork_fork::resume::{self, ResumeRequest, SeedSource};
@@ -69,11 +70,11 @@ impl Engine {
         Self { name, run_dir, node, pool, pager, own_fabric, sources: Mutex::default() }
     }
 
-    /// Captures a process, which runs on, or with `freeze` stays stopped.
+    /// Captures a process, which runs on, or with `freeze` stays stopped. `sockets` are its connections to this daemon.
     ///
     /// # Errors
     /// It cannot be captured; it runs on.
-    pub(crate) fn capture(&self, pid: u32, freeze: bool) -> Result<Captured, Failure> {
+    pub(crate) fn capture(&self, pid: u32, freeze: bool, sockets: ProgramSockets) -> Result<Captured, Failure> {
         // Copies that the parent's writes leave the template with are not charged to the parent.
         let templates = self.pool.cgroups().templates();
         let templates = templates.map_err(|error| Failure::new(Code::Internal, format!("process {pid}"), error))?;
@@ -86,6 +87,7 @@ impl Engine {
             freeze,
             on_template: Some(Box::new(on_template)),
             timeout: PREPARE_TIMEOUT,
+            sockets,
             ..CaptureOptions::new(self.name.clone())
         };
         capture::prepare(pid.cast_signed(), options).map_err(|error| capture_failure(pid, &error))
@@ -109,7 +111,7 @@ impl Engine {
         })
     }
 
-    /// Starts one child. `requested` is when it was asked for.
+    /// Starts one child, the one at `index` of its fork. `requested` is when it was asked for.
     ///
     /// # Errors
     /// It could not be started; nothing of it is left.
@@ -117,6 +119,7 @@ impl Engine {
         &self,
         access: &SeedAccess,
         options: &StartOptions,
+        index: u32,
         payload: Option<&[u8]>,
         requested: Instant,
     ) -> Result<Newborn, Failure> {
@@ -132,6 +135,8 @@ impl Engine {
         let id = ChildId::new(self.name.clone(), random_number().map_err(|error| failed(&error))?);
         let unfinished = Unfinished::begin(&self.run_dir, id.clone(), &self.pager).map_err(|error| failed(&error))?;
         let (streams, stdin) = streams(unfinished.directory(), options.attached).map_err(|error| failed(&error))?;
+        let identity = caller::Identity { child: &id, seed: &source.key.seed, index };
+        let caller = caller::answered(&source.descriptor, identity, payload, unfinished.directory());
 
         let container = self.pool.take(options.root, requested + START_TIMEOUT).map_err(|error| failed(&error))?;
         for (host_path, inside_path) in &options.binds {
@@ -143,6 +148,7 @@ impl Engine {
             source: &source,
             container: &container,
             streams,
+            caller: caller.map_err(|error| failed(&error))?,
             payload,
             paused: options.paused,
             strategy: Strategy::default(),

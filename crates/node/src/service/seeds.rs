@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use farfork_fork::capture::ProgramSockets;
 use farfork_wire::SeedId;
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -20,14 +21,18 @@ pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result
     node.blocking(move || here.engine.check(request.pid)).await
 }
 
-/// Makes a seed. Where the caller has gone meanwhile, nobody would know of the seed: it is dropped.
 pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {
-    check_name(&request.name)?;
-    let options = PrepareOptions { name: request.name, freeze: request.freeze, ttl_ms: request.ttl_ms };
+    let v1::PrepareRequest { pid, name, freeze, ttl_ms } = request;
+    prepare_with(node, pid, PrepareOptions { name, freeze, ttl_ms, sockets: ProgramSockets::default() }).await
+}
+
+/// Makes a seed. Where the caller has gone meanwhile, nobody would know of the seed: it is dropped.
+pub(crate) async fn prepare_with(node: &Arc<Node>, pid: u32, options: PrepareOptions) -> Result<v1::Seed, Failure> {
+    check_name(&options.name)?;
     let (answer, answered) = tokio::sync::oneshot::channel();
     let here = node.clone();
     tokio::task::spawn_blocking(move || {
-        let prepared = here.seeds.prepare(&here.engine, request.pid, options);
+        let prepared = here.seeds.prepare(&here.engine, pid, options);
         if let Err(Ok(unwanted)) = answer.send(prepared)
             && let Ok(id) = unwanted.id.parse()
         {
@@ -36,7 +41,7 @@ pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Re
             let _ = here.seeds.drop(&id);
         }
     });
-    let broken = |_| Failure::new(Code::Internal, format!("process {}", request.pid), "preparing it broke off");
+    let broken = |_| Failure::new(Code::Internal, format!("process {pid}"), "preparing it broke off");
     answered.await.map_err(broken)?
 }
 

@@ -38,7 +38,7 @@ pub(super) fn start_children(
             tokio::spawn(async move {
                 let payload = spec.payload.as_deref().unwrap_or(&shared_payload);
                 let payload = (!payload.is_empty() || spec.payload.is_some()).then(|| payload.to_vec());
-                let started = start_one(&node, source, options, payload).await;
+                let started = start_one(&node, source, options, spec.index, payload).await;
                 drop(turn);
                 conclude(&node, spec.index, started, &sink).await;
             });
@@ -52,12 +52,13 @@ async fn start_one(
     node: &Arc<Node>,
     source: Arc<SeedAccess>,
     options: Arc<StartOptions>,
+    index: u32,
     payload: Option<Vec<u8>>,
 ) -> Result<Arc<Child>, Failure> {
     let requested = Instant::now();
     let here = node.clone();
     let starting = tokio::task::spawn_blocking(move || {
-        let newborn = here.engine.start(&source, &options, payload.as_deref(), requested)?;
+        let newborn = here.engine.start(&source, &options, index, payload.as_deref(), requested)?;
         Ok(here.children.add(newborn))
     });
     starting.await.unwrap_or_else(|panic| {

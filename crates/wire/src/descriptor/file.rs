@@ -79,6 +79,13 @@ pub enum OpenFile {
         /// In bytes.
         offset: u64,
     },
+    /// A connection to the node's daemon. A child gets another in its place.
+    Program {
+        /// Whether the process waits there to be told what it is; else a child finds it at its end.
+        is_caller: bool,
+        /// O_* flags.
+        flags: u32,
+    },
     /// One of the three standard streams, or what shares its file: leads to whoever forks.
     Standard(StandardStream),
 }

@@ -158,7 +158,9 @@ impl Descriptor {
                 require(known, || format!("a memfd's object {object} is missing"))?;
             }
         }
-        Ok(())
+        let is_caller = |file: &&OpenFile| matches!(file, OpenFile::Program { is_caller: true, .. });
+        let callers = self.open_files.iter().filter(is_caller).count();
+        require(callers <= 1, || format!("{callers} sockets at which it waits to be told what it is"))
     }
 
     fn validate_eager(&self) -> Result<(), InvalidDescriptor> {

@@ -115,6 +115,7 @@ impl Builder<'_> {
                 let object = self.shared.index_of(fd.device, fd.inode).ok_or_else(|| self.unstable(fd))?;
                 OpenFile::Memory { object, flags, offset }
             }
+            Kind::Program { is_caller } => OpenFile::Program { is_caller, flags },
             Kind::Terminal | Kind::Socket | Kind::Other(_) => return Err(self.unstable(fd)),
         })
     }

@@ -1,0 +1,80 @@
+//! What a child of a program that asked for its own checkpoint is told: the answer to the request that it still waits
+//! for lies in its socket before it runs, with a file for its result and its payload.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use farfork_program::Reply;
+use farfork_wire::descriptor::OpenFile;
+use farfork_wire::{ChildId, Descriptor, SeedId};
+use rustix::fs::SealFlags;
+
+use crate::children::Stream;
+
+/// Nothing can change a payload any more.
+const PAYLOAD_SEALS: SealFlags =
+    SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
+
+/// A child, as it is told of itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Identity<'a> {
+    pub(super) child: &'a ChildId,
+    pub(super) seed: &'a SeedId,
+    /// Its position among the children of its fork.
+    pub(super) index: u32,
+}
+
+/// The socket for a child whose parent waited to be told what it is, with the answer in it; `None` where it did not.
+///
+/// # Errors
+/// As the calls that make a socket and files.
+pub(super) fn answered(
+    descriptor: &Descriptor,
+    identity: Identity<'_>,
+    payload: Option<&[u8]>,
+    directory: &Path,
+) -> io::Result<Option<OwnedFd>> {
+    let waits = |file: &OpenFile| matches!(file, OpenFile::Program { is_caller: true, .. });
+    if !descriptor.open_files.iter().any(waits) {
+        return Ok(None);
+    }
+    let Identity { child, seed, index } = identity;
+    let result =
+        OpenOptions::new().create_new(true).append(true).mode(0o600).open(directory.join(Stream::Result.file()))?;
+    let payload = payload.map(sealed).transpose()?;
+    let mut fds = vec![result.as_fd()];
+    fds.extend(payload.as_ref().map(OwnedFd::as_fd));
+    let answer = Reply::Child { child, seed, index, has_payload: payload.is_some() }.encode();
+    // Our end is closed when this returns: the child reads its answer, then the end.
+    let (ours, childs) = farfork_sys::fdpass::seqpacket_pair()?;
+    farfork_sys::fdpass::send(ours.as_fd(), &answer, &fds)?;
+    Ok(Some(childs))
+}
+
+/// A file of memory with these contents, open for reading.
+fn sealed(contents: &[u8]) -> io::Result<OwnedFd> {
+    let mut memfd = farfork_sys::memfd::create("payload", true)?;
+    memfd.write_all(contents)?;
+    farfork_sys::memfd::seal(&memfd, PAYLOAD_SEALS.bits())?;
+    // A description of its own, which begins at 0.
+    Ok(OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", memfd.as_raw_fd()))?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sealed;
+    use std::fs::File;
+    use std::io::{Read as _, Write as _};
+
+    #[test]
+    fn a_payload_can_be_read_and_never_written() {
+        let mut payload = File::from(sealed(b"12").unwrap());
+        let mut text = String::new();
+        payload.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "12");
+        assert!(payload.write_all(b"x").is_err());
+    }
+}

@@ -1,0 +1,190 @@
+//! The messages' structures, twins of those in `include/farfork_protocol.h`, where each field is explained.
+//! `tests/layout.rs` holds the two, and the Python package's, against each other.
+
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
+
+/// A structure as a test compares it.
+#[derive(Debug)]
+pub struct Layout {
+    /// Its name in C, without the prefix `farfork_`.
+    pub name: &'static str,
+    /// Its size, in bytes.
+    pub bytes: usize,
+    /// Name, offset and size of each field.
+    pub fields: &'static [(&'static str, usize, usize)],
+}
+
+macro_rules! structures {
+    ($($(#[$doc:meta])* $c_name:literal $name:ident { $($field:ident: $type:ty,)* })*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+            #[repr(C)]
+            #[expect(missing_docs, reason = "the C header explains the fields")]
+            pub struct $name { $(pub $field: $type,)* }
+        )*
+
+        /// Every structure.
+        pub const LAYOUTS: &[Layout] = &[$(
+            Layout {
+                name: $c_name,
+                bytes: size_of::<$name>(),
+                fields: &[$((stringify!($field), std::mem::offset_of!($name, $field), size_of::<$type>()),)*],
+            },
+        )*];
+    };
+}
+
+/// `FARFORK_MAGIC`.
+pub const MAGIC: u32 = 0x4d47_5046;
+/// `FARFORK_PROTOCOL_VERSION`.
+pub const VERSION: u16 = 1;
+/// `FARFORK_ID_BYTES`.
+pub const ID_BYTES: usize = 96;
+/// `FARFORK_NAME_BYTES`.
+pub const NAME_BYTES: usize = 64;
+/// `FARFORK_NODES_BYTES`.
+pub const NODES_BYTES: usize = 4096;
+/// `FARFORK_TEXT_BYTES`.
+pub const TEXT_BYTES: usize = 2048;
+
+/// `enum farfork_kind`.
+#[expect(missing_docs, reason = "the C header explains them")]
+pub mod kind {
+    pub const CHECKPOINT: u16 = 1;
+    pub const FORK: u16 = 2;
+    pub const KILL: u16 = 3;
+    pub const DROP: u16 = 4;
+    pub const SEED: u16 = 16;
+    pub const CHILD: u16 = 17;
+    pub const FAILED: u16 = 18;
+    pub const STARTED: u16 = 19;
+    pub const ENDED: u16 = 20;
+}
+
+/// `FARFORK_FORK_ANY_NODE`.
+pub const FORK_ANY_NODE: u32 = 1;
+/// `FARFORK_FORK_OWNS_SEED`.
+pub const FORK_OWNS_SEED: u32 = 2;
+
+/// `FARFORK_ENDED_EXIT`.
+pub const ENDED_EXIT: u32 = 1;
+/// `FARFORK_ENDED_SIGNAL`.
+pub const ENDED_SIGNAL: u32 = 2;
+/// `FARFORK_ENDED_LOST`.
+pub const ENDED_LOST: u32 = 3;
+
+structures! {
+    /// What every message begins with.
+    "header" Header {
+        magic: u32,
+        version: u16,
+        kind: u16,
+        socket_inode: u64,
+    }
+    /// Makes a seed of the sender.
+    "checkpoint_request" CheckpointRequest {
+        header: Header,
+        ttl_ms: u64,
+        name: [u8; NAME_BYTES],
+    }
+    /// Starts children of a seed.
+    "fork_request" ForkRequest {
+        header: Header,
+        batch: u32,
+        first: u32,
+        count: u32,
+        flags: u32,
+        timeout_ms: u64,
+        seed: [u8; ID_BYTES],
+        nodes: [u8; NODES_BYTES],
+    }
+    /// Kills a child.
+    "kill_request" KillRequest {
+        header: Header,
+        batch: u32,
+        index: u32,
+    }
+    /// Drops a seed.
+    "drop_request" DropRequest {
+        header: Header,
+        seed: [u8; ID_BYTES],
+    }
+    /// Tells a parent its seed.
+    "seed_reply" SeedReply {
+        header: Header,
+        pause_us: u64,
+        prepare_us: u64,
+        seed: [u8; ID_BYTES],
+    }
+    /// Tells a child what it is.
+    "child_reply" ChildReply {
+        header: Header,
+        index: u32,
+        has_payload: u32,
+        seed: [u8; ID_BYTES],
+        child: [u8; ID_BYTES],
+    }
+    /// Tells what failed.
+    "failed_reply" FailedReply {
+        header: Header,
+        batch: u32,
+        index: u32,
+        code: u32,
+        reserved: u32,
+        text: [u8; TEXT_BYTES],
+    }
+    /// Tells that a child runs.
+    "started_reply" StartedReply {
+        header: Header,
+        batch: u32,
+        index: u32,
+        child: [u8; ID_BYTES],
+    }
+    /// Tells how a child ended.
+    "ended_reply" EndedReply {
+        header: Header,
+        batch: u32,
+        index: u32,
+        how: u32,
+        value: u32,
+        has_result: u32,
+        reserved: u32,
+        text: [u8; TEXT_BYTES],
+    }
+}
+
+impl Header {
+    /// The header of a reply.
+    pub(crate) fn of_reply(kind: u16) -> Self {
+        Self { magic: MAGIC, version: VERSION, kind, socket_inode: 0 }
+    }
+}
+
+/// A text in an array that it need not fill: cut at a character's end where it is longer, with a zero byte behind it.
+pub(crate) fn text<const BYTES: usize>(text: &str) -> [u8; BYTES] {
+    let mut array = <[u8; BYTES]>::new_zeroed();
+    let end = text.floor_char_boundary(BYTES - 1);
+    array[..end].copy_from_slice(&text.as_bytes()[..end]);
+    array
+}
+
+/// The text of such an array; `None` where it has no end or is no UTF-8.
+pub(crate) fn text_of(array: &[u8]) -> Option<&str> {
+    let end = array.iter().position(|byte| *byte == 0)?;
+    str::from_utf8(&array[..end]).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_fits_with_its_end() {
+        assert_eq!(text_of(&text::<8>("abc")), Some("abc"));
+        assert_eq!(text_of(&text::<4>("abcdef")), Some("abc"));
+        assert_eq!(text_of(&text::<4>("abé")), Some("ab"), "no half of a character");
+        assert_eq!(text_of(b"abc"), None, "no end");
+        assert_eq!(text_of(&[0xff, 0]), None, "no UTF-8");
+    }
+}

@@ -1,0 +1,149 @@
+//! What the daemon answers.
+
+use farfork_wire::{ChildId, SeedId};
+use zerocopy::IntoBytes;
+
+use crate::layout::{
+    self, ChildReply, ENDED_EXIT, ENDED_LOST, ENDED_SIGNAL, EndedReply, FailedReply, Header, SeedReply, StartedReply,
+    kind,
+};
+
+/// One message of the daemon.
+#[derive(Debug, Clone, Copy)]
+pub enum Reply<'a> {
+    /// The program is the parent of this seed.
+    Seed {
+        /// Its id.
+        seed: &'a str,
+        /// How long the program stood still, in microseconds.
+        pause_us: u64,
+        /// How long it took as a whole, in microseconds.
+        prepare_us: u64,
+    },
+    /// The program is a child. The file for its result comes along, then its payload.
+    Child {
+        /// Its id.
+        child: &'a ChildId,
+        /// Its seed.
+        seed: &'a SeedId,
+        /// Its position among the children of its fork.
+        index: u32,
+        /// Whether it has one.
+        has_payload: bool,
+    },
+    /// A request failed, or a child did not start.
+    Failed {
+        /// The batch it belongs to.
+        batch: u32,
+        /// Which child of it.
+        index: u32,
+        /// A number of google.rpc.Code.
+        code: u32,
+        /// Object, cause and next step.
+        text: &'a str,
+    },
+    /// A child runs.
+    Started {
+        /// The batch it belongs to.
+        batch: u32,
+        /// Which child of it.
+        index: u32,
+        /// Its id.
+        child: &'a str,
+    },
+    /// A child has ended.
+    Ended {
+        /// The batch it belongs to.
+        batch: u32,
+        /// Which child of it.
+        index: u32,
+        /// How.
+        end: End<'a>,
+        /// Whether a descriptor of its result comes along.
+        has_result: bool,
+    },
+}
+
+/// How a child ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End<'a> {
+    /// With this exit code.
+    Exit(u32),
+    /// By this signal.
+    Signal(u32),
+    /// Nobody knows, but this.
+    Lost(&'a str),
+}
+
+impl Reply<'_> {
+    /// The message.
+    pub fn encode(&self) -> Vec<u8> {
+        match *self {
+            Self::Seed { seed, pause_us, prepare_us } => {
+                let header = Header::of_reply(kind::SEED);
+                SeedReply { header, pause_us, prepare_us, seed: layout::text(seed) }.as_bytes().to_vec()
+            }
+            Self::Child { child, seed, index, has_payload } => ChildReply {
+                header: Header::of_reply(kind::CHILD),
+                index,
+                has_payload: has_payload.into(),
+                seed: layout::text(&seed.to_string()),
+                child: layout::text(&child.to_string()),
+            }
+            .as_bytes()
+            .to_vec(),
+            Self::Failed { batch, index, code, text } => {
+                let header = Header::of_reply(kind::FAILED);
+                FailedReply { header, batch, index, code, reserved: 0, text: layout::text(text) }.as_bytes().to_vec()
+            }
+            Self::Started { batch, index, child } => {
+                let header = Header::of_reply(kind::STARTED);
+                StartedReply { header, batch, index, child: layout::text(child) }.as_bytes().to_vec()
+            }
+            Self::Ended { batch, index, end, has_result } => ended(batch, index, end, has_result).as_bytes().to_vec(),
+        }
+    }
+}
+
+fn ended(batch: u32, index: u32, end: End<'_>, has_result: bool) -> EndedReply {
+    let (how, value, text) = match end {
+        End::Exit(code) => (ENDED_EXIT, code, ""),
+        End::Signal(signal) => (ENDED_SIGNAL, signal, ""),
+        End::Lost(text) => (ENDED_LOST, 0, text),
+    };
+    let header = Header::of_reply(kind::ENDED);
+    let has_result = has_result.into();
+    EndedReply { header, batch, index, how, value, has_result, reserved: 0, text: layout::text(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromBytes;
+
+    #[test]
+    fn each_reply_has_its_kind_and_length() {
+        let child: ChildId = "n2.c00f3a96c5d217e84".parse().unwrap();
+        let seed: SeedId = "n1.s00f3a96c5d217e84".parse().unwrap();
+        let replies = [
+            (Reply::Seed { seed: "s", pause_us: 1, prepare_us: 2 }, kind::SEED, size_of::<SeedReply>()),
+            (
+                Reply::Child { child: &child, seed: &seed, index: 1, has_payload: true },
+                kind::CHILD,
+                size_of::<ChildReply>(),
+            ),
+            (Reply::Failed { batch: 1, index: 2, code: 3, text: "x" }, kind::FAILED, size_of::<FailedReply>()),
+            (Reply::Started { batch: 1, index: 2, child: "c" }, kind::STARTED, size_of::<StartedReply>()),
+            (
+                Reply::Ended { batch: 1, index: 2, end: End::Lost("gone"), has_result: false },
+                kind::ENDED,
+                size_of::<EndedReply>(),
+            ),
+        ];
+        for (reply, kind, bytes) in replies {
+            let message = reply.encode();
+            let (header, _) = Header::read_from_prefix(&message).unwrap();
+            assert_eq!((header.magic, header.kind, message.len()), (layout::MAGIC, kind, bytes));
+        }
+    }
+}

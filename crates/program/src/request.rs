@@ -1,0 +1,240 @@
+//! What programs ask for. The bytes come from any program that may connect: nothing of them is believed unchecked.
+
+use std::time::Duration;
+
+use farfork_wire::SeedId;
+use zerocopy::FromBytes;
+
+use crate::layout::{
+    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, ForkRequest, Header, KillRequest, kind,
+};
+
+/// Why bytes are no request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProtocolError {
+    /// The magic is missing.
+    #[error("these bytes are no request of a program (magic missing)")]
+    Magic,
+    /// Written by another version.
+    #[error(
+        "the program speaks version {found} of the protocol, this daemon version {}; use libraries of the same release",
+        layout::VERSION
+    )]
+    Version {
+        /// What was found.
+        found: u16,
+    },
+    /// A kind of message that no program sends.
+    #[error("there is no request of kind {found}")]
+    Kind {
+        /// What was found.
+        found: u16,
+    },
+    /// Shorter or longer than its kind.
+    #[error("a request of kind {kind} with {found} bytes has the wrong length")]
+    Length {
+        /// Its kind.
+        kind: u16,
+        /// What was found.
+        found: usize,
+    },
+    /// A field that makes no sense.
+    #[error("the field `{field}` of a request makes no sense")]
+    Field {
+        /// Which.
+        field: &'static str,
+    },
+}
+
+/// One message of a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Of its end of the connection.
+    pub socket_inode: u64,
+    /// What it asks for.
+    pub wish: Wish,
+}
+
+/// What a program asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wish {
+    /// A seed of itself.
+    Checkpoint {
+        /// May be empty.
+        name: String,
+        /// The seed is dropped after so long.
+        ttl: Option<Duration>,
+    },
+    /// Children of a seed.
+    Fork(Fork),
+    /// The end of a child.
+    Kill {
+        /// The batch it belongs to.
+        batch: u32,
+        /// Which child of it.
+        index: u32,
+    },
+    /// The end of a seed.
+    Drop {
+        /// Which.
+        seed: SeedId,
+    },
+}
+
+/// Children of a seed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fork {
+    /// The program's number for them.
+    pub batch: u32,
+    /// The first child's index.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// Which seed.
+    pub seed: SeedId,
+    /// Names of nodes; empty for the daemon's own.
+    pub nodes: Vec<String>,
+    /// Whether the cluster chooses.
+    pub any_node: bool,
+    /// Whether the seed ends with the connection.
+    pub owns_seed: bool,
+    /// A child that has run so long is killed.
+    pub timeout: Option<Duration>,
+}
+
+impl Request {
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn decode(bytes: &[u8]) -> Result<Self, ProtocolError> {
+        let (header, _) = Header::read_from_prefix(bytes).map_err(|_| ProtocolError::Magic)?;
+        if header.magic != layout::MAGIC {
+            return Err(ProtocolError::Magic);
+        }
+        if header.version != layout::VERSION {
+            return Err(ProtocolError::Version { found: header.version });
+        }
+        let wish = match header.kind {
+            kind::CHECKPOINT => checkpoint(&read(bytes, header.kind)?),
+            kind::FORK => fork(&read(bytes, header.kind)?),
+            kind::KILL => {
+                let KillRequest { batch, index, .. } = read(bytes, header.kind)?;
+                Ok(Wish::Kill { batch, index })
+            }
+            kind::DROP => {
+                let request: DropRequest = read(bytes, header.kind)?;
+                Ok(Wish::Drop { seed: seed_id(&request.seed)? })
+            }
+            found => Err(ProtocolError::Kind { found }),
+        };
+        Ok(Self { socket_inode: header.socket_inode, wish: wish? })
+    }
+}
+
+/// A message of one kind has one length.
+fn read<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
+    T::read_from_bytes(bytes).map_err(|_| ProtocolError::Length { kind, found: bytes.len() })
+}
+
+fn checkpoint(request: &CheckpointRequest) -> Result<Wish, ProtocolError> {
+    Ok(Wish::Checkpoint { name: text(&request.name, "name")?, ttl: milliseconds(request.ttl_ms) })
+}
+
+fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
+    let ForkRequest { batch, first, count, flags, .. } = *request;
+    first.checked_add(count).ok_or(ProtocolError::Field { field: "count" })?;
+    if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED) != 0 {
+        return Err(ProtocolError::Field { field: "flags" });
+    }
+    let nodes = text(&request.nodes, "nodes")?;
+    Ok(Wish::Fork(Fork {
+        batch,
+        first,
+        count,
+        seed: seed_id(&request.seed)?,
+        nodes: nodes.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        any_node: flags & FORK_ANY_NODE != 0,
+        owns_seed: flags & FORK_OWNS_SEED != 0,
+        timeout: milliseconds(request.timeout_ms),
+    }))
+}
+
+fn text(array: &[u8], field: &'static str) -> Result<String, ProtocolError> {
+    layout::text_of(array).map(str::to_owned).ok_or(ProtocolError::Field { field })
+}
+
+fn seed_id(array: &[u8]) -> Result<SeedId, ProtocolError> {
+    let field = ProtocolError::Field { field: "seed" };
+    layout::text_of(array).and_then(|id| id.parse().ok()).ok_or(field)
+}
+
+fn milliseconds(count: u64) -> Option<Duration> {
+    (count > 0).then(|| Duration::from_millis(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::IntoBytes;
+
+    fn header(kind: u16) -> Header {
+        Header { socket_inode: 7, ..Header::of_reply(kind) }
+    }
+
+    fn fork_request() -> ForkRequest {
+        ForkRequest {
+            header: header(kind::FORK),
+            batch: 3,
+            first: 10,
+            count: 5,
+            flags: FORK_OWNS_SEED,
+            timeout_ms: 1500,
+            seed: layout::text("n1.s00f3a96c5d217e84"),
+            nodes: layout::text("n2,n3"),
+        }
+    }
+
+    #[test]
+    fn a_fork_is_read() {
+        let request = Request::decode(fork_request().as_bytes()).unwrap();
+        let expected = Fork {
+            batch: 3,
+            first: 10,
+            count: 5,
+            seed: "n1.s00f3a96c5d217e84".parse().unwrap(),
+            nodes: vec!["n2".to_owned(), "n3".to_owned()],
+            any_node: false,
+            owns_seed: true,
+            timeout: Some(Duration::from_millis(1500)),
+        };
+        assert_eq!(request, Request { socket_inode: 7, wish: Wish::Fork(expected) });
+    }
+
+    #[test]
+    fn a_checkpoint_is_read() {
+        let request = CheckpointRequest { header: header(kind::CHECKPOINT), ttl_ms: 0, name: layout::text("warm") };
+        let wish = Request::decode(request.as_bytes()).unwrap().wish;
+        assert_eq!(wish, Wish::Checkpoint { name: "warm".to_owned(), ttl: None });
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let field = |field| Err(ProtocolError::Field { field });
+        let decode = |request: ForkRequest| Request::decode(request.as_bytes()).map(drop);
+        assert_eq!(decode(ForkRequest { first: u32::MAX, ..fork_request() }), field("count"));
+        assert_eq!(decode(ForkRequest { flags: 4, ..fork_request() }), field("flags"));
+        assert_eq!(decode(ForkRequest { seed: layout::text("n1"), ..fork_request() }), field("seed"));
+        assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));
+        let mut request = fork_request();
+        request.header.version = 2;
+        assert_eq!(decode(request), Err(ProtocolError::Version { found: 2 }));
+        request.header.magic = 0;
+        assert_eq!(decode(request), Err(ProtocolError::Magic));
+        assert_eq!(Request::decode(b"short"), Err(ProtocolError::Magic));
+        let (request, seed) = (fork_request(), header(kind::SEED));
+        let cut = &request.as_bytes()[..64];
+        assert_eq!(Request::decode(cut), Err(ProtocolError::Length { kind: kind::FORK, found: 64 }));
+        assert_eq!(Request::decode(seed.as_bytes()), Err(ProtocolError::Kind { found: kind::SEED }));
+    }
+}
