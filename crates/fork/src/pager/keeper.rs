@@ -85,10 +85,10 @@ fn keep(station: &Station) -> Kept {
             Ok(Forked::Child) => return be_pager(station),
             Ok(Forked::Parent { pid }) => {
                 let status = reap(pid);
-                if status.as_ref().is_some_and(|status| status.exit_status() == Some(0)) {
+                if status.is_some_and(|status| status.exit_status() == Some(0)) {
                     return Kept::Stopped;
                 }
-                tracing::error!("the pager, process {pid}, ended with {status:?}: another takes over");
+                tracing::error!("the pager, process {pid}, {}: another takes over", describe(status));
             }
             // Memory and processes may come back; the children wait as long.
             Err(error) => tracing::error!("the pager cannot be started: {error}: it is tried again"),
@@ -122,6 +122,17 @@ fn reap(pid: i32) -> Option<WaitStatus> {
             // Only ECHILD remains: it is gone, and somebody else was told how.
             Err(_) => return None,
         }
+    }
+}
+
+/// How a pager ended, in words.
+fn describe(status: Option<WaitStatus>) -> String {
+    let signal = status.and_then(|status| status.terminating_signal());
+    let exit = status.and_then(|status| status.exit_status());
+    match (signal, exit) {
+        (Some(signal), _) => format!("was killed by signal {signal}"),
+        (_, Some(exit)) => format!("failed with status {exit}"),
+        (None, None) => "is gone".into(),
     }
 }
 

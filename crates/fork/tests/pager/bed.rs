@@ -16,6 +16,8 @@ use farfork_fork::pager::{MemoryPlan, PagerClient, PagerConfig, PagerStats};
 use farfork_sys::{fdpass, pidfd};
 use farfork_wire::{ChildId, NodeName};
 use tempfile::TempDir;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// The environment variable that makes this executable a pager.
 pub(crate) const PAGER_RUN_DIR: &str = "FARFORK_TEST_PAGER_RUN_DIR";
@@ -28,7 +30,8 @@ const PROGRAM_LIMIT: Duration = Duration::from_secs(90);
 
 /// What this executable is for the bed's own child.
 pub(crate) fn be_pager(run_dir: PathBuf) {
-    let filter = tracing_subscriber::EnvFilter::from_default_env();
+    // What the scenarios do to it makes it complain a lot; RUST_LOG lets it be heard.
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::OFF.into()).from_env_lossy();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).init();
     farfork_fork::pager::run(&PagerConfig { run_dir }).expect("the pager runs");
 }

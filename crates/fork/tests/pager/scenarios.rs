@@ -85,8 +85,9 @@ fn run_while_pagers_die(scenario: &str) {
         let mut killed = 0;
         while !stage.program.has_ended() {
             stage.bed.kill_pager();
+            // Every other one lives long enough for the next to be started at once.
+            sleep(Duration::from_millis([150, 2, 120, 30][killed % 4]));
             killed += 1;
-            sleep(Duration::from_millis(2 + killed % 8 * 20));
         }
         assert!(killed > 0, "the program was faster than the killer");
     });
@@ -129,7 +130,7 @@ fn another_process_reads_missing_pages() {
 fn pager_is_killed_again_and_again() {
     with_program("touch_slowly", Strategy { window_pages_max: 1, ..Strategy::default() }, |stage| {
         for round in 0..15 {
-            sleep(Duration::from_millis(20 + round));
+            sleep(Duration::from_millis(105 + round));
             stage.bed.kill_pager();
         }
         stage.program.expect_success();
