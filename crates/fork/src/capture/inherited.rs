@@ -1,11 +1,11 @@
 //! What fork(2) hands down and only system calls tell: asked of the template, when the parent runs again.
 //!
-//! The calls are made one after the other, and write their answers to a page that is mapped for them and unmapped again,
-//! so that the template's memory stays what it was:
+//! The calls are made one after the other, and write their answers to the pages of the lifeline, which the template has
+//! too and is then rid of:
 //!
 //! ```text
-//!  page   0         24 … 64   64 + 32 × (signal − 1)
-//!         stack_t   -         struct sigaction of each signal that is asked for
+//!  answers   0         24 … 64   64 + 32 × (signal − 1)
+//!            stack_t   -         struct sigaction of each signal that is asked for
 //! ```
 
 use std::fs::File;
@@ -13,19 +13,19 @@ use std::os::unix::fs::FileExt;
 
 use farfork_sys::process::Status;
 use farfork_sys::ptrace::Registers;
-use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{AltStack, SignalAction};
 
 use super::ask::{PRCTL, alt_stack_call, parse_alt_stack, word};
 use super::error::CaptureError;
 use super::inject::{Call, Injector};
+use super::lifeline::ANSWERS_BYTES_MIN;
 
 /// Where the dispositions begin, and the size of one.
 const ACTIONS_AT: u64 = 64;
 const ACTION_BYTES: u64 = 32;
 const SIGNALS: u64 = 64;
 
-const _: () = assert!(ACTIONS_AT + SIGNALS * ACTION_BYTES <= PAGE_SIZE);
+const _: () = assert!(ACTIONS_AT + SIGNALS * ACTION_BYTES <= ANSWERS_BYTES_MIN);
 
 /// The process that stands for the parent after the pause: its template, or itself in freeze mode.
 pub(super) struct Subject<'a> {
@@ -33,6 +33,8 @@ pub(super) struct Subject<'a> {
     /// Registers for calls made in it.
     pub(super) registers: &'a Registers,
     pub(super) mem: &'a File,
+    /// Where the answers go.
+    pub(super) answers: u64,
 }
 
 /// What calls made in the subject tell.
@@ -52,11 +54,9 @@ impl Inherited {
     pub(super) fn ask(subject: &Subject<'_>, injector: &mut Injector<'_>) -> Result<Self, CaptureError> {
         let status = Status::read(subject.pid).map_err(CaptureError::read(subject.pid, "status"))?;
         let signals = signals_to_ask_for(&status);
-        let page = subject.map_page(injector)?;
-        let results = injector.calls(subject.pid, subject.registers, calls(page, &signals));
-        let mut answers = vec![0; PAGE_SIZE as usize];
-        let read = subject.mem.read_exact_at(&mut answers, page);
-        subject.unmap_page(injector, page)?;
+        let results = injector.calls(subject.pid, subject.registers, calls(subject.answers, &signals));
+        let mut answers = [0; ANSWERS_BYTES_MIN as usize];
+        let read = subject.mem.read_exact_at(&mut answers, subject.answers);
         let results = results?;
         read.map_err(CaptureError::read(subject.pid, "the answers of its template"))?;
         Ok(Self {
@@ -69,21 +69,6 @@ impl Inherited {
     }
 }
 
-impl Subject<'_> {
-    fn map_page(&self, injector: &mut Injector<'_>) -> Result<u64, CaptureError> {
-        const MMAP: u64 = 9;
-        const READ_WRITE: u64 = 3;
-        const PRIVATE_ANONYMOUS: u64 = 0x22;
-        let arguments = [0, PAGE_SIZE, READ_WRITE, PRIVATE_ANONYMOUS, u64::MAX, 0];
-        injector.call(self.pid, self.registers, Call::new("mmap", MMAP, arguments))
-    }
-
-    fn unmap_page(&self, injector: &mut Injector<'_>, page: u64) -> Result<(), CaptureError> {
-        const MUNMAP: u64 = 11;
-        injector.call(self.pid, self.registers, Call::new("munmap", MUNMAP, [page, PAGE_SIZE])).map(drop)
-    }
-}
-
 /// SIGCHLD is asked for always: it can have flags (SA_NOCLDWAIT) with the default handler, which /proc does not show.
 fn signals_to_ask_for(status: &Status) -> Vec<u32> {
     const SIGCHLD: i32 = 17;
@@ -92,7 +77,7 @@ fn signals_to_ask_for(status: &Status) -> Vec<u32> {
 }
 
 /// The calls whose results are the answers come first.
-fn calls(page: u64, signals: &[u32]) -> Vec<Call> {
+fn calls(answers: u64, signals: &[u32]) -> Vec<Call> {
     const BRK: u64 = 12;
     const RT_SIGACTION: u64 = 13;
     const PR_GET_DUMPABLE: u64 = 3;
@@ -102,10 +87,10 @@ fn calls(page: u64, signals: &[u32]) -> Vec<Call> {
         Call::new("brk", BRK, [0]),
         Call::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]),
         Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]),
-        alt_stack_call(page),
+        alt_stack_call(answers),
     ];
     let action = |signal: &u32| {
-        let arguments = [u64::from(*signal), 0, page + action_at(*signal), SIGNAL_SET_BYTES];
+        let arguments = [u64::from(*signal), 0, answers + action_at(*signal), SIGNAL_SET_BYTES];
         Call::new("rt_sigaction", RT_SIGACTION, arguments)
     };
     calls.extend(signals.iter().map(action));

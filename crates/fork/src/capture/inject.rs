@@ -48,8 +48,9 @@ impl Call {
 #[derive(Debug)]
 pub(super) struct Injector<'a> {
     pid: i32,
-    /// Address of a `syscall` instruction.
+    /// Addresses of the `syscall` instruction that is used, and of the vdso's.
     syscall_at: u64,
+    in_vdso: u64,
     step: Step,
     deadline: &'a Deadline,
     /// A tracee that appeared by itself: the newborn of a clone with CLONE_PTRACE.
@@ -59,8 +60,9 @@ pub(super) struct Injector<'a> {
 }
 
 impl<'a> Injector<'a> {
+    /// `syscall_at` is in the vdso.
     pub(super) fn new(pid: i32, syscall_at: u64, step: Step, deadline: &'a Deadline) -> Self {
-        Self { pid, syscall_at, step, deadline, newborn: None, withheld: Vec::new() }
+        Self { pid, syscall_at, in_vdso: syscall_at, step, deadline, newborn: None, withheld: Vec::new() }
     }
 
     /// When the attempt must be over.
@@ -73,9 +75,19 @@ impl<'a> Injector<'a> {
         self.step == Step::Single
     }
 
-    /// Address of the instruction that it uses.
-    pub(super) fn syscall_at(&self) -> u64 {
-        self.syscall_at
+    /// Makes calls at another `syscall` instruction.
+    pub(super) fn call_at(&mut self, address: u64) {
+        self.syscall_at = address;
+    }
+
+    /// Makes calls in the vdso again.
+    pub(super) fn call_in_vdso(&mut self) {
+        self.syscall_at = self.in_vdso;
+    }
+
+    /// The vdso's `syscall` instruction.
+    pub(super) fn vdso_syscall(&self) -> u64 {
+        self.in_vdso
     }
 
     /// Makes one call in one thread, whose other registers are `base`, and gives its result.

@@ -94,5 +94,6 @@ fn own(pid: i32, mut options: CaptureOptions, answer: &SyncSender<Result<Capture
         }
     }
     held.end(None);
+    drop(held);
     drop(ends_with_us);
 }

@@ -8,7 +8,7 @@ use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace;
 use farfork_wire::descriptor::{Credentials, Limit, Mm, PendingSignal, Process, Rseq, Scheduling, Thread};
 
-use super::ask::Answers;
+use super::ask::{Answers, word};
 use super::error::CaptureError;
 use super::inherited::Inherited;
 use super::stop::{Snapshot, StoppedThread};
@@ -29,10 +29,26 @@ impl Standing {
         Ok(Self { xstate, robust_list })
     }
 
+    /// Extended state.
+    pub(super) fn xstate(&self) -> &[u8] {
+        &self.xstate
+    }
+
+    /// Components of the extended state that the CPU has enabled.
+    pub(super) fn xcr0(&self) -> u64 {
+        xcr0(&self.xstate)
+    }
+
     /// Address of the head of the list of robust futexes, 0 for none.
     pub(super) fn robust_list_head(&self) -> u64 {
         self.robust_list.0
     }
+}
+
+/// The kernel puts XCR0 into a copy of the extended state, among the bytes that are software's.
+pub(super) fn xcr0(xstate: &[u8]) -> u64 {
+    const XCR0_AT: usize = 464;
+    xstate.get(XCR0_AT..XCR0_AT + 8).map_or(0, |bytes| word(bytes, 0))
 }
 
 /// The threads of a stopped process, the leader first.

@@ -42,6 +42,7 @@ pub(super) struct Snapshot {
 pub(super) struct Stopped {
     pub(super) snapshot: Snapshot,
     withheld: Vec<(i32, i32)>,
+    others_are_restored: bool,
 }
 
 /// Seizes and interrupts every thread, and waits until all stand.
@@ -179,8 +180,7 @@ pub(super) fn is_in_vfork(tid: i32) -> bool {
 }
 
 impl Stopped {
-    /// Reads, of threads that stand, what decides how they go on, and blocks their signals. From here on the drop
-    /// restores them.
+    /// Reads, of threads that stand, what decides how they go on. From here on the drop restores them.
     pub(super) fn take(pid: i32, tids: &[i32]) -> Result<Self, CaptureError> {
         let pending = ptrace::pending_signals(pid, SignalQueue::Process)
             .map_err(CaptureError::trace("read the pending signals of", pid))?;
@@ -188,18 +188,8 @@ impl Stopped {
         for tid in tids {
             threads.push(StoppedThread::read(*tid, &pending)?);
         }
-        Ok(Self { snapshot: Snapshot { pid, threads, pending_signals: pending }, withheld: Vec::new() })
-    }
-
-    /// Blocks all signals (but SIGTRAP where single steps need it), so that no handler runs between two steps.
-    pub(super) fn block_signals(&self, injector: &Injector<'_>) -> Result<(), CaptureError> {
-        const SIGTRAP_BIT: u64 = 1 << (super::inject::SIGTRAP - 1);
-        let mask = if injector.needs_sigtrap() { !SIGTRAP_BIT } else { u64::MAX };
-        for thread in &self.snapshot.threads {
-            ptrace::set_signal_mask(thread.tid, mask)
-                .map_err(CaptureError::trace("block the signals of", thread.tid))?;
-        }
-        Ok(())
+        let snapshot = Snapshot { pid, threads, pending_signals: pending };
+        Ok(Self { snapshot, withheld: Vec::new(), others_are_restored: false })
     }
 
     /// Stop signals to be sent again when the threads are let go.
@@ -208,11 +198,17 @@ impl Stopped {
     }
 
     /// Puts registers and signal masks back, without letting go.
-    pub(super) fn restore(&self) {
-        for thread in &self.snapshot.threads {
-            // A thread that was killed meanwhile has nothing left to restore.
-            let _ = ptrace::set_registers(thread.tid, &thread.registers);
-            let _ = ptrace::set_signal_mask(thread.tid, thread.signal_mask);
+    pub(super) fn restore(&mut self) {
+        self.restore_others();
+        if let Some(leader) = self.snapshot.threads.first() {
+            leader.restore();
+        }
+    }
+
+    /// The same for all but the leader, which is not done with yet.
+    pub(super) fn restore_others(&mut self) {
+        if !std::mem::replace(&mut self.others_are_restored, true) {
+            self.snapshot.threads.iter().skip(1).for_each(StoppedThread::restore);
         }
     }
 }
@@ -271,10 +267,17 @@ impl StoppedThread {
         Ok(Self { tid, registers, signal_mask, pending_signals: own, rseq })
     }
 
-    /// The top of its stack that the ABI lets a signal handler overwrite: below the red zone.
-    pub(super) fn below_red_zone(&self, bytes: u64) -> u64 {
-        const RED_ZONE_BYTES: u64 = 128;
-        self.registers.rsp.wrapping_sub(RED_ZONE_BYTES + bytes) & !0xf
+    /// Blocks all its signals (but SIGTRAP where single steps need it), so that no handler runs between two steps.
+    pub(super) fn block_signals(&self, injector: &Injector<'_>) -> Result<(), CaptureError> {
+        const SIGTRAP_BIT: u64 = 1 << (super::inject::SIGTRAP - 1);
+        let mask = if injector.needs_sigtrap() { !SIGTRAP_BIT } else { u64::MAX };
+        ptrace::set_signal_mask(self.tid, mask).map_err(CaptureError::trace("block the signals of", self.tid))
+    }
+
+    fn restore(&self) {
+        // A thread that was killed meanwhile has nothing left to restore.
+        let _ = ptrace::set_registers(self.tid, &self.registers);
+        let _ = ptrace::set_signal_mask(self.tid, self.signal_mask);
     }
 }
 

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::deadline::{Deadline, Silence};
 use super::error::CaptureError;
 use super::inject::{Call, Injector, Progress, SIGTRAP, Step, read_registers};
-use super::stop::{Snapshot, Stopped, StoppedThread, stop_one};
+use super::stop::{Snapshot, Stopped, stop_one};
 use super::turn::Turn;
 
 /// Where a template is in the kernel's order of victims: before everything with the default of 0, after children.
@@ -52,9 +52,10 @@ pub(super) struct Clone {
     has_ended: bool,
 }
 
-/// Begins the clone in the leader of a stopped process: the leader copies the page tables by itself meanwhile.
-pub(super) fn begin(leader: &StoppedThread, injector: &Injector<'_>) -> Result<Progress, CaptureError> {
-    injector.start(leader.tid, &leader.registers, vec![Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK])])
+/// Begins the clone in the leader of a stopped process, whose registers for calls are `base`: the leader copies the
+/// page tables by itself meanwhile.
+pub(super) fn begin(leader: i32, base: &Registers, injector: &Injector<'_>) -> Result<Progress, CaptureError> {
+    injector.start(leader, base, vec![Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK])])
 }
 
 impl Clone {
@@ -73,7 +74,7 @@ impl Clone {
             registers: snapshot.leader().registers,
             parent: snapshot.pid,
             parent_start_ticks,
-            syscall_at: injector.syscall_at(),
+            syscall_at: injector.vdso_syscall(),
             has_ended: false,
         };
         let options = ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD;
@@ -164,8 +165,8 @@ impl Clone {
         let status = Status::read(pid).map_err(CaptureError::read(pid, "status"))?;
         let step = Step::where_trap(status.ignores(SIGTRAP), stopped.snapshot.has_pending(SIGTRAP));
         let mut injector = Injector::new(pid, self.syscall_at, step, &deadline);
-        stopped.block_signals(&injector)?;
         let leader = stopped.snapshot.leader();
+        leader.block_signals(&injector)?;
         let call = Call::new("wait4", WAIT4, [self.inner_pid, 0, WALL | WNOHANG, 0]);
         let reaped = injector.call(leader.tid, &leader.registers, call);
         stopped.withhold(&mut injector.withheld);

@@ -95,6 +95,8 @@ static void *restarter(void *unused) {
 int main(int count, char **words) {
     begin();
     int spinning = count > 1 && !strcmp(words[1], "spinning");
+    // Ballast, in mebibytes, makes a clone take its time.
+    if (count > 2) memset(malloc(strtoul(words[2], NULL, 10) << 20), 1, strtoul(words[2], NULL, 10) << 20);
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
