@@ -130,6 +130,7 @@ void hand_to_pager(const struct plan *plan)
 		struct k_uffdio_register area = { range[i].start, range[i].bytes, K_UFFDIO_REGISTER_MODE_MISSING, 0 };
 		check(plan, STEP_REGISTER, CALL3(ioctl, uffd, K_UFFDIO_REGISTER, &area), i);
 	}
+	send_descriptor(plan, (int)plan->fd_base + CHILD_KEEP, uffd);
 	send_descriptor(plan, (int)plan->fd_base + PASSED_PAGER, uffd);
 	CALL1(close, uffd);
 }

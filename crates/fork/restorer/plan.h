@@ -209,7 +209,8 @@ enum passed {
 	PASSED_PLAN = 0,
 	PASSED_PAGER = 1,
 	PASSED_STATUS = 2,
-	CHILD_CONTROL = PASSED_STATUS, /* in the child: the control socket instead */
+	CHILD_KEEP = PASSED_PLAN,      /* in the child, once the plan is mapped: a socket that the stub keeps, see stub.c */
+	CHILD_CONTROL = PASSED_STATUS, /* in the child: the control socket */
 	PASSED_OWN = 3,		       /* how many of these are farfork's own */
 	PASSED_MAX = 1024,
 };
@@ -258,6 +259,7 @@ enum step {
 	STEP_PENDING_SIGNAL = 33,
 	STEP_UNPAUSE = 34,
 	STEP_SESSION = 35,
+	STEP_KEEP_USERFAULTFD = 36,
 };
 
 struct report {

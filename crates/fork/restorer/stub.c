@@ -84,23 +84,26 @@ static void set_time(const struct stub_request *request)
 }
 
 /* Moves farfork's descriptors above all that the child will have, and closes the rest. */
-static void move_descriptors(const struct passed_set *passed, u32 fd_base)
+static void move_descriptors(const struct passed_set *passed, int keep, u32 fd_base)
 {
 	for (u32 i = 0; i < passed->count; i++) {
 		long moved = CALL3(fcntl, passed->fds[i], K_F_DUPFD_CLOEXEC, fd_base + i);
 		if (moved != fd_base + i)
 			fail(STEP_MOVE_DESCRIPTORS, moved, i);
 	}
-	/* The child needs no status file: the control socket takes its place. */
+	/* The plan is mapped and the status file is the stub's: their places are taken. */
 	long control = CALL3(dup3, CONTROL_FD, fd_base + CHILD_CONTROL, K_O_CLOEXEC);
 	if (control < 0)
 		fail(STEP_MOVE_DESCRIPTORS, control, CHILD_CONTROL);
+	long moved = CALL3(dup3, keep, fd_base + CHILD_KEEP, K_O_CLOEXEC);
+	if (moved < 0)
+		fail(STEP_MOVE_DESCRIPTORS, moved, CHILD_KEEP);
 	CALL3(close_range, 0, fd_base - 1, 0);
 	CALL3(close_range, fd_base + passed->count, ~0u, 0);
 }
 
 /* In the fork: maps the region, copies the code there, and goes on in the copy. */
-static __attribute__((noreturn)) void become_child(const struct passed_set *passed)
+static __attribute__((noreturn)) void become_child(const struct passed_set *passed, int keep)
 {
 	struct plan head;
 	long got = CALL4(pread64, passed->fds[PASSED_PLAN], &head, sizeof head, 0);
@@ -121,7 +124,7 @@ static __attribute__((noreturn)) void become_child(const struct passed_set *pass
 	long error = CALL3(mprotect, region, head.code_bytes, K_PROT_READ | K_PROT_EXEC);
 	if (error < 0)
 		fail(STEP_PROTECT_CODE, error, 0);
-	move_descriptors(passed, head.fd_base);
+	move_descriptors(passed, keep, head.fd_base);
 
 	u64 entry = (u64)region + ((u64)restore - (u64)image_start);
 	u64 stack_top = (u64)region + head.leader_stack_offset + LEADER_STACK_BYTES;
@@ -146,6 +149,28 @@ static long fork_child(const struct stub_request *request)
 	return CALL2(clone3, &args, sizeof args);
 }
 
+/* A pair of sockets: into one the child sends its userfaultfd, the other stays with the stub and is never read. The message
+ * in it holds the userfaultfd open for as long as the container lives, whoever of its holders is killed: with the last one
+ * closed, missing pages would read as zeroes. */
+static void make_keep(i32 keep[2])
+{
+	long error = CALL4(socketpair, K_AF_UNIX, K_SOCK_SEQPACKET | K_O_CLOEXEC, 0, keep);
+	if (error < 0)
+		fail(STEP_KEEP_USERFAULTFD, error, 0);
+}
+
+/* Closes what the child has by now, but the control socket and these two. Gives the status file's new number. */
+static int keep_only(int status_file, int keep)
+{
+	const int first = CONTROL_FD + 1;
+	int top = (status_file > keep ? status_file : keep) + 1;
+	CALL3(dup3, status_file, top, K_O_CLOEXEC);
+	CALL3(dup3, keep, top + 1, K_O_CLOEXEC);
+	CALL3(close_range, first, top - 1, 0);
+	CALL3(close_range, top + 2, ~0u, 0);
+	return top;
+}
+
 /* Reaps all that end, orphans too, until the child has; its end is the container's. */
 static __attribute__((noreturn)) void reap(long child, int status_file)
 {
@@ -163,6 +188,7 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 {
 	struct stub_request request;
 	struct passed_set passed;
+	i32 keep[2];
 	u64 all_signals = ~0ull;
 	struct k_rlimit limit;
 
@@ -179,14 +205,13 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 
 	receive_request(&request, &passed);
 	set_time(&request);
+	make_keep(keep);
 	long child = fork_child(&request);
 	if (child == 0)
-		become_child(&passed);
+		become_child(&passed, keep[1]);
 	if (child < 0)
 		fail(STEP_FORK, child, request.pid);
-	int status_file = passed.fds[PASSED_STATUS];
-	CALL3(close_range, CONTROL_FD + 1, status_file - 1, 0);
-	CALL3(close_range, status_file + 1, ~0u, 0);
+	int status_file = keep_only(passed.fds[PASSED_STATUS], keep[0]);
 	reap(child, status_file);
 }
 

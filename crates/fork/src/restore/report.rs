@@ -40,6 +40,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         33 => "raising a pending signal",
         34 => "waiting to be unpaused",
         35 => "beginning a session",
+        36 => "keeping the userfaultfd open",
         _ => "doing something unknown to this farfork",
     }
 }
