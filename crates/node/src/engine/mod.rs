@@ -3,6 +3,7 @@
 //! Everything here blocks, and runs on threads of its own.
 
 mod caller;
+mod nest;
 mod options;
 mod pager;
 mod unfinished;
@@ -36,6 +37,7 @@ use crate::run_dir::RunDir;
 
 pub(crate) use options::{SeedAccess, StartOptions};
 pub(crate) use pager::{PagerError, PagerLink};
+use nest::Nests;
 use unfinished::Unfinished;
 
 /// Descriptors of seeds that are kept after a fork, for the next one: a node works with few seeds at a time.
@@ -48,7 +50,7 @@ const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 #[derive(Debug)]
 pub(crate) struct Engine {
     name: NodeName,
-    run_dir: RunDir,
+    nests: Nests,
     node: LocalNode,
     pool: Pool,
     pager: Arc<PagerLink>,
@@ -67,7 +69,8 @@ impl Engine {
         pager: Arc<PagerLink>,
         own_fabric: Address,
     ) -> Self {
-        Self { name, run_dir, node, pool, pager, own_fabric, sources: Mutex::default() }
+        let nests = Nests::new(name.clone(), run_dir);
+        Self { name, nests, node, pool, pager, own_fabric, sources: Mutex::default() }
     }
 
     /// Captures a process, which runs on, or with `freeze` stays stopped. `sockets` are its connections to this daemon.
@@ -132,8 +135,7 @@ impl Engine {
                 cause,
             )
         };
-        let id = ChildId::new(self.name.clone(), random_number().map_err(|error| failed(&error))?);
-        let unfinished = Unfinished::begin(&self.run_dir, id.clone(), &self.pager).map_err(|error| failed(&error))?;
+        let unfinished = Unfinished::begin(self.nests.take().map_err(|error| failed(&error))?, &self.pager);
         let (streams, stdin) = streams(unfinished.directory(), options.attached).map_err(|error| failed(&error))?;
         let identity = caller::Identity { child: &id, seed: &source.key.seed, index };
         let caller = caller::answered(&source.descriptor, identity, payload, unfinished.directory());
@@ -143,7 +145,7 @@ impl Engine {
             container.bind(host_path, inside_path).map_err(|error| failed(&error))?;
         }
         let request = ResumeRequest {
-            child: &id,
+            child: unfinished.id(),
             directory: unfinished.directory(),
             source: &source,
             container: &container,
@@ -156,12 +158,17 @@ impl Engine {
         };
         let restored = resume::resume(request, &self.node, self.pager.client()).map_err(|error| failed(&error))?;
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| failed(&error))?;
-        let record = self.record(&id, &source, &container, &restored, options, requested_at);
+        let record = self.record(unfinished.id(), &source, &container, &restored, options, requested_at);
         let record = record.map_err(|error| failed(&error))?;
         record.write(unfinished.directory()).map_err(|error| failed(&error))?;
         let (container, control) = container.into_running().map_err(|error| failed(&error))?;
         unfinished.finish();
         Ok(Newborn { record, container, stdin, gate: options.paused.then_some(control) })
+    }
+
+    /// Makes ready what the next child will need, at leisure.
+    pub(crate) fn make_ready(&self) {
+        self.nests.refill();
     }
 
     fn record(
@@ -241,10 +248,10 @@ fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
     Failure::new(code, format!("process {pid}"), cause)
 }
 
-/// Files for what the child writes; its standard input, with our end of it where somebody will attach.
+/// The nest's files for what the child writes; its standard input, with our end of it where somebody will attach.
 fn streams(directory: &Path, attached: bool) -> io::Result<(StandardStreams, Option<OwnedFd>)> {
     let output = |stream: Stream| -> io::Result<OwnedFd> {
-        let file = OpenOptions::new().create_new(true).append(true).open(directory.join(stream.file()))?;
+        let file = OpenOptions::new().append(true).open(directory.join(stream.file()))?;
         Ok(file.into())
     };
     let (input, ours) = if attached {

@@ -1,15 +1,12 @@
 //! A child that is being started: until it is finished, dropping this undoes what there is of it.
 
-use std::fs::{self, DirBuilder};
-use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use farfork_wire::ChildId;
 
 use super::PagerLink;
-use crate::run_dir::RunDir;
+use super::nest::{self, Nest};
 
 /// A child's directory, and the pager's knowledge of it, before the child stands.
 #[derive(Debug)]
@@ -21,14 +18,14 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// Makes the child's directory, for its owner alone.
-    ///
-    /// # Errors
-    /// As mkdir(2).
-    pub(super) fn begin(run_dir: &RunDir, id: ChildId, pager: &Arc<PagerLink>) -> io::Result<Self> {
-        let directory = run_dir.child(&id);
-        DirBuilder::new().mode(0o700).create(&directory)?;
-        Ok(Self { id, directory, pager: Some(pager.clone()) })
+    /// A child that is to live in this nest.
+    pub(super) fn begin(nest: Nest, pager: &Arc<PagerLink>) -> Self {
+        let (id, directory) = nest.into_parts();
+        Self { id, directory, pager: Some(pager.clone()) }
+    }
+
+    pub(super) fn id(&self) -> &ChildId {
+        &self.id
     }
 
     pub(super) fn directory(&self) -> &Path {
@@ -45,8 +42,6 @@ impl Drop for Unfinished {
     fn drop(&mut self) {
         let Some(pager) = self.pager.take() else { return };
         pager.release(&self.id);
-        if let Err(error) = fs::remove_dir_all(&self.directory) {
-            tracing::warn!(child = %self.id, %error, "the directory of a child that did not start is not removed");
-        }
+        nest::remove(&self.directory);
     }
 }

@@ -41,6 +41,9 @@ pub(super) fn start_children(
                 let started = start_one(&node, source, options, spec.index, payload).await;
                 drop(turn);
                 conclude(&node, spec.index, started, &sink).await;
+                let here = node.clone();
+                // Only a panic could fail, and the next child then makes its own.
+                let _ = tokio::task::spawn_blocking(move || here.engine.make_ready()).await;
             });
         }
     });

@@ -1,0 +1,126 @@
+//! Children's directories, made ahead of need: on a file system with a journal of its own, making a directory and the
+//! files in it takes as long as restoring the child.
+//!
+//! A nest that is never used is removed with its node, or, where that was killed, by the next one: it tells no child.
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use farfork_fork::resume::STATUS_FILE;
+use farfork_wire::{ChildId, NodeName};
+
+use super::random_number;
+use crate::children::Stream;
+use crate::limits::STARTING_MAX;
+use crate::run_dir::RunDir;
+
+/// Nests kept: as many as can be needed at once.
+const READY_MAX: usize = STARTING_MAX;
+
+/// A child's directory with its files, all empty, for their owner alone. Dropping it removes it.
+#[derive(Debug)]
+pub(super) struct Nest {
+    id: ChildId,
+    /// Taken when a child has it.
+    directory: Option<PathBuf>,
+}
+
+/// The nests of a node.
+#[derive(Debug)]
+pub(super) struct Nests {
+    node: NodeName,
+    run_dir: RunDir,
+    ready: Mutex<Vec<Nest>>,
+}
+
+impl Nest {
+    fn make(node: &NodeName, run_dir: &RunDir) -> io::Result<Self> {
+        let id = ChildId::new(node.clone(), random_number()?);
+        let directory = run_dir.child(&id);
+        DirBuilder::new().mode(0o700).create(&directory)?;
+        let nest = Self { id, directory: Some(directory.clone()) };
+        for file in [Stream::Stdout.file(), Stream::Stderr.file(), STATUS_FILE] {
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(directory.join(file))?;
+        }
+        Ok(nest)
+    }
+
+    /// Gives the child's id, and its directory, which is the caller's to remove.
+    pub(super) fn into_parts(mut self) -> (ChildId, PathBuf) {
+        (self.id.clone(), self.directory.take().expect("only this and a drop take it"))
+    }
+}
+
+impl Drop for Nest {
+    fn drop(&mut self) {
+        if let Some(directory) = self.directory.take() {
+            remove(&directory);
+        }
+    }
+}
+
+impl Nests {
+    /// None yet: the first child waits for its own.
+    pub(super) fn new(node: NodeName, run_dir: RunDir) -> Self {
+        Self { node, run_dir, ready: Mutex::default() }
+    }
+
+    /// A nest: one that is ready, or a new one.
+    ///
+    /// # Errors
+    /// As mkdir(2), open(2).
+    pub(super) fn take(&self) -> io::Result<Nest> {
+        let ready = self.ready().pop();
+        ready.map_or_else(|| Nest::make(&self.node, &self.run_dir), Ok)
+    }
+
+    /// Makes one for a child to come, in place of one that was taken.
+    pub(super) fn refill(&self) {
+        if self.ready().len() >= READY_MAX {
+            return;
+        }
+        match Nest::make(&self.node, &self.run_dir) {
+            Ok(nest) => self.ready().push(nest),
+            Err(error) => tracing::debug!(%error, "no directory is made ahead of need"),
+        }
+    }
+
+    fn ready(&self) -> MutexGuard<'_, Vec<Nest>> {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Removes a child's directory with all that is in it.
+pub(super) fn remove(directory: &Path) {
+    if let Err(error) = fs::remove_dir_all(directory) {
+        tracing::warn!(directory = %directory.display(), %error, "the directory of a child that did not start is not removed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Nests, RunDir};
+    use std::fs;
+
+    #[test]
+    fn a_nest_is_a_directory_of_its_own_and_goes_when_it_is_not_used() {
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        let _lock = run_dir.take().unwrap();
+        let nests = Nests::new("n1".parse().unwrap(), run_dir.clone());
+        nests.refill();
+        let count = || fs::read_dir(run_dir.children()).unwrap().count();
+        assert_eq!(count(), 1);
+        let (id, directory) = nests.take().unwrap().into_parts();
+        assert_eq!(directory, run_dir.child(&id));
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
+        let other = nests.take().unwrap();
+        assert_ne!(other.id, id, "none is given twice");
+        nests.refill();
+        drop((other, nests));
+        assert_eq!(count(), 1, "what a child has stays");
+    }
+}
