@@ -28,10 +28,12 @@ use tokio::task::JoinSet;
 use crate::acquaintances::Acquaintances;
 use crate::children::Children;
 use crate::engine::{Engine, PagerError, PagerLink, random_number};
+use crate::failure::Failure;
 use crate::heartbeat;
 use crate::node::Node;
 use crate::options::Options;
 use crate::peers::Peers;
+use crate::program;
 use crate::run_dir::{Lock, RunDir, RunDirError};
 use crate::seeds::{EXPIRY_INTERVAL, Seeds};
 use crate::serve;
@@ -69,6 +71,9 @@ pub enum DaemonError {
         /// What the system said.
         cause: io::Error,
     },
+    /// Its cluster will not have it.
+    #[error("it cannot join: {0}")]
+    Join(#[from] Failure),
     /// Its API's server.
     #[error("the server of its API failed: {0}")]
     Server(#[from] tonic::transport::Error),
@@ -110,7 +115,9 @@ pub async fn run(options: Options) -> Result<(), DaemonError> {
 async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     let Running { run_dir, node, control, join, .. } = running;
     let acquaintances = Acquaintances::read(run_dir);
-    heartbeat::introduce(&node.peers, &[join, acquaintances.addresses()].concat()).await;
+    heartbeat::introduce(&node.peers, &[join, acquaintances.addresses()].concat()).await?;
+    let programs = program::listen(&run_dir.program_socket()).and_then(program::Listener::new);
+    let programs = programs.map_err(DaemonError::listen(run_dir.program_socket().display()))?;
     let socket = listen_privately(&run_dir.socket())?;
     let control = control.try_clone().map_err(DaemonError::listen(node.address()))?;
     let listeners =
@@ -125,6 +132,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     }));
     tasks.spawn(expire(node.clone()));
     let (stop, stopped) = watch::channel(false);
+    tasks.spawn(program::serve(node.clone(), programs, stopped.clone()));
     tasks.spawn(async move {
         wait_for_signal().await;
         let _ = stop.send(true);
@@ -152,6 +160,7 @@ impl Running {
         self.node.pager.stop();
         // Whoever comes now is told that nobody is here.
         let _ = fs::remove_file(self.run_dir.socket());
+        let _ = fs::remove_file(self.run_dir.program_socket());
         let _ = fs::remove_file(self.run_dir.fabric_socket());
         Acquaintances::forget(&self.run_dir);
     }

@@ -16,6 +16,15 @@ impl<T: AsFd> AsRawFd for Owner<T> {
     }
 }
 
+/// Watches a descriptor for becoming readable and writable. Must be called within the runtime.
+///
+/// # Errors
+/// As epoll_ctl(2).
+#[expect(deprecated, reason = "its successor is unsafe for owners whose descriptor changes or closes; ours do neither")]
+pub(crate) fn watch_both<T: AsFd>(owner: T) -> io::Result<AsyncFd<Owner<T>>> {
+    AsyncFd::with_interest(Owner(owner), Interest::READABLE | Interest::WRITABLE)
+}
+
 /// Watches a descriptor for becoming readable. Must be called within the runtime.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   client ──▶ serve ──▶ service ──▶ node ─┬─ peers, heartbeat   the other nodes
-//!                                          ├─ seeds              what children are made from
+//! programs ──▶ program ────▲              ├─ seeds              what children are made from
 //!                                          ├─ children           what runs here
 //!                                          └─ engine             starts a child: container, restore, pager
 //! ```
@@ -23,6 +23,7 @@ pub mod limits;
 mod node;
 pub mod options;
 mod peers;
+mod program;
 pub mod run_dir;
 mod seeds;
 mod serve;

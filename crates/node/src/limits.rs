@@ -42,6 +42,9 @@ pub const FORK_COUNT_MAX: u32 = 16_384;
 /// Most children that start at once on a node; more would only wait for each other's processor.
 pub const STARTING_MAX: usize = 8;
 
+/// Programs that are connected at once; each has a few descriptors of the daemon's.
+pub const PROGRAM_CONNECTIONS_MAX: usize = 1024;
+
 /// Ended children that a node still lists; the oldest go first.
 pub const ENDED_CHILDREN_MAX: usize = 1024;
 

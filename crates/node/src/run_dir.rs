@@ -3,6 +3,7 @@
 //! ```text
 //! RUN/lock             held by the daemon
 //! RUN/node.sock        its API
+//! RUN/program.sock     where programs ask for their own checkpoint
 //! RUN/fabric.sock      the memory of its seeds, for this host
 //! RUN/members.json     the addresses of the nodes that it knows
 //! RUN/pager.log        what the pager says
@@ -70,6 +71,11 @@ impl RunDir {
         self.root.join("node.sock")
     }
 
+    /// Where programs ask for their own checkpoint.
+    pub fn program_socket(&self) -> PathBuf {
+        self.root.join("program.sock")
+    }
+
     /// Where this host reads the memory of its seeds.
     pub fn fabric_socket(&self) -> PathBuf {
         self.root.join("fabric.sock")
@@ -100,7 +106,7 @@ impl RunDir {
     /// # Errors
     /// Another daemon has it, or it cannot be made.
     pub fn take(&self) -> Result<Lock, RunDirError> {
-        if self.socket().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        if self.program_socket().as_os_str().len() > SOCKET_PATH_BYTES_MAX {
             return Err(RunDirError::TooLong);
         }
         let io = |action| move |cause| RunDirError::Io { action, cause };

@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -106,6 +106,27 @@ pub fn receive_with_sender(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Resul
     }
 }
 
+/// The process at the other end of a connected Unix socket, as it was when it connected (SO_PEERCRED); `None` where it
+/// has no number in this process's pid namespace.
+///
+/// # Errors
+/// As getsockopt(2).
+pub fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `peer`, a plain structure of integers that lives here.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok((peer.pid > 0).then_some(peer.pid)) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +143,7 @@ mod tests {
         assert_eq!(peek(b.as_fd(), &mut bytes, 1).unwrap().1.len(), 1);
         assert_eq!(receive(b.as_fd(), &mut bytes, 1).unwrap().1.len(), 1);
         assert_eq!(peek(b.as_fd(), &mut bytes, 1).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(peer_pid(b.as_fd()).unwrap(), Some(std::process::id() as i32));
         drop(a);
         assert_eq!(receive(b.as_fd(), &mut bytes, 0).unwrap().0, 0);
     }

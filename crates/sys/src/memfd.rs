@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
@@ -20,6 +21,16 @@ pub fn create(name: &str, sealable: bool) -> io::Result<File> {
 /// As fcntl(F_ADD_SEALS).
 pub fn seal(memfd: &File, seals: u32) -> io::Result<()> {
     Ok(fcntl_add_seals(memfd, SealFlags::from_bits_retain(seals))?)
+}
+
+/// The same contents for reading, from their beginning; nothing can change them any more. `memfd` is sealable.
+///
+/// # Errors
+/// As fcntl(F_ADD_SEALS) and open(2).
+pub fn sealed_for_reading(memfd: &File) -> io::Result<File> {
+    seal(memfd, (SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL).bits())?;
+    // A description of its own, with its own position.
+    File::open(format!("/proc/self/fd/{}", memfd.as_raw_fd()))
 }
 
 /// An executable file with these contents that nothing can change any more, to be run by descriptor.

@@ -13,7 +13,8 @@ use tonic::Code;
 use crate::output::{self, ChildView, exit_text};
 use crate::{Global, seconds};
 
-/// Wait for children to end; print how they ended or, with --results, what they wrote to their standard output.
+/// Wait for children to end; print how they ended or, with --results, what they gave as their results: a program that
+/// asked for its own checkpoint can give one, any other's is what it wrote to its standard output.
 ///
 /// The answers come in the order of the children given, each as soon as it is there. Exit status 0 when all
 /// children ended with 0.
@@ -26,7 +27,7 @@ pub(crate) struct Wait {
     /// The children.
     #[arg(required = true, value_name = "CHILD")]
     children: Vec<String>,
-    /// Print what each child wrote to its standard output.
+    /// Print each child's result: what it gave as such, or else what it wrote to its standard output.
     #[arg(long)]
     results: bool,
     /// Give up after this time, for example 30s; the children run on.
@@ -59,9 +60,12 @@ pub(crate) enum End {
     Ended {
         #[serde(flatten)]
         child: ChildView,
-        /// With --results: what it wrote, as UTF-8.
+        /// With --results: what it wrote to its standard output, unless it gave a result; as UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         stdout: Option<String>,
+        /// With --results: what it gave as its result; as UTF-8.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        result: Option<String>,
     },
     Failed {
         child: String,
@@ -86,16 +90,17 @@ pub(crate) async fn collect(
     let lost = |status| Failure::from_status("the children", &status);
     let mut events = client.wait(request).await.map_err(lost)?.into_inner();
     let mut ends = Vec::with_capacity(children.len());
-    let mut written = Vec::new();
+    let (mut written, mut given) = (Vec::new(), Vec::new());
     while let Some(message) = events.message().await.map_err(lost)? {
         match message.event {
             Some(Event::Stdout(piece)) if quiet => written.extend(piece),
-            Some(Event::Stdout(piece)) => output::raw(&piece)?,
+            Some(Event::Result(piece)) if quiet => given.extend(piece),
+            Some(Event::Stdout(piece) | Event::Result(piece)) => output::raw(&piece)?,
             Some(Event::Ended(child)) => {
-                let stdout = results.then(|| String::from_utf8_lossy(&written).into_owned());
-                written.clear();
+                let result = text(&mut given);
+                let stdout = (results && result.is_none()).then(|| text(&mut written).unwrap_or_default());
                 tell(&child, results, quiet);
-                ends.push(End::Ended { child: child.into(), stdout });
+                ends.push(End::Ended { child: child.into(), stdout, result });
             }
             Some(Event::Error(error)) => {
                 let failure = Failure::from(error);
@@ -108,6 +113,12 @@ pub(crate) async fn collect(
     }
     anyhow::ensure!(ends.len() == children.len(), "the node stopped before all children had ended");
     Ok(ends)
+}
+
+/// What has come, if anything, and then nothing any more.
+fn text(bytes: &mut Vec<u8>) -> Option<String> {
+    let bytes = std::mem::take(bytes);
+    (!bytes.is_empty()).then(|| String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// With results, standard output is the children's alone, and only what went wrong is told.

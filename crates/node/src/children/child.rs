@@ -123,6 +123,16 @@ impl Child {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Whether it gave something as its result.
+    pub(crate) fn has_result(&self) -> bool {
+        fs::metadata(self.directory.join(Stream::Result.file())).is_ok_and(|file| file.len() > 0)
+    }
+
+    /// Whether it may give a result: its program asked for its own checkpoint.
+    pub(crate) fn may_have_result(&self) -> bool {
+        self.directory.join(Stream::Result.file()).exists()
+    }
+
     /// Reads what it wrote, and, with a watch, what it goes on to write.
     ///
     /// # Errors

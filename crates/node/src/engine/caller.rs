@@ -1,22 +1,18 @@
 //! What a child of a program that asked for its own checkpoint is told: the answer to the request that it still waits
 //! for lies in its socket before it runs, with a file for its result and its payload.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use farfork_program::Reply;
+use farfork_sys::{fdpass, memfd};
 use farfork_wire::descriptor::OpenFile;
 use farfork_wire::{ChildId, Descriptor, SeedId};
-use rustix::fs::SealFlags;
 
 use crate::children::Stream;
-
-/// Nothing can change a payload any more.
-const PAYLOAD_SEALS: SealFlags =
-    SealFlags::WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
 /// A child, as it is told of itself.
 #[derive(Debug, Clone, Copy)]
@@ -46,32 +42,29 @@ pub(super) fn answered(
         OpenOptions::new().create_new(true).append(true).mode(0o600).open(directory.join(Stream::Result.file()))?;
     let payload = payload.map(sealed).transpose()?;
     let mut fds = vec![result.as_fd()];
-    fds.extend(payload.as_ref().map(OwnedFd::as_fd));
+    fds.extend(payload.as_ref().map(File::as_fd));
     let answer = Reply::Child { child, seed, index, has_payload: payload.is_some() }.encode();
     // Our end is closed when this returns: the child reads its answer, then the end.
-    let (ours, childs) = farfork_sys::fdpass::seqpacket_pair()?;
-    farfork_sys::fdpass::send(ours.as_fd(), &answer, &fds)?;
+    let (ours, childs) = fdpass::seqpacket_pair()?;
+    fdpass::send(ours.as_fd(), &answer, &fds)?;
     Ok(Some(childs))
 }
 
 /// A file of memory with these contents, open for reading.
-fn sealed(contents: &[u8]) -> io::Result<OwnedFd> {
-    let mut memfd = farfork_sys::memfd::create("payload", true)?;
+fn sealed(contents: &[u8]) -> io::Result<File> {
+    let mut memfd = memfd::create("payload", true)?;
     memfd.write_all(contents)?;
-    farfork_sys::memfd::seal(&memfd, PAYLOAD_SEALS.bits())?;
-    // A description of its own, which begins at 0.
-    Ok(OpenOptions::new().read(true).open(format!("/proc/self/fd/{}", memfd.as_raw_fd()))?.into())
+    memfd::sealed_for_reading(&memfd)
 }
 
 #[cfg(test)]
 mod tests {
     use super::sealed;
-    use std::fs::File;
     use std::io::{Read as _, Write as _};
 
     #[test]
     fn a_payload_can_be_read_and_never_written() {
-        let mut payload = File::from(sealed(b"12").unwrap());
+        let mut payload = sealed(b"12").unwrap();
         let mut text = String::new();
         payload.read_to_string(&mut text).unwrap();
         assert_eq!(text, "12");

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::limits::{CLUSTER_QUERY_TIMEOUT, QUERY_TIMEOUT};
 use crate::node::Node;
 
-pub(super) async fn kill(node: &Node, request: v1::KillRequest) -> Result<v1::KillResponse, Failure> {
+pub(crate) async fn kill(node: &Node, request: v1::KillRequest) -> Result<v1::KillResponse, Failure> {
     let id = child_id(&request.child)?;
     match place_of_child(node, &id)? {
         Place::Here => node.children.get(&id)?.kill(request.signal).map(|()| v1::KillResponse {}),

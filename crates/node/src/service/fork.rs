@@ -29,7 +29,7 @@ use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIME
 use crate::node::Node;
 
 /// Starts children as asked; exactly one outcome comes for each.
-pub(super) async fn fork(
+pub(crate) async fn fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {

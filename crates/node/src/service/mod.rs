@@ -10,6 +10,11 @@ mod route;
 mod seeds;
 mod start;
 mod stream;
+mod tend;
 
+pub(crate) use children::kill;
 pub(crate) use control::ControlService;
+pub(crate) use fork::fork;
 pub(crate) use peer::PeerService;
+pub(crate) use seeds::{drop as drop_seed, prepare_with};
+pub(crate) use tend::tend;

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use farfork_cluster::membership::Member;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
-use super::{seeds, start};
+use super::{seeds, start, tend};
 use crate::api::v1;
 use crate::heartbeat;
 use crate::node::Node;
@@ -18,6 +19,7 @@ pub(crate) struct PeerService(pub(crate) Arc<Node>);
 #[tonic::async_trait]
 impl v1::peer_server::Peer for PeerService {
     type StartChildrenStream = ReceiverStream<Result<v1::ForkOutcome, Status>>;
+    type TendStream = ReceiverStream<Result<v1::TendOutput, Status>>;
 
     async fn heartbeat(&self, request: Request<v1::Member>) -> Result<Response<v1::Members>, Status> {
         Ok(Response::new(heartbeat::answer(&self.0.peers, request.into_inner())?))
@@ -43,5 +45,11 @@ impl v1::peer_server::Peer for PeerService {
     ) -> Result<Response<Self::StartChildrenStream>, Status> {
         let outcomes = start::start_children(&self.0, request.into_inner())?;
         Ok(Response::new(super::stream::infallible(outcomes)))
+    }
+
+    async fn tend(&self, request: Request<Streaming<v1::TendInput>>) -> Result<Response<Self::TendStream>, Status> {
+        // An input that cannot be read ends them all, as the sender's going away does.
+        let children = request.into_inner().map_while(Result::ok);
+        Ok(Response::new(tend::tend(&self.0, children)))
     }
 }

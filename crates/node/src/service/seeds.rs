@@ -45,7 +45,7 @@ pub(crate) async fn prepare_with(node: &Arc<Node>, pid: u32, options: PrepareOpt
     answered.await.map_err(broken)?
 }
 
-pub(super) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v1::DropResponse, Failure> {
+pub(crate) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v1::DropResponse, Failure> {
     let id = resolve(node, &request.seed).await?;
     match place_of_seed(node, &id)? {
         Place::Here => {

@@ -121,10 +121,15 @@ async fn wait_here(
     sink: &Sink<v1::WaitEvent>,
 ) -> Result<(), Failure> {
     if results {
-        let mut output = child.output(Stream::Stdout, Some(node.children.output())).await?;
+        // Which of the two it is shows at the end only.
+        if child.may_have_result() {
+            child.wait().await;
+        }
+        let (stream, event): (_, fn(Vec<u8>) -> Event) =
+            if child.has_result() { (Stream::Result, Event::Result) } else { (Stream::Stdout, Event::Stdout) };
+        let mut output = child.output(stream, Some(node.children.output())).await?;
         while let Some(piece) = output.next().await.map_err(|error| unreadable(child, &error))? {
-            let event = Some(Event::Stdout(piece));
-            if send(sink, v1::WaitEvent { index, event }).await.is_err() {
+            if send(sink, v1::WaitEvent { index, event: Some(event(piece)) }).await.is_err() {
                 return Ok(());
             }
         }

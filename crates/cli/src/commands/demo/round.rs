@@ -158,7 +158,7 @@ async fn result_of(mut client: Client, child: &str) -> anyhow::Result<Vec<u8>> {
     let mut written = Vec::new();
     while let Some(message) = events.message().await.map_err(failed)? {
         match message.event {
-            Some(Event::Stdout(piece)) => written.extend(piece),
+            Some(Event::Stdout(piece) | Event::Result(piece)) => written.extend(piece),
             Some(Event::Error(error)) => return Err(Failure::from(error).into()),
             Some(Event::Ended(_)) | None => {}
         }

@@ -1,0 +1,182 @@
+//! The children that one program has asked for: started, told of and killed as it says, wherever they run. Their ends
+//! are waited for by `tender`.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farfork_program::{Fork, Reply};
+use farfork_wire::{ChildId, NodeName};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio_stream::StreamExt as _;
+
+use super::connection::Outgoing;
+use super::tender::{self, Tended};
+use crate::api::v1;
+use crate::api::v1::fork_outcome::Result as Outcome;
+use crate::failure::Failure;
+use crate::node::Node;
+use crate::service;
+
+/// What kills a child: it cannot be caught.
+const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
+
+/// A child's place: the program's number for its batch, and its number in the batch.
+pub(super) type Position = (u32, u32);
+
+/// The children of one program. Dropping this ends them.
+pub(super) struct Batches(Arc<Batch>);
+
+/// What the tasks that deal with a program's children share.
+pub(super) struct Batch {
+    pub(super) node: Arc<Node>,
+    replies: mpsc::Sender<Outgoing>,
+    children: Mutex<Children>,
+}
+
+#[derive(Default)]
+struct Children {
+    /// The program has gone: there shall be none.
+    is_over: bool,
+    running: HashMap<Position, ChildId>,
+    /// By the node that the children run on.
+    tenders: HashMap<NodeName, mpsc::UnboundedSender<Tended>>,
+    tasks: JoinSet<()>,
+}
+
+impl Batches {
+    /// None yet; what happens to them goes to `replies`.
+    pub(super) fn new(node: Arc<Node>, replies: mpsc::Sender<Outgoing>) -> Self {
+        Self(Arc::new(Batch { node, replies, children: Mutex::default() }))
+    }
+
+    /// Starts children; each is told of as it starts and as it ends.
+    pub(super) fn fork(&self, fork: Fork) {
+        let batch = self.0.clone();
+        self.0.children().spawn(async move { batch.fork(fork).await });
+    }
+
+    /// Kills a child; nothing happens where there is none.
+    pub(super) fn kill(&self, position: Position) {
+        let mut children = self.0.children();
+        if let Some(child) = children.running.get(&position).cloned() {
+            let node = self.0.node.clone();
+            children.spawn(async move { kill(&node, child).await });
+        }
+    }
+}
+
+impl Drop for Batches {
+    fn drop(&mut self) {
+        let mut children = self.0.children();
+        children.is_over = true;
+        children.tasks.abort_all();
+        children.tenders.clear();
+        for (_, child) in children.running.drain() {
+            let node = self.0.node.clone();
+            tokio::spawn(async move { kill(&node, child).await });
+        }
+    }
+}
+
+impl Children {
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        while self.tasks.try_join_next().is_some() {}
+        self.tasks.spawn(task);
+    }
+}
+
+async fn kill(node: &Node, child: ChildId) {
+    let request = v1::KillRequest { child: child.to_string(), signal: SIGKILL };
+    if let Err(error) = service::kill(node, request).await {
+        tracing::debug!(%error, "a program's child has ended already");
+    }
+}
+
+impl Batch {
+    async fn fork(self: &Arc<Self>, fork: Fork) {
+        let Fork { batch, first, count, seed, nodes, any_node, timeout, .. } = fork;
+        let timeout_ms = timeout.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+        let request = v1::ForkRequest {
+            seed: seed.to_string(),
+            nodes,
+            any_node,
+            count,
+            payloads: (first..first + count).map(|index| index.to_string().into_bytes()).collect(),
+            options: Some(v1::ChildOptions { timeout_ms, ..v1::ChildOptions::default() }),
+        };
+        match service::fork(&self.node, request).await {
+            Ok(mut outcomes) => {
+                while let Some(Ok(v1::ForkOutcome { index, result, .. })) = outcomes.next().await {
+                    let position = (batch, first + index);
+                    match result {
+                        Some(Outcome::Child(child)) => self.started(position, child).await,
+                        Some(Outcome::Error(error)) => self.failed(position, &error.into()).await,
+                        None => {}
+                    }
+                }
+            }
+            Err(failure) => {
+                for index in first..first + count {
+                    self.failed((batch, index), &failure).await;
+                }
+            }
+        }
+    }
+
+    async fn started(self: &Arc<Self>, position: Position, child: v1::Child) {
+        let Ok(id) = child.id.parse::<ChildId>() else { return };
+        let is_over = {
+            let mut children = self.children();
+            if !children.is_over {
+                children.running.insert(position, id.clone());
+            }
+            children.is_over
+        };
+        if is_over {
+            return kill(&self.node, id).await;
+        }
+        let (batch, index) = position;
+        self.reply(Reply::Started { batch, index, child: &child.id }, None).await;
+        self.tend(id.node(), Tended { child: child.id, position, result: None });
+    }
+
+    /// Hands a child to the tender of its node, of which there is one as long as it is of use.
+    fn tend(self: &Arc<Self>, node: &NodeName, mut tended: Tended) {
+        let mut children = self.children();
+        if children.is_over {
+            return;
+        }
+        if let Some(tender) = children.tenders.get(node) {
+            match tender.send(tended) {
+                Ok(()) => return,
+                Err(mpsc::error::SendError(back)) => tended = back,
+            }
+        }
+        let (tender, inbox) = mpsc::unbounded_channel();
+        let _ = tender.send(tended);
+        children.tenders.insert(node.clone(), tender);
+        let (batch, node) = (self.clone(), node.clone());
+        children.spawn(async move { tender::tend(&batch, &node, inbox).await });
+    }
+
+    /// A child has ended, and is no longer there to be killed.
+    pub(super) fn forget(&self, position: Position) {
+        self.children().running.remove(&position);
+    }
+
+    async fn failed(&self, (batch, index): Position, failure: &Failure) {
+        let (code, text) = (failure.code() as u32, failure.to_string());
+        self.reply(Reply::Failed { batch, index, code, text: &text }, None).await;
+    }
+
+    pub(super) async fn reply(&self, reply: Reply<'_>, file: Option<File>) {
+        // Where the program has gone, all this is about to end too.
+        let _ = self.replies.send((reply.encode(), file)).await;
+    }
+
+    fn children(&self) -> MutexGuard<'_, Children> {
+        self.children.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,160 @@
+//! One connected program: its requests in order, and the replies, which come from all that goes on for it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_program::{Reply, Request, Wish};
+use farfork_wire::SeedId;
+use tokio::sync::mpsc;
+use tonic::Code;
+
+use super::batch::Batches;
+use super::registry::{Registered, Registry};
+use super::socket::Socket;
+use crate::api::v1;
+use crate::failure::Failure;
+use crate::limits::STREAM_MESSAGES_MAX;
+use crate::node::Node;
+use crate::seeds::PrepareOptions;
+use crate::service;
+
+/// A message to the program, with a descriptor that goes with it.
+pub(super) type Outgoing = (Vec<u8>, Option<File>);
+
+/// A program that is connected.
+struct Connection {
+    node: Arc<Node>,
+    registry: Arc<Registry>,
+    /// What connected.
+    pid: u32,
+    registered: Option<Registered>,
+    replies: mpsc::Sender<Outgoing>,
+    batches: Batches,
+    /// Seeds that end with this connection.
+    owned: Vec<SeedId>,
+}
+
+/// Serves one program until it goes away; then its children end, and the seeds that it owns.
+pub(super) async fn serve(node: Arc<Node>, registry: Arc<Registry>, socket: Socket) {
+    let pid = match socket.peer_pid() {
+        Ok(Some(pid)) => pid.unsigned_abs(),
+        Ok(None) | Err(_) => {
+            let text = "program: it runs where the daemon does not see it; run it in the daemon's pid namespace";
+            let reply = Reply::Failed { batch: 0, index: 0, code: Code::PermissionDenied as u32, text };
+            let _ = socket.send(&reply.encode(), &[]).await;
+            return;
+        }
+    };
+    let (replies, outgoing) = mpsc::channel(STREAM_MESSAGES_MAX);
+    let batches = Batches::new(node.clone(), replies.clone());
+    let connection = Connection { node, registry, pid, registered: None, replies, batches, owned: Vec::new() };
+    let ended = tokio::select! {
+        ended = connection.listen(&socket) => ended,
+        ended = speak(&socket, outgoing) => ended,
+    };
+    match ended {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe && error.kind() != io::ErrorKind::ConnectionReset => {
+            tracing::warn!(pid, %error, "a program's connection broke");
+        }
+        _ => tracing::debug!(pid, "a program has gone"),
+    }
+}
+
+/// Sends replies as they come.
+async fn speak(socket: &Socket, mut outgoing: mpsc::Receiver<Outgoing>) -> io::Result<()> {
+    while let Some((message, file)) = outgoing.recv().await {
+        match &file {
+            Some(file) => socket.send(&message, &[file.as_fd()]).await?,
+            None => socket.send(&message, &[]).await?,
+        }
+    }
+    Ok(())
+}
+
+impl Connection {
+    /// Deals with requests until the program goes away, or says what no program says.
+    async fn listen(mut self, socket: &Socket) -> io::Result<()> {
+        while let Some(message) = socket.receive().await? {
+            match Request::decode(&message) {
+                Ok(Request { socket_inode, wish }) => {
+                    if self.registered.is_none() {
+                        self.registered = Some(self.registry.register(self.pid, socket_inode));
+                    }
+                    self.grant(socket_inode, wish).await?;
+                }
+                Err(error) => {
+                    let object = format!("process {}", self.pid);
+                    self.fail(&Failure::new(Code::InvalidArgument, object, error)).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn grant(&mut self, socket_inode: u64, wish: Wish) -> io::Result<()> {
+        match wish {
+            Wish::Checkpoint { name, ttl } => match self.checkpoint(socket_inode, name, ttl).await {
+                Ok(seed) => {
+                    let v1::Seed { id, pause_us, prepare_us, .. } = seed;
+                    self.reply(Reply::Seed { seed: &id, pause_us, prepare_us }).await
+                }
+                Err(failure) => self.fail(&failure).await,
+            },
+            Wish::Fork(fork) => {
+                if fork.owns_seed && !self.owned.contains(&fork.seed) {
+                    self.node.seeds.keep(&fork.seed);
+                    self.owned.push(fork.seed.clone());
+                }
+                self.batches.fork(fork);
+                Ok(())
+            }
+            Wish::Kill { batch, index } => {
+                self.batches.kill((batch, index));
+                Ok(())
+            }
+            Wish::Drop { seed } => {
+                self.owned.retain(|owned| *owned != seed);
+                drop_seed(self.node.clone(), seed);
+                Ok(())
+            }
+        }
+    }
+
+    /// Makes a seed of the program, which waits for the answer at this very socket.
+    async fn checkpoint(&self, socket_inode: u64, name: String, ttl: Option<Duration>) -> Result<v1::Seed, Failure> {
+        let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+        let sockets = self.registry.sockets(self.pid, socket_inode);
+        let options = PrepareOptions { name, freeze: false, ttl_ms, sockets };
+        service::prepare_with(&self.node, self.pid, options).await
+    }
+
+    async fn fail(&self, failure: &Failure) -> io::Result<()> {
+        let (code, text) = (failure.code() as u32, failure.to_string());
+        self.reply(Reply::Failed { batch: 0, index: 0, code, text: &text }).await
+    }
+
+    async fn reply(&self, reply: Reply<'_>) -> io::Result<()> {
+        // The receiver lives as long as the socket.
+        self.replies.send((reply.encode(), None)).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        for seed in std::mem::take(&mut self.owned) {
+            drop_seed(self.node.clone(), seed);
+        }
+    }
+}
+
+/// Apart from the connection, which does not wait for it.
+fn drop_seed(node: Arc<Node>, seed: SeedId) {
+    tokio::spawn(async move {
+        if let Err(error) = service::drop_seed(&node, v1::DropRequest { seed: seed.to_string() }).await {
+            tracing::debug!(%error, "a program's seed was dropped already");
+        }
+    });
+}

@@ -1,0 +1,129 @@
+//! The socket for programs: SOCK_SEQPACKET, so that a message is whole and may carry descriptors.
+
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use farfork_program::REQUEST_BYTES_MAX;
+use farfork_sys::fdpass;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::io::unix::AsyncFd;
+
+use crate::descriptor_watch::{Owner, watch_both, watch_readable};
+
+/// Programs that may wait to be accepted: a moment's worth.
+const BACKLOG: i32 = 128;
+
+/// Before a next attempt when a program cannot be accepted.
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Where programs connect.
+#[derive(Debug)]
+pub(crate) struct Listener(AsyncFd<Owner<OwnedFd>>);
+
+/// A connected program.
+#[derive(Debug)]
+pub(super) struct Socket(AsyncFd<Owner<OwnedFd>>);
+
+/// Makes the socket, for its owner alone. What an earlier daemon left there is replaced.
+///
+/// # Errors
+/// As socket(2), bind(2), listen(2).
+pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    // The run directory has mode 0700, so that nobody gets in before the mode is set.
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+impl Listener {
+    /// Must be called within the runtime.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2).
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
+        Ok(Self(watch_readable(socket)?))
+    }
+
+    /// The next program.
+    pub(super) async fn accept(&self) -> io::Result<Socket> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        loop {
+            let mut ready = self.0.readable().await?;
+            let accepted = ready.try_io(|listener| Ok(rustix::net::accept_with(&listener.get_ref().0, flags)?));
+            if let Ok(accepted) = accepted {
+                return Ok(Socket(watch_both(accepted?)?));
+            }
+        }
+    }
+}
+
+impl Socket {
+    /// The process that connected; `None` where this daemon has no number for it.
+    pub(super) fn peer_pid(&self) -> io::Result<Option<i32>> {
+        fdpass::peer_pid(self.fd())
+    }
+
+    /// The next message, whole; `None` at the end. What is longer than any request is an error.
+    pub(super) async fn receive(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut message = vec![0; REQUEST_BYTES_MAX];
+        loop {
+            let mut ready = self.0.readable().await?;
+            let received = ready.try_io(|_| fdpass::receive(self.fd(), &mut message, 0));
+            if let Ok(received) = received {
+                let (length, _) = received?;
+                message.truncate(length);
+                return Ok((length > 0).then_some(message));
+            }
+        }
+    }
+
+    /// Sends a message with copies of descriptors.
+    pub(super) async fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        loop {
+            let mut ready = self.0.writable().await?;
+            if let Ok(sent) = ready.try_io(|_| fdpass::send(self.fd(), message, fds)) {
+                return sent;
+            }
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn messages_go_both_ways_until_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("program.sock");
+        let listener = Listener::new(listen(&path).unwrap()).unwrap();
+        let program =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::connect(&program, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        let socket = listener.accept().await.unwrap();
+        assert_eq!(socket.peer_pid().unwrap(), Some(std::process::id() as i32));
+        fdpass::send(program.as_fd(), b"asks", &[]).unwrap();
+        assert_eq!(socket.receive().await.unwrap().as_deref(), Some(&b"asks"[..]));
+        socket.send(b"answers", &[program.as_fd()]).await.unwrap();
+        let mut answer = [0; 16];
+        let (length, fds) = fdpass::receive(program.as_fd(), &mut answer, 1).unwrap();
+        assert_eq!((&answer[..length], fds.len()), (&b"answers"[..], 1));
+        drop((program, fds));
+        assert_eq!(socket.receive().await.unwrap(), None);
+    }
+}
