@@ -137,7 +137,7 @@ impl Engine {
         };
         let unfinished = Unfinished::begin(self.nests.take().map_err(|error| failed(&error))?, &self.pager);
         let (streams, stdin) = streams(unfinished.directory(), options.attached).map_err(|error| failed(&error))?;
-        let identity = caller::Identity { child: &id, seed: &source.key.seed, index };
+        let identity = caller::Identity { child: unfinished.id(), seed: &source.key.seed, index };
         let caller = caller::answered(&source.descriptor, identity, payload, unfinished.directory());
 
         let container = self.pool.take(options.root, requested + START_TIMEOUT).map_err(|error| failed(&error))?;
