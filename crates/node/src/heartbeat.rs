@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::{Event, HEARTBEAT_INTERVAL, JoinError, Member};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tonic::Code;
 
 use crate::acquaintances::Acquaintances;
@@ -49,18 +49,33 @@ pub(crate) async fn run(
             acquaintances.keep(peers.others());
         }
         for address in addresses {
-            tokio::spawn(beat(peers.clone(), address));
+            let peers = peers.clone();
+            tokio::spawn(async move {
+                if let Err(failure) = beat(peers, address).await {
+                    tracing::debug!(%failure, "a heartbeat without an answer");
+                }
+            });
         }
         ticks.tick().await;
     }
 }
 
-/// Calls at addresses where nodes may be, before this node is open to requests: it then knows its cluster.
-pub(crate) async fn introduce(peers: &Arc<Peers>, addresses: &[SocketAddr]) {
-    let beats: JoinSet<()> = addresses.iter().map(|address| beat(peers.clone(), *address)).collect();
-    if timeout(INTRODUCTION_LIMIT, beats.join_all()).await.is_err() {
-        tracing::info!("not all nodes that were known or are to be joined answer; they are asked again");
+/// Calls at addresses where nodes may be, before this node is open to requests: it then knows its cluster. Who does not
+/// answer is asked again later.
+///
+/// # Errors
+/// This node cannot be a member of a cluster there.
+pub(crate) async fn introduce(peers: &Arc<Peers>, addresses: &[SocketAddr]) -> Result<(), Failure> {
+    let mut beats: JoinSet<_> = addresses.iter().map(|address| beat(peers.clone(), *address)).collect();
+    let deadline = tokio::time::Instant::now() + INTRODUCTION_LIMIT;
+    while let Ok(Some(beaten)) = timeout_at(deadline, beats.join_next()).await {
+        match beaten {
+            Ok(Err(failure)) if failure.code() == Code::AlreadyExists => return Err(failure),
+            Ok(Err(failure)) => tracing::info!("not joined yet: {failure}"),
+            _ => {}
+        }
     }
+    Ok(())
 }
 
 /// Tells all members that this node stops. Who does not hear it will find out.
@@ -105,28 +120,17 @@ fn unknown(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
 }
 
 /// One heartbeat and its answer.
-async fn beat(peers: Arc<Peers>, address: SocketAddr) {
+async fn beat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
+    let object = format!("node at {address}");
     let me: v1::Member = peers.membership().me().clone().into();
     let mut client = peer_client(peers.channel(address));
-    match client.heartbeat(within(HEARTBEAT_TIMEOUT, me)).await {
-        Ok(answer) => take_answer(&peers, answer.into_inner()),
-        Err(status) if status.code() == Code::AlreadyExists => {
-            tracing::error!(%address, "not a member: {}", status.message());
-        }
-        Err(status) => tracing::debug!(%address, "no answer to a heartbeat: {}", status.message()),
-    }
-}
-
-fn take_answer(peers: &Peers, answer: v1::Members) {
-    let members: Result<Vec<Member>, Failure> = answer.members.into_iter().map(Member::try_from).collect();
-    let members = match members {
-        Ok(members) => members,
-        Err(failure) => return tracing::warn!("the answer to a heartbeat makes no sense: {failure}"),
-    };
-    match peers.membership().handle_answer(members, Instant::now()) {
-        Ok(event) => event.iter().for_each(log),
-        Err(error) => tracing::error!("a node that was to be joined cannot be: {error}"),
-    }
+    let answer = client.heartbeat(within(HEARTBEAT_TIMEOUT, me)).await;
+    let members = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().members;
+    let members: Vec<Member> = members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
+    let event = peers.membership().handle_answer(members, Instant::now());
+    let event = event.map_err(|error| Failure::new(Code::FailedPrecondition, object, error))?;
+    event.iter().for_each(log);
+    Ok(())
 }
 
 pub(crate) fn log(event: &Event) {
