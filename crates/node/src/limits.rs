@@ -12,8 +12,8 @@ pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// still arrive when one is silent.
 pub const CLUSTER_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// For prepare: a parent of some hundred GiB has page tables that take tens of seconds to copy.
-pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(120);
+/// For prepare: longer than capture's own limit, which is what bounds the parent's pause, so that its answer arrives.
+pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// For one child to start once its turn has come, shared memory included, which is copied before it runs.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);

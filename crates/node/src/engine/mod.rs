@@ -32,7 +32,7 @@ use crate::api::v1;
 use crate::children::{Newborn, Record, Stream};
 use crate::clock;
 use crate::failure::Failure;
-use crate::limits::{PREPARE_TIMEOUT, START_TIMEOUT};
+use crate::limits::START_TIMEOUT;
 use crate::run_dir::RunDir;
 
 pub(crate) use options::{SeedAccess, StartOptions};
@@ -89,7 +89,6 @@ impl Engine {
         let options = CaptureOptions {
             freeze,
             on_template: Some(Box::new(on_template)),
-            timeout: PREPARE_TIMEOUT,
             sockets,
             ..CaptureOptions::new(self.name.clone())
         };

@@ -37,6 +37,14 @@ impl Outcome {
         }
     }
 
+    /// The id of its seed, which the user may have named otherwise.
+    fn seed(&self) -> Option<&str> {
+        match self {
+            Outcome::Started(child) => Some(&child.seed),
+            Outcome::Failed { .. } => None,
+        }
+    }
+
     pub(super) fn failure(&self) -> Option<&Failure> {
         match self {
             Outcome::Started(_) => None,
@@ -82,7 +90,8 @@ pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result
 pub(super) fn print(seed: &str, outcomes: &[Outcome], json: bool) {
     if json {
         let children: Vec<OutcomeView<'_>> = outcomes.iter().map(Outcome::view).collect();
-        output::json(&serde_json::json!({ "seed": seed, "children": children }));
+        let id = outcomes.iter().find_map(Outcome::seed).unwrap_or(seed);
+        output::json(&serde_json::json!({ "seed": id, "children": children }));
         return;
     }
     for outcome in outcomes {
