@@ -22,7 +22,7 @@ pub(crate) const TESTS: &[Test] = &[
 const PAGING_MS: u64 = 3000;
 /// Well into it.
 const MOMENT: Duration = Duration::from_millis(800);
-/// So much memory that no readahead has fetched it all by then.
+/// So much memory that no readahead has fetched it all by then: the children begin slowly.
 const MEMORY_MIB: &str = "256";
 /// For children whose owner is gone to find that out: the pager asks for a minute, in case the node comes back.
 const VERDICT_TIMEOUT: &str = "90s";
@@ -89,7 +89,7 @@ fn pager() {
     let paging = Paging::start();
     for _ in 0..3 {
         paging.cluster.kill_pager(1);
-        thread::sleep(Duration::from_millis(300));
+        thread::sleep(Duration::from_millis(500));
     }
     paging.require_right_answers();
 }

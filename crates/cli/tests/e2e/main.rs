@@ -10,6 +10,7 @@ mod children_equal_their_parent;
 mod daemons_and_pagers_may_die;
 mod files_and_streams;
 mod harness;
+mod hostile_bytes_are_harmless;
 mod links_may_be_cut;
 mod many_children_of_one_seed;
 mod memory_operations;
@@ -18,6 +19,7 @@ mod parent_may_die;
 mod parent_runs_on_unharmed;
 mod prepare_and_drop_leave_nothing;
 mod programs_are_right_by_themselves;
+mod promised_times;
 mod refusals_are_named;
 mod resources_are_restored;
 mod test;
@@ -30,7 +32,7 @@ use libtest_mimic::Arguments;
 use test::{SharedCluster, Test};
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
-const SENTENCES: [(&str, &[Test]); 13] = [
+const SENTENCES: [(&str, &[Test]); 15] = [
     ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
@@ -38,6 +40,8 @@ const SENTENCES: [(&str, &[Test]); 13] = [
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
     ("refusals_are_named", refusals_are_named::TESTS),
+    ("hostile_bytes_are_harmless", hostile_bytes_are_harmless::TESTS),
+    ("promised_times", promised_times::TESTS),
     ("parent_may_die", parent_may_die::TESTS),
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
     ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),

@@ -9,6 +9,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("two_hundred_over_two_nodes_twenty_at_once", two_hundred),
     Test::shared("at_most_two_descriptors_each", descriptors),
+    Test::alone("from_a_pool_of_one", small_pool),
 ];
 
 const ROUNDS: u64 = 10;
@@ -67,4 +68,18 @@ fn descriptors(cluster: &Cluster) {
         before.iter().all(is_back).then_some(())
     });
     parent.require_unharmed();
+}
+
+/// More children at once than containers that wait: they wait their turn.
+fn small_pool() {
+    let cluster = Cluster::start_with(2, &["--pool", "1"]);
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let numbers: Vec<u64> = (0..AT_ONCE).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
+    seed.check_answers(&parent, &children, &numbers);
+    parent.require_unharmed();
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
 }

@@ -44,12 +44,18 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts `nodes` nodes: `n1` and so on.
     pub(crate) fn start(nodes: usize) -> Self {
+        Self::start_with(nodes, &[])
+    }
+
+    /// As [`Self::start`], with further arguments of `farfork node`.
+    pub(crate) fn start_with(nodes: usize, node_arguments: &[&str]) -> Self {
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
         let name = format!("e2e-{}-{number}", std::process::id());
         let scratch = super::scratch::directory();
         let run_dir = scratch.path().join("run");
-        let config = LocalClusterConfig::new(&name, &run_dir, nodes, BINARY);
+        let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, BINARY);
+        config.node_arguments = node_arguments.iter().map(|argument| (*argument).into()).collect();
         let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| panic!("no cluster: {error}"));
         let marks = Marks {
             run_dir,
@@ -85,6 +91,11 @@ impl Cluster {
     pub(crate) fn names(&self, indices: &[usize]) -> String {
         let names: Vec<&str> = indices.iter().map(|index| self.name(*index)).collect();
         names.join(",")
+    }
+
+    /// Name of a node's network namespace.
+    pub(crate) fn netns(&self, index: usize) -> String {
+        self.local_node(index).netns
     }
 
     /// The process id of a node's daemon.
