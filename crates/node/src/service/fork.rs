@@ -42,7 +42,7 @@ pub(crate) async fn fork(
             seed: Some(seed.clone()),
             children,
             options: request.options.clone(),
-            shared_payload: if request.payloads.len() == 1 { request.payloads[0].clone() } else { Vec::new() },
+            shared_payload: request.payloads.first().filter(|_| request.payloads.len() == 1).cloned(),
         };
         tokio::spawn(start_share(node.clone(), target, share, sink.clone()));
     }

@@ -23,7 +23,7 @@ pub(super) fn start_children(
     let missing = || Failure::new(Code::InvalidArgument, "start children", "the request names no seed");
     let source = Arc::new(SeedAccess::try_from(seed.ok_or_else(missing)?)?);
     let options = Arc::new(StartOptions::try_from(options.unwrap_or_default())?);
-    let shared_payload = Arc::new(shared_payload);
+    let shared_payload = shared_payload.map(Arc::new);
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let node = node.clone();
     tokio::spawn(async move {
@@ -36,8 +36,7 @@ pub(super) fn start_children(
             let (node, source, options) = (node.clone(), source.clone(), options.clone());
             let (shared_payload, sink) = (shared_payload.clone(), sink.clone());
             tokio::spawn(async move {
-                let payload = spec.payload.as_deref().unwrap_or(&shared_payload);
-                let payload = (!payload.is_empty() || spec.payload.is_some()).then(|| payload.to_vec());
+                let payload = spec.payload.or_else(|| shared_payload.as_deref().cloned());
                 let started = start_one(&node, source, options, spec.index, payload).await;
                 drop(turn);
                 conclude(&node, spec.index, started, &sink).await;

@@ -21,8 +21,8 @@ use outcomes::Outcome;
 /// its exit status. Several children are waited for, and what they write to their standard output is printed in
 /// order. With --detach the ids of the children are printed and nothing is waited for.
 ///
-/// A child finds its payload in the file /run/farfork/payload, which does not exist in its parent. Its environment
-/// and arguments are those of its parent, and cannot be changed.
+/// A child finds its payload in the file /run/farfork/payload, which does not exist in its parent, and open as file
+/// descriptor 1000. Its environment and arguments are those of its parent, and cannot be changed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
