@@ -18,7 +18,7 @@ pub struct Clocks {
 impl Clocks {
     /// The clocks now, as the calling process sees them.
     pub fn now() -> Self {
-        let nanoseconds = |time: Timespec| time.tv_sec * NANOSECONDS_PER_SECOND + time.tv_nsec as i64;
+        let nanoseconds = |time: Timespec| time.tv_sec * NANOSECONDS_PER_SECOND + time.tv_nsec;
         Self {
             monotonic_ns: nanoseconds(clock_gettime(ClockId::Monotonic)),
             boottime_ns: nanoseconds(clock_gettime(ClockId::Boottime)),

@@ -1,26 +1,21 @@
-//! What only the process itself can ask the kernel for: system calls injected inside the pause, each thread's at the
-//! same time as the others'. Each costs the pause some 10 µs, so that there are as few as can be:
+//! What only the process itself can ask the kernel for: system calls that its threads make inside the pause, all at the
+//! same time.
 //!
 //! ```text
 //!  the leader     prctl(PR_GET_PDEATHSIG, buf)   getitimer(ITIMER_REAL, buf) and those whose signal has a handler
 //!  the others     sigaltstack(NULL, buf)         (the leader's is inherited: its template is asked, at leisure)
 //!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
 //! ```
-//!
-//! The answers go to pages mapped for the pause ([`super::lifeline`]).
-
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 
 use farfork_wire::descriptor::AltStack;
 
 use super::error::{CaptureError, Refusal};
 use super::glibc;
-use super::inject::{Call, Injector, Progress};
-use super::lifeline::{ANSWER_BYTES, Lifeline};
+use super::inject::Call;
+use super::lifeline::{ANSWER_BYTES, Lifeline, Task};
 use super::state::Standing;
 use super::stop::{Snapshot, StoppedThread};
-use super::survey::Survey;
+use super::survey::{Profile, Survey};
 
 /// What one thread answered.
 #[derive(Debug, Clone, Copy, Default)]
@@ -44,32 +39,20 @@ const _: () = assert!(TIMERS_AT + TIMERS.len() as u64 * TIMER_BYTES <= ANSWER_BY
 const TIMERS: [(&str, i32); 3] = [("ITIMER_REAL", SIGALRM), ("ITIMER_VIRTUAL", 26), ("ITIMER_PROF", 27)];
 const SIGALRM: i32 = 14;
 
-/// Asks every thread, and refuses a process with an armed timer. The answers stand in the order of the threads, whose
-/// signals are blocked from here on.
-pub(super) fn ask(
+/// What the threads have to ask, the leader first, and what needs not be asked: addresses of thread ids.
+pub(super) fn tasks(
     snapshot: &Snapshot,
     standing: &[Standing],
     survey: &Survey,
-    (lifeline, mem): (&Lifeline, &File),
-    injector: &mut Injector<'_>,
-) -> Result<Vec<Answers>, CaptureError> {
-    let mut known = Vec::with_capacity(snapshot.threads.len());
-    let mut under_way: Vec<Progress> = Vec::with_capacity(snapshot.threads.len());
-    for (index, (thread, standing)) in snapshot.threads.iter().zip(standing).enumerate() {
-        let inner_id = survey.profiles.get(&thread.tid).map_or(0, |profile| profile.inner_id());
+    lifeline: &Lifeline,
+) -> (Vec<Task>, Vec<Option<u64>>) {
+    let task = |(index, (thread, standing)): (usize, (&StoppedThread, &Standing))| {
+        let inner_id = survey.profiles.get(&thread.tid).map_or(0, Profile::inner_id);
         let tid_address = glibc::tid_address(thread, inner_id, standing.robust_list_head());
-        known.push(tid_address);
         let calls = calls(thread, survey, lifeline.answers(index), tid_address);
-        thread.block_signals(injector)?;
-        under_way.push(injector.start(thread.tid, &lifeline.base(index, &thread.registers), calls)?);
-    }
-    injector.finish(&mut under_way)?;
-    let mut bytes = vec![0; snapshot.threads.len() * ANSWER_BYTES as usize];
-    let read = mem.read_exact_at(&mut bytes, lifeline.answers(0));
-    read.map_err(CaptureError::trace("read the answers of", snapshot.pid))?;
-    refuse_timers(survey, &bytes)?;
-    let answers = bytes.chunks(ANSWER_BYTES as usize).zip(known).enumerate();
-    Ok(answers.map(|(index, (bytes, tid_address))| Answers::parse(bytes, index == 0, tid_address)).collect())
+        (Task { calls, inner_id }, tid_address)
+    };
+    snapshot.threads.iter().zip(standing).enumerate().map(task).unzip()
 }
 
 fn calls(thread: &StoppedThread, survey: &Survey, answers: u64, tid_address: Option<u64>) -> Vec<Call> {
@@ -118,7 +101,7 @@ fn timer_at(which: usize) -> u64 {
 
 /// An interval timer that runs has a non-zero value: the second half of `struct itimerval`. `bytes` begin with the
 /// leader's answers.
-fn refuse_timers(survey: &Survey, bytes: &[u8]) -> Result<(), CaptureError> {
+pub(super) fn refuse_timers(survey: &Survey, bytes: &[u8]) -> Result<(), CaptureError> {
     let is_armed = |which: &usize| {
         let at = timer_at(*which) as usize;
         bytes[at + TIMER_BYTES as usize / 2..at + TIMER_BYTES as usize].iter().any(|byte| *byte != 0)
@@ -132,7 +115,8 @@ fn refuse_timers(survey: &Survey, bytes: &[u8]) -> Result<(), CaptureError> {
 }
 
 impl Answers {
-    fn parse(bytes: &[u8], is_leader: bool, tid_address: Option<u64>) -> Self {
+    /// From a thread's answers; `tid_address` is what needed not be asked.
+    pub(super) fn parse(bytes: &[u8], is_leader: bool, tid_address: Option<u64>) -> Self {
         Self {
             alt_stack: if is_leader { AltStack::default() } else { parse_alt_stack(bytes) },
             clear_child_tid: tid_address.unwrap_or_else(|| word(bytes, TID_ADDRESS_AT as usize)),

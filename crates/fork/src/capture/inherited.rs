@@ -1,11 +1,10 @@
 //! What fork(2) hands down and only system calls tell: asked of the template, when the parent runs again.
 //!
-//! The calls are made one after the other, and write their answers to the pages of the lifeline, which the template has
-//! too and is then rid of:
+//! The calls are a script on the leader's desk of the lifeline, whose pages the template has too and is then rid of:
 //!
 //! ```text
-//!  answers   0         24 … 64   64 + 32 × (signal − 1)
-//!            stack_t   -         struct sigaction of each signal that is asked for
+//!  desk   calls        answers   0         24 … 64   64 + 32 × (signal − 1)
+//!         with results           stack_t   -         struct sigaction of each signal that is asked for
 //! ```
 
 use std::fs::File;
@@ -18,23 +17,30 @@ use farfork_wire::descriptor::{AltStack, SignalAction};
 use super::ask::{PRCTL, alt_stack_call, parse_alt_stack, word};
 use super::error::CaptureError;
 use super::inject::{Call, Injector};
-use super::lifeline::ANSWERS_BYTES_MIN;
+use super::lifeline::{DESKS_BYTES_MIN, Lifeline};
+use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES};
+
+/// Calls beside those for signals.
+const OTHER_CALLS: usize = 4;
+
+/// Where the answers begin.
+const ANSWERS_AT: u64 = ((OTHER_CALLS + SIGNALS as usize + ENTRIES_ADDED) * ENTRY_BYTES) as u64;
 
 /// Where the dispositions begin, and the size of one.
 const ACTIONS_AT: u64 = 64;
 const ACTION_BYTES: u64 = 32;
 const SIGNALS: u64 = 64;
 
-const _: () = assert!(ACTIONS_AT + SIGNALS * ACTION_BYTES <= ANSWERS_BYTES_MIN);
+const _: () = assert!(ANSWERS_AT + ACTIONS_AT + SIGNALS * ACTION_BYTES <= DESKS_BYTES_MIN);
 
 /// The process that stands for the parent after the pause: its template, or itself in freeze mode.
 pub(super) struct Subject<'a> {
     pub(super) pid: i32,
     /// Registers for calls made in it.
     pub(super) registers: &'a Registers,
+    /// Its id in its pid namespace.
+    pub(super) inner_id: u32,
     pub(super) mem: &'a File,
-    /// Where the answers go.
-    pub(super) answers: u64,
 }
 
 /// What calls made in the subject tell.
@@ -51,21 +57,39 @@ pub(super) struct Inherited {
 
 impl Inherited {
     /// Asks the subject, which has inherited all of this from the parent.
-    pub(super) fn ask(subject: &Subject<'_>, injector: &mut Injector<'_>) -> Result<Self, CaptureError> {
+    pub(super) fn ask(
+        subject: &Subject<'_>,
+        lifeline: &Lifeline,
+        injector: &mut Injector<'_>,
+    ) -> Result<Self, CaptureError> {
         let status = Status::read(subject.pid).map_err(CaptureError::read(subject.pid, "status"))?;
         let signals = signals_to_ask_for(&status);
-        let results = injector.calls(subject.pid, subject.registers, calls(subject.answers, &signals));
-        let mut answers = [0; ANSWERS_BYTES_MIN as usize];
-        let read = subject.mem.read_exact_at(&mut answers, subject.answers);
-        let results = results?;
-        read.map_err(CaptureError::read(subject.pid, "the answers of its template"))?;
+        let calls = calls(lifeline.desk(0) + ANSWERS_AT, &signals);
+        let desk = subject.run(&calls, lifeline, injector)?;
+        let answers = &desk[ANSWERS_AT as usize..];
+        let result = |index: usize| calls[index].checked(subject.pid, script::result(&desk, index));
         Ok(Self {
-            brk: results[0],
-            dumpable: results[1] as u32,
-            securebits: results[2] as u32,
-            alt_stack: parse_alt_stack(&answers),
-            signal_actions: signals.iter().filter_map(|signal| parse_action(&answers, *signal)).collect(),
+            brk: result(0)?,
+            dumpable: result(1)? as u32,
+            securebits: result(2)? as u32,
+            alt_stack: parse_alt_stack(answers),
+            signal_actions: signals.iter().filter_map(|signal| parse_action(answers, *signal)).collect(),
         })
+    }
+}
+
+impl Subject<'_> {
+    /// Makes calls in the subject, and gives its desk afterwards.
+    fn run(&self, calls: &[Call], lifeline: &Lifeline, injector: &mut Injector<'_>) -> Result<Vec<u8>, CaptureError> {
+        let failed = |operation| CaptureError::trace(operation, self.pid);
+        let script = script::encode(calls, (self.inner_id, self.inner_id), lifeline.end());
+        self.mem.write_all_at(&script, lifeline.desk(0)).map_err(failed("write the calls of"))?;
+        let running = lifeline.running(0, self.pid, calls.len());
+        injector.start(&running, self.registers)?;
+        injector.finish(&mut vec![running], |_| true)?;
+        let mut desk = vec![0; DESKS_BYTES_MIN as usize];
+        self.mem.read_exact_at(&mut desk, lifeline.desk(0)).map_err(failed("read the answers of"))?;
+        Ok(desk)
     }
 }
 

@@ -1,22 +1,31 @@
-//! System calls made by a stopped thread on our behalf: its registers are pointed at a `syscall` instruction of its
-//! vdso and it is let go for that one instruction.
+//! System calls made by a stopped thread on our behalf, in two ways:
 //!
-//! A call that was begun is never abandoned: a thread let go inside it would run on with registers that are not its own.
-//! Where one outlasts the deadline (a fork of a huge process, a freezer that came between), it is waited for all the
-//! same, and the attempt fails afterwards; who asked for the capture is told in time by [`owner`](super::owner).
+//! ```text
+//!  call    registers → vdso's `syscall` ─ PTRACE_SYSCALL ─▶ entry ─ INTERRUPT, CONT ─▶ PTRACE_EVENT_STOP
+//!  script  registers → our own code     ─ CONT ─▶ all calls ─ tgkill(itself) ─▶ stop before that signal's delivery
+//! ```
+//!
+//! Single steps would be simpler, but the SIGTRAP that ends one is forced by the kernel: it resets a disposition of the
+//! parent where that signal is ignored or blocked, and kills the parent when the tracer dies. Neither stop above does
+//! harm when we die, and from both the kernel restarts an interrupted call by itself once the old registers are back.
+//!
+//! What was begun is never abandoned: a thread let go inside it would run on with registers that are not its own. Where
+//! it outlasts the deadline (a fork of a huge process, a freezer that came between) it is waited for all the same, and
+//! the attempt fails afterwards; who asked for the capture is told in time by [`owner`](super::owner).
 
-mod progress;
-
+use std::fs::File;
 use std::io;
 
-use farfork_sys::ptrace::{self, Registers, Report};
-
-pub(super) use progress::{Progress, Step};
+use farfork_sys::ptrace::{self, EVENT_STOP, Registers, Report};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::deadline::{Deadline, Silence};
 use super::error::CaptureError;
+use super::rescue::Rescue;
+use super::script::Running;
 
-pub(super) const SIGTRAP: i32 = 5;
+/// A stop at a system call, under PTRACE_O_TRACESYSGOOD.
+const SYSCALL_STOP: i32 = 5 | 0x80;
 
 /// Errors of system calls lie in −4095..0.
 const ERRNO_MAX: u64 = 4095;
@@ -25,8 +34,8 @@ const ERRNO_MAX: u64 = 4095;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call {
     pub(super) name: &'static str,
-    number: u64,
-    arguments: [u64; 6],
+    pub(super) number: u64,
+    pub(super) arguments: [u64; 6],
 }
 
 impl Call {
@@ -40,29 +49,37 @@ impl Call {
     fn registers(&self, base: &Registers, syscall_at: u64) -> Registers {
         let [rdi, rsi, rdx, r10, r8, r9] = self.arguments;
         // orig_rax −1: the kernel shall not take the old call for one to restart.
-        Registers { rax: self.number, orig_rax: u64::MAX, rip: syscall_at, rdi, rsi, rdx, r10, r8, r9, ..*base }
+        let (rax, orig_rax, rip) = (self.number, u64::MAX, syscall_at);
+        Registers { rax, orig_rax, rip, rdi, rsi, rdx, r10, r8, r9, ..*base }
+    }
+
+    /// What the call gave; small negative values are errors.
+    pub(super) fn checked(&self, tid: i32, value: u64) -> Result<u64, CaptureError> {
+        let errno = value.wrapping_neg();
+        if (1..=ERRNO_MAX).contains(&errno) {
+            let source = io::Error::from_raw_os_error(errno as i32);
+            return Err(CaptureError::Call { call: self.name, tid, source });
+        }
+        Ok(value)
     }
 }
 
-/// Makes stopped threads execute system calls, and sorts what waiting for them brings up.
+/// Makes stopped threads execute system calls, and sorts what waiting for them brings up. Their signals are blocked.
 #[derive(Debug)]
 pub(super) struct Injector<'a> {
     pid: i32,
-    /// Addresses of the `syscall` instruction that is used, and of the vdso's.
+    /// Address of a `syscall` instruction, in the vdso.
     syscall_at: u64,
-    in_vdso: u64,
-    step: Step,
     deadline: &'a Deadline,
     /// A tracee that appeared by itself: the newborn of a clone with CLONE_PTRACE.
     newborn: Option<i32>,
-    /// Signals that arrived meanwhile (only those that cannot be blocked), to be sent again when the thread is let go.
+    /// Signals that arrived meanwhile (those that cannot be blocked), to be sent again when the thread is let go.
     pub(super) withheld: Vec<(i32, i32)>,
 }
 
 impl<'a> Injector<'a> {
-    /// `syscall_at` is in the vdso.
-    pub(super) fn new(pid: i32, syscall_at: u64, step: Step, deadline: &'a Deadline) -> Self {
-        Self { pid, syscall_at, in_vdso: syscall_at, step, deadline, newborn: None, withheld: Vec::new() }
+    pub(super) fn new(pid: i32, syscall_at: u64, deadline: &'a Deadline) -> Self {
+        Self { pid, syscall_at, deadline, newborn: None, withheld: Vec::new() }
     }
 
     /// When the attempt must be over.
@@ -70,97 +87,127 @@ impl<'a> Injector<'a> {
         self.deadline
     }
 
-    /// Whether SIGTRAP must stay unblocked while calls are made.
-    pub(super) fn needs_sigtrap(&self) -> bool {
-        self.step == Step::Single
-    }
-
-    /// Makes calls at another `syscall` instruction.
-    pub(super) fn call_at(&mut self, address: u64) {
-        self.syscall_at = address;
-    }
-
-    /// Makes calls in the vdso again.
-    pub(super) fn call_in_vdso(&mut self) {
-        self.syscall_at = self.in_vdso;
-    }
-
-    /// The vdso's `syscall` instruction.
-    pub(super) fn vdso_syscall(&self) -> u64 {
-        self.in_vdso
+    /// Address of the `syscall` instruction.
+    pub(super) fn syscall_at(&self) -> u64 {
+        self.syscall_at
     }
 
     /// Makes one call in one thread, whose other registers are `base`, and gives its result.
     pub(super) fn call(&mut self, tid: i32, base: &Registers, call: Call) -> Result<u64, CaptureError> {
-        let results = self.calls(tid, base, vec![call])?;
-        Ok(results[0])
+        let registers = call.registers(base, self.syscall_at);
+        self.call_with(tid, &registers, call)
     }
 
-    /// Makes calls in one thread, one after the other, and gives their results.
-    pub(super) fn calls(&mut self, tid: i32, base: &Registers, calls: Vec<Call>) -> Result<Vec<u64>, CaptureError> {
-        let progress = self.start(tid, base, calls)?;
-        self.finish_one(progress)
+    /// The same, with something that brings the thread back should we die meanwhile.
+    pub(super) fn call_safely(
+        &mut self,
+        (tid, base): (i32, &Registers),
+        call: Call,
+        rescue: Option<&Rescue>,
+        mem: &File,
+    ) -> Result<u64, CaptureError> {
+        let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) else { return self.call(tid, base, call) };
+        let registers = rescue.place(call.registers(base, self.syscall_at));
+        let result = self.call_with(tid, &registers, call);
+        rescue.disarm(mem);
+        result
     }
 
-    /// Begins calls in one thread, one after the other; [`Self::finish`] waits for them.
-    pub(super) fn start(&self, tid: i32, base: &Registers, calls: Vec<Call>) -> Result<Progress, CaptureError> {
-        Progress::start(tid, base, calls, self.syscall_at, self.step)
-    }
-
-    /// Waits for one thread's calls, and gives their results.
-    pub(super) fn finish_one(&mut self, mut progress: Progress) -> Result<Vec<u64>, CaptureError> {
-        self.finish(std::slice::from_mut(&mut progress))?;
-        Ok(progress.into_results())
-    }
-
-    /// Waits until all calls of several threads are made; fails where one of them did.
-    pub(super) fn finish(&mut self, all: &mut [Progress]) -> Result<(), CaptureError> {
-        let mut left = all.iter().filter(|one| !one.is_done()).count();
-        let mut failed = None;
-        while left > 0 {
-            let (tid, report) = match self.deadline.next_report() {
-                Ok(report) => report,
-                Err(Silence::TimedOut) => {
-                    failed = failed.or_else(|| Some(self.timed_out("a system call made on its behalf")));
-                    continue;
+    fn call_with(&mut self, tid: i32, registers: &Registers, call: Call) -> Result<u64, CaptureError> {
+        let resume = |gone: io::Result<()>| gone.map_err(CaptureError::trace("resume", tid));
+        ptrace::set_registers(tid, registers).map_err(CaptureError::trace("set the registers of", tid))?;
+        resume(ptrace::resume_to_syscall(tid))?;
+        let mut has_entered = false;
+        let mut in_time = Ok(());
+        loop {
+            let (signal, event) = self.next_stop(tid, &mut in_time)?;
+            match (has_entered, signal, event) {
+                (false, SYSCALL_STOP, 0) => {
+                    has_entered = true;
+                    resume(ptrace::interrupt(tid).and_then(|()| ptrace::resume(tid, 0)))?;
                 }
-                Err(Silence::NoTracee) => return Err(CaptureError::Gone { pid: self.pid }),
-            };
-            let Some(one) = all.iter_mut().find(|one| one.tid() == tid) else {
+                (true, _, EVENT_STOP) => break,
+                // A group stop, or a signal that cannot be blocked: the kernel, or we, repeat it at the end.
+                (_, signal, event) => {
+                    self.withheld.extend((event == 0).then_some((tid, signal)));
+                    resume(if has_entered { ptrace::resume(tid, 0) } else { ptrace::resume_to_syscall(tid) })?;
+                }
+            }
+        }
+        let value = read_registers(tid)?.rax;
+        in_time.and_then(|()| call.checked(tid, value))
+    }
+
+    /// Lets a thread run its script.
+    pub(super) fn start(&self, running: &Running, base: &Registers) -> Result<(), CaptureError> {
+        let (tid, registers) = (running.tid(), running.registers(base));
+        ptrace::set_registers(tid, &registers).map_err(CaptureError::trace("set the registers of", tid))?;
+        ptrace::resume(tid, 0).map_err(CaptureError::trace("resume", tid))
+    }
+
+    /// Waits until the scripts have ended for which `must` says so; those and others that have are taken out.
+    pub(super) fn finish(
+        &mut self,
+        running: &mut Vec<Running>,
+        must: impl Fn(&Running) -> bool,
+    ) -> Result<(), CaptureError> {
+        let mut in_time = Ok(());
+        while running.iter().any(&must) {
+            let Some((tid, report)) = self.next_report(&mut in_time)? else { continue };
+            let Some(at) = running.iter().position(|one| one.tid() == tid) else {
                 self.note(tid, report)?;
                 continue;
             };
             let Report::Stopped { signal, event } = report else { return Err(CaptureError::Gone { pid: self.pid }) };
-            match one.advance(signal, event) {
-                Ok(withheld) => self.withheld.extend(withheld.map(|signal| (tid, signal))),
-                // The others' calls are under way all the same.
-                Err(error) if one.is_done() => failed = failed.or(Some(error)),
-                Err(error) => return Err(error),
+            if running[at].has_ended(signal, event, &read_registers(tid)?) {
+                running.swap_remove(at);
+                continue;
             }
-            left -= usize::from(one.is_done());
+            self.withheld.extend((event == 0).then_some((tid, signal)));
+            ptrace::resume(tid, 0).map_err(CaptureError::trace("resume", tid))?;
         }
-        failed.map_or(Ok(()), Err)
+        in_time
     }
 
     /// Waits for the newborn of a clone.
     pub(super) fn wait_newborn(&mut self) -> Result<i32, CaptureError> {
+        let mut in_time = Ok(());
         loop {
             if let Some(newborn) = self.newborn.take() {
                 return Ok(newborn);
             }
-            match self.deadline.next_report() {
-                Ok((tid, report)) => self.note(tid, report)?,
-                Err(Silence::TimedOut) => return Err(self.timed_out("the birth of its template")),
-                Err(Silence::NoTracee) => return Err(CaptureError::Gone { pid: self.pid }),
+            if let Some((tid, report)) = self.next_report(&mut in_time)? {
+                self.note(tid, report)?;
+            }
+            std::mem::replace(&mut in_time, Ok(()))?;
+        }
+    }
+
+    /// The next stop of one thread.
+    fn next_stop(&mut self, tid: i32, in_time: &mut Result<(), CaptureError>) -> Result<(i32, i32), CaptureError> {
+        loop {
+            match self.next_report(in_time)? {
+                Some((from, Report::Stopped { signal, event })) if from == tid => return Ok((signal, event)),
+                Some((from, report)) => self.note(from, report)?,
+                None => {}
             }
         }
     }
 
-    fn timed_out(&self, phase: &'static str) -> CaptureError {
-        CaptureError::TimedOut { pid: self.pid, limit: self.deadline.limit(), phase }
+    /// The next report; `None`, and `in_time` an error, each time that the deadline is found to be over.
+    fn next_report(&self, in_time: &mut Result<(), CaptureError>) -> Result<Option<(i32, Report)>, CaptureError> {
+        match self.deadline.next_report() {
+            Ok(report) => Ok(Some(report)),
+            Err(Silence::TimedOut) => {
+                let (limit, phase) = (self.deadline.limit(), "system calls made on its behalf");
+                *in_time = Err(CaptureError::TimedOut { pid: self.pid, limit, phase });
+                Ok(None)
+            }
+            Err(Silence::NoTracee) => Err(CaptureError::Gone { pid: self.pid }),
+        }
     }
 
-    /// A report of a thread that no call is under way in: the newborn's first stop, or an end.
+    /// A report of a thread that nothing is under way in: the newborn's first stop, or an end.
     fn note(&mut self, tid: i32, report: Report) -> Result<(), CaptureError> {
         match report {
             Report::Ended => Err(CaptureError::Gone { pid: self.pid }),
@@ -172,14 +219,13 @@ impl<'a> Injector<'a> {
     }
 }
 
-/// The value of a finished call; small negative ones are errors.
-fn checked(tid: i32, call: &Call, value: u64) -> Result<u64, CaptureError> {
-    let errno = value.wrapping_neg();
-    if (1..=ERRNO_MAX).contains(&errno) {
-        let source = io::Error::from_raw_os_error(errno as i32);
-        return Err(CaptureError::Call { call: call.name, tid, source });
+impl Drop for Injector<'_> {
+    /// A newborn that nobody took: its parent was killed meanwhile.
+    fn drop(&mut self) {
+        if let Some(pid) = self.newborn.and_then(Pid::from_raw) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
     }
-    Ok(value)
 }
 
 /// The general registers of a stopped thread, which must run 64-bit code.

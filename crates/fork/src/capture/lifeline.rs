@@ -1,132 +1,180 @@
-//! What brings a parent's threads back if we die while they stand with registers that are not their own.
-//!
-//! For the pause, some pages are mapped in the parent:
+//! Pages mapped in the parent for the pause: the program that makes its threads' system calls, what it reads and writes,
+//! and what brings the threads back if we die while they stand with registers that are not their own.
 //!
 //! ```text
-//!  ┌───────────────────────────────────────┬──────────────────┬─────────┬─────────┬───
-//!  │ syscall; mov eax, rt_sigreturn; syscall │ answers          │ frame 0 │ frame 1 │ …   whole pages
-//!  └───────────────────────────────────────┴──────────────────┴─────────┴─────────┴───
+//!  ┌──────┬──────────────────────────┬─────────┬───────────┬─────────┬───
+//!  │ code │ desk 0: script, answers  │ desk 1  │ …  frame 0 │ frame 1 │ …      whole pages
+//!  └──────┴──────────────────────────┴─────────┴───────────┴─────────┴───
 //! ```
 //!
-//! Each thread makes its injected calls at that first `syscall`, with its stack pointer at its signal frame. As long as we
-//! live it is stopped behind the call, and gets its registers back from us. If we die, the kernel lets it go: it falls
-//! into rt_sigreturn(2), which loads everything that it had: registers, extended state, signal mask. The answers of the
-//! calls go there too, so that nothing is ever written to the parent's own memory.
+//! A thread's script ends in a stop. As long as we live, it gets its registers back there. If we die, the kernel lets it
+//! go, and the next thing in its script is rt_sigreturn(2) with its signal frame, which loads all that it had: registers,
+//! extended state, signal mask. Nothing is ever written to the parent's own memory.
 //!
-//! Where a process may not have memory that is writable and executable (PR_SET_MDWE, SELinux) there are only answers.
-//! Not covered are the two calls that map and unmap the pages, some 10 µs each.
+//! The two calls that map and unmap the pages have a [`Rescue`] of their own.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
 use farfork_sys::ptrace::Registers;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::AltStack;
 
-use super::error::CaptureError;
+use super::error::{CaptureError, Refusal};
 use super::inject::{Call, Injector};
+use super::rescue::Rescue;
 use super::restart;
+use super::script::{self, CODE, ENTRIES_ADDED, ENTRY_BYTES, EndSignal, Running};
 use super::state::Standing;
-use super::stop::Snapshot;
+use super::stop::{Snapshot, StoppedThread};
 use crate::restore::frame::{FrameState, frame_bytes, lay_out};
 
-/// `syscall; mov $15, %eax; syscall`.
-const CODE: [u8; 9] = [0x0f, 0x05, 0xb8, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05];
+/// Where the desks begin: behind the code.
+const DESKS_AT: u64 = 64;
 
-/// Where the answers begin: behind the code.
-const ANSWERS_AT: u64 = 64;
+const _: () = assert!(CODE.len() <= DESKS_AT as usize);
 
-/// Bytes for one thread's answers.
+/// Most calls of its own that a thread makes in the pause.
+const CALLS_MAX: usize = 6;
+
+/// Where the answers of a thread begin on its desk, and their size.
+const DESK_ANSWERS_AT: u64 = ((CALLS_MAX + ENTRIES_ADDED) * ENTRY_BYTES) as u64;
 pub(super) const ANSWER_BYTES: u64 = 192;
+const DESK_BYTES: u64 = DESK_ANSWERS_AT + ANSWER_BYTES;
 
-/// Least room for answers: what [`super::inherited`] asks of the template.
-pub(super) const ANSWERS_BYTES_MIN: u64 = 2560;
+/// Least room for desks: what [`super::inherited`] asks of the template.
+pub(super) const DESKS_BYTES_MIN: u64 = 8 << 10;
 
-const PROT_READ_WRITE: u64 = 3;
-const PROT_EXECUTE: u64 = 4;
-
-/// The pages, as they are mapped in the parent, and in its template.
+/// The pages, at the same place in the parent and in its template.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lifeline {
     start: u64,
     bytes: u64,
-    /// Where the frames begin and how large each is; `None` where there is no code.
-    frames: Option<(u64, u64)>,
+    /// Where the frames begin, and how large each is.
+    frames: u64,
+    frame_bytes: u64,
+    end: EndSignal,
+}
+
+/// What a thread is to do, and which its ids are in its pid namespace.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) calls: Vec<Call>,
+    pub(super) inner_id: u32,
 }
 
 impl Lifeline {
-    /// Maps and fills the pages; every call of `injector` is made there from now on. The leader's signals are blocked.
-    pub(super) fn throw(
+    /// Maps the pages, in the leader, whose signals are blocked.
+    pub(super) fn map(
         snapshot: &Snapshot,
         standing: &[Standing],
-        mem: &File,
+        end: EndSignal,
+        (rescue, mem): (Option<&Rescue>, &File),
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
+        const MMAP: u64 = 9;
+        const READ_WRITE_EXECUTE: u64 = 7;
+        const PRIVATE_ANONYMOUS: u64 = 0x22;
         let count = snapshot.threads.len() as u64;
-        let answers = (ANSWERS_AT + (count * ANSWER_BYTES).max(ANSWERS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
-        let frame = frame_bytes(standing.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
-        let bytes = answers + count * frame;
+        let frames = (DESKS_AT + (count * DESK_BYTES).max(DESKS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
+        let frame_bytes = frame_bytes(standing.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
+        let bytes = frames + count * frame_bytes;
         let leader = snapshot.leader();
-        let map = |protection| {
-            const MMAP: u64 = 9;
-            const PRIVATE_ANONYMOUS: u64 = 0x22;
-            Call::new("mmap", MMAP, [0, bytes, protection, PRIVATE_ANONYMOUS, u64::MAX, 0])
-        };
-        let mapped = injector.call(leader.tid, &leader.registers, map(PROT_READ_WRITE | PROT_EXECUTE));
-        let Err(CaptureError::Call { source, .. }) = &mapped else {
-            let start = mapped?;
-            let lifeline = Self { start, bytes, frames: Some((start + answers, frame)) };
-            if let Err(error) = lifeline.fill(snapshot, standing, mem) {
-                lifeline.haul_in(leader.tid, &leader.registers, injector)?;
-                return Err(error);
-            }
-            injector.call_at(start);
-            return Ok(lifeline);
-        };
-        if source.kind() != std::io::ErrorKind::PermissionDenied {
-            return mapped.map(|_| unreachable!("it is an error"));
-        }
-        let start = injector.call(leader.tid, &leader.registers, map(PROT_READ_WRITE))?;
-        Ok(Self { start, bytes, frames: None })
+        let call = Call::new("mmap", MMAP, [0, bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
+        let start = injector.call_safely((leader.tid, &leader.registers), call, rescue, mem);
+        let start = start.map_err(|error| refused(snapshot.pid, error))?;
+        Ok(Self { start, bytes, frames: start + frames, frame_bytes, end })
     }
 
-    fn fill(&self, snapshot: &Snapshot, standing: &[Standing], mem: &File) -> Result<(), CaptureError> {
-        let failed = CaptureError::trace("write to memory mapped for", snapshot.pid);
-        let Some((first, frame_bytes)) = self.frames else { return Ok(()) };
-        let mut frames = Vec::with_capacity((snapshot.threads.len() as u64 * frame_bytes) as usize);
-        for (thread, standing) in snapshot.threads.iter().zip(standing) {
-            let address = first + frames.len() as u64;
-            // No mode of sigaltstack(2): the call fails, which sigreturn ignores, and the stack stays what it is.
-            let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
-            let registers = restart::for_child(&thread.registers).to_words();
-            let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
-            let state = FrameState { registers: &registers, xstate, signal_mask, alt_stack };
-            frames.extend(lay_out(&state, address, frame_bytes, standing.xcr0()));
+    /// Writes code, scripts and frames.
+    pub(super) fn fill(
+        &self,
+        snapshot: &Snapshot,
+        standing: &[Standing],
+        tasks: &[Task],
+        mem: &File,
+    ) -> Result<(), CaptureError> {
+        let leader = tasks[0].inner_id;
+        let mut pages = vec![0; self.bytes as usize];
+        let mut put = |address: u64, bytes: &[u8]| {
+            let at = (address - self.start) as usize;
+            pages[at..at + bytes.len()].copy_from_slice(bytes);
+        };
+        put(self.start, &CODE);
+        for (index, task) in tasks.iter().enumerate() {
+            debug_assert!(task.calls.len() <= CALLS_MAX);
+            put(self.desk(index), &script::encode(&task.calls, (leader, task.inner_id), self.end));
+            put(self.frame(index), &self.frame_of(index, &snapshot.threads[index], &standing[index]));
         }
-        let code = mem.write_all_at(&CODE, self.start);
-        code.and_then(|()| mem.write_all_at(&frames, first)).map_err(failed)
+        mem.write_all_at(&pages, self.start).map_err(CaptureError::trace("write to memory mapped for", snapshot.pid))
     }
 
-    /// Registers with which thread `index` makes calls.
-    pub(super) fn base(&self, index: usize, registers: &Registers) -> Registers {
+    fn frame_of(&self, index: usize, thread: &StoppedThread, standing: &Standing) -> Vec<u8> {
+        // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
+        let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
+        let registers = restart::for_child(&thread.registers).to_words();
+        let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
+        let state = FrameState { registers: &registers, xstate, signal_mask, alt_stack };
+        lay_out(&state, self.frame(index), self.frame_bytes, standing.xcr0())
+    }
+
+    /// Thread `index` with its script of `count` calls.
+    pub(super) fn running(&self, index: usize, tid: i32, count: usize) -> Running {
         // rt_sigreturn finds the frame behind the return address, which a handler's `ret` would have taken.
         const RETURN_ADDRESS_BYTES: u64 = 8;
-        let rsp = match self.frames {
-            Some((first, bytes)) => first + index as u64 * bytes + RETURN_ADDRESS_BYTES,
-            None => registers.rsp,
-        };
-        Registers { rsp, ..*registers }
+        let rsp = self.frame(index) + RETURN_ADDRESS_BYTES;
+        Running::new(tid, self.start, (self.desk(index), count), rsp, self.end)
     }
 
     /// Where thread `index` has its answers written.
     pub(super) fn answers(&self, index: usize) -> u64 {
-        self.start + ANSWERS_AT + index as u64 * ANSWER_BYTES
+        self.desk(index) + DESK_ANSWERS_AT
     }
 
-    /// Unmaps the pages; calls are made in the vdso again. `base` are the registers of the thread that does it.
-    pub(super) fn haul_in(&self, tid: i32, base: &Registers, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+    /// Reads the script, with its results, and the answers of thread `index`.
+    pub(super) fn read(&self, index: usize, mem: &File) -> io::Result<(Vec<u8>, Vec<u8>)> {
+        let mut script = vec![0; DESK_BYTES as usize];
+        mem.read_exact_at(&mut script, self.desk(index))?;
+        let answers = script.split_off(DESK_ANSWERS_AT as usize);
+        Ok((script, answers))
+    }
+
+    /// The signal that scripts end with.
+    pub(super) fn end(&self) -> EndSignal {
+        self.end
+    }
+
+    /// Where thread `index` has its script; that of the leader has all of the room when it is alone.
+    pub(super) fn desk(&self, index: usize) -> u64 {
+        self.start + DESKS_AT + index as u64 * DESK_BYTES
+    }
+
+    fn frame(&self, index: usize) -> u64 {
+        self.frames + index as u64 * self.frame_bytes
+    }
+
+    /// Unmaps the pages, in the parent or in its template.
+    pub(super) fn unmap(
+        &self,
+        thread: (i32, &Registers),
+        (rescue, mem): (Option<&Rescue>, &File),
+        injector: &mut Injector<'_>,
+    ) -> Result<(), CaptureError> {
         const MUNMAP: u64 = 11;
-        injector.call_in_vdso();
-        injector.call(tid, base, Call::new("munmap", MUNMAP, [self.start, self.bytes])).map(drop)
+        let call = Call::new("munmap", MUNMAP, [self.start, self.bytes]);
+        injector.call_safely(thread, call, rescue, mem).map(drop)
+    }
+}
+
+/// A process may be denied memory that is writable and executable.
+fn refused(pid: i32, error: CaptureError) -> CaptureError {
+    match error {
+        CaptureError::Call { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            let reason = "it may not have memory that is writable and executable (PR_SET_MDWE, or SELinux's execmem), \
+                          which a capture needs for a moment";
+            CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)])
+        }
+        other => other,
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  check ────▶ survey: what would be carried, what refused                     (the process runs)
-//!  prepare ──▶ owner thread ─ attempt ─┬─ stop, restart: all threads stand, and how they go on
-//!                                      ├─ inject, ask, lifeline: system calls made on the process's behalf
+//!  prepare ──▶ owner thread ─ attempt ─┬─ pause, stop, restart: all threads stand, and how they go on
+//!                                      ├─ inject, script, lifeline, rescue, ask: system calls made on the process's behalf
 //!                                      ├─ files, shared: what fork shares is copied inside the pause
 //!                                      ├─ template: the clone that never runs
 //!                                      └─ inherited, state, memory, eager: the rest, read from the template
@@ -29,7 +29,10 @@ mod inject;
 mod lifeline;
 mod memory;
 mod owner;
+mod pause;
+mod rescue;
 mod restart;
+mod script;
 mod shared;
 mod state;
 mod stop;
@@ -38,6 +41,7 @@ mod template;
 mod turn;
 
 use std::fmt;
+use std::fs::File;
 use std::time::Duration;
 
 use farfork_sys::process::Status;
@@ -183,6 +187,12 @@ pub fn check(pid: i32) -> Result<CheckReport, CaptureError> {
 /// Says what stands against it, by name; the process runs on as if nothing had happened.
 pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
     owner::prepare(pid, options)
+}
+
+/// A process's memory, for reading and writing.
+fn open_memory(pid: i32) -> Result<File, CaptureError> {
+    let mem = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
+    mem.map_err(CaptureError::read(pid, "the memory"))
 }
 
 /// A path of the kernel's, which begins at our root, as a process with root `root` sees it.

@@ -13,8 +13,9 @@ use rustix::process::{Pid, Signal};
 use super::deadline::{Deadline, Silence};
 use super::error::{CaptureError, Refusal};
 use super::freezer;
-use super::inject::{Injector, read_registers};
+use super::inject::read_registers;
 use super::restart;
+use super::script::EndSignal;
 
 /// A thread that stands still.
 #[derive(Debug, Clone)]
@@ -267,11 +268,9 @@ impl StoppedThread {
         Ok(Self { tid, registers, signal_mask, pending_signals: own, rseq })
     }
 
-    /// Blocks all its signals (but SIGTRAP where single steps need it), so that no handler runs between two steps.
-    pub(super) fn block_signals(&self, injector: &Injector<'_>) -> Result<(), CaptureError> {
-        const SIGTRAP_BIT: u64 = 1 << (super::inject::SIGTRAP - 1);
-        let mask = if injector.needs_sigtrap() { !SIGTRAP_BIT } else { u64::MAX };
-        ptrace::set_signal_mask(self.tid, mask).map_err(CaptureError::trace("block the signals of", self.tid))
+    /// Blocks its signals, so that no handler runs on our behalf; but the one that ends scripts.
+    pub(super) fn block_signals(&self, end: EndSignal) -> Result<(), CaptureError> {
+        ptrace::set_signal_mask(self.tid, end.mask()).map_err(CaptureError::trace("block the signals of", self.tid))
     }
 
     fn restore(&self) {

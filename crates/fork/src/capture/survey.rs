@@ -9,6 +9,7 @@ use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets};
+use super::rescue::Gadgets;
 use super::stop::{is_in_vfork, traced};
 use super::{freezer, inject, memory};
 
@@ -48,6 +49,8 @@ pub(super) struct Survey {
     pub(super) fds: Vec<OpenFd>,
     /// Address of a `syscall` instruction.
     pub(super) syscall_at: u64,
+    /// Code of the program's that makes calls in it safer.
+    pub(super) gadgets: Option<Gadgets>,
     pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
 }
@@ -81,6 +84,7 @@ impl Survey {
             stat,
             profiles: profiles(pid)?,
             syscall_at: 0,
+            gadgets: Gadgets::find(pid, &maps),
             refusals: Vec::new(),
             notes: Vec::new(),
             maps,
@@ -95,6 +99,11 @@ impl Survey {
         survey.notes.extend(files::notes(pid, &survey.fds)?);
         survey.note_what_stays_behind();
         Ok(survey)
+    }
+
+    /// The process's id in its innermost pid namespace.
+    pub(super) fn inner_id(&self) -> u32 {
+        self.profiles.get(&self.pid).map_or(0, Profile::inner_id)
     }
 
     /// The vdso is code that each process has; its `syscall` instruction is the one that capture uses.

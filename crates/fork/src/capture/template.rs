@@ -12,14 +12,18 @@
 use std::fs;
 use std::time::Duration;
 
-use farfork_sys::process::{Stat, Status};
+use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace::{self, Registers, Report};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::deadline::{Deadline, Silence};
 use super::error::CaptureError;
-use super::inject::{Call, Injector, Progress, SIGTRAP, Step, read_registers};
-use super::stop::{Snapshot, Stopped, stop_one};
+use super::inject::{Call, Injector, read_registers};
+use super::open_memory;
+use super::rescue::{Gadgets, Rescue};
+use super::script::EndSignal;
+use super::state::Standing;
+use super::stop::{Stopped, stop_one};
 use super::turn::Turn;
 
 /// Where a template is in the kernel's order of victims: before everything with the default of 0, after children.
@@ -52,35 +56,29 @@ pub(super) struct Clone {
     has_ended: bool,
 }
 
-/// Begins the clone in the leader of a stopped process, whose registers for calls are `base`: the leader copies the
-/// page tables by itself meanwhile.
-pub(super) fn begin(leader: i32, base: &Registers, injector: &Injector<'_>) -> Result<Progress, CaptureError> {
-    injector.start(leader, base, vec![Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK])])
+/// The call that makes a template.
+pub(super) fn clone_call() -> Call {
+    Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK])
 }
 
 impl Clone {
-    /// Waits until a clone that was begun is born.
+    /// Takes on the newborn of a clone, whose id in the parent's pid namespace is `inner_pid`.
     pub(super) fn born(
-        started: Progress,
-        snapshot: &Snapshot,
+        inner_pid: u64,
+        parent: i32,
         parent_start_ticks: u64,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
-        let inner_pid = injector.finish_one(started)?[0];
         let pid = injector.wait_newborn()?;
-        let mut clone = Self {
-            pid,
-            inner_pid,
-            registers: snapshot.leader().registers,
-            parent: snapshot.pid,
-            parent_start_ticks,
-            syscall_at: injector.vdso_syscall(),
-            has_ended: false,
-        };
         let options = ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD;
         ptrace::set_options(pid, options).map_err(CaptureError::trace("set the options of template", pid))?;
-        clone.registers = read_registers(pid)?;
-        Ok(clone)
+        let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_at());
+        Ok(Self { pid, inner_pid, registers, parent, parent_start_ticks, syscall_at, has_ended: false })
+    }
+
+    /// Its id in the parent's innermost pid namespace.
+    pub(super) fn inner_id(&self) -> u32 {
+        self.inner_pid as u32
     }
 
     /// Sets it apart from the parent: a session of its own, so that no kill(0) or terminal reaches it, and a place in
@@ -163,12 +161,15 @@ impl Clone {
         stop_one(pid, &deadline)?;
         let mut stopped = Stopped::take(pid, &[pid])?;
         let status = Status::read(pid).map_err(CaptureError::read(pid, "status"))?;
-        let step = Step::where_trap(status.ignores(SIGTRAP), stopped.snapshot.has_pending(SIGTRAP));
-        let mut injector = Injector::new(pid, self.syscall_at, step, &deadline);
+        let (maps, mem) = (process::maps(pid), open_memory(pid));
+        let (maps, mem) = (maps.map_err(CaptureError::read(pid, "the memory map"))?, mem?);
         let leader = stopped.snapshot.leader();
-        leader.block_signals(&injector)?;
+        let standing = Standing::read(pid)?;
+        let rescue = Rescue::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
+        let mut injector = Injector::new(pid, self.syscall_at, &deadline);
+        leader.block_signals(EndSignal::for_process(&status, &stopped.snapshot))?;
         let call = Call::new("wait4", WAIT4, [self.inner_pid, 0, WALL | WNOHANG, 0]);
-        let reaped = injector.call(leader.tid, &leader.registers, call);
+        let reaped = injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem);
         stopped.withhold(&mut injector.withheld);
         reaped.map(drop)
     }

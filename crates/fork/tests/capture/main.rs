@@ -5,6 +5,7 @@
 mod contents;
 mod disturbance;
 mod harness;
+mod killed;
 mod pause;
 mod refusals;
 mod rounds;

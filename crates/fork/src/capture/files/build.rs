@@ -1,5 +1,7 @@
 //! Open files as a descriptor holds them: numbers and kinds from the template, state from the pause.
 
+use std::collections::BTreeMap;
+
 use farfork_sys::process::{self, FdInfo};
 use farfork_wire::descriptor::{EpollTarget, FileDescriptor, OpenFile, StandardStream};
 
@@ -27,8 +29,8 @@ struct Builder<'a> {
     contents: &'a Contents,
     shared: &'a SharedCopies,
     files: Files,
-    /// The descriptor that each open file was first met under.
-    firsts: Vec<u32>,
+    /// By device and inode: the descriptors that open files were first met under, and the files' indices.
+    firsts: BTreeMap<(u64, u64), Vec<(u32, u32)>>,
     refusals: Vec<Refusal>,
 }
 
@@ -41,7 +43,7 @@ impl Files {
         contents: &Contents,
         shared: &SharedCopies,
     ) -> Result<Self, CaptureError> {
-        let (files, firsts, refusals) = (Self::default(), Vec::new(), Vec::new());
+        let (files, firsts, refusals) = (Self::default(), BTreeMap::new(), Vec::new());
         let mut builder = Builder { pid, subject, root, fds, contents, shared, files, firsts, refusals };
         for fd in fds {
             builder.take(fd)?;
@@ -63,14 +65,17 @@ impl Builder<'_> {
             Some(index) => index,
             None => {
                 let file = self.open_file(fd, &info)?;
+                let index = self.files.open_files.len() as u32;
                 self.files.open_files.push(file);
-                self.firsts.push(fd.number);
-                self.files.open_files.len() - 1
+                if !fd.is_standard {
+                    self.firsts.entry((fd.device, fd.inode)).or_default().push((fd.number, index));
+                }
+                index
             }
         };
         self.files.descriptors.push(FileDescriptor {
             number: fd.number,
-            open_file: open_file as u32,
+            open_file,
             close_on_exec: info.flags & O_CLOEXEC != 0,
         });
         Ok(())
@@ -81,18 +86,13 @@ impl Builder<'_> {
     }
 
     /// The open file of an earlier descriptor that this one is a duplicate of. The three standard streams stay apart.
-    fn known(&self, fd: &OpenFd) -> Option<usize> {
-        let is_same = |number: u32| {
-            let first = self.fds.iter().find(|other| other.number == number)?;
-            let same_inode = (first.device, first.inode) == (fd.device, fd.inode);
-            let same_kind = first.is_standard == fd.is_standard;
-            let same_file = || process::same_open_file(self.subject, number, fd.number).unwrap_or(false);
-            (same_inode && same_kind && same_file()).then_some(())
-        };
+    fn known(&self, fd: &OpenFd) -> Option<u32> {
         if fd.is_standard {
             return None;
         }
-        self.firsts.iter().position(|number| is_same(*number).is_some())
+        let same_inode = self.firsts.get(&(fd.device, fd.inode))?;
+        let is_same = |number: u32| process::same_open_file(self.subject, number, fd.number).unwrap_or(false);
+        same_inode.iter().find(|(number, _)| is_same(*number)).map(|(_, open_file)| *open_file)
     }
 
     fn open_file(&mut self, fd: &OpenFd, info: &FdInfo) -> Result<OpenFile, CaptureError> {
@@ -146,7 +146,7 @@ impl Builder<'_> {
     fn epoll_targets(&mut self, fd: &OpenFd, info: &FdInfo) -> Vec<EpollTarget> {
         for entry in &info.epoll {
             let target = self.fds.iter().find(|other| other.number == entry.number);
-            if !target.is_some_and(|target| target.inode == entry.inode) {
+            if target.is_none_or(|target| target.inode != entry.inode) {
                 let reason = format!(
                     "epoll watches a file that was registered as fd {} and is no longer open there; remove it first",
                     entry.number

@@ -1,0 +1,193 @@
+//! What happens while the parent stands still, and nothing else: as little as can be, as much as possible at once.
+//!
+//! ```text
+//!  leader    map pages ─ asks, clones itself ············································· unmap pages
+//!  others              ─ ask ─ registers back
+//!  we        registers ─ · · · · · · · · · · · contents of files, shared memory · · · · ·  let go
+//! ```
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use farfork_sys::clock::Clocks;
+
+use super::CaptureTimes;
+use super::ask::{self, Answers};
+use super::error::CaptureError;
+use super::files::Contents;
+use super::inject::Injector;
+use super::lifeline::{Lifeline, Task};
+use super::rescue::Rescue;
+use super::script::{self, EndSignal, Running};
+use super::shared::{SharedCopies, SharedSources};
+use super::state::Standing;
+use super::stop::{Snapshot, Stopped};
+use super::survey::{Profile, Survey};
+use super::template::{Clone, clone_call};
+
+/// What is at hand before the pause.
+pub(super) struct Prepared {
+    pub(super) survey: Survey,
+    pub(super) shared: SharedSources,
+    pub(super) mem: File,
+    pub(super) oom_score_adj: i32,
+}
+
+/// What the pause yields. What can be judged later is judged later.
+pub(super) struct Paused {
+    pub(super) standing: Vec<Standing>,
+    pub(super) lifeline: Lifeline,
+    pub(super) contents: Result<Contents, CaptureError>,
+    pub(super) copies: Result<SharedCopies, CaptureError>,
+    pub(super) clocks: Clocks,
+    /// `None` in freeze mode.
+    pub(super) clone: Option<Clone>,
+    asked: Asked,
+}
+
+/// What the threads did, in their order.
+struct Asked {
+    tasks: Vec<Task>,
+    /// Addresses that needed not be asked for.
+    tid_addresses: Vec<Option<u64>>,
+    /// Scripts with results, and answers.
+    desks: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Paused {
+    /// What the threads answered; fails where a call of theirs did, and for armed timers.
+    pub(super) fn answers(&self, snapshot: &Snapshot, survey: &Survey) -> Result<Vec<Answers>, CaptureError> {
+        let Asked { tasks, tid_addresses, desks } = &self.asked;
+        let mut all = Vec::with_capacity(desks.len());
+        for (index, ((task, (script, answers)), tid_address)) in tasks.iter().zip(desks).zip(tid_addresses).enumerate()
+        {
+            for (position, call) in task.calls.iter().enumerate() {
+                call.checked(snapshot.threads[index].tid, script::result(script, position))?;
+            }
+            all.push(Answers::parse(answers, index == 0, *tid_address));
+        }
+        ask::refuse_timers(survey, &desks[0].1)?;
+        Ok(all)
+    }
+}
+
+/// All of the pause between stop and release.
+pub(super) fn pause(
+    stopped: &mut Stopped,
+    prepared: &mut Prepared,
+    injector: &mut Injector<'_>,
+    freeze: bool,
+    times: &mut CaptureTimes,
+) -> Result<Paused, CaptureError> {
+    let (begun, clocks) = (Instant::now(), Clocks::now());
+    let standing: Result<Vec<Standing>, _> =
+        stopped.snapshot.threads.iter().map(|one| Standing::read(one.tid)).collect();
+    let standing = standing?;
+    look_at_new_threads(&stopped.snapshot, &mut prepared.survey)?;
+    let end = end_signal(&stopped.snapshot, &prepared.survey)?;
+    stopped.snapshot.leader().block_signals(end)?;
+    times.registers = begun.elapsed();
+    let (leader, maps) = (stopped.snapshot.leader(), &prepared.survey.maps);
+    let rescue = Rescue::prepare(leader, &standing[0], prepared.survey.gadgets, maps, &prepared.mem);
+    let lifeline = Lifeline::map(&stopped.snapshot, &standing, end, (rescue.as_ref(), &prepared.mem), injector)?;
+    let worked = work(stopped, prepared, (&standing, &lifeline, end), injector, freeze, times);
+    if !freeze || worked.is_err() {
+        let leader = stopped.snapshot.leader();
+        lifeline.unmap((leader.tid, &leader.registers), (rescue.as_ref(), &prepared.mem), injector)?;
+    }
+    let Work { asked, contents, copies, clone } = worked?;
+    Ok(Paused { standing, lifeline, contents, copies, clocks, clone, asked })
+}
+
+/// A thread that was born since the survey.
+fn look_at_new_threads(snapshot: &Snapshot, survey: &mut Survey) -> Result<(), CaptureError> {
+    for thread in &snapshot.threads {
+        if !survey.profiles.contains_key(&thread.tid) {
+            let profile = Profile::read(thread.tid).map_err(CaptureError::read(survey.pid, "a new thread"))?;
+            survey.profiles.insert(thread.tid, profile);
+        }
+    }
+    Ok(())
+}
+
+fn end_signal(snapshot: &Snapshot, survey: &Survey) -> Result<EndSignal, CaptureError> {
+    let leader = survey.profiles.get(&survey.pid).ok_or(CaptureError::Gone { pid: survey.pid })?;
+    Ok(EndSignal::for_process(&leader.status, snapshot))
+}
+
+struct Work {
+    asked: Asked,
+    contents: Result<Contents, CaptureError>,
+    copies: Result<SharedCopies, CaptureError>,
+    clone: Option<Clone>,
+}
+
+/// The threads do theirs, and we what we can meanwhile.
+fn work(
+    stopped: &mut Stopped,
+    prepared: &mut Prepared,
+    (standing, lifeline, end): (&[Standing], &Lifeline, EndSignal),
+    injector: &mut Injector<'_>,
+    freeze: bool,
+    times: &mut CaptureTimes,
+) -> Result<Work, CaptureError> {
+    let mut lap = Lap::start();
+    let pid = stopped.snapshot.pid;
+    let (mut tasks, tid_addresses) = ask::tasks(&stopped.snapshot, standing, &prepared.survey, lifeline);
+    tasks[0].calls.extend((!freeze).then(clone_call));
+    lifeline.fill(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
+    let mut running = start(&stopped.snapshot, &tasks, lifeline, end, injector)?;
+    injector.finish(&mut running, |one| one.tid() != pid)?;
+    stopped.restore_others();
+    times.ask = lap.take();
+    let contents = Contents::read(pid, &prepared.survey.fds);
+    let copies = std::mem::take(&mut prepared.shared).copy(pid, injector.deadline());
+    times.shared = lap.take();
+    injector.finish(&mut running, |_| true)?;
+    let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
+    let desks: Vec<(Vec<u8>, Vec<u8>)> = desks.map_err(CaptureError::read(pid, "the answers of its threads"))?;
+    let clone = if freeze { None } else { Some(born(&tasks[0], &desks[0].0, &prepared.survey, injector)?) };
+    times.clone = lap.take();
+    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, clone })
+}
+
+/// Lets all threads run their scripts, the leader first, whose clone takes longest.
+fn start(
+    snapshot: &Snapshot,
+    tasks: &[Task],
+    lifeline: &Lifeline,
+    end: EndSignal,
+    injector: &Injector<'_>,
+) -> Result<Vec<Running>, CaptureError> {
+    let mut all = Vec::with_capacity(tasks.len());
+    for (index, (thread, task)) in snapshot.threads.iter().zip(tasks).enumerate() {
+        let running = lifeline.running(index, thread.tid, task.calls.len());
+        if index > 0 {
+            thread.block_signals(end)?;
+        }
+        injector.start(&running, &thread.registers)?;
+        all.push(running);
+    }
+    Ok(all)
+}
+
+/// The clone, which the leader made with the last call of its task.
+fn born(task: &Task, script: &[u8], survey: &Survey, injector: &mut Injector<'_>) -> Result<Clone, CaptureError> {
+    let last = task.calls.len() - 1;
+    let inner_pid = task.calls[last].checked(survey.pid, script::result(script, last))?;
+    Clone::born(inner_pid, survey.pid, survey.stat.start_ticks, injector)
+}
+
+/// Time between two points.
+struct Lap(Instant);
+
+impl Lap {
+    fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    fn take(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
+}

@@ -1,0 +1,56 @@
+//! The capturing process is killed in the middle: the parent runs on as if nothing had been, at whatever point it stood.
+
+use std::env;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use farfork_fork::capture;
+
+use crate::harness::{Parent, children, options};
+
+/// The victim's parent, in its environment.
+const PARENT: &str = "FARFORK_TEST_PARENT";
+
+const KILLS: u64 = 40;
+
+/// The victim: captures until it is killed. Started by the test below, and nothing by itself.
+#[test]
+#[ignore = "the victim of another test"]
+fn captures_until_killed() {
+    let Some(pid) = env::var(PARENT).ok().and_then(|pid| pid.parse().ok()) else { return };
+    loop {
+        // What an earlier victim left behind may still be ending.
+        drop(capture::prepare(pid, options()));
+    }
+}
+
+#[test]
+fn a_parent_outlives_whoever_captures_it() {
+    let mut parent = Parent::start("threads", &["spinning", "64", "tolerant"]);
+    for kill in 0..KILLS {
+        let mut victim = Command::new(env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "killed::captures_until_killed"])
+            .env(PARENT, parent.pid().to_string())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        thread::sleep(Duration::from_micros(30_000 + kill * 997));
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        parent.wait_for("round");
+    }
+    let captured = parent.capture().unwrap();
+    let spinner = captured.descriptor.threads.iter().find(|thread| thread.name == b"spinner").unwrap();
+    assert_eq!((spinner.registers[0], spinner.registers[9]), (0x1111_2222_3333_4444, 0x5555_6666_7777_8888));
+    let high: Vec<u8> = (0xb0..0xc0).collect();
+    assert_eq!(spinner.xstate[576 + 7 * 16..][..16], high);
+    let holder = captured.descriptor.threads.iter().find(|thread| thread.name == b"holder").unwrap();
+    assert_eq!(holder.signal_mask, 1 << (12 - 1) | 1 << (34 + 3 - 1));
+    assert_eq!(holder.alt_stack.base, parent.told("altstack"));
+    for child in children(parent.pid()) {
+        let stat = farfork_sys::process::Stat::read(child).unwrap();
+        assert!(child == captured.template.pid() || stat.state == 'Z', "a template outlived its tracer: {stat:?}");
+    }
+    parent.wait_for("round");
+}
