@@ -14,7 +14,7 @@ use super::glibc;
 use super::inject::Call;
 use super::lifeline::{ANSWER_BYTES, Lifeline, Task};
 use super::state::Standing;
-use super::stop::{Snapshot, StoppedThread};
+use super::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
 
 /// What one thread answered.

@@ -4,7 +4,7 @@
 //! layout has been the same since 2.3; a thread whose descriptor refers to itself, holds its id there, and has its list
 //! of robust futexes registered right behind it, is such a thread. Any other is asked.
 
-use super::stop::StoppedThread;
+use super::stopped::StoppedThread;
 
 /// `header.self` of `struct pthread`: the descriptor's own address.
 const SELF_AT: usize = 0x10;

@@ -27,7 +27,7 @@ use super::rescue::Rescue;
 use super::restart;
 use super::script::{self, CODE, ENTRIES_ADDED, ENTRY_BYTES, EndSignal, Running};
 use super::state::Standing;
-use super::stop::{Snapshot, StoppedThread};
+use super::stopped::{Snapshot, StoppedThread};
 use crate::restore::frame::{FrameState, frame_bytes, lay_out};
 
 /// Where the desks begin: behind the code.

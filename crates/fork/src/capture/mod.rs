@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  check ────▶ survey: what would be carried, what refused                     (the process runs)
-//!  prepare ──▶ owner thread ─ attempt ─┬─ pause, stop, restart: all threads stand, and how they go on
+//!  prepare ──▶ owner thread ─ attempt ─┬─ pause, stop, stopped, restart: all threads stand, and how they go on
 //!                                      ├─ inject, script, lifeline, rescue, ask: system calls made on the process's behalf
 //!                                      ├─ files, shared: what fork shares is copied inside the pause
 //!                                      ├─ template: the clone that never runs
@@ -14,7 +14,7 @@
 //! # Invariants
 //! - Whatever fails, the parent goes on as it was: registers and signal masks are owned by a guard that puts them back.
 //! - What cannot be carried is refused by name, before memory, files or signals of the parent change.
-//! - The template never runs: see [`template`](self::template).
+//! - The template never runs; it dies with its tracer, at its first instructions if need be.
 
 mod ask;
 mod attempt;
@@ -36,6 +36,7 @@ mod script;
 mod shared;
 mod state;
 mod stop;
+mod stopped;
 mod survey;
 mod template;
 mod turn;

@@ -21,7 +21,7 @@ use super::rescue::Rescue;
 use super::script::{self, EndSignal, Running};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::Standing;
-use super::stop::{Snapshot, Stopped};
+use super::stopped::{Snapshot, Stopped};
 use super::survey::{Profile, Survey};
 use super::template::{Clone, clone_call};
 

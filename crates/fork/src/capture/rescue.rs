@@ -20,14 +20,18 @@ use farfork_sys::memory::read_process;
 use farfork_sys::process::MapEntry;
 use farfork_sys::ptrace::Registers;
 use farfork_wire::descriptor::AltStack;
+use memchr::memmem;
 
 use super::restart;
 use super::state::Standing;
-use super::stop::StoppedThread;
+use super::stopped::StoppedThread;
 use crate::restore::frame::{FrameState, frame_bytes, lay_out};
 
 /// Largest mapping of code that is searched, in bytes: a libc has two mebibytes.
 const CODE_BYTES_MAX: u64 = 8 << 20;
+
+/// Most mappings that are searched: beyond, it would take longer than the capture.
+const SEARCHES_MAX: usize = 4;
 
 /// `syscall; ret`.
 const SYSCALL_RETURN: &[u8] = &[0x0f, 0x05, 0xc3];
@@ -50,7 +54,11 @@ impl Gadgets {
         let is_code = |entry: &&MapEntry| {
             entry.protection == READ_EXECUTE && entry.inode != 0 && !entry.is_shared && entry.bytes() <= CODE_BYTES_MAX
         };
-        maps.iter().filter(is_code).find_map(|entry| {
+        // Where there is a libc, it is there; a static program is its own.
+        let mut candidates: Vec<&MapEntry> = maps.iter().filter(is_code).collect();
+        candidates.sort_by_key(|entry| memmem::find(&entry.path, b"/libc").is_none());
+        candidates.truncate(SEARCHES_MAX);
+        candidates.into_iter().find_map(|entry| {
             let key = (entry.device, entry.inode, entry.offset);
             let known = FOUND.lock().unwrap_or_else(PoisonError::into_inner).get(&key).copied();
             let offsets = known.unwrap_or_else(|| {
@@ -69,7 +77,7 @@ impl Gadgets {
         let mut code = vec![0; entry.bytes() as usize];
         let read = read_process(pid, entry.start, &mut code).ok()?;
         let code = &code[..read];
-        let offset = |pattern: &[u8]| code.windows(pattern.len()).position(|window| window == pattern);
+        let offset = |pattern: &[u8]| memmem::find(code, pattern);
         let sigreturn = SIGRETURN.iter().find_map(|pattern| offset(pattern))?;
         Some(Self { syscall_return: offset(SYSCALL_RETURN)? as u64, sigreturn: sigreturn as u64 })
     }

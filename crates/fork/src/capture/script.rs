@@ -14,7 +14,7 @@ use farfork_sys::process::Status;
 use farfork_sys::ptrace::Registers;
 
 use super::inject::Call;
-use super::stop::Snapshot;
+use super::stopped::Snapshot;
 
 /// Bytes of one call of a script.
 pub(super) const ENTRY_BYTES: usize = 64;

@@ -11,7 +11,7 @@ use farfork_wire::descriptor::{Credentials, Limit, Mm, PendingSignal, Process, R
 use super::ask::{Answers, word};
 use super::error::CaptureError;
 use super::inherited::Inherited;
-use super::stop::{Snapshot, StoppedThread};
+use super::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
 use super::{restart, strip_root};
 

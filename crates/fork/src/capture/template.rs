@@ -23,7 +23,8 @@ use super::open_memory;
 use super::rescue::{Gadgets, Rescue};
 use super::script::EndSignal;
 use super::state::Standing;
-use super::stop::{Stopped, stop_one};
+use super::stop::stop_one;
+use super::stopped::Stopped;
 use super::turn::Turn;
 
 /// Where a template is in the kernel's order of victims: before everything with the default of 0, after children.
