@@ -89,7 +89,11 @@ impl Drop for FreezerGroup {
         for pid in procs.lines() {
             let _ = fs::write("/sys/fs/cgroup/freezer/cgroup.procs", pid);
         }
-        let _ = fs::remove_dir(&self.0);
+        // A task that is ending keeps the group busy for a moment.
+        let deadline = Instant::now() + PATIENCE;
+        while fs::remove_dir(&self.0).is_err() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }
 
