@@ -7,6 +7,8 @@
  *     │◀── seed_reply or failed_reply ─────────│  in the parent
  *     │◀── child_reply, result, [payload] ─────│  in each child: the same system call returns there
  *     │                                        │
+ *     │ hello_request ────────────────────────▶│  a connection that stays open says so first: it is known from here on
+ *     │◀── welcome_reply ──────────────────────│  as one that children find at its end
  *     │ fork_request ─────────────────────────▶│
  *     │◀── started_reply or failed_reply ──────│  one for each child, as it comes
  *     │◀── ended_reply, [result] ──────────────│  one for each child that started
@@ -34,11 +36,13 @@ enum farfork_kind {
     FARFORK_KIND_FORK = 2,
     FARFORK_KIND_KILL = 3,
     FARFORK_KIND_DROP = 4,
+    FARFORK_KIND_HELLO = 5,
     FARFORK_KIND_SEED = 16,
     FARFORK_KIND_CHILD = 17,
     FARFORK_KIND_FAILED = 18,
     FARFORK_KIND_STARTED = 19,
     FARFORK_KIND_ENDED = 20,
+    FARFORK_KIND_WELCOME = 21,
 };
 
 struct farfork_header {
@@ -83,6 +87,17 @@ struct farfork_kill_request {
 struct farfork_drop_request {
     struct farfork_header header;
     char seed[FARFORK_ID_BYTES];
+};
+
+/* Makes itself known. */
+struct farfork_hello_request {
+    struct farfork_header header;
+};
+
+/* The daemon knows the connection. */
+struct farfork_welcome_reply {
+    struct farfork_header header;
+    char node[FARFORK_NAME_BYTES]; /* the daemon's node */
 };
 
 /* The sender of a checkpoint_request is the parent of this seed. */
@@ -146,6 +161,8 @@ union farfork_message {
     struct farfork_fork_request fork_request;
     struct farfork_kill_request kill_request;
     struct farfork_drop_request drop_request;
+    struct farfork_hello_request hello_request;
+    struct farfork_welcome_reply welcome_reply;
     struct farfork_seed_reply seed_reply;
     struct farfork_child_reply child_reply;
     struct farfork_failed_reply failed_reply;

@@ -55,11 +55,13 @@ pub mod kind {
     pub const FORK: u16 = 2;
     pub const KILL: u16 = 3;
     pub const DROP: u16 = 4;
+    pub const HELLO: u16 = 5;
     pub const SEED: u16 = 16;
     pub const CHILD: u16 = 17;
     pub const FAILED: u16 = 18;
     pub const STARTED: u16 = 19;
     pub const ENDED: u16 = 20;
+    pub const WELCOME: u16 = 21;
 }
 
 /// `FARFORK_FORK_ANY_NODE`.
@@ -109,6 +111,15 @@ structures! {
     "drop_request" DropRequest {
         header: Header,
         seed: [u8; ID_BYTES],
+    }
+    /// Makes the sender known.
+    "hello_request" HelloRequest {
+        header: Header,
+    }
+    /// Tells the sender that it is known.
+    "welcome_reply" WelcomeReply {
+        header: Header,
+        node: [u8; NAME_BYTES],
     }
     /// Tells a parent its seed.
     "seed_reply" SeedReply {

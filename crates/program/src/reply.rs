@@ -5,12 +5,17 @@ use zerocopy::IntoBytes;
 
 use crate::layout::{
     self, ChildReply, ENDED_EXIT, ENDED_LOST, ENDED_SIGNAL, EndedReply, FailedReply, Header, SeedReply, StartedReply,
-    kind,
+    WelcomeReply, kind,
 };
 
 /// One message of the daemon.
 #[derive(Debug, Clone, Copy)]
 pub enum Reply<'a> {
+    /// The daemon knows the connection.
+    Welcome {
+        /// Its node.
+        node: &'a str,
+    },
     /// The program is the parent of this seed.
     Seed {
         /// Its id.
@@ -79,6 +84,10 @@ impl Reply<'_> {
     /// The message.
     pub fn encode(&self) -> Vec<u8> {
         match *self {
+            Self::Welcome { node } => {
+                let header = Header::of_reply(kind::WELCOME);
+                WelcomeReply { header, node: layout::text(node) }.as_bytes().to_vec()
+            }
             Self::Seed { seed, pause_us, prepare_us } => {
                 let header = Header::of_reply(kind::SEED);
                 SeedReply { header, pause_us, prepare_us, seed: layout::text(seed) }.as_bytes().to_vec()
@@ -133,6 +142,7 @@ mod tests {
                 size_of::<ChildReply>(),
             ),
             (Reply::Failed { batch: 1, index: 2, code: 3, text: "x" }, kind::FAILED, size_of::<FailedReply>()),
+            (Reply::Welcome { node: "n1" }, kind::WELCOME, size_of::<WelcomeReply>()),
             (Reply::Started { batch: 1, index: 2, child: "c" }, kind::STARTED, size_of::<StartedReply>()),
             (
                 Reply::Ended { batch: 1, index: 2, end: End::Lost("gone"), has_result: false },

@@ -6,7 +6,8 @@ use farfork_wire::SeedId;
 use zerocopy::FromBytes;
 
 use crate::layout::{
-    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, ForkRequest, Header, KillRequest, kind,
+    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, ForkRequest, Header, HelloRequest,
+    KillRequest, kind,
 };
 
 /// Why bytes are no request.
@@ -74,6 +75,8 @@ pub enum Wish {
         /// Which child of it.
         index: u32,
     },
+    /// To be known.
+    Hello,
     /// The end of a seed.
     Drop {
         /// Which.
@@ -122,6 +125,7 @@ impl Request {
                 let KillRequest { batch, index, .. } = read(bytes, header.kind)?;
                 Ok(Wish::Kill { batch, index })
             }
+            kind::HELLO => read::<HelloRequest>(bytes, header.kind).map(|_| Wish::Hello),
             kind::DROP => {
                 let request: DropRequest = read(bytes, header.kind)?;
                 Ok(Wish::Drop { seed: seed_id(&request.seed)? })
@@ -143,7 +147,9 @@ fn checkpoint(request: &CheckpointRequest) -> Result<Wish, ProtocolError> {
 
 fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
     let ForkRequest { batch, first, count, flags, .. } = *request;
-    first.checked_add(count).ok_or(ProtocolError::Field { field: "count" })?;
+    if count == 0 || first.checked_add(count).is_none() {
+        return Err(ProtocolError::Field { field: "count" });
+    }
     if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED) != 0 {
         return Err(ProtocolError::Field { field: "flags" });
     }
@@ -223,6 +229,7 @@ mod tests {
         let field = |field| Err(ProtocolError::Field { field });
         let decode = |request: ForkRequest| Request::decode(request.as_bytes()).map(drop);
         assert_eq!(decode(ForkRequest { first: u32::MAX, ..fork_request() }), field("count"));
+        assert_eq!(decode(ForkRequest { count: 0, ..fork_request() }), field("count"));
         assert_eq!(decode(ForkRequest { flags: 4, ..fork_request() }), field("flags"));
         assert_eq!(decode(ForkRequest { seed: layout::text("n1"), ..fork_request() }), field("seed"));
         assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));

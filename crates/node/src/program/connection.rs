@@ -111,6 +111,7 @@ impl Connection {
                 self.batches.fork(fork);
                 Ok(())
             }
+            Wish::Hello => self.reply(Reply::Welcome { node: self.node.name.as_str() }).await,
             Wish::Kill { batch, index } => {
                 self.batches.kill((batch, index));
                 Ok(())

@@ -1,0 +1,52 @@
+"""fork(2) that reaches other machines, from within a Python program.
+
+:func:`checkpoint` marks a point of the program, and returns there many times: in the parent, which gets a
+:class:`Seed`, and in every child that is forked from it, on whatever node, which gets a :class:`Child`::
+
+    who = farfork.checkpoint()
+    if who.is_child:
+        who.write_result(str(work_on(int(who.payload))))
+    else:
+        print(who)                  # farfork fork SEED --to n2 --payload -
+
+:class:`Executor` does the same for functions, in the shape of :mod:`concurrent.futures`::
+
+    with farfork.Executor(nodes=["n2", "n3"]) as executor:
+        for result in executor.map(predict, requests):
+            ...
+
+What a child needs is simply there: its memory is the parent's. Only results are pickled.
+"""
+
+from ._binary import binary
+from ._checkpoint import Child, Seed, checkpoint
+from ._errors import (
+    CheckpointError,
+    ChildDied,
+    ChildNotStarted,
+    ChildTimeout,
+    ConnectionLost,
+    DaemonNotFound,
+    Error,
+    RemoteTraceback,
+)
+from ._executor import ChildFuture, Executor
+
+__all__ = [
+    "CheckpointError",
+    "Child",
+    "ChildDied",
+    "ChildFuture",
+    "ChildNotStarted",
+    "ChildTimeout",
+    "ConnectionLost",
+    "DaemonNotFound",
+    "Error",
+    "Executor",
+    "RemoteTraceback",
+    "Seed",
+    "binary",
+    "checkpoint",
+]
+
+__version__ = "0.1.0"

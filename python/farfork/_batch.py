@@ -1,0 +1,86 @@
+"""The calls of one checkpoint: which are to be forked, which run, which are over."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Callable
+
+from . import _protocol, _task
+from ._errors import ChildDied, ChildNotStarted, ChildTimeout, signal_name
+from ._future import ChildFuture
+from ._protocol import Message
+
+
+@dataclass
+class Batch:
+    """Calls whose children come from one seed. A child's index is that of its future."""
+
+    number: int
+    seed: str
+    futures: list[ChildFuture[Any]]
+    #: How long a child may run, in seconds.
+    timeout: float | None
+    #: Children that were asked for and have not ended.
+    living: set[int] = field(default_factory=set)
+    #: Up to where children were asked for.
+    next: int = 0
+    _started: dict[int, float] = field(default_factory=dict)
+
+    def take(self, room: int) -> range:
+        """The next calls to be forked, as many as there is room for: consecutive ones, none of them cancelled."""
+        while self.next < len(self.futures) and self.futures[self.next].cancelled():
+            self.next += 1
+        first = end = self.next
+        while end < len(self.futures) and end - first < room and not self.futures[end].cancelled():
+            end += 1
+        self.next = end
+        self.living.update(range(first, end))
+        return range(first, end)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to be forked, and nothing runs."""
+        return self.next == len(self.futures) and not self.living
+
+    def started(self, message: Message) -> bool:
+        """A child runs. Returns whether it is to be killed, because its call was given up meanwhile."""
+        future = self.futures[message["index"]]
+        future.child = message["child"]
+        self._started[message["index"]] = time.monotonic()
+        return future.cancelled()
+
+    def ended(self, message: Message, fds: list[int]) -> Callable[[], None]:
+        """A child has ended, or did not start. Returns what gives its future the outcome."""
+        index = message["index"]
+        self.living.discard(index)
+        future = self.futures[index]
+        if message.kind == _protocol.FAILED:
+            return partial(future.settle, partial(_raise, ChildNotStarted(message["text"])))
+        if message["how"] == _protocol.ENDED_EXIT and message["value"] == 0 and fds:
+            return partial(future.settle, partial(_read, fds[0]))
+        for fd in fds:
+            os.close(fd)
+        return partial(future.settle, partial(_raise, self._death(index, message)))
+
+    def _death(self, index: int, message: Message) -> ChildDied:
+        child, how, value = str(self.futures[index].child), message["how"], message["value"]
+        if how == _protocol.ENDED_LOST:
+            return ChildDied(child, f"it is lost: {message['text']}")
+        if how == _protocol.ENDED_EXIT:
+            return ChildDied(child, f"it ended with exit status {value} before it gave a result", exit_code=value)
+        ran = time.monotonic() - self._started.get(index, time.monotonic())
+        if self.timeout is not None and signal_name(value) == "SIGKILL" and ran >= self.timeout * 0.9:
+            return ChildTimeout(child, f"it was killed, having run for {self.timeout} s", signal_number=value)
+        return ChildDied(child, f"it was killed by {signal_name(value)}", signal_number=value)
+
+
+def _read(fd: int) -> Any:
+    with open(fd, "rb") as result:
+        return _task.read(result.read())
+
+
+def _raise(error: BaseException) -> Any:
+    raise error

@@ -1,0 +1,19 @@
+"""The command ``farfork``, which starts and asks daemons. This package needs it only to start them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from ._errors import Error
+
+
+def binary() -> str:
+    """The path of the command: ``FARFORK_BIN``, or ``farfork`` on the ``PATH``.
+
+    Raises :class:`Error` where there is none.
+    """
+    path = os.environ.get("FARFORK_BIN") or shutil.which("farfork")
+    if path is None:
+        raise Error("farfork: it is not on the PATH; install it, or say where it is with FARFORK_BIN")
+    return path

@@ -1,0 +1,142 @@
+"""The checkpoint: one call that returns in the parent and in each child."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+from typing import ClassVar, Literal, Union
+
+from . import _connection, _protocol
+from ._connection import Connection
+from ._errors import CheckpointError
+from ._hooks import AtFork
+from ._protocol import Message
+from ._reseed import reseed
+
+#: One at a time: another thread's connection would be a socket that cannot be carried. In a child the thread that holds
+#: it goes on as in the parent, and gives it back.
+one_at_a_time = threading.RLock()
+
+
+class Seed:
+    """What the parent of a checkpoint gets: the seed that was made of it, which children are forked from."""
+
+    is_child: ClassVar[Literal[False]] = False
+
+    def __init__(self, id: str, pause_s: float, prepare_s: float) -> None:
+        #: Its id, for ``farfork fork``.
+        self.id = id
+        #: How long this process stood still, in seconds.
+        self.pause_s = pause_s
+        #: How long making it took as a whole, in seconds.
+        self.prepare_s = prepare_s
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"Seed({self.id!r})"
+
+    def drop(self) -> None:
+        """Drops the seed. Children go on with the memory that they have."""
+        with one_at_a_time:
+            connection = Connection()
+            try:
+                connection.send(_protocol.DROP, seed=self.id)
+            finally:
+                connection.close()
+
+
+class Child:
+    """What a child of a checkpoint gets: which one it is, and what it is for."""
+
+    is_child: ClassVar[Literal[True]] = True
+
+    def __init__(self, id: str, seed: str, index: int, payload: bytes, result_fd: int) -> None:
+        #: Its id.
+        self.id = id
+        #: The id of the seed that it was forked from.
+        self.seed = seed
+        #: Its position among the children of its fork, from 0.
+        self.index = index
+        #: What it was given with ``--payload`` or ``--payloads``.
+        self.payload = payload
+        self._result_fd = result_fd
+
+    def __str__(self) -> str:
+        return self.id
+
+    def __repr__(self) -> str:
+        return f"Child({self.id!r}, index={self.index}, payload={self.payload[:32]!r})"
+
+    def write_result(self, data: bytes | str) -> None:
+        """Adds to what ``farfork wait --results`` gives of this child."""
+        left = memoryview(data.encode() if isinstance(data, str) else data)
+        while left:
+            left = left[os.write(self._result_fd, left) :]
+
+
+def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed, Child]:
+    """Makes a seed of this process, and returns many times: here, with a :class:`Seed`, and in each :class:`Child` that
+    is ever forked from it.
+
+    ``name`` is one that commands take in the id's place; the seed is dropped after ``ttl`` seconds, or with the daemon.
+
+    In a child all threads go on, as they do here. The functions registered with :func:`os.register_at_fork` are run,
+    ``random``, NumPy's and OpenSSL's generators are seeded anew, and the collector leaves alone what was there before
+    (:func:`gc.freeze`), so that it does not fetch all memory only to look at it.
+
+    Raises :class:`CheckpointError` where no seed can be made, for example because this process has a socket open, and
+    :class:`DaemonNotFound` where there is no daemon.
+    """
+    ttl_ms = 0 if ttl is None else max(1, round(ttl * 1000))
+    with one_at_a_time:
+        connection = Connection()
+        try:
+            return _ask(connection, ttl_ms, name or "")
+        finally:
+            connection.close()
+
+
+def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
+    hooks = AtFork()
+    for stream in (sys.stdout, sys.stderr):
+        # What is written and not yet out would come out of each child again.
+        if stream is not None and not stream.closed:
+            stream.flush()
+    hooks.before()
+    # Without a collection before: the holes that it leaves are where children would write.
+    was_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    answer: tuple[Message, list[int]] | None = None
+    try:
+        connection.send(_protocol.CHECKPOINT, ttl_ms=ttl_ms, name=name)
+        answer = connection.receive()
+    except OSError as error:
+        raise CheckpointError(f"the node's daemon: {error}") from None
+    finally:
+        if answer is None or answer[0].kind != _protocol.CHILD:
+            if not was_frozen:
+                gc.unfreeze()
+            hooks.in_parent()
+    if answer is None:
+        raise CheckpointError("the node's daemon: it ended before it answered; see its log")
+    message, fds = answer
+    if message.kind == _protocol.CHILD:
+        child = Child(message["child"], message["seed"], message["index"], _payload(message, fds), fds[0])
+        _connection.child_id = child.id
+        reseed()
+        hooks.in_child()
+        return child
+    if message.kind == _protocol.SEED:
+        return Seed(message["seed"], message["pause_us"] / 1e6, message["prepare_us"] / 1e6)
+    raise CheckpointError(message.get("text") or f"the node's daemon: a reply of kind {message.kind}")
+
+
+def _payload(message: Message, fds: list[int]) -> bytes:
+    if not message["has_payload"]:
+        return b""
+    with open(fds[1], "rb") as payload:
+        return payload.read()

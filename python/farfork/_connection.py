@@ -1,0 +1,83 @@
+"""A connection to the node's daemon: finds its socket, sends requests, waits for replies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+
+from . import _protocol
+from ._errors import DaemonNotFound
+from ._protocol import Message
+
+#: Which child this process is, if it is one: there is no daemon where it is.
+child_id: str | None = None
+
+DEFAULT_RUN_DIR = "/run/farfork"
+
+
+def socket_path() -> str:
+    """Where the daemon listens for programs. The first of these that is said, or is there:
+
+    ``FARFORK_PROGRAM_SOCKET``; ``program.sock`` beside ``FARFORK_SOCKET``; ``program.sock`` in ``FARFORK_RUN_DIR`` or
+    ``/run/farfork``, or in the directory of the first node that ``farfork up`` started there.
+    """
+    if path := os.environ.get("FARFORK_PROGRAM_SOCKET"):
+        return path
+    if node_socket := os.environ.get("FARFORK_SOCKET"):
+        return os.path.join(os.path.dirname(node_socket), "program.sock")
+    run_dir = os.environ.get("FARFORK_RUN_DIR", DEFAULT_RUN_DIR)
+    own, of_first_node = (os.path.join(run_dir, *name) for name in (("program.sock",), ("n1", "program.sock")))
+    return of_first_node if os.path.exists(of_first_node) and not os.path.exists(own) else own
+
+
+class Connection:
+    """Requests and replies, whole messages each. Sending and receiving may be different threads' business."""
+
+    def __init__(self) -> None:
+        if child_id is not None:
+            raise DaemonNotFound(f"child {child_id}: a child cannot be forked further; its parent can, once more")
+        path = socket_path()
+        self._socket = _above_streams(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise DaemonNotFound(
+                f"node at {path}: {error.strerror or error}; start one with `farfork node` or `farfork up`, "
+                "or say where it is with FARFORK_PROGRAM_SOCKET"
+            ) from None
+        self._inode = os.fstat(self._socket.fileno()).st_ino
+
+    def send(self, kind: int, **fields: int | str) -> None:
+        """Sends a request. Raises :class:`OSError` where the daemon has gone."""
+        self._socket.send(_protocol.encode(kind, self._inode, **fields))
+
+    def receive(self) -> tuple[Message, list[int]] | None:
+        """Waits for a reply and the descriptors that come with it; ``None`` at the end.
+
+        In a parent and in each of its children alike, the process waits in the one system call here.
+        """
+        message, fds, _, _ = socket.recv_fds(
+            self._socket, _protocol.MESSAGE_BYTES_MAX, _protocol.FDS_MAX, socket.MSG_CMSG_CLOEXEC
+        )
+        return (_protocol.decode(message), list(fds)) if message else None
+
+    def shut_down(self) -> None:
+        """Ends the connection, so that a thread that waits for a reply is told so."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # The daemon has gone.
+
+    def close(self) -> None:
+        """Gives the descriptor back."""
+        self._socket.close()
+
+
+def _above_streams(made: socket.socket) -> socket.socket:
+    """Numbers 0 to 2 are the standard streams, whatever they lead to: children get others in their place."""
+    if made.fileno() > 2:
+        return made
+    with made:
+        return socket.socket(fileno=fcntl.fcntl(made.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))

@@ -1,0 +1,67 @@
+"""What can go wrong, each with what it happened to, why, and what to do about it."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import BrokenExecutor
+
+
+class Error(Exception):
+    """Everything that this package raises of its own."""
+
+
+class DaemonNotFound(Error):
+    """No daemon listens, or this process may not connect to it."""
+
+
+class CheckpointError(Error):
+    """No seed could be made of this process, which goes on as if nothing had happened."""
+
+
+class ConnectionLost(Error, BrokenExecutor):
+    """The daemon has gone, and the children of the executor with it."""
+
+
+class ChildNotStarted(Error):
+    """A child could not be started; the others are unharmed."""
+
+
+class ChildDied(Error):
+    """A child ended before it gave a result; the others are unharmed."""
+
+    def __init__(self, child: str, cause: str, exit_code: int | None = None, signal_number: int | None = None) -> None:
+        super().__init__(child, cause, exit_code, signal_number)
+        #: Its id, for ``farfork logs``.
+        self.child = child
+        #: Why, in words.
+        self.cause = cause
+        #: What it called ``exit`` with, if it did.
+        self.exit_code = exit_code
+        #: The signal that killed it, if one did.
+        self.signal = signal_number
+
+    def __str__(self) -> str:
+        return f"child {self.child}: {self.cause}; see `farfork logs {self.child}`"
+
+
+class ChildTimeout(ChildDied, TimeoutError):
+    """A child was killed because it ran for longer than the executor allows."""
+
+
+class RemoteTraceback(Exception):
+    """Where in a child an exception was raised: the ``__cause__`` of an exception that came from there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.text}"""'
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

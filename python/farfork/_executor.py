@@ -1,0 +1,240 @@
+"""An executor in the shape of :mod:`concurrent.futures` whose workers are children of this very process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from concurrent.futures import Executor as _Executor
+from functools import partial
+from typing import Any, Callable, Iterable, Iterator, ParamSpec, Sequence, TypeVar
+
+from . import _protocol, _task
+from ._batch import Batch
+from ._checkpoint import checkpoint, one_at_a_time
+from ._connection import Connection
+from ._errors import ConnectionLost, Error
+from ._future import ChildFuture
+from ._protocol import Message, ProtocolError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: How many children of an executor live at once unless it is told otherwise: enough to keep some machines busy, few
+#: enough for their memory, as each has what it writes for itself.
+MAX_CHILDREN = 256
+
+#: A seed that was made and not yet handed over to the executor's connection is dropped after so long, in seconds.
+_HANDOVER = 60.0
+
+
+class Executor(_Executor):
+    """Calls functions in children of this process, forked from its live state onto the nodes of the cluster.
+
+    ``nodes`` are names of nodes, over which the children are spread in turn; without them, those with the fewest
+    children are taken first. At most ``max_children`` live at once. A child that runs for longer than ``timeout``
+    seconds is killed, and its future raises :class:`ChildTimeout`.
+
+    Functions and arguments are not pickled: a child has this process's memory. Results and exceptions are.
+
+    Children end with this process, and so do the seeds that they come from.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[str] | None = None,
+        *,
+        max_children: int = MAX_CHILDREN,
+        timeout: float | None = None,
+    ) -> None:
+        if max_children < 1:
+            raise ValueError("max_children must be 1 or more")
+        if isinstance(nodes, str):
+            nodes = nodes.split(",")
+        self._nodes = ",".join(nodes) if nodes else ""
+        self._max_children = max_children
+        self._timeout = timeout
+        # Held over a checkpoint, and never given back in a child: there the collector's thread stands still.
+        self._changed = threading.Condition(threading.RLock())
+        self._connection: Connection | None = None
+        self._collector: threading.Thread | None = None
+        self._batches: dict[int, Batch] = {}
+        self._numbers = itertools.count(1)
+        self._is_shut_down = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ChildFuture[T]:
+        """Calls ``fn`` in a child. Each call is a checkpoint of its own: for many, :meth:`map` is the faster."""
+        return self._start([partial(fn, *args, **kwargs)])[0]
+
+    def map(
+        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
+    ) -> Iterator[T]:
+        """As :func:`map`, each call in a child of one checkpoint; results come in order.
+
+        The iterator raises :class:`TimeoutError` when a result is not there ``timeout`` seconds after this call, and
+        what a call raised when its turn comes. ``chunksize`` calls in a row share a child. What is left when the
+        iterator is closed or raises is cancelled.
+        """
+        if chunksize < 1:
+            raise ValueError("chunksize must be 1 or more")
+        end = None if timeout is None else time.monotonic() + timeout
+        arguments = list(zip(*iterables))
+        chunks = [arguments[first : first + chunksize] for first in range(0, len(arguments), chunksize)]
+        futures: list[ChildFuture[list[T]]] = self._start([partial(_call_each, fn, chunk) for chunk in chunks])
+        return _in_order(futures, end)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Takes no more calls. With ``wait``, returns when all are over; else calls that run are given up."""
+        with self._changed:
+            self._is_shut_down = True
+            if cancel_futures or not wait:
+                for batch in list(self._batches.values()):
+                    for future in batch.futures:
+                        future.cancel()
+            while wait and self._batches:
+                self._changed.wait()
+            if self._connection is not None:
+                self._connection.shut_down()
+        if wait and self._collector not in (None, threading.current_thread()):
+            assert self._collector is not None
+            self._collector.join()
+
+    def _start(self, calls: list[_task.Call]) -> list[ChildFuture[Any]]:
+        with self._changed:
+            if self._is_shut_down:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            if not calls:
+                return []
+            who = checkpoint(ttl=_HANDOVER)
+            if who.is_child:
+                # Nothing but this number crosses: the call is here already.
+                _task.run(who, calls[int(who.payload)])
+            number = next(self._numbers)
+            futures: list[ChildFuture[Any]] = [
+                ChildFuture(partial(self._give_up, number, index)) for index in range(len(calls))
+            ]
+            try:
+                self._connect()
+                batch = Batch(number, who.id, futures, self._timeout)
+                self._batches[number] = batch
+                self._fork(batch)
+            except OSError as error:
+                self._batches.pop(number, None)
+                raise ConnectionLost(f"the node's daemon: {error}") from None
+            return futures
+
+    def _connect(self) -> Connection:
+        if self._connection is None:
+            # Until the daemon knows it, another thread's checkpoint would be refused because of it.
+            with one_at_a_time:
+                connection = Connection()
+                connection.send(_protocol.HELLO)
+                reply = connection.receive()
+                if reply is None or reply[0].kind != _protocol.WELCOME:
+                    connection.close()
+                    raise OSError(reply[0].get("text") if reply else "it closed the connection")
+            self._connection = connection
+            name = "farfork-executor"
+            self._collector = threading.Thread(target=self._collect, args=(connection,), name=name, daemon=True)
+            self._collector.start()
+        return self._connection
+
+    def _fork(self, batch: Batch) -> None:
+        """Asks for as many children of a batch as may live."""
+        while True:
+            living = sum(len(other.living) for other in self._batches.values())
+            calls = batch.take(self._max_children - living)
+            if not calls:
+                return
+            any_node = 0 if self._nodes else _protocol.FORK_ANY_NODE
+            self._connect().send(
+                _protocol.FORK,
+                batch=batch.number,
+                first=calls.start,
+                count=len(calls),
+                flags=_protocol.FORK_OWNS_SEED | any_node,
+                timeout_ms=round((batch.timeout or 0) * 1000),
+                seed=batch.seed,
+                nodes=self._nodes,
+            )
+
+    def _give_up(self, number: int, index: int) -> None:
+        """A call was cancelled."""
+        with self._changed:
+            batch = self._batches.get(number)
+            if batch is None:
+                return
+            try:
+                if index in batch.living:
+                    self._connect().send(_protocol.KILL, batch=number, index=index)
+                self._advance()
+            except OSError:
+                pass  # The collector finds it out.
+
+    def _advance(self) -> None:
+        """Forks what there is room for now, and forgets the batches that are over."""
+        for batch in list(self._batches.values()):
+            self._fork(batch)
+            if batch.is_over:
+                del self._batches[batch.number]
+                self._connect().send(_protocol.DROP, seed=batch.seed)
+        self._changed.notify_all()
+
+    def _collect(self, connection: Connection) -> None:
+        """The collector's thread: takes what the daemon says until there is nothing more."""
+        cause = "it ended the connection"
+        try:
+            while (reply := connection.receive()) is not None:
+                with self._changed:
+                    settle = self._hear(*reply)
+                # What is called back may wait for others that wait for the lock.
+                settle()
+        except Exception as error:
+            cause = str(error)
+        with self._changed:
+            connection.close()
+            self._connection = None
+            lost = [future for batch in self._batches.values() for future in batch.futures]
+            self._batches.clear()
+            self._changed.notify_all()
+        for future in lost:
+            error = ConnectionLost(f"the node's daemon: {cause}; see its log")
+            future.settle(partial(_raise, error))
+
+    def _hear(self, message: Message, fds: list[int]) -> Callable[[], None]:
+        """Takes a message. Returns what is to be done without the lock."""
+        batch = self._batches.get(message.get("batch", 0))
+        if batch is None:
+            raise ProtocolError(message.get("text", f"a message of kind {message.kind}"))
+        if message.kind == _protocol.STARTED:
+            if batch.started(message):
+                self._connect().send(_protocol.KILL, batch=batch.number, index=message["index"])
+        elif message.kind in (_protocol.ENDED, _protocol.FAILED):
+            settle = batch.ended(message, fds)
+            self._advance()
+            return settle
+        return _nothing
+
+
+def _call_each(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:
+    return [fn(*arguments) for arguments in chunk]
+
+
+def _in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterator[T]:
+    ahead = futures[::-1]
+    futures = []  # A result that has been taken need not be kept.
+    try:
+        while ahead:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            yield from ahead.pop().result(left)
+    finally:
+        for future in ahead:
+            future.cancel()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _raise(error: Error) -> None:
+    raise error

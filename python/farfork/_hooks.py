@@ -1,0 +1,118 @@
+"""The functions that a program has registered with :func:`os.register_at_fork`, run around a checkpoint.
+
+The interpreter keeps them in three lists and runs them from ``os.fork`` only. ``PyOS_AfterFork_Child``, the documented
+way to run them for another fork, would also make the GIL anew and delete the states of all other threads, which in a
+child of farfork go on. So they are run here, and what they do about threads is done as in a parent: a lock that was
+taken before is given back rather than made anew, and no thread is marked as dead.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import traceback
+from typing import Any, Callable
+
+from ._errors import CheckpointError
+
+Hook = Callable[[], object]
+
+_LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
+
+#: Of these modules of the standard library, hooks for children deal with threads that are gone, and nothing else.
+_THREADS_ONLY = frozenset({"threading", "asyncio.events"})
+
+
+class AtFork:
+    """The registered functions, at the time of one checkpoint."""
+
+    def __init__(self) -> None:
+        self._before, self._in_parent, self._in_child = (list(hooks) for hooks in _lists())
+
+    def before(self) -> None:
+        """Those that run before, the latest first."""
+        for hook in reversed(self._before):
+            _run(hook)
+
+    def in_parent(self) -> None:
+        """Those of the parent."""
+        for hook in self._in_parent:
+            _run(hook)
+
+    def in_child(self) -> None:
+        """Those of a child."""
+        for hook in self._in_child:
+            if translated := self._where_threads_live(hook):
+                _run(translated)
+
+    def _where_threads_live(self, hook: Hook) -> Hook | None:
+        """What is to be done in a hook's place in a child whose threads all go on."""
+        owner, name = getattr(hook, "__self__", None), getattr(hook, "__name__", "")
+        module = getattr(hook, "__module__", None)
+        if module in _THREADS_ONLY:
+            return None
+        if module == "logging" and name == "_after_at_fork_child_reinit_locks":
+            # Makes the locks of all handlers anew, which another thread may hold and go on to give back.
+            return sys.modules["logging"]._lock.release  # type: ignore[attr-defined, no-any-return]
+        if isinstance(owner, _LOCK_TYPES) and name == "_at_fork_reinit":
+            return owner.release if self._takes(owner) else None
+        pool = sys.modules.get("concurrent.futures.thread")
+        if owner is not None and owner is getattr(pool, "_threads_queues", None):
+            return None
+        return hook
+
+    def _takes(self, lock: Any) -> bool:
+        """Whether a hook takes this lock before."""
+        return any(
+            getattr(hook, "__self__", None) is lock and getattr(hook, "__name__", "") == "acquire"
+            for hook in self._before
+        )
+
+
+def _mark_before() -> None:
+    """Does nothing; the list that holds it is the one that is looked for."""
+
+
+def _mark_in_parent() -> None:
+    """As :func:`_mark_before`."""
+
+
+def _mark_in_child() -> None:
+    """As :func:`_mark_before`."""
+
+
+_found: tuple[list[Hook], list[Hook], list[Hook]] | None = None
+
+
+def _lists() -> tuple[list[Hook], list[Hook], list[Hook]]:
+    """The interpreter's own lists, which live as long as it does."""
+    global _found
+    if _found is None:
+        os.register_at_fork(before=_mark_before, after_in_parent=_mark_in_parent, after_in_child=_mark_in_child)
+        if gc.get_freeze_count():
+            # What is frozen cannot be found.
+            gc.unfreeze()
+            found = tuple(map(_list_of, (_mark_before, _mark_in_parent, _mark_in_child)))
+            gc.freeze()
+        else:
+            found = tuple(map(_list_of, (_mark_before, _mark_in_parent, _mark_in_child)))
+        _found = (found[0], found[1], found[2])
+    return _found
+
+
+def _list_of(mark: Hook) -> list[Hook]:
+    for holder in gc.get_referrers(mark):
+        if type(holder) is list:
+            return holder
+    raise CheckpointError("this interpreter does not show what was registered with os.register_at_fork; use CPython")
+
+
+def _run(hook: Hook) -> None:
+    """As around ``os.fork``, what a hook raises is told and otherwise ignored."""
+    try:
+        hook()
+    except BaseException:
+        print(f"Exception ignored in {hook!r}:", file=sys.stderr)
+        traceback.print_exc()

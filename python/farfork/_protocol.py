@@ -1,0 +1,135 @@
+"""The messages between a program and its node's daemon, as ``include/farfork_protocol.h`` lays them out and explains
+them: little-endian, without padding. A test compares :func:`layout` with that header."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Iterator, NamedTuple
+
+MAGIC = 0x4D475046
+VERSION = 1
+FDS_MAX = 2
+
+CHECKPOINT, FORK, KILL, DROP, HELLO = 1, 2, 3, 4, 5
+SEED, CHILD, FAILED, STARTED, ENDED, WELCOME = 16, 17, 18, 19, 20, 21
+
+FORK_ANY_NODE, FORK_OWNS_SEED = 1, 2
+ENDED_EXIT, ENDED_SIGNAL, ENDED_LOST = 1, 2, 3
+
+_ID, _NAME, _NODES, _TEXT = "96s", "64s", "4096s", "2048s"
+_PLACE = (("batch", "I"), ("index", "I"))
+
+
+class ProtocolError(Exception):
+    """Bytes that are no message of this version."""
+
+
+class Structure(NamedTuple):
+    """A message: the name of its structure in C, and its fields behind the header."""
+
+    kind: int
+    name: str
+    fields: tuple[tuple[str, str], ...]
+
+    @property
+    def codec(self) -> struct.Struct:
+        return struct.Struct("<" + "".join(code for _, code in (*HEADER, *self.fields)))
+
+
+HEADER = (("magic", "I"), ("version", "H"), ("kind", "H"), ("socket_inode", "Q"))
+
+STRUCTURES = (
+    Structure(CHECKPOINT, "checkpoint_request", (("ttl_ms", "Q"), ("name", _NAME))),
+    Structure(
+        FORK,
+        "fork_request",
+        (
+            ("batch", "I"),
+            ("first", "I"),
+            ("count", "I"),
+            ("flags", "I"),
+            ("timeout_ms", "Q"),
+            ("seed", _ID),
+            ("nodes", _NODES),
+        ),
+    ),
+    Structure(KILL, "kill_request", _PLACE),
+    Structure(DROP, "drop_request", (("seed", _ID),)),
+    Structure(HELLO, "hello_request", ()),
+    Structure(WELCOME, "welcome_reply", (("node", _NAME),)),
+    Structure(SEED, "seed_reply", (("pause_us", "Q"), ("prepare_us", "Q"), ("seed", _ID))),
+    Structure(CHILD, "child_reply", (("index", "I"), ("has_payload", "I"), ("seed", _ID), ("child", _ID))),
+    Structure(FAILED, "failed_reply", (*_PLACE, ("code", "I"), ("reserved", "I"), ("text", _TEXT))),
+    Structure(STARTED, "started_reply", (*_PLACE, ("child", _ID))),
+    Structure(
+        ENDED,
+        "ended_reply",
+        (*_PLACE, ("how", "I"), ("value", "I"), ("has_result", "I"), ("reserved", "I"), ("text", _TEXT)),
+    ),
+)
+
+_BY_KIND = {structure.kind: structure for structure in STRUCTURES}
+
+MESSAGE_BYTES_MAX = max(structure.codec.size for structure in STRUCTURES)
+
+
+class Message(dict[str, Any]):
+    """The fields of a message behind its header, texts as :class:`str`."""
+
+    kind: int
+
+
+def encode(kind: int, socket_inode: int, **fields: int | str) -> bytes:
+    """A request, whose absent fields are zero or empty.
+
+    Raises :class:`ValueError` where a text is too long for its field.
+    """
+    structure = _BY_KIND[kind]
+    values = [_value(name, code, fields.pop(name, "" if code.endswith("s") else 0)) for name, code in structure.fields]
+    assert not fields, f"{structure.name} has no {fields}"
+    return structure.codec.pack(MAGIC, VERSION, kind, socket_inode, *values)
+
+
+def decode(message: bytes) -> Message:
+    """A reply. Raises :class:`ProtocolError`."""
+    header = struct.Struct("<" + "".join(code for _, code in HEADER))
+    if len(message) < header.size:
+        raise ProtocolError(f"a message of {len(message)} bytes")
+    magic, version, kind, _ = header.unpack_from(message)
+    structure = _BY_KIND.get(kind)
+    if magic != MAGIC or version != VERSION or structure is None or len(message) != structure.codec.size:
+        raise ProtocolError(f"kind {kind}, version {version}, {len(message)} bytes")
+    values = structure.codec.unpack(message)[len(HEADER) :]
+    decoded = Message()
+    decoded.kind = kind
+    for (name, _), value in zip(structure.fields, values):
+        decoded[name] = value.partition(b"\0")[0].decode(errors="replace") if isinstance(value, bytes) else value
+    return decoded
+
+
+def _value(name: str, code: str, value: int | str) -> int | bytes:
+    if isinstance(value, int):
+        return value
+    text = value.encode()
+    # One byte is left for the zero at its end.
+    if len(text) >= struct.calcsize(code) or b"\0" in text:
+        raise ValueError(f"{name} `{value}`: it is longer than {struct.calcsize(code) - 1} bytes, or has a zero byte")
+    return text
+
+
+def layout() -> Iterator[tuple[str, str, int, int]]:
+    """Structure, field (``-`` for the structure itself), offset and size, for a test to compare."""
+    header_bytes = struct.calcsize("<" + "".join(code for _, code in HEADER))
+    yield ("header", "-", 0, header_bytes)
+    yield from _rows("header", HEADER, 0)
+    for structure in STRUCTURES:
+        yield (structure.name, "-", 0, structure.codec.size)
+        yield (structure.name, "header", 0, header_bytes)
+        yield from _rows(structure.name, structure.fields, header_bytes)
+
+
+def _rows(name: str, fields: tuple[tuple[str, str], ...], offset: int) -> Iterator[tuple[str, str, int, int]]:
+    for field, code in fields:
+        size = struct.calcsize("<" + code)
+        yield (name, field, offset, size)
+        offset += size

@@ -1,0 +1,23 @@
+"""What must differ between children, and does not by itself: the states of generators of random numbers.
+
+The kernel's (``os.urandom``, ``secrets``, ``uuid.uuid4``) differs anyway. ``random`` has a hook of its own for forks.
+The others here either have none or tell a fork by a new process id, and a child of farfork keeps its parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_ENTROPY_BYTES = 48
+
+
+def reseed() -> None:
+    """Seeds the generators of those libraries that this process has loaded."""
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    if ssl := sys.modules.get("ssl"):
+        # Mixed into OpenSSL's first generator, which makes each thread's seed itself anew.
+        ssl.RAND_add(os.urandom(_ENTROPY_BYTES), float(_ENTROPY_BYTES))
+    if tempfile := sys.modules.get("tempfile"):
+        tempfile._name_sequence = None

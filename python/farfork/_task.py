@@ -1,0 +1,63 @@
+"""A function's call in a child, and its outcome on the way back."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import traceback
+from typing import Any, Callable, NoReturn
+
+from ._checkpoint import Child
+from ._errors import RemoteTraceback
+
+#: What a child runs.
+Call = Callable[[], Any]
+
+_PROTOCOL = 5
+
+
+def run(child: Child, call: Call) -> NoReturn:
+    """Runs a call and ends the child, whatever comes of it."""
+    try:
+        child.write_result(_outcome(call))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):
+            pass
+    # Other threads, and what was registered with atexit, are the parent's.
+    os._exit(status)
+
+
+def _outcome(call: Call) -> bytes:
+    try:
+        return pickle.dumps((True, call()), _PROTOCOL)
+    except BaseException as error:
+        return _failure(error)
+
+
+def _failure(error: BaseException) -> bytes:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    error.__traceback__ = None
+    try:
+        pickled = pickle.dumps((False, (error, text)), _PROTOCOL)
+        pickle.loads(pickled)  # An exception whose constructor wants more than its arguments says so only here.
+        return pickled
+    except Exception:
+        stand_in = RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
+        return pickle.dumps((False, (stand_in, text)), _PROTOCOL)
+
+
+def read(result: bytes) -> Any:
+    """What a call gave. Raises what it raised, with the child's traceback as its cause."""
+    is_value, content = pickle.loads(result)
+    if is_value:
+        return content
+    error, text = content
+    error.__cause__ = RemoteTraceback(text)
+    raise error
