@@ -39,10 +39,16 @@ pub(super) struct Batch {
 struct Children {
     /// The program has gone: there shall be none.
     is_over: bool,
-    running: HashMap<Position, ChildId>,
+    running: HashMap<Position, Running>,
     /// By the node that the children run on.
     tenders: HashMap<NodeName, mpsc::UnboundedSender<Tended>>,
     tasks: JoinSet<()>,
+}
+
+struct Running {
+    child: ChildId,
+    /// The program wanted its end.
+    is_killed: bool,
 }
 
 impl Batches {
@@ -60,8 +66,9 @@ impl Batches {
     /// Kills a child; nothing happens where there is none.
     pub(super) fn kill(&self, position: Position) {
         let mut children = self.0.children();
-        if let Some(child) = children.running.get(&position).cloned() {
-            let node = self.0.node.clone();
+        if let Some(running) = children.running.get_mut(&position) {
+            running.is_killed = true;
+            let (child, node) = (running.child.clone(), self.0.node.clone());
             children.spawn(async move { kill(&node, child).await });
         }
     }
@@ -73,7 +80,7 @@ impl Drop for Batches {
         children.is_over = true;
         children.tasks.abort_all();
         children.tenders.clear();
-        for (_, child) in children.running.drain() {
+        for (_, Running { child, .. }) in children.running.drain() {
             let node = self.0.node.clone();
             tokio::spawn(async move { kill(&node, child).await });
         }
@@ -130,7 +137,7 @@ impl Batch {
         let is_over = {
             let mut children = self.children();
             if !children.is_over {
-                children.running.insert(position, id.clone());
+                children.running.insert(position, Running { child: id.clone(), is_killed: false });
             }
             children.is_over
         };
@@ -161,9 +168,17 @@ impl Batch {
         children.spawn(async move { tender::tend(&batch, &node, inbox).await });
     }
 
-    /// A child has ended, and is no longer there to be killed.
-    pub(super) fn forget(&self, position: Position) {
-        self.children().running.remove(&position);
+    /// A child has ended, and is no longer there to be killed. Nobody will ask for one that the program killed.
+    pub(super) fn ended(&self, position: Position) {
+        let mut children = self.children();
+        if let Some(Running { child, is_killed: true }) = children.running.remove(&position) {
+            let node = self.node.clone();
+            children.spawn(async move {
+                if let Err(error) = service::remove(&node, v1::RemoveRequest { child: child.to_string() }).await {
+                    tracing::debug!(%error, "a child that was killed is still listed");
+                }
+            });
+        }
     }
 
     async fn failed(&self, (batch, index): Position, failure: &Failure) {

@@ -83,7 +83,7 @@ impl Connection {
                     if self.registered.is_none() {
                         self.registered = Some(self.registry.register(self.pid, socket_inode));
                     }
-                    self.grant(socket_inode, wish).await?;
+                    self.grant(socket, socket_inode, wish).await?;
                 }
                 Err(error) => {
                     let object = format!("process {}", self.pid);
@@ -94,13 +94,10 @@ impl Connection {
         Ok(())
     }
 
-    async fn grant(&mut self, socket_inode: u64, wish: Wish) -> io::Result<()> {
+    async fn grant(&mut self, socket: &Socket, socket_inode: u64, wish: Wish) -> io::Result<()> {
         match wish {
             Wish::Checkpoint { name, ttl } => match self.checkpoint(socket_inode, name, ttl).await {
-                Ok(seed) => {
-                    let v1::Seed { id, pause_us, prepare_us, .. } = seed;
-                    self.reply(Reply::Seed { seed: &id, pause_us, prepare_us }).await
-                }
+                Ok(seed) => self.tell_parent(socket, seed).await,
                 Err(failure) => self.fail(&failure).await,
             },
             Wish::Fork(fork) => {
@@ -130,6 +127,18 @@ impl Connection {
         let sockets = self.registry.sockets(self.pid, socket_inode);
         let options = PrepareOptions { name, freeze: false, ttl_ms, sockets };
         service::prepare_with(&self.node, self.pid, options).await
+    }
+
+    /// Where the program has gone meanwhile, nobody would know of the seed: it is dropped.
+    async fn tell_parent(&self, socket: &Socket, seed: v1::Seed) -> io::Result<()> {
+        let v1::Seed { id, pause_us, prepare_us, .. } = seed;
+        let told = socket.send(&Reply::Seed { seed: &id, pause_us, prepare_us }.encode(), &[]).await;
+        if told.is_err()
+            && let Ok(id) = id.parse()
+        {
+            drop_seed(self.node.clone(), id);
+        }
+        told
     }
 
     async fn fail(&self, failure: &Failure) -> io::Result<()> {

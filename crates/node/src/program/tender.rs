@@ -133,7 +133,7 @@ fn append(result: &mut Option<File>, piece: &[u8]) -> io::Result<()> {
 
 /// Tells of a child's end.
 async fn conclude(batch: &Batch, tended: Tended, end: End<'_>) {
-    batch.forget(tended.position);
+    batch.ended(tended.position);
     let result = tended.result.and_then(|file| memfd::sealed_for_reading(&file).ok());
     let (number, index) = tended.position;
     batch.reply(Reply::Ended { batch: number, index, end, has_result: result.is_some() }, result).await;

@@ -37,7 +37,7 @@ pub(super) async fn unpause(node: &Node, request: v1::UnpauseRequest) -> Result<
     }
 }
 
-pub(super) async fn remove(node: &Node, request: v1::RemoveRequest) -> Result<v1::RemoveResponse, Failure> {
+pub(crate) async fn remove(node: &Node, request: v1::RemoveRequest) -> Result<v1::RemoveResponse, Failure> {
     let id = child_id(&request.child)?;
     match place_of_child(node, &id)? {
         Place::Here => node.children.remove(&id).await.map(|()| v1::RemoveResponse {}),

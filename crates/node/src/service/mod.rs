@@ -12,7 +12,7 @@ mod start;
 mod stream;
 mod tend;
 
-pub(crate) use children::kill;
+pub(crate) use children::{kill, remove};
 pub(crate) use control::ControlService;
 pub(crate) use fork::fork;
 pub(crate) use peer::PeerService;
