@@ -87,7 +87,8 @@ fn keep_promise(measure: impl Fn() -> (bool, String)) {
     for _ in 0..ATTEMPTS {
         let (is_kept, figures) = measure();
         if is_kept {
-            println!("  {figures}");
+            // Not among the lines of the runner, which others read.
+            eprintln!("  {figures}");
             return;
         }
         broken.push(figures);
