@@ -1,4 +1,5 @@
-//! Containers ahead of need: a thread keeps a number of them built; who takes one makes it build the next.
+//! Containers ahead of need: a thread keeps a number of them built; who takes one makes it build the next. Those with a
+//! shared root are kept once the first was asked for.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ const SIZE_MAX: usize = 256;
 /// Pause after a container could not be built, in milliseconds; a request that waits is told at once.
 const RETRY_MS: u64 = 500;
 
-/// Containers with an overlay root, ready to be taken. Dropping it ends those that were not taken.
+/// Containers ready to be taken. Dropping it ends those that were not taken.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
@@ -37,7 +38,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    ready: VecDeque<Container>,
+    overlay: Shelf,
+    shared: Shelf,
     /// Containers that no longer show the node's mounts as they are: for the filler to end.
     stale: Vec<Container>,
     /// Requests that wait.
@@ -48,17 +50,27 @@ struct State {
     stopping: bool,
 }
 
+/// The containers of one kind.
+#[derive(Debug, Default)]
+struct Shelf {
+    ready: VecDeque<Container>,
+    /// How many shall be ready.
+    size: usize,
+}
+
 impl Pool {
-    /// Starts to keep `size` containers ready (at least 1, at most 256). They are built in the background; what cannot
+    /// Starts to keep `size` containers of each kind ready (at least 1, at most 256). They are built in the background; what cannot
     /// work at all, such as a missing init program, is an error now.
     ///
     /// # Errors
     /// [`ContainerError`] as the first step that fails.
     pub fn start(config: ContainerConfig, size: usize) -> Result<Self, ContainerError> {
+        let size = size.clamp(1, SIZE_MAX);
+        let overlay = Shelf { size, ..Shelf::default() };
         let shared = Arc::new(Shared {
             builder: Arc::new(Builder::new(config)?),
-            size: size.clamp(1, SIZE_MAX),
-            state: Mutex::default(),
+            size,
+            state: Mutex::new(State { overlay, ..State::default() }),
             wanted: Condvar::new(),
             supplied: Condvar::new(),
         });
@@ -75,12 +87,13 @@ impl Pool {
         self.shared.builder.cgroups()
     }
 
-    /// How many containers are ready to be taken.
-    pub fn ready(&self) -> usize {
-        self.shared.lock().ready.len()
+    /// How many containers of a kind are ready to be taken.
+    pub fn ready(&self, root: RootSpec) -> usize {
+        self.shared.lock().shelf(root).ready.len()
     }
 
-    /// Takes a container, waiting for it until `deadline`. One with a shared root is built for the request.
+    /// Takes a container, waiting for it until `deadline`. One with a shared root is built for the request where none is
+    /// ready.
     ///
     /// # Errors
     /// [`ContainerError::Empty`] when the time is over, [`ContainerError::Build`] when none is ready and one could not
@@ -88,7 +101,7 @@ impl Pool {
     pub fn take(&self, root: RootSpec, deadline: Instant) -> Result<Container, ContainerError> {
         match root {
             RootSpec::Overlay => self.shared.take_ready(deadline),
-            RootSpec::Shared => self.shared.builder.build(root),
+            RootSpec::Shared => self.shared.take_or_build(),
         }
     }
 }
@@ -102,7 +115,8 @@ impl Drop for Pool {
             let _ = filler.join();
         }
         let mut state = self.shared.lock();
-        let unused = (std::mem::take(&mut state.ready), std::mem::take(&mut state.stale));
+        let State { overlay, shared, stale, .. } = &mut *state;
+        let unused = (std::mem::take(overlay), std::mem::take(shared), std::mem::take(stale));
         drop(state);
         drop(unused);
         self.shared.builder.close();
@@ -110,10 +124,24 @@ impl Drop for Pool {
 }
 
 impl State {
+    fn shelf(&mut self, root: RootSpec) -> &mut Shelf {
+        match root {
+            RootSpec::Overlay => &mut self.overlay,
+            RootSpec::Shared => &mut self.shared,
+        }
+    }
+
+    /// Of which kind too few are ready. Nobody waits for one with a shared root.
+    fn lacking(&self) -> Option<RootSpec> {
+        let lacks = |shelf: &Shelf| shelf.ready.len() < shelf.size;
+        let overlay = lacks(&self.overlay).then_some(RootSpec::Overlay);
+        overlay.or_else(|| lacks(&self.shared).then_some(RootSpec::Shared))
+    }
+
     /// The container that has waited longest, if there is one that is as one built now would be.
-    fn pop_current(&mut self) -> Option<Container> {
+    fn pop_current(&mut self, root: RootSpec) -> Option<Container> {
         loop {
-            match self.ready.pop_front()? {
+            match self.shelf(root).ready.pop_front()? {
                 container if container.is_current() => return Some(container),
                 container => self.stale.push(container),
             }
@@ -122,6 +150,15 @@ impl State {
 }
 
 impl Shared {
+    /// One with a shared root; the first makes the filler keep more of them.
+    fn take_or_build(&self) -> Result<Container, ContainerError> {
+        let ready = self.lock().pop_current(RootSpec::Shared);
+        let container = ready.map_or_else(|| self.builder.build(RootSpec::Shared), Ok)?;
+        self.lock().shared.size = self.size;
+        self.wanted.notify_one();
+        Ok(container)
+    }
+
     fn take_ready(&self, deadline: Instant) -> Result<Container, ContainerError> {
         let began = Instant::now();
         let mut state = self.lock();
@@ -131,7 +168,7 @@ impl Shared {
             if state.stopping {
                 break Err(ContainerError::Stopping { node: self.node() });
             }
-            if let Some(container) = state.pop_current() {
+            if let Some(container) = state.pop_current(RootSpec::Overlay) {
                 break Ok(container);
             }
             if let Some(cause) = state.last_failure.clone().filter(|_| state.failures != failures) {
@@ -161,16 +198,18 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            if state.ready.len() >= self.size {
+            let Some(root) = state.lacking() else {
                 state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
-            }
+            };
             drop(state);
-            let built = self.builder.build(RootSpec::Overlay);
+            let built = self.builder.build(root);
             state = self.lock();
-            match built {
-                Ok(container) => state.ready.push_back(container),
-                Err(error) => state = self.note_failure(state, error),
+            match (built, root) {
+                (Ok(container), root) => state.shelf(root).ready.push_back(container),
+                (Err(error), RootSpec::Overlay) => state = self.note_failure(state, error),
+                // Who asks for the next one is told what is wrong.
+                (Err(_), RootSpec::Shared) => state.shared.size = 0,
             }
             self.supplied.notify_all();
         }

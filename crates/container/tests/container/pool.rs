@@ -13,9 +13,9 @@ use crate::probe::{Node, ask, take, try_ask, until};
 fn the_pool_refills() {
     let node = Node::new();
     let pool = node.pool(3);
-    until("three are ready", || pool.ready() == 3);
+    until("three are ready", || pool.ready(RootSpec::Overlay) == 3);
     let taken: Vec<_> = (0..5).map(|_| take(&pool, RootSpec::Overlay)).collect();
-    until("three are ready again", || pool.ready() == 3);
+    until("three are ready again", || pool.ready(RootSpec::Overlay) == 3);
     let mut ids: Vec<_> = taken.iter().map(|container| container.id().to_owned()).collect();
     ids.dedup();
     assert_eq!(ids.len(), 5);
@@ -62,7 +62,7 @@ fn a_missing_directory_is_named() {
 fn an_empty_pool_says_how_long_was_waited() {
     let node = Node::new();
     let pool = node.pool(1);
-    until("one is ready", || pool.ready() == 1);
+    until("one is ready", || pool.ready(RootSpec::Overlay) == 1);
     let _taken = take(&pool, RootSpec::Overlay);
     let error = pool.take(RootSpec::Overlay, Instant::now()).unwrap_err();
     assert!(matches!(error, ContainerError::Empty { size: 1, .. }), "{error}");
@@ -89,7 +89,7 @@ fn a_file_system_mounted_since_is_shown() {
     let point = node.path().join("new");
     fs::create_dir(&point).unwrap();
     let pool = node.pool(2);
-    until("two are ready", || pool.ready() == 2);
+    until("two are ready", || pool.ready(RootSpec::Overlay) == 2);
     let mount = |arguments: &[&str]| Command::new(arguments[0]).args(&arguments[1..]).arg(&point).status().unwrap();
     assert!(mount(&["mount", "-t", "tmpfs", "none"]).success());
     fs::write(point.join("file"), "contents").unwrap();
@@ -128,7 +128,7 @@ fn what_a_crashed_daemon_left_is_removed() {
     let group = container.cgroup().clone();
     let init = ProcessIdentity::of(container.init_pid()).unwrap();
     ask(&container, "S");
-    until("one is ready", || pool.ready() == 1);
+    until("one is ready", || pool.ready(RootSpec::Overlay) == 1);
     // Nothing is dropped: that is the crash. A stranger's record, and a group made just before the crash, are there too.
     std::mem::forget((container, pool));
     let me = ProcessIdentity::of(std::process::id().cast_signed()).unwrap();
@@ -141,4 +141,18 @@ fn what_a_crashed_daemon_left_is_removed() {
     assert!(group.directories().all(|directory| !directory.exists()));
     farfork_container::NodeCgroups::create(&node.config.cgroup_root_name).unwrap().remove_empty();
     assert_eq!(node.cgroup_dirs(), [""; 0]);
+}
+
+#[test]
+fn shared_roots_are_kept_ready_once_one_was_asked_for() {
+    let node = Node::new();
+    let pool = node.pool(2);
+    until("overlays are ready", || pool.ready(RootSpec::Overlay) == 2);
+    assert_eq!(pool.ready(RootSpec::Shared), 0);
+    let first = take(&pool, RootSpec::Shared);
+    until("shared roots are ready", || pool.ready(RootSpec::Shared) == 2);
+    let second = take(&pool, RootSpec::Shared);
+    assert_ne!(first.id(), second.id());
+    assert_eq!(second.root(), RootSpec::Shared);
+    until("shared roots are ready again", || pool.ready(RootSpec::Shared) == 2);
 }
