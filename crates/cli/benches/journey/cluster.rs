@@ -31,6 +31,8 @@ pub(crate) struct Cluster {
     /// Taken when it ends.
     local: Option<LocalCluster>,
     client: Client,
+    /// Paths that children share.
+    shared: Vec<String>,
     scratch: TempDir,
 }
 
@@ -57,8 +59,8 @@ pub(crate) struct Child {
 }
 
 impl Cluster {
-    /// Starts both nodes with the binary of this build.
-    pub(crate) async fn start() -> anyhow::Result<Self> {
+    /// Starts both nodes with the binary of this build. Children will share these paths of theirs.
+    pub(crate) async fn start(shared: Vec<String>) -> anyhow::Result<Self> {
         let scratch = tempfile::tempdir_in(SCRATCH_PARENT)?;
         let name = format!("bench-{}", std::process::id());
         let run_dir = scratch.path().join("run");
@@ -71,7 +73,7 @@ impl Cluster {
                 return Err(error);
             }
         };
-        Ok(Self { local: Some(local), client, scratch })
+        Ok(Self { local: Some(local), client, shared, scratch })
     }
 
     /// A directory that goes away with the cluster.
@@ -107,6 +109,7 @@ impl Cluster {
             nodes: vec![TARGET.to_owned()],
             count: 1,
             payloads: vec![payload.as_bytes().to_vec()],
+            options: Some(v1::ChildOptions { shared: self.shared.clone(), ..Default::default() }),
             ..Default::default()
         };
         let (sent, sent_at) = (Instant::now(), SystemTime::now());

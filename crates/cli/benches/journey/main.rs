@@ -36,6 +36,9 @@ struct Options {
     /// Samples of each figure.
     #[arg(long, default_value_t = 20)]
     runs: usize,
+    /// A path of the node that the children share, as with `farfork fork --shared`.
+    #[arg(long)]
+    shared: Vec<String>,
     /// Print each sample, one JSON object a line, in the table's place.
     #[arg(long)]
     json: bool,
@@ -62,7 +65,7 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 async fn measure_all(options: &Options, report: &mut Report) -> anyhow::Result<()> {
-    let mut cluster = Cluster::start().await?;
+    let mut cluster = Cluster::start(options.shared.clone()).await?;
     let program = cluster.scratch().join("parent");
     parent::compile(&program)?;
     for mib in &options.mib {

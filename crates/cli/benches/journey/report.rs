@@ -10,32 +10,30 @@ use crate::samples::{Metric, Samples, Spread};
 type Column = (&'static str, fn(&Samples) -> String);
 
 const PREPARE: &[Column] = &[
-    ("fork()", |samples| spread(samples, Metric::LocalFork, 1000.0, 2)),
-    ("pause", |samples| spread(samples, Metric::Pause, 1000.0, 2)),
-    ("pause − fork()", |samples| {
-        format!("{:+.2}", (samples.spread(Metric::Pause).median - samples.spread(Metric::LocalFork).median) / 1000.0)
-    }),
-    ("prepare", |samples| spread(samples, Metric::Prepare, 1000.0, 2)),
-    ("prepare, as asked", |samples| spread(samples, Metric::PrepareAnswer, 1000.0, 2)),
+    ("fork()", |samples| spread(samples, Metric::LocalFork, 1000.0)),
+    ("pause", |samples| spread(samples, Metric::Pause, 1000.0)),
+    ("pause − fork()", |samples| text(samples.difference(Metric::Pause, Metric::LocalFork), 1000.0)),
+    ("prepare", |samples| spread(samples, Metric::Prepare, 1000.0)),
+    ("prepare, as asked", |samples| spread(samples, Metric::PrepareAnswer, 1000.0)),
 ];
 
 const RESUME: &[Column] = &[
-    ("back to back", |samples| spread(samples, Metric::Resume, 1000.0, 2)),
-    ("after 150 ms idle", |samples| spread(samples, Metric::ResumeIdle, 1000.0, 2)),
-    ("first of a seed", |samples| spread(samples, Metric::ResumeFirst, 1000.0, 2)),
-    ("of that, on its node", |samples| spread(samples, Metric::Engine, 1000.0, 2)),
-    ("child has the time", |samples| spread(samples, Metric::Spoke, 1000.0, 2)),
-    ("answer", |samples| spread(samples, Metric::Answer, 1000.0, 2)),
+    ("back to back", |samples| spread(samples, Metric::Resume, 1000.0)),
+    ("after 150 ms idle", |samples| spread(samples, Metric::ResumeIdle, 1000.0)),
+    ("first of a seed", |samples| spread(samples, Metric::ResumeFirst, 1000.0)),
+    ("of that, on its node", |samples| spread(samples, Metric::Engine, 1000.0)),
+    ("child has the time", |samples| spread(samples, Metric::Spoke, 1000.0)),
+    ("answer", |samples| spread(samples, Metric::Answer, 1000.0)),
 ];
 
 const TOUCH: &[Column] = &[
-    ("child, every page", |samples| spread(samples, Metric::Touch, 1.0, 2)),
-    ("copy over the link", |samples| spread(samples, Metric::LinkCopy, 1.0, 2)),
+    ("child, every page", |samples| spread(samples, Metric::Touch, 1.0)),
+    ("copy over the link", |samples| spread(samples, Metric::LinkCopy, 1.0)),
     ("child ÷ link", |samples| {
         let ratio = samples.spread(Metric::Touch).median / samples.spread(Metric::LinkCopy).median;
         format!("{ratio:.1}")
     }),
-    ("local copy-on-write", |samples| spread(samples, Metric::LocalCopy, 1.0, 2)),
+    ("local copy-on-write", |samples| spread(samples, Metric::LocalCopy, 1.0)),
 ];
 
 /// What was measured so far.
@@ -91,7 +89,10 @@ impl Report {
     }
 }
 
-fn spread(samples: &Samples, metric: Metric, unit: f64, digits: usize) -> String {
-    let Spread { median, low, high } = samples.spread(metric);
-    format!("{:.digits$} ({:.digits$}–{:.digits$})", median / unit, low / unit, high / unit)
+fn spread(samples: &Samples, metric: Metric, unit: f64) -> String {
+    text(samples.spread(metric), unit)
+}
+
+fn text(Spread { median, low, high }: Spread, unit: f64) -> String {
+    format!("{:.2} ({:.2}–{:.2})", median / unit, low / unit, high / unit)
 }

@@ -84,9 +84,26 @@ impl Samples {
 
     /// The spread of a figure, which was measured.
     pub(crate) fn spread(&self, metric: Metric) -> Spread {
-        let mut sorted = self.values.get(&metric).cloned().unwrap_or_else(|| vec![f64::NAN]);
-        sorted.sort_by(f64::total_cmp);
-        let at = |part: f64| sorted[((sorted.len() - 1) as f64 * part).round() as usize];
-        Spread { median: at(0.5), low: at(0.1), high: at(0.9) }
+        Spread::of(self.of(metric).to_vec())
+    }
+
+    /// The spread of the differences between two figures that were measured in pairs: what disturbs both disturbs it less.
+    pub(crate) fn difference(&self, metric: Metric, floor: Metric) -> Spread {
+        Spread::of(self.of(metric).iter().zip(self.of(floor)).map(|(value, floor)| value - floor).collect())
+    }
+
+    fn of(&self, metric: Metric) -> &[f64] {
+        self.values.get(&metric).map_or(&[], Vec::as_slice)
+    }
+}
+
+impl Spread {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let at = |part: f64| {
+            let index = (samples.len().saturating_sub(1) as f64 * part).round() as usize;
+            samples.get(index).copied().unwrap_or(f64::NAN)
+        };
+        Self { median: at(0.5), low: at(0.1), high: at(0.9) }
     }
 }
