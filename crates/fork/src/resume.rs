@@ -111,9 +111,8 @@ impl SeedSource {
     /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
     pub fn fetch(key: Arc<SeedKey>, owner: Address, deadline: Instant) -> Result<Self, ResumeError> {
         let mut connection = farfork_fabric::connect(&owner).map_err(ResumeError::local("a connection"))?;
-        let bytes =
-            farfork_fabric::fetch(&mut *connection, &key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES_MAX, deadline)
-                .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
+        let bytes = farfork_fabric::fetch(&mut *connection, &key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES_MAX, deadline)
+            .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
         let descriptor = Arc::new(farfork_wire::descriptor::decode(&bytes)?);
         Ok(Self { key, owner, descriptor })
     }
@@ -160,7 +159,8 @@ impl SeedSource {
 /// [`ResumeError`]; the caller drops the container, and tells the pager to release the child. A child that the pager
 /// refuses may have run up to the first page that it misses.
 pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
-    let ResumeRequest { child, directory, source, container, streams, caller, payload, paused, strategy, limit } = request;
+    let ResumeRequest { child, directory, source, container, streams, caller, payload, paused, strategy, limit } =
+        request;
     let deadline = Instant::now() + limit;
     let payload = payload.map(|bytes| container.put_file(PAYLOAD_NAME, bytes, 0o444)).transpose()?;
     let prepared = Prepared::new(ChildPlan {

@@ -43,9 +43,7 @@ impl ProcessIdentity {
             Err(error) => return Err(error),
         };
         // Compared after the descriptor was opened: from here on it cannot come to mean another.
-        Ok(Self::of(self.pid)
-            .is_ok_and(|now| now == *self)
-            .then_some(pidfd))
+        Ok(Self::of(self.pid).is_ok_and(|now| now == *self).then_some(pidfd))
     }
 }
 
@@ -58,12 +56,10 @@ impl fmt::Display for ProcessIdentity {
 impl FromStr for ProcessIdentity {
     type Err = io::Error;
     fn from_str(text: &str) -> io::Result<Self> {
-        let parsed = text.trim().split_once('@').and_then(|(pid, ticks)| {
-            Some(Self {
-                pid: pid.parse().ok()?,
-                start_ticks: ticks.parse().ok()?,
-            })
-        });
+        let parsed = text
+            .trim()
+            .split_once('@')
+            .and_then(|(pid, ticks)| Some(Self { pid: pid.parse().ok()?, start_ticks: ticks.parse().ok()? }));
         parsed.ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
@@ -77,10 +73,7 @@ mod tests {
         let me = ProcessIdentity::of(std::process::id().cast_signed()).unwrap();
         assert!(me.open().unwrap().is_some());
         assert_eq!(me.to_string().parse::<ProcessIdentity>().unwrap(), me);
-        let other = ProcessIdentity {
-            start_ticks: me.start_ticks + 1,
-            ..me
-        };
+        let other = ProcessIdentity { start_ticks: me.start_ticks + 1, ..me };
         assert!(other.open().unwrap().is_none());
         assert!("12".parse::<ProcessIdentity>().is_err());
     }

@@ -5,8 +5,8 @@
 pub mod alarm;
 pub mod cgroup;
 pub mod clock;
-pub mod cpu;
 pub mod clone;
+pub mod cpu;
 pub mod fdpass;
 pub mod fork;
 pub mod identity;

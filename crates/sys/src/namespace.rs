@@ -7,9 +7,7 @@ use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{chdir, pivot_root};
-use rustix::thread::{
-    ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe,
-};
+use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
 
 /// Gives the calling thread mount, UTS, IPC and network namespaces of its own (and, with the first, its own root and
 /// working directory). Processes that it starts are born there.
@@ -17,8 +15,7 @@ use rustix::thread::{
 /// # Errors
 /// As unshare(2): EPERM without CAP_SYS_ADMIN, ENOSPC at a limit on namespaces.
 pub fn unshare_container() -> io::Result<()> {
-    let flags =
-        UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC | UnshareFlags::NEWNET;
+    let flags = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC | UnshareFlags::NEWNET;
     // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
     Ok(unsafe { unshare_unsafe(flags) }?)
 }
@@ -31,10 +28,7 @@ pub fn enter_mounts(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     // A thread that shares its root and working directory with others may not change its mount namespace.
     // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
     unsafe { unshare_unsafe(UnshareFlags::FS) }?;
-    Ok(move_into_thread_name_spaces(
-        pidfd,
-        ThreadNameSpaceType::MOUNT,
-    )?)
+    Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::MOUNT)?)
 }
 
 /// Moves the calling thread into the network namespace held open as `netns`.
@@ -43,10 +37,7 @@ pub fn enter_mounts(pidfd: BorrowedFd<'_>) -> io::Result<()> {
 /// As setns(2).
 pub fn enter_network(netns: BorrowedFd<'_>) -> io::Result<()> {
     use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-    Ok(move_into_link_name_space(
-        netns,
-        Some(LinkNameSpaceType::Network),
-    )?)
+    Ok(move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?)
 }
 
 /// Makes the mount at `new_root` the root of the calling thread's mount namespace and lets go of the old one. No mount
@@ -67,12 +58,7 @@ pub fn pivot(new_root: &Path) -> io::Result<()> {
 /// # Errors
 /// As ioctl(SIOCSIFFLAGS).
 pub fn raise_loopback() -> io::Result<()> {
-    let socket = rustix::net::socket_with(
-        AddressFamily::INET,
-        SocketType::DGRAM,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket = rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // SAFETY: all-zero bytes are a valid ifreq, a plain C struct of bytes, numbers and pointers.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {

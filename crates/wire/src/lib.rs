@@ -9,9 +9,9 @@ pub mod frame;
 pub mod id;
 pub mod token;
 
+pub use descriptor::Descriptor;
 pub use id::{ChildId, IdError, NodeName, SeedId};
 pub use token::Token;
-pub use descriptor::Descriptor;
 
 /// Size of a page of memory, in bytes. farfork runs on x86-64, where the base page has one size.
 pub const PAGE_SIZE: u64 = 4096;

@@ -35,9 +35,9 @@ use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
 use crate::run_dir::RunDir;
 
+use nest::Nests;
 pub(crate) use options::{SeedAccess, StartOptions};
 pub(crate) use pager::{PagerError, PagerLink};
-use nest::Nests;
 use unfinished::Unfinished;
 
 /// Descriptors of seeds that are kept after a fork, for the next one: a node works with few seeds at a time.

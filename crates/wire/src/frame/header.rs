@@ -27,14 +27,7 @@ pub enum Kind {
 
 impl Kind {
     fn from_number(number: u8) -> Option<Self> {
-        let known = [
-            Self::Open,
-            Self::Read,
-            Self::AskGrants,
-            Self::Data,
-            Self::Refused,
-            Self::Granted,
-        ];
+        let known = [Self::Open, Self::Read, Self::AskGrants, Self::Data, Self::Refused, Self::Granted];
         known.into_iter().find(|kind| *kind as u8 == number)
     }
 
@@ -75,17 +68,8 @@ impl Header {
     /// # Panics
     /// When the body is longer than its kind may be: the sender must not build such frames.
     pub fn of(kind: Kind, id: u64, body: &[u8]) -> Self {
-        assert!(
-            body.len() <= kind.body_bytes_max(),
-            "a {kind:?} frame of {} bytes",
-            body.len()
-        );
-        Self {
-            kind,
-            body_bytes: body.len() as u32,
-            id,
-            body_crc: crc32c::crc32c(body),
-        }
+        assert!(body.len() <= kind.body_bytes_max(), "a {kind:?} frame of {} bytes", body.len());
+        Self { kind, body_bytes: body.len() as u32, id, body_crc: crc32c::crc32c(body) }
     }
 
     /// As bytes.
@@ -117,17 +101,9 @@ impl Header {
         let number = u8::try_from(first).map_err(|_| FrameError::Kind(first as u8))?;
         let kind = Kind::from_number(number).ok_or(FrameError::Kind(number))?;
         if body_bytes as usize > kind.body_bytes_max() {
-            return Err(FrameError::TooLong {
-                kind,
-                bytes: body_bytes,
-            });
+            return Err(FrameError::TooLong { kind, bytes: body_bytes });
         }
-        Ok(Self {
-            kind,
-            body_bytes,
-            id,
-            body_crc,
-        })
+        Ok(Self { kind, body_bytes, id, body_crc })
     }
 
     /// Whether `body` is what was sent.
@@ -143,11 +119,7 @@ impl Header {
     /// # Errors
     /// [`FrameError::BodyChecksum`].
     pub fn check_body_crc(&self, crc: u32) -> Result<(), FrameError> {
-        if crc == self.body_crc {
-            Ok(())
-        } else {
-            Err(FrameError::BodyChecksum { id: self.id })
-        }
+        if crc == self.body_crc { Ok(()) } else { Err(FrameError::BodyChecksum { id: self.id }) }
     }
 }
 

@@ -118,26 +118,14 @@ impl<'a> Reply<'a> {
     /// # Errors
     /// [`FrameError::Kind`] for a request, [`FrameError::Body`] for what makes no sense.
     pub fn decode(header: &Header, body: &'a [u8]) -> Result<Self, FrameError> {
-        let fail = |what| FrameError::Body {
-            kind: header.kind,
-            what,
-        };
+        let fail = |what| FrameError::Body { kind: header.kind, what };
         match header.kind {
             Kind::Data => {
-                let (data, trailer) = body
-                    .split_last_chunk()
-                    .ok_or(fail("it ends in its trailer"))?;
-                Ok(Self::Data {
-                    data,
-                    extent_bytes: u64::from_le_bytes(*trailer),
-                })
+                let (data, trailer) = body.split_last_chunk().ok_or(fail("it ends in its trailer"))?;
+                Ok(Self::Data { data, extent_bytes: u64::from_le_bytes(*trailer) })
             }
-            Kind::Refused => decode_refusal(Fields(body))
-                .map(Self::Refused)
-                .ok_or(fail("its reason is unknown")),
-            Kind::Granted => decode_grants(Fields(body))
-                .map(Self::Granted)
-                .ok_or(fail("it ends in a grant")),
+            Kind::Refused => decode_refusal(Fields(body)).map(Self::Refused).ok_or(fail("its reason is unknown")),
+            Kind::Granted => decode_grants(Fields(body)).map(Self::Granted).ok_or(fail("it ends in a grant")),
             other => Err(FrameError::Kind(other as u8)),
         }
     }
@@ -163,11 +151,7 @@ fn decode_grants(mut fields: Fields<'_>) -> Option<Vec<Grant>> {
         if fields.u32()? != 0 {
             return None;
         }
-        grants.push(Grant {
-            extent,
-            address: fields.u64()?,
-            bytes: fields.u64()?,
-        });
+        grants.push(Grant { extent, address: fields.u64()?, bytes: fields.u64()? });
     }
     Some(grants)
 }

@@ -103,11 +103,7 @@ pub fn check_spans(mode: ReadMode, spans: &[Span]) -> Result<usize, SpansError> 
         return Err(SpansError::ClipsMany);
     }
     let bytes: u64 = spans.iter().map(|span| u64::from(span.bytes)).sum();
-    if bytes > READ_BYTES_MAX as u64 {
-        Err(SpansError::TooLong)
-    } else {
-        Ok(bytes as usize)
-    }
+    if bytes > READ_BYTES_MAX as u64 { Err(SpansError::TooLong) } else { Ok(bytes as usize) }
 }
 
 /// Appends an OPEN frame.
@@ -137,9 +133,7 @@ pub fn append_read(out: &mut Vec<u8>, id: u64, handle: u32, mode: ReadMode, span
 /// Appends an ASK GRANTS frame.
 pub fn append_ask_grants(out: &mut Vec<u8>, id: u64, handle: u32) {
     debug_assert!(handle < HANDLES_MAX);
-    header::append(out, Kind::AskGrants, id, |body| {
-        body.extend_from_slice(&handle.to_le_bytes())
-    });
+    header::append(out, Kind::AskGrants, id, |body| body.extend_from_slice(&handle.to_le_bytes()));
 }
 
 impl Request {
@@ -148,10 +142,7 @@ impl Request {
     /// # Errors
     /// [`FrameError::Kind`] for a reply, [`FrameError::Body`] for what makes no sense.
     pub fn decode(header: &Header, body: &[u8]) -> Result<Self, FrameError> {
-        let fail = |what| FrameError::Body {
-            kind: header.kind,
-            what,
-        };
+        let fail = |what| FrameError::Body { kind: header.kind, what };
         if !header.kind.is_request() {
             return Err(FrameError::Kind(header.kind as u8));
         }
@@ -171,15 +162,8 @@ impl Request {
 
 fn decode_open(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static str> {
     let token = Token::from_bytes(*fields.take::<TOKEN_BYTES>().ok_or("it ends in the token")?);
-    let seed = str::from_utf8(fields.0)
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .ok_or("it names no seed")?;
-    Ok(Request::Open {
-        handle,
-        seed,
-        token,
-    })
+    let seed = str::from_utf8(fields.0).ok().and_then(|text| text.parse().ok()).ok_or("it names no seed")?;
+    Ok(Request::Open { handle, seed, token })
 }
 
 fn decode_read(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static str> {
@@ -193,19 +177,11 @@ fn decode_read(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static 
         spans.push(decode_span(&mut fields).ok_or("it ends in a span")?);
     }
     check_spans(mode, &spans).map_err(|_| "its spans exceed a limit")?;
-    Ok(Request::Read {
-        handle,
-        mode,
-        spans,
-    })
+    Ok(Request::Read { handle, mode, spans })
 }
 
 fn decode_span(fields: &mut Fields<'_>) -> Option<Span> {
     let extent = ExtentId(fields.u32()?);
     let bytes = fields.u32()?;
-    Some(Span {
-        extent,
-        offset: fields.u64()?,
-        bytes,
-    })
+    Some(Span { extent, offset: fields.u64()?, bytes })
 }

@@ -4,24 +4,15 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::hello::encode_version;
-use super::reply::{
-    Grant, Refusal, Reply, append_granted, append_refused, data_frame_bytes, seal_data,
-};
-use super::request::{
-    HANDLES_MAX, ReadMode, Request, Span, append_ask_grants, append_open, append_read, check_spans,
-};
-use super::{
-    FrameError, HEADER_BYTES, HELLO_BYTES, Header, READ_BYTES_MAX, VERSION, decode_hello,
-    encode_hello,
-};
+use super::reply::{Grant, Refusal, Reply, append_granted, append_refused, data_frame_bytes, seal_data};
+use super::request::{HANDLES_MAX, ReadMode, Request, Span, append_ask_grants, append_open, append_read, check_spans};
+use super::{FrameError, HEADER_BYTES, HELLO_BYTES, Header, READ_BYTES_MAX, VERSION, decode_hello, encode_hello};
 use crate::descriptor::ExtentId;
 use crate::{NodeName, SeedId, Token};
 
 /// What either side makes of one whole frame.
 fn decode(frame: &[u8]) -> Result<(Header, String), FrameError> {
-    let head = frame
-        .first_chunk::<HEADER_BYTES>()
-        .ok_or(FrameError::HeaderChecksum)?;
+    let head = frame.first_chunk::<HEADER_BYTES>().ok_or(FrameError::HeaderChecksum)?;
     let header = Header::decode(head)?;
     let body = &frame[HEADER_BYTES..];
     if body.len() != header.body_bytes as usize {
@@ -50,14 +41,7 @@ fn decode_reply(frame: &[u8]) -> Reply<'_> {
 
 fn spans() -> impl Strategy<Value = Vec<Span>> {
     let span = (any::<u32>(), any::<u64>(), 1u32..4096);
-    vec(
-        span.prop_map(|(extent, offset, bytes)| Span {
-            extent: ExtentId(extent),
-            offset,
-            bytes,
-        }),
-        1..256,
-    )
+    vec(span.prop_map(|(extent, offset, bytes)| Span { extent: ExtentId(extent), offset, bytes }), 1..256)
 }
 
 fn refusals() -> impl Strategy<Value = Refusal> {
@@ -186,29 +170,14 @@ fn a_hello_of_another_version_names_both() {
     let refused = decode_hello(&encode_version(9)).unwrap_err();
     assert_eq!(refused, FrameError::Version { theirs: 9 });
     let text = refused.to_string();
-    assert!(
-        text.contains("version 9") && text.contains(&format!("version {VERSION}")),
-        "{text}"
-    );
+    assert!(text.contains("version 9") && text.contains(&format!("version {VERSION}")), "{text}");
 }
 
 #[test]
 fn the_layout_is_this_one() {
     let mut out = Vec::new();
-    append_read(
-        &mut out,
-        0x0102,
-        3,
-        ReadMode::Clip,
-        &[Span {
-            extent: ExtentId::DESCRIPTOR,
-            offset: 5,
-            bytes: 6,
-        }],
-    );
-    let body = [
-        3, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255, 6, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0,
-    ];
+    append_read(&mut out, 0x0102, 3, ReadMode::Clip, &[Span { extent: ExtentId::DESCRIPTOR, offset: 5, bytes: 6 }]);
+    let body = [3, 0, 0, 0, 1, 0, 0, 0, 255, 255, 255, 255, 6, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0];
     assert_eq!(out[..16], [2, 0, 0, 0, 24, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!(out[16..20], crc32c::crc32c(&body).to_le_bytes());
     assert_eq!(out[24..], body);
@@ -217,18 +186,11 @@ fn the_layout_is_this_one() {
 
 #[test]
 fn limits_are_kept_by_both_sides() {
-    let span = |bytes| Span {
-        extent: ExtentId(0),
-        offset: u64::MAX,
-        bytes,
-    };
+    let span = |bytes| Span { extent: ExtentId(0), offset: u64::MAX, bytes };
     assert!(check_spans(ReadMode::Exact, &[]).is_err());
     assert!(check_spans(ReadMode::Exact, &[span(0)]).is_err());
     assert!(check_spans(ReadMode::Exact, &[span(1); 257]).is_err());
     assert!(check_spans(ReadMode::Clip, &[span(1); 2]).is_err());
     assert!(check_spans(ReadMode::Exact, &[span(READ_BYTES_MAX as u32), span(1)]).is_err());
-    assert_eq!(
-        check_spans(ReadMode::Exact, &[span(READ_BYTES_MAX as u32)]),
-        Ok(READ_BYTES_MAX)
-    );
+    assert_eq!(check_spans(ReadMode::Exact, &[span(READ_BYTES_MAX as u32)]), Ok(READ_BYTES_MAX));
 }
