@@ -30,7 +30,8 @@ from ._errors import (
     Error,
     RemoteTraceback,
 )
-from ._executor import ChildFuture, Executor
+from ._executor import Executor
+from ._future import ChildFuture
 
 __all__ = [
     "CheckpointError",

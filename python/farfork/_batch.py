@@ -47,9 +47,10 @@ class Batch:
 
     def started(self, message: Message) -> bool:
         """A child runs. Returns whether it is to be killed, because its call was given up meanwhile."""
-        future = self.futures[message["index"]]
+        index: int = message["index"]
+        future = self.futures[index]
         future.child = message["child"]
-        self._started[message["index"]] = time.monotonic()
+        self._started[index] = time.monotonic()
         return future.cancelled()
 
     def ended(self, message: Message, fds: list[int]) -> Callable[[], None]:

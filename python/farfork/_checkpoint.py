@@ -20,6 +20,10 @@ from ._reseed import reseed
 one_at_a_time = threading.RLock()
 
 
+#: Python 3.12 freezes some objects of its own when it starts.
+_frozen_at_import = gc.get_freeze_count()
+
+
 class Seed:
     """What the parent of a checkpoint gets: the seed that was made of it, which children are forked from."""
 
@@ -108,7 +112,7 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
             stream.flush()
     hooks.before()
     # Without a collection before: the holes that it leaves are where children would write.
-    was_frozen = gc.get_freeze_count() > 0
+    was_frozen = gc.get_freeze_count() > _frozen_at_import
     gc.freeze()
     answer: tuple[Message, list[int]] | None = None
     try:

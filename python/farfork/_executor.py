@@ -189,8 +189,8 @@ class Executor(_Executor):
                     settle = self._hear(*reply)
                 # What is called back may wait for others that wait for the lock.
                 settle()
-        except Exception as error:
-            cause = str(error)
+        except Exception as failure:
+            cause = str(failure)
         with self._changed:
             connection.close()
             self._connection = None
@@ -226,7 +226,9 @@ def _in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterato
     try:
         while ahead:
             left = None if end is None else max(0.0, end - time.monotonic())
-            yield from ahead.pop().result(left)
+            results = ahead[-1].result(left)
+            ahead.pop()
+            yield from results
     finally:
         for future in ahead:
             future.cancel()

@@ -55,7 +55,7 @@ class AtFork:
             return None
         if module == "logging" and name == "_after_at_fork_child_reinit_locks":
             # Makes the locks of all handlers anew, which another thread may hold and go on to give back.
-            return sys.modules["logging"]._lock.release  # type: ignore[attr-defined, no-any-return]
+            return sys.modules["logging"]._lock.release  # type: ignore[no-any-return]
         if isinstance(owner, _LOCK_TYPES) and name == "_at_fork_reinit":
             return owner.release if self._takes(owner) else None
         pool = sys.modules.get("concurrent.futures.thread")
@@ -91,22 +91,25 @@ def _lists() -> tuple[list[Hook], list[Hook], list[Hook]]:
     global _found
     if _found is None:
         os.register_at_fork(before=_mark_before, after_in_parent=_mark_in_parent, after_in_child=_mark_in_child)
-        if gc.get_freeze_count():
-            # What is frozen cannot be found.
-            gc.unfreeze()
-            found = tuple(map(_list_of, (_mark_before, _mark_in_parent, _mark_in_child)))
-            gc.freeze()
-        else:
-            found = tuple(map(_list_of, (_mark_before, _mark_in_parent, _mark_in_child)))
-        _found = (found[0], found[1], found[2])
+        _found = (_list_of(_mark_before), _list_of(_mark_in_parent), _list_of(_mark_in_child))
     return _found
 
 
 def _list_of(mark: Hook) -> list[Hook]:
-    for holder in gc.get_referrers(mark):
-        if type(holder) is list:
-            return holder
+    if found := _list_with(mark):
+        return found
+    if gc.get_freeze_count():
+        # What is frozen is not looked at.
+        gc.unfreeze()
+        found = _list_with(mark)
+        gc.freeze()
+    if found:
+        return found
     raise CheckpointError("this interpreter does not show what was registered with os.register_at_fork; use CPython")
+
+
+def _list_with(mark: Hook) -> list[Hook] | None:
+    return next((holder for holder in gc.get_referrers(mark) if type(holder) is list), None)
 
 
 def _run(hook: Hook) -> None:

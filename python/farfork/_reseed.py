@@ -20,4 +20,4 @@ def reseed() -> None:
         # Mixed into OpenSSL's first generator, which makes each thread's seed itself anew.
         ssl.RAND_add(os.urandom(_ENTROPY_BYTES), float(_ENTROPY_BYTES))
     if tempfile := sys.modules.get("tempfile"):
-        tempfile._name_sequence = None
+        tempfile._name_sequence = None  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""Parts by themselves."""

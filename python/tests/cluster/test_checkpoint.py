@@ -1,0 +1,206 @@
+"""A checkpoint returns in the parent and in each child, and each is what it should be."""
+
+import gc
+import logging
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import farfork
+
+from . import command, nodes
+
+events: list[str] = []
+os.register_at_fork(
+    before=lambda: events.append("before"),
+    after_in_parent=lambda: events.append("parent"),
+    after_in_child=lambda: events.append("child"),
+)
+
+
+def children_of(seed: farfork.Seed, count: int) -> list[Any]:
+    """Forks children of a seed onto other nodes, with their number for a payload, and waits for them."""
+    with tempfile.NamedTemporaryFile("w") as payloads:
+        payloads.write("".join(f"{number}\n" for number in range(count)))
+        payloads.flush()
+        said = command("fork", str(seed), "--to", ",".join(nodes()), "--payloads", payloads.name, "--detach")
+    ids = [child["child"] for child in said["children"]]
+    try:
+        return list(command("wait", "--results", "--timeout", "30s", *ids, fails=True)["children"])
+    finally:
+        command("drop", str(seed))
+
+
+def end(child: farfork.Child, result: str) -> None:
+    child.write_result(result)
+    os._exit(0)
+
+
+class Checkpoint(unittest.TestCase):
+    def results(self, seed: farfork.Seed, count: int = 4) -> list[str]:
+        ends = children_of(seed, count)
+        self.assertEqual([child["exit_code"] for child in ends], [0] * count, ends)
+        return [child["result"] for child in ends]
+
+    def test_it_returns_in_the_parent_and_in_each_child(self) -> None:
+        table = {number: number * number for number in range(10_000)}
+        who = farfork.checkpoint()
+        if who.is_child:
+            end(who, f"{who.index} {who.payload.decode()} {table[int(who.payload) + 100]} {who.seed}")
+        else:
+            self.assertGreater(who.prepare_s, who.pause_s)
+            expected = [f"{number} {number} {(number + 100) ** 2} {who}" for number in range(4)]
+            self.assertEqual(self.results(who), expected)
+
+    def test_a_large_result_comes_whole(self) -> None:
+        who = farfork.checkpoint()
+        if who.is_child:
+            for _ in range(3):
+                who.write_result(who.payload * 1_000_000)
+            end(who, "end")
+        else:
+            results = self.results(who, 2)
+            self.assertEqual([len(result) for result in results], [3_000_003] * 2)
+            self.assertEqual([set(result[:-3]) for result in results], [{"0"}, {"1"}])
+
+    def test_what_is_not_a_result_is_standard_output(self) -> None:
+        sys.stdout.flush()
+        who = farfork.checkpoint()
+        if who.is_child:
+            os.write(1, b"written")
+            os._exit(0)
+        else:
+            (ended,) = children_of(who, 1)
+            self.assertEqual((ended["stdout"], ended.get("result")), ("written", None))
+
+    def test_a_seed_has_the_name_and_the_time_it_was_given(self) -> None:
+        who = farfork.checkpoint(name=f"named-{os.getpid()}", ttl=600)
+        if who.is_child:
+            end(who, "")
+        else:
+            known = command("inspect", f"named-{os.getpid()}")
+            self.assertEqual(known["seed"], str(who))
+            self.assertGreater(known["expires_unix_ms"], 0)
+            who.drop()
+
+    def test_hooks_run_on_both_sides(self) -> None:
+        events.clear()
+        who = farfork.checkpoint()
+        if who.is_child:
+            end(who, " ".join(events))
+        else:
+            self.assertEqual(events, ["before", "parent"])
+            self.assertEqual(self.results(who, 2), ["before child"] * 2)
+
+    def test_threads_go_on_in_children(self) -> None:
+        questions: "queue.Queue[int]" = queue.Queue()
+        answers: "queue.Queue[int]" = queue.Queue()
+
+        def square() -> None:
+            while True:
+                answers.put(questions.get() ** 2)
+
+        thread = threading.Thread(target=square, daemon=True)
+        thread.start()
+        with ThreadPoolExecutor(2) as pool:
+            self.assertEqual(list(pool.map(abs, [-1, -2])), [1, 2])
+            who = farfork.checkpoint()
+            if who.is_child:
+                number = int(who.payload)
+                questions.put(number + 5)
+                pooled = pool.submit(lambda: number + 1).result(10)
+                end(who, f"{thread.is_alive()} {answers.get(timeout=10)} {pooled}")
+            else:
+                expected = [f"True {(number + 5) ** 2} {number + 1}" for number in range(4)]
+                self.assertEqual(self.results(who), expected)
+                questions.put(3)
+                self.assertEqual(answers.get(timeout=10), 9)
+
+    def test_logging_works_in_children_while_a_thread_logs(self) -> None:
+        logger, stop = logging.getLogger("busy"), threading.Event()
+        handler = logging.FileHandler(os.devnull)
+        logger.addHandler(handler)
+
+        def log() -> None:
+            while not stop.is_set():
+                logger.warning("busy")
+
+        thread = threading.Thread(target=log)
+        thread.start()
+        who = farfork.checkpoint()
+        if who.is_child:
+            for _ in range(1000):
+                logger.warning("busy too")
+            end(who, "logged")
+        else:
+            try:
+                self.assertEqual(self.results(who), ["logged"] * 4)
+            finally:
+                stop.set()
+                thread.join()
+                handler.close()
+
+    def test_the_collector_leaves_children_alone(self) -> None:
+        before = gc.get_freeze_count()
+        who = farfork.checkpoint()
+        if who.is_child:
+            end(who, str(gc.get_freeze_count() > 1000 and gc.isenabled()))
+        else:
+            self.assertEqual(gc.get_freeze_count(), 0 if before == 0 else gc.get_freeze_count())
+            self.assertEqual(self.results(who, 1), ["True"])
+
+    def test_a_child_cannot_be_forked_further(self) -> None:
+        who = farfork.checkpoint()
+        if who.is_child:
+            try:
+                farfork.checkpoint()
+            except farfork.DaemonNotFound as error:
+                end(who, str(error))
+            os._exit(1)
+        else:
+            self.assertIn("cannot be forked further", self.results(who, 1)[0])
+
+    def test_a_refusal_names_what_stands_against_it(self) -> None:
+        import socket
+
+        with socket.socket() as hindrance:
+            events.clear()
+            with self.assertRaisesRegex(farfork.CheckpointError, f"fd {hindrance.fileno()}.*socket"):
+                farfork.checkpoint()
+            self.assertEqual(events, ["before", "parent"])
+        self.test_it_returns_in_the_parent_and_in_each_child()
+
+    def test_no_daemon_is_an_error_that_says_where_it_was_looked_for(self) -> None:
+        program = "import farfork\ntry: farfork.checkpoint()\nexcept farfork.DaemonNotFound as error: print(error)"
+        environment = {**os.environ, "FARFORK_PROGRAM_SOCKET": "/nonexistent/program.sock"}
+        said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+        self.assertIn("/nonexistent/program.sock", said.stdout, said.stderr)
+
+    def test_threads_may_ask_at_the_same_time(self) -> None:
+        seeds: "queue.Queue[farfork.Seed | farfork.Child]" = queue.Queue()
+
+        def ask() -> None:
+            for _ in range(5):
+                who = farfork.checkpoint()
+                if who.is_child:
+                    end(who, threading.current_thread().name)
+                seeds.put(who)
+
+        threads = [threading.Thread(target=ask, name=f"asker {number}") for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        made = [seeds.get() for _ in range(15)]
+        last = made[-1]
+        assert isinstance(last, farfork.Seed)
+        self.assertRegex(self.results(last, 1)[0], "asker [0-2]")
+        for seed in made[:-1]:
+            assert isinstance(seed, farfork.Seed)
+            seed.drop()

@@ -1,0 +1,199 @@
+"""Calls in children of this process: values, order, exceptions, ends, limits."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+import unittest
+from collections import Counter
+from concurrent.futures import as_completed, wait
+from typing import Any
+
+import farfork
+
+from . import command, nodes
+
+TABLE = {number: f"value {number}" for number in range(200_000)}
+
+
+def square(number: int) -> int:
+    if number == 77:
+        raise KeyError("seventy-seven")
+    if number == 99:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number * number
+
+
+def take_a_while(_: int) -> tuple[float, float]:
+    begin = time.time()
+    time.sleep(0.2)
+    return begin, time.time()
+
+
+def executor(**options: Any) -> farfork.Executor:
+    return farfork.Executor(nodes(), **options)
+
+
+class Executor(unittest.TestCase):
+    def test_200_children_on_two_nodes(self) -> None:
+        outcomes: list[Any] = []
+        with executor() as children:
+            results = [children.submit(square, 5)]
+            batch = children._start([lambda number=number: square(number) for number in range(200)])  # type: ignore[misc]
+            for future in batch:
+                try:
+                    outcomes.append(future.result(60))
+                except Exception as error:
+                    outcomes.append(error)
+            self.assertEqual(results[0].result(), 25)
+        raised, died = outcomes[77], outcomes[99]
+        self.assertIsInstance(raised, KeyError)
+        self.assertEqual(raised.args, ("seventy-seven",))
+        self.assertIn("in square", str(raised.__cause__))
+        self.assertIsInstance(died, farfork.ChildDied)
+        self.assertEqual((died.signal, died.child), (signal.SIGKILL, batch[99].child))
+        others = {number: outcome for number, outcome in enumerate(outcomes) if number not in (77, 99)}
+        self.assertEqual(others, {number: number * number for number in others})
+        self.assertEqual(Counter(future.node for future in batch), dict.fromkeys(nodes(), 100))
+
+    def test_map_keeps_the_order_and_raises_in_turn(self) -> None:
+        def slow(number: int) -> int:
+            time.sleep(0.2 - number / 100)
+            return square(number)
+
+        with executor() as children:
+            self.assertEqual(list(children.map(slow, range(12))), [number * number for number in range(12)])
+            results = children.map(square, [1, 77, 3])
+            self.assertEqual(next(results), 1)
+            with self.assertRaises(KeyError):
+                next(results)
+            self.assertEqual(list(children.map(pow, [2, 3], [5, 2])), [32, 9])
+            self.assertEqual(list(children.map(square, [])), [])
+
+    def test_what_is_in_memory_is_simply_there(self) -> None:
+        local = {"closure": threading.Lock()}  # Cannot be pickled.
+
+        def look_up(part: int) -> tuple[int, bool]:
+            count = sum(len(TABLE[key]) for key in range(part, len(TABLE), 4))
+            return count, local["closure"].acquire(blocking=False)
+
+        with executor() as children:
+            counts = list(children.map(look_up, range(4)))
+        self.assertEqual(sum(count for count, _ in counts), sum(map(len, TABLE.values())))
+        self.assertTrue(all(taken for _, taken in counts))
+
+    def test_calls_that_share_a_child(self) -> None:
+        with executor() as children:
+            pids = list(children.map(lambda _: (os.getpid(), time.monotonic_ns()), range(10), chunksize=4))
+            self.assertEqual(list(children.map(square, range(10), chunksize=4)), [n * n for n in range(10)])
+        self.assertEqual(len(pids), 10)
+
+    def test_no_more_children_live_than_allowed(self) -> None:
+        with executor(max_children=2) as children:
+            spans = list(children.map(take_a_while, range(6)))
+        edges = sorted([(begin, 1) for begin, _ in spans] + [(end, -1) for _, end in spans])
+        living = most = 0
+        for _, change in edges:
+            living += change
+            most = max(most, living)
+        self.assertLessEqual(most, 2)
+
+    def test_a_cancelled_call_has_its_child_killed(self) -> None:
+        with executor() as children:
+            future = children.submit(time.sleep, 600)
+            while not future.running():
+                time.sleep(0.01)
+            begin = time.monotonic()
+            self.assertTrue(future.cancel())
+            self.assertIn(future, wait([future], timeout=1).done)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertNotIn(future.child, [child["child"] for child in command("ps", "--running")["children"]])
+
+    def test_a_child_that_takes_too_long_is_killed(self) -> None:
+        with executor(timeout=0.5) as children:
+            futures = [children.submit(time.sleep, seconds) for seconds in (0, 600)]
+            self.assertIsNone(futures[0].result(30))
+            with self.assertRaises(farfork.ChildTimeout):
+                futures[1].result(30)
+
+    def test_map_gives_up_in_time(self) -> None:
+        with executor() as children:
+            begin = time.monotonic()
+            results = children.map(time.sleep, [0, 600, 600], timeout=2)
+            self.assertIsNone(next(results))
+            with self.assertRaises(TimeoutError):
+                next(results)
+        self.assertLess(time.monotonic() - begin, 20)
+
+    def test_each_end_without_a_result_is_an_error(self) -> None:
+        with executor() as children:
+            for call, text in [
+                (lambda: os._exit(3), "exit status 3"),
+                (lambda: os._exit(0), "exit status 0"),
+                (lambda: os.abort(), "SIGABRT"),
+            ]:
+                with self.assertRaisesRegex(farfork.ChildDied, text):
+                    children.submit(call).result(30)
+            with self.assertRaises(SystemExit):
+                children.submit(exit, 5).result(30)
+            with self.assertRaises((pickle.PicklingError, AttributeError, TypeError)):
+                children.submit(lambda: lambda: None).result(30)
+
+    def test_a_node_that_is_not_there_is_an_error_for_each_child(self) -> None:
+        with farfork.Executor([nodes()[0], "nowhere"]) as children:
+            with self.assertRaisesRegex(farfork.ChildNotStarted, "nowhere"):
+                list(children.map(square, range(3)))
+
+    def test_the_cluster_chooses_where_no_nodes_are_named(self) -> None:
+        with farfork.Executor() as children:
+            futures = [children.submit(square, number) for number in range(3)]
+            self.assertEqual(sorted(future.result() for future in as_completed(futures, 30)), [0, 1, 4])
+            self.assertTrue(all(future.node for future in futures))
+
+    def test_a_large_result_comes_whole(self) -> None:
+        with executor() as children:
+            results = list(children.map(lambda seed: bytes([seed]) * 20_000_000, range(2)))
+        self.assertEqual([(len(result), set(result)) for result in results], [(20_000_000, {0}), (20_000_000, {1})])
+
+    def test_threads_may_submit_at_the_same_time(self) -> None:
+        with executor() as children:
+            results: list[int] = []
+
+            def submit(first: int) -> None:
+                futures = [children.submit(square, first + number) for number in range(5)]
+                results.extend(future.result(60) for future in futures)
+
+            threads = [threading.Thread(target=submit, args=(first,)) for first in (0, 10, 20)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+        expected = [(first + number) ** 2 for first in (0, 10, 20) for number in range(5)]
+        self.assertEqual(sorted(results), sorted(expected))
+
+    def test_callbacks_may_submit(self) -> None:
+        with executor() as children:
+            done = threading.Event()
+            second: list[Any] = []
+
+            def call_again(future: Any) -> None:
+                second.append(children.submit(square, future.result()))
+                done.set()
+
+            children.submit(square, 3).add_done_callback(call_again)
+            self.assertTrue(done.wait(30))
+            self.assertEqual(second[0].result(30), 81)
+
+    def test_it_takes_nothing_after_its_end_and_leaves_nothing(self) -> None:
+        with executor() as children:
+            self.assertEqual(list(children.map(square, range(4))), [0, 1, 4, 9])
+            ids = [future.child for future in [children.submit(square, 2)] if future.result(30)]
+        with self.assertRaises(RuntimeError):
+            children.submit(square, 1)
+        deadline = time.monotonic() + 10
+        mine: list[Any] = [None]
+        while mine and time.monotonic() < deadline:
+            seeds = [seed for seed in command("seeds")["seeds"] if seed["parent_pid"] == os.getpid()]
+            mine = seeds + [child for child in command("ps")["children"] if child["child"] in ids]
+        self.assertEqual(mine, [])
