@@ -19,6 +19,7 @@ mod parent_may_die;
 mod parent_runs_on_unharmed;
 mod prepare_and_drop_leave_nothing;
 mod programs_are_right_by_themselves;
+mod programs_may_fork_themselves;
 mod promised_times;
 mod refusals_are_named;
 mod resources_are_restored;
@@ -32,7 +33,7 @@ use libtest_mimic::Arguments;
 use test::{SharedCluster, Test};
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
-const SENTENCES: [(&str, &[Test]); 15] = [
+const SENTENCES: [(&str, &[Test]); 16] = [
     ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
@@ -44,6 +45,7 @@ const SENTENCES: [(&str, &[Test]); 15] = [
     ("promised_times", promised_times::TESTS),
     ("parent_may_die", parent_may_die::TESTS),
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
+    ("programs_may_fork_themselves", programs_may_fork_themselves::TESTS),
     ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),

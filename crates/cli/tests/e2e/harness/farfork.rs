@@ -34,6 +34,11 @@ impl Farfork {
         Self { socket: socket.to_owned() }
     }
 
+    /// Where the daemon listens.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// A command that was not started yet, with nothing on its standard input.
     pub(crate) fn command<S: AsRef<OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(BINARY);

@@ -71,7 +71,8 @@ pub(crate) fn python() -> PathBuf {
     found.filter(|python| python.exists()).expect("no Python with NumPy: run scripts/setup.sh")
 }
 
-fn sources() -> PathBuf {
+/// Where the sources of all these programs are.
+pub(crate) fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
 }
 

@@ -1,0 +1,235 @@
+//! Programs may fork themselves: by the C library and by the Python package, whose own tests run here.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{BINARY, Cluster, deadline, programs, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("python_by_itself", python_alone),
+    Test::shared("a_python_program_returns_twice", python_checkpoint),
+    Test::shared("an_executor_calls_functions_in_children", python_executor),
+    Test::shared("no_two_children_share_random_numbers", python_random_numbers),
+    Test::shared("children_end_with_their_program", program_killed),
+    Test::alone("a_program_hears_of_its_daemons_end", daemon_killed),
+    Test::shared("a_c_program_returns_twice", c_calls),
+    Test::shared("the_examples_do_what_they_say", examples),
+];
+
+/// For the tests of one module, below the limit of a test here.
+const MODULE_LIMIT: Duration = Duration::from_secs(170);
+
+/// For two small builds.
+const MAKE_LIMIT: Duration = Duration::from_secs(60);
+
+/// For a line of a program that has little to do.
+const LINE_LIMIT: Duration = Duration::from_secs(30);
+
+/// For what belonged to a program to be gone after it.
+const END_LIMIT: Duration = Duration::from_secs(15);
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// A command that finds the package, and the cluster's first node.
+fn python(cluster: Option<&Cluster>) -> Command {
+    let mut command = Command::new(programs::python());
+    command.current_dir(root().join("python")).env("PYTHONPATH", root().join("python"));
+    command.env("PYTHONDONTWRITEBYTECODE", "1").env("FARFORK_BIN", BINARY);
+    if let Some(cluster) = cluster {
+        command.env("FARFORK_SOCKET", cluster.first().socket());
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+fn run_module(cluster: Option<&Cluster>, arguments: &[&str]) {
+    let mut command = python(cluster);
+    command.args(["-m", "unittest"]).args(arguments);
+    let ended = deadline::wait_with_output(command.spawn().expect("Python"), &arguments.join(" "), MODULE_LIMIT);
+    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+}
+
+fn python_alone() {
+    run_module(None, &["discover", "-t", ".", "-s", "tests/alone"]);
+}
+
+fn python_checkpoint(cluster: &Cluster) {
+    run_module(Some(cluster), &["tests.cluster.test_checkpoint"]);
+}
+
+fn python_executor(cluster: &Cluster) {
+    run_module(Some(cluster), &["tests.cluster.test_executor"]);
+}
+
+fn python_random_numbers(cluster: &Cluster) {
+    run_module(Some(cluster), &["tests.cluster.test_random_numbers"]);
+}
+
+/// A program, whose lines are read one by one; it is killed when this is dropped.
+struct Running {
+    process: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        let spawned = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
+        let mut process = spawned.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let lines = BufReader::new(process.stdout.take().expect("a pipe")).lines();
+        Self { process, lines }
+    }
+
+    /// Its next line.
+    fn line(&mut self) -> String {
+        let line = self.lines.next().expect("it says something").expect("a line");
+        assert!(!line.is_empty());
+        line
+    }
+
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        deadline::wait(&mut self.process, "a killed program", LINE_LIMIT);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn sleepers(cluster: &Cluster) -> Running {
+    let mut command = python(Some(cluster));
+    command.arg(programs::sources().join("cooperative/sleepers.py")).args([cluster.name(0), cluster.name(1)]);
+    let mut running = Running::start(&mut command);
+    assert_eq!(running.line(), "running");
+    running
+}
+
+/// How many children of seeds of a process run, and how many of its seeds there are.
+fn belongings(cluster: &Cluster, pid: u32) -> (usize, usize) {
+    let (seeds, children) = (cluster.first().json(&["seeds"]), cluster.first().json(&["ps", "--running"]));
+    let list = |said: &Value, key: &str| said[key].as_array().cloned().unwrap_or_default();
+    let mine = |seed: &&Value| seed["parent_pid"] == pid;
+    let seeds: Vec<Value> = list(&seeds, "seeds").iter().filter(mine).cloned().collect();
+    let is_of_mine = |child: &&Value| seeds.iter().any(|seed| seed["seed"] == child["seed"]);
+    (list(&children, "children").iter().filter(is_of_mine).count(), seeds.len())
+}
+
+/// Whatever ends it: nobody is left to take the results.
+fn program_killed(cluster: &Cluster) {
+    let mut program = sleepers(cluster);
+    let pid = program.process.id();
+    assert_eq!(belongings(cluster, pid), (4, 4));
+    let before = running(cluster);
+    program.kill();
+    deadline::until("its children and seeds end", END_LIMIT, || {
+        (belongings(cluster, pid) == (0, 0) && running(cluster) + 4 <= before).then_some(())
+    });
+}
+
+/// How many children run.
+fn running(cluster: &Cluster) -> usize {
+    cluster.first().json(&["ps", "--running"])["children"].as_array().map_or(0, Vec::len)
+}
+
+fn daemon_killed() {
+    let cluster = Cluster::start(2);
+    let mut program = sleepers(&cluster);
+    cluster.kill_daemon(0);
+    for _ in 0..4 {
+        assert_eq!(program.line(), "lost ConnectionLost");
+    }
+    cluster.restart_daemon(0);
+    cluster.wait_until_all_are_alive();
+    // Those on the other node have lost who waited for them.
+    deadline::until("all children end", END_LIMIT, || (running_on(&cluster, 1) == 0).then_some(()));
+    assert_eq!(cluster.stop(), [""; 0]);
+}
+
+fn running_on(cluster: &Cluster, index: usize) -> usize {
+    let said = cluster.first().json(&["ps", "--running"]);
+    let is_there = |child: &&Value| child["node"] == cluster.name(index);
+    said["children"].as_array().map_or(0, |children| children.iter().filter(is_there).count())
+}
+
+/// The C library, installed as a user would.
+fn library() -> &'static Path {
+    static PREFIX: LazyLock<PathBuf> = LazyLock::new(|| {
+        let prefix = Path::new(env!("CARGO_TARGET_TMPDIR")).join("library");
+        let build = format!("BUILD={}", prefix.join("build").display());
+        let mut make = Command::new("make");
+        make.arg("--directory").arg(root().join("crates/program")).args(["install", "examples", &build]);
+        make.arg(format!("PREFIX={}", prefix.display()));
+        let spawned = make.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let ended = deadline::wait_with_output(spawned.expect("make"), "the C library", MAKE_LIMIT);
+        assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+        prefix
+    });
+    &PREFIX
+}
+
+/// Starts what speaks to the first node.
+fn start(cluster: &Cluster, program: &Path, input: Stdio) -> Running {
+    Running::start(Command::new(program).env("FARFORK_SOCKET", cluster.first().socket()).stdin(input))
+}
+
+fn c_calls(cluster: &Cluster) {
+    let binary = library().join("calls");
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"]).arg(&binary);
+    compiler.arg(programs::sources().join("cooperative/calls.c"));
+    compiler.arg("-I").arg(library().join("include")).arg("-L").arg(library().join("lib"));
+    compiler.arg(format!("-Wl,-rpath,{}", library().join("lib").display())).arg("-lfarfork");
+    assert!(compiler.status().expect("gcc").success());
+
+    let mut program = start(cluster, &binary, Stdio::null());
+    for number in 1..=2 {
+        let line = program.line();
+        let seed = line.strip_prefix("seed ").unwrap_or_else(|| panic!("{line}"));
+        for (payload, result) in results(cluster, seed, &["10", "11", "12"]) {
+            let expected = format!("result {number} {payload} ");
+            assert!(result.starts_with(&expected), "{}", &result[..expected.len().min(result.len())]);
+            assert_eq!(result.len(), expected.len() + (1 << 20));
+        }
+    }
+}
+
+fn examples(cluster: &Cluster) {
+    let mut squares = start(cluster, &library().join("build/squares"), Stdio::null());
+    for (payload, result) in results(cluster, &squares.line(), &["7", "999999"]) {
+        let number: u64 = payload.parse().expect("a number");
+        assert_eq!(result, format!("{number} squared is {}\n", number * number));
+    }
+    let text = scratch::file("the fox and the hound\n");
+    let mut words = start(cluster, &library().join("build/words"), text.reopen().expect("a file").into());
+    for (payload, result) in results(cluster, &words.line(), &["the", "hound", "hare"]) {
+        let count = ["hare", "hound", "the"].iter().position(|word| *word == payload).expect("one of them");
+        assert_eq!(result, format!("{payload}: {count}\n"));
+    }
+}
+
+/// What children of a seed give for these payloads, on two nodes.
+fn results(cluster: &Cluster, seed: &str, payloads: &[&str]) -> Vec<(String, String)> {
+    let file = scratch::file(&payloads.join("\n"));
+    let path = file.path().to_string_lossy();
+    let nodes = cluster.names(&[0, 1]);
+    let said = cluster.first().json(&["fork", seed, "--to", &nodes, "--payloads", &path, "--detach"]);
+    let ids: Vec<&str> =
+        said["children"].as_array().expect("children").iter().filter_map(|child| child["child"].as_str()).collect();
+    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", "30s"], &ids[..]].concat());
+    let ends = said["children"].as_array().unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(ends.len(), payloads.len(), "{said}");
+    let result = |end: &Value| end["result"].as_str().unwrap_or_else(|| panic!("no result: {end}")).to_owned();
+    payloads.iter().map(|payload| (*payload).to_owned()).zip(ends.iter().map(result)).collect()
+}
