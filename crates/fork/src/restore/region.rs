@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn what_is_occupied_is_kept_clear_of() {
-        let occupied = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x40_0000, SEARCH_TOP - (5 << 20))];
+        let occupied = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x1000, SEARCH_TOP - (5 << 20))];
         let narrow = region();
         // One megabyte between the two: not enough with the margins, and below there is no room.
         assert!(narrow.place(&occupied).is_err());
-        let wider = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x40_0000, SEARCH_TOP - (9 << 20))];
+        let wider = [(SEARCH_TOP - (4 << 20), SEARCH_TOP + (1 << 30)), (0x1000, SEARCH_TOP - (9 << 20))];
         let placed = region().place(&wider).unwrap();
         assert!(placed.start >= wider[1].1 + MARGIN_BYTES);
         assert!(placed.start + placed.bytes + MARGIN_BYTES <= wider[0].0);
