@@ -8,5 +8,4 @@ mod harness;
 mod killed;
 mod pause;
 mod refusals;
-mod rounds;
 mod stubborn;
