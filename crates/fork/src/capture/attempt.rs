@@ -189,8 +189,8 @@ fn describe(
     let shared_objects = copies.describe(&mut memory.extents);
     let profiles = &prepared.survey.profiles;
     let threads = state::threads(snapshot, paused.standing, &answers, profiles, inherited.securebits)?;
-    let eager = eager::eager(&mem, &threads, &memory.mappings);
     let process = state::process(&prepared.survey, snapshot, subject, inherited, prepared.oom_score_adj)?;
+    let eager = eager::eager(&mem, &threads, &process.mm, &memory.mappings);
     let clocks = paused.clocks.as_seen_by(pid).map_err(CaptureError::read(pid, "the time namespace"))?;
     let descriptor = Descriptor {
         origin: origin(options, &threads[0].xstate, clocks),

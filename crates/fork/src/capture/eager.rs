@@ -1,12 +1,13 @@
 //! Pages that a child needs before it runs: the kernel touches them where it cannot wait for a page fault to be
-//! served, as a thread exits (robust futexes, clear_child_tid) or is scheduled (rseq).
+//! served, as a thread exits (robust futexes, clear_child_tid) or is scheduled (rseq), and when anyone reads the
+//! arguments and environment in /proc.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Backing, EagerBytes, Mapping, Thread};
+use farfork_wire::descriptor::{Backing, EagerBytes, Mapping, Mm, Thread};
 
 /// PROT_WRITE.
 const WRITABLE: u8 = 2;
@@ -14,9 +15,14 @@ const WRITABLE: u8 = 2;
 /// As many entries as the kernel follows (ROBUST_LIST_LIMIT).
 const ROBUST_ENTRIES_MAX: usize = 2048;
 
+/// Most pages of arguments and environment: as much as a shell's usual 128 KiB for one argument. Beyond, `/proc` shows
+/// them cut until the child has touched them itself.
+const ARGUMENT_PAGES_MAX: usize = 32;
+
 /// The eager pages of all threads, read from the template's memory: ascending, neighbours in one piece.
-pub(super) fn eager(mem: &File, threads: &[Thread], mappings: &[Mapping]) -> Vec<EagerBytes> {
-    let mut pages = BTreeSet::new();
+pub(super) fn eager(mem: &File, threads: &[Thread], mm: &Mm, mappings: &[Mapping]) -> Vec<EagerBytes> {
+    let arguments = mm.arg_start / PAGE_SIZE..mm.env_end.div_ceil(PAGE_SIZE);
+    let mut pages: BTreeSet<u64> = arguments.take(ARGUMENT_PAGES_MAX).map(|page| page * PAGE_SIZE).collect();
     for thread in threads {
         let mut touch = |address: u64, bytes: u64| {
             if address != 0 {
