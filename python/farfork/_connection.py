@@ -15,6 +15,10 @@ child_id: str | None = None
 
 DEFAULT_RUN_DIR = "/run/farfork"
 
+#: For an answer that needs nothing but the daemon, in seconds. Its own limit for a checkpoint is 120: one that is silent
+#: for longer is stuck.
+ANSWER_S_MAX = 150.0
+
 
 def socket_path() -> str:
     """Where the daemon listens for programs. The first of these that is said, or is there:
@@ -53,11 +57,12 @@ class Connection:
         """Sends a request. Raises :class:`OSError` where the daemon has gone."""
         self._socket.send(_protocol.encode(kind, self._inode, **fields))
 
-    def receive(self) -> tuple[Message, list[int]] | None:
+    def receive(self, limit_s: float | None = ANSWER_S_MAX) -> tuple[Message, list[int]] | None:
         """Waits for a reply and the descriptors that come with it; ``None`` at the end.
 
-        In a parent and in each of its children alike, the process waits in the one system call here.
+        In a parent and in each of its children alike, the process waits in the system call that is made here.
         """
+        self._socket.settimeout(limit_s)
         message, fds, _, _ = socket.recv_fds(
             self._socket, _protocol.MESSAGE_BYTES_MAX, _protocol.FDS_MAX, socket.MSG_CMSG_CLOEXEC
         )

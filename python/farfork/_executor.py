@@ -184,7 +184,7 @@ class Executor(_Executor):
         """The collector's thread: takes what the daemon says until there is nothing more."""
         cause = "it ended the connection"
         try:
-            while (reply := connection.receive()) is not None:
+            while (reply := connection.receive(limit_s=None)) is not None:
                 with self._changed:
                     settle = self._hear(*reply)
                 # What is called back may wait for others that wait for the lock.

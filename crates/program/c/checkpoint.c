@@ -13,6 +13,9 @@
  * it goes on as in the parent, and lets it go. */
 static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
 
+/* Which child this is, if it is one: there is no daemon where it is. */
+static char child_id[FARFORK_ID_BYTES];
+
 static void close_all(const int fds[FARFORK_FDS_MAX]) {
     for (int i = 0; i < FARFORK_FDS_MAX; i++)
         if (fds[i] >= 0) close(fds[i]);
@@ -60,6 +63,7 @@ static int become_child(const struct farfork_child_reply *reply, const int fds[F
     outcome->result_fd = fds[0];
     memcpy(outcome->seed, reply->seed, sizeof outcome->seed);
     memcpy(outcome->child, reply->child, sizeof outcome->child);
+    memcpy(child_id, reply->child, sizeof child_id);
     callbacks_in_child();
     return 0;
 }
@@ -107,6 +111,7 @@ int farfork_checkpoint(const struct farfork_options *options, struct farfork_out
             return say_errno(EINVAL, "name `%s`: it has more than %zu bytes", name, sizeof request.name - 1);
         strcpy(request.name, name);
     }
+    if (child_id[0]) return say_errno(EPERM, "child %s: a child cannot be forked further; its parent can", child_id);
     pthread_mutex_lock(&one_at_a_time);
     int connection = connection_open(), result = -1;
     if (connection >= 0) {
