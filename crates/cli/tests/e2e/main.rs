@@ -20,7 +20,6 @@ mod parent_runs_on_unharmed;
 mod prepare_and_drop_leave_nothing;
 mod programs_are_right_by_themselves;
 mod programs_may_fork_themselves;
-mod promised_times;
 mod refusals_are_named;
 mod resources_are_restored;
 mod test;
@@ -33,7 +32,7 @@ use libtest_mimic::Arguments;
 use test::{SharedCluster, Test};
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
-const SENTENCES: [(&str, &[Test]); 16] = [
+const SENTENCES: [(&str, &[Test]); 15] = [
     ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
@@ -42,7 +41,6 @@ const SENTENCES: [(&str, &[Test]); 16] = [
     ("files_and_streams", files_and_streams::TESTS),
     ("refusals_are_named", refusals_are_named::TESTS),
     ("hostile_bytes_are_harmless", hostile_bytes_are_harmless::TESTS),
-    ("promised_times", promised_times::TESTS),
     ("parent_may_die", parent_may_die::TESTS),
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
     ("programs_may_fork_themselves", programs_may_fork_themselves::TESTS),

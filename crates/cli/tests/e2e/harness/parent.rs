@@ -27,7 +27,6 @@ struct Said {
     ready: Option<(i32, u64)>,
     /// When it ticked, in microseconds of its own clock.
     ticks_us: Vec<u64>,
-    forks_us: Vec<u64>,
     /// Any other line.
     others: Vec<String>,
     errors: String,
@@ -106,11 +105,6 @@ impl Parent {
         });
     }
 
-    /// How long its own forks have taken so far, in microseconds, when it measures them.
-    pub(crate) fn forks_us(&self) -> Vec<u64> {
-        self.said().forks_us.clone()
-    }
-
     /// It lives, ticks, and has never found anything wrong with itself.
     pub(crate) fn require_unharmed(&mut self) {
         self.wait_for_ticks(5);
@@ -158,7 +152,6 @@ fn listen(stdout: impl Read + Send + 'static, said: Arc<Mutex<Said>>) {
             match words[..] {
                 ["tick", time] => said.ticks_us.push(time.parse().unwrap_or(0)),
                 ["ready", pid, hash] => said.ready = pid.parse().ok().zip(hash.parse().ok()),
-                ["fork", time] => said.forks_us.push(time.parse().unwrap_or(0)),
                 _ => said.others.push(line),
             }
         }
