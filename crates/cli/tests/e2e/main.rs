@@ -13,6 +13,7 @@ mod harness;
 mod hostile_bytes_are_harmless;
 mod links_may_be_cut;
 mod many_children_of_one_seed;
+mod memory_may_run_out;
 mod memory_operations;
 mod nothing_is_left_behind;
 mod parent_may_die;
@@ -32,7 +33,7 @@ use libtest_mimic::Arguments;
 use test::{SharedCluster, Test};
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
-const SENTENCES: [(&str, &[Test]); 15] = [
+const SENTENCES: [(&str, &[Test]); 16] = [
     ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
@@ -47,6 +48,7 @@ const SENTENCES: [(&str, &[Test]); 15] = [
     ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
+    ("memory_may_run_out", memory_may_run_out::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];
 

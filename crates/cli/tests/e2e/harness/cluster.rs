@@ -121,6 +121,22 @@ impl Cluster {
         bytes.iter().sum::<u64>() >> 10
     }
 
+    /// Lets a node and all that it started grow by so many KiB at most, or as they like.
+    pub(crate) fn limit_memory(&self, index: usize, room_kb: Option<u64>) {
+        // Version 1, then 2, with the file that says how much is used and the word for no limit.
+        const FILES: [(&str, &str, &str); 2] =
+            [("memory.limit_in_bytes", "memory.usage_in_bytes", "-1"), ("memory.max", "memory.current", "max")];
+        let groups = &self.local_node(index).cgroups;
+        let mut limits = FILES.iter().flat_map(|files| groups.iter().map(move |group| (group, files)));
+        let found = limits.find(|(group, (limit, _, _))| group.join(limit).exists());
+        let (group, (limit, usage, unlimited)) = found.expect("a control group that limits memory");
+        let value = room_kb.map_or((*unlimited).to_owned(), |room_kb| {
+            let used: u64 = fs::read_to_string(group.join(usage)).expect("usage").trim().parse().expect("a number");
+            (used + (room_kb << 10)).to_string()
+        });
+        fs::write(group.join(limit), value).expect("the limit can be set");
+    }
+
     /// Kills a node's daemon, and nothing else.
     pub(crate) fn kill_daemon(&self, index: usize) {
         let local = self.local();

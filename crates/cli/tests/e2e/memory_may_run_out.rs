@@ -1,0 +1,40 @@
+//! A node's memory may run out: the child that needs more ends, it is told why, and nobody else is harmed.
+
+use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[Test::alone("in_the_nodes_control_group", in_the_group)];
+
+/// What the parent holds, in MiB, and what the node's group may grow by: a child cannot fit, one of a small seed can.
+const PARENT_MIB: &str = "128";
+const ROOM_KB: u64 = 48 << 10;
+
+/// Signals that end a child without memory: the kernel's killer, or a page that could not be installed.
+const SIGKILL: i64 = 9;
+const SIGBUS: i64 = 7;
+
+fn in_the_group() {
+    let cluster = Cluster::start(2);
+    let mut large = Parent::start(Program::Waits, &[PARENT_MIB]);
+    let mut small = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &large);
+    let small_seed = Seed::of(cluster.first(), &small);
+    small_seed.fork_and_check(&small, 1, &["--to", cluster.name(1)]);
+
+    cluster.limit_memory(1, Some(ROOM_KB));
+    let children = seed.fork_detached(&["2".to_owned()], &["--to", cluster.name(1)]);
+    let id = children[0].id.as_str();
+    cluster.first().run(&["wait", id]);
+    let said = cluster.first().json(&["inspect", id]);
+    assert_eq!(said["state"], "exited", "{said}");
+    assert!([SIGKILL, SIGBUS].map(Some).contains(&said["signal"].as_i64()), "{said}");
+
+    // The node serves on, in the same room: daemon and pager were not the ones to go.
+    small_seed.fork_and_check(&small, 3, &["--to", cluster.name(1)]);
+    cluster.limit_memory(1, None);
+    seed.fork_and_check(&large, 4, &["--to", cluster.name(1)]);
+    large.require_unharmed();
+    small.require_unharmed();
+    drop((seed, small_seed));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
