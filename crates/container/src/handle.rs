@@ -11,6 +11,7 @@ use farfork_sys::clone::{self, Born};
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::pidfd;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 use rustix::process::Signal;
 
 use crate::bind;
@@ -22,6 +23,9 @@ use crate::record;
 
 /// The directory in which a container finds what was meant for it alone: a tmpfs of its own.
 pub const PRIVATE_DIR: &str = "/run/farfork";
+/// How often a path is looked up anew that contains `..`: openat2(2) gives up with EAGAIN when anything was mounted or
+/// renamed anywhere meanwhile.
+const RESOLVE_TRIES_MAX: usize = 100;
 /// Longest wait for a killed container's end, in milliseconds: its processes are killed by the kernel at once, but may
 /// have much memory to give back.
 const KILL_MS_MAX: u64 = 5_000;
@@ -126,7 +130,9 @@ impl Container {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
         let mode = Mode::from_raw_mode(mode);
-        let mut file = File::from(rustix::fs::openat2(&root, path, flags, mode, resolve)?);
+        let mut tries = (0..RESOLVE_TRIES_MAX).map(|_| rustix::fs::openat2(&root, path, flags, mode, resolve));
+        let settled = tries.find(|opened| !matches!(opened, Err(Errno::AGAIN)));
+        let mut file = File::from(settled.unwrap_or(Err(Errno::AGAIN))?);
         rustix::fs::fchmod(&file, mode)?; // not as the umask has it
         file.write_all(contents)
     }
