@@ -89,6 +89,11 @@ impl Seeds {
         }
     }
 
+    /// Whether a process is the parent of a seed of this node.
+    pub(crate) fn is_parent(&self, pid: u32, id: &SeedId) -> bool {
+        self.listed().get(id).is_some_and(|seed| seed.parent_pid == pid)
+    }
+
     /// The seed of a name.
     pub(crate) fn by_name(&self, name: &str) -> Option<SeedId> {
         let listed = self.listed();

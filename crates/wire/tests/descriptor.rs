@@ -167,6 +167,12 @@ fn nonsense_is_refused() {
         ("an object that is missing", |d| d.shared_objects.clear()),
         ("descriptors out of order", |d| d.file_descriptors.reverse()),
         ("an open file that is missing", |d| d.open_files.truncate(1)),
+        ("two sockets to be told at what it is", |d| {
+            d.open_files.extend([
+                OpenFile::Program { is_caller: true, flags: 2 },
+                OpenFile::Program { is_caller: true, flags: 2 },
+            ]);
+        }),
         ("eager bytes outside of the map", |d| d.eager[0].address = 0x7000),
         ("eager bytes over a file", |d| d.eager[0].address = 0x3000),
     ];

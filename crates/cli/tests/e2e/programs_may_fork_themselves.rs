@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("an_executor_calls_functions_in_children", python_executor),
     Test::shared("no_two_children_share_random_numbers", python_random_numbers),
     Test::shared("children_end_with_their_program", program_killed),
+    Test::shared("children_that_are_being_started_do_too", program_killed_early),
     Test::alone("a_program_hears_of_its_daemons_end", daemon_killed),
     Test::shared("a_c_program_returns_twice", c_calls),
     Test::shared("the_examples_do_what_they_say", examples),
@@ -108,11 +109,17 @@ impl Drop for Running {
     }
 }
 
+/// Four children on two nodes, who sleep.
 fn sleepers(cluster: &Cluster) -> Running {
+    executor(cluster, "sleepers", "running")
+}
+
+/// A Python program with an executor on two nodes, which has said this line.
+fn executor(cluster: &Cluster, name: &str, line: &str) -> Running {
     let mut command = python(Some(cluster));
-    command.arg(programs::sources().join("cooperative/sleepers.py")).args([cluster.name(0), cluster.name(1)]);
+    command.arg(programs::sources().join(format!("cooperative/{name}.py"))).args([cluster.name(0), cluster.name(1)]);
     let mut running = Running::start(&mut command);
-    assert_eq!(running.line(), "running");
+    assert_eq!(running.line(), line);
     running
 }
 
@@ -136,6 +143,17 @@ fn program_killed(cluster: &Cluster) {
     deadline::until("its children and seeds end", END_LIMIT, || {
         (belongings(cluster, pid) == (0, 0) && running(cluster) + 4 <= before).then_some(())
     });
+}
+
+fn program_killed_early(cluster: &Cluster) {
+    let before = running(cluster);
+    for _ in 0..3 {
+        let mut program = executor(cluster, "crowd", "asked");
+        let pid = program.process.id();
+        program.kill();
+        deadline::until("its seeds end", END_LIMIT, || (belongings(cluster, pid).1 == 0).then_some(()));
+        deadline::until("its children end", END_LIMIT, || (running(cluster) == before).then_some(()));
+    }
 }
 
 /// How many children run.

@@ -42,7 +42,8 @@ struct Children {
     running: HashMap<Position, Running>,
     /// By the node that the children run on.
     tenders: HashMap<NodeName, mpsc::UnboundedSender<Tended>>,
-    tasks: JoinSet<()>,
+    /// The tenders' tasks.
+    tending: JoinSet<()>,
 }
 
 struct Running {
@@ -57,10 +58,17 @@ impl Batches {
         Self(Arc::new(Batch { node, replies, children: Mutex::default() }))
     }
 
-    /// Starts children; each is told of as it starts and as it ends.
+    /// Starts children; each is told of as it starts and as it ends. This goes on when the program has gone, to end those
+    /// that have just been started.
     pub(super) fn fork(&self, fork: Fork) {
         let batch = self.0.clone();
-        self.0.children().spawn(async move { batch.fork(fork).await });
+        tokio::spawn(async move { batch.fork(fork).await });
+    }
+
+    /// Starts none of the children, for this reason.
+    pub(super) fn refuse(&self, fork: Fork, failure: Failure) {
+        let batch = self.0.clone();
+        tokio::spawn(async move { batch.refuse(&fork, &failure).await });
     }
 
     /// Kills a child; nothing happens where there is none.
@@ -69,7 +77,7 @@ impl Batches {
         if let Some(running) = children.running.get_mut(&position) {
             running.is_killed = true;
             let (child, node) = (running.child.clone(), self.0.node.clone());
-            children.spawn(async move { kill(&node, child).await });
+            tokio::spawn(async move { kill(&node, child).await });
         }
     }
 }
@@ -78,19 +86,12 @@ impl Drop for Batches {
     fn drop(&mut self) {
         let mut children = self.0.children();
         children.is_over = true;
-        children.tasks.abort_all();
+        children.tending.abort_all();
         children.tenders.clear();
         for (_, Running { child, .. }) in children.running.drain() {
             let node = self.0.node.clone();
             tokio::spawn(async move { kill(&node, child).await });
         }
-    }
-}
-
-impl Children {
-    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
-        while self.tasks.try_join_next().is_some() {}
-        self.tasks.spawn(task);
     }
 }
 
@@ -101,22 +102,26 @@ async fn kill(node: &Node, child: ChildId) {
     }
 }
 
+/// The payload of each child is its number.
+fn request(fork: &Fork) -> v1::ForkRequest {
+    let timeout_ms = fork.timeout.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+    let indices = fork.first..fork.first + fork.count;
+    v1::ForkRequest {
+        seed: fork.seed.to_string(),
+        nodes: fork.nodes.clone(),
+        any_node: fork.any_node,
+        count: fork.count,
+        payloads: indices.map(|index| index.to_string().into_bytes()).collect(),
+        options: Some(v1::ChildOptions { timeout_ms, ..v1::ChildOptions::default() }),
+    }
+}
+
 impl Batch {
     async fn fork(self: &Arc<Self>, fork: Fork) {
-        let Fork { batch, first, count, seed, nodes, any_node, timeout, .. } = fork;
-        let timeout_ms = timeout.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
-        let request = v1::ForkRequest {
-            seed: seed.to_string(),
-            nodes,
-            any_node,
-            count,
-            payloads: (first..first + count).map(|index| index.to_string().into_bytes()).collect(),
-            options: Some(v1::ChildOptions { timeout_ms, ..v1::ChildOptions::default() }),
-        };
-        match service::fork(&self.node, request).await {
+        match service::fork(&self.node, request(&fork)).await {
             Ok(mut outcomes) => {
                 while let Some(Ok(v1::ForkOutcome { index, result, .. })) = outcomes.next().await {
-                    let position = (batch, first + index);
+                    let position = (fork.batch, fork.first + index);
                     match result {
                         Some(Outcome::Child(child)) => self.started(position, child).await,
                         Some(Outcome::Error(error)) => self.failed(position, &error.into()).await,
@@ -124,11 +129,13 @@ impl Batch {
                     }
                 }
             }
-            Err(failure) => {
-                for index in first..first + count {
-                    self.failed((batch, index), &failure).await;
-                }
-            }
+            Err(failure) => self.refuse(&fork, &failure).await,
+        }
+    }
+
+    async fn refuse(&self, fork: &Fork, failure: &Failure) {
+        for index in fork.first..fork.first + fork.count {
+            self.failed((fork.batch, index), failure).await;
         }
     }
 
@@ -165,7 +172,8 @@ impl Batch {
         let _ = tender.send(tended);
         children.tenders.insert(node.clone(), tender);
         let (batch, node) = (self.clone(), node.clone());
-        children.spawn(async move { tender::tend(&batch, &node, inbox).await });
+        while children.tending.try_join_next().is_some() {}
+        children.tending.spawn(async move { tender::tend(&batch, &node, inbox).await });
     }
 
     /// A child has ended, and is no longer there to be killed. Nobody will ask for one that the program killed.
@@ -173,7 +181,7 @@ impl Batch {
         let mut children = self.children();
         if let Some(Running { child, is_killed: true }) = children.running.remove(&position) {
             let node = self.node.clone();
-            children.spawn(async move {
+            tokio::spawn(async move {
                 if let Err(error) = service::remove(&node, v1::RemoveRequest { child: child.to_string() }).await {
                     tracing::debug!(%error, "a child that was killed is still listed");
                 }

@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_program::{Reply, Request, Wish};
+use farfork_program::{Fork, Reply, Request, Wish};
 use farfork_wire::SeedId;
 use tokio::sync::mpsc;
 use tonic::Code;
@@ -16,7 +16,7 @@ use super::registry::{Registered, Registry};
 use super::socket::Socket;
 use crate::api::v1;
 use crate::failure::Failure;
-use crate::limits::STREAM_MESSAGES_MAX;
+use crate::limits::{FORK_COUNT_MAX, STREAM_MESSAGES_MAX};
 use crate::node::Node;
 use crate::seeds::PrepareOptions;
 use crate::service;
@@ -100,14 +100,7 @@ impl Connection {
                 Ok(seed) => self.tell_parent(socket, seed).await,
                 Err(failure) => self.fail(&failure).await,
             },
-            Wish::Fork(fork) => {
-                if fork.owns_seed && !self.owned.contains(&fork.seed) {
-                    self.node.seeds.keep(&fork.seed);
-                    self.owned.push(fork.seed.clone());
-                }
-                self.batches.fork(fork);
-                Ok(())
-            }
+            Wish::Fork(fork) => self.fork(fork).await,
             Wish::Hello => self.reply(Reply::Welcome { node: self.node.name.as_str() }).await,
             Wish::Kill { batch, index } => {
                 self.batches.kill((batch, index));
@@ -115,7 +108,9 @@ impl Connection {
             }
             Wish::Drop { seed } => {
                 self.owned.retain(|owned| *owned != seed);
-                drop_seed(self.node.clone(), seed);
+                if self.node.seeds.is_parent(self.pid, &seed) {
+                    drop_seed(self.node.clone(), seed);
+                }
                 Ok(())
             }
         }
@@ -127,6 +122,27 @@ impl Connection {
         let sockets = self.registry.sockets(self.pid, socket_inode);
         let options = PrepareOptions { name, freeze: false, ttl_ms, sockets };
         service::prepare_with(&self.node, self.pid, options).await
+    }
+
+    /// A program may fork its own seeds.
+    async fn fork(&mut self, fork: Fork) -> io::Result<()> {
+        if fork.count > FORK_COUNT_MAX {
+            let cause = format!("{} children at a time: at most {FORK_COUNT_MAX} can be started", fork.count);
+            return self.fail(&Failure::new(Code::InvalidArgument, format!("seed {}", fork.seed), cause)).await;
+        }
+        if !self.node.seeds.is_parent(self.pid, &fork.seed) {
+            let failure =
+                Failure::new(Code::NotFound, format!("seed {}", fork.seed), "it is no seed of this program's")
+                    .with_next_step("make one with a checkpoint; it lives until it is dropped or its time is over");
+            self.batches.refuse(fork, failure);
+            return Ok(());
+        }
+        if fork.owns_seed && !self.owned.contains(&fork.seed) {
+            self.node.seeds.keep(&fork.seed);
+            self.owned.push(fork.seed.clone());
+        }
+        self.batches.fork(fork);
+        Ok(())
     }
 
     /// Where the program has gone meanwhile, nobody would know of the seed: it is dropped.
