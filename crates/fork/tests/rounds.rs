@@ -8,6 +8,7 @@ mod harness;
 use harness::{Parent, children};
 
 const ROUNDS: usize = 1000;
+const ENDING_MAX: usize = 4;
 
 /// What may grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,9 @@ fn a_thousand_rounds_leave_nothing_behind() {
         drop(parent.capture().unwrap());
     }
     let (after, parents_after) = (ours(), resident());
-    assert_eq!((after.files, after.threads), (before.files, before.threads));
+    // A tracer or two may be about to end; what is left behind by each round would be a thousand.
+    assert!(after.files <= before.files + ENDING_MAX, "{before:?} {after:?}");
+    assert!(after.threads <= before.threads + ENDING_MAX, "{before:?} {after:?}");
     // The allocator may keep a little.
     assert!(after.resident_pages < before.resident_pages + 1024, "{before:?} {after:?}");
     assert!(parents_after < parents_before + (1 << 20), "{parents_before} {parents_after}");
