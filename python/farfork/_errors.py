@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import BrokenExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 
 class Error(Exception):
@@ -44,7 +45,7 @@ class ChildDied(Error):
         return f"child {self.child}: {self.cause}; see `farfork logs {self.child}`"
 
 
-class ChildTimeout(ChildDied, TimeoutError):
+class ChildTimeout(ChildDied, FutureTimeoutError):
     """A child was killed because it ran for longer than the executor allows."""
 
 

@@ -71,7 +71,7 @@ class Executor(_Executor):
     ) -> Iterator[T]:
         """As :func:`map`, each call in a child of one checkpoint; results come in order.
 
-        The iterator raises :class:`TimeoutError` when a result is not there ``timeout`` seconds after this call, and
+        The iterator raises :class:`concurrent.futures.TimeoutError` when a result is not there ``timeout`` seconds after this call, and
         what a call raised when its turn comes. ``chunksize`` calls in a row share a child. What is left when the
         iterator is closed or raises is cancelled.
         """

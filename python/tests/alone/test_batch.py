@@ -2,6 +2,7 @@
 
 import unittest
 from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from farfork import ChildDied, ChildNotStarted, ChildTimeout, _protocol
@@ -81,5 +82,5 @@ class Futures(unittest.TestCase):
         batch.ended(message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9), [])()
         with self.assertRaises(ChildTimeout) as raised:
             batch.futures[0].result(0)
-        self.assertIsInstance(raised.exception, TimeoutError)
+        self.assertIsInstance(raised.exception, FutureTimeoutError)
         self.assertEqual(raised.exception.signal, 9)

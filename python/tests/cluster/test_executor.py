@@ -7,6 +7,7 @@ import threading
 import time
 import unittest
 from collections import Counter
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import as_completed, wait
 from typing import Any
 
@@ -122,7 +123,7 @@ class Executor(unittest.TestCase):
             begin = time.monotonic()
             results = children.map(time.sleep, [0, 600, 600], timeout=2)
             self.assertIsNone(next(results))
-            with self.assertRaises(TimeoutError):
+            with self.assertRaises(FutureTimeoutError):
                 next(results)
         self.assertLess(time.monotonic() - begin, 20)
 
