@@ -55,7 +55,7 @@ fn document(pid: u32, answer: &CheckResponse) -> serde_json::Value {
 
 fn print(pid: u32, answer: &CheckResponse) {
     let memory = output::bytes(answer.memory_bytes);
-    output::line(&format!("process {pid}: {}", answer.command));
+    output::line(&format!("process {pid}: {}", output::shortened(&answer.command)));
     output::line(&format!("  would be carried: {} threads, {memory} of memory", answer.threads));
     if answer.refusals.is_empty() {
         output::line("  nothing would be refused");

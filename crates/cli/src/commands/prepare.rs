@@ -8,7 +8,7 @@ use farfork_node::client::within;
 use farfork_node::failure::Failure;
 use farfork_node::limits::PREPARE_TIMEOUT;
 
-use crate::output::{self, SeedView, bytes, microseconds};
+use crate::output::{self, SeedView, bytes, microseconds, shortened};
 use crate::{Global, seconds};
 
 /// Make a seed of a running process, which runs on.
@@ -61,7 +61,7 @@ impl Prepare {
 fn print(seed: &Seed) {
     eprintln!(
         "{}: {} threads, {} of memory; it stood still for {}, all took {}",
-        seed.command,
+        shortened(&seed.command),
         seed.threads,
         bytes(seed.memory_bytes),
         microseconds(seed.pause_us),

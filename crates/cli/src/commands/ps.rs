@@ -11,7 +11,7 @@ use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
 use crate::Global;
-use crate::output::{self, ChildView, Table, age, exit_text, microseconds};
+use crate::output::{self, ChildView, Table, age, exit_text, microseconds, shortened};
 
 /// Between two pictures of `--watch`: as fast as people read.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ fn table(children: Vec<Child>) -> Table {
         let view = ChildView::from(child);
         let state = if ended.is_empty() { view.state.to_owned() } else { ended };
         let resume = microseconds(view.resume_us);
-        table.row([view.child, view.seed, view.pid.to_string(), state, resume, age, view.command]);
+        table.row([view.child, view.seed, view.pid.to_string(), state, resume, age, shortened(&view.command)]);
     }
     table
 }

@@ -9,7 +9,7 @@ use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
 use crate::Global;
-use crate::output::{self, SeedView, Table, age, bytes, microseconds};
+use crate::output::{self, SeedView, Table, age, bytes, microseconds, shortened};
 
 /// List seeds of all nodes.
 #[derive(Args)]
@@ -52,7 +52,7 @@ fn table(seeds: Vec<Seed>) -> Table {
             bytes(seed.memory_bytes),
             microseconds(seed.pause_us),
             age(seed.created_unix_ms),
-            seed.command,
+            shortened(&seed.command),
         ]);
     }
     table

@@ -10,7 +10,7 @@ use farfork_node::failure::Failure;
 use serde::Serialize;
 
 pub(crate) use table::Table;
-pub(crate) use units::{age, bytes, microseconds};
+pub(crate) use units::{age, bytes, microseconds, shortened};
 pub(crate) use views::{ChildView, NodeView, SeedView, exit_code, exit_text};
 
 /// Prints one JSON document on standard output.

@@ -39,9 +39,32 @@ pub(crate) fn age(unix_ms: u64) -> String {
     }
 }
 
+/// Longest command line in a table or sentence, in characters; `--json` has all of it.
+const COMMAND_CHARACTERS_MAX: usize = 40;
+
+/// A command line as far as it fits. It is the process's own text: what would move the cursor of whoever reads it is
+/// shown as a dot.
+pub(crate) fn shortened(text: &str) -> String {
+    let mut shown: String =
+        text.chars().take(COMMAND_CHARACTERS_MAX).map(|c| if c.is_control() { '·' } else { c }).collect();
+    if text.chars().count() > COMMAND_CHARACTERS_MAX {
+        shown.pop();
+        shown.push('…');
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{bytes, microseconds};
+    use super::{bytes, microseconds, shortened};
+
+    #[test]
+    fn a_command_fits_and_cannot_move_the_cursor() {
+        assert_eq!(shortened("node server.js"), "node server.js");
+        let long = shortened(&"x".repeat(200));
+        assert_eq!((long.chars().count(), long.chars().last()), (40, Some('…')));
+        assert_eq!(shortened("a\n\u{1b}[2J"), "a··[2J");
+    }
 
     #[test]
     fn figures_have_the_unit_that_fits() {
