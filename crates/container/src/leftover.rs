@@ -2,7 +2,7 @@
 //! start time of each init and by the name of the node's own control groups.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farfork_sys::mount::point;
@@ -55,6 +55,7 @@ pub fn clean_leftovers(config: &ContainerConfig) -> Result<Leftovers, ContainerE
         point::remove_unused(Path::new(PRIVATE_DIR));
     }
     found.removed += remove_unrecorded(&cgroups, &found.running);
+    remove_former(config, &cgroups);
     Ok(found)
 }
 
@@ -91,6 +92,15 @@ fn remove_unrecorded(cgroups: &NodeCgroups, running: &[RunningContainer]) -> usi
         .map(|name| cgroups.existing(name))
         .filter(|group| group.processes().is_empty() && group.remove().is_ok())
         .count()
+}
+
+/// Groups that a daemon of this run directory had while the node was called otherwise; they are empty by now, or stay.
+fn remove_former(config: &ContainerConfig, cgroups: &NodeCgroups) {
+    let written = std::fs::read_to_string(config.cgroups_file()).unwrap_or_default();
+    let is_former = |path: &PathBuf| !cgroups.directories().any(|directory| directory == path);
+    let former = NodeCgroups::former(written.lines().map(PathBuf::from).filter(is_former));
+    former.names().iter().for_each(|name| drop(former.existing(name).remove()));
+    former.remove_empty();
 }
 
 /// Name of a container's control group below the node's.

@@ -1,6 +1,6 @@
 //! The node's own directory in each hierarchy: found, made, handed its controllers, and removed.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use farfork_sys::cgroup;
 use farfork_sys::cgroup::hierarchy::{self, Base, Version};
@@ -37,6 +37,12 @@ impl NodeCgroups {
             places.push(Place { version: hierarchy.version, controllers, path });
         }
         Ok(Self { places })
+    }
+
+    /// Directories that an earlier daemon used under another name, to be removed.
+    pub(crate) fn former(directories: impl IntoIterator<Item = PathBuf>) -> Self {
+        let place = |path| Place { version: Version::V1, controllers: Vec::new(), path };
+        Self { places: directories.into_iter().map(place).collect() }
     }
 
     /// The node's directory in each hierarchy.

@@ -315,16 +315,14 @@ fn parent(pid: i32) -> Option<i32> {
 
 /// The compiled `program.c`.
 fn program() -> &'static Path {
-    static PROGRAM: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
-    let (_, path) = PROGRAM.get_or_init(|| {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("program");
+    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+    PROGRAM.get_or_init(|| {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pager-program");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pager/program.c");
         // It reads beyond what the compiler knows of: the area grows.
         let flags = ["-O2", "-Wall", "-Wextra", "-Werror", "-Wno-array-bounds", "-pthread"];
         let status = Command::new("gcc").args(flags).arg("-o").arg(&path).arg(source).status();
         assert!(status.expect("gcc is installed").success(), "program.c is compiled");
-        (dir, path)
-    });
-    path
+        path
+    })
 }
