@@ -15,6 +15,33 @@ const EINTR: i64 = -4;
 /// io_getevents, semtimedop, epoll_wait, epoll_pwait, io_pgetevents, epoll_pwait2.
 const NEVER_RESTARTED: [u64; 8] = [65, 128, 208, 220, 232, 281, 333, 441];
 
+/// restart_syscall(2), by which the kernel goes on with a call that was interrupted before. Only the thread that was
+/// interrupted can make it, and only until its next rt_sigreturn(2): for anyone else it ends with EINTR.
+const RESTART_SYSCALL: u64 = 219;
+
+/// What it may stand for: poll, nanosleep, futex, clock_nanosleep.
+const RESTARTED_BY_BLOCK: [u64; 4] = [7, 35, 202, 230];
+
+/// Bytes of `mov $NUMBER, %eax; syscall`, as libc and Go's runtime make these calls.
+pub(super) const CALL_BYTES: usize = 7;
+const NUMBER_BYTES: u64 = 5;
+
+/// The registers, with the number of the call that restart_syscall(2) stands for in its place, as the program's own code
+/// tells it (`code` reads from an address). Where that is made otherwise, a child's call will end with EINTR.
+pub(super) fn name_call(registers: &Registers, code: impl FnOnce(u64) -> Option<[u8; CALL_BYTES]>) -> Registers {
+    if registers.orig_rax != RESTART_SYSCALL {
+        return *registers;
+    }
+    let about_to = registers.rax == RESTART_SYSCALL;
+    let syscall_at = registers.rip.wrapping_sub(if about_to { 0 } else { SYSCALL_BYTES });
+    let number = match code(syscall_at.wrapping_sub(NUMBER_BYTES)) {
+        Some([0xb8, a, b, c, d, 0x0f, 0x05]) => u64::from(u32::from_le_bytes([a, b, c, d])),
+        _ => RESTART_SYSCALL,
+    };
+    let is_known = RESTARTED_BY_BLOCK.contains(&number);
+    Registers { orig_rax: if is_known { number } else { RESTART_SYSCALL }, ..*registers }
+}
+
 /// Registers with which an interrupted call is made again; `None` if the thread was in no such call.
 fn again(registers: &Registers, results: &[i64]) -> Option<Registers> {
     let in_call = registers.orig_rax as i64 >= 0;
@@ -42,6 +69,11 @@ pub(super) fn for_parent(registers: &Registers, signal_waits: bool) -> Registers
 /// did not see them begin has nothing to restart. Relative sleeps start anew with their full time.
 pub(super) fn for_child(parent: &Registers) -> Registers {
     const RESTARTED: [i64; 4] = [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
+    // The kernel had prepared its restart already: only the number is not one for the child.
+    let about_to = parent.rax == RESTART_SYSCALL && RESTARTED_BY_BLOCK.contains(&parent.orig_rax);
+    if about_to {
+        return Registers { rax: parent.orig_rax, orig_rax: u64::MAX, ..*parent };
+    }
     let child = again(parent, &RESTARTED).unwrap_or(*parent);
     Registers { orig_rax: u64::MAX, ..child }
 }
@@ -100,6 +132,19 @@ mod tests {
         let asleep = stopped(NANOSLEEP, ERESTART_RESTARTBLOCK);
         assert_eq!(for_parent(&asleep, false), asleep);
         assert_eq!((for_child(&asleep).rax, for_child(&asleep).rip), (NANOSLEEP, 0x1000));
+    }
+
+    #[test]
+    fn a_sleep_that_was_restarted_before_is_known_by_its_code() {
+        let code = |number: u8| move |_| Some([0xb8, number, 0, 0, 0, 0x0f, 0x05]);
+        let again = stopped(RESTART_SYSCALL, ERESTART_RESTARTBLOCK);
+        let named = name_call(&again, code(NANOSLEEP as u8));
+        assert_eq!((named.orig_rax, named.rax), (NANOSLEEP, again.rax), "the kernel restarts the parent's as before");
+        assert_eq!((for_child(&named).rax, for_child(&named).rip), (NANOSLEEP, 0x1000));
+        assert_eq!(name_call(&again, code(EPOLL_WAIT as u8)), again, "nothing that could have been restarted so");
+        assert_eq!(name_call(&again, |_| None), again);
+        let prepared = stopped(NANOSLEEP, RESTART_SYSCALL as i64);
+        assert_eq!((for_child(&prepared).rax, for_child(&prepared).rip), (NANOSLEEP, 0x1002));
     }
 
     #[test]

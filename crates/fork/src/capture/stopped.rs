@@ -117,7 +117,7 @@ impl Drop for Stopped {
 
 impl StoppedThread {
     fn read(tid: i32, process_pending: &[[u8; ptrace::SIGINFO_BYTES]]) -> Result<Self, CaptureError> {
-        let registers = read_registers(tid)?;
+        let registers = restart::name_call(&read_registers(tid)?, |address| read_code(tid, address));
         let trace = |operation| CaptureError::trace(operation, tid);
         let signal_mask = ptrace::signal_mask(tid).map_err(trace("read the signal mask of"))?;
         let own = ptrace::pending_signals(tid, SignalQueue::Thread).map_err(trace("read the pending signals of"))?;
@@ -162,6 +162,12 @@ fn has_deliverable<'a>(
         first = signals.next();
     }
     false
+}
+
+fn read_code(tid: i32, address: u64) -> Option<[u8; restart::CALL_BYTES]> {
+    let mut code = [0; restart::CALL_BYTES];
+    let read = farfork_sys::memory::read_process(tid, address, &mut code).ok()?;
+    (read == code.len()).then_some(code)
 }
 
 /// The first word of a siginfo_t.

@@ -73,6 +73,21 @@ fn a_parent_never_sees_its_stops() {
     parent.wait_for("round");
 }
 
+/// The kernel goes on with an interrupted sleep by restart_syscall(2), which only the parent's own threads can make.
+#[test]
+fn a_child_of_a_later_seed_makes_the_call_that_was_interrupted() {
+    const RAX: usize = 10;
+    const RESTART_SYSCALL: u64 = 219;
+    let parent = Parent::start("threads", &[]);
+    for _ in 0..50 {
+        let captured = parent.capture().unwrap();
+        for thread in &captured.descriptor.threads {
+            let name = String::from_utf8_lossy(&thread.name);
+            assert_ne!(thread.registers[RAX], RESTART_SYSCALL, "thread {name}");
+        }
+    }
+}
+
 #[test]
 fn a_template_outlives_its_parent() {
     let mut parent = Parent::start("threads", &[]);
