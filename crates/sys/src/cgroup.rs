@@ -13,12 +13,26 @@ use self::hierarchy::Version;
 /// Pause between two attempts to remove a group whose last processes are still on their way out, in milliseconds.
 const REMOVE_RETRY_MS: u64 = 2;
 
+/// How often a path is begun anew: another node, on its way out, may remove an empty group of the path that both share
+/// between our finding it and our making the next.
+const CREATE_TRIES_MAX: u32 = 10;
+
 /// Makes the groups of the relative path `name` below `base`, one in the other, or finds them; a version 2 group hands
 /// these controllers on.
 ///
 /// # Errors
 /// As mkdir(2). That a controller is not handed on shows when its files are missing.
 pub fn create_path(base: &Path, name: &Path, version: Version, controllers: &[String]) -> io::Result<()> {
+    for _ in 1..CREATE_TRIES_MAX {
+        match create_path_once(base, name, version, controllers) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            outcome => return outcome,
+        }
+    }
+    create_path_once(base, name, version, controllers)
+}
+
+fn create_path_once(base: &Path, name: &Path, version: Version, controllers: &[String]) -> io::Result<()> {
     let mut directory = base.to_owned();
     for part in name {
         directory.push(part);
