@@ -170,7 +170,6 @@ struct plan {
 	u64 leader_stack_offset;
 	u64 parking_offset;
 	u64 scratch_offset;
-	u64 scratch_bytes;
 	u32 flags;
 	u32 fd_base; /* first number for farfork's own descriptors while it restores */
 	u32 umask;

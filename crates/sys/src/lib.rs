@@ -21,3 +21,4 @@ pub mod priority;
 pub mod process;
 pub mod ptrace;
 pub mod userfaultfd;
+pub mod wait;

@@ -4,7 +4,6 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// Opens a process (pidfd_open(2)).
@@ -21,18 +20,7 @@ pub fn open(pid: i32) -> io::Result<OwnedFd> {
 /// # Errors
 /// As poll(2).
 pub fn wait_exit(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
-    let deadline = Instant::now() + limit;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        let mut fds = [PollFd::from_borrowed_fd(pidfd.as_fd(), PollFlags::IN)];
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(0) => return Ok(false),
-            Ok(_) => return Ok(true),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
+    crate::wait::readable(pidfd.as_fd(), Instant::now() + limit)
 }
 
 /// Sends a signal by number (pidfd_send_signal(2)).

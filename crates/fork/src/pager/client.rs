@@ -10,8 +10,6 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::fdpass;
 use farfork_wire::ChildId;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 pub use super::protocol::PagerStats;
@@ -193,26 +191,15 @@ impl Adoption<'_> {
 }
 
 fn hear(socket: &OwnedFd, deadline: Instant) -> io::Result<Reply> {
-    wait_readable(socket, deadline)?;
+    if !farfork_sys::wait::readable(socket.as_fd(), deadline)? {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
     let mut bytes = vec![0; MESSAGE_BYTES_MAX];
     let (length, _) = fdpass::receive(socket.as_fd(), &mut bytes, 0)?;
     if length == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     postcard::from_bytes(&bytes[..length]).map_err(io::Error::other)
-}
-
-fn wait_readable(socket: &OwnedFd, deadline: Instant) -> io::Result<()> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)], Some(&timeout)) {
-            Ok(0) => return Err(io::ErrorKind::TimedOut.into()),
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
-    }
 }
 
 fn unexpected(reply: &Reply) -> ClientError {

@@ -164,7 +164,6 @@ structures! {
         leader_stack_offset: u64,
         parking_offset: u64,
         scratch_offset: u64,
-        scratch_bytes: u64,
         flags: u32,
         fd_base: u32,
         umask: u32,

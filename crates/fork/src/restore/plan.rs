@@ -267,7 +267,6 @@ fn header(
         leader_stack_offset: region.leader_stack,
         parking_offset: region.parking,
         scratch_offset: region.scratch,
-        scratch_bytes: region.bytes - region.scratch,
         // The parent's session and group are not in the container: the child leads its own.
         flags: PLAN_SESSION_LEADER | if paused { PLAN_PAUSED } else { 0 },
         fd_base: tables.fd_base,

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::fdpass::{self, FDS_PER_MESSAGE_MAX};
 use farfork_wire::Descriptor;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::{IntoBytes, TryFromBytes};
 
 use super::RestoreError;
@@ -75,7 +74,7 @@ pub(super) fn wait_restored(
 ) -> Result<Started, RestoreError> {
     let deadline = Instant::now() + limit;
     loop {
-        if !wait_readable(control, deadline).map_err(RestoreError::Control)? {
+        if !farfork_sys::wait::readable(control, deadline).map_err(RestoreError::Control)? {
             return Err(RestoreError::Silent { limit });
         }
         let mut bytes = [0; size_of::<Report>()];
@@ -100,17 +99,5 @@ fn failure(report: &Report, descriptor: &Descriptor) -> RestoreError {
         step: step_in_words(report.step),
         object: object_of(report.step, report.detail, descriptor),
         cause: io::Error::from_raw_os_error(report.error),
-    }
-}
-
-fn wait_readable(socket: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut [PollFd::from_borrowed_fd(socket, PollFlags::IN)], Some(&timeout)) {
-            Ok(ready) => return Ok(ready > 0),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => return Err(errno.into()),
-        }
     }
 }
