@@ -1,14 +1,15 @@
 # The two commands that a fresh machine needs: `make demo` and `make test`. Both set up what is missing first
 # (scripts/setup.sh) and need root, because farfork stops other processes, makes namespaces and serves page faults.
 #
-# Build products and tools are kept in FARFORK_CACHE, outside the work tree, so that a new clone builds quickly.
+# Build products and tools are kept in FARFORK_CACHE, outside the work tree, so that a clone made anew builds quickly. Each
+# place of a clone has its own: programs have the paths of their sources in them, and cargo does not notice when those move.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo test bench setup
 
 export FARFORK_CACHE ?= $(HOME)/.cache/farfork
-export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target
+export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target$(subst /,-,$(CURDIR))
 export FARFORK_PYTHON ?= $(FARFORK_CACHE)/python/bin/python3
 
 help:
