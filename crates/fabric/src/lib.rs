@@ -32,6 +32,7 @@ pub mod shm;
 mod stream;
 pub mod tcp;
 mod template;
+pub mod transport;
 
 use std::io;
 
