@@ -6,6 +6,7 @@
 mod commands;
 mod connection;
 mod log;
+mod manual;
 mod output;
 mod payload;
 mod privilege;
@@ -27,12 +28,13 @@ use connection::Connection;
 #[derive(Parser)]
 #[command(name = "farfork", version, propagate_version = true, max_term_width = 100)]
 #[command(after_help = "\
-First steps:
+Examples:
   farfork up --nodes 3                      a small cluster on this machine
   SEED=$(farfork prepare 4711)              process 4711 becomes a seed, and runs on
   farfork fork $SEED --to n2                a child of it on node n2, attached to this terminal
   farfork fork $SEED --to any -n 8 --detach eight children, spread over the cluster
   farfork down                              ends the cluster
+  source <(farfork completions bash)        completes commands and options; `farfork man` has the manual
 
 Exit status: 0 done, 1 failed, 2 wrong usage; an attached single `fork` gives the child's own.")]
 struct Cli {

@@ -12,9 +12,14 @@ use crate::{Global, output};
 
 /// Say whether a process can be prepared, and what would be refused, without touching it.
 ///
-/// Exit status 1 when prepare would refuse it.
+/// Prints how much would be carried, notes about what a child will find changed, and what stands against it.
 #[derive(Args)]
-#[command(after_help = "Example:\n  farfork check $(pidof redis-server)")]
+#[command(after_help = "\
+Examples:
+  farfork check $(pidof redis-server)
+  farfork check 4711 --json | jq -r '.refusals[] | .object + \": \" + .reason'
+
+Exit status: 0 it can be prepared, 1 it would be refused, or its node cannot be asked, 2 wrong usage.")]
 pub(crate) struct Check {
     /// The process, as this node numbers it.
     pid: u32,

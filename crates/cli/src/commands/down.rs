@@ -12,6 +12,12 @@ use crate::{Global, output, privilege};
 ///
 /// Its children are killed and its seeds dropped; parents are not touched.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork down
+  farfork down --run-dir /tmp/test
+
+Exit status: 0 nothing of it is left, 1 failed, or there is no cluster, 2 wrong usage.")]
 pub(crate) struct Down {
     #[command(flatten)]
     place: Place,

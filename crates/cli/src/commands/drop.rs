@@ -15,6 +15,12 @@ use crate::Global;
 /// Children go on with the pages that they have. A page that is missing by then cannot come any more: the child that
 /// touches it gets SIGBUS, and its log says why.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork drop $SEED
+  farfork seeds --json | jq -r '.seeds[].seed' | xargs farfork drop
+
+Exit status: 0 all are dropped, 1 one or more are not, 2 wrong usage.")]
 pub(crate) struct Drop {
     /// Ids or names.
     #[arg(required = true, value_name = "SEED")]

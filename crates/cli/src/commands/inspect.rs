@@ -13,9 +13,17 @@ use serde::Serialize;
 use crate::Global;
 use crate::output::{self, ChildView, SeedView};
 
-/// Show all that is known of a seed or a child.
+/// Show all that is known of a seed or a child, one field a line.
+///
+/// Units are in the names: `pause_us` are microseconds, `created_unix_ms` milliseconds since 1970. What a child's pager
+/// counted (faults, pages, bytes) is missing where it no longer counts.
 #[derive(Args)]
-#[command(after_help = "Example:\n  farfork inspect $CHILD --json | jq .bytes_fetched")]
+#[command(after_help = "\
+Examples:
+  farfork inspect $SEED
+  farfork inspect $CHILD --json | jq .bytes_fetched
+
+Exit status: 0 shown, 1 there is no such seed or child, or its node cannot be asked, 2 wrong usage.")]
 pub(crate) struct Inspect {
     /// Id of a seed or child, or name of a seed.
     #[arg(value_name = "SEED|CHILD")]

@@ -12,15 +12,20 @@ use crate::Global;
 use crate::signal::Signal;
 
 /// Send a signal to children.
+///
+/// A child that handles or ignores the signal lives on, as any process would.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork kill n2.c00f3a96c5d217e84
-  farfork ps --running --quiet | xargs farfork kill -s KILL")]
+  farfork ps --running --quiet | xargs farfork kill -s KILL
+
+Exit status: 0 all were sent it, 1 one or more were not, 2 wrong usage.")]
 pub(crate) struct Kill {
+    /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]
     children: Vec<String>,
-    /// Which, by name or number.
+    /// Which, by name or number: TERM, SIGUSR1, 9.
     #[arg(long, short, default_value = "TERM")]
     signal: Signal,
 }

@@ -10,8 +10,18 @@ use farfork_node::failure::Failure;
 use crate::{Global, output};
 
 /// Show what a child has written to its standard output and standard error.
+///
+/// Each stream goes to the stream of the same name here. Logs are kept on the child's node until `farfork rm`; those of
+/// an attached child went to whoever forked it.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork logs $CHILD
+  farfork logs --follow --stderr $CHILD
+
+Exit status: 0 shown, 1 there is no such child, or its node cannot be asked, 2 wrong usage.")]
 pub(crate) struct Logs {
+    /// Id of the child.
     child: String,
     /// Go on with what it writes, until it ends.
     #[arg(long, short, conflicts_with = "json")]

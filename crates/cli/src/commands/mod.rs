@@ -1,6 +1,7 @@
 //! The commands, one file each. A file has the arguments, whose comments are the documentation, and what they do.
 
 mod check;
+mod completions;
 mod demo;
 mod down;
 mod drop;
@@ -9,6 +10,7 @@ mod fork;
 mod inspect;
 mod kill;
 mod logs;
+mod man;
 mod node;
 mod nodes;
 mod pager;
@@ -48,6 +50,8 @@ pub(crate) enum Command {
     Rm(rm::Rm),
     Drop(drop::Drop),
     Demo(demo::Demo),
+    Man(man::Man),
+    Completions(completions::Completions),
 }
 
 impl Command {
@@ -72,6 +76,8 @@ impl Command {
             Command::Rm(command) => block_on(command.run(global)),
             Command::Drop(command) => block_on(command.run(global)),
             Command::Demo(command) => command.run(&global),
+            Command::Man(command) => command.run(&global),
+            Command::Completions(command) => Ok(command.run()),
         }
     }
 }

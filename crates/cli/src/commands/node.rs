@@ -24,7 +24,9 @@ use crate::privilege;
 #[command(after_help = "\
 Examples:
   farfork node --name n1 --listen 10.0.0.1:7400
-  farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400")]
+  farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400
+
+Exit status: 0 stopped by a signal, 1 it could not start or go on, 2 wrong usage.")]
 pub(crate) struct Node {
     /// The node's name, unique in its cluster: a-z, 0-9 and `-`.
     #[arg(long)]

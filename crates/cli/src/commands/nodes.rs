@@ -12,7 +12,15 @@ use crate::Global;
 use crate::output::{self, NodeView, Table, microseconds};
 
 /// List the cluster's nodes, as this one sees them.
+///
+/// A node is `alive` while it is heard from, and `unreachable` after some seconds of silence.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork nodes
+  farfork nodes --json | jq -r '.nodes[] | select(.state == \"alive\").name'
+
+Exit status: 0 listed, 1 this node cannot be asked, 2 wrong usage.")]
 pub(crate) struct Nodes {}
 
 impl Nodes {

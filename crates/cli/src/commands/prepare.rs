@@ -21,7 +21,9 @@ use crate::{Global, seconds};
 Examples:
   farfork prepare 4711
   farfork prepare $(pidof python3) --name warm --ttl 10m
-  farfork prepare 4711 --json | jq .pause_us")]
+  farfork prepare 4711 --json | jq .pause_us
+
+Exit status: 0 there is a seed, 1 refused or failed, and the process is as it was, 2 wrong usage.")]
 pub(crate) struct Prepare {
     /// The process, as this node numbers it.
     pid: u32,

@@ -20,7 +20,16 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J\x1b[3J";
 
 /// List children of all nodes; those that have ended too, until they are removed.
+///
+/// RESUME is the time from the request to the child's first step; the process id is the one on the child's node.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork ps --watch
+  farfork ps --json | jq -r '.children[] | select(.exit_code != 0).child'
+  farfork ps --running --quiet | xargs farfork wait
+
+Exit status: 0 listed, 1 one or more nodes cannot be asked, 2 wrong usage.")]
 pub(crate) struct Ps {
     /// Only those of this node.
     #[arg(long)]

@@ -11,8 +11,17 @@ use super::each::{self, Outcome};
 use crate::Global;
 
 /// Forget children that have ended, with what they wrote.
+///
+/// A child that runs is refused: `farfork kill` it first.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork rm $CHILD
+  farfork ps --json | jq -r '.children[] | select(.state != \"running\").child' | xargs farfork rm
+
+Exit status: 0 all are forgotten, 1 one or more are not, 2 wrong usage.")]
 pub(crate) struct Rm {
+    /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]
     children: Vec<String>,
 }

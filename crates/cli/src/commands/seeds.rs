@@ -12,7 +12,15 @@ use crate::Global;
 use crate::output::{self, SeedView, Table, age, bytes, microseconds, shortened};
 
 /// List seeds of all nodes.
+///
+/// PAUSE is how long the parent stood still.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork seeds
+  farfork seeds --here --json | jq -r '.seeds[].seed'
+
+Exit status: 0 listed, 1 one or more nodes cannot be asked, 2 wrong usage.")]
 pub(crate) struct Seeds {
     /// Only those of this node.
     #[arg(long)]

@@ -12,7 +12,15 @@ use crate::Global;
 
 /// Let children that were forked with --paused make their first step.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  CHILD=$(farfork fork $SEED --paused --detach)
+  gdb -p $(farfork inspect $CHILD --json | jq .pid)
+  farfork unpause $CHILD
+
+Exit status: 0 all run, 1 one or more do not, 2 wrong usage.")]
 pub(crate) struct Unpause {
+    /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]
     children: Vec<String>,
 }

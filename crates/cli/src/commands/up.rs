@@ -32,17 +32,19 @@ const ASK_INTERVAL: Duration = Duration::from_millis(50);
 #[command(after_help = "\
 Examples:
   farfork up --nodes 3
-  farfork up --nodes 2 --name test --run-dir /tmp/test --json")]
+  farfork up --nodes 2 --name test --run-dir /tmp/test --json
+
+Exit status: 0 all nodes run and know each other, 1 failed, and nothing is left, 2 wrong usage.")]
 pub(crate) struct Up {
     /// How many nodes; they are called n1, n2, and so on.
     #[arg(long, default_value_t = 3, value_name = "N")]
     nodes: usize,
     #[command(flatten)]
     place: Place,
-    /// Containers that each node keeps ready for children.
+    /// Containers that each node keeps ready for children [default: that of `farfork node`].
     #[arg(long, value_name = "N")]
     pool: Option<usize>,
-    /// What the daemons log.
+    /// What the daemons log to the file node.log in their directories [default: info].
     #[arg(long, env = "FARFORK_LOG", value_name = "FILTER")]
     log: Option<String>,
 }

@@ -16,15 +16,16 @@ use crate::{Global, seconds};
 /// Wait for children to end; print how they ended or, with --results, what they gave as their results: a program that
 /// asked for its own checkpoint can give one, any other's is what it wrote to its standard output.
 ///
-/// The answers come in the order of the children given, each as soon as it is there. Exit status 0 when all
-/// children ended with 0.
+/// The answers come in the order of the children given, each as soon as it is there.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork wait n2.c00f3a96c5d217e84
-  farfork fork $SEED --to any -n 8 --payloads in.jsonl --detach | xargs farfork wait --results")]
+  farfork fork $SEED --to any -n 8 --payloads in.jsonl --detach | xargs farfork wait --results
+
+Exit status: 0 all children ended with 0, 1 one or more did not, or time was up, 2 wrong usage.")]
 pub(crate) struct Wait {
-    /// The children.
+    /// Ids of the children.
     #[arg(required = true, value_name = "CHILD")]
     children: Vec<String>,
     /// Print each child's result: what it gave as such, or else what it wrote to its standard output.

@@ -29,7 +29,10 @@ Examples:
   farfork fork $SEED --to n2
   farfork fork $SEED --to n2,n3 -n 8 --detach --json
   farfork fork $SEED --to any --payloads tasks.jsonl > results.txt
-  echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s")]
+  echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
+
+Exit status: that of an attached child, 128 + the signal that killed it; of several children, or with --detach, 0 when \
+all is well with all of them and 1 when not; 1 when a child cannot be started, 2 wrong usage.")]
 pub(crate) struct Fork {
     /// Id or name of the seed.
     seed: String,

@@ -1,0 +1,32 @@
+//! `farfork completions`: what a shell needs to complete commands and options.
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory as _};
+use clap_complete::Shell;
+
+use crate::Cli;
+
+/// Print what a shell needs to complete farfork's commands and options.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  source <(farfork completions bash)        for this shell
+  sudo farfork completions bash > /etc/bash_completion.d/farfork
+  farfork completions zsh > ~/.zfunc/_farfork
+  farfork completions fish > ~/.config/fish/completions/farfork.fish
+
+Exit status: 0 done, 2 wrong usage or no such shell.")]
+pub(crate) struct Completions {
+    /// For which shell.
+    #[arg(value_name = "SHELL")]
+    shell: Shell,
+}
+
+impl Completions {
+    pub(crate) fn run(self) -> ExitCode {
+        clap_complete::generate(self.shell, &mut Cli::command(), "farfork", &mut io::stdout());
+        ExitCode::SUCCESS
+    }
+}

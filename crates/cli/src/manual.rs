@@ -1,0 +1,208 @@
+//! A manual page of a command, made from what `--help` says: nothing is written twice. Writing pages somewhere is left to
+//! `commands::man`.
+//!
+//! clap_mangen makes the first sections. What stands below a command's options (`after_help`) becomes the others: a line
+//! at the margin that has a colon begins a section of that name, indented lines are printed as they are.
+
+use std::io::{self, Write};
+use std::iter;
+use std::path::Path;
+
+use clap::Command;
+use clap_mangen::Man;
+use clap_mangen::roff::{Roff, bold, roman};
+use farfork_node::run_dir::{DEFAULT_RUN_DIR, RunDir};
+
+/// Of user commands.
+const SECTION: &str = "1";
+
+/// A part of the help below the options.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Part<'a> {
+    /// `Examples`, `Exit status`.
+    pub(crate) heading: &'a str,
+    /// What follows the heading, line by line as it was written.
+    pub(crate) lines: Vec<&'a str>,
+}
+
+/// A command that was built, and how a user calls it: `farfork-fork`.
+pub(crate) struct Page<'a> {
+    pub(crate) name: String,
+    pub(crate) command: &'a Command,
+}
+
+/// The command line with all that clap adds, but for the `help` that would have a page of its own.
+pub(crate) fn built(command: Command) -> Command {
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    command
+}
+
+/// Pages of a command that was built, and of all below it that users may know of.
+pub(crate) fn pages(root: &Command) -> Vec<Page<'_>> {
+    let below = root.get_subcommands().filter(|command| !command.is_hide_set());
+    iter::once(Page { name: display_name(root), command: root }).chain(below.flat_map(pages)).collect()
+}
+
+fn display_name(command: &Command) -> String {
+    command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned()
+}
+
+impl Page<'_> {
+    /// What the page's file is called.
+    pub(crate) fn file_name(&self) -> String {
+        format!("{}.{SECTION}", self.name)
+    }
+
+    /// Writes the page, in the language of man(7). `siblings` are all pages that it may refer to.
+    pub(crate) fn write(&self, siblings: &[Page<'_>], out: &mut dyn Write) -> io::Result<()> {
+        let version = self.command.get_version().unwrap_or_default();
+        let man = Man::new(self.command.clone());
+        let mut page = Vec::new();
+        // Its date would be that of the build: none.
+        writeln!(page, ".TH {} {SECTION} \"\" \"farfork {version}\" \"User Commands\"", self.name)?;
+        man.render_name_section(&mut page)?;
+        man.render_synopsis_section(&mut page)?;
+        man.render_description_section(&mut page)?;
+        man.render_options_section(&mut page)?;
+        if siblings.iter().any(|other| self.is_parent_of(other)) {
+            man.render_subcommands_section(&mut page)?;
+        }
+        let help = after_help(self.command);
+        let mut roff = Roff::new();
+        parts(&help).iter().for_each(|part| write_part(&mut roff, part));
+        write_files(&mut roff);
+        self.write_see_also(&mut roff, siblings);
+        roff.to_writer(&mut page)?;
+        out.write_all(only_ascii(&String::from_utf8_lossy(&page)).as_bytes())
+    }
+
+    fn is_parent_of(&self, other: &Page<'_>) -> bool {
+        other.name.strip_prefix(&self.name).is_some_and(|rest| rest.starts_with('-'))
+    }
+
+    /// The page above, those below, and those of the commands that the help speaks of.
+    fn write_see_also(&self, roff: &mut Roff, siblings: &[Page<'_>]) {
+        let help = self.command.clone().render_long_help().to_string();
+        let is_named = |other: &Page<'_>| names(&help, &other.name.replace('-', " "));
+        let is_kin = |other: &Page<'_>| self.is_parent_of(other) || other.is_parent_of(self);
+        let mut others = siblings.iter().filter(|other| other.name != self.name && (is_kin(other) || is_named(other)));
+        let Some(first) = others.next() else { return };
+        roff.control("SH", ["SEE ALSO"]);
+        let mut line = vec![bold(first.name.as_str()), roman(format!("({SECTION})"))];
+        for other in others {
+            line.extend([roman(", "), bold(other.name.as_str()), roman(format!("({SECTION})"))]);
+        }
+        roff.text(line);
+    }
+}
+
+/// Whether a text has `farfork fork` as words.
+fn names(text: &str, call: &str) -> bool {
+    let goes_on = |rest: &str| rest.starts_with(|next: char| next.is_alphanumeric() || next == '-');
+    text.match_indices(call).any(|(at, _)| !goes_on(&text[at + call.len()..]))
+}
+
+/// What `--help` has below the options.
+pub(crate) fn after_help(command: &Command) -> String {
+    let text = command.get_after_long_help().or_else(|| command.get_after_help());
+    text.map(ToString::to_string).unwrap_or_default()
+}
+
+/// The parts of such a text.
+pub(crate) fn parts(help: &str) -> Vec<Part<'_>> {
+    let mut parts: Vec<Part<'_>> = Vec::new();
+    for line in help.lines() {
+        let heading = line.split_once(':').filter(|_| line.starts_with(|first: char| first.is_ascii_uppercase()));
+        match (heading, parts.last_mut()) {
+            (Some((heading, rest)), _) => parts.push(Part { heading, lines: vec![rest.trim_start()] }),
+            (None, Some(part)) => part.lines.push(line),
+            (None, None) => {}
+        }
+    }
+    for part in &mut parts {
+        while part.lines.last().is_some_and(|line| line.is_empty()) {
+            part.lines.pop();
+        }
+        if part.lines.first().is_some_and(|line| line.is_empty()) {
+            part.lines.remove(0);
+        }
+    }
+    parts
+}
+
+fn write_part(roff: &mut Roff, part: &Part<'_>) {
+    let title = if part.heading == "Example" { "Examples" } else { part.heading };
+    roff.control("SH", [title.to_uppercase().as_str()]);
+    for lines in part.lines.chunk_by(|one, other| is_code(one) == is_code(other)) {
+        if is_code(lines[0]) {
+            roff.control("nf", []);
+            lines.iter().for_each(|line| roff_text(roff, &line[2..]));
+            roff.control("fi", []);
+        } else {
+            lines.iter().for_each(|line| roff_text(roff, line));
+        }
+    }
+}
+
+/// An indented line, which stays as it is.
+fn is_code(line: &str) -> bool {
+    line.starts_with("  ")
+}
+
+fn roff_text(roff: &mut Roff, line: &str) {
+    if line.is_empty() {
+        roff.control("PP", []);
+    } else {
+        roff.text([roman(line)]);
+    }
+}
+
+fn write_files(roff: &mut Roff) {
+    let run = RunDir::new(DEFAULT_RUN_DIR);
+    let root = Path::new(DEFAULT_RUN_DIR);
+    let files = [
+        (run.socket(), "The daemon's socket, which commands speak to; root's alone."),
+        (run.program_socket(), "Where programs ask for their own checkpoint; root's alone."),
+        (root.join("children/ID"), "What is known of a child, and what it wrote, until it is removed."),
+        (run.pager_log(), "What the process that serves children's memory has to say."),
+        (root.join("NODE"), "The run directory of a node that `farfork up` started, with its log, node.log."),
+    ];
+    roff.control("SH", ["FILES"]);
+    roff.text([roman(format!(
+        "The run directory is {DEFAULT_RUN_DIR} unless FARFORK_RUN_DIR or --run-dir says otherwise."
+    ))]);
+    for (path, meaning) in files {
+        roff.control("TP", []);
+        roff.text([bold(path.to_string_lossy())]);
+        roff.text([roman(meaning)]);
+    }
+}
+
+/// Every formatter knows the names of characters; not every one expects UTF-8.
+fn only_ascii(page: &str) -> String {
+    let name =
+        |symbol: char| if symbol.is_ascii() { symbol.to_string() } else { format!("\\[u{:04X}]", symbol as u32) };
+    page.chars().map(name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_at_the_margin_with_a_colon_begins_a_part() {
+        let help = "Examples:\n  one: 1\n\n  two\n\nExit status: 0 well,\n1 not.";
+        let expected = [
+            Part { heading: "Examples", lines: vec!["  one: 1", "", "  two"] },
+            Part { heading: "Exit status", lines: vec!["0 well,", "1 not."] },
+        ];
+        assert_eq!(parts(help), expected);
+    }
+
+    #[test]
+    fn a_command_is_named_by_whole_words() {
+        assert!(names("see `farfork ps`", "farfork ps"));
+        assert!(!names("see `farfork psst` and farfork ps-like", "farfork ps"));
+    }
+}
