@@ -24,6 +24,8 @@ const FD_LINK: &str = "anon_inode:[userfaultfd]";
 const API: u64 = 0xaa;
 /// UFFDIO_REGISTER_MODE_MISSING.
 const MODE_MISSING: u64 = 1;
+/// UFFD_PAGEFAULT_FLAG_WRITE.
+const FAULT_WRITE: u64 = 1;
 /// UFFDIO_WRITEPROTECT_MODE_DONTWAKE.
 const UNPROTECT_WITHOUT_WAKE: u64 = 2;
 
@@ -58,6 +60,8 @@ pub enum Message {
     Fault {
         /// First address of the page.
         address: u64,
+        /// Whether it wants to write.
+        write: bool,
     },
     /// The process forked; the kernel has put the copy's userfaultfd into the reader's table.
     Fork {
@@ -97,7 +101,7 @@ impl Message {
             u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]))
         };
         match bytes[0] {
-            0x12 => Some(Message::Fault { address: word(2) & !0xfff }),
+            0x12 => Some(Message::Fault { address: word(2) & !0xfff, write: word(1) & FAULT_WRITE != 0 }),
             0x13 => Some(Message::Fork { number: word(1) as u32 as RawFd }),
             0x14 => Some(Message::Remap { from: word(1), to: word(2), bytes: word(3) }),
             0x15 => Some(Message::Remove { start: word(1), end: word(2) }),
@@ -388,7 +392,7 @@ mod tests {
         assert_eq!(Message::parse(&bytes), Some(Message::Remap { from: 0x1000, to: 0x5000, bytes: 0x2000 }));
         bytes[0] = 0x12;
         bytes[16..24].copy_from_slice(&0x5123u64.to_ne_bytes());
-        assert_eq!(Message::parse(&bytes), Some(Message::Fault { address: 0x5000 }));
+        assert_eq!(Message::parse(&bytes), Some(Message::Fault { address: 0x5000, write: false }));
         bytes[0] = 0x13;
         bytes[8..12].copy_from_slice(&17u32.to_ne_bytes());
         assert_eq!(Message::parse(&bytes), Some(Message::Fork { number: 17 }));

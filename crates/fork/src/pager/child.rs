@@ -7,15 +7,17 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use farfork_fabric::{Address, SeedKey};
 use farfork_sys::fork::take_over;
 use farfork_sys::userfaultfd::{Message, Userfaultfd};
 use farfork_wire::{ChildId, PAGE_SIZE};
 
+use super::counters::PagerCounters;
 use super::install::Installed;
-use super::journal::{Counters, Journal, Replay, Snapshot, SpaceNumber, SpaceSnapshot, State};
-use super::owners::Lane;
+use super::journal::{Journal, Replay, Snapshot, SpaceNumber, SpaceSnapshot, State};
+use super::owners::{Lane, Read};
 use super::page_map::PageMap;
 use super::plan::{MemoryPlan, PlanError, Strategy};
 use super::populated::Populated;
@@ -57,7 +59,7 @@ pub(super) struct Child {
     /// The pages of the seed that hold data.
     pub(super) populated: Populated,
     /// What was done for it.
-    pub(super) counters: Counters,
+    pub(super) counters: PagerCounters,
     /// The socket on which its userfaultfd will arrive. Like a userfaultfd, never closed by a drop.
     pub(super) socket: Option<ManuallyDrop<OwnedFd>>,
     /// Its address spaces that live: its own has number 0.
@@ -110,7 +112,7 @@ impl Child {
             owner: plan.owner,
             strategy: plan.strategy,
             populated: Populated::of(plan.extents.iter().map(|extent| (extent.id, &extent.populated[..]))),
-            counters: Counters::default(),
+            counters: PagerCounters::default(),
             socket: None,
             spaces: BTreeMap::new(),
             lost: None,
@@ -194,6 +196,33 @@ impl Child {
         Installed::All
     }
 
+    /// Counts a reply.
+    pub(super) fn received(&mut self, read: &Read, bytes: u64) {
+        let same_host = self.is_on_owners_host();
+        let counters = &mut self.counters;
+        counters.round_trips += 1;
+        counters.round_trips_demand += u64::from(read.lane == Lane::Demand);
+        counters.bytes_fetched += bytes;
+        counters.bytes_same_host += if same_host { bytes } else { 0 };
+    }
+
+    /// Counts what [`Self::install`] did, which began at `began`.
+    pub(super) fn installed(&mut self, read: &Read, outcome: &Installed, began: Instant) {
+        let now = Instant::now();
+        let micros = |since: Instant| now.saturating_duration_since(since).as_micros() as u64;
+        self.counters.install_us += micros(began);
+        if read.lane == Lane::Demand && matches!(outcome, Installed::All) {
+            self.counters.demand_us += micros(read.asked_at);
+        }
+        if self.is_on_owners_host() {
+            self.counters.pages_same_host = self.counters.pages_fetched;
+        }
+    }
+
+    fn is_on_owners_host(&self) -> bool {
+        matches!(self.owner, Address::Shm(_))
+    }
+
     /// Takes the userfaultfd of a process that one of the child's forked; gives the new space's number.
     ///
     /// # Errors
@@ -240,8 +269,7 @@ impl Child {
 
     /// What was done for it.
     pub(super) fn stats(&self) -> PagerStats {
-        let Counters { faults, pages_fetched, bytes_fetched, zero_pages } = self.counters;
-        PagerStats { faults, pages_fetched, bytes_fetched, zero_pages, lost: self.lost.clone() }
+        PagerStats { counters: self.counters, lost: self.lost.clone() }
     }
 
     fn restart_journal(&mut self) {

@@ -9,13 +9,13 @@ use rustix::io::Errno;
 use std::io;
 use std::iter;
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::install::Installed;
 use super::journal::SpaceNumber;
 use super::owners::{BULK_SLOTS, Lane, OwnerKey, Read, Wish};
 use super::retries::{Delivery, PAUSED_TRIES_MAX, Task};
-use super::server::{Server, TABLE_FULL_PAUSE};
+use super::server::{Served, Server, TABLE_FULL_PAUSE};
 use super::space::Need;
 use super::watch::Source;
 
@@ -62,14 +62,16 @@ impl Server<'_> {
             self.follow(key, space, message);
         }
         for message in &messages {
-            if let Message::Fault { address } = *message {
+            if let Message::Fault { address, write } = *message {
+                if let Some(Served { child, .. }) = self.children.get_mut(&key) {
+                    child.counters.faults += 1;
+                    child.counters.faults_write += u64::from(write);
+                }
                 self.answer(key, space, address, 0);
             }
         }
-        let faults = messages.iter().filter(|message| matches!(message, Message::Fault { .. })).count();
         self.messages = messages;
         if let Some(served) = self.children.get_mut(&key) {
-            served.child.counters.faults += faults as u64;
             served.child.note_counters();
         }
     }
@@ -106,8 +108,15 @@ impl Server<'_> {
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
         let outcome = match space.judge(address, &child.populated) {
-            Need::Patience => return,
-            Need::Zeroes { pages } => space.zero(address, pages, &mut child.counters.zero_pages),
+            Need::Patience => {
+                child.counters.faults_late += 1;
+                return;
+            }
+            Need::Zeroes { pages } => {
+                let outcome = space.zero(address, pages, &mut child.counters.zero_pages);
+                child.counters.faults_zero += u64::from(matches!(outcome, Installed::All));
+                outcome
+            }
             Need::Page { .. } if child.lost.is_some() => space.poison(address),
             Need::Page { slot, window } => {
                 let owner = served.owner;
@@ -117,6 +126,7 @@ impl Server<'_> {
                     slots: iter::once(slot..slot + 1).collect(),
                     owner,
                     lane: Lane::Demand,
+                    asked_at: self.now,
                 };
                 if !self.ask(read) {
                     let task = Task::Fault { child: key, space: space_number, address };
@@ -148,10 +158,12 @@ impl Server<'_> {
         let Some(space) = child.spaces.get_mut(&read.space) else { return false };
         let deadline = self.now + child.strategy.unreachable_limit;
         let (slots, lane) = (read.slots.clone(), (read.owner, read.lane));
+        let for_a_fault = u64::from(read.lane == Lane::Demand);
         if self.owners.ask(read, &child.key, &child.populated, deadline).is_err() {
             return false;
         }
         space.asked(&slots);
+        child.counters.faults_missing += for_a_fault;
         self.to_poll.insert(lane);
         true
     }
@@ -169,7 +181,7 @@ impl Server<'_> {
                     self.owners.queue(owner, Wish { child, space, slots: rest });
                 }
                 if !wanted.is_empty() {
-                    self.ask(Read { child, space, slots: wanted, owner, lane: Lane::Bulk });
+                    self.ask(Read { child, space, slots: wanted, owner, lane: Lane::Bulk, asked_at: self.now });
                 }
             }
         }
@@ -181,7 +193,7 @@ impl Server<'_> {
         match (read, completion.result) {
             (Some(read), Ok(reply)) => {
                 if let Some(served) = self.children.get_mut(&read.child) {
-                    served.child.counters.bytes_fetched += reply.data.len() as u64;
+                    served.child.received(&read, reply.data.len() as u64);
                 }
                 self.deliver(Delivery { read, data: reply.data, offset: 0 }, 0);
             }
@@ -195,7 +207,12 @@ impl Server<'_> {
     pub(super) fn deliver(&mut self, mut delivery: Delivery, paused_tries: u32) {
         let (key, space) = (delivery.read.child, delivery.read.space);
         let outcome = match self.children.get_mut(&key) {
-            Some(served) => served.child.install(&mut delivery),
+            Some(served) => {
+                let began = Instant::now();
+                let outcome = served.child.install(&mut delivery);
+                served.child.installed(&delivery.read, &outcome, began);
+                outcome
+            }
             None => Installed::All,
         };
         match outcome {

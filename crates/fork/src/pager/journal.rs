@@ -6,10 +6,10 @@
 //!
 //! ```text
 //!  pager.journal, mode 0600, in the machine's byte order: it never leaves the machine
-//!  0          8           16                      48                56        HEADER_BYTES
-//!  ┌──────────┬───────────┬───────────────────────┬─────────────────┬─────────┐
-//!  │ FFJRNL1\n│ state u32 │ counters 4 × u64      │ snapshot length │ 0 …     │
-//!  │          │ number u32│                       │ u64             │         │
+//!  0          8           16                24                                HEADER_BYTES
+//!  ┌──────────┬───────────┬─────────────────┬─────────────────────┬───────────┐
+//!  │ FFJRNL2\n│ state u32 │ snapshot length │ counters, u64 each  │ 0 …       │
+//!  │          │ number u32│ u64             │                     │           │
 //!  ├──────────┴───────────┴───────────────────────┴─────────────────┴─────────┤
 //!  │ RECORDS × 32 bytes; a record that begins with 0 is the end               │
 //!  ├──────────────────────────────────────────────────────────────────────────┤
@@ -36,6 +36,7 @@ use farfork_sys::userfaultfd::{MESSAGE_BYTES, Message, Userfaultfd};
 use rustix::fs::FallocateFlags;
 use serde::{Deserialize, Serialize};
 
+use super::counters::{COUNTERS, PagerCounters};
 use super::page_map::Segment;
 
 /// Name of the file in the child's directory.
@@ -44,14 +45,16 @@ pub(super) const JOURNAL_FILE: &str = "pager.journal";
 /// Most messages read at once: the threads of a child that fault together, and little more to clear away.
 pub(super) const BATCH_MESSAGES: usize = 16;
 
-const MAGIC: &[u8; 8] = b"FFJRNL1\n";
+const MAGIC: &[u8; 8] = b"FFJRNL2\n";
 const STATE_AT: usize = 8;
-const COUNTERS_AT: usize = 16;
-const SNAPSHOT_BYTES_AT: usize = 48;
-const HEADER_BYTES: usize = 64;
+const SNAPSHOT_BYTES_AT: usize = 16;
+const COUNTERS_AT: usize = 24;
+const HEADER_BYTES: usize = 160;
+
+const _: () = assert!(COUNTERS_AT + 8 * COUNTERS <= HEADER_BYTES);
 
 /// Records of a journal: with the header 16 KiB. Writing a snapshot after some five hundred changes is cheap.
-const RECORDS: usize = 510;
+const RECORDS: usize = 507;
 const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS * MESSAGE_BYTES;
 
 const BATCH: u8 = 0x01;
@@ -73,19 +76,6 @@ pub(super) enum State {
         /// The userfaultfd.
         uffd: RawFd,
     },
-}
-
-/// What was done for a child.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Counters {
-    /// Page faults answered.
-    pub(super) faults: u64,
-    /// Pages installed that came from the owner.
-    pub(super) pages_fetched: u64,
-    /// Bytes of pages received from the owner.
-    pub(super) bytes_fetched: u64,
-    /// Pages installed as zeroes.
-    pub(super) zero_pages: u64,
 }
 
 /// Something that happened to a child's address spaces.
@@ -123,7 +113,7 @@ pub(super) struct Replay {
     /// How far the child has come.
     pub(super) state: State,
     /// What was done for it.
-    pub(super) counters: Counters,
+    pub(super) counters: PagerCounters,
     /// What stands in for the plan.
     pub(super) snapshot: Option<Snapshot>,
     /// What happened since, in order.
@@ -155,7 +145,7 @@ impl Journal {
     /// # Errors
     /// As open(2), fallocate(2), rename(2).
     pub(super) fn create(dir: &Path, state: State) -> io::Result<Self> {
-        Self::make(dir, state, Counters::default(), &[])
+        Self::make(dir, state, PagerCounters::default(), &[])
     }
 
     /// Reads a journal and goes on with it.
@@ -182,9 +172,8 @@ impl Journal {
     }
 
     /// Notes what was done for the child.
-    pub(super) fn set_counters(&mut self, counters: &Counters) {
-        let Counters { faults, pages_fetched, bytes_fetched, zero_pages } = *counters;
-        for (index, number) in [faults, pages_fetched, bytes_fetched, zero_pages].into_iter().enumerate() {
+    pub(super) fn set_counters(&mut self, counters: &PagerCounters) {
+        for (index, number) in counters.words().into_iter().enumerate() {
             self.mapping.store_u64(COUNTERS_AT + 8 * index, number);
         }
     }
@@ -257,7 +246,7 @@ impl Journal {
         }
     }
 
-    fn make(dir: &Path, state: State, counters: Counters, snapshot: &[u8]) -> io::Result<Self> {
+    fn make(dir: &Path, state: State, counters: PagerCounters, snapshot: &[u8]) -> io::Result<Self> {
         let aside = dir.join("pager.journal.new");
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
         // What is reserved now cannot turn out missing under a store, which would raise SIGBUS.
@@ -300,9 +289,8 @@ fn state_of(mapping: &SharedMapping) -> io::Result<State> {
     }
 }
 
-fn counters_of(mapping: &SharedMapping) -> Counters {
-    let number = |index: usize| mapping.load_u64(COUNTERS_AT + 8 * index);
-    Counters { faults: number(0), pages_fetched: number(1), bytes_fetched: number(2), zero_pages: number(3) }
+fn counters_of(mapping: &SharedMapping) -> PagerCounters {
+    PagerCounters::from_words(std::array::from_fn(|index| mapping.load_u64(COUNTERS_AT + 8 * index)))
 }
 
 fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<Snapshot>> {
@@ -367,7 +355,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(dir.path(), State::Waiting { socket: 9 }).unwrap();
         journal.set_state(State::Active { uffd: 12 });
-        journal.set_counters(&Counters { faults: 1, pages_fetched: 2, bytes_fetched: 3, zero_pages: 4 });
+        journal.set_counters(&PagerCounters { faults: 1, zero_pages: 4, ..PagerCounters::default() });
         let remap = message(0x14, [0x1000, 0x5000, 0x1000]);
         leave_batch(&mut journal, 3, &[message(0x12, [0, 0x7000, 0]), remap]);
         journal.close_space(3);

@@ -18,12 +18,13 @@
 //! - What should hold data is never answered with zeroes: what cannot be had is poisoned, and the reason written down.
 //! - A thread that waits is answered, or woken to ask again, whatever becomes of the page it waits for.
 //!
-//! Pure parts: `page_map`, `populated`, `page_set`, `prefetch`, `replay`, `spin`. What becomes of a child as a process,
+//! Pure parts: `counters`, `page_map`, `populated`, `page_set`, `prefetch`, `replay`, `spin`. What becomes of a child as a process,
 //! and when its directory is made and removed, is the daemon's business.
 
 mod child;
 mod client;
 mod control;
+mod counters;
 mod faults;
 mod install;
 mod journal;
@@ -47,6 +48,7 @@ mod watch;
 
 pub use child::LOST_FILE;
 pub use client::{Adoption, ClientError, PagerClient, PagerStats};
+pub use counters::PagerCounters;
 pub use keeper::{PagerConfig, run};
 pub use page_map::Segment;
 pub use plan::{MemoryPlan, PLAN_FILE, PlanError, PlannedExtent, Strategy};

@@ -58,6 +58,8 @@ pub(super) struct Read {
     pub(super) owner: OwnerKey,
     /// How.
     pub(super) lane: Lane,
+    /// When.
+    pub(super) asked_at: Instant,
 }
 
 struct Owner {

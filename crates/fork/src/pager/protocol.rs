@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use farfork_wire::ChildId;
 use serde::{Deserialize, Serialize};
 
+use super::counters::PagerCounters;
+
 /// Longest message, in bytes: a page of a list of children.
 pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
@@ -56,17 +58,11 @@ pub(super) enum Reply {
     Refused(String),
 }
 
-/// What the pager did for a child.
+/// What the pager did for a child, and what became of its memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PagerStats {
-    /// Page faults answered.
-    pub faults: u64,
-    /// Pages installed that came from the owner.
-    pub pages_fetched: u64,
-    /// Bytes of pages received from the owner.
-    pub bytes_fetched: u64,
-    /// Pages installed as zeroes.
-    pub zero_pages: u64,
+    /// In numbers.
+    pub counters: PagerCounters,
     /// Why pages that were not fetched raise SIGBUS now, when they do.
     pub lost: Option<String>,
 }

@@ -62,7 +62,8 @@ impl Replayed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pager::journal::{Counters, SpaceSnapshot};
+    use crate::pager::counters::PagerCounters;
+    use crate::pager::journal::SpaceSnapshot;
     use crate::pager::page_map::Segment;
     use farfork_wire::descriptor::ExtentId;
 
@@ -73,7 +74,7 @@ mod tests {
     }
 
     fn replayed(snapshot: Option<Snapshot>, records: Vec<Record>) -> Vec<(SpaceNumber, RawFd, u64)> {
-        let (state, counters) = (State::Active { uffd: 40 }, Counters::default());
+        let (state, counters) = (State::Active { uffd: 40 }, PagerCounters::default());
         let replayed = spaces_of(Replay { state, counters, snapshot, records }, map());
         let pages = |map: &PageMap| map.segments().map(Segment::pages).sum();
         replayed.spaces.iter().map(|(number, (uffd, map))| (*number, *uffd, pages(map))).collect()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use farfork_fork::pager::{LOST_FILE, Strategy};
+use farfork_fork::pager::{LOST_FILE, PagerStats, Strategy};
 use farfork_sys::memory;
 
 use crate::bed::{Bed, MemoryLimit, Program, soon};
@@ -96,11 +96,16 @@ fn run_while_pagers_die(scenario: &str) {
 fn pages_arrive_in_any_order() {
     with_program("touch_at_random", Strategy::default(), |stage| {
         stage.program.expect_success();
-        let stats = stage.bed.stats(&stage.program);
+        let PagerStats { counters, lost } = stage.bed.stats(&stage.program);
         let populated: u64 = stage.seed.populated_pages();
-        assert_eq!((stats.pages_fetched, stats.lost.as_deref()), (populated, None));
-        assert_eq!(stats.bytes_fetched, populated * 4096, "no page comes twice");
-        assert!(stats.zero_pages > 0 && stats.faults < PAGES / 4, "{stats:?}");
+        assert_eq!((counters.pages_fetched, lost.as_deref()), (populated, None));
+        assert_eq!(counters.bytes_fetched, populated * 4096, "no page comes twice");
+        assert!(counters.zero_pages > 0 && counters.faults < PAGES / 4, "{counters:?}");
+        let answered = counters.faults_missing + counters.faults_late + counters.faults_zero;
+        assert_eq!(answered, counters.faults, "each fault is of one kind: {counters:?}");
+        assert_eq!(counters.round_trips_demand, counters.faults_missing);
+        assert!(counters.round_trips >= counters.round_trips_demand && counters.demand_us > 0, "{counters:?}");
+        assert_eq!((counters.pages_same_host, counters.bytes_same_host), (0, 0), "it is asked over the network");
     });
 }
 
@@ -108,8 +113,9 @@ fn single_pages_are_fetched_when_asked_so() {
     let strategy = Strategy { window_pages_max: 1, ..Strategy::default() };
     with_program("stay", strategy, |stage| {
         stage.program.meet();
-        let stats = stage.bed.stats(&stage.program);
-        assert_eq!((stats.faults, stats.pages_fetched, stats.bytes_fetched), (1, 1, 4096));
+        let counters = stage.bed.stats(&stage.program).counters;
+        assert_eq!((counters.faults, counters.faults_missing, counters.round_trips), (1, 1, 1));
+        assert_eq!((counters.pages_fetched, counters.bytes_fetched), (1, 4096));
         stage.program.end();
     });
 }
@@ -136,7 +142,7 @@ fn pager_is_killed_again_and_again() {
         stage.program.expect_success();
         let stats = stage.bed.stats(&stage.program);
         let populated = stage.seed.populated_pages();
-        assert!(stats.pages_fetched > populated - 20, "statistics survive their pager: {stats:?}");
+        assert!(stats.counters.pages_fetched > populated - 20, "statistics survive their pager: {stats:?}");
     });
 }
 
@@ -327,7 +333,7 @@ fn measure(mib: u64, strategy: Strategy) -> f64 {
     program.expect_success();
     let output = program.output();
     let figures: Vec<f64> = output.split_whitespace().map(|text| text.parse::<f64>().unwrap() / 1000.0).collect();
-    let (paged, copied, faults) = (figures[0], figures[1], bed.stats(&program).faults);
+    let (paged, copied, faults) = (figures[0], figures[1], bed.stats(&program).counters.faults);
     let window = strategy.window_pages_max;
     println!("{mib} MiB at random, windows to {window}: {paged:.2} µs a page; memcpy {copied:.2}; {faults} faults");
     bed.finish(program);

@@ -66,11 +66,11 @@ impl PagerLink {
 
     /// What it has counted for a child; `None` where it no longer knows the child.
     pub(crate) fn counts(&self, child: &ChildId) -> Option<PagerCounts> {
-        let stats = self.client.stats(child).ok()?;
+        let counters = self.client.stats(child).ok()?.counters;
         Some(PagerCounts {
-            faults: stats.faults,
-            pages_fetched: stats.pages_fetched,
-            bytes_fetched: stats.bytes_fetched,
+            faults: counters.faults,
+            pages_fetched: counters.pages_fetched,
+            bytes_fetched: counters.bytes_fetched,
         })
     }
 
