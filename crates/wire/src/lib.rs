@@ -1,4 +1,4 @@
-//! farfork's bytes and nothing else: identifiers, the descriptor of a seed, frames of the fabric.
+//! farfork's bytes and nothing else: identifiers, the descriptor of a seed, frames of the fabric and of the RPC.
 //!
 //! There is no I/O here, no clock, no randomness and no `unsafe`. Who moves these bytes is the business of
 //! `farfork-fabric`; what they mean for a process, that of `farfork-fork`.
@@ -7,6 +7,7 @@
 pub mod descriptor;
 pub mod frame;
 pub mod id;
+pub mod rpc;
 pub mod token;
 
 pub use descriptor::Descriptor;

@@ -1,0 +1,115 @@
+//! What a server sends.
+
+use super::head::{self, PAYLOAD_CRC_BYTES, PREFIX_BYTES, Prefix};
+use super::{Frame, FrameError, Message, OpenOutcome, SESSIONS_MAX, Status};
+
+/// Size of the head of a server's frame, in bytes.
+pub const REPLY_HEAD_BYTES: usize = PREFIX_BYTES;
+
+const REPLY: u8 = 16;
+const OPENED: u8 = 17;
+const PONG: u8 = 18;
+
+/// The head of a reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplyHead {
+    /// The session.
+    pub slot: u16,
+    /// The request that it answers.
+    pub id: u64,
+    /// How that ended.
+    pub status: Status,
+    /// Whether the payload has a checksum of its own.
+    pub checked: bool,
+}
+
+/// A server's frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Answer {
+    /// The end of a request.
+    Reply(ReplyHead),
+    /// What became of an OPEN.
+    Opened {
+        /// From the OPEN.
+        slot: u16,
+        /// From the OPEN.
+        epoch: u32,
+        /// What became of it.
+        outcome: OpenOutcome,
+    },
+    /// A sign of life.
+    Pong,
+}
+
+impl ReplyHead {
+    /// Bytes before the payload.
+    pub fn bytes(&self) -> usize {
+        Self::bytes_of(self.checked)
+    }
+
+    /// Bytes before the payload of a reply that is checked, or not.
+    pub fn bytes_of(checked: bool) -> usize {
+        REPLY_HEAD_BYTES + if checked { PAYLOAD_CRC_BYTES } else { 0 }
+    }
+
+    /// Writes it to the front of `frame`, which holds [`ReplyHead::bytes`] and the payload, unless that lies `apart`.
+    ///
+    /// # Panics
+    /// When the frame is too short or the payload too long: the sender must not build such frames.
+    pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
+        Prefix { checked: self.checked, ..Prefix::bare(REPLY, self.slot, self.status as u32, self.id) }.write(frame);
+        head::seal(frame, REPLY_HEAD_BYTES, self.checked, apart);
+    }
+}
+
+impl Answer {
+    /// Appends a frame that is no reply.
+    ///
+    /// # Panics
+    /// For a reply, which is sealed around its payload.
+    pub fn append(&self, out: &mut Vec<u8>) {
+        let mut frame = [0; REPLY_HEAD_BYTES];
+        match *self {
+            Self::Reply(_) => panic!("replies are sealed around their payload"),
+            Self::Opened { slot, epoch, outcome } => {
+                Prefix::bare(OPENED, slot, outcome as u32, u64::from(epoch)).write(&mut frame);
+            }
+            Self::Pong => Prefix::bare(PONG, 0, 0, 0).write(&mut frame),
+        }
+        head::seal(&mut frame, REPLY_HEAD_BYTES, false, None);
+        out.extend_from_slice(&frame);
+    }
+
+    fn from_prefix(prefix: &Prefix) -> Result<Self, FrameError> {
+        let (slot, id) = (prefix.slot, prefix.id);
+        Ok(match prefix.kind {
+            REPLY => {
+                let status = Status::from_number(prefix.code).ok_or(FrameError::Sense("an unknown status"))?;
+                Self::Reply(ReplyHead { slot, id, status, checked: prefix.checked })
+            }
+            OPENED => {
+                let outcome = OpenOutcome::from_number(prefix.code).ok_or(FrameError::Sense("an unknown outcome"))?;
+                let epoch = u32::try_from(id).map_err(|_| FrameError::Sense("an epoch beyond all"))?;
+                Self::Opened { slot, epoch, outcome }
+            }
+            PONG => Self::Pong,
+            other => return Err(FrameError::Kind(other)),
+        })
+    }
+}
+
+impl Message for Answer {
+    fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, FrameError> {
+        let Some((prefix, head_bytes, payload_crc)) = Prefix::decode(bytes, REPLY_HEAD_BYTES)? else {
+            return Ok(None);
+        };
+        let message = Self::from_prefix(&prefix)?;
+        if !matches!(message, Self::Reply(_)) && (prefix.payload_bytes != 0 || prefix.checked) {
+            return Err(FrameError::Sense("only replies have payloads"));
+        }
+        if prefix.resumed || usize::from(prefix.slot) >= SESSIONS_MAX {
+            return Err(FrameError::Sense("no server says this"));
+        }
+        Ok(Some(Frame { message, head_bytes, payload_bytes: prefix.payload_bytes as usize, payload_crc }))
+    }
+}

@@ -1,0 +1,72 @@
+//! The greeting that opens each direction of a connection. Its form never changes:
+//!
+//! ```text
+//!  0         8          10         12         16
+//!  ┌─────────┬──────────┬──────────┬──────────┐
+//!  │ magic   │ newest   │ oldest   │ CRC-32C  │   the versions that the sender speaks;
+//!  │ FFRPC000│ u16      │ u16      │ u32      │   the checksum covers all before it
+//!  └─────────┴──────────┴──────────┴──────────┘
+//! ```
+
+use super::FrameError;
+
+/// Size of a greeting, in bytes.
+pub const HELLO_BYTES: usize = 16;
+
+const MAGIC: [u8; 8] = *b"FFRPC\0\0\0";
+const CHECKED_BYTES: usize = HELLO_BYTES - 4;
+
+/// Versions of the frames behind the greeting that one side speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Versions {
+    /// The one it prefers.
+    pub newest: u16,
+    /// The first that it still speaks.
+    pub oldest: u16,
+}
+
+impl Versions {
+    /// What this farfork speaks.
+    pub const OURS: Self = Self { newest: 1, oldest: 1 };
+
+    /// The greeting that says so.
+    pub fn encode(self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&self.newest.to_le_bytes());
+        bytes[10..12].copy_from_slice(&self.oldest.to_le_bytes());
+        let checksum = crc32c::crc32c(&bytes[..CHECKED_BYTES]);
+        bytes[CHECKED_BYTES..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    /// What a greeting says.
+    ///
+    /// # Errors
+    /// [`FrameError::Foreign`], [`FrameError::HelloChecksum`], or [`FrameError::Sense`].
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, FrameError> {
+        if bytes[..8] != MAGIC {
+            return Err(FrameError::Foreign);
+        }
+        let (checked, checksum) = bytes.split_at(CHECKED_BYTES);
+        if checksum != crc32c::crc32c(checked).to_le_bytes() {
+            return Err(FrameError::HelloChecksum);
+        }
+        let number = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let versions = Self { newest: number(8), oldest: number(10) };
+        if versions.oldest > versions.newest {
+            return Err(FrameError::Sense("its oldest version is newer than its newest"));
+        }
+        Ok(versions)
+    }
+
+    /// The version to speak with a peer: the newest that both know.
+    ///
+    /// # Errors
+    /// [`FrameError::Version`] where there is none.
+    pub fn agree(self, theirs: Self) -> Result<u16, FrameError> {
+        let version = self.newest.min(theirs.newest);
+        let known = version >= self.oldest.max(theirs.oldest);
+        if known { Ok(version) } else { Err(FrameError::Version { theirs, ours: self }) }
+    }
+}

@@ -1,0 +1,121 @@
+//! Frames of the RPC: the bytes that a client and a server exchange over a stream.
+//!
+//! ```text
+//!  client                                         server
+//!     │ hello                               hello   │   both at once
+//!     │────────────────────────────────────────────▶│
+//!     │◀────────────────────────────────────────────│   each takes the newest version that both know
+//!     │ OPEN slot 0 = session 7c2e…                 │
+//!     │────────────────────────────────────────────▶│
+//!     │                              OPENED slot 0  │   only now requests are sent: who is not known is never served
+//!     │◀────────────────────────────────────────────│
+//!     │ REQUEST slot 0 #8 │ REQUEST slot 0 #9 │ …   │   many in flight, each says what is answered (“behind”)
+//!     │────────────────────────────────────────────▶│
+//!     │               REPLY slot 0 #8 │ …           │   in any order
+//!     │◀────────────────────────────────────────────│
+//!     ╳ the connection breaks                       │   the server keeps the session and its unacknowledged replies
+//!     │ hello, OPEN slot 0 = 7c2e… resumed          │
+//!     │────────────────────────────────────────────▶│
+//!     │                              OPENED slot 0  │   or: it has expired; nothing is served twice
+//!     │◀────────────────────────────────────────────│
+//!     │ REQUEST slot 0 #9 again                     │
+//!     │────────────────────────────────────────────▶│
+//!     │                            REPLY slot 0 #9  │   kept from before, or of the run that has not ended
+//!     │◀────────────────────────────────────────────│
+//! ```
+//!
+//! A *session* is 128 random bits that its client chose; a *slot* is its short name on all connections of that client.
+//! Request ids count up in a session. Every frame begins with the same 24 bytes, so that either side can find the
+//! next one; those of a client have eight more. All numbers are little-endian.
+//!
+//! ```text
+//!  0          4      5       6       8               12            16             24              28               32
+//!  ┌──────────┬──────┬───────┬───────┬───────────────┬─────────────┬──────────────┬───────────────┬────────────────┐
+//!  │ CRC-32C  │ kind │ flags │ slot  │ payload bytes │ handler     │ request id   │ behind        │ remaining µs   │ REQUEST
+//!  │ u32      │ u8   │ u8    │ u16   │ u32           │ u32         │ u64          │ u32           │ u32, 0: none   │
+//!  │          │      │       │       │ 0             │ epoch u32   │ session id, 16 bytes                           │ OPEN
+//!  │          │      │       │       │ 0             │ 0           │ request id   │ 0             │ 0              │ CANCEL, ACKNOWLEDGE
+//!  │          │      │       │ 0     │ 0             │ 0           │ 0            │ 0             │ 0              │ CLOSE, PING
+//!  ├──────────┼──────┼───────┼───────┼───────────────┼─────────────┼──────────────┼───────────────┴────────────────┘
+//!  │          │      │       │       │ u32           │ status u32  │ request id   │ REPLY
+//!  │          │      │       │       │ 0             │ outcome u32 │ epoch as u64 │ OPENED
+//!  │          │      │       │ 0     │ 0             │ 0           │ 0            │ PONG
+//!  └──────────┴──────┴───────┴───────┴───────────────┴─────────────┴──────────────┘
+//! ```
+//!
+//! Behind the head comes, in checked frames (flag 1), the payload's own CRC-32C (u32), then the payload. The head's
+//! checksum stands first and covers all of the head behind it, the payload's checksum, and the payload as well when
+//! that has at most [`COVERED_BYTES_MAX`] bytes: one pass over a small frame. A longer payload is covered by its own
+//! checksum, if the client asked for it, so that a length is never trusted before its checksum was seen.
+//!
+//! Both sides treat what they receive as hostile; who violates the form is disconnected.
+
+mod answer;
+mod ask;
+mod head;
+mod hello;
+mod status;
+
+pub use answer::{Answer, REPLY_HEAD_BYTES, ReplyHead};
+pub use ask::{Ask, REQUEST_HEAD_BYTES, RequestHead, SessionId};
+pub use head::{Frame, Message, PAYLOAD_CRC_BYTES};
+pub use hello::{HELLO_BYTES, Versions};
+pub use status::{OpenOutcome, Status};
+
+/// Longest payload, in bytes. What is larger belongs into registered memory, which is read one-sidedly.
+pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
+
+/// Longest payload that the head's checksum covers, in bytes: so much may arrive before a length is verified.
+pub const COVERED_BYTES_MAX: usize = 256;
+
+/// Most requests of one session between the oldest unanswered one and the newest: what a server remembers of a session.
+pub const WINDOW_MAX: u64 = 4096;
+
+/// Most sessions of one connection.
+pub const SESSIONS_MAX: usize = 1024;
+
+/// Why received bytes are no frame of this protocol.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FrameError {
+    /// The stream does not begin with the magic.
+    #[error("the peer does not speak farfork's RPC protocol")]
+    Foreign,
+    /// A hello in which bits were flipped.
+    #[error("the peer's greeting is damaged: its checksum disagrees")]
+    HelloChecksum,
+    /// A peer with which no version is shared.
+    #[error(
+        "the peer speaks versions {} to {} of the RPC protocol, this farfork {} to {}; use the same release on both nodes",
+        theirs.oldest, theirs.newest, ours.oldest, ours.newest
+    )]
+    Version {
+        /// What the peer speaks.
+        theirs: Versions,
+        /// What this side speaks.
+        ours: Versions,
+    },
+    /// A head, or the short payload behind it, in which bits were flipped, or bytes that are none.
+    #[error("a frame is damaged: its checksum disagrees")]
+    HeadChecksum,
+    /// A kind of frame that the receiver does not expect.
+    #[error("a frame has kind {0}, which has no meaning here")]
+    Kind(u8),
+    /// A frame that is longer than any may be.
+    #[error("a frame announces a payload of {bytes} bytes, {PAYLOAD_BYTES_MAX} at most")]
+    TooLong {
+        /// What its head announces.
+        bytes: u32,
+    },
+    /// A payload in which bits were flipped.
+    #[error("the payload of request {id} is damaged: its checksum disagrees")]
+    PayloadChecksum {
+        /// The request.
+        id: u64,
+    },
+    /// A frame that is sound but makes no sense.
+    #[error("a frame makes no sense: {0}")]
+    Sense(&'static str),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! How requests and openings of sessions end, as numbers.
+
+/// How a request ended at the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[repr(u32)]
+pub enum Status {
+    /// The handler answered; the payload is its answer.
+    #[error("it was answered")]
+    Answered = 0,
+    /// The handler refused; the payload is its reason.
+    #[error("the handler refused")]
+    Failed = 1,
+    /// The server has no handler with this id. Nothing ran.
+    #[error("the server has no such handler")]
+    NoHandler = 2,
+    /// The deadline passed before the handler began. Nothing ran.
+    #[error("the deadline passed before the server could begin")]
+    Overdue = 3,
+    /// The client took it back while it ran.
+    #[error("it was cancelled while it ran")]
+    Cancelled = 4,
+    /// Too many requests run already. Nothing ran.
+    #[error("the server has too many unfinished requests of this connection")]
+    Overloaded = 5,
+    /// It was executed, but its reply was too large to be kept for long; it is not executed again.
+    #[error("it was executed, but the server did not keep the reply")]
+    NotKept = 6,
+    /// The handler took it for later and dropped it.
+    #[error("the handler gave it up")]
+    Abandoned = 7,
+}
+
+impl Status {
+    const ALL: [Self; 8] = [
+        Self::Answered,
+        Self::Failed,
+        Self::NoHandler,
+        Self::Overdue,
+        Self::Cancelled,
+        Self::Overloaded,
+        Self::NotKept,
+        Self::Abandoned,
+    ];
+
+    pub(super) fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+}
+
+/// What became of an OPEN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[repr(u32)]
+pub enum OpenOutcome {
+    /// Requests may be sent.
+    #[error("it is open")]
+    Open = 0,
+    /// It was to be resumed, but the server does not have it (any more).
+    #[error("the server has forgotten the session")]
+    Expired = 1,
+    /// A later connection has resumed it.
+    #[error("a later connection has resumed the session")]
+    Superseded = 2,
+    /// It was to be new, but the server has one of this id.
+    #[error("the server has a session of this id already")]
+    Taken = 3,
+    /// The server has as many sessions as it may have.
+    #[error("the server has too many sessions")]
+    Full = 4,
+}
+
+impl OpenOutcome {
+    const ALL: [Self; 5] = [Self::Open, Self::Expired, Self::Superseded, Self::Taken, Self::Full];
+
+    pub(super) fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.get(number as usize).copied()
+    }
+}

@@ -1,0 +1,195 @@
+//! The frames' properties: what is encoded is decoded, no damage goes unseen, and nothing that is received panics.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::{
+    Answer, Ask, COVERED_BYTES_MAX, Frame, FrameError, HELLO_BYTES, Message, OpenOutcome, ReplyHead, RequestHead,
+    SESSIONS_MAX, SessionId, Status, Versions, WINDOW_MAX,
+};
+
+const SLOTS: std::ops::Range<u16> = 0..SESSIONS_MAX as u16;
+
+fn request_heads() -> impl Strategy<Value = RequestHead> {
+    let numbers = (SLOTS, any::<u32>(), WINDOW_MAX..u64::MAX, 0..WINDOW_MAX as u32, any::<u32>(), any::<bool>());
+    numbers.prop_map(|(slot, handler, id, behind, remaining_us, checked)| RequestHead {
+        slot,
+        handler,
+        id,
+        behind,
+        remaining_us,
+        checked,
+    })
+}
+
+fn reply_heads() -> impl Strategy<Value = ReplyHead> {
+    (SLOTS, any::<u64>(), 0u32..8, any::<bool>()).prop_map(|(slot, id, status, checked)| ReplyHead {
+        slot,
+        id,
+        status: Status::from_number(status).unwrap(),
+        checked,
+    })
+}
+
+fn bare_asks() -> impl Strategy<Value = Ask> {
+    prop_oneof![
+        (SLOTS, any::<[u8; 16]>(), any::<u32>(), any::<bool>()).prop_map(|(slot, session, epoch, resumed)| {
+            Ask::Open { slot, session: SessionId::from_bytes(session), epoch, resumed }
+        }),
+        (SLOTS, any::<u64>()).prop_map(|(slot, id)| Ask::Cancel { slot, id }),
+        (SLOTS, any::<u64>()).prop_map(|(slot, below)| Ask::Acknowledge { slot, below }),
+        SLOTS.prop_map(|slot| Ask::Close { slot }),
+        Just(Ask::Ping),
+    ]
+}
+
+fn request_frame(head: &RequestHead, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0; head.bytes()];
+    frame.extend_from_slice(payload);
+    head.seal(&mut frame, None);
+    frame
+}
+
+fn reply_frame(head: &ReplyHead, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0; head.bytes()];
+    frame.extend_from_slice(payload);
+    head.seal(&mut frame, None);
+    frame
+}
+
+/// What a receiver makes of a whole frame, its payload's checksum included.
+fn receive<M: Message>(bytes: &[u8]) -> Result<Option<Frame<M>>, FrameError> {
+    let Some(frame) = M::decode(bytes)? else { return Ok(None) };
+    let Some(payload) = bytes.get(frame.head_bytes..frame.head_bytes + frame.payload_bytes) else { return Ok(None) };
+    match frame.payload_crc {
+        Some(crc) if crc != crc32c::crc32c(payload) => Err(FrameError::PayloadChecksum { id: 0 }),
+        _ => Ok(Some(frame)),
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_request_survives(head in request_heads(), payload in vec(any::<u8>(), 0..2000)) {
+        let bytes = request_frame(&head, &payload);
+        let frame = receive::<Ask>(&bytes).unwrap().unwrap();
+        prop_assert_eq!(frame.message, Ask::Request(head));
+        prop_assert_eq!(&bytes[frame.head_bytes..], &payload);
+        prop_assert_eq!(frame.payload_crc.is_some(), head.checked);
+    }
+
+    #[test]
+    fn a_reply_survives(head in reply_heads(), payload in vec(any::<u8>(), 0..2000)) {
+        let bytes = reply_frame(&head, &payload);
+        let frame = receive::<Answer>(&bytes).unwrap().unwrap();
+        prop_assert_eq!(frame.message, Answer::Reply(head));
+        prop_assert_eq!(&bytes[frame.head_bytes..], &payload);
+    }
+
+    #[test]
+    fn other_frames_survive(ask in bare_asks(), slot in SLOTS, epoch: u32, outcome in 0u32..5) {
+        let mut bytes = Vec::new();
+        ask.append(&mut bytes);
+        prop_assert_eq!(receive::<Ask>(&bytes).unwrap().unwrap().message, ask);
+        let outcome = OpenOutcome::from_number(outcome).unwrap();
+        for answer in [Answer::Opened { slot, epoch, outcome }, Answer::Pong] {
+            bytes.clear();
+            answer.append(&mut bytes);
+            prop_assert_eq!(receive::<Answer>(&bytes).unwrap().unwrap().message, answer);
+        }
+    }
+
+    #[test]
+    fn a_payload_apart_gives_the_same_head(head in request_heads(), payload in vec(any::<u8>(), 257..2000)) {
+        let whole = request_frame(&head, &payload);
+        let mut apart = vec![0; head.bytes()];
+        head.seal(&mut apart, Some(&payload));
+        prop_assert_eq!(&whole[..head.bytes()], &apart);
+    }
+
+    #[test]
+    fn damage_is_seen(
+        head in request_heads(),
+        payload in vec(any::<u8>(), 0..600),
+        at: prop::sample::Index,
+        bit in 0u8..8,
+    ) {
+        // Only a long payload without a checksum of its own is not covered.
+        let head = RequestHead { checked: head.checked || payload.len() > COVERED_BYTES_MAX, ..head };
+        let mut bytes = request_frame(&head, &payload);
+        let at = at.index(bytes.len());
+        bytes[at] ^= 1 << bit;
+        let received = receive::<Ask>(&bytes);
+        prop_assert!(!matches!(received, Ok(Some(_))), "{:?}", received);
+    }
+
+    #[test]
+    fn what_is_cut_short_is_waited_for(head in reply_heads(), payload in vec(any::<u8>(), 0..600), at: prop::sample::Index) {
+        let bytes = reply_frame(&head, &payload);
+        prop_assert_eq!(receive::<Answer>(&bytes[..at.index(bytes.len())]), Ok(None));
+    }
+
+    #[test]
+    fn garbage_is_refused_or_waited_for(bytes in vec(any::<u8>(), 0..400)) {
+        prop_assert!(!matches!(receive::<Ask>(&bytes), Ok(Some(_))));
+        prop_assert!(!matches!(receive::<Answer>(&bytes), Ok(Some(_))));
+        if let Some(hello) = bytes.first_chunk::<HELLO_BYTES>() {
+            prop_assert!(Versions::decode(hello).is_err());
+        }
+    }
+
+    /// Heads whose checksum is right but whose fields are anybody's: each is refused or makes sense.
+    #[test]
+    fn sealed_garbage_does_not_panic(mut bytes in vec(any::<u8>(), 32..400), payload_bytes in 0u32..500, flags in 0u8..4) {
+        bytes[4] %= 20;
+        bytes[5] = flags;
+        bytes[8..12].copy_from_slice(&payload_bytes.to_le_bytes());
+        for head_bytes in [24, 32] {
+            let payload_at = head_bytes + usize::from(flags & 1) * 4;
+            let covered = payload_at + if payload_bytes <= 256 { payload_bytes as usize } else { 0 };
+            if let Some(part) = bytes.get(4..covered) {
+                let checksum = crc32c::crc32c(part);
+                bytes[..4].copy_from_slice(&checksum.to_le_bytes());
+                let _ = receive::<Ask>(&bytes);
+                let _ = receive::<Answer>(&bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_greeting_survives_and_its_damage_is_seen(newest: u16, oldest: u16, at in 0..HELLO_BYTES, bit in 0u8..8) {
+        let versions = Versions { newest: newest.max(oldest), oldest: newest.min(oldest) };
+        let mut bytes = versions.encode();
+        prop_assert_eq!(Versions::decode(&bytes), Ok(versions));
+        bytes[at] ^= 1 << bit;
+        prop_assert!(Versions::decode(&bytes).is_err());
+    }
+}
+
+#[test]
+fn the_newest_shared_version_is_spoken() {
+    let ours = Versions { newest: 5, oldest: 3 };
+    assert_eq!(ours.agree(Versions { newest: 9, oldest: 4 }), Ok(5));
+    assert_eq!(ours.agree(Versions { newest: 4, oldest: 1 }), Ok(4));
+    for theirs in [Versions { newest: 2, oldest: 1 }, Versions { newest: 8, oldest: 6 }] {
+        assert_eq!(ours.agree(theirs), Err(FrameError::Version { theirs, ours }));
+    }
+}
+
+#[test]
+fn an_oversized_frame_is_refused_before_its_payload() {
+    let head = RequestHead { slot: 0, handler: 1, id: 9, behind: 0, remaining_us: 0, checked: false };
+    let mut frame = request_frame(&head, &[]);
+    frame[8..12].copy_from_slice(&((16 << 20) + 1u32).to_le_bytes());
+    assert_eq!(Ask::decode(&frame), Err(FrameError::TooLong { bytes: (16 << 20) + 1 }));
+}
+
+/// The bytes of version 1, kept so that a change of them is noticed.
+#[test]
+fn version_1_has_these_bytes() {
+    let head = RequestHead { slot: 3, handler: 7, id: 9, behind: 2, remaining_us: 500, checked: true };
+    let bytes: String = request_frame(&head, b"abc").iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(bytes, "04d1c29a010103000300000007000000090000000000000002000000f4010000b73f4b36616263");
+    let head = ReplyHead { slot: 3, id: 9, status: Status::Failed, checked: false };
+    let bytes: String = reply_frame(&head, b"no").iter().map(|byte| format!("{byte:02x}")).collect();
+    assert_eq!(bytes, "");
+}
