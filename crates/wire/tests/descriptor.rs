@@ -77,6 +77,7 @@ fn descriptor() -> Descriptor {
             boot_id: "b".into(),
             xcr0: 7,
             xstate_bytes: 832,
+            cpu_features: [1, 2, 3, 4, 5, 6, 7, u32::MAX],
             monotonic_ns: 1,
             boottime_ns: 2,
         },

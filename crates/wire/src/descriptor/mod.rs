@@ -59,6 +59,9 @@ pub struct Descriptor {
     pub eager: Vec<EagerBytes>,
 }
 
+/// Registers of CPUID that tell of instruction sets which programs may use.
+pub const CPU_FEATURE_WORDS: usize = 8;
+
 /// Where and when a seed was captured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
@@ -72,6 +75,8 @@ pub struct Origin {
     pub xcr0: u64,
     /// Size of the extended state in the registers below, in bytes.
     pub xstate_bytes: u32,
+    /// Instruction sets that programs may use on the CPU there; what the numbers mean, `farfork_sys::cpu` says.
+    pub cpu_features: [u32; CPU_FEATURE_WORDS],
     /// CLOCK_MONOTONIC at capture as the parent saw it, in nanoseconds.
     pub monotonic_ns: i64,
     /// CLOCK_BOOTTIME at capture as the parent saw it, in nanoseconds.
