@@ -1,4 +1,8 @@
-//! What the CPU saves with a thread (Intel SDM volume 1, chapter 13).
+//! What the CPU saves with a thread (Intel SDM volume 1, chapter 13), and which instructions programs may use on it.
+
+mod features;
+
+pub use features::{feature_names, features};
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 

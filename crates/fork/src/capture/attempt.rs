@@ -216,6 +216,7 @@ fn origin(options: &CaptureOptions, xstate: &[u8], clocks: Clocks) -> Origin {
         boot_id: boot_id.trim().to_owned(),
         xcr0: state::xcr0(xstate),
         xstate_bytes: xstate.len() as u32,
+        cpu_features: farfork_sys::cpu::features(),
         monotonic_ns: clocks.monotonic_ns,
         boottime_ns: clocks.boottime_ns,
     }

@@ -26,6 +26,7 @@ mod tests {
             boot_id: String::new(),
             xcr0: 7,
             xstate_bytes: 832,
+            cpu_features: Default::default(),
             monotonic_ns: 1_500_000_000,
             boottime_ns: 9_000_000_000,
         };

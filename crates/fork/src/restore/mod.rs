@@ -22,6 +22,7 @@ mod layout;
 mod objects;
 mod plan;
 mod prepared;
+mod processor;
 mod region;
 mod report;
 mod stub;
@@ -32,7 +33,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use farfork_wire::descriptor::{Credentials, SpecialMapping};
+use farfork_wire::descriptor::{CPU_FEATURE_WORDS, Credentials, SpecialMapping};
 
 pub use descriptors::PAYLOAD_FD;
 pub use objects::StandardStreams;
@@ -50,6 +51,8 @@ pub struct LocalNode {
     pub xcr0: u64,
     /// Bytes that the extended state needs here.
     pub xstate_bytes: u32,
+    /// Instruction sets that programs may use here.
+    pub cpu_features: [u32; CPU_FEATURE_WORDS],
     /// What a stub runs as; threads of a child that are no different need nothing done.
     pub credentials: Credentials,
 }
@@ -70,6 +73,7 @@ impl LocalNode {
             boot_id: boot_id.trim().to_owned(),
             xcr0: state.xcr0,
             xstate_bytes: state.bytes,
+            cpu_features: farfork_sys::cpu::features(),
             credentials: Credentials {
                 uids: status.uids,
                 gids: status.gids,
@@ -112,6 +116,14 @@ pub enum RestoreError {
         found: u64,
         /// Bytes here.
         found_bytes: u32,
+    },
+    /// The CPU lacks instructions that the parent may be using: it has been free to since it began.
+    #[error(
+        "the seed's CPU has instructions that this node's lacks ({missing}): fork it to a node with the same CPU features"
+    )]
+    Instructions {
+        /// Their names, as /proc/cpuinfo has them.
+        missing: String,
     },
     /// The kernels lay out their own mappings otherwise.
     #[error(

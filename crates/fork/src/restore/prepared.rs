@@ -14,6 +14,7 @@ use farfork_wire::descriptor::{Backing, OpenFile};
 use super::clocks;
 use super::objects::{Objects, StandardStreams};
 use super::plan::{self, Plan, Wishes};
+use super::processor;
 use super::stub::{self, Request};
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
@@ -66,7 +67,7 @@ impl<'a> Prepared<'a> {
     /// A mismatch of CPU, kernel or files; nothing was started.
     pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
         let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, paused } = wanted;
-        check_cpu(descriptor, node)?;
+        processor::check(&descriptor.origin, node)?;
         check_files(descriptor, &node.root)?;
         let stub = StubMap::read(stub_pid).map_err(RestoreError::Control)?;
         let objects = Objects::create(descriptor, streams, shared, caller)?;
@@ -112,20 +113,6 @@ impl<'a> Prepared<'a> {
 /// As sendmsg(2): EPIPE when the child is gone.
 pub fn unpause(control: BorrowedFd<'_>) -> io::Result<()> {
     farfork_sys::fdpass::send(control, &[1; 4], &[])
-}
-
-/// The extended state is loaded as it was saved: each of its components must be enabled here, and fit.
-fn check_cpu(descriptor: &Descriptor, node: &LocalNode) -> Result<(), RestoreError> {
-    let origin = &descriptor.origin;
-    if origin.xcr0 & !node.xcr0 == 0 && origin.xstate_bytes <= node.xstate_bytes {
-        return Ok(());
-    }
-    Err(RestoreError::Cpu {
-        wanted: origin.xcr0,
-        wanted_bytes: origin.xstate_bytes,
-        found: node.xcr0,
-        found_bytes: node.xstate_bytes,
-    })
 }
 
 /// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.

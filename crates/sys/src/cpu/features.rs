@@ -1,0 +1,192 @@
+//! Instruction sets that user programs may use on this CPU, by CPUID (Intel SDM volume 2, CPUID; AMD APM volume 3, appendix D).
+//!
+//! Only what a program would die of if it were missing counts: not what the kernel alone uses, nor what merely is faster.
+
+use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
+
+/// How many registers of CPUID are looked at.
+const WORDS: usize = 8;
+
+enum Register {
+    Eax,
+    Ebx,
+    Ecx,
+    Edx,
+}
+
+/// A register of CPUID, and those of its bits that count, with the names that /proc/cpuinfo gives them.
+struct Word {
+    leaf: u32,
+    subleaf: u32,
+    register: Register,
+    bits: &'static [(u32, &'static str)],
+}
+
+/// Seeds carry what is read from these, in this order: words and bits may be added, not moved.
+const TABLE: [Word; WORDS] = [
+    Word {
+        leaf: 0x1,
+        subleaf: 0,
+        register: Register::Ecx,
+        bits: &[
+            (0, "sse3"),
+            (1, "pclmulqdq"),
+            (9, "ssse3"),
+            (12, "fma"),
+            (13, "cx16"),
+            (19, "sse4_1"),
+            (20, "sse4_2"),
+            (22, "movbe"),
+            (23, "popcnt"),
+            (25, "aes"),
+            (26, "xsave"),
+            (28, "avx"),
+            (29, "f16c"),
+            (30, "rdrand"),
+        ],
+    },
+    Word {
+        leaf: 0x7,
+        subleaf: 0,
+        register: Register::Ebx,
+        bits: &[
+            (0, "fsgsbase"),
+            (3, "bmi1"),
+            (5, "avx2"),
+            (8, "bmi2"),
+            (11, "rtm"),
+            (16, "avx512f"),
+            (17, "avx512dq"),
+            (18, "rdseed"),
+            (19, "adx"),
+            (21, "avx512ifma"),
+            (23, "clflushopt"),
+            (24, "clwb"),
+            (28, "avx512cd"),
+            (29, "sha_ni"),
+            (30, "avx512bw"),
+            (31, "avx512vl"),
+        ],
+    },
+    Word {
+        leaf: 0x7,
+        subleaf: 0,
+        register: Register::Ecx,
+        bits: &[
+            (1, "avx512vbmi"),
+            (4, "ospke"),
+            (5, "waitpkg"),
+            (6, "avx512_vbmi2"),
+            (8, "gfni"),
+            (9, "vaes"),
+            (10, "vpclmulqdq"),
+            (11, "avx512_vnni"),
+            (12, "avx512_bitalg"),
+            (14, "avx512_vpopcntdq"),
+            (22, "rdpid"),
+            (27, "movdiri"),
+            (28, "movdir64b"),
+        ],
+    },
+    Word {
+        leaf: 0x7,
+        subleaf: 0,
+        register: Register::Edx,
+        bits: &[
+            (8, "avx512_vp2intersect"),
+            (14, "serialize"),
+            (22, "amx_bf16"),
+            (23, "avx512_fp16"),
+            (24, "amx_tile"),
+            (25, "amx_int8"),
+        ],
+    },
+    Word {
+        leaf: 0x7,
+        subleaf: 1,
+        register: Register::Eax,
+        bits: &[
+            (0, "sha512"),
+            (1, "sm3"),
+            (2, "sm4"),
+            (4, "avx_vnni"),
+            (5, "avx512_bf16"),
+            (21, "amx_fp16"),
+            (23, "avx_ifma"),
+        ],
+    },
+    Word { leaf: 0xd, subleaf: 1, register: Register::Eax, bits: &[(0, "xsaveopt"), (1, "xsavec"), (2, "xgetbv1")] },
+    Word {
+        leaf: 0x8000_0001,
+        subleaf: 0,
+        register: Register::Ecx,
+        bits: &[(0, "lahf_lm"), (5, "abm"), (6, "sse4a"), (11, "xop"), (16, "fma4"), (21, "tbm")],
+    },
+    Word { leaf: 0x8000_0001, subleaf: 0, register: Register::Edx, bits: &[(27, "rdtscp")] },
+];
+
+/// What this CPU has, as the kernel lets programs see it.
+pub fn features() -> [u32; WORDS] {
+    TABLE.map(|word| {
+        let mask = word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);
+        word.read() & mask
+    })
+}
+
+/// Names of such features; what has none is named by its place.
+pub fn feature_names(features: &[u32; WORDS]) -> Vec<String> {
+    let bits =
+        features.iter().zip(&TABLE).flat_map(|(found, word)| (0..32).map(move |bit| (found >> bit & 1, word, bit)));
+    bits.filter(|(is_set, ..)| *is_set == 1).map(|(_, word, bit)| word.name(bit)).collect()
+}
+
+impl Word {
+    fn read(&self) -> u32 {
+        let highest = __cpuid(self.leaf & 0x8000_0000).eax;
+        if self.leaf > highest {
+            return 0;
+        }
+        let CpuidResult { eax, ebx, ecx, edx } = __cpuid_count(self.leaf, self.subleaf);
+        match self.register {
+            Register::Eax => eax,
+            Register::Ebx => ebx,
+            Register::Ecx => ecx,
+            Register::Edx => edx,
+        }
+    }
+
+    fn name(&self, bit: u32) -> String {
+        let known = self.bits.iter().find(|(at, _)| *at == bit);
+        known.map_or_else(
+            || format!("CPUID {:#x}.{} bit {bit}", self.leaf, self.subleaf),
+            |(_, name)| (*name).to_owned(),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel names what it has found itself; a name that it does not have may be one that it has switched off.
+    #[test]
+    fn the_kernel_knows_these_features_by_these_names() {
+        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+        let flags: Vec<&str> =
+            text.lines().find(|line| line.starts_with("flags")).unwrap().split_whitespace().collect();
+        let found = feature_names(&features());
+        let known = found.iter().filter(|name| flags.contains(&name.as_str())).count();
+        // Some have other names there: "sse3" is pni.
+        assert!(known * 10 >= found.len() * 8, "{found:?} are not in {flags:?}");
+    }
+
+    #[test]
+    fn each_bit_has_one_name() {
+        let mut names: Vec<&str> = TABLE.iter().flat_map(|word| word.bits.iter().map(|(_, name)| *name)).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        assert!(TABLE.iter().all(|word| word.bits.is_sorted_by(|(one, _), (other, _)| one < other)));
+    }
+}
