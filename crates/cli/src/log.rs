@@ -1,10 +1,13 @@
-//! The log of the processes that stay: the daemon and the pager.
+//! The log of the processes that stay, the daemon and the pager, and what gathers the phases of their requests.
 
 use std::io;
 
 use anyhow::Context as _;
 use clap::Args;
-use tracing_subscriber::EnvFilter;
+use farfork_node::phases;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 /// What is logged.
 #[derive(Args, Clone)]
@@ -18,6 +21,7 @@ pub(crate) struct LogOptions {
 pub(crate) fn start(options: &LogOptions) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&options.log)
         .with_context(|| format!("log filter `{}`: write it like info or farfork_node=debug,info", options.log))?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(false).init();
+    let logged = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false).with_filter(filter);
+    tracing_subscriber::registry().with(logged).with(phases::layer()).init();
     Ok(())
 }

@@ -7,6 +7,7 @@
 pub mod capture;
 pub mod identity;
 pub mod pager;
+mod phase;
 pub mod restore;
 pub mod resume;
 pub mod seed;

@@ -15,6 +15,7 @@ use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, Shar
 use farfork_wire::{ChildId, Descriptor};
 
 use crate::pager::{ClientError, MemoryPlan, PagerClient, PlanError, Strategy};
+use crate::phase;
 use crate::restore::{ChildPlan, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
 
 /// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
@@ -110,10 +111,15 @@ impl SeedSource {
     /// # Errors
     /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
     pub fn fetch(key: Arc<SeedKey>, owner: Address, deadline: Instant) -> Result<Self, ResumeError> {
-        let mut connection = farfork_fabric::connect(&owner).map_err(ResumeError::local("a connection"))?;
-        let bytes = farfork_fabric::fetch(&mut *connection, &key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES_MAX, deadline)
-            .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
-        let descriptor = Arc::new(farfork_wire::descriptor::decode(&bytes)?);
+        let connected = phase!("descriptor.connect", farfork_fabric::connect(&owner));
+        let mut connection = connected.map_err(ResumeError::local("a connection"))?;
+        let extent = ExtentId::DESCRIPTOR;
+        let read = phase!(
+            "descriptor.read",
+            farfork_fabric::fetch(&mut *connection, &key, extent, DESCRIPTOR_BYTES_MAX, deadline)
+        );
+        let bytes = read.map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
+        let descriptor = Arc::new(phase!("descriptor.decode", farfork_wire::descriptor::decode(&bytes))?);
         Ok(Self { key, owner, descriptor })
     }
 
@@ -162,14 +168,16 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     let ResumeRequest { child, directory, source, container, streams, caller, payload, paused, strategy, limit } =
         request;
     let deadline = Instant::now() + limit;
-    let payload = payload.map(|bytes| container.put_file(PAYLOAD_NAME, bytes, 0o444)).transpose()?;
+    let put = |bytes| phase!("resume.payload", container.put_file(PAYLOAD_NAME, bytes, 0o444));
+    let payload = payload.map(put).transpose()?;
+    let shared = phase!("resume.shared", source.fetch_shared(deadline))?;
     let prepared = Prepared::new(ChildPlan {
         descriptor: &source.descriptor,
         node,
         stub_pid: container.init_pid(),
         control: container.control(),
         streams,
-        shared: source.fetch_shared(deadline)?,
+        shared,
         caller,
         payload: payload.as_deref(),
         paused,
@@ -182,10 +190,10 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         prepared.registered(),
         strategy,
     );
-    plan.write(directory)?;
+    phase!("resume.memory", plan.write(directory))?;
     let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
     // The pager takes the child on while the stub builds it: neither waits for the other.
-    let adoption = pager.begin_adoption(child, directory, pager_end);
+    let adoption = phase!("resume.ask", pager.begin_adoption(child, directory, pager_end));
     let status_file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -194,7 +202,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         .open(directory.join(STATUS_FILE))
         .map_err(ResumeError::local("the status file"))?;
     let left = deadline.saturating_duration_since(Instant::now());
-    let restored = prepared.start(child_end.as_fd(), status_file.as_fd(), left);
-    adoption.wait()?;
+    let restored = phase!("resume.child", prepared.start(child_end.as_fd(), status_file.as_fd(), left));
+    phase!("resume.adopt", adoption.wait())?;
     Ok(restored?)
 }

@@ -23,6 +23,7 @@ pub mod limits;
 mod node;
 pub mod options;
 mod peers;
+pub mod phases;
 mod program;
 pub mod run_dir;
 mod seeds;

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use farfork_fabric::Region as _;
 use farfork_fork::capture::ProgramSockets;
+use farfork_fork::phase;
 use farfork_fork::seed::{Seed, SeedTable};
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::token::TOKEN_BYTES;
@@ -63,12 +64,14 @@ impl Seeds {
     pub(crate) fn prepare(&self, engine: &Engine, pid: u32, mut options: PrepareOptions) -> Result<v1::Seed, Failure> {
         self.check_free(&options.name)?;
         let began = Instant::now();
-        let captured = engine.capture(pid, options.freeze, std::mem::take(&mut options.sockets))?;
+        let sockets = std::mem::take(&mut options.sockets);
+        let captured = phase!("prepare.capture", engine.capture(pid, options.freeze, sockets))?;
         let broken = |error: &dyn Display| Failure::new(Code::Internal, format!("process {pid}"), error);
         let id = SeedId::new(self.node.clone(), random_number().map_err(|error| broken(&error))?);
         let mut token = [0; TOKEN_BYTES];
         getrandom::fill(&mut token).map_err(|error| broken(&error))?;
-        let seed = Seed::new(id.clone(), Token::from_bytes(token), captured).map_err(|error| broken(&error))?;
+        let seed = phase!("prepare.encode", Seed::new(id.clone(), Token::from_bytes(token), captured));
+        let seed = seed.map_err(|error| broken(&error))?;
         let prepare_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let view = view(&seed, pid, options, prepare_us);
 
@@ -208,6 +211,7 @@ fn view(seed: &Seed, pid: u32, options: PrepareOptions, prepare_us: u64) -> v1::
         pause_us: u64::try_from(seed.times().pause.as_micros()).unwrap_or(u64::MAX),
         prepare_us,
         frozen: options.freeze,
+        phases: Vec::new(),
     }
 }
 

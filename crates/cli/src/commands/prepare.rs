@@ -7,8 +7,9 @@ use farfork_node::api::v1::{PrepareRequest, Seed};
 use farfork_node::client::within;
 use farfork_node::failure::Failure;
 use farfork_node::limits::PREPARE_TIMEOUT;
+use serde::Serialize;
 
-use crate::output::{self, SeedView, bytes, microseconds, shortened};
+use crate::output::{self, PhaseView, SeedView, bytes, microseconds, phase_table, phase_views, shortened};
 use crate::{Global, seconds};
 
 /// Make a seed of a running process, which runs on.
@@ -22,6 +23,7 @@ Examples:
   farfork prepare 4711
   farfork prepare $(pidof python3) --name warm --ttl 10m
   farfork prepare 4711 --json | jq .pause_us
+  farfork prepare 4711 --profile
 
 Exit status: 0 there is a seed, 1 refused or failed, and the process is as it was, 2 wrong usage.")]
 pub(crate) struct Prepare {
@@ -36,6 +38,18 @@ pub(crate) struct Prepare {
     /// Drop the seed after this time, for example 10m.
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     ttl: Option<u64>,
+    /// Say where the time went, phase by phase.
+    #[arg(long)]
+    profile: bool,
+}
+
+/// A new seed, with its phases where they were asked for.
+#[derive(Serialize)]
+struct PrepareView<'a> {
+    #[serde(flatten)]
+    seed: SeedView,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phases: Option<Vec<PhaseView<'a>>>,
 }
 
 impl Prepare {
@@ -45,15 +59,21 @@ impl Prepare {
             name: self.name.unwrap_or_default(),
             freeze: self.freeze,
             ttl_ms: self.ttl.unwrap_or(0),
+            profile: self.profile,
         };
         let mut client = global.connection.open().await?;
         let answer = client.prepare(within(PREPARE_TIMEOUT, request)).await;
         let seed =
             answer.map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?.into_inner();
         if global.json {
-            output::json(&SeedView::from(seed));
+            let phases = seed.phases.clone();
+            let phases = self.profile.then(|| phase_views(&phases));
+            output::json(&PrepareView { seed: SeedView::from(seed), phases });
         } else {
             print(&seed);
+            if self.profile {
+                eprintln!("\n{}", phase_table(&seed.phases));
+            }
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -1,5 +1,6 @@
 //! What commands print: tables and sentences for people, JSON with stable keys for scripts.
 
+mod phases;
 mod table;
 mod units;
 mod views;
@@ -9,6 +10,7 @@ use std::io::{self, Write as _};
 use farfork_node::failure::Failure;
 use serde::Serialize;
 
+pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use table::Table;
 pub(crate) use units::{age, bytes, microseconds, shortened};
 pub(crate) use views::{ChildView, NodeView, SeedView, exit_code, exit_text};

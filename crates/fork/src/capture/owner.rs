@@ -57,10 +57,12 @@ pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, Cap
     let limit = options.timeout + GRACE;
     let timeout = options.timeout;
     let (answer, answered) = mpsc::sync_channel(1);
+    // The phases of an attempt are parts of what this thread is in.
+    let phase = tracing::Span::current();
     thread::Builder::new()
         .name(format!("tracer-{pid}"))
         .stack_size(STACK_BYTES)
-        .spawn(move || own(pid, options, &answer))
+        .spawn(move || own(pid, options, phase, &answer))
         .map_err(CaptureError::Thread)?;
     match answered.recv_timeout(limit) {
         Ok(captured) => captured,
@@ -72,8 +74,15 @@ pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, Cap
 }
 
 /// The life of an owner thread.
-fn own(pid: i32, mut options: CaptureOptions, answer: &SyncSender<Result<Captured, CaptureError>>) {
-    let captured = catch_unwind(AssertUnwindSafe(|| attempt::capture(pid, &mut options)));
+fn own(
+    pid: i32,
+    mut options: CaptureOptions,
+    phase: tracing::Span,
+    answer: &SyncSender<Result<Captured, CaptureError>>,
+) {
+    let attempt = || phase.in_scope(|| attempt::capture(pid, &mut options));
+    let captured = catch_unwind(AssertUnwindSafe(attempt));
+    drop(phase);
     let Outcome { mut held, descriptor, shared_copies, times } = match captured {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => return drop(answer.send(Err(error))),

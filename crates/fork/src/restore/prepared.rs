@@ -18,6 +18,7 @@ use super::processor;
 use super::stub::{self, Request};
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
+use crate::phase;
 
 /// What a child is made from.
 #[derive(Debug)]
@@ -68,10 +69,11 @@ impl<'a> Prepared<'a> {
     pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
         let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, paused } = wanted;
         processor::check(&descriptor.origin, node)?;
-        check_files(descriptor, &node.root)?;
-        let stub = StubMap::read(stub_pid).map_err(RestoreError::Control)?;
-        let objects = Objects::create(descriptor, streams, shared, caller)?;
-        let plan = plan::compile(descriptor, node, &stub, &objects, &Wishes { payload, paused })?;
+        phase!("resume.check", check_files(descriptor, &node.root))?;
+        let stub = phase!("resume.stub", StubMap::read(stub_pid)).map_err(RestoreError::Control)?;
+        let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller))?;
+        let wishes = Wishes { payload, paused };
+        let plan = phase!("resume.plan", plan::compile(descriptor, node, &stub, &objects, &wishes))?;
         Ok(Self { descriptor, control, plan, objects })
     }
 

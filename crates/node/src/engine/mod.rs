@@ -20,6 +20,7 @@ use farfork_container::{Container, Pool};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, ProgramSockets};
 use farfork_fork::pager::Strategy;
+use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
 use farfork_fork::resume::{self, ResumeRequest, SeedSource};
 use farfork_sys::identity::ProcessIdentity;
@@ -126,7 +127,7 @@ impl Engine {
         requested: Instant,
     ) -> Result<Newborn, Failure> {
         let requested_at = SystemTime::now() - requested.elapsed();
-        let source = self.source(access, requested + START_TIMEOUT)?;
+        let source = phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
         let failed = |cause: &dyn std::fmt::Display| {
             Failure::new(
                 Code::FailedPrecondition,
@@ -134,14 +135,18 @@ impl Engine {
                 cause,
             )
         };
-        let unfinished = Unfinished::begin(self.nests.take().map_err(|error| failed(&error))?, &self.pager);
-        let (streams, stdin) = streams(unfinished.directory(), options.attached).map_err(|error| failed(&error))?;
+        let nest = phase!("resume.nest", self.nests.take()).map_err(|error| failed(&error))?;
+        let unfinished = Unfinished::begin(nest, &self.pager);
+        let opened = phase!("resume.streams", streams(unfinished.directory(), options.attached));
+        let (streams, stdin) = opened.map_err(|error| failed(&error))?;
         let identity = caller::Identity { child: unfinished.id(), seed: &source.key.seed, index };
-        let caller = caller::answered(&source.descriptor, identity, payload, unfinished.directory());
+        let caller =
+            phase!("resume.caller", caller::answered(&source.descriptor, identity, payload, unfinished.directory()));
 
-        let container = self.pool.take(options.root, requested + START_TIMEOUT).map_err(|error| failed(&error))?;
+        let taken = phase!("resume.container", self.pool.take(options.root, requested + START_TIMEOUT));
+        let container = taken.map_err(|error| failed(&error))?;
         for (host_path, inside_path) in &options.binds {
-            container.bind(host_path, inside_path).map_err(|error| failed(&error))?;
+            phase!("resume.bind", container.bind(host_path, inside_path)).map_err(|error| failed(&error))?;
         }
         let request = ResumeRequest {
             child: unfinished.id(),
@@ -159,7 +164,7 @@ impl Engine {
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| failed(&error))?;
         let record = self.record(unfinished.id(), &source, &container, &restored, options, requested_at);
         let record = record.map_err(|error| failed(&error))?;
-        record.write(unfinished.directory()).map_err(|error| failed(&error))?;
+        phase!("resume.record", record.write(unfinished.directory())).map_err(|error| failed(&error))?;
         let (container, control) = container.into_running().map_err(|error| failed(&error))?;
         unfinished.finish();
         Ok(Newborn { record, container, stdin, gate: options.paused.then_some(control) })

@@ -113,6 +113,7 @@ fn request(fork: &Fork) -> v1::ForkRequest {
         count: fork.count,
         payloads: indices.map(|index| index.to_string().into_bytes()).collect(),
         options: Some(v1::ChildOptions { timeout_ms, ..v1::ChildOptions::default() }),
+        profile: false,
     }
 }
 

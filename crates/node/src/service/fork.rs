@@ -9,14 +9,17 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::State;
 use farfork_cluster::placement::{self, Candidate};
 use farfork_wire::NodeName;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
+use tracing::Instrument as _;
 
 use super::route::passed_on;
 use super::stream::infallible;
@@ -27,6 +30,7 @@ use crate::client::within;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
 use crate::node::Node;
+use crate::phases::{self, Recording};
 
 /// Starts children as asked; exactly one outcome comes for each.
 pub(crate) async fn fork(
@@ -34,19 +38,37 @@ pub(crate) async fn fork(
     request: v1::ForkRequest,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
     check(&request)?;
-    let seed = seeds::access(node, &request.seed).await?;
-    let nodes = place(node, &request)?;
+    let recording = Recording::start(request.profile, &node.name, "fork");
+    let arrived = Instant::now();
+    let locating = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.locate");
+    let seed = seeds::access(node, &request.seed).instrument(locating).await?;
+    let nodes = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.place")
+        .in_scope(|| place(node, &request))?;
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
+    let mut asked = JoinSet::new();
     for (target, children) in shares(&request, &nodes) {
         let share = v1::StartChildrenRequest {
             seed: Some(seed.clone()),
             children,
             options: request.options.clone(),
             shared_payload: request.payloads.first().filter(|_| request.payloads.len() == 1).cloned(),
+            profile: request.profile,
         };
-        tokio::spawn(start_share(node.clone(), target, share, sink.clone()));
+        let asking = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
+        asked.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(asking));
     }
+    tokio::spawn(conclude(node.clone(), asked, recording, sink));
     Ok(infallible(outcomes))
+}
+
+/// Tells the phases of the whole request once all else has been told.
+async fn conclude(node: Arc<Node>, mut asked: JoinSet<()>, recording: Recording, sink: mpsc::Sender<v1::ForkOutcome>) {
+    while asked.join_next().await.is_some() {}
+    let phases = recording.finish();
+    if !phases.is_empty() {
+        // A caller that has gone needs no answer.
+        let _ = sink.send(v1::ForkOutcome { index: 0, node: node.name.to_string(), result: None, phases }).await;
+    }
 }
 
 fn check(request: &v1::ForkRequest) -> Result<(), Failure> {
@@ -102,16 +124,18 @@ async fn start_share(
     node: Arc<Node>,
     target: NodeName,
     share: v1::StartChildrenRequest,
+    arrived: Instant,
     sink: mpsc::Sender<v1::ForkOutcome>,
 ) {
+    let delay = arrived.elapsed();
     let mut missing: BTreeSet<u32> = share.children.iter().map(|child| child.index).collect();
-    let failure = match relay_outcomes(&node, &target, share, &sink, &mut missing).await {
+    let failure = match relay_outcomes(&node, &target, share, delay, &sink, &mut missing).await {
         Ok(()) => Failure::new(Code::Internal, format!("node `{target}`"), "it says nothing of this child"),
         Err(failure) => failure,
     };
     for index in missing {
         let result = Some(Outcome::Error(failure.clone().into()));
-        let _ = sink.send(v1::ForkOutcome { index, node: target.to_string(), result }).await;
+        let _ = sink.send(v1::ForkOutcome { index, node: target.to_string(), result, phases: Vec::new() }).await;
     }
 }
 
@@ -119,6 +143,7 @@ async fn relay_outcomes(
     node: &Arc<Node>,
     target: &NodeName,
     share: v1::StartChildrenRequest,
+    delay: Duration,
     sink: &mpsc::Sender<v1::ForkOutcome>,
     missing: &mut BTreeSet<u32>,
 ) -> Result<(), Failure> {
@@ -135,11 +160,12 @@ async fn relay_outcomes(
         Failure::new(Code::DeadlineExceeded, &object, cause).with_next_step("see the node's log")
     };
     // The sink is closed when the caller has gone: the streams are dropped then, and the nodes undo what is left.
-    while let Some(outcome) = tokio::select! {
+    while let Some(mut outcome) = tokio::select! {
         outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(passed_on(&object))?,
         () = sink.closed() => None,
     } {
         missing.remove(&outcome.index);
+        phases::delay(&mut outcome.phases, delay);
         if sink.send(outcome).await.is_err() {
             missing.clear();
             break;

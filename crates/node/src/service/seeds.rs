@@ -6,6 +6,7 @@ use farfork_fork::capture::ProgramSockets;
 use farfork_wire::SeedId;
 use tokio::task::JoinSet;
 use tonic::Code;
+use tracing::{Instrument as _, Span};
 
 use super::route::{Place, passed_on, place_of_seed};
 use crate::api::v1;
@@ -14,6 +15,7 @@ use crate::client::{node_client, peer_client, within};
 use crate::failure::Failure;
 use crate::limits::{CLUSTER_QUERY_TIMEOUT, QUERY_TIMEOUT};
 use crate::node::Node;
+use crate::phases::Recording;
 use crate::seeds::{PrepareOptions, check_name};
 
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
@@ -22,16 +24,21 @@ pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result
 }
 
 pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {
-    let v1::PrepareRequest { pid, name, freeze, ttl_ms } = request;
-    prepare_with(node, pid, PrepareOptions { name, freeze, ttl_ms, sockets: ProgramSockets::default() }).await
+    let v1::PrepareRequest { pid, name, freeze, ttl_ms, profile } = request;
+    let recording = Recording::start(profile, &node.name, "prepare");
+    let options = PrepareOptions { name, freeze, ttl_ms, sockets: ProgramSockets::default() };
+    let prepared = prepare_with(node, pid, options).instrument(recording.span()).await;
+    let phases = recording.finish();
+    prepared.map(|seed| v1::Seed { phases, ..seed })
 }
 
 /// Makes a seed. Where the caller has gone meanwhile, nobody would know of the seed: it is dropped.
 pub(crate) async fn prepare_with(node: &Arc<Node>, pid: u32, options: PrepareOptions) -> Result<v1::Seed, Failure> {
     check_name(&options.name)?;
     let (answer, answered) = tokio::sync::oneshot::channel();
-    let here = node.clone();
+    let (here, span) = (node.clone(), Span::current());
     tokio::task::spawn_blocking(move || {
+        let _entered = span.enter();
         let prepared = here.seeds.prepare(&here.engine, pid, options);
         if let Err(Ok(unwanted)) = answer.send(prepared)
             && let Ok(id) = unwanted.id.parse()

@@ -103,7 +103,7 @@ impl Fork {
             timeout_ms: self.timeout.unwrap_or(0),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
-        Ok(ForkRequest { seed: self.seed, nodes, any_node, count, payloads, options: Some(options) })
+        Ok(ForkRequest { seed: self.seed, nodes, any_node, count, payloads, options: Some(options), profile: false })
     }
 
     fn read_payloads(&self) -> Result<Vec<Vec<u8>>, Failure> {

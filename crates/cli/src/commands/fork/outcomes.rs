@@ -70,7 +70,7 @@ pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result
     let mut answers = client.fork(request).await.map_err(failed)?.into_inner();
     let progress = progress(count);
     let mut outcomes: Vec<Option<Outcome>> = (0..count).map(|_| None).collect();
-    while let Some(ForkOutcome { index, node, result }) = answers.message().await.map_err(failed)? {
+    while let Some(ForkOutcome { index, node, result, .. }) = answers.message().await.map_err(failed)? {
         progress.inc(1);
         let outcome = match result {
             Some(Answer::Child(child)) => Outcome::Started(child),

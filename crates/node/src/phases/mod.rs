@@ -1,0 +1,49 @@
+//! Where the time of a request goes: the phases of its work, gathered while it is dealt with, for a request that asked.
+//!
+//! ```text
+//!  request ─▶ Recording::start ─▶ root span ─┬─ span ─┬─ span     debug_span!(target: "farfork::phase", "noun.verb")
+//!                                            │        └─ event    a phase of another process, told by its own clock
+//!  answer  ◀─ Recording::finish ◀─ log ◀─────┴─ span
+//!                                       collector: hears of spans begin and end
+//! ```
+//!
+//! Any crate tells of a phase by a span of target [`TARGET`]; what runs on another thread enters the span that it belongs
+//! under there. While nobody asks, such a span is not made: it costs a look at a counter. What has no span to be in, since
+//! another process does it, is told afterwards by an event of the same target with the fields `phase`, `begun_ns` and
+//! `ended_ns` (CLOCK_REALTIME).
+//!
+//! The name of a phase is `noun.verb` of what it belongs to: `prepare.stop`, `resume.container`. Scripts read it, so that it
+//! is not changed without need. A clone of a span need not end with its phase: the last exit counts.
+
+mod collector;
+mod log;
+mod recording;
+
+use std::time::Duration;
+
+use tracing::Subscriber;
+use tracing_subscriber::Layer;
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::api::v1;
+use collector::Collector;
+pub(crate) use recording::Recording;
+
+/// The target of the spans that are phases. Other crates write it out: they know nothing of this one.
+pub const TARGET: &str = "farfork::phase";
+
+/// What gathers phases, for a process's subscriber. Without it, requests are told of no phases.
+pub fn layer<S>() -> impl Layer<S>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let collector = Collector::default();
+    let wanted = collector.wanted();
+    collector.with_filter(wanted)
+}
+
+/// Moves phases that were told since a later moment than the request's arrival to where they belong.
+pub(crate) fn delay(phases: &mut [v1::Phase], by: Duration) {
+    let by_us = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
+    phases.iter_mut().for_each(|phase| phase.start_us = phase.start_us.saturating_add(by_us));
+}

@@ -1,0 +1,95 @@
+//! The phases of one request on this node, from its arrival to its answer.
+
+use std::sync::Arc;
+
+use farfork_wire::NodeName;
+use tracing::Span;
+
+use super::TARGET;
+use super::collector::Collector;
+use super::log::Log;
+use crate::api::v1;
+
+/// A request whose phases are gathered, if it asked for them. Dropping it gives them up.
+#[derive(Debug, Default)]
+pub(crate) struct Recording(Option<Running>);
+
+#[derive(Debug)]
+struct Running {
+    collector: Collector,
+    number: u64,
+    log: Arc<Log>,
+    root: Span,
+}
+
+impl Recording {
+    /// Gathers phases from now on, as parts of one of this name. Nothing where it is not wanted, or where the process has no
+    /// [`layer`](super::layer).
+    pub(crate) fn start(is_wanted: bool, node: &NodeName, name: &'static str) -> Self {
+        let collector = || tracing::dispatcher::get_default(|dispatch| dispatch.downcast_ref::<Collector>().cloned());
+        let Some(collector) = is_wanted.then(collector).flatten() else { return Self(None) };
+        let log = Arc::new(Log::begin(node.to_string(), name));
+        let number = collector.begin(log.clone());
+        let root = tracing::debug_span!(target: TARGET, parent: None, "request", recording = number);
+        Self(Some(Running { collector, number, log, root }))
+    }
+
+    /// What the work is to be done in.
+    pub(crate) fn span(&self) -> Span {
+        self.0.as_ref().map_or_else(Span::none, |running| running.root.clone())
+    }
+
+    /// The phases so far, in the order of the API; none where they were not asked for.
+    pub(crate) fn finish(self) -> Vec<v1::Phase> {
+        self.0.as_ref().map_or_else(Vec::new, |running| running.log.list())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.collector.end(self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Recording, TARGET};
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    fn work() {
+        let _outer = tracing::debug_span!(target: TARGET, "work.do").entered();
+        let (span, dispatch) = (tracing::Span::current(), tracing::dispatcher::get_default(Clone::clone));
+        let elsewhere = move || {
+            let _entered = span.enter();
+            tracing::debug!(target: TARGET, phase = "work.tell", begun_ns = 1_u64, ended_ns = 2_u64);
+            tracing::debug_span!(target: TARGET, "work.elsewhere").in_scope(|| {});
+        };
+        std::thread::spawn(move || tracing::dispatcher::with_default(&dispatch, elsewhere)).join().unwrap();
+        tracing::debug_span!("work.other").in_scope(|| {});
+        tracing::debug_span!(target: TARGET, "work.part").in_scope(|| {});
+    }
+
+    #[test]
+    fn only_the_phases_of_who_asked_are_told() {
+        let subscriber = tracing_subscriber::registry().with(super::super::layer());
+        tracing::subscriber::with_default(subscriber, || {
+            let node = "n1".parse().unwrap();
+            let (asked, silent) = (Recording::start(true, &node, "prepare"), Recording::start(false, &node, "prepare"));
+            asked.span().in_scope(work);
+            silent.span().in_scope(work);
+            work();
+            let told = asked.finish();
+            let names: Vec<_> = told.iter().map(|phase| (phase.depth, phase.name.as_str())).collect();
+            let expected = [(0, "prepare"), (1, "work.do"), (2, "work.tell"), (2, "work.elsewhere"), (2, "work.part")];
+            assert_eq!(names, expected);
+            assert!(silent.finish().is_empty());
+        });
+    }
+
+    #[test]
+    fn without_a_collector_nothing_is_told() {
+        let recording = Recording::start(true, &"n1".parse().unwrap(), "prepare");
+        recording.span().in_scope(work);
+        assert!(recording.finish().is_empty());
+    }
+}
