@@ -29,6 +29,8 @@ mod error;
 mod export;
 mod protocol;
 pub mod shm;
+pub mod sim;
+mod spin;
 mod stream;
 pub mod tcp;
 mod template;
@@ -45,6 +47,7 @@ pub use export::{Exporter, Region, SameHost};
 pub use farfork_wire::frame::reply::Refusal;
 pub use farfork_wire::frame::request::{ReadMode, Span};
 pub use farfork_wire::frame::{READ_BYTES_MAX, SPANS_MAX};
+pub use spin::Spin;
 pub use template::TemplateMemory;
 
 /// Makes a connection to the owner at `address`. It does not wait: who cannot be reached is tried until the deadlines

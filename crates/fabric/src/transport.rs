@@ -35,6 +35,12 @@ pub trait Stream: fmt::Debug + Send {
 
     /// The socket to wait for; `None` where there is none (`sim`).
     fn socket(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Where there is no socket to wait for: whether receiving (if `receive`) or sending (if `send`) would give
+    /// something else than `None`. A stream around another one passes the question on.
+    fn is_ready(&self, receive: bool, send: bool) -> bool {
+        receive || send
+    }
 }
 
 /// A socket's own stream, with nothing around it.

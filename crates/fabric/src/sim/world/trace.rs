@@ -1,0 +1,41 @@
+//! What happened in a simulated world: a number that two runs share only when they were the same, and the last events
+//! as text.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+/// Events that are kept as text.
+const EVENTS_KEPT_MAX: usize = 400;
+
+/// The events of a world.
+#[derive(Debug, Default)]
+pub(super) struct Trace {
+    digest: u64,
+    events: VecDeque<String>,
+}
+
+impl Trace {
+    /// Takes note of an event.
+    pub(super) fn note(&mut self, at: Duration, event: fmt::Arguments<'_>) {
+        let line = format!("{:>12.6} {event}", at.as_secs_f64());
+        // FNV-1a: it need only tell runs apart.
+        self.digest = line.bytes().fold(self.digest ^ 0xcbf2_9ce4_8422_2325, |digest, byte| {
+            (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        if self.events.len() == EVENTS_KEPT_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(line);
+    }
+
+    /// Of all events so far.
+    pub(super) fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// The last events, a line each.
+    pub(super) fn story(&self) -> String {
+        self.events.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
+    }
+}
