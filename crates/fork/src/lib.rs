@@ -6,6 +6,7 @@
 
 pub mod capture;
 pub mod identity;
+mod kernel;
 pub mod pager;
 mod phase;
 pub mod restore;

@@ -75,6 +75,7 @@ fn descriptor() -> Descriptor {
             node: "n1".parse().unwrap(),
             kernel_release: "6.18".into(),
             boot_id: "b".into(),
+            vdso_build_id: vec![1; 20],
             xcr0: 7,
             xstate_bytes: 832,
             cpu_features: [1, 2, 3, 4, 5, 6, 7, u32::MAX],

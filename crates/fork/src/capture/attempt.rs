@@ -28,6 +28,7 @@ use super::survey::{Depth, Survey};
 use super::template::Clone;
 use super::turn::Turn;
 use super::{CaptureOptions, CaptureTimes, eager, open_memory};
+use crate::kernel;
 
 /// How often a process is looked at anew that changed between the look and the pause.
 const ATTEMPTS_MAX: usize = 4;
@@ -214,6 +215,7 @@ fn origin(options: &CaptureOptions, xstate: &[u8], clocks: Clocks) -> Origin {
         node: options.node.clone(),
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
         boot_id: boot_id.trim().to_owned(),
+        vdso_build_id: kernel::vdso_build_id().to_vec(),
         xcr0: state::xcr0(xstate),
         xstate_bytes: xstate.len() as u32,
         cpu_features: farfork_sys::cpu::features(),

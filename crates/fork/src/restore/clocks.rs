@@ -24,6 +24,7 @@ mod tests {
             node: "n1".parse().unwrap(),
             kernel_release: String::new(),
             boot_id: String::new(),
+            vdso_build_id: Vec::new(),
             xcr0: 7,
             xstate_bytes: 832,
             cpu_features: Default::default(),

@@ -18,6 +18,7 @@ mod address_space;
 mod clocks;
 mod descriptors;
 pub(crate) mod frame;
+mod kernels;
 mod layout;
 mod objects;
 mod plan;
@@ -35,6 +36,8 @@ use std::time::Duration;
 
 use farfork_wire::descriptor::{CPU_FEATURE_WORDS, Credentials, SpecialMapping};
 
+use crate::kernel;
+
 pub use descriptors::PAYLOAD_FD;
 pub use objects::StandardStreams;
 pub use prepared::{ChildPlan, Prepared, Restored, unpause};
@@ -47,6 +50,10 @@ pub struct LocalNode {
     pub root: PathBuf,
     /// /proc/sys/kernel/random/boot_id.
     pub boot_id: String,
+    /// `uname -r`.
+    pub kernel_release: String,
+    /// Build id of the kernel's vdso; empty where it could not be read.
+    pub vdso_build_id: Vec<u8>,
     /// Extended-state components that the CPU here has enabled.
     pub xcr0: u64,
     /// Bytes that the extended state needs here.
@@ -71,6 +78,8 @@ impl LocalNode {
         Ok(Self {
             root: "/".into(),
             boot_id: boot_id.trim().to_owned(),
+            kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
+            vdso_build_id: kernel::vdso_build_id().to_vec(),
             xcr0: state.xcr0,
             xstate_bytes: state.bytes,
             cpu_features: farfork_sys::cpu::features(),
@@ -124,6 +133,16 @@ pub enum RestoreError {
     Instructions {
         /// Their names, as /proc/cpuinfo has them.
         missing: String,
+    },
+    /// Another build of the kernel has its functions for programs at other addresses.
+    #[error(
+        "the kernels differ (the seed's is {wanted}, this node's {found}): fork it to a node with the same build of the kernel"
+    )]
+    OtherKernel {
+        /// Release of the seed's.
+        wanted: String,
+        /// Release of the one here.
+        found: String,
     },
     /// The kernels lay out their own mappings otherwise.
     #[error(

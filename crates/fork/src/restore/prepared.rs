@@ -12,6 +12,7 @@ use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, OpenFile};
 
 use super::clocks;
+use super::kernels;
 use super::objects::{Objects, StandardStreams};
 use super::plan::{self, Plan, Wishes};
 use super::processor;
@@ -69,6 +70,7 @@ impl<'a> Prepared<'a> {
     pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
         let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, paused } = wanted;
         processor::check(&descriptor.origin, node)?;
+        kernels::check(&descriptor.origin, node)?;
         phase!("resume.check", check_files(descriptor, &node.root))?;
         let stub = phase!("resume.stub", StubMap::read(stub_pid)).map_err(RestoreError::Control)?;
         let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller))?;

@@ -38,6 +38,7 @@ mod tests {
             node: "n1".parse().unwrap(),
             kernel_release: String::new(),
             boot_id: String::new(),
+            vdso_build_id: Vec::new(),
             xcr0: node.xcr0,
             xstate_bytes: node.xstate_bytes,
             cpu_features: node.cpu_features,

@@ -71,6 +71,8 @@ pub struct Origin {
     pub kernel_release: String,
     /// The boot of that kernel (`/proc/sys/kernel/random/boot_id`): same boot, same files by inode.
     pub boot_id: String,
+    /// Build id of the vdso there, whose addresses the program knows; empty where it could not be read.
+    pub vdso_build_id: Vec<u8>,
     /// Extended-state components that the CPU there has enabled (XCR0).
     pub xcr0: u64,
     /// Size of the extended state in the registers below, in bytes.

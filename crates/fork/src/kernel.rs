@@ -1,0 +1,35 @@
+//! What tells one build of the kernel from another, as far as programs notice it: the vdso, a small library that the kernel
+//! maps into each process. Programs look up its functions once and keep their addresses.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::OnceLock;
+
+use farfork_sys::process;
+use object::Object;
+
+/// Larger than any vdso: two to four pages on x86-64.
+const VDSO_BYTES_MAX: u64 = 1 << 20;
+
+/// Build id of this kernel's vdso; empty where it cannot be read.
+pub(crate) fn vdso_build_id() -> &'static [u8] {
+    static BUILD_ID: OnceLock<Vec<u8>> = OnceLock::new();
+    BUILD_ID.get_or_init(|| read().unwrap_or_default())
+}
+
+fn read() -> Option<Vec<u8>> {
+    let own = process::maps(rustix::process::getpid().as_raw_nonzero().get()).ok()?;
+    let vdso = own.iter().find(|entry| entry.path == b"[vdso]")?;
+    let bytes = (vdso.end - vdso.start).min(VDSO_BYTES_MAX);
+    let mut image = vec![0; usize::try_from(bytes).ok()?];
+    File::open("/proc/self/mem").ok()?.read_exact_at(&mut image, vdso.start).ok()?;
+    Some(object::File::parse(&*image).ok()?.build_id().ok()??.to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_kernel_has_a_vdso_with_a_build_id() {
+        assert!(super::vdso_build_id().len() >= 8, "{:?}", super::vdso_build_id());
+    }
+}

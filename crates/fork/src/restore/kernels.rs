@@ -1,0 +1,64 @@
+//! Whether this node's kernel can go on with what a program began on another's. Nothing is started where it cannot.
+//!
+//! A child keeps the addresses of the functions in the vdso, and gets this kernel's vdso in the old one's place: only
+//! another build of it has them elsewhere, under the same release and in as many pages too.
+
+use farfork_wire::descriptor::Origin;
+
+use super::{LocalNode, RestoreError};
+
+/// Fails unless the kernels are of one build.
+pub(super) fn check(origin: &Origin, node: &LocalNode) -> Result<(), RestoreError> {
+    let is_same_boot = !origin.boot_id.is_empty() && origin.boot_id == node.boot_id;
+    let is_same_build = !origin.vdso_build_id.is_empty() && origin.vdso_build_id == node.vdso_build_id;
+    if is_same_boot || is_same_build {
+        return Ok(());
+    }
+    Err(RestoreError::OtherKernel { wanted: origin.kernel_release.clone(), found: node.kernel_release.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A seed of another machine with this kernel, and this node.
+    fn of_another_machine() -> (Origin, LocalNode) {
+        let node = LocalNode::detect().unwrap();
+        let origin = Origin {
+            node: "n1".parse().unwrap(),
+            kernel_release: node.kernel_release.clone(),
+            boot_id: "another".to_owned(),
+            vdso_build_id: node.vdso_build_id.clone(),
+            xcr0: 0,
+            xstate_bytes: 0,
+            cpu_features: Default::default(),
+            monotonic_ns: 0,
+            boottime_ns: 0,
+        };
+        (origin, node)
+    }
+
+    #[test]
+    fn the_same_build_of_the_kernel_will_do() {
+        let (origin, node) = of_another_machine();
+        check(&origin, &node).unwrap();
+    }
+
+    #[test]
+    fn another_build_is_refused_with_both_releases() {
+        let (mut origin, node) = of_another_machine();
+        origin.kernel_release = "6.1.0-other".to_owned();
+        origin.vdso_build_id[0] ^= 1;
+        let said = check(&origin, &node).unwrap_err().to_string();
+        assert!(said.contains("6.1.0-other") && said.contains(&node.kernel_release), "{said}");
+    }
+
+    #[test]
+    fn a_vdso_that_could_not_be_read_is_no_proof() {
+        let (mut origin, mut node) = of_another_machine();
+        (origin.vdso_build_id, node.vdso_build_id) = (Vec::new(), Vec::new());
+        assert!(check(&origin, &node).is_err());
+        origin.boot_id = node.boot_id.clone();
+        check(&origin, &node).unwrap();
+    }
+}
