@@ -15,8 +15,8 @@ use rustix::net::{SocketFlags, accept_with};
 use super::peer::{Peer, Turn};
 use super::server::StreamKind;
 use super::socket;
-use crate::Exporter;
 use crate::buffer::Pool;
+use crate::{Exporter, Spin};
 
 /// Most connections of a thread: two for each pager, of some hundred nodes. More are closed at once.
 const PEERS_MAX: usize = 2048;
@@ -91,6 +91,7 @@ pub(crate) struct Worker {
     /// Connections that have requests left from their last turn.
     ready: Vec<u64>,
     pool: Pool,
+    spin: Spin,
     swept_at: Instant,
 }
 
@@ -108,6 +109,7 @@ impl Worker {
             next_peer: FIRST_PEER,
             ready: Vec::new(),
             pool: Pool::default(),
+            spin: Spin::new(Instant::now()),
             swept_at: Instant::now(),
         })
     }
@@ -123,10 +125,8 @@ impl Worker {
     pub(crate) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.mailbox.stopped.load(Ordering::Acquire) {
-            events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), self.timeout().as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return tracing::error!(%errno, "the fabric's server cannot wait for its connections"),
+            if let Err(errno) = self.wait(&mut events) {
+                return tracing::error!(%errno, "the fabric's server cannot wait for its connections");
             }
             let now = Instant::now();
             let left_over = std::mem::take(&mut self.ready);
@@ -143,7 +143,28 @@ impl Worker {
                 }
             }
             self.sweep(now);
+            if !events.is_empty() {
+                self.spin.done(Instant::now());
+            }
         }
+    }
+
+    /// Waits for something to do: looks for it for a while, where that pays, then sleeps.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> Result<(), Errno> {
+        const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        events.clear();
+        loop {
+            let looks = self.ready.is_empty() && self.spin.look_again(Instant::now());
+            let timeout = if looks { Some(AT_ONCE) } else { self.timeout() };
+            match epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref()) {
+                Ok(0) if looks => std::thread::yield_now(),
+                Ok(0) | Err(Errno::INTR) => return Ok(()),
+                Ok(_) => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.spin.came(Instant::now());
+        Ok(())
     }
 
     /// How long to wait at most: for ever while there is nobody to look after.

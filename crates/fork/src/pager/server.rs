@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::Completion;
+use farfork_fabric::{Completion, Spin};
 use farfork_sys::userfaultfd::Message;
 
 use super::child::Child;
@@ -17,7 +17,6 @@ use super::control::Clients;
 use super::journal::SpaceNumber;
 use super::owners::{Lane, OwnerKey, Owners};
 use super::retries::{Retries, Task};
-use super::spin::Spin;
 use super::station::Station;
 use super::watch::{Source, Watch};
 
@@ -95,13 +94,19 @@ impl<'a> Server<'a> {
             self.watch.wait(patience, &mut ready)?;
             self.now = Instant::now();
             if !ready.is_empty() {
-                self.spin.work(self.now);
+                self.spin.came(self.now);
+            } else if patience.is_zero() {
+                // Whoever is waited for may need this CPU.
+                std::thread::yield_now();
             }
             if ready.contains(&Source::Keeper) {
                 return Ok(Ended::KeeperGone);
             }
             self.round(&ready);
-            ready.clear();
+            if !ready.is_empty() {
+                self.spin.done(Instant::now());
+                ready.clear();
+            }
             if self.stop {
                 return Ok(Ended::Stopped);
             }
