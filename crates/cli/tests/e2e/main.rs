@@ -10,6 +10,7 @@ mod children_equal_their_parent;
 mod daemons_and_pagers_may_die;
 mod files_and_streams;
 mod harness;
+mod hazards_have_policies;
 mod hostile_bytes_are_harmless;
 mod links_may_be_cut;
 mod many_children_of_one_seed;
@@ -33,7 +34,7 @@ use libtest_mimic::Arguments;
 use test::{SharedCluster, Test};
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
-const SENTENCES: [(&str, &[Test]); 16] = [
+const SENTENCES: [(&str, &[Test]); 17] = [
     ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
@@ -41,6 +42,7 @@ const SENTENCES: [(&str, &[Test]); 16] = [
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
     ("refusals_are_named", refusals_are_named::TESTS),
+    ("hazards_have_policies", hazards_have_policies::TESTS),
     ("hostile_bytes_are_harmless", hostile_bytes_are_harmless::TESTS),
     ("parent_may_die", parent_may_die::TESTS),
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),

@@ -1,0 +1,177 @@
+//! Hazards have policies: what may go wrong when a program goes on in two places, and has no other test. The table of all
+//! of them is `docs/fork-correctness.md`.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use farfork_sys::memory::read_process;
+use farfork_sys::process::{MapEntry, maps};
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline, programs, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("no_child_holds_its_parents_file_locks", file_locks),
+    Test::shared("a_seed_keeps_no_file_lock", seed_and_locks),
+    Test::shared("a_child_has_no_children_of_its_parents", own_children),
+    Test::shared("a_host_name_is_the_nodes", host_names),
+    Test::shared("a_mapped_file_is_the_parents_version", mapped_file),
+    Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
+    Test::shared("a_lock_that_a_thread_holds_is_given_back", held_lock),
+    Test::shared("temporary_files_of_one_name_are_apart", temporary_files),
+    Test::shared("an_encrypted_connection_is_refused", encrypted_connection),
+    Test::shared("memory_that_has_not_come_is_an_error_to_debuggers", memory_of_a_child),
+];
+
+const PAGE_BYTES: usize = 4096;
+
+/// PROT_READ and PROT_WRITE.
+const WRITABLE: u8 = 3;
+
+/// For the kernel to close the files of a killed process.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+fn situation(name: &'static str, arguments: &[&str]) -> Parent {
+    Parent::start(Program::Situation(name), arguments)
+}
+
+/// Two children, one after the other: the first has changed nothing for the second.
+fn check_twice(cluster: &Cluster, mut parent: Parent, options: &[&str]) {
+    let seed = Seed::of(cluster.first(), &parent);
+    for number in [31, 32] {
+        seed.fork_and_check(&parent, number, &[&["--to", cluster.name(1)], options].concat());
+    }
+    parent.require_unharmed();
+}
+
+/// A directory with three names for files to lock.
+fn lock_files(directory: &Path) -> [String; 3] {
+    ["flock", "posix", "ofd"].map(|name| directory.join(name).to_string_lossy().into_owned())
+}
+
+fn file_locks(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let paths = lock_files(directory.path());
+    let parent = situation("file_locks", &paths.each_ref().map(String::as_str));
+    // Shared, or else a child would lock a file of its own.
+    check_twice(cluster, parent, &["--shared", &directory.path().to_string_lossy()]);
+}
+
+/// A lock of flock(2) goes with the open file, which a fork would share: the parent's end must end it all the same.
+fn seed_and_locks(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let paths = lock_files(directory.path());
+    let mut parent = situation("file_locks", &paths.each_ref().map(String::as_str));
+    let seed = Seed::of(cluster.first(), &parent);
+    let file = File::open(&paths[0]).expect("the parent made it");
+    assert!(file.try_lock().is_err(), "the parent has it locked");
+    parent.kill();
+    deadline::until("the lock ends with the parent", END_LIMIT, || file.try_lock().ok());
+    cluster.first().json(&["inspect", seed.id()]);
+}
+
+fn own_children(cluster: &Cluster) {
+    let parent = situation("own_children", &[]);
+    let checked = cluster.first().run(&["check", &parent.pid_text()]);
+    assert!(checked.stdout.contains("its 2 child processes are not carried"), "{}", checked.stdout);
+    check_twice(cluster, parent, &[]);
+}
+
+fn host_names(cluster: &Cluster) {
+    let name = || fs::read_to_string("/proc/sys/kernel/hostname").expect("the host has a name");
+    let before = name();
+    check_twice(cluster, situation("host_names", &[]), &[]);
+    assert_eq!(name(), before, "a child has renamed its node");
+}
+
+/// The node has another file of the same size at the path by the time of the fork, as after an upgrade.
+fn mapped_file(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("file");
+    let mut parent = situation("mapped_file", &[&path.to_string_lossy()]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let bytes = fs::metadata(&path).expect("the parent wrote it").len();
+    let newer = directory.path().join("newer");
+    fs::write(&newer, vec![0x5a; usize::try_from(bytes).expect("a small file")]).expect("a small file");
+    fs::rename(&newer, &path).expect("both are here");
+    seed.fork_and_check(&parent, 33, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}
+
+fn random_state(cluster: &Cluster) {
+    let parent = situation("random_state", &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_detached(&["1".to_owned(), "2".to_owned()], &["--to", &cluster.names(&[1, 2])]);
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", "30s"], &ids[..]].concat());
+    let distinct = |word: &str| {
+        let ends = said["children"].as_array().expect("children").iter();
+        let lines = ends.flat_map(|end| end["stdout"].as_str().unwrap_or_default().lines());
+        lines.filter(|line| line.starts_with(word)).collect::<BTreeSet<_>>().len()
+    };
+    assert_eq!((distinct("libc "), distinct("kernel "), distinct("seeded ")), (1, 2, 2), "{said}");
+}
+
+fn held_lock(cluster: &Cluster) {
+    check_twice(cluster, situation("held_lock", &[]), &[]);
+}
+
+/// On one node, at the same time.
+fn temporary_files(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let mut parent = situation("temporary_file", &[&directory.path().to_string_lossy()]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let numbers = [41, 42, 43];
+    let children = seed.fork_detached(&numbers.map(|number: u64| number.to_string()), &["--to", cluster.name(1)]);
+    seed.check_answers(&parent, &children, &numbers);
+    let left = fs::read_dir(directory.path()).expect("the directory").count();
+    assert_eq!(left, 0, "a child's file is the node's");
+    parent.require_unharmed();
+}
+
+fn encrypted_connection(cluster: &Cluster) {
+    let program = programs::sources().join("situations/session.py");
+    let mut parent = Parent::start_command(Command::new(programs::python()).arg(program));
+    cluster.first().refused(&["prepare", &parent.pid_text()]).names(&[&parent.pid_text(), "fd ", "socket"]);
+    parent.require_unharmed();
+}
+
+/// `/proc/PID/mem` and ptrace(2) cannot wait for a page: they get an error for it, not zeroes. process_vm_readv(2) can.
+fn memory_of_a_child(cluster: &Cluster) {
+    let mut parent = situation("paging", &["1"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let child = &seed.fork_idle(1, &["--to", cluster.name(1), "--paused"])[0];
+    let open = |pid: i32| File::open(format!("/proc/{pid}/mem")).expect("root may look");
+    let (expected, found) = (open(seed.template_pid()), open(child.pid));
+    let mut still_to_come = 0;
+    for address in private_pages(child.pid) {
+        let Some(word) = word_at(&expected, address).filter(|word| *word != 0) else { continue };
+        match word_at(&found, address) {
+            Some(there) => assert_eq!(there, word, "the page at {address:x} is there, and wrong"),
+            None => {
+                still_to_come += 1;
+                let mut bytes = [0; 8];
+                assert_eq!(read_process(child.pid, address, &mut bytes).expect("it is fetched"), bytes.len());
+                assert_eq!(u64::from_le_bytes(bytes), word, "the page at {address:x} has come, and is wrong");
+            }
+        }
+    }
+    assert!(still_to_come > 0, "a child that has not begun has all of its memory");
+    cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+    parent.require_unharmed();
+}
+
+fn private_pages(pid: i32) -> impl Iterator<Item = u64> {
+    let is_private = |entry: &MapEntry| entry.path.is_empty() && entry.protection & WRITABLE == WRITABLE;
+    let mappings = maps(pid).expect("the child has a map").into_iter().filter(is_private);
+    mappings.flat_map(|entry| (entry.start..entry.end).step_by(PAGE_BYTES))
+}
+
+fn word_at(memory: &File, address: u64) -> Option<u64> {
+    let mut bytes = [0; 8];
+    memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_le_bytes(bytes))
+}

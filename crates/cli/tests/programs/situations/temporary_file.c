@@ -1,0 +1,21 @@
+/* A temporary file whose name is made of the process id, which all children share. Each makes it anew and has it for itself.
+ * usage: temporary_file DIRECTORY
+ */
+#include "../forked.h"
+
+int main(int count, char **arguments) {
+    REQUIRE(count == 2, "usage: temporary_file DIRECTORY");
+    char payload[PAYLOAD_BYTES_MAX], path[512], text[PAYLOAD_BYTES_MAX] = {0};
+    snprintf(path, sizeof path, "%s/temporary-%d", arguments[1], getpid());
+    ready(0);
+    await_fork(payload);
+
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    REQUIRE(fd >= 0, "%s", path);
+    REQUIRE(write(fd, payload, strlen(payload)) == (ssize_t)strlen(payload));
+    /* Long enough for the others to have theirs. */
+    struct timespec second = {.tv_sec = 1};
+    nanosleep(&second, NULL);
+    REQUIRE(pread(fd, text, sizeof text - 1, 0) > 0 && strcmp(text, payload) == 0, "it holds %s", text);
+    finish(payload, 0);
+}
