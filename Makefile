@@ -15,7 +15,7 @@ export FARFORK_PYTHON ?= $(FARFORK_CACHE)/python/bin/python3
 help:
 	@echo 'make demo   three nodes on this machine, a Python parent, eight children on two other nodes (root)'
 	@echo 'make test   format, style, lints, unit tests, licences, end-to-end tests (root)'
-	@echo 'make bench  what a fork costs, step by step, beside the floors (root; takes minutes)'
+	@echo 'make bench  what a fork costs, beside floors and a published reference (root; takes five minutes)'
 	@echo 'make setup  install the system and Python packages that both need (root)'
 
 demo: preflight-demo setup

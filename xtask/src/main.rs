@@ -20,7 +20,7 @@ usage: cargo xtask COMMAND
   tidy                style checked as a test: layers, names, lengths, documents
   test                everything CI runs: format, tidy, lints, unit tests, licences, end-to-end tests
   e2e [FILTER …]      the end-to-end tests only (root); what follows is passed to them
-  bench [OPTION …]    what a fork costs, step by step, beside the floors (root); what follows is passed on
+  bench [OPTION …]    `farfork bench fork` of a release build (root); what follows is passed on
   deny [--advisories] licences, bans and sources of the dependencies; with the flag, known vulnerabilities too
   setup               install the system and Python packages that the tests need (root)";
 

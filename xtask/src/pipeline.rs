@@ -40,9 +40,9 @@ pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()
     cargo(workspace, &arguments)
 }
 
-/// The benchmark of the whole journey; `options` go to it.
+/// The benchmark of a fork, of a release build; `options` go to it.
 pub(crate) fn bench(workspace: &Workspace, options: &[String]) -> Result<()> {
-    let mut arguments = vec!["bench", "--package", "farfork-cli", "--bench", "journey", "--"];
+    let mut arguments = vec!["run", "--quiet", "--release", "--bin", "farfork", "--", "bench", "fork"];
     arguments.extend(options.iter().map(String::as_str));
     cargo(workspace, &arguments)
 }

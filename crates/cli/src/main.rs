@@ -5,6 +5,7 @@
 
 mod commands;
 mod connection;
+mod interruption;
 mod log;
 mod manual;
 mod output;

@@ -1,5 +1,6 @@
 //! The commands, one file each. A file has the arguments, whose comments are the documentation, and what they do.
 
+mod bench;
 mod check;
 mod completions;
 mod demo;
@@ -50,6 +51,7 @@ pub(crate) enum Command {
     Rm(rm::Rm),
     Drop(drop::Drop),
     Demo(demo::Demo),
+    Bench(bench::Bench),
     Man(man::Man),
     Completions(completions::Completions),
 }
@@ -76,6 +78,7 @@ impl Command {
             Command::Rm(command) => block_on(command.run(global)),
             Command::Drop(command) => block_on(command.run(global)),
             Command::Demo(command) => command.run(&global),
+            Command::Bench(command) => command.run(&global),
             Command::Man(command) => command.run(&global),
             Command::Completions(command) => Ok(command.run()),
         }

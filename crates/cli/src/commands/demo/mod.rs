@@ -13,10 +13,10 @@ use clap::Args;
 use farfork_node::failure::Failure;
 use indicatif::ProgressBar;
 use std::io::{IsTerminal as _, stderr};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::block_in_place;
 use tonic::Code;
 
+use crate::interruption::interrupted;
 use crate::{Global, output, privilege};
 use cluster::DemoCluster;
 use program::Program;
@@ -110,17 +110,5 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
-    }
-}
-
-async fn interrupted() {
-    let handlers = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
-    let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = handlers else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-        _ = hangup.recv() => {}
     }
 }

@@ -1,0 +1,26 @@
+//! Builds the programs that are measured, and those that are floors, into small static binaries that the library carries
+//! in itself: whoever has `farfork` needs no compiler to measure it, and all runs of one build measure the same code.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Static, so that a program's memory map is its own on every node.
+const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
+
+const SOURCES: [&str; 2] = ["src/workload/micro.cpp", "src/baseline/link.cpp"];
+
+fn main() {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    println!("cargo::rerun-if-env-changed=CXX");
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
+    for source in SOURCES.map(PathBuf::from) {
+        println!("cargo::rerun-if-changed={}", source.display());
+        let name = source.file_stem().expect("a source has a name");
+        let mut command = Command::new(&compiler);
+        command.args(FLAGS).arg("-o").arg(out.join(name)).arg(&source);
+        let output =
+            command.output().unwrap_or_else(|error| panic!("{command:?} could not be started: {error}; install g++"));
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?} failed:\n{errors}");
+    }
+}

@@ -1,0 +1,131 @@
+// The floor of paging: the same bytes over the same link, by two bare programs with a socket between them.
+//
+//   link send ADDRESS MIB          listens, says `listening PORT`, and sends all of its memory for each byte it receives
+//   link receive ADDRESS PORT MIB  says `ready`; then, for each letter of standard input:
+//     l  copies over the link;            answers `copied NS WRONG`: from the request to the last byte, and bytes amiss
+//     m  copies the same within itself;   answers `copied NS WRONG`: what no copy over a link can be faster than
+//
+// Both sides touch all of their memory before they answer. What was received is compared byte by byte after the time was
+// taken, and spoilt again before the next copy, so that a copy that did not take place is seen.
+#include <arpa/inet.h>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+// Of one write or read: large enough that calls cost nothing beside copying, small enough for the cache.
+constexpr size_t CHUNK_BYTES = 256 << 10;
+constexpr uint64_t NS_PER_S = 1'000'000'000;
+
+using Memory = std::vector<uint64_t>;
+
+uint64_t now_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<uint64_t>(now.tv_sec) * NS_PER_S + static_cast<uint64_t>(now.tv_nsec);
+}
+
+[[noreturn]] void give_up(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+uint64_t word_at(size_t index) { return (index + 1) * 0x9e3779b97f4a7c15u; }
+
+Memory pattern(size_t bytes) {
+    Memory memory(bytes / sizeof(uint64_t));
+    for (size_t i = 0; i < memory.size(); i++) memory[i] = word_at(i);
+    return memory;
+}
+
+size_t wrong_bytes(const Memory &memory) {
+    size_t wrong = 0;
+    for (size_t i = 0; i < memory.size(); i++) wrong += memory[i] == word_at(i) ? 0 : sizeof(uint64_t);
+    return wrong;
+}
+
+sockaddr_in address_of(const char *address, int port) {
+    sockaddr_in name{};
+    name.sin_family = AF_INET;
+    name.sin_port = htons(static_cast<uint16_t>(port));
+    if (inet_pton(AF_INET, address, &name.sin_addr) != 1) give_up(address);
+    return name;
+}
+
+int send_all(const char *address, size_t bytes) {
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in name = address_of(address, 0);
+    socklen_t length = sizeof name;
+    auto *generic = reinterpret_cast<sockaddr *>(&name);
+    if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0) give_up("listen");
+    if (getsockname(listener, generic, &length) != 0) give_up("getsockname");
+    Memory memory = pattern(bytes);
+    printf("listening %d\n", ntohs(name.sin_port));
+    fflush(stdout);
+    int peer = accept(listener, nullptr, nullptr);
+    if (peer < 0) give_up("accept");
+    char request;
+    while (read(peer, &request, 1) == 1) {
+        const char *at = reinterpret_cast<const char *>(memory.data());
+        for (size_t done = 0; done < bytes;) {
+            ssize_t sent = write(peer, at + done, bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES);
+            if (sent <= 0) return 0;
+            done += static_cast<size_t>(sent);
+        }
+    }
+    return 0;
+}
+
+void fetch(int peer, char *into, size_t bytes) {
+    if (write(peer, "", 1) != 1) give_up("request");
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = read(peer, into + done, bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES);
+        if (got <= 0) give_up("the link");
+        done += static_cast<size_t>(got);
+    }
+}
+
+void copy_within(char *into, const char *from, size_t bytes) {
+    for (size_t done = 0; done < bytes; done += CHUNK_BYTES)
+        memcpy(into + done, from + done, bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES);
+}
+
+int receive_all(const char *address, int port, size_t bytes) {
+    Memory source = pattern(bytes);
+    Memory memory(source.size());
+    int peer = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in name = address_of(address, port);
+    if (connect(peer, reinterpret_cast<sockaddr *>(&name), sizeof name) != 0) give_up("connect");
+    int one = 1;
+    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    puts("ready");
+    fflush(stdout);
+    auto *into = reinterpret_cast<char *>(memory.data());
+    for (char command; read(STDIN_FILENO, &command, 1) == 1;) {
+        memset(into, 0xff, bytes);
+        uint64_t began_ns = now_ns();
+        if (command == 'l') fetch(peer, into, bytes);
+        else copy_within(into, reinterpret_cast<const char *>(source.data()), bytes);
+        uint64_t ns = now_ns() - began_ns;
+        printf("copied %llu %zu\n", static_cast<unsigned long long>(ns), wrong_bytes(memory));
+        fflush(stdout);
+    }
+    return 0;
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    if (count == 4 && strcmp(arguments[1], "send") == 0) return send_all(arguments[2], strtoul(arguments[3], nullptr, 10) << 20);
+    if (count == 5 && strcmp(arguments[1], "receive") == 0)
+        return receive_all(arguments[2], atoi(arguments[3]), strtoul(arguments[4], nullptr, 10) << 20);
+    fputs("usage: link send ADDRESS MIB | link receive ADDRESS PORT MIB\n", stderr);
+    return 2;
+}

@@ -1,0 +1,195 @@
+//! Two nodes on this machine, and the requests that are measured: made through the API, as any client makes them.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
+use farfork_node::api::v1::fork_outcome::Result as Outcome;
+use farfork_node::api::v1::wait_event::Event;
+use farfork_node::api::v1::{self, exit::How};
+use farfork_node::client::{self, Client};
+use farfork_node::failure::Failure;
+use tempfile::TempDir;
+
+use crate::error::BenchError;
+use crate::figure::Place;
+
+/// Beside the default run directory: what a child costs depends on the file system, too.
+const SCRATCH_PARENT: &str = "/run";
+
+/// For the nodes to know each other: a few heartbeats.
+const ACQUAINTED_LIMIT: Duration = Duration::from_secs(15);
+
+/// Between two questions whether they do.
+const ASK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// For any one request; a child that touches 1 GiB on a busy machine takes seconds.
+const REQUEST_LIMIT: Duration = Duration::from_secs(120);
+
+/// Two nodes; they end with this value.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// Taken when it ends.
+    local: Option<LocalCluster>,
+    client: Client,
+    scratch: TempDir,
+}
+
+/// A seed, and how long it took to make it.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) seed: String,
+    /// How long the parent stood still, as its node tells.
+    pub(crate) pause_us: u64,
+    /// Request received to seed made, as the node tells.
+    pub(crate) on_node_us: u64,
+    /// Request sent to answer received.
+    pub(crate) answer: Duration,
+}
+
+/// A child that has ended.
+#[derive(Debug)]
+pub(crate) struct Child {
+    /// When the request for it was sent, in ns since 1970.
+    pub(crate) sent_unix_ns: i64,
+    /// Request sent to answer received.
+    pub(crate) answer: Duration,
+    /// What it wrote.
+    pub(crate) said: String,
+}
+
+impl Cluster {
+    /// Starts both nodes. `farfork` is the program whose `node` command their daemons are.
+    pub(crate) async fn start(farfork: PathBuf) -> Result<Self, BenchError> {
+        let scratch = tempfile::Builder::new()
+            .prefix("farfork-bench-")
+            .tempdir_in(SCRATCH_PARENT)
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
+        let name = format!("bench-{}", std::process::id());
+        let config = LocalClusterConfig::new(&name, scratch.path().join("cluster"), 2, farfork);
+        let local = LocalCluster::up(&config, &mut |_| ())?;
+        match acquainted(&local.nodes()[0]).await {
+            Ok(client) => Ok(Self { local: Some(local), client, scratch }),
+            Err(error) => {
+                local.down()?;
+                Err(error)
+            }
+        }
+    }
+
+    /// A directory that goes away with the cluster.
+    pub(crate) fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// Its nodes, the seeds' first.
+    pub(crate) fn nodes(&self) -> &[LocalNode] {
+        self.local.as_ref().map_or(&[], |local| local.nodes())
+    }
+
+    /// Ends the nodes.
+    ///
+    /// # Errors
+    /// Something of them cannot be removed.
+    pub(crate) fn end(mut self) -> Result<(), BenchError> {
+        self.local.take().map_or(Ok(()), |local| Ok(local.down()?))
+    }
+
+    /// Makes a seed on the first node.
+    pub(crate) async fn prepare(&mut self, pid: u32) -> Result<Prepared, BenchError> {
+        let request = v1::PrepareRequest { pid, ..Default::default() };
+        let sent = Instant::now();
+        let outcome = self.client.prepare(client::within(REQUEST_LIMIT, request)).await;
+        let answer = sent.elapsed();
+        let seed = outcome.map_err(told(format_args!("process {pid}")))?.into_inner();
+        Ok(Prepared { pause_us: seed.pause_us, on_node_us: seed.prepare_us, answer, seed: seed.id })
+    }
+
+    /// Forgets a seed.
+    pub(crate) async fn drop_seed(&mut self, seed: &str) -> Result<(), BenchError> {
+        let request = v1::DropRequest { seed: seed.to_owned() };
+        self.client.drop(client::within(REQUEST_LIMIT, request)).await.map_err(told(seed))?;
+        Ok(())
+    }
+
+    /// Starts one child and waits for its end, which must be a good one.
+    pub(crate) async fn fork(&mut self, seed: &str, place: Place, payload: &str) -> Result<Child, BenchError> {
+        let request = v1::ForkRequest {
+            seed: seed.to_owned(),
+            nodes: vec![self.node(place).name.clone()],
+            count: 1,
+            payloads: vec![payload.as_bytes().to_vec()],
+            ..Default::default()
+        };
+        let (sent, sent_at) = (Instant::now(), SystemTime::now());
+        let outcomes = self.client.fork(client::within(REQUEST_LIMIT, request)).await;
+        let mut outcomes = outcomes.map_err(told(seed))?.into_inner();
+        let outcome = outcomes.message().await.map_err(told(seed))?;
+        let answer = sent.elapsed();
+        drop(outcomes);
+        let child = match outcome.and_then(|outcome| outcome.result) {
+            Some(Outcome::Child(child)) => child.id,
+            Some(Outcome::Error(error)) => return Err(Failure::from(error).into()),
+            None => return Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child").into()),
+        };
+        let said = self.wait(&child).await?;
+        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
+        Ok(Child { sent_unix_ns, answer, said })
+    }
+
+    fn node(&self, place: Place) -> &LocalNode {
+        match place {
+            Place::Own => &self.nodes()[0],
+            Place::Other => &self.nodes()[1],
+        }
+    }
+
+    /// What a child wrote until its end. Its node forgets it.
+    async fn wait(&mut self, child: &str) -> Result<String, BenchError> {
+        let request = v1::WaitRequest { children: vec![child.to_owned()], results: true };
+        let events = self.client.wait(client::within(REQUEST_LIMIT, request)).await;
+        let mut events = events.map_err(told(child))?.into_inner();
+        let mut said = Vec::new();
+        while let Some(v1::WaitEvent { event, .. }) = events.message().await.map_err(told(child))? {
+            match event {
+                Some(Event::Stdout(piece)) => said.extend(piece),
+                Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0..=1)) }), .. })) => break,
+                other => return Err(BenchError::Child { child: child.to_owned(), how: format!("{other:?}") }),
+            }
+        }
+        let request = v1::RemoveRequest { child: child.to_owned() };
+        self.client.remove(client::within(REQUEST_LIMIT, request)).await.map_err(told(child))?;
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
+            eprintln!("farfork: the benchmark's nodes are not removed completely: {error}");
+        }
+    }
+}
+
+/// A client of a node that hears of the other one.
+async fn acquainted(node: &LocalNode) -> Result<Client, BenchError> {
+    let mut client = client::connect(&node.socket).await?;
+    let give_up = Instant::now() + ACQUAINTED_LIMIT;
+    loop {
+        let answer = client.list_nodes(client::within(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
+        let nodes = answer.map_err(told(&node.name))?.into_inner().nodes;
+        if nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == 2 {
+            return Ok(client);
+        }
+        if Instant::now() >= give_up {
+            let (seconds, run_dir) = (ACQUAINTED_LIMIT.as_secs(), node.run_dir.clone());
+            return Err(BenchError::Strangers { seconds, run_dir });
+        }
+        tokio::time::sleep(ASK_INTERVAL).await;
+    }
+}
+
+/// What a node said about an object.
+fn told(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
+    move |status| Failure::from_status(object, &status)
+}

@@ -1,0 +1,5 @@
+//! Starts nodes and has things happen in order. `cluster` has the nodes and the requests to them; each benchmark has a
+//! file with its course.
+
+pub(crate) mod cluster;
+pub(crate) mod fork;

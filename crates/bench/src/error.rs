@@ -1,0 +1,80 @@
+//! Why a benchmark ends early.
+
+use std::io;
+use std::path::PathBuf;
+
+use farfork_cluster::local::LocalError;
+use farfork_node::failure::Failure;
+
+/// Why a benchmark ends early. What it had started is ended with it.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// The nodes cannot be started.
+    #[error("the benchmark's nodes: {0}")]
+    Nodes(#[from] LocalError),
+    /// The nodes run, but do not hear of each other.
+    #[error("the benchmark's nodes do not know each other after {seconds} s: see node.log in {run_dir}")]
+    Strangers {
+        /// How long was waited.
+        seconds: u64,
+        /// Where their files are.
+        run_dir: PathBuf,
+    },
+    /// A node refused a request.
+    #[error(transparent)]
+    Request(#[from] Failure),
+    /// Files of the benchmark's own.
+    #[error("cannot write {path}: {cause}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
+    /// A program that is measured, or measured against, cannot be started or spoken to.
+    #[error("program `{program}`: {cause}")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// Why.
+        cause: io::Error,
+    },
+    /// A program said something else than it should.
+    #[error("program `{program}` says `{said}` where `{expected}` should come")]
+    Answer {
+        /// Its name.
+        program: &'static str,
+        /// A line, or nothing at its end.
+        said: String,
+        /// How the line should begin.
+        expected: &'static str,
+    },
+    /// A child ended in another way than by itself.
+    #[error("child {child}: {how}")]
+    Child {
+        /// Its id.
+        child: String,
+        /// What became of it.
+        how: String,
+    },
+    /// Memory was not what it should have been.
+    #[error("{wrong} {what} are not as they should be: the figures are worth nothing")]
+    Wrong {
+        /// How many.
+        wrong: u64,
+        /// Of what: `pages of a child`.
+        what: &'static str,
+    },
+    /// The plan does not fit the machine.
+    #[error(
+        "{mib} MiB need about {needed_mib} MiB of free memory, {available_mib} are there; measure smaller sizes: --mib"
+    )]
+    Memory {
+        /// The largest size of the plan.
+        mib: u64,
+        /// What a run of that size takes.
+        needed_mib: u64,
+        /// What is free.
+        available_mib: u64,
+    },
+}

@@ -1,0 +1,110 @@
+//! What `farfork bench fork` measures: the names and units of its figures. How each is measured, `coordinator` and
+//! `baseline` say; what it is compared with, `reference`.
+
+use serde::{Serialize, Serializer};
+
+/// A figure of one size of parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Key {
+    /// Private memory of the parent, in MiB.
+    pub(crate) mib: u64,
+    pub(crate) by: By,
+    pub(crate) figure: Figure,
+    /// Where the child is; none where there is no child, or no node.
+    pub(crate) node: Option<Place>,
+    /// What went before.
+    pub(crate) pace: Pace,
+    /// Of the value.
+    pub(crate) unit: Unit,
+}
+
+/// What did it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum By {
+    Farfork,
+    /// A floor: `fork(2)` of the same process.
+    LocalFork,
+    /// A floor: two bare programs at the ends of the same link.
+    Link,
+}
+
+/// A span of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Figure {
+    /// How long the parent stands still. Of a local fork: the call.
+    Pause,
+    /// From the request to its answer: the parent is a seed.
+    Prepare,
+    /// The part of that which the daemon's clock sees.
+    PrepareOnNode,
+    /// From the request to the child's first instruction.
+    Resume,
+    /// From the request until the child could say so: it has read a clock into its own memory.
+    ResumeSpoke,
+    /// From the request to its answer.
+    ResumeAnswer,
+    /// Every page once in the child. Of the link: the same bytes.
+    Execution,
+    /// The same, but every page is written, whatever the plan says.
+    ExecutionWriting,
+    /// The same bytes within one process's memory: what no link can be faster than.
+    MemoryCopy,
+}
+
+/// Where a child is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Place {
+    /// On the node of its parent.
+    Own,
+    /// On another node.
+    Other,
+}
+
+/// What went before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Pace {
+    /// The same, just now.
+    BackToBack,
+    /// Nothing, for 150 ms: caches are cold and processors sleep.
+    Idle,
+}
+
+/// What a number counts. There is one so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Unit {
+    Milliseconds,
+}
+
+impl Serialize for Unit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Milliseconds => serializer.serialize_str("ms"),
+        }
+    }
+}
+
+impl Key {
+    /// A figure that needs no child of a node, back to back.
+    pub(crate) fn new(mib: u64, by: By, figure: Figure) -> Self {
+        Self { mib, by, figure, node: None, pace: Pace::BackToBack, unit: Unit::Milliseconds }
+    }
+
+    /// A figure of farfork.
+    pub(crate) fn farfork(mib: u64, figure: Figure) -> Self {
+        Self::new(mib, By::Farfork, figure)
+    }
+
+    /// The same with the child there.
+    pub(crate) fn on(self, node: Place) -> Self {
+        Self { node: Some(node), ..self }
+    }
+
+    /// The same with that before it.
+    pub(crate) fn paced(self, pace: Pace) -> Self {
+        Self { pace, ..self }
+    }
+}

@@ -1,0 +1,34 @@
+//! Benchmarks of farfork: what it costs, beside what nothing could do for less.
+//!
+//! A benchmark is a *workload* (a program that is measured), *baselines* (floors and peers, measured in the same run), a
+//! *coordinator* that starts nodes and has things happen in order, *samples*, and a *report*. It talks to nodes as any
+//! client does, over their API. Siblings have the same files:
+//!
+//! ```text
+//! plan ──▶ coordinator ──▶ samples ──▶ report
+//!            │  cluster: two nodes on this machine, requests to them
+//!            │  fork: the course of `farfork bench fork`
+//!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
+//!            └─▶ baseline/   floors and peers              ─┘ (`program` runs them)
+//! ```
+//!
+//! Parsing a command line and showing progress are left to the command.
+#![forbid(unsafe_code)]
+
+mod baseline;
+mod coordinator;
+mod error;
+mod figure;
+mod machine;
+mod plan;
+mod program;
+mod reference;
+mod report;
+mod samples;
+mod workload;
+
+pub use coordinator::fork::{Progress, run};
+pub use error::BenchError;
+pub use plan::{ForkPlan, Peer};
+pub use report::fork::ForkReport;
+pub use workload::micro::{Access, Order};

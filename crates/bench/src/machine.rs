@@ -1,0 +1,64 @@
+//! The machine that a run was on, as far as figures depend on it.
+
+use std::fs;
+
+use serde::Serialize;
+
+/// What a reader needs to compare figures.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Machine {
+    kernel: String,
+    processor: String,
+    processors: usize,
+    memory_mib: u64,
+}
+
+impl Machine {
+    /// This one.
+    pub(crate) fn this() -> Self {
+        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+        let processor = line_of("/proc/cpuinfo", "model name").unwrap_or_default();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { kernel, processor, processors, memory_mib: memory_mib("MemTotal") }
+    }
+
+    /// In words.
+    pub(crate) fn text(&self) -> String {
+        let Self { kernel, processor, processors, memory_mib } = self;
+        format!("Linux {kernel}, {processors} × {processor}, {} GiB", memory_mib.div_ceil(1024))
+    }
+}
+
+/// Memory that is free or can be freed, in MiB.
+pub(crate) fn available_mib() -> u64 {
+    memory_mib("MemAvailable")
+}
+
+/// How many threads wanted a processor, on average over the last minute: what else the machine did.
+pub(crate) fn load_average() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
+}
+
+fn memory_mib(name: &str) -> u64 {
+    let line = line_of("/proc/meminfo", name).unwrap_or_default();
+    line.trim_end_matches("kB").trim().parse::<u64>().unwrap_or(0) / 1024
+}
+
+fn line_of(path: &str, name: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    Some(line.trim_start_matches(['\t', ' ', ':']).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Machine, available_mib, load_average};
+
+    #[test]
+    fn this_machine_is_described() {
+        let machine = Machine::this();
+        assert!(machine.memory_mib >= available_mib() && available_mib() > 0, "{machine:?}");
+        assert!(!machine.kernel.is_empty() && machine.processors > 0 && load_average() >= 0.0);
+    }
+}

@@ -1,0 +1,217 @@
+//! What a run measures, how often, and for how long: pure. Samples are taken in steps; each step ends when it has its
+//! number of samples or has used its share of the time, but never before it has a few.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use crate::figure::{Pace, Place};
+use crate::reference;
+use crate::workload::micro::{Access, Order};
+
+/// Samples of each figure, unless the plan says otherwise or the time is over.
+pub(crate) const RUNS: usize = 20;
+
+/// Samples that each figure gets however long it takes: a median of fewer says nothing of spread.
+const RUNS_MIN: usize = 3;
+
+/// Time for all steps, unless the plan says otherwise: with nodes to start and memory to fill, a run stays below five
+/// minutes.
+const TIME_MAX: Duration = Duration::from_secs(210);
+
+/// A node that was idle for so long has lost its caches and sleeps deeply, as after a user's pause for thought.
+pub(crate) const IDLE: Duration = Duration::from_millis(150);
+
+/// What `farfork bench fork` measures.
+#[derive(Debug, Clone)]
+pub struct ForkPlan {
+    /// Private memory of the parents, in MiB.
+    pub sizes_mib: Vec<u64>,
+    /// Samples of each figure.
+    pub runs: usize,
+    /// Time for all samples; a size that is too slow for it gets fewer.
+    pub time_max: Duration,
+    /// In which order a child touches its pages.
+    pub order: Order,
+    /// What it does with them.
+    pub access: Access,
+    /// Whom to measure beside farfork.
+    pub peer: Option<Peer>,
+    /// Where each sample is written, as a line of JSON.
+    pub samples_file: Option<PathBuf>,
+}
+
+/// Somebody else who clones processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// CRIU: dump and restore.
+    Criu,
+}
+
+impl Default for ForkPlan {
+    fn default() -> Self {
+        Self {
+            sizes_mib: reference::SIZES_MIB.to_vec(),
+            runs: RUNS,
+            time_max: TIME_MAX,
+            order: Order::Random,
+            access: Access::Read,
+            peer: None,
+            samples_file: None,
+        }
+    }
+}
+
+/// One thing that is measured several times, of one size of parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) mib: u64,
+    pub(crate) what: What,
+}
+
+/// What a step measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    /// A seed is made; back to back also `fork()` of the same process.
+    Prepare(Pace),
+    /// A child starts, and ends.
+    Resume(Place, Pace),
+    /// A child touches every page.
+    Execution(Place),
+    /// The same touches without farfork, and the same bytes over the link.
+    Floors,
+}
+
+impl What {
+    /// All that is measured of a size, in order.
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Prepare(Pace::BackToBack),
+        Self::Prepare(Pace::Idle),
+        Self::Resume(Place::Own, Pace::BackToBack),
+        Self::Resume(Place::Own, Pace::Idle),
+        Self::Resume(Place::Other, Pace::BackToBack),
+        Self::Resume(Place::Other, Pace::Idle),
+        Self::Execution(Place::Own),
+        Self::Execution(Place::Other),
+        Self::Floors,
+    ];
+}
+
+impl Step {
+    /// All steps for some sizes, a size after the other.
+    pub(crate) fn all(sizes_mib: &[u64]) -> Vec<Self> {
+        sizes_mib.iter().flat_map(|&mib| What::ALL.map(|what| Self { mib, what })).collect()
+    }
+
+    /// What one sample takes, roughly. It only serves to share the time out: who guesses wrong has samples too few or
+    /// too many, not wrong ones.
+    fn estimate(self) -> Duration {
+        let us_per_mib = match self.what {
+            What::Prepare(_) => 1_500,
+            What::Resume(..) => 0,
+            What::Execution(_) => 1_500,
+            What::Floors => 3_000,
+        };
+        let idle = match self.what {
+            What::Prepare(Pace::Idle) | What::Resume(_, Pace::Idle) => IDLE,
+            _ => Duration::ZERO,
+        };
+        Duration::from_millis(8) + idle + Duration::from_micros(us_per_mib * self.mib)
+    }
+}
+
+/// How long the first of some steps may take, when so much time is left for all of them: the same limit for each, but
+/// what the quick ones do not need is the slow ones'.
+pub(crate) fn share(steps: &[Step], runs: usize, left: Duration) -> Duration {
+    let mut needs: Vec<Duration> = steps.iter().map(|step| step.estimate() * runs as u32).collect();
+    needs.sort();
+    let mut left = left;
+    for (done, need) in needs.iter().enumerate() {
+        let limit = left / (needs.len() - done) as u32;
+        if *need > limit {
+            return limit;
+        }
+        left -= *need;
+    }
+    // There is enough for all; estimates may be wrong by this much.
+    needs.last().copied().unwrap_or_default() + left
+}
+
+/// How many samples a step still takes.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    taken: usize,
+    runs: usize,
+    deadline: Instant,
+}
+
+impl Quota {
+    /// For so many samples, unless time is over before.
+    pub(crate) fn new(runs: usize, deadline: Instant) -> Self {
+        Self { taken: 0, runs, deadline }
+    }
+
+    /// Whether to take another sample, which then counts.
+    pub(crate) fn another(&mut self, now: Instant) -> bool {
+        let enough = self.runs.min(RUNS_MIN);
+        let goes_on = self.taken < self.runs && (self.taken < enough || now < self.deadline);
+        self.taken += usize::from(goes_on);
+        goes_on
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::{Quota, Step, What, share};
+    use crate::figure::{Pace, Place};
+
+    const PAUSE_FOR_THOUGHT: What = What::Resume(Place::Own, Pace::Idle);
+
+    #[test]
+    fn each_size_has_every_step() {
+        let steps = Step::all(&[1, 4]);
+        assert_eq!(steps.len(), 2 * What::ALL.len());
+        assert_eq!((steps[0].mib, steps[steps.len() - 1].mib), (1, 4));
+        assert_eq!(steps[What::ALL.len() - 1].what, What::Floors);
+    }
+
+    #[test]
+    fn with_time_enough_no_step_is_cut_short() {
+        let steps = Step::all(&[1, 1024]);
+        let needed: Duration = steps.iter().map(|step| step.estimate() * 20).sum();
+        let slowest = steps.iter().map(|step| step.estimate() * 20).max().unwrap();
+        assert!(share(&steps, 20, needed) >= slowest);
+    }
+
+    #[test]
+    fn the_slow_steps_give_way_and_all_of_the_time_is_used() {
+        let steps = [
+            Step { mib: 1, what: PAUSE_FOR_THOUGHT },
+            Step { mib: 1024, what: What::Floors },
+            Step { mib: 1024, what: What::Execution(Place::Other) },
+        ];
+        let quick = steps[0].estimate() * 20;
+        let limit = share(&steps, 20, Duration::from_secs(20));
+        assert!(limit > quick, "the quick step is not cut");
+        assert_eq!(quick + 2 * limit, Duration::from_secs(20));
+    }
+
+    #[test]
+    fn no_time_is_no_time() {
+        assert_eq!(share(&Step::all(&[64]), 20, Duration::ZERO), Duration::ZERO);
+        assert_eq!(share(&[], 20, Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_step_ends_with_its_runs_or_its_time_but_not_before_three() {
+        let now = Instant::now();
+        let count = |runs, deadline| {
+            let mut quota = Quota::new(runs, deadline);
+            std::iter::repeat_with(|| quota.another(now)).take_while(|another| *another).count()
+        };
+        assert_eq!(count(20, now + Duration::from_secs(1)), 20);
+        assert_eq!(count(20, now), 3);
+        assert_eq!(count(2, now), 2);
+    }
+}

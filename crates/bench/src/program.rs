@@ -1,0 +1,109 @@
+//! The programs in C++ that this library carries: written into a directory, started, and spoken to, a line for a letter.
+//! What they do, and what their answers mean, is left to `workload` and `baseline`.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use crate::error::BenchError;
+
+/// A program as it was built.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Image {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: &'static [u8],
+}
+
+impl Image {
+    /// Writes the program into a directory, for anybody to run.
+    pub(crate) fn install(&self, directory: &Path) -> Result<PathBuf, BenchError> {
+        let path = directory.join(self.name);
+        fs::write(&path, self.bytes)
+            .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
+            .map_err(|cause| BenchError::File { path: path.clone(), cause })?;
+        Ok(path)
+    }
+}
+
+/// A running program; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct Program {
+    name: &'static str,
+    process: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Program {
+    /// Starts it.
+    pub(crate) fn start(name: &'static str, mut command: Command) -> Result<Self, BenchError> {
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C is for the benchmark, which ends its programs in its own time.
+            .process_group(0)
+            .spawn()
+            .map_err(|cause| BenchError::Program { program: name, cause })?;
+        let commands = process.stdin.take().expect("a pipe");
+        let answers = BufReader::new(process.stdout.take().expect("a pipe"));
+        Ok(Self { name, process, commands, answers })
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// A letter, and the numbers of the answer.
+    pub(crate) fn ask<const N: usize>(&mut self, letter: u8, answer: &'static str) -> Result<[i64; N], BenchError> {
+        let sent = self.commands.write_all(&[letter]);
+        sent.map_err(|cause| BenchError::Program { program: self.name, cause })?;
+        self.answer(answer)
+    }
+
+    /// The numbers of the next line, which begins with a word.
+    pub(crate) fn answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
+        let mut line = String::new();
+        let read = self.answers.read_line(&mut line);
+        read.map_err(|cause| BenchError::Program { program: self.name, cause })?;
+        numbers(self.name, &line, word)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The numbers of a line that a program has said.
+pub(crate) fn numbers<const N: usize>(
+    program: &'static str,
+    line: &str,
+    word: &'static str,
+) -> Result<[i64; N], BenchError> {
+    let mut words = line.split_whitespace();
+    let parsed = (words.next() == Some(word)).then(|| words.map(|word| word.parse().ok()).collect::<Option<Vec<_>>>());
+    let numbers = parsed.flatten().and_then(|numbers| numbers.try_into().ok());
+    numbers.ok_or_else(|| BenchError::Answer { program, said: line.trim().to_owned(), expected: word })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::numbers;
+
+    #[test]
+    fn a_line_has_its_word_and_all_its_numbers() {
+        assert_eq!(numbers::<2>("p", "copied 12 -3\n", "copied").unwrap(), [12, -3]);
+        assert!(numbers::<0>("p", "ready\n", "ready").is_ok());
+        for line in ["", "copied 1\n", "copied 1 2 3\n", "copied 1 x\n", "forked 1 2\n"] {
+            let error = numbers::<2>("p", line, "copied").unwrap_err().to_string();
+            assert!(error.contains("`copied` should come"), "{error}");
+        }
+    }
+}

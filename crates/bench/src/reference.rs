@@ -1,0 +1,56 @@
+//! What the authors of the first remote fork in a kernel (MITOSIS) published for their C++ micro-benchmark, beside which a
+//! report sets its own figures. Medians of the runs that their artifact's instructions print; the first line of each
+//! execution, which those leave out, is left out here.
+//!
+//! The machines differ, and what is compared is told with it: theirs had RDMA cards and a Linux 4.15 with a kernel module of
+//! their own; `resume` was between two machines and into a lean container, `execution` on one machine, in random order.
+
+use crate::figure::Figure;
+
+/// What the report says of the column.
+pub(crate) const SOURCE: &str = "the C++ micro-benchmark of MITOSIS, as published: RDMA, a module of Linux 4.15";
+
+/// Sizes for which there are figures, in MiB; a run measures them unless it is told otherwise.
+pub(crate) const SIZES_MIB: [u64; 10] = [1, 4, 8, 16, 32, 64, 128, 256, 512, 1024];
+
+/// `fork_prepare`, in ms.
+const PREPARE_MS: [f64; 10] = [0.648, 0.730, 0.890, 1.209, 1.933, 3.362, 6.227, 11.789, 21.705, 42.700];
+
+/// `fork_resume`, in ms.
+const RESUME_MS: [f64; 10] = [2.918, 2.941, 2.945, 3.014, 3.125, 3.339, 3.763, 4.581, 6.230, 9.595];
+
+/// Every page once, in random order, after the fork, in ms.
+const EXECUTION_MS: [f64; 10] = [1.074, 4.347, 7.779, 17.830, 36.069, 75.376, 152.506, 309.967, 630.660, 1246.940];
+
+/// The reference of a figure for a size in MiB, in ms; none where nothing was published.
+pub(crate) fn of(figure: Figure, mib: u64) -> Option<f64> {
+    let column = match figure {
+        Figure::Prepare => PREPARE_MS,
+        Figure::Resume => RESUME_MS,
+        Figure::Execution => EXECUTION_MS,
+        _ => return None,
+    };
+    SIZES_MIB.iter().position(|size| *size == mib).map(|row| column[row])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Figure, SIZES_MIB, of};
+
+    #[test]
+    fn each_size_has_its_own_figures_and_others_none() {
+        assert_eq!(of(Figure::Prepare, 1), Some(0.648));
+        assert_eq!(of(Figure::Resume, 64), Some(3.339));
+        assert_eq!(of(Figure::Execution, 1024), Some(1246.940));
+        assert_eq!(of(Figure::Prepare, 3), None);
+        assert_eq!(of(Figure::Pause, 1), None);
+    }
+
+    #[test]
+    fn larger_parents_cost_more() {
+        for figure in [Figure::Prepare, Figure::Resume, Figure::Execution] {
+            let column: Vec<_> = SIZES_MIB.iter().map(|mib| of(figure, *mib).unwrap()).collect();
+            assert!(column.is_sorted(), "{figure:?}: {column:?}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! What `farfork bench fork` has found: tables, or a document whose keys are a promise.
+
+mod document;
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use crate::figure::{By, Figure, Key, Pace, Place};
+use crate::machine::Machine;
+use crate::plan::ForkPlan;
+use crate::reference;
+use crate::report::table::{Table, figure, median, spread};
+use crate::samples::{Samples, Spread};
+
+/// Figures of a run that went to its end.
+#[derive(Debug)]
+pub struct ForkReport {
+    pub(crate) plan: ForkPlan,
+    pub(crate) samples: Samples<Key>,
+    /// What a reader should know beside the figures.
+    pub(crate) notes: Vec<String>,
+    /// How long it took.
+    pub(crate) elapsed: Duration,
+    /// What else the machine did before.
+    pub(crate) load_before: f64,
+}
+
+impl ForkReport {
+    /// The tables, with what is needed to read them; no line is longer than 100 columns.
+    pub fn text(&self) -> String {
+        let tables = [self.prepare(), self.resume(), self.execution()].map(|table| table.text());
+        let mut text = format!("{}\n\n{}\n\n", self.head(), tables.join("\n\n"));
+        for note in self.legend().iter().chain(&self.notes) {
+            text += &format!("{note}\n");
+        }
+        text
+    }
+
+    fn head(&self) -> String {
+        let machine = Machine::this().text();
+        let ForkPlan { order, access, runs, .. } = &self.plan;
+        format!(
+            "A process with MiB of private memory, forked on its own node and onto another, both on this machine.\n\
+             {machine}, load {:.1} before.\n\
+             Times in ms: medians of up to {runs} samples, with the 10th and 90th percentiles in brackets.\n\
+             Pages touched: {order}, {access}. Measured in {:.0} s.",
+            self.load_before,
+            self.elapsed.as_secs_f64(),
+        )
+    }
+
+    fn prepare(&self) -> Table {
+        let title = "Prepare: from the request to the answer; pause: how long the parent stands still";
+        let mut table =
+            Table::new(title, &["MiB", "n", "prepare", "after idle", "pause", "fork()", "reference", "verdict"]);
+        for &mib in &self.plan.sizes_mib {
+            let prepare = self.spread(Key::farfork(mib, Figure::Prepare));
+            let idle = self.spread(Key::farfork(mib, Figure::Prepare).paced(Pace::Idle));
+            let pause = self.spread(Key::farfork(mib, Figure::Pause));
+            let fork = self.spread(Key::new(mib, By::LocalFork, Figure::Pause));
+            table.row([
+                mib.to_string(),
+                fewest(&[prepare, idle, pause, fork]),
+                spread(prepare),
+                spread(idle),
+                spread(pause),
+                median(fork),
+                reference_text(Figure::Prepare, mib),
+                verdict(Figure::Prepare, mib, &[prepare, idle]),
+            ]);
+        }
+        table
+    }
+
+    fn resume(&self) -> Table {
+        let title = "Resume: from the request to the child's first instruction, in a container of its own";
+        let headings = ["MiB", "n", "own node", "after idle", "other node", "after idle", "reference", "verdict"];
+        let mut table = Table::new(title, &headings);
+        for &mib in &self.plan.sizes_mib {
+            let of = |place, pace| self.spread(Key::farfork(mib, Figure::Resume).on(place).paced(pace));
+            let columns = [
+                of(Place::Own, Pace::BackToBack),
+                of(Place::Own, Pace::Idle),
+                of(Place::Other, Pace::BackToBack),
+                of(Place::Other, Pace::Idle),
+            ];
+            let head = [mib.to_string(), fewest(&columns)];
+            let tail = [reference_text(Figure::Resume, mib), verdict(Figure::Resume, mib, &columns)];
+            table.row(head.into_iter().chain(columns.map(spread)).chain(tail));
+        }
+        table
+    }
+
+    fn execution(&self) -> Table {
+        let title = "Execution: every page once in the child, and what the same takes without farfork";
+        let headings =
+            ["MiB", "n", "own node", "other node", "fork()", "fork(), write", "link", "reference", "verdict"];
+        let mut table = Table::new(title, &headings);
+        for &mib in &self.plan.sizes_mib {
+            let own = self.spread(Key::farfork(mib, Figure::Execution).on(Place::Own));
+            let other = self.spread(Key::farfork(mib, Figure::Execution).on(Place::Other));
+            let floors = [
+                (By::LocalFork, Figure::Execution),
+                (By::LocalFork, Figure::ExecutionWriting),
+                (By::Link, Figure::Execution),
+            ];
+            let floors = floors.map(|(by, figure)| self.spread(Key::new(mib, by, figure)));
+            let head = [mib.to_string(), fewest(&[own, other]), spread(own), spread(other)];
+            let tail = [reference_text(Figure::Execution, mib), verdict(Figure::Execution, mib, &[own, other])];
+            table.row(head.into_iter().chain(floors.map(median)).chain(tail));
+        }
+        table
+    }
+
+    fn legend(&self) -> Vec<String> {
+        vec![
+            "n: samples of the row's figure with fewest; large sizes get fewer, so that a run ends in time.".into(),
+            "fork(): the same by a local fork() of the same process; fork(), write: likewise, each page copied.".into(),
+            "link: the same bytes over the link by two bare programs.".into(),
+            format!("reference: {}.", reference::SOURCE),
+            "verdict: the slowest median ÷ reference; whether all of the row are below it, all above, or mixed.".into(),
+        ]
+    }
+
+    fn spread(&self, key: Key) -> Option<Spread> {
+        self.samples.spread(&key)
+    }
+}
+
+fn fewest(columns: &[Option<Spread>]) -> String {
+    columns.iter().map(|spread| spread.map_or(0, |spread| spread.count)).min().unwrap_or(0).to_string()
+}
+
+fn reference_text(figure_of: Figure, mib: u64) -> String {
+    reference::of(figure_of, mib).map_or("–".to_owned(), figure)
+}
+
+/// The slowest of some medians divided by the reference, and whether they are below it.
+fn verdict(figure_of: Figure, mib: u64, columns: &[Option<Spread>]) -> String {
+    let medians = || columns.iter().flatten().map(|spread| spread.median);
+    let (Some(slowest), Some(reference)) = (medians().max_by(f64::total_cmp), reference::of(figure_of, mib)) else {
+        return "–".to_owned();
+    };
+    let word = if slowest < reference {
+        "below"
+    } else if medians().all(|median| median >= reference) {
+        "above"
+    } else {
+        "mixed"
+    };
+    format!("{} {word}", figure(slowest / reference))
+}

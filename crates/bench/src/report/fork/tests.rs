@@ -1,0 +1,77 @@
+//! Widths, verdicts and keys of a report, from made-up samples.
+
+use std::time::Duration;
+
+use super::ForkReport;
+use crate::figure::{By, Figure, Key, Pace, Place};
+use crate::plan::ForkPlan;
+use crate::reference::SIZES_MIB;
+use crate::report::table::COLUMNS_MAX;
+use crate::samples::Samples;
+
+/// As wide as figures get: each size takes a second a MiB.
+fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkReport {
+    let mut samples = Samples::new(None);
+    for &mib in sizes_mib {
+        for figure in [Figure::Prepare, Figure::Pause, Figure::Resume, Figure::Execution] {
+            for pace in [Pace::BackToBack, Pace::Idle] {
+                for key in [
+                    Key::farfork(mib, figure).paced(pace),
+                    Key::farfork(mib, figure).on(Place::Own).paced(pace),
+                    Key::farfork(mib, figure).on(Place::Other).paced(pace),
+                    Key::new(mib, By::LocalFork, figure),
+                    Key::new(mib, By::LocalFork, Figure::ExecutionWriting),
+                    Key::new(mib, By::Link, figure),
+                ] {
+                    [0.9, 1.0, 1.2].iter().for_each(|x| samples.add(key, x * scale_ms * mib as f64).unwrap());
+                }
+            }
+        }
+    }
+    let plan = ForkPlan { sizes_mib: sizes_mib.to_vec(), ..ForkPlan::default() };
+    ForkReport { plan, samples, notes: Vec::new(), elapsed: Duration::from_secs(240), load_before: 0.5 }
+}
+
+#[test]
+fn no_line_is_wider_than_a_terminal() {
+    for scale_ms in [0.001, 1.0, 9.0] {
+        let text = report(&SIZES_MIB, scale_ms).text();
+        let widest = text.lines().max_by_key(|line| line.chars().count()).unwrap();
+        assert!(widest.chars().count() <= COLUMNS_MAX, "{}: {widest}", widest.chars().count());
+    }
+}
+
+#[test]
+fn a_row_is_below_the_reference_only_where_all_of_it_is() {
+    let mut report = report(&[1], 1.0);
+    let idle = Key::farfork(1, Figure::Resume).on(Place::Own).paced(Pace::Idle);
+    (0..9).for_each(|_| report.samples.add(idle, 29.18).unwrap());
+    let text = report.text();
+    let rows: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("1 ")).collect();
+    let ends = ["0.65  1.54 above", "2.92  10.0 mixed", "1.07  0.93 below"];
+    assert_eq!(rows.len(), ends.len(), "{text}");
+    for (row, end) in rows.iter().zip(ends) {
+        assert!(row.trim_end().ends_with(end), "{row}");
+    }
+}
+
+#[test]
+fn the_document_has_each_figure_with_its_reference() {
+    let document = report(&[1, 3], 1.0).document();
+    let figures = document["figures"].as_array().unwrap();
+    let find = |mib: u64, by: &str, figure: &str, node: Option<&str>| {
+        let is = |f: &&serde_json::Value| {
+            f["mib"] == mib
+                && f["by"] == by
+                && f["figure"] == figure
+                && f["node"].as_str() == node
+                && f["pace"] == "back_to_back"
+        };
+        figures.iter().find(is).unwrap()
+    };
+    let prepare = find(1, "farfork", "prepare", None);
+    assert_eq!((&prepare["reference"], &prepare["below_reference"]), (&0.648.into(), &false.into()));
+    assert_eq!((&prepare["unit"], &prepare["samples"]), (&"ms".into(), &3.into()));
+    assert!(find(3, "farfork", "resume", Some("other"))["reference"].is_null());
+    assert!(find(1, "link", "execution", None)["below_reference"].is_null());
+}

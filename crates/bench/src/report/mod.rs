@@ -1,0 +1,4 @@
+//! What a run amounts to: tables for people, one document for scripts. `table` is what all benchmarks share.
+
+pub(crate) mod fork;
+mod table;

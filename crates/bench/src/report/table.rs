@@ -1,0 +1,87 @@
+//! Tables of figures that line up, and the figures in them.
+
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table as Grid};
+
+use crate::samples::Spread;
+
+/// A terminal has at least so many columns; no table is wider.
+#[cfg(test)]
+pub(crate) const COLUMNS_MAX: usize = 100;
+
+/// Between two columns.
+const GAP: u16 = 2;
+
+/// A table with a title, built row by row.
+#[derive(Debug)]
+pub(crate) struct Table {
+    title: String,
+    grid: Grid,
+}
+
+impl Table {
+    /// A table with these headings.
+    pub(crate) fn new(title: &str, headings: &[&str]) -> Self {
+        let mut grid = Grid::new();
+        grid.load_preset(NOTHING);
+        grid.set_header(headings);
+        for (index, column) in grid.column_iter_mut().enumerate() {
+            column.set_padding((if index == 0 { 0 } else { GAP }, 0));
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        Self { title: title.to_owned(), grid }
+    }
+
+    /// Adds a row; as many cells as headings.
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.grid.add_row(cells.into_iter().collect::<Vec<_>>());
+    }
+
+    /// Title and table.
+    pub(crate) fn text(&self) -> String {
+        let lines: Vec<String> = self.grid.lines().map(|line| line.trim_end().to_owned()).collect();
+        format!("{}\n{}", self.title, lines.join("\n"))
+    }
+}
+
+/// A figure with three digits that mean something: more are noise.
+pub(crate) fn figure(value: f64) -> String {
+    match value.abs() {
+        0.0..10.0 => format!("{value:.2}"),
+        10.0..100.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// A median, or a dash where nothing was measured.
+pub(crate) fn median(spread: Option<Spread>) -> String {
+    spread.map_or("–".to_owned(), |spread| figure(spread.median))
+}
+
+/// A median with its percentiles.
+pub(crate) fn spread(spread: Option<Spread>) -> String {
+    spread.map_or("–".to_owned(), |Spread { median, p10, p90, .. }| {
+        format!("{} ({}–{})", figure(median), figure(p10), figure(p90))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Table, figure, median, spread};
+    use crate::samples::Spread;
+
+    #[test]
+    fn figures_have_three_digits() {
+        assert_eq!([0.044, 9.994, 12.34, 669.374, 1246.94].map(figure), ["0.04", "9.99", "12.3", "669", "1247"]);
+        assert_eq!(spread(Spread::of(&[1.0, 2.0, 30.0])), "2.00 (1.00–30.0)");
+        assert_eq!((median(None), spread(None)), ("–".to_owned(), "–".to_owned()));
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new("Times, ms", &["MiB", "pause"]);
+        table.row(["1".to_owned(), "0.30".to_owned()]);
+        table.row(["1024".to_owned(), "30.1".to_owned()]);
+        assert_eq!(table.text(), "Times, ms\n MiB  pause\n   1   0.30\n1024   30.1");
+    }
+}

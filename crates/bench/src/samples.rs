@@ -1,0 +1,140 @@
+//! Numbers as they were measured, and what they amount to. What was measured is the key's to say: a benchmark has its own.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, BufWriter, Write as _};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Samples of each figure, in the order of their keys, and a file that each one is written to as it comes.
+#[derive(Debug)]
+pub(crate) struct Samples<K> {
+    values: BTreeMap<K, Vec<f64>>,
+    lines: Option<BufWriter<File>>,
+}
+
+/// The middle of some samples and how far they spread.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Spread {
+    /// How many samples.
+    pub(crate) count: usize,
+    /// The median: the mean of the two in the middle where their number is even.
+    pub(crate) median: f64,
+    /// The 10th percentile: the smallest sample that a tenth of them does not exceed.
+    pub(crate) p10: f64,
+    /// The 90th percentile, likewise.
+    pub(crate) p90: f64,
+}
+
+impl<K: Ord + Serialize> Samples<K> {
+    /// None yet.
+    pub(crate) fn new(lines: Option<File>) -> Self {
+        Self { values: BTreeMap::new(), lines: lines.map(BufWriter::new) }
+    }
+
+    /// Takes a sample.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn add(&mut self, key: K, value: f64) -> io::Result<()> {
+        if let Some(lines) = &mut self.lines {
+            let run = self.values.get(&key).map_or(0, Vec::len);
+            let mut line = json!({ "run": run, "value": value });
+            merge(&mut line, &key);
+            writeln!(lines, "{line}")?;
+        }
+        self.values.entry(key).or_default().push(value);
+        Ok(())
+    }
+
+    /// Writes out what the file has not seen yet.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.lines.as_mut().map_or(Ok(()), io::Write::flush)
+    }
+
+    /// Forgets a figure, which is not to be reported.
+    pub(crate) fn remove(&mut self, key: &K) {
+        self.values.remove(key);
+    }
+
+    /// What was measured for a key; none if nothing was.
+    pub(crate) fn spread(&self, key: &K) -> Option<Spread> {
+        Spread::of(self.values.get(key)?)
+    }
+
+    /// Each key with its spread.
+    pub(crate) fn spreads(&self) -> impl Iterator<Item = (&K, Spread)> {
+        self.values.iter().filter_map(|(key, values)| Some((key, Spread::of(values)?)))
+    }
+}
+
+impl Spread {
+    /// None of no samples.
+    pub(crate) fn of(samples: &[f64]) -> Option<Self> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let count = sorted.len();
+        let last = count.checked_sub(1)?;
+        let rank = |part: f64| sorted[((count as f64 * part).ceil() as usize).clamp(1, count) - 1];
+        let median = (sorted[last / 2] + sorted[count / 2]) / 2.0;
+        Some(Self { count, median, p10: rank(0.1), p90: rank(0.9) })
+    }
+}
+
+/// Adds the fields of a key to an object.
+pub(crate) fn merge(object: &mut Value, key: &impl Serialize) {
+    let fields = serde_json::to_value(key).expect("a key serialises");
+    if let (Value::Object(object), Value::Object(fields)) = (object, fields) {
+        object.extend(fields);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::{Samples, Spread};
+
+    #[derive(serde::Serialize, PartialEq, Eq, PartialOrd, Ord)]
+    struct Key {
+        figure: &'static str,
+        mib: u64,
+    }
+
+    #[test]
+    fn a_median_is_in_the_middle_and_percentiles_are_samples() {
+        let twenty: Vec<f64> = (1..=20).rev().map(f64::from).collect();
+        assert_eq!(Spread::of(&twenty), Some(Spread { count: 20, median: 10.5, p10: 2.0, p90: 18.0 }));
+        assert_eq!(Spread::of(&[7.0]), Some(Spread { count: 1, median: 7.0, p10: 7.0, p90: 7.0 }));
+        assert_eq!(Spread::of(&[3.0, 1.0, 2.0]), Some(Spread { count: 3, median: 2.0, p10: 1.0, p90: 3.0 }));
+        assert_eq!(Spread::of(&[]), None);
+    }
+
+    #[test]
+    fn one_outlier_moves_neither_median_nor_percentiles() {
+        let mut samples = vec![1.0; 19];
+        samples.push(1e9);
+        assert_eq!(Spread::of(&samples), Some(Spread { count: 20, median: 1.0, p10: 1.0, p90: 1.0 }));
+    }
+
+    #[test]
+    fn each_sample_is_a_line_with_its_key_and_run() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let mut samples = Samples::new(Some(file.reopen().unwrap()));
+        samples.add(Key { figure: "pause", mib: 4 }, 1.5).unwrap();
+        samples.add(Key { figure: "pause", mib: 4 }, 2.5).unwrap();
+        samples.flush().unwrap();
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let expected = [
+            serde_json::json!({ "figure": "pause", "mib": 4, "run": 0, "value": 1.5 }),
+            serde_json::json!({ "figure": "pause", "mib": 4, "run": 1, "value": 2.5 }),
+        ];
+        assert_eq!(lines, expected);
+    }
+}

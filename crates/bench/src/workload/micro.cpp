@@ -1,0 +1,276 @@
+// The program whose forks are measured. As a parent it holds MIB of private memory, every page filled, and obeys commands
+// of one letter that come on its standard input. In a child standard input is /dev/null or a pipe that nobody holds: the
+// read(2) in which the fork found it returns 0 at once, and the very next instruction takes a time stamp, in registers,
+// before any page of the child is touched.
+//
+//   w  write to every page, as a busy program would; answers `written NS`
+//   f  fork(), the other side ends at once;          answers `forked NS`, the call alone
+//   t  fork(), the other side touches every page;    answers `touched NS FAULTS WRONG`
+//   c  the same, but writing whatever ACCESS says;   answers `copied NS FAULTS WRONG`
+//
+// To touch is to do once for every page, in ORDER (`random` or `sequential`), what ACCESS says (`read` or `write` a word).
+//
+// A child opens PAYLOAD: without that file it ends (it is the parent, and whoever drove it is gone); if the file says
+// `touch` it touches every page, then compares every byte with what its parent held. It says
+// `child FIRST_NS SPOKE_NS TOUCH_NS FAULTS WRONG`: when (CLOCK_REALTIME) its first instruction ran, and when it could have
+// spoken; how long touching took, with how many page faults; how many pages were not its parent's.
+//
+// usage: micro MIB ORDER ACCESS PAYLOAD
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <x86intrin.h>
+
+namespace {
+
+constexpr uint64_t PAGE_BYTES = 4096;
+constexpr uint64_t PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
+constexpr int64_t NS_PER_S = 1'000'000'000;
+// Long enough for the rate of the time-stamp counter to be known to some parts in a million.
+constexpr long CALIBRATION_NS = 50'000'000;
+// What a touch that writes adds to the first word of a page.
+constexpr uint64_t MARK = 1;
+
+enum class Order { random, sequential };
+enum class Access { read, write };
+
+volatile uint64_t *memory;
+uint64_t pages;
+// One less than the power of two that is not below `pages`.
+uint64_t mask;
+unsigned half_bits;
+// Counts the rounds of `w`: the first word of each page tells of which round it is.
+uint64_t generation;
+double ns_per_tick;
+Order order;
+Access access_mode;
+const char *payload_path;
+
+int64_t now_ns(clockid_t clock) {
+    timespec now{};
+    clock_gettime(clock, &now);
+    return now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+[[noreturn]] void give_up(const char *what) {
+    perror(what);
+    exit(1);
+}
+
+__attribute__((format(printf, 1, 2))) void say(const char *format, ...) {
+    char line[256];
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(line, sizeof line - 1, format, arguments);
+    va_end(arguments);
+    line[length++] = '\n';
+    if (write(STDOUT_FILENO, line, static_cast<size_t>(length)) != length) _exit(1);
+}
+
+void calibrate() {
+    timespec wait{0, CALIBRATION_NS};
+    int64_t began_ns = now_ns(CLOCK_MONOTONIC);
+    uint64_t began = __rdtsc();
+    nanosleep(&wait, nullptr);
+    int64_t ended_ns = now_ns(CLOCK_MONOTONIC);
+    uint64_t ended = __rdtsc();
+    ns_per_tick = static_cast<double>(ended_ns - began_ns) / static_cast<double>(ended - began);
+}
+
+// One letter from standard input, or 0 at its end; with the time-stamp counter as it was right after the call.
+char read_command(uint64_t &ticks) {
+    char command = 0;
+    unsigned long low = SYS_read, high = sizeof command;
+    register long got __asm__("r8");
+    __asm__ volatile("syscall\n\t"
+                     "movq %%rax, %%r8\n\t"
+                     "rdtsc"
+                     : "+a"(low), "+d"(high), "=r"(got)
+                     : "D"(STDIN_FILENO), "S"(&command)
+                     : "rcx", "r11", "memory");
+    ticks = high << 32 | low;
+    return got == 1 ? command : 0;
+}
+
+// SplitMix64's finaliser.
+uint64_t mixed(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+// What the first word of a page holds, and what the `word`-th does.
+uint64_t first_of(uint64_t index) { return mixed((generation << 40) + (index + 1) * 0x9e3779b97f4a7c15u); }
+uint64_t word_of(uint64_t index, uint64_t word) { return (index + 1) * 0x9e3779b97f4a7c15u + word * 0xd1342543de82ef95u; }
+
+volatile uint64_t *page(uint64_t index) { return memory + index * PAGE_WORDS; }
+
+// A permutation of the numbers up to `mask` that needs no memory: odd factors and shifts are bijective there.
+uint64_t permuted(uint64_t x) {
+    x = (x * 0x9e3779b97f4a7c15u + 0x5eed) & mask;
+    for (int round = 0; round < 2; round++) {
+        x ^= x >> half_bits;
+        x = (x * 0xbf58476d1ce4e5b9u) & mask;
+    }
+    return x ^ x >> half_bits;
+}
+
+// The page that comes `step`-th. Where the permutation leaves the memory it is followed until it comes back.
+uint64_t page_at(uint64_t step) {
+    if (order == Order::sequential) return step;
+    do step = permuted(step);
+    while (step >= pages);
+    return step;
+}
+
+void write_all() {
+    generation++;
+    for (uint64_t i = 0; i < pages; i++) *page(i) = first_of(i);
+}
+
+void fill() {
+    for (uint64_t i = 0; i < pages; i++)
+        for (uint64_t word = 1; word < PAGE_WORDS; word++) page(i)[word] = word_of(i, word);
+    write_all();
+}
+
+struct Touched {
+    int64_t ns;
+    long faults;
+};
+
+long faults() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return usage.ru_minflt + usage.ru_majflt;
+}
+
+Touched touch_all(Access access) {
+    long faults_before = faults();
+    int64_t began_ns = now_ns(CLOCK_MONOTONIC);
+    if (access == Access::write) {
+        for (uint64_t i = 0; i < pages; i++) {
+            volatile uint64_t *word = page(page_at(i));
+            *word = *word + MARK;
+        }
+    } else {
+        for (uint64_t i = 0; i < pages; i++) (void)*page(page_at(i));
+    }
+    int64_t ns = now_ns(CLOCK_MONOTONIC) - began_ns;
+    return {ns, faults() - faults_before};
+}
+
+// Pages with any byte other than the parent's.
+uint64_t wrong_pages(uint64_t mark) {
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < pages; i++) {
+        uint64_t difference = *page(i) ^ (first_of(i) + mark);
+        for (uint64_t word = 1; word < PAGE_WORDS; word++) difference |= page(i)[word] ^ word_of(i, word);
+        wrong += difference != 0;
+    }
+    return wrong;
+}
+
+int64_t time_fork() {
+    int64_t began_ns = now_ns(CLOCK_MONOTONIC);
+    pid_t pid = fork();
+    int64_t ended_ns = now_ns(CLOCK_MONOTONIC);
+    if (pid == 0) _exit(0);
+    if (pid < 0 || waitpid(pid, nullptr, 0) != pid) give_up("fork");
+    return ended_ns - began_ns;
+}
+
+// The other side says how long its touches took.
+void touch_in_a_fork(const char *answer, Access access) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        Touched touched = touch_all(access);
+        uint64_t wrong = wrong_pages(access == Access::write ? MARK : 0);
+        say("%s %lld %ld %llu", answer, static_cast<long long>(touched.ns), touched.faults,
+            static_cast<unsigned long long>(wrong));
+        _exit(0);
+    }
+    if (pid < 0 || waitpid(pid, nullptr, 0) != pid) give_up("fork");
+}
+
+bool is_told_to_touch() {
+    char payload[16] = "";
+    int fd = open(payload_path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) exit(0);
+    ssize_t length = read(fd, payload, sizeof payload - 1);
+    close(fd);
+    return length > 0 && strcmp(payload, "touch") == 0;
+}
+
+[[noreturn]] void be_child(uint64_t first_ticks) {
+    int64_t spoke_ns = now_ns(CLOCK_REALTIME);
+    auto since_first_ns = static_cast<int64_t>(static_cast<double>(__rdtsc() - first_ticks) * ns_per_tick);
+    int64_t first_ns = spoke_ns - since_first_ns;
+    Touched touched{};
+    uint64_t wrong = 0;
+    if (is_told_to_touch()) {
+        touched = touch_all(access_mode);
+        wrong = wrong_pages(access_mode == Access::write ? MARK : 0);
+    }
+    say("child %lld %lld %lld %ld %llu", static_cast<long long>(first_ns), static_cast<long long>(spoke_ns),
+        static_cast<long long>(touched.ns), touched.faults, static_cast<unsigned long long>(wrong));
+    _exit(wrong != 0);
+}
+
+void obey(char command) {
+    int64_t began_ns = now_ns(CLOCK_MONOTONIC);
+    switch (command) {
+    case 'w':
+        write_all();
+        say("written %lld", static_cast<long long>(now_ns(CLOCK_MONOTONIC) - began_ns));
+        break;
+    case 'f': say("forked %lld", static_cast<long long>(time_fork())); break;
+    case 't': touch_in_a_fork("touched", access_mode); break;
+    case 'c': touch_in_a_fork("copied", Access::write); break;
+    }
+}
+
+void map(size_t bytes) {
+    pages = bytes / PAGE_BYTES;
+    mask = 1;
+    while (mask < pages) mask <<= 1;
+    mask--;
+    unsigned bits = static_cast<unsigned>(__builtin_popcountll(mask));
+    half_bits = bits < 2 ? 1 : bits / 2;
+    void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) give_up("mmap");
+    // Small pages: what a page costs must not come from fewer pages.
+    madvise(at, bytes, MADV_NOHUGEPAGE);
+    memory = static_cast<volatile uint64_t *>(at);
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    if (count != 5) {
+        fputs("usage: micro MIB ORDER ACCESS PAYLOAD\n", stderr);
+        return 2;
+    }
+    order = strcmp(arguments[2], "random") == 0 ? Order::random : Order::sequential;
+    access_mode = strcmp(arguments[3], "write") == 0 ? Access::write : Access::read;
+    payload_path = arguments[4];
+    map(strtoul(arguments[1], nullptr, 10) << 20);
+    calibrate();
+    fill();
+    say("ready %d", getpid());
+    for (;;) {
+        uint64_t ticks;
+        char command = read_command(ticks);
+        if (command == 0) be_child(ticks);
+        obey(command);
+    }
+}

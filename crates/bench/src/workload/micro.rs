@@ -1,0 +1,178 @@
+//! The C++ micro-benchmark: a process with so much private memory, which its children touch. `micro.cpp` says what it
+//! answers to what.
+
+use std::fmt::{self, Display};
+use std::path::Path;
+use std::process::Command;
+
+use serde::Serialize;
+
+use crate::error::BenchError;
+use crate::program::{Image, Program, numbers};
+
+/// The program.
+pub(crate) const MICRO: Image = Image { name: "micro", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/micro")) };
+
+/// Where a child of farfork finds its payload.
+pub(crate) const PAYLOAD_PATH: &str = "/run/farfork/payload";
+
+/// The payload of a child that touches its pages. With any other it only tells the time.
+pub(crate) const TOUCH: &str = "touch";
+
+/// The payload of a child that does not.
+pub(crate) const STAMP: &str = "stamp";
+
+/// Size of a page, in bytes: the program asks for small ones.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// In which order pages are touched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Each page once, in an order that no readahead foresees.
+    Random,
+    /// From the first to the last.
+    Sequential,
+}
+
+/// What a touch does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// Reads a word of the page.
+    Read,
+    /// Changes a word of it.
+    Write,
+}
+
+impl Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Random => "random",
+            Self::Sequential => "sequential",
+        })
+    }
+}
+
+impl Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Read => "read",
+            Self::Write => "write",
+        })
+    }
+}
+
+/// What a child has said.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ChildReport {
+    /// When its first instruction ran, by CLOCK_REALTIME.
+    pub(crate) first_unix_ns: i64,
+    /// When it could have spoken.
+    pub(crate) spoke_unix_ns: i64,
+    /// How long it touched its pages; 0 if it was not told to.
+    pub(crate) touch_ns: i64,
+}
+
+impl ChildReport {
+    /// Reads a child's line.
+    ///
+    /// # Errors
+    /// It is none, or pages were wrong.
+    pub(crate) fn parse(said: &str) -> Result<Self, BenchError> {
+        let [first_unix_ns, spoke_unix_ns, touch_ns, _faults, wrong] = numbers(MICRO.name, said, "child")?;
+        require_right(wrong, "pages of a child")?;
+        Ok(Self { first_unix_ns, spoke_unix_ns, touch_ns })
+    }
+}
+
+/// A running parent; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct Micro {
+    program: Program,
+    pages: u64,
+}
+
+impl Micro {
+    /// Starts the installed program with so much private memory, all of it filled.
+    pub(crate) fn start(program: &Path, mib: u64, order: Order, access: Access) -> Result<Self, BenchError> {
+        let mut command = Command::new(program);
+        command.args([&mib.to_string(), &order.to_string(), &access.to_string(), PAYLOAD_PATH]).current_dir("/");
+        let mut program = Program::start(MICRO.name, command)?;
+        let [_pid] = program.answer("ready")?;
+        Ok(Self { program, pages: (mib << 20) / PAGE_BYTES })
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.program.pid()
+    }
+
+    /// Has it write to every page, so that the next fork finds them as a busy program leaves them.
+    pub(crate) fn write_all(&mut self) -> Result<(), BenchError> {
+        let [_ns] = self.program.ask(b'w', "written")?;
+        Ok(())
+    }
+
+    /// How long its own fork(2) takes, in ms.
+    pub(crate) fn fork_ms(&mut self) -> Result<f64, BenchError> {
+        let [ns] = self.program.ask(b'f', "forked")?;
+        Ok(ms(ns))
+    }
+
+    /// How long a fork of it takes to touch every page as a child does, in ms.
+    pub(crate) fn touch_ms(&mut self) -> Result<f64, BenchError> {
+        let [ns, _faults, wrong] = self.program.ask(b't', "touched")?;
+        require_right(wrong, "pages of a local fork")?;
+        Ok(ms(ns))
+    }
+
+    /// How long a fork of it takes to write to every page, in ms; none where pages were not copied one by one, so that
+    /// the figure would be no floor.
+    pub(crate) fn copy_ms(&mut self) -> Result<Option<f64>, BenchError> {
+        let [ns, faults, wrong] = self.program.ask(b'c', "copied")?;
+        require_right(wrong, "pages of a local fork")?;
+        Ok((faults >= self.pages as i64).then(|| ms(ns)))
+    }
+}
+
+fn require_right(wrong: i64, what: &'static str) -> Result<(), BenchError> {
+    match u64::try_from(wrong) {
+        Ok(0) => Ok(()),
+        wrong => Err(BenchError::Wrong { wrong: wrong.unwrap_or(u64::MAX), what }),
+    }
+}
+
+/// Nanoseconds in milliseconds.
+pub(crate) fn ms(ns: i64) -> f64 {
+    ns as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Access, ChildReport, MICRO, Micro, Order};
+
+    #[test]
+    fn a_wrong_page_is_an_error() {
+        let report = ChildReport::parse("child 10 20 30 4 0\n").unwrap();
+        assert_eq!((report.first_unix_ns, report.spoke_unix_ns, report.touch_ns), (10, 20, 30));
+        let error = ChildReport::parse("child 10 20 30 4 1\n").unwrap_err();
+        assert!(error.to_string().starts_with("1 pages of a child"), "{error}");
+    }
+
+    /// Any size, either order, either access: the program itself checks every byte in its forks.
+    #[test]
+    fn the_program_touches_every_page_of_its_forks() {
+        let scratch = tempfile::tempdir().unwrap();
+        let program = MICRO.install(scratch.path()).unwrap();
+        for (mib, order, access) in
+            [(1, Order::Random, Access::Read), (3, Order::Random, Access::Write), (5, Order::Sequential, Access::Write)]
+        {
+            let mut micro = Micro::start(&program, mib, order, access).unwrap();
+            assert!(micro.fork_ms().unwrap() > 0.0);
+            assert!(micro.touch_ms().unwrap() > 0.0);
+            micro.write_all().unwrap();
+            assert!(micro.copy_ms().unwrap().is_some(), "every page is copied");
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Programs that are measured. One file each, with the program beside it.
+
+pub(crate) mod micro;

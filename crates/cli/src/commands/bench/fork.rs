@@ -1,0 +1,138 @@
+//! `farfork bench fork`: prepare, resume and execution of a process of several sizes.
+
+use std::env;
+use std::io::{IsTerminal as _, stderr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_bench::{Access, ForkPlan, ForkReport, Order, Progress};
+use farfork_node::failure::Failure;
+use indicatif::{ProgressBar, ProgressStyle};
+use tonic::Code;
+
+use crate::interruption::interrupted;
+use crate::{Global, output, privilege};
+
+/// Largest size, in MiB: a terabyte.
+const MIB_MAX: u64 = 1 << 20;
+
+/// Measure prepare, resume and execution of a process of several sizes.
+///
+/// Starts two nodes on this machine, and for each size a program that holds so much private memory. Measures, back to
+/// back and after 150 ms of idleness: how long it takes to make a seed of it, and how long the program stands still for
+/// that; how long it takes from the request for a child, on the program's own node and on the other one, to the child's
+/// first instruction; and how long the child takes to touch each of its pages once. Each child then compares every byte
+/// with what its parent held: a wrong one fails the run.
+///
+/// Beside each figure stand its floors, measured in the same run: fork(2) of the same process, the same touches in it,
+/// the same bytes over the same link by two bare programs; and a published reference, measured on other machines.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork bench fork                                   all sizes, below five minutes
+  farfork bench fork --mib 1,64 --runs 5               a first impression, in seconds
+  farfork bench fork --write --samples samples.jsonl   pages are written; each sample goes to a file
+  farfork bench fork --json                            one JSON document")]
+pub(crate) struct Fork {
+    /// Private memory of the program, in MiB: one size or several
+    /// [default: 1,4,8,16,32,64,128,256,512,1024].
+    #[arg(long, value_name = "MIB,…", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=MIB_MAX))]
+    mib: Vec<u64>,
+    /// Samples of each figure [default: 20].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    runs: Option<u64>,
+    /// Seconds for all samples: figures that take longer get fewer of them, but at least three [default: 210].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    within: Option<u64>,
+    /// Touch the pages from the first to the last; else at random.
+    #[arg(long)]
+    sequential: bool,
+    /// Write to the pages; else read them.
+    #[arg(long)]
+    write: bool,
+    /// Write each sample into this file, as a line of JSON.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
+}
+
+impl Fork {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it traces a process, and makes namespaces and control groups")?;
+        let farfork = env::current_exe().context("the path of this program")?;
+        // One thread: a hand-over between threads would be measured, too.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let report = runtime.block_on(self.measure(farfork))?;
+        if global.json {
+            output::json(&report.document());
+        } else {
+            output::line(report.text().trim_end());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Whatever ends this early, what it started is ended by dropping it.
+    async fn measure(self, farfork: PathBuf) -> anyhow::Result<ForkReport> {
+        let bar = Bar::new();
+        let plan = self.plan();
+        let mut show = |progress| bar.show(progress);
+        tokio::select! {
+            biased;
+            () = interrupted() => {
+                Err(Failure::new(Code::Cancelled, "the benchmark", "it was interrupted").into())
+            }
+            report = farfork_bench::run(&plan, farfork, &mut show) => Ok(report?),
+        }
+    }
+
+    fn plan(self) -> ForkPlan {
+        let mut plan = ForkPlan { samples_file: self.samples, ..ForkPlan::default() };
+        if !self.mib.is_empty() {
+            plan.sizes_mib = self.mib;
+            plan.sizes_mib.sort_unstable();
+            plan.sizes_mib.dedup();
+        }
+        if let Some(runs) = self.runs {
+            plan.runs = runs as usize;
+        }
+        if let Some(seconds) = self.within {
+            plan.time_max = Duration::from_secs(seconds);
+        }
+        if self.sequential {
+            plan.order = Order::Sequential;
+        }
+        if self.write {
+            plan.access = Access::Write;
+        }
+        plan
+    }
+}
+
+/// How far the run is, on a terminal only.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
+        bar.set_style(style.expect("the template is right"));
+        Self(bar)
+    }
+
+    fn show(&self, Progress { done, steps, mib }: Progress) {
+        self.0.set_length(steps as u64);
+        self.0.set_position(done as u64);
+        self.0.set_message(match mib {
+            Some(mib) => format!("a process of {mib} MiB"),
+            None => "starting two nodes".to_owned(),
+        });
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

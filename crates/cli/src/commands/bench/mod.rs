@@ -1,0 +1,32 @@
+//! `farfork bench`: one benchmark a command. What they measure and how is `crates/bench`'s part; here are their arguments
+//! and what is shown while they run.
+
+mod fork;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::Global;
+
+/// Measure what farfork costs on this machine, beside what nothing could do for less.
+///
+/// Each benchmark starts nodes of its own, as `farfork up` does, and removes every trace of them.
+#[derive(Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(Subcommand)]
+enum Benchmark {
+    Fork(fork::Fork),
+}
+
+impl Bench {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        match self.benchmark {
+            Benchmark::Fork(benchmark) => benchmark.run(global),
+        }
+    }
+}
