@@ -20,7 +20,8 @@ pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
 }
 
 fn paths_in(line: &str) -> impl Iterator<Item = &str> {
-    let quoted = line.split('`').skip(1).step_by(2);
+    // Of `file::test`, the file.
+    let quoted = line.split('`').skip(1).step_by(2).map(|text| text.split("::").next().unwrap_or_default());
     quoted.filter(|text| ROOTS.iter().any(|root| text.starts_with(root)) && !text.contains(['*', ' ', '<']))
 }
 

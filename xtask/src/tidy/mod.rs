@@ -4,6 +4,7 @@
 //! What rustfmt and clippy can say is left to them.
 
 mod documents;
+mod hazards;
 mod heads;
 mod layers;
 mod lengths;
@@ -37,7 +38,7 @@ pub(crate) struct Tree<'a> {
 
 type Check = fn(&Tree<'_>) -> Result<Vec<Finding>>;
 
-const CHECKS: [(&str, Check); 8] = [
+const CHECKS: [(&str, Check); 9] = [
     ("heads", heads::check),
     ("layers", layers::check),
     ("manifests", manifests::check),
@@ -45,6 +46,7 @@ const CHECKS: [(&str, Check); 8] = [
     ("names", names::check),
     ("lengths", lengths::check),
     ("documents", documents::check),
+    ("hazards", hazards::check),
     ("traces", traces::check),
 ];
 

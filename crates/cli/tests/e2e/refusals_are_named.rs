@@ -2,11 +2,12 @@
 //! the parent unharmed.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Cluster, Parent, Program, Seed, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, deadline, programs, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -20,9 +21,14 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_posix_timer", |cluster| refused(cluster, "timer", &["timer"])),
     Test::shared("a_system_call_filter", |cluster| refused(cluster, "seccomp", &["seccomp"])),
     Test::shared("an_unlinked_file", |cluster| refused(cluster, "unlinked", &["fd 3"])),
+    Test::shared("sealed_memory", |cluster| refused(cluster, "sealed", &["sealed"])),
+    Test::shared("system_v_memory", |cluster| refused(cluster, "system_v", &["System V"])),
+    Test::shared("a_traced_process", |cluster| refused(cluster, "traced", &["traces it"])),
     Test::shared("a_target_in_vfork", |cluster| refused(cluster, "vfork", &["vfork"])),
     Test::shared("a_target_whose_leader_has_ended", |cluster| refused(cluster, "leaderless", &["main thread"])),
     Test::shared("a_frozen_target", frozen),
+    Test::shared("pid_1_of_a_namespace", first_of_namespace),
+    Test::shared("a_32_bit_program", narrow),
     Test::shared("a_template", template),
     Test::shared("a_missing_file_of_the_child", missing_file),
     Test::shared("a_wrong_command_line", wrong_usage),
@@ -101,6 +107,44 @@ fn frozen(cluster: &Cluster) {
     parent.require_unharmed();
     let seed = Seed::of(cluster.first(), &parent);
     seed.fork_and_check(&parent, 3, &["--to", cluster.name(1)]);
+}
+
+/// Killed when this is dropped, with what it started.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself, which the test has noticed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn first_of_namespace(cluster: &Cluster) {
+    let program = Program::Waits.command();
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(program.get_program()).arg("4");
+    let outside = Running(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("unshare(1)"));
+    let pid = outside.0.id();
+    let inside = deadline::until("unshare(1) starts it", REFUSAL_LIMIT, || {
+        let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+        let child = list.split_whitespace().next()?.to_owned();
+        let executable = fs::read_link(format!("/proc/{child}/exe")).ok()?;
+        (executable == Path::new(program.get_program())).then_some(child)
+    });
+    cluster.first().refused(&["prepare", &inside]).names(&[&inside, "pid 1 of its pid namespace"]);
+}
+
+fn narrow(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let binary = directory.path().join("narrow");
+    let mut compiler = Command::new("gcc");
+    compiler.args(["-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-pic", "-no-pie", "-fno-stack-protector"]);
+    compiler.arg(programs::sources().join("situations/narrow.c")).arg("-o").arg(&binary);
+    assert!(compiler.status().expect("gcc").success());
+    let process = Running(Command::new(&binary).stdin(Stdio::null()).spawn().expect("32-bit programs run here"));
+    let pid = process.0.id().to_string();
+    cluster.first().refused(&["prepare", &pid]).names(&[&pid, "32-bit"]);
 }
 
 fn template(cluster: &Cluster) {

@@ -1,5 +1,5 @@
 /* A parent that cannot be prepared, for one reason, and runs on.
- * usage: refused socket|inotify|timerfd|timer|unlinked|seccomp|vfork|leaderless
+ * usage: refused socket|inotify|timerfd|timer|unlinked|seccomp|sealed|system_v|traced|vfork|leaderless
  */
 #include "../forked.h"
 
@@ -10,8 +10,14 @@
 #include <signal.h>
 #include <sys/inotify.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/shm.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
+
+/* Linux 6.10; libc may not have it yet. */
+#define SYS_MSEAL 462
 
 static void tick_for_ever(void) {
     char payload[PAYLOAD_BYTES_MAX];
@@ -48,6 +54,27 @@ static void filter_calls(void) {
     REQUIRE(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 }
 
+static void attach_system_v(void) {
+    int id = shmget(IPC_PRIVATE, PAGE_BYTES, 0600);
+    REQUIRE(id >= 0 && shmat(id, NULL, 0) != (void *)-1 && shmctl(id, IPC_RMID, NULL) == 0);
+}
+
+/* By a process of its own, which says when it is there and ends with its parent. */
+static void have_a_tracer(void) {
+    int ends[2];
+    char word;
+    REQUIRE(pipe(ends) == 0);
+    pid_t tracee = getpid(), tracer = fork();
+    REQUIRE(tracer >= 0);
+    if (tracer == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        REQUIRE(ptrace(PTRACE_SEIZE, tracee, 0, 0) == 0 && write(ends[1], "t", 1) == 1);
+        for (;;) pause();
+    }
+    REQUIRE(read(ends[0], &word, 1) == 1);
+    close(ends[0]), close(ends[1]);
+}
+
 /* The thread that called vfork(2) stays in the kernel until its child ends; the child holds it until it is killed. */
 static void stay_in_vfork(void) {
     if (vfork() == 0) {
@@ -71,6 +98,12 @@ int main(int count, char **arguments) {
         REQUIRE(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0);
     else if (strcmp(reason, "seccomp") == 0)
         filter_calls();
+    else if (strcmp(reason, "sealed") == 0)
+        REQUIRE(syscall(SYS_MSEAL, map_anonymous(PAGE_BYTES), PAGE_BYTES, 0) == 0);
+    else if (strcmp(reason, "system_v") == 0)
+        attach_system_v();
+    else if (strcmp(reason, "traced") == 0)
+        have_a_tracer();
     else if (strcmp(reason, "unlinked") == 0)
         open_unlinked();
     ready(0);
