@@ -34,6 +34,13 @@ const KEEPALIVE_PROBES: u32 = 4;
 /// How long sent bytes may stay without acknowledgement before the kernel ends a connection, in milliseconds.
 const USER_TIMEOUT_MS: u32 = 30_000;
 
+/// How a connection finds its rate. Reno has no pace and no guess: it doubles until something is lost, which between
+/// nodes of a cluster is never or soon. What the machine uses for the Internet may hold such a link back: BBR sends by
+/// timers that are coarse beside a round trip of 50 µs (a third of the rate, where it was measured), CUBIC takes the
+/// delay of a full receiver for a full network. Below some milliseconds neither would be faster where packets are lost:
+/// CUBIC is then Reno by design.
+const CONGESTION_CONTROL: &str = "reno";
+
 /// Begins to connect; [`connected`] tells when that is done.
 pub(crate) fn begin_connect(address: &Address) -> io::Result<OwnedFd> {
     match address {
@@ -71,6 +78,8 @@ pub(crate) fn set_tcp_options(socket: &OwnedFd) -> io::Result<()> {
     sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
     sockopt::set_tcp_user_timeout(socket, USER_TIMEOUT_MS)?;
+    // Only a help: every kernel has it, but a machine may forbid the choice.
+    let _ = sockopt::set_tcp_congestion(socket, CONGESTION_CONTROL);
     Ok(())
 }
 
