@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use farfork_cluster::membership::State;
+use farfork_fork::pager::PagerCounters;
 use farfork_wire::{ChildId, NodeName};
 use tokio::sync::Semaphore;
 use tonic::Code;
 
 use crate::api::v1;
-use crate::children::{Children, PagerCounts};
+use crate::children::Children;
 use crate::engine::{Engine, PagerLink};
 use crate::failure::Failure;
 use crate::limits::STARTING_MAX;
@@ -56,7 +57,7 @@ impl Node {
     }
 
     /// What a child's pager has counted so far.
-    pub(crate) async fn pager_counts(&self, id: &ChildId) -> Option<PagerCounts> {
+    pub(crate) async fn pager_counts(&self, id: &ChildId) -> Option<PagerCounters> {
         let (pager, id) = (self.pager.clone(), id.clone());
         self.blocking(move || Ok(pager.counts(&id))).await.ok().flatten()
     }

@@ -6,6 +6,7 @@
 mod fd;
 mod maps;
 mod query;
+mod residence;
 mod stat;
 mod status;
 
@@ -15,6 +16,7 @@ use std::io::{self, Read};
 pub use fd::{EpollEntry, EventCounter, FdInfo, list_fds};
 pub use maps::{MapEntry, maps, smaps};
 pub use query::{SchedulingAttributes, robust_list, same_open_file, scheduling};
+pub use residence::Residence;
 pub use stat::Stat;
 pub use status::Status;
 

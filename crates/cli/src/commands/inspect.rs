@@ -11,7 +11,7 @@ use farfork_node::limits::QUERY_TIMEOUT;
 use serde::Serialize;
 
 use crate::Global;
-use crate::output::{self, ChildView, SeedView};
+use crate::output::{self, ChildView, MemoryView, PagerView, SeedView};
 
 /// Show all that is known of a seed or a child, one field a line.
 ///
@@ -39,6 +39,8 @@ struct ChildDetailView {
     faults: Option<u64>,
     pages_fetched: Option<u64>,
     bytes_fetched: Option<u64>,
+    pager: Option<PagerView>,
+    memory: Option<MemoryView>,
     directory: String,
 }
 
@@ -68,7 +70,7 @@ impl Inspect {
         if global.json {
             output::json(&document)
         } else {
-            print(&document)
+            print(&document, "")
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -80,6 +82,8 @@ fn child(detail: ChildDetail) -> ChildDetailView {
         faults: count(|pager| pager.faults),
         pages_fetched: count(|pager| pager.pages_fetched),
         bytes_fetched: count(|pager| pager.bytes_fetched),
+        pager: detail.pager.map(PagerView::from),
+        memory: detail.memory.map(MemoryView::from),
         child: detail.child.unwrap_or_default().into(),
         directory: detail.directory,
     }
@@ -95,11 +99,16 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
     }
 }
 
-/// One field a line, under the names that scripts know.
-fn print(document: &serde_json::Value) {
+/// One field a line, under the names that scripts know; those within another have its name in front, as `jq` has it.
+fn print(document: &serde_json::Value, within: &str) {
     let fields = document.as_object().into_iter().flatten();
     for (name, value) in fields.filter(|(_, value)| !value.is_null()) {
+        let name = format!("{within}{name}");
+        if value.is_object() {
+            print(value, &format!("{name}."));
+            continue;
+        }
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        output::line(&format!("{name:20} {text}"));
+        output::line(&format!("{name:24} {text}"));
     }
 }

@@ -1,6 +1,8 @@
 //! What commands print: tables and sentences for people, JSON with stable keys for scripts.
 
+mod memory;
 mod phases;
+mod summary;
 mod table;
 mod units;
 mod views;
@@ -10,7 +12,9 @@ use std::io::{self, Write as _};
 use farfork_node::failure::Failure;
 use serde::Serialize;
 
+pub(crate) use memory::{MemoryView, PagerView, memory_text, pager_sum, pager_text};
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
+pub(crate) use summary::{summarize, summary_table};
 pub(crate) use table::Table;
 pub(crate) use units::{age, bytes, microseconds, shortened};
 pub(crate) use views::{ChildView, NodeView, SeedView, exit_code, exit_text};

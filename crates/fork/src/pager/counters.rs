@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// What the pager did for a child since it was adopted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PagerCounters {
     /// Page faults heard of. Those that are answered are of three kinds: missing, late and zero.
     pub faults: u64,

@@ -137,6 +137,17 @@ impl MemoryPlan {
         Self { seed, token, owner, segments, extents, strategy }
     }
 
+    /// Memory that holds data and that the child sees, in bytes: what there is to fetch.
+    pub fn populated_bytes(&self) -> u64 {
+        let pages_of = |segment: &Segment| {
+            let (first, last) = (segment.first_page, segment.first_page + (segment.end - segment.start) / PAGE_SIZE);
+            let extent = self.extents.iter().find(|extent| extent.id == segment.extent);
+            let runs = extent.into_iter().flat_map(|extent| &extent.populated);
+            runs.map(|run| (run.first + run.count).min(last).saturating_sub(run.first.max(first))).sum::<u64>()
+        };
+        self.segments.iter().map(pages_of).sum::<u64>() * PAGE_SIZE
+    }
+
     /// Writes the plan into the child's directory, whole or not at all.
     ///
     /// # Errors

@@ -7,10 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farfork_fork::pager::LOST_FILE;
+use farfork_fork::pager::{LOST_FILE, MemoryPlan, PagerCounters};
 use farfork_fork::restore;
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
+use farfork_sys::process::Residence;
+use farfork_wire::PAGE_SIZE;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -116,6 +118,19 @@ impl Child {
     pub(crate) fn memory_lost(&self) -> Option<String> {
         let text = fs::read_to_string(self.directory.join(LOST_FILE)).ok()?;
         Some(text.trim_end().to_owned())
+    }
+
+    /// Where its memory is. Blocks: the kernel looks at each of its pages.
+    pub(crate) fn memory(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
+        let process = self.record.process.parse().ok().filter(|_| self.ended().is_none());
+        let residence = process.and_then(|process: ProcessIdentity| Residence::of(process.pid).ok());
+        let seen = MemoryPlan::read(&self.directory).ok().map(|plan| plan.populated_bytes());
+        let fetched = counted.map(|counted| counted.pages_fetched * PAGE_SIZE);
+        v1::MemoryUse {
+            shared_bytes: residence.map(|residence| residence.shared_bytes),
+            private_bytes: residence.map(|residence| residence.private_bytes),
+            remote_bytes: seen.zip(fetched).map(|(seen, fetched)| seen.saturating_sub(fetched)),
+        }
     }
 
     /// Takes our end of its standard input: one caller feeds it.

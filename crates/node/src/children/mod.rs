@@ -5,6 +5,7 @@
 //! stub when it ends.
 
 mod child;
+mod counters;
 mod exit;
 mod life;
 mod output;
@@ -32,7 +33,7 @@ use crate::run_dir::RunDir;
 pub(crate) use child::{Child, Status, Stream};
 pub(crate) use exit::Exit;
 pub(crate) use output::{Output, OutputWatch};
-pub(crate) use record::{Ended, PagerCounts, Record};
+pub(crate) use record::{Ended, Record};
 
 /// For what is left of a child that has ended to be removed: its memory may be large.
 const SETTLE_LIMIT: Duration = Duration::from_secs(8);

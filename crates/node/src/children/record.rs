@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use farfork_fork::pager::PagerCounters;
 use farfork_wire::{ChildId, SeedId};
 use serde::{Deserialize, Serialize};
 
@@ -43,18 +44,7 @@ pub(crate) struct Ended {
     /// When, in milliseconds since 1970.
     pub(crate) unix_ms: u64,
     /// What its pager had counted.
-    pub(crate) pager: Option<PagerCounts>,
-}
-
-/// What a pager counts of a child.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PagerCounts {
-    /// Page faults served.
-    pub(crate) faults: u64,
-    /// Pages that came from the seed's owner.
-    pub(crate) pages_fetched: u64,
-    /// Their size, in bytes.
-    pub(crate) bytes_fetched: u64,
+    pub(crate) pager: Option<PagerCounters>,
 }
 
 impl Record {
@@ -80,11 +70,11 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, Exit, PagerCounts, Record};
+    use super::{Ended, Exit, PagerCounters, Record};
 
     #[test]
     fn a_record_survives_its_file() {
-        let pager = PagerCounts { faults: 3, pages_fetched: 40, bytes_fetched: 163_840 };
+        let pager = PagerCounters { faults: 3, pages_fetched: 40, ..PagerCounters::default() };
         let record = Record {
             id: "n2.c00f3a96c5d217e84".parse().unwrap(),
             seed: "n1.s00f3a96c5d217e84".parse().unwrap(),

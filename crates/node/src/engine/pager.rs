@@ -8,11 +8,10 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use farfork_fork::pager::{ClientError, PagerClient, SOCKET_FILE};
+use farfork_fork::pager::{ClientError, PagerClient, PagerCounters, SOCKET_FILE};
 use farfork_wire::ChildId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
-use crate::children::PagerCounts;
 use crate::run_dir::RunDir;
 
 /// For a pager to end when it is told to.
@@ -65,13 +64,8 @@ impl PagerLink {
     }
 
     /// What it has counted for a child; `None` where it no longer knows the child.
-    pub(crate) fn counts(&self, child: &ChildId) -> Option<PagerCounts> {
-        let counters = self.client.stats(child).ok()?.counters;
-        Some(PagerCounts {
-            faults: counters.faults,
-            pages_fetched: counters.pages_fetched,
-            bytes_fetched: counters.bytes_fetched,
-        })
+    pub(crate) fn counts(&self, child: &ChildId) -> Option<PagerCounters> {
+        Some(self.client.stats(child).ok()?.counters)
     }
 
     /// Has it forget a child that has ended.

@@ -66,13 +66,15 @@ async fn inspect_here(node: &Node, id: &ChildId) -> Result<Object, Failure> {
         Some(ended) => ended.pager,
         None => node.pager_counts(id).await,
     };
-    let pager = counts.map(|counts| v1::PagerStats {
-        faults: counts.faults,
-        pages_fetched: counts.pages_fetched,
-        bytes_fetched: counts.bytes_fetched,
-    });
     let directory = child.directory().display().to_string();
-    Ok(Object::Child(v1::ChildDetail { child: Some(child.as_ref().into()), pager, directory }))
+    let view = v1::Child::from(child.as_ref());
+    let memory = node.blocking(move || Ok(child.memory(counts.as_ref()))).await?;
+    Ok(Object::Child(v1::ChildDetail {
+        child: Some(view),
+        pager: counts.map(v1::PagerStats::from),
+        directory,
+        memory: Some(memory),
+    }))
 }
 
 /// The children of this node or of all; a node that does not answer in time is named instead.

@@ -29,7 +29,7 @@ const PASSED_ON: [i32; 7] = [
 ];
 
 /// Stays with the child until it ends; gives its exit status.
-pub(super) async fn stay(client: &mut Client, child: Child, with_stdin: bool) -> anyhow::Result<ExitCode> {
+pub(super) async fn stay(client: &mut Client, child: &Child, with_stdin: bool) -> anyhow::Result<ExitCode> {
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
     inputs.send(message(Input::Child(child.id.clone()))).await?;
     pass_signals_on(client, &child.id)?;

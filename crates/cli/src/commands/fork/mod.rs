@@ -2,6 +2,7 @@
 
 mod attached;
 mod outcomes;
+mod profile;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,11 +10,13 @@ use std::process::ExitCode;
 use clap::Args;
 use farfork_node::api::v1::{Bind, ChildOptions, ForkRequest};
 use farfork_node::failure::Failure;
+use serde_json::Value;
 use tonic::Code;
 
 use super::wait;
 use crate::{Global, output, payload, seconds};
 use outcomes::Outcome;
+use profile::Profile;
 
 /// Start children of a seed, here or on other nodes.
 ///
@@ -65,29 +68,42 @@ pub(crate) struct Fork {
     /// Kill a child that has run so long, for example 30s.
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
+    /// Say where the time went, phase by phase, and what the children's memory cost until their ends; with --detach,
+    /// so far.
+    #[arg(long)]
+    profile: bool,
 }
 
 impl Fork {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let payload_is_stdin =
             [&self.payload, &self.payloads].into_iter().flatten().any(|path| path.as_os_str() == "-");
-        let (seed, detach) = (self.seed.clone(), self.detach);
+        let (seed, detach, with_profile) = (self.seed.clone(), self.detach, self.profile);
         let request = self.request(global.json)?;
         let is_attached = request.options.as_ref().is_some_and(|options| options.attached);
         let mut client = global.connection.open().await?;
-        let outcomes = outcomes::collect(&mut client, request).await?;
+        let (outcomes, phases) = outcomes::collect(&mut client, request).await?;
 
-        if detach {
-            outcomes::print(&seed, &outcomes, global.json);
-            let all_run = outcomes.iter().all(|outcome| matches!(outcome, Outcome::Started(_)));
-            return Ok(if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        let (status, mut document) = match &outcomes[..] {
+            _ if detach => left_alone(&seed, &outcomes, global.json),
+            [Outcome::Started(child)] if is_attached => {
+                (attached::stay(&mut client, child, !payload_is_stdin).await?, Value::Null)
+            }
+            [Outcome::Failed { failure, .. }] => return Err(failure.clone().into()),
+            _ => results(&mut client, &seed, &outcomes, global.json).await?,
+        };
+        if with_profile {
+            let profile = Profile::gather(&client, &outcomes, phases).await;
+            if global.json {
+                profile.add_to(&mut document);
+            } else {
+                profile.print();
+            }
         }
-        match <[Outcome; 1]>::try_from(outcomes) {
-            Ok([Outcome::Started(child)]) if is_attached => attached::stay(&mut client, child, !payload_is_stdin).await,
-            Ok([Outcome::Failed { failure, .. }]) => Err(failure.into()),
-            Ok([outcome]) => results(&mut client, &seed, vec![outcome], global.json).await,
-            Err(outcomes) => results(&mut client, &seed, outcomes, global.json).await,
+        if global.json {
+            output::json(&document);
         }
+        Ok(status)
     }
 
     fn request(self, json: bool) -> Result<ForkRequest, Failure> {
@@ -103,7 +119,15 @@ impl Fork {
             timeout_ms: self.timeout.unwrap_or(0),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
-        Ok(ForkRequest { seed: self.seed, nodes, any_node, count, payloads, options: Some(options), profile: false })
+        Ok(ForkRequest {
+            seed: self.seed,
+            nodes,
+            any_node,
+            count,
+            payloads,
+            options: Some(options),
+            profile: self.profile,
+        })
     }
 
     fn read_payloads(&self) -> Result<Vec<Vec<u8>>, Failure> {
@@ -130,20 +154,29 @@ impl Fork {
     }
 }
 
-/// Waits for children that share this terminal, and tells their results in order.
+/// Children that nobody waits for: what a script reads of them, or their ids for people at once.
+fn left_alone(seed: &str, outcomes: &[Outcome], json: bool) -> (ExitCode, Value) {
+    if !json {
+        outcomes::print(outcomes);
+    }
+    let all_run = outcomes.iter().all(|outcome| matches!(outcome, Outcome::Started(_)));
+    (if all_run { ExitCode::SUCCESS } else { ExitCode::FAILURE }, outcomes::document(seed, outcomes))
+}
+
+/// Waits for children that share this terminal, and tells their results in order; gives what a script reads of them.
 async fn results(
     client: &mut farfork_node::client::Client,
     seed: &str,
-    outcomes: Vec<Outcome>,
+    outcomes: &[Outcome],
     json: bool,
-) -> anyhow::Result<ExitCode> {
+) -> anyhow::Result<(ExitCode, Value)> {
     let children: Vec<String> = outcomes.iter().filter_map(Outcome::child_id).collect();
     if !json {
         outcomes.iter().filter_map(Outcome::failure).for_each(output::failure);
     }
     let mut ends = wait::collect(client, &children, true, json).await?.into_iter();
     let all_run = children.len() == outcomes.len();
-    let all: Vec<serde_json::Value> = outcomes
+    let all: Vec<Value> = outcomes
         .iter()
         .map(|outcome| match outcome {
             Outcome::Started(_) => serde_json::to_value(ends.next()),
@@ -151,10 +184,8 @@ async fn results(
         })
         .collect::<Result<_, _>>()?;
     let all_well = all.iter().all(|end| end["exit_code"] == 0);
-    if json {
-        output::json(&serde_json::json!({ "seed": seed, "children": all }));
-    }
-    Ok(if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let status = if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    Ok((status, serde_json::json!({ "seed": seed, "children": all })))
 }
 
 fn parse_bind(text: &str) -> Result<Bind, String> {

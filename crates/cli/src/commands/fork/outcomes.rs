@@ -3,7 +3,7 @@
 use std::io::{IsTerminal as _, stderr};
 
 use farfork_node::api::v1::fork_outcome::Result as Answer;
-use farfork_node::api::v1::{Child, ForkOutcome, ForkRequest};
+use farfork_node::api::v1::{Child, ForkOutcome, ForkRequest, Phase};
 use farfork_node::client::Client;
 use farfork_node::failure::Failure;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,6 +19,15 @@ const PROGRESS_CHILDREN_MIN: u32 = 16;
 pub(super) enum Outcome {
     Started(Child),
     Failed { node: String, failure: Failure },
+}
+
+/// Where the time went; empty where nobody asked.
+#[derive(Default)]
+pub(super) struct Phases {
+    /// Of the request on the node that was asked.
+    pub(super) request: Vec<Phase>,
+    /// Of each child on its node, in the children's order.
+    pub(super) children: Vec<Vec<Phase>>,
 }
 
 /// What a script reads of it.
@@ -63,37 +72,44 @@ impl Outcome {
 }
 
 /// Forks, and gathers the outcomes in the children's order.
-pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result<Vec<Outcome>, Failure> {
+pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result<(Vec<Outcome>, Phases), Failure> {
     let count = request.count;
     let object = format!("seed {}", request.seed);
     let failed = |status| Failure::from_status(&object, &status);
     let mut answers = client.fork(request).await.map_err(failed)?.into_inner();
     let progress = progress(count);
     let mut outcomes: Vec<Option<Outcome>> = (0..count).map(|_| None).collect();
-    while let Some(ForkOutcome { index, node, result, .. }) = answers.message().await.map_err(failed)? {
-        progress.inc(1);
+    let mut told = Phases { request: Vec::new(), children: vec![Vec::new(); count as usize] };
+    while let Some(ForkOutcome { index, node, result, phases }) = answers.message().await.map_err(failed)? {
         let outcome = match result {
             Some(Answer::Child(child)) => Outcome::Started(child),
             Some(Answer::Error(error)) => Outcome::Failed { node, failure: error.into() },
-            None => continue,
+            None => {
+                told.request = phases;
+                continue;
+            }
         };
+        progress.inc(1);
         if let Some(slot) = outcomes.get_mut(index as usize) {
             *slot = Some(outcome);
+            told.children[index as usize] = phases;
         }
     }
     progress.finish_and_clear();
     let silent = || Failure::new(Code::Internal, &object, "the node told of fewer children than were asked for");
-    outcomes.into_iter().map(|outcome| outcome.ok_or_else(silent)).collect()
+    let outcomes = outcomes.into_iter().map(|outcome| outcome.ok_or_else(silent)).collect::<Result<_, _>>()?;
+    Ok((outcomes, told))
+}
+
+/// The outcomes as scripts read them.
+pub(super) fn document(seed: &str, outcomes: &[Outcome]) -> serde_json::Value {
+    let children: Vec<OutcomeView<'_>> = outcomes.iter().map(Outcome::view).collect();
+    let id = outcomes.iter().find_map(Outcome::seed).unwrap_or(seed);
+    serde_json::json!({ "seed": id, "children": children })
 }
 
 /// The ids, one a line; the failures on standard error.
-pub(super) fn print(seed: &str, outcomes: &[Outcome], json: bool) {
-    if json {
-        let children: Vec<OutcomeView<'_>> = outcomes.iter().map(Outcome::view).collect();
-        let id = outcomes.iter().find_map(Outcome::seed).unwrap_or(seed);
-        output::json(&serde_json::json!({ "seed": id, "children": children }));
-        return;
-    }
+pub(super) fn print(outcomes: &[Outcome]) {
     for outcome in outcomes {
         match outcome {
             Outcome::Started(child) => output::line(&child.id),

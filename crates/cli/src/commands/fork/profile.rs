@@ -1,0 +1,105 @@
+//! What `--profile` tells of a fork: where its time went, on which node, and what the children's memory cost.
+
+use farfork_node::api::v1::inspect_response::Object;
+use farfork_node::api::v1::{ChildDetail, InspectRequest, MemoryUse, PagerStats, Phase};
+use farfork_node::client::{Client, within};
+use farfork_node::limits::QUERY_TIMEOUT;
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use super::outcomes::{Outcome, Phases};
+use crate::output::{
+    MemoryView, PagerView, memory_text, pager_sum, pager_text, phase_table, phase_views, summarize, summary_table,
+};
+
+/// Children that are asked about at once; more would only wait for each other at the daemon.
+const ASKED_MAX: usize = 32;
+
+/// Where the time of a fork went, and its children's memory.
+pub(super) struct Profile {
+    /// Of the request on the node that was asked.
+    request: Vec<Phase>,
+    /// Those that have started, in the order of the request.
+    children: Vec<ChildProfile>,
+}
+
+struct ChildProfile {
+    id: String,
+    node: String,
+    phases: Vec<Phase>,
+    pager: Option<PagerStats>,
+    memory: MemoryUse,
+}
+
+impl Profile {
+    /// Asks about the children that have started: what their pagers have counted so far, or until their ends.
+    pub(super) async fn gather(client: &Client, outcomes: &[Outcome], phases: Phases) -> Self {
+        let Phases { request, mut children } = phases;
+        let mut started = Vec::new();
+        for (index, outcome) in outcomes.iter().enumerate() {
+            let Outcome::Started(child) = outcome else { continue };
+            let phases = std::mem::take(&mut children[index]);
+            let (id, node) = (child.id.clone(), child.node.clone());
+            started.push(ChildProfile { id, node, phases, pager: None, memory: MemoryUse::default() });
+        }
+        for some in started.chunks_mut(ASKED_MAX) {
+            ask(client, some).await;
+        }
+        Self { request, children: started }
+    }
+
+    /// For people, on standard error: standard output is the children's.
+    pub(super) fn print(&self) {
+        if let Some(Phase { node, .. }) = self.request.first() {
+            eprintln!("\nthe request, on {node}\n{}", phase_table(&self.request));
+        }
+        match &self.children[..] {
+            [] => {}
+            [child] => {
+                eprintln!("\nchild {}, on {}\n{}", child.id, child.node, phase_table(&child.phases));
+                if let Some(pager) = &child.pager {
+                    eprintln!("\n{}", pager_text(pager));
+                }
+                eprintln!("{}", memory_text(&child.memory));
+            }
+            several => {
+                let summary = summarize(several.iter().map(|child| &child.phases[..]));
+                eprintln!("\n{} children\n{}", several.len(), summary_table(&summary));
+                let counted: Vec<&PagerStats> = several.iter().filter_map(|child| child.pager.as_ref()).collect();
+                eprintln!("\nof {} of them, summed up\n{}", counted.len(), pager_text(&pager_sum(counted)));
+            }
+        }
+    }
+
+    /// For scripts: into the document of a fork, whose `children` are those that it was gathered of.
+    pub(super) fn add_to(&self, document: &mut Value) {
+        document["phases"] = to_value(phase_views(&self.request));
+        document["summary"] = to_value(summarize(self.children.iter().map(|child| &child.phases[..])));
+        for child in document["children"].as_array_mut().into_iter().flatten() {
+            let Some(profile) = self.children.iter().find(|profile| child["child"] == *profile.id) else { continue };
+            child["phases"] = to_value(phase_views(&profile.phases));
+            child["pager"] = to_value(profile.pager.map(PagerView::from));
+            child["memory"] = to_value(MemoryView::from(profile.memory));
+        }
+    }
+}
+
+/// A child that cannot be asked about, such as one that was forgotten meanwhile, stays without an answer.
+async fn ask(client: &Client, children: &mut [ChildProfile]) {
+    let mut asked = JoinSet::new();
+    for (index, child) in children.iter().enumerate() {
+        let (mut client, request) = (client.clone(), InspectRequest { id: child.id.clone() });
+        asked.spawn(async move { (index, client.inspect(within(QUERY_TIMEOUT, request)).await) });
+    }
+    while let Some(answer) = asked.join_next().await {
+        let Ok((index, Ok(answer))) = answer else { continue };
+        if let Some(Object::Child(ChildDetail { pager, memory, .. })) = answer.into_inner().object {
+            children[index].pager = pager;
+            children[index].memory = memory.unwrap_or_default();
+        }
+    }
+}
+
+fn to_value(view: impl serde::Serialize) -> Value {
+    serde_json::to_value(view).expect("a view serialises")
+}

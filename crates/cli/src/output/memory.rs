@@ -1,0 +1,121 @@
+//! What a child's memory cost so far: its pager's counts, and where its memory is.
+
+use farfork_node::api::v1::{MemoryUse, PagerStats};
+use serde::Serialize;
+
+use super::{bytes, microseconds};
+
+/// What a pager counted; the API says what each is.
+#[derive(Debug, Serialize)]
+pub(crate) struct PagerView {
+    pub(crate) faults: u64,
+    pub(crate) faults_write: u64,
+    pub(crate) faults_missing: u64,
+    pub(crate) faults_late: u64,
+    pub(crate) faults_zero: u64,
+    pub(crate) round_trips: u64,
+    pub(crate) round_trips_demand: u64,
+    pub(crate) demand_us: u64,
+    pub(crate) install_us: u64,
+    pub(crate) pages_fetched: u64,
+    pub(crate) bytes_fetched: u64,
+    pub(crate) pages_same_host: u64,
+    pub(crate) bytes_same_host: u64,
+    pub(crate) zero_pages: u64,
+}
+
+/// Where a child's memory is; null where that is not known, as for one that has ended.
+#[derive(Debug, Serialize)]
+pub(crate) struct MemoryView {
+    pub(crate) shared_bytes: Option<u64>,
+    pub(crate) private_bytes: Option<u64>,
+    pub(crate) remote_bytes: Option<u64>,
+}
+
+impl From<PagerStats> for PagerView {
+    fn from(stats: PagerStats) -> Self {
+        Self {
+            faults: stats.faults,
+            faults_write: stats.faults_write,
+            faults_missing: stats.faults_missing,
+            faults_late: stats.faults_late,
+            faults_zero: stats.faults_zero,
+            round_trips: stats.round_trips,
+            round_trips_demand: stats.round_trips_demand,
+            demand_us: stats.demand_us,
+            install_us: stats.install_us,
+            pages_fetched: stats.pages_fetched,
+            bytes_fetched: stats.bytes_fetched,
+            pages_same_host: stats.pages_same_host,
+            bytes_same_host: stats.bytes_same_host,
+            zero_pages: stats.zero_pages,
+        }
+    }
+}
+
+impl From<MemoryUse> for MemoryView {
+    fn from(memory: MemoryUse) -> Self {
+        let MemoryUse { shared_bytes, private_bytes, remote_bytes } = memory;
+        Self { shared_bytes, private_bytes, remote_bytes }
+    }
+}
+
+/// What several pagers counted together.
+pub(crate) fn pager_sum<'a>(counted: impl IntoIterator<Item = &'a PagerStats>) -> PagerStats {
+    let add = |sum: PagerStats, one: &PagerStats| PagerStats {
+        faults: sum.faults + one.faults,
+        faults_write: sum.faults_write + one.faults_write,
+        faults_missing: sum.faults_missing + one.faults_missing,
+        faults_late: sum.faults_late + one.faults_late,
+        faults_zero: sum.faults_zero + one.faults_zero,
+        round_trips: sum.round_trips + one.round_trips,
+        round_trips_demand: sum.round_trips_demand + one.round_trips_demand,
+        demand_us: sum.demand_us + one.demand_us,
+        install_us: sum.install_us + one.install_us,
+        pages_fetched: sum.pages_fetched + one.pages_fetched,
+        bytes_fetched: sum.bytes_fetched + one.bytes_fetched,
+        pages_same_host: sum.pages_same_host + one.pages_same_host,
+        bytes_same_host: sum.bytes_same_host + one.bytes_same_host,
+        zero_pages: sum.zero_pages + one.zero_pages,
+    };
+    counted.into_iter().fold(PagerStats::default(), add)
+}
+
+/// The counts as sentences, a line each.
+pub(crate) fn pager_text(stats: &PagerStats) -> String {
+    let network_pages = stats.pages_fetched.saturating_sub(stats.pages_same_host);
+    let network_bytes = stats.bytes_fetched.saturating_sub(stats.bytes_same_host);
+    let waited = match stats.round_trips_demand {
+        0 => String::new(),
+        trips => format!(", {} each", microseconds(stats.demand_us / trips)),
+    };
+    format!(
+        "faults  {}: {} missing, {} late, {} zero; {} of them writes\n\
+         reads   {}: {} that somebody waited for{waited}\n\
+         pages   {}: {network_pages} over the network ({}), {} of this host ({}); {} zero pages\n\
+         install {} in all",
+        stats.faults,
+        stats.faults_missing,
+        stats.faults_late,
+        stats.faults_zero,
+        stats.faults_write,
+        stats.round_trips,
+        stats.round_trips_demand,
+        stats.pages_fetched,
+        bytes(network_bytes),
+        stats.pages_same_host,
+        bytes(stats.bytes_same_host),
+        stats.zero_pages,
+        microseconds(stats.install_us),
+    )
+}
+
+/// Where the memory is, on a line.
+pub(crate) fn memory_text(memory: &MemoryUse) -> String {
+    let told = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), bytes);
+    let resident = match (memory.shared_bytes, memory.private_bytes) {
+        (None, None) => "gone, the child has ended".to_owned(),
+        (shared, private) => format!("{} shared, {} private", told(shared), told(private)),
+    };
+    format!("memory  {resident}; {} never fetched", told(memory.remote_bytes))
+}

@@ -1,0 +1,26 @@
+//! What a child's pager has counted, as the API tells it.
+
+use farfork_fork::pager::PagerCounters;
+
+use crate::api::v1;
+
+impl From<PagerCounters> for v1::PagerStats {
+    fn from(counters: PagerCounters) -> Self {
+        Self {
+            faults: counters.faults,
+            faults_write: counters.faults_write,
+            faults_missing: counters.faults_missing,
+            faults_late: counters.faults_late,
+            faults_zero: counters.faults_zero,
+            round_trips: counters.round_trips,
+            round_trips_demand: counters.round_trips_demand,
+            demand_us: counters.demand_us,
+            install_us: counters.install_us,
+            pages_fetched: counters.pages_fetched,
+            bytes_fetched: counters.bytes_fetched,
+            pages_same_host: counters.pages_same_host,
+            bytes_same_host: counters.bytes_same_host,
+            zero_pages: counters.zero_pages,
+        }
+    }
+}
