@@ -34,5 +34,7 @@ int main(void)
 	OFFSET("DESCRIPTOR_OFFSET", plan_descriptor, offset);
 	OFFSET("MAPPING_FLAGS", plan_mapping, flags);
 	OFFSET("REPORT_REALTIME", report, realtime_ns);
+	OFFSET("REPORT_MARKS", report, marks_ns);
+	printf("pub(super) const MARK_COUNT: usize = %d;\n", MARK_COUNT);
 	return 0;
 }

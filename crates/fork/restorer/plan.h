@@ -261,10 +261,22 @@ enum step {
 	STEP_KEEP_USERFAULTFD = 36,
 };
 
+/* Moments on a child's way, for who wants to know where its time went. */
+enum mark {
+	MARK_REQUEST = 0,    /* the stub has the request */
+	MARK_BORN = 1,	     /* the child's first instruction as a copy of the stub */
+	MARK_ENTERED = 2,    /* it runs in the region */
+	MARK_MAPPED = 3,     /* its mappings are there */
+	MARK_REGISTERED = 4, /* the pager has its userfaultfd */
+	MARK_OPENED = 5,     /* addresses of the address space, process and descriptors are set */
+	MARK_COUNT = 6,
+};
+
 struct report {
 	u32 kind;
 	i32 error; /* errno */
 	u32 step;
 	u32 detail; /* index, signal or number that the step was at; the wait status in REPORT_ENDED */
 	u64 realtime_ns;
+	u64 marks_ns[MARK_COUNT]; /* CLOCK_REALTIME, in REPORT_RESTORED; which clocks else the child has may be its own */
 };

@@ -35,7 +35,7 @@ static void set_limits(const struct plan *plan)
 /* The leader's last words: all is built. A paused child waits here, complete, for a word; if the daemon ends, so does it. */
 static void report_restored(const struct plan *plan)
 {
-	send_report(control_of(plan), REPORT_RESTORED, 0, 0, 0);
+	send_marked(control_of(plan), REPORT_RESTORED, 0, 0, 0, scratch_of(plan)->marks_ns);
 	if (plan->flags & PLAN_PAUSED) {
 		u32 word;
 		long received;
@@ -53,15 +53,19 @@ void restore(const struct plan *plan)
 	const struct plan_thread *leader = at(plan, plan->threads.offset);
 	struct scratch *scratch = scratch_of(plan);
 
+	mark(plan, MARK_ENTERED);
 	park_special(plan);
 	unmap_stub(plan);
 	map_all(plan);
 	fill_eager(plan);
+	mark(plan, MARK_MAPPED);
 	hand_to_pager(plan);
+	mark(plan, MARK_REGISTERED);
 	place_special(plan);
 	set_mm(plan);
 	set_process(plan);
 	open_descriptors(plan);
+	mark(plan, MARK_OPENED);
 
 	scratch->inside = plan->threads.count;
 	start_threads(plan);

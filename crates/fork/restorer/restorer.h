@@ -12,6 +12,7 @@ struct scratch {
 	u32 ready;  /* threads that stand before their last step */
 	u32 go;	    /* set when all may leave */
 	u32 inside; /* threads that still use the part of the region that goes */
+	u64 marks_ns[MARK_COUNT];
 };
 
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -47,10 +48,23 @@ static inline u64 realtime_ns(void)
 	return (u64)now.seconds * 1000000000ull + (u64)now.nanoseconds;
 }
 
+static inline void send_marked(int socket, u32 kind, u32 step, long error, u32 detail, const u64 *marks_ns)
+{
+	struct report report;
+	clear_bytes(&report, sizeof report);
+	report.kind = kind;
+	report.error = (i32)-error;
+	report.step = step;
+	report.detail = detail;
+	if (marks_ns)
+		copy_bytes(report.marks_ns, marks_ns, sizeof report.marks_ns);
+	report.realtime_ns = realtime_ns();
+	CALL6(sendto, socket, &report, sizeof report, K_MSG_NOSIGNAL, 0, 0);
+}
+
 static inline void send_report(int socket, u32 kind, u32 step, long error, u32 detail)
 {
-	struct report report = { kind, (i32)-error, step, detail, realtime_ns() };
-	CALL6(sendto, socket, &report, sizeof report, K_MSG_NOSIGNAL, 0, 0);
+	send_marked(socket, kind, step, error, detail, 0);
 }
 
 static inline const void *at(const struct plan *plan, u32 offset)
@@ -61,6 +75,11 @@ static inline const void *at(const struct plan *plan, u32 offset)
 static inline struct scratch *scratch_of(const struct plan *plan)
 {
 	return (struct scratch *)(plan->region_start + plan->scratch_offset);
+}
+
+static inline void mark(const struct plan *plan, enum mark moment)
+{
+	scratch_of(plan)->marks_ns[moment] = realtime_ns();
 }
 
 static inline int control_of(const struct plan *plan)

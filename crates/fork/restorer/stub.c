@@ -103,9 +103,10 @@ static void move_descriptors(const struct passed_set *passed, int keep, u32 fd_b
 }
 
 /* In the fork: maps the region, copies the code there, and goes on in the copy. */
-static __attribute__((noreturn)) void become_child(const struct passed_set *passed, int keep)
+static __attribute__((noreturn)) void become_child(const struct passed_set *passed, int keep, u64 requested_ns)
 {
 	struct plan head;
+	u64 born_ns = realtime_ns();
 	long got = CALL4(pread64, passed->fds[PASSED_PLAN], &head, sizeof head, 0);
 	if (got != sizeof head || head.magic != PLAN_MAGIC)
 		fail(STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 0);
@@ -125,6 +126,8 @@ static __attribute__((noreturn)) void become_child(const struct passed_set *pass
 	if (error < 0)
 		fail(STEP_PROTECT_CODE, error, 0);
 	move_descriptors(passed, keep, head.fd_base);
+	scratch_of(&head)->marks_ns[MARK_REQUEST] = requested_ns;
+	scratch_of(&head)->marks_ns[MARK_BORN] = born_ns;
 
 	u64 entry = (u64)region + ((u64)restore - (u64)image_start);
 	u64 stack_top = (u64)region + head.leader_stack_offset + LEADER_STACK_BYTES;
@@ -204,11 +207,12 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
 
 	receive_request(&request, &passed);
+	u64 requested_ns = realtime_ns();
 	set_time(&request);
 	make_keep(keep);
 	long child = fork_child(&request);
 	if (child == 0)
-		become_child(&passed, keep[1]);
+		become_child(&passed, keep[1], requested_ns);
 	if (child < 0)
 		fail(STEP_FORK, child, request.pid);
 	int status_file = keep_only(passed.fds[PASSED_STATUS], keep[0]);

@@ -81,6 +81,16 @@ pub(crate) fn pager_sum<'a>(counted: impl IntoIterator<Item = &'a PagerStats>) -
     counted.into_iter().fold(PagerStats::default(), add)
 }
 
+/// The memory of several children together, as far as it is known.
+pub(crate) fn memory_sum<'a>(used: impl IntoIterator<Item = &'a MemoryUse>) -> MemoryUse {
+    let add = |sum: Option<u64>, one: Option<u64>| sum.map(|sum| sum + one.unwrap_or(0)).or(one);
+    used.into_iter().fold(MemoryUse::default(), |sum, one| MemoryUse {
+        shared_bytes: add(sum.shared_bytes, one.shared_bytes),
+        private_bytes: add(sum.private_bytes, one.private_bytes),
+        remote_bytes: add(sum.remote_bytes, one.remote_bytes),
+    })
+}
+
 /// The counts as sentences, a line each.
 pub(crate) fn pager_text(stats: &PagerStats) -> String {
     let network_pages = stats.pages_fetched.saturating_sub(stats.pages_same_host);

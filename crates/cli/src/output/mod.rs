@@ -12,7 +12,7 @@ use std::io::{self, Write as _};
 use farfork_node::failure::Failure;
 use serde::Serialize;
 
-pub(crate) use memory::{MemoryView, PagerView, memory_text, pager_sum, pager_text};
+pub(crate) use memory::{MemoryView, PagerView, memory_sum, memory_text, pager_sum, pager_text};
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};
 pub(crate) use table::Table;

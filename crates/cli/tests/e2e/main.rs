@@ -19,6 +19,7 @@ mod memory_operations;
 mod nothing_is_left_behind;
 mod parent_may_die;
 mod parent_runs_on_unharmed;
+mod phases_are_told;
 mod prepare_and_drop_leave_nothing;
 mod programs_are_right_by_themselves;
 mod programs_may_fork_themselves;
@@ -47,6 +48,7 @@ const SENTENCES: [(&str, &[Test]); 17] = [
     ("parent_may_die", parent_may_die::TESTS),
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
     ("programs_may_fork_themselves", programs_may_fork_themselves::TESTS),
+    ("phases_are_told", phases_are_told::TESTS),
     ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),

@@ -197,6 +197,9 @@ structures! {
     }
 }
 
+/// Moments on a child's way that are told when it stands, `enum mark`.
+pub(super) const MARK_COUNT: usize = 6;
+
 /// What stub and restorer tell.
 #[derive(Debug, Clone, Copy, TryFromBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -206,6 +209,7 @@ pub(super) struct Report {
     pub(super) step: u32,
     pub(super) detail: u32,
     pub(super) realtime_ns: u64,
+    pub(super) marks_ns: [u64; MARK_COUNT],
 }
 
 /// As the C compiler laid them out.
@@ -239,4 +243,6 @@ const _: () = {
     assert!(offset_of!(PlanDescriptor, offset) == c::DESCRIPTOR_OFFSET);
     assert!(offset_of!(PlanMapping, flags) == c::MAPPING_FLAGS);
     assert!(offset_of!(Report, realtime_ns) == c::REPORT_REALTIME);
+    assert!(offset_of!(Report, marks_ns) == c::REPORT_MARKS);
+    assert!(MARK_COUNT == c::MARK_COUNT);
 };

@@ -16,6 +16,7 @@ use super::kernels;
 use super::objects::{Objects, StandardStreams};
 use super::plan::{self, Plan, Wishes};
 use super::processor;
+use super::report;
 use super::stub::{self, Request};
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
@@ -105,8 +106,10 @@ impl<'a> Prepared<'a> {
             time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
         };
         farfork_sys::fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
+        let asked_ns = report::realtime_ns();
         stub::send(self.control, &request).map_err(RestoreError::Control)?;
         let started = stub::wait_restored(self.control, limit, self.descriptor)?;
+        report::tell_phases(asked_ns, &started.marks_ns, started.realtime_ns);
         Ok(Restored { pid: started.pid, realtime_ns: started.realtime_ns })
     }
 }

@@ -1,6 +1,30 @@
-//! What the stub and the restorer tell, in words.
+//! What the stub and the restorer tell, in words and as phases.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use farfork_wire::Descriptor;
+
+use super::layout::MARK_COUNT;
+
+/// The phases of a child's way, each up to a mark of `enum mark` in `restorer/plan.h`; the last one to where it stands.
+const PHASES: [&str; MARK_COUNT + 1] =
+    ["child.wake", "child.fork", "child.enter", "child.map", "child.register", "child.open", "child.thread"];
+
+/// CLOCK_REALTIME, in nanoseconds.
+pub(super) fn realtime_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Tells the phases of a child that was asked for and stood at these times.
+pub(super) fn tell_phases(asked_ns: u64, marks_ns: &[u64; MARK_COUNT], stood_ns: u64) {
+    let mut begun_ns = asked_ns;
+    for (phase, ended_ns) in PHASES.into_iter().zip(marks_ns.iter().copied().chain([stood_ns])) {
+        tracing::debug!(target: "farfork::phase", phase, begun_ns, ended_ns);
+        begun_ns = ended_ns;
+    }
+    tracing::debug!(target: "farfork::phase", phase = "child.report", begun_ns, ended_ns = realtime_ns());
+}
 
 /// What the restorer was doing when it failed; the numbers are `enum step` of `restorer/plan.h`.
 pub(super) fn step_in_words(step: u32) -> &'static str {

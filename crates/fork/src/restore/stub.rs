@@ -11,8 +11,8 @@ use zerocopy::{IntoBytes, TryFromBytes};
 
 use super::RestoreError;
 use super::layout::{
-    PASSED_OWN, REPORT_ENDED, REPORT_FAILED, REPORT_READY, REPORT_RESTORED, REQUEST_MAGIC, Report, StubRequest,
-    TIME_OFFSETS_BYTES_MAX,
+    MARK_COUNT, PASSED_OWN, REPORT_ENDED, REPORT_FAILED, REPORT_READY, REPORT_RESTORED, REQUEST_MAGIC, Report,
+    StubRequest, TIME_OFFSETS_BYTES_MAX,
 };
 use super::objects::Objects;
 use super::report::{object_of, step_in_words};
@@ -27,6 +27,8 @@ pub(super) struct Started {
     pub(super) pid: i32,
     /// When it was complete, CLOCK_REALTIME, in nanoseconds.
     pub(super) realtime_ns: u64,
+    /// Moments on its way, by the same clock.
+    pub(super) marks_ns: [u64; MARK_COUNT],
 }
 
 /// What a stub is asked for.
@@ -86,7 +88,10 @@ pub(super) fn wait_restored(
         };
         match report.kind {
             REPORT_READY => {}
-            REPORT_RESTORED => return Ok(Started { pid, realtime_ns: report.realtime_ns }),
+            REPORT_RESTORED => {
+                let Report { realtime_ns, marks_ns, .. } = report;
+                return Ok(Started { pid, realtime_ns, marks_ns });
+            }
             REPORT_FAILED => return Err(failure(&report, descriptor)),
             REPORT_ENDED => return Err(RestoreError::Died { wait_status: report.detail }),
             _ => return Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),

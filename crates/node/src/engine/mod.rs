@@ -162,10 +162,13 @@ impl Engine {
         };
         let restored = resume::resume(request, &self.node, self.pager.client()).map_err(|error| failed(&error))?;
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| failed(&error))?;
+        let recording = phase!("resume.record");
         let record = self.record(unfinished.id(), &source, &container, &restored, options, requested_at);
         let record = record.map_err(|error| failed(&error))?;
-        phase!("resume.record", record.write(unfinished.directory())).map_err(|error| failed(&error))?;
-        let (container, control) = container.into_running().map_err(|error| failed(&error))?;
+        record.write(unfinished.directory()).map_err(|error| failed(&error))?;
+        drop(recording);
+        let running = phase!("resume.part", container.into_running());
+        let (container, control) = running.map_err(|error| failed(&error))?;
         unfinished.finish();
         Ok(Newborn { record, container, stdin, gate: options.paused.then_some(control) })
     }

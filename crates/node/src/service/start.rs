@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use farfork_fork::phase;
 use tokio::sync::mpsc;
 use tonic::Code;
 use tracing::{Instrument as _, Span};
@@ -83,13 +84,15 @@ async fn start_one(batch: &Arc<Batch>, index: u32, payload: Option<Vec<u8>>) -> 
         let Batch { node, source, options, shared_payload, .. } = &*here;
         let payload = payload.as_deref().or(shared_payload.as_deref());
         let newborn = node.engine.start(source, options, index, payload, requested)?;
-        Ok(node.children.add(newborn))
+        let child = phase!("resume.watch", node.children.add(newborn));
+        Ok((child, tracing::debug_span!(target: phases::TARGET, "resume.return")))
     });
-    starting.await.unwrap_or_else(|panic| {
+    let started = starting.await.unwrap_or_else(|panic| {
         let cause = format!("starting a child broke off: {panic}");
         let object = format!("node `{}`", batch.node.name);
         Err(Failure::new(Code::Internal, object, cause).with_next_step("see the node's log"))
-    })
+    });
+    started.map(|(child, _returned)| child)
 }
 
 /// Tells the outcome. Where the caller has gone, nobody would ever know of the child: it is ended.

@@ -9,7 +9,8 @@ use tokio::task::JoinSet;
 
 use super::outcomes::{Outcome, Phases};
 use crate::output::{
-    MemoryView, PagerView, memory_text, pager_sum, pager_text, phase_table, phase_views, summarize, summary_table,
+    MemoryView, PagerView, memory_sum, memory_text, pager_sum, pager_text, phase_table, phase_views, summarize,
+    summary_table,
 };
 
 /// Children that are asked about at once; more would only wait for each other at the daemon.
@@ -66,7 +67,8 @@ impl Profile {
                 let summary = summarize(several.iter().map(|child| &child.phases[..]));
                 eprintln!("\n{} children\n{}", several.len(), summary_table(&summary));
                 let counted: Vec<&PagerStats> = several.iter().filter_map(|child| child.pager.as_ref()).collect();
-                eprintln!("\nof {} of them, summed up\n{}", counted.len(), pager_text(&pager_sum(counted)));
+                eprintln!("\ntheir memory, summed up over {}\n{}", counted.len(), pager_text(&pager_sum(counted)));
+                eprintln!("{}", memory_text(&memory_sum(several.iter().map(|child| &child.memory))));
             }
         }
     }
