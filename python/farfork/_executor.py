@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Executor as _Executor
 from functools import partial
-from typing import Any, Callable, Iterable, Iterator, ParamSpec, Sequence, TypeVar
+from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequence, TypeVar, overload
 
 from . import _protocol, _task
 from ._batch import Batch
@@ -66,21 +66,52 @@ class Executor(_Executor):
         """Calls ``fn`` in a child. Each call is a checkpoint of its own: for many, :meth:`map` is the faster."""
         return self._start([partial(fn, *args, **kwargs)])[0]
 
+    @overload
     def map(
-        self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
-    ) -> Iterator[T]:
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        return_exceptions: Literal[False] = False,
+    ) -> Iterator[T]: ...
+
+    @overload
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        return_exceptions: bool,
+    ) -> Iterator[T | BaseException]: ...
+
+    def map(
+        self,
+        fn: Callable[..., T],
+        *iterables: Iterable[Any],
+        timeout: float | None = None,
+        chunksize: int = 1,
+        return_exceptions: bool = False,
+    ) -> Iterator[Any]:
         """As :func:`map`, each call in a child of one checkpoint; results come in order.
 
         The iterator raises :class:`concurrent.futures.TimeoutError` when a result is not there ``timeout`` seconds after this call, and
         what a call raised when its turn comes. ``chunksize`` calls in a row share a child. What is left when the
         iterator is closed or raises is cancelled.
+
+        With ``return_exceptions``, what a call raised comes in its place, as an exception that is not raised, and so
+        does the error of a child that gave no result: each call has its outcome, and one failure ends nothing else.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be 1 or more")
         end = None if timeout is None else time.monotonic() + timeout
         arguments = list(zip(*iterables))
         chunks = [arguments[first : first + chunksize] for first in range(0, len(arguments), chunksize)]
-        futures: list[ChildFuture[list[T]]] = self._start([partial(_call_each, fn, chunk) for chunk in chunks])
+        call_chunk = _task.outcomes if return_exceptions else _call_each
+        futures = self._start([partial(call_chunk, fn, chunk) for chunk in chunks])
+        if return_exceptions:
+            return _outcomes_in_order(futures, [len(chunk) for chunk in chunks], end)
         return _in_order(futures, end)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -225,13 +256,36 @@ def _in_order(futures: list[ChildFuture[list[T]]], end: float | None) -> Iterato
     futures = []  # A result that has been taken need not be kept.
     try:
         while ahead:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            results = ahead[-1].result(left)
+            results = ahead[-1].result(_left(end))
             ahead.pop()
             yield from results
     finally:
         for future in ahead:
             future.cancel()
+
+
+def _outcomes_in_order(
+    futures: list[ChildFuture[list[bytes]]], sizes: list[int], end: float | None
+) -> Iterator[Any | BaseException]:
+    ahead, sizes = futures[::-1], sizes[::-1]
+    futures = []
+    try:
+        while ahead:
+            size = sizes.pop()
+            error = ahead[-1].exception(_left(end))
+            results = [] if error else ahead[-1].result()
+            ahead.pop()
+            yield from (_task.value_or_error(result) for result in results)
+            # A child that died took all of its calls along.
+            if error is not None:
+                yield from [error] * size
+    finally:
+        for future in ahead:
+            future.cancel()
+
+
+def _left(end: float | None) -> float | None:
+    return None if end is None else max(0.0, end - time.monotonic())
 
 
 def _nothing() -> None:

@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 import traceback
+from functools import partial
 from typing import Any, Callable, NoReturn
 
 from ._checkpoint import Child
@@ -51,6 +52,19 @@ def _failure(error: BaseException) -> bytes:
     except Exception:
         stand_in = RuntimeError(f"{type(error).__module__}.{type(error).__qualname__}: {error}")
         return pickle.dumps((False, (stand_in, text)), _PROTOCOL)
+
+
+def outcomes(fn: Callable[..., Any], chunk: list[tuple[Any, ...]]) -> list[bytes]:
+    """The outcome of each of several calls: one that raises keeps none of the others from theirs."""
+    return [_outcome(partial(fn, *arguments)) for arguments in chunk]
+
+
+def value_or_error(result: bytes) -> Any:
+    """What a call gave, or what it raised, as a value."""
+    try:
+        return read(result)
+    except BaseException as error:
+        return error
 
 
 def read(result: bytes) -> Any:

@@ -9,6 +9,7 @@ import unittest
 from collections import Counter
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import as_completed, wait
+from functools import partial
 from typing import Any
 
 import farfork
@@ -38,25 +39,32 @@ def executor(**options: Any) -> farfork.Executor:
 
 class Executor(unittest.TestCase):
     def test_200_children_on_two_nodes(self) -> None:
-        outcomes: list[Any] = []
         with executor() as children:
-            results = [children.submit(square, 5)]
-            batch = children._start([lambda number=number: square(number) for number in range(200)])  # type: ignore[misc]
-            for future in batch:
-                try:
-                    outcomes.append(future.result(60))
-                except Exception as error:
-                    outcomes.append(error)
-            self.assertEqual(results[0].result(), 25)
+            outcomes = list(children.map(square, range(200), return_exceptions=True))
         raised, died = outcomes[77], outcomes[99]
         self.assertIsInstance(raised, KeyError)
+        assert isinstance(raised, KeyError) and isinstance(died, farfork.ChildDied)
         self.assertEqual(raised.args, ("seventy-seven",))
         self.assertIn("in square", str(raised.__cause__))
-        self.assertIsInstance(died, farfork.ChildDied)
-        self.assertEqual((died.signal, died.child), (signal.SIGKILL, batch[99].child))
+        self.assertEqual(died.signal, signal.SIGKILL)
+        self.assertIn(str(died.child).partition(".")[0], nodes())
         others = {number: outcome for number, outcome in enumerate(outcomes) if number not in (77, 99)}
         self.assertEqual(others, {number: number * number for number in others})
-        self.assertEqual(Counter(future.node for future in batch), dict.fromkeys(nodes(), 100))
+
+    def test_children_are_spread_over_the_nodes(self) -> None:
+        with executor() as children:
+            batch = children._start([partial(square, number) for number in range(20)])
+            self.assertEqual([future.result(60) for future in batch], [number * number for number in range(20)])
+        self.assertEqual(Counter(future.node for future in batch), dict.fromkeys(nodes(), 10))
+
+    def test_each_call_of_a_chunk_has_its_own_outcome(self) -> None:
+        with executor() as children:
+            raised = list(children.map(square, range(75, 81), chunksize=3, return_exceptions=True))
+            died = list(children.map(square, range(97, 103), chunksize=3, return_exceptions=True))
+        self.assertEqual(raised[:2] + raised[3:], [number * number for number in (75, 76, 78, 79, 80)])
+        self.assertIsInstance(raised[2], KeyError)
+        self.assertEqual([type(outcome) for outcome in died[:3]], [farfork.ChildDied] * 3)
+        self.assertEqual(died[3:], [number * number for number in (100, 101, 102)])
 
     def test_map_keeps_the_order_and_raises_in_turn(self) -> None:
         def slow(number: int) -> int:
