@@ -62,7 +62,7 @@ impl Cluster {
     /// Starts both nodes. `farfork` is the program whose `node` command their daemons are.
     pub(crate) async fn start(farfork: PathBuf) -> Result<Self, BenchError> {
         let scratch = tempfile::Builder::new()
-            .prefix("farfork-bench-")
+            .prefix(&format!("farfork-bench-{}-", std::process::id()))
             .tempdir_in(SCRATCH_PARENT)
             .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
         let name = format!("bench-{}", std::process::id());

@@ -6,6 +6,7 @@
 //! be taken down after the last of them, and must leave nothing.
 #![forbid(unsafe_code)]
 
+mod benchmarks_run;
 mod children_equal_their_parent;
 mod daemons_and_pagers_may_die;
 mod files_and_streams;
@@ -35,7 +36,7 @@ use libtest_mimic::Arguments;
 use test::{SharedCluster, Test};
 
 /// Every sentence with its tests; what is tested first makes failures of what comes later easier to understand.
-const SENTENCES: [(&str, &[Test]); 17] = [
+const SENTENCES: [(&str, &[Test]); 18] = [
     ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
@@ -53,6 +54,7 @@ const SENTENCES: [(&str, &[Test]); 17] = [
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
+    ("benchmarks_run", benchmarks_run::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];
 

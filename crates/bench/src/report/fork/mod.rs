@@ -52,8 +52,7 @@ impl ForkReport {
 
     fn prepare(&self) -> Table {
         let title = "Prepare: from the request to the answer; pause: how long the parent stands still";
-        let mut table =
-            Table::new(title, &["MiB", "n", "prepare", "after idle", "pause", "fork()", "reference", "verdict"]);
+        let mut table = Table::new(title, &["MiB", "n", "prepare", "after idle", "pause", "fork()", "ref.", "verdict"]);
         for &mib in &self.plan.sizes_mib {
             let prepare = self.spread(Key::farfork(mib, Figure::Prepare));
             let idle = self.spread(Key::farfork(mib, Figure::Prepare).paced(Pace::Idle));
@@ -75,7 +74,7 @@ impl ForkReport {
 
     fn resume(&self) -> Table {
         let title = "Resume: from the request to the child's first instruction, in a container of its own";
-        let headings = ["MiB", "n", "own node", "after idle", "other node", "after idle", "reference", "verdict"];
+        let headings = ["MiB", "n", "own node", "after idle", "other node", "after idle", "ref.", "verdict"];
         let mut table = Table::new(title, &headings);
         for &mib in &self.plan.sizes_mib {
             let of = |place, pace| self.spread(Key::farfork(mib, Figure::Resume).on(place).paced(pace));
@@ -94,8 +93,7 @@ impl ForkReport {
 
     fn execution(&self) -> Table {
         let title = "Execution: every page once in the child, and what the same takes without farfork";
-        let headings =
-            ["MiB", "n", "own node", "other node", "fork()", "fork(), write", "link", "reference", "verdict"];
+        let headings = ["MiB", "n", "own node", "other node", "fork()", "fork(), write", "link", "ref.", "verdict"];
         let mut table = Table::new(title, &headings);
         for &mib in &self.plan.sizes_mib {
             let own = self.spread(Key::farfork(mib, Figure::Execution).on(Place::Own));
@@ -118,8 +116,8 @@ impl ForkReport {
             "n: samples of the row's figure with fewest; large sizes get fewer, so that a run ends in time.".into(),
             "fork(): the same by a local fork() of the same process; fork(), write: likewise, each page copied.".into(),
             "link: the same bytes over the link by two bare programs.".into(),
-            format!("reference: {}.", reference::SOURCE),
-            "verdict: the slowest median ÷ reference; whether all of the row are below it, all above, or mixed.".into(),
+            format!("ref.: {}.", reference::SOURCE),
+            "verdict: the slowest median ÷ ref.; whether all of the row are below it, all above, or mixed.".into(),
         ]
     }
 

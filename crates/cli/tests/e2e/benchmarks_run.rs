@@ -1,0 +1,147 @@
+//! Benchmarks run to their end, print what they promise, and leave nothing. What their figures are is no test's business.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::remains::{self, Marks};
+use crate::harness::{Farfork, deadline, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("fork_prints_every_figure_and_leaves_nothing", fork),
+    Test::alone("fork_writes_sequentially", fork_writes_sequentially),
+    Test::alone("fork_refuses_what_does_not_fit_into_memory", fork_refuses),
+];
+
+/// A few dozen children, and as many touches of a few MiB, on a busy machine.
+const RUN_LIMIT: Duration = Duration::from_secs(120);
+
+/// For what `down` has killed to be gone from `/proc`.
+const REMAINS_LIMIT: Duration = Duration::from_secs(5);
+
+/// Control groups of a cluster are not deeper than this below a hierarchy's root, its own root included.
+const GROUP_DEPTH_MAX: usize = 6;
+
+/// Every figure of a size: who, what, where, after what.
+const FIGURES: [(&str, &str, Option<&str>, &str); 24] = [
+    ("farfork", "pause", None, "back_to_back"),
+    ("farfork", "pause", None, "idle"),
+    ("farfork", "prepare", None, "back_to_back"),
+    ("farfork", "prepare", None, "idle"),
+    ("farfork", "prepare_on_node", None, "back_to_back"),
+    ("farfork", "prepare_on_node", None, "idle"),
+    ("farfork", "resume", Some("own"), "back_to_back"),
+    ("farfork", "resume", Some("own"), "idle"),
+    ("farfork", "resume", Some("other"), "back_to_back"),
+    ("farfork", "resume", Some("other"), "idle"),
+    ("farfork", "resume_spoke", Some("own"), "back_to_back"),
+    ("farfork", "resume_spoke", Some("own"), "idle"),
+    ("farfork", "resume_spoke", Some("other"), "back_to_back"),
+    ("farfork", "resume_spoke", Some("other"), "idle"),
+    ("farfork", "resume_answer", Some("own"), "back_to_back"),
+    ("farfork", "resume_answer", Some("own"), "idle"),
+    ("farfork", "resume_answer", Some("other"), "back_to_back"),
+    ("farfork", "resume_answer", Some("other"), "idle"),
+    ("farfork", "execution", Some("own"), "back_to_back"),
+    ("farfork", "execution", Some("other"), "back_to_back"),
+    ("local_fork", "pause", None, "back_to_back"),
+    ("local_fork", "execution", None, "back_to_back"),
+    ("local_fork", "execution_writing", None, "back_to_back"),
+    ("link", "memory_copy", None, "back_to_back"),
+];
+
+fn fork() {
+    let samples = scratch::file("");
+    let path = samples.path().to_str().expect("temporary names are text");
+    let document = run(&["--mib", "1,4", "--runs", "2", "--samples", path]);
+    assert_eq!((&document["benchmark"], &document["plan"]["order"]), (&"fork".into(), &"random".into()));
+    let keys = keys_of(&document);
+    let expected: BTreeSet<&str> = FORK_KEYS.into();
+    assert_eq!(keys, expected);
+    for mib in [1, 4] {
+        for figure in FIGURES {
+            require_figure(&document, mib, figure);
+        }
+    }
+    let lines = fs::read_to_string(samples.path()).expect("the samples were written");
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    // The copy over the link is a sample, too, even where it was not believed.
+    assert_eq!(lines.len(), 2 * 2 * (FIGURES.len() + 1));
+}
+
+/// What a document has at its top.
+const FORK_KEYS: [&str; 9] =
+    ["benchmark", "elapsed_s", "figures", "load_average", "machine", "notes", "plan", "reference", "version"];
+
+fn require_figure(document: &Value, mib: u64, (by, name, node, pace): (&str, &str, Option<&str>, &str)) {
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let is = |figure: &&Value| {
+        let is = |key: &str, value: Value| figure[key] == value;
+        is("mib", mib.into())
+            && is("by", by.into())
+            && is("figure", name.into())
+            && is("node", node.into())
+            && is("pace", pace.into())
+    };
+    let figure = figures.iter().find(is).unwrap_or_else(|| panic!("{mib} MiB: no {by} {name} {node:?} {pace}"));
+    let number = |key: &str| figure[key].as_f64().unwrap_or_else(|| panic!("{key} is no number: {figure}"));
+    assert_eq!((figure["samples"].as_u64(), &figure["unit"]), (Some(2), &"ms".into()), "{figure}");
+    assert!(number("median") > 0.0 && number("p10") <= number("median") && number("median") <= number("p90"));
+    let is_compared = by == "farfork" && ["prepare", "resume", "execution"].contains(&name);
+    assert_eq!(figure["reference"].is_number(), is_compared, "{figure}");
+    assert_eq!(figure["below_reference"].is_boolean(), is_compared, "{figure}");
+}
+
+fn fork_writes_sequentially() {
+    let document = run(&["--mib", "3", "--runs", "1", "--write", "--sequential"]);
+    assert_eq!((&document["plan"]["order"], &document["plan"]["access"]), (&"sequential".into(), &"write".into()));
+}
+
+fn fork_refuses() {
+    let farfork = Farfork::at(Path::new("/nonexistent"));
+    farfork.refused(&["bench", "fork", "--mib", "1048576"]).names(&["1048576 MiB", "free memory", "--mib"]);
+}
+
+/// Runs the benchmark; nothing of it may be left.
+fn run(arguments: &[&str]) -> Value {
+    let arguments = [&["bench", "fork", "--json"], arguments].concat();
+    let child = Farfork::at(Path::new("/nonexistent")).spawn(&arguments);
+    let pid = child.id();
+    let ended = deadline::wait_with_output(child, "farfork bench fork", RUN_LIMIT);
+    assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
+    let marks = marks(pid);
+    deadline::until("nothing is left of the benchmark", REMAINS_LIMIT, || {
+        remains::find(&marks).is_empty().then_some(())
+    });
+    serde_json::from_str(&ended.stdout).expect("JSON")
+}
+
+/// The traces of a benchmark's nodes.
+fn marks(pid: u32) -> Marks {
+    let name = format!("farfork-bench-{pid}");
+    let directories = fs::read_dir("/run").into_iter().flatten().flatten().map(|entry| entry.path());
+    let is_ours = |path: &PathBuf| path.to_string_lossy().contains(&format!("{name}-"));
+    let run_dir = directories.into_iter().find(is_ours).unwrap_or_else(|| format!("/run/{name}-").into());
+    let mut cgroups = Vec::new();
+    find_groups(Path::new("/sys/fs/cgroup"), &name, GROUP_DEPTH_MAX, &mut cgroups);
+    Marks { run_dir, network_prefix: format!("ff-bench-{pid}-"), group: name, cgroups }
+}
+
+fn find_groups(directory: &Path, name: &str, depth: usize, found: &mut Vec<PathBuf>) {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    for entry in entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        if entry.file_name() == *name {
+            found.push(entry.path());
+        } else if depth > 1 {
+            find_groups(&entry.path(), name, depth - 1, found);
+        }
+    }
+}
+
+fn keys_of(document: &Value) -> BTreeSet<&str> {
+    document.as_object().expect("an object").keys().map(String::as_str).collect()
+}
