@@ -1,0 +1,153 @@
+//! The cluster's authority: the key whose signature makes a certificate one of the cluster's. It is held by one member,
+//! in `authority.pem`.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use farfork_wire::NodeName;
+use rcgen::string::Ia5String;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType, SerialNumber, SigningKey as _,
+};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, CertificateSigningRequestDer};
+use zeroize::Zeroizing;
+
+use crate::certificate::serial;
+use crate::key::{KEY_KIND, pem};
+use crate::{Fingerprint, Identity, Role};
+
+/// How long an authority is good for: it is rotated by a command, not by a clock.
+const AUTHORITY_VALID: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// How long a node's certificate is good for. Nodes renew theirs by themselves when a third of it is left.
+pub const NODE_VALID: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// How far before its making a certificate begins to be good, for clocks that are behind.
+const CLOCK_SLACK: Duration = Duration::from_secs(300);
+
+/// Longest request for a certificate, in bytes: such a one has some 300.
+pub const REQUEST_BYTES_MAX: usize = 4096;
+
+/// Why an authority cannot be made, read, or sign.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// Making keys and signatures.
+    #[error("the authority cannot sign: {0}")]
+    Sign(#[from] rcgen::Error),
+    /// The request is none.
+    #[error("the request for a certificate is damaged, or not signed with its own key: {0}")]
+    Request(#[source] rcgen::Error),
+    /// The request's key is of another kind.
+    #[error("the request for a certificate has a key of another kind than ECDSA P-256")]
+    KeyKind,
+    /// The text holds no certificate with its key.
+    #[error("it holds no authority: {0}")]
+    Format(String),
+    /// The system has no randomness.
+    #[error("no random numbers: {0}")]
+    Random(#[from] getrandom::Error),
+}
+
+/// A cluster's certificate authority, with its key.
+pub struct Authority {
+    certificate: CertificateDer<'static>,
+    key: KeyPair,
+}
+
+impl fmt::Debug for Authority {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Authority({})", self.fingerprint())
+    }
+}
+
+impl Authority {
+    /// Draws a key and signs its own certificate.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Sign`], [`AuthorityError::Random`].
+    pub fn create(cluster: &NodeName, now: SystemTime) -> Result<Self, AuthorityError> {
+        let key = KeyPair::generate_for(KEY_KIND)?;
+        let mut params = CertificateParams::default();
+        let serial = serial(now)?;
+        // Two authorities of a cluster, during a rotation, have different names by the number.
+        let number = crate::fingerprint::to_hex(&serial[serial.len() - 4..]);
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, format!("farfork {cluster} authority {number}"));
+        params.serial_number = Some(SerialNumber::from_slice(&serial));
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        set_validity(&mut params, now, AUTHORITY_VALID);
+        let certificate = params.self_signed(&key)?.der().clone();
+        Ok(Self { certificate, key })
+    }
+
+    /// Its certificate (DER).
+    pub fn certificate(&self) -> &[u8] {
+        &self.certificate
+    }
+
+    /// What join tokens pin.
+    pub fn fingerprint(&self) -> Fingerprint {
+        Fingerprint::of(&self.certificate)
+    }
+
+    /// Signs a certificate for the key of a request. What it says of its bearer is the caller's decision alone; the
+    /// request only proves that whoever made it has the key.
+    ///
+    /// # Errors
+    /// [`AuthorityError`] but for `Format`.
+    pub fn issue(
+        &self,
+        request: &[u8],
+        bearer: &Identity,
+        now: SystemTime,
+        valid: Duration,
+    ) -> Result<Vec<u8>, AuthorityError> {
+        let request = CertificateSigningRequestDer::from(request);
+        let request = CertificateSigningRequestParams::from_der(&request).map_err(AuthorityError::Request)?;
+        if request.public_key.algorithm() != KEY_KIND {
+            return Err(AuthorityError::KeyKind);
+        }
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, bearer.name.as_str());
+        params.subject_alt_names = vec![SanType::URI(Ia5String::try_from(bearer.to_string())?)];
+        params.serial_number = Some(SerialNumber::from_slice(&serial(now)?));
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        if bearer.role == Role::Node {
+            params.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+        }
+        set_validity(&mut params, now, valid);
+        let issuer = Issuer::from_ca_cert_der(&self.certificate, &self.key)?;
+        Ok(params.signed_by(&request.public_key, &issuer)?.der().to_vec())
+    }
+
+    /// Signs a document of the cluster's.
+    pub(crate) fn sign(&self, document: &[u8]) -> Result<Vec<u8>, AuthorityError> {
+        Ok(self.key.sign(document)?)
+    }
+
+    /// Certificate and key, as PEM.
+    pub(crate) fn to_pem(&self) -> Zeroizing<String> {
+        let mut text = Zeroizing::new(pem("CERTIFICATE", &self.certificate));
+        text.push_str(&Zeroizing::new(self.key.serialize_pem()));
+        text
+    }
+
+    /// Reads what [`Self::to_pem`] wrote.
+    pub(crate) fn from_pem(text: &str) -> Result<Self, AuthorityError> {
+        let format = |cause: &dyn fmt::Display| AuthorityError::Format(cause.to_string());
+        let certificate = CertificateDer::from_pem_slice(text.as_bytes()).map_err(|error| format(&error))?;
+        let key = rustls::pki_types::PrivateKeyDer::from_pem_slice(text.as_bytes()).map_err(|error| format(&error))?;
+        let key = KeyPair::from_der_and_sign_algo(&key, KEY_KIND).map_err(|error| format(&error))?;
+        Ok(Self { certificate, key })
+    }
+}
+
+fn set_validity(params: &mut CertificateParams, now: SystemTime, valid: Duration) {
+    params.not_before = crate::moment::calendar(now - CLOCK_SLACK);
+    params.not_after = crate::moment::calendar(now + valid);
+}

@@ -1,0 +1,61 @@
+//! What a certificate says, as far as this crate wrote it: whose it is, and when it was made.
+//!
+//! The serial number tells the moment, to the microsecond, so that a revocation covers what was issued before it and not
+//! what is issued after it:
+//!
+//! ```text
+//!   0        1                          9               17
+//!   ├────────┼──────────────────────────┼────────────────┤
+//!   │ 0x01   │ issued, µs since 1970    │ random         │      big-endian; the first byte keeps DER from
+//!   └────────┴──────────────────────────┴────────────────┘      stripping zeroes
+//! ```
+
+use std::time::SystemTime;
+
+use rustls::pki_types::CertificateDer;
+use webpki::EndEntityCert;
+
+use crate::Identity;
+
+const SERIAL_BYTES: usize = 17;
+const SERIAL_FORM: u8 = 1;
+
+/// What a certificate says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Whose it is.
+    pub(crate) bearer: Identity,
+    /// When it was made, in microseconds since 1970.
+    pub(crate) issued_us: u64,
+}
+
+impl Facts {
+    /// Reads a certificate, which proves nothing yet.
+    ///
+    /// # Errors
+    /// What is wrong with it, as a clause.
+    pub(crate) fn of(certificate: &CertificateDer<'_>) -> Result<Self, String> {
+        let parsed = EndEntityCert::try_from(certificate).map_err(|error| format!("it cannot be read ({error})"))?;
+        let mut names = parsed.valid_uri_names();
+        let (Some(name), None) = (names.next(), names.next()) else {
+            return Err("it names no member of a farfork cluster, or several".to_owned());
+        };
+        let bearer = name.parse().map_err(|error: crate::identity::IdentityError| error.to_string())?;
+        let issued_us = issued_us(parsed.serial()).ok_or("its serial number is not of farfork's form")?;
+        Ok(Self { bearer, issued_us })
+    }
+}
+
+/// A serial number for a certificate that is made now.
+pub(crate) fn serial(now: SystemTime) -> Result<[u8; SERIAL_BYTES], getrandom::Error> {
+    let mut serial = [SERIAL_FORM; SERIAL_BYTES];
+    serial[1..9].copy_from_slice(&crate::moment::unix_us(now).to_be_bytes());
+    getrandom::fill(&mut serial[9..])?;
+    Ok(serial)
+}
+
+fn issued_us(serial: &[u8]) -> Option<u64> {
+    let serial: &[u8; SERIAL_BYTES] = serial.try_into().ok()?;
+    let issued = serial[1..9].try_into().ok()?;
+    (serial[0] == SERIAL_FORM).then(|| u64::from_be_bytes(issued))
+}

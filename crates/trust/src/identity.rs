@@ -1,0 +1,126 @@
+//! Who somebody is: the one name that a certificate carries, as a URI in its subject alternative names.
+//!
+//! ```text
+//! farfork://CLUSTER/ROLE/NAME       farfork://blue/node/n1      farfork://blue/read-only/grafana
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+
+use farfork_wire::NodeName;
+
+const SCHEME: &str = "farfork://";
+
+/// What somebody may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Be a node: everything.
+    Node,
+    /// Ask nodes for what users ask for.
+    Client,
+    /// Look, and change nothing.
+    ReadOnly,
+}
+
+impl Role {
+    /// As it stands in a URI and on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Node => "node",
+            Self::Client => "client",
+            Self::ReadOnly => "read-only",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A text that is no role.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no role: there are node, client and read-only")]
+pub struct RoleError(String);
+
+impl FromStr for Role {
+    type Err = RoleError;
+
+    fn from_str(text: &str) -> Result<Self, RoleError> {
+        let all = [Self::Node, Self::Client, Self::ReadOnly];
+        all.into_iter().find(|role| role.as_str() == text).ok_or_else(|| RoleError(text.to_owned()))
+    }
+}
+
+/// Who somebody is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The cluster's name, of the same form as a node's.
+    pub cluster: NodeName,
+    /// What it may do.
+    pub role: Role,
+    /// Its name: of nodes and of clients, unique for its role.
+    pub name: NodeName,
+}
+
+impl Identity {
+    /// Of a node.
+    pub fn node(cluster: &NodeName, name: &NodeName) -> Self {
+        Self { cluster: cluster.clone(), role: Role::Node, name: name.clone() }
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{SCHEME}{}/{}/{}", self.cluster, self.role, self.name)
+    }
+}
+
+/// A text that is no identity.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no identity: it looks like `farfork://CLUSTER/node/NAME`")]
+pub struct IdentityError(String);
+
+impl FromStr for Identity {
+    type Err = IdentityError;
+
+    fn from_str(text: &str) -> Result<Self, IdentityError> {
+        let parse = || {
+            let mut parts = text.strip_prefix(SCHEME)?.split('/');
+            let cluster = NodeName::new(parts.next()?).ok()?;
+            let role = parts.next()?.parse().ok()?;
+            let name = NodeName::new(parts.next()?).ok()?;
+            parts.next().is_none().then_some(Self { cluster, role, name })
+        };
+        parse().ok_or_else(|| IdentityError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn identities_survive_their_text() {
+        for text in ["farfork://blue/node/n1", "farfork://blue/client/ci", "farfork://b/read-only/grafana"] {
+            assert_eq!(text.parse::<Identity>().unwrap().to_string(), text);
+        }
+        for text in
+            ["", "farfork://", "farfork://b/node", "farfork://b/root/n1", "farfork://b/node/n1/", "http://b/node/n1"]
+        {
+            assert!(text.parse::<Identity>().is_err(), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in ".{0,80}") {
+            if let Ok(identity) = text.parse::<Identity>() {
+                prop_assert_eq!(identity.to_string(), text);
+            }
+        }
+    }
+}

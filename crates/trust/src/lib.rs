@@ -1,0 +1,47 @@
+//! Who is who in a cluster, and streams to peers that have proved it.
+//!
+//! A cluster has an *authority*, a key that one member holds. It signs a certificate for each member, which names cluster,
+//! role and name ([`Identity`]), and the *roster*, which says which authorities are trusted and whose certificates no
+//! longer are. A machine becomes a node with a *join token*. Any connection between members begins with a handshake of
+//! TLS 1.3 in which both sides show their certificates.
+//!
+//! ```text
+//!  member      what operators and joining machines do ──▶ directory   files of a member: identity, roster, authority
+//!  authority, key, certificate, roster, token, throttle    what the files hold; time is an argument
+//!  credentials   the files of now ──▶ tls (how TLS is spoken) ──▶ verify (who may come in)
+//!  session       a stream over any pipe of bytes ──▶ records (what was received of it)
+//! ```
+//!
+//! Connecting, listening and timing out are the business of `farfork-fabric` and `farfork-node`; what a role may ask for
+//! is `farfork-node`'s.
+#![forbid(unsafe_code)]
+
+mod authority;
+mod certificate;
+mod credentials;
+mod directory;
+mod fingerprint;
+mod identity;
+mod key;
+pub mod member;
+mod moment;
+mod records;
+mod roster;
+mod session;
+mod throttle;
+mod tls;
+mod token;
+mod verify;
+
+pub use authority::{Authority, AuthorityError, NODE_VALID, REQUEST_BYTES_MAX};
+pub use credentials::{Credentials, CredentialsError, Encryption};
+pub use directory::{DEFAULT_TRUST_DIR, Directory, DirectoryError, Lock};
+pub use fingerprint::{Fingerprint, FingerprintError};
+pub use identity::{Identity, IdentityError, Role, RoleError};
+pub use key::{KeyError, NewKey};
+pub use roster::{ROSTER_BYTES_MAX, Revocation, Roster, RosterError};
+pub use session::Session;
+pub use throttle::Throttle;
+pub use tls::joining_client;
+pub use token::{JoinToken, SECRET_BYTES, Secret, TOKEN_VALID, TokenBook, TokenError, TokenRefusal};
+pub use verify::{Peer, PeerError};

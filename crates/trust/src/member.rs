@@ -1,0 +1,226 @@
+//! What an operator does in a trust directory: make a cluster, issue, revoke, rotate; and what a machine does that joins.
+
+use std::time::{Duration, SystemTime};
+
+use farfork_wire::NodeName;
+
+use crate::authority::{Authority, AuthorityError, NODE_VALID};
+use crate::directory::{Directory, DirectoryError};
+use crate::key::{KeyError, NewKey};
+use crate::roster::{Roster, RosterError};
+use crate::token::{JoinToken, Secret, TokenRefusal};
+use crate::{Fingerprint, Identity, Role};
+
+/// How long a client's certificate is good for unless its maker says otherwise.
+pub const CLIENT_VALID: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Why something could not be done with a trust directory.
+#[derive(Debug, thiserror::Error)]
+pub enum MemberError {
+    /// Its files.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// Its authority.
+    #[error(transparent)]
+    Authority(#[from] AuthorityError),
+    /// Its roster.
+    #[error(transparent)]
+    Roster(#[from] RosterError),
+    /// A new key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// Random numbers.
+    #[error("no random numbers: {0}")]
+    Random(#[from] getrandom::Error),
+    /// A join token.
+    #[error("{0}; print a new one with `farfork cluster token` where the cluster was made")]
+    Token(#[from] TokenRefusal),
+    /// A rotation is under way.
+    #[error("a rotation of the authority is under way; end it first with `farfork cluster rotate --finish`")]
+    Rotating,
+    /// None is under way.
+    #[error("no rotation of the authority is under way; begin one with `farfork cluster rotate --authority`")]
+    NotRotating,
+}
+
+/// Makes a cluster: its authority, its roster, and the identity of its first node. Nothing is overwritten.
+///
+/// # Errors
+/// [`DirectoryError::Exists`], and as making any of these.
+pub fn init(directory: &Directory, cluster: &NodeName, node: &NodeName, now: SystemTime) -> Result<(), MemberError> {
+    directory.make()?;
+    let _lock = directory.lock()?;
+    for path in [directory.identity(), directory.roster()] {
+        if path.exists() {
+            return Err(DirectoryError::Exists { path }.into());
+        }
+    }
+    let authority = Authority::create(cluster, now)?;
+    directory.write_authority(&authority)?;
+    directory.write_roster(&Roster::new(cluster, &authority).sign(&[&authority])?)?;
+    let key = NewKey::generate()?;
+    let certificate = authority.issue(&key.request()?, &Identity::node(cluster, node), now, NODE_VALID)?;
+    // Last: whoever finds an identity finds all of it.
+    Ok(directory.write_identity(&key.with_certificate(&certificate))?)
+}
+
+/// Draws a join token, good for so long.
+///
+/// # Errors
+/// [`DirectoryError::NoAuthority`], and as any file.
+pub fn draw_token(directory: &Directory, now: SystemTime, valid: Duration) -> Result<JoinToken, MemberError> {
+    let authority = directory.read_authority()?;
+    let _lock = directory.lock()?;
+    let mut tokens = directory.read_tokens()?;
+    let token = JoinToken::draw(authority.fingerprint())?;
+    tokens.enter(&token, now, valid);
+    directory.write_tokens(&tokens)?;
+    Ok(token)
+}
+
+/// Whether a secret opens this cluster.
+///
+/// # Errors
+/// [`MemberError::Token`], [`DirectoryError::NoAuthority`], and as any file.
+pub fn admit(directory: &Directory, secret: &Secret, now: SystemTime) -> Result<(), MemberError> {
+    if !directory.holds_authority() {
+        directory.read_authority()?;
+    }
+    Ok(directory.read_tokens()?.admit(secret, now)?)
+}
+
+/// Issues a certificate for somebody's key. That the bearer may have it is for the caller to know.
+///
+/// # Errors
+/// [`DirectoryError::NoAuthority`], [`AuthorityError`].
+pub fn issue(
+    directory: &Directory,
+    request: &[u8],
+    role: Role,
+    name: &NodeName,
+    now: SystemTime,
+    valid: Duration,
+) -> Result<Vec<u8>, MemberError> {
+    let authority = directory.read_authority()?;
+    let (roster, _) = directory.read_roster()?;
+    let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
+    Ok(authority.issue(request, &bearer, now, valid)?)
+}
+
+/// Fills a directory for a client, whose key is made here: to be carried to where it is used.
+///
+/// # Errors
+/// [`DirectoryError::Exists`], and as [`issue`].
+pub fn issue_directory(
+    directory: &Directory,
+    into: &Directory,
+    role: Role,
+    name: &NodeName,
+    now: SystemTime,
+    valid: Duration,
+) -> Result<(), MemberError> {
+    let key = NewKey::generate()?;
+    let certificate = issue(directory, &key.request()?, role, name, now, valid)?;
+    let (_, roster) = directory.read_roster()?;
+    install(into, &key, &certificate, &roster)
+}
+
+/// Puts a first identity into a directory.
+fn install(into: &Directory, key: &NewKey, certificate: &[u8], roster: &[u8]) -> Result<(), MemberError> {
+    into.make()?;
+    let _lock = into.lock()?;
+    if into.has_identity() {
+        return Err(DirectoryError::Exists { path: into.identity() }.into());
+    }
+    into.write_roster(roster)?;
+    Ok(into.write_identity(&key.with_certificate(certificate))?)
+}
+
+/// Ends a joining: checks what the cluster answered, and puts it in force.
+///
+/// # Errors
+/// [`RosterError`] where the pinned authority did not sign the roster; [`DirectoryError`].
+pub fn install_joined(
+    into: &Directory,
+    key: &NewKey,
+    certificate: &[u8],
+    roster: &[u8],
+    pin: Fingerprint,
+) -> Result<(), MemberError> {
+    Roster::check_first(roster, pin)?;
+    install(into, key, certificate, roster)
+}
+
+/// Ends a renewal of a member's own key.
+///
+/// # Errors
+/// [`DirectoryError`].
+pub fn install_renewed(directory: &Directory, key: &NewKey, certificate: &[u8]) -> Result<(), MemberError> {
+    let _lock = directory.lock()?;
+    Ok(directory.write_identity(&key.with_certificate(certificate))?)
+}
+
+/// Trusts no longer what was issued to somebody until now. Tokens that are out become worthless too, as whoever is thrown
+/// out may have seen one.
+///
+/// # Errors
+/// [`DirectoryError::NoAuthority`], [`AuthorityError`].
+pub fn revoke(directory: &Directory, role: Role, name: &NodeName, now: SystemTime) -> Result<u64, MemberError> {
+    change_roster(directory, |roster| {
+        let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
+        roster.revoke(&bearer, now);
+        Ok(())
+    })?;
+    let mut tokens = directory.read_tokens()?;
+    tokens.clear();
+    directory.write_tokens(&tokens)?;
+    Ok(directory.read_roster()?.0.counter())
+}
+
+/// Begins a rotation of the authority: a new one issues from now on, both are trusted.
+///
+/// # Errors
+/// [`MemberError::Rotating`], [`DirectoryError::NoAuthority`], [`AuthorityError`].
+pub fn begin_rotation(directory: &Directory, now: SystemTime) -> Result<(), MemberError> {
+    directory.read_authority()?;
+    let (roster, _) = directory.read_roster()?;
+    if roster.authorities().len() > 1 {
+        return Err(MemberError::Rotating);
+    }
+    {
+        let _lock = directory.lock()?;
+        directory.write_authority(&Authority::create(roster.cluster(), now)?)?;
+    }
+    change_roster(directory, |roster| {
+        roster.begin_rotation(&directory.read_authority()?);
+        Ok(())
+    })
+}
+
+/// Ends a rotation of the authority: whoever has no certificate of the new one is a stranger from now on.
+///
+/// # Errors
+/// [`MemberError::NotRotating`], [`DirectoryError::NoAuthority`], [`AuthorityError`].
+pub fn end_rotation(directory: &Directory) -> Result<(), MemberError> {
+    change_roster(directory, |roster| {
+        if roster.authorities().len() < 2 {
+            return Err(MemberError::NotRotating);
+        }
+        roster.end_rotation();
+        Ok(())
+    })?;
+    Ok(directory.remove_old_authority()?)
+}
+
+fn change_roster(
+    directory: &Directory,
+    change: impl FnOnce(&mut Roster) -> Result<(), MemberError>,
+) -> Result<(), MemberError> {
+    let authority = directory.read_authority()?;
+    let _lock = directory.lock()?;
+    let (mut roster, _) = directory.read_roster()?;
+    change(&mut roster)?;
+    let old = directory.read_old_authority()?;
+    let authorities: Vec<&Authority> = std::iter::once(&authority).chain(&old).collect();
+    Ok(directory.write_roster(&roster.sign(&authorities)?)?)
+}

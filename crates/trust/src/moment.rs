@@ -1,0 +1,22 @@
+//! Moments as certificates and files have them: microseconds or milliseconds since 1970. The clock itself is an
+//! argument everywhere in this crate but in the verifiers, which TLS hands its time.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use time::OffsetDateTime;
+
+/// Microseconds since 1970.
+pub(crate) fn unix_us(at: SystemTime) -> u64 {
+    let since = at.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn unix_ms(at: SystemTime) -> u64 {
+    unix_us(at) / 1000
+}
+
+/// As certificates have it.
+pub(crate) fn calendar(at: SystemTime) -> OffsetDateTime {
+    OffsetDateTime::from(at)
+}

@@ -1,0 +1,291 @@
+//! The roster: which authorities a cluster trusts, and whose certificates it no longer does. Every member has a copy; a
+//! newer one spreads from member to member, and counts because an authority signed it that the receiver trusted before.
+//!
+//! ```text
+//!   0           8        12
+//!   ├───────────┼────────┼──────────────────────────────────────────────┤
+//!   │ FFROSTER  │ form 1 │ postcard: document, signatures               │
+//!   └───────────┴────────┴──────────────────────────────────────────────┘
+//!                            document = postcard: cluster, counter, authorities, revocations
+//! ```
+//!
+//! During a rotation there are two authorities, the one that issues first, and both sign.
+
+use std::time::SystemTime;
+
+use farfork_wire::NodeName;
+use rustls::pki_types::CertificateDer;
+use serde::{Deserialize, Serialize};
+use webpki::EndEntityCert;
+
+use crate::authority::{Authority, AuthorityError};
+use crate::{Fingerprint, Identity};
+
+const MAGIC: [u8; 12] = *b"FFROSTER\x01\0\0\0";
+
+/// Longest roster, in bytes: some ten thousand revocations.
+pub const ROSTER_BYTES_MAX: usize = 1 << 20;
+
+/// Most authorities: the one that issues, and the one before it.
+const AUTHORITIES_MAX: usize = 2;
+
+/// What a signature covers begins with this, so that it can be taken for nothing else.
+const SIGNED_FOR: &[u8] = b"farfork roster 1\0";
+
+/// Why a roster does not count.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RosterError {
+    /// It cannot be read.
+    #[error("the roster is damaged: {0}")]
+    Damaged(String),
+    /// It has too many revocations.
+    #[error("the roster would be longer than {ROSTER_BYTES_MAX} bytes: rotate the authority, which begins a new list")]
+    TooLong,
+    /// It is another cluster's.
+    #[error("the roster is of cluster `{theirs}`, not of `{ours}`")]
+    Cluster {
+        /// Its cluster.
+        theirs: NodeName,
+        /// The receiver's.
+        ours: NodeName,
+    },
+    /// It is not newer than the one in force.
+    #[error("the roster is not newer than the one in force")]
+    Stale,
+    /// No authority that is trusted signed it.
+    #[error("no authority that this cluster trusts signed the roster")]
+    Unsigned,
+}
+
+/// Certificates that no longer count.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Revocation {
+    /// Whose, as a URI.
+    pub bearer: String,
+    /// Those made before this moment, in microseconds since 1970.
+    pub issued_before_us: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Document {
+    cluster: NodeName,
+    counter: u64,
+    authorities: Vec<Vec<u8>>,
+    revocations: Vec<Revocation>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Signature {
+    authority: Fingerprint,
+    bytes: Vec<u8>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Signed {
+    document: Vec<u8>,
+    signatures: Vec<Signature>,
+}
+
+/// A roster that was made here, or was checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Roster {
+    document: Document,
+}
+
+impl Roster {
+    /// The first one of a cluster.
+    pub fn new(cluster: &NodeName, authority: &Authority) -> Self {
+        let authorities = vec![authority.certificate().to_vec()];
+        Self { document: Document { cluster: cluster.clone(), counter: 1, authorities, revocations: Vec::new() } }
+    }
+
+    /// The cluster's name.
+    pub fn cluster(&self) -> &NodeName {
+        &self.document.cluster
+    }
+
+    /// Grows with each change.
+    pub fn counter(&self) -> u64 {
+        self.document.counter
+    }
+
+    /// The certificates of the authorities (DER); the one that issues is the first.
+    pub fn authorities(&self) -> &[Vec<u8>] {
+        &self.document.authorities
+    }
+
+    /// Whose certificates no longer count.
+    pub fn revocations(&self) -> &[Revocation] {
+        &self.document.revocations
+    }
+
+    /// No longer trusts what was issued to somebody until now.
+    pub fn revoke(&mut self, bearer: &Identity, now: SystemTime) {
+        let bearer = bearer.to_string();
+        self.document.revocations.retain(|earlier| earlier.bearer != bearer);
+        let issued_before_us = crate::moment::unix_us(now);
+        self.document.revocations.push(Revocation { bearer, issued_before_us });
+        self.document.counter += 1;
+    }
+
+    /// Begins a rotation: the new authority issues from now on, the one that issued is still trusted.
+    pub fn begin_rotation(&mut self, new: &Authority) {
+        self.document.authorities.truncate(AUTHORITIES_MAX - 1);
+        self.document.authorities.insert(0, new.certificate().to_vec());
+        self.document.counter += 1;
+    }
+
+    /// Ends a rotation: only the authority that issues is trusted; what others issued needs no revocation.
+    pub fn end_rotation(&mut self) {
+        self.document.authorities.truncate(1);
+        self.document.counter += 1;
+    }
+
+    /// Signs it with every authority at hand.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Sign`]; [`AuthorityError::Format`] where it is too long.
+    pub fn sign(&self, authorities: &[&Authority]) -> Result<Vec<u8>, AuthorityError> {
+        let format = |error: &dyn std::fmt::Display| AuthorityError::Format(error.to_string());
+        let document = postcard::to_stdvec(&self.document).map_err(|error| format(&error))?;
+        let message = signed_message(&document);
+        let sign = |authority: &&Authority| -> Result<Signature, AuthorityError> {
+            Ok(Signature { authority: authority.fingerprint(), bytes: authority.sign(&message)? })
+        };
+        let signatures = authorities.iter().map(sign).collect::<Result<_, _>>()?;
+        let signed = postcard::to_stdvec(&Signed { document, signatures }).map_err(|error| format(&error))?;
+        let bytes = [&MAGIC[..], &signed].concat();
+        if bytes.len() > ROSTER_BYTES_MAX { Err(format(&RosterError::TooLong)) } else { Ok(bytes) }
+    }
+
+    /// Reads a roster of one's own directory, which is trusted as the keys beside it are.
+    ///
+    /// # Errors
+    /// [`RosterError::Damaged`].
+    pub fn read_own(bytes: &[u8]) -> Result<Self, RosterError> {
+        Ok(open(bytes)?.0)
+    }
+
+    /// Checks a roster that somebody sent against the one that is in force.
+    ///
+    /// # Errors
+    /// [`RosterError`].
+    pub fn check_successor(&self, bytes: &[u8]) -> Result<Self, RosterError> {
+        let (next, signed) = open(bytes)?;
+        if next.cluster() != self.cluster() {
+            return Err(RosterError::Cluster { theirs: next.cluster().clone(), ours: self.cluster().clone() });
+        }
+        if next.counter() <= self.counter() {
+            return Err(RosterError::Stale);
+        }
+        let trusted = self.authorities().iter().any(|authority| is_signed_by(&signed, authority));
+        if trusted { Ok(next) } else { Err(RosterError::Unsigned) }
+    }
+
+    /// Checks the first roster that a joining node gets: the authority that its token pins must be in it and have
+    /// signed it.
+    ///
+    /// # Errors
+    /// [`RosterError`].
+    pub fn check_first(bytes: &[u8], pinned: Fingerprint) -> Result<Self, RosterError> {
+        let (roster, signed) = open(bytes)?;
+        let pinned = roster.authorities().iter().find(|authority| Fingerprint::of(authority) == pinned);
+        match pinned {
+            Some(authority) if is_signed_by(&signed, authority) => Ok(roster),
+            _ => Err(RosterError::Unsigned),
+        }
+    }
+}
+
+fn signed_message(document: &[u8]) -> Vec<u8> {
+    [SIGNED_FOR, document].concat()
+}
+
+fn open(bytes: &[u8]) -> Result<(Roster, Signed), RosterError> {
+    let damaged = |cause: &dyn std::fmt::Display| RosterError::Damaged(cause.to_string());
+    if bytes.len() > ROSTER_BYTES_MAX {
+        return Err(RosterError::TooLong);
+    }
+    let body = bytes.strip_prefix(&MAGIC).ok_or_else(|| damaged(&"it does not begin as a roster of this form"))?;
+    let signed: Signed = postcard::from_bytes(body).map_err(|error| damaged(&error))?;
+    let document: Document = postcard::from_bytes(&signed.document).map_err(|error| damaged(&error))?;
+    if !(1..=AUTHORITIES_MAX).contains(&document.authorities.len()) {
+        return Err(damaged(&"it has no authority, or too many"));
+    }
+    Ok((Roster { document }, signed))
+}
+
+fn is_signed_by(signed: &Signed, authority: &[u8]) -> bool {
+    let fingerprint = Fingerprint::of(authority);
+    let message = signed_message(&signed.document);
+    let certificate = CertificateDer::from(authority);
+    let Ok(certificate) = EndEntityCert::try_from(&certificate) else { return false };
+    let kind = webpki::ring::ECDSA_P256_SHA256;
+    let mut signatures = signed.signatures.iter().filter(|signature| signature.authority == fingerprint);
+    signatures.any(|signature| certificate.verify_signature(kind, &message, &signature.bytes).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Role;
+
+    fn authority(name: &str) -> (NodeName, Authority) {
+        let cluster = NodeName::new(name).unwrap();
+        let authority = Authority::create(&cluster, SystemTime::now()).unwrap();
+        (cluster, authority)
+    }
+
+    #[test]
+    fn a_successor_counts_where_a_trusted_authority_signed_it() {
+        let (cluster, old) = authority("blue");
+        let (_, new) = authority("blue");
+        let first = Roster::new(&cluster, &old);
+        let mut next = first.clone();
+        next.begin_rotation(&new);
+        next.revoke(&Identity { cluster, role: Role::Client, name: NodeName::new("x").unwrap() }, SystemTime::now());
+        assert_eq!(first.check_successor(&next.sign(&[&old, &new]).unwrap()).unwrap(), next);
+        assert_eq!(first.check_successor(&next.sign(&[&new]).unwrap()), Err(RosterError::Unsigned));
+        // Whoever follows from the second one trusts the new authority alone.
+        let mut last = next.clone();
+        last.end_rotation();
+        assert_eq!(next.check_successor(&last.sign(&[&new]).unwrap()).unwrap().authorities(), [new.certificate()]);
+        assert_eq!(last.check_successor(&next.sign(&[&old]).unwrap()), Err(RosterError::Stale));
+        let mut forged = last.clone();
+        forged.begin_rotation(&old);
+        assert_eq!(last.check_successor(&forged.sign(&[&old]).unwrap()), Err(RosterError::Unsigned));
+    }
+
+    #[test]
+    fn a_first_roster_counts_by_the_pin() {
+        let (cluster, ours) = authority("blue");
+        let (_, others) = authority("blue");
+        let bytes = Roster::new(&cluster, &ours).sign(&[&ours]).unwrap();
+        assert!(Roster::check_first(&bytes, ours.fingerprint()).is_ok());
+        assert_eq!(Roster::check_first(&bytes, others.fingerprint()), Err(RosterError::Unsigned));
+        let forged = Roster::new(&cluster, &ours).sign(&[&others]).unwrap();
+        assert_eq!(Roster::check_first(&forged, ours.fingerprint()), Err(RosterError::Unsigned));
+    }
+
+    #[test]
+    fn any_changed_byte_is_noticed() {
+        let (cluster, ours) = authority("blue");
+        let roster = Roster::new(&cluster, &ours);
+        let bytes = roster.sign(&[&ours]).unwrap();
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            assert!(roster.check_successor(&changed).is_err(), "byte {at}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = Roster::read_own(&[&MAGIC[..], &bytes].concat());
+            let _ = Roster::read_own(&bytes);
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! A stream to a peer that has proved who it is, over any ordered pipe of bytes that does not block.
+//!
+//! ```text
+//!  client                                                       server
+//!    Shaking ── ClientHello ─────────────────────────────────▶ Shaking
+//!            ◀─ ServerHello … certificate, signature, Finished ──
+//!    Welcomed? ── certificate, signature, Finished ──────────▶ (checks) ─┐
+//!       │ may send from here                                             │
+//!       ◀────────────────── WELCOME, one byte in a record ───────────── Open
+//!     Open    records, or the same pipe in clear where both sides agreed on that
+//! ```
+//!
+//! The handshake happens within [`Session::receive`] and [`Session::send`]: until it is over, nothing is received and
+//! nothing taken. The byte of welcome tells the client that the server has accepted it; up to there it reads records,
+//! one by one, so that no byte of what follows in clear is taken for one. A refusal is an alert in its place.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+
+use farfork_wire::NodeName;
+use rustls::pki_types::{DnsName, IpAddr, ServerName};
+use rustls::{ClientConnection, Connection, ServerConnection};
+
+use crate::certificate::Facts;
+use crate::credentials::Credentials;
+use crate::records::Inbox;
+use crate::tls::FABRIC_CLEAR;
+use crate::verify::{Peer, PeerError, explain};
+
+/// What the server says once it has accepted the client.
+const WELCOME: u8 = 1;
+
+/// Most encrypted bytes that wait inside for the pipe.
+const UNSENT_BYTES_MAX: usize = 256 << 10;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// In the handshake.
+    Shaking,
+    /// A client that has shown who it is, and has not heard yet whether it is welcome.
+    Awaiting,
+    /// Both sides know each other.
+    Open,
+}
+
+/// A stream to a peer that has proved who it is.
+pub struct Session<P> {
+    pipe: P,
+    /// Gone once all goes on in clear.
+    tls: Option<Box<Connection>>,
+    state: State,
+    clear: bool,
+    peer: Option<Peer>,
+    inbox: Inbox,
+}
+
+impl<P> std::fmt::Debug for Session<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { state, clear, peer, .. } = self;
+        f.debug_struct("Session")
+            .field("state", state)
+            .field("clear", clear)
+            .field("peer", peer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<P: Read + Write> Session<P> {
+    /// Begins as the one that connected to the fabric of a node: this one, or whichever answers.
+    ///
+    /// # Errors
+    /// The credentials cannot be used for it.
+    pub fn connect(credentials: &Credentials, pipe: P, expected: Option<&NodeName>) -> io::Result<Self> {
+        let name = match expected {
+            Some(node) => DnsName::try_from(node.as_str()).map(|name| ServerName::DnsName(name.to_owned())),
+            // No name: an address that no node has says that any of the cluster's will do.
+            None => Ok(ServerName::IpAddress(IpAddr::V4([0, 0, 0, 0].into()))),
+        };
+        let config = credentials.current().fabric_client.clone();
+        let tls = ClientConnection::new(config, name.map_err(io::Error::other)?).map_err(io::Error::other)?;
+        Ok(Self::new(pipe, tls.into()))
+    }
+
+    /// Begins as the one that was connected to.
+    ///
+    /// # Errors
+    /// The credentials cannot be used for it.
+    pub fn accept(credentials: &Credentials, pipe: P) -> io::Result<Self> {
+        let config = credentials.current().fabric_server.clone();
+        let tls = ServerConnection::new(config).map_err(io::Error::other)?;
+        Ok(Self::new(pipe, tls.into()))
+    }
+
+    fn new(pipe: P, mut tls: Connection) -> Self {
+        tls.set_buffer_limit(Some(UNSENT_BYTES_MAX));
+        let tls = Some(Box::new(tls));
+        Self { pipe, tls, state: State::Shaking, clear: false, peer: None, inbox: Inbox::default() }
+    }
+
+    /// Who the peer is, once it has proved that. A server's word that this side is welcome is [`Self::is_open`].
+    pub fn peer(&self) -> Option<&Peer> {
+        self.peer.as_ref()
+    }
+
+    /// Whether both sides know each other.
+    pub fn is_open(&self) -> bool {
+        self.state == State::Open
+    }
+
+    /// Whether what follows the handshake goes in clear.
+    pub fn is_clear(&self) -> bool {
+        self.clear
+    }
+
+    /// The pipe.
+    pub fn pipe(&self) -> &P {
+        &self.pipe
+    }
+
+    /// Does of the handshake what can be done now; tells whether it is over.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn shake(&mut self) -> io::Result<bool> {
+        while self.state != State::Open {
+            // A peer that refused may have closed: its reason counts, and has come before the pipe broke.
+            let flushed = self.flush();
+            if self.advance()? || self.fill()? {
+                continue;
+            }
+            flushed?;
+            return Ok(false);
+        }
+        self.flush()?;
+        Ok(true)
+    }
+
+    /// Receives into the spaces: how many bytes came, `Some(0)` at the end of the stream, `None` when there is nothing
+    /// now.
+    ///
+    /// # Errors
+    /// The pipe's; a [`PeerError`] within where the peer is not let in, or does not let this side in.
+    pub fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        if self.state != State::Open && !self.shake()? {
+            return Ok(None);
+        }
+        if self.clear {
+            return self.receive_clear(spaces);
+        }
+        loop {
+            let (count, ended) = self.decrypt(spaces)?;
+            if count > 0 || ended {
+                return Ok(Some(count));
+            }
+            match unless_blocked(self.inbox.fill(&mut self.pipe))? {
+                Some(0) => return Ok(Some(0)),
+                Some(_) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Sends from the slices: how many bytes it took, `None` when it takes none now. Taken bytes may wait inside.
+    ///
+    /// # Errors
+    /// As [`Self::receive`].
+    pub fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        if self.state != State::Open {
+            self.shake()?;
+        }
+        let is_flushed = self.flush()?;
+        if self.state == State::Shaking {
+            return Ok(None);
+        }
+        let Some(tls) = self.tls.as_mut().filter(|_| !self.clear) else {
+            return if is_flushed { unless_blocked(self.pipe.write_vectored(slices)) } else { Ok(None) };
+        };
+        let wanted: usize = slices.iter().map(|slice| slice.len()).sum();
+        let taken = tls.writer().write_vectored(slices)?;
+        self.flush()?;
+        Ok((taken > 0 || wanted == 0).then_some(taken))
+    }
+
+    /// Whether bytes wait inside for room in the pipe.
+    pub fn has_unsent(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.wants_write())
+    }
+
+    /// Whether it is room in the pipe that sending waits for, and not a word of the peer.
+    pub fn awaits_room(&self) -> bool {
+        self.has_unsent() || self.state != State::Shaking
+    }
+
+    fn receive_clear(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        let kept = self.inbox.filled();
+        if kept.is_empty() {
+            return unless_blocked(self.pipe.read_vectored(spaces));
+        }
+        let count = copy_out(kept, spaces);
+        self.inbox.discard(count);
+        self.inbox.free_if_empty();
+        Ok(Some(count))
+    }
+
+    /// Fills the spaces from records that were received, as far as they go; tells also whether the peer has ended.
+    fn decrypt(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<(usize, bool)> {
+        let Some(tls) = &mut self.tls else { return Ok((0, true)) };
+        let mut total = 0;
+        for space in spaces {
+            let mut filled = 0;
+            while filled < space.len() {
+                match unless_blocked(tls.reader().read(&mut space[filled..]))? {
+                    Some(0) => return Ok((total, true)),
+                    Some(count) => {
+                        filled += count;
+                        total += count;
+                    }
+                    None => {
+                        // Nothing to read would look like the end of the stream.
+                        if self.inbox.filled().is_empty() {
+                            return Ok((total, false));
+                        }
+                        let fed = tls.read_tls(&mut self.inbox.filled())?;
+                        self.inbox.discard(fed);
+                        tls.process_new_packets().map_err(|error| failed(&error))?;
+                    }
+                }
+            }
+        }
+        Ok((total, false))
+    }
+
+    /// Sends what waits inside; tells whether nothing is left.
+    fn flush(&mut self) -> io::Result<bool> {
+        let Some(tls) = &mut self.tls else { return Ok(true) };
+        while tls.wants_write() {
+            if unless_blocked(tls.write_tls(&mut self.pipe))?.is_none() {
+                return Ok(false);
+            }
+        }
+        if self.clear && self.state == State::Open {
+            self.tls = None;
+        }
+        Ok(true)
+    }
+
+    /// Reads from the pipe within the handshake; tells whether something came.
+    fn fill(&mut self) -> io::Result<bool> {
+        match unless_blocked(self.inbox.fill(&mut self.pipe))? {
+            None => Ok(false),
+            Some(0) => Err(refusal(PeerError::Closed)),
+            Some(_) => Ok(true),
+        }
+    }
+
+    /// Takes one step of the handshake with what was received; tells whether there was one.
+    fn advance(&mut self) -> io::Result<bool> {
+        let Some(tls) = &mut self.tls else { return Ok(false) };
+        match self.state {
+            State::Shaking if !tls.is_handshaking() => {
+                self.know_peer()?;
+                return Ok(true);
+            }
+            State::Awaiting => {
+                let mut word = [0];
+                if unless_blocked(tls.reader().read(&mut word))? == Some(1) {
+                    self.hear_welcome(word[0])?;
+                    return Ok(true);
+                }
+            }
+            State::Shaking | State::Open => {}
+        }
+        self.process_record()
+    }
+
+    /// Gives TLS one record: behind the last one of the handshake, bytes in clear may follow.
+    fn process_record(&mut self) -> io::Result<bool> {
+        let Some(tls) = &mut self.tls else { return Ok(false) };
+        let mut record = self.inbox.first_record().map_err(refusal)?;
+        let bytes = record.len();
+        let mut outcome = Ok(());
+        while !record.is_empty() && outcome.is_ok() {
+            if tls.read_tls(&mut record)? == 0 {
+                return Err(refusal(PeerError::Closed));
+            }
+            outcome = tls.process_new_packets().map(drop);
+        }
+        self.inbox.discard(bytes);
+        match outcome {
+            Ok(()) => Ok(bytes > 0),
+            Err(error) => {
+                let words = explain(&error);
+                // Tells the peer, as far as that is possible at once.
+                let _ = self.flush();
+                Err(refusal(words))
+            }
+        }
+    }
+
+    /// The peer has proved who it is.
+    fn know_peer(&mut self) -> io::Result<()> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        let shown = tls.peer_certificates().and_then(|chain| chain.first()).ok_or(PeerError::NoCertificate);
+        let facts = shown.and_then(|shown| Facts::of(shown).map_err(PeerError::Certificate)).map_err(refusal)?;
+        self.peer = Some(Peer { identity: facts.bearer, issued_us: facts.issued_us });
+        self.clear = tls.alpn_protocol() == Some(FABRIC_CLEAR);
+        self.state = State::Awaiting;
+        if let Connection::Server(server) = &mut **tls {
+            server.writer().write_all(&[WELCOME])?;
+            self.open();
+        }
+        Ok(())
+    }
+
+    fn hear_welcome(&mut self, word: u8) -> io::Result<()> {
+        if word != WELCOME {
+            return Err(refusal(PeerError::Protocol("the server's word of welcome is another".to_owned())));
+        }
+        self.open();
+        Ok(())
+    }
+
+    fn open(&mut self) {
+        self.state = State::Open;
+        if self.clear {
+            self.inbox.free_if_empty();
+        } else {
+            self.inbox.expect_much();
+        }
+    }
+}
+
+fn refusal(error: PeerError) -> io::Error {
+    let kind = match error {
+        PeerError::Closed => io::ErrorKind::UnexpectedEof,
+        PeerError::Plaintext | PeerError::Protocol(_) => io::ErrorKind::InvalidData,
+        _ => io::ErrorKind::PermissionDenied,
+    };
+    io::Error::new(kind, error)
+}
+
+fn failed(error: &rustls::Error) -> io::Error {
+    refusal(explain(error))
+}
+
+/// As many bytes as fit.
+fn copy_out(mut bytes: &[u8], spaces: &mut [IoSliceMut<'_>]) -> usize {
+    let before = bytes.len();
+    for space in spaces {
+        let count = space.len().min(bytes.len());
+        space[..count].copy_from_slice(&bytes[..count]);
+        bytes = &bytes[count..];
+    }
+    before - bytes.len()
+}
+
+/// `None` where the pipe would block.
+fn unless_blocked(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
+    match outcome {
+        Ok(count) => Ok(Some(count)),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,164 @@
+//! How TLS is spoken here: version 1.3 only, one key exchange, one kind of signature, no resumption, no tickets.
+//!
+//! What a connection is for stands in its protocol name (ALPN), so that neither can be led to the other's port, and so
+//! that both sides agree, under the handshake's protection, on whether the fabric goes on in clear.
+
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::NoServerSessionStorage;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{ClientConfig, ServerConfig};
+use webpki::EndEntityCert;
+
+use crate::certificate::Facts;
+use crate::credentials::Encryption;
+use crate::directory::{Directory, DirectoryError};
+use crate::roster::Roster;
+use crate::verify::{Accepts, Anchors, ClientVerifier, Peer, PinVerifier, ServerVerifier};
+use crate::{Fingerprint, PeerError};
+
+/// The control port: HTTP/2.
+const CONTROL: &[u8] = b"h2";
+
+/// The fabric, in TLS records to the end.
+const FABRIC: &[u8] = b"farfork-fabric-1";
+
+/// The fabric, in clear behind the handshake.
+pub(crate) const FABRIC_CLEAR: &[u8] = b"farfork-fabric-1-clear";
+
+/// This member's certificate and key.
+pub(crate) struct Own {
+    pub(crate) peer: Peer,
+    certificate: CertificateDer<'static>,
+    /// The authority that issued it.
+    issuer: CertificateDer<'static>,
+    key: Arc<dyn rustls::sign::SigningKey>,
+}
+
+impl Own {
+    /// Of `identity.pem`.
+    ///
+    /// # Errors
+    /// What is wrong with it, as a clause.
+    pub(crate) fn read(pem: &str, roster: &Roster) -> Result<Self, String> {
+        let certificate = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
+        let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
+        let key = ring::sign::any_ecdsa_type(&key).map_err(|error| error.to_string())?;
+        let facts = Facts::of(&certificate)?;
+        let authorities = roster.authorities().iter();
+        let issuer =
+            authorities.map(|der| CertificateDer::from(der.clone())).find(|der| names_issuer(&certificate, der));
+        let issuer = issuer.ok_or("no authority that the cluster still trusts issued this certificate")?;
+        let peer = Peer { identity: facts.bearer, issued_us: facts.issued_us };
+        Ok(Self { peer, certificate, issuer, key })
+    }
+}
+
+fn names_issuer(certificate: &CertificateDer<'_>, authority: &CertificateDer<'_>) -> bool {
+    let parsed = (EndEntityCert::try_from(certificate), EndEntityCert::try_from(authority));
+    matches!(parsed, (Ok(certificate), Ok(authority)) if certificate.issuer() == authority.subject())
+}
+
+/// Whether an authority issued the certificate of a directory.
+pub(crate) fn is_issued_by(directory: &Directory, authority: &[u8]) -> Result<bool, DirectoryError> {
+    let pem = directory.read_identity()?;
+    let certificate = CertificateDer::from_pem_slice(pem.as_bytes());
+    Ok(certificate.is_ok_and(|certificate| names_issuer(&certificate, &CertificateDer::from(authority))))
+}
+
+/// For each kind of connection.
+pub(crate) struct Configs {
+    pub(crate) control_client: Arc<ClientConfig>,
+    pub(crate) control_server: Arc<ServerConfig>,
+    pub(crate) fabric_client: Arc<ClientConfig>,
+    pub(crate) fabric_server: Arc<ServerConfig>,
+}
+
+impl Configs {
+    pub(crate) fn new(own: &Own, anchors: &Arc<Anchors>, encryption: Encryption) -> Result<Self, rustls::Error> {
+        let fabric: &[&[u8]] = match encryption {
+            Encryption::On => &[FABRIC],
+            Encryption::Off => &[FABRIC_CLEAR, FABRIC],
+        };
+        let short = vec![own.certificate.clone()];
+        // A node that joins looks for the authority that its token pins.
+        let long = vec![own.certificate.clone(), own.issuer.clone()];
+        Ok(Self {
+            control_client: Arc::new(client(own, anchors, &[CONTROL])?),
+            control_server: Arc::new(server(own, long, anchors, Accepts::Everybody, &[CONTROL])?),
+            fabric_client: Arc::new(client(own, anchors, fabric)?),
+            fabric_server: Arc::new(server(own, short, anchors, Accepts::Nodes, fabric)?),
+        })
+    }
+}
+
+/// For the connection of a machine that has no certificate yet to a node of the cluster that its token pins.
+///
+/// # Errors
+/// [`PeerError::Protocol`]: never in practice, as nothing in it depends on what is given.
+pub fn joining_client(pin: Fingerprint) -> Result<Arc<ClientConfig>, PeerError> {
+    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13]);
+    let builder = builder.map_err(|error| PeerError::Protocol(error.to_string()))?;
+    let verifier = Arc::new(PinVerifier { pin });
+    let config = builder.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth();
+    Ok(Arc::new(prudent_client(config, &[CONTROL])))
+}
+
+fn client(own: &Own, anchors: &Arc<Anchors>, protocols: &[&[u8]]) -> Result<ClientConfig, rustls::Error> {
+    let verifier = Arc::new(ServerVerifier { anchors: anchors.clone() });
+    let certified = certified(own, vec![own.certificate.clone()])?;
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_client_cert_resolver(certified);
+    Ok(prudent_client(config, protocols))
+}
+
+fn prudent_client(mut config: ClientConfig, protocols: &[&[u8]]) -> ClientConfig {
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    // Each connection checks anew who the peer is, and whether it was revoked.
+    config.resumption = Resumption::disabled();
+    config.enable_sni = false;
+    config
+}
+
+fn server(
+    own: &Own,
+    chain: Vec<CertificateDer<'static>>,
+    anchors: &Arc<Anchors>,
+    accepts: Accepts,
+    protocols: &[&[u8]],
+) -> Result<ServerConfig, rustls::Error> {
+    let verifier = Arc::new(ClientVerifier { anchors: anchors.clone(), accepts });
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(verifier)
+        .with_cert_resolver(certified(own, chain)?);
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(config)
+}
+
+fn certified(own: &Own, chain: Vec<CertificateDer<'static>>) -> Result<Arc<SingleCertAndKey>, rustls::Error> {
+    let certified = CertifiedKey::new(chain, own.key.clone());
+    certified.keys_match()?;
+    Ok(Arc::new(SingleCertAndKey::from(certified)))
+}
+
+/// AES with 128 bits first, which every processor of the last decade has instructions for.
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(CryptoProvider {
+        cipher_suites: vec![
+            ring::cipher_suite::TLS13_AES_128_GCM_SHA256,
+            ring::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+        ],
+        kx_groups: vec![ring::kx_group::X25519],
+        ..ring::default_provider()
+    })
+}

@@ -1,0 +1,216 @@
+//! Join tokens: what a machine shows that is to become a node. A token pins the authority, so that the machine knows the
+//! cluster, and holds a secret, so that the cluster knows the machine.
+//!
+//! As text, on one line: `farfork-join-1.SECRET.PIN`, a secret of 128 random bits and the authority's fingerprint, both in
+//! hexadecimal digits. The cluster keeps a digest of the secret and the moment when it expires, in `tokens.json`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq as _;
+use zeroize::Zeroizing;
+
+use crate::Fingerprint;
+use crate::fingerprint::{DIGEST_BYTES, digest, from_hex, to_hex};
+
+const FORM: &str = "farfork-join-1";
+
+/// Size of a token's secret, in bytes: 128 bits cannot be guessed.
+pub const SECRET_BYTES: usize = 16;
+
+/// How long a token is good for unless its maker says otherwise: long enough to walk to the other machine.
+pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
+
+/// Most tokens that are good at a time; the oldest make room.
+const TOKENS_MAX: usize = 256;
+
+/// Why a text is no token. It does not say what the text was.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no join token: it looks like `{FORM}.…`, one line, as `farfork cluster token` prints it")]
+pub struct TokenError;
+
+/// The secret part, which is never shown; it leaves no copy behind.
+#[derive(Clone)]
+pub struct Secret(Zeroizing<[u8; SECRET_BYTES]>);
+
+impl Secret {
+    /// As it came over a protected connection.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Some(Self(Zeroizing::new(bytes.try_into().ok()?)))
+    }
+
+    /// The bytes, for a protected connection only.
+    pub fn expose(&self) -> &[u8] {
+        &self.0[..]
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(hidden)")
+    }
+}
+
+/// A join token.
+#[derive(Debug, Clone)]
+pub struct JoinToken {
+    /// What the cluster knows the machine by.
+    pub secret: Secret,
+    /// What the machine knows the cluster by: the fingerprint of its authority.
+    pub authority: Fingerprint,
+}
+
+impl JoinToken {
+    /// Draws one.
+    ///
+    /// # Errors
+    /// The system has no randomness.
+    pub fn draw(authority: Fingerprint) -> Result<Self, getrandom::Error> {
+        let mut secret = Zeroizing::new([0; SECRET_BYTES]);
+        getrandom::fill(&mut *secret)?;
+        Ok(Self { secret: Secret(secret), authority })
+    }
+
+    /// The text, for whoever joins.
+    pub fn to_text(&self) -> Zeroizing<String> {
+        let secret = Zeroizing::new(to_hex(self.secret.expose()));
+        Zeroizing::new(format!("{FORM}.{}.{}", *secret, self.authority))
+    }
+}
+
+impl FromStr for JoinToken {
+    type Err = TokenError;
+
+    fn from_str(text: &str) -> Result<Self, TokenError> {
+        let parse = || {
+            let mut parts = text.trim().split('.');
+            let (form, secret, pin) = (parts.next()?, parts.next()?, parts.next()?);
+            let secret = Secret(Zeroizing::new(from_hex(secret)?));
+            let is_whole = form == FORM && parts.next().is_none();
+            is_whole.then_some(Self { secret, authority: pin.parse().ok()? })
+        };
+        parse().ok_or(TokenError)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Outstanding {
+    /// SHA-256 of the secret.
+    digest: [u8; DIGEST_BYTES],
+    expires_unix_ms: u64,
+}
+
+/// Why a secret opens nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TokenRefusal {
+    /// None is like it.
+    #[error("the join token is not one of this cluster's, or was used up long ago")]
+    Unknown,
+    /// It was good once.
+    #[error("the join token has expired")]
+    Expired,
+}
+
+/// The tokens that are good.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenBook {
+    tokens: Vec<Outstanding>,
+}
+
+impl TokenBook {
+    /// Enters a token. Whoever has it may join until it expires, more than once.
+    pub fn enter(&mut self, token: &JoinToken, now: SystemTime, valid: Duration) {
+        // An expired one stays for a while, so that its bearer is told why it does not open.
+        let forgotten = crate::moment::unix_ms(now - TOKEN_VALID);
+        self.tokens.retain(|token| token.expires_unix_ms > forgotten);
+        if self.tokens.len() >= TOKENS_MAX {
+            self.tokens.remove(0);
+        }
+        let expires_unix_ms = crate::moment::unix_ms(now + valid);
+        self.tokens.push(Outstanding { digest: digest(token.secret.expose()), expires_unix_ms });
+    }
+
+    /// Whether a secret opens the cluster. All tokens are looked at, whichever it is: how long that takes tells nothing.
+    ///
+    /// # Errors
+    /// [`TokenRefusal`].
+    pub fn admit(&self, secret: &Secret, now: SystemTime) -> Result<(), TokenRefusal> {
+        let shown = digest(secret.expose());
+        let (mut known, mut good) = (false, false);
+        for token in &self.tokens {
+            let same = bool::from(token.digest.ct_eq(&shown));
+            known |= same;
+            good |= same & (token.expires_unix_ms > crate::moment::unix_ms(now));
+        }
+        match (known, good) {
+            (_, true) => Ok(()),
+            (true, false) => Err(TokenRefusal::Expired),
+            (false, false) => Err(TokenRefusal::Unknown),
+        }
+    }
+
+    /// How many are good now.
+    pub fn count_good(&self, now: SystemTime) -> usize {
+        let now = crate::moment::unix_ms(now);
+        self.tokens.iter().filter(|token| token.expires_unix_ms > now).count()
+    }
+
+    /// Makes all of them worthless.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn token() -> JoinToken {
+        JoinToken::draw(Fingerprint::of(b"authority")).unwrap()
+    }
+
+    #[test]
+    fn tokens_survive_their_text_and_hide_in_logs() {
+        let token = token();
+        let read: JoinToken = format!("{}\n", *token.to_text()).parse().unwrap();
+        assert_eq!(read.secret.expose(), token.secret.expose());
+        assert_eq!(read.authority, token.authority);
+        assert!(!format!("{token:?}").contains(&to_hex(token.secret.expose())));
+    }
+
+    #[test]
+    fn a_token_opens_until_it_expires() {
+        let (token, now) = (token(), SystemTime::now());
+        let mut book = TokenBook::default();
+        assert_eq!(book.admit(&token.secret, now), Err(TokenRefusal::Unknown));
+        book.enter(&token, now, HOUR);
+        assert_eq!(book.admit(&token.secret, now + HOUR / 2), Ok(()));
+        assert_eq!(book.admit(&token.secret, now + HOUR), Err(TokenRefusal::Expired));
+        assert_eq!(book.admit(&self::token().secret, now), Err(TokenRefusal::Unknown));
+        assert_eq!((book.count_good(now), book.count_good(now + HOUR)), (1, 0));
+    }
+
+    #[test]
+    fn the_book_stays_small() {
+        let (mut book, now) = (TokenBook::default(), SystemTime::now());
+        for _ in 0..2 * TOKENS_MAX {
+            book.enter(&token(), now, HOUR);
+        }
+        assert_eq!(book.tokens.len(), TOKENS_MAX);
+        book.enter(&token(), now + 3 * HOUR, HOUR);
+        assert_eq!(book.tokens.len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in ".{0,200}") {
+            prop_assert!(text.parse::<JoinToken>().is_err());
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Clusters in temporary directories, and two ends of a socket that shake hands.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, SystemTime};
+
+use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, PeerError, Role, Session, member};
+use farfork_wire::NodeName;
+use tempfile::TempDir;
+
+/// Far more turns than any handshake takes.
+const TURNS_MAX: usize = 100;
+
+pub(crate) fn name(text: &str) -> NodeName {
+    NodeName::new(text).unwrap()
+}
+
+/// A cluster whose first node is `n1`.
+pub(crate) struct Bed {
+    scratch: TempDir,
+    pub(crate) first: Directory,
+}
+
+impl Bed {
+    pub(crate) fn new(cluster: &str) -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let first = Directory::new(scratch.path().join("n1"));
+        member::init(&first, &name(cluster), &name("n1"), SystemTime::now()).unwrap();
+        Self { scratch, first }
+    }
+
+    /// A member's directory, whose certificate was made at a moment and is good for so long.
+    pub(crate) fn issue_at(&self, role: Role, member: &str, at: SystemTime, valid: Duration) -> Directory {
+        let into = Directory::new(self.scratch.path().join(format!("{role}-{member}")));
+        member::issue_directory(&self.first, &into, role, &name(member), at, valid).unwrap();
+        into
+    }
+
+    pub(crate) fn issue(&self, role: Role, member: &str) -> Directory {
+        self.issue_at(role, member, SystemTime::now(), NODE_VALID)
+    }
+}
+
+pub(crate) fn open(directory: &Directory, encryption: Encryption) -> Credentials {
+    Credentials::open(directory, encryption).unwrap()
+}
+
+pub(crate) type End = Session<UnixStream>;
+
+/// Two ends that have not begun.
+pub(crate) fn pair(client: &Credentials, server: &Credentials, expected: Option<&str>) -> (End, End) {
+    let (one, other) = sockets();
+    let expected = expected.map(name);
+    (Session::connect(client, one, expected.as_ref()).unwrap(), Session::accept(server, other).unwrap())
+}
+
+pub(crate) fn sockets() -> (UnixStream, UnixStream) {
+    let (one, other) = UnixStream::pair().unwrap();
+    one.set_nonblocking(true).unwrap();
+    other.set_nonblocking(true).unwrap();
+    (one, other)
+}
+
+/// Lets both ends take turns until both are open or one fails; what each found.
+pub(crate) fn shake<P: Read + Write>(
+    client: &mut Session<P>,
+    server: &mut Session<P>,
+) -> (io::Result<()>, io::Result<()>) {
+    let mut outcome = (None, None);
+    for _ in 0..TURNS_MAX {
+        for (end, outcome) in [(&mut *client, &mut outcome.0), (&mut *server, &mut outcome.1)] {
+            if outcome.is_none() {
+                match end.shake() {
+                    Ok(true) => *outcome = Some(Ok(())),
+                    Ok(false) => {}
+                    Err(error) => *outcome = Some(Err(error)),
+                }
+            }
+        }
+        if let (Some(_), Some(_)) = outcome {
+            break;
+        }
+    }
+    let unfinished = || Err(io::ErrorKind::WouldBlock.into());
+    (outcome.0.unwrap_or_else(unfinished), outcome.1.unwrap_or_else(unfinished))
+}
+
+/// What an end found wrong with its peer.
+pub(crate) fn found(outcome: io::Result<()>) -> PeerError {
+    let error = outcome.expect_err("it is refused");
+    let found = error.get_ref().and_then(|inner| inner.downcast_ref::<PeerError>());
+    found.unwrap_or_else(|| panic!("no reason but {error}")).clone()
+}
+
+/// Sends all of it from one end to the other.
+pub(crate) fn carry<P: Read + Write>(from: &mut Session<P>, to: &mut Session<P>, bytes: &[u8]) -> Vec<u8> {
+    let (mut sent, mut got) = (0, Vec::new());
+    while got.len() < bytes.len() {
+        let (head, tail) = bytes[sent..].split_at((bytes.len() - sent).min(100));
+        sent += from.send(&[IoSlice::new(head), IoSlice::new(tail)]).unwrap().unwrap_or(0);
+        let (mut one, mut other) = ([0; 1000], vec![0; 70_000]);
+        let mut spaces = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut other)];
+        if let Some(count) = to.receive(&mut spaces).unwrap() {
+            assert!(count > 0, "the stream ended");
+            got.extend_from_slice(&one[..count.min(1000)]);
+            got.extend_from_slice(&other[..count.saturating_sub(1000)]);
+        }
+    }
+    got
+}

@@ -1,0 +1,69 @@
+//! Peers that do not keep to the protocol.
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+
+use farfork_trust::{Encryption, PeerError, Role, Session};
+use proptest::prelude::*;
+
+use crate::bed::{Bed, found, open, pair, sockets};
+
+/// What an end says when its peer sends these bytes and no more.
+fn hears(bytes: &[u8], is_server: bool) -> PeerError {
+    let bed = Bed::new("blue");
+    let credentials = open(&bed.first, Encryption::On);
+    let (ours, mut theirs) = sockets();
+    let mut session = if is_server {
+        Session::accept(&credentials, ours).unwrap()
+    } else {
+        Session::connect(&credentials, ours, None).unwrap()
+    };
+    theirs.write_all(bytes).unwrap();
+    theirs.shutdown(Shutdown::Write).unwrap();
+    found(session.shake().map(|open| assert!(!open, "nobody has shown who they are")))
+}
+
+#[test]
+fn who_speaks_in_clear_is_told_from_who_lies() {
+    for is_server in [true, false] {
+        for plain in [&b"FFABRIC\0\x01\0\0\0abcd"[..], b"GET / HTTP/1.1\r\n\r\n", &[0; 100], &[22, 9, 9, 9, 9]] {
+            assert_eq!(hears(plain, is_server), PeerError::Plaintext, "{plain:?}");
+        }
+        assert_eq!(hears(b"", is_server), PeerError::Closed);
+        assert_eq!(hears(&[22, 3, 3, 0, 200, 1], is_server), PeerError::Closed);
+    }
+}
+
+#[test]
+fn a_record_without_end_is_not_waited_for() {
+    let header = [22, 3, 3, 0xff, 0xff];
+    assert_eq!(hears(&[&header[..], &[0; 30_000]].concat(), true), PeerError::Plaintext);
+}
+
+#[test]
+fn a_changed_byte_ends_an_encrypted_stream() {
+    let bed = Bed::new("blue");
+    let second = bed.issue(Role::Node, "n2");
+    let (one, other) = (open(&second, Encryption::On), open(&bed.first, Encryption::On));
+    let (mut client, mut server) = pair(&one, &other, None);
+    crate::bed::shake(&mut client, &mut server).1.unwrap();
+    client.send(&[std::io::IoSlice::new(b"pay 10 to Alice")]).unwrap();
+    // Somebody on the link takes the record, and puts a changed one in its place.
+    let mut record = vec![0; 4096];
+    let count = server.pipe().read(&mut record).unwrap();
+    record[count - 1] ^= 1;
+    client.pipe().write_all(&record[..count]).unwrap();
+    let mut space = [0; 100];
+    let error = server.receive(&mut [std::io::IoSliceMut::new(&mut space)]).unwrap_err();
+    assert!(error.to_string().contains("handshake failed") || error.to_string().contains("decrypt"), "{error}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+    #[test]
+    fn garbage_gets_nobody_in(bytes in proptest::collection::vec(any::<u8>(), 0..2000), is_server: bool) {
+        hears(&bytes, is_server);
+        hears(&[&[22, 3, 1, 1, 44][..], &bytes].concat(), is_server);
+        hears(&[&[22, 3, 3, 0, 60, 1, 0, 0, 56, 3, 3][..], &bytes].concat(), is_server);
+    }
+}

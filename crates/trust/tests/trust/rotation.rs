@@ -1,0 +1,178 @@
+//! Joining, renewing, rotating: nobody has to stop for any of it.
+
+use std::time::{Duration, SystemTime};
+
+use farfork_trust::member::MemberError;
+use farfork_trust::{
+    Credentials, Directory, DirectoryError, Encryption, Fingerprint, NODE_VALID, NewKey, Role, RosterError,
+    TokenRefusal, member,
+};
+
+use crate::bed::{Bed, name, open, pair, shake};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn know_each_other(one: &Credentials, other: &Credentials) -> bool {
+    let (mut client, mut server) = pair(one, other, None);
+    let (client, server) = shake(&mut client, &mut server);
+    client.is_ok() && server.is_ok()
+}
+
+/// As a node does by itself, where the authority is at hand.
+fn renew(bed: &Bed, directory: &Directory, member: &str) {
+    let key = NewKey::generate().unwrap();
+    let request = key.request().unwrap();
+    let now = SystemTime::now();
+    let certificate = member::issue(&bed.first, &request, Role::Node, &name(member), now, NODE_VALID).unwrap();
+    member::install_renewed(directory, &key, &certificate).unwrap();
+}
+
+#[test]
+fn a_machine_joins_with_a_token() {
+    let (bed, now) = (Bed::new("blue"), SystemTime::now());
+    let token = member::draw_token(&bed.first, now, HOUR).unwrap();
+    member::admit(&bed.first, &token.secret, now).unwrap();
+    let expired = member::admit(&bed.first, &token.secret, now + HOUR);
+    assert!(matches!(expired, Err(MemberError::Token(TokenRefusal::Expired))));
+
+    let key = NewKey::generate().unwrap();
+    let request = key.request().unwrap();
+    let certificate = member::issue(&bed.first, &request, Role::Node, &name("n2"), now, NODE_VALID).unwrap();
+    let (_, roster) = bed.first.read_roster().unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let into = Directory::new(scratch.path().join("trust"));
+    let wrong = member::install_joined(&into, &key, &certificate, &roster, Fingerprint::of(b"another"));
+    assert!(matches!(wrong, Err(MemberError::Roster(RosterError::Unsigned))));
+    member::install_joined(&into, &key, &certificate, &roster, token.authority).unwrap();
+    assert!(know_each_other(&open(&into, Encryption::On), &open(&bed.first, Encryption::On)));
+    let again = member::install_joined(&into, &key, &certificate, &roster, token.authority);
+    assert!(matches!(again, Err(MemberError::Directory(DirectoryError::Exists { .. }))));
+}
+
+#[test]
+fn a_certificate_is_for_the_key_that_signed_the_request_or_for_none() {
+    let bed = Bed::new("blue");
+    let second = bed.issue(Role::Node, "n2");
+    let key = NewKey::generate().unwrap();
+    let mut request = key.request().unwrap();
+    let issue =
+        |request: &[u8]| member::issue(&bed.first, request, Role::Node, &name("n2"), SystemTime::now(), NODE_VALID);
+    issue(&request).unwrap();
+    let mut refused = 0;
+    for at in 0..request.len() {
+        request[at] ^= 1;
+        match issue(&request) {
+            // What no signature covers may be changed; the key may not, or the two would not fit together.
+            Ok(certificate) => {
+                member::install_renewed(&second, &key, &certificate).unwrap();
+                open(&second, Encryption::On);
+            }
+            Err(_) => refused += 1,
+        }
+        request[at] ^= 1;
+    }
+    assert!(refused > request.len() * 9 / 10, "{refused} of {}", request.len());
+    assert!(issue(&[]).is_err());
+}
+
+#[test]
+fn a_node_renews_its_key_and_connections_go_on() {
+    let bed = Bed::new("blue");
+    let second = bed.issue(Role::Node, "n2");
+    let (one, other) = (open(&second, Encryption::On), open(&bed.first, Encryption::On));
+    let (mut client, mut server) = pair(&one, &other, None);
+    shake(&mut client, &mut server).1.unwrap();
+    let before = one.issued();
+    renew(&bed, &second, "n2");
+    one.reload();
+    assert!(one.issued() > before);
+    assert!(crate::bed::carry(&mut client, &mut server, b"still here") == b"still here");
+    assert!(know_each_other(&one, &other));
+}
+
+#[test]
+fn an_authority_is_rotated_without_a_moment_without_trust() {
+    let bed = Bed::new("blue");
+    let second = bed.issue(Role::Node, "n2");
+    let (one, other) = (open(&bed.first, Encryption::On), open(&second, Encryption::On));
+    member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
+    assert!(matches!(member::begin_rotation(&bed.first, SystemTime::now()), Err(MemberError::Rotating)));
+    one.reload();
+    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "before it has heard");
+
+    assert!(other.adopt_roster(&one.roster().1).unwrap());
+    assert!(!other.adopt_roster(&one.roster().1).unwrap(), "it is in force already");
+    assert!(!other.is_of_current_authority() && !one.is_of_current_authority());
+    renew(&bed, &bed.first, "n1");
+    one.reload();
+    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "one has a new certificate");
+    renew(&bed, &second, "n2");
+    other.reload();
+    assert!(other.is_of_current_authority());
+
+    // A token from before names the old authority, one from now the new.
+    let token = member::draw_token(&bed.first, SystemTime::now(), HOUR).unwrap();
+    assert_eq!(token.authority, Fingerprint::of(&one.roster().0.authorities()[0]));
+
+    let late = bed.issue(Role::Node, "late");
+    member::end_rotation(&bed.first).unwrap();
+    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NotRotating)));
+    one.reload();
+    assert!(other.adopt_roster(&one.roster().1).unwrap());
+    assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "the old one is gone");
+    assert!(know_each_other(&open(&late, Encryption::On), &one));
+}
+
+#[test]
+fn what_the_old_authority_issued_is_worth_nothing_in_the_end() {
+    let bed = Bed::new("blue");
+    let second = bed.issue(Role::Node, "n2");
+    let other = open(&second, Encryption::On);
+    member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
+    renew(&bed, &bed.first, "n1");
+    member::end_rotation(&bed.first).unwrap();
+    let one = open(&bed.first, Encryption::On);
+    let (mut client, mut server) = pair(&other, &one, None);
+    let (client, server) = shake(&mut client, &mut server);
+    assert!(client.is_err() && server.is_err());
+}
+
+#[test]
+fn a_damaged_file_leaves_the_credentials_as_they_are() {
+    let bed = Bed::new("blue");
+    let second = bed.issue(Role::Node, "n2");
+    let (one, other) = (open(&second, Encryption::On), open(&bed.first, Encryption::On));
+    second.write_identity("not a certificate").unwrap();
+    one.reload();
+    assert!(know_each_other(&one, &other));
+    assert!(Credentials::open(&second, Encryption::On).is_err());
+}
+
+#[test]
+fn an_older_roster_does_not_come_back() {
+    let bed = Bed::new("blue");
+    let second = bed.issue(Role::Node, "n2");
+    let (_, old) = bed.first.read_roster().unwrap();
+    member::revoke(&bed.first, Role::Client, &name("mallory"), SystemTime::now()).unwrap();
+    let (_, new) = bed.first.read_roster().unwrap();
+    let credentials = open(&second, Encryption::On);
+    assert!(credentials.adopt_roster(&new).unwrap());
+    assert!(!credentials.adopt_roster(&old).unwrap());
+    assert_eq!(credentials.roster_counter(), 2);
+}
+
+#[test]
+fn revoking_takes_the_tokens_with_it() {
+    let bed = Bed::new("blue");
+    let now = SystemTime::now();
+    let token = member::draw_token(&bed.first, now, HOUR).unwrap();
+    member::revoke(&bed.first, Role::Node, &name("n2"), now).unwrap();
+    assert!(member::admit(&bed.first, &token.secret, now).is_err());
+}
+
+#[test]
+fn a_cluster_is_not_made_twice() {
+    let bed = Bed::new("blue");
+    let again = member::init(&bed.first, &name("red"), &name("n1"), SystemTime::now());
+    assert!(matches!(again, Err(MemberError::Directory(DirectoryError::Exists { .. }))));
+}
