@@ -12,6 +12,7 @@ mod manifests;
 mod names;
 mod source;
 mod traces;
+mod troubleshooting;
 mod unsafety;
 
 use std::fmt;
@@ -38,7 +39,7 @@ pub(crate) struct Tree<'a> {
 
 type Check = fn(&Tree<'_>) -> Result<Vec<Finding>>;
 
-const CHECKS: [(&str, Check); 9] = [
+const CHECKS: [(&str, Check); 10] = [
     ("heads", heads::check),
     ("layers", layers::check),
     ("manifests", manifests::check),
@@ -47,6 +48,7 @@ const CHECKS: [(&str, Check); 9] = [
     ("lengths", lengths::check),
     ("documents", documents::check),
     ("hazards", hazards::check),
+    ("troubleshooting", troubleshooting::check),
     ("traces", traces::check),
 ];
 
