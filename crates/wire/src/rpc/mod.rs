@@ -107,11 +107,8 @@ pub enum FrameError {
         bytes: u32,
     },
     /// A payload in which bits were flipped.
-    #[error("the payload of request {id} is damaged: its checksum disagrees")]
-    PayloadChecksum {
-        /// The request.
-        id: u64,
-    },
+    #[error("a payload is damaged: its checksum disagrees")]
+    PayloadChecksum,
     /// A frame that is sound but makes no sense.
     #[error("a frame makes no sense: {0}")]
     Sense(&'static str),

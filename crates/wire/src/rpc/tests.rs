@@ -62,7 +62,7 @@ fn receive<M: Message>(bytes: &[u8]) -> Result<Option<Frame<M>>, FrameError> {
     let Some(frame) = M::decode(bytes)? else { return Ok(None) };
     let Some(payload) = bytes.get(frame.head_bytes..frame.head_bytes + frame.payload_bytes) else { return Ok(None) };
     match frame.payload_crc {
-        Some(crc) if crc != crc32c::crc32c(payload) => Err(FrameError::PayloadChecksum { id: 0 }),
+        Some(crc) if crc != crc32c::crc32c(payload) => Err(FrameError::PayloadChecksum),
         _ => Ok(Some(frame)),
     }
 }

@@ -1,0 +1,481 @@
+//! A client's side of the protocol, pure: bytes and time are arguments, requests and their ends are what it is for.
+//!
+//! ```text
+//!            connected()            hello received
+//!     Down ─────────────▶ Greeting ───────────────▶ Up
+//!      ▲                      │                     │   a session: Closed ─ OPEN ─▶ Opening ─ OPENED ─▶ Open
+//!      └──── disconnected() ──┴─────────────────────┘            ▲                                      │
+//!                                                                └──────────── disconnected() ──────────┘
+//! ```
+//!
+//! Requests are taken in every state; they are sent when their session is open, and again when it is resumed.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Instant;
+
+use farfork_wire::rpc::{Answer, Ask, FrameError, OpenOutcome, ReplyHead, SESSIONS_MAX, SessionId, Status, Versions};
+
+use super::call::{Body, CallError, Completion, Outgoing, SubmitError};
+use super::requests::{Requests, Waiting, remaining_us};
+use super::silence::Silence;
+use crate::inbound::{Inbound, Staging};
+use crate::spool::{Queue, SLICES_MAX, Spool};
+
+/// Most bytes of unanswered requests.
+const HELD_BYTES_MAX: usize = 64 << 20;
+
+/// Bytes of received replies after which a client says that it has them, if no request does before.
+const UNACKNOWLEDGED_BYTES_MAX: usize = 256 << 10;
+
+/// The owner of all frames: a client has one spool.
+const OWNER: u16 = 0;
+
+/// A control frame's size, in bytes, about.
+const CONTROL_BYTES: usize = 32;
+
+/// A session of a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SessionKey(pub(super) u16);
+
+/// A client's side of one connection at a time.
+pub(crate) struct Core {
+    inbound: Inbound<Answer>,
+    spool: Spool,
+    queue: Queue,
+    /// By slot.
+    sessions: Vec<Option<Session>>,
+    state: State,
+    new_id: Box<dyn FnMut() -> SessionId + Send>,
+    /// Requests that ended without a frame.
+    ended: VecDeque<(u64, CallError)>,
+    unanswered: usize,
+    /// No deadline is earlier; there may be none at it any more.
+    deadline_hint: Option<Instant>,
+    silence: Silence,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Down,
+    Greeting,
+    Up,
+}
+
+#[derive(Debug)]
+struct Session {
+    id: SessionId,
+    stage: Stage,
+    epoch: u32,
+    /// Whether the server has said that it has it.
+    known: bool,
+    requests: Requests,
+    unacknowledged_bytes: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Closed,
+    Opening,
+    Open,
+    /// It was closed while it was being opened: the server has to be told once it has answered.
+    Closing,
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("state", &self.state).field("unanswered", &self.unanswered).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    /// `new_id` gives what nobody guesses, and nobody has given before.
+    pub(crate) fn new(now: Instant, new_id: Box<dyn FnMut() -> SessionId + Send>) -> Self {
+        Self {
+            inbound: Inbound::default(),
+            spool: Spool::default(),
+            queue: Queue::default(),
+            sessions: Vec::new(),
+            state: State::Down,
+            new_id,
+            ended: VecDeque::new(),
+            unanswered: 0,
+            deadline_hint: None,
+            silence: Silence::new(now),
+        }
+    }
+
+    /// Makes a session, with room for so many unanswered requests.
+    pub(crate) fn open(&mut self, window: u64) -> Option<SessionKey> {
+        let slot = match self.sessions.iter().position(Option::is_none) {
+            Some(slot) => slot,
+            None if self.sessions.len() >= SESSIONS_MAX => return None,
+            None => {
+                self.sessions.push(None);
+                self.sessions.len() - 1
+            }
+        };
+        self.sessions[slot] = Some(Session {
+            id: (self.new_id)(),
+            stage: Stage::Closed,
+            epoch: 0,
+            known: false,
+            requests: Requests::new(window),
+            unacknowledged_bytes: 0,
+        });
+        if self.state == State::Up {
+            self.send_open(slot);
+        }
+        Some(SessionKey(slot as u16))
+    }
+
+    /// Ends a session; its requests end as cancelled.
+    pub(crate) fn close(&mut self, key: SessionKey) {
+        let slot = usize::from(key.0);
+        let Some(Some(session)) = self.sessions.get(slot) else { return };
+        let (stage, ids): (_, Vec<u64>) = (session.stage, session.requests.ids().collect());
+        for id in ids {
+            self.end(slot, id, CallError::Cancelled);
+        }
+        match (stage, self.sessions[slot].as_mut()) {
+            (Stage::Opening, Some(session)) => session.stage = Stage::Closing,
+            (Stage::Open, _) => self.leave(slot),
+            _ => self.sessions[slot] = None,
+        }
+    }
+
+    fn leave(&mut self, slot: usize) {
+        self.append(&Ask::Close { slot: slot as u16 });
+        self.sessions[slot] = None;
+    }
+
+    /// Takes a request; it is sent with the next bytes.
+    pub(crate) fn submit(
+        &mut self,
+        now: Instant,
+        key: SessionKey,
+        call: &Outgoing,
+        body: Body<'_>,
+    ) -> Result<(), SubmitError> {
+        body.check()?;
+        if self.spool.held_bytes() >= HELD_BYTES_MAX {
+            return Err(SubmitError::Full);
+        }
+        let session = self.sessions.get_mut(usize::from(key.0)).and_then(Option::as_mut);
+        let session = session.ok_or(SubmitError::NoSession)?;
+        let id = session.requests.next().ok_or(SubmitError::Full)?;
+        let behind = (id - session.requests.floor()) as u32;
+        let remaining_us = remaining_us(call.deadline, now);
+        let place = body.write(&mut self.spool, &call.head(key.0, id, behind, remaining_us));
+        let sent = session.stage == Stage::Open;
+        if sent {
+            self.queue.push(OWNER, &mut self.spool, &place);
+            session.unacknowledged_bytes = 0;
+        }
+        let Outgoing { handler, tag, deadline, checked } = *call;
+        session.requests.push(Waiting { tag, handler, checked, sent, deadline, place });
+        if let Some(deadline) = deadline {
+            self.deadline_hint = Some(self.deadline_hint.map_or(deadline, |hint| hint.min(deadline)));
+        }
+        if self.unanswered == 0 {
+            self.silence.begins(now);
+        }
+        self.unanswered += 1;
+        if session.stage == Stage::Closed && self.state == State::Up {
+            self.send_open(usize::from(key.0));
+        }
+        Ok(())
+    }
+
+    /// Takes a request back. What came of it at the server, nobody knows.
+    pub(crate) fn cancel(&mut self, key: SessionKey, tag: u64) -> bool {
+        let session = self.sessions.get(usize::from(key.0)).and_then(Option::as_ref);
+        let Some(id) = session.and_then(|session| session.requests.find(|request| request.tag == tag)) else {
+            return false;
+        };
+        self.end(usize::from(key.0), id, CallError::Cancelled);
+        true
+    }
+
+    /// Ends a request without an answer.
+    fn end(&mut self, slot: usize, id: u64, error: CallError) {
+        let Some(session) = self.sessions[slot].as_mut() else { return };
+        let is_open = session.stage == Stage::Open;
+        let Some(request) = session.requests.take(id) else { return };
+        self.spool.release(&request.place);
+        self.unanswered -= 1;
+        self.ended.push_back((request.tag, error));
+        if is_open && request.sent {
+            self.append(&Ask::Cancel { slot: slot as u16, id });
+        }
+    }
+
+    /// Number of requests that have not ended.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.unanswered
+    }
+
+    /// Whether it has anything to do with a connection.
+    pub(crate) fn wants_connection(&self) -> bool {
+        self.unanswered > 0
+    }
+
+    /// A connection is there.
+    pub(crate) fn connected(&mut self, now: Instant) {
+        debug_assert_eq!(self.state, State::Down);
+        self.state = State::Greeting;
+        self.silence.begins(now);
+        self.inbound = Inbound::default();
+        self.append_with(|out| out.extend_from_slice(&Versions::OURS.encode()));
+    }
+
+    /// The connection is gone. What was sent will be sent again.
+    pub(crate) fn disconnected(&mut self) {
+        self.state = State::Down;
+        self.queue.clear();
+        self.spool.forget_runs();
+        for place in &mut self.sessions {
+            match place {
+                Some(session) if session.stage != Stage::Closing => session.stage = Stage::Closed,
+                _ => *place = None,
+            }
+        }
+    }
+
+    fn append(&mut self, ask: &Ask) {
+        self.append_with(|out| ask.append(out));
+    }
+
+    fn append_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let out = self.spool.open(CONTROL_BYTES);
+        let start = out.len();
+        write(out);
+        let place = self.spool.close(start);
+        self.queue.push(OWNER, &mut self.spool, &place);
+        self.spool.release(&place);
+    }
+
+    fn send_open(&mut self, slot: usize) {
+        let Some(session) = self.sessions[slot].as_mut() else { return };
+        session.stage = Stage::Opening;
+        if session.known {
+            session.epoch += 1;
+        }
+        let Session { id, epoch, known, .. } = *session;
+        self.append(&Ask::Open { slot: slot as u16, session: id, epoch, resumed: known });
+    }
+
+    /// Bytes that are still to be sent.
+    pub(crate) fn unsent_bytes(&self) -> usize {
+        self.queue.bytes()
+    }
+
+    /// The bytes to send next, as slices.
+    pub(crate) fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>; SLICES_MAX]) -> usize {
+        self.queue.slices(slices, |_| &self.spool)
+    }
+
+    /// Takes note that `count` bytes were sent.
+    pub(crate) fn sent(&mut self, count: usize) {
+        let Self { queue, spool, .. } = self;
+        queue.sent(count, |_, ended| ended.tell(spool));
+    }
+
+    /// Prepares the staging area for what was kept; then come [`Core::spaces`].
+    pub(crate) fn load(&mut self, staging: &mut Staging) {
+        self.inbound.load(staging);
+    }
+
+    /// Where to receive into.
+    pub(crate) fn spaces<'a>(&'a mut self, staging: &'a mut Staging) -> [IoSliceMut<'a>; 2] {
+        self.inbound.spaces(staging)
+    }
+
+    /// Empties the staging area where nothing was received.
+    pub(crate) fn keep(&mut self, staging: &mut Staging) {
+        self.inbound.keep(staging);
+    }
+
+    /// Takes note of what was received, tells what ended by it, and leaves the staging area empty.
+    ///
+    /// # Errors
+    /// The server violates the protocol; the connection must end.
+    pub(crate) fn received(
+        &mut self,
+        staging: &mut Staging,
+        count: usize,
+        now: Instant,
+        on_end: &mut impl FnMut(Completion<'_>),
+    ) -> Result<(), FrameError> {
+        self.silence.heard(now);
+        self.inbound.received(staging, count);
+        let handled = self.handle_frames(staging, now, on_end);
+        self.inbound.keep(staging);
+        handled
+    }
+
+    fn handle_frames(
+        &mut self,
+        staging: &mut Staging,
+        now: Instant,
+        on_end: &mut impl FnMut(Completion<'_>),
+    ) -> Result<(), FrameError> {
+        if self.state == State::Greeting {
+            let Some(theirs) = self.inbound.hello(staging)? else { return Ok(()) };
+            Versions::OURS.agree(theirs)?;
+            self.state = State::Up;
+            (0..self.sessions.len()).for_each(|slot| self.send_open(slot));
+        }
+        loop {
+            let Self { inbound, spool, sessions, .. } = self;
+            let Some((answer, payload)) = inbound.next(staging)? else { return Ok(()) };
+            match answer {
+                Answer::Reply(head) => {
+                    let Some(session) = sessions.get_mut(usize::from(head.slot)).and_then(Option::as_mut) else {
+                        continue;
+                    };
+                    let payload_bytes = payload.len();
+                    if let Some(request) = session.answered(&head)? {
+                        spool.release(&request.place);
+                        self.unanswered -= 1;
+                        let result = match head.status {
+                            Status::Answered => Ok(payload),
+                            status => Err(CallError::refused(status, &payload)),
+                        };
+                        on_end(Completion { tag: request.tag, result });
+                    }
+                    self.count_received(usize::from(head.slot), payload_bytes);
+                }
+                Answer::Opened { slot, epoch, outcome } => self.opened(usize::from(slot), epoch, outcome, now)?,
+                Answer::Pong => {}
+            }
+        }
+    }
+
+    /// Says what was received where long replies come and no requests go.
+    fn count_received(&mut self, slot: usize, payload_bytes: usize) {
+        let Some(session) = self.sessions[slot].as_mut() else { return };
+        session.unacknowledged_bytes += payload_bytes;
+        if session.unacknowledged_bytes >= UNACKNOWLEDGED_BYTES_MAX && session.stage == Stage::Open {
+            session.unacknowledged_bytes = 0;
+            let below = session.requests.floor();
+            self.append(&Ask::Acknowledge { slot: slot as u16, below });
+        }
+    }
+
+    fn opened(&mut self, slot: usize, epoch: u32, outcome: OpenOutcome, now: Instant) -> Result<(), FrameError> {
+        let session = self.sessions.get_mut(slot).and_then(Option::as_mut);
+        let is_asked = |it: &&mut Session| matches!(it.stage, Stage::Opening | Stage::Closing) && it.epoch == epoch;
+        let Some(session) = session.filter(is_asked) else {
+            return Err(FrameError::Sense("it opens what was not asked for"));
+        };
+        if session.stage == Stage::Closing {
+            match outcome {
+                OpenOutcome::Open => self.leave(slot),
+                _ => self.sessions[slot] = None,
+            }
+            return Ok(());
+        }
+        match outcome {
+            OpenOutcome::Open => {
+                session.stage = Stage::Open;
+                session.known = true;
+                let ids: Vec<u64> = session.requests.ids().collect();
+                for id in ids {
+                    let place = session.requests.reseal(id, slot as u16, now, &mut self.spool);
+                    self.queue.push(OWNER, &mut self.spool, &place.expect("it waits"));
+                }
+            }
+            OpenOutcome::Expired | OpenOutcome::Taken => self.renew(slot),
+            OpenOutcome::Superseded | OpenOutcome::Full => {
+                session.stage = Stage::Closed;
+                let ids: Vec<u64> = session.requests.ids().collect();
+                ids.into_iter().for_each(|id| self.end(slot, id, CallError::Session(outcome)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a session anew. What the server may have executed for the old one is not sent again.
+    fn renew(&mut self, slot: usize) {
+        let id = (self.new_id)();
+        let Some(session) = self.sessions[slot].as_mut() else { return };
+        (session.id, session.known, session.epoch, session.stage) = (id, false, 0, Stage::Closed);
+        let ids: Vec<u64> = session.requests.ids().collect();
+        for id in ids {
+            let session = self.sessions[slot].as_mut().expect("it was there above");
+            if session.requests.get_mut(id).is_some_and(|request| request.sent) {
+                self.end(slot, id, CallError::Lost);
+            }
+        }
+        self.send_open(slot);
+    }
+
+    /// Ends what is overdue; gives whether the server must be asked for a sign of life, or is gone.
+    ///
+    /// # Errors
+    /// The server was silent for too long; the connection must end.
+    pub(crate) fn advance(&mut self, now: Instant) -> Result<(), super::ConnectionError> {
+        if self.deadline_hint.is_some_and(|hint| hint <= now) {
+            self.expire(now);
+        }
+        let owed = self.unanswered > 0 || self.state == State::Greeting;
+        if self.state != State::Down && owed && self.silence.must_ask(now)? && self.state == State::Up {
+            self.append(&Ask::Ping);
+        }
+        Ok(())
+    }
+
+    fn expire(&mut self, now: Instant) {
+        self.deadline_hint = None;
+        for slot in 0..self.sessions.len() {
+            let is_overdue = |request: &Waiting| request.deadline.is_some_and(|deadline| deadline <= now);
+            while let Some(id) = self.sessions[slot].as_ref().and_then(|session| session.requests.find(is_overdue)) {
+                self.end(slot, id, CallError::Overdue);
+            }
+            let next = self.sessions[slot].as_ref().and_then(|session| session.requests.next_deadline());
+            self.deadline_hint = [self.deadline_hint, next].into_iter().flatten().min();
+        }
+    }
+
+    /// Ends everything that waits.
+    pub(crate) fn fail_all(&mut self, error: &CallError) {
+        for slot in 0..self.sessions.len() {
+            let ids: Vec<u64> = self.sessions[slot].iter().flat_map(|session| session.requests.ids()).collect();
+            ids.into_iter().for_each(|id| self.end(slot, id, error.clone()));
+        }
+    }
+
+    /// Tells what ended without a frame.
+    pub(crate) fn drain_ended(&mut self, on_end: &mut impl FnMut(Completion<'_>)) {
+        while let Some((tag, error)) = self.ended.pop_front() {
+            on_end(Completion { tag, result: Err(error) });
+        }
+    }
+
+    /// When [`Core::advance`] has something to do.
+    pub(crate) fn next_timeout(&self) -> Option<Instant> {
+        let owed = self.state != State::Down && (self.unanswered > 0 || self.state == State::Greeting);
+        let silence = owed.then(|| self.silence.next_timeout());
+        [self.deadline_hint, silence].into_iter().flatten().min()
+    }
+}
+
+impl Session {
+    /// Takes the request that a reply answers; `None` where nobody waits for it any more.
+    fn answered(&mut self, head: &ReplyHead) -> Result<Option<Waiting>, FrameError> {
+        let unasked = FrameError::Sense("it answers what was not asked");
+        if self.stage != Stage::Open {
+            // For the session that had the slot before.
+            return Ok(None);
+        }
+        if !self.requests.was_given(head.id) {
+            return Err(unasked);
+        }
+        match self.requests.get_mut(head.id) {
+            Some(request) if !request.sent => Err(unasked),
+            _ => Ok(self.requests.take(head.id)),
+        }
+    }
+}

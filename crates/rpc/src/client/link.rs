@@ -1,0 +1,291 @@
+//! A client with its connection: streams come and go, requests stay until they end.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::time::{Duration, Instant};
+
+use farfork_fabric::transport::Stream;
+use farfork_wire::rpc::{FrameError, SessionId};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use super::call::{Body, CallError, Completion, Outgoing, SubmitError};
+use super::connector::Connector;
+use super::core::{Core, SessionKey};
+use crate::inbound::Staging;
+use crate::spin::Spin;
+use crate::spool::SLICES_MAX;
+
+/// First pause before connecting again; it doubles.
+const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
+
+/// Longest pause before connecting again.
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// Longest sleep: a safeguard, not a schedule.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// It could not be made, or broke.
+    #[error("the connection broke: {0}")]
+    Broken(#[from] io::Error),
+    /// The server closed it.
+    #[error("the server closed the connection")]
+    Closed,
+    /// The server sent what it must not.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The server did not show a sign of life.
+    #[error("the server is silent")]
+    Silent,
+}
+
+/// A client of one server. Nothing here blocks but [`Client::wait`].
+///
+/// A caller submits, polls, and waits when a poll told of nothing. The connection is made when there is something to
+/// ask, and made again when it breaks; what is unanswered is asked again, and executed once.
+pub struct Client {
+    core: Core,
+    connector: Box<dyn Connector>,
+    stream: Option<Box<dyn Stream>>,
+    staging: Staging,
+    retry_at: Option<Instant>,
+    pause: Duration,
+    /// Whether the last poll may have left something to receive.
+    has_more: bool,
+    spin: Spin,
+    last_error: Option<ConnectionError>,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("core", &self.core).field("connector", &self.connector).finish_non_exhaustive()
+    }
+}
+
+impl Client {
+    /// A client without a connection yet, which looks for `spin_max` before it sleeps.
+    pub fn new(connector: Box<dyn Connector>, spin_max: Duration) -> Self {
+        let new_id = || {
+            let mut bytes = [0; 16];
+            getrandom::fill(&mut bytes).expect("Linux has randomness");
+            SessionId::from_bytes(bytes)
+        };
+        Self::with_ids(connector, spin_max, Instant::now(), Box::new(new_id))
+    }
+
+    /// The same with everything that is not determined as an argument, for simulations.
+    pub fn with_ids(
+        connector: Box<dyn Connector>,
+        spin_max: Duration,
+        now: Instant,
+        new_id: Box<dyn FnMut() -> SessionId + Send>,
+    ) -> Self {
+        Self {
+            core: Core::new(now, new_id),
+            connector,
+            stream: None,
+            staging: Staging::default(),
+            retry_at: None,
+            pause: RETRY_PAUSE_MIN,
+            has_more: true,
+            spin: Spin::new(spin_max, now),
+            last_error: None,
+        }
+    }
+
+    /// Makes a session with room for `window` unanswered requests, [`farfork_wire::rpc::WINDOW_MAX`] at most; `None` when
+    /// there are too many.
+    pub fn open(&mut self, window: u64) -> Option<SessionKey> {
+        self.core.open(window.clamp(1, farfork_wire::rpc::WINDOW_MAX))
+    }
+
+    /// Ends a session; its unanswered requests end as cancelled.
+    pub fn close(&mut self, session: SessionKey) {
+        self.core.close(session);
+    }
+
+    /// Takes a request; it is sent with the next [`Client::poll`], together with all others taken until then.
+    ///
+    /// # Errors
+    /// [`SubmitError`], before anything is sent; then there is no completion.
+    pub fn submit(
+        &mut self,
+        now: Instant,
+        session: SessionKey,
+        call: &Outgoing,
+        body: Body<'_>,
+    ) -> Result<(), SubmitError> {
+        self.core.submit(now, session, call, body)
+    }
+
+    /// Takes a request back by its tag; it ends as cancelled. What came of it at the server, nobody knows.
+    pub fn cancel(&mut self, session: SessionKey, tag: u64) -> bool {
+        self.core.cancel(session, tag)
+    }
+
+    /// Number of requests that have not ended.
+    pub fn unanswered(&self) -> usize {
+        self.core.unanswered()
+    }
+
+    /// Why the last connection ended, if it did.
+    pub fn last_error(&self) -> Option<&ConnectionError> {
+        self.last_error.as_ref()
+    }
+
+    /// Sends what can be sent, receives once, and tells of the requests that ended. Gives whether anything came.
+    pub fn poll(&mut self, now: Instant, mut on_end: impl FnMut(Completion<'_>)) -> bool {
+        let received = match self.advance(now, &mut on_end) {
+            Ok(received) => received,
+            Err(cause) => {
+                self.fail(cause, now);
+                false
+            }
+        };
+        self.core.drain_ended(&mut on_end);
+        self.has_more = received;
+        if received {
+            self.spin.work(now);
+        }
+        received
+    }
+
+    fn advance(&mut self, now: Instant, on_end: &mut impl FnMut(Completion<'_>)) -> Result<bool, ConnectionError> {
+        self.core.advance(now)?;
+        if self.stream.is_none() {
+            if !self.core.wants_connection() || self.retry_at.is_some_and(|at| at > now) {
+                return Ok(false);
+            }
+            self.stream = Some(self.connector.connect()?);
+            self.core.connected(now);
+        }
+        // What came before the stream broke counts: a refusal to talk, say.
+        let sent = self.send();
+        let received = self.receive(now, on_end)?;
+        sent?;
+        Ok(received)
+    }
+
+    fn send(&mut self) -> Result<(), ConnectionError> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        while self.core.unsent_bytes() > 0 {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = self.core.slices(&mut slices);
+            let Some(sent) = stream.send(&slices[..count])? else { return Ok(()) };
+            self.core.sent(sent);
+        }
+        if stream.has_unsent() {
+            stream.send(&[])?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, now: Instant, on_end: &mut impl FnMut(Completion<'_>)) -> Result<bool, ConnectionError> {
+        let Some(stream) = &mut self.stream else { return Ok(false) };
+        self.core.load(&mut self.staging);
+        match stream.receive(&mut self.core.spaces(&mut self.staging)) {
+            Ok(Some(count)) if count > 0 => {
+                self.pause = RETRY_PAUSE_MIN;
+                self.core.received(&mut self.staging, count, now, on_end)?;
+                Ok(true)
+            }
+            other => {
+                self.core.keep(&mut self.staging);
+                if other?.is_some() { Err(ConnectionError::Closed) } else { Ok(false) }
+            }
+        }
+    }
+
+    /// Gives the connection up. Who is of another version will not be another one with the next.
+    fn fail(&mut self, cause: ConnectionError, now: Instant) {
+        tracing::debug!(connector = ?self.connector, %cause, "an RPC connection failed");
+        if self.stream.take().is_some() {
+            self.core.disconnected();
+        }
+        self.retry_at = Some(now + self.pause);
+        self.pause = (self.pause * 2).min(RETRY_PAUSE_MAX);
+        if let ConnectionError::Frame(version @ (FrameError::Version { .. } | FrameError::Foreign)) = &cause {
+            self.core.fail_all(&CallError::Incompatible(version.clone()));
+        }
+        self.last_error = Some(cause);
+    }
+
+    /// When to poll even if nothing came.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        let retry = self.retry_at.filter(|_| self.stream.is_none() && self.core.wants_connection());
+        [self.core.next_timeout(), retry].into_iter().flatten().min()
+    }
+
+    /// Waits until a poll has something to do, or `until`. It looks again for a while before it sleeps, and returns at
+    /// once where the last poll may have left something.
+    ///
+    /// # Errors
+    /// The kernel cannot wait.
+    pub fn wait(&mut self, now: Instant, until: Option<Instant>) -> io::Result<()> {
+        if self.has_more || self.spin.look_again(now) {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        let until = [until, self.next_timeout(), Some(now + SLEEP_MAX)].into_iter().flatten().min();
+        let sleep = until.map_or(SLEEP_MAX, |until| until.saturating_duration_since(now));
+        let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: i64::from(sleep.subsec_nanos()) };
+        let socket = self.stream.as_ref().and_then(|stream| stream.socket());
+        let Some(socket) = socket else {
+            std::thread::sleep(sleep.min(self.pause));
+            return Ok(());
+        };
+        let has_unsent = self.core.unsent_bytes() > 0 || self.stream.as_ref().is_some_and(|it| it.has_unsent());
+        let events = if has_unsent { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        match rustix::event::poll(&mut [PollFd::new(&socket, events)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Asks and waits for the answer. Other requests that end meanwhile are told to `others`.
+    ///
+    /// # Errors
+    /// What came of it.
+    pub fn call(
+        &mut self,
+        session: SessionKey,
+        call: &Outgoing,
+        body: Body<'_>,
+        mut others: impl FnMut(Completion<'_>),
+    ) -> Result<Vec<u8>, CallFailure> {
+        let mut now = Instant::now();
+        self.submit(now, session, call, body)?;
+        let mut result = None;
+        loop {
+            self.poll(now, |completion| {
+                if completion.tag == call.tag {
+                    result = Some(completion.result.map(crate::Payload::into_vec));
+                } else {
+                    others(completion);
+                }
+            });
+            if let Some(result) = result {
+                return Ok(result?);
+            }
+            self.wait(now, None)?;
+            now = Instant::now();
+        }
+    }
+}
+
+/// Why a call that was waited for gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CallFailure {
+    /// It was not accepted.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// It ended without an answer.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The kernel cannot wait.
+    #[error("cannot wait for the connection: {0}")]
+    Wait(#[from] io::Error),
+}

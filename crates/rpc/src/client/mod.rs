@@ -1,0 +1,20 @@
+//! The caller's end: sessions, and requests in flight, on a connection that mends itself.
+//!
+//! ```text
+//!   submit ──▶ Core (pure: what to send, what came) ◀──▶ Client (streams, waiting, reconnecting) ──▶ completions
+//! ```
+
+mod call;
+mod connector;
+mod core;
+mod link;
+mod requests;
+mod silence;
+
+pub use call::{Body, CallError, Completion, Outgoing, SubmitError};
+pub use connector::{Connector, TcpConnector};
+pub use core::SessionKey;
+pub use link::{CallFailure, Client, ConnectionError};
+
+#[cfg(test)]
+pub(crate) use core::Core;

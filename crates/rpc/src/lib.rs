@@ -1,0 +1,34 @@
+//! Calls between nodes: a client asks, a handler of the server answers, and each request is executed at most once,
+//! whatever becomes of connections meanwhile.
+//!
+//! ```text
+//!   caller                                                   handlers
+//!   Client ── submit, poll ──▶ completions                   Handlers ◀── called by ── server threads
+//!     │                                                          ▲
+//!   client::core        pure: sessions, requests, what to send   server::peer      pure: frames → handlers → replies
+//!     │                                                          │                 server::session, server::registry
+//!   client::link        streams, waiting, reconnecting           server::worker    epoll, streams, sweeping
+//!     └──────────────────── bytes of wire::rpc over fabric::transport::Stream ──────┘
+//! ```
+//!
+//! Frames are built where they are sent from ([`spool`]) and understood where they are received ([`inbound`]); on the way
+//! of a small request nothing is allocated and nothing locked. What the bytes travel through, and who may connect, is
+//! the business of the `Stream`'s maker; what is called, that of the crates above.
+#![forbid(unsafe_code)]
+
+pub mod client;
+mod inbound;
+pub mod server;
+mod spin;
+mod spool;
+mod typed;
+
+pub use client::{Body, CallError, Client, Completion, Outgoing, SessionKey, SubmitError};
+pub use farfork_wire::rpc::{PAYLOAD_BYTES_MAX, SESSIONS_MAX, SessionId, Status, WINDOW_MAX};
+pub use inbound::Payload;
+pub use server::{Deferred, Handlers, Reply, Server};
+pub use spin::SPIN_MAX_USUAL;
+pub use typed::{Call, TypedError};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! What the threads of a server share: the registry of sessions, and a mailbox for each thread.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use farfork_fabric::transport::Stream;
+use farfork_wire::rpc::Status;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::registry::{Registry, Whereabouts};
+use super::reply::{Returns, Ticket};
+
+/// Something for a thread.
+#[derive(Debug)]
+pub(super) enum Letter {
+    /// A new connection.
+    Adopt(Box<dyn Stream>),
+    /// A session of this connection was resumed elsewhere.
+    Close(u64),
+    /// An answer for a session of this connection.
+    Answer { peer: u64, ticket: Ticket, status: Status, payload: Vec<u8> },
+}
+
+/// What the threads share.
+#[derive(Debug)]
+pub(super) struct Hub {
+    registry: Mutex<Registry>,
+    mailboxes: Vec<Mailbox>,
+    stopped: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Mailbox {
+    wake: OwnedFd,
+    letters: Mutex<Vec<Letter>>,
+}
+
+impl Hub {
+    pub(super) fn new(workers: usize) -> io::Result<Self> {
+        let mailbox = || -> io::Result<Mailbox> {
+            let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+            Ok(Mailbox { wake, letters: Mutex::default() })
+        };
+        let mailboxes = (0..workers).map(|_| mailbox()).collect::<io::Result<_>>()?;
+        Ok(Self { registry: Mutex::default(), mailboxes, stopped: AtomicBool::new(false) })
+    }
+
+    pub(super) fn workers(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    pub(super) fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What becomes readable when a letter came.
+    pub(super) fn wake_of(&self, worker: usize) -> &OwnedFd {
+        &self.mailboxes[worker].wake
+    }
+
+    pub(super) fn post(&self, worker: usize, letter: Letter) {
+        let mailbox = &self.mailboxes[worker];
+        mailbox.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
+        mailbox.ring();
+    }
+
+    /// The letters that came.
+    pub(super) fn take_letters(&self, worker: usize) -> Vec<Letter> {
+        let mailbox = &self.mailboxes[worker];
+        let _ = rustix::io::read(&mailbox.wake, &mut [0; 8]);
+        std::mem::take(&mut *mailbox.letters.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        self.mailboxes.iter().for_each(Mailbox::ring);
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+}
+
+impl Mailbox {
+    fn ring(&self) {
+        // It can only fail when the counter is full, and then the thread is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Returns for Hub {
+    fn take(&self, ticket: Ticket, status: Status, payload: Vec<u8>) {
+        let mut registry = self.registry();
+        match registry.find(&ticket.session) {
+            Some(Whereabouts::Parked(session)) => session.complete(ticket, status, payload, None),
+            Some(Whereabouts::Attached(location)) => {
+                self.post(location.worker, Letter::Answer { peer: location.peer, ticket, status, payload });
+            }
+            // The session was closed: nobody waits.
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! New connections: accepted by one thread, spread over all.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::transport::{Plain, Stream};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with, sockopt};
+
+/// Most connections accepted at once, so that a flood of them does not hold up those that there are.
+const ACCEPTS_MAX: usize = 64;
+
+/// How long nothing is accepted when this process cannot have another file descriptor.
+pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// When an idle connection is first probed: a client that vanished without a word is noticed within half a minute.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+
+/// Between two probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Probes without an answer that end a connection.
+const KEEPALIVE_PROBES: u32 = 4;
+
+/// Makes a stream of an accepted socket.
+pub trait Acceptor: fmt::Debug + Send + Sync {
+    /// Takes a connected, nonblocking socket.
+    ///
+    /// # Errors
+    /// It is not to be served.
+    fn accept(&self, socket: OwnedFd) -> io::Result<Box<dyn Stream>>;
+}
+
+/// Serves who comes, over plain TCP.
+#[derive(Debug)]
+pub struct PlainAcceptor;
+
+impl Acceptor for PlainAcceptor {
+    fn accept(&self, socket: OwnedFd) -> io::Result<Box<dyn Stream>> {
+        Ok(Box::new(Plain::new(socket)))
+    }
+}
+
+/// A listening socket.
+#[derive(Debug)]
+pub(super) struct Listener {
+    pub(super) socket: OwnedFd,
+    pub(super) acceptor: Arc<dyn Acceptor>,
+    pub(super) accepted: usize,
+    pub(super) paused_until: Option<Instant>,
+}
+
+impl Listener {
+    pub(super) fn new(socket: OwnedFd, acceptor: Arc<dyn Acceptor>) -> Self {
+        Self { socket, acceptor, accepted: 0, paused_until: None }
+    }
+
+    /// Accepts what waits, within the limit; what is accepted goes to `adopt` with its number.
+    ///
+    /// # Errors
+    /// Nothing can be accepted for now.
+    pub(super) fn accept(&mut self, mut adopt: impl FnMut(usize, Box<dyn Stream>)) -> Result<(), Errno> {
+        for _ in 0..ACCEPTS_MAX {
+            let socket = match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => return Ok(()),
+                // The client gave up, or a signal came: the next one may be good.
+                Err(Errno::CONNABORTED | Errno::INTR) => continue,
+                Err(errno) => return Err(errno),
+            };
+            let stream = set_options(&socket).and_then(|()| self.acceptor.accept(socket));
+            match stream {
+                Ok(stream) => adopt(self.accepted, stream),
+                Err(cause) => tracing::debug!(%cause, "a connection is not served"),
+            }
+            self.accepted += 1;
+        }
+        Ok(())
+    }
+}
+
+fn set_options(socket: &OwnedFd) -> io::Result<()> {
+    sockopt::set_tcp_nodelay(socket, true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(socket, KEEPALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(socket, KEEPALIVE_PROBES)?;
+    Ok(())
+}

@@ -1,0 +1,313 @@
+//! Frames that are kept until they are answered or acknowledged, and sent from where they lie.
+//!
+//! ```text
+//!   segments   ┌──────────────┐┌──────────────┐┌──────────┐
+//!              │▒▒▒▒│f3│f4│f5││f6│f7│f8│f9│  ││ payload  │   ▒ released
+//!              └──────────────┘└──────────────┘└──────────┘
+//!   queue              └──── run ────┘└─ run ─┘└── run ──┘     what is still to be sent
+//! ```
+//!
+//! Frames are appended to segments of one size and never moved: a segment is used again once all its frames are
+//! released and no run of the [`Queue`] refers to it. A long payload that its owner gives away is a segment of its own,
+//! right behind the one that ends with its head.
+
+use std::collections::VecDeque;
+use std::io::IoSlice;
+
+/// Size of a segment, in bytes: some hundred small frames, and small enough to stay in a core's cache.
+pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
+
+/// Most segments that wait to be used again.
+const SPARE_MAX: usize = 4;
+
+/// Most slices of one send: the kernel takes 1,024, but so many are enough to fill a socket.
+pub(crate) const SLICES_MAX: usize = 64;
+
+/// Where a frame lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Place {
+    segment: u64,
+    at: u32,
+    bytes: u32,
+    /// Whether its payload is the segment behind.
+    apart: bool,
+}
+
+#[derive(Debug, Default)]
+struct Segment {
+    bytes: Vec<u8>,
+    /// Frames that are not released.
+    frames: u32,
+    /// Runs of the queue.
+    runs: u32,
+    /// Whether nothing may be appended.
+    sealed: bool,
+    /// What it counts for, in bytes.
+    held_bytes: usize,
+}
+
+impl Segment {
+    fn of(bytes: Vec<u8>) -> Self {
+        Self { held_bytes: bytes.capacity(), bytes, ..Self::default() }
+    }
+}
+
+/// The segments of one owner.
+#[derive(Debug, Default)]
+pub(crate) struct Spool {
+    segments: VecDeque<Segment>,
+    /// Number of the first segment.
+    first: u64,
+    spare: Vec<Vec<u8>>,
+    held_bytes: usize,
+}
+
+impl Spool {
+    /// Bytes of all segments that are in use.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Where to append a frame of `bytes` or more; whatever the frame is, it ends at the end of this.
+    pub(crate) fn open(&mut self, bytes: usize) -> &mut Vec<u8> {
+        let fits = self
+            .segments
+            .back()
+            .is_some_and(|last| !last.sealed && (last.bytes.is_empty() || last.bytes.len() + bytes <= SEGMENT_BYTES));
+        if !fits {
+            let spare = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(SEGMENT_BYTES));
+            self.push(Segment::of(spare));
+        }
+        &mut self.segments.back_mut().expect("there is one now").bytes
+    }
+
+    /// The same place again, while the frame is being written.
+    pub(crate) fn opened(&mut self) -> &mut Vec<u8> {
+        &mut self.segments.back_mut().expect("a frame was opened").bytes
+    }
+
+    /// Takes what was appended from `start` on as a frame.
+    pub(crate) fn close(&mut self, start: usize) -> Place {
+        let segment = self.first + self.segments.len() as u64 - 1;
+        let last = self.segments.back_mut().expect("a frame was opened");
+        last.frames += 1;
+        // A long frame made it grow.
+        self.held_bytes += last.bytes.capacity() - last.held_bytes;
+        last.held_bytes = last.bytes.capacity();
+        Place { segment, at: start as u32, bytes: (last.bytes.len() - start) as u32, apart: false }
+    }
+
+    /// The same for a frame whose payload is not copied.
+    pub(crate) fn close_apart(&mut self, start: usize, payload: Vec<u8>) -> Place {
+        let place = self.close(start);
+        self.segments.back_mut().expect("a frame was closed").sealed = true;
+        self.push(Segment { frames: 1, sealed: true, ..Segment::of(payload) });
+        Place { apart: true, ..place }
+    }
+
+    fn push(&mut self, segment: Segment) {
+        self.held_bytes += segment.held_bytes;
+        self.segments.push_back(segment);
+    }
+
+    /// Whether a frame is still there.
+    pub(crate) fn has(&self, place: &Place) -> bool {
+        place.segment >= self.first
+    }
+
+    /// The frame, and its payload if that lies apart.
+    pub(crate) fn frame_mut(&mut self, place: &Place) -> (&mut [u8], Option<&[u8]>) {
+        let index = (place.segment - self.first) as usize;
+        let mut segments = self.segments.range_mut(index..);
+        let segment = segments.next().expect("the frame is not released");
+        let frame = &mut segment.bytes[place.at as usize..][..place.bytes as usize];
+        let apart = place.apart.then(|| &*segments.next().expect("the payload is behind").bytes);
+        (frame, apart)
+    }
+
+    /// Gives a frame up.
+    pub(crate) fn release(&mut self, place: &Place) {
+        self.release_in(place.segment);
+        if place.apart {
+            self.release_in(place.segment + 1);
+        }
+    }
+
+    fn release_in(&mut self, segment: u64) {
+        // It may have been evicted.
+        let Some(index) = segment.checked_sub(self.first) else { return };
+        self.segments[index as usize].frames -= 1;
+        self.tidy(index as usize);
+    }
+
+    /// Uses a segment again if nothing needs it.
+    fn tidy(&mut self, index: usize) {
+        let is_last = index + 1 == self.segments.len();
+        let segment = &mut self.segments[index];
+        if segment.frames > 0 || segment.runs > 0 {
+            return;
+        }
+        if is_last && !segment.sealed && segment.bytes.capacity() <= 2 * SEGMENT_BYTES {
+            return segment.bytes.clear();
+        }
+        self.recycle(index);
+        while self.segments.front().is_some_and(|front| front.frames == 0 && front.runs == 0 && front.sealed) {
+            self.segments.pop_front();
+            self.first += 1;
+        }
+    }
+
+    fn recycle(&mut self, index: usize) {
+        let segment = &mut self.segments[index];
+        segment.sealed = true;
+        let mut bytes = std::mem::take(&mut segment.bytes);
+        self.held_bytes -= std::mem::take(&mut segment.held_bytes);
+        if self.spare.len() < SPARE_MAX && bytes.capacity() == SEGMENT_BYTES {
+            bytes.clear();
+            self.spare.push(bytes);
+        }
+    }
+
+    /// Drops the oldest segment with all frames in it, unless it is still to be sent or the last.
+    pub(crate) fn evict(&mut self) -> bool {
+        let evictable = self.segments.len() > 1 && self.segments[0].runs == 0;
+        if evictable {
+            self.recycle(0);
+            self.segments.pop_front();
+            self.first += 1;
+        }
+        evictable
+    }
+
+    /// Nothing of it is to be sent any more.
+    pub(crate) fn forget_runs(&mut self) {
+        self.segments.iter_mut().for_each(|segment| segment.runs = 0);
+        for index in (0..self.segments.len()).rev() {
+            if index < self.segments.len() {
+                self.tidy(index);
+            }
+        }
+    }
+
+    fn run_begins(&mut self, segment: u64) {
+        let index = (segment - self.first) as usize;
+        self.segments[index].runs += 1;
+    }
+
+    fn run_ends(&mut self, segment: u64) {
+        let index = (segment - self.first) as usize;
+        self.segments[index].runs -= 1;
+        self.tidy(index);
+    }
+
+    fn bytes_of(&self, run: &Run) -> &[u8] {
+        &self.segments[(run.segment - self.first) as usize].bytes[run.from as usize..run.to as usize]
+    }
+}
+
+/// Frames that lie one behind the other.
+#[derive(Debug)]
+struct Run {
+    owner: u16,
+    segment: u64,
+    from: u32,
+    to: u32,
+}
+
+/// What is still to be sent, in order, from the spools of one or several owners.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    runs: VecDeque<Run>,
+    bytes: usize,
+}
+
+impl Queue {
+    /// Bytes that are still to be sent.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a frame of `owner`'s spool.
+    pub(crate) fn push(&mut self, owner: u16, spool: &mut Spool, place: &Place) {
+        self.extend(owner, spool, place.segment, place.at, place.at + place.bytes);
+        if place.apart {
+            let index = (place.segment + 1 - spool.first) as usize;
+            let bytes = spool.segments[index].bytes.len() as u32;
+            self.extend(owner, spool, place.segment + 1, 0, bytes);
+        }
+    }
+
+    fn extend(&mut self, owner: u16, spool: &mut Spool, segment: u64, from: u32, to: u32) {
+        self.bytes += (to - from) as usize;
+        match self.runs.back_mut() {
+            Some(last) if last.owner == owner && last.segment == segment && last.to == from => last.to = to,
+            _ => {
+                spool.run_begins(segment);
+                self.runs.push_back(Run { owner, segment, from, to });
+            }
+        }
+    }
+
+    /// The bytes to send next, as slices.
+    pub(crate) fn slices<'a>(
+        &self,
+        slices: &mut [IoSlice<'a>; SLICES_MAX],
+        spool_of: impl Fn(u16) -> &'a Spool,
+    ) -> usize {
+        let runs = self.runs.iter().take(SLICES_MAX);
+        let count = runs.len();
+        for (slice, run) in slices.iter_mut().zip(runs) {
+            *slice = IoSlice::new(spool_of(run.owner).bytes_of(run));
+        }
+        count
+    }
+
+    /// Takes note that `count` bytes were sent; `ended` is told whose run that was.
+    pub(crate) fn sent(&mut self, mut count: usize, mut ended: impl FnMut(u16, Ended)) {
+        assert!(count <= self.bytes, "more was sent than there was");
+        self.bytes -= count;
+        while count > 0 {
+            let run = self.runs.front_mut().expect("there are bytes left");
+            let part = count.min((run.to - run.from) as usize);
+            run.from += part as u32;
+            count -= part;
+            if run.from == run.to {
+                ended(run.owner, Ended(run.segment));
+                self.runs.pop_front();
+            }
+        }
+    }
+
+    /// Moves what is still to be sent of one owner to the spool of another.
+    pub(crate) fn reassign(&mut self, from: u16, from_spool: &mut Spool, to: u16, to_spool: &mut Spool) {
+        for run in self.runs.iter_mut().filter(|run| run.owner == from) {
+            let bytes = from_spool.bytes_of(run);
+            let out = to_spool.open(bytes.len());
+            let start = out.len();
+            out.extend_from_slice(bytes);
+            let place = to_spool.close(start);
+            to_spool.run_begins(place.segment);
+            to_spool.release(&place);
+            from_spool.run_ends(run.segment);
+            *run = Run { owner: to, segment: place.segment, from: place.at, to: place.at + place.bytes };
+        }
+    }
+
+    /// Forgets everything; the spools have to forget their runs as well.
+    pub(crate) fn clear(&mut self) {
+        self.runs.clear();
+        self.bytes = 0;
+    }
+}
+
+/// A run that was sent; its spool has to know.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Ended(u64);
+
+impl Ended {
+    /// Tells the spool.
+    pub(crate) fn tell(self, spool: &mut Spool) {
+        spool.run_ends(self.0);
+    }
+}

@@ -1,0 +1,1 @@
+//! Peers that do not keep to the protocol.

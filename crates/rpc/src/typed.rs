@@ -1,0 +1,87 @@
+//! Calls with types: what is asked and answered is a value, postcard on the wire.
+
+use std::io;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::client::{Body, CallFailure, Client, Outgoing, SessionKey};
+use crate::server::Handlers;
+
+/// A call that both sides know.
+pub trait Call {
+    /// Its handler's id. It never gets another meaning.
+    const ID: u32;
+    /// What is asked.
+    type Request: Serialize + DeserializeOwned;
+    /// What is answered.
+    type Reply: Serialize + DeserializeOwned;
+}
+
+/// Why a typed call gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum TypedError {
+    /// The request cannot be written.
+    #[error("the request cannot be encoded: {0}")]
+    Encode(postcard::Error),
+    /// The answer is none.
+    #[error("the answer cannot be decoded: {0}")]
+    Decode(postcard::Error),
+    /// There was none.
+    #[error(transparent)]
+    Call(#[from] CallFailure),
+}
+
+impl Client {
+    /// Makes a typed call and waits for its answer. `call` gives all but the handler.
+    ///
+    /// # Errors
+    /// What came of it.
+    pub fn ask<C: Call>(
+        &mut self,
+        session: SessionKey,
+        call: &Outgoing,
+        request: &C::Request,
+    ) -> Result<C::Reply, TypedError> {
+        let bytes = postcard::to_stdvec(request).map_err(TypedError::Encode)?;
+        let call = Outgoing { handler: C::ID, ..*call };
+        let reply = self.call(session, &call, Body::Given(bytes), |_| {})?;
+        postcard::from_bytes(&reply).map_err(TypedError::Decode)
+    }
+}
+
+impl Handlers {
+    /// Adds a handler of a typed call; the text of an error is what its caller reads.
+    pub fn on_call<C: Call>(
+        &mut self,
+        mut handler: impl FnMut(C::Request) -> Result<C::Reply, String> + Send + 'static,
+    ) {
+        self.on(C::ID, move |payload, reply| {
+            let request = match postcard::from_bytes(payload) {
+                Ok(request) => request,
+                Err(cause) => return reply.refuse(&format!("the request cannot be decoded: {cause}")),
+            };
+            let written = match handler(request) {
+                Ok(answer) => reply.extend_with(|out| postcard::to_io(&answer, Appending(out)).map(drop)),
+                Err(reason) => return reply.refuse(&reason),
+            };
+            if let Err(cause) = written {
+                reply.refuse(&format!("the answer cannot be encoded: {cause}"));
+            }
+        });
+    }
+}
+
+/// Appends what is written.
+struct Appending<'a>(&'a mut Vec<u8>);
+
+impl io::Write for Appending<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
