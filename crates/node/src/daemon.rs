@@ -30,6 +30,7 @@ use crate::children::Children;
 use crate::engine::{Engine, PagerError, PagerLink, random_number};
 use crate::failure::Failure;
 use crate::heartbeat;
+use crate::metrics;
 use crate::node::Node;
 use crate::options::Options;
 use crate::peers::Peers;
@@ -113,7 +114,7 @@ pub async fn run(options: Options) -> Result<(), DaemonError> {
 }
 
 async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
-    let Running { run_dir, node, control, join, .. } = running;
+    let Running { run_dir, node, control, join, metrics: metrics_listener, .. } = running;
     let acquaintances = Acquaintances::read(run_dir);
     heartbeat::introduce(&node.peers, &[join, acquaintances.addresses()].concat()).await?;
     let programs = program::listen(&run_dir.program_socket()).and_then(program::Listener::new);
@@ -133,6 +134,10 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     tasks.spawn(expire(node.clone()));
     let (stop, stopped) = watch::channel(false);
     tasks.spawn(program::serve(node.clone(), programs, stopped.clone()));
+    if let Some(listener) = metrics_listener {
+        let listener = metrics::watched(listener).map_err(DaemonError::system("watch the listening sockets"))?;
+        tasks.spawn(metrics::serve(node.clone(), listener));
+    }
     tasks.spawn(async move {
         wait_for_signal().await;
         let _ = stop.send(true);
@@ -148,6 +153,7 @@ struct Running {
     node: Arc<Node>,
     control: TcpListener,
     join: Vec<SocketAddr>,
+    metrics: Option<TcpListener>,
     /// Held for their ends.
     _fabric: (tcp::Server, shm::Server),
     _lock: Lock,
@@ -195,7 +201,8 @@ fn assemble(
     pager: &Arc<PagerLink>,
     lock: Lock,
 ) -> Result<Running, DaemonError> {
-    let Options { name, listen, fabric_port, join, pool_size, .. } = options;
+    let Options { name, listen, fabric_port, join, pool_size, metrics, .. } = options;
+    let metrics = metrics.map(listen_for_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
     let exporter: Arc<dyn Exporter> = seeds.clone();
     let (tcp_server, shm_server, fabric_address) =
@@ -213,7 +220,14 @@ fn assemble(
     let children = take_over(&run_dir, pager, leftovers)?;
     let seeds = Seeds::new(name, seeds, fabric_address);
     let node = Arc::new(Node::new(Arc::new(Peers::new(me)), seeds, children, engine, pager.clone()));
-    Ok(Running { run_dir, node, control, join, _fabric: (tcp_server, shm_server), _lock: lock })
+    Ok(Running { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), _lock: lock })
+}
+
+fn listen_for_metrics(address: SocketAddr) -> Result<TcpListener, DaemonError> {
+    let listener = TcpListener::bind(address).map_err(DaemonError::listen(address))?;
+    let address = listener.local_addr().map_err(DaemonError::listen(address))?;
+    tracing::info!(%address, is_local = address.ip().is_loopback(), "metrics for whoever can reach this port");
+    Ok(listener)
 }
 
 fn serve_fabric(

@@ -6,6 +6,8 @@
 //!                                          ├─ children           what runs here
 //!                                          └─ engine             starts a child: container, restore, pager
 //! ```
+//!
+//! `phases` gathers where a request's time went, `metrics` tells Prometheus of all of them.
 #![forbid(unsafe_code)]
 
 mod acquaintances;
@@ -20,6 +22,7 @@ mod engine;
 pub mod failure;
 mod heartbeat;
 pub mod limits;
+mod metrics;
 mod node;
 pub mod options;
 mod peers;

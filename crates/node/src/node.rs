@@ -14,6 +14,7 @@ use crate::children::Children;
 use crate::engine::{Engine, PagerLink};
 use crate::failure::Failure;
 use crate::limits::STARTING_MAX;
+use crate::metrics::Metrics;
 use crate::peers::Peers;
 use crate::seeds::Seeds;
 
@@ -26,6 +27,7 @@ pub(crate) struct Node {
     pub(crate) children: Children,
     pub(crate) engine: Engine,
     pub(crate) pager: Arc<PagerLink>,
+    pub(crate) metrics: Metrics,
     /// Turns for starting children.
     pub(crate) starting: Arc<Semaphore>,
 }
@@ -39,7 +41,7 @@ impl Node {
         pager: Arc<PagerLink>,
     ) -> Self {
         let starting = Arc::new(Semaphore::new(STARTING_MAX));
-        Self { name: peers.my_name(), peers, seeds, children, engine, pager, starting }
+        Self { name: peers.my_name(), peers, seeds, children, engine, pager, metrics: Metrics::new(), starting }
     }
 
     /// Runs work that blocks, on a thread of its own.

@@ -20,4 +20,6 @@ pub struct Options {
     pub join: Vec<SocketAddr>,
     /// Containers that it keeps ready.
     pub pool_size: usize,
+    /// Where Prometheus reads its metrics; port 0 for any free one. Whoever can reach it may.
+    pub metrics: Option<SocketAddr>,
 }

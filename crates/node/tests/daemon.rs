@@ -64,6 +64,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         fabric_port: 0,
         join: join.map(|join| join.parse().expect("an address")).into_iter().collect(),
         pool_size: 1,
+        metrics: None,
     };
     if let Err(error) = block_on(daemon::run(options)) {
         eprintln!("{error}");

@@ -1,6 +1,6 @@
 //! `farfork node`: the daemon.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -46,6 +46,10 @@ pub(crate) struct Node {
     /// Containers that it keeps ready for children.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pool: usize,
+    /// Serve metrics for Prometheus at http://IP:PORT/metrics, to whoever can reach it; a port alone is one of 127.0.0.1
+    /// [default: none].
+    #[arg(long, value_name = "[IP:]PORT", value_parser = parse_metrics)]
+    metrics: Option<SocketAddr>,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -63,10 +67,29 @@ impl Node {
             fabric_port: self.fabric_port.unwrap_or(behind),
             join: self.join,
             pool_size: self.pool,
+            metrics: self.metrics,
         };
         let object = format!("node {}", options.name);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(daemon::run(options)).context(object)?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A port alone is of this machine only: the metrics have no authentication.
+fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
+    let local = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    local.or_else(|_| text.parse()).map_err(|_| "write it like 9470 or 10.0.0.1:9470".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_metrics;
+
+    #[test]
+    fn a_port_alone_is_not_open_to_others() {
+        assert!(parse_metrics("9470").unwrap().ip().is_loopback());
+        assert_eq!(parse_metrics("10.0.0.1:9470").unwrap().to_string(), "10.0.0.1:9470");
+        assert!(parse_metrics("example:9470").is_err());
     }
 }

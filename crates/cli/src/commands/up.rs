@@ -44,6 +44,9 @@ pub(crate) struct Up {
     /// Containers that each node keeps ready for children [default: that of `farfork node`].
     #[arg(long, value_name = "N")]
     pool: Option<usize>,
+    /// Have each node serve metrics for Prometheus at this port of 127.0.0.1 in its namespace [default: none].
+    #[arg(long, value_name = "PORT")]
+    metrics: Option<u16>,
     /// What the daemons log to the file node.log in their directories [default: info].
     #[arg(long, env = "FARFORK_LOG", value_name = "FILTER")]
     log: Option<String>,
@@ -74,6 +77,9 @@ impl Up {
         let mut config = LocalClusterConfig::new(&self.place.name, self.place.run_dir(), self.nodes, program);
         if let Some(pool) = self.pool {
             config.node_arguments.extend(["--pool".to_owned(), pool.to_string()]);
+        }
+        if let Some(port) = self.metrics {
+            config.node_arguments.extend(["--metrics".to_owned(), port.to_string()]);
         }
         if let Some(filter) = self.log {
             config.environment.push(("FARFORK_LOG".to_owned(), filter));

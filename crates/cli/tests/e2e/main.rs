@@ -17,6 +17,7 @@ mod links_may_be_cut;
 mod many_children_of_one_seed;
 mod memory_may_run_out;
 mod memory_operations;
+mod metrics_are_served;
 mod nothing_is_left_behind;
 mod parent_may_die;
 mod parent_runs_on_unharmed;
@@ -43,6 +44,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("resources_are_restored", resources_are_restored::TESTS),
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
+    ("metrics_are_served", metrics_are_served::TESTS),
     ("refusals_are_named", refusals_are_named::TESTS),
     ("hazards_have_policies", hazards_have_policies::TESTS),
     ("hostile_bytes_are_harmless", hostile_bytes_are_harmless::TESTS),

@@ -54,6 +54,12 @@ impl PagerCounters {
         counters
     }
 
+    /// Each number combined with the same one of another.
+    pub fn zip_with(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        let (ours, others) = (self.words(), other.words());
+        Self::from_words(std::array::from_fn(|index| combine(ours[index], others[index])))
+    }
+
     fn fields(&mut self) -> [&mut u64; COUNTERS] {
         [
             &mut self.faults,

@@ -10,6 +10,7 @@ mod exit;
 mod life;
 mod output;
 mod record;
+mod tally;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,6 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farfork_container::RunningContainer;
+use farfork_fork::pager::PagerCounters;
 use farfork_wire::ChildId;
 use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
@@ -34,6 +36,7 @@ pub(crate) use child::{Child, Status, Stream};
 pub(crate) use exit::Exit;
 pub(crate) use output::{Output, OutputWatch};
 pub(crate) use record::{Ended, Record};
+use tally::Tally;
 
 /// For what is left of a child that has ended to be removed: its memory may be large.
 const SETTLE_LIMIT: Duration = Duration::from_secs(8);
@@ -43,6 +46,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(8);
 pub(crate) struct Children {
     run_dir: RunDir,
     table: Mutex<BTreeMap<ChildId, Arc<Child>>>,
+    tally: Tally,
     output: Arc<OutputWatch>,
     pager: Arc<PagerLink>,
     /// Whether their ends are still written down and cleaned up; then they are for the next daemon.
@@ -69,7 +73,7 @@ impl Children {
     /// As inotify_init1(2).
     pub(crate) fn new(run_dir: RunDir, pager: Arc<PagerLink>) -> io::Result<Self> {
         let output = OutputWatch::start()?;
-        Ok(Self { run_dir, table: Mutex::default(), output, pager, lives: Mutex::default() })
+        Ok(Self { run_dir, table: Mutex::default(), tally: Tally::default(), output, pager, lives: Mutex::default() })
     }
 
     /// Takes a child that was just started, and watches over it.
@@ -150,6 +154,16 @@ impl Children {
         self.table().values().filter(|child| child.ended().is_none()).count()
     }
 
+    /// What the pager has counted for all children that this node has had. Blocks: it is asked for each that runs.
+    pub(crate) fn counted(&self) -> PagerCounters {
+        // Under the table's lock, so that a child that is forgotten meanwhile counts once.
+        let (children, forgotten) = {
+            let table = self.table();
+            (table.values().cloned().collect::<Vec<_>>(), self.tally.forgotten())
+        };
+        self.tally.sum(forgotten, &children, &self.pager)
+    }
+
     /// Tells when files of children grow.
     pub(crate) fn output(&self) -> &Arc<OutputWatch> {
         &self.output
@@ -186,7 +200,15 @@ impl Children {
 
     /// Each of two who forget a child at the same time may find its directory gone.
     fn forget(&self, child: &Child) {
-        if self.table().remove(&child.record().id).is_some() {
+        let was_there = {
+            let mut table = self.table();
+            let was_there = table.remove(&child.record().id).is_some();
+            if was_there {
+                self.tally.forget(child);
+            }
+            was_there
+        };
+        if was_there {
             remove_directory(child.directory());
         }
     }

@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_container::{Container, Pool};
+use farfork_container::{Container, Pool, RootSpec};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, ProgramSockets};
 use farfork_fork::pager::Strategy;
@@ -176,6 +176,11 @@ impl Engine {
     /// Makes ready what the next child will need, at leisure.
     pub(crate) fn make_ready(&self) {
         self.nests.refill();
+    }
+
+    /// How many containers of a kind are ready for children to come.
+    pub(crate) fn containers_ready(&self, root: RootSpec) -> usize {
+        self.pool.ready(root)
     }
 
     fn record(

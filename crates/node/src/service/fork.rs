@@ -29,6 +29,7 @@ use crate::api::v1::fork_outcome::Result as Outcome;
 use crate::client::within;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
+use crate::metrics::Work;
 use crate::node::Node;
 use crate::phases::{self, Recording};
 
@@ -37,9 +38,17 @@ pub(crate) async fn fork(
     node: &Arc<Node>,
     request: v1::ForkRequest,
 ) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
+    let answer = begin(node, request).await;
+    answer.inspect_err(|failure| node.metrics.failed(Work::Fork, failure))
+}
+
+async fn begin(
+    node: &Arc<Node>,
+    request: v1::ForkRequest,
+) -> Result<ReceiverStream<Result<v1::ForkOutcome, Status>>, Failure> {
+    let arrived = Instant::now();
     check(&request)?;
     let recording = Recording::start(request.profile, &node.name, "fork");
-    let arrived = Instant::now();
     let locating = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.locate");
     let seed = seeds::access(node, &request.seed).instrument(locating).await?;
     let nodes = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.place")
@@ -57,13 +66,20 @@ pub(crate) async fn fork(
         let asking = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
         asked.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(asking));
     }
-    tokio::spawn(conclude(node.clone(), asked, recording, sink));
+    tokio::spawn(conclude(node.clone(), asked, arrived, recording, sink));
     Ok(infallible(outcomes))
 }
 
 /// Tells the phases of the whole request once all else has been told.
-async fn conclude(node: Arc<Node>, mut asked: JoinSet<()>, recording: Recording, sink: mpsc::Sender<v1::ForkOutcome>) {
+async fn conclude(
+    node: Arc<Node>,
+    mut asked: JoinSet<()>,
+    arrived: Instant,
+    recording: Recording,
+    sink: mpsc::Sender<v1::ForkOutcome>,
+) {
     while asked.join_next().await.is_some() {}
+    node.metrics.answered(Work::Fork, arrived.elapsed());
     let phases = recording.finish();
     if !phases.is_empty() {
         // A caller that has gone needs no answer.

@@ -1,6 +1,7 @@
 //! Requests about seeds.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use farfork_fork::capture::ProgramSockets;
 use farfork_wire::SeedId;
@@ -14,6 +15,7 @@ use crate::api::v1::inspect_response::Object;
 use crate::client::{node_client, peer_client, within};
 use crate::failure::Failure;
 use crate::limits::{CLUSTER_QUERY_TIMEOUT, QUERY_TIMEOUT};
+use crate::metrics::Work;
 use crate::node::Node;
 use crate::phases::Recording;
 use crate::seeds::{PrepareOptions, check_name};
@@ -25,10 +27,11 @@ pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result
 
 pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {
     let v1::PrepareRequest { pid, name, freeze, ttl_ms, profile } = request;
-    let recording = Recording::start(profile, &node.name, "prepare");
+    let (arrived, recording) = (Instant::now(), Recording::start(profile, &node.name, "prepare"));
     let options = PrepareOptions { name, freeze, ttl_ms, sockets: ProgramSockets::default() };
     let prepared = prepare_with(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
+    node.metrics.answered(Work::Prepare, arrived.elapsed());
     prepared.map(|seed| v1::Seed { phases, ..seed })
 }
 
@@ -40,6 +43,10 @@ pub(crate) async fn prepare_with(node: &Arc<Node>, pid: u32, options: PrepareOpt
     tokio::task::spawn_blocking(move || {
         let _entered = span.enter();
         let prepared = here.seeds.prepare(&here.engine, pid, options);
+        match &prepared {
+            Ok(seed) => here.metrics.prepared(seed),
+            Err(failure) => here.metrics.failed(Work::Prepare, failure),
+        }
         if let Err(Ok(unwanted)) = answer.send(prepared)
             && let Ok(id) = unwanted.id.parse()
         {

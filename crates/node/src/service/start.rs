@@ -14,6 +14,7 @@ use crate::children::Child;
 use crate::engine::{SeedAccess, StartOptions};
 use crate::failure::Failure;
 use crate::limits::STREAM_MESSAGES_MAX;
+use crate::metrics::Work;
 use crate::node::Node;
 use crate::phases::{self, Recording};
 
@@ -99,8 +100,14 @@ async fn start_one(batch: &Arc<Batch>, index: u32, payload: Option<Vec<u8>>) -> 
 async fn conclude(batch: &Batch, index: u32, started: Result<Arc<Child>, Failure>, phases: Vec<v1::Phase>) {
     let node = &batch.node;
     let result = match &started {
-        Ok(child) => Outcome::Child(child.as_ref().into()),
-        Err(failure) => Outcome::Error(failure.clone().into()),
+        Ok(child) => {
+            node.metrics.resumed(child.record().resume_us);
+            Outcome::Child(child.as_ref().into())
+        }
+        Err(failure) => {
+            node.metrics.failed(Work::Resume, failure);
+            Outcome::Error(failure.clone().into())
+        }
     };
     let outcome = v1::ForkOutcome { index, node: node.name.to_string(), result: Some(result), phases };
     if batch.sink.send(outcome).await.is_err()

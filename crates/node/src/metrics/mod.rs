@@ -1,0 +1,184 @@
+//! What Prometheus reads of a node: how long its work took, what there is, what its pager counted.
+//!
+//! ```text
+//!  requests ──▶ Metrics: histograms and failures, as things happen ─┐
+//!                                                                   ├─ text ─▶ server ─▶ GET /metrics
+//!  node ──────▶ Inventory: counted when somebody asks ──────────────┘
+//! ```
+//!
+//! Names are `farfork_WHAT_UNIT`; dashboards read them, so that none is changed without need. No label tells of a user's
+//! programs: no id, no command, no name of a seed. The port has no authentication, which is why there is none by default.
+
+mod inventory;
+mod server;
+
+use std::fmt;
+use std::sync::Weak;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+use tonic::Code;
+
+use crate::api::v1;
+use crate::failure::Failure;
+use crate::node::Node;
+use inventory::Inventory;
+pub(crate) use server::{serve, watched};
+
+/// Shortest time that a histogram tells apart, in seconds: a tenth of what a prepare or resume should take.
+const BUCKET_SECONDS_MIN: f64 = 100e-6;
+
+/// Buckets of a histogram, each twice as long as the one before: up to 6.5 s, beyond capture's own limit.
+const BUCKETS: u16 = 17;
+
+/// What a node does that may take long, and may fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Work {
+    /// A process becomes a seed.
+    Prepare,
+    /// A request for children is answered, wherever they start.
+    Fork,
+    /// A child starts here.
+    Resume,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    request: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct FailureKind {
+    work: &'static str,
+    code: String,
+}
+
+/// What is measured as it happens.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    prepare: Histogram,
+    pause: Histogram,
+    resume: Histogram,
+    answer: Family<Request, Histogram, fn() -> Histogram>,
+    failures: Family<FailureKind, Counter>,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let answer: Family<Request, Histogram, fn() -> Histogram> = Family::new_with_constructor(histogram);
+        // Known from the beginning, so that the first one shows as a rise.
+        for work in [Work::Prepare, Work::Fork] {
+            drop(answer.get_or_create(&Request { request: work.name() }));
+        }
+        Self { prepare: histogram(), pause: histogram(), resume: histogram(), answer, failures: Family::default() }
+    }
+
+    /// A process has become a seed.
+    pub(crate) fn prepared(&self, seed: &v1::Seed) {
+        self.prepare.observe(seconds(seed.prepare_us));
+        self.pause.observe(seconds(seed.pause_us));
+    }
+
+    /// A child has started here.
+    pub(crate) fn resumed(&self, resume_us: u64) {
+        self.resume.observe(seconds(resume_us));
+    }
+
+    /// A request was answered, well or not.
+    pub(crate) fn answered(&self, work: Work, took: Duration) {
+        self.answer.get_or_create(&Request { request: work.name() }).observe(took.as_secs_f64());
+    }
+
+    /// Something was not done.
+    pub(crate) fn failed(&self, work: Work, failure: &Failure) {
+        let kind = FailureKind { work: work.name(), code: code_name(failure.code()) };
+        self.failures.get_or_create(&kind).inc();
+    }
+
+    /// All that Prometheus reads, as text. Blocks: the pager is asked.
+    pub(crate) fn text(&self, node: Weak<Node>) -> Result<String, fmt::Error> {
+        let mut registry = Registry::with_prefix("farfork");
+        let mut timed = |name: &str, help: &str, histogram: &Histogram| {
+            registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
+        };
+        timed("prepare", "Time in which a process became a seed of this node", &self.prepare);
+        timed("pause", "Time for which a process stood still while it was prepared", &self.pause);
+        timed("resume", "Time from a request for a child of this node to its first instruction", &self.resume);
+        let help = "Time from the arrival of a request at this node to the end of its answer";
+        registry.register_with_unit("answer", help, Unit::Seconds, self.answer.clone());
+        let help = "What this node was to do and did not, by work and by gRPC code";
+        registry.register("failures", help, self.failures.clone());
+        registry.register_collector(Box::new(Inventory(node)));
+        let mut text = String::new();
+        text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+impl Work {
+    fn name(self) -> &'static str {
+        match self {
+            Work::Prepare => "prepare",
+            Work::Fork => "fork",
+            Work::Resume => "resume",
+        }
+    }
+}
+
+fn histogram() -> Histogram {
+    Histogram::new(exponential_buckets(BUCKET_SECONDS_MIN, 2.0, BUCKETS))
+}
+
+fn seconds(us: u64) -> f64 {
+    us as f64 / 1e6
+}
+
+/// `FailedPrecondition` → `failed_precondition`, as gRPC's own metrics have it.
+fn code_name(code: Code) -> String {
+    let mut name = String::new();
+    for letter in format!("{code:?}").chars() {
+        if letter.is_uppercase() && !name.is_empty() {
+            name.push('_');
+        }
+        name.extend(letter.to_lowercase());
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Code, Duration, Failure, Metrics, Weak, Work, code_name, v1};
+
+    #[test]
+    fn what_happened_is_told_with_its_unit_and_what_it_is() {
+        let metrics = Metrics::new();
+        metrics.prepared(&v1::Seed { prepare_us: 1500, pause_us: 90, ..v1::Seed::default() });
+        metrics.resumed(700);
+        metrics.answered(Work::Fork, Duration::from_millis(2));
+        metrics.failed(Work::Resume, &Failure::new(Code::FailedPrecondition, "a child", "no"));
+        let text = metrics.text(Weak::new()).unwrap();
+        for line in [
+            "# TYPE farfork_prepare_seconds histogram",
+            "# UNIT farfork_prepare_seconds seconds",
+            "farfork_prepare_seconds_sum 0.0015",
+            "farfork_pause_seconds_bucket{le=\"0.0001\"} 1",
+            "farfork_resume_seconds_count 1",
+            "farfork_answer_seconds_count{request=\"fork\"} 1",
+            "farfork_failures_total{work=\"resume\",code=\"failed_precondition\"} 1",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|told| told == line), "no `{line}` in\n{text}");
+        }
+    }
+
+    #[test]
+    fn codes_have_the_names_of_grpc() {
+        assert_eq!(code_name(Code::NotFound), "not_found");
+        assert_eq!(code_name(Code::Internal), "internal");
+    }
+}

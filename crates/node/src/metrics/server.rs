@@ -1,0 +1,102 @@
+//! Serves the metrics over HTTP, to whoever can reach the port: one answer a connection, few at a time.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use crate::node::Node;
+
+/// The text format with units and what each metric is.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Connections at a time: a pair of Prometheus servers and a person, with room. Others wait in the backlog.
+const CONNECTIONS_MAX: usize = 8;
+
+/// For one connection from its first byte to the last: longer than the pager takes to answer for all children, so short that
+/// nobody keeps the others out.
+const CONNECTION_LIMIT: Duration = Duration::from_secs(10);
+
+/// After a connection could not be taken, as when there are no descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Most bytes of a request's head; a scrape's has a few hundred. The least that the library takes.
+const HEAD_BYTES_MAX: usize = 8 << 10;
+
+/// A listener as the runtime watches it. Must be called within the runtime.
+///
+/// # Errors
+/// It cannot be watched.
+pub(crate) fn watched(listener: &std::net::TcpListener) -> io::Result<TcpListener> {
+    let listener = listener.try_clone()?;
+    listener.set_nonblocking(true)?;
+    TcpListener::from_std(listener)
+}
+
+/// Serves until the daemon ends.
+pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener) {
+    let turns = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(turn) = turns.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::debug!(%error, "a connection for the metrics is not taken");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let node = node.clone();
+        tokio::spawn(async move {
+            // Who is slow or says what is no HTTP is cut off.
+            let _ = timeout(CONNECTION_LIMIT, converse(node, stream)).await;
+            drop(turn);
+        });
+    }
+}
+
+async fn converse(node: Arc<Node>, stream: TcpStream) -> hyper::Result<()> {
+    let service = service_fn(|request| answer(node.clone(), request));
+    let mut http = http1::Builder::new();
+    http.keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
+    http.serve_connection(TokioIo::new(stream), service).await
+}
+
+async fn answer(node: Arc<Node>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    if request.uri().path() != "/metrics" {
+        return Ok(short(StatusCode::NOT_FOUND, "the metrics are at /metrics\n"));
+    }
+    if *request.method() != Method::GET && *request.method() != Method::HEAD {
+        let mut refusal = short(StatusCode::METHOD_NOT_ALLOWED, "the metrics can be read only\n");
+        refusal.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("a header"));
+        return Ok(refusal);
+    }
+    // It blocks while the pager is asked.
+    let text = tokio::task::spawn_blocking(move || node.metrics.text(Arc::downgrade(&node))).await;
+    Ok(match text {
+        Ok(Ok(text)) => {
+            let mut response = Response::new(Full::from(text));
+            response.headers_mut().insert(CONTENT_TYPE, OPEN_METRICS.parse().expect("a header"));
+            response
+        }
+        Ok(Err(_)) | Err(_) => short(StatusCode::INTERNAL_SERVER_ERROR, "the metrics cannot be told; see the log\n"),
+    })
+}
+
+fn short(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(text));
+    *response.status_mut() = status;
+    response
+}
