@@ -17,7 +17,6 @@ use farfork_fabric::{
 use farfork_sys::pidfd;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const MEMORY_BYTES: u64 = 256 << 20;
 const PAGE: u64 = 4096;
@@ -65,8 +64,7 @@ fn wait(connection: &mut dyn Connection, completions: &mut Vec<Completion>) {
         connection.poll(now, completions);
         now = Instant::now();
         if completions.is_empty() && now - before > SPIN {
-            let mut fds = [PollFd::from_borrowed_fd(connection.as_fd(), PollFlags::IN)];
-            poll(&mut fds, Some(&Timespec { tv_sec: 1, tv_nsec: 0 })).expect("waiting");
+            connection.wait(Some(now + Duration::from_secs(1))).expect("waiting");
         }
     }
 }

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::sim::world::Place;
+
 /// Where an owner is reached. As text, `tcp:10.0.0.1:7001` or `shm:/run/farfork/fabric.sock`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
@@ -12,6 +14,8 @@ pub enum Address {
     Tcp(SocketAddr),
     /// On the same host, by the path of the owner's Unix socket.
     Shm(PathBuf),
+    /// In a simulated world.
+    Sim(Place),
 }
 
 /// A text that is no address.
@@ -24,6 +28,7 @@ impl fmt::Display for Address {
         match self {
             Self::Tcp(socket) => write!(f, "tcp:{socket}"),
             Self::Shm(path) => write!(f, "shm:{}", path.display()),
+            Self::Sim(place) => write!(f, "sim:{place}"),
         }
     }
 }
@@ -34,6 +39,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let parsed = match text.split_once(':') {
             Some(("tcp", socket)) => socket.parse().ok().map(Self::Tcp),
+            Some(("sim", place)) => place.parse().ok().map(Self::Sim),
             Some(("shm", path)) if path.starts_with('/') => Some(Self::Shm(path.into())),
             _ => None,
         };
@@ -47,10 +53,10 @@ mod tests {
 
     #[test]
     fn addresses_survive_their_text() {
-        for text in ["tcp:10.0.0.1:7001", "tcp:[::1]:7001", "shm:/run/farfork/n1.sock"] {
+        for text in ["tcp:10.0.0.1:7001", "tcp:[::1]:7001", "shm:/run/farfork/n1.sock", "sim:3:7"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
-        for text in ["10.0.0.1:7001", "tcp:host:1", "shm:relative", "verbs:1", ""] {
+        for text in ["10.0.0.1:7001", "tcp:host:1", "shm:relative", "verbs:1", "sim:3", ""] {
             assert!(text.parse::<Address>().is_err(), "{text}");
         }
     }

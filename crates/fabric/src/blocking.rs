@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use farfork_wire::descriptor::ExtentId;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 
 use crate::{Completion, Connection, FabricError, READ_BYTES_MAX, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
 
@@ -125,15 +123,11 @@ fn read_chunks(
 
 /// Polls, and waits only where that gave nothing. A deadline of the reads ends the wait.
 fn wait(connection: &mut dyn Connection, completions: &mut Vec<Completion>) -> Result<(), BlockingError> {
-    connection.poll(Instant::now(), completions);
+    let now = connection.clock();
+    connection.poll(now, completions);
     if !completions.is_empty() {
         return Ok(());
     }
-    let until = connection.next_timeout().map(|at| at.saturating_duration_since(Instant::now()));
-    let timeout = until.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) });
-    let mut fds = [PollFd::from_borrowed_fd(connection.as_fd(), PollFlags::IN)];
-    match poll(&mut fds, timeout.as_ref()) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(errno) => Err(BlockingError::Wait(errno.into())),
-    }
+    let until = connection.next_timeout();
+    connection.wait(until).map_err(BlockingError::Wait)
 }

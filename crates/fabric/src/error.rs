@@ -1,4 +1,4 @@
-//! What can go wrong with a read: refused for good, or its owner cannot be reached.
+//! What can go wrong with a request: refused for good, or its owner cannot be reached.
 
 use std::io;
 use std::sync::Arc;
@@ -10,11 +10,11 @@ use farfork_wire::frame::reply::Refusal;
 
 use crate::Address;
 
-/// Why a read failed.
+/// Why a request failed.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum FabricError {
     /// The owner answered, and will not give the bytes: the same read would be refused again.
-    #[error("seed {seed} cannot be read at {address}: {refusal}")]
+    #[error("seed {seed} cannot be had at {address}: {refusal}")]
     Refused {
         /// Who refused.
         address: Address,
@@ -31,7 +31,27 @@ pub enum FabricError {
         /// Which versions met.
         cause: FrameError,
     },
-    /// No answer came until the deadline. The owner may still be there, and have the seed.
+    /// The owner refused a message.
+    #[error("the node at {address} takes no message: {refusal}")]
+    NotTaken {
+        /// Who refused.
+        address: Address,
+        /// Why.
+        refusal: Refusal,
+    },
+    /// A write or a message was sent, and no answer came until the deadline: it may have been made, or not.
+    #[error(
+        "the node at {address} was asked and did not answer for {silence:.1?}, so that it may have been done or not: {cause}"
+    )]
+    Uncertain {
+        /// Who did not answer.
+        address: Address,
+        /// What was last seen of the connection.
+        cause: Arc<LinkError>,
+        /// For how long nothing has been heard that was waited for.
+        silence: Duration,
+    },
+    /// No answer came until the deadline, and nothing was changed. The owner may still be there, and have the seed.
     #[error("the node at {address} cannot be reached for {silence:.1?}: {cause}; check the node and the network to it")]
     Unreachable {
         /// Who did not answer.
@@ -46,7 +66,19 @@ pub enum FabricError {
 impl FabricError {
     /// Whether trying again is pointless.
     pub fn is_final(&self) -> bool {
-        !matches!(self, Self::Unreachable { .. })
+        !matches!(
+            self,
+            Self::Unreachable { .. } | Self::Uncertain { .. } | Self::NotTaken { refusal: Refusal::InboxFull, .. }
+        )
+    }
+
+    /// Whether what was asked for may have been done all the same: a write made, a message taken.
+    pub fn may_have_been_done(&self) -> bool {
+        match self {
+            Self::Uncertain { .. } => true,
+            Self::Refused { refusal, .. } | Self::NotTaken { refusal, .. } => *refusal == Refusal::Forgotten,
+            Self::Incompatible { .. } | Self::Unreachable { .. } => false,
+        }
     }
 }
 
@@ -59,6 +91,12 @@ pub enum LinkError {
     /// Nobody answered the attempt to connect.
     #[error("nobody answers")]
     ConnectTimeout,
+    /// Peer and this side did not come to trust each other.
+    #[error("the handshake failed: {0}")]
+    Handshake(#[source] io::Error),
+    /// The handshake did not come to its end.
+    #[error("the handshake takes too long")]
+    HandshakeTimeout,
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(#[source] io::Error),
@@ -68,6 +106,9 @@ pub enum LinkError {
     /// It is there, but nothing comes.
     #[error("the connection is silent")]
     Silent,
+    /// The requester has connected anew since, so that this connection may change nothing more.
+    #[error("its requester has connected anew")]
+    Superseded,
     /// What came is damaged, or makes no sense.
     #[error(transparent)]
     Frame(#[from] FrameError),

@@ -1,4 +1,5 @@
-//! What an owner exports. The fabric serves it; `farfork-fork` implements it for its seeds.
+//! What an owner exports. The fabric serves it; `farfork-fork` implements it for its seeds, [`Registry`](crate::Registry)
+//! for whoever registers memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::frame::reply::Refusal;
 use farfork_wire::{SeedId, Token};
+use rustix::io::Errno;
 
 /// The seeds of an owner. It is asked at every read, so that a seed that is dropped is refused from then on; it must
 /// answer within microseconds.
@@ -16,6 +18,15 @@ pub trait Exporter: Send + Sync {
     /// # Errors
     /// [`Refusal::UnknownSeed`] or [`Refusal::WrongToken`].
     fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal>;
+
+    /// Takes a message; `from` is its sender, as the log names it.
+    ///
+    /// # Errors
+    /// [`Refusal::NoReceiver`], or [`Refusal::InboxFull`] where too many wait.
+    fn deliver(&self, from: &str, message: &[u8]) -> Result<(), Refusal> {
+        let _ = (from, message);
+        Err(Refusal::NoReceiver)
+    }
 }
 
 /// The memory of one seed: extents, and the descriptor under [`ExtentId::DESCRIPTOR`].
@@ -29,6 +40,15 @@ pub trait Region: Send + Sync {
     /// ESRCH where the seed's template has ended, which the requester sees as an unknown seed; another error where
     /// these bytes cannot be read, now and later.
     fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Puts bytes at `offset` of an extent. The fabric has checked the bounds.
+    ///
+    /// # Errors
+    /// EROFS where the memory is not to be written, as a template's is; else as [`Region::read`].
+    fn write(&self, extent: ExtentId, offset: u64, from: &[u8]) -> io::Result<()> {
+        let _ = (extent, offset, from);
+        Err(Errno::ROFS.into())
+    }
 
     /// What lets a requester on the same host read for itself; `None` where all is read through the owner.
     fn same_host(&self) -> Option<SameHost>;

@@ -27,7 +27,10 @@ mod buffer;
 mod connection;
 mod error;
 mod export;
+mod inbox;
+mod memory;
 mod protocol;
+mod registry;
 pub mod shm;
 pub mod sim;
 mod spin;
@@ -37,27 +40,46 @@ mod template;
 pub mod transport;
 
 use std::io;
+use std::sync::Arc;
 
 pub use address::{Address, AddressError};
 pub use blocking::{BlockingError, fetch, read_blocking};
 pub use buffer::Buffer;
-pub use connection::{Completion, Connection, REQUESTS_MAX, ReadRequest, Reply, SeedKey, SubmitError};
+pub use connection::{
+    CHANGE_BYTES_MAX, Completion, Connection, MessageRequest, REQUESTS_MAX, ReadRequest, Reply, SeedKey, SubmitError,
+    WriteRequest,
+};
 pub use error::{FabricError, LinkError};
 pub use export::{Exporter, Region, SameHost};
+pub use farfork_wire::frame::change::{MESSAGE_BYTES_MAX, WRITE_BYTES_MAX};
 pub use farfork_wire::frame::reply::Refusal;
 pub use farfork_wire::frame::request::{ReadMode, Span};
 pub use farfork_wire::frame::{READ_BYTES_MAX, SPANS_MAX};
+pub use inbox::{INBOX_BYTES_MAX, INBOX_MESSAGES_MAX, Inbox, Message};
+pub use memory::SharedMemory;
+pub use registry::{RegisterError, Registration, Registry};
 pub use spin::Spin;
 pub use template::TemplateMemory;
+pub use transport::Security;
 
 /// Makes a connection to the owner at `address`. It does not wait: who cannot be reached is tried until the deadlines
 /// of what is asked of it.
 ///
 /// # Errors
-/// Where this process cannot have another file descriptor.
+/// Where this process cannot have another file descriptor; `Unsupported` for an address in a simulated world, which
+/// [`sim::connect`] reaches from one of its nodes.
 pub fn connect(address: &Address) -> io::Result<Box<dyn Connection>> {
-    Ok(match address {
-        Address::Tcp(_) => Box::new(tcp::Connection::new(address.clone())?),
-        Address::Shm(_) => Box::new(shm::Connection::new(address.clone())?),
-    })
+    connect_secured(address, None)
+}
+
+/// The same, through something that protects connections. `shm` needs no such thing: the kernel says who is there.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_secured(address: &Address, security: Option<Arc<dyn Security>>) -> io::Result<Box<dyn Connection>> {
+    match address {
+        Address::Tcp(to) => tcp::connect(*to, security),
+        Address::Shm(path) => shm::connect(path),
+        Address::Sim(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
 }

@@ -1,7 +1,12 @@
 //! The seam between protocols and what carries their bytes: an ordered stream to one peer that never blocks.
 //!
 //! The memory protocol and the RPC above it are written against [`Stream`]; `tcp`, `shm` and `sim` give streams, and what
-//! protects one (TLS) is a stream around a stream. Who waits for a stream's socket, and how, is its owner's business.
+//! protects one (TLS) is a stream around a stream, which [`Security`] puts there. Who waits for a stream's socket, and
+//! how, is its owner's business.
+//!
+//! ```text
+//!   Dialer ── dial ─▶ Attempt ── finish ─▶ Stream ── Security ─▶ Stream ── shake, until it is over ─▶ protocol
+//! ```
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -9,6 +14,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendFlags};
+
+use crate::Address;
 
 /// An ordered stream of bytes to one peer. Nothing here blocks, and what an error says is final for the stream.
 pub trait Stream: fmt::Debug + Send {
@@ -33,6 +40,39 @@ pub trait Stream: fmt::Debug + Send {
         false
     }
 
+    /// Whether bytes may wait inside after a receipt that left room. Where that cannot be, the end of what there is now
+    /// is known without asking once more.
+    fn keeps_received(&self) -> bool {
+        true
+    }
+
+    /// Does of the handshake what can be done now; tells whether it is over. Before that, nothing is received or sent.
+    ///
+    /// # Errors
+    /// The stream broke, or peer and this side do not come to trust each other.
+    fn shake(&mut self) -> io::Result<bool> {
+        Ok(true)
+    }
+
+    /// Who the peer has proved to be; `None` where nothing was to be proved.
+    fn peer(&self) -> Option<String> {
+        None
+    }
+
+    /// Sends as [`Stream::send`] does, and a file descriptor along with the first byte.
+    ///
+    /// # Errors
+    /// Also where descriptors cannot be passed.
+    fn send_with(&mut self, slices: &[IoSlice<'_>], descriptor: BorrowedFd<'_>) -> io::Result<Option<usize>> {
+        let _ = (slices, descriptor);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The next file descriptor that came along with bytes.
+    fn take_descriptor(&mut self) -> Option<OwnedFd> {
+        None
+    }
+
     /// The socket to wait for; `None` where there is none (`sim`).
     fn socket(&self) -> Option<BorrowedFd<'_>>;
 
@@ -40,6 +80,47 @@ pub trait Stream: fmt::Debug + Send {
     /// something else than `None`. A stream around another one passes the question on.
     fn is_ready(&self, receive: bool, send: bool) -> bool {
         receive || send
+    }
+}
+
+/// What protects the connections of a process: it puts a stream that encrypts, or only asks who is there, around another.
+pub trait Security: fmt::Debug + Send + Sync {
+    /// Around a stream to the owner at `address`.
+    ///
+    /// # Errors
+    /// Where this side's own credentials cannot be used.
+    fn client(&self, stream: Box<dyn Stream>, address: &Address) -> io::Result<Box<dyn Stream>>;
+
+    /// Around a stream that was accepted.
+    ///
+    /// # Errors
+    /// As [`Security::client`].
+    fn server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>>;
+}
+
+/// What makes streams to one place.
+pub trait Dialer: fmt::Debug + Send {
+    /// Begins to connect.
+    ///
+    /// # Errors
+    /// Where that fails at once.
+    fn dial(&mut self) -> io::Result<Box<dyn Attempt>>;
+}
+
+/// An attempt to connect.
+pub trait Attempt: fmt::Debug + Send {
+    /// The stream, once it is there; `None` before.
+    ///
+    /// # Errors
+    /// The attempt failed.
+    fn finish(&mut self) -> io::Result<Option<Box<dyn Stream>>>;
+
+    /// The socket that takes bytes once the attempt has ended, and is then the stream's; `None` where there is none.
+    fn socket(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Where there is no socket to wait for: whether the attempt has ended.
+    fn is_ready(&self) -> bool {
+        true
     }
 }
 
@@ -81,6 +162,10 @@ impl Stream for Plain {
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    fn keeps_received(&self) -> bool {
+        false
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

@@ -6,18 +6,22 @@
 //!   frames ──▶ Outbound ──▶ stream of bytes
 //! ```
 
+mod ask;
 mod handles;
 mod inbound;
 mod outbound;
 mod owner;
 mod patience;
 mod requester;
+mod sessions;
 
+pub(crate) use ask::{Ask, Outcome};
 pub(crate) use inbound::{Event, Inbound};
 pub(crate) use outbound::Outbound;
-pub(crate) use owner::Owner;
+pub(crate) use owner::{Owner, Shared};
 pub(crate) use patience::Patience;
-pub(crate) use requester::{Ask, Outcome, Requester, brings_descriptor};
+pub(crate) use requester::{Requester, brings_descriptor};
+pub(crate) use sessions::{Seat, Sessions};
 
 #[cfg(test)]
 mod tests;

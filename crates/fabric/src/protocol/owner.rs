@@ -1,21 +1,46 @@
-//! The owner's side of one connection: requests in, replies out. Memory is read straight into the reply.
+//! The owner's side of one connection: requests in, replies out. Memory is read straight into the reply, and written
+//! straight from the request.
 
 use std::io;
+use std::sync::Arc;
 
-use farfork_wire::frame::reply::{Grant, Refusal, append_granted, append_refused, data_frame_bytes, seal_data};
+use farfork_wire::frame::change::Change;
+use farfork_wire::frame::reply::{
+    Grant, Refusal, append_arrived, append_granted, append_refused, append_written, data_frame_bytes, seal_data,
+};
 use farfork_wire::frame::request::{HANDLES_MAX, ReadMode, Request, Span};
 use farfork_wire::frame::{FrameError, HEADER_BYTES, Header, encode_hello};
 use rustix::io::Errno;
 
-use super::Outbound;
+use super::{Outbound, Seat, Sessions};
 use crate::buffer::Pool;
-use crate::{Exporter, Region, SameHost, SeedKey};
+use crate::{Exporter, LinkError, Region, SameHost, SeedKey};
+
+/// What all connections of an owner share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    /// What there is to read, to write and to tell.
+    pub(crate) exporter: Arc<dyn Exporter>,
+    /// What is remembered of requesters' changes.
+    pub(crate) sessions: Arc<Sessions>,
+}
+
+impl Shared {
+    /// For an owner that has just begun.
+    pub(crate) fn new(exporter: &Arc<dyn Exporter>) -> Self {
+        Self { exporter: Arc::clone(exporter), sessions: Arc::default() }
+    }
+}
 
 /// What the owner knows of one connection.
 #[derive(Debug)]
 pub(crate) struct Owner {
     /// What the requester's handles stand for.
     handles: Vec<Option<SeedKey>>,
+    /// The requester's place among its connections, once it has introduced itself.
+    seat: Option<Seat>,
+    /// Who it is, for messages.
+    from: String,
     /// Whether the requester is on this host, so that it may read for itself.
     same_host: bool,
     /// Where small replies are put together.
@@ -24,23 +49,37 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// Begins a connection with the greeting.
-    pub(crate) fn new(same_host: bool, out: &mut Outbound, pool: &mut Pool) -> Self {
+    pub(crate) fn new(from: String, same_host: bool, out: &mut Outbound, pool: &mut Pool) -> Self {
         out.append(&encode_hello(), pool);
-        Self { handles: Vec::new(), same_host, scratch: Vec::new() }
+        Self { handles: Vec::new(), seat: None, from, same_host, scratch: Vec::new() }
+    }
+
+    /// Who the requester is, as the log names it.
+    pub(crate) fn from(&self) -> &str {
+        &self.from
+    }
+
+    /// The requester has proved who it is.
+    pub(crate) fn name(&mut self, from: String) {
+        self.from = from;
     }
 
     /// Serves one request.
     ///
     /// # Errors
-    /// Where the requester violates the protocol; the connection must end.
+    /// Where the requester violates the protocol, or has connected anew; the connection must end.
     pub(crate) fn serve(
         &mut self,
         header: &Header,
         body: &[u8],
-        exporter: &dyn Exporter,
+        shared: &Shared,
         out: &mut Outbound,
         pool: &mut Pool,
-    ) -> Result<(), FrameError> {
+    ) -> Result<(), LinkError> {
+        if header.kind.is_change() {
+            return self.serve_change(header, body, shared, out, pool);
+        }
+        let exporter = &*shared.exporter;
         match Request::decode(header, body)? {
             Request::Open { handle, seed, token } => self.open(handle, SeedKey { seed, token }),
             Request::Read { handle, mode, spans } => {
@@ -56,6 +95,42 @@ impl Owner {
                     Err(refusal) => self.refuse(header.id, refusal, out, pool),
                 }
             }
+        }
+        Ok(())
+    }
+
+    fn serve_change(
+        &mut self,
+        header: &Header,
+        body: &[u8],
+        shared: &Shared,
+        out: &mut Outbound,
+        pool: &mut Pool,
+    ) -> Result<(), LinkError> {
+        let exporter = &*shared.exporter;
+        let stranger = FrameError::Body { kind: header.kind, what: "its requester has not introduced itself" };
+        let (made, answer): (_, fn(&mut Vec<u8>, u64)) = match Change::decode(header, body)? {
+            Change::Introduce { connection, sent_below } => {
+                self.seat = Some(shared.sessions.enter(connection, sent_below));
+                return Ok(());
+            }
+            Change::Write { handle, spans, data } => {
+                let key = self.key(header, handle)?;
+                let seat = self.seat.as_ref().ok_or(stranger)?;
+                (seat.change(header.id, || write(exporter, key, &spans, data))?, append_written)
+            }
+            Change::Message { bytes } => {
+                let seat = self.seat.as_ref().ok_or(stranger)?;
+                (seat.change(header.id, || exporter.deliver(&self.from, bytes))?, append_arrived)
+            }
+        };
+        match made {
+            Ok(()) => {
+                self.scratch.clear();
+                answer(&mut self.scratch, header.id);
+                out.append(&self.scratch, pool);
+            }
+            Err(refusal) => self.refuse(header.id, refusal, out, pool),
         }
         Ok(())
     }
@@ -123,6 +198,27 @@ fn read(
     debug_assert!(rest.is_empty(), "the spans fill the reply");
     seal_data(frame, id, extent_bytes.unwrap_or_default());
     out.commit(data_frame_bytes(data_bytes));
+    Ok(())
+}
+
+/// Makes a write; nothing is written where a span is out of bounds. Where the memory fails midway, what was written
+/// before stays.
+fn write(exporter: &dyn Exporter, key: &SeedKey, spans: &[Span], data: &[u8]) -> Result<(), Refusal> {
+    let region = exporter.open(&key.seed, &key.token)?;
+    for span in spans {
+        bounded(&*region, ReadMode::Exact, span)?;
+    }
+    let mut rest = data;
+    for span in spans {
+        let (from, behind) = rest.split_at(span.bytes as usize);
+        region.write(span.extent, span.offset, from).map_err(|error| match Errno::from_io_error(&error) {
+            Some(Errno::SRCH) => Refusal::UnknownSeed,
+            Some(Errno::ROFS) => Refusal::ReadOnly,
+            errno => Refusal::Unwritable { errno: errno.unwrap_or(Errno::IO).raw_os_error() },
+        })?;
+        rest = behind;
+    }
+    debug_assert!(rest.is_empty(), "decoding checks that the bytes fill the spans");
     Ok(())
 }
 

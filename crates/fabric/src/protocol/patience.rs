@@ -23,6 +23,9 @@ const RETRY_MAX: Duration = Duration::from_millis(500);
 /// How long an attempt to connect may take: the network's round trip, with one lost packet.
 pub(crate) const CONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
 
+/// How long a handshake may take: some round trips, and the peer's arithmetic while it has many others to do.
+const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(4);
+
 /// The waits of a connection, as its fortunes go.
 #[derive(Debug)]
 pub(crate) struct Patience {
@@ -45,6 +48,11 @@ impl Patience {
     /// How long an attempt to connect may take.
     pub(crate) fn connect(&self) -> Duration {
         CONNECT_WAIT_MAX
+    }
+
+    /// How long a handshake may take.
+    pub(crate) fn handshake(&self) -> Duration {
+        HANDSHAKE_WAIT_MAX
     }
 
     /// The owner answered.

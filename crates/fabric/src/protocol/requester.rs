@@ -1,71 +1,38 @@
-//! The requester's side of a connection: which reads wait, which were sent, and what their answers mean. It outlives
+//! The requester's side of a connection: which requests wait, which were sent, and what their answers mean. It outlives
 //! the sockets: what was sent into one that broke is sent again into the next.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_wire::frame::reply::{self, Grant, Refusal};
-use farfork_wire::frame::request::{ReadMode, append_ask_grants, append_open, append_read};
+use farfork_wire::frame::change::{ConnectionName, append_introduce, append_message, append_write};
+use farfork_wire::frame::reply;
+use farfork_wire::frame::request::{append_ask_grants, append_open, append_read};
 use farfork_wire::frame::{FrameError, Header, Kind};
 
+use super::ask::{Ask, Outcome};
 use super::handles::Handles;
+use crate::Reply;
 use crate::buffer::Buffer;
-use crate::{ReadRequest, Reply, SeedKey};
-
-/// What is asked of an owner.
-#[derive(Debug)]
-pub(crate) enum Ask {
-    /// Bytes.
-    Read(ReadRequest),
-    /// Where this host can read for itself.
-    Grants {
-        /// Of this seed.
-        key: Arc<SeedKey>,
-        /// When it is no longer of interest.
-        deadline: Instant,
-    },
-}
-
-impl Ask {
-    pub(crate) fn key(&self) -> &Arc<SeedKey> {
-        match self {
-            Self::Read(request) => &request.key,
-            Self::Grants { key, .. } => key,
-        }
-    }
-
-    fn is_grants(&self) -> bool {
-        matches!(self, Self::Grants { .. })
-    }
-
-    fn deadline(&self) -> Instant {
-        match self {
-            Self::Read(request) => request.deadline,
-            Self::Grants { deadline, .. } => *deadline,
-        }
-    }
-}
-
-/// What the owner answered.
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    Data(Reply),
-    Refused(Refusal),
-    Granted(Vec<Grant>),
-}
 
 /// What is asked of one owner and not answered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Requester {
+    /// What the owner knows the connection by, whatever sockets come and go.
+    name: ConnectionName,
     /// By request id; ids ascend in the order of asking.
     unanswered: BTreeMap<u64, Ask>,
     /// How many of them ask for grants.
     unanswered_grants: usize,
+    /// Bytes that they carry.
+    unanswered_bytes: usize,
     deadlines: BTreeSet<(Instant, u64)>,
     next_id: u64,
     /// What has this id or a greater one was not sent on this connection.
     next_to_send: u64,
+    /// What has this id or a greater one was not sent on earlier connections.
+    sent_below: u64,
+    /// Whether this connection's owner was told the name.
+    introduced: bool,
     handles: Handles,
     /// Replies that this connection still has to bring, also those that nobody waits for any more.
     owed: usize,
@@ -74,9 +41,28 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
+    /// With nothing to ask.
+    pub(crate) fn new(name: ConnectionName) -> Self {
+        Self {
+            name,
+            unanswered: BTreeMap::new(),
+            unanswered_grants: 0,
+            unanswered_bytes: 0,
+            deadlines: BTreeSet::new(),
+            next_id: 0,
+            next_to_send: 0,
+            sent_below: 0,
+            introduced: false,
+            handles: Handles::default(),
+            owed: 0,
+            silent_since: None,
+        }
+    }
+
     /// Takes something to ask.
     pub(crate) fn ask(&mut self, ask: Ask) {
         self.unanswered_grants += usize::from(ask.is_grants());
+        self.unanswered_bytes += ask.bytes();
         self.deadlines.insert((ask.deadline(), self.next_id));
         self.unanswered.insert(self.next_id, ask);
         self.next_id += 1;
@@ -87,9 +73,14 @@ impl Requester {
         !self.unanswered.is_empty()
     }
 
-    /// How many reads are unanswered.
-    pub(crate) fn unanswered_reads(&self) -> usize {
+    /// How many requests of the caller's are unanswered.
+    pub(crate) fn unanswered(&self) -> usize {
         self.unanswered.len() - self.unanswered_grants
+    }
+
+    /// How many bytes those carry.
+    pub(crate) fn unanswered_bytes(&self) -> usize {
+        self.unanswered_bytes
     }
 
     /// Appends the frames of the next request that this connection has not seen; `false` when there is none.
@@ -97,12 +88,22 @@ impl Requester {
         let Some((&id, ask)) = self.unanswered.range(self.next_to_send..).next() else {
             return false;
         };
-        let (handle, unknown) = self.handles.of(ask.key());
-        if unknown {
-            append_open(out, handle, &ask.key().seed, &ask.key().token);
+        if ask.is_change() && !self.introduced {
+            append_introduce(out, self.name, self.sent_below);
+            self.introduced = true;
+        }
+        let mut handle = 0;
+        if let Some(key) = ask.key() {
+            let unknown;
+            (handle, unknown) = self.handles.of(key);
+            if unknown {
+                append_open(out, handle, &key.seed, &key.token);
+            }
         }
         match ask {
             Ask::Read(request) => append_read(out, id, handle, request.mode, &request.spans),
+            Ask::Write(request) => append_write(out, id, handle, &request.spans, &request.data),
+            Ask::Message(message) => append_message(out, id, &message.bytes),
             Ask::Grants { .. } => append_ask_grants(out, id, handle),
         }
         self.next_to_send = id + 1;
@@ -141,7 +142,7 @@ impl Requester {
             self.silent_since = None;
         }
         let Some(ask) = self.unanswered.get(&header.id) else { return Ok(None) };
-        if !answers(ask, &decoded) {
+        if !ask.is_answered_by(&decoded) {
             return Err(sense("it is no answer to its request"));
         }
         let outcome = match decoded {
@@ -151,34 +152,40 @@ impl Requester {
                 let data_bytes = data.len();
                 let mut data = std::mem::take(body);
                 data.truncate(data_bytes);
-                Outcome::Data(Reply { data, extent_bytes })
+                Outcome::Done(Reply { data, extent_bytes })
             }
+            reply::Reply::Written | reply::Reply::Arrived => Outcome::Done(Reply::default()),
         };
         let ask = self.remove(header.id).expect("it was found above");
         Ok(Some((ask, outcome)))
     }
 
-    /// Something whose deadline has passed, while there is any.
-    pub(crate) fn expire(&mut self, now: Instant) -> Option<Ask> {
+    /// Something whose deadline has passed, while there is any, and whether it was ever sent.
+    pub(crate) fn expire(&mut self, now: Instant) -> Option<(Ask, bool)> {
         let &(deadline, id) = self.deadlines.first()?;
         if deadline > now {
             return None;
         }
-        self.remove(id)
+        let sent = id < self.next_to_send.max(self.sent_below);
+        self.remove(id).map(|ask| (ask, sent))
     }
 
     fn remove(&mut self, id: u64) -> Option<Ask> {
         let ask = self.unanswered.remove(&id)?;
         self.deadlines.remove(&(ask.deadline(), id));
         self.unanswered_grants -= usize::from(ask.is_grants());
+        self.unanswered_bytes -= ask.bytes();
         Some(ask)
     }
 
-    /// Everything unanswered, which is forgotten; answers that still come are passed over.
-    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = Ask> + use<> {
+    /// Everything unanswered, which is forgotten, each with whether it was ever sent; answers that still come are
+    /// passed over.
+    pub(crate) fn take_all(&mut self) -> impl Iterator<Item = (Ask, bool)> + use<> {
+        let sent_below = self.next_to_send.max(self.sent_below);
         self.deadlines.clear();
         self.unanswered_grants = 0;
-        std::mem::take(&mut self.unanswered).into_values()
+        self.unanswered_bytes = 0;
+        std::mem::take(&mut self.unanswered).into_iter().map(move |(id, ask)| (ask, id < sent_below))
     }
 
     /// The next deadline.
@@ -189,27 +196,11 @@ impl Requester {
     /// The connection is gone: all is to be sent again on the next.
     pub(crate) fn disconnected(&mut self) {
         self.handles.clear();
+        self.introduced = false;
+        self.sent_below = self.sent_below.max(self.next_to_send);
         self.next_to_send = 0;
         self.owed = 0;
         self.silent_since = None;
-    }
-}
-
-/// Whether a reply is of the kind and length that a request calls for.
-fn answers(ask: &Ask, reply: &reply::Reply<'_>) -> bool {
-    match (ask, reply) {
-        (_, reply::Reply::Refused(_)) => true,
-        (Ask::Grants { .. }, reply::Reply::Granted(_)) => true,
-        (Ask::Read(request), reply::Reply::Data { data, extent_bytes }) => {
-            let wanted = request.spans.iter().map(|span| u64::from(span.bytes)).sum::<u64>();
-            let there = request.spans.first().map_or(0, |span| extent_bytes.saturating_sub(span.offset));
-            let expected = match request.mode {
-                ReadMode::Exact => wanted,
-                ReadMode::Clip => wanted.min(there),
-            };
-            data.len() as u64 == expected
-        }
-        _ => false,
     }
 }
 

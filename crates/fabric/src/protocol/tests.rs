@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_wire::descriptor::ExtentId;
+use farfork_wire::frame::change::ConnectionName;
 use farfork_wire::frame::encode_hello;
 use farfork_wire::{NodeName, SeedId, Token};
 use proptest::prelude::*;
 
-use super::{Ask, Event, Inbound, Outbound, Outcome, Owner, Requester};
+use super::{Ask, Event, Inbound, Outbound, Outcome, Owner, Requester, Shared};
 use crate::buffer::Pool;
 use crate::{Exporter, ReadMode, ReadRequest, Refusal, Region, SameHost, SeedKey, Span};
 
@@ -44,8 +45,13 @@ impl Exporter for Patterns {
     }
 }
 
+fn requester() -> Requester {
+    Requester::new(ConnectionName::from_bytes([3; 16]))
+}
+
 /// One connection: the owner's end, and what is under way in both directions.
 struct Path {
+    shared: Shared,
     owner: Owner,
     owner_inbound: Inbound,
     owner_outbound: Outbound,
@@ -58,8 +64,10 @@ struct Path {
 impl Path {
     fn new() -> Self {
         let (mut pool, mut owner_outbound) = (Pool::default(), Outbound::default());
+        let exporter: Arc<dyn Exporter> = Arc::new(Patterns);
         Self {
-            owner: Owner::new(false, &mut owner_outbound, &mut pool),
+            shared: Shared::new(&exporter),
+            owner: Owner::new("test".to_owned(), false, &mut owner_outbound, &mut pool),
             owner_inbound: Inbound::new(200),
             owner_outbound,
             requester_inbound: Inbound::new(300),
@@ -78,7 +86,7 @@ impl Path {
             while let Some(event) = self.owner_inbound.next(&mut self.pool).unwrap() {
                 if let Event::Frame(header, body) = event {
                     let (out, pool) = (&mut self.owner_outbound, &mut self.pool);
-                    self.owner.serve(&header, &body, &Patterns, out, pool).unwrap();
+                    self.owner.serve(&header, &body, &self.shared, out, pool).unwrap();
                 }
             }
         }
@@ -172,12 +180,12 @@ impl Run {
             }
             Step::Wait(wait_ms) => {
                 self.now += Duration::from_millis(wait_ms);
-                while let Some(ask) = self.requester.expire(self.now) {
+                while let Some((ask, _)) = self.requester.expire(self.now) {
                     self.end(&ask, None);
                 }
             }
             Step::ForgetAll => {
-                for ask in self.requester.take_all() {
+                for (ask, _) in self.requester.take_all() {
                     let Ask::Read(request) = ask else { panic!("only reads were asked") };
                     *self.ended.entry(request.tag).or_default() += 1;
                 }
@@ -205,7 +213,7 @@ impl Run {
             None => assert!(request.deadline <= self.now),
             Some(Outcome::Refused(Refusal::UnknownSeed)) => assert!(seed % 2 == 1),
             Some(Outcome::Refused(Refusal::OutOfBounds)) => assert!(beyond && request.mode == ReadMode::Exact),
-            Some(Outcome::Data(reply)) => {
+            Some(Outcome::Done(reply)) => {
                 let bytes = u64::from(span.bytes).min(EXTENT_BYTES - span.offset);
                 let mut expected = vec![0; bytes as usize];
                 Pattern(seed).read(span.extent, span.offset, &mut expected).unwrap();
@@ -220,7 +228,7 @@ impl Run {
 proptest! {
     #[test]
     fn each_read_ends_once_whatever_the_path_does(steps in steps()) {
-        let (requester, path, now) = (Requester::default(), Path::new(), Instant::now());
+        let (requester, path, now) = (requester(), Path::new(), Instant::now());
         let mut run = Run { requester, path, now, asked: 0, ended: HashMap::new() };
         for step in &steps {
             run.step(step);
@@ -229,7 +237,7 @@ proptest! {
         for step in [Step::Send, Step::AdvanceOwner(usize::MAX), Step::AdvanceRequester(usize::MAX)] {
             run.step(&step);
         }
-        prop_assert!(!run.requester.is_waiting() && run.requester.unanswered_reads() == 0);
+        prop_assert!(!run.requester.is_waiting() && run.requester.unanswered() == 0);
         prop_assert_eq!(run.requester.silent_since(), None);
         prop_assert_eq!(run.requester.next_deadline(), None);
         prop_assert_eq!(run.ended.len() as u64, run.asked);
@@ -241,7 +249,7 @@ proptest! {
 fn silence_lasts_from_the_request_to_the_next_byte() {
     let start = Instant::now();
     let at = |seconds| start + Duration::from_secs(seconds);
-    let (requester, path) = (Requester::default(), Path::new());
+    let (requester, path) = (requester(), Path::new());
     let mut run = Run { requester, path, now: start, asked: 0, ended: HashMap::new() };
     run.ask(0, 0, 10, 10_000);
     assert_eq!(run.requester.silent_since(), None, "nothing was sent");

@@ -2,24 +2,43 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use farfork_wire::frame::request::{ReadMode, check_spans};
 use rustix::io::Errno;
 
+use super::Dialer;
 use super::grants::{Access, Grants, Template};
 use crate::protocol::Ask;
-use crate::stream::Link;
-use crate::{Address, Buffer, Completion, FabricError, REQUESTS_MAX, ReadRequest, Refusal, Reply, SubmitError};
+use crate::stream::{EpollRim, Link, Parts};
+use crate::tcp::random_name;
+use crate::{
+    Address, Buffer, Completion, FabricError, MessageRequest, REQUESTS_MAX, ReadRequest, Refusal, Reply, SubmitError,
+    WriteRequest,
+};
 
 /// Most bytes that one poll reads from templates, so that it does not hold up the caller's other work.
 const POLL_BYTES_MAX: usize = 2 << 20;
 
+/// Begins to connect to an owner on the same host.
+///
+/// # Errors
+/// Where this process cannot have another file descriptor.
+pub fn connect(path: &Path) -> io::Result<Box<dyn crate::Connection>> {
+    let (address, dialer) = (Address::Shm(path.to_owned()), Box::new(Dialer::new(path.to_owned())));
+    let parts = Parts { address, dialer, security: None, rim: Box::new(EpollRim::new()?), name: random_name()? };
+    let mut link = Link::new(parts);
+    let now = Instant::now();
+    link.connect(now);
+    Ok(Box::new(Connection { link, grants: Grants::default(), direct: VecDeque::new(), polled_at: now }))
+}
+
 /// A connection to an owner on the same host.
 #[derive(Debug)]
-pub struct Connection {
+struct Connection {
     link: Link,
     grants: Grants,
     /// Reads that need no owner, each with its template.
@@ -29,17 +48,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Begins to connect.
-    ///
-    /// # Errors
-    /// Where this process cannot have another file descriptor.
-    pub fn new(address: Address) -> io::Result<Self> {
-        let mut link = Link::new(address)?;
-        let now = Instant::now();
-        link.connect(now);
-        Ok(Self { link, grants: Grants::default(), direct: VecDeque::new(), polled_at: now })
-    }
-
     /// The template from which all of a read can be had.
     fn template_for(&mut self, request: &ReadRequest) -> Option<Arc<Template>> {
         let Some(Access::Template(template)) = self.grants.of(&request.key) else { return None };
@@ -89,7 +97,7 @@ impl Connection {
     fn fall_back(&mut self, request: ReadRequest, error: &io::Error, completions: &mut Vec<Completion>) {
         if Errno::from_io_error(error) == Some(Errno::SRCH) {
             self.grants.forget(&request.key);
-            let (address, seed) = (self.link.address().clone(), request.key.seed.clone());
+            let (address, seed) = (crate::Connection::address(&self.link).clone(), request.key.seed.clone());
             let error = FabricError::Refused { address, seed, refusal: Refusal::UnknownSeed };
             completions.push(Completion { tag: request.tag, result: Err(error) });
         } else {
@@ -115,6 +123,7 @@ fn read_template(template: &Template, request: &ReadRequest, data: &mut [u8]) ->
 impl crate::Connection for Connection {
     fn submit(&mut self, request: ReadRequest) -> Result<(), SubmitError> {
         check_spans(request.mode, &request.spans)?;
+        self.link.check_room(0)?;
         if self.unanswered() >= REQUESTS_MAX {
             return Err(SubmitError::Full);
         }
@@ -123,6 +132,14 @@ impl crate::Connection for Connection {
             None => self.ask(request),
         }
         Ok(())
+    }
+
+    fn write(&mut self, request: WriteRequest) -> Result<(), SubmitError> {
+        self.link.write(request)
+    }
+
+    fn send(&mut self, message: MessageRequest) -> Result<(), SubmitError> {
+        crate::Connection::send(&mut self.link, message)
     }
 
     fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) {
@@ -136,8 +153,20 @@ impl crate::Connection for Connection {
         if self.direct.is_empty() { self.link.next_timeout() } else { Some(self.polled_at) }
     }
 
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.link.descriptor()
+    }
+
+    fn clock(&self) -> Instant {
+        self.link.clock()
+    }
+
+    fn wait(&mut self, until: Option<Instant>) -> io::Result<()> {
+        if self.direct.is_empty() { self.link.wait(until) } else { Ok(()) }
+    }
+
     fn unanswered(&self) -> usize {
-        self.link.unanswered_reads() + self.direct.len()
+        self.link.unanswered() + self.direct.len()
     }
 
     fn forget_all(&mut self) {
@@ -146,17 +175,19 @@ impl crate::Connection for Connection {
         self.grants.forget_asked();
     }
 
+    fn close(&mut self) {
+        self.link.close();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.direct.is_empty() && self.link.is_closed()
+    }
+
     fn recycle(&mut self, buffer: Buffer) {
         self.link.pool().put(buffer);
     }
 
     fn address(&self) -> &Address {
         self.link.address()
-    }
-}
-
-impl AsFd for Connection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.as_fd()
     }
 }

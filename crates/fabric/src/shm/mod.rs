@@ -12,6 +12,8 @@
 //!     │──────────────────────────────────────▶│    │
 //! ```
 //!
+//! Writes and messages go through the owner.
+//!
 //! In any doubt the owner is asked: what was not granted (copies of shared memory, the descriptor), what lies outside
 //! the bounds, and what cannot be read, goes through the socket, and the owner's answer counts. Only a template that
 //! has ended needs no answer: its seed is gone.
@@ -21,8 +23,11 @@
 //! every grant.
 
 mod connection;
+mod dialer;
 mod grants;
 mod server;
+mod stream;
 
-pub use connection::Connection;
+pub use connection::connect;
+pub use dialer::Dialer;
 pub use server::Server;

@@ -1,23 +1,30 @@
 //! The owner's end of `shm`.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::stream::{self, StreamKind};
-use crate::{Address, Exporter};
+use rustix::net::sockopt;
+use rustix::process::{Uid, geteuid};
 
-/// Serves an exporter's memory to this host until it is dropped. The socket's path stays: its owner is who made it.
+use super::stream::Stream;
+use crate::stream::{self, Door};
+use crate::{Address, Exporter, transport};
+
+/// Serves an exporter's memory to this host until it is dropped, which ends all connections at once. The socket's path
+/// stays: its owner is who made it.
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    /// Held for its end.
-    _server: stream::Server,
+    server: stream::Server,
 }
 
 impl Server {
-    /// Serves what connects to `listener`.
+    /// Serves what connects to `listener`: processes of root and of this process's user, as the kernel says; others are
+    /// shown out, whatever the socket's file permits.
     ///
     /// # Errors
     /// `InvalidInput` where the listener has no path; else where this process cannot have another file descriptor or
@@ -26,12 +33,43 @@ impl Server {
         let address = listener.local_addr()?;
         let path = address.as_pathname().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         listener.set_nonblocking(true)?;
-        let server = stream::Server::start(listener.into(), StreamKind::Unix, exporter)?;
-        Ok(Self { path, _server: server })
+        let door = Door { name: "fabric-shm", same_host: true, adopt, security: None };
+        Ok(Self { path, server: stream::Server::start(listener.into(), &door, exporter)? })
+    }
+
+    /// Accepts and receives nothing more, answers what was received, and ends once that is sent, within `patience`.
+    pub fn close(self, patience: Duration) {
+        self.server.close(patience);
     }
 
     /// Where it is reached.
     pub fn address(&self) -> Address {
         Address::Shm(self.path.clone())
+    }
+}
+
+fn adopt(socket: OwnedFd) -> io::Result<(Box<dyn transport::Stream>, String)> {
+    let peer = sockopt::socket_peercred(&socket)?;
+    let from = format!("process {} of user {}", peer.pid, peer.uid);
+    if !may_connect(peer.uid, geteuid()) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("{from} may not connect here")));
+    }
+    Ok((Box::new(Stream::of_owner(socket)), from))
+}
+
+/// A template's memory is its user's, and root's.
+fn may_connect(peer: Uid, own: Uid) -> bool {
+    peer.is_root() || peer == own
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_root_and_the_own_user_may_connect() {
+        let uid = Uid::from_raw;
+        assert!(may_connect(uid(0), uid(1000)) && may_connect(uid(1000), uid(1000)) && may_connect(uid(0), uid(0)));
+        assert!(!may_connect(uid(1000), uid(0)) && !may_connect(uid(1001), uid(1000)));
     }
 }

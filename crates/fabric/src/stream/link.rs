@@ -1,30 +1,30 @@
-//! The requester's end: one socket at a time, made anew whenever it fails while there is something to ask.
+//! The requester's end: one stream at a time, made anew whenever it fails while there is something to ask.
 //!
 //! ```text
-//!        ┌──────────────────────── failed: wait, longer each time ───────────────────────┐
-//!        ▼                                                                               │
-//!      Down ── something to ask, waited ──▶ Connecting ── connected ──▶ Up ── failed, silent, damaged
-//!                                               │                       greeting, requests ▶ ◀ replies
-//!                                               └── refused, no answer ──▶ Down
+//!        ┌────────────────────────── failed: wait, longer each time ──────────────────────────┐
+//!        ▼                                                                                    │
+//!      Down ── something to ask, waited ──▶ Connecting ── connected ──▶ Securing ── open ──▶ Up ── failed, silent,
+//!        ▲                                       │                          │                │     damaged
+//!        └───────── refused, no answer ──────────┴──────────────────────────┘     greeting, requests ▶ ◀ replies
 //! ```
 //!
-//! Callers wait on one descriptor, an epoll that holds the socket of the moment.
+//! It waits for nothing itself: that is its rim's business, and its user's.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use farfork_wire::frame::change::ConnectionName;
 use farfork_wire::frame::reply::{Grant, Refusal};
 use farfork_wire::frame::{FrameError, Header};
-use rustix::event::epoll;
 
+use super::rim::{Interest, Rim};
 use super::session::Session;
-use super::socket;
 use super::trouble::Trouble;
 use crate::buffer::{Buffer, Pool};
 use crate::protocol::{Ask, Outcome, Patience, Requester};
-use crate::{Address, Completion, FabricError, LinkError, SeedKey};
+use crate::transport::{Attempt, Dialer, Security, Stream};
+use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
 /// Most bytes that one poll receives, so that a fast owner does not hold up the caller's other work.
 const RECEIVED_BYTES_MAX: usize = 2 << 20;
@@ -37,47 +37,59 @@ pub(crate) struct GrantAnswer {
     pub(crate) template: Option<OwnedFd>,
 }
 
-/// A connection to one owner over stream sockets.
+/// What a link is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    /// Where the owner is.
+    pub(crate) address: Address,
+    /// What connects to it.
+    pub(crate) dialer: Box<dyn Dialer>,
+    /// What protects the connection, if anything does.
+    pub(crate) security: Option<Arc<dyn Security>>,
+    /// What it is waited for with.
+    pub(crate) rim: Box<dyn Rim>,
+    /// What the owner knows it by.
+    pub(crate) name: ConnectionName,
+}
+
+/// A connection to one owner over streams.
 #[derive(Debug)]
 pub(crate) struct Link {
-    address: Address,
-    epoll: OwnedFd,
+    pub(super) parts: Parts,
     state: State,
-    requester: Requester,
+    pub(super) requester: Requester,
     pool: Pool,
     patience: Patience,
     trouble: Trouble,
     grant_answers: Vec<GrantAnswer>,
+    pub(super) closing: bool,
+    /// When a poll left something in the stream that its socket does not tell of.
+    unread_since: Option<Instant>,
 }
 
 #[derive(Debug)]
 enum State {
     Down { retry_at: Option<Instant> },
-    Connecting { socket: OwnedFd, give_up_at: Instant },
+    Connecting { attempt: Box<dyn Attempt>, give_up_at: Instant },
+    Securing { stream: Box<dyn Stream>, give_up_at: Instant },
     Up(Box<Session>),
 }
 
 impl Link {
     /// A connection that is not made yet.
-    pub(crate) fn new(address: Address) -> io::Result<Self> {
-        Ok(Self {
-            address,
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+    pub(crate) fn new(parts: Parts) -> Self {
+        let requester = Requester::new(parts.name);
+        Self {
+            parts,
             state: State::Down { retry_at: None },
-            requester: Requester::default(),
+            requester,
             pool: Pool::default(),
             patience: Patience::default(),
             trouble: Trouble::default(),
             grant_answers: Vec::new(),
-        })
-    }
-
-    pub(crate) fn address(&self) -> &Address {
-        &self.address
-    }
-
-    pub(crate) fn unanswered_reads(&self) -> usize {
-        self.requester.unanswered_reads()
+            closing: false,
+            unread_since: None,
+        }
     }
 
     pub(crate) fn pool(&mut self) -> &mut Pool {
@@ -103,10 +115,25 @@ impl Link {
         let own = match &self.state {
             State::Down { retry_at } if self.requester.is_waiting() => *retry_at,
             State::Down { .. } => None,
-            State::Connecting { give_up_at, .. } => Some(*give_up_at),
+            State::Connecting { give_up_at, .. } | State::Securing { give_up_at, .. } => Some(*give_up_at),
             State::Up(_) => self.silent_at(),
         };
-        own.into_iter().chain(self.requester.next_deadline()).min()
+        own.into_iter().chain(self.unread_since).chain(self.requester.next_deadline()).min()
+    }
+
+    /// Where there is no descriptor to wait for: whether there is something to poll for.
+    pub(crate) fn is_ready(&self) -> bool {
+        match &self.state {
+            State::Down { .. } => false,
+            State::Connecting { attempt, .. } => attempt.is_ready(),
+            State::Securing { stream, .. } => stream.is_ready(true, stream.has_unsent()),
+            State::Up(session) => session.stream().is_ready(true, session.interest().send),
+        }
+    }
+
+    /// Whether it was closed and nothing is left to do.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closing && matches!(self.state, State::Down { .. }) && !self.requester.is_waiting()
     }
 
     /// Does all that can be done now.
@@ -114,9 +141,22 @@ impl Link {
         if let Err(cause) = self.advance(now, completions) {
             self.fail(cause, now, completions);
         }
-        while let Some(ask) = self.requester.expire(now) {
-            let error = self.trouble.unreachable(&self.address, self.requester.silent_since(), now);
+        while let Some((ask, sent)) = self.requester.expire(now) {
+            let error = self.trouble.no_answer(
+                &self.parts.address,
+                sent && ask.is_change(),
+                self.requester.silent_since(),
+                now,
+            );
             self.end(ask, Err(error), completions);
+        }
+        let idle = match &self.state {
+            State::Up(session) => !session.is_sending(),
+            _ => true,
+        };
+        if self.closing && idle && !self.requester.is_waiting() {
+            self.requester.disconnected();
+            self.state = State::Down { retry_at: None };
         }
     }
 
@@ -136,8 +176,11 @@ impl Link {
         if matches!(self.state, State::Connecting { .. }) {
             self.finish_connect(now)?;
         }
+        if matches!(self.state, State::Securing { .. }) {
+            self.secure(now)?;
+        }
         if matches!(self.state, State::Up(_)) {
-            // What came before the socket failed counts: a refusal to talk, say.
+            // What came before the stream failed counts: a refusal to talk, say.
             let sent = self.transmit(now);
             self.receive(now, completions)?;
             sent?;
@@ -150,34 +193,49 @@ impl Link {
     }
 
     fn begin_connect(&mut self, now: Instant) -> Result<(), LinkError> {
-        let socket = socket::begin_connect(&self.address).map_err(LinkError::Connect)?;
-        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(0), Session::FIRST_INTEREST)
-            .map_err(|errno| LinkError::Connect(errno.into()))?;
-        self.state = State::Connecting { socket, give_up_at: now + self.patience.connect() };
+        let attempt = self.parts.dialer.dial().map_err(LinkError::Connect)?;
+        self.parts.rim.attach(attempt.socket(), Interest::SEND).map_err(LinkError::Connect)?;
+        self.state = State::Connecting { attempt, give_up_at: now + self.patience.connect() };
         Ok(())
     }
 
     fn finish_connect(&mut self, now: Instant) -> Result<(), LinkError> {
-        let State::Connecting { socket, give_up_at } = &self.state else { return Ok(()) };
-        if !socket::connected(socket).map_err(LinkError::Connect)? {
+        let State::Connecting { attempt, give_up_at } = &mut self.state else { return Ok(()) };
+        let Some(stream) = attempt.finish().map_err(LinkError::Connect)? else {
             return if *give_up_at <= now { Err(LinkError::ConnectTimeout) } else { Ok(()) };
+        };
+        let stream = match &self.parts.security {
+            Some(security) => security.client(stream, &self.parts.address).map_err(LinkError::Handshake)?,
+            None => stream,
+        };
+        self.state = State::Securing { stream, give_up_at: now + self.patience.handshake() };
+        Ok(())
+    }
+
+    fn secure(&mut self, now: Instant) -> Result<(), LinkError> {
+        let State::Securing { stream, give_up_at } = &mut self.state else { return Ok(()) };
+        if !stream.shake().map_err(LinkError::Handshake)? {
+            let interest = Interest { receive: true, send: stream.has_unsent() };
+            self.parts.rim.watch(stream.socket(), interest).map_err(LinkError::Broken)?;
+            return if *give_up_at <= now { Err(LinkError::HandshakeTimeout) } else { Ok(()) };
         }
-        let State::Connecting { socket, .. } = std::mem::replace(&mut self.state, State::Down { retry_at: None })
-        else {
+        let State::Securing { stream, .. } = std::mem::replace(&mut self.state, State::Down { retry_at: None }) else {
             return Ok(());
         };
-        self.state = State::Up(Box::new(Session::new(socket, &mut self.pool)));
+        self.state = State::Up(Box::new(Session::new(stream, &mut self.pool)));
         Ok(())
     }
 
     fn transmit(&mut self, now: Instant) -> Result<(), LinkError> {
         let State::Up(session) = &mut self.state else { return Ok(()) };
-        session.transmit(&self.epoll, &mut self.pool, |out| self.requester.encode_next(now, out))
+        session.transmit(&mut self.pool, |out| self.requester.encode_next(now, out))?;
+        self.parts.rim.watch(session.stream().socket(), session.interest()).map_err(LinkError::Broken)
     }
 
     /// Receives what there is, within the limit.
     fn receive(&mut self, now: Instant, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
         let mut received_bytes = 0;
+        self.unread_since = None;
         while received_bytes < RECEIVED_BYTES_MAX {
             let State::Up(session) = &mut self.state else { return Ok(()) };
             let Some(received) = session.receive()? else { return Ok(()) };
@@ -187,6 +245,9 @@ impl Link {
                 return Ok(());
             }
             received_bytes += received.bytes;
+        }
+        if let State::Up(session) = &self.state {
+            self.unread_since = session.stream().keeps_received().then_some(now);
         }
         Ok(())
     }
@@ -218,37 +279,39 @@ impl Link {
                 let error = self.refused(&ask, refusal);
                 self.end(ask, Err(error), completions);
             }
-            Some((Ask::Read(request), Outcome::Data(reply))) => {
-                completions.push(Completion { tag: request.tag, result: Ok(reply) });
-            }
+            Some((ask, Outcome::Done(reply))) => self.end(ask, Ok(reply), completions),
             Some(_) => unreachable!("a requester pairs asks with the outcomes that answer them"),
             None => {}
         }
         Ok(())
     }
 
-    /// Gives the socket up. Who is of another version will not be another one with the next socket.
+    /// Gives the stream up. Who is of another version will not be another one with the next stream.
     fn fail(&mut self, cause: LinkError, now: Instant, completions: &mut Vec<Completion>) {
-        tracing::debug!(address = %self.address, %cause, "connection failed");
+        tracing::debug!(address = %self.parts.address, %cause, "connection failed");
         let silent_since = self.requester.silent_since();
         self.requester.disconnected();
+        self.unread_since = None;
         self.state = State::Down { retry_at: Some(now + self.patience.failed()) };
         if let LinkError::Frame(version @ FrameError::Version { .. }) = &cause {
-            let error = FabricError::Incompatible { address: self.address.clone(), cause: version.clone() };
-            for ask in self.requester.take_all() {
-                self.end(ask, Err(error.clone()), completions);
+            let error = FabricError::Incompatible { address: self.parts.address.clone(), cause: version.clone() };
+            for (ask, sent) in self.requester.take_all() {
+                let perhaps = || self.trouble.no_answer(&self.parts.address, true, None, now);
+                let error = if sent && ask.is_change() { perhaps() } else { error.clone() };
+                self.end(ask, Err(error), completions);
             }
         }
         let waiting_since = self.requester.is_waiting().then(|| silent_since.unwrap_or(now));
         self.trouble.failed(cause, waiting_since);
     }
 
-    fn end(&mut self, ask: Ask, result: Result<crate::Reply, FabricError>, completions: &mut Vec<Completion>) {
-        match ask {
-            Ask::Read(request) => completions.push(Completion { tag: request.tag, result }),
-            Ask::Grants { key, .. } => {
+    fn end(&mut self, ask: Ask, result: Result<Reply, FabricError>, completions: &mut Vec<Completion>) {
+        match (ask.tag(), ask) {
+            (Some(tag), _) => completions.push(Completion { tag, result }),
+            (None, Ask::Grants { key, .. }) => {
                 self.grant_answers.push(GrantAnswer { key, grants: None, template: None });
             }
+            (None, _) => unreachable!("only grants are asked for by nobody"),
         }
     }
 
@@ -257,12 +320,10 @@ impl Link {
     }
 
     fn refused(&self, ask: &Ask, refusal: Refusal) -> FabricError {
-        FabricError::Refused { address: self.address.clone(), seed: ask.key().seed.clone(), refusal }
-    }
-}
-
-impl AsFd for Link {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        let address = self.parts.address.clone();
+        match ask.key() {
+            Some(key) => FabricError::Refused { address, seed: key.seed.clone(), refusal },
+            None => FabricError::NotTaken { address, refusal },
+        }
     }
 }

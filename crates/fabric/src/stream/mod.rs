@@ -1,13 +1,24 @@
-//! The protocol over stream sockets, of the network or of this host: [`Link`] is the requester's end, [`Server`] the
-//! owner's. Both providers use them; what the frames mean is `protocol`'s business.
+//! The protocol over streams: [`Link`] is the requester's end, [`Peer`] the owner's of one connection. What the frames
+//! mean is `protocol`'s business; what carries the bytes, the providers'.
+//!
+//! Link and peer wait for nothing. Who waits are the rims: [`EpollRim`] for a requester with sockets, a server's worker
+//! for an owner's; `sim` has rims of its own.
 
+mod complaints;
+mod connection;
 mod link;
+mod listener;
+mod mailbox;
 mod peer;
+mod rim;
 mod server;
 mod session;
 mod socket;
 mod trouble;
 mod worker;
 
-pub(crate) use link::Link;
-pub(crate) use server::{Server, StreamKind};
+pub(crate) use link::{Link, Parts};
+pub(crate) use peer::{Peer, Turn};
+pub(crate) use rim::{EpollRim, Interest, Rim};
+pub(crate) use server::{Door, Server};
+pub(crate) use socket::{SocketAttempt, new_socket};

@@ -1,15 +1,20 @@
 //! One requester's connection at the owner. It works in turns of bounded length, so that no requester holds up
 //! another, and reads no further requests while the requester does not take its replies, so that none exhausts memory.
+//!
+//! ```text
+//!   Securing ── open ──▶ Greeting ── greeted ──▶ Serving
+//!      └──────── not within the limit ──┴──▶ ended
+//! ```
 
-use std::os::fd::OwnedFd;
+use std::fmt;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll;
-
-use super::socket;
+use super::rim::Interest;
+use crate::LinkError;
 use crate::buffer::Pool;
-use crate::protocol::{Event, Inbound, Outbound, Owner};
-use crate::{Exporter, LinkError};
+use crate::protocol::{Event, Inbound, Outbound, Owner, Shared};
+use crate::transport::Stream;
 
 /// Size of the staging area, in bytes: some hundred requests with one system call.
 const STAGING_BYTES: usize = 16 << 10;
@@ -20,7 +25,7 @@ const OUTBOUND_BYTES_MAX: usize = 2 << 20;
 /// Reply bytes of one turn. One more reply may exceed it.
 const TURN_BYTES_MAX: usize = 512 << 10;
 
-/// How long a connection may go without a greeting.
+/// How long a connection may go without handshake and greeting.
 const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How long replies may wait without any being taken. A pager that was stopped for longer connects again.
@@ -29,98 +34,144 @@ const STALL_MAX: Duration = Duration::from_secs(30);
 /// What a turn leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing, until the socket has something or takes something.
+    /// Nothing, until the stream has something or takes something.
     Waits,
     /// Requests that were received but not served yet.
     HasMore,
 }
 
 /// One requester's connection.
-#[derive(Debug)]
 pub(crate) struct Peer {
-    socket: OwnedFd,
+    stream: Box<dyn Stream>,
     inbound: Inbound,
     outbound: Outbound,
     owner: Owner,
+    /// Whether the handshake is over.
+    secured: bool,
     /// Whether there may be requests that were received but not served.
     backlog: bool,
-    /// What the epoll waits for.
-    interest: epoll::EventFlags,
+    /// Whether the stream may keep bytes that have come.
+    unread: bool,
+    /// Whether nothing more is received.
+    finishing: bool,
     /// When it last got on: when it came, when replies were taken, or when none waited.
     progress_at: Instant,
 }
 
 impl Peer {
-    /// What the epoll waits for at first.
-    pub(crate) const FIRST_INTEREST: epoll::EventFlags = epoll::EventFlags::IN;
-
-    pub(crate) fn new(socket: OwnedFd, same_host: bool, now: Instant, pool: &mut Pool) -> Self {
+    /// Of a stream that was accepted. `from`: who it comes from, as the log names it.
+    pub(crate) fn new(stream: Box<dyn Stream>, from: String, same_host: bool, now: Instant, pool: &mut Pool) -> Self {
         let mut outbound = Outbound::default();
-        let owner = Owner::new(same_host, &mut outbound, pool);
-        Self {
-            socket,
-            inbound: Inbound::new(STAGING_BYTES),
-            outbound,
-            owner,
-            backlog: false,
-            interest: Self::FIRST_INTEREST,
-            progress_at: now,
-        }
+        let owner = Owner::new(from, same_host, &mut outbound, pool);
+        let inbound = Inbound::new(STAGING_BYTES);
+        let (secured, backlog, unread, finishing) = (false, false, false, false);
+        Self { stream, inbound, outbound, owner, secured, backlog, unread, finishing, progress_at: now }
+    }
+
+    /// Who it is, as the log names it.
+    pub(crate) fn from(&self) -> &str {
+        self.owner.from()
+    }
+
+    pub(crate) fn stream(&self) -> &dyn Stream {
+        &*self.stream
+    }
+
+    /// Whether it has said what it speaks.
+    pub(crate) fn has_greeted(&self) -> bool {
+        self.inbound.greeted()
     }
 
     /// Receives, serves, sends: as much as a turn may.
-    pub(crate) fn turn(
-        &mut self,
-        now: Instant,
-        exporter: &dyn Exporter,
-        pool: &mut Pool,
-        epoll: &OwnedFd,
-        token: u64,
-    ) -> Result<Turn, LinkError> {
-        if self.outbound.queued() == 0 {
+    pub(crate) fn turn(&mut self, now: Instant, shared: &Shared, pool: &mut Pool) -> Result<Turn, LinkError> {
+        if !self.secured && !self.shake()? {
+            return Ok(Turn::Waits);
+        }
+        if !self.is_sending() {
             self.progress_at = now;
         }
-        let served = self.receive().and_then(|()| self.serve(exporter, pool));
+        let served = self.receive().and_then(|()| self.serve(shared, pool));
         // Who violates the protocol still learns what was served before, and who is here.
         self.send(now, pool)?;
         served?;
-        let has_more = self.backlog && !self.is_full();
-        self.watch(epoll, token)?;
+        let has_more = (self.backlog || self.unread) && !self.is_full();
         Ok(if has_more { Turn::HasMore } else { Turn::Waits })
+    }
+
+    /// From now on nothing more is received.
+    pub(crate) fn finish(&mut self) {
+        self.finishing = true;
+    }
+
+    /// Whether all that was received is served, and all replies are sent.
+    pub(crate) fn is_done(&self) -> bool {
+        !(self.backlog || self.secured && self.is_sending())
+    }
+
+    /// What to wait for: requests unless too many replies wait, room while any do.
+    pub(crate) fn interest(&self) -> Interest {
+        Interest {
+            receive: !self.backlog && !self.is_full() && !self.finishing,
+            send: self.is_sending() && self.secured_or_unsent(),
+        }
     }
 
     /// Whether it did not get on for too long.
     pub(crate) fn is_stalled(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.progress_at);
-        (!self.inbound.greeted() && since >= HELLO_WAIT_MAX) || (self.outbound.queued() > 0 && since >= STALL_MAX)
+        (!self.has_greeted() && since >= HELLO_WAIT_MAX) || (self.is_sending() && since >= STALL_MAX)
+    }
+
+    fn shake(&mut self) -> Result<bool, LinkError> {
+        self.secured = self.stream.shake().map_err(LinkError::Handshake)?;
+        if let Some(name) = self.stream.peer().filter(|_| self.secured) {
+            let address = self.owner.from();
+            let from = format!("{name} at {address}");
+            self.owner.name(from);
+        }
+        Ok(self.secured)
     }
 
     fn is_full(&self) -> bool {
         self.outbound.queued() >= OUTBOUND_BYTES_MAX
     }
 
+    fn is_sending(&self) -> bool {
+        self.outbound.queued() > 0 || self.stream.has_unsent()
+    }
+
+    /// Before the handshake is over the greeting waits, and only the handshake's own bytes may want room.
+    fn secured_or_unsent(&self) -> bool {
+        self.secured || self.stream.has_unsent()
+    }
+
     fn receive(&mut self) -> Result<(), LinkError> {
-        if self.backlog || self.is_full() {
+        if self.backlog || self.is_full() || self.finishing {
             return Ok(());
         }
         let mut spaces = self.inbound.spaces();
-        match socket::receive(&self.socket, &mut spaces, None).map_err(LinkError::Broken)? {
+        match self.stream.receive(&mut spaces).map_err(LinkError::Broken)? {
             Some(0) => Err(LinkError::Closed),
             Some(count) => {
                 self.inbound.received(count);
                 self.backlog = true;
+                self.unread = self.stream.keeps_received();
                 Ok(())
             }
-            None => Ok(()),
+            None => {
+                self.unread = false;
+                Ok(())
+            }
         }
     }
 
-    fn serve(&mut self, exporter: &dyn Exporter, pool: &mut Pool) -> Result<(), LinkError> {
+    /// Serves what was received, while not too much waits to be sent.
+    fn serve(&mut self, shared: &Shared, pool: &mut Pool) -> Result<(), LinkError> {
         let queued_before = self.outbound.queued();
         while self.backlog && !self.is_full() && self.outbound.queued() - queued_before < TURN_BYTES_MAX {
             match self.inbound.next(pool)? {
                 Some(Event::Frame(header, body)) => {
-                    self.owner.serve(&header, &body, exporter, &mut self.outbound, pool)?;
+                    self.owner.serve(&header, &body, shared, &mut self.outbound, pool)?;
                     pool.put(body);
                 }
                 Some(Event::Hello) => {}
@@ -131,26 +182,25 @@ impl Peer {
     }
 
     fn send(&mut self, now: Instant, pool: &mut Pool) -> Result<(), LinkError> {
-        while self.outbound.queued() > 0 {
-            let Some(sent) = socket::send(&self.socket, &self.outbound).map_err(LinkError::Broken)? else {
-                break;
+        while self.is_sending() {
+            let (slices, count, descriptor) = self.outbound.slices();
+            let sent = match descriptor {
+                Some(descriptor) => self.stream.send_with(&slices[..count], descriptor.as_fd()),
+                None => self.stream.send(&slices[..count]),
             };
+            let Some(sent) = sent.map_err(LinkError::Broken)? else { break };
             self.outbound.sent(sent, pool);
             self.progress_at = now;
+            if self.outbound.queued() == 0 {
+                break;
+            }
         }
         Ok(())
     }
+}
 
-    /// Waits for what can help: requests unless too many replies wait, room while any do.
-    fn watch(&mut self, epoll: &OwnedFd, token: u64) -> Result<(), LinkError> {
-        let mut interest = epoll::EventFlags::empty();
-        interest.set(epoll::EventFlags::IN, !self.backlog && !self.is_full());
-        interest.set(epoll::EventFlags::OUT, self.outbound.queued() > 0);
-        if interest != self.interest {
-            epoll::modify(epoll, &self.socket, epoll::EventData::new_u64(token), interest)
-                .map_err(|errno| LinkError::Broken(errno.into()))?;
-            self.interest = interest;
-        }
-        Ok(())
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Peer({})", self.from())
     }
 }

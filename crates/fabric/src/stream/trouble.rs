@@ -33,12 +33,24 @@ impl Trouble {
         }
     }
 
-    /// What to tell whom no answer came to. `silent_since`: for how long a connection that stands has been silent.
-    pub(crate) fn unreachable(&self, address: &Address, silent_since: Option<Instant>, now: Instant) -> FabricError {
+    /// What to tell whom no answer came to. `perhaps_done`: whether what was asked for may have been done all the same;
+    /// `silent_since`: for how long a connection that stands has been silent.
+    pub(crate) fn no_answer(
+        &self,
+        address: &Address,
+        perhaps_done: bool,
+        silent_since: Option<Instant>,
+        now: Instant,
+    ) -> FabricError {
         let cause = self.cause.clone().unwrap_or_else(|| Arc::new(LinkError::Silent));
         let since = self.since.or(silent_since);
         let silence = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        FabricError::Unreachable { address: address.clone(), cause, silence }
+        let address = address.clone();
+        if perhaps_done {
+            FabricError::Uncertain { address, cause, silence }
+        } else {
+            FabricError::Unreachable { address, cause, silence }
+        }
     }
 }
 
@@ -47,7 +59,7 @@ mod tests {
     use super::*;
 
     fn silence(trouble: &Trouble, now: Instant) -> Duration {
-        match trouble.unreachable(&"tcp:10.0.0.1:1".parse().unwrap(), None, now) {
+        match trouble.no_answer(&"tcp:10.0.0.1:1".parse().unwrap(), false, None, now) {
             FabricError::Unreachable { silence, .. } => silence,
             other => panic!("{other}"),
         }

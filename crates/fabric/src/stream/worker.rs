@@ -1,130 +1,102 @@
-//! One thread of a server: accepts (the first one does), and gives each connection its turn.
+//! One thread of a server: the rim where its connections' streams meet an epoll, and each gets its turn.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
-use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 
+use super::complaints::Complaints;
+use super::listener::{ACCEPT_PAUSE, Listener};
+use super::mailbox::{Mailbox, Order};
 use super::peer::{Peer, Turn};
-use super::server::StreamKind;
-use super::socket;
+use super::rim::Interest;
+use super::server::Door;
 use crate::buffer::Pool;
-use crate::{Exporter, Spin};
+use crate::protocol::Shared;
+use crate::{LinkError, Spin};
 
 /// Most connections of a thread: two for each pager, of some hundred nodes. More are closed at once.
 const PEERS_MAX: usize = 2048;
 
-/// Most connections accepted before those that exist get their turn.
-const ACCEPTS_MAX: usize = 64;
-
-/// The pause after accept(2) failed for want of file descriptors or memory.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Most connections of a thread that have not greeted. A requester greets within a round trip; where more connect and
+/// say nothing, the one that has said nothing for longest goes.
+const STRANGERS_MAX: usize = 512;
 
 /// How often stalled connections are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often a worker that finishes looks at its limit.
+const FINISH_INTERVAL: Duration = Duration::from_millis(20);
 
 const EVENTS_MAX: usize = 64;
 const MAILBOX: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_PEER: u64 = 2;
 
-/// How other threads reach a worker.
-#[derive(Debug)]
-pub(crate) struct Mailbox {
-    wake: OwnedFd,
-    accepted: Mutex<Vec<OwnedFd>>,
-    stopped: AtomicBool,
-}
-
-impl Mailbox {
-    pub(crate) fn new() -> io::Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { wake, accepted: Mutex::default(), stopped: AtomicBool::new(false) })
-    }
-
-    /// Ends the worker.
-    pub(crate) fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        self.wake();
-    }
-
-    fn hand_over(&self, socket: OwnedFd) {
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
-        self.wake();
-    }
-
-    fn wake(&self) {
-        // It can only fail when the counter is full, and then the worker is awake.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
-    fn take(&self) -> Vec<OwnedFd> {
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-        std::mem::take(&mut *self.accepted.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// A listening socket, and the workers that its connections go to in turn.
-struct Listener {
-    socket: OwnedFd,
-    mailboxes: Vec<Arc<Mailbox>>,
-    accepted: usize,
-    paused_until: Option<Instant>,
+/// A connection, and what the epoll waits for.
+struct Seated {
+    peer: Peer,
+    interest: Interest,
 }
 
 /// One thread of a server.
 pub(crate) struct Worker {
-    kind: StreamKind,
-    exporter: Arc<dyn Exporter>,
+    door: Door,
+    shared: Shared,
     mailbox: Arc<Mailbox>,
     epoll: OwnedFd,
     listener: Option<Listener>,
-    peers: HashMap<u64, Peer>,
+    peers: HashMap<u64, Seated>,
+    /// Those that have not greeted; the one that came first is first.
+    strangers: BTreeSet<u64>,
     next_peer: u64,
     /// Connections that have requests left from their last turn.
     ready: Vec<u64>,
     pool: Pool,
     spin: Spin,
     swept_at: Instant,
+    complaints: Complaints,
+    order: Order,
 }
 
 impl Worker {
-    pub(crate) fn new(kind: StreamKind, exporter: Arc<dyn Exporter>, mailbox: Arc<Mailbox>) -> io::Result<Self> {
+    pub(crate) fn new(door: Door, shared: Shared, mailbox: Arc<Mailbox>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &mailbox.wake, epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
+        let now = Instant::now();
         Ok(Self {
-            kind,
-            exporter,
+            door,
+            shared,
             mailbox,
             epoll,
             listener: None,
             peers: HashMap::new(),
+            strangers: BTreeSet::new(),
             next_peer: FIRST_PEER,
             ready: Vec::new(),
             pool: Pool::default(),
-            spin: Spin::new(Instant::now()),
-            swept_at: Instant::now(),
+            spin: Spin::new(now),
+            swept_at: now,
+            complaints: Complaints::new(now),
+            order: Order::Work,
         })
     }
 
     /// Makes it the one that accepts.
     pub(crate) fn listen(&mut self, socket: OwnedFd, mailboxes: Vec<Arc<Mailbox>>) -> io::Result<()> {
-        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
-        self.listener = Some(Listener { socket, mailboxes, accepted: 0, paused_until: None });
+        self.listener = Some(Listener::new(&self.epoll, LISTENER, socket, mailboxes)?);
         Ok(())
     }
 
-    /// Works until it is stopped.
+    /// Works until it is ordered to end.
     pub(crate) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        while !self.mailbox.stopped.load(Ordering::Acquire) {
+        loop {
             if let Err(errno) = self.wait(&mut events) {
                 return tracing::error!(%errno, "the fabric's server cannot wait for its connections");
             }
@@ -132,7 +104,7 @@ impl Worker {
             let left_over = std::mem::take(&mut self.ready);
             for event in &events {
                 match event.data.u64() {
-                    MAILBOX => self.mailbox.take().into_iter().for_each(|socket| self.adopt(socket, now)),
+                    MAILBOX => self.take_mail(now),
                     LISTENER => self.accept(now),
                     peer => self.turn(peer, now),
                 }
@@ -141,6 +113,9 @@ impl Worker {
                 if !self.ready.contains(&peer) {
                     self.turn(peer, now);
                 }
+            }
+            if self.has_ended(now) {
+                return;
             }
             self.sweep(now);
             if !events.is_empty() {
@@ -169,9 +144,10 @@ impl Worker {
 
     /// How long to wait at most: for ever while there is nobody to look after.
     fn timeout(&self) -> Option<Timespec> {
-        let paused = self.listener.as_ref().is_some_and(|listener| listener.paused_until.is_some());
+        let paused = self.listener.as_ref().is_some_and(Listener::is_paused);
         let wait = match (self.ready.is_empty(), paused) {
             (false, _) => Duration::ZERO,
+            (true, _) if matches!(self.order, Order::Finish(_)) => FINISH_INTERVAL,
             (true, true) => ACCEPT_PAUSE,
             (true, false) if self.peers.is_empty() => return None,
             (true, false) => SWEEP_INTERVAL,
@@ -180,66 +156,137 @@ impl Worker {
     }
 
     fn accept(&mut self, now: Instant) {
-        let Some(listener) = &mut self.listener else { return };
-        for _ in 0..ACCEPTS_MAX {
-            match accept_with(&listener.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => {
-                    listener.mailboxes[listener.accepted % listener.mailboxes.len()].hand_over(socket);
-                    listener.accepted += 1;
-                }
-                Err(Errno::AGAIN) => return,
-                // The peer gave up, or a signal came: the next one may be good.
-                Err(Errno::CONNABORTED | Errno::INTR) => {}
-                Err(errno) => {
-                    tracing::warn!(%errno, "the fabric's server cannot accept connections for now");
-                    let _ = epoll::delete(&self.epoll, &listener.socket);
-                    listener.paused_until = Some(now + ACCEPT_PAUSE);
-                    return;
-                }
-            }
+        if let Some(listener) = &mut self.listener {
+            listener.accept(&self.epoll, now);
+        }
+    }
+
+    fn take_mail(&mut self, now: Instant) {
+        let (order, accepted) = self.mailbox.take();
+        self.order = order;
+        if order != Order::Work {
+            self.listener = None;
+        }
+        match order {
+            Order::Work => accepted.into_iter().for_each(|socket| self.adopt(socket, now)),
+            Order::Finish(_) => self.finish(now),
+            Order::Stop => {}
         }
     }
 
     /// Takes a new connection.
     fn adopt(&mut self, socket: OwnedFd, now: Instant) {
         if self.peers.len() >= PEERS_MAX {
-            return tracing::warn!("the fabric's server has {PEERS_MAX} connections on a thread and closes a new one");
+            let cause = format!("{PEERS_MAX} connections are served by this thread already");
+            return self.complaints.ended(now, "a new one", &cause);
         }
-        if self.kind == StreamKind::Tcp && socket::set_tcp_options(&socket).is_err() {
-            return;
-        }
-        let token = self.next_peer;
-        if epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(token), Peer::FIRST_INTEREST).is_err() {
+        let (stream, from) = match self.door.enter(socket) {
+            Ok(entered) => entered,
+            Err(error) => return self.complaints.ended(now, "a new one", &error),
+        };
+        let peer = Peer::new(stream, from, self.door.same_host, now, &mut self.pool);
+        let (token, interest) = (self.next_peer, peer.interest());
+        let Some(socket) = peer.stream().socket() else { return };
+        if epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), interest.flags()).is_err() {
             return;
         }
         self.next_peer += 1;
-        self.peers.insert(token, Peer::new(socket, self.kind == StreamKind::Unix, now, &mut self.pool));
+        self.peers.insert(token, Seated { peer, interest });
+        self.strangers.insert(token);
+        if self.strangers.len() > STRANGERS_MAX
+            && let Some(silent) = self.strangers.pop_first()
+        {
+            self.end(silent, now, "it has not said anything, and others wait");
+        }
         self.turn(token, now);
     }
 
     fn turn(&mut self, token: u64, now: Instant) {
-        let Some(peer) = self.peers.get_mut(&token) else { return };
-        match peer.turn(now, &*self.exporter, &mut self.pool, &self.epoll, token) {
+        let Some(seated) = self.peers.get_mut(&token) else { return };
+        let turn = seated.peer.turn(now, &self.shared, &mut self.pool);
+        if seated.peer.has_greeted() {
+            self.strangers.remove(&token);
+        }
+        let watched = turn.and_then(|turn| {
+            seated.watch(&self.epoll, token)?;
+            Ok(turn)
+        });
+        match watched {
             Ok(Turn::Waits) => {}
             Ok(Turn::HasMore) => self.ready.push(token),
-            Err(cause) => {
-                tracing::debug!(%cause, "the fabric's server ends a connection");
-                self.peers.remove(&token);
+            Err(cause @ (LinkError::Closed | LinkError::Broken(_) | LinkError::Superseded)) => {
+                tracing::debug!(peer = seated.peer.from(), %cause, "a connection of the fabric's server ends");
+                self.remove(token);
             }
+            Err(cause) => self.end(token, now, cause),
         }
+    }
+
+    /// Ends a connection that did what it must not, or did nothing.
+    fn end(&mut self, token: u64, now: Instant, cause: impl std::fmt::Display) {
+        if let Some(seated) = self.remove(token) {
+            self.complaints.ended(now, seated.peer.from(), &cause);
+        }
+    }
+
+    fn remove(&mut self, token: u64) -> Option<Seated> {
+        self.strangers.remove(&token);
+        self.peers.remove(&token)
     }
 
     /// Ends connections that do not get on, and accepts again after a pause.
     fn sweep(&mut self, now: Instant) {
-        if let Some(listener) = self.listener.as_mut().filter(|it| it.paused_until.is_some_and(|until| until <= now)) {
-            let data = epoll::EventData::new_u64(LISTENER);
-            if epoll::add(&self.epoll, &listener.socket, data, epoll::EventFlags::IN).is_ok() {
-                listener.paused_until = None;
-            }
+        if let Some(listener) = &mut self.listener {
+            listener.resume(&self.epoll, now);
         }
         if now.duration_since(self.swept_at) >= SWEEP_INTERVAL {
             self.swept_at = now;
-            self.peers.retain(|_, peer| !peer.is_stalled(now));
+            let stalled = self.peers.iter().filter(|(_, seated)| seated.peer.is_stalled(now)).map(|(token, _)| *token);
+            for token in stalled.collect::<Vec<_>>() {
+                self.end(token, now, "it takes no replies, or has not said what it speaks");
+            }
         }
     }
+
+    /// From now on nothing more is received.
+    fn finish(&mut self, now: Instant) {
+        let tokens: Vec<u64> = self.peers.keys().copied().collect();
+        for token in tokens {
+            if let Some(seated) = self.peers.get_mut(&token) {
+                seated.peer.finish();
+            }
+            self.turn(token, now);
+        }
+    }
+
+    /// Whether there is nothing left to do.
+    fn has_ended(&mut self, now: Instant) -> bool {
+        match self.order {
+            Order::Work => false,
+            Order::Stop => true,
+            Order::Finish(until) => {
+                self.peers.retain(|_, seated| !seated.peer.is_done());
+                self.peers.is_empty() || until <= now
+            }
+        }
+    }
+}
+
+impl Seated {
+    /// Waits for what can help.
+    fn watch(&mut self, epoll: &OwnedFd, token: u64) -> Result<(), LinkError> {
+        let interest = self.peer.interest();
+        if interest != self.interest
+            && let Some(socket) = self.peer.stream().socket()
+        {
+            modify(epoll, socket, token, interest)?;
+            self.interest = interest;
+        }
+        Ok(())
+    }
+}
+
+fn modify(epoll: &OwnedFd, socket: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<(), LinkError> {
+    epoll::modify(epoll, socket, epoll::EventData::new_u64(token), interest.flags())
+        .map_err(|errno| LinkError::Broken(errno.into()))
 }

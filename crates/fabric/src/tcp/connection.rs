@@ -1,70 +1,32 @@
 //! The requester's end of `tcp`.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_wire::frame::request::check_spans;
+use farfork_wire::frame::change::ConnectionName;
 
-use crate::protocol::Ask;
-use crate::stream::Link;
-use crate::{Address, Buffer, Completion, REQUESTS_MAX, ReadRequest, SubmitError};
+use super::Dialer;
+use crate::stream::{EpollRim, Link, Parts};
+use crate::transport::Security;
+use crate::{Address, Connection};
 
-/// A connection to an owner through TCP.
-#[derive(Debug)]
-pub struct Connection {
-    link: Link,
+/// Begins to connect.
+///
+/// # Errors
+/// Where this process cannot have another file descriptor.
+pub fn connect(to: SocketAddr, security: Option<Arc<dyn Security>>) -> io::Result<Box<dyn Connection>> {
+    let (address, dialer) = (Address::Tcp(to), Box::new(Dialer::new(to)));
+    let parts = Parts { address, dialer, security, rim: Box::new(EpollRim::new()?), name: random_name()? };
+    let mut link = Link::new(parts);
+    link.connect(Instant::now());
+    Ok(Box::new(link))
 }
 
-impl Connection {
-    /// Begins to connect.
-    ///
-    /// # Errors
-    /// Where this process cannot have another file descriptor.
-    pub fn new(address: Address) -> io::Result<Self> {
-        let mut link = Link::new(address)?;
-        link.connect(Instant::now());
-        Ok(Self { link })
-    }
-}
-
-impl crate::Connection for Connection {
-    fn submit(&mut self, request: ReadRequest) -> Result<(), SubmitError> {
-        check_spans(request.mode, &request.spans)?;
-        if self.unanswered() >= REQUESTS_MAX {
-            return Err(SubmitError::Full);
-        }
-        self.link.ask(Ask::Read(request));
-        Ok(())
-    }
-
-    fn poll(&mut self, now: Instant, completions: &mut Vec<Completion>) {
-        self.link.poll(now, completions);
-    }
-
-    fn next_timeout(&self) -> Option<Instant> {
-        self.link.next_timeout()
-    }
-
-    fn unanswered(&self) -> usize {
-        self.link.unanswered_reads()
-    }
-
-    fn forget_all(&mut self) {
-        self.link.forget_all();
-    }
-
-    fn recycle(&mut self, buffer: Buffer) {
-        self.link.pool().put(buffer);
-    }
-
-    fn address(&self) -> &Address {
-        self.link.address()
-    }
-}
-
-impl AsFd for Connection {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.link.as_fd()
-    }
+/// A name that nobody else has, or can guess.
+pub(crate) fn random_name() -> io::Result<ConnectionName> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)?;
+    Ok(ConnectionName::from_bytes(bytes))
 }

@@ -18,7 +18,6 @@ use farfork_fabric::{
 use farfork_sys::pidfd;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Pages of the template's memory; page N holds N, as a 64-bit number, again and again.
 pub(crate) const PAGES: u64 = 600;
@@ -287,9 +286,7 @@ impl Requester {
                 return;
             }
             let until = self.connection.next_timeout().unwrap_or(limit).min(limit);
-            let left = until.saturating_duration_since(Instant::now());
-            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-            poll(&mut [PollFd::from_borrowed_fd(self.connection.as_fd(), PollFlags::IN)], Some(&timeout)).unwrap();
+            self.connection.wait(Some(until)).unwrap();
             assert!(Instant::now() < limit, "nothing completes");
         }
     }

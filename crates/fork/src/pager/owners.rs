@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -123,8 +123,8 @@ impl Owners {
     pub(super) fn descriptor(&self, key: OwnerKey, lane: Lane) -> Option<BorrowedFd<'_>> {
         let owner = self.owners.get(&key)?;
         Some(match lane {
-            Lane::Demand => owner.demand.as_fd(),
-            Lane::Bulk => owner.bulk.as_fd(),
+            Lane::Demand => owner.demand.descriptor()?,
+            Lane::Bulk => owner.bulk.descriptor()?,
         })
     }
 

@@ -1,6 +1,6 @@
 //! The header of a frame: what follows, how long it is, and the checksums of both.
 
-use super::{Fields, FrameError, reply, request};
+use super::{Fields, FrameError, change, reply, request};
 
 /// Size of a header, in bytes.
 pub const HEADER_BYTES: usize = 24;
@@ -17,23 +17,51 @@ pub enum Kind {
     Read = 2,
     /// Asks where a requester on the same host can read for itself.
     AskGrants = 3,
+    /// Says whose changes follow.
+    Introduce = 4,
+    /// Puts bytes into the owner's memory.
+    Write = 5,
+    /// Gives the owner a message.
+    Message = 6,
     /// The bytes of a read.
     Data = 16,
     /// A request that cannot be served.
     Refused = 17,
     /// Where a requester on the same host can read for itself.
     Granted = 18,
+    /// A write was made.
+    Written = 19,
+    /// A message was taken.
+    Arrived = 20,
 }
+
+const KINDS: [Kind; 11] = [
+    Kind::Open,
+    Kind::Read,
+    Kind::AskGrants,
+    Kind::Introduce,
+    Kind::Write,
+    Kind::Message,
+    Kind::Data,
+    Kind::Refused,
+    Kind::Granted,
+    Kind::Written,
+    Kind::Arrived,
+];
 
 impl Kind {
     fn from_number(number: u8) -> Option<Self> {
-        let known = [Self::Open, Self::Read, Self::AskGrants, Self::Data, Self::Refused, Self::Granted];
-        known.into_iter().find(|kind| *kind as u8 == number)
+        KINDS.into_iter().find(|kind| *kind as u8 == number)
     }
 
     /// Whether an owner receives it (a requester receives the others).
     pub fn is_request(self) -> bool {
-        matches!(self, Self::Open | Self::Read | Self::AskGrants)
+        (self as u8) < Self::Data as u8
+    }
+
+    /// Whether it is one of [`change`]'s.
+    pub fn is_change(self) -> bool {
+        matches!(self, Self::Introduce | Self::Write | Self::Message)
     }
 
     /// Longest body, in bytes.
@@ -42,9 +70,13 @@ impl Kind {
             Self::Open => request::OPEN_BYTES_MAX,
             Self::Read => request::READ_REQUEST_BYTES_MAX,
             Self::AskGrants => request::ASK_GRANTS_BYTES,
+            Self::Introduce => change::INTRODUCE_BYTES,
+            Self::Write => change::WRITE_REQUEST_BYTES_MAX,
+            Self::Message => change::MESSAGE_BYTES_MAX,
             Self::Data => reply::DATA_BYTES_MAX,
             Self::Refused => reply::REFUSED_BYTES,
             Self::Granted => reply::GRANTED_BYTES_MAX,
+            Self::Written | Self::Arrived => 0,
         }
     }
 }

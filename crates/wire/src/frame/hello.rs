@@ -2,8 +2,8 @@
 
 use super::{Fields, FrameError};
 
-/// Version of the frames that follow the greeting.
-pub const VERSION: u32 = 1;
+/// Version of the frames that follow the greeting. The first one had no changes.
+pub const VERSION: u32 = 2;
 
 /// Size of a greeting, in bytes.
 pub const HELLO_BYTES: usize = 16;

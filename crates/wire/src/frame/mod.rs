@@ -8,8 +8,11 @@
 //!     │ OPEN handle = (seed, token)              │   never answered: the reads that follow tell
 //!     │ READ #1 handle, spans                    │
 //!     │ READ #2 handle, spans                    │   many in flight
+//!     │ INTRODUCE name                           │   never answered: whose changes follow
+//!     │ WRITE #3 handle, spans, bytes            │
+//!     │ MESSAGE #4 bytes                         │
 //!     │─────────────────────────────────────────▶│
-//!     │                  DATA #1, REFUSED #2 …   │   in the order of the requests
+//!     │      DATA #1, REFUSED #2, WRITTEN #3 …   │   in the order of the requests
 //!     │◀─────────────────────────────────────────│
 //! ```
 //!
@@ -38,9 +41,10 @@
 //!  └──────┴─────────┴─────────────┴──────────────┴─────────────┴─────────────┴────────┘
 //! ```
 //!
-//! The bodies are drawn in [`request`] and [`reply`]. Both sides treat what they receive as hostile; who violates
+//! The bodies are drawn in [`request`], [`change`] and [`reply`]. Both sides treat what they receive as hostile; who violates
 //! the form is disconnected, because nothing after a damaged frame can be trusted.
 
+pub mod change;
 mod header;
 mod hello;
 pub mod reply;

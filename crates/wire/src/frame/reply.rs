@@ -4,6 +4,7 @@
 //!  DATA     bytes of the spans, one after the other │ length of the first span's extent u64
 //!  REFUSED  reason u32 │ errno i32
 //!  GRANTED  grant …          grant: extent u32 │ 0 u32 │ address u64 │ bytes u64
+//!  WRITTEN, ARRIVED          nothing: the write was made, the message was taken
 //! ```
 //!
 //! The extent's length stands behind the data, so that a receiver need not move the data to be rid of it.
@@ -22,7 +23,8 @@ pub(super) const DATA_BYTES_MAX: usize = READ_BYTES_MAX + DATA_TRAILER_BYTES;
 pub(super) const REFUSED_BYTES: usize = 8;
 pub(super) const GRANTED_BYTES_MAX: usize = GRANTS_MAX * GRANT_BYTES;
 
-/// Why the owner does not give what was asked for. Each is final: asking again gives the same answer.
+/// Why the owner does not do what was asked for. Each is final but [`Refusal::InboxFull`]: asking again gives the same
+/// answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The owner has no such seed (any more).
@@ -40,6 +42,24 @@ pub enum Refusal {
         /// The owner's errno.
         errno: i32,
     },
+    /// The memory is not to be written.
+    #[error("it may only be read")]
+    ReadOnly,
+    /// The owner has the extent but cannot write it.
+    #[error("its owner cannot write this memory (errno {errno})")]
+    Unwritable {
+        /// The owner's errno.
+        errno: i32,
+    },
+    /// The owner takes no messages.
+    #[error("its owner takes no messages")]
+    NoReceiver,
+    /// The owner's messages wait to be received, as many as may.
+    #[error("its owner has not received its earlier messages yet")]
+    InboxFull,
+    /// A change that was sent before, to an owner that does not remember: it may have been made or not.
+    #[error("its owner does not know whether it did this before: it was restarted, or remembers no more")]
+    Forgotten,
 }
 
 /// Where a requester on the owner's host can read an extent for itself: in the memory of the template.
@@ -67,6 +87,10 @@ pub enum Reply<'a> {
     Refused(Refusal),
     /// Grants; a descriptor of the template's process (pidfd) comes with them, unless there are none.
     Granted(Vec<Grant>),
+    /// The write was made.
+    Written,
+    /// The message was taken.
+    Arrived,
 }
 
 /// Fills in the header of a DATA frame and the trailer behind its data. `frame` is the whole frame, with the data in
@@ -93,11 +117,26 @@ pub fn append_refused(out: &mut Vec<u8>, id: u64, refusal: Refusal) {
         Refusal::WrongToken => (2, 0),
         Refusal::OutOfBounds => (3, 0),
         Refusal::Unreadable { errno } => (4, errno),
+        Refusal::ReadOnly => (5, 0),
+        Refusal::Unwritable { errno } => (6, errno),
+        Refusal::NoReceiver => (7, 0),
+        Refusal::InboxFull => (8, 0),
+        Refusal::Forgotten => (9, 0),
     };
     header::append(out, Kind::Refused, id, |body| {
         body.extend_from_slice(&reason.to_le_bytes());
         body.extend_from_slice(&errno.to_le_bytes());
     });
+}
+
+/// Appends a WRITTEN frame.
+pub fn append_written(out: &mut Vec<u8>, id: u64) {
+    header::append(out, Kind::Written, id, |_| {});
+}
+
+/// Appends an ARRIVED frame.
+pub fn append_arrived(out: &mut Vec<u8>, id: u64) {
+    header::append(out, Kind::Arrived, id, |_| {});
 }
 
 /// Appends a GRANTED frame; of more than [`GRANTS_MAX`] grants, the first ones.
@@ -126,6 +165,9 @@ impl<'a> Reply<'a> {
             }
             Kind::Refused => decode_refusal(Fields(body)).map(Self::Refused).ok_or(fail("its reason is unknown")),
             Kind::Granted => decode_grants(Fields(body)).map(Self::Granted).ok_or(fail("it ends in a grant")),
+            Kind::Written if body.is_empty() => Ok(Self::Written),
+            Kind::Arrived if body.is_empty() => Ok(Self::Arrived),
+            Kind::Written | Kind::Arrived => Err(fail("it is too long")),
             other => Err(FrameError::Kind(other as u8)),
         }
     }
@@ -140,6 +182,11 @@ fn decode_refusal(mut fields: Fields<'_>) -> Option<Refusal> {
         (2, 0) => Some(Refusal::WrongToken),
         (3, 0) => Some(Refusal::OutOfBounds),
         (4, errno) => Some(Refusal::Unreadable { errno }),
+        (5, 0) => Some(Refusal::ReadOnly),
+        (6, errno) => Some(Refusal::Unwritable { errno }),
+        (7, 0) => Some(Refusal::NoReceiver),
+        (8, 0) => Some(Refusal::InboxFull),
+        (9, 0) => Some(Refusal::Forgotten),
         _ => None,
     }
 }

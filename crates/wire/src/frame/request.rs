@@ -1,4 +1,4 @@
-//! What a requester sends.
+//! What a requester sends that changes nothing; [`super::change`] has the rest.
 //!
 //! ```text
 //!  OPEN        handle u32 │ token 16 │ seed id, as text, to the end
@@ -16,7 +16,7 @@ use crate::{SeedId, Token};
 pub const HANDLES_MAX: u32 = 64;
 
 const SEED_TEXT_BYTES_MAX: usize = NODE_NAME_BYTES_MAX + ".s".len() + 16;
-const SPAN_BYTES: usize = 16;
+pub(super) const SPAN_BYTES: usize = 16;
 pub(super) const OPEN_BYTES_MAX: usize = 4 + TOKEN_BYTES + SEED_TEXT_BYTES_MAX;
 pub(super) const READ_REQUEST_BYTES_MAX: usize = 8 + SPANS_MAX * SPAN_BYTES;
 pub(super) const ASK_GRANTS_BYTES: usize = 4;
@@ -122,12 +122,16 @@ pub fn append_read(out: &mut Vec<u8>, id: u64, handle: u32, mode: ReadMode, span
     header::append(out, Kind::Read, id, |body| {
         body.extend_from_slice(&handle.to_le_bytes());
         body.extend_from_slice(&[mode as u8, 0, 0, 0]);
-        for span in spans {
-            body.extend_from_slice(&span.extent.0.to_le_bytes());
-            body.extend_from_slice(&span.bytes.to_le_bytes());
-            body.extend_from_slice(&span.offset.to_le_bytes());
-        }
+        append_spans(body, spans);
     });
+}
+
+pub(super) fn append_spans(body: &mut Vec<u8>, spans: &[Span]) {
+    for span in spans {
+        body.extend_from_slice(&span.extent.0.to_le_bytes());
+        body.extend_from_slice(&span.bytes.to_le_bytes());
+        body.extend_from_slice(&span.offset.to_le_bytes());
+    }
 }
 
 /// Appends an ASK GRANTS frame.
@@ -140,10 +144,10 @@ impl Request {
     /// Reads the body of a request whose checksums agree.
     ///
     /// # Errors
-    /// [`FrameError::Kind`] for a reply, [`FrameError::Body`] for what makes no sense.
+    /// [`FrameError::Kind`] for a reply or a change, [`FrameError::Body`] for what makes no sense.
     pub fn decode(header: &Header, body: &[u8]) -> Result<Self, FrameError> {
         let fail = |what| FrameError::Body { kind: header.kind, what };
-        if !header.kind.is_request() {
+        if !matches!(header.kind, Kind::Open | Kind::Read | Kind::AskGrants) {
             return Err(FrameError::Kind(header.kind as u8));
         }
         let mut fields = Fields(body);
@@ -172,12 +176,17 @@ fn decode_read(handle: u32, mut fields: Fields<'_>) -> Result<Request, &'static 
         Some(1) => ReadMode::Clip,
         _ => return Err("its mode is unknown"),
     };
-    let mut spans = Vec::with_capacity(fields.0.len() / SPAN_BYTES);
-    while !fields.0.is_empty() {
-        spans.push(decode_span(&mut fields).ok_or("it ends in a span")?);
-    }
+    let spans = decode_spans(fields).ok_or("it ends in a span")?;
     check_spans(mode, &spans).map_err(|_| "its spans exceed a limit")?;
     Ok(Request::Read { handle, mode, spans })
+}
+
+pub(super) fn decode_spans(mut fields: Fields<'_>) -> Option<Vec<Span>> {
+    let mut spans = Vec::with_capacity(fields.0.len() / SPAN_BYTES);
+    while !fields.0.is_empty() {
+        spans.push(decode_span(&mut fields)?);
+    }
+    Some(spans)
 }
 
 fn decode_span(fields: &mut Fields<'_>) -> Option<Span> {

@@ -3,8 +3,11 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
+use super::change::{Change, ConnectionName, append_introduce, append_message, append_write};
 use super::hello::encode_version;
-use super::reply::{Grant, Refusal, Reply, append_granted, append_refused, data_frame_bytes, seal_data};
+use super::reply::{
+    Grant, Refusal, Reply, append_arrived, append_granted, append_refused, append_written, data_frame_bytes, seal_data,
+};
 use super::request::{HANDLES_MAX, ReadMode, Request, Span, append_ask_grants, append_open, append_read, check_spans};
 use super::{FrameError, HEADER_BYTES, HELLO_BYTES, Header, READ_BYTES_MAX, VERSION, decode_hello, encode_hello};
 use crate::descriptor::ExtentId;
@@ -19,7 +22,9 @@ fn decode(frame: &[u8]) -> Result<(Header, String), FrameError> {
         return Err(FrameError::BodyChecksum { id: header.id });
     }
     header.check_body(body)?;
-    let meaning = if header.kind.is_request() {
+    let meaning = if header.kind.is_change() {
+        format!("{:?}", Change::decode(&header, body)?)
+    } else if header.kind.is_request() {
         format!("{:?}", Request::decode(&header, body)?)
     } else {
         format!("{:?}", Reply::decode(&header, body)?)
@@ -31,6 +36,22 @@ fn decode_request(frame: &[u8]) -> Request {
     let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
     header.check_body(&frame[HEADER_BYTES..]).unwrap();
     Request::decode(&header, &frame[HEADER_BYTES..]).unwrap()
+}
+
+fn decode_change(frame: &[u8]) -> Change<'_> {
+    let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
+    header.check_body(&frame[HEADER_BYTES..]).unwrap();
+    Change::decode(&header, &frame[HEADER_BYTES..]).unwrap()
+}
+
+/// Spans, and bytes for them.
+fn spans_with_data() -> impl Strategy<Value = (Vec<Span>, Vec<u8>)> {
+    vec((any::<u32>(), any::<u64>(), 1u32..300), 1..20).prop_map(|spans| {
+        let span = |(extent, offset, bytes)| Span { extent: ExtentId(extent), offset, bytes };
+        let spans: Vec<_> = spans.into_iter().map(span).collect();
+        let bytes = spans.iter().map(|span| span.bytes).sum::<u32>();
+        (spans, (0..bytes).map(|at| at as u8).collect())
+    })
 }
 
 fn decode_reply(frame: &[u8]) -> Reply<'_> {
@@ -50,6 +71,11 @@ fn refusals() -> impl Strategy<Value = Refusal> {
         Just(Refusal::WrongToken),
         Just(Refusal::OutOfBounds),
         any::<i32>().prop_map(|errno| Refusal::Unreadable { errno }),
+        any::<i32>().prop_map(|errno| Refusal::Unwritable { errno }),
+        Just(Refusal::ReadOnly),
+        Just(Refusal::NoReceiver),
+        Just(Refusal::InboxFull),
+        Just(Refusal::Forgotten),
     ]
 }
 
@@ -70,6 +96,21 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
         (any::<u64>(), refusals()).prop_map(|(id, refusal)| {
             let mut out = Vec::new();
             append_refused(&mut out, id, refusal);
+            out
+        }),
+        (any::<u64>(), 0..HANDLES_MAX, spans_with_data()).prop_map(|(id, handle, (spans, data))| {
+            let mut out = Vec::new();
+            append_write(&mut out, id, handle, &spans, &data);
+            out
+        }),
+        (any::<u64>(), vec(any::<u8>(), 0..3000)).prop_map(|(id, bytes)| {
+            let mut out = Vec::new();
+            append_message(&mut out, id, &bytes);
+            out
+        }),
+        any::<u64>().prop_map(|id| {
+            let mut out = Vec::new();
+            append_written(&mut out, id);
             out
         }),
     ]
@@ -126,7 +167,23 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_panic(bytes in vec(any::<u8>(), 0..200), kind in 0u8..20) {
+    fn changes_survive(
+        id: u64, handle in 0..HANDLES_MAX, (spans, data) in spans_with_data(), name: [u8; 16], sent_below: u64,
+    ) {
+        let mut out = Vec::new();
+        append_write(&mut out, id, handle, &spans, &data);
+        prop_assert_eq!(decode_change(&out), Change::Write { handle, spans, data: &data });
+        out.clear();
+        append_message(&mut out, id, &data);
+        prop_assert_eq!(decode_change(&out), Change::Message { bytes: &data });
+        out.clear();
+        let connection = ConnectionName::from_bytes(name);
+        append_introduce(&mut out, connection, sent_below);
+        prop_assert_eq!(decode_change(&out), Change::Introduce { connection, sent_below });
+    }
+
+    #[test]
+    fn no_bytes_panic(bytes in vec(any::<u8>(), 0..200), kind in 0u8..24) {
         let _ = decode(&bytes);
         // The same bytes behind a header whose checksums agree, so that the body's decoder sees them.
         let mut out = Vec::new();
@@ -181,7 +238,30 @@ fn the_layout_is_this_one() {
     assert_eq!(out[..16], [2, 0, 0, 0, 24, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!(out[16..20], crc32c::crc32c(&body).to_le_bytes());
     assert_eq!(out[24..], body);
-    assert_eq!(&encode_hello()[..12], b"FFABRIC\0\x01\0\0\0");
+    assert_eq!(&encode_hello()[..12], b"FFABRIC\0\x02\0\0\0");
+    out.clear();
+    append_write(&mut out, 9, 3, &[Span { extent: ExtentId(1), offset: 5, bytes: 2 }], b"ab");
+    assert_eq!(out[..16], [5, 0, 0, 0, 26, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(out[24..], [3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, b'a', b'b']);
+    out.clear();
+    append_introduce(&mut out, ConnectionName::from_bytes([7; 16]), 258);
+    assert_eq!((out[0], &out[24..]), (4, &[[7; 16].as_slice(), &[2, 1, 0, 0, 0, 0, 0, 0]].concat()[..]));
+    for (append, kind) in [(append_written as fn(&mut Vec<u8>, u64), 19), (append_arrived, 20)] {
+        out.clear();
+        append(&mut out, 1);
+        assert_eq!((out[0], out.len()), (kind, HEADER_BYTES));
+    }
+}
+
+#[test]
+fn a_write_whose_bytes_do_not_fill_its_spans_makes_no_sense() {
+    let mut out = Vec::new();
+    append_write(&mut out, 9, 3, &[Span { extent: ExtentId(1), offset: 5, bytes: 2 }], b"ab");
+    let body = out.split_off(HEADER_BYTES);
+    for wrong in [&body[..body.len() - 1], &[body.as_slice(), b"c"].concat(), &body[..7], &body[..20]] {
+        let header = Header::of(super::Kind::Write, 9, wrong);
+        assert!(matches!(Change::decode(&header, wrong), Err(FrameError::Body { .. })), "{wrong:?}");
+    }
 }
 
 #[test]

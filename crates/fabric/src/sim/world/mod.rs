@@ -35,6 +35,9 @@ use network::{ACCEPTOR, DIALLER, Network, NodeState};
 /// What a round of turns takes: so that what is always ready does not stop the time.
 const ROUND: Duration = Duration::from_micros(2);
 
+/// When a world ends that waits for nothing: some years on.
+const END: Duration = Duration::from_secs(100_000_000);
+
 /// A node of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(u32);
@@ -113,6 +116,11 @@ impl World {
     /// The time by a clock that is right.
     pub fn now(&self) -> Instant {
         self.shared.origin + Skew::default().local(self.network().now)
+    }
+
+    /// A time that no test lives to see.
+    pub fn end(&self) -> Instant {
+        self.shared.origin + END
     }
 
     /// The time by a node's own clock.

@@ -1,0 +1,194 @@
+//! What an owner remembers of the changes that each requester asked for, over all sockets of its connection: so that
+//! none is made twice, and none by a socket that its requester has given up. [`farfork_wire::frame::change`] tells the
+//! rules.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farfork_wire::frame::change::ConnectionName;
+use farfork_wire::frame::reply::Refusal;
+
+use crate::{LinkError, REQUESTS_MAX};
+
+/// Most requesters that are remembered; the one that connected longest ago is forgotten first. A requester that was
+/// forgotten learns of a change that it sends again that nobody knows whether it was made.
+const SESSIONS_MAX: usize = 4096;
+
+/// Most refusals of a session: a requester has no more requests than these unanswered.
+const REFUSALS_MAX: usize = REQUESTS_MAX;
+
+/// The sessions of an owner, whichever thread serves them.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    sessions: BTreeMap<ConnectionName, (u64, Arc<Session>)>,
+    /// By when they connected last.
+    order: BTreeMap<u64, ConnectionName>,
+    entered: u64,
+}
+
+/// What is remembered of one requester.
+#[derive(Debug)]
+struct Session {
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The seat that may ask for changes.
+    seat: u64,
+    /// Changes with smaller ids were made or refused; those not in `refused` were made.
+    done_below: u64,
+    /// Of changes with smaller ids it is not known what became of them.
+    forgotten_below: u64,
+    /// By ascending id.
+    refused: VecDeque<(u64, Refusal)>,
+}
+
+/// The place of one socket in its requester's session.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    session: Arc<Session>,
+    number: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sessions {
+    /// A socket takes the place of all earlier ones of its connection. It waits for a change that one of them is making.
+    pub(crate) fn enter(&self, name: ConnectionName, sent_below: u64) -> Seat {
+        let (session, number) = lock(&self.known).enter(name, sent_below);
+        // Two may enter at once: the later one has the place.
+        let mut state = lock(&session.state);
+        state.seat = state.seat.max(number);
+        drop(state);
+        Seat { session, number }
+    }
+}
+
+impl Known {
+    fn enter(&mut self, name: ConnectionName, sent_below: u64) -> (Arc<Session>, u64) {
+        self.entered += 1;
+        let fresh = || {
+            let refused = VecDeque::new();
+            let state = State { seat: 0, done_below: 0, forgotten_below: sent_below, refused };
+            Arc::new(Session { state: Mutex::new(state) })
+        };
+        let (entered, session) = self.sessions.entry(name).or_insert_with(|| (0, fresh()));
+        self.order.remove(entered);
+        *entered = self.entered;
+        let session = Arc::clone(session);
+        self.order.insert(self.entered, name);
+        while self.sessions.len() > SESSIONS_MAX {
+            let Some((_, oldest)) = self.order.pop_first() else { break };
+            self.sessions.remove(&oldest);
+        }
+        (session, self.entered)
+    }
+}
+
+impl Seat {
+    /// Makes a change, unless it was made before; gives what became of it, now or then.
+    ///
+    /// # Errors
+    /// [`LinkError::Superseded`]: another socket has this one's place.
+    pub(crate) fn change(
+        &self,
+        id: u64,
+        make: impl FnOnce() -> Result<(), Refusal>,
+    ) -> Result<Result<(), Refusal>, LinkError> {
+        // Held while the change is made, so that nothing of it happens after the next socket took its place.
+        let mut state = lock(&self.session.state);
+        if state.seat != self.number {
+            return Err(LinkError::Superseded);
+        }
+        if id < state.forgotten_below {
+            return Ok(Err(Refusal::Forgotten));
+        }
+        if id < state.done_below {
+            let before = state.refused.binary_search_by_key(&id, |(refused, _)| *refused);
+            return Ok(before.map_or(Ok(()), |at| Err(state.refused[at].1)));
+        }
+        let made = make();
+        state.done_below = id + 1;
+        if let Err(refusal) = made {
+            if state.refused.len() == REFUSALS_MAX {
+                let gone = state.refused.pop_front().map_or(0, |(gone, _)| gone + 1);
+                state.forgotten_below = state.forgotten_below.max(gone);
+            }
+            state.refused.push_back((id, refusal));
+        }
+        Ok(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: u64) -> ConnectionName {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        ConnectionName::from_bytes(bytes)
+    }
+
+    /// Asks for a change that would go this way; gives what came of it, and whether it was made now.
+    fn ask(seat: &Seat, id: u64, way: Result<(), Refusal>) -> (Result<(), Refusal>, bool) {
+        let mut now = false;
+        let result = seat.change(id, || {
+            now = true;
+            way
+        });
+        (result.unwrap(), now)
+    }
+
+    #[test]
+    fn what_was_done_is_not_done_again_and_ends_as_it_did() {
+        let sessions = Sessions::default();
+        let first = sessions.enter(name(1), 0);
+        assert_eq!(ask(&first, 3, Ok(())), (Ok(()), true));
+        assert_eq!(ask(&first, 5, Err(Refusal::OutOfBounds)), (Err(Refusal::OutOfBounds), true));
+        assert_eq!(ask(&first, 9, Ok(())), (Ok(()), true));
+        let second = sessions.enter(name(1), 10);
+        assert!(matches!(first.change(10, || Ok(())), Err(LinkError::Superseded)));
+        assert_eq!(ask(&second, 5, Ok(())), (Err(Refusal::OutOfBounds), false));
+        assert_eq!(ask(&second, 9, Ok(())), (Ok(()), false));
+        assert_eq!(ask(&second, 10, Ok(())), (Ok(()), true));
+    }
+
+    #[test]
+    fn an_owner_that_does_not_know_the_requester_does_not_do_again_what_it_may_have_done() {
+        let sessions = Sessions::default();
+        let seat = sessions.enter(name(1), 7);
+        assert_eq!(ask(&seat, 6, Ok(())), (Err(Refusal::Forgotten), false));
+        // The answer is lost, and the requester comes back.
+        let seat = sessions.enter(name(1), 7);
+        assert_eq!(ask(&seat, 6, Ok(())), (Err(Refusal::Forgotten), false));
+        assert_eq!(ask(&seat, 7, Ok(())), (Ok(()), true));
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_is_forgotten_is_known_to_be() {
+        let sessions = Sessions::default();
+        let seat = sessions.enter(name(0), 0);
+        for id in 0..REFUSALS_MAX as u64 + 2 {
+            assert!(ask(&seat, id, Err(Refusal::ReadOnly)).1);
+        }
+        assert_eq!(ask(&seat, 1, Ok(())), (Err(Refusal::Forgotten), false));
+        assert_eq!(ask(&seat, 2, Ok(())), (Err(Refusal::ReadOnly), false));
+        for number in 1..=SESSIONS_MAX as u64 {
+            sessions.enter(name(number), 0);
+        }
+        assert_eq!(lock(&sessions.known).sessions.len(), SESSIONS_MAX);
+        assert_eq!(lock(&sessions.known).order.len(), SESSIONS_MAX);
+        // Who was forgotten while connected goes on; once it connects again, its owner knows nothing of it.
+        assert_eq!(ask(&seat, 5000, Ok(())), (Ok(()), true));
+        assert_eq!(ask(&sessions.enter(name(0), 5001), 5000, Ok(())), (Err(Refusal::Forgotten), false));
+    }
+}

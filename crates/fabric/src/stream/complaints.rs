@@ -1,0 +1,71 @@
+//! What the log says of peers that misbehave: each by name, but not more of them than a person can read.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Lines of one interval. Ten thousand bad peers must not fill the disk.
+const LINES_MAX: u32 = 10;
+
+/// How long that is the limit for.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How many lines there were lately.
+#[derive(Debug)]
+pub(crate) struct Complaints {
+    interval_began: Instant,
+    lines: u32,
+    /// Peers that were not named in this interval.
+    unnamed: u32,
+}
+
+impl Complaints {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { interval_began: now, lines: 0, unnamed: 0 }
+    }
+
+    /// Says that a peer's connection is ended.
+    pub(crate) fn ended(&mut self, now: Instant, peer: &str, cause: &dyn fmt::Display) {
+        if let Some(unnamed) = self.begin_interval(now) {
+            tracing::warn!(unnamed, "the fabric's server ended further connections");
+        }
+        if self.take_line() {
+            tracing::warn!(peer, %cause, "the fabric's server ends a connection");
+        }
+    }
+
+    /// Begins another interval if this one is over; gives how many peers were not named in it, if any.
+    fn begin_interval(&mut self, now: Instant) -> Option<u32> {
+        if now.saturating_duration_since(self.interval_began) < INTERVAL {
+            return None;
+        }
+        let unnamed = self.unnamed;
+        *self = Self::new(now);
+        (unnamed > 0).then_some(unnamed)
+    }
+
+    fn take_line(&mut self) -> bool {
+        let may = self.lines < LINES_MAX;
+        if may {
+            self.lines += 1
+        } else {
+            self.unnamed += 1
+        }
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_peers_are_counted_instead_of_named() {
+        let start = Instant::now();
+        let mut complaints = Complaints::new(start);
+        assert_eq!((0..10_000).filter(|_| complaints.take_line()).count(), LINES_MAX as usize);
+        assert_eq!(complaints.begin_interval(start + INTERVAL / 2), None);
+        assert_eq!(complaints.begin_interval(start + INTERVAL), Some(10_000 - LINES_MAX));
+        assert!(complaints.take_line());
+        assert_eq!(complaints.begin_interval(start + 2 * INTERVAL), None);
+    }
+}

@@ -1,0 +1,71 @@
+//! A listening socket, whose connections go to the workers of a server in turn.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+
+use super::mailbox::Mailbox;
+
+/// Most connections accepted before those that exist get their turn.
+const ACCEPTS_MAX: usize = 64;
+
+/// The pause after accept(2) failed for want of file descriptors or memory.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A listening socket in an epoll.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: OwnedFd,
+    token: u64,
+    mailboxes: Vec<Arc<Mailbox>>,
+    accepted: usize,
+    paused_until: Option<Instant>,
+}
+
+impl Listener {
+    /// Waited for by `epoll` as `token`.
+    pub(crate) fn new(epoll: &OwnedFd, token: u64, socket: OwnedFd, mailboxes: Vec<Arc<Mailbox>>) -> io::Result<Self> {
+        epoll::add(epoll, &socket, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
+        Ok(Self { socket, token, mailboxes, accepted: 0, paused_until: None })
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused_until.is_some()
+    }
+
+    /// Accepts what waits, within the limit.
+    pub(crate) fn accept(&mut self, epoll: &OwnedFd, now: Instant) {
+        for _ in 0..ACCEPTS_MAX {
+            match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => {
+                    self.mailboxes[self.accepted % self.mailboxes.len()].hand_over(socket);
+                    self.accepted += 1;
+                }
+                Err(Errno::AGAIN) => return,
+                // The peer gave up, or a signal came: the next one may be good.
+                Err(Errno::CONNABORTED | Errno::INTR) => {}
+                Err(errno) => {
+                    tracing::warn!(%errno, "the fabric's server cannot accept connections for now");
+                    let _ = epoll::delete(epoll, &self.socket);
+                    self.paused_until = Some(now + ACCEPT_PAUSE);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Accepts again after a pause.
+    pub(crate) fn resume(&mut self, epoll: &OwnedFd, now: Instant) {
+        if self.paused_until.is_some_and(|until| until <= now) {
+            let data = epoll::EventData::new_u64(self.token);
+            if epoll::add(epoll, &self.socket, data, epoll::EventFlags::IN).is_ok() {
+                self.paused_until = None;
+            }
+        }
+    }
+}

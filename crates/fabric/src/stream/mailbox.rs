@@ -1,0 +1,67 @@
+//! How other threads reach a worker: with accepted sockets, and to end it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// What a worker is to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Serve.
+    Work,
+    /// Serve what was received, send what waits, until then at most; then end.
+    Finish(Instant),
+    /// End at once.
+    Stop,
+}
+
+/// The mailbox of one worker.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    /// Readable when there is mail.
+    pub(crate) wake: OwnedFd,
+    mail: Mutex<Mail>,
+}
+
+#[derive(Debug)]
+struct Mail {
+    accepted: Vec<OwnedFd>,
+    order: Order,
+}
+
+impl Mailbox {
+    pub(crate) fn new() -> io::Result<Self> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { wake, mail: Mutex::new(Mail { accepted: Vec::new(), order: Order::Work }) })
+    }
+
+    /// Orders its worker.
+    pub(crate) fn order(&self, order: Order) {
+        self.lock().order = order;
+        self.wake();
+    }
+
+    pub(crate) fn hand_over(&self, socket: OwnedFd) {
+        self.lock().accepted.push(socket);
+        self.wake();
+    }
+
+    /// What to do, and the sockets that were accepted since.
+    pub(crate) fn take(&self) -> (Order, Vec<OwnedFd>) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        let mut mail = self.lock();
+        (mail.order, std::mem::take(&mut mail.accepted))
+    }
+
+    fn wake(&self) {
+        // It can only fail when the counter is full, and then the worker is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,95 @@
+//! What a requester waits with: one descriptor for its whole life, whatever sockets come and go.
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// What a stream is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interest {
+    pub(crate) receive: bool,
+    pub(crate) send: bool,
+}
+
+impl Interest {
+    /// Until it takes bytes, as a socket does once it is connected.
+    pub(crate) const SEND: Self = Self { receive: false, send: true };
+
+    pub(crate) fn flags(self) -> epoll::EventFlags {
+        let mut flags = epoll::EventFlags::empty();
+        flags.set(epoll::EventFlags::IN, self.receive);
+        flags.set(epoll::EventFlags::OUT, self.send);
+        flags
+    }
+}
+
+/// Where a requester meets its surroundings: what it waits for and by which clock.
+pub(crate) trait Rim: fmt::Debug + Send {
+    /// The time.
+    fn clock(&self) -> Instant;
+
+    /// What is readable when there is something to do, if there is such a thing.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// A new socket is waited for; the one before is gone.
+    fn attach(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
+
+    /// The socket is waited for differently.
+    fn watch(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()>;
+
+    /// Waits until there is something to do, at most until `until`. `is_ready` tells where no descriptor does.
+    fn wait(&self, until: Option<Instant>, is_ready: &dyn Fn() -> bool) -> io::Result<()>;
+}
+
+/// The rim of requesters with sockets: an epoll.
+#[derive(Debug)]
+pub(crate) struct EpollRim {
+    epoll: OwnedFd,
+    interest: Interest,
+}
+
+impl EpollRim {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, interest: Interest::SEND })
+    }
+}
+
+impl Rim for EpollRim {
+    fn clock(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
+    fn attach(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()> {
+        let Some(socket) = socket else { return Ok(()) };
+        self.interest = interest;
+        Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(0), interest.flags())?)
+    }
+
+    fn watch(&mut self, socket: Option<BorrowedFd<'_>>, interest: Interest) -> io::Result<()> {
+        if self.interest == interest {
+            return Ok(());
+        }
+        let Some(socket) = socket else { return Ok(()) };
+        self.interest = interest;
+        Ok(epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(0), interest.flags())?)
+    }
+
+    fn wait(&self, until: Option<Instant>, _: &dyn Fn() -> bool) -> io::Result<()> {
+        let left = until.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout =
+            left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) });
+        match poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
