@@ -112,13 +112,13 @@ mod tests {
             phase("record", 1, 15, "n2"),
         ];
         let expected = "\
-PHASE       CHILDREN   MEDIAN  LONGEST  ON
-resume             2  1.50 ms  1.50 ms  n2
-  source           1   400 µs   400 µs  n2
-    read           1   300 µs   300 µs  n2
-  bind             1    15 µs    15 µs  n2
-  plan             2    12 µs    12 µs  n2
-  record           2    20 µs    20 µs  n1";
+PHASE     CHILDREN   MEDIAN  LONGEST  ON
+resume           2  1.50 ms  1.50 ms  n2
+  source         1   400 µs   400 µs  n2
+    read         1   300 µs   300 µs  n2
+  bind           1    15 µs    15 µs  n2
+  plan           2    12 µs    12 µs  n2
+  record         2    20 µs    20 µs  n1";
         assert_eq!(summary_table(&summarize([&first[..], &second[..]])), expected);
         assert!(summarize([]).is_empty());
     }

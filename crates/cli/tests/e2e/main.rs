@@ -14,6 +14,7 @@ mod harness;
 mod hazards_have_policies;
 mod hostile_bytes_are_harmless;
 mod links_may_be_cut;
+mod lists_may_be_watched;
 mod many_children_of_one_seed;
 mod memory_may_run_out;
 mod memory_operations;
@@ -45,6 +46,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),
+    ("lists_may_be_watched", lists_may_be_watched::TESTS),
     ("refusals_are_named", refusals_are_named::TESTS),
     ("hazards_have_policies", hazards_have_policies::TESTS),
     ("hostile_bytes_are_harmless", hostile_bytes_are_harmless::TESTS),

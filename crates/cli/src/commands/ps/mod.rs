@@ -1,0 +1,139 @@
+//! `farfork ps`: the cluster's children.
+
+mod live;
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use farfork_node::api::v1::{Child, ListChildrenResponse, ListRequest};
+use farfork_node::client::{Client, within};
+use farfork_node::failure::Failure;
+use farfork_node::limits::QUERY_TIMEOUT;
+
+use crate::Global;
+use crate::output::{self, ChildView, Table, age, exit_text, microseconds, shortened};
+
+/// Between two pictures of `--watch`: as fast as people read.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// List children of all nodes; those that have ended too, until they are removed.
+///
+/// RESUME is the time from the request to the child's first step; the process id is the one on the child's node.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork ps --watch
+  farfork ps --json | jq -r '.children[] | select(.exit_code != 0).child'
+  farfork ps --running --quiet | xargs farfork wait
+
+Exit status: 0 listed, 1 one or more nodes cannot be asked, 2 wrong usage.")]
+pub(crate) struct Ps {
+    /// Only those of this node.
+    #[arg(long)]
+    here: bool,
+    /// Only those that have not ended.
+    #[arg(long)]
+    running: bool,
+    /// Print the ids only.
+    #[arg(long, short, conflicts_with = "watch")]
+    quiet: bool,
+    /// Show the list again each second, until interrupted: on a terminal as much of it as fits, those that run first;
+    /// with --json, a document each time.
+    #[arg(long)]
+    watch: bool,
+}
+
+impl Ps {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let mut client = global.connection.open().await?;
+        if self.watch {
+            return self.watch(&mut client, global.json).await;
+        }
+        let answer = self.list(&mut client).await?;
+        let is_complete = answer.unanswered.is_empty();
+        let unanswered = failures(&answer);
+        if global.json {
+            output::json(&document(answer));
+        } else if self.quiet {
+            answer.children.iter().for_each(|child| output::line(&child.id));
+        } else {
+            table(answer.children).print();
+        }
+        if !global.json {
+            unanswered.iter().for_each(output::failure);
+        }
+        Ok(if is_complete { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    /// Until interrupted, or nobody reads any more. A node that does not answer for a while is no reason to end.
+    async fn watch(&self, client: &mut Client, json: bool) -> anyhow::Result<ExitCode> {
+        loop {
+            let answer = self.list(client).await;
+            let is_told = match (answer, live::terminal()) {
+                (Ok(answer), _) if json => output::raw(format!("{:#}\n", document(answer)).as_bytes()),
+                (Ok(answer), Some(size)) => live::draw(&picture(answer, |children| live::fit(children, size)), size),
+                (Ok(answer), None) => output::raw(format!("{}\n", picture(answer, |_| 0)).as_bytes()),
+                (Err(failure), Some(size)) if !json => live::draw(&format!("farfork: {failure}"), size),
+                (Err(failure), _) => {
+                    output::failure(&failure);
+                    Ok(())
+                }
+            };
+            if is_told.is_err() {
+                return Ok(ExitCode::SUCCESS);
+            }
+            tokio::time::sleep(WATCH_INTERVAL).await;
+        }
+    }
+
+    async fn list(&self, client: &mut Client) -> Result<ListChildrenResponse, Failure> {
+        let request = ListRequest { this_node_only: self.here };
+        let answer = client.list_children(within(QUERY_TIMEOUT, request)).await;
+        let mut answer = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
+        if self.running {
+            answer.children.retain(|child| child.exit.is_none());
+        }
+        Ok(answer)
+    }
+}
+
+/// The nodes that did not answer.
+fn failures(answer: &ListChildrenResponse) -> Vec<Failure> {
+    answer.unanswered.iter().cloned().map(Failure::from).collect()
+}
+
+fn document(answer: ListChildrenResponse) -> serde_json::Value {
+    let unanswered: Vec<String> = failures(&answer).iter().map(Failure::to_string).collect();
+    let children: Vec<ChildView> = answer.children.into_iter().map(ChildView::from).collect();
+    serde_json::json!({ "children": children, "unanswered": unanswered })
+}
+
+/// Summary, failures and table; `fit` leaves out what there is no room for, and says how many.
+fn picture(answer: ListChildrenResponse, fit: impl FnOnce(&mut Vec<Child>) -> usize) -> String {
+    let mut text = live::summary(&answer.children) + "\n";
+    for failure in failures(&answer) {
+        let _ = writeln!(text, "farfork: {failure}");
+    }
+    let mut children = answer.children;
+    let left_out = fit(&mut children);
+    let _ = writeln!(text, "{}", table(children).text());
+    if left_out > 0 {
+        let _ = writeln!(text, "and {left_out} more");
+    }
+    text
+}
+
+fn table(children: Vec<Child>) -> Table {
+    let mut table = Table::new(&["CHILD", "SEED", ">PID", "STATE", ">RESUME", ">AGE", "COMMAND"]);
+    for child in children {
+        let ended = exit_text(child.exit.as_ref());
+        let age = age(child.started_unix_ms);
+        let view = ChildView::from(child);
+        let state = if ended.is_empty() { view.state.to_owned() } else { ended };
+        let resume = microseconds(view.resume_us);
+        table.row([view.child, view.seed, view.pid.to_string(), state, resume, age, shortened(&view.command)]);
+    }
+    table
+}
