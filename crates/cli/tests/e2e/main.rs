@@ -10,6 +10,7 @@ mod benchmarks_run;
 mod children_equal_their_parent;
 mod daemons_and_pagers_may_die;
 mod files_and_streams;
+mod guides_do_what_they_say;
 mod harness;
 mod hazards_have_policies;
 mod hostile_bytes_are_harmless;
@@ -54,6 +55,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
     ("programs_may_fork_themselves", programs_may_fork_themselves::TESTS),
     ("phases_are_told", phases_are_told::TESTS),
+    ("guides_do_what_they_say", guides_do_what_they_say::TESTS),
     ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
