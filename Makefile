@@ -6,21 +6,34 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench setup
+.PHONY: help demo install test bench setup
 
 export FARFORK_CACHE ?= $(HOME)/.cache/farfork
 export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target$(subst /,-,$(CURDIR))
 export FARFORK_PYTHON ?= $(FARFORK_CACHE)/python/bin/python3
 
+PREFIX ?= /usr/local
+COMPLETIONS := bash-completion/completions zsh/site-functions fish/vendor_completions.d
+
 help:
-	@echo 'make demo   three nodes on this machine, a Python parent, eight children on two other nodes (root)'
-	@echo 'make test   format, style, lints, unit tests, licences, end-to-end tests (root)'
-	@echo 'make bench  what a fork costs, beside floors and a published reference (root; takes five minutes)'
-	@echo 'make setup  install the system and Python packages that both need (root)'
+	@echo 'make demo      three nodes on this machine, a Python parent, eight children on two other nodes (root)'
+	@echo 'make install   the binary, manual pages and completions, below PREFIX=/usr/local (root)'
+	@echo 'make test      format, style, lints, unit tests, licences, end-to-end tests (root)'
+	@echo 'make bench     what a fork costs, beside floors and a published reference (root; takes five minutes)'
+	@echo 'make setup     install the system and Python packages that both need (root)'
 
 demo: preflight-demo setup
-	@cargo build --quiet --release --bin farfork
+	@cargo build --release --bin farfork
 	@"$(CARGO_TARGET_DIR)/release/farfork" demo
+
+install: setup
+	@cargo build --release --bin farfork
+	@install -D "$(CARGO_TARGET_DIR)/release/farfork" "$(DESTDIR)$(PREFIX)/bin/farfork"
+	@"$(DESTDIR)$(PREFIX)/bin/farfork" man --output "$(DESTDIR)$(PREFIX)/share/man/man1"
+	@mkdir --parents $(COMPLETIONS:%="$(DESTDIR)$(PREFIX)/share/%")
+	@"$(DESTDIR)$(PREFIX)/bin/farfork" completions bash > "$(DESTDIR)$(PREFIX)/share/bash-completion/completions/farfork"
+	@"$(DESTDIR)$(PREFIX)/bin/farfork" completions zsh > "$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farfork"
+	@"$(DESTDIR)$(PREFIX)/bin/farfork" completions fish > "$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farfork.fish"
 
 test: preflight-test setup
 	@cargo xtask test
