@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use farfork_cluster::local::LocalError;
 use farfork_node::failure::Failure;
 
+use crate::baseline::criu::CriuError;
+
 /// Why a benchmark ends early. What it had started is ended with it.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
@@ -65,6 +67,9 @@ pub enum BenchError {
         /// Of what: `pages of a child`.
         what: &'static str,
     },
+    /// A peer that was to be measured cannot be.
+    #[error(transparent)]
+    Criu(#[from] CriuError),
     /// The plan does not fit the machine.
     #[error(
         "{mib} MiB need about {needed_mib} MiB of free memory, {available_mib} are there; measure smaller sizes: --mib"

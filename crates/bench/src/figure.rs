@@ -27,6 +27,10 @@ pub(crate) enum By {
     LocalFork,
     /// A floor: two bare programs at the ends of the same link.
     Link,
+    /// A peer: CRIU, which has read all memory from its images before the clone runs.
+    CriuEager,
+    /// A peer: CRIU, which serves pages as the clone touches them.
+    CriuLazy,
 }
 
 /// A span of time.

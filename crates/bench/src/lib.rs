@@ -27,6 +27,7 @@ mod report;
 mod samples;
 mod workload;
 
+pub use baseline::criu::CriuError;
 pub use coordinator::fork::{Progress, run};
 pub use error::BenchError;
 pub use plan::{ForkPlan, Peer};

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use crate::baseline::criu::Mode;
 use crate::figure::{Pace, Place};
 use crate::reference;
 use crate::workload::micro::{Access, Order};
@@ -17,6 +18,9 @@ const RUNS_MIN: usize = 3;
 /// Time for all steps, unless the plan says otherwise: with nodes to start and memory to fill, a run stays below five
 /// minutes.
 const TIME_MAX: Duration = Duration::from_secs(210);
+
+/// What CRIU's commands take by themselves, roughly.
+const CRIU_COMMANDS: Duration = Duration::from_millis(400);
 
 /// A node that was idle for so long has lost its caches and sleeps deeply, as after a user's pause for thought.
 pub(crate) const IDLE: Duration = Duration::from_millis(150);
@@ -79,6 +83,8 @@ pub(crate) enum What {
     Execution(Place),
     /// The same touches without farfork, and the same bytes over the link.
     Floors,
+    /// CRIU clones the process, and the clone touches every page.
+    Criu(Mode),
 }
 
 impl What {
@@ -97,9 +103,18 @@ impl What {
 }
 
 impl Step {
-    /// All steps for some sizes, a size after the other.
-    pub(crate) fn all(sizes_mib: &[u64]) -> Vec<Self> {
-        sizes_mib.iter().flat_map(|&mib| What::ALL.map(|what| Self { mib, what })).collect()
+    /// All steps for some sizes, a size after the other; each also with CRIU in these modes.
+    pub(crate) fn all(sizes_mib: &[u64], peers: &[Mode]) -> Vec<Self> {
+        let what = || What::ALL.into_iter().chain(peers.iter().map(|mode| What::Criu(*mode)));
+        sizes_mib.iter().flat_map(|&mib| what().map(move |what| Self { mib, what })).collect()
+    }
+
+    /// Samples that a step takes however long it takes.
+    pub(crate) fn runs_min(self) -> usize {
+        match self.what {
+            What::Criu(_) => 1,
+            _ => RUNS_MIN,
+        }
     }
 
     /// What one sample takes, roughly. It only serves to share the time out: who guesses wrong has samples too few or
@@ -110,12 +125,18 @@ impl Step {
             What::Resume(..) => 0,
             What::Execution(_) => 1_500,
             What::Floors => 3_000,
+            What::Criu(Mode::Eager) => 3_000,
+            What::Criu(Mode::Lazy) => 30_000,
         };
         let idle = match self.what {
             What::Prepare(Pace::Idle) | What::Resume(_, Pace::Idle) => IDLE,
             _ => Duration::ZERO,
         };
-        Duration::from_millis(8) + idle + Duration::from_micros(us_per_mib * self.mib)
+        let fixed = match self.what {
+            What::Criu(_) => CRIU_COMMANDS,
+            _ => Duration::from_millis(8),
+        };
+        fixed + idle + Duration::from_micros(us_per_mib * self.mib)
     }
 }
 
@@ -140,20 +161,20 @@ pub(crate) fn share(steps: &[Step], runs: usize, left: Duration) -> Duration {
 #[derive(Debug)]
 pub(crate) struct Quota {
     taken: usize,
+    runs_min: usize,
     runs: usize,
     deadline: Instant,
 }
 
 impl Quota {
-    /// For so many samples, unless time is over before.
-    pub(crate) fn new(runs: usize, deadline: Instant) -> Self {
-        Self { taken: 0, runs, deadline }
+    /// For so many samples, or fewer if time is over before, but no fewer than that.
+    pub(crate) fn new(runs_min: usize, runs: usize, deadline: Instant) -> Self {
+        Self { taken: 0, runs_min, runs, deadline }
     }
 
     /// Whether to take another sample, which then counts.
     pub(crate) fn another(&mut self, now: Instant) -> bool {
-        let enough = self.runs.min(RUNS_MIN);
-        let goes_on = self.taken < self.runs && (self.taken < enough || now < self.deadline);
+        let goes_on = self.taken < self.runs && (self.taken < self.runs_min || now < self.deadline);
         self.taken += usize::from(goes_on);
         goes_on
     }
@@ -163,14 +184,14 @@ impl Quota {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{Quota, Step, What, share};
+    use super::{Mode, Quota, Step, What, share};
     use crate::figure::{Pace, Place};
 
     const PAUSE_FOR_THOUGHT: What = What::Resume(Place::Own, Pace::Idle);
 
     #[test]
     fn each_size_has_every_step() {
-        let steps = Step::all(&[1, 4]);
+        let steps = Step::all(&[1, 4], &[]);
         assert_eq!(steps.len(), 2 * What::ALL.len());
         assert_eq!((steps[0].mib, steps[steps.len() - 1].mib), (1, 4));
         assert_eq!(steps[What::ALL.len() - 1].what, What::Floors);
@@ -178,7 +199,7 @@ mod tests {
 
     #[test]
     fn with_time_enough_no_step_is_cut_short() {
-        let steps = Step::all(&[1, 1024]);
+        let steps = Step::all(&[1, 1024], &[]);
         let needed: Duration = steps.iter().map(|step| step.estimate() * 20).sum();
         let slowest = steps.iter().map(|step| step.estimate() * 20).max().unwrap();
         assert!(share(&steps, 20, needed) >= slowest);
@@ -199,7 +220,7 @@ mod tests {
 
     #[test]
     fn no_time_is_no_time() {
-        assert_eq!(share(&Step::all(&[64]), 20, Duration::ZERO), Duration::ZERO);
+        assert_eq!(share(&Step::all(&[64], &[Mode::Eager]), 20, Duration::ZERO), Duration::ZERO);
         assert_eq!(share(&[], 20, Duration::ZERO), Duration::ZERO);
     }
 
@@ -207,7 +228,7 @@ mod tests {
     fn a_step_ends_with_its_runs_or_its_time_but_not_before_three() {
         let now = Instant::now();
         let count = |runs, deadline| {
-            let mut quota = Quota::new(runs, deadline);
+            let mut quota = Quota::new(3, runs, deadline);
             std::iter::repeat_with(|| quota.another(now)).take_while(|another| *another).count()
         };
         assert_eq!(count(20, now + Duration::from_secs(1)), 20);

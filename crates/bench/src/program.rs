@@ -4,7 +4,6 @@
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
@@ -38,13 +37,15 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts it.
-    pub(crate) fn start(name: &'static str, mut command: Command) -> Result<Self, BenchError> {
-        let mut process = command
+    /// Starts it, in a session of its own: Ctrl-C is for the benchmark, which ends its programs in its own time; and CRIU
+    /// clones whole sessions only.
+    pub(crate) fn start(name: &'static str, command: &Command) -> Result<Self, BenchError> {
+        let mut process = Command::new("setsid")
+            .arg(command.get_program())
+            .args(command.get_args())
+            .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is for the benchmark, which ends its programs in its own time.
-            .process_group(0)
             .spawn()
             .map_err(|cause| BenchError::Program { program: name, cause })?;
         let commands = process.stdin.take().expect("a pipe");

@@ -36,10 +36,10 @@ impl Link {
     /// Starts both, ready to copy `mib` from the first node to the second.
     pub(crate) fn open(program: &Path, nodes: &[LocalNode], mib: u64) -> Result<Self, BenchError> {
         let (ip, mib) = (nodes[0].address.ip().to_string(), mib.to_string());
-        let mut sender = Program::start(LINK.name, on(&nodes[0], program, &["send", &ip, &mib]))?;
+        let mut sender = Program::start(LINK.name, &on(&nodes[0], program, &["send", &ip, &mib]))?;
         let [port] = sender.answer("listening")?;
         let arguments = ["receive", &ip, &port.to_string(), &mib];
-        let mut receiver = Program::start(LINK.name, on(&nodes[1], program, &arguments))?;
+        let mut receiver = Program::start(LINK.name, &on(&nodes[1], program, &arguments))?;
         let [] = receiver.answer("ready")?;
         Ok(Self { receiver, _sender: sender })
     }

@@ -94,11 +94,17 @@ pub(crate) struct Micro {
 }
 
 impl Micro {
-    /// Starts the installed program with so much private memory, all of it filled.
-    pub(crate) fn start(program: &Path, mib: u64, order: Order, access: Access) -> Result<Self, BenchError> {
+    /// Starts the installed program with so much private memory, all of it filled. A child finds its payload in that file.
+    pub(crate) fn start(
+        program: &Path,
+        mib: u64,
+        order: Order,
+        access: Access,
+        payload: &Path,
+    ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
-        command.args([&mib.to_string(), &order.to_string(), &access.to_string(), PAYLOAD_PATH]).current_dir("/");
-        let mut program = Program::start(MICRO.name, command)?;
+        command.args([&mib.to_string(), &order.to_string(), &access.to_string()]).arg(payload);
+        let mut program = Program::start(MICRO.name, &command)?;
         let [_pid] = program.answer("ready")?;
         Ok(Self { program, pages: (mib << 20) / PAGE_BYTES })
     }
@@ -150,7 +156,7 @@ pub(crate) fn ms(ns: i64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Access, ChildReport, MICRO, Micro, Order};
+    use super::{Access, ChildReport, MICRO, Micro, Order, PAYLOAD_PATH};
 
     #[test]
     fn a_wrong_page_is_an_error() {
@@ -168,7 +174,7 @@ mod tests {
         for (mib, order, access) in
             [(1, Order::Random, Access::Read), (3, Order::Random, Access::Write), (5, Order::Sequential, Access::Write)]
         {
-            let mut micro = Micro::start(&program, mib, order, access).unwrap();
+            let mut micro = Micro::start(&program, mib, order, access, PAYLOAD_PATH.as_ref()).unwrap();
             assert!(micro.fork_ms().unwrap() > 0.0);
             assert!(micro.touch_ms().unwrap() > 0.0);
             micro.write_all().unwrap();

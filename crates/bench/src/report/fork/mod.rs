@@ -1,6 +1,7 @@
 //! What `farfork bench fork` has found: tables, or a document whose keys are a promise.
 
 mod document;
+mod peer;
 #[cfg(test)]
 mod tests;
 
@@ -29,9 +30,10 @@ pub struct ForkReport {
 impl ForkReport {
     /// The tables, with what is needed to read them; no line is longer than 100 columns.
     pub fn text(&self) -> String {
-        let tables = [self.prepare(), self.resume(), self.execution()].map(|table| table.text());
+        let tables = [Some(self.prepare()), Some(self.resume()), Some(self.execution()), self.peer()];
+        let tables: Vec<String> = tables.into_iter().flatten().map(|table| table.text()).collect();
         let mut text = format!("{}\n\n{}\n\n", self.head(), tables.join("\n\n"));
-        for note in self.legend().iter().chain(&self.notes) {
+        for note in self.legend().iter().chain(&self.peer_legend()).chain(&self.notes) {
             text += &format!("{note}\n");
         }
         text

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
-use farfork_bench::{Access, ForkPlan, ForkReport, Order, Progress};
+use clap::builder::PossibleValuesParser;
+use farfork_bench::{Access, ForkPlan, ForkReport, Order, Peer, Progress};
 use farfork_node::failure::Failure;
 use indicatif::{ProgressBar, ProgressStyle};
 use tonic::Code;
@@ -35,6 +36,7 @@ Examples:
   farfork bench fork                                   all sizes, below five minutes
   farfork bench fork --mib 1,64 --runs 5               a first impression, in seconds
   farfork bench fork --write --samples samples.jsonl   pages are written; each sample goes to a file
+  farfork bench fork --peer criu                       beside CRIU, in the same run
   farfork bench fork --json                            one JSON document")]
 pub(crate) struct Fork {
     /// Private memory of the program, in MiB: one size or several
@@ -53,6 +55,9 @@ pub(crate) struct Fork {
     /// Write to the pages; else read them.
     #[arg(long)]
     write: bool,
+    /// Measure somebody else, too: `criu`, which must be installed, clones the program by dump and restore.
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(["criu"]))]
+    peer: Option<String>,
     /// Write each sample into this file, as a line of JSON.
     #[arg(long, value_name = "FILE")]
     samples: Option<PathBuf>,
@@ -88,7 +93,8 @@ impl Fork {
     }
 
     fn plan(self) -> ForkPlan {
-        let mut plan = ForkPlan { samples_file: self.samples, ..ForkPlan::default() };
+        let peer = self.peer.map(|_| Peer::Criu);
+        let mut plan = ForkPlan { peer, samples_file: self.samples, ..ForkPlan::default() };
         if !self.mib.is_empty() {
             plan.sizes_mib = self.mib;
             plan.sizes_mib.sort_unstable();

@@ -1,0 +1,196 @@
+//! CRIU's commands as processes: what they are told, how they are waited for, what they say when they fail.
+
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt as _;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use super::CriuError;
+use crate::error::BenchError;
+
+/// The program, as it is found in PATH.
+const CRIU: &str = "criu";
+
+/// For any one command: lazily, a process of 1 GiB takes a minute or more.
+const COMMAND_LIMIT: Duration = Duration::from_secs(300);
+
+/// Where pages are served.
+const LOOPBACK: &str = "127.0.0.1";
+
+/// An error that every command reports where limits may not be raised, and that nothing depends on.
+const HARMLESS: &str = "rlimit:";
+
+/// CRIU, as it clones one process.
+#[derive(Debug)]
+pub(super) struct Criu {
+    /// Whom.
+    pub(super) pid: u32,
+    /// What that has as its standard output, `pipe:[INODE]`; the clone gets a file in its place.
+    pub(super) stdout: PathBuf,
+    /// Where images and logs go.
+    pub(super) images: PathBuf,
+}
+
+/// A command that runs; killed if it is dropped before its end.
+#[derive(Debug)]
+pub(super) struct Running {
+    command: &'static str,
+    process: Child,
+    log: PathBuf,
+}
+
+/// Whether it is there and works with this kernel.
+pub(super) async fn check() -> Result<(), CriuError> {
+    let output = match Command::new(CRIU).arg("check").stdin(Stdio::null()).kill_on_drop(true).output().await {
+        Ok(output) => output,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CriuError::Missing),
+        Err(error) => return Err(CriuError::Command { command: "check", said: error.to_string() }),
+    };
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    Err(CriuError::Unusable { said: first_error(&said) })
+}
+
+/// A port of the loopback that nobody uses now.
+pub(super) fn free_port() -> Result<u16, CriuError> {
+    let free = TcpListener::bind((LOOPBACK, 0)).and_then(|listener| listener.local_addr());
+    free.map(|address| address.port())
+        .map_err(|cause| CriuError::Command { command: "dump", said: format!("no port is free: {cause}") })
+}
+
+impl Criu {
+    /// Makes the directory of its images, empty.
+    pub(super) fn make_directory(&self) -> Result<(), BenchError> {
+        self.remove_directory()?;
+        fs::create_dir(&self.images).map_err(|cause| self.file_error(cause))
+    }
+
+    /// Removes the directory of its images.
+    pub(super) fn remove_directory(&self) -> Result<(), BenchError> {
+        match fs::remove_dir_all(&self.images) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => Err(self.file_error(cause)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes all of the process into images; it runs on.
+    pub(super) fn dump(&self) -> Result<Running, CriuError> {
+        self.run("dump", self.dump_command(), Stdio::null())
+    }
+
+    /// Writes all but its memory, and serves that until the last page was sent; then the process runs on.
+    pub(super) fn dump_lazily(&self, port: u16) -> Result<Running, CriuError> {
+        let mut command = self.dump_command();
+        command.args(["--lazy-pages", "--address", LOOPBACK, "--port", &port.to_string(), "--status-fd", "1"]);
+        self.run("dump", command, Stdio::piped())
+    }
+
+    /// Asks whoever serves the memory for the pages that a process which is restored lazily touches.
+    pub(super) fn lazy_pages(&self, port: u16) -> Result<Running, CriuError> {
+        let mut command = Command::new(CRIU);
+        command.args(["lazy-pages", "--page-server", "--address", LOOPBACK, "--port", &port.to_string()]);
+        command.args(["--status-fd", "1"]);
+        self.run("lazy-pages", command, Stdio::piped())
+    }
+
+    /// Makes the process again and waits for its end.
+    pub(super) fn restore(&self, output: &Path) -> Result<Running, BenchError> {
+        Ok(self.run("restore", self.restore_command(), file(output)?)?)
+    }
+
+    /// The same, with its memory on demand.
+    pub(super) fn restore_lazily(&self, output: &Path) -> Result<Running, BenchError> {
+        let mut command = self.restore_command();
+        command.arg("--lazy-pages");
+        Ok(self.run("restore", command, file(output)?)?)
+    }
+
+    fn dump_command(&self) -> Command {
+        let mut command = Command::new(CRIU);
+        command.args(["dump", "--leave-running", "--tree", &self.pid.to_string()]);
+        command
+    }
+
+    /// In a pid namespace of its own: the process gets the id that its parent still has.
+    fn restore_command(&self) -> Command {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", CRIU, "restore", "--inherit-fd"]);
+        command.arg(format!("fd[1]:{}", self.stdout.display()));
+        command
+    }
+
+    fn run(&self, name: &'static str, mut command: Command, stdout: Stdio) -> Result<Running, CriuError> {
+        let log = format!("{name}.log");
+        command.arg("--images-dir").arg(&self.images).args(["--log-file", &log]);
+        command.stdin(Stdio::null()).stdout(stdout).stderr(Stdio::null()).kill_on_drop(true);
+        let process = command.spawn().map_err(|cause| CriuError::Command { command: name, said: cause.to_string() })?;
+        Ok(Running { command: name, process, log: self.images.join(log) })
+    }
+
+    fn file_error(&self, cause: io::Error) -> BenchError {
+        BenchError::File { path: self.images.clone(), cause }
+    }
+}
+
+impl Running {
+    /// Waits until the command says, by a byte, that it serves.
+    pub(super) async fn ready(&mut self) -> Result<(), CriuError> {
+        let stdout = self.process.stdout.as_mut().expect("a command that serves has a pipe");
+        match timeout(COMMAND_LIMIT, stdout.read_u8()).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(self.error()),
+        }
+    }
+
+    /// Waits for its end, which must be a good one.
+    pub(super) async fn end(mut self) -> Result<(), CriuError> {
+        match timeout(COMMAND_LIMIT, self.process.wait()).await {
+            Ok(Ok(status)) if status.success() => Ok(()),
+            Ok(_) => Err(self.error()),
+            Err(_) => {
+                let said = format!("not done after {} s", COMMAND_LIMIT.as_secs());
+                Err(CriuError::Command { command: self.command, said })
+            }
+        }
+    }
+
+    fn error(&self) -> CriuError {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        CriuError::Command { command: self.command, said: first_error(&log) }
+    }
+}
+
+fn file(path: &Path) -> Result<Stdio, BenchError> {
+    let file = fs::File::create(path).map_err(|cause| BenchError::File { path: path.to_owned(), cause })?;
+    Ok(file.into())
+}
+
+/// The first error of a log that may have caused the others.
+fn first_error(log: &str) -> String {
+    let mut errors = log.lines().filter_map(|line| line.split_once("Error ").map(|(_, error)| error));
+    let first = errors.find(|error| !error.contains(HARMLESS));
+    first.map_or("it says nothing".to_owned(), |error| error.rsplit("): ").next().unwrap_or(error).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_error;
+
+    #[test]
+    fn the_first_error_that_matters_is_told() {
+        let log = "(00.0) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self\n\
+                   (00.1) Warn  (criu/x.c:1): slow\n\
+                   (00.2) Error (criu/vdso.c:381): vdso: Unexpected rt vDSO area bounds\n\
+                   (00.3) Error (criu/crtools.c:260): Could not initialize kernel features detection.\n";
+        assert_eq!(first_error(log), "vdso: Unexpected rt vDSO area bounds");
+        assert_eq!(first_error(""), "it says nothing");
+    }
+}

@@ -1,0 +1,173 @@
+//! The course of `farfork bench fork`: for each size of parent, step after step, samples of each figure. The seeds are on
+//! the first node, children there and on the other one. Memory is touched before anything is measured. This file has the
+//! order of events, `steps` how each thing is measured.
+
+mod steps;
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use crate::baseline::criu::{self, Mode};
+use crate::baseline::link::LINK;
+use crate::coordinator::cluster::Cluster;
+use crate::error::BenchError;
+use crate::figure::Key;
+use crate::machine;
+use crate::plan::{ForkPlan, Peer, Quota, Step, share};
+use crate::report::fork::ForkReport;
+use crate::samples::Samples;
+use crate::workload::micro::{MICRO, Micro, PAYLOAD_PATH};
+
+/// Times the size of a parent that a run of it needs: the parent, its pages that the template keeps, a child, and both
+/// ends of the link with what one of them compares with.
+const MEMORY_FACTOR: u64 = 5;
+
+/// Beside that, in MiB: the nodes, and what the machine needs itself.
+const MEMORY_BASE_MIB: u64 = 256;
+
+/// What a run is doing, for whoever shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Steps that are done.
+    pub done: usize,
+    /// All steps.
+    pub steps: usize,
+    /// The size that is measured now, in MiB; none before the first.
+    pub mib: Option<u64>,
+}
+
+/// Measures all of a plan. `farfork` is the program whose `node` command the nodes' daemons are.
+///
+/// # Errors
+/// [`BenchError`] as the first thing that fails; a child with wrong memory is such.
+pub async fn run(
+    plan: &ForkPlan,
+    farfork: PathBuf,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<ForkReport, BenchError> {
+    require_memory(plan)?;
+    let (peers, notes) = peers(plan).await?;
+    let (began, load_before) = (Instant::now(), machine::load_average());
+    let lines = plan
+        .samples_file
+        .as_ref()
+        .map(|path| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause }));
+    let samples = Samples::new(lines.transpose()?);
+    let steps = Step::all(&plan.sizes_mib, &peers);
+    progress(Progress { done: 0, steps: steps.len(), mib: None });
+    let mut course = Course::start(plan, farfork, samples).await?;
+    course.notes = notes;
+    course.measure_all(&steps, progress).await?;
+    let Course { cluster, samples, notes, .. } = course;
+    cluster.end()?;
+    Ok(ForkReport { plan: plan.clone(), samples, notes, elapsed: began.elapsed(), load_before })
+}
+
+/// A run that is under way.
+#[derive(Debug)]
+struct Course<'a> {
+    plan: &'a ForkPlan,
+    cluster: Cluster,
+    micro: PathBuf,
+    link: PathBuf,
+    samples: Samples<Key>,
+    notes: Vec<String>,
+}
+
+/// A parent that is measured, and a seed of it once there is one.
+#[derive(Debug)]
+struct Subject {
+    mib: u64,
+    parent: Micro,
+    seed: Option<String>,
+    /// Another, which CRIU clones.
+    criu: Option<criu::Subject>,
+}
+
+impl<'a> Course<'a> {
+    async fn start(plan: &'a ForkPlan, farfork: PathBuf, samples: Samples<Key>) -> Result<Self, BenchError> {
+        let cluster = Cluster::start(farfork).await?;
+        let micro = MICRO.install(cluster.scratch())?;
+        let link = LINK.install(cluster.scratch())?;
+        let course = Self { plan, cluster, micro, link, samples, notes: Vec::new() };
+        course.warm_up()?;
+        Ok(course)
+    }
+
+    /// Touches as much memory as the largest size will need: the first touch of memory that a hypervisor has not given
+    /// to this machine yet takes ten times as long.
+    fn warm_up(&self) -> Result<(), BenchError> {
+        let largest = self.plan.sizes_mib.iter().max().copied().unwrap_or(0);
+        self.start_micro(largest * (MEMORY_FACTOR - 1)).map(drop)
+    }
+
+    async fn measure_all(&mut self, steps: &[Step], progress: &mut dyn FnMut(Progress)) -> Result<(), BenchError> {
+        let end = Instant::now() + self.plan.time_max;
+        let mut subject: Option<Subject> = None;
+        for (done, step) in steps.iter().enumerate() {
+            progress(Progress { done, steps: steps.len(), mib: Some(step.mib) });
+            if subject.as_ref().is_none_or(|subject| subject.mib != step.mib) {
+                // The last one's memory is free before the next takes its own.
+                self.finish(subject.take()).await?;
+                subject = Some(self.subject(step.mib)?);
+            }
+            let subject = subject.as_mut().expect("made above");
+            let left = end.saturating_duration_since(Instant::now());
+            let deadline = Instant::now() + share(&steps[done..], self.plan.runs, left);
+            let quota = Quota::new(step.runs_min(), self.plan.runs, deadline);
+            self.measure(step.what, subject, quota).await?;
+            self.flush()?;
+        }
+        self.finish(subject).await?;
+        progress(Progress { done: steps.len(), steps: steps.len(), mib: None });
+        Ok(())
+    }
+
+    fn subject(&self, mib: u64) -> Result<Subject, BenchError> {
+        Ok(Subject { mib, parent: self.start_micro(mib)?, seed: None, criu: None })
+    }
+
+    fn start_micro(&self, mib: u64) -> Result<Micro, BenchError> {
+        Micro::start(&self.micro, mib, self.plan.order, self.plan.access, PAYLOAD_PATH.as_ref())
+    }
+
+    async fn finish(&mut self, subject: Option<Subject>) -> Result<(), BenchError> {
+        match subject.and_then(|subject| subject.seed) {
+            Some(seed) => self.cluster.drop_seed(&seed).await,
+            None => Ok(()),
+        }
+    }
+
+    fn add(&mut self, key: Key, value: f64) -> Result<(), BenchError> {
+        self.samples.add(key, value).map_err(|cause| self.file_error(cause))
+    }
+
+    fn flush(&mut self) -> Result<(), BenchError> {
+        self.samples.flush().map_err(|cause| self.file_error(cause))
+    }
+
+    fn file_error(&self, cause: std::io::Error) -> BenchError {
+        BenchError::File { path: self.plan.samples_file.clone().unwrap_or_default(), cause }
+    }
+}
+
+/// The peer's modes that can be measured, and why others cannot.
+async fn peers(plan: &ForkPlan) -> Result<(Vec<Mode>, Vec<String>), BenchError> {
+    let Some(Peer::Criu) = plan.peer else {
+        return Ok((Vec::new(), Vec::new()));
+    };
+    Ok(match criu::check().await? {
+        None => (vec![Mode::Eager, Mode::Lazy], Vec::new()),
+        Some(reason) => (vec![Mode::Eager], vec![format!("CRIU, lazy: not measured: {reason}")]),
+    })
+}
+
+fn require_memory(plan: &ForkPlan) -> Result<(), BenchError> {
+    let mib = plan.sizes_mib.iter().max().copied().unwrap_or(0);
+    let (needed_mib, available_mib) = (mib * MEMORY_FACTOR + MEMORY_BASE_MIB, machine::available_mib());
+    if needed_mib > available_mib {
+        return Err(BenchError::Memory { mib, needed_mib, available_mib });
+    }
+    Ok(())
+}

@@ -1,0 +1,75 @@
+//! The table of a run with a peer: whole clones side by side, from the request to the last page.
+
+use super::{ForkReport, fewest};
+use crate::figure::{By, Figure, Key, Place};
+use crate::report::table::{Table, figure, median};
+use crate::samples::Spread;
+
+/// What a clone took: until it ran, and then until it had touched every page.
+#[derive(Debug, Clone, Copy)]
+struct Clone {
+    prepare: Option<Spread>,
+    resume: Option<Spread>,
+    execution: Option<Spread>,
+}
+
+impl ForkReport {
+    /// None where there was no peer.
+    pub(super) fn peer(&self) -> Option<Table> {
+        self.plan.peer?;
+        let title = "CRIU: the same process cloned by dump and restore, beside farfork on the own node";
+        let headings = [
+            "MiB",
+            "n",
+            "farfork:\nclone",
+            "exec.",
+            "sum",
+            "eager:\nclone",
+            "exec.",
+            "sum",
+            "lazy:\nclone",
+            "exec.",
+            "sum",
+            "pause",
+        ];
+        let mut table = Table::new(title, &headings);
+        for &mib in &self.plan.sizes_mib {
+            let clones = [By::Farfork, By::CriuEager, By::CriuLazy].map(|by| self.clone_by(mib, by));
+            let pause = self.spread(Key::new(mib, By::CriuLazy, Figure::Pause));
+            let counted: Vec<_> = clones.iter().map(|clone| clone.execution).filter(Option::is_some).collect();
+            let head = [mib.to_string(), fewest(&counted)];
+            let cells = clones.iter().flat_map(Clone::cells);
+            table.row(head.into_iter().chain(cells).chain([median(pause)]));
+        }
+        Some(table)
+    }
+
+    /// What is needed to read it.
+    pub(super) fn peer_legend(&self) -> Vec<String> {
+        let lines = [
+            "clone: prepare and resume, of CRIU dump and restore: until the first instruction, a sum of medians.",
+            "eager: memory is all there by then; lazy: it follows; pause: as long as the parent may stand still.",
+            "CRIU's images are files in memory.",
+        ];
+        self.plan.peer.map_or(Vec::new(), |_| lines.map(str::to_owned).to_vec())
+    }
+
+    fn clone_by(&self, mib: u64, by: By) -> Clone {
+        let own = |figure| self.spread(Key::new(mib, by, figure).on(Place::Own));
+        Clone {
+            prepare: self.spread(Key::new(mib, by, Figure::Prepare)),
+            resume: own(Figure::Resume),
+            execution: own(Figure::Execution),
+        }
+    }
+}
+
+impl Clone {
+    fn cells(&self) -> [String; 3] {
+        let sum = |parts: &[Option<Spread>]| {
+            let medians = parts.iter().map(|spread| spread.map(|spread| spread.median));
+            medians.sum::<Option<f64>>().map_or("–".to_owned(), figure)
+        };
+        [sum(&[self.prepare, self.resume]), median(self.execution), sum(&[self.prepare, self.resume, self.execution])]
+    }
+}
