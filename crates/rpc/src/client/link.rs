@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::transport::Stream;
@@ -50,6 +51,7 @@ pub struct Client {
     core: Core,
     connector: Box<dyn Connector>,
     stream: Option<Box<dyn Stream>>,
+    connections: u64,
     staging: Staging,
     retry_at: Option<Instant>,
     pause: Duration,
@@ -87,6 +89,7 @@ impl Client {
             core: Core::new(now, new_id),
             connector,
             stream: None,
+            connections: 0,
             staging: Staging::default(),
             retry_at: None,
             pause: RETRY_PAUSE_MIN,
@@ -160,6 +163,7 @@ impl Client {
                 return Ok(false);
             }
             self.stream = Some(self.connector.connect()?);
+            self.connections += 1;
             self.core.connected(now);
         }
         // What came before the stream broke counts: a refusal to talk, say.
@@ -213,6 +217,29 @@ impl Client {
         self.last_error = Some(cause);
     }
 
+    /// Sends what can be sent, for callers that have more to submit behind a poll and other connections to look after.
+    pub fn flush(&mut self, now: Instant) {
+        if let Err(cause) = self.send() {
+            self.fail(cause, now);
+        }
+    }
+
+    /// The socket of the moment, for callers that wait for several clients at once; [`Client::connections`] tells when
+    /// it is another.
+    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.as_ref().and_then(|stream| stream.socket())
+    }
+
+    /// Number of connections that were made.
+    pub fn connections(&self) -> u64 {
+        self.connections
+    }
+
+    /// Whether bytes wait for the socket to take more.
+    pub fn has_unsent(&self) -> bool {
+        self.core.unsent_bytes() > 0 || self.stream.as_ref().is_some_and(|stream| stream.has_unsent())
+    }
+
     /// When to poll even if nothing came.
     pub fn next_timeout(&self) -> Option<Instant> {
         let retry = self.retry_at.filter(|_| self.stream.is_none() && self.core.wants_connection());
@@ -232,13 +259,11 @@ impl Client {
         let until = [until, self.next_timeout(), Some(now + SLEEP_MAX)].into_iter().flatten().min();
         let sleep = until.map_or(SLEEP_MAX, |until| until.saturating_duration_since(now));
         let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: i64::from(sleep.subsec_nanos()) };
-        let socket = self.stream.as_ref().and_then(|stream| stream.socket());
-        let Some(socket) = socket else {
+        let Some(socket) = self.socket() else {
             std::thread::sleep(sleep.min(self.pause));
             return Ok(());
         };
-        let has_unsent = self.core.unsent_bytes() > 0 || self.stream.as_ref().is_some_and(|it| it.has_unsent());
-        let events = if has_unsent { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let events = if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
         match rustix::event::poll(&mut [PollFd::new(&socket, events)], Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),

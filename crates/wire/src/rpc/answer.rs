@@ -43,11 +43,13 @@ pub enum Answer {
 
 impl ReplyHead {
     /// Bytes before the payload.
+    #[inline]
     pub fn bytes(&self) -> usize {
         Self::bytes_of(self.checked)
     }
 
     /// Bytes before the payload of a reply that is checked, or not.
+    #[inline]
     pub fn bytes_of(checked: bool) -> usize {
         REPLY_HEAD_BYTES + if checked { PAYLOAD_CRC_BYTES } else { 0 }
     }
@@ -56,6 +58,7 @@ impl ReplyHead {
     ///
     /// # Panics
     /// When the frame is too short or the payload too long: the sender must not build such frames.
+    #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         Prefix { checked: self.checked, ..Prefix::bare(REPLY, self.slot, self.status as u32, self.id) }.write(frame);
         head::seal(frame, REPLY_HEAD_BYTES, self.checked, apart);
@@ -80,6 +83,7 @@ impl Answer {
         out.extend_from_slice(&frame);
     }
 
+    #[inline]
     fn from_prefix(prefix: &Prefix) -> Result<Self, FrameError> {
         let (slot, id) = (prefix.slot, prefix.id);
         Ok(match prefix.kind {
@@ -99,6 +103,7 @@ impl Answer {
 }
 
 impl Message for Answer {
+    #[inline]
     fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, FrameError> {
         let Some((prefix, head_bytes, payload_crc)) = Prefix::decode(bytes, REPLY_HEAD_BYTES)? else {
             return Ok(None);

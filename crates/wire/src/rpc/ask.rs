@@ -91,6 +91,7 @@ pub enum Ask {
 
 impl RequestHead {
     /// Bytes before the payload.
+    #[inline]
     pub fn bytes(&self) -> usize {
         REQUEST_HEAD_BYTES + if self.checked { PAYLOAD_CRC_BYTES } else { 0 }
     }
@@ -99,6 +100,7 @@ impl RequestHead {
     ///
     /// # Panics
     /// When the frame is too short or the payload too long: the sender must not build such frames.
+    #[inline]
     pub fn seal(&self, frame: &mut [u8], apart: Option<&[u8]>) {
         debug_assert!(u64::from(self.behind) < WINDOW_MAX && u64::from(self.behind) <= self.id);
         let prefix = Prefix { checked: self.checked, ..Prefix::bare(REQUEST, self.slot, self.handler, self.id) };
@@ -132,6 +134,7 @@ impl Ask {
         out.extend_from_slice(&frame);
     }
 
+    #[inline]
     fn from_parts(prefix: &Prefix, bytes: &[u8]) -> Result<Self, FrameError> {
         let slot = prefix.slot;
         Ok(match prefix.kind {
@@ -157,6 +160,7 @@ impl Ask {
 }
 
 impl Message for Ask {
+    #[inline]
     fn decode(bytes: &[u8]) -> Result<Option<Frame<Self>>, FrameError> {
         let Some((prefix, head_bytes, payload_crc)) = Prefix::decode(bytes, REQUEST_HEAD_BYTES)? else {
             return Ok(None);

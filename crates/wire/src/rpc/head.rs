@@ -53,11 +53,13 @@ pub(super) type Decoded = (Prefix, usize, Option<u32>);
 
 impl Prefix {
     /// Of a frame without payload.
+    #[inline]
     pub(super) fn bare(kind: u8, slot: u16, code: u32, id: u64) -> Self {
         Self { kind, checked: false, resumed: false, slot, payload_bytes: 0, code, id }
     }
 
     /// Writes it to the front of `frame`; the checksum is still missing.
+    #[inline]
     pub(super) fn write(&self, frame: &mut [u8]) {
         frame[4] = self.kind;
         frame[5] = u8::from(self.checked) * FLAG_CHECKED + u8::from(self.resumed) * FLAG_RESUMED;
@@ -68,6 +70,7 @@ impl Prefix {
     }
 
     /// Reads and verifies the front of `bytes`, whose head has `head_bytes`.
+    #[inline]
     pub(super) fn decode(bytes: &[u8], head_bytes: usize) -> Result<Option<Decoded>, FrameError> {
         let Some(head) = bytes.get(..head_bytes) else { return Ok(None) };
         let prefix = Self::read(head)?;
@@ -82,6 +85,7 @@ impl Prefix {
         Ok(Some((prefix, payload_at, payload_crc)))
     }
 
+    #[inline]
     fn read(head: &[u8]) -> Result<Self, FrameError> {
         let flags = head[5];
         if flags & !(FLAG_CHECKED | FLAG_RESUMED) != 0 {
@@ -108,6 +112,7 @@ impl Prefix {
 ///
 /// # Panics
 /// When a payload lies apart that the head's checksum has to cover.
+#[inline]
 pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Option<&[u8]>) {
     let payload_at = head_bytes + if checked { PAYLOAD_CRC_BYTES } else { 0 };
     let payload_bytes = apart.map_or(frame.len() - payload_at, <[u8]>::len);
@@ -123,14 +128,17 @@ pub(super) fn seal(frame: &mut [u8], head_bytes: usize, checked: bool, apart: Op
 }
 
 /// Where the part ends that the head's checksum covers.
+#[inline]
 fn covered_to(payload_at: usize, payload_bytes: usize) -> usize {
     if payload_bytes <= COVERED_BYTES_MAX { payload_at + payload_bytes } else { payload_at }
 }
 
+#[inline]
 pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(*bytes[at..].first_chunk().expect("the caller has checked the length"))
 }
 
+#[inline]
 pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(*bytes[at..].first_chunk().expect("the caller has checked the length"))
 }
