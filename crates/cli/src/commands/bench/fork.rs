@@ -37,7 +37,9 @@ Examples:
   farfork bench fork --mib 1,64 --runs 5               a first impression, in seconds
   farfork bench fork --write --samples samples.jsonl   pages are written; each sample goes to a file
   farfork bench fork --peer criu                       beside CRIU, in the same run
-  farfork bench fork --json                            one JSON document")]
+  farfork bench fork --json                            one JSON document
+
+Exit status: 0 measured, 1 failed, or a child had a wrong byte, 2 wrong usage.")]
 pub(crate) struct Fork {
     /// Private memory of the program, in MiB: one size or several
     /// [default: 1,4,8,16,32,64,128,256,512,1024].
