@@ -106,6 +106,7 @@ impl Builder {
 
     /// Builds a container; takes a few milliseconds.
     pub(crate) fn build(self: &Arc<Self>, spec: RootSpec) -> Result<Container, ContainerError> {
+        let _phase = tracing::debug_span!(target: "farfork::phase", "container.build").entered();
         let living = Arc::clone(&self.living);
         if self.living() > self.config.containers_max {
             let node = self.config.node.clone();
@@ -169,8 +170,8 @@ impl Builder {
     ) -> Result<(Born, OwnedFd), ContainerError> {
         let birthplace = cgroup.open_birthplace()?;
         let (ours, inits) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
-        let builder = Arc::clone(self);
-        let body = move || builder.build_and_start(spec, &inits, birthplace.as_ref());
+        let (builder, phase) = (Arc::clone(self), tracing::Span::current());
+        let body = move || phase.in_scope(|| builder.build_and_start(spec, &inits, birthplace.as_ref()));
         let born = thread::Builder::new()
             .name(format!("build-{id}"))
             .spawn(body)
@@ -187,11 +188,14 @@ impl Builder {
         control: &OwnedFd,
         birthplace: Option<&File>,
     ) -> Result<Born, ContainerError> {
-        namespace::unshare_container()
+        let unsharing = tracing::debug_span!(target: "farfork::phase", "container.unshare");
+        unsharing
+            .in_scope(namespace::unshare_container)
             .map_err(|cause| ContainerError::Namespace { operation: "make namespaces", cause })?;
         namespace::raise_loopback()
             .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause })?;
-        root::build(spec, &self.scratch, &self.masked)?;
+        let rooting = tracing::debug_span!(target: "farfork::phase", "container.root");
+        rooting.in_scope(|| root::build(spec, &self.scratch, &self.masked))?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = Init {
             image: self.image.as_fd(),
@@ -199,7 +203,8 @@ impl Builder {
             fds: [null.as_fd(), null.as_fd(), null.as_fd(), control.as_fd()],
             cgroup: birthplace.map(AsFd::as_fd),
         };
-        clone::spawn_init(&init).map_err(ContainerError::Init)
+        let spawning = tracing::debug_span!(target: "farfork::phase", "container.spawn");
+        spawning.in_scope(|| clone::spawn_init(&init)).map_err(ContainerError::Init)
     }
 }
 

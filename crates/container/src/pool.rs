@@ -163,6 +163,7 @@ impl Shared {
         let began = Instant::now();
         let mut state = self.lock();
         let failures = state.failures;
+        let mut phase = None;
         state.waiting += 1;
         let taken = loop {
             if state.stopping {
@@ -179,6 +180,7 @@ impl Shared {
                 let waited_ms = began.elapsed().as_millis() as u64;
                 break Err(ContainerError::Empty { node: self.node(), size: self.size, waited_ms });
             }
+            phase.get_or_insert_with(|| tracing::debug_span!(target: "farfork::phase", "container.wait").entered());
             self.wanted.notify_one();
             state = self.supplied.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
