@@ -35,7 +35,7 @@ Examples:
   farfork fork $SEED --to n2                a child of it on node n2, attached to this terminal
   farfork fork $SEED --to any -n 8 --detach eight children, spread over the cluster
   farfork down                              ends the cluster
-  source <(farfork completions bash)        completes commands and options; `farfork man` has the manual
+  source <(farfork completions bash)        this shell completes commands and options
 
 Exit status: 0 done, 1 failed, 2 wrong usage; an attached single `fork` gives the child's own.")]
 struct Cli {

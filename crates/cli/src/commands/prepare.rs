@@ -35,7 +35,7 @@ pub(crate) struct Prepare {
     /// Keep the process stopped and use it as it is, until the seed is dropped.
     #[arg(long)]
     freeze: bool,
-    /// Drop the seed after this time, for example 10m.
+    /// Drop the seed after this time, for example 30s, 10m or 2h [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     ttl: Option<u64>,
     /// Say where the time went, phase by phase.

@@ -13,8 +13,10 @@ use tonic::Code;
 use crate::output::{self, ChildView, exit_text};
 use crate::{Global, seconds};
 
-/// Wait for children to end; print how they ended or, with --results, what they gave as their results: a program that
-/// asked for its own checkpoint can give one, any other's is what it wrote to its standard output.
+/// Wait for children to end; print how they ended or, with --results, what came of them.
+///
+/// The result of a child is what it gave as such, if its program asked for its own checkpoint, and else what it wrote to
+/// its standard output.
 ///
 /// The answers come in the order of the children given, each as soon as it is there.
 #[derive(Args)]
@@ -31,7 +33,7 @@ pub(crate) struct Wait {
     /// Print each child's result: what it gave as such, or else what it wrote to its standard output.
     #[arg(long)]
     results: bool,
-    /// Give up after this time, for example 30s; the children run on.
+    /// Give up after this time, for example 500ms, 30s or 10m; the children run on [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
 }

@@ -46,10 +46,10 @@ pub(crate) struct Fork {
     /// How many children [default: 1, or as many as --payloads has lines].
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     count: Option<u32>,
-    /// A file whose content is each child's payload; `-` for standard input.
+    /// A file whose content is each child's payload, of 16 MiB at most; `-` for standard input.
     #[arg(long, value_name = "FILE|-", conflicts_with = "payloads")]
     payload: Option<PathBuf>,
-    /// A file with one payload a line, one for each child; `-` for standard input.
+    /// A file with one payload a line, one for each child, of 16 MiB each at most; `-` for standard input.
     #[arg(long, value_name = "FILE.jsonl|-")]
     payloads: Option<PathBuf>,
     /// Show the child the node's path A as B. Can be repeated.
@@ -65,7 +65,7 @@ pub(crate) struct Fork {
     /// Print the ids of the children and leave them to themselves.
     #[arg(long)]
     detach: bool,
-    /// Kill a child that has run so long, for example 30s.
+    /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
     /// Say where the time went, phase by phase, and what the children's memory cost until their ends; with --detach,
