@@ -3,11 +3,13 @@
 //! A failure that one seed brings about is brought about by it every time. What runs on it is the code that runs on
 //! sockets: protocol, connection and peer are the same; only who carries the bytes and who tells the time differ.
 
+mod chaos;
 mod connection;
 mod dialer;
 mod server;
 pub mod world;
 
+pub use chaos::Chaos;
 pub use connection::connect;
 pub use dialer::Dialer;
 pub use server::Server;

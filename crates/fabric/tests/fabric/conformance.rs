@@ -1,29 +1,34 @@
-//! What every provider does alike. Each test runs on each of them, with a real process as the template.
+//! What every provider does alike when memory is read. Each test runs on each of them, with a real process as the
+//! template; [`crate::changes`] has the rest.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::support::{
-    BUSY_MACHINE, COPY, COPY_BYTES, DESCRIPTOR_BYTES, Fixture, MEMORY, PAGE, PAGES, PATIENCE, PROTECTED_PAGE, Provider,
-    Seeds, expected, key, refusal,
-};
+use crate::seed::{COPY, COPY_BYTES, DESCRIPTOR_BYTES, MEMORY, PAGE, PAGES, PROTECTED_PAGE, Seeds, expected, key};
+use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, refusal};
 use farfork_fabric::{
     BlockingError, FabricError, READ_BYTES_MAX, REQUESTS_MAX, ReadMode, ReadRequest, Refusal, SPANS_MAX, Span,
     SubmitError, fetch, read_blocking,
 };
 use farfork_wire::descriptor::ExtentId;
 
+/// Makes a test for each provider.
 macro_rules! on_each_provider {
     ($($name:ident),* $(,)?) => {
         mod tcp {
-            $(#[test] fn $name() { super::$name(super::Fixture::new(super::Provider::Tcp)); })*
+            $(#[test] fn $name() { super::$name(crate::support::Fixture::new(crate::support::Provider::Tcp)); })*
         }
         mod shm {
-            $(#[test] fn $name() { super::$name(super::Fixture::new(super::Provider::Shm)); })*
+            $(#[test] fn $name() { super::$name(crate::support::Fixture::new(crate::support::Provider::Shm)); })*
+        }
+        mod sim {
+            $(#[test] fn $name() { super::$name(crate::support::Fixture::new(crate::support::Provider::Sim)); })*
         }
     };
 }
+
+pub(crate) use on_each_provider;
 
 on_each_provider!(
     bytes_are_those_of_the_template,
@@ -67,7 +72,7 @@ fn bytes_are_those_of_the_template(mut fixture: Fixture) {
     let through_owner = fixture.seed.reads.load(Ordering::Relaxed);
     fixture.read(MEMORY, 0, 8).unwrap();
     let asked_again = fixture.seed.reads.load(Ordering::Relaxed) > through_owner;
-    assert_eq!(asked_again, fixture.provider == Provider::Tcp, "shm reads for itself");
+    assert_eq!(asked_again, fixture.site.provider != Provider::Shm, "shm reads for itself");
 }
 
 fn spans_arrive_in_the_order_of_the_request(mut fixture: Fixture) {
@@ -112,14 +117,15 @@ fn long_extents_are_read_in_pieces(mut fixture: Fixture) {
     let connection = &mut *fixture.requester.connection;
     for (extent, whole) in [(MEMORY, PAGES * PAGE), (COPY, COPY_BYTES)] {
         let mut bytes = vec![0; whole as usize - 3];
-        read_blocking(connection, &fixture.key, extent, 3, &mut bytes, Instant::now() + PATIENCE).unwrap();
+        let deadline = connection.clock() + PATIENCE;
+        read_blocking(connection, &fixture.key, extent, 3, &mut bytes, deadline).unwrap();
         assert_eq!(bytes, expected(extent, 3, whole - 3));
     }
 }
 
 fn a_descriptor_is_fetched_without_knowing_its_length(mut fixture: Fixture) {
     let connection = &mut *fixture.requester.connection;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = connection.clock() + PATIENCE;
     let whole = fetch(connection, &fixture.key, ExtentId::DESCRIPTOR, DESCRIPTOR_BYTES, deadline).unwrap();
     assert_eq!(whole, expected(ExtentId::DESCRIPTOR, 0, DESCRIPTOR_BYTES as u64));
     let reads_before = fixture.seed.reads.load(Ordering::Relaxed);
@@ -156,7 +162,7 @@ fn reads_are_refused_for_what_is_wrong_with_them(mut fixture: Fixture) {
 
 fn limits_are_refused_before_anything_is_sent(mut fixture: Fixture) {
     let mut submit = |mode, spans: Vec<Span>| {
-        let (key, deadline) = (Arc::clone(&fixture.key), Instant::now() + PATIENCE);
+        let (key, deadline) = (Arc::clone(&fixture.key), fixture.requester.in_time(PATIENCE));
         fixture.requester.connection.submit(ReadRequest { tag: 0, key, mode, spans, deadline })
     };
     assert!(matches!(submit(ReadMode::Exact, vec![]), Err(SubmitError::Spans(_))));
@@ -189,17 +195,15 @@ fn an_owner_that_went_away_is_unreachable_by_the_deadline(mut fixture: Fixture) 
     warm_up(&mut fixture);
     fixture.server = None;
     let (key, wait) = (Arc::clone(&fixture.key), Duration::from_millis(300));
-    let gone_at = Instant::now();
+    let gone_at = fixture.requester.in_time(Duration::ZERO);
     for _ in 0..2 {
-        let before = Instant::now();
+        let before = fixture.requester.in_time(Duration::ZERO);
         let spans = [Span { extent: COPY, offset: 0, bytes: 8 }];
         let error = fixture.requester.read(&key, &spans, wait).unwrap_err();
-        let waited = before.elapsed();
+        let now = fixture.requester.in_time(Duration::ZERO);
+        let waited = now - before;
         assert!(waited >= wait && waited < wait + BUSY_MACHINE, "{waited:?}");
-        assert!(
-            matches!(&error, FabricError::Unreachable { silence, .. } if *silence <= gone_at.elapsed()),
-            "{error:?}"
-        );
+        assert!(matches!(&error, FabricError::Unreachable { silence, .. } if *silence <= now - gone_at), "{error:?}");
         assert!(!error.is_final() && error.to_string().contains(&fixture.address.to_string()), "{error}");
     }
 }
@@ -212,8 +216,9 @@ fn an_owner_that_comes_back_answers_what_waited(mut fixture: Fixture) {
     }
     let mut completions = Vec::new();
     for _ in 0..50 {
-        fixture.requester.connection.poll(Instant::now(), &mut completions);
-        std::thread::sleep(Duration::from_millis(2));
+        let now = fixture.requester.in_time(Duration::ZERO);
+        fixture.requester.connection.poll(now, &mut completions);
+        fixture.site.pass(Duration::from_millis(2));
     }
     assert!(completions.is_empty());
     fixture.restart(&fixture.seeds.clone());
@@ -269,7 +274,7 @@ fn forgotten_reads_do_not_complete(mut fixture: Fixture) {
     for tag in 0..100 {
         fixture.requester.submit(tag, &fixture.key, &[page(tag)], PATIENCE);
     }
-    fixture.requester.connection.poll(Instant::now(), &mut Vec::new());
+    fixture.requester.poll();
     fixture.requester.connection.forget_all();
     assert_eq!(fixture.requester.connection.unanswered(), 0);
     for number in [8, 9, 10] {

@@ -1,215 +1,114 @@
-//! What the tests of the fabric share: a process whose memory is known, an owner that exports it through either
-//! provider, and a requester that polls.
+//! What the tests of the fabric share: an owner that exports through any provider, and a requester that polls.
 
-use std::collections::HashMap;
-use std::io::{self, BufRead, BufReader};
 use std::net::TcpListener;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
-use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use farfork_fabric::sim::world::{NodeId, Place};
+use farfork_fabric::sim::{self, World};
 use farfork_fabric::{
-    Address, Completion, Connection, Exporter, FabricError, ReadMode, ReadRequest, Refusal, Region, SameHost, SeedKey,
-    Span, TemplateMemory, shm, tcp,
+    Address, Completion, Connection, Exporter, FabricError, MessageRequest, ReadMode, ReadRequest, Refusal, SeedKey,
+    Span, WriteRequest, shm, tcp,
 };
-use farfork_sys::pidfd;
 use farfork_wire::descriptor::ExtentId;
-use farfork_wire::{NodeName, SeedId, Token};
 
-/// Pages of the template's memory; page N holds N, as a 64-bit number, again and again.
-pub(crate) const PAGES: u64 = 600;
-/// The page that the template itself may not read.
-pub(crate) const PROTECTED_PAGE: u64 = 5;
-pub(crate) const PAGE: u64 = 4096;
-/// The extent in the template's memory.
-pub(crate) const MEMORY: ExtentId = ExtentId(0);
-/// An extent that the owner holds as a copy.
-pub(crate) const COPY: ExtentId = ExtentId(1);
-/// Its length, in bytes: no whole pages.
-pub(crate) const COPY_BYTES: u64 = 300_001;
-/// Longer than one read may be.
-pub(crate) const DESCRIPTOR_BYTES: usize = 2_500_000;
+use crate::seed::{Seed, Seeds, key};
+
 /// What a busy machine may add to something that takes milliseconds.
 pub(crate) const BUSY_MACHINE: Duration = Duration::from_secs(3);
 /// What a test waits at most for something that comes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-
-const SCRIPT: &str = "
-import ctypes, mmap, sys
-pages, protected = int(sys.argv[1]), int(sys.argv[2])
-memory = mmap.mmap(-1, pages * 4096)
-for page in range(pages):
-    memory[page * 4096 : (page + 1) * 4096] = page.to_bytes(8, 'little') * 512
-address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + protected * 4096), ctypes.c_size_t(4096), 0)
-print(address, flush=True)
-sys.stdin.read()
-";
-
-/// A process with known memory that does nothing, as a template does.
-pub(crate) struct Template {
-    child: Mutex<Child>,
-    pidfd: OwnedFd,
-    memory: TemplateMemory,
-    address: u64,
-}
-
-impl Template {
-    pub(crate) fn start() -> Self {
-        let mut child = Command::new("python3")
-            .args(["-c", SCRIPT, &PAGES.to_string(), &PROTECTED_PAGE.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("python3 starts");
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let pidfd = pidfd::open(child.id() as i32).unwrap();
-        let memory = TemplateMemory::new(pidfd.try_clone().unwrap()).unwrap();
-        Self { child: Mutex::new(child), pidfd, memory, address: line.trim().parse().unwrap() }
-    }
-
-    pub(crate) fn kill(&self) {
-        let mut child = self.child.lock().unwrap();
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
-}
-
-impl Drop for Template {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// What `bytes` of an extent at `offset` must be.
-pub(crate) fn expected(extent: ExtentId, offset: u64, bytes: u64) -> Vec<u8> {
-    let at = |place: u64| match extent {
-        MEMORY => (place / PAGE).to_le_bytes()[(place % 8) as usize],
-        COPY => (place * 7 % 251) as u8,
-        _ => (place * 11 % 241) as u8,
-    };
-    (offset..offset + bytes).map(at).collect()
-}
-
-/// A seed: the template's memory, a copy, and a descriptor.
-pub(crate) struct Seed {
-    pub(crate) template: Template,
-    copy: Vec<u8>,
-    descriptor: Vec<u8>,
-    /// How often the owner read something, and how many bytes.
-    pub(crate) reads: AtomicU64,
-    pub(crate) bytes: AtomicU64,
-}
-
-impl Seed {
-    pub(crate) fn start() -> Arc<Self> {
-        Arc::new(Self {
-            template: Template::start(),
-            copy: expected(COPY, 0, COPY_BYTES),
-            descriptor: expected(ExtentId::DESCRIPTOR, 0, DESCRIPTOR_BYTES as u64),
-            reads: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-        })
-    }
-
-    fn held(&self, extent: ExtentId) -> Option<&[u8]> {
-        match extent {
-            COPY => Some(&self.copy),
-            ExtentId::DESCRIPTOR => Some(&self.descriptor),
-            _ => None,
-        }
-    }
-}
-
-impl Region for Seed {
-    fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
-        if extent == MEMORY { Some(PAGES * PAGE) } else { self.held(extent).map(|bytes| bytes.len() as u64) }
-    }
-
-    fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(into.len() as u64, Ordering::Relaxed);
-        match self.held(extent) {
-            Some(bytes) => into.copy_from_slice(&bytes[offset as usize..offset as usize + into.len()]),
-            None => self.template.memory.read(self.template.address + offset, into)?,
-        }
-        Ok(())
-    }
-
-    fn same_host(&self) -> Option<SameHost> {
-        let template = self.template.pidfd.try_clone().ok()?;
-        Some(SameHost { template, extents: vec![(MEMORY, self.template.address)] })
-    }
-}
-
-/// The seeds of an owner.
-#[derive(Default)]
-pub(crate) struct Seeds(Mutex<HashMap<SeedId, (Token, Arc<Seed>)>>);
-
-impl Seeds {
-    pub(crate) fn add(&self, key: &SeedKey, seed: &Arc<Seed>) {
-        self.0.lock().unwrap().insert(key.seed.clone(), (key.token, Arc::clone(seed)));
-    }
-
-    pub(crate) fn remove(&self, key: &SeedKey) {
-        self.0.lock().unwrap().remove(&key.seed);
-    }
-}
-
-impl Exporter for Seeds {
-    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
-        let seeds = self.0.lock().unwrap();
-        let (secret, region) = seeds.get(seed).ok_or(Refusal::UnknownSeed)?;
-        if secret == token { Ok(Arc::clone(region) as Arc<dyn Region>) } else { Err(Refusal::WrongToken) }
-    }
-}
-
-pub(crate) fn key(number: u64) -> Arc<SeedKey> {
-    let seed = SeedId::new(NodeName::new("n1").unwrap(), number);
-    Arc::new(SeedKey { seed, token: Token::from_bytes([number as u8; 16]) })
-}
 
 /// Which provider a test uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Provider {
     Tcp,
     Shm,
+    Sim,
 }
 
-/// Keeps a server; dropping it ends it.
-pub(crate) enum Server {
-    Tcp(tcp::Server),
-    Shm(shm::Server),
+/// Where requesters and owners of a test are.
+pub(crate) struct Site {
+    pub(crate) provider: Provider,
+    /// Of `sim`.
+    pub(crate) world: World,
+    pub(crate) here: NodeId,
+    pub(crate) there: NodeId,
 }
 
-impl Server {
+impl Site {
+    pub(crate) fn new(provider: Provider) -> Self {
+        let world = World::new(1);
+        let (here, there) = (world.add_node("here"), world.add_node("there"));
+        Self { provider, world, here, there }
+    }
+
     /// Serves at a new address, or again at one that was served before.
-    pub(crate) fn start(provider: Provider, at: Option<&Address>, exporter: &Arc<dyn Exporter>) -> Self {
-        match (provider, at) {
-            (Provider::Tcp, Some(Address::Tcp(at))) => Self::Tcp(tcp_server(&at.to_string(), exporter)),
-            (Provider::Tcp, _) => Self::Tcp(tcp_server("127.0.0.1:0", exporter)),
+    pub(crate) fn serve(&self, at: Option<&Address>, exporter: &Arc<dyn Exporter>) -> Server {
+        match (self.provider, at) {
+            (Provider::Tcp, Some(Address::Tcp(at))) => Server::Tcp(tcp_server(&at.to_string(), exporter)),
+            (Provider::Tcp, _) => Server::Tcp(tcp_server("127.0.0.1:0", exporter)),
             (Provider::Shm, Some(Address::Shm(path))) => {
                 std::fs::remove_file(path).unwrap();
-                Self::Shm(shm::Server::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
+                Server::Shm(shm::Server::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
             }
             (Provider::Shm, _) => {
                 static NUMBER: AtomicU64 = AtomicU64::new(0);
                 let number = NUMBER.fetch_add(1, Ordering::Relaxed);
                 let name = format!("farfork-fabric-{}-{number}.sock", std::process::id());
                 let path = std::env::temp_dir().join(name);
-                Self::Shm(shm::Server::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
+                Server::Shm(shm::Server::start(UnixListener::bind(path).unwrap(), exporter).unwrap())
+            }
+            (Provider::Sim, _) => {
+                let place = Place { node: self.there, port: 7001 };
+                Server::Sim(sim::Server::start(&self.world, place, exporter).unwrap())
             }
         }
     }
 
+    /// Begins to connect.
+    pub(crate) fn connect(&self, address: &Address) -> Requester {
+        let connection = match address {
+            Address::Sim(place) => sim::connect(&self.world, self.here, *place, None),
+            other => farfork_fabric::connect(other).unwrap(),
+        };
+        Requester { connection, completions: Vec::new() }
+    }
+
+    /// Lets some time pass.
+    pub(crate) fn pass(&self, time: Duration) {
+        match self.provider {
+            Provider::Sim => {
+                self.world.run_until(self.world.now() + time, || false);
+            }
+            _ => std::thread::sleep(time),
+        }
+    }
+}
+
+/// Keeps a server; dropping it ends it.
+pub(crate) enum Server {
+    Tcp(tcp::Server),
+    Shm(shm::Server),
+    Sim(sim::Server),
+}
+
+impl Server {
     pub(crate) fn address(&self) -> Address {
         match self {
             Self::Tcp(server) => server.address(),
             Self::Shm(server) => server.address(),
+            Self::Sim(server) => server.address(),
+        }
+    }
+
+    pub(crate) fn close(self, patience: Duration) {
+        match self {
+            Self::Tcp(server) => server.close(patience),
+            Self::Shm(server) => server.close(patience),
+            Self::Sim(server) => server.close(patience),
         }
     }
 }
@@ -220,7 +119,7 @@ fn tcp_server(at: &str, exporter: &Arc<dyn Exporter>) -> tcp::Server {
 
 /// An owner with one seed, and a connection to it.
 pub(crate) struct Fixture {
-    pub(crate) provider: Provider,
+    pub(crate) site: Site,
     pub(crate) seed: Arc<Seed>,
     pub(crate) seeds: Arc<Seeds>,
     pub(crate) key: Arc<SeedKey>,
@@ -231,20 +130,20 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn new(provider: Provider) -> Self {
-        let (seed, seeds, key) = (Seed::start(), Arc::new(Seeds::default()), key(1));
+        let (site, seed, seeds, key) = (Site::new(provider), Seed::start(), Arc::new(Seeds::default()), key(1));
         seeds.add(&key, &seed);
         let exporter: Arc<dyn Exporter> = seeds.clone();
-        let server = Server::start(provider, None, &exporter);
+        let server = site.serve(None, &exporter);
         let address = server.address();
-        let requester = Requester::new(&address);
-        Self { provider, seed, seeds, key, address, server: Some(server), requester }
+        let requester = site.connect(&address);
+        Self { site, seed, seeds, key, address, server: Some(server), requester }
     }
 
     /// Starts a server where the last one was.
     pub(crate) fn restart(&mut self, seeds: &Arc<Seeds>) {
         self.server = None;
         let exporter: Arc<dyn Exporter> = seeds.clone();
-        self.server = Some(Server::start(self.provider, Some(&self.address), &exporter));
+        self.server = Some(self.site.serve(Some(&self.address), &exporter));
     }
 
     /// Reads and waits.
@@ -272,44 +171,100 @@ impl Requester {
         Self { connection: farfork_fabric::connect(address).unwrap(), completions: Vec::new() }
     }
 
+    pub(crate) fn in_time(&self, wait: Duration) -> Instant {
+        self.connection.clock() + wait
+    }
+
     pub(crate) fn submit(&mut self, tag: u64, key: &Arc<SeedKey>, spans: &[Span], wait: Duration) {
-        let (key, spans, deadline) = (Arc::clone(key), spans.to_vec(), Instant::now() + wait);
+        let (key, spans, deadline) = (Arc::clone(key), spans.to_vec(), self.in_time(wait));
         self.connection.submit(ReadRequest { tag, key, mode: ReadMode::Exact, spans, deadline }).unwrap();
     }
 
-    /// Polls, and waits for the descriptor or the time-out that the connection names, until something completed.
+    pub(crate) fn submit_write(&mut self, tag: u64, key: &Arc<SeedKey>, spans: &[Span], data: &[u8], wait: Duration) {
+        let (key, spans, data, deadline) = (Arc::clone(key), spans.to_vec(), data.to_vec(), self.in_time(wait));
+        self.connection.write(WriteRequest { tag, key, spans, data, deadline }).unwrap();
+    }
+
+    pub(crate) fn send(&mut self, tag: u64, bytes: &[u8], wait: Duration) {
+        let (bytes, deadline) = (bytes.to_vec(), self.in_time(wait));
+        self.connection.send(MessageRequest { tag, bytes, deadline }).unwrap();
+    }
+
+    pub(crate) fn poll(&mut self) {
+        let now = self.connection.clock();
+        self.connection.poll(now, &mut self.completions);
+    }
+
+    /// Polls, and waits at most until the time that the connection names, until something completed.
     pub(crate) fn wait(&mut self) {
-        let limit = Instant::now() + PATIENCE * 2;
+        let limit = self.in_time(PATIENCE * 2);
         loop {
-            self.connection.poll(Instant::now(), &mut self.completions);
+            self.poll();
             if !self.completions.is_empty() {
                 return;
             }
             let until = self.connection.next_timeout().unwrap_or(limit).min(limit);
             self.connection.wait(Some(until)).unwrap();
-            assert!(Instant::now() < limit, "nothing completes");
+            assert!(self.connection.clock() < limit, "nothing completes");
         }
+    }
+
+    /// Waits for everything; gives it by tag, in the order of completion.
+    pub(crate) fn finish(&mut self) -> Vec<(u64, Result<Vec<u8>, FabricError>)> {
+        while self.connection.unanswered() > 0 {
+            let before = self.completions.len();
+            let limit = self.in_time(PATIENCE * 2);
+            self.poll();
+            if self.completions.len() == before {
+                let until = self.connection.next_timeout().unwrap_or(limit).min(limit);
+                self.connection.wait(Some(until)).unwrap();
+                assert!(self.connection.clock() < limit, "nothing completes");
+            }
+        }
+        let ended = |completion: Completion| (completion.tag, completion.result.map(|reply| reply.data.to_vec()));
+        std::mem::take(&mut self.completions).into_iter().map(ended).collect()
+    }
+
+    /// The one thing that was asked for.
+    fn finish_one(&mut self) -> Result<Vec<u8>, FabricError> {
+        let mut ended = self.finish();
+        assert_eq!((ended.len(), ended[0].0), (1, ONE));
+        ended.remove(0).1
     }
 
     /// Reads and waits.
     pub(crate) fn read(&mut self, key: &Arc<SeedKey>, spans: &[Span], wait: Duration) -> Result<Vec<u8>, FabricError> {
-        self.submit(77, key, spans, wait);
-        self.wait();
-        assert_eq!(self.completions.len(), 1);
-        let completion = self.completions.remove(0);
-        assert_eq!((completion.tag, self.connection.unanswered()), (77, 0));
-        let data = completion.result?.data;
-        let bytes = data.to_vec();
-        self.connection.recycle(data);
-        Ok(bytes)
+        self.submit(ONE, key, spans, wait);
+        self.finish_one()
+    }
+
+    /// Writes and waits.
+    pub(crate) fn write(
+        &mut self,
+        key: &Arc<SeedKey>,
+        spans: &[Span],
+        data: &[u8],
+        wait: Duration,
+    ) -> Result<(), FabricError> {
+        self.submit_write(ONE, key, spans, data, wait);
+        self.finish_one().map(|reply| assert!(reply.is_empty()))
+    }
+
+    /// Sends and waits.
+    pub(crate) fn tell(&mut self, bytes: &[u8], wait: Duration) -> Result<(), FabricError> {
+        self.send(ONE, bytes, wait);
+        self.finish_one().map(|reply| assert!(reply.is_empty()))
     }
 }
+
+/// The tag of what is waited for alone.
+const ONE: u64 = 77;
 
 /// What the owner refused with.
 pub(crate) fn refusal<T: std::fmt::Debug>(result: Result<T, FabricError>) -> Refusal {
     match result {
-        Err(error @ FabricError::Refused { refusal, .. }) => {
-            assert!(error.is_final());
+        Err(error @ (FabricError::Refused { refusal, .. } | FabricError::NotTaken { refusal, .. })) => {
+            assert_eq!(error.is_final(), refusal != Refusal::InboxFull);
             refusal
         }
         other => panic!("no refusal: {other:?}"),

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::proxy::{Fault, Proxy};
-use crate::support::{BUSY_MACHINE, Fixture, MEMORY, PAGE, PAGES, PATIENCE, Provider, Requester, expected, key};
+use crate::seed::{MEMORY, PAGE, PAGES, expected, key};
+use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, Requester};
 use farfork_fabric::{Address, FabricError, LinkError, Refusal, Span};
 use farfork_wire::frame::request::{ReadMode, append_open, append_read};
 use farfork_wire::frame::{FrameError, READ_BYTES_MAX, VERSION, encode_hello};

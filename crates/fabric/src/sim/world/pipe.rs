@@ -86,9 +86,11 @@ impl Pipe {
         let mut taken = 0;
         for space in spaces {
             let part = space.len().min(bytes_max - taken).min(self.arrived.len());
-            for (to, byte) in space.iter_mut().zip(self.arrived.drain(..part)) {
-                *to = byte;
-            }
+            let (front, back) = self.arrived.as_slices();
+            let of_front = part.min(front.len());
+            space[..of_front].copy_from_slice(&front[..of_front]);
+            space[of_front..part].copy_from_slice(&back[..part - of_front]);
+            self.arrived.drain(..part);
             taken += part;
         }
         self.held_bytes -= taken;
