@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use super::install::Installed;
 use super::journal::SpaceNumber;
 use super::owners::{BULK_SLOTS, Lane, OwnerKey, Read, Wish};
+use super::prefetch::Ahead;
 use super::retries::{Delivery, PAUSED_TRIES_MAX, Task};
 use super::server::{Served, Server, TABLE_FULL_PAUSE};
 use super::space::Need;
@@ -108,17 +109,19 @@ impl Server<'_> {
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
         let outcome = match space.judge(address, &child.populated) {
-            Need::Patience => {
+            Need::Patience { ahead } => {
                 child.counters.faults_late += 1;
-                return;
+                let owner = served.owner;
+                return self.wish(owner, key, space_number, ahead);
             }
             Need::Zeroes { pages } => {
                 let outcome = space.zero(address, pages, &mut child.counters.zero_pages);
-                child.counters.faults_zero += u64::from(matches!(outcome, Installed::All));
+                // Who had the first of the pages may have ended before the last of them.
+                child.counters.faults_zero += u64::from(matches!(outcome, Installed::All | Installed::Gone));
                 outcome
             }
             Need::Page { .. } if child.lost.is_some() => space.poison(address),
-            Need::Page { slot, window } => {
+            Need::Page { slot, ahead } => {
                 let owner = served.owner;
                 let read = Read {
                     child: key,
@@ -131,8 +134,8 @@ impl Server<'_> {
                 if !self.ask(read) {
                     let task = Task::Fault { child: key, space: space_number, address };
                     self.retries.push(task, self.now, CONNECTION_FULL_PAUSE, 0);
-                } else if window.end - window.start > 1 {
-                    self.owners.queue(owner, Wish { child: key, space: space_number, slots: window });
+                } else {
+                    self.wish(owner, key, space_number, ahead);
                 }
                 return;
             }
@@ -148,6 +151,15 @@ impl Server<'_> {
                 self.lose(key, "there is no memory for its pages (see its control group's limit)")
             }
             Installed::Failed(error) => self.lose(key, &format!("a page could not be installed: {error}")),
+        }
+    }
+
+    /// Has slots of a space fetched when it is their turn.
+    fn wish(&mut self, owner: OwnerKey, child: u64, space: SpaceNumber, ahead: Ahead) {
+        for slots in [ahead.window, ahead.stream] {
+            if slots.end - slots.start > 1 {
+                self.owners.queue(owner, Wish { child, space, slots });
+            }
         }
     }
 
@@ -195,7 +207,11 @@ impl Server<'_> {
                 if let Some(served) = self.children.get_mut(&read.child) {
                     served.child.received(&read, reply.data.len() as u64);
                 }
-                self.deliver(Delivery { read, data: reply.data, offset: 0 }, 0);
+                let delivery = Delivery { read, data: reply.data, offset: 0 };
+                match lane {
+                    Lane::Demand => self.deliver(delivery, 0),
+                    Lane::Bulk => self.arrived.push_back(delivery),
+                }
             }
             (Some(read), Err(error)) => self.fail(&read, &error),
             (None, Ok(reply)) => self.owners.recycle(owner, lane, reply.data),

@@ -1,4 +1,5 @@
-//! The owners that pages come from: two connections to each, shared by all children, and what was asked on them.
+//! The owners that pages come from: two connections to each, shared by all children, and what was asked on them. The
+//! connections outlive the last child for a while, so that the next one of any seed of that owner finds them made.
 //!
 //! Pages that a thread waits for have a connection of their own (the demand lane), so that no stream of pages that may
 //! be wanted soon (the bulk lane) delays them. Bulk reads wait here in a queue, few of them are on their way at a time.
@@ -8,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Buffer, Completion, Connection, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
 use farfork_wire::PAGE_SIZE;
@@ -17,10 +18,16 @@ use super::journal::SpaceNumber;
 use super::populated::Populated;
 
 /// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
-pub(super) const BULK_SLOTS: u64 = 64;
+pub(super) const BULK_SLOTS: u64 = 32;
 
 /// Bulk reads on their way to one owner: the next is asked for while one arrives.
-const BULK_READS_MAX: usize = 2;
+const BULK_READS_MAX: usize = 4;
+
+/// How long connections are kept that no child needs: as long as a user may think before the next fork.
+const IDLE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Most owners whose connections are kept so; the one that was left first goes first. Each has a few descriptors.
+const IDLE_OWNERS_MAX: usize = 8;
 
 /// A connection of an owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +76,8 @@ struct Owner {
     bulk_reads: usize,
     queue: VecDeque<Wish>,
     users: usize,
+    /// When the last user went.
+    left_at: Option<Instant>,
 }
 
 impl Owner {
@@ -98,25 +107,41 @@ impl Owners {
     pub(super) fn attach(&mut self, address: &Address) -> io::Result<(OwnerKey, bool)> {
         if let Some((key, owner)) = self.owners.iter_mut().find(|(_, owner)| owner.address == *address) {
             owner.users += 1;
+            owner.left_at = None;
             return Ok((*key, false));
         }
         let connect = || farfork_fabric::connect(address);
         let (demand, bulk) = (connect()?, connect()?);
         let key = self.next_key;
         self.next_key += 1;
-        let owner = Owner { address: address.clone(), demand, bulk, bulk_reads: 0, queue: VecDeque::new(), users: 1 };
+        let (address, queue) = (address.clone(), VecDeque::new());
+        let owner = Owner { address, demand, bulk, bulk_reads: 0, queue, users: 1, left_at: None };
         self.owners.insert(key, owner);
         Ok((key, true))
     }
 
-    /// Ends one user's use; the last one's closes the connections.
-    pub(super) fn detach(&mut self, key: OwnerKey) {
+    /// Ends one user's use.
+    pub(super) fn detach(&mut self, key: OwnerKey, now: Instant) {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         owner.users -= 1;
         if owner.users == 0 {
-            self.owners.remove(&key);
-            self.reads.retain(|_, read| read.owner != key);
+            owner.left_at = Some(now);
+            owner.queue.clear();
         }
+    }
+
+    /// Closes the connections that were idle for too long, or are too many; gives their owners.
+    pub(super) fn close_idle(&mut self, now: Instant) -> Vec<OwnerKey> {
+        let idle = self.owners.iter().filter_map(|(key, owner)| Some((owner.left_at?, *key)));
+        let mut idle: Vec<(Instant, OwnerKey)> = idle.collect();
+        idle.sort_unstable();
+        let too_many = idle.len().saturating_sub(IDLE_OWNERS_MAX);
+        let is_over = |at: usize, left: Instant| at < too_many || now.saturating_duration_since(left) >= IDLE_LIMIT;
+        let over = idle.iter().enumerate().filter(|(at, (left, _))| is_over(*at, *left));
+        let closed: Vec<OwnerKey> = over.map(|(_, (_, key))| *key).collect();
+        self.owners.retain(|key, _| !closed.contains(key));
+        self.reads.retain(|_, read| !closed.contains(&read.owner));
+        closed
     }
 
     /// What tells that a lane has something to say.

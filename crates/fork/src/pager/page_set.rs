@@ -44,15 +44,45 @@ impl PageSet {
         other: &'a PageSet,
         range: Range<u64>,
     ) -> impl Iterator<Item = Range<u64>> + 'a {
-        let absent = |slot: &u64| !self.contains(*slot) && !other.contains(*slot);
-        let mut next = range.start;
-        std::iter::from_fn(move || {
-            let start = (next..range.end).find(absent)?;
-            let end = (start..range.end).find(|slot| !absent(slot)).unwrap_or(range.end);
-            next = end;
-            Some(start..end)
-        })
+        runs(range, move |word| !(self.word(word) | other.word(word)))
     }
+
+    /// The runs of slots within `range` that are in this set but not in `other`, ascending.
+    pub(super) fn without<'a>(
+        &'a self,
+        other: &'a PageSet,
+        range: Range<u64>,
+    ) -> impl Iterator<Item = Range<u64>> + 'a {
+        runs(range, move |word| self.word(word) & !other.word(word))
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        self.words.get(index).copied().unwrap_or(0)
+    }
+}
+
+/// The runs of ones within `range` of the bits that `word` gives, a word at a time.
+fn runs(range: Range<u64>, word: impl Fn(usize) -> u64) -> impl Iterator<Item = Range<u64>> {
+    let mut next = range.start;
+    std::iter::from_fn(move || {
+        let start = first_one(next..range.end, &word)?;
+        let end = first_one(start..range.end, |index| !word(index)).unwrap_or(range.end);
+        next = end;
+        Some(start..end)
+    })
+}
+
+/// The first one within `range` of the bits that `word` gives.
+fn first_one(range: Range<u64>, word: impl Fn(usize) -> u64) -> Option<u64> {
+    let mut at = range.start;
+    while at < range.end {
+        let rest = word((at / WORD_BITS) as usize) >> (at % WORD_BITS);
+        if rest != 0 {
+            return Some(at + u64::from(rest.trailing_zeros())).filter(|slot| *slot < range.end);
+        }
+        at = (at / WORD_BITS + 1) * WORD_BITS;
+    }
+    None
 }
 
 /// Calls `apply` with each word that holds bits of `slots`, and the mask of these.
@@ -101,6 +131,10 @@ mod tests {
                 (asked.0..asked.1).filter(|slot| !tree.contains(slot) && !other.contains(*slot)).collect();
             prop_assert_eq!(flat, expected);
             prop_assert!(runs.windows(2).all(|pair| pair[0].end < pair[1].start));
+            let only: Vec<u64> = set.without(&other, asked.0..asked.1).flatten().collect();
+            let expected: Vec<u64> =
+                (asked.0..asked.1).filter(|slot| tree.contains(slot) && !other.contains(*slot)).collect();
+            prop_assert_eq!(only, expected);
         }
     }
 }

@@ -2,9 +2,10 @@
 //! a second one, on another core, would have children of its own.
 //!
 //! Each round: replies first (they end somebody's wait), then what children say, then what is to be done again, then
-//! what may be fetched ahead; at its end, all that was asked for goes out together.
+//! what may be fetched ahead; then all that was asked for goes out together. Last, one reply of pages fetched ahead is
+//! installed: whoever waits for a page waits for one such reply at most.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use super::child::Child;
 use super::control::Clients;
 use super::journal::SpaceNumber;
 use super::owners::{Lane, OwnerKey, Owners};
-use super::retries::{Retries, Task};
+use super::retries::{Delivery, Retries, Task};
 use super::station::Station;
 use super::watch::{Source, Watch};
 
@@ -53,6 +54,8 @@ pub(super) struct Server<'a> {
     pub(super) now: Instant,
     /// Lanes on which something was asked for in this round.
     pub(super) to_poll: BTreeSet<(OwnerKey, Lane)>,
+    /// Pages fetched ahead that arrived and are to be installed, some in each round.
+    pub(super) arrived: VecDeque<Delivery>,
     pub(super) messages: Vec<Message>,
     pub(super) next_child: u64,
     pub(super) stop: bool,
@@ -77,6 +80,7 @@ impl<'a> Server<'a> {
             clients: Clients::default(),
             now,
             to_poll: BTreeSet::new(),
+            arrived: VecDeque::new(),
             messages: Vec::new(),
             next_child: 0,
             stop: false,
@@ -95,7 +99,7 @@ impl<'a> Server<'a> {
             self.now = Instant::now();
             if !ready.is_empty() {
                 self.spin.came(self.now);
-            } else if patience.is_zero() {
+            } else if patience.is_zero() && self.arrived.is_empty() {
                 // Whoever is waited for may need this CPU.
                 std::thread::yield_now();
             }
@@ -142,6 +146,10 @@ impl<'a> Server<'a> {
         }
         self.fetch_ahead();
         self.poll_owners();
+        // The owner works on what was just asked for, meanwhile.
+        if let Some(delivery) = self.arrived.pop_front() {
+            self.deliver(delivery, 0);
+        }
         if self.now >= self.next_sweep {
             self.sweep();
         }
@@ -162,7 +170,7 @@ impl<'a> Server<'a> {
     /// How long the next wait may be.
     fn patience(&mut self) -> Duration {
         let now = Instant::now();
-        if !self.to_poll.is_empty() || self.spin.look_again(now) {
+        if !self.to_poll.is_empty() || !self.arrived.is_empty() || self.spin.look_again(now) {
             return Duration::ZERO;
         }
         let until = |due: Instant| due.saturating_duration_since(now);
@@ -176,6 +184,7 @@ impl<'a> Server<'a> {
         self.next_sweep = self.now + SWEEP_INTERVAL;
         let keys: Vec<u64> = self.children.keys().copied().collect();
         keys.into_iter().for_each(|key| self.sweep_child(key));
+        self.close_idle_owners();
         if self.children.is_empty() && !self.station.is_reachable() {
             tracing::warn!("the run directory is gone and nobody is served: the pager ends");
             self.stop = true;
@@ -248,8 +257,12 @@ impl<'a> Server<'a> {
             self.watch.remove(Source::Socket(key), &**socket);
             child.drop_socket();
         }
-        self.owners.detach(owner);
-        if self.owners.descriptor(owner, Lane::Demand).is_none() {
+        self.owners.detach(owner, self.now);
+        self.close_idle_owners();
+    }
+
+    fn close_idle_owners(&mut self) {
+        for owner in self.owners.close_idle(self.now) {
             self.watch.forget(Source::Owner(owner, Lane::Demand));
             self.watch.forget(Source::Owner(owner, Lane::Bulk));
         }

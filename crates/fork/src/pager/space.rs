@@ -1,7 +1,7 @@
 //! One address space that is being paged: a child's, or that of a process it forked.
 //!
-//! Its state is the page map, which follows the kernel's messages, and two sets of slots: installed here, and on their
-//! way. The order of things keeps them true: all messages are applied before a fault is judged, and while a message
+//! Its state is the page map, which follows the kernel's messages, and two sets of slots: done with (installed
+//! here, or gone from the map before they came), and on their way. The order of things keeps them true: all messages are applied before a fault is judged, and while a message
 //! that was not yet read would change the map, the kernel refuses to fill any page (`Installed::Later`).
 
 use std::mem::ManuallyDrop;
@@ -16,7 +16,7 @@ use super::install::{Gap, Installed, install};
 use super::page_map::{PageMap, Segment};
 use super::page_set::PageSet;
 use super::populated::{Populated, SlotRun};
-use super::prefetch::{Readahead, ZeroRuns};
+use super::prefetch::{Ahead, Found, Readahead, ZeroRuns};
 
 /// No process maps anything below: vm.mmap_min_addr of every distribution, and what a wake may not be asked for.
 const USER_SPACE_START: u64 = 64 << 10;
@@ -49,10 +49,13 @@ pub(super) enum Need {
         /// The page.
         slot: u64,
         /// What is worth fetching with it.
-        window: Range<u64>,
+        ahead: Ahead,
     },
     /// A page that is on its way.
-    Patience,
+    Patience {
+        /// What is worth fetching behind it.
+        ahead: Ahead,
+    },
 }
 
 impl Space {
@@ -71,12 +74,14 @@ impl Space {
 
     /// The space of a process that this one's forked, at the moment of the fork.
     pub(super) fn forked(&self, uffd: Userfaultfd, slots: u64) -> Self {
+        let mut readahead = self.readahead.clone();
+        self.in_flight.without(&self.installed, 0..slots).for_each(|expected| readahead.dropped(expected));
         Self {
             uffd: ManuallyDrop::new(uffd),
             map: self.map.clone(),
             installed: self.installed.clone(),
             in_flight: PageSet::new(slots),
-            readahead: self.readahead.clone(),
+            readahead,
             zero_runs: self.zero_runs.clone(),
         }
     }
@@ -136,12 +141,12 @@ impl Space {
             let limit = segment.end.min(address.saturating_add((next - page).saturating_mul(PAGE_SIZE)));
             return self.zeroes(address, limit);
         };
-        if self.in_flight.contains(slot) {
-            return Need::Patience;
-        }
         let before = slot.checked_sub(1);
-        let in_order = before.is_some_and(|slot| self.installed.contains(slot) || self.in_flight.contains(slot));
-        Need::Page { slot, window: self.readahead.window(slot, in_order) }
+        let follows = before.is_some_and(|slot| self.installed.contains(slot));
+        if self.in_flight.contains(slot) {
+            return Need::Patience { ahead: self.readahead.fault(slot, Found::Late, follows) };
+        }
+        Need::Page { slot, ahead: self.readahead.fault(slot, Found::Missing, follows) }
     }
 
     fn zeroes(&mut self, address: u64, limit: u64) -> Need {
@@ -168,11 +173,15 @@ impl Space {
 
     /// Notes that slots were asked for.
     pub(super) fn asked(&mut self, slots: &[Range<u64>]) {
-        slots.iter().for_each(|range| self.in_flight.insert(range.clone()));
+        for range in slots {
+            self.installed.missing(&self.in_flight, range.clone()).for_each(|new| self.readahead.asked(new));
+            self.in_flight.insert(range.clone());
+        }
     }
 
     /// Notes that slots that were asked for will not come, or have nowhere to go.
     pub(super) fn dropped(&mut self, slots: Range<u64>) {
+        self.in_flight.without(&self.installed, slots.clone()).for_each(|lost| self.readahead.dropped(lost));
         self.in_flight.remove(slots);
     }
 
@@ -194,7 +203,10 @@ impl Space {
         let mut page = 0;
         while page < run.count {
             let Some((address, pages)) = self.map.place_of(run.extent, run.first_page + page) else {
-                self.in_flight.remove(run.first_slot + page..run.first_slot + page + 1);
+                // It will not be wanted again: memory that is gone does not come back.
+                let slot = run.first_slot + page;
+                self.in_flight.remove(slot..slot + 1);
+                self.installed.insert(slot..slot + 1);
                 page += 1;
                 continue;
             };

@@ -172,6 +172,16 @@ static void touch_slowly(void)
 	check_shuffled(AREA, 0, pages, 2, 1000);
 }
 
+/* One page in twenty, anywhere. */
+static void touch_sparsely(void)
+{
+	unsigned long *order = shuffled(pages, 21);
+	for (unsigned long index = 0; index < pages / 20; index++)
+		check_page(AREA + order[index] * PAGE, order[index]);
+	free(order);
+	rendezvous();
+}
+
 static void touch_in_order(void)
 {
 	check_pages(AREA, 0, pages / 2);
@@ -506,6 +516,7 @@ static const struct {
 } scenarios[] = {
 	{"touch_at_random", touch_at_random, 0},
 	{"touch_slowly", touch_slowly, 0},
+	{"touch_sparsely", touch_sparsely, 0},
 	{"touch_in_order", touch_in_order, 0},
 	{"discard", discard, 0},
 	{"unmap", unmap, 0},

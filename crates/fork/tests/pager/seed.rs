@@ -2,9 +2,11 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::sync::Arc;
 
-use farfork_fabric::{Exporter, Refusal, Region, SameHost, tcp};
+use farfork_fabric::{Exporter, Refusal, Region, SameHost, shm, tcp};
 use farfork_fork::pager::{MemoryPlan, PlannedExtent, Segment, Strategy};
 use farfork_wire::descriptor::{ExtentId, PageRun};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
@@ -117,6 +119,13 @@ impl Exporter for Exports {
             _ => Err(Refusal::UnknownSeed),
         }
     }
+}
+
+/// An owner on the same host, with its socket at `path`, until it is dropped. It lets nobody read for himself.
+pub(crate) fn start_on_host(path: &Path, seed: &Arc<Seed>) -> shm::Server {
+    let exports = Exports { id: seed.id.clone(), token: seed.token, seed: Some(seed.clone()) };
+    let exports: Arc<dyn Exporter> = Arc::new(exports);
+    shm::Server::start(UnixListener::bind(path).expect("a socket can be made"), &exports).expect("an owner starts")
 }
 
 /// The owner of a seed, until it is dropped.
