@@ -17,6 +17,9 @@ pub(crate) const TESTS: &[Test] = &[
 /// In each node's namespace by itself, so that no other cluster is in the way.
 const PORT: &str = "9470";
 
+/// Where users read what each metric is.
+const GUIDE: &str = include_str!("../../../../docs/guide/observing.md");
+
 /// For a scrape: far more than a pager needs to answer for a handful of children.
 const SCRAPE_LIMIT: Duration = Duration::from_secs(10);
 
@@ -86,6 +89,9 @@ fn by_http() {
     let described = |name: &str| metrics.helps.keys().any(|family| name.starts_with(family.as_str()));
     for name in metrics.values.keys() {
         assert!(name.starts_with("farfork_") && described(name), "{name} says what it is");
+    }
+    for family in metrics.helps.keys() {
+        assert!(GUIDE.contains(&format!("`{family}")), "the guide says what {family} is");
     }
     assert!(ask(&cluster, 0, "GET /metrics HTTP/1.1").is_some(), "what is no HTTP has done no harm");
     assert_eq!(cluster.stop(), [""; 0]);

@@ -104,12 +104,12 @@ impl Told<'_> {
     }
 
     fn gauge(&mut self, (name, help, unit): Description, value: u64) -> fmt::Result {
-        let metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        let metric = self.0.encode_descriptor(name, &sentence(help), unit.as_ref(), MetricType::Gauge)?;
         ConstGauge::new(signed(value)).encode(metric)
     }
 
     fn gauges(&mut self, (name, help, unit): Description, label: &str, values: &[Labelled]) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Gauge)?;
+        let mut metric = self.0.encode_descriptor(name, &sentence(help), unit.as_ref(), MetricType::Gauge)?;
         let mut each = values.iter();
         each.try_for_each(|(said, value)| {
             ConstGauge::new(signed(*value)).encode(metric.encode_family(&[(label, *said)])?)
@@ -117,24 +117,29 @@ impl Told<'_> {
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        let metric = self.0.encode_descriptor(name, &sentence(help), None, MetricType::Counter)?;
         ConstCounter::new(value).encode(metric)
     }
 
     fn counters(&mut self, (name, help, unit): Description, label: &str, values: &[Labelled]) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, unit.as_ref(), MetricType::Counter)?;
+        let mut metric = self.0.encode_descriptor(name, &sentence(help), unit.as_ref(), MetricType::Counter)?;
         let mut each = values.iter();
         each.try_for_each(|(said, value)| ConstCounter::new(*value).encode(metric.encode_family(&[(label, *said)])?))
     }
 
     fn seconds(&mut self, name: &str, help: &str, us: u64) -> fmt::Result {
-        let metric = self.0.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Counter)?;
+        let metric = self.0.encode_descriptor(name, &sentence(help), Some(&Unit::Seconds), MetricType::Counter)?;
         ConstCounter::new(us as f64 / 1e6).encode(metric)
     }
 }
 
 fn count(items: usize) -> u64 {
     items as u64
+}
+
+/// As the library ends what it tells of histograms.
+fn sentence(help: &str) -> String {
+    format!("{help}.")
 }
 
 /// As gauges are told.
