@@ -1,25 +1,26 @@
 //! The seeds of this node: what is listed of them, their names, their end. Their memory is `farfork_fork::seed`'s
 //! business, which the fabric's server asks.
 
+mod making;
+mod readiness;
+
 use std::collections::BTreeMap;
-use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use farfork_fabric::Region as _;
 use farfork_fork::capture::ProgramSockets;
-use farfork_fork::phase;
-use farfork_fork::seed::{Seed, SeedTable};
-use farfork_wire::descriptor::ExtentId;
-use farfork_wire::token::TOKEN_BYTES;
-use farfork_wire::{NodeName, PAGE_SIZE, SeedId, Token};
+use farfork_fork::seed::SeedTable;
+use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
 
 use crate::api::v1;
 use crate::clock;
-use crate::engine::{Engine, random_number};
 use crate::failure::Failure;
+use crate::limits::PREPARE_TIMEOUT;
+
+pub(crate) use making::make;
+use readiness::Readiness;
 
 /// Longest name of a seed, in bytes: it stands in a column of a table.
 const NAME_BYTES_MAX: usize = 63;
@@ -48,7 +49,14 @@ pub(crate) struct Seeds {
     table: Arc<SeedTable>,
     /// Where it serves it.
     fabric_address: SocketAddr,
-    listed: Mutex<BTreeMap<SeedId, v1::Seed>>,
+    listed: Mutex<BTreeMap<SeedId, Listed>>,
+}
+
+/// What is known of a seed.
+#[derive(Debug)]
+struct Listed {
+    view: v1::Seed,
+    readiness: Arc<Readiness>,
 }
 
 impl Seeds {
@@ -57,65 +65,50 @@ impl Seeds {
         Self { node, table, fabric_address, listed: Mutex::default() }
     }
 
-    /// Makes a seed of a process.
-    ///
-    /// # Errors
-    /// The process cannot be captured, and runs on; or the name is taken.
-    pub(crate) fn prepare(&self, engine: &Engine, pid: u32, mut options: PrepareOptions) -> Result<v1::Seed, Failure> {
-        self.check_free(&options.name)?;
-        let began = Instant::now();
-        let sockets = std::mem::take(&mut options.sockets);
-        let captured = phase!("prepare.capture", engine.capture(pid, options.freeze, sockets))?;
-        let broken = |error: &dyn Display| Failure::new(Code::Internal, format!("process {pid}"), error);
-        let id = SeedId::new(self.node.clone(), random_number().map_err(|error| broken(&error))?);
-        let mut token = [0; TOKEN_BYTES];
-        getrandom::fill(&mut token).map_err(|error| broken(&error))?;
-        let seed = phase!("prepare.encode", Seed::new(id.clone(), Token::from_bytes(token), captured));
-        let seed = seed.map_err(|error| broken(&error))?;
-        let prepare_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let view = view(&seed, pid, options, prepare_us);
-
-        let mut listed = self.listed();
-        // Another request may have taken the name meanwhile.
-        if listed.values().any(|other| !view.name.is_empty() && other.name == view.name) {
-            return Err(name_taken(&view.name));
-        }
-        listed.insert(id, view.clone());
-        self.table.insert(Arc::new(seed));
-        Ok(view)
-    }
-
     /// A seed that has a time limit loses it.
     pub(crate) fn keep(&self, id: &SeedId) {
         if let Some(seed) = self.listed().get_mut(id) {
-            seed.expires_unix_ms = 0;
+            seed.view.expires_unix_ms = 0;
         }
     }
 
     /// Whether a process is the parent of a seed of this node.
     pub(crate) fn is_parent(&self, pid: u32, id: &SeedId) -> bool {
-        self.listed().get(id).is_some_and(|seed| seed.parent_pid == pid)
+        self.listed().get(id).is_some_and(|seed| seed.view.parent_pid == pid)
     }
 
     /// The seed of a name.
     pub(crate) fn by_name(&self, name: &str) -> Option<SeedId> {
         let listed = self.listed();
-        listed.iter().find(|(_, seed)| !name.is_empty() && seed.name == name).map(|(id, _)| id.clone())
+        listed.iter().find(|(_, seed)| !name.is_empty() && seed.view.name == name).map(|(id, _)| id.clone())
+    }
+
+    /// Waits until a seed is complete, or has failed.
+    ///
+    /// # Errors
+    /// There is none of that id, or it failed.
+    pub(crate) async fn ready(&self, id: &SeedId) -> Result<(), Failure> {
+        let readiness = self.listed().get(id).map(|seed| seed.readiness.clone()).ok_or_else(|| unknown(id))?;
+        let outcome = match readiness.outcome() {
+            Some(outcome) => Some(outcome),
+            None => tokio::task::spawn_blocking(move || readiness.wait(PREPARE_TIMEOUT)).await.ok().flatten(),
+        };
+        let cause = "it is not complete yet; see the node's log";
+        outcome.unwrap_or_else(|| Err(Failure::new(Code::DeadlineExceeded, format!("seed {id}"), cause)))
     }
 
     /// All of them.
     pub(crate) fn all(&self) -> Vec<v1::Seed> {
-        self.listed().values().cloned().collect()
+        self.listed().values().map(|seed| seed.view.clone()).collect()
     }
 
-    /// All that is known of one.
+    /// All that is known of one that is complete.
     ///
     /// # Errors
     /// There is none of that id.
     pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
-        let (Some(view), Some(seed)) = (self.listed().get(id).cloned(), self.table.get(id)) else {
-            return Err(unknown(id));
-        };
+        let view = self.listed().get(id).map(|seed| seed.view.clone());
+        let (Some(view), Some(seed)) = (view, self.table.get(id)) else { return Err(unknown(id)) };
         let descriptor = seed.descriptor();
         Ok(v1::SeedDetail {
             seed: Some(view),
@@ -126,7 +119,7 @@ impl Seeds {
         })
     }
 
-    /// What another node needs to read one.
+    /// What another node needs to read one that is complete.
     ///
     /// # Errors
     /// There is none of that id.
@@ -144,7 +137,9 @@ impl Seeds {
     /// # Errors
     /// There is none of that id.
     pub(crate) fn drop(&self, id: &SeedId) -> Result<(), Failure> {
-        self.listed().remove(id).ok_or_else(|| unknown(id))?;
+        let Listed { readiness, .. } = self.listed().remove(id).ok_or_else(|| unknown(id))?;
+        // One that is not complete yet comes from there, and else from the table.
+        drop(readiness.wait_unlisted(PREPARE_TIMEOUT));
         drop(self.table.remove(id));
         Ok(())
     }
@@ -152,7 +147,7 @@ impl Seeds {
     /// Ends the seeds whose time is over.
     pub(crate) fn drop_expired(&self) {
         let now = clock::unix_ms_now();
-        let is_over = |seed: &v1::Seed| (1..=now).contains(&seed.expires_unix_ms);
+        let is_over = |seed: &Listed| (1..=now).contains(&seed.view.expires_unix_ms);
         let over: Vec<SeedId> =
             self.listed().iter().filter(|(_, seed)| is_over(seed)).map(|(id, _)| id.clone()).collect();
         for id in over {
@@ -175,7 +170,7 @@ impl Seeds {
         if self.by_name(name).is_some() { Err(name_taken(name)) } else { Ok(()) }
     }
 
-    fn listed(&self) -> MutexGuard<'_, BTreeMap<SeedId, v1::Seed>> {
+    fn listed(&self) -> MutexGuard<'_, BTreeMap<SeedId, Listed>> {
         self.listed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -191,28 +186,6 @@ pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     }
     let cause = format!("it is no name: use 1 to {NAME_BYTES_MAX} letters, digits, `-` and `_`");
     Err(Failure::new(Code::InvalidArgument, format!("name `{name}`"), cause))
-}
-
-fn view(seed: &Seed, pid: u32, options: PrepareOptions, prepare_us: u64) -> v1::Seed {
-    let (descriptor, id) = (seed.descriptor(), &seed.key().seed);
-    let created_unix_ms = clock::unix_ms_now();
-    let pages: u64 = descriptor.extents.iter().flat_map(|extent| &extent.populated).map(|run| run.count).sum();
-    v1::Seed {
-        id: id.to_string(),
-        name: options.name,
-        node: id.node().to_string(),
-        parent_pid: pid,
-        command: descriptor.process.arguments.join(" "),
-        created_unix_ms,
-        expires_unix_ms: if options.ttl_ms > 0 { created_unix_ms.saturating_add(options.ttl_ms) } else { 0 },
-        threads: count(descriptor.threads.len()),
-        memory_bytes: pages * PAGE_SIZE,
-        descriptor_bytes: seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0),
-        pause_us: u64::try_from(seed.times().pause.as_micros()).unwrap_or(u64::MAX),
-        prepare_us,
-        frozen: options.freeze,
-        phases: Vec::new(),
-    }
 }
 
 fn count(items: usize) -> u32 {

@@ -1,4 +1,4 @@
-//! Scheduling of the calling thread, for a moment in which others stand still because of it.
+//! Scheduling of threads, for a moment in which others wait for them.
 
 use std::io;
 
@@ -16,7 +16,7 @@ impl RealTime {
     /// # Errors
     /// EPERM without CAP_SYS_NICE, or in a control group that has no time for real-time threads.
     pub fn enter() -> io::Result<Self> {
-        set(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
+        set(CALLER, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
         Ok(Self { _not_send: std::marker::PhantomData })
     }
 }
@@ -24,14 +24,33 @@ impl RealTime {
 impl Drop for RealTime {
     fn drop(&mut self) {
         // An unprivileged thread may always go back.
-        let _ = set(libc::SCHED_OTHER, 0);
+        let _ = set(CALLER, libc::SCHED_OTHER, 0);
     }
 }
 
-fn set(policy: i32, priority: i32) -> io::Result<()> {
+/// Lets a thread run before all ordinary ones, and what it starts as well.
+///
+/// # Errors
+/// As [`RealTime::enter`]; ESRCH when there is no such thread.
+pub fn raise(tid: i32) -> io::Result<()> {
+    set(tid, libc::SCHED_FIFO, 1)
+}
+
+/// Makes a thread an ordinary one.
+///
+/// # Errors
+/// EPERM for another user's thread without CAP_SYS_NICE; ESRCH when there is no such thread.
+pub fn lower(tid: i32) -> io::Result<()> {
+    set(tid, libc::SCHED_OTHER, 0)
+}
+
+/// sched_setscheduler(2)'s name for the calling thread.
+const CALLER: i32 = 0;
+
+fn set(tid: i32, policy: i32, priority: i32) -> io::Result<()> {
     let parameters = libc::sched_param { sched_priority: priority };
-    // SAFETY: the kernel reads `parameters`; 0 is the calling thread.
-    if unsafe { libc::sched_setscheduler(0, policy, &parameters) } != 0 {
+    // SAFETY: the kernel reads `parameters`.
+    if unsafe { libc::sched_setscheduler(tid, policy, &parameters) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
@@ -49,6 +68,12 @@ mod tests {
         if let Ok(real_time) = RealTime::enter() {
             assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO);
             drop(real_time);
+        }
+        assert_eq!(policy(), before);
+        let caller = rustix::thread::gettid().as_raw_nonzero().get();
+        if raise(caller).is_ok() {
+            assert_eq!(policy(), libc::SCHED_FIFO);
+            lower(caller).unwrap();
         }
         assert_eq!(policy(), before);
     }

@@ -70,6 +70,38 @@ fn read_piece(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Reads a file of `/proc` that the kernel makes in one piece, such as `cgroup` or `timers`.
+///
+/// # Errors
+/// NotFound or ESRCH when the process has ended; InvalidData when it is no text.
+pub fn read_text(path: &str) -> io::Result<String> {
+    String::from_utf8(read_piece(path)?).map_err(|_| malformed(path))
+}
+
+/// Reads a file of `/proc` that is a line or two: one read(2) into a small buffer.
+///
+/// # Errors
+/// NotFound or ESRCH when the process has ended; InvalidData when it is no text, or longer.
+pub fn read_line(path: &str) -> io::Result<String> {
+    const LINE_BYTES: usize = 512;
+    let mut bytes = [0; LINE_BYTES];
+    let read = File::open(path)?.read(&mut bytes)?;
+    let text = str::from_utf8(&bytes[..read]).ok().filter(|_| read < LINE_BYTES);
+    text.map(|text| text.trim_ascii_end().to_owned()).ok_or_else(|| malformed(path))
+}
+
+/// The name (comm) of a thread of a process.
+///
+/// # Errors
+/// NotFound or ESRCH when it has ended.
+pub fn name(pid: i32, tid: i32) -> io::Result<Vec<u8>> {
+    // As long as a name can be, and the kernel's newline. A name may hold any bytes.
+    let mut bytes = [0; 64];
+    let read = File::open(format!("/proc/{pid}/task/{tid}/comm"))?.read(&mut bytes)?;
+    let name = &bytes[..read];
+    Ok(name.strip_suffix(b"\n").unwrap_or(name).to_vec())
+}
+
 fn malformed(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("`{what}` of /proc is not of the expected form"))
 }
@@ -84,6 +116,13 @@ mod tests {
         assert_eq!(limits.len(), 16);
         let files = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         assert_eq!(limits[7], (files.current.unwrap_or(u64::MAX), files.maximum.unwrap_or(u64::MAX)));
+    }
+
+    #[test]
+    fn our_own_name_is_that_of_stat() {
+        let pid = std::process::id() as i32;
+        assert_eq!(name(pid, pid).unwrap(), Stat::read(pid).unwrap().name);
+        assert!(read_line("/proc/self/oom_score_adj").unwrap().parse::<i32>().is_ok());
     }
 
     #[test]

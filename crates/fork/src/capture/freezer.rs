@@ -2,13 +2,18 @@
 //! before it executes anything (v2).
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use farfork_sys::mount::watch::MountWatch;
+use farfork_sys::process;
 
 /// The control group that keeps `pid` frozen, if one does. What cannot be read is taken for not frozen: the attempt
 /// has a limit of its own.
 pub(super) fn frozen_by(pid: i32) -> Option<PathBuf> {
-    let memberships = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let memberships = process::read_text(&format!("/proc/{pid}/cgroup")).ok()?;
+    let mounts = mounts().ok()?;
     memberships.lines().find_map(|line| {
         let (controllers, path) = parse_membership(line)?;
         let (is_frozen, filesystem): (fn(&Path) -> bool, _) = match controllers {
@@ -19,6 +24,21 @@ pub(super) fn frozen_by(pid: i32) -> Option<PathBuf> {
         let group = group_directory(&mounts, filesystem, controllers, path)?;
         is_frozen(&group).then_some(group)
     })
+}
+
+/// The table of mounts of this process, which is read again when it has changed: a machine may have thousands.
+fn mounts() -> io::Result<Arc<str>> {
+    static KNOWN: Mutex<Option<(MountWatch, Arc<str>)>> = Mutex::new(None);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((watch, mounts)) = &*known
+        && !watch.changed()?
+    {
+        return Ok(mounts.clone());
+    }
+    let watch = MountWatch::start()?;
+    let mounts: Arc<str> = fs::read_to_string("/proc/self/mountinfo")?.into();
+    *known = Some((watch, mounts.clone()));
+    Ok(mounts)
 }
 
 /// `HIERARCHY:CONTROLLERS:PATH`; cgroups(7).

@@ -1,16 +1,17 @@
-//! What fork(2) hands down and only system calls tell: asked of the template, when the parent runs again.
+//! What fork(2) hands down and only system calls tell: asked of the template, when the parent runs again. The same script
+//! sets the template apart: a session of its own, so that no kill(0) or terminal reaches it, and no copies of the parent's
+//! files, so that no pipe or lock of the parent is held open.
 //!
 //! The calls are a script on the leader's desk of the lifeline, whose pages the template has too and is then rid of:
 //!
 //! ```text
-//!  desk   calls        answers   0         24 … 64   64 + 32 × (signal − 1)
-//!         with results           stack_t   -         struct sigaction of each signal that is asked for
+//!  desk   calls, probes   answers   0         24 … 64   64 + 32 × (signal − 1)
+//!         with results              stack_t   -         struct sigaction of each signal
 //! ```
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use farfork_sys::process::Status;
 use farfork_sys::ptrace::Registers;
 use farfork_wire::descriptor::{AltStack, SignalAction};
 
@@ -21,10 +22,13 @@ use super::lifeline::{DESKS_BYTES_MIN, Lifeline};
 use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES};
 
 /// Calls beside those for signals.
-const OTHER_CALLS: usize = 4;
+const OTHER_CALLS: usize = 6;
+
+/// Most probes of [`super::seals`] that go along.
+pub(super) const PROBES_MAX: usize = 64;
 
 /// Where the answers begin.
-const ANSWERS_AT: u64 = ((OTHER_CALLS + SIGNALS as usize + ENTRIES_ADDED) * ENTRY_BYTES) as u64;
+const ANSWERS_AT: u64 = ((OTHER_CALLS + SIGNALS as usize + PROBES_MAX + ENTRIES_ADDED) * ENTRY_BYTES) as u64;
 
 /// Where the dispositions begin, and the size of one.
 const ACTIONS_AT: u64 = 64;
@@ -40,6 +44,8 @@ pub(super) struct Subject<'a> {
     pub(super) registers: &'a Registers,
     /// Its id in its pid namespace.
     pub(super) inner_id: u32,
+    /// Whether it is a template, to be set apart.
+    pub(super) is_clone: bool,
     pub(super) mem: &'a File,
 }
 
@@ -53,34 +59,47 @@ pub(super) struct Inherited {
     pub(super) alt_stack: AltStack,
     /// Dispositions that differ from the default.
     pub(super) signal_actions: Vec<SignalAction>,
+    /// What the probes gave.
+    pub(super) probed: Vec<u64>,
 }
 
 impl Inherited {
-    /// Asks the subject, which has inherited all of this from the parent.
+    /// Asks the subject, which has inherited all of this from the parent; `probes` are made after all else.
     pub(super) fn ask(
         subject: &Subject<'_>,
+        probes: &[Call],
         lifeline: &Lifeline,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
-        let status = Status::read(subject.pid).map_err(CaptureError::read(subject.pid, "status"))?;
-        let signals = signals_to_ask_for(&status);
-        let calls = calls(lifeline.desk(0) + ANSWERS_AT, &signals);
+        debug_assert!(probes.len() <= PROBES_MAX);
+        let mut calls = calls(lifeline.desk(0) + ANSWERS_AT, subject.is_clone);
+        let own = calls.len();
+        calls.extend_from_slice(probes);
         let desk = subject.run(&calls, lifeline, injector)?;
         let answers = &desk[ANSWERS_AT as usize..];
         let result = |index: usize| calls[index].checked(subject.pid, script::result(&desk, index));
+        for index in 0..own {
+            result(index)?;
+        }
         Ok(Self {
             brk: result(0)?,
             dumpable: result(1)? as u32,
             securebits: result(2)? as u32,
             alt_stack: parse_alt_stack(answers),
-            signal_actions: signals.iter().filter_map(|signal| parse_action(answers, *signal)).collect(),
+            probed: (own..calls.len()).map(|index| script::result(&desk, index)).collect(),
+            signal_actions: (1..=SIGNALS as u32).filter_map(|signal| parse_action(answers, signal)).collect(),
         })
     }
 }
 
 impl Subject<'_> {
     /// Makes calls in the subject, and gives its desk afterwards.
-    fn run(&self, calls: &[Call], lifeline: &Lifeline, injector: &mut Injector<'_>) -> Result<Vec<u8>, CaptureError> {
+    pub(super) fn run(
+        &self,
+        calls: &[Call],
+        lifeline: &Lifeline,
+        injector: &mut Injector<'_>,
+    ) -> Result<Vec<u8>, CaptureError> {
         let failed = |operation| CaptureError::trace(operation, self.pid);
         let script = script::encode(calls, (self.inner_id, self.inner_id), lifeline.end());
         self.mem.write_all_at(&script, lifeline.desk(0)).map_err(failed("write the calls of"))?;
@@ -93,17 +112,13 @@ impl Subject<'_> {
     }
 }
 
-/// SIGCHLD is asked for always: it can have flags (SA_NOCLDWAIT) with the default handler, which /proc does not show.
-fn signals_to_ask_for(status: &Status) -> Vec<u32> {
-    const SIGCHLD: i32 = 17;
-    let matters = |signal: &i32| status.catches(*signal) || status.ignores(*signal) || *signal == SIGCHLD;
-    (1..=SIGNALS as i32).filter(matters).map(i32::cast_unsigned).collect()
-}
-
-/// The calls whose results are the answers come first.
-fn calls(answers: u64, signals: &[u32]) -> Vec<Call> {
+/// The calls whose results are the answers come first. All signals are asked for: that is cheaper than to learn from
+/// `/proc` which matter.
+fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
     const BRK: u64 = 12;
     const RT_SIGACTION: u64 = 13;
+    const SETSID: u64 = 112;
+    const CLOSE_RANGE: u64 = 436;
     const PR_GET_DUMPABLE: u64 = 3;
     const PR_GET_SECUREBITS: u64 = 27;
     const SIGNAL_SET_BYTES: u64 = 8;
@@ -113,11 +128,15 @@ fn calls(answers: u64, signals: &[u32]) -> Vec<Call> {
         Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]),
         alt_stack_call(answers),
     ];
-    let action = |signal: &u32| {
-        let arguments = [u64::from(*signal), 0, answers + action_at(*signal), SIGNAL_SET_BYTES];
+    if is_clone {
+        calls.push(Call::new("setsid", SETSID, []));
+        calls.push(Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), 0]));
+    }
+    let action = |signal: u64| {
+        let arguments = [signal, 0, answers + action_at(signal as u32), SIGNAL_SET_BYTES];
         Call::new("rt_sigaction", RT_SIGACTION, arguments)
     };
-    calls.extend(signals.iter().map(action));
+    calls.extend((1..=SIGNALS).map(action));
     calls
 }
 

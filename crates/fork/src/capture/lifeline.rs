@@ -15,6 +15,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use farfork_sys::ptrace::Registers;
@@ -44,7 +45,7 @@ pub(super) const ANSWER_BYTES: u64 = 192;
 const DESK_BYTES: u64 = DESK_ANSWERS_AT + ANSWER_BYTES;
 
 /// Least room for desks: what [`super::inherited`] asks of the template.
-pub(super) const DESKS_BYTES_MIN: u64 = 8 << 10;
+pub(super) const DESKS_BYTES_MIN: u64 = 12 << 10;
 
 /// The pages, at the same place in the parent and in its template.
 #[derive(Debug, Clone, Copy)]
@@ -138,6 +139,11 @@ impl Lifeline {
         mem.read_exact_at(&mut script, self.desk(index))?;
         let answers = script.split_off(DESK_ANSWERS_AT as usize);
         Ok((script, answers))
+    }
+
+    /// The addresses of the pages.
+    pub(super) fn range(&self) -> Range<u64> {
+        self.start..self.start + self.bytes
     }
 
     /// The signal that scripts end with.

@@ -1,13 +1,16 @@
 //! The memory map: what each area is, which are refused, and how they stand in a descriptor.
 
 mod build;
+mod space;
 
+use std::collections::BTreeMap;
 use std::io;
 
 use farfork_sys::process::MapEntry;
 use farfork_wire::descriptor::{PageRun, SpecialMapping, USER_SPACE_END};
 
 pub(super) use build::MemoryMap;
+pub(super) use space::AddressSpace;
 
 use super::error::Refusal;
 use super::files::DELETED_SUFFIX;
@@ -113,6 +116,32 @@ pub(super) fn refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
     };
     // A fork has no MADV_DONTFORK areas, whatever they are.
     maps.iter().filter(|entry| !entry.has_flag("dc")).filter_map(refusal).collect()
+}
+
+/// What of a running process's map lies on a file system whose pages cannot be carried: what its flags would tell late.
+pub(super) fn file_system_refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
+    let mut known: BTreeMap<u64, Option<&'static str>> = BTreeMap::new();
+    let mut refusals = Vec::new();
+    for entry in maps.iter().filter(|entry| entry.inode != 0) {
+        let link = || format!("/proc/{pid}/map_files/{}", entry.range_name());
+        if let Some(reason) = *known.entry(entry.device).or_insert_with(|| refuse_by_file_system(&link())) {
+            let name = String::from_utf8_lossy(&entry.path);
+            refusals
+                .push(Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end), reason));
+        }
+    }
+    refusals
+}
+
+fn refuse_by_file_system(link: &str) -> Option<&'static str> {
+    const HUGETLBFS: u64 = 0x9584_58f6;
+    const SYSFS: u64 = 0x6265_6572;
+    // What cannot be asked is found out by its flags.
+    match rustix::fs::statfs(link).ok()?.f_type as u64 {
+        HUGETLBFS => Some("it is in huge pages of hugetlbfs, which are not carried yet"),
+        SYSFS => Some("it maps a device"),
+        _ => None,
+    }
 }
 
 /// Runs in ascending order, with those that touch or overlap made one.

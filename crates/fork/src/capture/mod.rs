@@ -6,7 +6,8 @@
 //!                                      ├─ inject, script, lifeline, rescue, ask: system calls made on the process's behalf
 //!                                      ├─ files, shared: what fork shares is copied inside the pause
 //!                                      ├─ template: the clone that never runs
-//!                                      └─ inherited, state, memory, eager: the rest, read from the template
+//!                                      └─ files, memory/space, inherited, seals: what is asked of it before the answer
+//!           ─▶ answer; then describe ──── twin, memory, state, eager: the rest, read from the template
 //! ```
 //!
 //! What becomes of a descriptor is the business of `restore`; who serves the template's memory, that of the seed table.
@@ -19,6 +20,7 @@
 mod ask;
 mod attempt;
 mod deadline;
+mod describe;
 mod eager;
 mod error;
 mod files;
@@ -33,6 +35,7 @@ mod pause;
 mod rescue;
 mod restart;
 mod script;
+mod seals;
 mod shared;
 mod state;
 mod stop;
@@ -40,6 +43,7 @@ mod stopped;
 mod survey;
 mod template;
 mod turn;
+mod twin;
 
 use std::fmt;
 use std::fs::File;
@@ -51,7 +55,7 @@ use farfork_wire::descriptor::Descriptor;
 
 pub use error::{CaptureError, Refusal};
 pub use files::ProgramSockets;
-pub use owner::Template;
+pub use owner::{Begun, GRACE, Observer, Template};
 pub use shared::SharedCopy;
 
 use survey::{Depth, Survey};
@@ -71,7 +75,7 @@ pub struct CaptureOptions {
     pub freeze: bool,
     /// Limit of the whole attempt.
     pub timeout: Duration,
-    /// Called in the tracer thread for each template, after the parent was let go. Not in freeze mode.
+    /// Called in the tracer thread for each template, when all else is done: it may take its time. Not in freeze mode.
     pub on_template: Option<OnTemplate>,
     /// The process's connections to the daemon; every other socket is refused.
     pub sockets: ProgramSockets,
@@ -112,8 +116,10 @@ pub struct Captured {
 pub struct CaptureTimes {
     /// From the first interrupted thread until all were let go.
     pub pause: Duration,
-    /// The whole capture.
+    /// From the first look until nothing was refused any more, and the parent ran.
     pub total: Duration,
+    /// What it took then to complete the descriptor.
+    pub describe: Duration,
     /// How many threads.
     pub threads: usize,
     /// Before the pause: the look at the running process.
@@ -188,6 +194,14 @@ pub fn check(pid: i32) -> Result<CheckReport, CaptureError> {
 /// Says what stands against it, by name; the process runs on as if nothing had happened.
 pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
     owner::prepare(pid, options)
+}
+
+/// Starts to capture a process; `observer` hears how it goes, within the limit and [`GRACE`].
+///
+/// # Errors
+/// [`CaptureError::Thread`]; all others are the observer's to hear.
+pub fn start(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) -> Result<(), CaptureError> {
+    owner::start(pid, options, observer)
 }
 
 /// A process's memory, for reading and writing.

@@ -1,23 +1,24 @@
 //! The thread that captures, and then owns the template until the seed is dropped: ptrace ties a tracee to a thread.
 //!
 //! ```text
-//!  prepare ── spawn ──▶ attempt ── answer ──▶ parked ◀── Template dropped ── end, reap ──▶ thread ends
-//!                          └─ error: thread ends, and with it the kernel lets go of whatever did not stop
+//!  start ── spawn ─▶ attempt ── begun ─▶ describe ── completed ─▶ parked ◀── Template dropped ── end, reap ─▶ thread ends
+//!                      └─ error: thread ends, and with it the kernel lets go of whatever did not stop
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
-use super::attempt::{self, Outcome};
+use super::attempt::{self, Attempted, Held, Taken};
+use super::deadline::Deadline;
 use super::error::CaptureError;
-use super::{CaptureOptions, Captured};
+use super::{CaptureOptions, CaptureTimes, Captured, describe, state};
 
 /// How much longer than its limit an attempt may take until it is given up: its thread then hangs in a system call of
 /// the kernel's own making (a file of /proc whose lock is held).
-const GRACE: Duration = Duration::from_secs(2);
+pub const GRACE: Duration = Duration::from_secs(2);
 
 /// How long the end of a template may take: its kill and its reaping have limits that add up to less.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -29,6 +30,7 @@ const STACK_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Template {
     pid: i32,
+    owner: ThreadId,
     /// Its end lets the owner thread go on.
     keep: Option<Sender<()>>,
     /// Ends with the owner thread.
@@ -45,6 +47,10 @@ impl Template {
 impl Drop for Template {
     fn drop(&mut self) {
         drop(self.keep.take());
+        // An observer that does not want it: its thread ends it when it comes back.
+        if thread::current().id() == self.owner {
+            return;
+        }
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(END_LIMIT) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!(template = self.pid, "a template did not end within {END_LIMIT:?}");
@@ -52,57 +58,135 @@ impl Drop for Template {
     }
 }
 
+/// A process that was captured as far as it is concerned: it runs, and nothing of it is refused any more but what only
+/// the kernel's own flags of an area tell. What its descriptor lacks is read of the template then.
+#[derive(Debug, Clone)]
+pub struct Begun {
+    /// The process that holds the memory.
+    pub template_pid: i32,
+    /// The process's program and arguments.
+    pub arguments: Vec<String>,
+    /// Pages of its own that the template holds, in bytes.
+    pub populated_bytes: u64,
+    /// How long it took so far.
+    pub times: CaptureTimes,
+}
+
+/// Hears how a capture goes, in the thread that makes it: each hand-over to another would be one more wake-up on the way
+/// to the answer.
+pub trait Observer: Send {
+    /// It was begun, or failed. Tells whether the seed is wanted; else the template is ended, and nothing follows.
+    fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool;
+
+    /// It was completed, or failed after all; then the template has ended already.
+    fn completed(&mut self, captured: Result<Captured, CaptureError>);
+}
+
 /// Captures `pid` in a thread of its own.
-pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
-    let limit = options.timeout + GRACE;
-    let timeout = options.timeout;
-    let (answer, answered) = mpsc::sync_channel(1);
+pub(super) fn start(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) -> Result<(), CaptureError> {
     // The phases of an attempt are parts of what this thread is in.
-    let phase = tracing::Span::current();
+    let phase = tracing::debug_span!(target: "farfork::phase", "prepare.capture");
     thread::Builder::new()
         .name(format!("tracer-{pid}"))
         .stack_size(STACK_BYTES)
-        .spawn(move || own(pid, options, phase, &answer))
-        .map_err(CaptureError::Thread)?;
-    match answered.recv_timeout(limit) {
+        .spawn(move || own(pid, options, phase, observer))
+        .map(drop)
+        .map_err(CaptureError::Thread)
+}
+
+/// The same, and waits for the end.
+pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
+    /// Passes the outcome on.
+    struct Waiting(SyncSender<Result<Captured, CaptureError>>);
+
+    impl Observer for Waiting {
+        fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
+            let Err(error) = begun else { return true };
+            drop(self.0.send(Err(error)));
+            false
+        }
+
+        fn completed(&mut self, captured: Result<Captured, CaptureError>) {
+            // Where nobody waits any more, it comes back in the error and is dropped here.
+            drop(self.0.send(captured));
+        }
+    }
+
+    let limit = options.timeout;
+    let (answer, answered) = mpsc::sync_channel(1);
+    start(pid, options, Box::new(Waiting(answer)))?;
+    match answered.recv_timeout(limit + GRACE) {
         Ok(captured) => captured,
         Err(RecvTimeoutError::Timeout) => {
-            Err(CaptureError::TimedOut { pid, limit: timeout, phase: "reading its state from the kernel" })
+            Err(CaptureError::TimedOut { pid, limit, phase: "reading its state from the kernel" })
         }
         Err(RecvTimeoutError::Disconnected) => Err(CaptureError::TracerLost { pid }),
     }
 }
 
 /// The life of an owner thread.
-fn own(
-    pid: i32,
-    mut options: CaptureOptions,
-    phase: tracing::Span,
-    answer: &SyncSender<Result<Captured, CaptureError>>,
-) {
-    let attempt = || phase.in_scope(|| attempt::capture(pid, &mut options));
-    let captured = catch_unwind(AssertUnwindSafe(attempt));
+fn own(pid: i32, mut options: CaptureOptions, phase: tracing::Span, mut observer: Box<dyn Observer>) {
+    let deadline = Deadline::after(options.timeout);
+    let attempt = || phase.in_scope(|| attempt::capture(pid, &options, &deadline));
+    let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
     drop(phase);
-    let Outcome { mut held, descriptor, shared_copies, times } = match captured {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => return drop(answer.send(Err(error))),
-        Err(_panic) => return drop(answer.send(Err(CaptureError::TracerLost { pid }))),
+    let Attempted { mut held, taken, times } = match captured {
+        Ok(attempted) => attempted,
+        Err(error) => {
+            observer.begun(Err(error));
+            return;
+        }
     };
-    let (keep, kept) = mpsc::channel::<()>();
+    let begun = Begun {
+        template_pid: held.pid(),
+        arguments: state::arguments(pid, held.pid()).unwrap_or_default(),
+        populated_bytes: taken.space.populated_bytes(),
+        times,
+    };
+    if !observer.begun(Ok(begun)) {
+        return held.end(None);
+    }
+    let (keep, kept) = mpsc::channel();
     let (ends_with_us, ended) = mpsc::channel();
-    let template = Template { pid: held.pid(), keep: Some(keep), ended: Mutex::new(ended) };
-    let captured = Captured { descriptor, template, shared_copies, times };
-    match answer.send(Ok(captured)) {
-        // Nothing is ever sent: this is the end of `keep`.
-        Ok(()) => drop(kept.recv()),
-        // Nobody waits any more. The template comes back in the error, and its drop must not wait for this very thread.
-        Err(unclaimed) => {
-            drop(ends_with_us);
-            drop(unclaimed);
-            return held.end(None);
+    let template =
+        Template { pid: held.pid(), owner: thread::current().id(), keep: Some(keep), ended: Mutex::new(ended) };
+    match complete(&options, &mut held, taken, &deadline, (template, times)) {
+        Ok(captured) => observer.completed(Ok(captured)),
+        Err(error) => {
+            held.end(None);
+            return observer.completed(Err(error));
         }
     }
+    drop((observer, deadline));
+    park(&mut options, &held, &kept);
     held.end(None);
     drop(held);
     drop(ends_with_us);
+}
+
+/// What is left when the seed is known: the descriptor, for which a fork may be waiting already.
+fn complete(
+    options: &CaptureOptions,
+    held: &mut Held,
+    taken: Taken,
+    deadline: &Deadline,
+    (template, times): (Template, CaptureTimes),
+) -> Result<Captured, CaptureError> {
+    let (pid, begun) = (taken.snapshot.pid, Instant::now());
+    let described = catch_unwind(AssertUnwindSafe(|| describe::describe(options, held, taken, deadline)));
+    let (descriptor, shared_copies) = described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
+    let times = CaptureTimes { describe: begun.elapsed(), ..times };
+    Ok(Captured { descriptor, template, shared_copies, times })
+}
+
+/// Holds the template until nobody wants it any more.
+fn park(options: &mut CaptureOptions, held: &Held, kept: &Receiver<()>) {
+    if let Held::Clone(clone) = held {
+        clone.park();
+        if let Some(on_template) = &mut options.on_template {
+            on_template(clone.pid);
+        }
+    }
+    // Nothing is ever sent: this is the end of `keep`.
+    let _ = kept.recv();
 }

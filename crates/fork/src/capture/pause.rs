@@ -24,6 +24,7 @@ use super::state::Standing;
 use super::stopped::{Snapshot, Stopped};
 use super::survey::{Profile, Survey};
 use super::template::{Clone, clone_call};
+use crate::phase;
 
 /// What is at hand before the pause.
 pub(super) struct Prepared {
@@ -87,13 +88,16 @@ pub(super) fn pause(
     let end = end_signal(&stopped.snapshot, &prepared.survey)?;
     stopped.snapshot.leader().block_signals(end)?;
     times.registers = begun.elapsed();
+    let mapping = phase!("prepare.lifeline");
     let (leader, maps) = (stopped.snapshot.leader(), &prepared.survey.maps);
     let rescue = Rescue::prepare(leader, &standing[0], prepared.survey.gadgets, maps, &prepared.mem);
     let lifeline = Lifeline::map(&stopped.snapshot, &standing, end, (rescue.as_ref(), &prepared.mem), injector)?;
+    drop(mapping);
     let worked = work(stopped, prepared, (&standing, &lifeline, end), injector, freeze, times);
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
-        lifeline.unmap((leader.tid, &leader.registers), (rescue.as_ref(), &prepared.mem), injector)?;
+        let thread = (leader.tid, &leader.registers);
+        phase!("prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
     }
     let Work { asked, contents, copies, clone } = worked?;
     Ok(Paused { standing, lifeline, contents, copies, clocks, clone, asked })
@@ -103,7 +107,8 @@ pub(super) fn pause(
 fn look_at_new_threads(snapshot: &Snapshot, survey: &mut Survey) -> Result<(), CaptureError> {
     for thread in &snapshot.threads {
         if !survey.profiles.contains_key(&thread.tid) {
-            let profile = Profile::read(thread.tid).map_err(CaptureError::read(survey.pid, "a new thread"))?;
+            let profile =
+                Profile::read(survey.pid, thread.tid).map_err(CaptureError::read(survey.pid, "a new thread"))?;
             survey.profiles.insert(thread.tid, profile);
         }
     }

@@ -128,7 +128,7 @@ fn pending(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<PendingSignal> {
 pub(super) fn process(
     survey: &Survey,
     snapshot: &Snapshot,
-    subject: i32,
+    (subject, root): (i32, &str),
     inherited: Inherited,
     oom_score_adj: i32,
 ) -> Result<Process, CaptureError> {
@@ -136,22 +136,16 @@ pub(super) fn process(
     let read = |what: &'static str| CaptureError::read(pid, what);
     let status = Status::read(subject).map_err(read("status"))?;
     let leader = profile(&survey.profiles, pid, pid)?;
-    let root = link(pid, subject, "root")?;
     let limits = process::limits(subject).map_err(read("limits"))?;
     let limit = |(resource, (soft, hard)): (usize, (u64, u64))| Limit { resource: resource as u32, soft, hard };
     let personality = fs::read_to_string(format!("/proc/{subject}/personality")).map_err(read("personality"))?;
-    let cmdline = fs::read(format!("/proc/{subject}/cmdline")).map_err(read("cmdline"))?;
-    let argument = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok(Process {
         pid: leader.inner_id(),
         is_group_leader: survey.stat.group == pid,
         is_session_leader: survey.stat.session == pid,
-        exe: strip_root(&link(pid, subject, "exe")?, &root).to_owned(),
-        arguments: cmdline
-            .split_inclusive(|byte| *byte == 0)
-            .map(|one| argument(one.strip_suffix(b"\0").unwrap_or(one)))
-            .collect(),
-        cwd: strip_root(&link(pid, subject, "cwd")?, &root).to_owned(),
+        exe: strip_root(&link(pid, subject, "exe")?, root).to_owned(),
+        arguments: arguments(pid, subject)?,
+        cwd: strip_root(&link(pid, subject, "cwd")?, root).to_owned(),
         umask: status.umask,
         personality: u32::from_str_radix(personality.trim(), 16).unwrap_or(0),
         dumpable: inherited.dumpable,
@@ -162,6 +156,14 @@ pub(super) fn process(
         pending_signals: pending(&snapshot.pending_signals),
         mm: mm(pid, subject, inherited.brk)?,
     })
+}
+
+/// The process's program and arguments.
+pub(super) fn arguments(pid: i32, subject: i32) -> Result<Vec<String>, CaptureError> {
+    let cmdline = fs::read(format!("/proc/{subject}/cmdline")).map_err(CaptureError::read(pid, "cmdline"))?;
+    let argument = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let arguments = cmdline.split_inclusive(|byte| *byte == 0);
+    Ok(arguments.map(|one| argument(one.strip_suffix(b"\0").unwrap_or(one))).collect())
 }
 
 fn mm(pid: i32, subject: i32, brk: u64) -> Result<Mm, CaptureError> {

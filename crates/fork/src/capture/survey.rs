@@ -23,13 +23,18 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    pub(super) fn read(tid: i32) -> std::io::Result<Self> {
-        let slack = fs::read_to_string(format!("/proc/{tid}/timerslack_ns"))?;
+    pub(super) fn read(pid: i32, tid: i32) -> std::io::Result<Self> {
+        Self::with(pid, tid, Status::read(tid)?)
+    }
+
+    /// That of a thread whose status was read already.
+    fn with(pid: i32, tid: i32, status: Status) -> std::io::Result<Self> {
+        let slack = process::read_line(&format!("/proc/{tid}/timerslack_ns"))?;
         Ok(Self {
-            name: Stat::read(tid)?.name,
-            status: Status::read(tid)?,
+            name: process::name(pid, tid)?,
+            status,
             scheduling: process::scheduling(tid)?,
-            timer_slack_ns: slack.trim().parse().unwrap_or(0),
+            timer_slack_ns: slack.parse().unwrap_or(0),
         })
     }
 
@@ -58,9 +63,9 @@ pub(super) struct Survey {
 /// How thoroughly to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Depth {
-    /// Before a capture: what costs the process nothing.
+    /// Before a capture: what costs the process nothing, and is needed for it.
     Quick,
-    /// For a report: the kernel also walks over all of its memory.
+    /// For a report: with notes, and the kernel also walks over all of its memory.
     Thorough,
 }
 
@@ -82,7 +87,7 @@ impl Survey {
         let mut survey = Self {
             pid,
             stat,
-            profiles: profiles(pid)?,
+            profiles: profiles(pid, status)?,
             syscall_at: 0,
             gadgets: Gadgets::find(pid, &maps),
             refusals: Vec::new(),
@@ -93,11 +98,14 @@ impl Survey {
         survey.find_vdso()?;
         survey.refuse_threads()?;
         survey.refusals.extend(memory::refusals(pid, &survey.maps));
+        survey.refusals.extend(memory::file_system_refusals(pid, &survey.maps));
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
         survey.refuse_timers();
-        survey.notes.extend(files::notes(pid, &survey.fds)?);
-        survey.note_what_stays_behind();
+        if depth == Depth::Thorough {
+            survey.notes.extend(files::notes(pid, &survey.fds)?);
+            survey.note_what_stays_behind();
+        }
         Ok(survey)
     }
 
@@ -141,7 +149,12 @@ impl Survey {
                 let reason = "it runs under seccomp(2), whose filters are not carried yet";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
             }
-            if is_in_vfork(*tid) {
+            if profile.status.has_shadow_stack {
+                let reason = "it has a shadow stack, which is not carried yet";
+                self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
+            }
+            // Who waits in vfork(2) waits as for a disk.
+            if profile.status.state == "D" && is_in_vfork(*tid) {
                 let reason =
                     "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
@@ -152,7 +165,7 @@ impl Survey {
 
     /// POSIX timers, which `/proc` lists; interval timers are asked for inside the pause.
     fn refuse_timers(&mut self) {
-        let timers = fs::read_to_string(format!("/proc/{}/timers", self.pid)).unwrap_or_default();
+        let timers = process::read_text(&format!("/proc/{}/timers", self.pid)).unwrap_or_default();
         for line in timers.lines() {
             if let Some(id) = line.strip_prefix("ID: ") {
                 let object = format!("pid {}, POSIX timer {}", self.pid, id.trim());
@@ -221,8 +234,12 @@ fn is_32_bit(pid: i32) -> bool {
     read.is_ok() && &head[..4] == b"\x7fELF" && head[4] == ELF_CLASS_32
 }
 
-/// A thread may end while it is looked at: it is left out.
-fn profiles(pid: i32) -> Result<BTreeMap<i32, Profile>, CaptureError> {
+/// A thread may end while it is looked at: it is left out. `status` is the leader's.
+fn profiles(pid: i32, status: Status) -> Result<BTreeMap<i32, Profile>, CaptureError> {
     let tids = process::threads(pid).map_err(|_| CaptureError::Gone { pid })?;
-    Ok(tids.into_iter().filter_map(|tid| Some((tid, Profile::read(tid).ok()?))).collect())
+    let mut profiles = BTreeMap::new();
+    profiles.extend(Profile::with(pid, pid, status).ok().map(|profile| (pid, profile)));
+    let others = tids.into_iter().filter(|tid| *tid != pid);
+    profiles.extend(others.filter_map(|tid| Some((tid, Profile::read(pid, tid).ok()?))));
+    Ok(profiles)
 }

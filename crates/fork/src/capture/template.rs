@@ -1,7 +1,7 @@
 //! The template: a copy-on-write clone of a stopped process that never runs.
 //!
 //! ```text
-//!  born ──▶ apart (own session, callback's cgroup, OOM order) ──▶ read ──▶ emptied of files ──▶ parked ──▶ killed, reaped
+//!  born ─▶ files read ─▶ apart (own session, no files) ─▶ described ─▶ parked (OOM order, callback's cgroup) ─▶ killed, reaped
 //! ```
 //!
 //! It is cloned with CLONE_PTRACE: frozen from its first moment, traced by the thread that traces the parent. It has no
@@ -12,6 +12,7 @@
 use std::fs;
 use std::time::Duration;
 
+use farfork_sys::priority;
 use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace::{self, Registers, Report};
 use rustix::process::{Pid, Signal, kill_process};
@@ -62,6 +63,15 @@ pub(super) fn clone_call() -> Call {
     Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK])
 }
 
+/// The call that reaps a dead child of the caller, which knows it as `inner_id`; it never waits.
+pub(super) fn reap_call(inner_id: u64) -> Call {
+    const WAIT4: u64 = 61;
+    const WNOHANG: u64 = 1;
+    /// Also children without an exit signal.
+    const WALL: u64 = 0x4000_0000;
+    Call::new("wait4", WAIT4, [inner_id, 0, WALL | WNOHANG, 0])
+}
+
 impl Clone {
     /// Takes on the newborn of a clone, whose id in the parent's pid namespace is `inner_pid`.
     pub(super) fn born(
@@ -73,6 +83,8 @@ impl Clone {
         let pid = injector.wait_newborn()?;
         let options = ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD;
         ptrace::set_options(pid, options).map_err(CaptureError::trace("set the options of template", pid))?;
+        // It runs for a moment only where we make it, and we wait for that. Without the right to, so be it.
+        let _ = priority::raise(pid);
         let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_at());
         Ok(Self { pid, inner_pid, registers, parent, parent_start_ticks, syscall_at, has_ended: false })
     }
@@ -82,11 +94,13 @@ impl Clone {
         self.inner_pid as u32
     }
 
-    /// Sets it apart from the parent: a session of its own, so that no kill(0) or terminal reaches it, and a place in
-    /// the OOM order.
-    pub(super) fn set_apart(&self, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
-        const SETSID: u64 = 112;
-        injector.call(self.pid, &self.registers, Call::new("setsid", SETSID, []))?;
+    /// Nothing more is made in it: an ordinary process, as control groups want it.
+    pub(super) fn park(&self) {
+        let _ = priority::lower(self.pid);
+    }
+
+    /// Gives it a place in the OOM order.
+    pub(super) fn lower_in_oom_order(&self) -> Result<(), CaptureError> {
         let path = format!("/proc/{}/oom_score_adj", self.pid);
         let now: i32 = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
         if now < OOM_SCORE_ADJUSTMENT {
@@ -94,13 +108,6 @@ impl Clone {
                 .map_err(CaptureError::read(self.pid, "oom_score_adj"))?;
         }
         Ok(())
-    }
-
-    /// Closes its copies of the parent's files, so that no pipe or lock of the parent is held open.
-    pub(super) fn close_files(&self, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
-        const CLOSE_RANGE: u64 = 436;
-        let call = Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), 0]);
-        injector.call(self.pid, &self.registers, call).map(drop)
     }
 
     /// Kills and reaps it, within limits. The zombie that remains in the parent is reaped by the parent's main thread.
@@ -141,10 +148,6 @@ impl Clone {
 
     /// Makes the parent's main thread wait for the dead template.
     fn reap_in_parent(&self, turn: Option<&Turn>) -> Result<(), CaptureError> {
-        const WAIT4: u64 = 61;
-        const WNOHANG: u64 = 1;
-        /// Also children without an exit signal.
-        const WALL: u64 = 0x4000_0000;
         let pid = self.parent;
         let is_zombie = |stat: Stat| stat.state == 'Z' && stat.parent == pid;
         if !Stat::read(self.pid).is_ok_and(is_zombie) {
@@ -169,7 +172,7 @@ impl Clone {
         let rescue = Rescue::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
         let mut injector = Injector::new(pid, self.syscall_at, &deadline);
         leader.block_signals(EndSignal::for_process(&status, &stopped.snapshot))?;
-        let call = Call::new("wait4", WAIT4, [self.inner_pid, 0, WALL | WNOHANG, 0]);
+        let call = reap_call(self.inner_pid);
         let reaped = injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem);
         stopped.withhold(&mut injector.withheld);
         reaped.map(drop)

@@ -4,6 +4,7 @@
 
 mod contents;
 mod disturbance;
+mod flags;
 mod harness;
 mod killed;
 mod pause;

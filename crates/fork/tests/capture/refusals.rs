@@ -5,7 +5,7 @@ use farfork_fork::capture::{self, CaptureError};
 use crate::harness::Parent;
 
 /// What a parent has, and the object and a word of the reason that its refusal names.
-const REFUSED: [(&str, &str, &str); 17] = [
+const REFUSED: [(&str, &str, &str); 18] = [
     ("socket", "fd 3", "socket"),
     ("socketpair", "fd 4", "socket"),
     ("timerfd", "fd 3", "timerfd"),
@@ -22,6 +22,7 @@ const REFUSED: [(&str, &str, &str); 17] = [
     ("profiler", "ITIMER_PROF", "armed"),
     ("posix_timer", "POSIX timer 0", "timer"),
     ("seccomp", "thread", "seccomp"),
+    ("sealed", "mapping", "sealed"),
     ("nothing", "", ""),
 ];
 

@@ -18,7 +18,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_container::{Container, Pool, RootSpec};
 use farfork_fabric::Address;
-use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, ProgramSockets};
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, Observer, ProgramSockets};
 use farfork_fork::pager::Strategy;
 use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
@@ -74,16 +74,23 @@ impl Engine {
         Self { name, nests, node, pool, pager, own_fabric, sources: Mutex::default() }
     }
 
-    /// Captures a process, which runs on, or with `freeze` stays stopped. `sockets` are its connections to this daemon.
+    /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `sockets` are its connections to this
+    /// daemon.
     ///
     /// # Errors
-    /// It cannot be captured; it runs on.
-    pub(crate) fn capture(&self, pid: u32, freeze: bool, sockets: ProgramSockets) -> Result<Captured, Failure> {
-        // Copies that the parent's writes leave the template with are not charged to the parent.
-        let templates = self.pool.cgroups().templates();
-        let templates = templates.map_err(|error| Failure::new(Code::Internal, format!("process {pid}"), error))?;
+    /// No capture could be started; all else is for `observer` to hear.
+    pub(crate) fn capture(
+        &self,
+        pid: u32,
+        freeze: bool,
+        sockets: ProgramSockets,
+        observer: Box<dyn Observer>,
+    ) -> Result<(), Failure> {
+        // Copies that the parent's writes leave the template with are not charged to the parent. It is moved when all
+        // else is done: a move can take some milliseconds, until the kernel's readers of the old membership are gone.
+        let cgroups = self.pool.cgroups().clone();
         let on_template = move |template: i32| {
-            if let Err(error) = templates.join(template) {
+            if let Err(error) = cgroups.templates().and_then(|group| group.join(template)) {
                 tracing::warn!(%error, "a template stays in its parent's control group");
             }
         };
@@ -93,7 +100,7 @@ impl Engine {
             sockets,
             ..CaptureOptions::new(self.name.clone())
         };
-        capture::prepare(pid.cast_signed(), options).map_err(|error| capture_failure(pid, &error))
+        capture::start(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
     /// Says what a prepare of a process would carry.
@@ -249,7 +256,8 @@ fn command_of(pid: u32) -> String {
     String::from_utf8_lossy(&arguments).replace('\0', " ").trim_end().to_owned()
 }
 
-fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
+/// What a user is told of a process that could not be captured.
+pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
     let code = match error {
         CaptureError::Gone { .. } => Code::NotFound,
         _ => Code::FailedPrecondition,

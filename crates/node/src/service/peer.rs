@@ -36,7 +36,7 @@ impl v1::peer_server::Peer for PeerService {
         &self,
         request: Request<v1::DescribeSeedRequest>,
     ) -> Result<Response<v1::SeedAccess>, Status> {
-        Ok(Response::new(seeds::describe_here(&self.0, &request.into_inner().seed)?))
+        Ok(Response::new(seeds::describe_here(&self.0, &request.into_inner().seed).await?))
     }
 
     async fn start_children(

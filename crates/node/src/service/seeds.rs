@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_fork::capture::ProgramSockets;
+use farfork_fork::capture::{self, ProgramSockets};
 use farfork_wire::SeedId;
 use tokio::task::JoinSet;
 use tonic::Code;
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
 use super::route::{Place, passed_on, place_of_seed};
 use crate::api::v1;
@@ -18,7 +18,7 @@ use crate::limits::{CLUSTER_QUERY_TIMEOUT, QUERY_TIMEOUT};
 use crate::metrics::Work;
 use crate::node::Node;
 use crate::phases::Recording;
-use crate::seeds::{PrepareOptions, check_name};
+use crate::seeds::{self, PrepareOptions, check_name};
 
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
     let here = node.clone();
@@ -38,25 +38,14 @@ pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Re
 /// Makes a seed. Where the caller has gone meanwhile, nobody would know of the seed: it is dropped.
 pub(crate) async fn prepare_with(node: &Arc<Node>, pid: u32, options: PrepareOptions) -> Result<v1::Seed, Failure> {
     check_name(&options.name)?;
-    let (answer, answered) = tokio::sync::oneshot::channel();
-    let (here, span) = (node.clone(), Span::current());
-    tokio::task::spawn_blocking(move || {
-        let _entered = span.enter();
-        let prepared = here.seeds.prepare(&here.engine, pid, options);
-        match &prepared {
-            Ok(seed) => here.metrics.prepared(seed),
-            Err(failure) => here.metrics.failed(Work::Prepare, failure),
-        }
-        if let Err(Ok(unwanted)) = answer.send(prepared)
-            && let Ok(id) = unwanted.id.parse()
-        {
-            tracing::info!(seed = %id, "dropped: who asked for it has gone");
-            // It may have been dropped already.
-            let _ = here.seeds.drop(&id);
-        }
-    });
-    let broken = |_| Failure::new(Code::Internal, format!("process {pid}"), "preparing it broke off");
-    answered.await.map_err(broken)?
+    let answered = seeds::make(node, pid, options)?;
+    let failed = |code, cause: &str| Failure::new(code, format!("process {pid}"), cause);
+    match tokio::time::timeout(capture::TIMEOUT + capture::GRACE, answered).await {
+        Ok(Ok(prepared)) => prepared,
+        Ok(Err(_)) => Err(failed(Code::Internal, "preparing it broke off").with_next_step("see the node's log")),
+        Err(_) => Err(failed(Code::DeadlineExceeded, "its state could not be read from the kernel in time")
+            .with_next_step("try again when the machine is less busy")),
+    }
 }
 
 pub(crate) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v1::DropResponse, Failure> {
@@ -78,7 +67,10 @@ pub(crate) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v
 pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Failure> {
     let id = resolve(node, text).await?;
     match place_of_seed(node, &id)? {
-        Place::Here => Ok(Object::Seed(node.seeds.detail(&id)?)),
+        Place::Here => {
+            node.seeds.ready(&id).await?;
+            Ok(Object::Seed(node.seeds.detail(&id)?))
+        }
         Place::There(mut owner) => {
             let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: id.to_string() });
             let answer = owner.inspect(request).await.map_err(passed_on(format!("seed {id}")))?;
@@ -115,11 +107,12 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
 }
 
 /// What another node needs to read a seed of this one.
-pub(super) fn describe_here(node: &Node, text: &str) -> Result<v1::SeedAccess, Failure> {
+pub(super) async fn describe_here(node: &Node, text: &str) -> Result<v1::SeedAccess, Failure> {
     let id = match text.parse() {
         Ok(id) => id,
         Err(_) => node.seeds.by_name(text).ok_or_else(|| unknown(text))?,
     };
+    node.seeds.ready(&id).await?;
     node.seeds.access(&id)
 }
 
@@ -128,6 +121,7 @@ pub(super) async fn access(node: &Node, text: &str) -> Result<v1::SeedAccess, Fa
     let id = resolve(node, text).await?;
     let object = format!("seed {id}");
     if *id.node() == node.name {
+        node.seeds.ready(&id).await?;
         return node.seeds.access(&id);
     }
     let mut owner = node.peers.peer(id.node(), &object)?;

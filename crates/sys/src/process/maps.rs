@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 
 use super::malformed;
 
@@ -37,6 +38,25 @@ impl MapEntry {
     /// Whether `smaps` shows a flag, such as `dd`; proc_pid_smaps(5) lists them.
     pub fn has_flag(&self, flag: &str) -> bool {
         self.vm_flags.split_ascii_whitespace().any(|word| word == flag)
+    }
+
+    /// Takes the flags that were read of the same area later.
+    pub fn take_flags(&mut self, later: &Self) {
+        self.vm_flags.clone_from(&later.vm_flags);
+    }
+
+    /// Forgets one of them.
+    pub fn clear_flag(&mut self, flag: &str) {
+        let left = self.vm_flags.split_ascii_whitespace().filter(|word| *word != flag);
+        self.vm_flags = left.collect::<Vec<_>>().join(" ");
+    }
+
+    /// What is left of an area without a file beside `range`, which lies wholly in or wholly outside of it.
+    pub fn without(self, range: &Range<u64>) -> impl Iterator<Item = Self> {
+        let is_inside = self.start <= range.start && range.end <= self.end;
+        let (below, above) = if is_inside { (range.start, range.end) } else { (self.end, self.end) };
+        let above = Self { start: above, ..self.clone() };
+        [Self { end: below, ..self }, above].into_iter().filter(|piece| piece.start < piece.end)
     }
 
     /// Name of its link in `/proc/PID/map_files`.
@@ -145,6 +165,23 @@ mod tests {
         assert_eq!((entry.protection, entry.is_shared), (5, true));
         assert_eq!(entry.path, b"/tmp/a b\nc (deleted)");
         assert!(entry.has_flag("sh") && !entry.has_flag("dd"));
+        let mut other = entry.clone();
+        other.clear_flag("sh");
+        assert!(other.has_flag("ex") && !other.has_flag("sh"));
+        other.take_flags(entry);
+        assert_eq!(other, *entry);
+    }
+
+    #[test]
+    fn a_range_is_cut_out() {
+        let text = b"10000-20000 rwxp 00000000 00:00 0 \n";
+        let cut = |range| -> Vec<(u64, u64)> {
+            parse(text).unwrap().remove(0).without(&range).map(|piece| (piece.start, piece.end)).collect()
+        };
+        assert_eq!(cut(0x12000..0x13000), [(0x10000, 0x12000), (0x13000, 0x20000)]);
+        assert_eq!(cut(0x10000..0x20000), []);
+        assert_eq!(cut(0x10000..0x11000), [(0x11000, 0x20000)]);
+        assert_eq!(cut(0x30000..0x31000), [(0x10000, 0x20000)]);
     }
 
     #[test]

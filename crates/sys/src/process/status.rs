@@ -37,6 +37,8 @@ pub struct Status {
     pub signals_caught: u64,
     /// Resident memory, in bytes.
     pub resident_bytes: u64,
+    /// Whether the processor keeps a shadow stack of it.
+    pub has_shadow_stack: bool,
 }
 
 impl Status {
@@ -93,6 +95,7 @@ impl Status {
             "SigBlk" => self.signals_blocked = hex()?,
             "SigIgn" => self.signals_ignored = hex()?,
             "SigCgt" => self.signals_caught = hex()?,
+            "x86_Thread_features" => self.has_shadow_stack = value.split(' ').any(|feature| feature == "shstk"),
             "VmRSS" => self.resident_bytes = value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10,
             _ => {}
         }
@@ -118,9 +121,11 @@ mod tests {
 
     #[test]
     fn nested_ids_and_sets_are_read() {
-        let status =
-            Status::parse("Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nCapBnd:\tff\nUmask:\t0022\n");
+        let status = Status::parse(
+            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nCapBnd:\tff\nUmask:\t0022\nx86_Thread_features:\tshstk wrss \n",
+        );
         let status = status.unwrap();
         assert_eq!((status.namespace_ids, status.capabilities[3], status.umask), (vec![9, 2], 0xff, 0o22));
+        assert!(status.has_shadow_stack);
     }
 }

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use farfork_sys::pagemap::{self, Region};
-use farfork_sys::process::{self, MapEntry};
+use farfork_sys::pagemap::Region;
+use farfork_sys::process::MapEntry;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, Mapping, MappingFlags, PageRun, USER_SPACE_END,
+    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, Mapping, MappingFlags, PageRun,
 };
 
+use super::space::AddressSpace;
 use super::{Kind, about, kind, merge};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
@@ -36,15 +37,9 @@ struct Builder<'a> {
 }
 
 impl MemoryMap {
-    /// The memory of `subject`, a template of `pid` that stands still (or `pid` itself).
-    pub(crate) fn build((pid, subject): (i32, i32), root: &str, shared: &SharedCopies) -> Result<Self, CaptureError> {
-        let entries = process::smaps(subject).map_err(CaptureError::read(pid, "the memory map"))?;
-        let refusals = super::refusals(pid, &entries);
-        if !refusals.is_empty() {
-            return Err(CaptureError::refused(pid, refusals));
-        }
-        let regions = pagemap::populated(subject, 0, USER_SPACE_END);
-        let regions = regions.map_err(CaptureError::read(pid, "the page map"))?;
+    /// The memory of an address space.
+    pub(crate) fn build(space: AddressSpace, root: &str, shared: &SharedCopies) -> Result<Self, CaptureError> {
+        let AddressSpace { pid, subject, entries, regions } = space;
         let (file_indices, memory) = (BTreeMap::new(), Self::default());
         let mut builder = Builder { pid, subject, root, shared, regions, file_indices, memory };
         // MADV_DONTFORK: a template does not have them, a frozen parent does.

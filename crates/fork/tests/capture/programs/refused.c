@@ -67,6 +67,10 @@ static void make(const char *what) {
         timer_t timer;
         CHECK(timer_create(CLOCK_MONOTONIC, NULL, &timer));
     }
+    if (!strcmp(what, "sealed")) {
+        char *at = CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        CHECK(syscall(462 /* mseal */, at, PAGE, 0));
+    }
     if (!strcmp(what, "seccomp")) {
         struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
         struct sock_fprog program = {1, &allow};

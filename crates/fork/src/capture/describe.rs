@@ -1,0 +1,100 @@
+//! The descriptor, from what was taken and from what can be read of the template at leisure: while the answer travels.
+//! Nothing is refused here any more but what only the kernel's own flags of an area tell.
+//!
+//! ```text
+//!  template   flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
+//! ```
+
+use farfork_sys::clock::Clocks;
+use farfork_sys::process;
+use farfork_wire::descriptor::{Descriptor, Origin};
+
+use super::attempt::{Held, Taken};
+use super::deadline::Deadline;
+use super::error::CaptureError;
+use super::inject::Injector;
+use super::memory::MemoryMap;
+use super::shared::SharedCopy;
+use super::{CaptureOptions, eager, state, twin};
+use crate::{kernel, phase};
+
+/// Makes the descriptor, and what holds the memory ready to be parked.
+pub(super) fn describe(
+    options: &CaptureOptions,
+    held: &mut Held,
+    mut taken: Taken,
+    deadline: &Deadline,
+) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
+    let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
+    let flagged = phase!("prepare.flags", flags(held, &mut taken, &mut injector));
+    let tidied = phase!("prepare.tidy", tidy(held, &taken, &mut injector));
+    held.settle();
+    flagged.and(tidied)?;
+    let (pid, subject) = (taken.snapshot.pid, held.pid());
+    let Taken { snapshot, survey, clocks, standing, answers, copies, mem, root, files, inherited, space, .. } = taken;
+    let mut memory = phase!("prepare.memory", MemoryMap::build(space, &root, &copies))?;
+    let shared_objects = copies.describe(&mut memory.extents);
+    let entered = phase!("prepare.state");
+    let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, inherited.securebits)?;
+    let process = state::process(&survey, &snapshot, (subject, &root), inherited, taken.oom_score_adj)?;
+    let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
+    drop(entered);
+    let eager = phase!("prepare.eager", eager::eager(&mem, &threads, &process.mm, &memory.mappings));
+    let descriptor = Descriptor {
+        origin: origin(options, &threads[0].xstate, clocks),
+        process,
+        threads,
+        mappings: memory.mappings,
+        extents: memory.extents,
+        mapped_files: memory.files,
+        shared_objects,
+        open_files: files.open_files,
+        file_descriptors: files.descriptors,
+        eager,
+    };
+    descriptor.validate()?;
+    Ok((descriptor, copies.into_copies()))
+}
+
+/// Reads the flags of a clone's areas: of a twin where there is much memory, else of the clone itself. A parent's are known.
+fn flags(held: &Held, taken: &mut Taken, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+    let Held::Clone(clone) = held else { return Ok(()) };
+    let large = taken.space.large(twin::AREAS_MAX);
+    let marked: Vec<u64> = large.iter().map(|entry| entry.start).collect();
+    let mut areas = None;
+    if !large.is_empty() {
+        let told = twin::areas(clone, &large, (&taken.lifeline, &taken.mem), injector);
+        let unknown = |error| tracing::debug!(template = clone.pid, %error, "no twin of a template tells its flags");
+        areas = told.map_err(unknown).ok();
+    }
+    let own = || process::smaps(clone.pid).map_err(CaptureError::read(taken.snapshot.pid, "the memory map"));
+    let areas = areas.map_or_else(own, Ok)?;
+    taken.space.flag(&areas, &marked)
+}
+
+/// The lifeline's pages go; a clone gets its place in the OOM order.
+fn tidy(held: &Held, taken: &Taken, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+    let registers = match held {
+        Held::Clone(clone) => {
+            clone.lower_in_oom_order()?;
+            &clone.registers
+        }
+        Held::Parent(_) => &taken.snapshot.leader().registers,
+    };
+    taken.lifeline.unmap((held.pid(), registers), (None, &taken.mem), injector)
+}
+
+fn origin(options: &CaptureOptions, xstate: &[u8], clocks: Clocks) -> Origin {
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    Origin {
+        node: options.node.clone(),
+        kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
+        boot_id: boot_id.trim().to_owned(),
+        vdso_build_id: kernel::vdso_build_id().to_vec(),
+        xcr0: state::xcr0(xstate),
+        xstate_bytes: xstate.len() as u32,
+        cpu_features: farfork_sys::cpu::features(),
+        monotonic_ns: clocks.monotonic_ns,
+        boottime_ns: clocks.boottime_ns,
+    }
+}

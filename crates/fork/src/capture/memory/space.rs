@@ -1,0 +1,145 @@
+//! The address space of a template: its areas, and which of their pages hold something.
+//!
+//! Areas and pages are read before anyone hears of the seed; the kernel's own flags of each area (which `smaps` tells,
+//! after a walk over all pages) afterwards.
+
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+
+use farfork_sys::pagemap::{Detail, PageTables, Region};
+use farfork_sys::process::{self, MapEntry};
+
+use super::{Kind, kind, refusals};
+use crate::capture::error::CaptureError;
+use crate::capture::shared::SharedCopies;
+use crate::phase;
+
+/// From this size on, in bytes, an area without a file is scanned by itself: below, one more system call costs more than
+/// to look at the records of its pages.
+const OWN_SCAN_BYTES_MIN: u64 = 256 << 10;
+
+/// From this much on, in bytes, an area's pages are worth a call that keeps them out of a twin.
+const LARGE_BYTES_MIN: u64 = 1 << 20;
+
+/// From this much on, in bytes, `smaps` of the memory itself takes longer than a twin.
+const TWIN_BYTES_MIN: u64 = 24 << 20;
+
+/// What was read of a template that stands still (or of a parent that does).
+#[derive(Debug)]
+pub(crate) struct AddressSpace {
+    /// For messages.
+    pub(super) pid: i32,
+    pub(super) subject: i32,
+    /// Ascending.
+    pub(super) entries: Vec<MapEntry>,
+    /// Pages that hold something, ascending.
+    pub(super) regions: Vec<Region>,
+}
+
+impl AddressSpace {
+    /// That of `subject`, a template of `pid` or itself, without the pages of the `lifeline`.
+    pub(crate) fn of(
+        (pid, subject): (i32, i32),
+        lifeline: Range<u64>,
+        shared: &SharedCopies,
+    ) -> Result<Self, CaptureError> {
+        let map = phase!("prepare.map", process::maps(subject)).map_err(CaptureError::read(pid, "the memory map"))?;
+        let entries: Vec<MapEntry> = map.into_iter().flat_map(|entry| entry.without(&lifeline)).collect();
+        let found = refusals(pid, &entries);
+        if !found.is_empty() {
+            return Err(CaptureError::refused(pid, found));
+        }
+        let space = Self { pid, subject, entries, regions: Vec::new() };
+        if space.entries.iter().any(|entry| kind(entry) == Ok(Kind::SharedObject) && !space.is_copied(entry, shared)) {
+            return Err(CaptureError::Unstable { pid, what: "its shared memory".to_owned() });
+        }
+        Ok(space)
+    }
+
+    /// Its areas, ascending.
+    pub(crate) fn entries(&self) -> &[MapEntry] {
+        &self.entries
+    }
+
+    /// How much its pages hold that are its own, in bytes.
+    pub(crate) fn populated_bytes(&self) -> u64 {
+        self.regions.iter().filter(|region| !region.is_file()).map(|region| region.end - region.start).sum()
+    }
+
+    /// The areas without a file that hold most of the memory, at most `count`; none where all together hold little.
+    pub(crate) fn large(&self, count: usize) -> Vec<&MapEntry> {
+        let populated = |entry: &MapEntry| -> u64 { self.inside(entry).map(|pages| pages.end - pages.start).sum() };
+        let is_plain = |entry: &&MapEntry| kind(entry) == Ok(Kind::Anonymous) && entry.inode == 0;
+        let sized = self.entries.iter().filter(is_plain).map(|entry| (populated(entry), entry));
+        let mut large: Vec<(u64, &MapEntry)> = sized.filter(|(bytes, _)| *bytes >= LARGE_BYTES_MIN).collect();
+        large.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        large.truncate(count);
+        let total: u64 = large.iter().map(|(bytes, _)| bytes).sum();
+        if total < TWIN_BYTES_MIN { Vec::new() } else { large.into_iter().map(|(_, entry)| entry).collect() }
+    }
+
+    /// Takes the kernel's flags of each area from `flagged`, the areas of a twin in which those at `marked` addresses were
+    /// marked to be wiped on fork. Some flags are refused.
+    pub(crate) fn flag(&mut self, flagged: &[MapEntry], marked: &[u64]) -> Result<(), CaptureError> {
+        for entry in &mut self.entries {
+            let at = flagged.partition_point(|other| other.end <= entry.start);
+            if let Some(same) = flagged.get(at).filter(|other| other.start <= entry.start) {
+                entry.take_flags(same);
+            }
+            if marked.contains(&entry.start) {
+                entry.clear_flag("wf");
+            }
+        }
+        let found = refusals(self.pid, &self.entries);
+        if found.is_empty() { Ok(()) } else { Err(CaptureError::refused(self.pid, found)) }
+    }
+
+    /// The populated pages of an area.
+    pub(super) fn inside(&self, entry: &MapEntry) -> impl Iterator<Item = Range<u64>> {
+        let from = self.regions.partition_point(|region| region.end <= entry.start);
+        let (start, end) = (entry.start, entry.end);
+        let inside = self.regions[from..].iter().take_while(move |region| region.start < end);
+        inside.map(move |region| region.start.max(start)..region.end.min(end))
+    }
+
+    /// Whether the shared object of an area was copied in the pause.
+    fn is_copied(&self, entry: &MapEntry, shared: &SharedCopies) -> bool {
+        let path = format!("/proc/{}/map_files/{}", self.subject, entry.range_name());
+        let by_link = || std::fs::metadata(path).is_ok_and(|file| shared.index_of(file.dev(), file.ino()).is_some());
+        shared.index_of(entry.device, entry.inode).is_some() || by_link()
+    }
+
+    /// Finds the pages that hold something, in as few walks as can be.
+    pub(crate) fn scan(&mut self) -> Result<(), CaptureError> {
+        let unread = |pid| CaptureError::read(pid, "the page map");
+        let mut tables = PageTables::open(self.subject).map_err(unread(self.pid))?;
+        for (range, detail) in walks(&self.entries) {
+            tables.populated(range.start, range.end, detail, &mut self.regions).map_err(unread(self.pid))?;
+        }
+        Ok(())
+    }
+}
+
+/// The walks over the areas whose pages matter. Only for private mappings of files it does whose the pages are.
+fn walks(entries: &[MapEntry]) -> Vec<(Range<u64>, Detail)> {
+    let mut walks: Vec<(Range<u64>, Detail)> = Vec::new();
+    let mut goes_on = false;
+    for entry in entries {
+        let detail = match kind(entry) {
+            Ok(Kind::PrivateFile) => Detail::Owner,
+            Ok(Kind::Anonymous) if entry.bytes() >= OWN_SCAN_BYTES_MIN => Detail::Populated,
+            Ok(Kind::Anonymous) => Detail::Owner,
+            // Nothing is asked about their pages.
+            _ => {
+                goes_on = false;
+                continue;
+            }
+        };
+        match walks.last_mut() {
+            Some((range, last)) if goes_on && *last == detail => range.end = entry.end,
+            _ => walks.push((entry.start..entry.end, detail)),
+        }
+        goes_on = true;
+    }
+    walks
+}

@@ -1,0 +1,27 @@
+// A parent with much memory, each area of it with advice of its own for the kernel, side by side where they would be one
+// but for that.
+#include "parent.h"
+
+#define AREA_BYTES (16UL << 20)
+
+static char *place;
+
+static void area(const char *name, size_t bytes, int advice) {
+    char *at = CHECK(mmap(place, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+    place += bytes;
+    CHECK(madvise(at, bytes, MADV_NOHUGEPAGE));
+    if (advice >= 0) CHECK(madvise(at, bytes, advice));
+    for (size_t offset = 0; offset < bytes; offset += PAGE) at[offset] = 1;
+    tell(name, (unsigned long)at);
+}
+
+int main(void) {
+    begin();
+    place = CHECK(mmap(NULL, 4 * AREA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    area("plain", AREA_BYTES, -1);
+    area("wiped", 1UL << 20, MADV_WIPEONFORK);
+    area("undumped", AREA_BYTES, MADV_DONTDUMP);
+    area("absent", 1UL << 20, MADV_DONTFORK);
+    ready();
+    for (;;) pause();
+}

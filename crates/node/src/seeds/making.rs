@@ -1,0 +1,156 @@
+//! How a seed is made: listed, and answered, when nothing of the process is refused and it runs again; completed while the
+//! answer travels; served when it is complete. All of it but the wait happens in the thread that captures.
+
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Instant;
+
+use farfork_fabric::Region as _;
+use farfork_fork::capture::{Begun, CaptureError, Captured, Observer};
+use farfork_fork::phase;
+use farfork_fork::seed::Seed;
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::token::TOKEN_BYTES;
+use farfork_wire::{PAGE_SIZE, SeedId, Token};
+use tokio::sync::oneshot;
+use tonic::Code;
+
+use super::readiness::Readiness;
+use super::{Listed, PrepareOptions, Seeds, count, name_taken};
+use crate::api::v1;
+use crate::clock;
+use crate::engine::{capture_failure, random_number};
+use crate::failure::Failure;
+use crate::metrics::Work;
+use crate::node::Node;
+
+/// Makes a seed of a process. Where nobody waits for the answer when it comes, nobody would know of the seed: it is
+/// dropped.
+///
+/// # Errors
+/// The name is taken, or nothing can be captured now; why the process is not captured is in the answer.
+pub(crate) fn make(
+    node: &Arc<Node>,
+    pid: u32,
+    mut options: PrepareOptions,
+) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
+    node.seeds.check_free(&options.name)?;
+    let (freeze, sockets) = (options.freeze, std::mem::take(&mut options.sockets));
+    let (answer, answered) = oneshot::channel();
+    let maker =
+        Maker { node: node.clone(), pid, options, began: Instant::now(), answer: Some(answer), unfinished: None };
+    node.engine.capture(pid, freeze, sockets, Box::new(maker))?;
+    Ok(answered)
+}
+
+/// Makes one seed.
+struct Maker {
+    node: Arc<Node>,
+    pid: u32,
+    options: PrepareOptions,
+    began: Instant,
+    /// Taken when it is given.
+    answer: Option<oneshot::Sender<Result<v1::Seed, Failure>>>,
+    /// The seed, when it is listed.
+    unfinished: Option<Unfinished>,
+}
+
+/// A seed that is listed, and not complete yet.
+struct Unfinished {
+    id: SeedId,
+    token: Token,
+    readiness: Arc<Readiness>,
+}
+
+impl Observer for Maker {
+    fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
+        let listed = begun.map_err(|error| capture_failure(self.pid, &error)).and_then(|begun| self.list(&begun));
+        match &listed {
+            Ok(seed) => self.node.metrics.prepared(seed),
+            Err(failure) => self.node.metrics.failed(Work::Prepare, failure),
+        }
+        let is_listed = listed.is_ok();
+        let is_wanted = self.answer.take().is_some_and(|answer| answer.send(listed).is_ok());
+        if let (false, Some(Unfinished { id, readiness, .. })) = (is_wanted, &self.unfinished) {
+            tracing::info!(seed = %id, "dropped: who asked for it has gone");
+            self.node.seeds.listed().remove(id);
+            readiness.conclude(Err(super::unknown(id)));
+        }
+        is_listed && is_wanted
+    }
+
+    fn completed(&mut self, captured: Result<Captured, CaptureError>) {
+        let Some(Unfinished { id, token, readiness }) = self.unfinished.take() else { return };
+        let completed = captured
+            .map_err(|error| capture_failure(self.pid, &error))
+            .and_then(|captured| Seed::new(id.clone(), token, captured).map_err(|error| self.broken(&error)));
+        match completed {
+            Ok(seed) => readiness.leave(self.node.seeds.serve(&id, seed)),
+            Err(failure) => {
+                tracing::warn!(seed = %id, %failure, "a seed cannot be forked");
+                let cause = format!("it could not be completed: {}", failure.cause());
+                let step = format!("drop it with `farfork drop {id}`, and prepare process {} again", self.pid);
+                let told = Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause).with_next_step(step);
+                readiness.conclude(Err(told));
+            }
+        }
+    }
+}
+
+impl Maker {
+    /// Lists the seed: from now on it can be asked for.
+    fn list(&mut self, begun: &Begun) -> Result<v1::Seed, Failure> {
+        let _phase = phase!("prepare.list");
+        let random = random_number().map_err(|error| self.broken(&error))?;
+        let id = SeedId::new(self.node.seeds.node.clone(), random);
+        let mut token = [0; TOKEN_BYTES];
+        getrandom::fill(&mut token).map_err(|error| self.broken(&error))?;
+        let (view, readiness) = (self.view(&id, begun), Arc::new(Readiness::default()));
+        let mut listed = self.node.seeds.listed();
+        // Another request may have taken the name meanwhile.
+        if listed.values().any(|other| !view.name.is_empty() && other.view.name == view.name) {
+            return Err(name_taken(&view.name));
+        }
+        listed.insert(id.clone(), Listed { view: view.clone(), readiness: readiness.clone() });
+        drop(listed);
+        self.unfinished = Some(Unfinished { id, token: Token::from_bytes(token), readiness });
+        Ok(view)
+    }
+
+    fn view(&self, id: &SeedId, begun: &Begun) -> v1::Seed {
+        let (created_unix_ms, ttl_ms) = (clock::unix_ms_now(), self.options.ttl_ms);
+        v1::Seed {
+            id: id.to_string(),
+            name: self.options.name.clone(),
+            node: id.node().to_string(),
+            parent_pid: self.pid,
+            command: begun.arguments.join(" "),
+            created_unix_ms,
+            expires_unix_ms: if ttl_ms > 0 { created_unix_ms.saturating_add(ttl_ms) } else { 0 },
+            threads: count(begun.times.threads),
+            memory_bytes: begun.populated_bytes,
+            descriptor_bytes: 0,
+            pause_us: u64::try_from(begun.times.pause.as_micros()).unwrap_or(u64::MAX),
+            prepare_us: u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX),
+            frozen: self.options.freeze,
+            phases: Vec::new(),
+        }
+    }
+
+    fn broken(&self, error: &dyn Display) -> Failure {
+        Failure::new(Code::Internal, format!("process {}", self.pid), error)
+    }
+}
+
+impl Seeds {
+    /// From now on the seed is served. One that was dropped meanwhile comes back.
+    fn serve(&self, id: &SeedId, seed: Seed) -> Option<Seed> {
+        let mut listed = self.listed();
+        let Some(known) = listed.get_mut(id) else { return Some(seed) };
+        let pages = seed.descriptor().extents.iter().flat_map(|extent| &extent.populated).map(|run| run.count);
+        known.view.memory_bytes = pages.sum::<u64>() * PAGE_SIZE;
+        known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);
+        self.table.insert(Arc::new(seed));
+        None
+    }
+}

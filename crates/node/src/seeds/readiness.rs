@@ -1,0 +1,81 @@
+//! Whether a seed can be forked yet. A prepare is answered as soon as nothing of the process is refused and it runs again;
+//! the descriptor is completed while the answer travels. Who comes before that waits.
+//!
+//! ```text
+//!  listed ─▶ underway ─┬─▶ ready
+//!                      └─▶ failed: each fork is told why, until the seed is dropped
+//! ```
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use farfork_fork::seed::Seed;
+
+use crate::failure::Failure;
+
+/// How a seed's completion stands.
+#[derive(Debug, Default)]
+pub(super) struct Readiness {
+    state: Mutex<State>,
+    told: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// `None` while it is underway.
+    outcome: Option<Result<(), Failure>>,
+    /// Completed when it had been dropped already: its end is for who dropped it to see.
+    unlisted: Option<Seed>,
+}
+
+impl Readiness {
+    /// Tells all who wait, and all who come.
+    pub(super) fn conclude(&self, outcome: Result<(), Failure>) {
+        self.state().outcome = Some(outcome);
+        self.told.notify_all();
+    }
+
+    /// The seed is complete; `unlisted` where it had been dropped already.
+    pub(super) fn leave(&self, unlisted: Option<Seed>) {
+        self.state().unlisted = unlisted;
+        self.conclude(Ok(()));
+    }
+
+    /// How it ended; `None` while it is underway.
+    pub(super) fn outcome(&self) -> Option<Result<(), Failure>> {
+        self.state().outcome.clone()
+    }
+
+    /// Waits for the end, blocking, at most `limit`; `None` if it is not over then.
+    pub(super) fn wait(&self, limit: Duration) -> Option<Result<(), Failure>> {
+        let waited = self.told.wait_timeout_while(self.state(), limit, |state| state.outcome.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.outcome.clone()
+    }
+
+    /// Waits for the end, blocking, at most `limit`; gives a seed that was dropped before it was complete.
+    pub(super) fn wait_unlisted(&self, limit: Duration) -> Option<Seed> {
+        let waited = self.told.wait_timeout_while(self.state(), limit, |state| state.outcome.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.unlisted.take()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[test]
+    fn who_waits_is_told() {
+        let readiness = Arc::new(Readiness::default());
+        assert_eq!(readiness.wait(Duration::from_millis(1)), None);
+        let waiting = readiness.clone();
+        let waiter = std::thread::spawn(move || waiting.wait(Duration::from_secs(60)));
+        readiness.conclude(Ok(()));
+        assert_eq!(waiter.join().unwrap(), Some(Ok(())));
+        assert_eq!(readiness.outcome(), Some(Ok(())));
+    }
+}
