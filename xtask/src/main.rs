@@ -1,10 +1,11 @@
-//! The one door to the project's own chores: `cargo xtask tidy|test|e2e|bench|deny|setup`. The Makefile and CI call it.
+//! The one door to the project's own chores: `cargo xtask tidy|test|e2e|bench|deny|fuzz|setup`. The Makefile and CI call it.
 //!
 //! It uses the standard library and `anyhow` only, so that it builds in seconds. What each check or step is lives in the
 //! module of its name; this file only chooses.
 #![forbid(unsafe_code)]
 
 mod deny;
+mod fuzz;
 mod pipeline;
 mod setup;
 mod tidy;
@@ -22,6 +23,8 @@ usage: cargo xtask COMMAND
   e2e [FILTER …]      the end-to-end tests only (root); what follows is passed to them
   bench [OPTION …]    `farfork bench fork` of a release build (root); what follows is passed on
   deny [--advisories] licences, bans and sources of the dependencies; with the flag, known vulnerabilities too
+  fuzz [--seconds N] [TARGET …]
+                      the fuzz targets, or those named, for a minute or N seconds each
   setup               install the system and Python packages that the tests need (root)";
 
 /// Exit status for wrong usage, as the farfork command has it.
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         ("bench", options) => pipeline::bench(&workspace, options),
         ("deny", []) => deny::run(&workspace, deny::Scope::Offline),
         ("deny", [flag]) if flag == "--advisories" => deny::run(&workspace, deny::Scope::WithAdvisories),
+        ("fuzz", arguments) => fuzz::run(&workspace, arguments),
         ("setup", []) => setup::run(&workspace),
         _ => {
             eprintln!("{USAGE}");

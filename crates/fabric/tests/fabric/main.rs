@@ -3,8 +3,12 @@
 mod changes;
 mod conformance;
 mod faults;
+mod hostile;
+mod log;
 mod pattern;
 mod proxy;
+mod security;
 mod seed;
+mod sim;
 mod support;
 mod tcp;

@@ -1,0 +1,188 @@
+//! Peers that mean harm, on real sockets: the log names them, they cost little, and others do not notice.
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::{Address, SharedMemory, Span};
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::frame::change::{ConnectionName, append_introduce, append_message, append_write};
+use farfork_wire::frame::reply::append_written;
+use farfork_wire::frame::request::{ReadMode, append_open, append_read};
+use farfork_wire::frame::{HEADER_BYTES, Header, Kind, encode_hello};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::log;
+use crate::seed::{MEMORY, expected, key};
+use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider};
+
+/// Connections that say nothing.
+const HALF_OPEN: usize = 10_000;
+
+fn fixture() -> (Fixture, SocketAddr) {
+    let fixture = Fixture::new(Provider::Tcp);
+    let Address::Tcp(at) = fixture.address else { panic!("tcp has socket addresses") };
+    (fixture, at)
+}
+
+/// Sends, then reads until the owner ends the connection; gives what came.
+fn speak(at: SocketAddr, bytes: &[u8]) -> (SocketAddr, Vec<u8>) {
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let own = stream.local_addr().unwrap();
+    let _ = stream.write_all(bytes);
+    let mut heard = Vec::new();
+    match stream.read_to_end(&mut heard) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
+    }
+    (own, heard)
+}
+
+/// A header that is right, of a frame that is not.
+fn header(kind: u8, body_bytes: u32) -> Vec<u8> {
+    let mut bytes = Header { kind: Kind::Read, body_bytes, id: 1, body_crc: 0 }.encode();
+    bytes[0] = kind;
+    let checksum = crc32c::crc32c(&bytes[..HEADER_BYTES - 4]);
+    bytes[HEADER_BYTES - 4..].copy_from_slice(&checksum.to_le_bytes());
+    bytes.to_vec()
+}
+
+#[test]
+fn who_breaks_the_rules_is_named_and_harms_nobody() {
+    log::catch();
+    let (mut fixture, at) = fixture();
+    let hello = || encode_hello().to_vec();
+    let with = |append: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = hello();
+        append(&mut bytes);
+        bytes
+    };
+    let one = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
+    let cases = [
+        ("does not speak", b"GET / HTTP/1.1\r\nHost: n1\r\n\r\n".to_vec()),
+        ("header is damaged", with(&|out| out.extend_from_slice(&[0x5a; 100]))),
+        ("no meaning here", with(&|out| out.extend(header(99, 0)))),
+        ("no meaning here", with(&|out| append_written(out, 1))),
+        ("announces 3000000000 bytes", with(&|out| out.extend(header(Kind::Write as u8, 3_000_000_000)))),
+        ("announces 70000 bytes", with(&|out| out.extend(header(Kind::Message as u8, 70_000)))),
+        ("handle was not opened", with(&|out| append_read(out, 1, 7, ReadMode::Exact, &one))),
+        ("not introduced itself", with(&|out| append_message(out, 1, b"psst"))),
+        ("body of frame 1 is damaged", {
+            let mut bytes = with(&|out| append_message(out, 1, b"psst"));
+            *bytes.last_mut().unwrap() ^= 1;
+            bytes
+        }),
+    ];
+    for (cause, bytes) in cases {
+        let (peer, heard) = speak(at, &bytes);
+        assert_eq!(heard, hello(), "whoever connects learns who is here, and no more");
+        log::wait_for(&[&peer.to_string(), cause]);
+        assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
+        // So many lines a second are written; the next case needs one.
+        std::thread::sleep(Duration::from_millis(150));
+    }
+    assert!(fixture.seeds.inbox.receive().is_none());
+}
+
+#[test]
+fn what_is_cut_off_is_forgotten() {
+    let (mut fixture, at) = fixture();
+    let mut whole = encode_hello().to_vec();
+    append_introduce(&mut whole, ConnectionName::from_bytes([9; 16]), 0);
+    append_message(&mut whole, 1, &[7; 5000]);
+    for cut in [1, 15, 20, 45, 70, 100, whole.len() - 1] {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(&whole[..cut]).unwrap();
+        drop(stream);
+        assert_eq!(fixture.read(MEMORY, 8, 8).unwrap(), expected(MEMORY, 8, 8));
+    }
+    assert!(fixture.seeds.inbox.receive().is_none());
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.write_all(&whole).unwrap();
+    let mut answer = [0; 16 + HEADER_BYTES];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, [7; 5000]);
+}
+
+#[test]
+fn replayed_and_reordered_changes_are_not_made_again() {
+    let (mut fixture, at) = fixture();
+    let own = key(5);
+    let _registration = fixture.seeds.registry.register(&own, Arc::new(SharedMemory::new(100).unwrap())).unwrap();
+    let span = [Span { extent: ExtentId(0), offset: 0, bytes: 3 }];
+    let mut recorded = encode_hello().to_vec();
+    append_open(&mut recorded, 0, &own.seed, &own.token);
+    append_introduce(&mut recorded, ConnectionName::from_bytes([8; 16]), 0);
+    append_message(&mut recorded, 3, b"once");
+    append_write(&mut recorded, 4, 0, &span, b"old");
+    let answers = 16 + 2 * HEADER_BYTES;
+    let send = |bytes: &[u8], answers: usize| {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(bytes).unwrap();
+        let mut heard = vec![0; answers];
+        stream.read_exact(&mut heard).unwrap();
+        heard
+    };
+    let first = send(&recorded, answers);
+    let mut later = recorded.clone();
+    append_write(&mut later, 9, 0, &span, b"new");
+    // Behind it, what came before: on the same connection, and on others.
+    append_write(&mut later, 4, 0, &span, b"old");
+    append_message(&mut later, 3, b"once");
+    send(&later, answers + 3 * HEADER_BYTES);
+    for _ in 0..3 {
+        assert_eq!(send(&recorded, answers), first, "a replay is answered as it was");
+    }
+    assert_eq!(fixture.requester.read(&own, &span, PATIENCE).unwrap(), b"new");
+    assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, b"once");
+    assert!(fixture.seeds.inbox.receive().is_none());
+}
+
+fn open_files() -> usize {
+    fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// The most memory that this process ever had, in KiB.
+fn memory_peak_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").trim().parse().unwrap()
+}
+
+#[test]
+fn ten_thousand_half_open_connections_cost_little_and_others_nothing() {
+    log::catch();
+    let (mut fixture, at) = fixture();
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
+    let (files_before, memory_before) = (open_files(), memory_peak_kib());
+    let (mut silent, mut slowest) = (Vec::with_capacity(HALF_OPEN), Duration::ZERO);
+    for number in 0..HALF_OPEN {
+        silent.push(TcpStream::connect(at).unwrap());
+        if number % 500 == 0 {
+            let before = Instant::now();
+            assert_eq!(fixture.read(MEMORY, 0, 4096).unwrap(), expected(MEMORY, 0, 4096));
+            // A newcomer that speaks is let in, too.
+            let mut friend = fixture.site.connect(&fixture.address);
+            let span = [Span { extent: MEMORY, offset: 8, bytes: 8 }];
+            assert_eq!(friend.read(&fixture.key, &span, PATIENCE).unwrap(), expected(MEMORY, 8, 8));
+            slowest = slowest.max(before.elapsed());
+        }
+    }
+    assert!(slowest < BUSY_MACHINE, "a page took {slowest:?} beside them");
+    // The owner's ends, of which there are two for a connection: other tests of this process have some, too.
+    let wait_until = Instant::now() + PATIENCE;
+    while open_files() > files_before + HALF_OPEN + 2000 {
+        assert!(Instant::now() < wait_until, "the owner keeps {} of them", open_files() - files_before - HALF_OPEN);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let grown_mib = (memory_peak_kib() - memory_before) >> 10;
+    assert!(grown_mib < 256, "they cost {grown_mib} MiB");
+    log::wait_for(&["it has not said anything, and others wait"]);
+    assert!(log::count(&["it has not said anything"]) < 2000, "the log is not flooded");
+    drop(silent);
+    assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
+}

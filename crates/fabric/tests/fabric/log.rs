@@ -1,0 +1,47 @@
+//! What the fabric says in the log, caught for tests. All tests of a process share it: they look for lines that name
+//! their own peer.
+
+use std::io::{self, Write};
+use std::sync::{Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+static LINES: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+
+struct Catcher;
+
+impl Write for Catcher {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        LINES.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// From now on lines are caught.
+pub(crate) fn catch() {
+    static ONCE: OnceLock<()> = OnceLock::new();
+    ONCE.get_or_init(|| {
+        tracing_subscriber::fmt().with_ansi(false).with_writer(|| Catcher).init();
+    });
+}
+
+/// Waits for a line in which all of these stand.
+pub(crate) fn wait_for(words: &[&str]) -> String {
+    let limit = Instant::now() + Duration::from_secs(20);
+    loop {
+        let lines = String::from_utf8_lossy(&LINES.lock().unwrap()).into_owned();
+        if let Some(line) = lines.lines().find(|line| words.iter().all(|word| line.contains(word))) {
+            return line.to_owned();
+        }
+        assert!(Instant::now() < limit, "no line with {words:?} in:\n{lines}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// How many lines have all of these.
+pub(crate) fn count(words: &[&str]) -> usize {
+    let lines = String::from_utf8_lossy(&LINES.lock().unwrap()).into_owned();
+    lines.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+}

@@ -1,0 +1,267 @@
+//! Connections that something protects: the place that is left for it, tried with something that keeps bytes inside in
+//! both directions, as TLS does.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::TcpListener;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_fabric::transport::Stream;
+use farfork_fabric::{
+    Address, Exporter, FabricError, LinkError, READ_BYTES_MAX, Security, Span, connect_secured, sim, tcp,
+};
+
+use crate::seed::{COPY, COPY_BYTES, MEMORY, PAGE, Seed, Seeds, expected, key};
+use crate::support::{PATIENCE, Provider, Requester, Site};
+
+/// Inverts every byte, in records, once both sides have said the same word.
+#[derive(Debug)]
+struct Inverted {
+    inner: Box<dyn Stream>,
+    word: Vec<u8>,
+    said: usize,
+    heard: Vec<u8>,
+    kept: VecDeque<u8>,
+    unsent: VecDeque<u8>,
+}
+
+/// Most bytes that wait inside, in either direction.
+const KEPT_MAX: usize = 50_000;
+
+impl Inverted {
+    fn flush(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            let (front, _) = self.unsent.as_slices();
+            let Some(sent) = self.inner.send(&[IoSlice::new(front)])? else { break };
+            self.unsent.drain(..sent);
+        }
+        Ok(())
+    }
+}
+
+impl Stream for Inverted {
+    fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        if self.kept.is_empty() {
+            let mut record = vec![0; KEPT_MAX];
+            match self.inner.receive(&mut [IoSliceMut::new(&mut record)])? {
+                Some(0) => return Ok(Some(0)),
+                Some(count) => self.kept.extend(record[..count].iter().map(|byte| !byte)),
+                None => return Ok(None),
+            }
+        }
+        let mut given = 0;
+        // Less than there is, now and then.
+        let most = self.kept.len().min(7000);
+        for space in spaces {
+            let part = space.len().min(most - given);
+            for (to, byte) in space.iter_mut().zip(self.kept.drain(..part)) {
+                *to = byte;
+            }
+            given += part;
+        }
+        Ok(Some(given))
+    }
+
+    fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        self.flush()?;
+        let mut taken = 0;
+        for byte in slices.iter().flat_map(|slice| slice.iter()).take(KEPT_MAX - self.unsent.len()) {
+            self.unsent.push_back(!byte);
+            taken += 1;
+        }
+        self.flush()?;
+        Ok(if taken == 0 && slices.iter().any(|slice| !slice.is_empty()) { None } else { Some(taken) })
+    }
+
+    fn has_unsent(&self) -> bool {
+        !self.unsent.is_empty() || self.said < self.word.len()
+    }
+
+    fn shake(&mut self) -> io::Result<bool> {
+        while self.said < self.word.len() {
+            let Some(sent) = self.inner.send(&[IoSlice::new(&self.word[self.said..])])? else { return Ok(false) };
+            self.said += sent;
+        }
+        let mut heard = [0];
+        while self.heard.len() < self.word.len() {
+            match self.inner.receive(&mut [IoSliceMut::new(&mut heard)])? {
+                Some(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Some(_) => self.heard.push(heard[0]),
+                None => return Ok(false),
+            }
+        }
+        if self.heard == self.word { Ok(true) } else { Err(io::Error::other("it says another word")) }
+    }
+
+    fn peer(&self) -> Option<String> {
+        Some("who knows the word".to_owned())
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.socket()
+    }
+
+    fn is_ready(&self, receive: bool, send: bool) -> bool {
+        (receive && !self.kept.is_empty()) || self.inner.is_ready(receive, send)
+    }
+}
+
+#[derive(Debug)]
+struct Word(&'static str);
+
+impl Word {
+    fn around(&self, inner: Box<dyn Stream>) -> Box<dyn Stream> {
+        let (kept, unsent) = (VecDeque::new(), VecDeque::new());
+        Box::new(Inverted { inner, word: self.0.into(), said: 0, heard: Vec::new(), kept, unsent })
+    }
+}
+
+impl Security for Word {
+    fn client(&self, stream: Box<dyn Stream>, _: &Address) -> io::Result<Box<dyn Stream>> {
+        Ok(self.around(stream))
+    }
+
+    fn server(&self, stream: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
+        Ok(self.around(stream))
+    }
+}
+
+/// An owner that knows a word, and what connects to it with a word of its own.
+struct Guarded {
+    site: Site,
+    seeds: Arc<Seeds>,
+    address: Address,
+    /// Held for its end.
+    _server: Box<dyn Any>,
+}
+
+impl Guarded {
+    fn new(provider: Provider, word: &'static str) -> Self {
+        let (site, seeds) = (Site::new(provider), Arc::new(Seeds::default()));
+        seeds.add(&key(1), &Seed::start());
+        let (exporter, security): (Arc<dyn Exporter>, _) = (seeds.clone(), Some(Arc::new(Word(word)) as _));
+        let (address, server): (_, Box<dyn Any>) = match provider {
+            Provider::Sim => {
+                let place = sim::world::Place { node: site.there, port: 7001 };
+                let server = sim::Server::start_secured(&site.world, place, &exporter, security).unwrap();
+                (server.address(), Box::new(server))
+            }
+            _ => {
+                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+                let server = tcp::Server::start_secured(listener, &exporter, security).unwrap();
+                (server.address(), Box::new(server))
+            }
+        };
+        Self { site, seeds, address, _server: server }
+    }
+
+    fn connect(&self, word: Option<&'static str>) -> Requester {
+        let security = word.map(|word| Arc::new(Word(word)) as Arc<dyn Security>);
+        let connection = match &self.address {
+            Address::Sim(place) => sim::connect(&self.site.world, self.site.here, *place, security),
+            other => connect_secured(other, security).unwrap(),
+        };
+        Requester { connection, completions: Vec::new() }
+    }
+}
+
+fn cause_of(error: &FabricError) -> &LinkError {
+    match error {
+        FabricError::Unreachable { cause, .. } => cause,
+        other => panic!("{other}"),
+    }
+}
+
+fn everything_passes(provider: Provider) {
+    let guarded = Guarded::new(provider, "swordfish");
+    let mut requester = guarded.connect(Some("swordfish"));
+    let most = READ_BYTES_MAX as u64;
+    for tag in 0..12 {
+        requester.submit(tag, &key(1), &[Span { extent: MEMORY, offset: 0, bytes: most as u32 }], PATIENCE);
+        requester.submit(100 + tag, &key(1), &[Span { extent: COPY, offset: tag, bytes: 9 }], PATIENCE);
+        requester.send(200 + tag, &[tag as u8; 30_000], PATIENCE);
+    }
+    for (tag, result) in requester.finish() {
+        match tag {
+            0..100 => assert_eq!(result.unwrap(), expected(MEMORY, 0, most)),
+            100..200 => assert_eq!(result.unwrap(), expected(COPY, tag - 100, 9)),
+            _ => assert!(result.unwrap().is_empty()),
+        }
+    }
+    for tag in 0..12 {
+        let message = guarded.seeds.inbox.receive().unwrap();
+        assert_eq!(message.bytes, [tag; 30_000]);
+        assert!(message.from.starts_with("who knows the word at "), "{}", message.from);
+    }
+    assert_eq!(
+        requester.read(&key(1), &[Span { extent: COPY, offset: COPY_BYTES - 1, bytes: 1 }], PATIENCE).unwrap(),
+        expected(COPY, COPY_BYTES - 1, 1)
+    );
+}
+
+#[test]
+fn everything_passes_through_what_protects_tcp() {
+    everything_passes(Provider::Tcp);
+}
+
+#[test]
+fn everything_passes_through_what_protects_sim() {
+    everything_passes(Provider::Sim);
+}
+
+fn strangers_learn_nothing(provider: Provider) {
+    let guarded = Guarded::new(provider, "swordfish");
+    let wait = Duration::from_millis(400);
+    let page = [Span { extent: MEMORY, offset: 0, bytes: PAGE as u32 }];
+    let error = guarded.connect(Some("codfishes")).read(&key(1), &page, wait).unwrap_err();
+    assert!(matches!(cause_of(&error), LinkError::Handshake(_)), "{error}");
+    assert!(error.to_string().contains("the handshake failed"), "{error}");
+    // In clear: the word is no greeting.
+    let error = guarded.connect(None).read(&key(1), &page, wait).unwrap_err();
+    assert!(!error.is_final(), "{error}");
+    assert_eq!(guarded.connect(Some("swordfish")).read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, PAGE));
+}
+
+#[test]
+fn strangers_learn_nothing_through_tcp() {
+    strangers_learn_nothing(Provider::Tcp);
+}
+
+#[test]
+fn strangers_learn_nothing_through_sim() {
+    strangers_learn_nothing(Provider::Sim);
+}
+
+#[test]
+fn a_handshake_has_a_limit_on_both_sides() {
+    let guarded = Guarded::new(Provider::Sim, "swordfish");
+    let page = [Span { extent: MEMORY, offset: 0, bytes: 1 }];
+    // A stranger that says no word.
+    let Address::Sim(place) = guarded.address else { panic!("it is in a world") };
+    let mut dialling = guarded.site.world.dial(guarded.site.here, place);
+    let began = guarded.site.world.now();
+    guarded.site.world.run_until(began + Duration::from_secs(1), || dialling.is_ready());
+    let mut silent = dialling.finish().unwrap().unwrap();
+    let mut ended = || loop {
+        match silent.receive(&mut [IoSliceMut::new(&mut [0; 100])]) {
+            Ok(None) => return false,
+            Ok(Some(0)) | Err(_) => return true,
+            Ok(Some(_)) => {}
+        }
+    };
+    assert!(guarded.site.world.run_until(began + Duration::from_secs(10), &mut ended));
+    let took = guarded.site.world.now() - began;
+    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(8), "{took:?}");
+
+    // A listener that accepts and never says a word.
+    let deaf = sim::world::Place { node: guarded.site.there, port: 9 };
+    let _listener = guarded.site.world.listen(deaf).unwrap();
+    let security = Some(Arc::new(Word("anybody")) as Arc<dyn Security>);
+    let connection = sim::connect(&guarded.site.world, guarded.site.here, deaf, security);
+    let mut requester = Requester { connection, completions: Vec::new() };
+    let error = requester.read(&key(1), &page, Duration::from_secs(6)).unwrap_err();
+    assert!(matches!(cause_of(&error), LinkError::HandshakeTimeout), "{error}");
+}

@@ -1,0 +1,126 @@
+//! What takes longer than a test may, or needs a network that obeys: on `sim` alone.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use farfork_fabric::sim::world::Conditions;
+use farfork_fabric::transport::Stream;
+use farfork_fabric::{Address, READ_BYTES_MAX, Span};
+use farfork_wire::frame::encode_hello;
+use farfork_wire::frame::request::{ReadMode, append_open, append_read};
+
+use crate::seed::{MEMORY, PAGE, expected};
+use crate::support::{Fixture, PATIENCE, Provider};
+
+/// The owner's replies on the connections there are vanish from now on.
+fn swallow_replies(fixture: &Fixture) {
+    let deaf = Conditions { swallow_chance: 1.0, ..Conditions::default() };
+    fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &deaf);
+}
+
+fn heal(fixture: &Fixture) {
+    fixture.site.world.set_conditions(fixture.site.there, fixture.site.here, &Conditions::default());
+}
+
+/// Sends a message that arrives, and whose answer is lost.
+fn send_unanswered(fixture: &mut Fixture) {
+    fixture.requester.tell(b"first", PATIENCE).unwrap();
+    assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, b"first");
+    swallow_replies(fixture);
+    fixture.requester.send(5, b"second", PATIENCE);
+    fixture.requester.poll();
+    fixture.site.pass(Duration::from_millis(10));
+    assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, b"second");
+    heal(fixture);
+}
+
+#[test]
+fn an_answer_that_was_lost_is_given_again_and_nothing_is_done_again() {
+    let mut fixture = Fixture::new(Provider::Sim);
+    send_unanswered(&mut fixture);
+    let ended = fixture.requester.finish();
+    assert!(ended.len() == 1 && ended[0].0 == 5 && ended[0].1.is_ok(), "{ended:?}");
+    assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
+}
+
+#[test]
+fn an_owner_that_was_restarted_says_that_it_does_not_know() {
+    let mut fixture = Fixture::new(Provider::Sim);
+    send_unanswered(&mut fixture);
+    fixture.restart(&fixture.seeds.clone());
+    let ended = fixture.requester.finish();
+    let error = ended[0].1.as_ref().unwrap_err();
+    assert!(ended.len() == 1 && error.may_have_been_done() && error.is_final(), "{error}");
+    assert!(error.to_string().contains("does not know whether it did this before"), "{error}");
+    assert!(fixture.seeds.inbox.receive().is_none(), "it was taken once");
+    fixture.requester.tell(b"third", PATIENCE).unwrap();
+}
+
+#[test]
+fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
+    let mut fixture = Fixture::new(Provider::Sim);
+    fixture.read(MEMORY, 0, 8).unwrap();
+    let (world, here, there) = (fixture.site.world.clone(), fixture.site.here, fixture.site.there);
+    world.set_cut(there, here, true);
+    let began = world.now();
+    let key = fixture.key.clone();
+    fixture.requester.submit(1, &key, &[Span { extent: MEMORY, offset: 0, bytes: 64 }], PATIENCE);
+    while world.now() < began + Duration::from_secs(5) {
+        fixture.requester.poll();
+        let until = fixture.requester.connection.next_timeout();
+        fixture.requester.connection.wait(until.map(|at| at.min(began + Duration::from_secs(5)))).unwrap();
+    }
+    assert!(fixture.requester.completions.is_empty());
+    world.set_cut(there, here, false);
+    let healed = world.now();
+    assert_eq!(fixture.requester.finish()[0].1.as_ref().unwrap(), &expected(MEMORY, 0, 64));
+    assert!(world.now() - healed < Duration::from_secs(3), "{:?}", world.now() - healed);
+}
+
+#[test]
+fn who_never_reads_is_ended_in_half_a_minute_and_costs_little_until_then() {
+    let mut fixture = Fixture::new(Provider::Sim);
+    let Address::Sim(place) = fixture.address else { panic!("it is in a world") };
+    let world = fixture.site.world.clone();
+    let mut dialling = world.dial(fixture.site.here, place);
+    let began = world.now();
+    world.run_until(began + Duration::from_secs(1), || dialling.is_ready());
+    let mut stream = dialling.finish().unwrap().unwrap();
+    let mut requests = encode_hello().to_vec();
+    append_open(&mut requests, 0, &fixture.key.seed, &fixture.key.token);
+    let span = [Span { extent: MEMORY, offset: 0, bytes: READ_BYTES_MAX as u32 }];
+    (0..500).for_each(|id| append_read(&mut requests, id, 0, ReadMode::Exact, &span));
+    assert_eq!(stream.send(&[IoSlice::new(&requests)]).unwrap(), Some(requests.len()));
+    fixture.site.pass(Duration::from_secs(20));
+    let served = fixture.seed.bytes.load(Ordering::Relaxed);
+    assert!(served < 4 << 20, "{served} bytes were read for a requester that takes none");
+    assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
+    fixture.site.pass(Duration::from_secs(20));
+    let mut rest = vec![0; 1 << 20];
+    let mut taken = 0;
+    let ended = loop {
+        match stream.receive(&mut [IoSliceMut::new(&mut rest)]) {
+            Ok(Some(0)) | Err(_) => break true,
+            Ok(Some(count)) => taken += count,
+            Ok(None) => break false,
+        }
+    };
+    assert!(ended && taken < 1 << 20, "{taken} bytes were kept for it");
+}
+
+#[test]
+fn a_page_takes_a_round_trip_whatever_else_is_asked_on_another_connection() {
+    let mut fixture = Fixture::new(Provider::Sim);
+    let mut bulk = fixture.site.connect(&fixture.address);
+    let key = fixture.key.clone();
+    for tag in 0..100 {
+        bulk.submit(tag, &key, &[Span { extent: MEMORY, offset: 0, bytes: READ_BYTES_MAX as u32 }], PATIENCE);
+    }
+    bulk.poll();
+    fixture.site.pass(Duration::from_micros(300));
+    let before = fixture.site.world.now();
+    fixture.requester.read(&key, &[Span { extent: MEMORY, offset: 0, bytes: PAGE as u32 }], PATIENCE).unwrap();
+    let took = fixture.site.world.now() - before;
+    assert!(took < Duration::from_millis(3), "{took:?}");
+}

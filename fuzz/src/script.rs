@@ -1,0 +1,56 @@
+//! A stream of bytes as a fuzzer writes it: pieces that are sent as they are, and frames whose checksums are right, which
+//! a fuzzer would hardly guess.
+//!
+//! ```text
+//!   piece: op u8 │ length u16 │ bytes          op 0: raw; else a frame: bytes begin with its id (u8)
+//! ```
+
+use farfork_wire::frame::HEADER_BYTES;
+
+/// As `farfork_wire::descriptor` has it; the target fails at once where it has another.
+pub const DESCRIPTOR_VERSION: u32 = 3;
+
+/// The bytes that a fuzzer's input stands for.
+pub fn stream(mut script: &[u8]) -> Vec<u8> {
+    let mut stream = Vec::new();
+    while let Some((op, length, rest)) = head(script) {
+        let (piece, rest) = rest.split_at(length.min(rest.len()));
+        script = rest;
+        match op {
+            0 => stream.extend_from_slice(piece),
+            kind => append_frame(&mut stream, kind, piece),
+        }
+    }
+    stream
+}
+
+fn head(script: &[u8]) -> Option<(u8, usize, &[u8])> {
+    let ([op, low, high], rest) = script.split_first_chunk()?;
+    Some((*op, usize::from(u16::from_le_bytes([*low, *high])), rest))
+}
+
+/// A frame of any kind, also of none that exists, with an id of the piece's first byte.
+pub fn append_frame(stream: &mut Vec<u8>, kind: u8, piece: &[u8]) {
+    let (id, body) = piece.split_first().map_or((0, piece), |(id, body)| (u64::from(*id), body));
+    let mut header = [0; HEADER_BYTES];
+    header[0] = kind;
+    header[4..8].copy_from_slice(&(body.len() as u32).to_le_bytes());
+    header[8..16].copy_from_slice(&id.to_le_bytes());
+    header[16..20].copy_from_slice(&crc32c::crc32c(body).to_le_bytes());
+    let checksum = crc32c::crc32c(&header[..20]);
+    header[20..].copy_from_slice(&checksum.to_le_bytes());
+    stream.extend_from_slice(&header);
+    stream.extend_from_slice(body);
+}
+
+/// A descriptor with this body, whose length and checksum are right.
+pub fn descriptor(body: &[u8]) -> Vec<u8> {
+    let mut bytes = b"FARFORK\0".to_vec();
+    bytes.extend_from_slice(&DESCRIPTOR_VERSION.to_le_bytes());
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(body);
+    let checksum = crc32c::crc32c(&bytes[16..]);
+    bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}

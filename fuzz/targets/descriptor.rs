@@ -1,0 +1,18 @@
+//! Descriptors, which a node reads from the owner of a seed: no bytes panic, and what is taken has one form.
+#![no_main]
+
+use farfork_fuzz::script;
+use farfork_wire::descriptor::{DecodeError, decode, encode};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let _ = decode(input);
+    match decode(&script::descriptor(input)) {
+        Ok(descriptor) => {
+            let again = encode(&descriptor);
+            assert_eq!(decode(&again).expect("what was encoded is decoded"), descriptor);
+        }
+        Err(DecodeError::Version { found }) => panic!("the script writes version {found} of the descriptor"),
+        Err(_) => {}
+    }
+});
