@@ -3,7 +3,8 @@
 use std::error::Error;
 use std::path::Path;
 
-const FILES: [&str; 3] = ["farfork/v1/types.proto", "farfork/v1/node.proto", "farfork/v1/peer.proto"];
+const FILES: [&str; 4] =
+    ["farfork/v1/types.proto", "farfork/v1/node.proto", "farfork/v1/peer.proto", "farfork/v1/cluster.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../proto");

@@ -1,13 +1,15 @@
 //! Which daemon a command speaks to, and how a command runs on an asynchronous runtime.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use farfork_cluster::local::LocalCluster;
-use farfork_node::client::{self, Client};
+use farfork_node::client::{self, Client, ClusterClient};
 use farfork_node::run_dir::{DEFAULT_RUN_DIR, RunDir};
+use farfork_trust::{Credentials, DEFAULT_TRUST_DIR, Directory, Encryption};
 
 /// Where the daemon listens.
 #[derive(Args, Clone)]
@@ -16,12 +18,34 @@ pub(crate) struct Connection {
     /// node that `farfork up` started there].
     #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true)]
     socket: Option<PathBuf>,
+    /// A node of the cluster to speak to over the network, in the socket's place; it needs the identity in --trust.
+    #[arg(long, env = "FARFORK_NODE", value_name = "IP:PORT", global = true)]
+    node: Option<SocketAddr>,
+    /// Directory with this machine's, or this user's, identity in the cluster, and whom it trusts.
+    #[arg(long, env = "FARFORK_TRUST", value_name = "DIR", global = true, default_value = DEFAULT_TRUST_DIR)]
+    trust: PathBuf,
 }
 
 impl Connection {
     /// Connects to the daemon.
     pub(crate) async fn open(&self) -> anyhow::Result<Client> {
-        Ok(client::connect(&self.path()).await?)
+        match self.node {
+            Some(address) => {
+                let credentials = Credentials::open(&self.trust(), Encryption::On)?;
+                Ok(client::connect_network(address, &credentials).await?)
+            }
+            None => Ok(client::connect(&self.path()).await?),
+        }
+    }
+
+    /// Connects to the daemon of this machine, for what concerns the cluster's members.
+    pub(crate) async fn open_for_cluster(&self) -> anyhow::Result<ClusterClient> {
+        Ok(client::connect_for_cluster(&self.path()).await?)
+    }
+
+    /// Who this machine is, and whom it trusts.
+    pub(crate) fn trust(&self) -> Directory {
+        Directory::new(&self.trust)
     }
 
     fn path(&self) -> PathBuf {

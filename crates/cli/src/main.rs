@@ -55,6 +55,13 @@ pub(crate) struct Global {
     json: bool,
 }
 
+impl Global {
+    /// Who this machine is, and whom it trusts.
+    fn trust(&self) -> farfork_trust::Directory {
+        self.connection.trust()
+    }
+}
+
 fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let json = global.json;

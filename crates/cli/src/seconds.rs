@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+/// A duration in whole seconds, as people read it: `3h 12m 5s`.
+pub(crate) fn whole(duration: Duration) -> String {
+    humantime::format_duration(Duration::from_secs(duration.as_secs())).to_string()
+}
+
 /// Milliseconds of a duration as a user writes it; longer than zero.
 pub(crate) fn parse_ms(text: &str) -> Result<u64, String> {
     let duration: Duration =

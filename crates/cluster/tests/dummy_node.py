@@ -14,6 +14,7 @@ options.add_argument("--name", required=True)
 options.add_argument("--run-dir", required=True)
 options.add_argument("--listen", required=True)
 options.add_argument("--join")
+options.add_argument("--trust", required=True)
 options.add_argument("--fail", action="store_true")
 options = options.parse_args()
 if options.fail:

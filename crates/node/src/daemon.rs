@@ -38,6 +38,7 @@ use crate::program;
 use crate::run_dir::{Lock, RunDir, RunDirError};
 use crate::seeds::{EXPIRY_INTERVAL, Seeds};
 use crate::serve;
+use crate::trust::{self, EstablishError, Security};
 
 /// Why a daemon could not run.
 #[derive(Debug, thiserror::Error)]
@@ -75,6 +76,9 @@ pub enum DaemonError {
     /// Its cluster will not have it.
     #[error("it cannot join: {0}")]
     Join(#[from] Failure),
+    /// It does not know who it is, or whom to trust.
+    #[error("{0}")]
+    Trust(String),
     /// Its API's server.
     #[error("the server of its API failed: {0}")]
     Server(#[from] tonic::transport::Error),
@@ -90,6 +94,12 @@ impl DaemonError {
     }
 }
 
+impl From<EstablishError> for DaemonError {
+    fn from(error: EstablishError) -> Self {
+        Self::Trust(error.to_string())
+    }
+}
+
 impl From<PagerError> for DaemonError {
     fn from(error: PagerError) -> Self {
         Self::Pager(error.to_string())
@@ -101,7 +111,8 @@ impl From<PagerError> for DaemonError {
 /// # Errors
 /// It could not be started; what it had made is gone again.
 pub async fn run(options: Options) -> Result<(), DaemonError> {
-    let started = tokio::task::spawn_blocking(move || start(options)).await;
+    let security = trust::establish(&options).await?;
+    let started = tokio::task::spawn_blocking(move || start(options, security)).await;
     let running =
         started.map_err(|panic| DaemonError::System { action: "start", cause: io::Error::other(panic) })??;
     let served = serve_until_signal(&running).await;
@@ -132,6 +143,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
         u32::try_from(here.children.living()).unwrap_or(u32::MAX)
     }));
     tasks.spawn(expire(node.clone()));
+    tasks.spawn(trust::keep(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
     tasks.spawn(program::serve(node.clone(), programs, stopped.clone()));
     if let Some(listener) = metrics_listener {
@@ -173,15 +185,18 @@ impl Running {
 }
 
 /// All that blocks of a start, in the order drawn above.
-fn start(options: Options) -> Result<Running, DaemonError> {
+fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
     let path = options.run_dir.display().to_string();
     let run_dir = RunDir::new(&options.run_dir);
     let lock = run_dir.take().map_err(|cause| DaemonError::RunDir { path, cause })?;
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
-    let containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
+    let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
+    if options.trust.directory.exists() {
+        containers.masked_paths.push(options.trust.directory.clone());
+    }
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::establish(&run_dir)?);
-    match assemble(options, run_dir, control, containers, leftovers, &pager, lock) {
+    match assemble(options, security, (run_dir, lock), control, containers, leftovers, &pager) {
         Ok(running) => Ok(running),
         Err(error) => {
             // It refuses where an earlier daemon's children still need it.
@@ -194,12 +209,12 @@ fn start(options: Options) -> Result<Running, DaemonError> {
 /// Everything of a daemon but its pager.
 fn assemble(
     options: Options,
-    run_dir: RunDir,
+    security: Security,
+    (run_dir, lock): (RunDir, Lock),
     control: TcpListener,
     containers: ContainerConfig,
     leftovers: Leftovers,
     pager: &Arc<PagerLink>,
-    lock: Lock,
 ) -> Result<Running, DaemonError> {
     let Options { name, listen, fabric_port, join, pool_size, metrics, .. } = options;
     let metrics = metrics.map(listen_for_metrics).transpose()?;
@@ -219,7 +234,7 @@ fn assemble(
     let engine = Engine::new(name.clone(), run_dir.clone(), local, pool, pager.clone(), shm_server.address());
     let children = take_over(&run_dir, pager, leftovers)?;
     let seeds = Seeds::new(name, seeds, fabric_address);
-    let node = Arc::new(Node::new(Arc::new(Peers::new(me)), seeds, children, engine, pager.clone()));
+    let node = Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, children, engine, pager.clone()));
     Ok(Running { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), _lock: lock })
 }
 

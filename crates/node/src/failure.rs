@@ -67,11 +67,16 @@ impl Failure {
                 Self::new(Code::DeadlineExceeded, object, "no answer came in time")
                     .with_next_step("see `farfork nodes`, and the node's log")
             }
-            Code::Unavailable => Self::new(Code::Unavailable, object, format!("no connection ({})", status.message()))
+            Code::Unavailable => Self::new(Code::Unavailable, object, format!("no connection ({})", said(status)))
                 .with_next_step("see whether its daemon runs: `farfork nodes`"),
-            code => Self::new(code, object, status.message()),
+            code => Self::new(code, object, said(status)),
         }
     }
+}
+
+/// What the transport met, where it tells.
+fn said(status: &Status) -> String {
+    status.source().map_or_else(|| status.message().to_owned(), innermost)
 }
 
 /// The innermost error, which alone says what happened (`Connection refused`).

@@ -11,10 +11,12 @@ use tonic::Code;
 
 use crate::acquaintances::Acquaintances;
 use crate::api::v1;
+use crate::auth::Caller;
 use crate::client::{peer_client, within};
 use crate::failure::Failure;
 use crate::limits::HEARTBEAT_TIMEOUT;
 use crate::peers::Peers;
+use crate::trust;
 
 /// Between two looks at what is due: a fraction of [`HEARTBEAT_INTERVAL`], so that no beat is late by much.
 const TICK: Duration = Duration::from_millis(250);
@@ -92,11 +94,26 @@ pub(crate) async fn leave(peers: &Peers) {
     }
 }
 
+/// What a member says of itself counts if its certificate says the same.
+///
+/// # Errors
+/// It says that it is another.
+pub(crate) fn check_sender(caller: Option<&Caller>, from: &v1::Member) -> Result<(), Failure> {
+    match caller {
+        Some(Caller::Member(peer)) if peer.identity.name.as_str() != from.name => {
+            let cause = format!("{peer} says that it is this node");
+            Err(Failure::new(Code::PermissionDenied, format!("node `{}`", from.name), cause))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Answers a heartbeat.
 ///
 /// # Errors
 /// The sender cannot be a member.
-pub(crate) fn answer(peers: &Peers, from: v1::Member) -> Result<v1::Members, Failure> {
+pub(crate) fn answer(peers: &Peers, caller: Option<&Caller>, from: v1::Member) -> Result<v1::Members, Failure> {
+    check_sender(caller, &from)?;
     let from = Member::try_from(from)?;
     let name = from.name.clone();
     let now = Instant::now();
@@ -110,7 +127,9 @@ pub(crate) fn answer(peers: &Peers, from: v1::Member) -> Result<v1::Members, Fai
     })?;
     event.iter().for_each(log);
     let members = membership.answer(now).into_iter().map(v1::Member::from).collect();
-    Ok(v1::Members { members })
+    drop(membership);
+    let roster = peers.security().credentials().map_or(0, farfork_trust::Credentials::roster_counter);
+    Ok(v1::Members { members, roster })
 }
 
 /// Addresses to join where no known member is.
@@ -125,12 +144,12 @@ async fn beat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let me: v1::Member = peers.membership().me().clone().into();
     let mut client = peer_client(peers.channel(address));
     let answer = client.heartbeat(within(HEARTBEAT_TIMEOUT, me)).await;
-    let members = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().members;
+    let v1::Members { members, roster } = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
     let members: Vec<Member> = members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
     let event = peers.membership().handle_answer(members, Instant::now());
     let event = event.map_err(|error| Failure::new(Code::FailedPrecondition, object, error))?;
     event.iter().for_each(log);
-    Ok(())
+    trust::learn(&peers, address, roster).await
 }
 
 pub(crate) fn log(event: &Event) {

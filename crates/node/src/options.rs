@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use farfork_trust::{Encryption, JoinToken};
 use farfork_wire::NodeName;
 
 /// How a node is run.
@@ -22,4 +23,19 @@ pub struct Options {
     pub pool_size: usize,
     /// Where Prometheus reads its metrics; port 0 for any free one. Whoever can reach it may.
     pub metrics: Option<SocketAddr>,
+    /// Who it is, and whom it trusts.
+    pub trust: TrustOptions,
+}
+
+/// Who a node is, and whom it trusts.
+#[derive(Debug, Clone)]
+pub struct TrustOptions {
+    /// Its trust directory. Without an identity there, it joins with the token, or makes a cluster of its own.
+    pub directory: PathBuf,
+    /// Whether what the fabric carries is encrypted.
+    pub encryption: Encryption,
+    /// What it shows to join.
+    pub token: Option<JoinToken>,
+    /// Trust whoever reaches the node, and show nobody who it is.
+    pub insecure: bool,
 }

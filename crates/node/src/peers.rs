@@ -15,18 +15,26 @@ use crate::api::v1;
 use crate::api::v1::peer_client::PeerClient;
 use crate::client::{Client, network_channel, node_client, peer_client};
 use crate::failure::Failure;
+use crate::trust::Security;
 
 /// The cluster as this node knows it.
 #[derive(Debug)]
 pub(crate) struct Peers {
     membership: Mutex<Membership>,
-    /// Connections, kept: each carries many requests, and mends itself.
-    channels: Mutex<HashMap<SocketAddr, Channel>>,
+    security: Security,
+    /// Connections, kept: each carries many requests, and mends itself. A node that is known has to be the one at the
+    /// other end.
+    channels: Mutex<HashMap<(SocketAddr, Option<NodeName>), Channel>>,
 }
 
 impl Peers {
-    pub(crate) fn new(me: Member) -> Self {
-        Self { membership: Mutex::new(Membership::new(me)), channels: Mutex::default() }
+    pub(crate) fn new(me: Member, security: Security) -> Self {
+        Self { membership: Mutex::new(Membership::new(me)), security, channels: Mutex::default() }
+    }
+
+    /// Whom this node trusts.
+    pub(crate) fn security(&self) -> &Security {
+        &self.security
     }
 
     /// This node's name.
@@ -72,17 +80,19 @@ impl Peers {
         Ok(peer_client(self.channel_to(node, object)?))
     }
 
-    /// A connection to a control port, whoever listens there.
+    /// A connection to a control port: of the member that is known to listen there, or of any node of the cluster.
     pub(crate) fn channel(&self, address: SocketAddr) -> Channel {
+        let expected = self.membership().name_at(address).cloned();
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        channels.entry(address).or_insert_with(|| network_channel(address)).clone()
+        let make = || network_channel(address, expected.clone(), self.security.proof());
+        channels.entry((address, expected.clone())).or_insert_with(make).clone()
     }
 
     /// Closes connections to addresses where no member is any more.
     pub(crate) fn forget_strangers(&self) {
         let known: Vec<SocketAddr> = self.views().into_iter().map(|view| view.member.address).collect();
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        channels.retain(|address, _| known.contains(address));
+        channels.retain(|(address, _), _| known.contains(address));
     }
 
     /// The member of a name.

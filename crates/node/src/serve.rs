@@ -7,18 +7,19 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use tonic::service::InterceptorLayer;
+use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 
+use crate::api::v1::cluster_server::ClusterServer;
 use crate::api::v1::node_server::NodeServer;
 use crate::api::v1::peer_server::PeerServer;
-use crate::auth::{Door, Doorkeeper};
+use crate::auth::Doorkeeper;
 use crate::daemon::DaemonError;
+use crate::gate::arrivals;
 use crate::limits::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT};
 use crate::node::Node;
 use crate::service::{ControlService, PeerService};
+use crate::trust::ClusterService;
 
 /// The sockets that requests come in at.
 pub(crate) struct Listeners {
@@ -58,18 +59,19 @@ pub(crate) async fn serve(
     let peer = PeerServer::new(PeerService(node.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()));
+    let credentials = node.peers.security().credentials().cloned();
     let at_socket = server()
-        .layer(InterceptorLayer::new(Doorkeeper(Door::Socket)))
+        .layer(Doorkeeper::Socket)
         .add_service(control())
+        .add_service(cluster.clone())
         .serve_with_incoming_shutdown(UnixListenerStream::new(listeners.socket), stop(stopped.clone()));
     let at_port = server()
-        .layer(InterceptorLayer::new(Doorkeeper(Door::Network)))
+        .layer(Doorkeeper::Network { credentials: credentials.clone() })
         .add_service(control())
         .add_service(peer)
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(TcpListenerStream::new(listeners.network).into_inner()).with_nodelay(Some(true)),
-            stop(stopped.clone()),
-        );
+        .add_service(cluster)
+        .serve_with_incoming_shutdown(arrivals(listeners.network, credentials), stop(stopped.clone()));
     let both = async { tokio::try_join!(at_socket, at_port).map(drop) };
     let overdue = async {
         let _ = stopped.wait_for(|is_stopped| *is_stopped).await;

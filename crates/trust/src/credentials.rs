@@ -6,8 +6,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, ServerConfig};
 
+use crate::certificate::Facts;
 use crate::directory::{Directory, DirectoryError};
 use crate::roster::{Roster, RosterError};
 use crate::verify::{Anchors, Peer};
@@ -152,6 +154,12 @@ impl Credentials {
     /// Whether a peer that came in is welcome no longer.
     pub fn is_revoked(&self, peer: &Peer) -> bool {
         self.current().anchors.is_revoked(peer)
+    }
+
+    /// Who the peer of a connection is that TLS has let in; `None` where it showed no certificate.
+    pub fn peer_of(chain: Option<&[CertificateDer<'_>]>) -> Option<Peer> {
+        let facts = Facts::of(chain?.first()?).ok()?;
+        Some(Peer { identity: facts.bearer, issued_us: facts.issued_us })
     }
 
     /// For connections to the control port of a node. Name the node, or its address where any node will do.

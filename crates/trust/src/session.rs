@@ -51,6 +51,8 @@ pub struct Session<P> {
     clear: bool,
     peer: Option<Peer>,
     inbox: Inbox,
+    /// Decrypted bytes that TLS keeps.
+    plain_left: usize,
 }
 
 impl<P> std::fmt::Debug for Session<P> {
@@ -93,7 +95,7 @@ impl<P: Read + Write> Session<P> {
     fn new(pipe: P, mut tls: Connection) -> Self {
         tls.set_buffer_limit(Some(UNSENT_BYTES_MAX));
         let tls = Some(Box::new(tls));
-        Self { pipe, tls, state: State::Shaking, clear: false, peer: None, inbox: Inbox::default() }
+        Self { pipe, tls, state: State::Shaking, clear: false, peer: None, inbox: Inbox::default(), plain_left: 0 }
     }
 
     /// Who the peer is, once it has proved that. A server's word that this side is welcome is [`Self::is_open`].
@@ -180,14 +182,19 @@ impl<P: Read + Write> Session<P> {
         Ok((taken > 0 || wanted == 0).then_some(taken))
     }
 
+    /// Whether bytes that came already may wait inside to be received.
+    pub fn keeps_received(&self) -> bool {
+        self.plain_left > 0 || !self.inbox.filled().is_empty()
+    }
+
+    /// Whether this side knows the peer, so that it may send. A client may before it is open.
+    pub fn may_send(&self) -> bool {
+        self.state != State::Shaking
+    }
+
     /// Whether bytes wait inside for room in the pipe.
     pub fn has_unsent(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
-    }
-
-    /// Whether it is room in the pipe that sending waits for, and not a word of the peer.
-    pub fn awaits_room(&self) -> bool {
-        self.has_unsent() || self.state != State::Shaking
     }
 
     fn receive_clear(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
@@ -213,6 +220,7 @@ impl<P: Read + Write> Session<P> {
                     Some(count) => {
                         filled += count;
                         total += count;
+                        self.plain_left = self.plain_left.saturating_sub(count);
                     }
                     None => {
                         // Nothing to read would look like the end of the stream.
@@ -221,7 +229,8 @@ impl<P: Read + Write> Session<P> {
                         }
                         let fed = tls.read_tls(&mut self.inbox.filled())?;
                         self.inbox.discard(fed);
-                        tls.process_new_packets().map_err(|error| failed(&error))?;
+                        let state = tls.process_new_packets().map_err(|error| failed(&error))?;
+                        self.plain_left = state.plaintext_bytes_to_read();
                     }
                 }
             }

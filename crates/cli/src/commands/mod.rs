@@ -2,6 +2,7 @@
 
 mod bench;
 mod check;
+mod cluster;
 mod completions;
 mod demo;
 mod down;
@@ -34,6 +35,7 @@ use crate::connection::block_on;
 pub(crate) enum Command {
     Up(up::Up),
     Down(down::Down),
+    Cluster(cluster::Cluster),
     Node(node::Node),
     #[command(hide = true)]
     Pager(pager::Pager),
@@ -62,7 +64,8 @@ impl Command {
         match self {
             Command::Up(command) => command.run(&global),
             Command::Down(command) => command.run(&global),
-            Command::Node(command) => command.run(),
+            Command::Cluster(command) => command.run(global),
+            Command::Node(command) => command.run(&global),
             Command::Pager(command) => command.run(),
             Command::Check(command) => block_on(command.run(global)),
             Command::Prepare(command) => block_on(command.run(global)),

@@ -1,30 +1,39 @@
 //! `farfork node`: the daemon.
 
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
 use farfork_node::daemon;
-use farfork_node::options::Options;
+use farfork_node::options::{Options, TrustOptions};
 use farfork_node::run_dir::DEFAULT_RUN_DIR;
+use farfork_trust::{Encryption, JoinToken};
 use farfork_wire::NodeName;
+use zeroize::Zeroizing;
 
 use crate::log::{self, LogOptions};
-use crate::privilege;
+use crate::{Global, privilege};
+
+/// More than a token's file has, in bytes.
+const TOKEN_BYTES_MAX: u64 = 1024;
 
 /// Run this machine's daemon, until SIGTERM or SIGINT.
 ///
 /// Stopped like that, it ends its children and drops its seeds. When it is killed, its seeds end with it; its children
 /// go on, and the next daemon of the same run directory finds them.
 ///
-/// The control port is not authenticated yet: it must be reachable from the cluster's own network only.
+/// Nodes show each other certificates of their cluster, and let nobody else in. Who this node is stands in the directory
+/// --trust; where nothing stands there, it joins a cluster with a token, or makes a cluster of its own.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork node --name n1 --listen 10.0.0.1:7400
-  farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400
+  farfork cluster token > join.token           there, and carried here
+  farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file join.token
 
 Exit status: 0 stopped by a signal, 1 it could not start or go on, 2 wrong usage.")]
 pub(crate) struct Node {
@@ -43,6 +52,16 @@ pub(crate) struct Node {
     /// A node whose cluster it joins. Can be repeated: one that answers is enough.
     #[arg(long, value_name = "IP:PORT")]
     join: Vec<SocketAddr>,
+    /// File with the join token, or `-` for standard input; needed once, when --trust has no identity yet.
+    #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
+    token_file: Option<PathBuf>,
+    /// Whether what goes between nodes' memories is encrypted; `off` where both ends say so. They authenticate each other
+    /// either way.
+    #[arg(long, value_name = "on|off", default_value = "on", value_parser = parse_encryption)]
+    encryption: Encryption,
+    /// Authenticate nobody and encrypt nothing: whoever reaches this node's ports may do everything.
+    #[arg(long)]
+    insecure: bool,
     /// Containers that it keeps ready for children.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pool: usize,
@@ -55,11 +74,12 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces processes, and makes namespaces and control groups")?;
         log::start(&self.log)?;
         // Always the same port by default, so that a daemon that was started again is known to be another.
         let behind = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
+        let token = self.token_file.as_deref().map(read_token).transpose()?;
         let options = Options {
             name: self.name,
             run_dir: self.run_dir,
@@ -68,11 +88,37 @@ impl Node {
             join: self.join,
             pool_size: self.pool,
             metrics: self.metrics,
+            trust: TrustOptions {
+                directory: global.trust().root().to_owned(),
+                encryption: self.encryption,
+                token,
+                insecure: self.insecure,
+            },
         };
         let object = format!("node {}", options.name);
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
         runtime.block_on(daemon::run(options)).context(object)?;
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A secret comes from a file or a pipe: a command line can be read by everybody.
+fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
+    let mut text = Zeroizing::new(String::new());
+    let read = if path == Path::new("-") {
+        io::stdin().take(TOKEN_BYTES_MAX).read_to_string(&mut text)
+    } else {
+        File::open(path).and_then(|file| file.take(TOKEN_BYTES_MAX).read_to_string(&mut text))
+    };
+    read.with_context(|| format!("token file {}", path.display()))?;
+    text.parse().with_context(|| format!("token file {}", path.display()))
+}
+
+fn parse_encryption(text: &str) -> Result<Encryption, String> {
+    match text {
+        "on" => Ok(Encryption::On),
+        "off" => Ok(Encryption::Off),
+        _ => Err("it is on or off".to_owned()),
     }
 }
 

@@ -19,6 +19,7 @@ use rustix::process::Signal;
 use super::error::LocalError;
 use super::groups;
 use super::state::{LocalNode, NodeCommand, failed};
+use super::trust;
 
 /// Longest wait for a daemon to answer, in milliseconds: it compiles nothing and asks nobody far away, but several may
 /// start at once on a slow machine.
@@ -79,12 +80,15 @@ fn command(node: &LocalNode, launch: &Launch<'_>) -> Command {
     command.arg(&launch.command.program).args(["node", "--name", &node.name]);
     command.arg("--run-dir").arg(&node.run_dir);
     command.arg("--listen").arg(node.address.to_string());
+    command.arg("--trust").arg(trust::of_node(&node.run_dir));
     if let Some(first) = launch.join {
         command.arg("--join").arg(first.to_string());
     }
     command.args(&launch.command.arguments);
     // Meant for the commands of a user, who may have set them for this or another cluster.
-    command.env_remove("FARFORK_SOCKET").env_remove("FARFORK_RUN_DIR");
+    for variable in ["FARFORK_SOCKET", "FARFORK_RUN_DIR", "FARFORK_NODE", "FARFORK_TRUST"] {
+        command.env_remove(variable);
+    }
     command.env(HIDDEN_PATHS_VARIABLE, launch.hidden_paths);
     command.envs(launch.command.environment.iter().map(|(name, value)| (name, value)));
     command.current_dir("/");

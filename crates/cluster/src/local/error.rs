@@ -56,6 +56,12 @@ pub enum LocalError {
         /// What is wrong.
         cause: io::Error,
     },
+    /// The cluster's authority and its members' keys cannot be made.
+    #[error("the cluster's keys cannot be made: {cause}")]
+    Trust {
+        /// What is wrong.
+        cause: farfork_trust::member::MemberError,
+    },
     /// `ip` fails.
     #[error("`ip {arguments}` failed: {cause}; making networks needs root and the package iproute2")]
     Ip {

@@ -18,6 +18,8 @@
 //! RUN/cluster.json       what was made
 //! RUN/NODE/              the node's run directory
 //! RUN/NODE/node.log      what its daemon says
+//! RUN/NODE/trust/        its identity in the cluster
+//! RUN/client/            an identity for commands that speak to a node over the network
 //! ```
 //!
 //! A real second machine differs only in the address.
@@ -29,6 +31,7 @@ mod error;
 mod groups;
 mod network;
 mod state;
+mod trust;
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -139,6 +142,11 @@ impl LocalCluster {
         &self.state.nodes
     }
 
+    /// The trust directory of a client of this cluster.
+    pub fn client_trust(&self) -> PathBuf {
+        trust::of_client(&self.run_dir)
+    }
+
     /// Sends a signal to a node's daemon; its pager and its children are not touched.
     ///
     /// # Errors
@@ -204,6 +212,7 @@ impl LocalCluster {
         network::create(&self.state, names)?;
         groups::create(&self.state)?;
         self.state.nodes.iter().try_for_each(daemon::make_run_dir)?;
+        trust::make(&self.state, &self.run_dir)?;
         // The others join the first, which therefore has to answer before they start; they may start together.
         for stage in [0..1, 1..self.state.nodes.len()] {
             for index in stage.clone() {
@@ -221,8 +230,9 @@ impl LocalCluster {
 
     fn launch(&mut self, index: usize) -> Result<(), LocalError> {
         let first = self.state.nodes[0].address;
+        let client = self.client_trust();
         let run_dirs = self.state.nodes.iter().map(|node| node.run_dir.as_os_str());
-        let hidden_paths = run_dirs.collect::<Vec<_>>().join(OsStr::new(":"));
+        let hidden_paths = run_dirs.chain([client.as_os_str()]).collect::<Vec<_>>().join(OsStr::new(":"));
         let join = (index > 0).then_some(first);
         let launch = Launch { join, command: &self.state.command, hidden_paths: &hidden_paths };
         let process = daemon::start(&self.state.nodes[index], &launch)?;

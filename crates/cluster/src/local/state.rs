@@ -154,6 +154,8 @@ impl State {
                 ignore_missing(fs::remove_dir_all(&node.run_dir)).map_err(failed("remove", &node.run_dir))?;
             }
         }
+        let client = super::trust::of_client(run_dir);
+        ignore_missing(fs::remove_dir_all(&client)).map_err(failed("remove", &client))?;
         let path = run_dir.join(FILE);
         ignore_missing(fs::remove_file(&path)).map_err(failed("remove", &path))
     }

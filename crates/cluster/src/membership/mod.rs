@@ -197,6 +197,12 @@ impl Membership {
         views
     }
 
+    /// The name of the member that listens at a control address.
+    pub fn name_at(&self, address: SocketAddr) -> Option<&NodeName> {
+        let found = self.peers.iter().find(|(_, peer)| peer.member.address == address);
+        found.map(|(name, _)| name)
+    }
+
     /// One member.
     pub fn view(&self, name: &NodeName, now: Instant) -> Option<View> {
         self.views(now).into_iter().find(|view| &view.member.name == name)

@@ -9,6 +9,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{seeds, start, tend};
 use crate::api::v1;
+use crate::auth::Caller;
 use crate::heartbeat;
 use crate::node::Node;
 
@@ -22,10 +23,12 @@ impl v1::peer_server::Peer for PeerService {
     type TendStream = ReceiverStream<Result<v1::TendOutput, Status>>;
 
     async fn heartbeat(&self, request: Request<v1::Member>) -> Result<Response<v1::Members>, Status> {
-        Ok(Response::new(heartbeat::answer(&self.0.peers, request.into_inner())?))
+        let caller = request.extensions().get::<Caller>().cloned();
+        Ok(Response::new(heartbeat::answer(&self.0.peers, caller.as_ref(), request.into_inner())?))
     }
 
     async fn leave(&self, request: Request<v1::Member>) -> Result<Response<v1::LeaveResponse>, Status> {
+        heartbeat::check_sender(request.extensions().get(), request.get_ref())?;
         let member = Member::try_from(request.into_inner())?;
         tracing::info!(node = %member.name, "leaves");
         self.0.peers.membership().handle_leave(&member);

@@ -1,6 +1,7 @@
 //! Why a peer is not let in, in words: TLS has room for a number only.
 
 use std::cell::Cell;
+use std::io;
 
 use farfork_wire::NodeName;
 use rustls::{AlertDescription, CertificateError, InvalidMessage};
@@ -84,6 +85,16 @@ pub enum PeerError {
     /// It does not keep to the protocol.
     #[error("the handshake failed: {0}")]
     Protocol(String),
+}
+
+impl PeerError {
+    /// What a stream of TLS that failed says of its peer; `None` where something else failed. To be asked at once, by the
+    /// thread that met the error.
+    pub fn within(error: &io::Error) -> Option<Self> {
+        let inner = error.get_ref()?;
+        let known = inner.downcast_ref::<Self>().cloned();
+        known.or_else(|| inner.downcast_ref::<rustls::Error>().map(explain))
+    }
 }
 
 thread_local! {

@@ -1,0 +1,114 @@
+//! `farfork cluster init`, `token` and `issue`: what makes somebody a member.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use clap::Args;
+use farfork_trust::{Directory, Role, TOKEN_VALID, member};
+use farfork_wire::NodeName;
+
+use crate::{Global, output};
+
+/// Make a cluster: its authority, and the identity of its first node.
+///
+/// Nothing is overwritten. A node that is started with an empty trust directory and nobody to join does the same by
+/// itself.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork cluster init --name n1
+  farfork node --name n1 --listen 10.0.0.1:7400")]
+pub(crate) struct Init {
+    /// Name of the first node, as `farfork node --name` will have it.
+    #[arg(long, default_value = "n1", value_name = "NODE")]
+    name: NodeName,
+    /// Name of the cluster: a-z, 0-9 and `-`.
+    #[arg(long, default_value = "farfork", value_name = "NAME")]
+    cluster: NodeName,
+}
+
+impl Init {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        let directory = global.trust();
+        member::init(&directory, &self.cluster, &self.name, SystemTime::now())?;
+        if global.json {
+            output::json(&serde_json::json!({ "cluster": self.cluster, "node": self.name, "trust": directory.root() }));
+        } else {
+            output::line(&format!(
+                "cluster {} is made; {} holds its authority",
+                self.cluster,
+                directory.root().display()
+            ));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Print a join token: who has it may make a machine a node until it expires.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork cluster token --ttl 10m | ssh n2 'umask 077; cat > /run/join.token'
+  ssh n2 farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file /run/join.token")]
+pub(crate) struct TokenCommand {
+    /// How long it is good for.
+    #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "1h")]
+    ttl: Duration,
+}
+
+impl TokenCommand {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        let token = member::draw_token(&global.trust(), SystemTime::now(), self.ttl)?;
+        let text = token.to_text();
+        if global.json {
+            output::json(&serde_json::json!({ "token": *text, "ttl_s": self.ttl.as_secs() }));
+        } else {
+            output::line(&text);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Make a trust directory for somebody who is no node: a person, a program, a dashboard.
+///
+/// Carry it to where it is used, and name it there: `farfork --node 10.0.0.1:7400 --trust DIR ps`.
+#[derive(Args)]
+pub(crate) struct Issue {
+    /// Whose it is: a-z, 0-9 and `-`.
+    name: NodeName,
+    /// What it may do: `client`, all that users do; `read-only`, look.
+    #[arg(long, value_name = "ROLE", value_parser = parse_role)]
+    role: Role,
+    /// The directory to make.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// How long it is good for.
+    #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "365d")]
+    ttl: Duration,
+}
+
+/// Nodes join; nobody issues a node.
+fn parse_role(text: &str) -> Result<Role, String> {
+    match text.parse() {
+        Ok(Role::Node) => Err("a node joins with a token: `farfork cluster token`".to_owned()),
+        Ok(role) => Ok(role),
+        Err(_) => Err("there are client and read-only".to_owned()),
+    }
+}
+
+impl Issue {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        let (from, into) = (global.trust(), Directory::new(&self.out));
+        member::issue_directory(&from, &into, self.role, &self.name, SystemTime::now(), self.ttl)?;
+        if global.json {
+            let role = self.role.as_str();
+            output::json(&serde_json::json!({ "name": self.name, "role": role, "trust": into.root() }));
+        } else {
+            output::line(&into.root().display().to_string());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+const _: () = assert!(TOKEN_VALID.as_secs() == 3600, "the help of --ttl says so");

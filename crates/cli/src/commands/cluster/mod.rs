@@ -1,0 +1,46 @@
+//! `farfork cluster`: who belongs to a cluster. Most of it works on the trust directory alone, no daemon need run.
+
+mod change;
+mod make;
+mod show;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+use crate::Global;
+use crate::connection::block_on;
+
+/// Make a cluster, let machines and people into it, throw them out, change its keys.
+///
+/// The machine where `farfork cluster init` was run holds the cluster's authority, and tokens, certificates, revocations
+/// and rotations are made there. Its trust directory (--trust) is worth as much as all nodes together: keep it, and a
+/// copy of it in a safe.
+#[derive(Args)]
+pub(crate) struct Cluster {
+    #[command(subcommand)]
+    command: ClusterCommand,
+}
+
+#[derive(Subcommand)]
+enum ClusterCommand {
+    Init(make::Init),
+    Token(make::TokenCommand),
+    Issue(make::Issue),
+    Revoke(change::Revoke),
+    Rotate(change::Rotate),
+    Show(show::Show),
+}
+
+impl Cluster {
+    pub(crate) fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        match self.command {
+            ClusterCommand::Init(command) => command.run(&global),
+            ClusterCommand::Token(command) => command.run(&global),
+            ClusterCommand::Issue(command) => command.run(&global),
+            ClusterCommand::Revoke(command) => command.run(&global),
+            ClusterCommand::Rotate(command) => block_on(command.run(global)),
+            ClusterCommand::Show(command) => command.run(&global),
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Connections of the control port: both ends show who they are before the first request.
+//!
+//! `entry` takes what connects, `exit` connects, `stream` is what both have then. What each peer may ask for is decided
+//! request by request (`auth`).
+
+mod entry;
+mod exit;
+mod stream;
+
+pub(crate) use entry::{ArrivalInfo, arrivals};
+pub(crate) use exit::{Connector, Proof};

@@ -1,0 +1,112 @@
+//! A connection of the control port: TLS, or in clear where everybody is trusted. What TLS finds wrong is told in words.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use farfork_trust::PeerError;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+/// A connection of the control port.
+#[derive(Debug)]
+pub(crate) enum Stream {
+    /// Both ends have shown who they are; or the one that connected has not, which may only ask to join.
+    Tls(Box<TlsStream<TcpStream>>),
+    /// The same, behind the first bytes that the peer sent, which were read to learn whether this side is welcome.
+    Welcomed(Vec<u8>, Box<TlsStream<TcpStream>>),
+    /// In clear.
+    Plain(TcpStream),
+}
+
+/// Room for the first bytes of a server: its settings.
+const FIRST_BYTES: usize = 256;
+
+impl Stream {
+    /// Waits for the server's first word. TLS lets a client speak before it knows whether its certificate was accepted;
+    /// the server's settings say that it was, an alert in their place why not.
+    ///
+    /// # Errors
+    /// It was not, or the connection broke.
+    pub(super) async fn welcomed(mut stream: TlsStream<TcpStream>) -> io::Result<Self> {
+        let mut first = vec![0; FIRST_BYTES];
+        let count = stream.read(&mut first).await.map_err(in_words)?;
+        if count == 0 {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, PeerError::Closed));
+        }
+        first.truncate(count);
+        Ok(Self::Welcomed(first, Box::new(stream)))
+    }
+}
+
+/// In words, where the peer is the reason.
+pub(super) fn in_words(error: io::Error) -> io::Error {
+    match PeerError::within(&error) {
+        Some(found) => io::Error::new(error.kind(), found),
+        None => error,
+    }
+}
+
+fn in_words_if_ready<T>(outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    outcome.map(|outcome| outcome.map_err(in_words))
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Welcomed(first, _) if !first.is_empty() => {
+                let count = first.len().min(into.remaining());
+                into.put_slice(&first[..count]);
+                first.drain(..count);
+                Poll::Ready(Ok(()))
+            }
+            Self::Tls(stream) | Self::Welcomed(_, stream) => {
+                in_words_if_ready(Pin::new(stream).poll_read(context, into))
+            }
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, into),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tls(stream) | Self::Welcomed(_, stream) => {
+                in_words_if_ready(Pin::new(stream).poll_write(context, bytes))
+            }
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tls(stream) | Self::Welcomed(_, stream) => {
+                in_words_if_ready(Pin::new(stream).poll_write_vectored(context, slices))
+            }
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tls(stream) | Self::Welcomed(_, stream) => in_words_if_ready(Pin::new(stream).poll_flush(context)),
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tls(stream) | Self::Welcomed(_, stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What keeps a node in its cluster while it runs: newer rosters from other nodes, and a new key before the old one's
+//! certificate ends, or when the authority was rotated.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use farfork_trust::member;
+use farfork_trust::{Credentials, NODE_VALID, NewKey, Role};
+use tonic::Code;
+
+use crate::api::v1;
+use crate::client::{cluster_client, within};
+use crate::failure::Failure;
+use crate::limits::QUERY_TIMEOUT;
+use crate::peers::Peers;
+
+/// Between two looks at the own certificate: an authority's rotation reaches all nodes within some of these.
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// After a renewal that failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(60);
+
+/// A node renews when a third of its certificate's time is left.
+const RENEW_AFTER: Duration = Duration::from_secs(NODE_VALID.as_secs() / 3 * 2);
+
+/// Keeps this node's certificate good until the daemon stops.
+pub(crate) async fn keep(peers: Arc<Peers>) {
+    let Some(credentials) = peers.security().credentials().cloned() else { return };
+    loop {
+        tokio::time::sleep(LOOK_INTERVAL).await;
+        let age = SystemTime::now().duration_since(credentials.issued()).unwrap_or_default();
+        if age < RENEW_AFTER && credentials.is_of_current_authority() {
+            continue;
+        }
+        match renew(&peers).await {
+            Ok(()) => tracing::info!("this node has a new key and certificate"),
+            Err(failure) => {
+                tracing::warn!("this node's certificate is not renewed: {failure}; it is tried again");
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+        }
+    }
+}
+
+/// Another node has a roster of this number.
+pub(crate) async fn learn(peers: &Peers, address: SocketAddr, counter: u64) -> Result<(), Failure> {
+    let Some(credentials) = peers.security().credentials() else { return Ok(()) };
+    if counter <= credentials.roster_counter() {
+        return Ok(());
+    }
+    let object = format!("roster of the node at {address}");
+    let mut client = cluster_client(peers.channel(address));
+    let answer = client.get_roster(within(QUERY_TIMEOUT, v1::GetRosterRequest {})).await;
+    let roster = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().roster;
+    let adopted =
+        blocking(credentials, move |credentials| credentials.adopt_roster(&roster).map_err(|e| e.to_string()));
+    let adopted = adopted.await.map_err(|cause| Failure::new(Code::FailedPrecondition, &object, cause))?;
+    if adopted {
+        tracing::info!(from = %address, counter, "a newer roster is in force");
+    }
+    Ok(())
+}
+
+/// Draws a new key for this node, and has it signed by the node that holds the authority.
+///
+/// # Errors
+/// No node that answers holds it; or it could not be written.
+pub(crate) async fn renew(peers: &Peers) -> Result<(), Failure> {
+    let object = format!("certificate of node `{}`", peers.my_name());
+    let failed = |cause: String| Failure::new(Code::Internal, &object, cause);
+    let credentials = peers
+        .security()
+        .credentials()
+        .ok_or_else(|| failed("it trusts everybody".to_owned()).with_next_step("start the node without --insecure"))?;
+    let key = NewKey::generate().map_err(|error| failed(error.to_string()))?;
+    let request = key.request().map_err(|error| failed(error.to_string()))?;
+    let certificate = if credentials.directory().holds_authority() {
+        let name = peers.my_name();
+        let issue = move |credentials: &Credentials| {
+            let now = SystemTime::now();
+            let issued = member::issue(credentials.directory(), &request, Role::Node, &name, now, NODE_VALID);
+            issued.map_err(|error| error.to_string())
+        };
+        blocking(credentials, issue).await.map_err(failed)?
+    } else {
+        ask_others(peers, request, &object).await?
+    };
+    let install = move |credentials: &Credentials| {
+        member::install_renewed(credentials.directory(), &key, &certificate).map_err(|error| error.to_string())?;
+        credentials.reload();
+        Ok(())
+    };
+    blocking(credentials, install).await.map_err(failed)
+}
+
+async fn ask_others(peers: &Peers, request: Vec<u8>, object: &str) -> Result<Vec<u8>, Failure> {
+    let mut refusals = Vec::new();
+    for member in peers.others_alive() {
+        let mut client = cluster_client(peers.channel(member.address));
+        match client.renew(within(QUERY_TIMEOUT, v1::RenewRequest { request: request.clone() })).await {
+            Ok(answer) => return Ok(answer.into_inner().certificate),
+            Err(status) => refusals.push(Failure::from_status(format!("node {}", member.name), &status).to_string()),
+        }
+    }
+    let cause = format!("no node that answers signed it ({})", refusals.join("; "));
+    let step = "see whether the node where `farfork cluster init` was run is up";
+    Err(Failure::new(Code::Unavailable, object, cause).with_next_step(step))
+}
+
+/// Works with files on a thread of its own.
+pub(super) async fn blocking<T: Send + 'static>(
+    credentials: &Credentials,
+    work: impl FnOnce(&Credentials) -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    let credentials = credentials.clone();
+    tokio::task::spawn_blocking(move || work(&credentials)).await.unwrap_or_else(|panic| Err(panic.to_string()))
+}

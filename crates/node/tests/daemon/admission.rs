@@ -1,0 +1,215 @@
+//! Whom a daemon lets in at its control port, what each may ask for, and what its log says of the others.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use farfork_node::api::v1::{KillRequest, ListNodesRequest};
+use farfork_node::client::{connect_network, within};
+use farfork_node::failure::Failure;
+use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, TOKEN_VALID, member};
+use rustix::process::Signal;
+
+use crate::harness::{Node, block_on, name, run_dirs, token_file, trust_dir, until};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("a_machine_joins_with_a_token", joins),
+    ("a_wrong_token_is_counted_and_its_bearer_has_to_wait", guesses),
+    ("without_a_token_nobody_joins", no_token),
+    ("the_first_node_makes_its_own_cluster", first),
+    ("each_role_may_ask_for_its_part", roles),
+    ("strangers_are_named_and_kept_out", strangers),
+    ("a_revoked_node_is_out_everywhere", revoked),
+    ("keys_and_authority_rotate_under_running_nodes", rotates),
+];
+
+fn open(directory: &Directory) -> Credentials {
+    Credentials::open(directory, Encryption::On).expect("credentials")
+}
+
+fn issue(first: &Directory, role: Role, member: &str, at: SystemTime, valid: Duration) -> Credentials {
+    let into = Directory::new(first.root().with_file_name(format!("issued-{role}-{member}")));
+    member::issue_directory(first, &into, role, &name(member), at, valid).expect("it is issued");
+    open(&into)
+}
+
+/// What a node answers to a question of a client with these credentials.
+fn ask(address: SocketAddr, credentials: &Credentials) -> Result<usize, Failure> {
+    block_on(async {
+        let mut client = connect_network(address, credentials).await?;
+        let answer = client.list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {})).await;
+        Ok(answer.map_err(|status| Failure::from_status("nodes", &status))?.into_inner().nodes.len())
+    })
+}
+
+fn kill(address: SocketAddr, credentials: &Credentials) -> Failure {
+    block_on(async {
+        let mut client = connect_network(address, credentials).await.expect("it may come in");
+        let request = KillRequest { child: "a.c0123456789abcdef".to_owned(), signal: 9 };
+        let answer = client.kill(within(QUERY_TIMEOUT, request)).await;
+        Failure::from_status("kill", &answer.expect_err("there is no such child"))
+    })
+}
+
+fn write_token(first: &Directory, run_dir: &Path) {
+    let token = member::draw_token(first, SystemTime::now(), TOKEN_VALID).expect("a token");
+    fs::write(token_file(run_dir), token.to_text().as_bytes()).expect("a file");
+}
+
+fn joins() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let a = Node::start("a", &dir_a, None);
+    let b = Node::start("b", &dir_b, Some(a.address()));
+    // By a node that does not hold the authority: it passes the machine on.
+    let dir_c = dir_a.with_file_name("c");
+    write_token(&first, &dir_c);
+    let c = Node::start("c", &dir_c, Some(b.address()));
+    until("all know each other", || (a.alive() == ["a", "b", "c"] && c.alive() == a.alive()).then_some(()));
+    assert!(trust_dir(&dir_c, "c").join("identity.pem").exists());
+    a.says(&["joins with a token", "node=c"]);
+    assert!(
+        !a.said()
+            .contains(fs::read_to_string(token_file(&dir_c)).expect("a token").split('.').nth(1).expect("a secret"))
+    );
+}
+
+fn guesses() {
+    let (_parent, dir_a, _) = run_dirs();
+    let a = Node::start("a", &dir_a, None);
+    let dir_c = dir_a.with_file_name("c");
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    // Of the right cluster, and with a secret that was never drawn.
+    let pin = member::draw_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token").authority;
+    let mut last = String::new();
+    for guess in 0..5 {
+        fs::write(token_file(&dir_c), format!("farfork-join-1.{guess:032x}.{pin}")).expect("a file");
+        let mut c = Node::spawn("c", &dir_c, Some(a.address()));
+        assert!(!c.wait().success());
+        last = c.said();
+        assert!(last.contains("no node let it join") && last.contains("farfork cluster token"), "{last}");
+    }
+    assert!(last.contains("too many wrong join tokens"), "{last}");
+    a.says(&["a wrong join token", "from=127.0.0.1", "wrong=3"]);
+}
+
+fn no_token() {
+    let (_parent, dir_a, _) = run_dirs();
+    let a = Node::start("a", &dir_a, None);
+    let mut c = Node::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
+    assert!(!c.wait().success());
+    let said = c.said();
+    assert!(said.contains("--token-file") && said.contains("farfork cluster token"), "{said}");
+    // Another cluster's token: the machine finds that out before it shows the secret.
+    let (_other, other_dir, _) = run_dirs();
+    write_token(&Directory::new(trust_dir(&other_dir, "a")), &dir_a.with_file_name("c"));
+    let mut c = Node::spawn("c", &dir_a.with_file_name("c"), Some(a.address()));
+    assert!(!c.wait().success());
+    assert!(c.said().contains("no node of the cluster that the join token is for"), "{}", c.said());
+    assert!(!a.said().contains("wrong join token"));
+}
+
+fn first() {
+    let parent = tempfile::tempdir().expect("a directory");
+    let run_dir = parent.path().join("alone");
+    let alone = Node::start("alone", &run_dir, None);
+    alone.says(&["made a cluster of its own"]);
+    assert!(Directory::new(trust_dir(&run_dir, "alone")).holds_authority());
+    let another = Node::spawn("other", &run_dir.with_file_name("other"), None);
+    drop(another);
+}
+
+fn roles() {
+    let (_parent, dir_a, _) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let a = Node::start("a", &dir_a, None);
+    let now = SystemTime::now();
+    for (role, may_kill) in [(Role::Node, true), (Role::Client, true), (Role::ReadOnly, false)] {
+        let credentials = issue(&first, role, "somebody", now, NODE_VALID);
+        assert_eq!(ask(a.address(), &credentials).expect("all may look"), 1);
+        let failure = kill(a.address(), &credentials);
+        assert_eq!(failure.cause().contains("this takes client"), !may_kill, "{role}: {failure}");
+        assert_eq!(failure.cause().contains("no such child"), may_kill, "{role}: {failure}");
+    }
+    a.says(&["refused", "farfork://test/read-only/somebody"]);
+}
+
+fn strangers() {
+    let (_parent, dir_a, _) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let a = Node::start("a", &dir_a, None);
+    let member = issue(&first, Role::Client, "member", SystemTime::now(), NODE_VALID);
+    let (_other, other_dir, _) = run_dirs();
+    let stranger = open(&Directory::new(trust_dir(&other_dir, "a")));
+    let failure = ask(a.address(), &stranger).expect_err("the authority is another");
+    assert!(failure.to_string().contains("farfork://test/node/a is not signed by an authority"), "{failure}");
+
+    let day = Duration::from_secs(24 * 3600);
+    let expired = issue(&first, Role::Client, "late", SystemTime::now() - 2 * day, day);
+    let failure = ask(a.address(), &expired).expect_err("it has expired");
+    assert!(failure.to_string().contains("it has expired"), "{failure}");
+    a.says(&["from 127.0.0.1", "farfork://test/client/late has expired"]);
+
+    for bytes in [
+        &b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..],
+        b"GET / HTTP/1.1\r\n\r\n",
+        &[0x16, 3, 1, 0, 4, 1, 2, 3, 4],
+        &[7; 9000],
+    ] {
+        let mut stream = TcpStream::connect(a.address()).expect("it listens");
+        stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a limit");
+        // It may hang up before all is written.
+        let _ = stream.write_all(bytes);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.len() < 100, "nothing but an alert: {answer:?}");
+        let port = stream.local_addr().expect("an address").port().to_string();
+        a.says(&["is not let in", &format!("from 127.0.0.1:{port}")]);
+    }
+    a.says(&["it does not speak TLS"]);
+    assert_eq!(ask(a.address(), &member).expect("others are not disturbed"), 1);
+}
+
+fn revoked() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let a = Node::start("a", &dir_a, None);
+    let b = Node::start("b", &dir_b, Some(a.address()));
+    let out = issue(&first, Role::Node, "out", SystemTime::now(), NODE_VALID);
+    assert_eq!(ask(a.address(), &out).expect("still a member"), 2);
+    member::revoke(&first, Role::Node, &name("out"), SystemTime::now()).expect("it is revoked");
+    for node in [&a, &b] {
+        let refused = until("it is out", || ask(node.address(), &out).err());
+        assert!(refused.to_string().contains("revoked"), "{refused}");
+        node.says(&["farfork://test/node/out was revoked"]);
+    }
+    b.says(&["a newer roster is in force"]);
+    assert_eq!(a.alive(), ["a", "b"]);
+}
+
+fn rotates() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let second = Directory::new(trust_dir(&dir_b, "b"));
+    let mut a = Node::start("a", &dir_a, None);
+    let b = Node::start("b", &dir_b, Some(a.address()));
+    let before = fs::read(second.identity()).expect("its key");
+    member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
+    let authority = first.read_roster().expect("a roster").0.authorities()[0].clone();
+    // By themselves, one after the other.
+    let has_new = |directory: &Directory| open(directory).is_of_current_authority();
+    until("both have keys of the new authority", || (has_new(&first) && has_new(&second)).then_some(()));
+    assert_ne!(fs::read(second.identity()).expect("its key"), before);
+    member::end_rotation(&first).expect("the old one goes");
+    let only_new =
+        |directory: &Directory| directory.read_roster().expect("a roster").0.authorities() == [authority.clone()];
+    until("both trust the new one alone", || (only_new(&first) && only_new(&second)).then_some(()));
+    assert_eq!((a.alive(), b.alive()), (vec!["a".into(), "b".into()], vec!["a".into(), "b".into()]));
+    a.signal(Signal::TERM);
+    a.wait();
+    let a = Node::start("a", &dir_a, Some(b.address()));
+    assert_eq!(a.alive(), ["a", "b"]);
+}

@@ -1,0 +1,54 @@
+//! Connections that say nothing, thousands of them: they cost bounded memory, end, and keep nobody out.
+
+use std::net::TcpStream;
+use std::time::SystemTime;
+
+use farfork_node::api::v1::ListNodesRequest;
+use farfork_node::client::{connect_network, within};
+use farfork_node::limits::QUERY_TIMEOUT;
+use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, member};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::harness::{Node, block_on, name, run_dirs, trust_dir};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[("thousands_of_silent_connections_disturb_nobody", silent)];
+
+const SILENT: usize = 10_000;
+
+/// What that many may cost the daemon, in bytes: its limits of handshakes times what one holds, with room.
+const GROWTH_BYTES_MAX: u64 = 64 << 20;
+
+/// As many descriptors as the system lets this process and its daemons have.
+fn take_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).expect("within the limit");
+    assert!(limit.maximum.is_none_or(|most| most > SILENT as u64 + 1000), "this test needs {SILENT} descriptors");
+}
+
+fn silent() {
+    take_descriptors();
+    let (_parent, dir_a, _) = run_dirs();
+    let a = Node::start("a", &dir_a, None);
+    let into = Directory::new(dir_a.with_file_name("client"));
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    member::issue_directory(&first, &into, Role::Client, &name("client"), SystemTime::now(), NODE_VALID)
+        .expect("a client");
+    let credentials = Credentials::open(&into, Encryption::On).expect("credentials");
+    let before = a.memory_bytes();
+    let address = a.address();
+    let mut held = Vec::with_capacity(SILENT);
+    for number in 0..SILENT {
+        held.push(TcpStream::connect(address).expect("the kernel takes it"));
+        if number % 2500 == 2499 {
+            block_on(async {
+                let mut client = connect_network(address, &credentials).await.expect("a member comes in");
+                client.list_nodes(within(QUERY_TIMEOUT, ListNodesRequest {})).await.expect("and is answered");
+            });
+        }
+    }
+    let growth = a.memory_bytes().saturating_sub(before);
+    assert!(growth < GROWTH_BYTES_MAX, "{SILENT} silent connections cost {growth} bytes");
+    a.says(&["connections at once say nothing"]);
+    drop(held);
+    assert_eq!(a.alive(), ["a"]);
+}

@@ -1,0 +1,71 @@
+//! Daemons as processes on this machine's loopback: how they find, lose and find each other again, and whom they let in.
+//! What they do with processes and children is for the end-to-end tests. Needs root, as the daemon does.
+//!
+//! This program is its own daemon and pager: `node NAME DIR [JOIN]`, and `pager`, as the daemon calls it.
+
+mod admission;
+mod crowd;
+mod harness;
+mod neighbours;
+
+use std::path::Path;
+
+use farfork_fork::pager::{self, PagerConfig};
+use farfork_node::daemon;
+use farfork_node::options::{Options, TrustOptions};
+use farfork_trust::{Encryption, JoinToken};
+use farfork_wire::NodeName;
+use libtest_mimic::{Arguments, Trial};
+
+use harness::{block_on, token_file, trust_dir};
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["pager", "--run-dir", run_dir, ..] => {
+            pager::run(&PagerConfig { run_dir: run_dir.into() }).expect("a pager runs");
+        }
+        ["node", name, run_dir] => run_node(name, run_dir, None),
+        ["node", name, run_dir, join] => run_node(name, run_dir, Some(join)),
+        _ => run_tests(),
+    }
+}
+
+fn run_tests() {
+    let trial = |(name, test): &(&str, fn())| {
+        let test = *test;
+        Trial::test(*name, move || {
+            test();
+            Ok(())
+        })
+    };
+    let tests = [neighbours::TESTS, admission::TESTS, crowd::TESTS].concat();
+    libtest_mimic::run(&Arguments::from_args(), tests.iter().map(trial).collect()).exit();
+}
+
+fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
+    let run_dir = Path::new(run_dir);
+    let token = std::fs::read_to_string(token_file(run_dir)).ok();
+    let trust = TrustOptions {
+        directory: trust_dir(run_dir, name),
+        encryption: Encryption::On,
+        token: token.map(|text| text.parse::<JoinToken>().expect("a token")),
+        insecure: false,
+    };
+    let options = Options {
+        name: NodeName::new(name).expect("a name"),
+        run_dir: run_dir.into(),
+        listen: "127.0.0.1:0".parse().expect("an address"),
+        fabric_port: 0,
+        join: join.map(|join| join.parse().expect("an address")).into_iter().collect(),
+        pool_size: 1,
+        metrics: None,
+        trust,
+    };
+    tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();
+    if let Err(error) = block_on(daemon::run(options)) {
+        eprintln!("{error}");
+        std::process::exit(1);
+    }
+}

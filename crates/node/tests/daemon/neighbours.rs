@@ -1,0 +1,71 @@
+//! How nodes find, lose and find each other again.
+
+use std::fs;
+
+use rustix::process::Signal;
+
+use crate::harness::{Node, run_dirs, until};
+
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("who_leaves_is_gone_at_once_and_leaves_nothing", who_leaves),
+    ("a_killed_daemon_knows_its_cluster_again", killed),
+    ("a_run_directory_has_one_daemon", one_daemon),
+    ("a_name_has_one_node", one_name),
+    ("a_request_goes_to_the_node_of_its_object", passed_on),
+];
+
+fn who_leaves() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let a = Node::start("a", &dir_a, None);
+    let mut b = Node::start("b", &dir_b, Some(a.address()));
+    assert_eq!(b.alive(), ["a", "b"], "a node knows its cluster when it answers");
+    b.signal(Signal::TERM);
+    assert!(b.wait().success());
+    assert_eq!(a.alive(), ["a"]);
+    for left in [b.run_dir.socket(), b.run_dir.fabric_socket(), b.run_dir.members(), dir_b.join("pager.sock")] {
+        assert!(!left.exists(), "{} is left", left.display());
+    }
+}
+
+fn killed() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let mut a = Node::start("a", &dir_a, None);
+    let _b = Node::start("b", &dir_b, Some(a.address()));
+    until("a has written down that it knows b", || fs::exists(a.run_dir.members()).unwrap_or(false).then_some(()));
+    a.signal(Signal::KILL);
+    a.wait();
+    // Under another name: its port is another too, and `a` counts as alive for some seconds.
+    let again = Node::start("a2", &dir_a, None);
+    assert!(again.alive().contains(&"b".to_owned()), "it was told of nobody to join");
+}
+
+fn one_daemon() {
+    let (_parent, dir_a, _) = run_dirs();
+    let a = Node::start("a", &dir_a, None);
+    let mut second = Node::spawn("b", &dir_a, None);
+    assert!(!second.wait().success());
+    let said = second.said();
+    assert!(said.contains(&*dir_a.to_string_lossy()) && said.contains("another daemon uses it"), "{said}");
+    assert_eq!(a.alive(), ["a"], "the first goes on");
+}
+
+fn one_name() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let a = Node::start("a", &dir_a, None);
+    let mut second = Node::spawn("a", &dir_b, Some(a.address()));
+    assert!(!second.wait().success());
+    let said = second.said();
+    assert!(said.contains(&a.address().to_string()) && said.contains("the name is taken"), "{said}");
+}
+
+fn passed_on() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let a = Node::start("a", &dir_a, None);
+    let _b = Node::start("b", &dir_b, Some(a.address()));
+    let failure = a.inspect("b.c0123456789abcdef");
+    assert_eq!((failure.object(), failure.cause()), ("child b.c0123456789abcdef", "its node knows no such child"));
+    let failure = a.inspect("b.s0123456789abcdef");
+    assert_eq!((failure.object(), failure.cause()), ("seed b.s0123456789abcdef", "its node has no such seed"));
+    let failure = a.inspect("elsewhere.c0123456789abcdef");
+    assert_eq!(failure.next_step(), "this cluster has: a, b");
+}
