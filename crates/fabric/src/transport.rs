@@ -59,6 +59,14 @@ pub trait Stream: fmt::Debug + Send {
         None
     }
 
+    /// Whether the peer may still be there, asked now and then while the stream stands.
+    ///
+    /// # Errors
+    /// It may not: it was revoked.
+    fn check(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Sends as [`Stream::send`] does, and a file descriptor along with the first byte.
     ///
     /// # Errors

@@ -245,6 +245,10 @@ impl Worker {
             for token in stalled.collect::<Vec<_>>() {
                 self.end(token, now, "it takes no replies, or has not said what it speaks");
             }
+            let unwelcome = |(token, seated): (&u64, &Seated)| Some((*token, seated.peer.stream().check().err()?));
+            for (token, cause) in self.peers.iter().filter_map(unwelcome).collect::<Vec<_>>() {
+                self.end(token, now, cause);
+            }
         }
     }
 
