@@ -1,1 +1,252 @@
-//! Peers that do not keep to the protocol.
+//! Peers that do not keep to the protocol: nothing panics, nothing is executed twice, memory stays bounded.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use farfork_wire::rpc::{Ask, FrameError, RequestHead, SessionId, Status, Versions};
+use proptest::prelude::*;
+
+use crate::client::{Body, Completion, Core, Outgoing};
+use crate::inbound::{Payload, Staging};
+use crate::server::{Claimed, Location, Peer, Registry, Reply, Service, Ticket, Wish};
+
+/// Echoes, or answers with as many bytes as the handler's number says; every tenth request runs on for ever.
+#[derive(Default)]
+struct Counting {
+    executed: HashMap<(SessionId, u64), u32>,
+}
+
+impl Service for Counting {
+    fn call(&mut self, handler: u32, ticket: Ticket, payload: Payload<'_>, reply: &mut Reply<'_>) {
+        *self.executed.entry((ticket.session, ticket.id)).or_default() += 1;
+        match (ticket.id % 10, handler) {
+            (7, _) => reply.later(Default::default()),
+            (_, 0) => reply.write(&payload),
+            (_, bytes) => drop(reply.space(bytes as usize)),
+        }
+    }
+}
+
+/// A server's end of one connection, with a registry.
+struct End {
+    peer: Peer,
+    staging: Staging,
+    registry: Registry,
+    service: Counting,
+    now: Instant,
+}
+
+impl End {
+    fn new() -> Self {
+        let now = Instant::now();
+        let (peer, staging) = (Peer::new(now), Staging::default());
+        Self { peer, staging, registry: Registry::default(), service: Counting::default(), now }
+    }
+
+    /// As far as it takes them; gives how many bytes that were.
+    fn feed(&mut self, mut bytes: &[u8]) -> Result<usize, FrameError> {
+        let mut taken = 0;
+        while !bytes.is_empty() && self.peer.may_receive() {
+            self.peer.load(&mut self.staging);
+            let mut count = 0;
+            for space in &mut self.peer.spaces(&mut self.staging) {
+                let part = space.len().min(bytes.len());
+                space[..part].copy_from_slice(&bytes[..part]);
+                (bytes, count) = (&bytes[part..], count + part);
+            }
+            self.peer.received(&mut self.staging, count, self.now);
+            let now = self.now;
+            self.peer.handle(&mut self.staging, &|| now, &mut self.service)?;
+            taken += count;
+            self.grant();
+        }
+        Ok(taken)
+    }
+
+    fn grant(&mut self) {
+        let here = Location { worker: 0, peer: 1 };
+        for wish in self.peer.take_wishes() {
+            match wish {
+                Wish::Close(session) => self.registry.remove(&session),
+                Wish::Claim(claim) => match self.registry.claim(&claim, here) {
+                    Claimed::Granted(session) => self.peer.grant(claim.slot, session),
+                    Claimed::Refused(outcome) => self.peer.refuse(&claim, outcome),
+                    Claimed::Held(_) => {}
+                },
+            }
+        }
+    }
+
+    fn greeted(slots: u16) -> Self {
+        let mut end = Self::new();
+        end.feed(&Versions::OURS.encode()).unwrap();
+        for slot in 0..slots {
+            end.feed(&open(slot, slot as u8, 0, false)).unwrap();
+        }
+        end
+    }
+}
+
+fn open(slot: u16, session: u8, epoch: u32, resumed: bool) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Ask::Open { slot, session: SessionId::from_bytes([session; 16]), epoch, resumed }.append(&mut bytes);
+    bytes
+}
+
+fn request(slot: u16, id: u64, behind: u32, handler: u32, payload: &[u8]) -> Vec<u8> {
+    let head = RequestHead { slot, handler, id, behind, remaining_us: 0, checked: false };
+    let mut frame = vec![0; head.bytes()];
+    frame.extend_from_slice(payload);
+    head.seal(&mut frame, None);
+    frame
+}
+
+/// Frames that are sound by themselves, in any order.
+fn frames() -> impl Strategy<Value = Vec<u8>> {
+    let appended = |ask: Ask| {
+        let mut bytes = Vec::new();
+        ask.append(&mut bytes);
+        bytes
+    };
+    prop_oneof![
+        8 => (0u16..4, 0u64..200, 0u32..200, 0u32..3000).prop_map(|(slot, id, behind, handler)| {
+            request(slot, id, behind.min(id as u32), handler, &[1; 40])
+        }),
+        1 => (0u16..4, 0u8..6, 0u32..4, any::<bool>()).prop_map(|(slot, id, epoch, known)| open(slot, id, epoch, known)),
+        1 => (0u16..4, 0u64..300).prop_map(move |(slot, id)| appended(Ask::Cancel { slot, id })),
+        1 => (0u16..4, 0u64..300).prop_map(move |(slot, below)| appended(Ask::Acknowledge { slot, below })),
+        1 => (0u16..4).prop_map(move |slot| appended(Ask::Close { slot })),
+        1 => Just(Ask::Ping).prop_map(appended),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn garbage_ends_the_connection_or_waits(bytes in prop::collection::vec(any::<u8>(), 0..5000), greeted: bool) {
+        let mut end = if greeted { End::greeted(1) } else { End::new() };
+        let fed = end.feed(&bytes);
+        prop_assert!(end.service.executed.is_empty());
+        prop_assert!(fed.is_err() || bytes.len() < 5000);
+    }
+
+    #[test]
+    fn sound_frames_in_any_order_do_no_harm(frames in prop::collection::vec(frames(), 0..300)) {
+        let mut end = End::greeted(3);
+        for frame in &frames {
+            if end.feed(frame).is_err() {
+                break;
+            }
+        }
+        // Sessions that were closed and opened anew may use an id again; these are never closed within one test.
+        let closed = frames.iter().any(|frame| frame[4] == 5);
+        prop_assert!(closed || end.service.executed.values().all(|times| *times == 1));
+        end.peer.into_sessions().for_each(|session| end.registry.park(session, end.now));
+    }
+
+    #[test]
+    fn a_client_survives_any_server(bytes in prop::collection::vec(any::<u8>(), 0..3000), greeted: bool) {
+        let mut client = Core::new(Instant::now(), Box::new(|| SessionId::from_bytes([1; 16])));
+        let session = client.open(8).unwrap();
+        let now = Instant::now();
+        client.submit(now, session, &Outgoing::default(), Body::Copied(b"x")).unwrap();
+        client.connected(now);
+        let mut staging = Staging::default();
+        let stream = if greeted { [&Versions::OURS.encode()[..], &bytes].concat() } else { bytes };
+        client.load(&mut staging);
+        let count = {
+            let space = &mut client.spaces(&mut staging)[1];
+            space[..stream.len()].copy_from_slice(&stream);
+            stream.len()
+        };
+        let mut answered = 0;
+        let _ = client.received(&mut staging, count, now, &mut |_: Completion<'_>| answered += 1);
+        prop_assert_eq!((answered, client.unanswered()), (0, 1));
+    }
+}
+
+#[test]
+fn a_replayed_request_is_executed_once_and_answered_each_time() {
+    let mut end = End::greeted(1);
+    let frame = request(0, 3, 3, 0, b"again");
+    end.feed(&frame).unwrap();
+    let once = end.peer.unsent_bytes();
+    for _ in 0..10 {
+        end.feed(&frame).unwrap();
+    }
+    assert_eq!(end.service.executed.values().copied().collect::<Vec<_>>(), [1]);
+    assert!(end.peer.unsent_bytes() > once);
+}
+
+#[test]
+fn a_client_that_never_reads_is_not_read_either() {
+    let mut end = End::greeted(1);
+    let mut fed = 0;
+    for id in 0..4000 {
+        let frame = request(0, id, id.min(4000) as u32, 100_000, &[]);
+        if end.feed(&frame).unwrap() < frame.len() {
+            break;
+        }
+        fed += 1;
+    }
+    assert!(fed < 100, "{fed} requests were taken");
+    assert!(!end.peer.may_receive() && end.peer.unsent_bytes() < 6 << 20, "{}", end.peer.unsent_bytes());
+    assert!(end.peer.is_stalled(end.now + std::time::Duration::from_secs(31)));
+}
+
+#[test]
+fn what_is_beyond_the_window_or_not_open_ends_the_connection() {
+    let is_refused = |bytes: &[u8]| End::greeted(1).feed(bytes).is_err();
+    assert!(!is_refused(&request(0, 5000, 0, 0, &[])), "all before it is acknowledged");
+    assert!(is_refused(&[request(0, 0, 0, 7, &[]), request(0, 4095, 4095, 0, &[]), request(1, 0, 0, 0, &[])].concat()));
+    assert!(is_refused(&open(0, 9, 0, false)), "the slot is taken");
+    assert!(is_refused(&[&[0u8; 32][..]].concat()), "no kind, no checksum");
+    let mut end = End::greeted(1);
+    end.feed(&request(0, 10, 10, 0, &[])).unwrap();
+    end.feed(&request(0, 4095, 0, 0, &[])).unwrap();
+}
+
+#[test]
+fn announced_bytes_cost_nothing_until_they_come() {
+    let mut end = End::greeted(1);
+    let head = RequestHead { slot: 0, handler: 0, id: 0, behind: 0, remaining_us: 0, checked: true };
+    let payload = vec![9; 16 << 20];
+    let mut frame = vec![0; head.bytes()];
+    head.seal(&mut frame, Some(&payload));
+    end.feed(&frame).unwrap();
+    assert!(end.service.executed.is_empty());
+    assert!(!end.peer.is_stalled(end.now) && end.peer.is_stalled(end.now + std::time::Duration::from_secs(31)));
+    end.feed(&payload).unwrap();
+    assert_eq!(end.service.executed.len(), 1);
+}
+
+#[test]
+fn a_damaged_long_payload_is_not_executed() {
+    let mut end = End::greeted(1);
+    let head = RequestHead { slot: 0, handler: 0, id: 0, behind: 0, remaining_us: 0, checked: true };
+    let mut payload = vec![9; 1 << 20];
+    let mut frame = vec![0; head.bytes()];
+    head.seal(&mut frame, Some(&payload));
+    payload[777_777] ^= 4;
+    end.feed(&frame).unwrap();
+    assert_eq!(end.feed(&payload), Err(FrameError::PayloadChecksum));
+    assert!(end.service.executed.is_empty());
+}
+
+#[test]
+fn an_unknown_version_is_told_ours_before_the_end() {
+    let mut end = End::new();
+    let theirs = Versions { newest: 9, oldest: 8 };
+    assert_eq!(end.feed(&theirs.encode()), Err(FrameError::Version { theirs, ours: Versions::OURS }));
+    let mut slices = [std::io::IoSlice::new(&[]); crate::spool::SLICES_MAX];
+    let count = end.peer.slices(&mut slices);
+    assert_eq!(slices[..count].iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>(), Versions::OURS.encode());
+}
+
+#[test]
+fn an_answer_that_is_too_long_is_refused() {
+    let mut end = End::greeted(1);
+    end.feed(&request(0, 0, 0, (16 << 20) + 1, &[])).unwrap();
+    assert!(end.peer.unsent_bytes() < 1000);
+    let ticket = Ticket { session: SessionId::from_bytes([0; 16]), id: 7, checked: false };
+    assert!(end.peer.complete(ticket, Status::Answered, Vec::new()).is_ok(), "nobody asked: passed over");
+}

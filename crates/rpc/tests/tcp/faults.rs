@@ -1,0 +1,150 @@
+//! What calls do when something goes wrong.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use farfork_rpc::{Body, CallError, Handlers, Outgoing};
+use farfork_wire::rpc::{HELLO_BYTES, Versions};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::proxy::Proxy;
+use crate::{ECHO, call, client_of, echo, poll_until, serve};
+
+/// Connections without a word that a server has to bear beside its work. Both ends are this process.
+const HALF_OPEN: usize = 9_000;
+
+#[test]
+fn nothing_is_executed_twice_however_often_the_link_is_cut() {
+    let executed = Arc::<Mutex<HashMap<u64, u32>>>::default();
+    let counting = Arc::clone(&executed);
+    let server = serve(3, move || {
+        let counting = Arc::clone(&counting);
+        let mut handlers = Handlers::default();
+        handlers.on(1, move |payload, reply| {
+            let number = u64::from_le_bytes(*payload.first_chunk().unwrap());
+            *counting.lock().unwrap().entry(number).or_default() += 1;
+            reply.write(payload);
+        });
+        handlers
+    });
+    let proxy = Proxy::to(server.address());
+    let (mut client, session) = client_of(proxy.address);
+    let (mut asked, ended) = (0u64, Cell::new(0u64));
+    const ALL: u64 = 30_000;
+    while ended.get() < ALL {
+        let now = Instant::now();
+        while asked < ALL {
+            let payload: Vec<u8> = asked.to_le_bytes().into_iter().chain(vec![5; asked as usize % 500]).collect();
+            let request = Outgoing { handler: 1, tag: asked, checked: true, ..Outgoing::default() };
+            if client.submit(now, session, &request, Body::Copied(&payload)).is_err() {
+                break;
+            }
+            asked += 1;
+            if asked.is_multiple_of(1500) {
+                proxy.cut();
+            }
+        }
+        client.poll(now, |completion| {
+            let payload = completion.result.unwrap();
+            assert_eq!(payload[..8], completion.tag.to_le_bytes());
+            ended.set(ended.get() + 1);
+        });
+        client.wait(now, None).unwrap();
+    }
+    assert!(client.connections() > 5, "the link was cut {} times", client.connections());
+    let executed = executed.lock().unwrap();
+    assert_eq!(executed.len() as u64, ALL);
+    assert!(executed.values().all(|times| *times == 1));
+}
+
+#[test]
+fn a_server_that_began_anew_says_that_outcomes_are_lost() {
+    let (listener, relay) = (TcpListener::bind("127.0.0.1:0").unwrap(), serve(1, echo));
+    drop(listener);
+    let address = relay.address();
+    let (mut client, session) = client_of(address);
+    assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
+    drop(relay);
+    let listener = TcpListener::bind(address).unwrap();
+    let config = farfork_rpc::server::Config { threads: 1, spin_max: Duration::ZERO };
+    let acceptor = Arc::new(farfork_rpc::server::PlainAcceptor);
+    // The request may be sent before the client notices: then its outcome is lost, or it is answered by the new server.
+    let _server = farfork_rpc::Server::start(listener, &config, acceptor, echo).unwrap();
+    let request = Outgoing { handler: ECHO, ..Outgoing::default() };
+    match client.call(session, &request, Body::Copied(b"after"), |_| {}) {
+        Ok(answer) => assert_eq!(answer, b"after"),
+        Err(farfork_rpc::client::CallFailure::Call(cause)) => assert_eq!(cause, CallError::Lost),
+        Err(other) => panic!("{other}"),
+    }
+    assert_eq!(call(&mut client, session, ECHO, b"later"), b"later", "the session was begun anew");
+}
+
+#[test]
+fn a_server_of_another_version_is_named() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        client.write_all(&Versions { newest: 9, oldest: 7 }.encode()).unwrap();
+        client.read_to_end(&mut Vec::new())
+    });
+    let (mut client, session) = client_of(address);
+    let request = Outgoing { handler: ECHO, ..Outgoing::default() };
+    let error = client.call(session, &request, Body::Copied(&[]), |_| {}).unwrap_err().to_string();
+    assert!(error.contains("versions 7 to 9") && error.contains("use the same release"), "{error}");
+    drop(client);
+    let _ = server.join().unwrap();
+}
+
+#[test]
+fn a_client_of_another_version_learns_ours() {
+    let server = serve(1, echo);
+    let mut client = TcpStream::connect(server.address()).unwrap();
+    client.write_all(&Versions { newest: 0, oldest: 0 }.encode()).unwrap();
+    let mut said = Vec::new();
+    client.read_to_end(&mut said).unwrap();
+    assert_eq!(said, Versions::OURS.encode());
+}
+
+#[test]
+fn those_who_talk_nonsense_do_not_disturb_others() {
+    let server = serve(1, echo);
+    let (mut client, session) = client_of(server.address());
+    for nonsense in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4000], &[255; 20]] {
+        let mut hostile = TcpStream::connect(server.address()).unwrap();
+        hostile.write_all(nonsense).unwrap();
+        assert_eq!(call(&mut client, session, ECHO, b"x"), b"x");
+        // It is disconnected, after our greeting at most.
+        let mut said = Vec::new();
+        let _ = hostile.read_to_end(&mut said);
+        assert!(said.len() <= HELLO_BYTES);
+    }
+}
+
+#[test]
+fn thousands_of_half_open_connections_are_borne_and_ended() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    assert!(
+        limit.maximum.is_none_or(|maximum| maximum as usize > 2 * HALF_OPEN + 500),
+        "raise the limit of open files"
+    );
+    let server = serve(2, echo);
+    let (mut client, session) = client_of(server.address());
+    let silent: Vec<TcpStream> = (0..HALF_OPEN).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    assert_eq!(call(&mut client, session, ECHO, b"still"), b"still");
+    // Each ends by itself: nobody greets within the time there is for that.
+    for mut stream in silent {
+        let mut said = Vec::new();
+        let _ = stream.read_to_end(&mut said);
+        assert!(said.len() <= HELLO_BYTES);
+    }
+    let ended = Cell::new(false);
+    let request = Outgoing { handler: ECHO, ..Outgoing::default() };
+    client.submit(Instant::now(), session, &request, Body::Copied(b"on")).unwrap();
+    poll_until(&mut client, |completion| ended.set(completion.result.is_ok()), || ended.get());
+}
