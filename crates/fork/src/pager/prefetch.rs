@@ -37,11 +37,12 @@ const NEIGHBOURHOOD_PART: u64 = 14;
 /// One touch for so many slots that are missing has everything fetched: its faults took as long as the rest will.
 const ALL_PART: u64 = 17;
 
-/// What may be fetched unasked for before anything else is known, 40 MiB: its transfer takes some hundredths of a
-/// second, as much as the faults that decide about a large process take.
-const ALLOWANCE_SLOTS: u64 = 10_240;
+/// What may be fetched unasked for before anything else is known: everything of a small process, and the less of a
+/// larger one, the larger it is, for the less likely it is that it needs all. Here the two are equal, 200 MiB: a
+/// transfer of some tenths of a second.
+const ALLOWANCE_SLOTS: u64 = 51_200;
 
-/// Or one in so many slots, where that is more: 4 %.
+/// At least one in so many slots, 4 %. A tenth in all may move for a twentieth that was touched.
 const ALLOWANCE_PART: u64 = 25;
 
 /// One more slot may be fetched unasked for with so many that were touched.
@@ -212,7 +213,8 @@ impl Readahead {
 
     /// Whether more may be fetched unasked for.
     fn is_allowed(&self) -> bool {
-        self.unasked < ALLOWANCE_SLOTS.max(self.slots / ALLOWANCE_PART) + self.touched / EARNED_PART
+        let allowance = ALLOWANCE_SLOTS * ALLOWANCE_SLOTS / self.slots.max(1);
+        self.unasked < allowance.max(self.slots / ALLOWANCE_PART) + self.touched / EARNED_PART
     }
 
     /// Whether so much around a region was touched that the rest of it will be wanted.
@@ -389,7 +391,7 @@ mod tests {
 
     #[test]
     fn everything_comes_to_who_touches_everything() {
-        for (slots, part) in [(256, 16), (1024, 32), (16 << 10, 20), (GIB_SLOTS, 16)] {
+        for (slots, part) in [(256, 16), (1024, 32), (16 << 10, 60), (64 << 10, 40), (GIB_SLOTS, 16)] {
             let mut process = Process::new(slots, usize::MAX);
             shuffled(slots, slots).into_iter().for_each(|slot| process.touch(slot));
             assert!(process.faults <= slots / part, "{} faults for {slots} pages", process.faults);
