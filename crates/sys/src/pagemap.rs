@@ -6,8 +6,9 @@ use std::mem::size_of;
 use std::os::fd::AsRawFd;
 use std::ptr;
 
-/// Regions asked for in one call: 96 KiB of buffer, and few calls for a process of some gigabytes.
-const REGIONS_PER_CALL: usize = 4096;
+/// Regions asked for in one call: as many as the kernel gathers before it copies them out. A larger buffer would have to
+/// be touched for each scan, which takes longer than the scan of a small process.
+const REGIONS_PER_CALL: usize = 512;
 
 const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
