@@ -1,5 +1,5 @@
 //! Builds the programs that are measured, and those that are floors, into small static binaries that the library carries
-//! in itself: whoever has `farfork` needs no compiler to measure it, and all runs of one build measure the same code.
+//! in itself (and compiles a peer's calls): whoever has `farfork` needs no compiler to measure it, and all runs of one build measure the same code.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,9 +7,16 @@ use std::process::Command;
 /// Static, so that a program's memory map is its own on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
-const SOURCES: [&str; 2] = ["src/workload/micro.cpp", "src/baseline/link.cpp"];
+const SOURCES: [&str; 3] = ["src/workload/micro.cpp", "src/baseline/link.cpp", "src/baseline/echo.cpp"];
 
 fn main() {
+    programs();
+    let descriptors = protox::compile(["echo.proto"], ["src/peer"]).expect("echo.proto is right");
+    tonic_prost_build::configure().compile_fds(descriptors).expect("tonic takes what protox gives");
+    println!("cargo::rerun-if-changed=src/peer/echo.proto");
+}
+
+fn programs() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     println!("cargo::rerun-if-env-changed=CXX");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());

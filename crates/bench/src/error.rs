@@ -70,6 +70,9 @@ pub enum BenchError {
     /// A peer that was to be measured cannot be.
     #[error(transparent)]
     Criu(#[from] CriuError),
+    /// Somebody wanted it to end.
+    #[error("the benchmark was interrupted")]
+    Interrupted,
     /// The plan does not fit the machine.
     #[error(
         "{mib} MiB need about {needed_mib} MiB of free memory, {available_mib} are there; measure smaller sizes: --mib"

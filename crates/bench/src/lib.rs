@@ -8,18 +8,24 @@
 //! plan ──▶ coordinator ──▶ samples ──▶ report
 //!            │  cluster: two nodes on this machine, requests to them
 //!            │  fork: the course of `farfork bench fork`
+//!            │  rpc: that of `farfork bench rpc`; links: namespaces without nodes in them
 //!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
 //!            └─▶ baseline/   floors and peers              ─┘ (`program` runs them)
 //! ```
+//!
+//! Where both sides of a connection are measured, each is an `end`: this program, started again. `peer/` has what others
+//! make of the same calls.
 //!
 //! Parsing a command line and showing progress are left to the command.
 #![forbid(unsafe_code)]
 
 mod baseline;
 mod coordinator;
+mod end;
 mod error;
 mod figure;
 mod machine;
+mod peer;
 mod plan;
 mod program;
 mod reference;
@@ -29,7 +35,11 @@ mod workload;
 
 pub use baseline::criu::CriuError;
 pub use coordinator::fork::{Progress, run};
+pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
+pub use coordinator::stress::{StressOutcome, stress_rpc};
+pub use end::be_end;
 pub use error::BenchError;
 pub use plan::{ForkPlan, Peer};
 pub use report::fork::ForkReport;
+pub use report::rpc::RpcReport;
 pub use workload::micro::{Access, Order};

@@ -60,9 +60,14 @@ impl Program {
 
     /// A letter, and the numbers of the answer.
     pub(crate) fn ask<const N: usize>(&mut self, letter: u8, answer: &'static str) -> Result<[i64; N], BenchError> {
-        let sent = self.commands.write_all(&[letter]);
-        sent.map_err(|cause| BenchError::Program { program: self.name, cause })?;
+        self.tell(letter)?;
         self.answer(answer)
+    }
+
+    /// A letter.
+    pub(crate) fn tell(&mut self, letter: u8) -> Result<(), BenchError> {
+        let sent = self.commands.write_all(&[letter]);
+        sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
     /// The numbers of the next line, which begins with a word.

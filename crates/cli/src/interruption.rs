@@ -1,5 +1,9 @@
 //! Waits for whoever wants this command to end, so that it can end what it has started.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::Context as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Returns when Ctrl-C was pressed, the terminal was closed, or somebody sent SIGTERM.
@@ -12,5 +16,32 @@ pub(crate) async fn interrupted() {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
         _ = hangup.recv() => {}
+    }
+}
+
+/// The same for work that is not asynchronous: it looks from time to time.
+#[derive(Debug)]
+pub(crate) struct Interruption(Arc<AtomicBool>);
+
+impl Interruption {
+    /// Looks out from now on.
+    ///
+    /// # Errors
+    /// There can be no thread for it.
+    pub(crate) fn watch() -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let came = Arc::new(AtomicBool::new(false));
+        let watched = Arc::clone(&came);
+        let watch = move || {
+            runtime.block_on(interrupted());
+            watched.store(true, Ordering::Relaxed);
+        };
+        std::thread::Builder::new().spawn(watch).context("a thread that looks out for signals")?;
+        Ok(Self(came))
+    }
+
+    /// Whether somebody wants this command to end.
+    pub(crate) fn came(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }

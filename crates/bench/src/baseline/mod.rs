@@ -2,4 +2,5 @@
 //! with its program beside it. The floor that is a local `fork()` is the workload's own doing: see `workload`.
 
 pub(crate) mod criu;
+pub(crate) mod echo;
 pub(crate) mod link;

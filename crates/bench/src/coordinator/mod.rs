@@ -3,3 +3,6 @@
 
 pub(crate) mod cluster;
 pub(crate) mod fork;
+pub(crate) mod links;
+pub(crate) mod rpc;
+pub(crate) mod stress;

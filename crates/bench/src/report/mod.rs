@@ -1,4 +1,5 @@
 //! What a run amounts to: tables for people, one document for scripts. `table` is what all benchmarks share.
 
 pub(crate) mod fork;
+pub(crate) mod rpc;
 mod table;

@@ -1,3 +1,4 @@
 //! Programs that are measured. One file each, with the program beside it.
 
+pub(crate) mod calls;
 pub(crate) mod micro;

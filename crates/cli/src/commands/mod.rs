@@ -11,6 +11,7 @@ mod each;
 mod fork;
 mod inspect;
 mod kill;
+mod load;
 mod logs;
 mod man;
 mod node;
@@ -20,6 +21,7 @@ mod prepare;
 mod ps;
 mod rm;
 mod seeds;
+mod stress;
 mod unpause;
 mod up;
 mod wait;
@@ -54,6 +56,7 @@ pub(crate) enum Command {
     Drop(drop::Drop),
     Demo(demo::Demo),
     Bench(bench::Bench),
+    Stress(stress::Stress),
     Man(man::Man),
     Completions(completions::Completions),
 }
@@ -82,6 +85,7 @@ impl Command {
             Command::Drop(command) => block_on(command.run(global)),
             Command::Demo(command) => command.run(&global),
             Command::Bench(command) => command.run(&global),
+            Command::Stress(command) => command.run(&global),
             Command::Man(command) => command.run(&global),
             Command::Completions(command) => Ok(command.run()),
         }

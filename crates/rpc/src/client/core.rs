@@ -12,25 +12,23 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::time::Instant;
 
-use farfork_wire::rpc::{Answer, Ask, FrameError, OpenOutcome, ReplyHead, SESSIONS_MAX, SessionId, Status, Versions};
+use farfork_wire::rpc::{Answer, Ask, SESSIONS_MAX, SessionId, Versions};
 
 use super::call::{Body, CallError, Completion, Outgoing, SubmitError};
-use super::requests::{Requests, Waiting, remaining_us};
+use super::requests::{Waiting, remaining_us};
+use super::session::{Session, Stage};
 use super::silence::Silence;
-use crate::inbound::{Inbound, Staging};
+use crate::inbound::Inbound;
 use crate::spool::{Queue, SLICES_MAX, Spool};
 
 /// Most bytes of unanswered requests.
 const HELD_BYTES_MAX: usize = 64 << 20;
 
-/// Bytes of received replies after which a client says that it has them, if no request does before.
-const UNACKNOWLEDGED_BYTES_MAX: usize = 256 << 10;
-
 /// The owner of all frames: a client has one spool.
-const OWNER: u16 = 0;
+pub(super) const OWNER: u16 = 0;
 
 /// A control frame's size, in bytes, about.
 const CONTROL_BYTES: usize = 32;
@@ -41,46 +39,26 @@ pub struct SessionKey(pub(super) u16);
 
 /// A client's side of one connection at a time.
 pub(crate) struct Core {
-    inbound: Inbound<Answer>,
-    spool: Spool,
-    queue: Queue,
+    pub(super) inbound: Inbound<Answer>,
+    pub(super) spool: Spool,
+    pub(super) queue: Queue,
     /// By slot.
-    sessions: Vec<Option<Session>>,
-    state: State,
-    new_id: Box<dyn FnMut() -> SessionId + Send>,
+    pub(super) sessions: Vec<Option<Session>>,
+    pub(super) state: State,
+    pub(super) new_id: Box<dyn FnMut() -> SessionId + Send>,
     /// Requests that ended without a frame.
-    ended: VecDeque<(u64, CallError)>,
-    unanswered: usize,
+    pub(super) ended: VecDeque<(u64, CallError)>,
+    pub(super) unanswered: usize,
     /// No deadline is earlier; there may be none at it any more.
-    deadline_hint: Option<Instant>,
-    silence: Silence,
+    pub(super) deadline_hint: Option<Instant>,
+    pub(super) silence: Silence,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Down,
     Greeting,
     Up,
-}
-
-#[derive(Debug)]
-struct Session {
-    id: SessionId,
-    stage: Stage,
-    epoch: u32,
-    /// Whether the server has said that it has it.
-    known: bool,
-    requests: Requests,
-    unacknowledged_bytes: usize,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    Closed,
-    Opening,
-    Open,
-    /// It was closed while it was being opened: the server has to be told once it has answered.
-    Closing,
 }
 
 impl fmt::Debug for Core {
@@ -116,14 +94,7 @@ impl Core {
                 self.sessions.len() - 1
             }
         };
-        self.sessions[slot] = Some(Session {
-            id: (self.new_id)(),
-            stage: Stage::Closed,
-            epoch: 0,
-            known: false,
-            requests: Requests::new(window),
-            unacknowledged_bytes: 0,
-        });
+        self.sessions[slot] = Some(Session::new((self.new_id)(), window));
         if self.state == State::Up {
             self.send_open(slot);
         }
@@ -145,7 +116,7 @@ impl Core {
         }
     }
 
-    fn leave(&mut self, slot: usize) {
+    pub(super) fn leave(&mut self, slot: usize) {
         self.append(&Ask::Close { slot: slot as u16 });
         self.sessions[slot] = None;
     }
@@ -199,7 +170,7 @@ impl Core {
     }
 
     /// Ends a request without an answer.
-    fn end(&mut self, slot: usize, id: u64, error: CallError) {
+    pub(super) fn end(&mut self, slot: usize, id: u64, error: CallError) {
         let Some(session) = self.sessions[slot].as_mut() else { return };
         let is_open = session.stage == Stage::Open;
         let Some(request) = session.requests.take(id) else { return };
@@ -243,7 +214,7 @@ impl Core {
         }
     }
 
-    fn append(&mut self, ask: &Ask) {
+    pub(super) fn append(&mut self, ask: &Ask) {
         self.append_with(|out| ask.append(out));
     }
 
@@ -256,7 +227,7 @@ impl Core {
         self.spool.release(&place);
     }
 
-    fn send_open(&mut self, slot: usize) {
+    pub(super) fn send_open(&mut self, slot: usize) {
         let Some(session) = self.sessions[slot].as_mut() else { return };
         session.stage = Stage::Opening;
         if session.known {
@@ -280,136 +251,6 @@ impl Core {
     pub(crate) fn sent(&mut self, count: usize) {
         let Self { queue, spool, .. } = self;
         queue.sent(count, |_, ended| ended.tell(spool));
-    }
-
-    /// Prepares the staging area for what was kept; then come [`Core::spaces`].
-    pub(crate) fn load(&mut self, staging: &mut Staging) {
-        self.inbound.load(staging);
-    }
-
-    /// Where to receive into.
-    pub(crate) fn spaces<'a>(&'a mut self, staging: &'a mut Staging) -> [IoSliceMut<'a>; 2] {
-        self.inbound.spaces(staging)
-    }
-
-    /// Empties the staging area where nothing was received.
-    pub(crate) fn keep(&mut self, staging: &mut Staging) {
-        self.inbound.keep(staging);
-    }
-
-    /// Takes note of what was received, tells what ended by it, and leaves the staging area empty.
-    ///
-    /// # Errors
-    /// The server violates the protocol; the connection must end.
-    pub(crate) fn received(
-        &mut self,
-        staging: &mut Staging,
-        count: usize,
-        now: Instant,
-        on_end: &mut impl FnMut(Completion<'_>),
-    ) -> Result<(), FrameError> {
-        self.silence.heard(now);
-        self.inbound.received(staging, count);
-        let handled = self.handle_frames(staging, now, on_end);
-        self.inbound.keep(staging);
-        handled
-    }
-
-    fn handle_frames(
-        &mut self,
-        staging: &mut Staging,
-        now: Instant,
-        on_end: &mut impl FnMut(Completion<'_>),
-    ) -> Result<(), FrameError> {
-        if self.state == State::Greeting {
-            let Some(theirs) = self.inbound.hello(staging)? else { return Ok(()) };
-            Versions::OURS.agree(theirs)?;
-            self.state = State::Up;
-            (0..self.sessions.len()).for_each(|slot| self.send_open(slot));
-        }
-        loop {
-            let Self { inbound, spool, sessions, .. } = self;
-            let Some((answer, payload)) = inbound.next(staging)? else { return Ok(()) };
-            match answer {
-                Answer::Reply(head) => {
-                    let Some(session) = sessions.get_mut(usize::from(head.slot)).and_then(Option::as_mut) else {
-                        continue;
-                    };
-                    let payload_bytes = payload.len();
-                    if let Some(request) = session.answered(&head)? {
-                        spool.release(&request.place);
-                        self.unanswered -= 1;
-                        let result = match head.status {
-                            Status::Answered => Ok(payload),
-                            status => Err(CallError::refused(status, &payload)),
-                        };
-                        on_end(Completion { tag: request.tag, result });
-                    }
-                    self.count_received(usize::from(head.slot), payload_bytes);
-                }
-                Answer::Opened { slot, epoch, outcome } => self.opened(usize::from(slot), epoch, outcome, now)?,
-                Answer::Pong => {}
-            }
-        }
-    }
-
-    /// Says what was received where long replies come and no requests go.
-    fn count_received(&mut self, slot: usize, payload_bytes: usize) {
-        let Some(session) = self.sessions[slot].as_mut() else { return };
-        session.unacknowledged_bytes += payload_bytes;
-        if session.unacknowledged_bytes >= UNACKNOWLEDGED_BYTES_MAX && session.stage == Stage::Open {
-            session.unacknowledged_bytes = 0;
-            let below = session.requests.floor();
-            self.append(&Ask::Acknowledge { slot: slot as u16, below });
-        }
-    }
-
-    fn opened(&mut self, slot: usize, epoch: u32, outcome: OpenOutcome, now: Instant) -> Result<(), FrameError> {
-        let session = self.sessions.get_mut(slot).and_then(Option::as_mut);
-        let is_asked = |it: &&mut Session| matches!(it.stage, Stage::Opening | Stage::Closing) && it.epoch == epoch;
-        let Some(session) = session.filter(is_asked) else {
-            return Err(FrameError::Sense("it opens what was not asked for"));
-        };
-        if session.stage == Stage::Closing {
-            match outcome {
-                OpenOutcome::Open => self.leave(slot),
-                _ => self.sessions[slot] = None,
-            }
-            return Ok(());
-        }
-        match outcome {
-            OpenOutcome::Open => {
-                session.stage = Stage::Open;
-                session.known = true;
-                let ids: Vec<u64> = session.requests.ids().collect();
-                for id in ids {
-                    let place = session.requests.reseal(id, slot as u16, now, &mut self.spool);
-                    self.queue.push(OWNER, &mut self.spool, &place.expect("it waits"));
-                }
-            }
-            OpenOutcome::Expired | OpenOutcome::Taken => self.renew(slot),
-            OpenOutcome::Superseded | OpenOutcome::Full => {
-                session.stage = Stage::Closed;
-                let ids: Vec<u64> = session.requests.ids().collect();
-                ids.into_iter().for_each(|id| self.end(slot, id, CallError::Session(outcome)));
-            }
-        }
-        Ok(())
-    }
-
-    /// Begins a session anew. What the server may have executed for the old one is not sent again.
-    fn renew(&mut self, slot: usize) {
-        let id = (self.new_id)();
-        let Some(session) = self.sessions[slot].as_mut() else { return };
-        (session.id, session.known, session.epoch, session.stage) = (id, false, 0, Stage::Closed);
-        let ids: Vec<u64> = session.requests.ids().collect();
-        for id in ids {
-            let session = self.sessions[slot].as_mut().expect("it was there above");
-            if session.requests.get_mut(id).is_some_and(|request| request.sent) {
-                self.end(slot, id, CallError::Lost);
-            }
-        }
-        self.send_open(slot);
     }
 
     /// Ends what is overdue; gives whether the server must be asked for a sign of life, or is gone.
@@ -459,23 +300,5 @@ impl Core {
         let owed = self.state != State::Down && (self.unanswered > 0 || self.state == State::Greeting);
         let silence = owed.then(|| self.silence.next_timeout());
         [self.deadline_hint, silence].into_iter().flatten().min()
-    }
-}
-
-impl Session {
-    /// Takes the request that a reply answers; `None` where nobody waits for it any more.
-    fn answered(&mut self, head: &ReplyHead) -> Result<Option<Waiting>, FrameError> {
-        let unasked = FrameError::Sense("it answers what was not asked");
-        if self.stage != Stage::Open {
-            // For the session that had the slot before.
-            return Ok(None);
-        }
-        if !self.requests.was_given(head.id) {
-            return Err(unasked);
-        }
-        match self.requests.get_mut(head.id) {
-            Some(request) if !request.sent => Err(unasked),
-            _ => Ok(self.requests.take(head.id)),
-        }
     }
 }

@@ -7,8 +7,10 @@
 mod call;
 mod connector;
 mod core;
+mod frames;
 mod link;
 mod requests;
+mod session;
 mod silence;
 
 pub use call::{Body, CallError, Completion, Outgoing, SubmitError};

@@ -1,7 +1,9 @@
 //! `farfork bench`: one benchmark a command. What they measure and how is `crates/bench`'s part; here are their arguments
 //! and what is shown while they run.
 
+mod end;
 mod fork;
+mod rpc;
 
 use std::process::ExitCode;
 
@@ -17,6 +19,7 @@ use crate::Global;
 Examples:
   farfork bench fork --mib 1,64 --runs 5
   farfork bench fork --json > figures.json
+  farfork bench rpc --runs 1
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct Bench {
@@ -27,12 +30,17 @@ pub(crate) struct Bench {
 #[derive(Subcommand)]
 enum Benchmark {
     Fork(fork::Fork),
+    Rpc(rpc::Rpc),
+    #[command(hide = true)]
+    End(end::End),
 }
 
 impl Bench {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         match self.benchmark {
             Benchmark::Fork(benchmark) => benchmark.run(global),
+            Benchmark::Rpc(benchmark) => benchmark.run(global),
+            Benchmark::End(end) => end.run(),
         }
     }
 }

@@ -1,0 +1,112 @@
+//! A server's network namespace and one for each client node, each joined to the server's by a pair of veth.
+//!
+//! Namespaces have no names: a process holds each (`cat`, which ends when its input does), so that nothing is left behind
+//! however the benchmark ends.
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::error::BenchError;
+
+/// How long a holder may take to enter its namespace.
+const ENTER_LIMIT: Duration = Duration::from_secs(5);
+
+/// Between two looks whether it has.
+const ENTER_PAUSE: Duration = Duration::from_millis(2);
+
+/// The machines that the namespaces stand for.
+#[derive(Debug)]
+pub(crate) struct Links {
+    server: Holder,
+    clients: Vec<Holder>,
+}
+
+/// A process in a network namespace of its own; both end with this value.
+#[derive(Debug)]
+struct Holder(Child);
+
+impl Links {
+    /// Joins `clients` namespaces to one for the server.
+    pub(crate) fn new(clients: usize) -> Result<Self, BenchError> {
+        let links =
+            Self { server: Holder::new()?, clients: (0..clients).map(|_| Holder::new()).collect::<Result<_, _>>()? };
+        links.server.ip(&["link", "set", "lo", "up"])?;
+        for (number, client) in links.clients.iter().enumerate() {
+            client.ip(&["link", "set", "lo", "up"])?;
+            let (near, far) = (format!("client{number}"), client.0.id().to_string());
+            links.server.ip(&["link", "add", &near, "type", "veth", "peer", "name", "server", "netns", &far])?;
+            let (here, there) = (format!("{}/24", Self::server_ip(number)), format!("{}/24", Self::client_ip(number)));
+            for (holder, name, address) in [(&links.server, near.as_str(), here), (client, "server", there)] {
+                holder.ip(&["address", "add", &address, "dev", name])?;
+                holder.ip(&["link", "set", name, "up"])?;
+            }
+        }
+        Ok(links)
+    }
+
+    /// The server's address, as a client reaches it.
+    pub(crate) fn server_ip(client: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, client as u8, 1)
+    }
+
+    fn client_ip(client: usize) -> Ipv4Addr {
+        Ipv4Addr::new(10, 77, client as u8, 2)
+    }
+
+    /// What runs a program in the server's namespace.
+    pub(crate) fn on_server(&self) -> Command {
+        self.server.command()
+    }
+
+    /// What runs a program in a client's namespace.
+    pub(crate) fn on_client(&self, client: usize) -> Command {
+        self.clients[client].command()
+    }
+}
+
+impl Holder {
+    fn new() -> Result<Self, BenchError> {
+        let failed = |cause| BenchError::Program { program: "unshare", cause };
+        let mut command = Command::new("unshare");
+        command.args(["--net", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null());
+        let holder = Self(command.spawn().map_err(failed)?);
+        let own = std::fs::read_link("/proc/self/ns/net").map_err(failed)?;
+        let give_up = Instant::now() + ENTER_LIMIT;
+        while std::fs::read_link(holder.namespace()).map_err(failed)? == own {
+            if Instant::now() >= give_up {
+                return Err(failed(io::ErrorKind::TimedOut.into()));
+            }
+            std::thread::sleep(ENTER_PAUSE);
+        }
+        Ok(holder)
+    }
+
+    fn namespace(&self) -> String {
+        format!("/proc/{}/ns/net", self.0.id())
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", self.namespace())).arg("--");
+        command
+    }
+
+    fn ip(&self, arguments: &[&str]) -> Result<(), BenchError> {
+        let failed = |cause| BenchError::Program { program: "ip", cause };
+        let output = self.command().arg("ip").args(arguments).output().map_err(failed)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(failed(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())))
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

@@ -1,0 +1,347 @@
+//! The course of `farfork bench rpc`: for each case, floors and peers and farfork's own calls in turn, several times, so
+//! that what else the machine does meets all of them.
+
+use std::net::SocketAddr;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::links::Links;
+use crate::baseline::echo::{ECHO, Echo};
+use crate::end::{End, Load, Side, System};
+use crate::error::BenchError;
+use crate::program::Program;
+use crate::report::rpc::RpcReport;
+use crate::samples::Samples;
+
+/// Where programs are put: not every /tmp may be executed from.
+const SCRATCH_PARENT: &str = "/run";
+
+/// One combination of servers, clients and loads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct RpcCase {
+    /// Client nodes, each in a namespace of its own.
+    pub clients: usize,
+    /// Threads of each.
+    pub threads: usize,
+    /// Connections of each thread.
+    pub connections_per_thread: usize,
+    /// Sessions on each connection.
+    pub sessions: usize,
+    /// Requests in flight on each session; 1: synchronous.
+    pub window: usize,
+    /// Random bytes of each answer, made and checked anew; 0: empty answers.
+    pub payload_bytes: usize,
+    /// Threads of the server.
+    pub server_threads: usize,
+    /// How long both sides look for work before they sleep, in µs.
+    pub spin_us: u64,
+}
+
+impl RpcCase {
+    /// One client with one connection, empty answers.
+    pub const ONE: Self = Self {
+        clients: 1,
+        threads: 1,
+        connections_per_thread: 1,
+        sessions: 1,
+        window: 1,
+        payload_bytes: 0,
+        server_threads: 1,
+        spin_us: 50,
+    };
+
+    /// All connections.
+    pub fn connections(&self) -> usize {
+        self.clients * self.threads * self.connections_per_thread
+    }
+
+    /// Whether server and client have a processor each, as all their peers have.
+    fn is_pinned(&self) -> bool {
+        let enough = std::thread::available_parallelism().is_ok_and(|processors| processors.get() >= 2);
+        enough && self.clients == 1 && self.threads == 1 && self.server_threads == 1
+    }
+
+    /// Whether a floor of the same shape says something: one thread on each side, nothing in the answers.
+    fn has_floor(&self) -> bool {
+        self.clients == 1 && self.threads == 1 && self.server_threads == 1 && self.payload_bytes == 0
+    }
+
+    /// Whether peers are measured beside it: one connection, several requests in flight.
+    fn has_peers(&self) -> bool {
+        self.has_floor() && self.connections_per_thread == 1 && self.sessions == 1 && self.window > 1
+    }
+}
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct RpcPlan {
+    /// One after the other.
+    pub cases: Vec<RpcCase>,
+    /// Runs of each.
+    pub runs: usize,
+    /// How long clients ask, in seconds.
+    pub client_seconds: f64,
+    /// How long a server answers at most, in seconds.
+    pub server_seconds: f64,
+    /// How often throughput is told, in seconds.
+    pub interval_seconds: f64,
+    /// Whether floors and peers are measured, too.
+    pub floors: bool,
+    /// Where each sample is written to.
+    pub samples_file: Option<PathBuf>,
+}
+
+impl RpcPlan {
+    /// The cases that promises are made for, and the reference's.
+    pub fn usual_cases() -> Vec<RpcCase> {
+        let one = RpcCase::ONE;
+        let mut cases = vec![
+            one,
+            RpcCase { spin_us: 0, ..one },
+            RpcCase { window: 64, ..one },
+            RpcCase { window: 256, ..one },
+            RpcCase { connections_per_thread: 16, window: 64, ..one },
+            RpcCase { connections_per_thread: 4, window: 64, payload_bytes: 2048, ..one },
+        ];
+        cases.extend([1, 2, 4, 8, 10].map(|clients| RpcCase { clients, threads: 12, ..one }));
+        cases
+    }
+}
+
+/// What is measured in a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "of", content = "system", rename_all = "snake_case")]
+pub(crate) enum Measured {
+    /// Calls by a system.
+    Calls(System),
+    /// The bare echo.
+    Floor,
+}
+
+/// A figure: answers a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Key {
+    #[serde(flatten)]
+    pub(crate) case: RpcCase,
+    #[serde(flatten)]
+    pub(crate) measured: Measured,
+    /// Its unit is part of its name.
+    pub(crate) figure: &'static str,
+}
+
+/// What all clients of a run amount to.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct RunOutcome {
+    /// Answers a second, of all clients.
+    pub per_s: f64,
+    /// Answers a second in each interval.
+    pub intervals_per_s: Vec<f64>,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Answers whose checksum disagreed.
+    pub damaged: u64,
+    /// Of the slowest client: half of the requests, 90 %, 99 %, 99.9 % and all took no longer, in µs.
+    pub latency_us: [f64; 5],
+}
+
+/// What is told while it runs.
+#[derive(Debug, Clone)]
+pub struct RpcProgress {
+    /// Steps that were done.
+    pub done: usize,
+    /// All steps.
+    pub steps: usize,
+    /// What is measured now.
+    pub what: String,
+}
+
+/// Measures. `show` may end it before a step. `farfork` is the program whose `bench end` command the ends are.
+///
+/// # Errors
+/// What ended it early.
+pub fn run_rpc(
+    plan: &RpcPlan,
+    farfork: &Path,
+    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
+) -> Result<RpcReport, BenchError> {
+    let file = |path: &PathBuf, cause| BenchError::File { path: path.clone(), cause };
+    let samples_file =
+        plan.samples_file.as_ref().map(|path| std::fs::File::create(path).map_err(|cause| file(path, cause)));
+    let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
+    let mut course = Course {
+        plan,
+        farfork,
+        links: Links::new(clients)?,
+        echo: PathBuf::new(),
+        samples: Samples::new(samples_file.transpose()?),
+        outcomes: Vec::new(),
+    };
+    let scratch = scratch()?;
+    course.echo = ECHO.install(scratch.path())?;
+    let steps: Vec<_> = plan.cases.iter().flat_map(|case| course.steps(case)).collect();
+    let total = steps.len() * plan.runs;
+    let mut done = 0;
+    for case_steps in steps.chunk_by(|left, right| left.0 == right.0) {
+        for _ in 0..plan.runs {
+            for (case, measured) in case_steps {
+                let progress = RpcProgress { done, steps: total, what: describe(case, *measured) };
+                if show(progress).is_break() {
+                    return Err(BenchError::Interrupted);
+                }
+                course.step(case, *measured)?;
+                done += 1;
+            }
+        }
+    }
+    course.samples.flush().map_err(|cause| file(&PathBuf::from("the samples"), cause))?;
+    Ok(RpcReport::new(plan, course.samples, course.outcomes))
+}
+
+fn scratch() -> Result<TempDir, BenchError> {
+    tempfile::Builder::new()
+        .prefix("farfork-bench-rpc-")
+        .tempdir_in(SCRATCH_PARENT)
+        .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })
+}
+
+fn describe(case: &RpcCase, measured: Measured) -> String {
+    let what = match measured {
+        Measured::Calls(system) => system.name(),
+        Measured::Floor => "raw echo",
+    };
+    format!("{what}: {} × {}", case.connections(), case.window)
+}
+
+struct Course<'a> {
+    plan: &'a RpcPlan,
+    farfork: &'a Path,
+    links: Links,
+    echo: PathBuf,
+    samples: Samples<Key>,
+    outcomes: Vec<(RpcCase, RunOutcome)>,
+}
+
+impl Course<'_> {
+    fn steps(&self, case: &RpcCase) -> Vec<(RpcCase, Measured)> {
+        let mut steps = vec![Measured::Calls(System::Farfork)];
+        if self.plan.floors && case.has_floor() {
+            steps.insert(0, Measured::Floor);
+        }
+        if self.plan.floors && case.has_peers() {
+            let peers = [System::Tokio, System::TonicStream, System::Tarpc, System::TonicUnary];
+            steps.extend(peers.map(Measured::Calls));
+        }
+        steps.into_iter().map(|measured| (*case, measured)).collect()
+    }
+
+    fn step(&mut self, case: &RpcCase, measured: Measured) -> Result<(), BenchError> {
+        let per_s =
+            match measured {
+                Measured::Floor => self.floor(case)?,
+                Measured::Calls(system) => {
+                    let outcome = run_once(&self.links, self.farfork, self.plan, case, system, &mut |_, _| {
+                        ControlFlow::Continue(())
+                    })?;
+                    let per_s = outcome.per_s;
+                    if system == System::Farfork {
+                        self.add(case, measured, "p50_us", outcome.latency_us[0])?;
+                        self.outcomes.push((*case, outcome));
+                    }
+                    per_s
+                }
+            };
+        self.add(case, measured, "per_s", per_s)
+    }
+
+    fn add(&mut self, case: &RpcCase, measured: Measured, figure: &'static str, value: f64) -> Result<(), BenchError> {
+        let added = self.samples.add(Key { case: *case, measured, figure }, value);
+        added.map_err(|cause| BenchError::File { path: "the samples".into(), cause })
+    }
+
+    /// The bare echo of the same kind; with several in flight the better of spinning and sleeping, that nobody be
+    /// flattered.
+    fn floor(&self, case: &RpcCase) -> Result<f64, BenchError> {
+        let (connections, window, pinned) = (case.connections(), case.window * case.sessions, case.is_pinned());
+        let seconds = self.plan.client_seconds / if window > 1 { 2.0 } else { 1.0 };
+        let echo = Echo { program: &self.echo, connections, window, seconds, spins: case.spin_us > 0, pinned };
+        let per_s = echo.per_s(&self.links)?;
+        if window == 1 {
+            return Ok(per_s);
+        }
+        Ok(per_s.max(Echo { spins: !echo.spins, ..echo }.per_s(&self.links)?))
+    }
+}
+
+/// One run of one case: a server and its clients. `on_interval` is told of each interval's throughput as it passes.
+pub(crate) fn run_once(
+    links: &Links,
+    farfork: &Path,
+    plan: &RpcPlan,
+    case: &RpcCase,
+    system: System,
+    on_interval: &mut dyn FnMut(usize, &RunOutcome) -> ControlFlow<()>,
+) -> Result<RunOutcome, BenchError> {
+    let pinned = |processor: usize| if case.is_pinned() { vec![processor] } else { Vec::new() };
+    let (name, spin_us) = (system.name(), case.spin_us);
+    let side = Side::Server { ip: [0, 0, 0, 0].into(), threads: case.server_threads, seconds: plan.server_seconds };
+    let end = End { system, side, spin_us, processors: pinned(0) };
+    let mut server = Program::start(name, &end_command(links.on_server(), farfork, &end))?;
+    let [port] = server.answer("listening")?;
+    let load = Load {
+        threads: case.threads,
+        connections: case.connections_per_thread,
+        sessions: case.sessions,
+        window: case.window,
+        payload_bytes: case.payload_bytes,
+        seconds: plan.client_seconds,
+        interval_seconds: plan.interval_seconds,
+    };
+    let client = |number: usize| {
+        let to = SocketAddr::new(Links::server_ip(number).into(), port as u16);
+        let end = End { system, side: Side::Client { to, load }, spin_us, processors: pinned(1) };
+        let mut client = Program::start(name, &end_command(links.on_client(number), farfork, &end))?;
+        let [] = client.answer("ready")?;
+        Ok(client)
+    };
+    let mut clients = (0..case.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
+    clients.iter_mut().try_for_each(|client| client.tell(b'g'))?;
+    let mut outcome = RunOutcome::default();
+    for interval in 0..load.intervals() as usize {
+        let mut per_s = 0.0;
+        (outcome.errors, outcome.damaged) = (0, 0);
+        for client in &mut clients {
+            let [answers, ns, errors, damaged] = client.answer("interval")?;
+            per_s += answers as f64 / (ns as f64 / 1e9);
+            outcome.errors += errors as u64;
+            outcome.damaged += damaged as u64;
+        }
+        outcome.intervals_per_s.push(per_s);
+        if on_interval(interval, &outcome).is_break() {
+            return Err(BenchError::Interrupted);
+        }
+    }
+    finish(&mut clients, outcome)
+}
+
+fn finish(clients: &mut [Program], mut outcome: RunOutcome) -> Result<RunOutcome, BenchError> {
+    (outcome.errors, outcome.damaged) = (0, 0);
+    for client in clients {
+        let [answers, ns, errors, damaged, _count, latencies @ ..] = client.answer::<10>("done")?;
+        outcome.per_s += answers as f64 / (ns as f64 / 1e9);
+        outcome.errors += errors as u64;
+        outcome.damaged += damaged as u64;
+        for (slowest, ns) in outcome.latency_us.iter_mut().zip(latencies) {
+            *slowest = slowest.max(ns as f64 / 1e3);
+        }
+    }
+    Ok(outcome)
+}
+
+fn end_command(mut command: std::process::Command, farfork: &Path, end: &End) -> std::process::Command {
+    command.arg(farfork).args(["bench", "end"]).arg(json!(end).to_string());
+    command
+}

@@ -1,0 +1,19 @@
+//! `farfork bench end`: one end of a connection that is measured. Benchmarks start it; nobody else does.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+/// Be one end of a connection that a benchmark measures.
+#[derive(Args)]
+pub(crate) struct End {
+    /// What it is to be, as the benchmark says it.
+    specification: String,
+}
+
+impl End {
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        farfork_bench::be_end(&self.specification)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

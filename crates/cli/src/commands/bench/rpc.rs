@@ -1,0 +1,123 @@
+//! `farfork bench rpc`: calls a second, and how long each takes.
+
+use std::env;
+use std::io::{IsTerminal as _, stderr};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use farfork_bench::{RpcCase, RpcPlan, RpcProgress};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::commands::load::{LoadArgs, seconds};
+use crate::interruption::Interruption;
+use crate::{Global, output, privilege};
+
+/// Measure calls: how many a second, and how long each takes.
+///
+/// A server and client nodes, each in a network namespace of its own, joined by veth. Without arguments, the cases that
+/// promises are made for: one request in flight, with and without looking for work before sleeping; 64 and 256 on one
+/// connection; 64 on each of 16; answers of 2,048 random bytes with a checksum of 8, each verified; and 1 to 10 client
+/// nodes with 12 synchronous threads each. With any of the arguments that describe a load, that one case.
+///
+/// Beside each figure stand, measured in turn with it: a bare echo of the same messages by two programs that do nothing
+/// else; on one connection also an echo on tokio, tonic and tarpc; and a published reference, from other machines.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork bench rpc                                      all usual cases, about three minutes
+  farfork bench rpc --clients 4 --threads 2 --window 64  one case
+  farfork bench rpc --checksum                           answers of 2,048 random bytes, verified
+  farfork bench rpc --json                               one JSON document
+
+Exit status: 0 measured, 1 failed or an answer was wrong, 2 wrong usage.")]
+pub(crate) struct Rpc {
+    #[command(flatten)]
+    load: LoadArgs,
+    /// Seconds that clients ask.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    client_seconds: f64,
+    /// Seconds that a server answers at most [default: the clients' and 10 more].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    server_seconds: Option<f64>,
+    /// Seconds between two counts of answers.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    report_interval: f64,
+    /// Runs of each case, in turn with its floors and peers.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    runs: u64,
+    /// Leave out floors and peers.
+    #[arg(long)]
+    no_floors: bool,
+    /// Write each sample into this file, as a line of JSON.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
+}
+
+impl Rpc {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it makes network namespaces")?;
+        let farfork = env::current_exe().context("the path of this program")?;
+        let (plan, bar, interruption) = (self.plan()?, Bar::new(), Interruption::watch()?);
+        let mut show = |progress| {
+            bar.show(progress);
+            if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let report = farfork_bench::run_rpc(&plan, &farfork, &mut show)?;
+        drop(bar);
+        if global.json {
+            output::json(&report.document());
+        } else {
+            output::line(report.text().trim_end());
+        }
+        Ok(if report.faults() == (0, 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    fn plan(self) -> anyhow::Result<RpcPlan> {
+        let server_seconds = self.server_seconds.unwrap_or(self.client_seconds + 10.0);
+        ensure!(
+            server_seconds > self.client_seconds,
+            "the server would end before its clients: --server-seconds must be more than {}",
+            self.client_seconds
+        );
+        let cases = match self.load.is_given() {
+            true => vec![self.load.case(&RpcCase::ONE)],
+            false => RpcPlan::usual_cases(),
+        };
+        Ok(RpcPlan {
+            cases,
+            runs: self.runs as usize,
+            client_seconds: self.client_seconds,
+            server_seconds,
+            interval_seconds: self.report_interval.min(self.client_seconds),
+            floors: !self.no_floors,
+            samples_file: self.samples,
+        })
+    }
+}
+
+/// How far the run is, on a terminal only.
+struct Bar(ProgressBar);
+
+impl Bar {
+    fn new() -> Self {
+        let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
+        bar.set_style(style.expect("the template is right"));
+        Self(bar)
+    }
+
+    fn show(&self, RpcProgress { done, steps, what }: RpcProgress) {
+        self.0.set_length(steps as u64);
+        self.0.set_position(done as u64);
+        self.0.set_message(what);
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
