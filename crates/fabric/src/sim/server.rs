@@ -173,7 +173,7 @@ impl Actor for Desk {
         self.serve(now);
         if now.saturating_duration_since(self.swept_at) >= SWEEP_INTERVAL {
             self.swept_at = now;
-            self.peers.retain(|_, (peer, _)| !peer.is_stalled(now));
+            self.peers.retain(|_, (peer, _)| !peer.is_stalled(now) && peer.stream().check().is_ok());
         }
     }
 
