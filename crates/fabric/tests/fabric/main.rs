@@ -5,6 +5,7 @@ mod conformance;
 mod faults;
 mod hostile;
 mod log;
+mod members;
 mod pattern;
 mod proxy;
 mod security;

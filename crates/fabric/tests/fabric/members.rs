@@ -1,0 +1,180 @@
+//! Connections between members of a cluster: who is served, who is not, and what each is told. Real sockets, real
+//! certificates.
+
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use farfork_fabric::{Address, Exporter, FabricError, Secured, Span, connect_node, tcp};
+use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, member};
+use farfork_wire::NodeName;
+use farfork_wire::frame::encode_hello;
+use tempfile::TempDir;
+
+use crate::log;
+use crate::seed::{MEMORY, PAGE, PAGES, Seed, Seeds, expected, key};
+use crate::support::{PATIENCE, Requester};
+
+/// More than a server lets be silent at a time.
+const SILENT: usize = 1500;
+
+fn name(text: &str) -> NodeName {
+    NodeName::new(text).unwrap()
+}
+
+/// One seed.
+fn exporter() -> (Arc<Seeds>, Arc<dyn Exporter>) {
+    let seeds = Arc::new(Seeds::default());
+    seeds.add(&key(1), &Seed::start());
+    (seeds.clone(), seeds)
+}
+
+/// A node `n1` with a seed, and what makes others.
+struct Owner {
+    scratch: TempDir,
+    directory: Directory,
+    credentials: Credentials,
+    server: tcp::Server,
+    _seeds: Arc<Seeds>,
+}
+
+impl Owner {
+    fn new(encryption: Encryption) -> Self {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = Directory::new(scratch.path().join("n1"));
+        member::init(&directory, &name("blue"), &name("n1"), SystemTime::now()).unwrap();
+        let credentials = Credentials::open(&directory, encryption).unwrap();
+        let (seeds, exporter) = exporter();
+        let security = Arc::new(Secured::new(credentials.clone()));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = tcp::Server::start_secured(listener, &exporter, Some(security)).unwrap();
+        Self { scratch, directory, credentials, server, _seeds: seeds }
+    }
+
+    fn issue_at(&self, role: Role, who: &str, at: SystemTime, valid: Duration, encryption: Encryption) -> Credentials {
+        let into = Directory::new(self.scratch.path().join(format!("{role}-{who}")));
+        member::issue_directory(&self.directory, &into, role, &name(who), at, valid).unwrap();
+        Credentials::open(&into, encryption).unwrap()
+    }
+
+    fn issue(&self, role: Role, who: &str) -> Credentials {
+        self.issue_at(role, who, SystemTime::now(), NODE_VALID, Encryption::On)
+    }
+
+    fn requester(&self, credentials: Option<&Credentials>, expected: &str) -> Requester {
+        let connection = connect_node(&self.server.address(), &name(expected), credentials).unwrap();
+        Requester { connection, completions: Vec::new() }
+    }
+
+    /// Why somebody gets nothing.
+    fn refuses(&self, credentials: Option<&Credentials>, expected: &str) -> String {
+        let error = read_page(&mut self.requester(credentials, expected)).unwrap_err();
+        assert!(matches!(error, FabricError::Unreachable { .. }), "{error:?}");
+        error.to_string()
+    }
+}
+
+fn read_page(requester: &mut Requester) -> Result<Vec<u8>, FabricError> {
+    let spans = [Span { extent: MEMORY, offset: 0, bytes: PAGE as u32 }];
+    requester.read(&key(1), &spans, Duration::from_secs(2))
+}
+
+/// Reads all of the seed's memory, which must be right.
+fn read_all(requester: &mut Requester) {
+    let pages_each = 16;
+    for at in 0..PAGES / pages_each {
+        let (offset, bytes) = (at * pages_each * PAGE, pages_each * PAGE);
+        let spans = [Span { extent: MEMORY, offset, bytes: bytes as u32 }];
+        let data = requester.read(&key(1), &spans, PATIENCE).unwrap();
+        assert!(data == expected(MEMORY, offset, bytes), "at {offset}");
+    }
+}
+
+#[test]
+fn nodes_read_each_other_with_and_without_encryption() {
+    for ours in [Encryption::On, Encryption::Off] {
+        let owner = Owner::new(ours);
+        for (who, theirs) in [("n2", Encryption::On), ("n3", Encryption::Off)] {
+            let credentials = owner.issue_at(Role::Node, who, SystemTime::now(), NODE_VALID, theirs);
+            read_all(&mut owner.requester(Some(&credentials), "n1"));
+        }
+    }
+}
+
+#[test]
+fn who_is_no_node_of_the_cluster_is_told_why_and_gets_nothing() {
+    log::catch();
+    let (owner, other) = (Owner::new(Encryption::On), Owner::new(Encryption::On));
+    let (now, day) = (SystemTime::now(), Duration::from_secs(24 * 3600));
+    let stranger = owner.refuses(Some(&other.credentials), "n1");
+    assert!(stranger.contains("not signed by an authority of this cluster"), "{stranger}");
+    let expired = owner.issue_at(Role::Node, "late", now - 2 * day, day, Encryption::On);
+    let expired = owner.refuses(Some(&expired), "n1");
+    assert!(expired.contains("it has expired"), "{expired}");
+    let client = owner.refuses(Some(&owner.issue(Role::Client, "ci")), "n1");
+    assert!(client.contains("its role or cluster may not come in"), "{client}");
+    let name = owner.refuses(Some(&owner.issue(Role::Node, "n3")), "n2");
+    assert!(name.contains("farfork://blue/node/n1 answers where node `n2` should"), "{name}");
+    owner.refuses(None, "n1");
+    for words in [
+        ["127.0.0.1", "farfork://blue/node/late has expired"],
+        ["127.0.0.1", "farfork://blue/client/ci has the role client"],
+        ["127.0.0.1", "it does not speak TLS"],
+    ] {
+        log::wait_for(&words);
+    }
+    read_all(&mut owner.requester(Some(&owner.issue(Role::Node, "n4")), "n1"));
+}
+
+#[test]
+fn a_revoked_node_loses_the_connection_that_it_has() {
+    let owner = Owner::new(Encryption::On);
+    let credentials = owner.issue(Role::Node, "n2");
+    let mut requester = owner.requester(Some(&credentials), "n1");
+    read_all(&mut requester);
+    member::revoke(&owner.directory, Role::Node, &name("n2"), SystemTime::now()).unwrap();
+    let give_up = Instant::now() + PATIENCE;
+    let error = loop {
+        match read_page(&mut requester) {
+            Ok(_) => assert!(Instant::now() < give_up, "it is still served"),
+            Err(error) => break error,
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(matches!(error, FabricError::Unreachable { .. }), "{error:?}");
+    let refused = owner.refuses(Some(&credentials), "n1");
+    assert!(refused.contains("it was revoked"), "{refused}");
+}
+
+#[test]
+fn an_owner_that_speaks_in_clear_is_not_asked() {
+    let (_seeds, exporter) = exporter();
+    let plain = tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
+    let member = Owner::new(Encryption::Off);
+    let connection = connect_node(&plain.address(), &name("n1"), Some(&member.credentials)).unwrap();
+    let error = read_page(&mut Requester { connection, completions: Vec::new() }).unwrap_err().to_string();
+    assert!(error.contains("does not speak TLS") || error.contains("closed"), "{error}");
+}
+
+#[test]
+fn half_of_a_handshake_is_not_waited_for_and_disturbs_nobody() {
+    let owner = Owner::new(Encryption::On);
+    let Address::Tcp(at) = owner.server.address() else { panic!("it is tcp") };
+    let mut silent: Vec<TcpStream> = (0..SILENT).filter_map(|_| TcpStream::connect(at).ok()).collect();
+    assert!(silent.len() > SILENT / 2, "only {} were taken", silent.len());
+    for (number, stream) in silent.iter_mut().enumerate() {
+        // Some say nothing, some begin, some are no members of anything.
+        let words: [&[u8]; 3] = [b"", &[22, 3, 1, 1, 0, 1], &encode_hello()];
+        // Those that were shown out already hear nothing.
+        let _ = stream.write_all(words[number % 3]);
+    }
+    read_all(&mut owner.requester(Some(&owner.issue(Role::Node, "n2")), "n1"));
+    for stream in &mut silent {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = Vec::new();
+        // Closed, or reset because not all was read.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.len() < 64, "nothing but an alert comes: {answer:?}");
+    }
+}
