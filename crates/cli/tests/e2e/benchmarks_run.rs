@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_prints_every_figure_and_leaves_nothing", fork),
     Test::alone("fork_writes_sequentially", fork_writes_sequentially),
     Test::alone("fork_refuses_what_does_not_fit_into_memory", fork_refuses),
+    Test::alone("a_missing_peer_is_named_with_what_to_do", missing_peer),
 ];
 
 /// A few dozen children, and as many touches of a few MiB, on a busy machine.
@@ -104,6 +105,15 @@ fn fork_writes_sequentially() {
 fn fork_refuses() {
     let farfork = Farfork::at(Path::new("/nonexistent"));
     farfork.refused(&["bench", "fork", "--mib", "1048576"]).names(&["1048576 MiB", "free memory", "--mib"]);
+}
+
+fn missing_peer() {
+    let nowhere = scratch::directory();
+    let mut command = Farfork::at(Path::new("/nonexistent")).command(&["bench", "fork", "--peer", "criu"]);
+    let child = command.env("PATH", nowhere.path()).spawn().expect("the binary under test can be started");
+    let ended = deadline::wait_with_output(child, "farfork bench fork --peer criu", RUN_LIMIT);
+    assert_eq!(ended.status.code(), Some(1), "{}", ended.stdout);
+    assert!(ended.stderr.contains("criu is not installed") && ended.stderr.contains("apt-get"), "{}", ended.stderr);
 }
 
 /// Runs the benchmark; nothing of it may be left.
