@@ -115,7 +115,7 @@ impl<'a> Course<'a> {
             let subject = subject.as_mut().expect("made above");
             let left = end.saturating_duration_since(Instant::now());
             let deadline = Instant::now() + share(&steps[done..], self.plan.runs, left);
-            let quota = Quota::new(step.runs_min(), self.plan.runs, deadline);
+            let quota = Quota::new(step.runs_min(left), self.plan.runs, deadline);
             self.measure(step.what, subject, quota).await?;
             self.flush()?;
         }

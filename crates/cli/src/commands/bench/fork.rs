@@ -48,7 +48,8 @@ pub(crate) struct Fork {
     /// Samples of each figure [default: 20].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: Option<u64>,
-    /// Seconds for all samples: figures that take longer get fewer of them, but at least three [default: 210].
+    /// Seconds for all samples: figures that take longer get fewer of them, but three while time is left
+    /// [default: 200].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     within: Option<u64>,
     /// Touch the pages from the first to the last; else at random.
