@@ -87,6 +87,13 @@ impl Cluster {
         self.local.as_ref().map_or(&[], |local| local.nodes())
     }
 
+    /// Makes the connection anew. Whoever drives a program for long does not see to it meanwhile, and probes of it that
+    /// nobody answers end it.
+    pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
+        self.client = acquainted(&self.nodes()[0]).await?;
+        Ok(())
+    }
+
     /// Ends the nodes.
     ///
     /// # Errors

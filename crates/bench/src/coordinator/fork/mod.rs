@@ -107,6 +107,7 @@ impl<'a> Course<'a> {
         let mut subject: Option<Subject> = None;
         for (done, step) in steps.iter().enumerate() {
             progress(Progress { done, steps: steps.len(), mib: Some(step.mib) });
+            self.cluster.reconnect().await?;
             if subject.as_ref().is_none_or(|subject| subject.mib != step.mib) {
                 // The last one's memory is free before the next takes its own.
                 self.finish(subject.take()).await?;
@@ -134,7 +135,10 @@ impl<'a> Course<'a> {
 
     async fn finish(&mut self, subject: Option<Subject>) -> Result<(), BenchError> {
         match subject.and_then(|subject| subject.seed) {
-            Some(seed) => self.cluster.drop_seed(&seed).await,
+            Some(seed) => {
+                self.cluster.reconnect().await?;
+                self.cluster.drop_seed(&seed).await
+            }
             None => Ok(()),
         }
     }
