@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use farfork_container::{Container, ContainerError};
 use farfork_fabric::{Address, BlockingError, SeedKey};
+use farfork_trust::Credentials;
 use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, SharedObject};
 use farfork_wire::{ChildId, Descriptor};
 
@@ -34,6 +35,8 @@ pub struct SeedSource {
     pub key: Arc<SeedKey>,
     /// Where its owner serves it.
     pub owner: Address,
+    /// What is shown to its owner, and who that must be.
+    pub credentials: Option<Credentials>,
     /// Its state.
     pub descriptor: Arc<Descriptor>,
 }
@@ -110,8 +113,14 @@ impl SeedSource {
     ///
     /// # Errors
     /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
-    pub fn fetch(key: Arc<SeedKey>, owner: Address, deadline: Instant) -> Result<Self, ResumeError> {
-        let connected = phase!("descriptor.connect", farfork_fabric::connect(&owner));
+    pub fn fetch(
+        key: Arc<SeedKey>,
+        owner: Address,
+        credentials: Option<&Credentials>,
+        deadline: Instant,
+    ) -> Result<Self, ResumeError> {
+        let connected =
+            phase!("descriptor.connect", farfork_fabric::connect_node(&owner, key.seed.node(), credentials));
         let mut connection = connected.map_err(ResumeError::local("a connection"))?;
         let extent = ExtentId::DESCRIPTOR;
         let read = phase!(
@@ -120,7 +129,7 @@ impl SeedSource {
         );
         let bytes = read.map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
         let descriptor = Arc::new(phase!("descriptor.decode", farfork_wire::descriptor::decode(&bytes))?);
-        Ok(Self { key, owner, descriptor })
+        Ok(Self { key, owner, credentials: credentials.cloned(), descriptor })
     }
 
     /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.
@@ -129,7 +138,8 @@ impl SeedSource {
         if objects.is_empty() {
             return Ok(Vec::new());
         }
-        let mut connection = farfork_fabric::connect(&self.owner).map_err(ResumeError::local("a connection"))?;
+        let connected = farfork_fabric::connect_node(&self.owner, self.key.seed.node(), self.credentials.as_ref());
+        let mut connection = connected.map_err(ResumeError::local("a connection"))?;
         objects.iter().map(|object| self.fetch_object(object, &mut *connection, deadline)).collect()
     }
 

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, Leftovers, Pool, clean_leftovers};
-use farfork_fabric::{Exporter, shm, tcp};
+use farfork_fabric::{Exporter, Secured, shm, tcp};
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::seed::SeedTable;
 use tokio::signal::unix::{SignalKind, signal};
@@ -195,7 +195,7 @@ fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
         containers.masked_paths.push(options.trust.directory.clone());
     }
     let leftovers = clean_leftovers(&containers)?;
-    let pager = Arc::new(PagerLink::establish(&run_dir)?);
+    let pager = Arc::new(PagerLink::establish(&run_dir, security.credentials())?);
     match assemble(options, security, (run_dir, lock), control, containers, leftovers, &pager) {
         Ok(running) => Ok(running),
         Err(error) => {
@@ -221,7 +221,7 @@ fn assemble(
     let seeds = Arc::new(SeedTable::default());
     let exporter: Arc<dyn Exporter> = seeds.clone();
     let (tcp_server, shm_server, fabric_address) =
-        serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter)?;
+        serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter, &security)?;
     let me = Member {
         name: name.clone(),
         address: control.local_addr().map_err(DaemonError::listen(listen))?,
@@ -231,7 +231,9 @@ fn assemble(
     };
     let local = LocalNode::detect().map_err(DaemonError::system("learn what this machine is"))?;
     let pool = Pool::start(containers, pool_size)?;
-    let engine = Engine::new(name.clone(), run_dir.clone(), local, pool, pager.clone(), shm_server.address());
+    let credentials = security.credentials().cloned();
+    let own_fabric = shm_server.address();
+    let engine = Engine::new(name.clone(), run_dir.clone(), local, pool, pager.clone(), own_fabric, credentials);
     let children = take_over(&run_dir, pager, leftovers)?;
     let seeds = Seeds::new(name, seeds, fabric_address);
     let node = Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, children, engine, pager.clone()));
@@ -249,11 +251,13 @@ fn serve_fabric(
     listen: SocketAddr,
     run_dir: &RunDir,
     exporter: &Arc<dyn Exporter>,
+    security: &Security,
 ) -> Result<(tcp::Server, shm::Server, SocketAddr), DaemonError> {
     let listener = TcpListener::bind(listen).map_err(DaemonError::listen(listen))?;
     let address = listener.local_addr().map_err(DaemonError::listen(listen))?;
-    let tcp_server =
-        tcp::Server::start(listener, exporter).map_err(DaemonError::system("start the fabric's server"))?;
+    let security = security.credentials().map(|credentials| Arc::new(Secured::new(credentials.clone())) as Arc<_>);
+    let tcp_server = tcp::Server::start_secured(listener, exporter, security)
+        .map_err(DaemonError::system("start the fabric's server"))?;
     let local = listen_privately(&run_dir.fabric_socket())?;
     let shm_server = shm::Server::start(local, exporter).map_err(DaemonError::system("start the fabric's server"))?;
     Ok((tcp_server, shm_server, address))

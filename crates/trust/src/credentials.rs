@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -26,6 +27,30 @@ pub enum Encryption {
     On,
     /// It goes in clear where both sides say so: for links that nobody else can reach.
     Off,
+}
+
+impl Encryption {
+    /// As it stands on the command line.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+}
+
+/// A text that is neither.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it is on or off")]
+pub struct EncryptionError;
+
+impl FromStr for Encryption {
+    type Err = EncryptionError;
+
+    fn from_str(text: &str) -> Result<Self, EncryptionError> {
+        let all = [Self::On, Self::Off];
+        all.into_iter().find(|encryption| encryption.as_str() == text).ok_or(EncryptionError)
+    }
 }
 
 /// Why there are no credentials.

@@ -34,7 +34,7 @@ mod token;
 mod verify;
 
 pub use authority::{Authority, AuthorityError, NODE_VALID, REQUEST_BYTES_MAX};
-pub use credentials::{Credentials, CredentialsError, Encryption};
+pub use credentials::{Credentials, CredentialsError, Encryption, EncryptionError};
 pub use directory::{DEFAULT_TRUST_DIR, Directory, DirectoryError, Lock};
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use identity::{Identity, IdentityError, Role, RoleError};

@@ -69,7 +69,7 @@ impl Command {
             Command::Down(command) => command.run(&global),
             Command::Cluster(command) => command.run(global),
             Command::Node(command) => command.run(&global),
-            Command::Pager(command) => command.run(),
+            Command::Pager(command) => command.run(&global),
             Command::Check(command) => block_on(command.run(global)),
             Command::Prepare(command) => block_on(command.run(global)),
             Command::Fork(command) => block_on(command.run(global)),

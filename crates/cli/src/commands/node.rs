@@ -57,7 +57,7 @@ pub(crate) struct Node {
     token_file: Option<PathBuf>,
     /// Whether what goes between nodes' memories is encrypted; `off` where both ends say so. They authenticate each other
     /// either way.
-    #[arg(long, value_name = "on|off", default_value = "on", value_parser = parse_encryption)]
+    #[arg(long, value_name = "on|off", default_value = "on")]
     encryption: Encryption,
     /// Authenticate nobody and encrypt nothing: whoever reaches this node's ports may do everything.
     #[arg(long)]
@@ -112,14 +112,6 @@ fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
     };
     read.with_context(|| format!("token file {}", path.display()))?;
     text.parse().with_context(|| format!("token file {}", path.display()))
-}
-
-fn parse_encryption(text: &str) -> Result<Encryption, String> {
-    match text {
-        "on" => Ok(Encryption::On),
-        "off" => Ok(Encryption::Off),
-        _ => Err("it is on or off".to_owned()),
-    }
 }
 
 /// A port alone is of this machine only: the metrics have no authentication.

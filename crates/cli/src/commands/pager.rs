@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Args;
 use farfork_fork::pager::{self, PagerConfig};
+use farfork_trust::{Credentials, Encryption};
 
+use crate::Global;
 use crate::log::{self, LogOptions};
 
 /// Serve the memory of a node's children. The daemon starts this, and it outlives the daemon.
@@ -15,18 +17,23 @@ pub(crate) struct Pager {
     /// The node's run directory.
     #[arg(long, value_name = "DIR")]
     run_dir: PathBuf,
+    /// Whether what comes from other nodes is encrypted. Without this, nobody is authenticated.
+    #[arg(long, value_name = "on|off")]
+    encryption: Option<Encryption>,
     #[command(flatten)]
     log: LogOptions,
 }
 
 impl Pager {
     /// Runs on the only thread of this process: the pager copies itself by clone(2).
-    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         // Apart from the daemon's session, so that what ends that does not end the pager. It fails where we lead one.
         let _ = rustix::process::setsid();
         log::start(&self.log)?;
         let object = format!("pager of {}", self.run_dir.display());
-        pager::run(&PagerConfig { run_dir: self.run_dir }).context(object)?;
+        let credentials = self.encryption.map(|encryption| Credentials::open(&global.trust(), encryption)).transpose();
+        let credentials = credentials.with_context(|| object.clone())?;
+        pager::run(&PagerConfig { run_dir: self.run_dir, credentials }).context(object)?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use farfork_sys::fork::{Forked, sharing_files};
+use farfork_trust::Credentials;
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 
 use super::server::{Ended, Server};
@@ -40,6 +41,8 @@ const EXIT_PANICKED: i32 = 101;
 pub struct PagerConfig {
     /// The run directory, for the control socket, the lock and the registry. One pager serves it.
     pub run_dir: PathBuf,
+    /// What it shows to owners of pages, and whom it trusts; nothing where connections are in clear.
+    pub credentials: Option<Credentials>,
 }
 
 /// Why a process keeps no longer.
@@ -56,7 +59,7 @@ enum Kept {
 /// # Errors
 /// [`PagerError`], before the first pager runs.
 pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
-    let mut station = Station::open(&config.run_dir)?;
+    let mut station = Station::open(config)?;
     takeover::write_off(station.registry());
     spare_from_oom_killer();
     loop {

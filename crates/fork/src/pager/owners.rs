@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Buffer, Completion, Connection, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
-use farfork_wire::PAGE_SIZE;
+use farfork_trust::Credentials;
+use farfork_wire::{NodeName, PAGE_SIZE};
 
 use super::journal::SpaceNumber;
 use super::populated::Populated;
@@ -71,6 +72,7 @@ pub(super) struct Read {
 
 struct Owner {
     address: Address,
+    node: NodeName,
     demand: Box<dyn Connection>,
     bulk: Box<dyn Connection>,
     bulk_reads: usize,
@@ -90,8 +92,8 @@ impl Owner {
 }
 
 /// All owners and all reads.
-#[derive(Default)]
 pub(super) struct Owners {
+    credentials: Option<Credentials>,
     owners: BTreeMap<OwnerKey, Owner>,
     reads: HashMap<u64, Read>,
     next_tag: u64,
@@ -99,23 +101,28 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// The owner at this address, for one more user; tells whether it is new, so that its connections are to be
-    /// watched.
+    /// None yet. `credentials`: what is shown to them, and who they must be.
+    pub(super) fn new(credentials: Option<Credentials>) -> Self {
+        Self { credentials, owners: BTreeMap::new(), reads: HashMap::new(), next_tag: 0, next_key: 0 }
+    }
+
+    /// The node at this address, for one more user; tells whether it is new, so that its connections are to be watched.
     ///
     /// # Errors
     /// As `farfork_fabric::connect`.
-    pub(super) fn attach(&mut self, address: &Address) -> io::Result<(OwnerKey, bool)> {
-        if let Some((key, owner)) = self.owners.iter_mut().find(|(_, owner)| owner.address == *address) {
+    pub(super) fn attach(&mut self, address: &Address, node: &NodeName) -> io::Result<(OwnerKey, bool)> {
+        let is_it = |owner: &Owner| owner.address == *address && owner.node == *node;
+        if let Some((key, owner)) = self.owners.iter_mut().find(|(_, owner)| is_it(owner)) {
             owner.users += 1;
             owner.left_at = None;
             return Ok((*key, false));
         }
-        let connect = || farfork_fabric::connect(address);
+        let connect = || farfork_fabric::connect_node(address, node, self.credentials.as_ref());
         let (demand, bulk) = (connect()?, connect()?);
         let key = self.next_key;
         self.next_key += 1;
-        let (address, queue) = (address.clone(), VecDeque::new());
-        let owner = Owner { address, demand, bulk, bulk_reads: 0, queue, users: 1, left_at: None };
+        let (address, node, queue) = (address.clone(), node.clone(), VecDeque::new());
+        let owner = Owner { address, node, demand, bulk, bulk_reads: 0, queue, users: 1, left_at: None };
         self.owners.insert(key, owner);
         Ok((key, true))
     }

@@ -75,7 +75,7 @@ impl<'a> Server<'a> {
             station,
             watch,
             children: BTreeMap::new(),
-            owners: Owners::default(),
+            owners: Owners::new(station.credentials().cloned()),
             retries: Retries::default(),
             clients: Clients::default(),
             now,
@@ -218,7 +218,7 @@ impl<'a> Server<'a> {
     }
 
     fn attach(&mut self, child: &Child) -> io::Result<OwnerKey> {
-        let (owner, new) = self.owners.attach(&child.owner)?;
+        let (owner, new) = self.owners.attach(&child.owner, child.key.seed.node())?;
         for lane in [Lane::Demand, Lane::Bulk].into_iter().filter(|_| new) {
             if let Some(fd) = self.owners.descriptor(owner, lane) {
                 self.watch.add(Source::Owner(owner, lane), fd)?;

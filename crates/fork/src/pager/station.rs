@@ -11,6 +11,9 @@ use rustix::fs::{FlockOperation, Mode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit};
 
+use farfork_trust::Credentials;
+
+use super::keeper::PagerConfig;
 use super::registry::Registry;
 
 /// Name of the control socket in the run directory.
@@ -64,6 +67,8 @@ pub(super) struct Station {
     keeper: OwnedFd,
     /// Descriptors of the process from before.
     inherited: Vec<RawFd>,
+    /// What is shown to owners of pages.
+    credentials: Option<Credentials>,
 }
 
 impl Station {
@@ -71,7 +76,8 @@ impl Station {
     ///
     /// # Errors
     /// [`PagerError`].
-    pub(super) fn open(run_dir: &Path) -> Result<Self, PagerError> {
+    pub(super) fn open(config: &PagerConfig) -> Result<Self, PagerError> {
+        let PagerConfig { run_dir, credentials } = config;
         let inherited = open_descriptors().map_err(system("list its descriptors"))?;
         limit_descriptors(0);
         let lock = lock(run_dir)?;
@@ -80,7 +86,13 @@ impl Station {
         let socket_path = run_dir.join(SOCKET_FILE);
         let listener = listen(&socket_path).map_err(at(socket_path.clone()))?;
         let keeper = this_process()?;
-        Ok(Self { registry, socket_path, listener, lock, keeper, inherited })
+        let credentials = credentials.clone();
+        Ok(Self { registry, socket_path, listener, lock, keeper, inherited, credentials })
+    }
+
+    /// What is shown to owners of pages, and who they must be.
+    pub(super) fn credentials(&self) -> Option<&Credentials> {
+        self.credentials.as_ref()
     }
 
     /// Makes this process the keeper in place of one that is gone.

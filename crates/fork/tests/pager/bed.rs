@@ -33,7 +33,7 @@ pub(crate) fn be_pager(run_dir: PathBuf) {
     // What the scenarios do to it makes it complain a lot; RUST_LOG lets it be heard.
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::OFF.into()).from_env_lossy();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_env_filter(filter).init();
-    farfork_fork::pager::run(&PagerConfig { run_dir }).expect("the pager runs");
+    farfork_fork::pager::run(&PagerConfig { run_dir, credentials: None }).expect("the pager runs");
 }
 
 /// Waits for something that should happen soon.

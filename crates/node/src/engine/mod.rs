@@ -24,6 +24,7 @@ use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
 use farfork_fork::resume::{self, ResumeRequest, SeedSource};
 use farfork_sys::identity::ProcessIdentity;
+use farfork_trust::Credentials;
 use farfork_wire::{ChildId, NodeName};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
@@ -57,6 +58,8 @@ pub(crate) struct Engine {
     pager: Arc<PagerLink>,
     /// Where children of this node's own seeds read them.
     own_fabric: Address,
+    /// What is shown to owners of seeds.
+    credentials: Option<Credentials>,
     /// The latest last.
     sources: Mutex<VecDeque<Arc<SeedSource>>>,
 }
@@ -69,9 +72,10 @@ impl Engine {
         pool: Pool,
         pager: Arc<PagerLink>,
         own_fabric: Address,
+        credentials: Option<Credentials>,
     ) -> Self {
         let nests = Nests::new(name.clone(), run_dir);
-        Self { name, nests, node, pool, pager, own_fabric, sources: Mutex::default() }
+        Self { name, nests, node, pool, pager, own_fabric, credentials, sources: Mutex::default() }
     }
 
     /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `sockets` are its connections to this
@@ -225,7 +229,8 @@ impl Engine {
         }
         let is_own = *access.key.seed.node() == self.name;
         let owner = if is_own { self.own_fabric.clone() } else { access.owner.clone() };
-        let fetched = SeedSource::fetch(access.key.clone(), owner, deadline).map_err(|error| {
+        let fetched = SeedSource::fetch(access.key.clone(), owner, self.credentials.as_ref(), deadline);
+        let fetched = fetched.map_err(|error| {
             Failure::new(Code::Unavailable, format!("seed {}", access.key.seed), error)
                 .with_next_step("check it with `farfork seeds`, and its node with `farfork nodes`")
         })?;

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use farfork_fork::pager::{ClientError, PagerClient, PagerCounters, SOCKET_FILE};
+use farfork_trust::Credentials;
 use farfork_wire::ChildId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 
@@ -45,11 +46,11 @@ impl PagerLink {
     ///
     /// # Errors
     /// [`PagerError`].
-    pub(crate) fn establish(run_dir: &RunDir) -> Result<Self, PagerError> {
+    pub(crate) fn establish(run_dir: &RunDir, credentials: Option<&Credentials>) -> Result<Self, PagerError> {
         if is_there(&run_dir.root().join(SOCKET_FILE)) {
             tracing::info!("the pager of an earlier daemon goes on");
         } else {
-            start(run_dir)?;
+            start(run_dir, credentials)?;
         }
         let client = PagerClient::new(run_dir.root());
         match client.children() {
@@ -93,18 +94,18 @@ fn is_there(socket: &Path) -> bool {
 }
 
 /// Starts `farfork pager`, which leaves our session by itself; a thread reaps it if it ends before us.
-fn start(run_dir: &RunDir) -> Result<(), PagerError> {
+/// It reads the trust directory for itself, now and whenever the files change: no secret is handed over.
+fn start(run_dir: &RunDir, credentials: Option<&Credentials>) -> Result<(), PagerError> {
     let log = OpenOptions::new().create(true).append(true).open(run_dir.pager_log()).map_err(PagerError::Log)?;
     // Not the path of the binary, which an upgrade may have replaced: the pager must be of our own release.
-    let mut child = Command::new("/proc/self/exe")
-        .arg("pager")
-        .arg("--run-dir")
-        .arg(run_dir.root())
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .map_err(PagerError::Spawn)?;
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("pager").arg("--run-dir").arg(run_dir.root());
+    if let Some(credentials) = credentials {
+        command.arg("--trust").arg(credentials.directory().root());
+        command.arg("--encryption").arg(credentials.encryption().as_str());
+    }
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().map_err(PagerError::Spawn)?;
     thread::Builder::new()
         .name("pager-reaper".to_owned())
         .spawn(move || match child.wait() {

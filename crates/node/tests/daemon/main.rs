@@ -13,7 +13,7 @@ use std::path::Path;
 use farfork_fork::pager::{self, PagerConfig};
 use farfork_node::daemon;
 use farfork_node::options::{Options, TrustOptions};
-use farfork_trust::{Encryption, JoinToken};
+use farfork_trust::{Credentials, Directory, Encryption, JoinToken};
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Trial};
 
@@ -23,8 +23,10 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
-        ["pager", "--run-dir", run_dir, ..] => {
-            pager::run(&PagerConfig { run_dir: run_dir.into() }).expect("a pager runs");
+        ["pager", "--run-dir", run_dir, "--trust", trust, "--encryption", "on"] => {
+            let credentials = Credentials::open(&Directory::new(trust), Encryption::On).expect("credentials");
+            let config = PagerConfig { run_dir: run_dir.into(), credentials: Some(credentials) };
+            pager::run(&config).expect("a pager runs");
         }
         ["node", name, run_dir] => run_node(name, run_dir, None),
         ["node", name, run_dir, join] => run_node(name, run_dir, Some(join)),
