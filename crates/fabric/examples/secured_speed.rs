@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use farfork_fabric::{
-    Completion, Connection, Exporter, ReadMode, ReadRequest, Refusal, Region, Secured, SeedKey, Span, TemplateMemory,
-    connect, connect_node, tcp,
+    Completion, Connection, Exporter, ReadMode, ReadRequest, Refusal, Region, SameHost, Secured, SeedKey, Span,
+    TemplateMemory, connect, connect_node, tcp,
 };
 use farfork_sys::pidfd;
 use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, member};
@@ -34,6 +34,10 @@ impl Region for Own {
 
     fn read(&self, _: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.memory.read(self.address + offset, into)
+    }
+
+    fn same_host(&self) -> Option<SameHost> {
+        None
     }
 }
 
@@ -87,7 +91,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let plain = tcp::Server::start(TcpListener::bind("127.0.0.1:0")?, &exporter)?;
     let mut ways = vec![("plain TCP", connect(&plain.address())?)];
     let mut servers = vec![plain];
-    for (name, encryption) in [("authenticated, in clear", Encryption::Off), ("authenticated, encrypted", Encryption::On)] {
+    for (name, encryption) in
+        [("authenticated, in clear", Encryption::Off), ("authenticated, encrypted", Encryption::On)]
+    {
         let security = Arc::new(Secured::new(Credentials::open(&first, encryption)?));
         let server = tcp::Server::start_secured(TcpListener::bind("127.0.0.1:0")?, &exporter, Some(security))?;
         ways.push((name, connect_node(&server.address(), &n1, Some(&Credentials::open(&second, encryption)?))?));
@@ -104,7 +110,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         let medians: Vec<f64> = samples.into_iter().map(median).collect();
         for ((name, _), page_us) in ways.iter().zip(&medians) {
             let (rate, ratio) = (PAGE as f64 / page_us / 1e3, page_us / medians[0]);
-            println!("{pages:3} pages, {depth:2} in flight: {name:<25} {page_us:7.2} us a page, {rate:5.2} GB/s, x {ratio:.2}");
+            println!(
+                "{pages:3} pages, {depth:2} in flight: {name:<25} {page_us:7.2} us a page, {rate:5.2} GB/s, x {ratio:.2}"
+            );
         }
     }
     Ok(())
