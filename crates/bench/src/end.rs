@@ -10,11 +10,14 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farfork_fabric::{Secured, Security};
+use farfork_trust::{Credentials, Directory, Encryption};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
@@ -57,10 +60,29 @@ impl System {
 pub(crate) struct End {
     pub(crate) system: System,
     pub(crate) side: Side,
-    /// How long to look for work before sleeping, in µs, where the system has that.
-    pub(crate) spin_us: u64,
+    /// Whether to look for work for a while before sleeping, where the system has that.
+    pub(crate) spins: bool,
+    /// Who it is, where both ends prove that.
+    pub(crate) identity: Option<Identity>,
     /// The processors that its threads may use; all if empty.
     pub(crate) processors: Vec<usize>,
+}
+
+/// A member of a cluster that the benchmark made for itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// Where its credentials are.
+    pub(crate) directory: PathBuf,
+    pub(crate) encrypted: bool,
+}
+
+impl Identity {
+    fn security(&self) -> io::Result<Arc<dyn Security>> {
+        let encryption = if self.encrypted { Encryption::On } else { Encryption::Off };
+        let directory = Directory::new(self.directory.clone());
+        let credentials = Credentials::open(&directory, encryption).map_err(io::Error::other)?;
+        Ok(Arc::new(Secured::new(credentials)))
+    }
 }
 
 /// Which side.
@@ -94,6 +116,13 @@ pub(crate) struct Load {
     pub(crate) interval_seconds: f64,
 }
 
+/// How a client of farfork's asks.
+#[derive(Debug, Clone)]
+pub(crate) struct Manner {
+    pub(crate) spins: bool,
+    pub(crate) security: Option<Arc<dyn Security>>,
+}
+
 /// What is counted while it runs, by one thread.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
@@ -118,7 +147,7 @@ pub(crate) fn new_latencies() -> Latencies {
 pub fn be_end(specification: &str) -> io::Result<()> {
     let end: End = serde_json::from_str(specification)?;
     pin(&end.processors)?;
-    let spin = Duration::from_micros(end.spin_us);
+    let security = end.identity.as_ref().map(Identity::security).transpose()?;
     match &end.side {
         Side::Server { ip, threads, seconds } => {
             let seconds = Duration::from_secs_f64(*seconds);
@@ -127,11 +156,11 @@ pub fn be_end(specification: &str) -> io::Result<()> {
                 std::process::exit(0);
             });
             match end.system {
-                System::Farfork => workload::calls::serve(*ip, *threads, spin),
+                System::Farfork => workload::calls::serve(*ip, *threads, end.spins, security),
                 other => peer::serve(other, *ip),
             }
         }
-        Side::Client { to, load } => drive(end.system, *to, load, spin),
+        Side::Client { to, load } => drive(end.system, *to, load, &Manner { spins: end.spins, security }),
     }
 }
 
@@ -157,17 +186,17 @@ pub(crate) fn listening(port: u16) -> io::Result<()> {
     io::copy(&mut io::stdin(), &mut io::sink()).map(drop)
 }
 
-fn drive(system: System, to: SocketAddr, load: &Load, spin: Duration) -> io::Result<()> {
+fn drive(system: System, to: SocketAddr, load: &Load, manner: &Manner) -> io::Result<()> {
     let (latencies, load) = (Arc::new(Mutex::new(new_latencies())), *load);
     let gate = Arc::new(std::sync::Barrier::new(load.threads + 1));
     let threads: Vec<_> = (0..load.threads)
         .map(|_| {
             let (counts, gate, latencies) = (Arc::<Counts>::default(), Arc::clone(&gate), Arc::clone(&latencies));
-            let counted = Arc::clone(&counts);
+            let (counted, manner) = (Arc::clone(&counts), manner.clone());
             let thread = thread::spawn(move || {
                 let run = || gate.wait();
                 let own = match system {
-                    System::Farfork => workload::calls::drive(to, &load, spin, &counted, run),
+                    System::Farfork => workload::calls::drive(to, &load, &manner, &counted, run),
                     other => peer::drive(other, to, &load, &counted, run),
                 }?;
                 latencies.lock().expect("no thread panics with it").add(own).map_err(io::Error::other)

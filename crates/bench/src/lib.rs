@@ -35,7 +35,7 @@ mod workload;
 
 pub use baseline::criu::CriuError;
 pub use coordinator::fork::{Progress, run};
-pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
+pub use coordinator::rpc::{Protection, RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
 pub use coordinator::stress::{StressOutcome, stress_rpc};
 pub use end::be_end;
 pub use error::BenchError;

@@ -19,7 +19,6 @@
 pub mod client;
 mod inbound;
 pub mod server;
-mod spin;
 mod spool;
 mod typed;
 
@@ -27,7 +26,6 @@ pub use client::{Body, CallError, Client, Completion, Outgoing, SessionKey, Subm
 pub use farfork_wire::rpc::{PAYLOAD_BYTES_MAX, SESSIONS_MAX, SessionId, Status, WINDOW_MAX};
 pub use inbound::Payload;
 pub use server::{Deferred, Handlers, Reply, Server};
-pub use spin::SPIN_MAX_USUAL;
 pub use typed::{Call, TypedError};
 
 #[cfg(test)]

@@ -1,17 +1,21 @@
 //! The course of `farfork bench rpc`: for each case, floors and peers and farfork's own calls in turn, several times, so
 //! that what else the machine does meets all of them.
 
+use std::io;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
+use farfork_trust::{Directory, NODE_VALID, Role, member};
+use farfork_wire::NodeName;
 use serde::Serialize;
 use serde_json::json;
 use tempfile::TempDir;
 
 use super::links::Links;
 use crate::baseline::echo::{ECHO, Echo};
-use crate::end::{End, Load, Side, System};
+use crate::end::{End, Identity, Load, Side, System};
 use crate::error::BenchError;
 use crate::program::Program;
 use crate::report::rpc::RpcReport;
@@ -19,6 +23,22 @@ use crate::samples::Samples;
 
 /// Where programs are put: not every /tmp may be executed from.
 const SCRATCH_PARENT: &str = "/run";
+
+/// The members of the benchmark's own cluster.
+const SERVER: &str = "server";
+const CLIENT: &str = "client";
+
+/// What protects the connections of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protection {
+    /// Nothing: plain TCP.
+    None,
+    /// Both ends prove who they are; what follows is in clear.
+    Authenticated,
+    /// The same, and all is encrypted.
+    Encrypted,
+}
 
 /// One combination of servers, clients and loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -37,8 +57,10 @@ pub struct RpcCase {
     pub payload_bytes: usize,
     /// Threads of the server.
     pub server_threads: usize,
-    /// How long both sides look for work before they sleep, in µs.
-    pub spin_us: u64,
+    /// Whether both sides look for work for a while before they sleep.
+    pub spins: bool,
+    /// What protects connections.
+    pub protection: Protection,
 }
 
 impl RpcCase {
@@ -51,7 +73,8 @@ impl RpcCase {
         window: 1,
         payload_bytes: 0,
         server_threads: 1,
-        spin_us: 50,
+        spins: true,
+        protection: Protection::None,
     };
 
     /// All connections.
@@ -67,7 +90,8 @@ impl RpcCase {
 
     /// Whether a floor of the same shape says something: one thread on each side, nothing in the answers.
     fn has_floor(&self) -> bool {
-        self.clients == 1 && self.threads == 1 && self.server_threads == 1 && self.payload_bytes == 0
+        let alone = self.clients == 1 && self.threads == 1 && self.server_threads == 1;
+        alone && self.payload_bytes == 0 && self.protection == Protection::None
     }
 
     /// Whether peers are measured beside it: one connection, several requests in flight.
@@ -95,17 +119,28 @@ pub struct RpcPlan {
     pub samples_file: Option<PathBuf>,
 }
 
+/// What a run needs besides its plan.
+#[derive(Debug)]
+pub(crate) struct Stage<'a> {
+    pub(crate) links: Links,
+    /// The program whose `bench end` command the ends are.
+    pub(crate) farfork: &'a Path,
+    pub(crate) scratch: TempDir,
+}
+
 impl RpcPlan {
     /// The cases that promises are made for, and the reference's.
     pub fn usual_cases() -> Vec<RpcCase> {
         let one = RpcCase::ONE;
         let mut cases = vec![
             one,
-            RpcCase { spin_us: 0, ..one },
+            RpcCase { spins: false, ..one },
             RpcCase { window: 64, ..one },
             RpcCase { window: 256, ..one },
             RpcCase { connections_per_thread: 16, window: 64, ..one },
             RpcCase { connections_per_thread: 4, window: 64, payload_bytes: 2048, ..one },
+            RpcCase { protection: Protection::Encrypted, window: 64, ..one },
+            RpcCase { protection: Protection::Encrypted, window: 64, payload_bytes: 2048, ..one },
         ];
         cases.extend([1, 2, 4, 8, 10].map(|clients| RpcCase { clients, threads: 12, ..one }));
         cases
@@ -172,16 +207,10 @@ pub fn run_rpc(
     let samples_file =
         plan.samples_file.as_ref().map(|path| std::fs::File::create(path).map_err(|cause| file(path, cause)));
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
-    let mut course = Course {
-        plan,
-        farfork,
-        links: Links::new(clients)?,
-        echo: PathBuf::new(),
-        samples: Samples::new(samples_file.transpose()?),
-        outcomes: Vec::new(),
-    };
-    let scratch = scratch()?;
-    course.echo = ECHO.install(scratch.path())?;
+    let stage = Stage::new(farfork, clients)?;
+    let echo = ECHO.install(stage.scratch.path())?;
+    let samples = Samples::new(samples_file.transpose()?);
+    let mut course = Course { plan, stage, echo, samples, outcomes: Vec::new() };
     let steps: Vec<_> = plan.cases.iter().flat_map(|case| course.steps(case)).collect();
     let total = steps.len() * plan.runs;
     let mut done = 0;
@@ -201,11 +230,28 @@ pub fn run_rpc(
     Ok(RpcReport::new(plan, course.samples, course.outcomes))
 }
 
-fn scratch() -> Result<TempDir, BenchError> {
-    tempfile::Builder::new()
-        .prefix("farfork-bench-rpc-")
-        .tempdir_in(SCRATCH_PARENT)
-        .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })
+impl<'a> Stage<'a> {
+    /// Namespaces for a server and so many clients, and a cluster of two members for those who prove who they are.
+    pub(crate) fn new(farfork: &'a Path, clients: usize) -> Result<Self, BenchError> {
+        let scratch = tempfile::Builder::new()
+            .prefix("farfork-bench-rpc-")
+            .tempdir_in(SCRATCH_PARENT)
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
+        let stage = Self { links: Links::new(clients)?, farfork, scratch };
+        let [server, client] = [SERVER, CLIENT].map(|name| Directory::new(stage.scratch.path().join(name)));
+        let named = |name| NodeName::new(name).expect("the name is right");
+        let now = SystemTime::now();
+        member::init(&server, &named("bench"), &named(SERVER), now)
+            .and_then(|_| member::issue_directory(&server, &client, Role::Node, &named(CLIENT), now, NODE_VALID))
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause: io::Error::other(cause) })?;
+        Ok(stage)
+    }
+
+    fn identity(&self, case: &RpcCase, name: &str) -> Option<Identity> {
+        let encrypted = case.protection == Protection::Encrypted;
+        let identity = Identity { directory: self.scratch.path().join(name), encrypted };
+        (case.protection != Protection::None).then_some(identity)
+    }
 }
 
 fn describe(case: &RpcCase, measured: Measured) -> String {
@@ -218,8 +264,7 @@ fn describe(case: &RpcCase, measured: Measured) -> String {
 
 struct Course<'a> {
     plan: &'a RpcPlan,
-    farfork: &'a Path,
-    links: Links,
+    stage: Stage<'a>,
     echo: PathBuf,
     samples: Samples<Key>,
     outcomes: Vec<(RpcCase, RunOutcome)>,
@@ -239,21 +284,18 @@ impl Course<'_> {
     }
 
     fn step(&mut self, case: &RpcCase, measured: Measured) -> Result<(), BenchError> {
-        let per_s =
-            match measured {
-                Measured::Floor => self.floor(case)?,
-                Measured::Calls(system) => {
-                    let outcome = run_once(&self.links, self.farfork, self.plan, case, system, &mut |_, _| {
-                        ControlFlow::Continue(())
-                    })?;
-                    let per_s = outcome.per_s;
-                    if system == System::Farfork {
-                        self.add(case, measured, "p50_us", outcome.latency_us[0])?;
-                        self.outcomes.push((*case, outcome));
-                    }
-                    per_s
+        let per_s = match measured {
+            Measured::Floor => self.floor(case)?,
+            Measured::Calls(system) => {
+                let outcome = run_once(&self.stage, self.plan, case, system, &mut |_, _| ControlFlow::Continue(()))?;
+                let per_s = outcome.per_s;
+                if system == System::Farfork {
+                    self.add(case, measured, "p50_us", outcome.latency_us[0])?;
+                    self.outcomes.push((*case, outcome));
                 }
-            };
+                per_s
+            }
+        };
         self.add(case, measured, "per_s", per_s)
     }
 
@@ -267,28 +309,27 @@ impl Course<'_> {
     fn floor(&self, case: &RpcCase) -> Result<f64, BenchError> {
         let (connections, window, pinned) = (case.connections(), case.window * case.sessions, case.is_pinned());
         let seconds = self.plan.client_seconds / if window > 1 { 2.0 } else { 1.0 };
-        let echo = Echo { program: &self.echo, connections, window, seconds, spins: case.spin_us > 0, pinned };
-        let per_s = echo.per_s(&self.links)?;
+        let echo = Echo { program: &self.echo, connections, window, seconds, spins: case.spins, pinned };
+        let per_s = echo.per_s(&self.stage.links)?;
         if window == 1 {
             return Ok(per_s);
         }
-        Ok(per_s.max(Echo { spins: !echo.spins, ..echo }.per_s(&self.links)?))
+        Ok(per_s.max(Echo { spins: !echo.spins, ..echo }.per_s(&self.stage.links)?))
     }
 }
 
 /// One run of one case: a server and its clients. `on_interval` is told of each interval's throughput as it passes.
 pub(crate) fn run_once(
-    links: &Links,
-    farfork: &Path,
+    stage: &Stage<'_>,
     plan: &RpcPlan,
     case: &RpcCase,
     system: System,
     on_interval: &mut dyn FnMut(usize, &RunOutcome) -> ControlFlow<()>,
 ) -> Result<RunOutcome, BenchError> {
     let pinned = |processor: usize| if case.is_pinned() { vec![processor] } else { Vec::new() };
-    let (name, spin_us) = (system.name(), case.spin_us);
+    let (name, spins, Stage { links, farfork, .. }) = (system.name(), case.spins, stage);
     let side = Side::Server { ip: [0, 0, 0, 0].into(), threads: case.server_threads, seconds: plan.server_seconds };
-    let end = End { system, side, spin_us, processors: pinned(0) };
+    let end = End { system, side, spins, identity: stage.identity(case, SERVER), processors: pinned(0) };
     let mut server = Program::start(name, &end_command(links.on_server(), farfork, &end))?;
     let [port] = server.answer("listening")?;
     let load = Load {
@@ -302,7 +343,8 @@ pub(crate) fn run_once(
     };
     let client = |number: usize| {
         let to = SocketAddr::new(Links::server_ip(number).into(), port as u16);
-        let end = End { system, side: Side::Client { to, load }, spin_us, processors: pinned(1) };
+        let (side, identity) = (Side::Client { to, load }, stage.identity(case, CLIENT));
+        let end = End { system, side, spins, identity, processors: pinned(1) };
         let mut client = Program::start(name, &end_command(links.on_client(number), farfork, &end))?;
         let [] = client.answer("ready")?;
         Ok(client)

@@ -5,8 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::links::Links;
-use super::rpc::{RpcCase, RpcPlan, RunOutcome, run_once};
+use super::rpc::{RpcCase, RpcPlan, RunOutcome, Stage, run_once};
 use crate::end::System;
 use crate::error::BenchError;
 
@@ -42,8 +41,8 @@ pub fn stress_rpc(
     farfork: &Path,
     show: &mut dyn FnMut(usize, &RunOutcome) -> ControlFlow<()>,
 ) -> Result<StressOutcome, BenchError> {
-    let links = Links::new(case.clients)?;
-    let run = run_once(&links, farfork, plan, case, System::Farfork, show)?;
+    let stage = Stage::new(farfork, case.clients)?;
+    let run = run_once(&stage, plan, case, System::Farfork, show)?;
     let faults = judge(&run, floor_per_s);
     Ok(StressOutcome { run, floor_per_s, faults })
 }

@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::Tally;
 
-#[expect(missing_docs, reason = "generated from echo.proto")]
+#[expect(unreachable_pub, reason = "generated from echo.proto")]
 mod proto {
     include!(concat!(env!("OUT_DIR"), "/farfork.bench.rs"));
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure};
-use crate::coordinator::rpc::{Key, Measured, RpcCase, RpcPlan, RunOutcome};
+use crate::coordinator::rpc::{Key, Measured, Protection, RpcCase, RpcPlan, RunOutcome};
 use crate::end::System;
 use crate::machine::{Machine, load_average};
 use crate::samples::{Samples, Spread};
@@ -93,7 +93,9 @@ impl RpcReport {
             "payload_bytes": case.payload_bytes,
             "checksum": case.payload_bytes > 0,
             "server_threads": case.server_threads,
-            "spins": case.spin_us > 0,
+            "spins": case.spins,
+            "authenticated": case.protection != Protection::None,
+            "encrypted": case.protection == Protection::Encrypted,
             "per_s": own.map(|spread| spread.median),
             "per_s_p10": own.map(|spread| spread.p10),
             "per_s_p90": own.map(|spread| spread.p90),
@@ -117,8 +119,8 @@ impl RpcReport {
     /// For people.
     pub fn text(&self) -> String {
         let headings = [
-            "clients", "threads", "conns", "window", "bytes", "sleep", "1000/s", "p50 µs", "p99 µs", "floor", "ratio",
-            "ref.",
+            "clients", "threads", "conns", "window", "bytes", "sleep", "TLS", "1000/s", "p50 µs", "p99 µs", "floor",
+            "ratio", "ref.",
         ];
         let mut table = Table::new("Calls: thousands of answers a second", &headings);
         for case in &self.plan.cases {
@@ -133,7 +135,7 @@ impl RpcReport {
         text
     }
 
-    fn row(&self, case: &RpcCase) -> [String; 12] {
+    fn row(&self, case: &RpcCase) -> [String; 13] {
         let (own, floor) = (self.own_per_s(case), self.per_s(case, Measured::Floor));
         let thousands = |per_s: Option<f64>| per_s.map_or("–".to_owned(), |per_s| figure(per_s / 1e3));
         let latency = |name| self.latencies(case)[name].as_f64().map_or("–".to_owned(), figure);
@@ -146,7 +148,13 @@ impl RpcReport {
             case.connections().to_string(),
             case.window.to_string(),
             case.payload_bytes.to_string(),
-            if case.spin_us > 0 { "late" } else { "at once" }.to_owned(),
+            if case.spins { "late" } else { "at once" }.to_owned(),
+            match case.protection {
+                Protection::None => "–",
+                Protection::Authenticated => "clear",
+                Protection::Encrypted => "on",
+            }
+            .to_owned(),
             thousands(own.map(|own| own.median)),
             latency("p50"),
             latency("p99"),

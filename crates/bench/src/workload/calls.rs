@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use farfork_fabric::{Security, Spin};
 use farfork_rpc::client::TcpConnector;
-use farfork_rpc::server::{Config, PlainAcceptor};
+use farfork_rpc::server::{Acceptor, Config, PlainAcceptor, SecuredAcceptor};
 use farfork_rpc::{Body, Client, Completion, Handlers, Outgoing, Reply, Server, SessionKey};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-use crate::end::{Counts, Latencies, Load, listening, new_latencies};
+use crate::end::{Counts, Latencies, Load, Manner, listening, new_latencies};
 
 /// Answers nothing.
 const EMPTY: u32 = 778;
@@ -37,9 +38,13 @@ const SLEEP_MAX: Duration = Duration::from_millis(50);
 const SAMPLED: u64 = 16;
 
 /// Serves until its input ends.
-pub(crate) fn serve(ip: IpAddr, threads: usize, spin_max: Duration) -> io::Result<()> {
+pub(crate) fn serve(ip: IpAddr, threads: usize, spins: bool, security: Option<Arc<dyn Security>>) -> io::Result<()> {
     let listener = TcpListener::bind((ip, 0))?;
-    let server = Server::start(listener, &Config { threads, spin_max }, Arc::new(PlainAcceptor), handlers)?;
+    let acceptor: Arc<dyn Acceptor> = match security {
+        Some(security) => Arc::new(SecuredAcceptor(security)),
+        None => Arc::new(PlainAcceptor),
+    };
+    let server = Server::start(listener, &Config { threads, spins }, acceptor, handlers)?;
     listening(server.address().port())
 }
 
@@ -122,7 +127,7 @@ struct Lane {
 pub(crate) fn drive<T>(
     to: SocketAddr,
     load: &Load,
-    spin_max: Duration,
+    manner: &Manner,
     counts: &Counts,
     run: impl FnOnce() -> T,
 ) -> io::Result<Latencies> {
@@ -130,18 +135,22 @@ pub(crate) fn drive<T>(
         0 => (EMPTY, Vec::new()),
         bytes => (RANDOM, (bytes as u32).to_le_bytes().to_vec()),
     };
-    let lanes = (0..load.connections).map(|_| Lane::new(to, load)).collect::<io::Result<_>>()?;
+    let lanes = (0..load.connections).map(|_| Lane::new(to, load, manner)).collect::<io::Result<_>>()?;
     let (latencies, epoll) = (new_latencies(), epoll::create(epoll::CreateFlags::CLOEXEC)?);
     let call = Outgoing { handler, ..Outgoing::default() };
     run();
     let mut driver = Driver { load, counts, lanes, epoll, latencies, began: Instant::now(), call, request };
-    driver.run(spin_max)?;
+    driver.run(manner.spins)?;
     Ok(driver.latencies)
 }
 
 impl Lane {
-    fn new(to: SocketAddr, load: &Load) -> io::Result<Self> {
-        let mut client = Client::new(Box::new(TcpConnector::new(to)), Duration::ZERO);
+    fn new(to: SocketAddr, load: &Load, manner: &Manner) -> io::Result<Self> {
+        let connector = match &manner.security {
+            Some(security) => TcpConnector::secured(to, Arc::clone(security)),
+            None => TcpConnector::new(to),
+        };
+        let mut client = Client::new(Box::new(connector), false);
         let open = |_| client.open(load.window as u64).ok_or_else(|| io::Error::other("too many sessions"));
         let sessions = (0..load.sessions).map(open).collect::<io::Result<_>>()?;
         Ok(Self { client, sessions, watched: (0, false) })
@@ -167,7 +176,7 @@ impl Lane {
 }
 
 impl Driver<'_> {
-    fn run(&mut self, spin_max: Duration) -> io::Result<()> {
+    fn run(&mut self, spins: bool) -> io::Result<()> {
         let mut now = Instant::now();
         for number in 0..self.lanes.len() {
             for session in 0..self.load.sessions {
@@ -175,13 +184,14 @@ impl Driver<'_> {
             }
             self.turn(number, now)?;
         }
-        let (mut events, mut worked_at) = (Vec::with_capacity(64), now);
+        let (mut events, mut spin) = (Vec::with_capacity(64), spins.then(|| Spin::new(now)));
         while !self.counts.stop.load(Ordering::Relaxed) {
-            let worked = if self.lanes.len() == 1 && now - worked_at < spin_max {
+            let looks_again = spin.as_ref().is_some_and(|spin| spin.look_again(now));
+            let worked = if self.lanes.len() == 1 && looks_again {
                 self.turn(0, now)?
             } else {
                 events.clear();
-                let wait = if now - worked_at < spin_max { Duration::ZERO } else { SLEEP_MAX };
+                let wait = if looks_again { Duration::ZERO } else { SLEEP_MAX };
                 let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(wait.subsec_nanos()) };
                 epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout))?;
                 now = Instant::now();
@@ -194,9 +204,17 @@ impl Driver<'_> {
                 }
                 worked
             };
-            now = Instant::now();
-            if worked {
-                worked_at = now;
+            match &mut spin {
+                Some(spin) if worked => {
+                    spin.came(now);
+                    now = Instant::now();
+                    spin.done(now);
+                }
+                Some(_) => {
+                    std::thread::yield_now();
+                    now = Instant::now();
+                }
+                None => now = Instant::now(),
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! The arguments that describe a load of calls: what `bench rpc` and `stress rpc` have in common.
 
 use clap::Args;
-use farfork_bench::RpcCase;
+use farfork_bench::{Protection, RpcCase};
 
 /// Bytes of an answer that is checked, unless told otherwise; its checksum comes on top.
 const PAYLOAD_BYTES: u32 = 2048;
@@ -36,6 +36,9 @@ pub(crate) struct LoadArgs {
     /// Random bytes of an answer; 8 bytes of checksum come on top. Implies --checksum [default: 2048].
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=(16 << 20) - 8))]
     payload: Option<u32>,
+    /// Have both ends prove who they are, and encrypt what follows, or not.
+    #[arg(long, value_name = "on|off", value_parser = ["on", "off"])]
+    encryption: Option<String>,
     /// Sleep as soon as there is nothing to do, instead of looking for 50 µs.
     #[arg(long)]
     no_spin: bool,
@@ -45,7 +48,7 @@ impl LoadArgs {
     /// Whether anything was said.
     pub(crate) fn is_given(&self) -> bool {
         let numbers = [self.server_threads, self.clients, self.threads, self.connections, self.sessions, self.window];
-        numbers.iter().any(Option::is_some) || self.payload.is_some() || self.checksum || self.no_spin
+        numbers.iter().any(Option::is_some) || self.payload.is_some() || self.checksum || self.no_spin || self.encryption.is_some()
     }
 
     /// The case that they describe; what they leave out is `usual`.
@@ -60,7 +63,12 @@ impl LoadArgs {
             window: or(self.window, usual.window),
             payload_bytes: payload.map_or(usual.payload_bytes, |bytes| bytes as usize),
             server_threads: or(self.server_threads, usual.server_threads),
-            spin_us: if self.no_spin { 0 } else { usual.spin_us },
+            spins: usual.spins && !self.no_spin,
+            protection: match self.encryption.as_deref() {
+                Some("on") => Protection::Encrypted,
+                Some(_) => Protection::Authenticated,
+                None => usual.protection,
+            },
         }
     }
 }

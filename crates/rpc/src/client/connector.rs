@@ -3,8 +3,10 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
-use farfork_fabric::transport::{Plain, Stream};
+use farfork_fabric::Address;
+use farfork_fabric::transport::{Plain, Security, Stream};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 
@@ -17,16 +19,22 @@ pub trait Connector: fmt::Debug + Send {
     fn connect(&mut self) -> io::Result<Box<dyn Stream>>;
 }
 
-/// Plain TCP.
+/// TCP, protected or in clear.
 #[derive(Debug)]
 pub struct TcpConnector {
     to: SocketAddr,
+    security: Option<Arc<dyn Security>>,
 }
 
 impl TcpConnector {
-    /// To this address.
+    /// To this address, whoever answers there.
     pub fn new(to: SocketAddr) -> Self {
-        Self { to }
+        Self { to, security: None }
+    }
+
+    /// To this address, through something that protects the connection.
+    pub fn secured(to: SocketAddr, security: Arc<dyn Security>) -> Self {
+        Self { to, security: Some(security) }
     }
 }
 
@@ -36,8 +44,13 @@ impl Connector for TcpConnector {
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?;
         sockopt::set_tcp_nodelay(&socket, true)?;
         match connect(&socket, &self.to) {
-            Ok(()) | Err(Errno::INPROGRESS) => Ok(Box::new(Plain::new(socket))),
-            Err(errno) => Err(errno.into()),
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        let plain = Box::new(Plain::new(socket));
+        match &self.security {
+            Some(security) => security.client(plain, &Address::Tcp(self.to)),
+            None => Ok(plain),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use farfork_fabric::Spin;
 use farfork_fabric::transport::Stream;
 use farfork_wire::rpc::{FrameError, SessionId};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -14,7 +15,6 @@ use super::call::{Body, CallError, Completion, Outgoing, SubmitError};
 use super::connector::Connector;
 use super::core::{Core, SessionKey};
 use crate::inbound::Staging;
-use crate::spin::Spin;
 use crate::spool::SLICES_MAX;
 
 /// First pause before connecting again; it doubles.
@@ -51,13 +51,16 @@ pub struct Client {
     core: Core,
     connector: Box<dyn Connector>,
     stream: Option<Box<dyn Stream>>,
+    /// Whether both ends have come to trust each other, where they have to.
+    shaken: bool,
     connections: u64,
     staging: Staging,
     retry_at: Option<Instant>,
     pause: Duration,
     /// Whether the last poll may have left something to receive.
     has_more: bool,
-    spin: Spin,
+    /// Only where it may look again before it sleeps.
+    spin: Option<Spin>,
     last_error: Option<ConnectionError>,
 }
 
@@ -68,20 +71,20 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// A client without a connection yet, which looks for `spin_max` before it sleeps.
-    pub fn new(connector: Box<dyn Connector>, spin_max: Duration) -> Self {
+    /// A client without a connection yet, which looks again for a while before it sleeps, where that pays, or does not.
+    pub fn new(connector: Box<dyn Connector>, spins: bool) -> Self {
         let new_id = || {
             let mut bytes = [0; 16];
             getrandom::fill(&mut bytes).expect("Linux has randomness");
             SessionId::from_bytes(bytes)
         };
-        Self::with_ids(connector, spin_max, Instant::now(), Box::new(new_id))
+        Self::with_ids(connector, spins, Instant::now(), Box::new(new_id))
     }
 
     /// The same with everything that is not determined as an argument, for simulations.
     pub fn with_ids(
         connector: Box<dyn Connector>,
-        spin_max: Duration,
+        spins: bool,
         now: Instant,
         new_id: Box<dyn FnMut() -> SessionId + Send>,
     ) -> Self {
@@ -89,12 +92,13 @@ impl Client {
             core: Core::new(now, new_id),
             connector,
             stream: None,
+            shaken: false,
             connections: 0,
             staging: Staging::default(),
             retry_at: None,
             pause: RETRY_PAUSE_MIN,
             has_more: true,
-            spin: Spin::new(spin_max, now),
+            spin: spins.then(|| Spin::new(now)),
             last_error: None,
         }
     }
@@ -150,8 +154,8 @@ impl Client {
         };
         self.core.drain_ended(&mut on_end);
         self.has_more = received;
-        if received {
-            self.spin.work(now);
+        if let Some(spin) = self.spin.as_mut().filter(|_| received) {
+            spin.came(now);
         }
         received
     }
@@ -163,8 +167,15 @@ impl Client {
                 return Ok(false);
             }
             self.stream = Some(self.connector.connect()?);
+            self.shaken = false;
             self.connections += 1;
             self.core.connected(now);
+        }
+        if !self.shaken {
+            self.shaken = self.stream.as_mut().map_or(Ok(false), |stream| stream.shake())?;
+            if !self.shaken {
+                return Ok(false);
+            }
         }
         // What came before the stream broke counts: a refusal to talk, say.
         let sent = self.send();
@@ -174,7 +185,7 @@ impl Client {
     }
 
     fn send(&mut self) -> Result<(), ConnectionError> {
-        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let Some(stream) = self.stream.as_mut().filter(|_| self.shaken) else { return Ok(()) };
         while self.core.unsent_bytes() > 0 {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let count = self.core.slices(&mut slices);
@@ -237,7 +248,8 @@ impl Client {
 
     /// Whether bytes wait for the socket to take more.
     pub fn has_unsent(&self) -> bool {
-        self.core.unsent_bytes() > 0 || self.stream.as_ref().is_some_and(|stream| stream.has_unsent())
+        let inside = self.stream.as_ref().is_some_and(|stream| stream.has_unsent());
+        inside || (self.core.unsent_bytes() > 0 && (self.shaken || self.stream.is_none()))
     }
 
     /// When to poll even if nothing came.
@@ -252,8 +264,11 @@ impl Client {
     /// # Errors
     /// The kernel cannot wait.
     pub fn wait(&mut self, now: Instant, until: Option<Instant>) -> io::Result<()> {
-        if self.has_more || self.spin.look_again(now) {
-            std::hint::spin_loop();
+        if self.has_more {
+            return Ok(());
+        }
+        if self.spin.as_ref().is_some_and(|spin| spin.look_again(now)) {
+            std::thread::yield_now();
             return Ok(());
         }
         let until = [until, self.next_timeout(), Some(now + SLEEP_MAX)].into_iter().flatten().min();

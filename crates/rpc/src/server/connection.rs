@@ -48,6 +48,8 @@ pub(super) enum Turn {
 pub(super) struct Connection {
     stream: Box<dyn Stream>,
     pub(super) peer: Peer,
+    /// Whether both ends have come to trust each other, where they have to.
+    shaken: bool,
     /// Who it is, for the log.
     pub(super) name: String,
     /// The last round that it had a turn in.
@@ -62,7 +64,7 @@ impl Connection {
         let name = rustix::net::getpeername(socket)?.and_then(|address| std::net::SocketAddr::try_from(address).ok());
         let name = name.map_or_else(|| "unnamed".to_owned(), |address| address.to_string());
         epoll::add(epoll, socket, epoll::EventData::new_u64(token), interest)?;
-        Ok(Self { peer: Peer::new(now), name, turned_in: 0, interest, stream })
+        Ok(Self { peer: Peer::new(now), shaken: false, name, turned_in: 0, interest, stream })
     }
 
     /// Receives once, and handles what came.
@@ -72,6 +74,15 @@ impl Connection {
         staging: &mut Staging,
         service: &mut impl Service,
     ) -> Result<Turn, Trouble> {
+        if !self.shaken {
+            self.shaken = self.stream.shake()?;
+            if !self.shaken {
+                return Ok(Turn::Idle);
+            }
+            if let Some(proved) = self.stream.peer() {
+                self.name = format!("{proved} at {}", self.name);
+            }
+        }
         let had_work = self.peer.has_work();
         if !had_work && !self.peer.may_receive() {
             return Ok(Turn::Idle);
@@ -100,7 +111,8 @@ impl Connection {
         self.send(now)?;
         let mut interest = epoll::EventFlags::empty();
         interest.set(epoll::EventFlags::IN, self.peer.may_receive());
-        interest.set(epoll::EventFlags::OUT, self.peer.unsent_bytes() > 0 || self.stream.has_unsent());
+        let has_unsent = self.shaken && self.peer.unsent_bytes() > 0;
+        interest.set(epoll::EventFlags::OUT, has_unsent || self.stream.has_unsent());
         if interest != self.interest {
             let socket = self.stream.socket().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
             epoll::modify(epoll, socket, epoll::EventData::new_u64(token), interest).map_err(io::Error::from)?;
@@ -109,7 +121,15 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether its client may still be there.
+    pub(super) fn check(&self) -> Result<(), Trouble> {
+        Ok(self.stream.check()?)
+    }
+
     fn send(&mut self, now: Instant) -> Result<(), Trouble> {
+        if !self.shaken {
+            return Ok(());
+        }
         while self.peer.unsent_bytes() > 0 {
             let mut slices = [IoSlice::new(&[]); SLICES_MAX];
             let count = self.peer.slices(&mut slices);

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::transport::{Plain, Stream};
+use farfork_fabric::transport::{Plain, Security, Stream};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with, sockopt};
 
@@ -41,6 +41,16 @@ pub struct PlainAcceptor;
 impl Acceptor for PlainAcceptor {
     fn accept(&self, socket: OwnedFd) -> io::Result<Box<dyn Stream>> {
         Ok(Box::new(Plain::new(socket)))
+    }
+}
+
+/// Serves whom something that protects connections lets in.
+#[derive(Debug)]
+pub struct SecuredAcceptor(pub Arc<dyn Security>);
+
+impl Acceptor for SecuredAcceptor {
+    fn accept(&self, socket: OwnedFd) -> io::Result<Box<dyn Stream>> {
+        self.0.server(Box::new(Plain::new(socket)))
     }
 }
 

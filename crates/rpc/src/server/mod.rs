@@ -15,10 +15,9 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 pub use handlers::Handlers;
-pub use listener::{Acceptor, PlainAcceptor};
+pub use listener::{Acceptor, PlainAcceptor, SecuredAcceptor};
 pub use registry::SESSION_IDLE_MAX;
 pub use reply::{Deferred, Reply};
 
@@ -37,8 +36,8 @@ pub(crate) use {
 pub struct Config {
     /// Threads; connections are spread over them.
     pub threads: usize,
-    /// How long a thread looks for more work before it sleeps.
-    pub spin_max: Duration,
+    /// Whether a thread looks again for a while before it sleeps, where that pays.
+    pub spins: bool,
 }
 
 /// Serves until it is dropped, which ends its threads and connections at once.
@@ -66,7 +65,7 @@ impl Server {
         let mut server = Self { address, hub: Arc::clone(&hub), threads: Vec::new() };
         let mut listener = Some(listener);
         for number in 0..hub.workers() {
-            let mut worker = Worker::new(number, Arc::clone(&hub), handlers(), config.spin_max)?;
+            let mut worker = Worker::new(number, Arc::clone(&hub), handlers(), config.spins)?;
             if let Some(listener) = listener.take() {
                 worker.listen(listener.into(), Arc::clone(&acceptor))?;
             }

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farfork_fabric::Spin;
 use farfork_fabric::transport::Stream;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
@@ -19,7 +20,6 @@ use super::peer::Wish;
 use super::registry::{Claim, Claimed, Location};
 use super::reply::Returns;
 use crate::inbound::Staging;
-use crate::spin::Spin;
 
 /// Events of one wait.
 const EVENTS_MAX: usize = 256;
@@ -50,14 +50,17 @@ pub(super) struct Worker {
     /// Connections to turn to again before sleeping: their streams may have more than their sockets show.
     again: Vec<u64>,
     round: u64,
+    /// Whether anything came in this round.
+    worked: bool,
     /// Sessions that connections of other threads must give up first.
     claims: Vec<(u64, Claim)>,
-    spin: Spin,
+    /// Only where it may look again before it sleeps.
+    spin: Option<Spin>,
     swept_at: Instant,
 }
 
 impl Worker {
-    pub(super) fn new(number: usize, hub: Arc<Hub>, handlers: Handlers, spin_max: Duration) -> io::Result<Self> {
+    pub(super) fn new(number: usize, hub: Arc<Hub>, handlers: Handlers, spins: bool) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, hub.wake_of(number), epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
         let now = Instant::now();
@@ -72,8 +75,9 @@ impl Worker {
             staging: Staging::default(),
             again: Vec::new(),
             round: 0,
+            worked: false,
             claims: Vec::new(),
-            spin: Spin::new(spin_max, now),
+            spin: spins.then(|| Spin::new(now)),
             swept_at: now,
         })
     }
@@ -107,12 +111,27 @@ impl Worker {
             }
             again.iter().for_each(|token| self.turn(*token, now));
             self.sweep(now);
+            now = self.rest(now);
         }
+    }
+
+    /// Ends a round: remembers whether it was worth looking, and lets others have the processor where it was not.
+    fn rest(&mut self, began: Instant) -> Instant {
+        let Some(spin) = &mut self.spin else { return began };
+        if !std::mem::take(&mut self.worked) {
+            std::thread::yield_now();
+            return began;
+        }
+        let now = Instant::now();
+        spin.came(began);
+        spin.done(now);
+        now
     }
 
     /// How long to wait at most.
     fn timeout(&self, now: Instant) -> Option<Timespec> {
-        let wait = if !self.again.is_empty() || self.spin.look_again(now) {
+        let looks_again = || self.spin.as_ref().is_some_and(|spin| spin.look_again(now));
+        let wait = if !self.again.is_empty() || looks_again() {
             Duration::ZERO
         } else if !self.claims.is_empty() {
             CLAIM_PAUSE
@@ -179,7 +198,7 @@ impl Worker {
             Ok(turn) => {
                 if turn != Turn::Idle {
                     self.again.push(token);
-                    self.spin.work(now);
+                    self.worked = true;
                 }
                 self.grant_wishes(token, now);
             }
@@ -260,12 +279,17 @@ impl Worker {
             return;
         }
         self.swept_at = now;
-        let stalled = self.connections.iter().filter(|(_, connection)| connection.peer.is_stalled(now));
-        let stalled: Vec<u64> = stalled.map(|(token, _)| *token).collect();
-        for token in stalled {
-            tracing::info!(peer = %self.connections[&token].name, "an RPC connection does not get on and is closed");
-            self.end(token, now);
+        let mut ended = Vec::new();
+        for (token, connection) in &self.connections {
+            if connection.peer.is_stalled(now) {
+                tracing::info!(peer = %connection.name, "an RPC connection does not get on and is closed");
+                ended.push(*token);
+            } else if let Err(cause) = connection.check() {
+                tracing::warn!(peer = %connection.name, %cause, "an RPC client may not be here any more");
+                ended.push(*token);
+            }
         }
+        ended.into_iter().for_each(|token| self.end(token, now));
         if self.number == 0 {
             self.hub.registry().expire(now);
         }

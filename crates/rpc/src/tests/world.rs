@@ -43,7 +43,7 @@ impl Service for Works {
 
 /// The bytes of a request: mostly short.
 fn body_of(number: u64) -> Vec<u8> {
-    let bytes = if number % 31 == 0 { 40_000 } else { number as usize % 600 };
+    let bytes = if number.is_multiple_of(31) { 40_000 } else { number as usize % 600 };
     let filler = (0..bytes).map(|at| (at as u64 * 7 + number) as u8);
     number.to_le_bytes().into_iter().chain(filler).collect()
 }

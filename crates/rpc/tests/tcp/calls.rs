@@ -55,7 +55,7 @@ fn the_longest_payloads_go_both_ways() {
         handlers
     });
     let (mut client, session) = client_of(server.address());
-    let payload: Vec<u8> = (0..PAYLOAD_BYTES_MAX).map(|at| (at * 31 >> 7) as u8).collect();
+    let payload: Vec<u8> = (0..PAYLOAD_BYTES_MAX).map(|at| ((at * 31) >> 7) as u8).collect();
     for (handler, checked) in [(ECHO, false), (2, true)] {
         for body in [Body::Copied(&payload), Body::Given(payload.clone())] {
             let call = Outgoing { handler, checked, ..Outgoing::default() };

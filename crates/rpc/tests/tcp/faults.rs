@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farfork_rpc::{Body, CallError, Handlers, Outgoing};
 use farfork_wire::rpc::{HELLO_BYTES, Versions};
@@ -70,7 +70,7 @@ fn a_server_that_began_anew_says_that_outcomes_are_lost() {
     assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
     drop(relay);
     let listener = TcpListener::bind(address).unwrap();
-    let config = farfork_rpc::server::Config { threads: 1, spin_max: Duration::ZERO };
+    let config = farfork_rpc::server::Config { threads: 1, spins: false };
     let acceptor = Arc::new(farfork_rpc::server::PlainAcceptor);
     // The request may be sent before the client notices: then its outcome is lost, or it is answered by the new server.
     let _server = farfork_rpc::Server::start(listener, &config, acceptor, echo).unwrap();

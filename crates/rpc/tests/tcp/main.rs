@@ -2,6 +2,7 @@
 
 mod calls;
 mod faults;
+mod members;
 mod proxy;
 
 use std::net::TcpListener;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use farfork_rpc::client::TcpConnector;
 use farfork_rpc::server::{Config, PlainAcceptor};
-use farfork_rpc::{Body, Client, Handlers, Outgoing, SPIN_MAX_USUAL, Server, SessionKey};
+use farfork_rpc::{Body, Client, Handlers, Outgoing, Server, SessionKey};
 
 /// Echoes.
 const ECHO: u32 = 1;
@@ -18,7 +19,7 @@ const ECHO: u32 = 1;
 /// A server of so many threads.
 fn serve(threads: usize, handlers: impl Fn() -> Handlers) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let config = Config { threads, spin_max: SPIN_MAX_USUAL };
+    let config = Config { threads, spins: true };
     Server::start(listener, &config, Arc::new(PlainAcceptor), handlers).unwrap()
 }
 
@@ -29,7 +30,7 @@ fn echo() -> Handlers {
 }
 
 fn client_of(address: std::net::SocketAddr) -> (Client, SessionKey) {
-    let mut client = Client::new(Box::new(TcpConnector::new(address)), SPIN_MAX_USUAL);
+    let mut client = Client::new(Box::new(TcpConnector::new(address)), true);
     let session = client.open(1024).unwrap();
     (client, session)
 }
