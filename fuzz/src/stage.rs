@@ -7,7 +7,7 @@ use std::time::Duration;
 use farfork_fabric::sim::World;
 use farfork_fabric::sim::world::{NodeId, Place};
 use farfork_fabric::transport::Stream;
-use farfork_fabric::{Region, SameHost, SeedKey};
+use farfork_fabric::{Region, SeedKey};
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{NodeName, SeedId, Token};
 
@@ -92,9 +92,5 @@ impl Region for Memory {
     fn write(&self, extent: ExtentId, offset: u64, from: &[u8]) -> io::Result<()> {
         self.0.lock().expect("no panic")[Self::place(extent, offset, from.len())].copy_from_slice(from);
         Ok(())
-    }
-
-    fn same_host(&self) -> Option<SameHost> {
-        None
     }
 }

@@ -50,8 +50,11 @@ pub trait Region: Send + Sync {
         Err(Errno::ROFS.into())
     }
 
-    /// What lets a requester on the same host read for itself; `None` where all is read through the owner.
-    fn same_host(&self) -> Option<SameHost>;
+    /// What lets a requester on the same host read for itself; `None` where all is read through the owner. Memory that is
+    /// written, too, must give none: what is read past the owner is not ordered with writes.
+    fn same_host(&self) -> Option<SameHost> {
+        None
+    }
 }
 
 /// What lets a requester on the owner's host read a template's memory for itself.

@@ -1,24 +1,26 @@
-//! The fabric: connections between nodes, and one-sided reads of the memory that a node exports.
+//! The fabric: connections between nodes; registered memory, read and written one-sidedly; messages.
 //!
 //! A requester names (seed, extent, offset), never an address; the owner of the seed looks up seed, token and bounds
-//! at each read, without involving the seed's process. A read that got no answer may be asked again: it changes
-//! nothing. So a connection mends itself, and an error is either final (the owner refused) or says since when the
-//! owner cannot be reached.
+//! at each request, without involving the seed's process. A connection mends itself: reads that got no answer are asked
+//! again, for they change nothing; writes and messages are made once at most. An error is final (the owner refused), or
+//! says since when the owner cannot be reached, and whether something may have been done all the same.
 //!
 //! ```text
 //!   requester                                            owner
-//!   Connection ── submit, poll ── completions            Exporter ── open ── Region ── read
-//!       │                                                    ▲
+//!   Connection ── submit, poll ── completions            Exporter ── open ── Region ── read, write
+//!       │                                                    ▲ (a Registry, or one's own)
 //!   protocol::Requester   pure: what to send, what came  protocol::Owner
 //!       │                                                    │
-//!   stream::Link          sockets, epoll, reconnect      stream::Server
-//!       └──────────────────── bytes of wire::frame ──────────┘
+//!   stream::Link          connect, secure, reconnect     stream::Peer
+//!       │                                                    │
+//!   transport::Stream ─────── bytes of wire::frame ── transport::Stream
 //! ```
 //!
-//! Providers differ in how the bytes travel: [`tcp`] sends them through a socket; [`shm`], for requesters on the
-//! owner's host, asks through a Unix socket once and then reads the template's memory for itself.
+//! Providers differ in how the bytes travel, and have the same set of files: [`tcp`] sends them through a socket; [`shm`],
+//! for requesters on the owner's host, asks through a Unix socket once and then reads the template's memory for itself;
+//! [`sim`] is a world of its own, with faults and time from a seed, for tests of all that stands above streams.
 //!
-//! What memory there is to export is `farfork-fork`'s business; who may connect, `farfork-node`'s.
+//! What memory there is to export is `farfork-fork`'s business; what proves who connects, `farfork-trust`'s.
 #![forbid(unsafe_code)]
 
 mod address;

@@ -9,7 +9,7 @@ use farfork_wire::descriptor::ExtentId;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 
-use crate::{Region, SameHost};
+use crate::Region;
 
 /// A region of one extent, number 0, in shared memory. Reads and writes of one byte range at once give either's bytes,
 /// or a mixture: who needs more orders them.
@@ -46,10 +46,6 @@ impl Region for SharedMemory {
             return Err(Errno::FAULT.into());
         }
         self.file.write_all_at(from, offset)
-    }
-
-    fn same_host(&self) -> Option<SameHost> {
-        None
     }
 }
 

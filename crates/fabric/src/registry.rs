@@ -10,7 +10,7 @@ use farfork_wire::frame::reply::Refusal;
 use farfork_wire::{SeedId, Token};
 use rustix::io::Errno;
 
-use crate::{Exporter, Inbox, Region, SameHost, SeedKey};
+use crate::{Exporter, Inbox, Region, SeedKey};
 
 /// What an owner exports: registered regions, each under a key, and an inbox if it takes messages.
 #[derive(Debug, Default)]
@@ -74,7 +74,7 @@ impl Drop for Registration {
     }
 }
 
-/// A region, until it is revoked. It is not granted to requesters of the same host, who could keep it.
+/// A region, until it is revoked. What it grants to requesters of the same host is not passed on: they could keep it.
 struct Revocable {
     region: RwLock<Option<Arc<dyn Region>>>,
 }
@@ -104,9 +104,5 @@ impl Region for Revocable {
 
     fn write(&self, extent: ExtentId, offset: u64, from: &[u8]) -> io::Result<()> {
         self.with(|region| region.write(extent, offset, from)).unwrap_or(Err(Errno::SRCH.into()))
-    }
-
-    fn same_host(&self) -> Option<SameHost> {
-        None
     }
 }

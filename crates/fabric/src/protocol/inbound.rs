@@ -1,7 +1,8 @@
 //! From a stream of bytes to greeting and frames.
 //!
 //! Small things arrive in the staging area, many with one system call. A body that does not arrive whole gets its
-//! buffer as soon as its header is known, and the rest is received straight into it: a long reply is not copied.
+//! buffer as soon as its header is known, and the rest is received straight into it: a long reply is not copied. From a
+//! peer that is not believed every length, a long body's buffer grows as the body comes.
 
 use std::io::IoSliceMut;
 
@@ -27,7 +28,12 @@ pub(crate) struct Inbound {
     greeted: bool,
     /// The body that is arriving. While it is incomplete, nothing waits in the staging area.
     body: Option<Body>,
+    /// So much memory is given for what a header announces; more only for what has come.
+    believed_bytes: usize,
 }
+
+/// How much larger a buffer becomes that was filled.
+const GROWTH: usize = 4;
 
 #[derive(Debug)]
 struct Body {
@@ -38,8 +44,24 @@ struct Body {
 }
 
 impl Body {
+    /// How much of it has not come.
     fn missing(&self) -> usize {
+        self.header.body_bytes as usize - self.filled
+    }
+
+    /// How much fits into the buffer now.
+    fn room(&self) -> usize {
         self.buffer.len() - self.filled
+    }
+
+    /// Makes room where there is none.
+    fn grow(&mut self, pool: &mut Pool) {
+        if self.room() == 0 && self.missing() > 0 {
+            let bytes = (self.buffer.len() * GROWTH).min(self.header.body_bytes as usize);
+            let mut larger = pool.take(bytes);
+            larger[..self.filled].copy_from_slice(&self.buffer);
+            pool.put(std::mem::replace(&mut self.buffer, larger));
+        }
     }
 
     /// Counts `count` bytes that were put behind the filled part; sums them up while they are in the cache.
@@ -51,16 +73,21 @@ impl Body {
 }
 
 impl Inbound {
-    /// With a staging area of this size.
-    pub(crate) fn new(staging_bytes: usize) -> Self {
+    /// With a staging area of this size, from a peer that is believed bodies of `believed_bytes`.
+    pub(crate) fn new(staging_bytes: usize, believed_bytes: usize) -> Self {
         assert!(staging_bytes >= HEADER_BYTES + HELLO_BYTES);
         let staging = vec![0; staging_bytes].into_boxed_slice();
-        Self { staging, waiting: 0..0, greeted: false, body: None }
+        Self { staging, waiting: 0..0, greeted: false, body: None, believed_bytes: believed_bytes.max(1) }
     }
 
     /// Whether the peer has said who it is.
     pub(crate) fn greeted(&self) -> bool {
         self.greeted
+    }
+
+    /// Whether a frame has come in part.
+    pub(crate) fn is_amid_frame(&self) -> bool {
+        self.body.is_some() || !self.waiting.is_empty()
     }
 
     /// Where to put what is received next: all of the first, then the second. Call it only when [`Inbound::next`]
@@ -77,7 +104,7 @@ impl Inbound {
 
     /// Takes note that `count` bytes were put into the [`Inbound::spaces`].
     pub(crate) fn received(&mut self, count: usize) {
-        let into_body = self.body.as_ref().map_or(0, |body| count.min(body.missing()));
+        let into_body = self.body.as_ref().map_or(0, |body| count.min(body.room()));
         if let Some(body) = &mut self.body {
             body.advance(into_body);
         }
@@ -99,10 +126,10 @@ impl Inbound {
             };
             let header = Header::decode(bytes)?;
             self.waiting.start += HEADER_BYTES;
-            let buffer = pool.take(header.body_bytes as usize);
+            let buffer = pool.take(self.believed_bytes.min(header.body_bytes as usize));
             self.body = Some(Body { header, buffer, filled: 0, crc: 0 });
         }
-        self.complete_body()
+        self.complete_body(pool)
     }
 
     fn hello(&mut self) -> Result<Option<Event>, FrameError> {
@@ -116,15 +143,21 @@ impl Inbound {
     }
 
     /// Moves what waits of the body into its buffer; gives the frame once it is whole.
-    fn complete_body(&mut self) -> Result<Option<Event>, FrameError> {
+    fn complete_body(&mut self, pool: &mut Pool) -> Result<Option<Event>, FrameError> {
         let Some(body) = &mut self.body else { return Ok(None) };
-        let count = body.missing().min(self.waiting.len());
-        let from = self.waiting.start..self.waiting.start + count;
-        body.buffer[body.filled..body.filled + count].copy_from_slice(&self.staging[from]);
-        body.advance(count);
-        self.waiting.start += count;
-        if body.missing() > 0 {
-            return Ok(None);
+        loop {
+            body.grow(pool);
+            let count = body.room().min(self.waiting.len());
+            let from = self.waiting.start..self.waiting.start + count;
+            body.buffer[body.filled..body.filled + count].copy_from_slice(&self.staging[from]);
+            body.advance(count);
+            self.waiting.start += count;
+            if body.missing() == 0 {
+                break;
+            }
+            if body.room() > 0 {
+                return Ok(None);
+            }
         }
         body.header.check_body_crc(body.crc)?;
         Ok(self.body.take().map(|body| Event::Frame(body.header, body.buffer)))
@@ -150,8 +183,14 @@ mod tests {
     }
 
     /// Feeds a stream in pieces; gives the lengths of the frames' data, in order.
-    fn feed(stream: &[u8], pieces: &[usize], staging_bytes: usize) -> Result<Vec<usize>, FrameError> {
-        let (mut inbound, mut pool, mut lengths) = (Inbound::new(staging_bytes), Pool::default(), Vec::new());
+    fn feed(
+        stream: &[u8],
+        pieces: &[usize],
+        staging_bytes: usize,
+        believed_bytes: usize,
+    ) -> Result<Vec<usize>, FrameError> {
+        let (mut inbound, mut pool, mut lengths) =
+            (Inbound::new(staging_bytes, believed_bytes), Pool::default(), Vec::new());
         let (mut rest, mut pieces) = (stream, pieces.iter().cycle());
         while !rest.is_empty() {
             let mut piece = *pieces.next().unwrap();
@@ -180,8 +219,9 @@ mod tests {
             lengths in prop::collection::vec(0usize..6000, 0..12),
             pieces in prop::collection::vec(1usize..9000, 1..6),
             staging_bytes in 64usize..5000,
+            believed_bytes in 0usize..7000,
         ) {
-            prop_assert_eq!(feed(&stream(&lengths), &pieces, staging_bytes).unwrap(), lengths);
+            prop_assert_eq!(feed(&stream(&lengths), &pieces, staging_bytes, believed_bytes).unwrap(), lengths);
         }
 
         #[test]
@@ -195,7 +235,7 @@ mod tests {
             let at = at.index(stream.len());
             stream[at] ^= 1 << bit;
             // The assertions of `feed` hold for what comes before the damage; a length that grew never passes.
-            prop_assert!(feed(&stream, &pieces, 1000).is_err());
+            prop_assert!(feed(&stream, &pieces, 1000, 100).is_err());
         }
     }
 }

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 use super::{Ask, Event, Inbound, Outbound, Outcome, Owner, Requester, Shared};
 use crate::buffer::Pool;
-use crate::{Exporter, ReadMode, ReadRequest, Refusal, Region, SameHost, SeedKey, Span};
+use crate::{Exporter, ReadMode, ReadRequest, Refusal, Region, SeedKey, Span};
 
 const EXTENT_BYTES: u64 = 10_000;
 
@@ -29,10 +29,6 @@ impl Region for Pattern {
     fn read(&self, _: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         into.iter_mut().zip(offset..).for_each(|(byte, at)| *byte = (at * 31 + self.0 * 7) as u8);
         Ok(())
-    }
-
-    fn same_host(&self) -> Option<SameHost> {
-        None
     }
 }
 
@@ -68,9 +64,9 @@ impl Path {
         Self {
             shared: Shared::new(&exporter),
             owner: Owner::new("test".to_owned(), false, &mut owner_outbound, &mut pool),
-            owner_inbound: Inbound::new(200),
+            owner_inbound: Inbound::new(200, 100),
             owner_outbound,
-            requester_inbound: Inbound::new(300),
+            requester_inbound: Inbound::new(300, usize::MAX),
             to_owner: encode_hello().to_vec(),
             to_requester: Vec::new(),
             pool,

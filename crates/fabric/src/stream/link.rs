@@ -18,12 +18,12 @@ use farfork_wire::frame::change::ConnectionName;
 use farfork_wire::frame::reply::{Grant, Refusal};
 use farfork_wire::frame::{FrameError, Header};
 
-use super::rim::{Interest, Rim};
-use super::session::Session;
+use super::connecting::State;
+use super::rim::Rim;
 use super::trouble::Trouble;
 use crate::buffer::{Buffer, Pool};
 use crate::protocol::{Ask, Outcome, Patience, Requester};
-use crate::transport::{Attempt, Dialer, Security, Stream};
+use crate::transport::{Dialer, Security};
 use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
 /// Most bytes that one poll receives, so that a fast owner does not hold up the caller's other work.
@@ -56,23 +56,15 @@ pub(crate) struct Parts {
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(super) parts: Parts,
-    state: State,
+    pub(super) state: State,
     pub(super) requester: Requester,
-    pool: Pool,
-    patience: Patience,
+    pub(super) pool: Pool,
+    pub(super) patience: Patience,
     trouble: Trouble,
     grant_answers: Vec<GrantAnswer>,
     pub(super) closing: bool,
     /// When a poll left something in the stream that its socket does not tell of.
     unread_since: Option<Instant>,
-}
-
-#[derive(Debug)]
-enum State {
-    Down { retry_at: Option<Instant> },
-    Connecting { attempt: Box<dyn Attempt>, give_up_at: Instant },
-    Securing { stream: Box<dyn Stream>, give_up_at: Instant },
-    Up(Box<Session>),
 }
 
 impl Link {
@@ -160,13 +152,6 @@ impl Link {
         }
     }
 
-    /// Begins to connect, without waiting for something to ask.
-    pub(crate) fn connect(&mut self, now: Instant) {
-        if let Err(cause) = self.begin_connect(now) {
-            self.fail(cause, now, &mut Vec::new());
-        }
-    }
-
     fn advance(&mut self, now: Instant, completions: &mut Vec<Completion>) -> Result<(), LinkError> {
         let due = |at: &Option<Instant>| at.is_none_or(|at| at <= now);
         if matches!(&self.state, State::Down { retry_at } if due(retry_at)) && self.requester.is_waiting() {
@@ -189,40 +174,6 @@ impl Link {
                 return Err(LinkError::Silent);
             }
         }
-        Ok(())
-    }
-
-    fn begin_connect(&mut self, now: Instant) -> Result<(), LinkError> {
-        let attempt = self.parts.dialer.dial().map_err(LinkError::Connect)?;
-        self.parts.rim.attach(attempt.socket(), Interest::SEND).map_err(LinkError::Connect)?;
-        self.state = State::Connecting { attempt, give_up_at: now + self.patience.connect() };
-        Ok(())
-    }
-
-    fn finish_connect(&mut self, now: Instant) -> Result<(), LinkError> {
-        let State::Connecting { attempt, give_up_at } = &mut self.state else { return Ok(()) };
-        let Some(stream) = attempt.finish().map_err(LinkError::Connect)? else {
-            return if *give_up_at <= now { Err(LinkError::ConnectTimeout) } else { Ok(()) };
-        };
-        let stream = match &self.parts.security {
-            Some(security) => security.client(stream, &self.parts.address).map_err(LinkError::Handshake)?,
-            None => stream,
-        };
-        self.state = State::Securing { stream, give_up_at: now + self.patience.handshake() };
-        Ok(())
-    }
-
-    fn secure(&mut self, now: Instant) -> Result<(), LinkError> {
-        let State::Securing { stream, give_up_at } = &mut self.state else { return Ok(()) };
-        if !stream.shake().map_err(LinkError::Handshake)? {
-            let interest = Interest { receive: true, send: stream.has_unsent() };
-            self.parts.rim.watch(stream.socket(), interest).map_err(LinkError::Broken)?;
-            return if *give_up_at <= now { Err(LinkError::HandshakeTimeout) } else { Ok(()) };
-        }
-        let State::Securing { stream, .. } = std::mem::replace(&mut self.state, State::Down { retry_at: None }) else {
-            return Ok(());
-        };
-        self.state = State::Up(Box::new(Session::new(stream, &mut self.pool)));
         Ok(())
     }
 
@@ -287,7 +238,7 @@ impl Link {
     }
 
     /// Gives the stream up. Who is of another version will not be another one with the next stream.
-    fn fail(&mut self, cause: LinkError, now: Instant, completions: &mut Vec<Completion>) {
+    pub(super) fn fail(&mut self, cause: LinkError, now: Instant, completions: &mut Vec<Completion>) {
         tracing::debug!(address = %self.parts.address, %cause, "connection failed");
         let silent_since = self.requester.silent_since();
         self.requester.disconnected();

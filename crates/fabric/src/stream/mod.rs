@@ -5,12 +5,14 @@
 //! for an owner's; `sim` has rims of its own.
 
 mod complaints;
+mod connecting;
 mod connection;
 mod link;
 mod listener;
 mod mailbox;
 mod peer;
 mod rim;
+mod seated;
 mod server;
 mod session;
 mod socket;

@@ -19,6 +19,10 @@ use crate::transport::Stream;
 /// Size of the staging area, in bytes: some hundred requests with one system call.
 const STAGING_BYTES: usize = 16 << 10;
 
+/// Memory that a requester gets for the body that it announces, in bytes: the longest message. For a longer write, it
+/// gets more as the body comes: who only announces costs little.
+const BELIEVED_BYTES: usize = 64 << 10;
+
 /// Reply bytes that may wait for a requester before its further requests do. One more reply may exceed it.
 const OUTBOUND_BYTES_MAX: usize = 2 << 20;
 
@@ -28,7 +32,7 @@ const TURN_BYTES_MAX: usize = 512 << 10;
 /// How long a connection may go without handshake and greeting.
 const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// How long replies may wait without any being taken. A pager that was stopped for longer connects again.
+/// How long replies may wait without any being taken, and a request for its rest. A pager that was stopped for longer connects again.
 const STALL_MAX: Duration = Duration::from_secs(30);
 
 /// What a turn leaves.
@@ -56,6 +60,8 @@ pub(crate) struct Peer {
     finishing: bool,
     /// When it last got on: when it came, when replies were taken, or when none waited.
     progress_at: Instant,
+    /// When bytes came last, or the rest of a frame was not waited for.
+    heard_at: Instant,
 }
 
 impl Peer {
@@ -63,9 +69,9 @@ impl Peer {
     pub(crate) fn new(stream: Box<dyn Stream>, from: String, same_host: bool, now: Instant, pool: &mut Pool) -> Self {
         let mut outbound = Outbound::default();
         let owner = Owner::new(from, same_host, &mut outbound, pool);
-        let inbound = Inbound::new(STAGING_BYTES);
+        let inbound = Inbound::new(STAGING_BYTES, BELIEVED_BYTES);
         let (secured, backlog, unread, finishing) = (false, false, false, false);
-        Self { stream, inbound, outbound, owner, secured, backlog, unread, finishing, progress_at: now }
+        Self { stream, inbound, outbound, owner, secured, backlog, unread, finishing, progress_at: now, heard_at: now }
     }
 
     /// Who it is, as the log names it.
@@ -90,7 +96,10 @@ impl Peer {
         if !self.is_sending() {
             self.progress_at = now;
         }
-        let served = self.receive().and_then(|()| self.serve(shared, pool));
+        if !self.awaits_rest() {
+            self.heard_at = now;
+        }
+        let served = self.receive(now).and_then(|()| self.serve(shared, pool));
         // Who violates the protocol still learns what was served before, and who is here.
         self.send(now, pool)?;
         served?;
@@ -119,7 +128,9 @@ impl Peer {
     /// Whether it did not get on for too long.
     pub(crate) fn is_stalled(&self, now: Instant) -> bool {
         let since = now.saturating_duration_since(self.progress_at);
-        (!self.has_greeted() && since >= HELLO_WAIT_MAX) || (self.is_sending() && since >= STALL_MAX)
+        let silence = now.saturating_duration_since(self.heard_at);
+        let cut_off = self.has_greeted() && self.awaits_rest() && silence >= STALL_MAX;
+        (!self.has_greeted() && since >= HELLO_WAIT_MAX) || (self.is_sending() && since >= STALL_MAX) || cut_off
     }
 
     fn shake(&mut self) -> Result<bool, LinkError> {
@@ -130,6 +141,11 @@ impl Peer {
             self.owner.name(from);
         }
         Ok(self.secured)
+    }
+
+    /// Whether a frame has come in part, and the rest would be received.
+    fn awaits_rest(&self) -> bool {
+        self.inbound.is_amid_frame() && !self.backlog && !self.is_full()
     }
 
     fn is_full(&self) -> bool {
@@ -145,7 +161,7 @@ impl Peer {
         self.secured || self.stream.has_unsent()
     }
 
-    fn receive(&mut self) -> Result<(), LinkError> {
+    fn receive(&mut self, now: Instant) -> Result<(), LinkError> {
         if self.backlog || self.is_full() || self.finishing {
             return Ok(());
         }
@@ -154,6 +170,7 @@ impl Peer {
             Some(0) => Err(LinkError::Closed),
             Some(count) => {
                 self.inbound.received(count);
+                self.heard_at = now;
                 self.backlog = true;
                 self.unread = self.stream.keeps_received();
                 Ok(())

@@ -41,7 +41,7 @@ impl Session {
     pub(crate) fn new(stream: Box<dyn Stream>, pool: &mut Pool) -> Self {
         let mut outbound = Outbound::default();
         outbound.append(&encode_hello(), pool);
-        Self { stream, inbound: Inbound::new(STAGING_BYTES), outbound, blocked: false, scratch: Vec::new() }
+        Self { stream, inbound: Inbound::new(STAGING_BYTES, usize::MAX), outbound, blocked: false, scratch: Vec::new() }
     }
 
     pub(crate) fn stream(&self) -> &dyn Stream {

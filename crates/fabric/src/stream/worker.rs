@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use super::complaints::Complaints;
 use super::listener::{ACCEPT_PAUSE, Listener};
 use super::mailbox::{Mailbox, Order};
 use super::peer::{Peer, Turn};
-use super::rim::Interest;
+use super::seated::Seated;
 use super::server::Door;
 use crate::buffer::Pool;
 use crate::protocol::Shared;
@@ -37,12 +37,6 @@ const EVENTS_MAX: usize = 64;
 const MAILBOX: u64 = 0;
 const LISTENER: u64 = 1;
 const FIRST_PEER: u64 = 2;
-
-/// A connection, and what the epoll waits for.
-struct Seated {
-    peer: Peer,
-    interest: Interest,
-}
 
 /// One thread of a server.
 pub(crate) struct Worker {
@@ -274,23 +268,4 @@ impl Worker {
             }
         }
     }
-}
-
-impl Seated {
-    /// Waits for what can help.
-    fn watch(&mut self, epoll: &OwnedFd, token: u64) -> Result<(), LinkError> {
-        let interest = self.peer.interest();
-        if interest != self.interest
-            && let Some(socket) = self.peer.stream().socket()
-        {
-            modify(epoll, socket, token, interest)?;
-            self.interest = interest;
-        }
-        Ok(())
-    }
-}
-
-fn modify(epoll: &OwnedFd, socket: BorrowedFd<'_>, token: u64, interest: Interest) -> Result<(), LinkError> {
-    epoll::modify(epoll, socket, epoll::EventData::new_u64(token), interest.flags())
-        .map_err(|errno| LinkError::Broken(errno.into()))
 }

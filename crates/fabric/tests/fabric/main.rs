@@ -1,6 +1,7 @@
 //! The fabric on real sockets and real processes: what all providers do alike, and what networks do to `tcp`.
 
 mod changes;
+mod client;
 mod conformance;
 mod faults;
 mod hostile;

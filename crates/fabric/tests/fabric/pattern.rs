@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use farfork_fabric::{Region, SameHost, SeedKey};
+use farfork_fabric::{Region, SeedKey};
 use farfork_wire::descriptor::ExtentId;
 
 use crate::seed::key;
@@ -33,9 +33,5 @@ impl Region for Pattern {
     fn read(&self, _: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         into.copy_from_slice(&Self::expected(offset, into.len() as u64));
         Ok(())
-    }
-
-    fn same_host(&self) -> Option<SameHost> {
-        None
     }
 }

@@ -4,8 +4,8 @@ use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use farfork_fabric::sim::world::Conditions;
-use farfork_fabric::transport::Stream;
+use farfork_fabric::sim::world::{Conditions, Stream};
+use farfork_fabric::transport::Stream as _;
 use farfork_fabric::{Address, READ_BYTES_MAX, Span};
 use farfork_wire::frame::encode_hello;
 use farfork_wire::frame::request::{ReadMode, append_open, append_read};
@@ -78,15 +78,31 @@ fn silence_is_noticed_within_a_second_and_the_path_used_again_when_it_heals() {
     assert!(world.now() - healed < Duration::from_secs(3), "{:?}", world.now() - healed);
 }
 
+/// A connection by hand.
+fn dial(fixture: &Fixture) -> Stream {
+    let Address::Sim(place) = fixture.address else { panic!("it is in a world") };
+    let world = &fixture.site.world;
+    let mut dialling = world.dial(fixture.site.here, place);
+    world.run_until(world.now() + Duration::from_secs(1), || dialling.is_ready());
+    dialling.finish().unwrap().unwrap()
+}
+
+/// Takes what has come; gives how much that was, and whether the stream has ended.
+fn drain(stream: &mut Stream) -> (usize, bool) {
+    let (mut rest, mut taken) = (vec![0; 1 << 20], 0);
+    loop {
+        match stream.receive(&mut [IoSliceMut::new(&mut rest)]) {
+            Ok(Some(0)) | Err(_) => return (taken, true),
+            Ok(Some(count)) => taken += count,
+            Ok(None) => return (taken, false),
+        }
+    }
+}
+
 #[test]
 fn who_never_reads_is_ended_in_half_a_minute_and_costs_little_until_then() {
     let mut fixture = Fixture::new(Provider::Sim);
-    let Address::Sim(place) = fixture.address else { panic!("it is in a world") };
-    let world = fixture.site.world.clone();
-    let mut dialling = world.dial(fixture.site.here, place);
-    let began = world.now();
-    world.run_until(began + Duration::from_secs(1), || dialling.is_ready());
-    let mut stream = dialling.finish().unwrap().unwrap();
+    let mut stream = dial(&fixture);
     let mut requests = encode_hello().to_vec();
     append_open(&mut requests, 0, &fixture.key.seed, &fixture.key.token);
     let span = [Span { extent: MEMORY, offset: 0, bytes: READ_BYTES_MAX as u32 }];
@@ -97,16 +113,28 @@ fn who_never_reads_is_ended_in_half_a_minute_and_costs_little_until_then() {
     assert!(served < 4 << 20, "{served} bytes were read for a requester that takes none");
     assert_eq!(fixture.read(MEMORY, 0, 64).unwrap(), expected(MEMORY, 0, 64));
     fixture.site.pass(Duration::from_secs(20));
-    let mut rest = vec![0; 1 << 20];
-    let mut taken = 0;
-    let ended = loop {
-        match stream.receive(&mut [IoSliceMut::new(&mut rest)]) {
-            Ok(Some(0)) | Err(_) => break true,
-            Ok(Some(count)) => taken += count,
-            Ok(None) => break false,
-        }
-    };
+    let (taken, ended) = drain(&mut stream);
     assert!(ended && taken < 1 << 20, "{taken} bytes were kept for it");
+}
+
+#[test]
+fn who_keeps_the_rest_of_a_request_is_ended_in_half_a_minute() {
+    let mut fixture = Fixture::new(Provider::Sim);
+    let mut stream = dial(&fixture);
+    let mut request = encode_hello().to_vec();
+    append_open(&mut request, 0, &fixture.key.seed, &fixture.key.token);
+    let cut = request.len() - 1;
+    stream.send(&[IoSlice::new(&request[..cut])]).unwrap();
+    fixture.site.pass(Duration::from_secs(25));
+    assert!(!drain(&mut stream).1, "a stopped requester has some time");
+    fixture.site.pass(Duration::from_secs(10));
+    assert!(drain(&mut stream).1);
+    // A requester that is idle between requests stays.
+    fixture.read(MEMORY, 0, 8).unwrap();
+    let mut idle = dial(&fixture);
+    idle.send(&[IoSlice::new(&request)]).unwrap();
+    fixture.site.pass(Duration::from_secs(100));
+    assert!(!drain(&mut idle).1);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the tests of the fabric share: an owner that exports through any provider, and a requester that polls.
 
-use std::net::TcpListener;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -114,7 +115,29 @@ impl Server {
 }
 
 fn tcp_server(at: &str, exporter: &Arc<dyn Exporter>) -> tcp::Server {
-    tcp::Server::start(TcpListener::bind(at).unwrap(), exporter).unwrap()
+    let limit = Instant::now() + PATIENCE;
+    let listener = loop {
+        match TcpListener::bind(at) {
+            Ok(listener) => break listener,
+            // While nobody listened, the kernel may have given the port to a connection of another test.
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < limit => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => panic!("{at}: {error}"),
+        }
+    };
+    tcp::Server::start(listener, exporter).unwrap()
+}
+
+/// How many connections to a port this host has, as the side that accepted them sees it.
+pub(crate) fn connections_of(at: SocketAddr) -> usize {
+    let own = format!(":{:04X}", at.port());
+    let lines = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let established = |line: &&str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields[1].ends_with(&own) && fields[3] == "01"
+    };
+    lines.lines().skip(1).filter(established).count()
 }
 
 /// An owner with one seed, and a connection to it.

@@ -14,6 +14,7 @@
 
 mod actors;
 mod conditions;
+mod events;
 mod network;
 mod pipe;
 mod stream;

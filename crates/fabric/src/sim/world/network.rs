@@ -1,7 +1,4 @@
-//! The simulated network's state: nodes, paths, connections, and the events that are due.
-//!
-//! An arrival takes the first parcel of its pipe, whichever it was scheduled for: so the bytes of a connection keep
-//! their order, whatever delays were drawn and however long a path was cut.
+//! The simulated network's state: nodes, paths and connections. What becomes of it is [`super::events`]' business.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,12 +6,10 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use super::conditions::{Conditions, Skew};
+use super::events::Event;
 use super::pipe::{Parcel, Pipe};
 use super::trace::Trace;
 use super::{NodeId, Place};
-
-/// Connections that wait to be accepted; further ones are refused.
-const BACKLOG_MAX: usize = 128;
 
 /// Longest segment, in bytes: several make a long frame, so that frames are cut anywhere.
 const SEGMENT_BYTES_MAX: usize = 16 << 10;
@@ -35,11 +30,11 @@ pub(super) struct NodeState {
 
 /// From one node to another.
 #[derive(Debug, Default)]
-struct Path {
+pub(super) struct Path {
     conditions: Conditions,
-    cut: bool,
+    pub(super) cut: bool,
     /// What arrives once the path is whole again.
-    held: Vec<Event>,
+    pub(super) held: Vec<Event>,
     /// When its last byte has left.
     free_at: Duration,
 }
@@ -47,19 +42,12 @@ struct Path {
 #[derive(Debug)]
 pub(super) struct Connection {
     /// Of the two sides.
-    nodes: [NodeId; 2],
+    pub(super) nodes: [NodeId; 2],
     /// What each side reads.
     pub(super) pipes: [Pipe; 2],
-    open: [bool; 2],
+    pub(super) open: [bool; 2],
     /// What the dialler learned: accepted or refused.
     pub(super) answered: Option<bool>,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Event {
-    Knock { connection: u64, port: u16 },
-    Answer { connection: u64, accepted: bool },
-    Arrive { connection: u64, side: usize },
 }
 
 #[derive(Debug)]
@@ -68,12 +56,12 @@ pub(super) struct Network {
     pub(super) random: Rng,
     pub(super) trace: Trace,
     pub(super) nodes: Vec<NodeState>,
-    paths: BTreeMap<(NodeId, NodeId), Path>,
-    connections: BTreeMap<u64, Connection>,
-    listeners: BTreeMap<Place, VecDeque<u64>>,
+    pub(super) paths: BTreeMap<(NodeId, NodeId), Path>,
+    pub(super) connections: BTreeMap<u64, Connection>,
+    pub(super) listeners: BTreeMap<Place, VecDeque<u64>>,
     /// By time, then in the order of scheduling.
-    events: BTreeMap<(Duration, u64), Event>,
-    next_event: u64,
+    pub(super) events: BTreeMap<(Duration, u64), Event>,
+    pub(super) next_event: u64,
     next_connection: u64,
 }
 
@@ -220,7 +208,7 @@ impl Network {
         ids.into_iter().for_each(|id| self.reset(id));
     }
 
-    fn send_parcel(&mut self, id: u64, side: usize, parcel: Parcel, leaves: Duration) {
+    pub(super) fn send_parcel(&mut self, id: u64, side: usize, parcel: Parcel, leaves: Duration) {
         let Some(nodes) = self.connections.get(&id).map(|connection| connection.nodes) else { return };
         let delay = self.draw_delay(nodes[side], nodes[1 - side]);
         let Some(connection) = self.connections.get_mut(&id) else { return };
@@ -245,73 +233,10 @@ impl Network {
         }
     }
 
-    fn draw_delay(&mut self, from: NodeId, to: NodeId) -> Duration {
+    pub(super) fn draw_delay(&mut self, from: NodeId, to: NodeId) -> Duration {
         let conditions = &self.paths.entry((from, to)).or_default().conditions;
         let (min, max) = (conditions.delay_min.as_nanos() as u64, conditions.delay_max.as_nanos() as u64);
         Duration::from_nanos(self.random.u64(min..=max.max(min)))
-    }
-
-    fn schedule(&mut self, at: Duration, event: Event) {
-        self.events.insert((at, self.next_event), event);
-        self.next_event += 1;
-    }
-
-    /// When something happens next.
-    pub(super) fn next_event_at(&self) -> Option<Duration> {
-        self.events.first_key_value().map(|((at, _), _)| *at)
-    }
-
-    /// Lets time pass, and happen what is due by then.
-    pub(super) fn advance(&mut self, to: Duration) {
-        while let Some(entry) = self.events.first_entry().filter(|entry| entry.key().0 <= to) {
-            let ((at, _), event) = entry.remove_entry();
-            self.now = self.now.max(at);
-            self.happen(event);
-        }
-        self.now = self.now.max(to);
-    }
-
-    fn happen(&mut self, event: Event) {
-        let (Event::Knock { connection: id, .. }
-        | Event::Answer { connection: id, .. }
-        | Event::Arrive { connection: id, .. }) = event;
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        let [dialler, acceptor] = connection.nodes;
-        let to_dialler = matches!(event, Event::Answer { .. } | Event::Arrive { side: DIALLER, .. });
-        let key = if to_dialler { (acceptor, dialler) } else { (dialler, acceptor) };
-        let path = self.paths.entry(key).or_default();
-        if path.cut {
-            return path.held.push(event);
-        }
-        match event {
-            Event::Knock { port, .. } => self.knock(id, Place { node: acceptor, port }),
-            Event::Answer { accepted, .. } => connection.answered = Some(accepted),
-            Event::Arrive { side, .. } => self.arrive(id, side),
-        }
-        self.trace.note(self.now, format_args!("{event:?}"));
-    }
-
-    fn knock(&mut self, id: u64, at: Place) {
-        let backlog = self.listeners.get_mut(&at).filter(|backlog| backlog.len() < BACKLOG_MAX);
-        let accepted = backlog.is_some();
-        if let Some(backlog) = backlog {
-            backlog.push_back(id);
-        }
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        connection.open[ACCEPTOR] = accepted;
-        let [dialler, acceptor] = connection.nodes;
-        let answered_at = self.now + self.draw_delay(acceptor, dialler);
-        self.schedule(answered_at, Event::Answer { connection: id, accepted });
-    }
-
-    fn arrive(&mut self, id: u64, side: usize) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        let bytes = connection.pipes[side].arrive();
-        // As TCP does: who sends to somebody who left is told.
-        if bytes > 0 && !connection.open[side] {
-            self.send_parcel(id, side, Parcel::Reset, self.now);
-        }
-        self.trace.note(self.now, format_args!("connection {id} side {side} has {bytes} bytes more"));
     }
 }
 

@@ -1,0 +1,61 @@
+//! How a link comes to a stream: it connects, and both sides prove who they are; [`super::link`] draws the states.
+
+use std::time::Instant;
+
+use super::link::Link;
+use super::rim::Interest;
+use super::session::Session;
+use crate::LinkError;
+use crate::transport::{Attempt, Stream};
+
+/// How far a link is.
+#[derive(Debug)]
+pub(super) enum State {
+    Down { retry_at: Option<Instant> },
+    Connecting { attempt: Box<dyn Attempt>, give_up_at: Instant },
+    Securing { stream: Box<dyn Stream>, give_up_at: Instant },
+    Up(Box<Session>),
+}
+
+impl Link {
+    /// Begins to connect, without waiting for something to ask.
+    pub(crate) fn connect(&mut self, now: Instant) {
+        if let Err(cause) = self.begin_connect(now) {
+            self.fail(cause, now, &mut Vec::new());
+        }
+    }
+
+    pub(super) fn begin_connect(&mut self, now: Instant) -> Result<(), LinkError> {
+        let attempt = self.parts.dialer.dial().map_err(LinkError::Connect)?;
+        self.parts.rim.attach(attempt.socket(), Interest::SEND).map_err(LinkError::Connect)?;
+        self.state = State::Connecting { attempt, give_up_at: now + self.patience.connect() };
+        Ok(())
+    }
+
+    pub(super) fn finish_connect(&mut self, now: Instant) -> Result<(), LinkError> {
+        let State::Connecting { attempt, give_up_at } = &mut self.state else { return Ok(()) };
+        let Some(stream) = attempt.finish().map_err(LinkError::Connect)? else {
+            return if *give_up_at <= now { Err(LinkError::ConnectTimeout) } else { Ok(()) };
+        };
+        let stream = match &self.parts.security {
+            Some(security) => security.client(stream, &self.parts.address).map_err(LinkError::Handshake)?,
+            None => stream,
+        };
+        self.state = State::Securing { stream, give_up_at: now + self.patience.handshake() };
+        Ok(())
+    }
+
+    pub(super) fn secure(&mut self, now: Instant) -> Result<(), LinkError> {
+        let State::Securing { stream, give_up_at } = &mut self.state else { return Ok(()) };
+        if !stream.shake().map_err(LinkError::Handshake)? {
+            let interest = Interest { receive: true, send: stream.has_unsent() };
+            self.parts.rim.watch(stream.socket(), interest).map_err(LinkError::Broken)?;
+            return if *give_up_at <= now { Err(LinkError::HandshakeTimeout) } else { Ok(()) };
+        }
+        let State::Securing { stream, .. } = std::mem::replace(&mut self.state, State::Down { retry_at: None }) else {
+            return Ok(());
+        };
+        self.state = State::Up(Box::new(Session::new(stream, &mut self.pool)));
+        Ok(())
+    }
+}
