@@ -109,7 +109,7 @@ mod tests {
             assert_eq!(text.parse::<Identity>().unwrap().to_string(), text);
         }
         for text in
-            ["", "farfork://", "farfork://b/node", "farfork://b/root/n1", "farfork://b/node/n1/", "http://b/node/n1"]
+            ["", "farfork://", "farfork://b/node", "farfork://b/king/n1", "farfork://b/node/n1/", "http://b/node/n1"]
         {
             assert!(text.parse::<Identity>().is_err(), "{text}");
         }

@@ -17,6 +17,7 @@ mod hostile_bytes_are_harmless;
 mod links_may_be_cut;
 mod lists_may_be_watched;
 mod many_children_of_one_seed;
+mod members_are_let_in;
 mod memory_may_run_out;
 mod memory_operations;
 mod metrics_are_served;
@@ -60,6 +61,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
+    ("members_are_let_in", members_are_let_in::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
 ];
