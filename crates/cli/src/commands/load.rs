@@ -48,7 +48,11 @@ impl LoadArgs {
     /// Whether anything was said.
     pub(crate) fn is_given(&self) -> bool {
         let numbers = [self.server_threads, self.clients, self.threads, self.connections, self.sessions, self.window];
-        numbers.iter().any(Option::is_some) || self.payload.is_some() || self.checksum || self.no_spin || self.encryption.is_some()
+        numbers.iter().any(Option::is_some)
+            || self.payload.is_some()
+            || self.checksum
+            || self.no_spin
+            || self.encryption.is_some()
     }
 
     /// The case that they describe; what they leave out is `usual`.
