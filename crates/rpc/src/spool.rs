@@ -75,7 +75,10 @@ impl Spool {
             .back()
             .is_some_and(|last| !last.sealed && (last.bytes.is_empty() || last.bytes.len() + bytes <= SEGMENT_BYTES));
         if !fits {
-            let spare = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(SEGMENT_BYTES));
+            // The first grows as it is needed: most connections of a flood send no more than a greeting.
+            let is_first = self.first == 0 && self.segments.is_empty();
+            let new = || Vec::with_capacity(if is_first { bytes } else { SEGMENT_BYTES });
+            let spare = self.spare.pop().unwrap_or_else(new);
             self.push(Segment::of(spare));
         }
         &mut self.segments.back_mut().expect("there is one now").bytes
