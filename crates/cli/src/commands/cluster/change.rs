@@ -17,6 +17,12 @@ use crate::{Global, output};
 ///
 /// Join tokens that are out become worthless too. A node that is to come back joins again with a new token.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork cluster revoke n3
+  farfork cluster revoke alice --role client
+
+Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub(crate) struct Revoke {
     /// Whom.
     name: NodeName,
@@ -41,6 +47,13 @@ impl Revoke {
 /// which both are trusted: `--authority`, then, when `farfork cluster show` on every node names the new one, `--finish`.
 /// Clients get new certificates with `farfork cluster issue` in between.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork cluster rotate --all
+  farfork cluster rotate --authority && farfork cluster show
+  farfork cluster rotate --finish
+
+Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub(crate) struct Rotate {
     /// The keys of all nodes that answer, not of this one alone.
     #[arg(long)]

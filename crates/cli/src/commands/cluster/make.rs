@@ -18,7 +18,9 @@ use crate::{Global, output};
 #[command(after_help = "\
 Examples:
   farfork cluster init --name n1
-  farfork node --name n1 --listen 10.0.0.1:7400")]
+  farfork node --name n1 --listen 10.0.0.1:7400
+
+Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub(crate) struct Init {
     /// Name of the first node, as `farfork node --name` will have it.
     #[arg(long, default_value = "n1", value_name = "NODE")]
@@ -50,7 +52,9 @@ impl Init {
 #[command(after_help = "\
 Examples:
   farfork cluster token --ttl 10m | ssh n2 'umask 077; cat > /run/join.token'
-  ssh n2 farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file /run/join.token")]
+  ssh n2 farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file /run/join.token
+
+Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub(crate) struct TokenCommand {
     /// How long it is good for.
     #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "1h")]
@@ -74,6 +78,12 @@ impl TokenCommand {
 ///
 /// Carry it to where it is used, and name it there: `farfork --node 10.0.0.1:7400 --trust DIR ps`.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork cluster issue alice --role client --out ./alice
+  farfork --node 10.0.0.1:7400 --trust ./alice seeds
+
+Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub(crate) struct Issue {
     /// Whose it is: a-z, 0-9 and `-`.
     name: NodeName,

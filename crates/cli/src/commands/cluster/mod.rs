@@ -17,6 +17,14 @@ use crate::connection::block_on;
 /// and rotations are made there. Its trust directory (--trust) is worth as much as all nodes together: keep it, and a
 /// copy of it in a safe.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork cluster init --name n1
+  farfork cluster token --ttl 10m
+  farfork cluster issue dashboard --role read-only --out ./dashboard
+  farfork cluster revoke n3
+
+Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub(crate) struct Cluster {
     #[command(subcommand)]
     command: ClusterCommand,

@@ -11,6 +11,12 @@ use crate::{Global, seconds};
 
 /// Show who this machine is, whom it trusts, and who is thrown out.
 #[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork cluster show
+  farfork cluster show --json
+
+Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub(crate) struct Show {}
 
 impl Show {
