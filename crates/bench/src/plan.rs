@@ -41,6 +41,8 @@ pub struct ForkPlan {
     pub order: Order,
     /// What it does with them.
     pub access: Access,
+    /// Whether memory is encrypted between the nodes, as it is unless both are told not to.
+    pub encrypted: bool,
     /// Whom to measure beside farfork.
     pub peer: Option<Peer>,
     /// Where each sample is written, as a line of JSON.
@@ -62,6 +64,7 @@ impl Default for ForkPlan {
             time_max: TIME_MAX,
             order: Order::Random,
             access: Access::Read,
+            encrypted: true,
             peer: None,
             samples_file: None,
         }

@@ -59,14 +59,17 @@ pub(crate) struct Child {
 }
 
 impl Cluster {
-    /// Starts both nodes. `farfork` is the program whose `node` command their daemons are.
-    pub(crate) async fn start(farfork: PathBuf) -> Result<Self, BenchError> {
+    /// Starts both nodes. `farfork` is the program whose `node` command their daemons are; `encrypted`: whether what goes
+    /// between their memories is.
+    pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
         let scratch = tempfile::Builder::new()
             .prefix(&format!("farfork-bench-{}-", std::process::id()))
             .tempdir_in(SCRATCH_PARENT)
             .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
         let name = format!("bench-{}", std::process::id());
-        let config = LocalClusterConfig::new(&name, scratch.path().join("cluster"), 2, farfork);
+        let mut config = LocalClusterConfig::new(&name, scratch.path().join("cluster"), 2, farfork);
+        let encryption = if encrypted { "on" } else { "off" };
+        config.node_arguments = vec!["--encryption".to_owned(), encryption.to_owned()];
         let local = LocalCluster::up(&config, &mut |_| ())?;
         match acquainted(&local.nodes()[0]).await {
             Ok(client) => Ok(Self { local: Some(local), client, scratch }),

@@ -87,7 +87,7 @@ struct Subject {
 
 impl<'a> Course<'a> {
     async fn start(plan: &'a ForkPlan, farfork: PathBuf, samples: Samples<Key>) -> Result<Self, BenchError> {
-        let cluster = Cluster::start(farfork).await?;
+        let cluster = Cluster::start(farfork, plan.encrypted).await?;
         let micro = MICRO.install(cluster.scratch())?;
         let link = LINK.install(cluster.scratch())?;
         let course = Self { plan, cluster, micro, link, samples, notes: Vec::new() };

@@ -58,6 +58,9 @@ pub(crate) struct Fork {
     /// Write to the pages; else read them.
     #[arg(long)]
     write: bool,
+    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
+    encryption: String,
     /// Measure somebody else, too: `criu`, which must be installed, clones the program by dump and restore.
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(["criu"]))]
     peer: Option<String>,
@@ -97,7 +100,8 @@ impl Fork {
 
     fn plan(self) -> ForkPlan {
         let peer = self.peer.map(|_| Peer::Criu);
-        let mut plan = ForkPlan { peer, samples_file: self.samples, ..ForkPlan::default() };
+        let encrypted = self.encryption == "on";
+        let mut plan = ForkPlan { peer, encrypted, samples_file: self.samples, ..ForkPlan::default() };
         if !self.mib.is_empty() {
             plan.sizes_mib = self.mib;
             plan.sizes_mib.sort_unstable();
