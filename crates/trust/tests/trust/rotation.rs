@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use farfork_trust::member::MemberError;
 use farfork_trust::{
-    Credentials, Directory, DirectoryError, Encryption, Fingerprint, NODE_VALID, NewKey, Role, RosterError,
+    Authority, Credentials, Directory, DirectoryError, Encryption, Fingerprint, NODE_VALID, NewKey, Role, RosterError,
     TokenRefusal, member,
 };
 
@@ -121,6 +121,25 @@ fn an_authority_is_rotated_without_a_moment_without_trust() {
     assert!(other.adopt_roster(&one.roster().1).unwrap());
     assert!(know_each_other(&one, &other) && know_each_other(&other, &one), "the old one is gone");
     assert!(know_each_other(&open(&late, Encryption::On), &one));
+}
+
+#[test]
+fn a_rotation_that_was_interrupted_is_taken_up_and_loses_no_authority() {
+    let bed = Bed::new("blue");
+    let second = open(&bed.issue(Role::Node, "n2"), Encryption::On);
+    let original = second.roster().0.authorities()[0].clone();
+    // The new authority was written, the roster was not.
+    let new = Authority::create(&name("blue"), SystemTime::now()).unwrap();
+    bed.first.write_authority(&new).unwrap();
+    let between = open(&bed.issue(Role::Node, "n3"), Encryption::On);
+    assert!(know_each_other(&between, &second), "what is issued meanwhile counts");
+    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NotRotating)));
+
+    member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
+    let (roster, bytes) = bed.first.read_roster().unwrap();
+    assert_eq!(roster.authorities(), [new.certificate().to_vec(), original]);
+    assert!(second.adopt_roster(&bytes).unwrap(), "the original signed it");
+    assert!(know_each_other(&open(&bed.issue(Role::Node, "n4"), Encryption::On), &second), "the new one issues");
 }
 
 #[test]

@@ -1,4 +1,9 @@
 //! What an operator does in a trust directory: make a cluster, issue, revoke, rotate; and what a machine does that joins.
+//! Rotations are in a file of their own.
+//!
+//! Whatever changes files, or acts on what they say, does so under the directory's lock.
+
+mod rotation;
 
 use std::time::{Duration, SystemTime};
 
@@ -10,6 +15,8 @@ use crate::key::{KeyError, NewKey};
 use crate::roster::{Roster, RosterError};
 use crate::token::{JoinToken, Secret, TokenRefusal};
 use crate::{Fingerprint, Identity, Role};
+
+pub use rotation::{begin_rotation, end_rotation};
 
 /// How long a client's certificate is good for unless its maker says otherwise.
 pub const CLIENT_VALID: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -41,6 +48,9 @@ pub enum MemberError {
     /// None is under way.
     #[error("no rotation of the authority is under way; begin one with `farfork cluster rotate --authority`")]
     NotRotating,
+    /// The roster names an authority whose key is not here.
+    #[error("the key of the authority that the roster names is not here; restore the trust directory from a backup")]
+    Lost,
 }
 
 /// Makes a cluster: its authority, its roster, and the identity of its first node. Nothing is overwritten.
@@ -69,8 +79,9 @@ pub fn init(directory: &Directory, cluster: &NodeName, node: &NodeName, now: Sys
 /// # Errors
 /// [`DirectoryError::NoAuthority`], and as any file.
 pub fn draw_token(directory: &Directory, now: SystemTime, valid: Duration) -> Result<JoinToken, MemberError> {
-    let authority = directory.read_authority()?;
+    directory.read_authority()?;
     let _lock = directory.lock()?;
+    let authority = issuing_authority(directory, &directory.read_roster()?.0)?;
     let mut tokens = directory.read_tokens()?;
     let token = JoinToken::draw(authority.fingerprint())?;
     tokens.enter(&token, now, valid);
@@ -101,8 +112,8 @@ pub fn issue(
     now: SystemTime,
     valid: Duration,
 ) -> Result<Vec<u8>, MemberError> {
-    let authority = directory.read_authority()?;
     let (roster, _) = directory.read_roster()?;
+    let authority = issuing_authority(directory, &roster)?;
     let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
     Ok(authority.issue(request, &bearer, now, valid)?)
 }
@@ -166,6 +177,7 @@ pub fn install_renewed(directory: &Directory, key: &NewKey, certificate: &[u8]) 
 /// # Errors
 /// [`DirectoryError::NoAuthority`], [`AuthorityError`].
 pub fn revoke(directory: &Directory, role: Role, name: &NodeName, now: SystemTime) -> Result<u64, MemberError> {
+    directory.read_authority()?;
     change_roster(directory, |roster| {
         let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
         roster.revoke(&bearer, now);
@@ -177,50 +189,32 @@ pub fn revoke(directory: &Directory, role: Role, name: &NodeName, now: SystemTim
     Ok(directory.read_roster()?.0.counter())
 }
 
-/// Begins a rotation of the authority: a new one issues from now on, both are trusted.
-///
-/// # Errors
-/// [`MemberError::Rotating`], [`DirectoryError::NoAuthority`], [`AuthorityError`].
-pub fn begin_rotation(directory: &Directory, now: SystemTime) -> Result<(), MemberError> {
-    directory.read_authority()?;
-    let (roster, _) = directory.read_roster()?;
-    if roster.authorities().len() > 1 {
-        return Err(MemberError::Rotating);
-    }
-    {
-        let _lock = directory.lock()?;
-        directory.write_authority(&Authority::create(roster.cluster(), now)?)?;
-    }
-    change_roster(directory, |roster| {
-        roster.begin_rotation(&directory.read_authority()?);
-        Ok(())
-    })
-}
-
-/// Ends a rotation of the authority: whoever has no certificate of the new one is a stranger from now on.
-///
-/// # Errors
-/// [`MemberError::NotRotating`], [`DirectoryError::NoAuthority`], [`AuthorityError`].
-pub fn end_rotation(directory: &Directory) -> Result<(), MemberError> {
-    change_roster(directory, |roster| {
-        if roster.authorities().len() < 2 {
-            return Err(MemberError::NotRotating);
-        }
-        roster.end_rotation();
-        Ok(())
-    })?;
-    Ok(directory.remove_old_authority()?)
-}
-
 fn change_roster(
     directory: &Directory,
     change: impl FnOnce(&mut Roster) -> Result<(), MemberError>,
 ) -> Result<(), MemberError> {
-    let authority = directory.read_authority()?;
     let _lock = directory.lock()?;
     let (mut roster, _) = directory.read_roster()?;
     change(&mut roster)?;
+    write_roster(directory, &roster)
+}
+
+/// Signs a roster with every authority that is held, and writes it; the lock is held.
+fn write_roster(directory: &Directory, roster: &Roster) -> Result<(), MemberError> {
+    let authority = directory.read_authority()?;
     let old = directory.read_old_authority()?;
     let authorities: Vec<&Authority> = std::iter::once(&authority).chain(&old).collect();
     Ok(directory.write_roster(&roster.sign(&authorities)?)?)
+}
+
+/// The authority whose certificates members accept: the first one of the roster. A rotation that was interrupted has put
+/// another one in its place, which nobody knows yet.
+fn issuing_authority(directory: &Directory, roster: &Roster) -> Result<Authority, MemberError> {
+    let is_issuing =
+        |authority: &Authority| roster.authorities().first().is_some_and(|der| der == authority.certificate());
+    let held = directory.read_authority()?;
+    if is_issuing(&held) {
+        return Ok(held);
+    }
+    directory.read_old_authority()?.filter(is_issuing).ok_or(MemberError::Lost)
 }

@@ -1,0 +1,46 @@
+//! Replacing the cluster's authority, in two steps with as much time between them as the nodes need to renew. Each step
+//! changes two files; one that was interrupted between them is taken up where it stopped.
+
+use std::time::SystemTime;
+
+use super::{MemberError, write_roster};
+use crate::authority::Authority;
+use crate::directory::Directory;
+
+/// Begins a rotation of the authority: a new one issues from now on, both are trusted. Where that was begun and cut
+/// short, the new authority is there and the roster does not name it: then only the roster is missing.
+///
+/// # Errors
+/// [`MemberError::Rotating`], [`MemberError::Lost`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
+pub fn begin_rotation(directory: &Directory, now: SystemTime) -> Result<(), MemberError> {
+    directory.read_authority()?;
+    let _lock = directory.lock()?;
+    let (mut roster, _) = directory.read_roster()?;
+    let [issuing] = roster.authorities() else { return Err(MemberError::Rotating) };
+    if directory.read_authority()?.certificate() == issuing {
+        directory.write_authority(&Authority::create(roster.cluster(), now)?)?;
+    }
+    // Members know the one before, and go by its signature.
+    let old = directory.read_old_authority()?;
+    if old.is_none_or(|old| old.certificate() != issuing) {
+        return Err(MemberError::Lost);
+    }
+    roster.begin_rotation(&directory.read_authority()?);
+    write_roster(directory, &roster)
+}
+
+/// Ends a rotation of the authority: whoever has no certificate of the new one is a stranger from now on.
+///
+/// # Errors
+/// [`MemberError::NotRotating`], [`crate::DirectoryError::NoAuthority`], [`crate::AuthorityError`].
+pub fn end_rotation(directory: &Directory) -> Result<(), MemberError> {
+    directory.read_authority()?;
+    let _lock = directory.lock()?;
+    let (mut roster, _) = directory.read_roster()?;
+    if roster.authorities().len() < 2 {
+        return Err(MemberError::NotRotating);
+    }
+    roster.end_rotation();
+    write_roster(directory, &roster)?;
+    Ok(directory.remove_old_authority()?)
+}
