@@ -15,6 +15,7 @@
 
 use std::future::{Future, ready};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use farfork_trust::{Credentials, Peer, Role};
@@ -23,7 +24,7 @@ use tonic::{Code, Status};
 use tower::{Layer, Service};
 
 use crate::failure::Failure;
-use crate::gate::ArrivalInfo;
+use crate::gate::{ArrivalInfo, Complaints};
 
 /// The service for users.
 const NODE: &str = "farfork.v1.Node";
@@ -33,6 +34,9 @@ const PEER: &str = "farfork.v1.Peer";
 
 /// The service that makes members.
 const CLUSTER: &str = "farfork.v1.Cluster";
+
+/// Longest path of a request that is looked at, in bytes; no method's is longer.
+const PATH_BYTES_MAX: usize = 100;
 
 /// What changes nothing.
 const READS: [&str; 6] = ["ListSeeds", "ListChildren", "ListNodes", "Inspect", "Logs", "Wait"];
@@ -92,6 +96,8 @@ pub(crate) enum Doorkeeper {
     Network {
         /// Absent where everybody is trusted.
         credentials: Option<Credentials>,
+        /// What was refused.
+        complaints: Arc<Complaints>,
     },
 }
 
@@ -99,21 +105,31 @@ impl Doorkeeper {
     fn admit<B>(&self, request: &mut http::Request<B>) -> Result<(), Failure> {
         let caller = match self {
             Self::Socket => Caller::Socket,
-            Self::Network { credentials: None } => Caller::Anybody,
-            Self::Network { credentials: Some(credentials) } => {
+            Self::Network { credentials: None, .. } => Caller::Anybody,
+            Self::Network { credentials: Some(credentials), .. } => {
                 let peer = request.extensions().get::<ArrivalInfo>().and_then(|arrival| arrival.peer.clone());
                 if let Some(peer) = peer.as_ref().filter(|peer| credentials.is_revoked(peer)) {
                     let cause = format!("{peer} was revoked");
-                    let failure = Failure::new(Code::PermissionDenied, request.uri().path(), cause);
+                    let failure = Failure::new(Code::PermissionDenied, "a request", cause);
                     return Err(failure.with_next_step("let it join again with a new token"));
                 }
                 peer.map_or(Caller::Stranger, Caller::Member)
             }
         };
-        let (service, method) = request.uri().path().trim_start_matches('/').split_once('/').unwrap_or_default();
+        let path = request.uri().path();
+        let path = path.get(..PATH_BYTES_MAX).unwrap_or(path);
+        let (service, method) = path.trim_start_matches('/').split_once('/').unwrap_or_default();
         caller.check(service, method)?;
         request.extensions_mut().insert(caller);
         Ok(())
+    }
+
+    /// Who asks for what it may not, from the network, does not fill the disk with it.
+    fn tell(&self, failure: &Failure) {
+        match self {
+            Self::Socket => tracing::warn!("refused: {failure}"),
+            Self::Network { complaints, .. } => complaints.tell(|| format!("refused: {failure}")),
+        }
     }
 }
 
@@ -151,7 +167,7 @@ where
         match self.doorkeeper.admit(&mut request) {
             Ok(()) => Box::pin(self.inner.call(request)),
             Err(failure) => {
-                tracing::warn!("refused: {failure}");
+                self.doorkeeper.tell(&failure);
                 Box::pin(ready(Ok(Status::from(failure).into_http())))
             }
         }

@@ -21,6 +21,7 @@ use farfork_container::{ContainerConfig, ContainerError, Leftovers, Pool, clean_
 use farfork_fabric::{Exporter, Secured, shm, tcp};
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::seed::SeedTable;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -184,8 +185,17 @@ impl Running {
     }
 }
 
+/// Connections that say nothing are limited by number, and the usual limit on descriptors is below that number.
+fn raise_descriptor_limit() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!("the limit on descriptors stays at {current:?}: {errno}");
+    }
+}
+
 /// All that blocks of a start, in the order drawn above.
 fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
+    raise_descriptor_limit();
     let path = options.run_dir.display().to_string();
     let run_dir = RunDir::new(&options.run_dir);
     let lock = run_dir.take().map_err(|cause| DaemonError::RunDir { path, cause })?;

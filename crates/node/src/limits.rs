@@ -33,6 +33,10 @@ pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest message of the API, in bytes: a fork with its payloads is the largest one.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
+/// Largest message that somebody who has shown no certificate may send, in bytes: a request to join has a name, a secret and a
+/// request for a certificate.
+pub const STRANGERS_MESSAGE_BYTES_MAX: usize = 16 << 10;
+
 /// Largest payload of one child, in bytes. Larger data belongs in the parent's memory or in a file.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 

@@ -12,7 +12,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use farfork_wire::ChildId;
@@ -30,6 +30,12 @@ pub enum RunDirError {
     /// Another daemon has it.
     #[error("another daemon uses it")]
     InUse,
+    /// Somebody else made it.
+    #[error("it belongs to user {uid}, who could read and change what is in it; name one in a directory of your own")]
+    Foreign {
+        /// Whose it is.
+        uid: u32,
+    },
     /// The path of the socket in it would be too long for the kernel.
     #[error("its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes")]
     TooLong,
@@ -113,6 +119,7 @@ impl RunDir {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(self.children()).map_err(io("make it"))?;
+        self.require_own()?;
         fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("close it to others"))?;
         let file = OpenOptions::new()
             .create(true)
@@ -125,6 +132,18 @@ impl RunDir {
             Err(rustix::io::Errno::WOULDBLOCK) => Err(RunDirError::InUse),
             Err(errno) => Err(io("lock it")(errno.into())),
         }
+    }
+
+    /// A directory that somebody else made, or a link that somebody else can turn, is open to that one, whatever its mode.
+    fn require_own(&self) -> Result<(), RunDirError> {
+        let own = rustix::process::geteuid().as_raw();
+        for look in [fs::symlink_metadata(&self.root), fs::metadata(&self.root)] {
+            let uid = look.map_err(|cause| RunDirError::Io { action: "see whose it is", cause })?.uid();
+            if uid != own {
+                return Err(RunDirError::Foreign { uid });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -140,6 +159,16 @@ mod tests {
         assert!(matches!(run_dir.take(), Err(RunDirError::InUse)));
         drop(lock);
         run_dir.take().unwrap();
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_refused() {
+        assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        drop(run_dir.take().unwrap());
+        std::os::unix::fs::chown(run_dir.root(), Some(65_534), None).unwrap();
+        assert!(matches!(run_dir.take(), Err(RunDirError::Foreign { uid: 65_534 })));
     }
 
     #[test]

@@ -16,7 +16,9 @@ use crate::api::v1::peer_server::PeerServer;
 use crate::auth::Doorkeeper;
 use crate::daemon::DaemonError;
 use crate::gate::arrivals;
-use crate::limits::{KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT};
+use crate::limits::{
+    KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT, STRANGERS_MESSAGE_BYTES_MAX,
+};
 use crate::node::Node;
 use crate::service::{ControlService, PeerService};
 use crate::trust::ClusterService;
@@ -59,7 +61,8 @@ pub(crate) async fn serve(
     let peer = PeerServer::new(PeerService(node.clone()))
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX);
-    let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()));
+    let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()))
+        .max_decoding_message_size(STRANGERS_MESSAGE_BYTES_MAX);
     let credentials = node.peers.security().credentials().cloned();
     let at_socket = server()
         .layer(Doorkeeper::Socket)
@@ -67,7 +70,7 @@ pub(crate) async fn serve(
         .add_service(cluster.clone())
         .serve_with_incoming_shutdown(UnixListenerStream::new(listeners.socket), stop(stopped.clone()));
     let at_port = server()
-        .layer(Doorkeeper::Network { credentials: credentials.clone() })
+        .layer(Doorkeeper::Network { credentials: credentials.clone(), complaints: Arc::default() })
         .add_service(control())
         .add_service(peer)
         .add_service(cluster)

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
+use super::complaints::Complaints;
 use super::stream::{Stream, in_words};
 
 /// For a peer to show who it is: a slow link and a busy machine together need a second.
@@ -48,9 +49,6 @@ const ARRIVALS_MAX: usize = 64;
 
 /// After accept(2) failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Lines in the log within a second about peers that were not let in; more are counted.
-const COMPLAINTS_MAX: usize = 20;
 
 /// A connection that may ask.
 #[derive(Debug)]
@@ -171,38 +169,6 @@ fn arrival(
     let place =
         places.clone().try_acquire_owned().map_err(|_| "there are too many connections of its kind".to_owned())?;
     Ok(Arrival { stream, info, until: until.map(|until| Box::pin(sleep_until(until))), _place: place })
-}
-
-/// Tells the log about peers, a few of them a second: whoever makes many does not fill the disk.
-#[derive(Debug, Default)]
-struct Complaints(Mutex<Second>);
-
-/// The lines of a second.
-#[derive(Debug, Default)]
-struct Second {
-    began: Option<Instant>,
-    lines: usize,
-    untold: u64,
-}
-
-impl Complaints {
-    fn tell(&self, text: impl FnOnce() -> String) {
-        let mut second = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if second.began.is_none_or(|began| now.duration_since(began) >= Duration::from_secs(1)) {
-            *second = Second { began: Some(now), lines: 0, untold: second.untold };
-        }
-        if second.lines >= COMPLAINTS_MAX {
-            second.untold += 1;
-            return;
-        }
-        second.lines += 1;
-        let untold = std::mem::take(&mut second.untold);
-        if untold > 0 {
-            tracing::warn!("{untold} more peers were not let in");
-        }
-        tracing::warn!("{}", text());
-    }
 }
 
 impl AsyncRead for Arrival {

@@ -3,9 +3,11 @@
 //! `entry` takes what connects, `exit` connects, `stream` is what both have then. What each peer may ask for is decided
 //! request by request (`auth`).
 
+mod complaints;
 mod entry;
 mod exit;
 mod stream;
 
+pub(crate) use complaints::Complaints;
 pub(crate) use entry::{ArrivalInfo, arrivals};
 pub(crate) use exit::{Connector, Proof};
