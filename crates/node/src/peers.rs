@@ -52,6 +52,11 @@ impl Peers {
         self.membership().views(Instant::now())
     }
 
+    /// Whether a node of this name answers.
+    pub(crate) fn is_alive(&self, name: &NodeName) -> bool {
+        self.views().iter().any(|view| view.member.name == *name && view.state == State::Alive)
+    }
+
     /// The nodes that answer, without this one.
     pub(crate) fn others_alive(&self) -> Vec<Member> {
         let views = self.views().into_iter();

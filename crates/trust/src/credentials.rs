@@ -124,6 +124,11 @@ impl Credentials {
         self.current().own.identity.clone()
     }
 
+    /// Who this member is, as its certificate says.
+    pub fn own(&self) -> Peer {
+        self.current().own.clone()
+    }
+
     /// Where they come from.
     pub fn directory(&self) -> &Directory {
         &self.0.directory

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use webpki::EndEntityCert;
 
 use crate::authority::{Authority, AuthorityError};
-use crate::{Fingerprint, Identity};
+use crate::{Fingerprint, Identity, Peer};
 
 const MAGIC: [u8; 12] = *b"FFROSTER\x01\0\0\0";
 
@@ -126,6 +126,12 @@ impl Roster {
         let issued_before_us = crate::moment::unix_us(now);
         self.document.revocations.push(Revocation { bearer, issued_before_us });
         self.document.counter += 1;
+    }
+
+    /// Whether what a peer showed counts no longer.
+    pub fn is_revoked(&self, peer: &Peer) -> bool {
+        let bearer = peer.identity.to_string();
+        self.document.revocations.iter().any(|entry| entry.bearer == bearer && peer.issued_us <= entry.issued_before_us)
     }
 
     /// Begins a rotation: the new authority issues from now on, the one that issued is still trusted.

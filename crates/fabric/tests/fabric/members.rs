@@ -133,7 +133,7 @@ fn a_revoked_node_loses_the_connection_that_it_has() {
     let credentials = owner.issue(Role::Node, "n2");
     let mut requester = owner.requester(Some(&credentials), "n1");
     read_all(&mut requester);
-    member::revoke(&owner.directory, Role::Node, &name("n2"), SystemTime::now()).unwrap();
+    member::revoke(&owner.directory, Role::Node, &name("n2"), SystemTime::now).unwrap();
     let give_up = Instant::now() + PATIENCE;
     let error = loop {
         match read_page(&mut requester) {

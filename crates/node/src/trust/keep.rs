@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use farfork_trust::member;
-use farfork_trust::{Credentials, NODE_VALID, NewKey, Role};
+use farfork_trust::{Credentials, NODE_VALID, NewKey};
 use tonic::Code;
 
 use crate::api::v1;
@@ -76,13 +76,11 @@ pub(crate) async fn renew(peers: &Peers) -> Result<(), Failure> {
     let key = NewKey::generate().map_err(|error| failed(error.to_string()))?;
     let request = key.request().map_err(|error| failed(error.to_string()))?;
     let certificate = if credentials.directory().holds_authority() {
-        let name = peers.my_name();
         let issue = move |credentials: &Credentials| {
-            let now = SystemTime::now();
-            let issued = member::issue(credentials.directory(), &request, Role::Node, &name, now, NODE_VALID);
+            let issued = member::renew(credentials.directory(), &credentials.own(), &request, SystemTime::now);
             issued.map_err(|error| error.to_string())
         };
-        blocking(credentials, issue).await.map_err(failed)?
+        blocking(credentials, issue).await.map_err(failed)?.certificate
     } else {
         ask_others(peers, request, &object).await?
     };

@@ -4,6 +4,7 @@
 //! `establish` is the start, `keep` what goes on while the node runs, `service` what others ask.
 
 mod establish;
+mod given;
 mod keep;
 mod service;
 

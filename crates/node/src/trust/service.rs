@@ -5,13 +5,13 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
-use farfork_cluster::membership::State;
-use farfork_trust::member::{self, MemberError};
-use farfork_trust::{Credentials, NODE_VALID, REQUEST_BYTES_MAX, Role, Secret, Throttle};
+use farfork_trust::member::{self, Issued, MemberError};
+use farfork_trust::{Credentials, REQUEST_BYTES_MAX, Secret, Throttle};
 use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 use tonic::{Code, Request, Response, Status};
 
+use super::given::Given;
 use super::keep::{blocking, renew};
 use crate::api::v1;
 use crate::auth::Caller;
@@ -26,11 +26,12 @@ use crate::peers::Peers;
 pub(crate) struct ClusterService {
     peers: Arc<Peers>,
     throttle: Arc<Mutex<Throttle>>,
+    given: Arc<Given>,
 }
 
 impl ClusterService {
     pub(crate) fn new(peers: Arc<Peers>) -> Self {
-        Self { peers, throttle: Arc::default() }
+        Self { peers, throttle: Arc::default(), given: Arc::default() }
     }
 
     fn credentials(&self) -> Result<&Credentials, Failure> {
@@ -59,7 +60,8 @@ impl ClusterService {
                 format!("try again in {} s, with a token that `farfork cluster token` printed", wait.as_secs() + 1);
             return Err(Failure::new(Code::ResourceExhausted, object, cause).with_next_step(step));
         }
-        let name = self.check_name(&request.name, &object)?;
+        let name = NodeName::new(&request.name);
+        let name = name.map_err(|error| Failure::new(Code::InvalidArgument, &object, error))?;
         let admitted = if credentials.directory().holds_authority() {
             self.admit_here(credentials, name, &object, request).await
         } else if is_passed_on {
@@ -75,18 +77,6 @@ impl ClusterService {
         admitted
     }
 
-    /// A name that a living node has is not given a second time.
-    fn check_name(&self, name: &str, object: &str) -> Result<NodeName, Failure> {
-        let refuse = |code, cause: &dyn std::fmt::Display| Failure::new(code, object, cause);
-        let name = NodeName::new(name).map_err(|error| refuse(Code::InvalidArgument, &error))?;
-        let is_taken = self.peers.views().iter().any(|view| view.member.name == name && view.state == State::Alive);
-        if is_taken {
-            let failure = refuse(Code::AlreadyExists, &"the cluster has a node of this name, which is alive");
-            return Err(failure.with_next_step("give each node a name of its own (`farfork node --name`)"));
-        }
-        Ok(name)
-    }
-
     async fn admit_here(
         &self,
         credentials: &Credentials,
@@ -96,18 +86,16 @@ impl ClusterService {
     ) -> Result<v1::Credentials, Failure> {
         let secret = Secret::from_bytes(&request.secret);
         let secret = secret.ok_or_else(|| Failure::new(Code::Unauthenticated, object, "that is no join token"))?;
-        let now = SystemTime::now();
-        let directory = credentials.directory().clone();
-        let admit = move || member::admit(&directory, &secret, now);
-        let admitted = tokio::task::spawn_blocking(admit).await;
-        let admitted = admitted.map_err(|panic| Failure::new(Code::Internal, object, panic))?;
-        admitted.map_err(|error| {
-            let code = if matches!(error, MemberError::Token(_)) { Code::Unauthenticated } else { Code::Internal };
-            Failure::new(code, object, error)
-        })?;
-        let signed = sign(credentials, request.request, name.clone(), object).await?;
+        let (peers, given, wanted) = (self.peers.clone(), self.given.clone(), name.clone());
+        let admit = move |credentials: &Credentials| {
+            let request = &request.request;
+            check_length(request)?;
+            let is_free = || !peers.is_alive(&wanted) && given.give(&wanted, request, Instant::now());
+            member::admit(credentials.directory(), &secret, request, &wanted, is_free, SystemTime::now)
+        };
+        let issued = sign(credentials, object, admit).await?;
         tracing::info!(node = %name, "joins with a token");
-        Ok(signed)
+        Ok(issued)
     }
 
     async fn pass_on(&self, from: IpAddr, object: &str, request: v1::JoinRequest) -> Result<v1::Credentials, Failure> {
@@ -129,24 +117,35 @@ fn not_here(object: &str) -> Failure {
         .with_next_step("join at the node where `farfork cluster init` was run")
 }
 
+/// Works with the authority's files, and says in a request's words what came of it.
 async fn sign(
     credentials: &Credentials,
-    request: Vec<u8>,
-    name: NodeName,
     object: &str,
+    work: impl FnOnce(&Credentials) -> Result<Issued, MemberError> + Send + 'static,
 ) -> Result<v1::Credentials, Failure> {
-    if request.len() > REQUEST_BYTES_MAX {
-        return Err(Failure::new(Code::InvalidArgument, object, "the request for a certificate is too long"));
-    }
-    let roster = credentials.roster().1;
-    let sign = move |credentials: &Credentials| {
-        let now = SystemTime::now();
-        let issued = member::issue(credentials.directory(), &request, Role::Node, &name, now, NODE_VALID);
-        issued.map_err(|error| error.to_string())
-    };
-    let certificate = blocking(credentials, sign).await;
-    let certificate = certificate.map_err(|cause| Failure::new(Code::InvalidArgument, object, cause))?;
+    let issued = blocking(credentials, move |credentials| Ok(work(credentials))).await;
+    let issued = issued.map_err(|panic| Failure::new(Code::Internal, object, panic))?;
+    let Issued { certificate, roster } = issued.map_err(|error| refused(object, &error))?;
     Ok(v1::Credentials { certificate, roster })
+}
+
+fn check_length(request: &[u8]) -> Result<(), MemberError> {
+    if request.len() > REQUEST_BYTES_MAX { Err(MemberError::TooLong) } else { Ok(()) }
+}
+
+fn refused(object: &str, error: &MemberError) -> Failure {
+    let code = match error {
+        MemberError::Token(_) => Code::Unauthenticated,
+        MemberError::NameTaken => Code::AlreadyExists,
+        MemberError::Revoked { .. } => Code::PermissionDenied,
+        MemberError::Authority(_) | MemberError::TooLong => Code::InvalidArgument,
+        _ => Code::Internal,
+    };
+    let failure = Failure::new(code, object, error);
+    match error {
+        MemberError::NameTaken => failure.with_next_step("give each node a name of its own (`farfork node --name`)"),
+        _ => failure,
+    }
 }
 
 #[tonic::async_trait]
@@ -175,7 +174,12 @@ impl v1::cluster_server::Cluster for ClusterService {
         if !credentials.directory().holds_authority() {
             return Err(not_here(&object).into());
         }
-        let signed = sign(credentials, request.into_inner().request, peer.identity.name, &object).await?;
+        let request = request.into_inner().request;
+        let renew = move |credentials: &Credentials| {
+            check_length(&request)?;
+            member::renew(credentials.directory(), &peer, &request, SystemTime::now)
+        };
+        let signed = sign(credentials, &object, renew).await?;
         tracing::info!("{object} is renewed");
         Ok(Response::new(signed))
     }

@@ -180,7 +180,7 @@ fn revoked() {
     let b = Node::start("b", &dir_b, Some(a.address()));
     let out = issue(&first, Role::Node, "out", SystemTime::now(), NODE_VALID);
     assert_eq!(ask(a.address(), &out).expect("still a member"), 2);
-    member::revoke(&first, Role::Node, &name("out"), SystemTime::now()).expect("it is revoked");
+    member::revoke(&first, Role::Node, &name("out"), SystemTime::now).expect("it is revoked");
     for node in [&a, &b] {
         let refused = until("it is out", || ask(node.address(), &out).err());
         assert!(refused.to_string().contains("revoked"), "{refused}");

@@ -1,8 +1,9 @@
 //! What an operator does in a trust directory: make a cluster, issue, revoke, rotate; and what a machine does that joins.
-//! Rotations are in a file of their own.
+//! Who is let in by others' word, and rotations, are in files of their own.
 //!
 //! Whatever changes files, or acts on what they say, does so under the directory's lock.
 
+mod admission;
 mod rotation;
 
 use std::time::{Duration, SystemTime};
@@ -13,9 +14,10 @@ use crate::authority::{Authority, AuthorityError, NODE_VALID};
 use crate::directory::{Directory, DirectoryError};
 use crate::key::{KeyError, NewKey};
 use crate::roster::{Roster, RosterError};
-use crate::token::{JoinToken, Secret, TokenRefusal};
+use crate::token::{JoinToken, TokenRefusal};
 use crate::{Fingerprint, Identity, Role};
 
+pub use admission::{Issued, admit, renew};
 pub use rotation::{begin_rotation, end_rotation};
 
 /// How long a client's certificate is good for unless its maker says otherwise.
@@ -42,6 +44,18 @@ pub enum MemberError {
     /// A join token.
     #[error("{0}; print a new one with `farfork cluster token` where the cluster was made")]
     Token(#[from] TokenRefusal),
+    /// A request for a certificate is longer than [`crate::REQUEST_BYTES_MAX`].
+    #[error("the request for a certificate is too long")]
+    TooLong,
+    /// Somebody else has the name, or is about to.
+    #[error("the cluster has a node of this name, which is alive or has just joined")]
+    NameTaken,
+    /// It was revoked, and asks as if it were not.
+    #[error("{bearer} was revoked; if it is to come back, let it join again with a new token")]
+    Revoked {
+        /// Who asks.
+        bearer: Identity,
+    },
     /// A rotation is under way.
     #[error("a rotation of the authority is under way; end it first with `farfork cluster rotate --finish`")]
     Rotating,
@@ -89,17 +103,6 @@ pub fn draw_token(directory: &Directory, now: SystemTime, valid: Duration) -> Re
     Ok(token)
 }
 
-/// Whether a secret opens this cluster.
-///
-/// # Errors
-/// [`MemberError::Token`], [`DirectoryError::NoAuthority`], and as any file.
-pub fn admit(directory: &Directory, secret: &Secret, now: SystemTime) -> Result<(), MemberError> {
-    if !directory.holds_authority() {
-        directory.read_authority()?;
-    }
-    Ok(directory.read_tokens()?.admit(secret, now)?)
-}
-
 /// Issues a certificate for somebody's key. That the bearer may have it is for the caller to know.
 ///
 /// # Errors
@@ -112,6 +115,8 @@ pub fn issue(
     now: SystemTime,
     valid: Duration,
 ) -> Result<Vec<u8>, MemberError> {
+    directory.read_authority()?;
+    let _lock = directory.lock()?;
     let (roster, _) = directory.read_roster()?;
     let authority = issuing_authority(directory, &roster)?;
     let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
@@ -172,31 +177,27 @@ pub fn install_renewed(directory: &Directory, key: &NewKey, certificate: &[u8]) 
 }
 
 /// Trusts no longer what was issued to somebody until now. Tokens that are out become worthless too, as whoever is thrown
-/// out may have seen one.
+/// out may have seen one: they go first, so that a crash leaves none behind. The clock is asked under the lock, so that
+/// whatever was issued before bears an earlier moment.
 ///
 /// # Errors
 /// [`DirectoryError::NoAuthority`], [`AuthorityError`].
-pub fn revoke(directory: &Directory, role: Role, name: &NodeName, now: SystemTime) -> Result<u64, MemberError> {
+pub fn revoke(
+    directory: &Directory,
+    role: Role,
+    name: &NodeName,
+    clock: impl FnOnce() -> SystemTime,
+) -> Result<u64, MemberError> {
     directory.read_authority()?;
-    change_roster(directory, |roster| {
-        let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
-        roster.revoke(&bearer, now);
-        Ok(())
-    })?;
+    let _lock = directory.lock()?;
     let mut tokens = directory.read_tokens()?;
     tokens.clear();
     directory.write_tokens(&tokens)?;
-    Ok(directory.read_roster()?.0.counter())
-}
-
-fn change_roster(
-    directory: &Directory,
-    change: impl FnOnce(&mut Roster) -> Result<(), MemberError>,
-) -> Result<(), MemberError> {
-    let _lock = directory.lock()?;
     let (mut roster, _) = directory.read_roster()?;
-    change(&mut roster)?;
-    write_roster(directory, &roster)
+    let bearer = Identity { cluster: roster.cluster().clone(), role, name: name.clone() };
+    roster.revoke(&bearer, clock());
+    write_roster(directory, &roster)?;
+    Ok(roster.counter())
 }
 
 /// Signs a roster with every authority that is held, and writes it; the lock is held.

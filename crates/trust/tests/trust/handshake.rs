@@ -122,7 +122,7 @@ fn a_revoked_node_is_refused_until_it_joins_again() {
     let peer = other.peer().unwrap().clone();
     assert!(!server.is_revoked(&peer));
 
-    member::revoke(&bed.first, Role::Node, &name("n2"), SystemTime::now()).unwrap();
+    member::revoke(&bed.first, Role::Node, &name("n2"), SystemTime::now).unwrap();
     server.reload();
     assert!(server.is_revoked(&peer), "connections that stand can be ended");
     let (mut one, mut other) = pair(&client, &server, None);

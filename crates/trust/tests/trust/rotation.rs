@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use farfork_trust::member::MemberError;
+use farfork_trust::member::{Issued, MemberError};
 use farfork_trust::{
     Authority, Credentials, Directory, DirectoryError, Encryption, Fingerprint, NODE_VALID, NewKey, Role, RosterError,
     TokenRefusal, member,
@@ -31,14 +31,13 @@ fn renew(bed: &Bed, directory: &Directory, member: &str) {
 fn a_machine_joins_with_a_token() {
     let (bed, now) = (Bed::new("blue"), SystemTime::now());
     let token = member::draw_token(&bed.first, now, HOUR).unwrap();
-    member::admit(&bed.first, &token.secret, now).unwrap();
-    let expired = member::admit(&bed.first, &token.secret, now + HOUR);
-    assert!(matches!(expired, Err(MemberError::Token(TokenRefusal::Expired))));
-
     let key = NewKey::generate().unwrap();
     let request = key.request().unwrap();
-    let certificate = member::issue(&bed.first, &request, Role::Node, &name("n2"), now, NODE_VALID).unwrap();
-    let (_, roster) = bed.first.read_roster().unwrap();
+    let admit = |is_free, at| member::admit(&bed.first, &token.secret, &request, &name("n2"), || is_free, || at);
+    let expired = admit(false, now + HOUR);
+    assert!(matches!(expired, Err(MemberError::Token(TokenRefusal::Expired))), "the name is not looked at");
+    assert!(matches!(admit(false, now), Err(MemberError::NameTaken)));
+    let Issued { certificate, roster } = admit(true, now).unwrap();
     let scratch = tempfile::tempdir().unwrap();
     let into = Directory::new(scratch.path().join("trust"));
     let wrong = member::install_joined(&into, &key, &certificate, &roster, Fingerprint::of(b"another"));
@@ -172,7 +171,7 @@ fn an_older_roster_does_not_come_back() {
     let bed = Bed::new("blue");
     let second = bed.issue(Role::Node, "n2");
     let (_, old) = bed.first.read_roster().unwrap();
-    member::revoke(&bed.first, Role::Client, &name("mallory"), SystemTime::now()).unwrap();
+    member::revoke(&bed.first, Role::Client, &name("mallory"), SystemTime::now).unwrap();
     let (_, new) = bed.first.read_roster().unwrap();
     let credentials = open(&second, Encryption::On);
     assert!(credentials.adopt_roster(&new).unwrap());
@@ -185,8 +184,26 @@ fn revoking_takes_the_tokens_with_it() {
     let bed = Bed::new("blue");
     let now = SystemTime::now();
     let token = member::draw_token(&bed.first, now, HOUR).unwrap();
-    member::revoke(&bed.first, Role::Node, &name("n2"), now).unwrap();
-    assert!(member::admit(&bed.first, &token.secret, now).is_err());
+    member::revoke(&bed.first, Role::Node, &name("n2"), || now).unwrap();
+    let request = NewKey::generate().unwrap().request().unwrap();
+    let late = member::admit(&bed.first, &token.secret, &request, &name("n3"), || true, || now);
+    assert!(matches!(late, Err(MemberError::Token(TokenRefusal::Unknown))));
+}
+
+#[test]
+fn a_revoked_node_does_not_come_back_by_renewing() {
+    let bed = Bed::new("blue");
+    let out = open(&bed.issue(Role::Node, "n2"), Encryption::On).own();
+    let request = NewKey::generate().unwrap().request().unwrap();
+    let first = open(&bed.first, Encryption::On);
+    member::renew(&bed.first, &out, &request, SystemTime::now).unwrap();
+    member::revoke(&bed.first, Role::Node, &name("n2"), SystemTime::now).unwrap();
+    // What is in force here is a second old at most, which is time enough to ask.
+    assert!(!first.is_revoked(&out));
+    let renewed = member::renew(&bed.first, &out, &request, SystemTime::now);
+    assert!(matches!(renewed, Err(MemberError::Revoked { .. })), "{renewed:?}");
+    let again = open(&bed.issue_at(Role::Node, "n3", SystemTime::now(), NODE_VALID), Encryption::On).own();
+    member::renew(&bed.first, &again, &request, SystemTime::now).unwrap();
 }
 
 #[test]

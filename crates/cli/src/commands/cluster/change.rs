@@ -33,7 +33,7 @@ pub(crate) struct Revoke {
 
 impl Revoke {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
-        let roster = member::revoke(&global.trust(), self.role, &self.name, SystemTime::now())?;
+        let roster = member::revoke(&global.trust(), self.role, &self.name, SystemTime::now)?;
         if global.json {
             output::json(&serde_json::json!({ "name": self.name, "role": self.role.as_str(), "roster": roster }));
         }

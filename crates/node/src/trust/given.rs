@@ -1,0 +1,40 @@
+//! Names that machines have joined with a moment ago and that membership does not know yet: two that ask at once do not
+//! both get one.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use farfork_cluster::membership::UNREACHABLE_AFTER;
+use farfork_wire::NodeName;
+
+/// The names, since when, and for which request for a certificate. A name is kept for as long as a silent member counts
+/// as alive: by then the machine has spoken, or will not.
+#[derive(Debug, Default)]
+pub(super) struct Given(Mutex<HashMap<NodeName, (Instant, Vec<u8>)>>);
+
+impl Given {
+    /// Gives a name, unless another request has it. The same one may ask again, as its answer may have been lost.
+    pub(super) fn give(&self, name: &NodeName, request: &[u8], now: Instant) -> bool {
+        let mut given = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        given.retain(|_, (since, _)| now.saturating_duration_since(*since) < UNREACHABLE_AFTER);
+        let (_, holder) = given.entry(name.clone()).or_insert_with(|| (now, request.to_vec()));
+        holder == request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_that_join_at_once_one_gets_the_name() {
+        let (given, now) = (Given::default(), Instant::now());
+        let (one, other) = (NodeName::new("one").unwrap(), NodeName::new("other").unwrap());
+        assert!(given.give(&one, b"first", now));
+        assert!(!given.give(&one, b"second", now));
+        assert!(given.give(&one, b"first", now), "it asks again");
+        assert!(given.give(&other, b"second", now));
+        assert!(given.give(&one, b"second", now + UNREACHABLE_AFTER), "the first one never came");
+    }
+}

@@ -1,0 +1,72 @@
+//! What the holder of the authority does for others: machines that join with a token, and nodes that renew. Whether they
+//! may is decided by the files, under the lock under which they change: a revocation comes wholly before, or wholly after.
+
+use std::time::SystemTime;
+
+use farfork_wire::NodeName;
+
+use super::{MemberError, issuing_authority};
+use crate::authority::NODE_VALID;
+use crate::directory::Directory;
+use crate::token::Secret;
+use crate::{Identity, Peer, Role};
+
+/// What somebody gets who becomes or stays a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Issued {
+    /// Its certificate (DER).
+    pub certificate: Vec<u8>,
+    /// The roster in force, as it travels.
+    pub roster: Vec<u8>,
+}
+
+/// Makes a machine a node, if its secret opens this cluster. `is_free` tells whether it may have the name, and is asked
+/// once the secret is known to be good: whoever has none learns no names. No two are asked at a time.
+///
+/// # Errors
+/// [`MemberError::Token`], [`MemberError::NameTaken`], [`MemberError::Authority`] for what is no request, and as any file.
+pub fn admit(
+    directory: &Directory,
+    secret: &Secret,
+    request: &[u8],
+    name: &NodeName,
+    is_free: impl FnOnce() -> bool,
+    clock: impl FnOnce() -> SystemTime,
+) -> Result<Issued, MemberError> {
+    directory.read_authority()?;
+    let _lock = directory.lock()?;
+    let now = clock();
+    directory.read_tokens()?.admit(secret, now)?;
+    if !is_free() {
+        return Err(MemberError::NameTaken);
+    }
+    let (roster, _) = directory.read_roster()?;
+    let bearer = Identity { cluster: roster.cluster().clone(), role: Role::Node, name: name.clone() };
+    issue_now(directory, request, &bearer, now)
+}
+
+/// Gives a node that showed its certificate a new one, unless the one that it showed was revoked.
+///
+/// # Errors
+/// [`MemberError::Revoked`], [`MemberError::Authority`] for what is no request, and as any file.
+pub fn renew(
+    directory: &Directory,
+    bearer: &Peer,
+    request: &[u8],
+    clock: impl FnOnce() -> SystemTime,
+) -> Result<Issued, MemberError> {
+    directory.read_authority()?;
+    let _lock = directory.lock()?;
+    let (roster, _) = directory.read_roster()?;
+    if roster.is_revoked(bearer) {
+        return Err(MemberError::Revoked { bearer: bearer.identity.clone() });
+    }
+    issue_now(directory, request, &bearer.identity, clock())
+}
+
+/// The lock is held.
+fn issue_now(directory: &Directory, request: &[u8], bearer: &Identity, now: SystemTime) -> Result<Issued, MemberError> {
+    let (parsed, roster) = directory.read_roster()?;
+    let certificate = issuing_authority(directory, &parsed)?.issue(request, bearer, now, NODE_VALID)?;
+    Ok(Issued { certificate, roster })
+}
