@@ -7,7 +7,8 @@ use std::process::Command;
 /// Static, so that a program's memory map is its own on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
-const SOURCES: [&str; 3] = ["src/workload/micro.cpp", "src/baseline/link.cpp", "src/baseline/echo.cpp"];
+const SOURCES: [&str; 4] =
+    ["src/workload/micro.cpp", "src/baseline/link.cpp", "src/baseline/echo.cpp", "src/baseline/connect.cpp"];
 
 fn main() {
     programs();

@@ -6,6 +6,9 @@
 //!   client   ready      then, a letter starts it
 //!            interval ANSWERS NS ERRORS DAMAGED                     once each interval
 //!            done ANSWERS NS ERRORS DAMAGED COUNT P50 P90 P99 P999 MAX    latencies in ns
+//!   acceptor  as a server
+//!   connector as a client, without intervals:
+//!            done CONNECTIONS NS P50 P99
 //! ```
 
 use std::io::{self, Read as _, Write as _};
@@ -77,11 +80,10 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    fn security(&self) -> io::Result<Arc<dyn Security>> {
+    fn credentials(&self) -> io::Result<Credentials> {
         let encryption = if self.encrypted { Encryption::On } else { Encryption::Off };
         let directory = Directory::new(self.directory.clone());
-        let credentials = Credentials::open(&directory, encryption).map_err(io::Error::other)?;
-        Ok(Arc::new(Secured::new(credentials)))
+        Credentials::open(&directory, encryption).map_err(io::Error::other)
     }
 }
 
@@ -97,6 +99,18 @@ pub(crate) enum Side {
     Client {
         to: SocketAddr,
         load: Load,
+    },
+    /// Accepts connections, and nothing more; as a server otherwise.
+    Acceptor {
+        ip: IpAddr,
+        threads: usize,
+        seconds: f64,
+    },
+    /// Connects and closes, over and over.
+    Connector {
+        to: SocketAddr,
+        threads: usize,
+        seconds: f64,
     },
 }
 
@@ -147,21 +161,33 @@ pub(crate) fn new_latencies() -> Latencies {
 pub fn be_end(specification: &str) -> io::Result<()> {
     let end: End = serde_json::from_str(specification)?;
     pin(&end.processors)?;
-    let security = end.identity.as_ref().map(Identity::security).transpose()?;
+    let credentials = end.identity.as_ref().map(Identity::credentials).transpose()?;
+    let security = || credentials.clone().map(|credentials| Arc::new(Secured::new(credentials)) as Arc<dyn Security>);
     match &end.side {
         Side::Server { ip, threads, seconds } => {
-            let seconds = Duration::from_secs_f64(*seconds);
-            thread::spawn(move || {
-                thread::sleep(seconds);
-                std::process::exit(0);
-            });
+            end_after(*seconds);
             match end.system {
-                System::Farfork => workload::calls::serve(*ip, *threads, end.spins, security),
+                System::Farfork => workload::calls::serve(*ip, *threads, end.spins, security()),
                 other => peer::serve(other, *ip),
             }
         }
-        Side::Client { to, load } => drive(end.system, *to, load, &Manner { spins: end.spins, security }),
+        Side::Client { to, load } => drive(end.system, *to, load, &Manner { spins: end.spins, security: security() }),
+        Side::Acceptor { ip, threads, seconds } => {
+            end_after(*seconds);
+            workload::handshakes::serve(*ip, *threads, credentials.as_ref())
+        }
+        Side::Connector { to, threads, seconds } => {
+            let run = Duration::from_secs_f64(*seconds);
+            workload::handshakes::drive(*to, *threads, run, credentials.as_ref())
+        }
     }
+}
+
+fn end_after(seconds: f64) {
+    thread::spawn(move || {
+        thread::sleep(Duration::from_secs_f64(seconds));
+        std::process::exit(0);
+    });
 }
 
 fn pin(processors: &[usize]) -> io::Result<()> {

@@ -8,7 +8,7 @@
 //! plan ──▶ coordinator ──▶ samples ──▶ report
 //!            │  cluster: two nodes on this machine, requests to them
 //!            │  fork: the course of `farfork bench fork`
-//!            │  rpc: that of `farfork bench rpc`; links: namespaces without nodes in them
+//!            │  rpc, connect: those of `farfork bench rpc` and `connect`; stage, links: namespaces without nodes in them
 //!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
 //!            └─▶ baseline/   floors and peers              ─┘ (`program` runs them)
 //! ```
@@ -34,12 +34,15 @@ mod samples;
 mod workload;
 
 pub use baseline::criu::CriuError;
+pub use coordinator::connect::{ConnectCase, ConnectPlan, run_connect};
 pub use coordinator::fork::{Progress, run};
-pub use coordinator::rpc::{Protection, RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
+pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
+pub use coordinator::stage::Protection;
 pub use coordinator::stress::{StressOutcome, stress_rpc};
 pub use end::be_end;
 pub use error::BenchError;
 pub use plan::{ForkPlan, Peer};
+pub use report::connect::ConnectReport;
 pub use report::fork::ForkReport;
 pub use report::rpc::RpcReport;
 pub use workload::micro::{Access, Order};

@@ -2,7 +2,9 @@
 //! file with its course.
 
 pub(crate) mod cluster;
+pub(crate) mod connect;
 pub(crate) mod fork;
 pub(crate) mod links;
 pub(crate) mod rpc;
+pub(crate) mod stage;
 pub(crate) mod stress;

@@ -1,44 +1,20 @@
 //! The course of `farfork bench rpc`: for each case, floors and peers and farfork's own calls in turn, several times, so
 //! that what else the machine does meets all of them.
 
-use std::io;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
-use farfork_trust::{Directory, NODE_VALID, Role, member};
-use farfork_wire::NodeName;
 use serde::Serialize;
-use serde_json::json;
-use tempfile::TempDir;
 
 use super::links::Links;
+use super::stage::{CLIENT, Protection, SERVER, Stage, end_command};
 use crate::baseline::echo::{ECHO, Echo};
-use crate::end::{End, Identity, Load, Side, System};
+use crate::end::{End, Load, Side, System};
 use crate::error::BenchError;
 use crate::program::Program;
 use crate::report::rpc::RpcReport;
 use crate::samples::Samples;
-
-/// Where programs are put: not every /tmp may be executed from.
-const SCRATCH_PARENT: &str = "/run";
-
-/// The members of the benchmark's own cluster.
-const SERVER: &str = "server";
-const CLIENT: &str = "client";
-
-/// What protects the connections of a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Protection {
-    /// Nothing: plain TCP.
-    None,
-    /// Both ends prove who they are; what follows is in clear.
-    Authenticated,
-    /// The same, and all is encrypted.
-    Encrypted,
-}
 
 /// One combination of servers, clients and loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -117,15 +93,6 @@ pub struct RpcPlan {
     pub floors: bool,
     /// Where each sample is written to.
     pub samples_file: Option<PathBuf>,
-}
-
-/// What a run needs besides its plan.
-#[derive(Debug)]
-pub(crate) struct Stage<'a> {
-    pub(crate) links: Links,
-    /// The program whose `bench end` command the ends are.
-    pub(crate) farfork: &'a Path,
-    pub(crate) scratch: TempDir,
 }
 
 impl RpcPlan {
@@ -207,7 +174,7 @@ pub fn run_rpc(
     let samples_file =
         plan.samples_file.as_ref().map(|path| std::fs::File::create(path).map_err(|cause| file(path, cause)));
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
-    let stage = Stage::new(farfork, clients)?;
+    let stage = Stage::new("rpc", farfork, clients)?;
     let echo = ECHO.install(stage.scratch.path())?;
     let samples = Samples::new(samples_file.transpose()?);
     let mut course = Course { plan, stage, echo, samples, outcomes: Vec::new() };
@@ -228,30 +195,6 @@ pub fn run_rpc(
     }
     course.samples.flush().map_err(|cause| file(&PathBuf::from("the samples"), cause))?;
     Ok(RpcReport::new(plan, course.samples, course.outcomes))
-}
-
-impl<'a> Stage<'a> {
-    /// Namespaces for a server and so many clients, and a cluster of two members for those who prove who they are.
-    pub(crate) fn new(farfork: &'a Path, clients: usize) -> Result<Self, BenchError> {
-        let scratch = tempfile::Builder::new()
-            .prefix("farfork-bench-rpc-")
-            .tempdir_in(SCRATCH_PARENT)
-            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
-        let stage = Self { links: Links::new(clients)?, farfork, scratch };
-        let [server, client] = [SERVER, CLIENT].map(|name| Directory::new(stage.scratch.path().join(name)));
-        let named = |name| NodeName::new(name).expect("the name is right");
-        let now = SystemTime::now();
-        member::init(&server, &named("bench"), &named(SERVER), now)
-            .and_then(|_| member::issue_directory(&server, &client, Role::Node, &named(CLIENT), now, NODE_VALID))
-            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause: io::Error::other(cause) })?;
-        Ok(stage)
-    }
-
-    fn identity(&self, case: &RpcCase, name: &str) -> Option<Identity> {
-        let encrypted = case.protection == Protection::Encrypted;
-        let identity = Identity { directory: self.scratch.path().join(name), encrypted };
-        (case.protection != Protection::None).then_some(identity)
-    }
 }
 
 fn describe(case: &RpcCase, measured: Measured) -> String {
@@ -329,7 +272,7 @@ pub(crate) fn run_once(
     let pinned = |processor: usize| if case.is_pinned() { vec![processor] } else { Vec::new() };
     let (name, spins, Stage { links, farfork, .. }) = (system.name(), case.spins, stage);
     let side = Side::Server { ip: [0, 0, 0, 0].into(), threads: case.server_threads, seconds: plan.server_seconds };
-    let end = End { system, side, spins, identity: stage.identity(case, SERVER), processors: pinned(0) };
+    let end = End { system, side, spins, identity: stage.identity(case.protection, SERVER), processors: pinned(0) };
     let mut server = Program::start(name, &end_command(links.on_server(), farfork, &end))?;
     let [port] = server.answer("listening")?;
     let load = Load {
@@ -343,7 +286,7 @@ pub(crate) fn run_once(
     };
     let client = |number: usize| {
         let to = SocketAddr::new(Links::server_ip(number).into(), port as u16);
-        let (side, identity) = (Side::Client { to, load }, stage.identity(case, CLIENT));
+        let (side, identity) = (Side::Client { to, load }, stage.identity(case.protection, CLIENT));
         let end = End { system, side, spins, identity, processors: pinned(1) };
         let mut client = Program::start(name, &end_command(links.on_client(number), farfork, &end))?;
         let [] = client.answer("ready")?;
@@ -381,9 +324,4 @@ fn finish(clients: &mut [Program], mut outcome: RunOutcome) -> Result<RunOutcome
         }
     }
     Ok(outcome)
-}
-
-fn end_command(mut command: std::process::Command, farfork: &Path, end: &End) -> std::process::Command {
-    command.arg(farfork).args(["bench", "end"]).arg(json!(end).to_string());
-    command
 }

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::rpc::{RpcCase, RpcPlan, RunOutcome, Stage, run_once};
+use super::rpc::{RpcCase, RpcPlan, RunOutcome, run_once};
+use super::stage::Stage;
 use crate::end::System;
 use crate::error::BenchError;
 
@@ -41,7 +42,7 @@ pub fn stress_rpc(
     farfork: &Path,
     show: &mut dyn FnMut(usize, &RunOutcome) -> ControlFlow<()>,
 ) -> Result<StressOutcome, BenchError> {
-    let stage = Stage::new(farfork, case.clients)?;
+    let stage = Stage::new("rpc", farfork, case.clients)?;
     let run = run_once(&stage, plan, case, System::Farfork, show)?;
     let faults = judge(&run, floor_per_s);
     Ok(StressOutcome { run, floor_per_s, faults })

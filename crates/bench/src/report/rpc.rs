@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure};
-use crate::coordinator::rpc::{Key, Measured, Protection, RpcCase, RpcPlan, RunOutcome};
+use crate::coordinator::rpc::{Key, Measured, RpcCase, RpcPlan, RunOutcome};
+use crate::coordinator::stage::Protection;
 use crate::end::System;
 use crate::machine::{Machine, load_average};
 use crate::samples::{Samples, Spread};

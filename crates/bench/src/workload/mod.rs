@@ -1,4 +1,5 @@
 //! Programs that are measured. One file each, with the program beside it.
 
 pub(crate) mod calls;
+pub(crate) mod handshakes;
 pub(crate) mod micro;

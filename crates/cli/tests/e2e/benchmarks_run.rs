@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_prints_every_figure_and_leaves_nothing", fork),
     Test::alone("fork_writes_sequentially", fork_writes_sequentially),
     Test::alone("fork_refuses_what_does_not_fit_into_memory", fork_refuses),
+    Test::alone("connect_prints_every_case_and_leaves_nothing", connect),
     Test::alone("a_missing_peer_is_named_with_what_to_do", missing_peer),
 ];
 
@@ -107,6 +108,31 @@ fn fork_refuses() {
     farfork.refused(&["bench", "fork", "--mib", "1048576"]).names(&["1048576 MiB", "free memory", "--mib"]);
 }
 
+fn connect() {
+    let samples = scratch::file("");
+    let path = samples.path().to_str().expect("temporary names are text");
+    let arguments = ["--clients", "1,2", "--threads", "2", "--seconds", "0.1", "--runs", "1", "--samples", path];
+    let document = run_benchmark("connect", &arguments);
+    let cases = document["cases"].as_array().expect("a list of cases");
+    let keys = |case: &Value| (case["clients"].as_u64(), case["authenticated"].as_bool(), case["encrypted"].as_bool());
+    let found: BTreeSet<_> = cases.iter().map(keys).collect();
+    let protections = [(false, false), (true, false), (true, true)];
+    let expected =
+        [1, 2].map(|clients| protections.map(|(proved, hidden)| (Some(clients), Some(proved), Some(hidden))));
+    assert_eq!((found, cases.len()), (expected.into_iter().flatten().collect(), 6));
+    for case in cases {
+        let expected = (case["clients"].as_u64().map(|clients| clients * 2), Some(2), Some(1));
+        assert_eq!((case["connections"].as_u64(), case["threads"].as_u64(), case["rails"].as_u64()), expected);
+        let latency_us = &case["latency_us"];
+        let positive = [&case["per_s"], &case["floor_per_s"], &latency_us["p50"], &latency_us["p99"]];
+        assert!(positive.iter().all(|number| number.as_f64().is_some_and(|number| number > 0.0)), "{case}");
+    }
+    let lines = fs::read_to_string(samples.path()).expect("the samples were written");
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    // For each number of clients the floor, and three figures with each protection.
+    assert_eq!(lines.len(), 2 * (1 + 3 * 3));
+}
+
 fn missing_peer() {
     let nowhere = scratch::directory();
     let mut command = Farfork::at(Path::new("/nonexistent")).command(&["bench", "fork", "--peer", "criu"]);
@@ -118,10 +144,14 @@ fn missing_peer() {
 
 /// Runs the benchmark; nothing of it may be left.
 fn run(arguments: &[&str]) -> Value {
-    let arguments = [&["bench", "fork", "--json"], arguments].concat();
+    run_benchmark("fork", arguments)
+}
+
+fn run_benchmark(name: &str, arguments: &[&str]) -> Value {
+    let arguments = [&["bench", name, "--json"], arguments].concat();
     let child = Farfork::at(Path::new("/nonexistent")).spawn(&arguments);
     let pid = child.id();
-    let ended = deadline::wait_with_output(child, "farfork bench fork", RUN_LIMIT);
+    let ended = deadline::wait_with_output(child, &format!("farfork bench {name}"), RUN_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stderr, ended.stdout);
     let marks = marks(pid);
     deadline::until("nothing is left of the benchmark", REMAINS_LIMIT, || {

@@ -1,6 +1,8 @@
 //! `farfork bench`: one benchmark a command. What they measure and how is `crates/bench`'s part; here are their arguments
 //! and what is shown while they run.
 
+mod bar;
+mod connect;
 mod end;
 mod fork;
 mod rpc;
@@ -20,6 +22,7 @@ Examples:
   farfork bench fork --mib 1,64 --runs 5
   farfork bench fork --json > figures.json
   farfork bench rpc --runs 1
+  farfork bench connect
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct Bench {
@@ -31,6 +34,7 @@ pub(crate) struct Bench {
 enum Benchmark {
     Fork(fork::Fork),
     Rpc(rpc::Rpc),
+    Connect(connect::Connect),
     #[command(hide = true)]
     End(end::End),
 }
@@ -40,6 +44,7 @@ impl Bench {
         match self.benchmark {
             Benchmark::Fork(benchmark) => benchmark.run(global),
             Benchmark::Rpc(benchmark) => benchmark.run(global),
+            Benchmark::Connect(benchmark) => benchmark.run(global),
             Benchmark::End(end) => end.run(),
         }
     }

@@ -1,16 +1,15 @@
 //! `farfork bench rpc`: calls a second, and how long each takes.
 
 use std::env;
-use std::io::{IsTerminal as _, stderr};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use farfork_bench::{RpcCase, RpcPlan, RpcProgress};
-use indicatif::{ProgressBar, ProgressStyle};
+use farfork_bench::{RpcCase, RpcPlan};
 
+use super::bar::Bar;
 use crate::commands::load::{LoadArgs, seconds};
 use crate::interruption::Interruption;
 use crate::{Global, output, privilege};
@@ -95,29 +94,5 @@ impl Rpc {
             floors: !self.no_floors,
             samples_file: self.samples,
         })
-    }
-}
-
-/// How far the run is, on a terminal only.
-struct Bar(ProgressBar);
-
-impl Bar {
-    fn new() -> Self {
-        let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
-        bar.set_style(style.expect("the template is right"));
-        Self(bar)
-    }
-
-    fn show(&self, RpcProgress { done, steps, what }: RpcProgress) {
-        self.0.set_length(steps as u64);
-        self.0.set_position(done as u64);
-        self.0.set_message(what);
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
     }
 }

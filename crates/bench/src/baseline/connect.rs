@@ -1,0 +1,49 @@
+//! The floor of connections: TCP connect and accept over the same links, with nothing around them, by bare programs.
+//! `connect.cpp` says how.
+
+use std::path::Path;
+
+use crate::coordinator::links::Links;
+use crate::error::BenchError;
+use crate::program::{Image, Program};
+
+/// The program.
+pub(crate) const CONNECT: Image =
+    Image { name: "connect", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/connect")) };
+
+/// Who connects to whom.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Connect<'a> {
+    pub(crate) program: &'a Path,
+    pub(crate) clients: usize,
+    /// Of each client.
+    pub(crate) threads: usize,
+    pub(crate) server_threads: usize,
+    pub(crate) seconds: f64,
+}
+
+impl Connect<'_> {
+    /// Connections a second, of all clients.
+    pub(crate) fn per_s(&self, links: &Links) -> Result<f64, BenchError> {
+        let mut server = links.on_server();
+        server.arg(self.program).args(["serve", "0.0.0.0", &self.server_threads.to_string()]);
+        let mut server = Program::start(CONNECT.name, &server)?;
+        let [port] = server.answer("listening")?;
+        let client = |number: usize| {
+            let mut client = links.on_client(number);
+            client.arg(self.program).args(["drive", &Links::server_ip(number).to_string(), &port.to_string()]);
+            client.args([&self.threads.to_string(), &self.seconds.to_string()]);
+            let mut client = Program::start(CONNECT.name, &client)?;
+            let [] = client.answer("ready")?;
+            Ok(client)
+        };
+        let mut clients = (0..self.clients).map(client).collect::<Result<Vec<_>, BenchError>>()?;
+        clients.iter_mut().try_for_each(|client| client.tell(b'g'))?;
+        let mut per_s = 0.0;
+        for client in &mut clients {
+            let [connections, ns] = client.answer("connected")?;
+            per_s += connections as f64 / (ns as f64 / 1e9);
+        }
+        Ok(per_s)
+    }
+}

@@ -1,0 +1,76 @@
+//! What benchmarks of connections need besides their plans: namespaces for a server and its clients, a directory for
+//! programs, and a cluster of two members for ends that prove who they are.
+
+use std::io;
+use std::path::Path;
+use std::process::Command;
+use std::time::SystemTime;
+
+use farfork_trust::{Directory, NODE_VALID, Role, member};
+use farfork_wire::NodeName;
+use serde::Serialize;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::links::Links;
+use crate::end::{End, Identity};
+use crate::error::BenchError;
+
+/// Where programs are put: not every /tmp may be executed from.
+const SCRATCH_PARENT: &str = "/run";
+
+/// The members of the benchmark's own cluster.
+pub(crate) const SERVER: &str = "server";
+pub(crate) const CLIENT: &str = "client";
+
+/// What protects the connections of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Protection {
+    /// Nothing: plain TCP.
+    None,
+    /// Both ends prove who they are; what follows is in clear.
+    Authenticated,
+    /// The same, and all is encrypted.
+    Encrypted,
+}
+
+/// Where a run takes place. Dropped, nothing of it is left.
+#[derive(Debug)]
+pub(crate) struct Stage<'a> {
+    pub(crate) links: Links,
+    /// The program whose `bench end` command the ends are.
+    pub(crate) farfork: &'a Path,
+    pub(crate) scratch: TempDir,
+}
+
+impl<'a> Stage<'a> {
+    /// Namespaces for a server and so many clients, and the cluster, for the benchmark of that name.
+    pub(crate) fn new(benchmark: &str, farfork: &'a Path, clients: usize) -> Result<Self, BenchError> {
+        let scratch = tempfile::Builder::new()
+            .prefix(&format!("farfork-bench-{}-{benchmark}-", std::process::id()))
+            .tempdir_in(SCRATCH_PARENT)
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
+        let stage = Self { links: Links::new(clients)?, farfork, scratch };
+        let [server, client] = [SERVER, CLIENT].map(|name| Directory::new(stage.scratch.path().join(name)));
+        let named = |name| NodeName::new(name).expect("the name is right");
+        let now = SystemTime::now();
+        member::init(&server, &named("bench"), &named(SERVER), now)
+            .and_then(|_| member::issue_directory(&server, &client, Role::Node, &named(CLIENT), now, NODE_VALID))
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause: io::Error::other(cause) })?;
+        Ok(stage)
+    }
+
+    /// What a member proves itself with; none where nobody has to.
+    pub(crate) fn identity(&self, protection: Protection, name: &str) -> Option<Identity> {
+        let encrypted = protection == Protection::Encrypted;
+        let identity = Identity { directory: self.scratch.path().join(name), encrypted };
+        (protection != Protection::None).then_some(identity)
+    }
+}
+
+/// What runs an end where `command` runs programs.
+pub(crate) fn end_command(mut command: Command, farfork: &Path, end: &End) -> Command {
+    command.arg(farfork).args(["bench", "end"]).arg(json!(end).to_string());
+    command
+}

@@ -1,0 +1,105 @@
+//! Connections as a node makes and accepts them: TCP, and the handshake that both sides prove themselves in. Without
+//! credentials a byte of greeting stands in its place. Nothing is said on them: each is closed as soon as both sides
+//! know that it is there.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_trust::{Credentials, Encryption, Session};
+use farfork_wire::NodeName;
+use rustix::net::sockopt::set_socket_linger;
+
+use crate::coordinator::stage::SERVER;
+use crate::end::{Latencies, listening, new_latencies, say};
+
+/// What says that a connection is there, where no handshake does.
+const GREETING: u8 = 1;
+
+/// Accepts until its input ends, each thread one connection after the other.
+pub(crate) fn serve(ip: IpAddr, threads: usize, credentials: Option<&Credentials>) -> io::Result<()> {
+    let listener = TcpListener::bind((ip, 0))?;
+    let port = listener.local_addr()?.port();
+    for _ in 0..threads {
+        let (listener, credentials) = (listener.try_clone()?, credentials.cloned());
+        thread::spawn(move || {
+            loop {
+                // Who fails here fails there, too, and is told of by the side that measures.
+                let _ = accept(&listener, credentials.as_ref());
+            }
+        });
+    }
+    listening(port)
+}
+
+fn accept(listener: &TcpListener, credentials: Option<&Credentials>) -> io::Result<()> {
+    let (mut stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    match credentials {
+        Some(credentials) => Session::accept(credentials, stream)?.shake().map(drop),
+        None => stream.write_all(&[GREETING]),
+    }
+}
+
+/// Connects and closes for as long as that, in each thread, and says how often, and how long it took.
+pub(crate) fn drive(
+    to: SocketAddr,
+    threads: usize,
+    run: Duration,
+    credentials: Option<&Credentials>,
+) -> io::Result<()> {
+    let gate = Arc::new(Barrier::new(threads + 1));
+    let start = |_| {
+        let (gate, credentials) = (Arc::clone(&gate), credentials.cloned());
+        thread::spawn(move || {
+            let name = NodeName::new(SERVER).map_err(io::Error::other)?;
+            gate.wait();
+            repeat(run, || connect(to, credentials.as_ref().map(|credentials| (credentials, &name))))
+        })
+    };
+    let threads: Vec<_> = (0..threads).map(start).collect();
+    say("ready")?;
+    io::stdin().read_exact(&mut [0])?;
+    gate.wait();
+    let (began, mut latencies) = (Instant::now(), new_latencies());
+    for thread in threads {
+        let own = thread.join().map_err(|_| io::Error::other("a client's thread panicked"))??;
+        latencies.add(own).map_err(io::Error::other)?;
+    }
+    let elapsed = began.elapsed();
+    let [p50, p99] = [0.5, 0.99].map(|quantile| latencies.value_at_quantile(quantile));
+    say(&format!("done {} {} {p50} {p99}", latencies.len(), elapsed.as_nanos()))
+}
+
+fn repeat(run: Duration, mut connect: impl FnMut() -> io::Result<TcpStream>) -> io::Result<Latencies> {
+    let (began, mut latencies) = (Instant::now(), new_latencies());
+    let mut before = began;
+    while before - began < run {
+        let stream = connect()?;
+        latencies.saturating_record(before.elapsed().as_nanos() as u64);
+        // Closed without a wait for late segments: a client's ports would be used up within seconds.
+        set_socket_linger(&stream, Some(Duration::ZERO))?;
+        drop(stream);
+        before = Instant::now();
+    }
+    Ok(latencies)
+}
+
+/// Until both sides know that the connection is there, and who the other is.
+fn connect(to: SocketAddr, credentials: Option<(&Credentials, &NodeName)>) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(to)?;
+    stream.set_nodelay(true)?;
+    let Some((credentials, name)) = credentials else {
+        stream.read_exact(&mut [0])?;
+        return Ok(stream);
+    };
+    let mut session = Session::connect(credentials, &stream, Some(name))?;
+    let is_over = session.shake()?;
+    let in_clear = credentials.encryption() == Encryption::Off;
+    if !is_over || session.peer().is_none() || session.is_clear() != in_clear {
+        return Err(io::Error::other(format!("the handshake left {session:?}")));
+    }
+    Ok(stream)
+}

@@ -1,0 +1,94 @@
+//! `farfork bench connect`: connections made a second, and how long each takes.
+
+use std::env;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_bench::{ConnectCase, ConnectPlan};
+
+use super::bar::Bar;
+use crate::commands::load::seconds;
+use crate::interruption::Interruption;
+use crate::{Global, output, privilege};
+
+/// Measure connections: how many are made a second, and how long each takes.
+///
+/// A server and client nodes, each in a network namespace of its own, joined by veth. Each thread of a client makes one
+/// connection after the other: TCP, the handshake in which both ends prove who they are, and closed. Each case is measured
+/// without that handshake (a byte of greeting in its place), with it and what follows in clear, and with it and
+/// encrypted. Without arguments, one client with 1, 2, 4, 8 and 12 threads, and 2, 4 and 8 clients with two threads each.
+///
+/// Beside each figure stand, measured in turn with it, TCP connect and accept by two programs that do nothing else; and a
+/// published reference, from other machines.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork bench connect                               all usual cases, about a minute
+  farfork bench connect --threads 1 --seconds 5       how long one connection takes
+  farfork bench connect --clients 1,2,4 --threads 2   by client nodes
+  farfork bench connect --json --samples samples.jsonl
+
+Exit status: 0 measured, 1 failed, 2 wrong usage.")]
+pub(crate) struct Connect {
+    /// Client nodes, each a process in a network namespace of its own; several numbers: a case of each
+    /// [default: 1, if threads are given].
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=10))]
+    clients: Vec<u64>,
+    /// Threads of each client node; several numbers: a case of each [default: 1, if clients are given].
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..=64))]
+    threads: Vec<u64>,
+    /// Seconds that clients connect in a run, for each protection and for the floor.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, value_parser = seconds)]
+    seconds: f64,
+    /// Runs of each case, in turn with its floor.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    runs: u64,
+    /// Write each sample into this file, as a line of JSON.
+    #[arg(long, value_name = "FILE")]
+    samples: Option<PathBuf>,
+}
+
+impl Connect {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it makes network namespaces")?;
+        let farfork = env::current_exe().context("the path of this program")?;
+        let (plan, bar, interruption) = (self.plan(), Bar::new(), Interruption::watch()?);
+        let mut show = |progress| {
+            bar.show(progress);
+            if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let report = farfork_bench::run_connect(&plan, &farfork, &mut show)?;
+        drop(bar);
+        if global.json {
+            output::json(&report.document());
+        } else {
+            output::line(report.text().trim_end());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn plan(self) -> ConnectPlan {
+        let cases = match (self.clients.is_empty(), self.threads.is_empty()) {
+            (true, true) => ConnectPlan::usual_cases(),
+            _ => product(&or_one(self.clients), &or_one(self.threads)),
+        };
+        ConnectPlan { cases, runs: self.runs as usize, seconds: self.seconds, samples_file: self.samples }
+    }
+}
+
+fn or_one(mut numbers: Vec<u64>) -> Vec<u64> {
+    if numbers.is_empty() {
+        numbers.push(1);
+    }
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
+}
+
+fn product(clients: &[u64], threads: &[u64]) -> Vec<ConnectCase> {
+    let case = |clients: u64, threads: u64| ConnectCase { clients: clients as usize, threads: threads as usize };
+    clients.iter().flat_map(|clients| threads.iter().map(move |threads| case(*clients, *threads))).collect()
+}
