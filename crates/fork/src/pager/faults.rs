@@ -109,6 +109,8 @@ impl Server<'_> {
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
         let outcome = match space.judge(address, &child.populated) {
+            // Also of a page on its way: where its read fails as well, nobody is woken a second time.
+            Need::Page { .. } | Need::Patience { .. } if child.lost.is_some() => space.poison(address),
             Need::Patience { ahead } => {
                 child.counters.faults_late += 1;
                 let owner = served.owner;
@@ -120,7 +122,6 @@ impl Server<'_> {
                 child.counters.faults_zero += u64::from(matches!(outcome, Installed::All | Installed::Gone));
                 outcome
             }
-            Need::Page { .. } if child.lost.is_some() => space.poison(address),
             Need::Page { slot, ahead } => {
                 let owner = served.owner;
                 let read = Read {

@@ -412,7 +412,7 @@ static void grow_heap(void)
 	check_shuffled(at, 0, pages, 18, 0);
 }
 
-static sigjmp_buf after_bus;
+static __thread sigjmp_buf after_bus;
 
 static void on_bus(int signal)
 {
@@ -509,6 +509,32 @@ static void measure(void)
 	free(order);
 }
 
+#define STRIP 24
+
+static void *lose_strip(void *argument)
+{
+	unsigned long number = (unsigned long)argument, first = 1 + number * STRIP;
+	/* One after the other: some ask while others are refused already. */
+	usleep(number * 20000);
+	for (unsigned long page = first; page < first + STRIP; page++)
+		CHECK(!is_populated(page) || raises_bus(page));
+	return 0;
+}
+
+/* The owner is gone while much is asked for: each thread is told, none waits for ever. */
+static void lose_in_threads(void)
+{
+	struct sigaction action = {.sa_handler = on_bus};
+	pthread_t threads[8];
+	CHECK(!sigaction(SIGBUS, &action, 0));
+	check_page(AREA, 0);
+	rendezvous();
+	for (unsigned long number = 0; number < 8; number++)
+		CHECK(!pthread_create(&threads[number], 0, lose_strip, (void *)number));
+	for (unsigned long number = 0; number < 8; number++)
+		CHECK(!pthread_join(threads[number], 0));
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -529,6 +555,7 @@ static const struct {
 	{"grow_heap", grow_heap, 0},
 	{"be_read", be_read, 0},
 	{"lose", lose, 0},
+	{"lose_in_threads", lose_in_threads, 0},
 	{"pause_between", pause_between, 0},
 	{"stay", stay, 0},
 	{"measure", measure, 0},

@@ -38,6 +38,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("keeper_is_killed", keeper_is_killed),
     ("both_are_killed_one_after_the_other", both_are_killed_one_after_the_other),
     ("owner_forgets_the_seed", owner_forgets_the_seed),
+    ("every_thread_is_told_of_a_loss", every_thread_is_told_of_a_loss),
     ("owner_stays_away", owner_stays_away),
     ("owner_comes_back", owner_comes_back),
     ("a_wrong_token_opens_nothing", a_wrong_token_opens_nothing),
@@ -224,6 +225,17 @@ fn owner_forgets_the_seed() {
         stage.program.meet();
         let address = stage.owner.take().unwrap().socket_address();
         stage.owner = Some(Owner::restart(address, &stage.seed, false));
+        stage.program.let_go();
+        stage.program.expect_success();
+        stage.expect_loss("its owner does not have it");
+    });
+}
+
+/// Single pages and several bulk reads are on their way when the first refusal comes.
+fn every_thread_is_told_of_a_loss() {
+    with_program("lose_in_threads", Strategy::default(), |stage| {
+        stage.program.meet();
+        stage.owner.as_ref().unwrap().drop_seed();
         stage.program.let_go();
         stage.program.expect_success();
         stage.expect_loss("its owner does not have it");

@@ -5,6 +5,9 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, shm, tcp};
 use farfork_fork::pager::{MemoryPlan, PlannedExtent, Segment, Strategy};
@@ -17,6 +20,9 @@ pub(crate) const AREA: u64 = 0x2000_0000_0000;
 const EXTENT: ExtentId = ExtentId(3);
 const HOLE: std::ops::Range<u64> = 256..384;
 const WORDS: u64 = PAGE_SIZE / 8;
+
+/// What each refusal of a seed that was dropped takes: long enough that others are on their way meanwhile.
+const REFUSAL_DELAY: Duration = Duration::from_millis(100);
 
 fn mix(x: u64) -> u64 {
     let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -109,10 +115,21 @@ struct Exports {
     id: SeedId,
     token: Token,
     seed: Option<Arc<Seed>>,
+    dropped: AtomicBool,
+}
+
+impl Exports {
+    fn of(seed: &Arc<Seed>, has: Option<Arc<Seed>>) -> Arc<Self> {
+        Arc::new(Self { id: seed.id.clone(), token: seed.token, seed: has, dropped: AtomicBool::new(false) })
+    }
 }
 
 impl Exporter for Exports {
     fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+        if self.dropped.load(Ordering::Relaxed) {
+            sleep(REFUSAL_DELAY);
+            return Err(Refusal::UnknownSeed);
+        }
         match &self.seed {
             Some(known) if *seed == self.id && *token == self.token => Ok(known.clone()),
             Some(_) if *seed == self.id => Err(Refusal::WrongToken),
@@ -123,14 +140,14 @@ impl Exporter for Exports {
 
 /// An owner on the same host, with its socket at `path`, until it is dropped. It lets nobody read for himself.
 pub(crate) fn start_on_host(path: &Path, seed: &Arc<Seed>) -> shm::Server {
-    let exports = Exports { id: seed.id.clone(), token: seed.token, seed: Some(seed.clone()) };
-    let exports: Arc<dyn Exporter> = Arc::new(exports);
+    let exports: Arc<dyn Exporter> = Exports::of(seed, Some(seed.clone()));
     shm::Server::start(UnixListener::bind(path).expect("a socket can be made"), &exports).expect("an owner starts")
 }
 
 /// The owner of a seed, until it is dropped.
 pub(crate) struct Owner {
     server: tcp::Server,
+    exports: Arc<Exports>,
 }
 
 impl Owner {
@@ -146,8 +163,14 @@ impl Owner {
 
     fn serve(address: SocketAddr, seed: &Arc<Seed>, has: Option<Arc<Seed>>) -> Self {
         let listener = TcpListener::bind(address).expect("the owner's port is free");
-        let exports: Arc<dyn Exporter> = Arc::new(Exports { id: seed.id.clone(), token: seed.token, seed: has });
-        Self { server: tcp::Server::start(listener, &exports).expect("an owner starts") }
+        let exports = Exports::of(seed, has);
+        let exported: Arc<dyn Exporter> = exports.clone();
+        Self { server: tcp::Server::start(listener, &exported).expect("an owner starts"), exports }
+    }
+
+    /// Drops the seed; connections stay, and refusals take their time.
+    pub(crate) fn drop_seed(&self) {
+        self.exports.dropped.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn address(&self) -> farfork_fabric::Address {
