@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData as _};
+use rustls::pki_types::CertificateDer;
+use webpki::EndEntityCert;
 use zeroize::Zeroizing;
 
 /// The kind of all keys here: signing and checking with it is fast on every machine, and every library knows it.
@@ -41,6 +43,13 @@ impl NewKey {
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, "farfork request");
         Ok(params.serialize_request(&self.0)?.der().to_vec())
+    }
+
+    /// Whether a certificate (DER) is for this key.
+    pub(crate) fn is_of(&self, certificate: &[u8]) -> bool {
+        let certificate = CertificateDer::from(certificate);
+        let own = self.0.subject_public_key_info();
+        EndEntityCert::try_from(&certificate).is_ok_and(|parsed| parsed.subject_public_key_info().as_ref() == own)
     }
 
     /// The key with its certificate, as PEM: what `identity.pem` holds.

@@ -113,7 +113,8 @@ async fn join(options: &Options, directory: &Directory, token: &JoinToken) -> Re
     for address in &options.join {
         match ask(*address, token, &options.name, &request).await {
             Ok(got) => {
-                member::install_joined(directory, &key, &got.certificate, &got.roster, token.authority)?;
+                let (name, pin) = (&options.name, token.authority);
+                member::install_joined(directory, &key, name, &got.certificate, &got.roster, pin)?;
                 tracing::info!(%address, "joined the cluster");
                 return Ok(());
             }

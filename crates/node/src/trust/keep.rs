@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use farfork_trust::member;
+use farfork_trust::member::{self, Issued};
 use farfork_trust::{Credentials, NODE_VALID, NewKey};
 use tonic::Code;
 
@@ -75,29 +75,33 @@ pub(crate) async fn renew(peers: &Peers) -> Result<(), Failure> {
         .ok_or_else(|| failed("it trusts everybody".to_owned()).with_next_step("start the node without --insecure"))?;
     let key = NewKey::generate().map_err(|error| failed(error.to_string()))?;
     let request = key.request().map_err(|error| failed(error.to_string()))?;
-    let certificate = if credentials.directory().holds_authority() {
+    let issued = if credentials.directory().holds_authority() {
         let issue = move |credentials: &Credentials| {
             let issued = member::renew(credentials.directory(), &credentials.own(), &request, SystemTime::now);
             issued.map_err(|error| error.to_string())
         };
-        blocking(credentials, issue).await.map_err(failed)?.certificate
+        let Issued { certificate, roster } = blocking(credentials, issue).await.map_err(failed)?;
+        v1::Credentials { certificate, roster }
     } else {
         ask_others(peers, request, &object).await?
     };
     let install = move |credentials: &Credentials| {
-        member::install_renewed(credentials.directory(), &key, &certificate).map_err(|error| error.to_string())?;
+        // It may be of an authority that this node has not heard of yet.
+        credentials.adopt_roster(&issued.roster).map_err(|error| error.to_string())?;
+        member::install_renewed(credentials.directory(), &key, &issued.certificate)
+            .map_err(|error| error.to_string())?;
         credentials.reload();
         Ok(())
     };
     blocking(credentials, install).await.map_err(failed)
 }
 
-async fn ask_others(peers: &Peers, request: Vec<u8>, object: &str) -> Result<Vec<u8>, Failure> {
+async fn ask_others(peers: &Peers, request: Vec<u8>, object: &str) -> Result<v1::Credentials, Failure> {
     let mut refusals = Vec::new();
     for member in peers.others_alive() {
         let mut client = cluster_client(peers.channel(member.address));
         match client.renew(within(QUERY_TIMEOUT, v1::RenewRequest { request: request.clone() })).await {
-            Ok(answer) => return Ok(answer.into_inner().certificate),
+            Ok(answer) => return Ok(answer.into_inner()),
             Err(status) => refusals.push(Failure::from_status(format!("node {}", member.name), &status).to_string()),
         }
     }

@@ -1,9 +1,10 @@
 //! What an operator does in a trust directory: make a cluster, issue, revoke, rotate; and what a machine does that joins.
-//! Who is let in by others' word, and rotations, are in files of their own.
+//! Who is let in, what is put in force, and rotations are in files of their own.
 //!
 //! Whatever changes files, or acts on what they say, does so under the directory's lock.
 
 mod admission;
+mod installation;
 mod rotation;
 
 use std::time::{Duration, SystemTime};
@@ -15,9 +16,12 @@ use crate::directory::{Directory, DirectoryError};
 use crate::key::{KeyError, NewKey};
 use crate::roster::{Roster, RosterError};
 use crate::token::{JoinToken, TokenRefusal};
-use crate::{Fingerprint, Identity, Role};
+use crate::{Identity, PeerError, Role};
+
+use installation::install;
 
 pub use admission::{Issued, admit, renew};
+pub use installation::{install_joined, install_renewed};
 pub use rotation::{begin_rotation, end_rotation};
 
 /// How long a client's certificate is good for unless its maker says otherwise.
@@ -47,6 +51,9 @@ pub enum MemberError {
     /// A request for a certificate is longer than [`crate::REQUEST_BYTES_MAX`].
     #[error("the request for a certificate is too long")]
     TooLong,
+    /// What somebody sent as this member's certificate is not that.
+    #[error("the certificate that the cluster sent is not put in force: {0}")]
+    Answer(#[from] PeerError),
     /// Somebody else has the name, or is about to.
     #[error("the cluster has a node of this name, which is alive or has just joined")]
     NameTaken,
@@ -139,41 +146,6 @@ pub fn issue_directory(
     let certificate = issue(directory, &key.request()?, role, name, now, valid)?;
     let (_, roster) = directory.read_roster()?;
     install(into, &key, &certificate, &roster)
-}
-
-/// Puts a first identity into a directory.
-fn install(into: &Directory, key: &NewKey, certificate: &[u8], roster: &[u8]) -> Result<(), MemberError> {
-    into.make()?;
-    let _lock = into.lock()?;
-    if into.has_identity() {
-        return Err(DirectoryError::Exists { path: into.identity() }.into());
-    }
-    into.write_roster(roster)?;
-    Ok(into.write_identity(&key.with_certificate(certificate))?)
-}
-
-/// Ends a joining: checks what the cluster answered, and puts it in force.
-///
-/// # Errors
-/// [`RosterError`] where the pinned authority did not sign the roster; [`DirectoryError`].
-pub fn install_joined(
-    into: &Directory,
-    key: &NewKey,
-    certificate: &[u8],
-    roster: &[u8],
-    pin: Fingerprint,
-) -> Result<(), MemberError> {
-    Roster::check_first(roster, pin)?;
-    install(into, key, certificate, roster)
-}
-
-/// Ends a renewal of a member's own key.
-///
-/// # Errors
-/// [`DirectoryError`].
-pub fn install_renewed(directory: &Directory, key: &NewKey, certificate: &[u8]) -> Result<(), MemberError> {
-    let _lock = directory.lock()?;
-    Ok(directory.write_identity(&key.with_certificate(certificate))?)
 }
 
 /// Trusts no longer what was issued to somebody until now. Tokens that are out become worthless too, as whoever is thrown

@@ -40,11 +40,11 @@ fn a_machine_joins_with_a_token() {
     let Issued { certificate, roster } = admit(true, now).unwrap();
     let scratch = tempfile::tempdir().unwrap();
     let into = Directory::new(scratch.path().join("trust"));
-    let wrong = member::install_joined(&into, &key, &certificate, &roster, Fingerprint::of(b"another"));
+    let wrong = member::install_joined(&into, &key, &name("n2"), &certificate, &roster, Fingerprint::of(b"another"));
     assert!(matches!(wrong, Err(MemberError::Roster(RosterError::Unsigned))));
-    member::install_joined(&into, &key, &certificate, &roster, token.authority).unwrap();
+    member::install_joined(&into, &key, &name("n2"), &certificate, &roster, token.authority).unwrap();
     assert!(know_each_other(&open(&into, Encryption::On), &open(&bed.first, Encryption::On)));
-    let again = member::install_joined(&into, &key, &certificate, &roster, token.authority);
+    let again = member::install_joined(&into, &key, &name("n2"), &certificate, &roster, token.authority);
     assert!(matches!(again, Err(MemberError::Directory(DirectoryError::Exists { .. }))));
 }
 
@@ -72,6 +72,40 @@ fn a_certificate_is_for_the_key_that_signed_the_request_or_for_none() {
     }
     assert!(refused > request.len() * 9 / 10, "{refused} of {}", request.len());
     assert!(issue(&[]).is_err());
+}
+
+#[test]
+fn what_is_not_this_members_certificate_replaces_none() {
+    let bed = Bed::new("blue");
+    let second = bed.issue(Role::Node, "n2");
+    let before = second.read_identity().unwrap();
+    let key = NewKey::generate().unwrap();
+    let issue = |bed: &Bed, role, who: &str, key: &NewKey| {
+        let request = key.request().unwrap();
+        member::issue(&bed.first, &request, role, &name(who), SystemTime::now(), NODE_VALID).unwrap()
+    };
+    let mut forged = issue(&bed, Role::Node, "n2", &key);
+    *forged.last_mut().unwrap() ^= 1;
+    for (answer, words) in [
+        (b"nothing".to_vec(), "cannot be read"),
+        (issue(&bed, Role::Node, "n3", &key), "node/n3"),
+        (issue(&bed, Role::Client, "n2", &key), "client/n2"),
+        (issue(&bed, Role::Node, "n2", &NewKey::generate().unwrap()), "another key"),
+        (issue(&Bed::new("blue"), Role::Node, "n2", &key), "not signed by an authority"),
+        (forged, "not signed by an authority"),
+    ] {
+        let error = member::install_renewed(&second, &key, &answer).unwrap_err();
+        assert!(matches!(&error, MemberError::Answer(_)) && error.to_string().contains(words), "{words}: {error}");
+        assert_eq!(second.read_identity().unwrap(), before);
+        // Nor does a machine join with it.
+        let (into, (roster, bytes)) = (tempfile::tempdir().unwrap(), bed.first.read_roster().unwrap());
+        let (into, pin) = (Directory::new(into.path()), Fingerprint::of(&roster.authorities()[0]));
+        assert!(member::install_joined(&into, &key, &name("n2"), &answer, &bytes, pin).is_err());
+        assert!(!into.has_identity());
+    }
+    let good = issue(&bed, Role::Node, "n2", &key);
+    member::install_renewed(&second, &key, &good).unwrap();
+    assert!(know_each_other(&open(&second, Encryption::On), &open(&bed.first, Encryption::On)));
 }
 
 #[test]
