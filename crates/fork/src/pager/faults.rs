@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::install::Installed;
 use super::journal::SpaceNumber;
-use super::owners::{BULK_SLOTS, Lane, OwnerKey, Read, Wish};
+use super::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, Read, Wish};
 use super::prefetch::Ahead;
 use super::retries::{Delivery, PAUSED_TRIES_MAX, Task};
 use super::server::{Served, Server, TABLE_FULL_PAUSE};
@@ -111,9 +111,10 @@ impl Server<'_> {
         let outcome = match space.judge(address, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.
             Need::Page { .. } | Need::Patience { .. } if child.lost.is_some() => space.poison(address),
-            Need::Patience { ahead } => {
+            Need::Patience { slot, ahead } => {
                 child.counters.faults_late += 1;
                 let owner = served.owner;
+                self.prefer(key, space_number, slot);
                 return self.wish(owner, key, space_number, ahead);
             }
             Need::Zeroes { pages } => {
@@ -155,6 +156,18 @@ impl Server<'_> {
         }
     }
 
+    /// Has the delivery that a page arrived with, if it did, installed before all others: somebody waits for the page.
+    fn prefer(&mut self, child: u64, space: SpaceNumber, slot: u64) {
+        let holds = |delivery: &Delivery| {
+            let read = &delivery.read;
+            (read.child, read.space) == (child, space) && read.slots.iter().any(|slots| slots.contains(&slot))
+        };
+        let found = self.arrived.iter().position(holds);
+        if let Some(delivery) = found.and_then(|at| self.arrived.remove(at)) {
+            self.arrived.push_front(delivery);
+        }
+    }
+
     /// Has slots of a space fetched when it is their turn.
     fn wish(&mut self, owner: OwnerKey, child: u64, space: SpaceNumber, ahead: Ahead) {
         for slots in [ahead.window, ahead.stream] {
@@ -181,8 +194,12 @@ impl Server<'_> {
         true
     }
 
-    /// Asks for what is likely wanted soon, as far as there is room.
+    /// Asks for what is likely wanted soon, as far as there is room: what arrived and is not installed takes memory, and
+    /// time from whoever waits for a page of it.
     pub(super) fn fetch_ahead(&mut self) {
+        if self.arrived.len() >= BULK_READS_MAX {
+            return;
+        }
         for owner in self.owners.keys() {
             while let Some(Wish { child, space, slots }) = self.owners.next_wish(owner) {
                 let Some(served) = self.children.get(&child) else { continue };

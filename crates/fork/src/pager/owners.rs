@@ -21,8 +21,9 @@ use super::populated::Populated;
 /// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
 pub(super) const BULK_SLOTS: u64 = 32;
 
-/// Bulk reads on their way to one owner: the next is asked for while one arrives.
-const BULK_READS_MAX: usize = 4;
+/// Bulk reads on their way to one owner: the next is asked for while one arrives. No more than so many that arrived wait
+/// to be installed when further ones are asked for.
+pub(super) const BULK_READS_MAX: usize = 4;
 
 /// How long connections are kept that no child needs: as long as a user may think before the next fork.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);

@@ -53,6 +53,8 @@ pub(super) enum Need {
     },
     /// A page that is on its way.
     Patience {
+        /// The page.
+        slot: u64,
         /// What is worth fetching behind it.
         ahead: Ahead,
     },
@@ -144,7 +146,7 @@ impl Space {
         let before = slot.checked_sub(1);
         let follows = before.is_some_and(|slot| self.installed.contains(slot));
         if self.in_flight.contains(slot) {
-            return Need::Patience { ahead: self.readahead.fault(slot, Found::Late, follows) };
+            return Need::Patience { slot, ahead: self.readahead.fault(slot, Found::Late, follows) };
         }
         Need::Page { slot, ahead: self.readahead.fault(slot, Found::Missing, follows) }
     }
