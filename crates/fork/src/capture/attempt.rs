@@ -8,7 +8,7 @@
 //! ```
 
 use std::fs::File;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
 use farfork_sys::priority::RealTime;
@@ -36,6 +36,9 @@ use crate::phase;
 
 /// How often a process is looked at anew that changed between the look and the pause.
 const ATTEMPTS_MAX: usize = 4;
+
+/// How long a frozen parent's main thread may take to unmap what was mapped for a capture that is given up.
+const GIVE_UP_LIMIT: Duration = Duration::from_millis(500);
 
 /// What the owner keeps while the seed lives.
 #[derive(Debug)]
@@ -68,6 +71,23 @@ impl Held {
         if let Self::Clone(clone) = self {
             clone.end(turn);
         }
+    }
+
+    /// The same before it was described: a parent still has the `lifeline`, which must not stay.
+    pub(super) fn give_up(mut self, lifeline: &Lifeline, syscall_at: u64, turn: Option<&Turn>) {
+        if let Self::Parent(stopped) = &mut self {
+            let pid = stopped.snapshot.pid;
+            let deadline = Deadline::after(GIVE_UP_LIMIT);
+            let mut injector = Injector::new(pid, syscall_at, &deadline);
+            let registers = &stopped.snapshot.leader().registers;
+            let unmapped =
+                open_memory(pid).and_then(|mem| lifeline.unmap((pid, registers), (None, &mem), &mut injector));
+            if let Err(error) = unmapped {
+                tracing::warn!(pid, %error, "pages that were mapped for its capture stay in a process");
+            }
+            stopped.withhold(&mut injector.withheld);
+        }
+        self.end(turn);
     }
 }
 
@@ -129,7 +149,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     let paused = pause::pause(&mut stopped, &mut prepared, &mut injector, options.freeze, &mut times);
     stopped.withhold(&mut injector.withheld);
     let mut paused = paused?;
-    let (mut held, snapshot) = match paused.clone.take() {
+    let (held, snapshot) = match paused.clone.take() {
         Some(clone) => (Held::Clone(clone), phase!("prepare.release", stopped.release())),
         None => {
             let snapshot = stopped.snapshot.clone();
@@ -139,11 +159,12 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     times.pause = paused_at.elapsed();
     drop(real_time);
 
-    let mut injector = Injector::new(pid, prepared.survey.syscall_at, deadline);
+    let (lifeline, syscall_at) = (paused.lifeline, prepared.survey.syscall_at);
+    let mut injector = Injector::new(pid, syscall_at, deadline);
     let taken = match take(options, prepared, paused, snapshot, &held, &mut injector) {
         Ok(taken) => taken,
         Err(error) => {
-            held.end(Some(turn));
+            held.give_up(&lifeline, syscall_at, Some(turn));
             return Err(error);
         }
     };

@@ -144,7 +144,7 @@ fn own(pid: i32, mut options: CaptureOptions, phase: tracing::Span, mut observer
         times,
     };
     if !observer.begun(Ok(begun)) {
-        return held.end(None);
+        return held.give_up(&taken.lifeline, taken.survey.syscall_at, None);
     }
     let (keep, kept) = mpsc::channel();
     let (ends_with_us, ended) = mpsc::channel();

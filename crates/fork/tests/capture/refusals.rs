@@ -1,8 +1,10 @@
 //! What cannot be carried is refused by name, and the parent has not noticed.
 
-use farfork_fork::capture::{self, CaptureError};
+use std::sync::mpsc::{self, Sender};
 
-use crate::harness::Parent;
+use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured, Observer};
+
+use crate::harness::{PATIENCE, Parent, options};
 
 /// What a parent has, and the object and a word of the reason that its refusal names.
 const REFUSED: [(&str, &str, &str); 18] = [
@@ -43,6 +45,52 @@ fn each_is_named_and_the_parent_goes_on() {
         parent.write(b"still here\n");
         parent.wait_for("still");
     }
+}
+
+/// What is refused only when it stands still, and what nobody wants any more.
+#[test]
+fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
+    for what in ["sealed", "interval_timer", "posix_timer"] {
+        let mut parent = Parent::start("refused", &[what]);
+        let before = memory_map(&parent);
+        let options = CaptureOptions { freeze: true, ..options() };
+        match capture::prepare(parent.pid(), options) {
+            Err(CaptureError::Refused { .. }) => {}
+            other => panic!("{what}: {other:?}"),
+        }
+        parent.write(b"still here\n");
+        parent.wait_for("still");
+        assert_eq!(memory_map(&parent), before, "{what}");
+    }
+    let mut parent = Parent::start("refused", &["nothing"]);
+    let before = memory_map(&parent);
+    let (heard, hear) = mpsc::channel();
+    let options = CaptureOptions { freeze: true, ..options() };
+    capture::start(parent.pid(), options, Box::new(Unwilling(heard))).unwrap();
+    assert!(hear.recv_timeout(PATIENCE).expect("it is told"), "nothing stands against it");
+    parent.write(b"still here\n");
+    parent.wait_for("still");
+    assert_eq!(memory_map(&parent), before);
+}
+
+/// Wants no seed, and tells whether there would have been one.
+struct Unwilling(Sender<bool>);
+
+impl Observer for Unwilling {
+    fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
+        self.0.send(begun.is_ok()).expect("the test listens");
+        false
+    }
+
+    fn completed(&mut self, _: Result<Captured, CaptureError>) {
+        panic!("it was not wanted");
+    }
+}
+
+/// Its areas as the kernel tells them, but for the heap and the stack, which grow.
+fn memory_map(parent: &Parent) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", parent.pid())).expect("it lives");
+    maps.lines().filter(|line| !line.ends_with("[heap]") && !line.ends_with("[stack]")).map(str::to_owned).collect()
 }
 
 #[test]
