@@ -116,6 +116,8 @@ impl Clone {
         if std::mem::replace(&mut self.has_ended, true) {
             return;
         }
+        // Its memory is torn down by itself, which takes long where it is large: nobody shall have to wait for that.
+        let _ = priority::lower(self.pid);
         if let Some(pid) = Pid::from_raw(self.pid) {
             let _ = kill_process(pid, Signal::KILL);
         }
