@@ -73,7 +73,8 @@ pub struct CaptureOptions {
     pub node: NodeName,
     /// The parent itself stays stopped and holds the memory; no clone is made.
     pub freeze: bool,
-    /// Limit of the whole attempt.
+    /// Limit of the attempt, until the process runs again and nothing is refused any more; and once more of what completes
+    /// the descriptor then.
     pub timeout: Duration,
     /// Called in the tracer thread for each template, when all else is done: it may take its time. Not in freeze mode.
     pub on_template: Option<OnTemplate>,
@@ -196,7 +197,8 @@ pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureErr
     owner::prepare(pid, options)
 }
 
-/// Starts to capture a process; `observer` hears how it goes, within the limit and [`GRACE`].
+/// Starts to capture a process; `observer` hears that it was begun, and then that it was completed, each
+/// within the limit and [`GRACE`].
 ///
 /// # Errors
 /// [`CaptureError::Thread`]; all others are the observer's to hear.

@@ -16,8 +16,8 @@ use super::deadline::Deadline;
 use super::error::CaptureError;
 use super::{CaptureOptions, CaptureTimes, Captured, describe, state};
 
-/// How much longer than its limit an attempt may take until it is given up: its thread then hangs in a system call of
-/// the kernel's own making (a file of /proc whose lock is held).
+/// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
+/// hangs in a system call of the kernel's own making (a file of /proc whose lock is held).
 pub const GRACE: Duration = Duration::from_secs(2);
 
 /// How long the end of a template may take: its kill and its reaping have limits that add up to less.
@@ -96,27 +96,32 @@ pub(super) fn start(pid: i32, options: CaptureOptions, observer: Box<dyn Observe
 
 /// The same, and waits for the end.
 pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
-    /// Passes the outcome on.
-    struct Waiting(SyncSender<Result<Captured, CaptureError>>);
+    /// Passes the outcome on, and before it, as `None`, that the process was captured.
+    struct Waiting(SyncSender<Option<Result<Captured, CaptureError>>>);
 
     impl Observer for Waiting {
         fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
-            let Err(error) = begun else { return true };
-            drop(self.0.send(Err(error)));
-            false
+            let wanted = begun.is_ok();
+            drop(self.0.send(begun.err().map(Err)));
+            wanted
         }
 
         fn completed(&mut self, captured: Result<Captured, CaptureError>) {
             // Where nobody waits any more, it comes back in the error and is dropped here.
-            drop(self.0.send(captured));
+            drop(self.0.send(Some(captured)));
         }
     }
 
     let limit = options.timeout;
-    let (answer, answered) = mpsc::sync_channel(1);
+    let (answer, answered) = mpsc::sync_channel(2);
     start(pid, options, Box::new(Waiting(answer)))?;
-    match answered.recv_timeout(limit + GRACE) {
-        Ok(captured) => captured,
+    let mut heard = answered.recv_timeout(limit + GRACE);
+    if matches!(heard, Ok(None)) {
+        heard = answered.recv_timeout(limit + GRACE);
+    }
+    match heard {
+        Ok(Some(captured)) => captured,
+        Ok(None) => Err(CaptureError::TracerLost { pid }),
         Err(RecvTimeoutError::Timeout) => {
             Err(CaptureError::TimedOut { pid, limit, phase: "reading its state from the kernel" })
         }
@@ -129,7 +134,7 @@ fn own(pid: i32, mut options: CaptureOptions, phase: tracing::Span, mut observer
     let deadline = Deadline::after(options.timeout);
     let attempt = || phase.in_scope(|| attempt::capture(pid, &options, &deadline));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
-    drop(phase);
+    drop((phase, deadline));
     let Attempted { mut held, taken, times } = match captured {
         Ok(attempted) => attempted,
         Err(error) => {
@@ -150,6 +155,8 @@ fn own(pid: i32, mut options: CaptureOptions, phase: tracing::Span, mut observer
     let (ends_with_us, ended) = mpsc::channel();
     let template =
         Template { pid: held.pid(), owner: thread::current().id(), keep: Some(keep), ended: Mutex::new(ended) };
+    // What is left has the limit for itself: the process runs, and its seed is promised.
+    let deadline = Deadline::after(options.timeout);
     match complete(&options, &mut held, taken, &deadline, (template, times)) {
         Ok(captured) => observer.completed(Ok(captured)),
         Err(error) => {
