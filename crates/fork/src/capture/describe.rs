@@ -65,7 +65,7 @@ fn flags(held: &Held, taken: &mut Taken, injector: &mut Injector<'_>) -> Result<
     if !large.is_empty() {
         let told = twin::areas(clone, &large, (&taken.lifeline, &taken.mem), injector);
         let unknown = |error| tracing::debug!(template = clone.pid, %error, "no twin of a template tells its flags");
-        areas = told.map_err(unknown).ok();
+        areas = told.map_err(unknown).ok().filter(|areas| taken.space.is_told_by(areas));
     }
     let own = || process::smaps(clone.pid).map_err(CaptureError::read(taken.snapshot.pid, "the memory map"));
     let areas = areas.map_or_else(own, Ok)?;

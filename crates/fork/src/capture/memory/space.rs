@@ -78,14 +78,20 @@ impl AddressSpace {
         if total < TWIN_BYTES_MIN { Vec::new() } else { large.into_iter().map(|(_, entry)| entry).collect() }
     }
 
+    /// Whether `flagged` has each of the areas.
+    pub(crate) fn is_told_by(&self, flagged: &[MapEntry]) -> bool {
+        self.entries.iter().all(|entry| counterpart(flagged, entry).is_some())
+    }
+
     /// Takes the kernel's flags of each area from `flagged`, the areas of a twin in which those at `marked` addresses were
-    /// marked to be wiped on fork. Some flags are refused.
+    /// marked to be wiped on fork. Some flags are refused; an area of which nothing is told may have any.
     pub(crate) fn flag(&mut self, flagged: &[MapEntry], marked: &[u64]) -> Result<(), CaptureError> {
         for entry in &mut self.entries {
-            let at = flagged.partition_point(|other| other.end <= entry.start);
-            if let Some(same) = flagged.get(at).filter(|other| other.start <= entry.start) {
-                entry.take_flags(same);
-            }
+            let Some(same) = counterpart(flagged, entry) else {
+                let what = format!("its area {}, of which the kernel tells no flags", entry.range_name());
+                return Err(CaptureError::Unstable { pid: self.pid, what });
+            };
+            entry.take_flags(same);
             if marked.contains(&entry.start) {
                 entry.clear_flag("wf");
             }
@@ -118,6 +124,12 @@ impl AddressSpace {
         }
         Ok(())
     }
+}
+
+/// The area among `others`, ascending, that has all of `entry`.
+fn counterpart<'a>(others: &'a [MapEntry], entry: &MapEntry) -> Option<&'a MapEntry> {
+    let at = others.partition_point(|other| other.end <= entry.start);
+    others.get(at).filter(|other| other.start <= entry.start && entry.end <= other.end)
 }
 
 /// The walks over the areas whose pages matter. Only for private mappings of files it does whose the pages are.
