@@ -15,7 +15,7 @@ use super::install::Installed;
 use super::journal::SpaceNumber;
 use super::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, Read, Wish};
 use super::prefetch::Ahead;
-use super::retries::{Delivery, PAUSED_TRIES_MAX, Task};
+use super::retries::{Delivery, Fault, PAUSED_TRIES_MAX, Task};
 use super::server::{Served, Server, TABLE_FULL_PAUSE};
 use super::space::Need;
 use super::watch::Source;
@@ -68,7 +68,7 @@ impl Server<'_> {
                     child.counters.faults += 1;
                     child.counters.faults_write += u64::from(write);
                 }
-                self.answer(key, space, address, 0);
+                self.answer(Fault { child: key, space, address, is_first: true }, 0);
             }
         }
         self.messages = messages;
@@ -104,11 +104,12 @@ impl Server<'_> {
     }
 
     /// Answers a fault.
-    pub(super) fn answer(&mut self, key: u64, space_number: SpaceNumber, address: u64, paused_tries: u32) {
+    pub(super) fn answer(&mut self, fault: Fault, paused_tries: u32) {
+        let Fault { child: key, space: space_number, address, is_first } = fault;
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
-        let outcome = match space.judge(address, &child.populated) {
+        let outcome = match space.judge(address, is_first, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.
             Need::Page { .. } | Need::Patience { .. } if child.lost.is_some() => space.poison(address),
             Need::Patience { slot, ahead } => {
@@ -134,20 +135,17 @@ impl Server<'_> {
                     asked_at: self.now,
                 };
                 if !self.ask(read) {
-                    let task = Task::Fault { child: key, space: space_number, address };
-                    self.retries.push(task, self.now, CONNECTION_FULL_PAUSE, 0);
-                } else {
-                    self.wish(owner, key, space_number, ahead);
+                    let again = Task::Fault(Fault { is_first: false, ..fault });
+                    self.retries.push(again, self.now, CONNECTION_FULL_PAUSE, 0);
                 }
-                return;
+                return self.wish(owner, key, space_number, ahead);
             }
         };
         match outcome {
             Installed::All => {}
             Installed::Gone => self.close_space(key, space_number),
             Installed::Later { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
-                let task = Task::Fault { child: key, space: space_number, address };
-                self.retries.push(task, self.now, pause, paused_tries);
+                self.retries.push(Task::Fault(fault), self.now, pause, paused_tries);
             }
             Installed::Later { .. } => {
                 self.lose(key, "there is no memory for its pages (see its control group's limit)")

@@ -83,6 +83,11 @@ pub(super) struct Ahead {
     pub(super) stream: Range<u64>,
 }
 
+impl Ahead {
+    /// Nothing.
+    pub(super) const NOTHING: Self = Self { window: 0..0, stream: 0..0 };
+}
+
 /// A part of the slots.
 #[derive(Debug, Clone, Copy, Default)]
 struct Region {

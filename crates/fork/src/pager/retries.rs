@@ -20,14 +20,7 @@ const SLEEP: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) enum Task {
     /// Answer a fault: what it needs may have changed.
-    Fault {
-        /// Of this child.
-        child: u64,
-        /// In this space.
-        space: SpaceNumber,
-        /// Address of the page.
-        address: u64,
-    },
+    Fault(Fault),
     /// Install the pages of a reply.
     Delivery(Delivery),
     /// Watch a space again.
@@ -37,6 +30,19 @@ pub(super) enum Task {
         /// The space.
         space: SpaceNumber,
     },
+}
+
+/// A thread that waits for a page.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fault {
+    /// Of this child.
+    pub(super) child: u64,
+    /// In this space.
+    pub(super) space: SpaceNumber,
+    /// Address of the page.
+    pub(super) address: u64,
+    /// Nothing was fetched ahead for its sake yet: however often it is judged, the process touched the page once.
+    pub(super) is_first: bool,
 }
 
 /// Pages that arrived.

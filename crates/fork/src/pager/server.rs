@@ -139,7 +139,7 @@ impl<'a> Server<'a> {
         }
         for (task, paused_tries) in self.retries.take_due(self.now) {
             match task {
-                Task::Fault { child, space, address } => self.answer(child, space, address, paused_tries),
+                Task::Fault(fault) => self.answer(fault, paused_tries),
                 Task::Delivery(delivery) => self.deliver(delivery, paused_tries),
                 Task::Listen { child, space } => self.listen(child, space),
             }

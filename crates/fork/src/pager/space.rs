@@ -131,8 +131,9 @@ impl Space {
         let _ = self.uffd.wake(start, bytes);
     }
 
-    /// What the fault at `address` needs. The map must be up to date.
-    pub(super) fn judge(&mut self, address: u64, populated: &Populated) -> Need {
+    /// What the fault at `address` needs, and at its first judgement what is worth fetching with it. The map must be up to
+    /// date.
+    pub(super) fn judge(&mut self, address: u64, is_first: bool, populated: &Populated) -> Need {
         let Some(segment) = self.map.at(address) else {
             let limit = self.map.next_start(address).unwrap_or(USER_SPACE_END);
             return self.zeroes(address, limit);
@@ -143,12 +144,13 @@ impl Space {
             let limit = segment.end.min(address.saturating_add((next - page).saturating_mul(PAGE_SIZE)));
             return self.zeroes(address, limit);
         };
-        let before = slot.checked_sub(1);
-        let follows = before.is_some_and(|slot| self.installed.contains(slot));
-        if self.in_flight.contains(slot) {
-            return Need::Patience { slot, ahead: self.readahead.fault(slot, Found::Late, follows) };
+        let found = if self.in_flight.contains(slot) { Found::Late } else { Found::Missing };
+        let follows = slot.checked_sub(1).is_some_and(|before| self.installed.contains(before));
+        let ahead = if is_first { self.readahead.fault(slot, found, follows) } else { Ahead::NOTHING };
+        match found {
+            Found::Late => Need::Patience { slot, ahead },
+            Found::Missing => Need::Page { slot, ahead },
         }
-        Need::Page { slot, ahead: self.readahead.fault(slot, Found::Missing, follows) }
     }
 
     fn zeroes(&mut self, address: u64, limit: u64) -> Need {
