@@ -100,6 +100,9 @@ pub enum LinkError {
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broken(#[source] io::Error),
+    /// The owner was trusted when the stream began, and is no longer.
+    #[error("{0}")]
+    Untrusted(#[source] io::Error),
     /// The owner closed it.
     #[error("the node closed the connection")]
     Closed,

@@ -1,12 +1,17 @@
-//! How a link comes to a stream: it connects, and both sides prove who they are; [`super::link`] draws the states.
+//! How a link comes to a stream: it connects, and both sides prove who they are; then, now and then, whether that still
+//! holds. [`super::link`] draws the states.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::link::Link;
 use super::rim::Interest;
 use super::session::Session;
 use crate::LinkError;
 use crate::transport::{Attempt, Stream};
+
+/// Between two looks whether the owner is still trusted, as often as its credentials are read anew: more would tell
+/// nothing more.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How far a link is.
 #[derive(Debug)]
@@ -56,6 +61,16 @@ impl Link {
             return Ok(());
         };
         self.state = State::Up(Box::new(Session::new(stream, &mut self.pool)));
+        Ok(())
+    }
+
+    /// Neither asks an owner that was revoked, nor believes what it says. A link that is not polled does neither.
+    pub(super) fn check(&mut self, now: Instant) -> Result<(), LinkError> {
+        let State::Up(session) = &self.state else { return Ok(()) };
+        if self.checked_at.is_none_or(|at| now.saturating_duration_since(at) >= CHECK_INTERVAL) {
+            self.checked_at = Some(now);
+            session.stream().check().map_err(LinkError::Untrusted)?;
+        }
         Ok(())
     }
 }

@@ -65,6 +65,8 @@ pub(crate) struct Link {
     pub(super) closing: bool,
     /// When a poll left something in the stream that its socket does not tell of.
     unread_since: Option<Instant>,
+    /// When the owner of this stream was last found to be trusted still.
+    pub(super) checked_at: Option<Instant>,
 }
 
 impl Link {
@@ -81,6 +83,7 @@ impl Link {
             grant_answers: Vec::new(),
             closing: false,
             unread_since: None,
+            checked_at: None,
         }
     }
 
@@ -165,6 +168,7 @@ impl Link {
             self.secure(now)?;
         }
         if matches!(self.state, State::Up(_)) {
+            self.check(now)?;
             // What came before the stream failed counts: a refusal to talk, say.
             let sent = self.transmit(now);
             self.receive(now, completions)?;
@@ -243,6 +247,7 @@ impl Link {
         let silent_since = self.requester.silent_since();
         self.requester.disconnected();
         self.unread_since = None;
+        self.checked_at = None;
         self.state = State::Down { retry_at: Some(now + self.patience.failed()) };
         if let LinkError::Frame(version @ FrameError::Version { .. }) = &cause {
             let error = FabricError::Incompatible { address: self.parts.address.clone(), cause: version.clone() };

@@ -148,6 +148,26 @@ fn a_revoked_node_loses_the_connection_that_it_has() {
 }
 
 #[test]
+fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
+    let owner = Owner::new(Encryption::On);
+    let credentials = owner.issue(Role::Node, "n2");
+    let mut requester = owner.requester(Some(&credentials), "n1");
+    read_all(&mut requester);
+    // The owner goes on to serve: it is the requester that must not go on to read.
+    member::revoke(&owner.directory, Role::Node, &name("n1"), SystemTime::now).unwrap();
+    credentials.adopt_roster(&owner.directory.read_roster().unwrap().1).unwrap();
+    let give_up = Instant::now() + PATIENCE;
+    let error = loop {
+        match read_page(&mut requester) {
+            Ok(_) => assert!(Instant::now() < give_up, "it still reads"),
+            Err(error) => break error,
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(error.to_string().contains("farfork://blue/node/n1 was revoked"), "{error}");
+}
+
+#[test]
 fn an_owner_that_speaks_in_clear_is_not_asked() {
     let (_seeds, exporter) = exporter();
     let plain = tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
