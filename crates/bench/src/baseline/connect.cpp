@@ -1,6 +1,6 @@
 // The floor of connections: connect and accept over TCP, with nothing around them.
 //
-//   connect serve IP THREADS                  says `listening PORT`; accepts and closes
+//   connect serve IP THREADS                  says `listening PORT`; accepts and closes until its input ends
 //   connect drive IP PORT THREADS SECONDS     says `ready`; a letter starts it; then `connected N NS`
 //
 // A client's thread makes one connection after the other: it waits until the server has closed it, which says that it was
@@ -45,7 +45,6 @@ static void accept_all(int listener) {
 }
 
 static int serve(const char *ip, int threads) {
-    alarm(300);  // Nobody measures for so long: whoever started it is gone.
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     sockaddr_in to = address(ip, 0);
     socklen_t length = sizeof to;
