@@ -47,6 +47,7 @@ pub(crate) async fn run(
         if now >= join_due {
             join_due = now + HEARTBEAT_INTERVAL;
             addresses.extend(unknown(&peers, &join));
+            peers.follow_roster();
             peers.forget_strangers();
             acquaintances.keep(peers.others());
         }
@@ -126,6 +127,7 @@ pub(crate) fn answer(peers: &Peers, caller: Option<&Caller>, from: v1::Member) -
         Failure::new(Code::AlreadyExists, format!("node `{name}`"), error).with_next_step(step)
     })?;
     event.iter().for_each(log);
+    peers.given().has_spoken(&name);
     let members = membership.answer(now).into_iter().map(v1::Member::from).collect();
     drop(membership);
     let roster = peers.security().credentials().map_or(0, farfork_trust::Credentials::roster_counter);
@@ -142,11 +144,12 @@ fn unknown(peers: &Peers, join: &[SocketAddr]) -> Vec<SocketAddr> {
 async fn beat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let object = format!("node at {address}");
     let me: v1::Member = peers.membership().me().clone().into();
+    let asked_under = peers.followed_counter();
     let mut client = peer_client(peers.channel(address));
     let answer = client.heartbeat(within(HEARTBEAT_TIMEOUT, me)).await;
     let v1::Members { members, roster } = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
     let members: Vec<Member> = members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
-    let event = peers.membership().handle_answer(members, Instant::now());
+    let event = peers.handle_answer(members, asked_under);
     let event = event.map_err(|error| Failure::new(Code::FailedPrecondition, object, error))?;
     event.iter().for_each(log);
     trust::learn(&peers, address, roster).await

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use farfork_cluster::membership::{Member, Membership, State, View};
+use farfork_cluster::membership::{Event, JoinError, Member, Membership, State, View};
 use farfork_wire::NodeName;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -15,7 +15,7 @@ use crate::api::v1;
 use crate::api::v1::peer_client::PeerClient;
 use crate::client::{Client, network_channel, node_client, peer_client};
 use crate::failure::Failure;
-use crate::trust::Security;
+use crate::trust::{Followed, Given, Security};
 
 /// The cluster as this node knows it.
 #[derive(Debug)]
@@ -25,16 +25,32 @@ pub(crate) struct Peers {
     /// Connections, kept: each carries many requests, and mends itself. A node that is known has to be the one at the
     /// other end.
     channels: Mutex<HashMap<(SocketAddr, Option<NodeName>), Channel>>,
+    /// Taken after `membership`, where both are.
+    followed: Mutex<Followed>,
+    given: Given,
 }
 
 impl Peers {
     pub(crate) fn new(me: Member, security: Security) -> Self {
-        Self { membership: Mutex::new(Membership::new(me)), security, channels: Mutex::default() }
+        let followed = security.credentials().map(|credentials| Followed::of(&credentials.roster().0));
+        let followed = Mutex::new(followed.unwrap_or_default());
+        Self {
+            membership: Mutex::new(Membership::new(me)),
+            security,
+            channels: Mutex::default(),
+            followed,
+            given: Given::default(),
+        }
     }
 
     /// Whom this node trusts.
     pub(crate) fn security(&self) -> &Security {
         &self.security
+    }
+
+    /// Names that machines have joined with and have not spoken as.
+    pub(crate) fn given(&self) -> &Given {
+        &self.given
     }
 
     /// This node's name.
@@ -91,6 +107,47 @@ impl Peers {
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
         let make = || network_channel(address, expected.clone(), self.security.proof());
         channels.entry((address, expected.clone())).or_insert_with(make).clone()
+    }
+
+    /// Closes connections that began before the roster in force, and forgets the members that it revokes. Whoever comes
+    /// back under such a name, as the cluster's node anew, will say so itself.
+    pub(crate) fn follow_roster(&self) {
+        let Some(credentials) = self.security.credentials() else { return };
+        if credentials.roster_counter() == self.followed().counter() {
+            return;
+        }
+        let (roster, _) = credentials.roster();
+        // Nobody takes what an answer said meanwhile for newer.
+        let mut membership = self.membership();
+        let before = std::mem::replace(&mut *self.followed(), Followed::of(&roster));
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        for node in self.followed().revoked_since(&before) {
+            if membership.handle_revoked(&node) {
+                tracing::warn!(%node, "was revoked, and is no member any more");
+            }
+        }
+    }
+
+    /// The members of an answer to a heartbeat, unless the roster has changed since the question: who answered may have
+    /// been revoked. Names that were revoked are not taken from others, who may not have heard.
+    pub(crate) fn handle_answer(&self, mut members: Vec<Member>, asked_under: u64) -> Result<Option<Event>, JoinError> {
+        let mut membership = self.membership();
+        let followed = self.followed();
+        if followed.counter() != asked_under {
+            return Ok(None);
+        }
+        let mut is_answering = true;
+        members.retain(|member| std::mem::take(&mut is_answering) || !followed.is_revoked(&member.name));
+        membership.handle_answer(members, Instant::now())
+    }
+
+    /// The number of the roster that connections and members are in line with.
+    pub(crate) fn followed_counter(&self) -> u64 {
+        self.followed().counter()
+    }
+
+    fn followed(&self) -> MutexGuard<'_, Followed> {
+        self.followed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Closes connections to addresses where no member is any more.

@@ -160,6 +160,11 @@ impl Membership {
         }
     }
 
+    /// A member is trusted no longer, whatever it says; whether there was one.
+    pub fn handle_revoked(&mut self, name: &NodeName) -> bool {
+        self.peers.remove(name).is_some()
+    }
+
     /// Time has passed: returns who fell silent.
     pub fn handle_time(&mut self, now: Instant) -> Vec<Event> {
         let mut events = Vec::new();

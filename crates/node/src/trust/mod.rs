@@ -4,6 +4,7 @@
 //! `establish` is the start, `keep` what goes on while the node runs, `service` what others ask.
 
 mod establish;
+mod followed;
 mod given;
 mod keep;
 mod service;
@@ -13,6 +14,8 @@ use farfork_trust::Credentials;
 use crate::gate::Proof;
 
 pub(crate) use establish::{EstablishError, establish};
+pub(crate) use followed::Followed;
+pub(crate) use given::Given;
 pub(crate) use keep::{keep, learn};
 pub(crate) use service::ClusterService;
 

@@ -11,7 +11,6 @@ use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 use tonic::{Code, Request, Response, Status};
 
-use super::given::Given;
 use super::keep::{blocking, renew};
 use crate::api::v1;
 use crate::auth::Caller;
@@ -26,12 +25,11 @@ use crate::peers::Peers;
 pub(crate) struct ClusterService {
     peers: Arc<Peers>,
     throttle: Arc<Mutex<Throttle>>,
-    given: Arc<Given>,
 }
 
 impl ClusterService {
     pub(crate) fn new(peers: Arc<Peers>) -> Self {
-        Self { peers, throttle: Arc::default(), given: Arc::default() }
+        Self { peers, throttle: Arc::default() }
     }
 
     fn credentials(&self) -> Result<&Credentials, Failure> {
@@ -86,11 +84,11 @@ impl ClusterService {
     ) -> Result<v1::Credentials, Failure> {
         let secret = Secret::from_bytes(&request.secret);
         let secret = secret.ok_or_else(|| Failure::new(Code::Unauthenticated, object, "that is no join token"))?;
-        let (peers, given, wanted) = (self.peers.clone(), self.given.clone(), name.clone());
+        let (peers, wanted) = (self.peers.clone(), name.clone());
         let admit = move |credentials: &Credentials| {
             let request = &request.request;
             check_length(request)?;
-            let is_free = || !peers.is_alive(&wanted) && given.give(&wanted, request, Instant::now());
+            let is_free = || peers.given().give(&wanted, request, Instant::now()) && !peers.is_alive(&wanted);
             member::admit(credentials.directory(), &secret, request, &wanted, is_free, SystemTime::now)
         };
         let issued = sign(credentials, object, admit).await?;

@@ -23,6 +23,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("each_role_may_ask_for_its_part", roles),
     ("strangers_are_named_and_kept_out", strangers),
     ("a_revoked_node_is_out_everywhere", revoked),
+    ("a_revoked_node_is_not_called_any_more", revoked_is_left),
     ("keys_and_authority_rotate_under_running_nodes", rotates),
 ];
 
@@ -188,6 +189,33 @@ fn revoked() {
     }
     b.says(&["a newer roster is in force"]);
     assert_eq!(a.alive(), ["a", "b"]);
+}
+
+fn revoked_is_left() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let a = Node::start("a", &dir_a, None);
+    let b = Node::start("b", &dir_b, Some(a.address()));
+    let dir_c = dir_a.with_file_name("c");
+    write_token(&first, &dir_c);
+    let c = Node::start("c", &dir_c, Some(a.address()));
+    until("all know each other", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
+    member::revoke(&first, Role::Node, &name("c"), SystemTime::now).expect("it is revoked");
+    // It goes on to answer: both have a connection to it, and leave it.
+    for node in [&a, &b] {
+        until("it is no member", || {
+            let nodes = node.nodes().expect("it answers");
+            nodes.iter().all(|known| known.name != "c").then_some(())
+        });
+        node.says(&["was revoked, and is no member any more", "node=c"]);
+    }
+    assert_eq!(a.alive(), ["a", "b"]);
+    // With a token it comes back.
+    drop(c);
+    fs::remove_dir_all(trust_dir(&dir_c, "c")).expect("its identity");
+    write_token(&first, &dir_c);
+    let c = Node::start("c", &dir_c, Some(a.address()));
+    until("it is back", || (b.alive() == ["a", "b", "c"] && c.alive() == b.alive()).then_some(()));
 }
 
 fn rotates() {

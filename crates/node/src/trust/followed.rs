@@ -1,0 +1,37 @@
+//! The roster that a node's connections and members are in line with: what a newer one revokes shows by comparison.
+
+use farfork_trust::{Identity, Revocation, Role, Roster};
+use farfork_wire::NodeName;
+
+/// Its number, and whom it revokes.
+#[derive(Debug, Default)]
+pub(crate) struct Followed {
+    counter: u64,
+    revocations: Vec<Revocation>,
+}
+
+impl Followed {
+    pub(crate) fn of(roster: &Roster) -> Self {
+        Self { counter: roster.counter(), revocations: roster.revocations().to_vec() }
+    }
+
+    pub(crate) fn counter(&self) -> u64 {
+        self.counter
+    }
+
+    /// The nodes that this one revokes and the one before did not, or not as late.
+    pub(crate) fn revoked_since(&self, before: &Self) -> Vec<NodeName> {
+        let new = self.revocations.iter().filter(|entry| !before.revocations.contains(entry));
+        new.filter_map(revoked_node).collect()
+    }
+
+    /// Whether a node of this name was ever revoked.
+    pub(crate) fn is_revoked(&self, name: &NodeName) -> bool {
+        self.revocations.iter().filter_map(revoked_node).any(|node| node == *name)
+    }
+}
+
+fn revoked_node(entry: &Revocation) -> Option<NodeName> {
+    let bearer: Identity = entry.bearer.parse().ok()?;
+    (bearer.role == Role::Node).then_some(bearer.name)
+}
