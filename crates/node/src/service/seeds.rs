@@ -12,9 +12,9 @@ use tracing::Instrument as _;
 use super::route::{Place, passed_on, place_of_seed};
 use crate::api::v1;
 use crate::api::v1::inspect_response::Object;
-use crate::client::{node_client, peer_client, within};
+use crate::client::{node_client, within};
 use crate::failure::Failure;
-use crate::limits::{CLUSTER_QUERY_TIMEOUT, QUERY_TIMEOUT};
+use crate::limits::{CLUSTER_QUERY_TIMEOUT, PREPARE_TIMEOUT, QUERY_TIMEOUT};
 use crate::metrics::Work;
 use crate::node::Node;
 use crate::phases::Recording;
@@ -72,7 +72,8 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
             Ok(Object::Seed(node.seeds.detail(&id)?))
         }
         Place::There(mut owner) => {
-            let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: id.to_string() });
+            // Its node answers when it is complete.
+            let request = within(PREPARE_TIMEOUT, v1::InspectRequest { id: id.to_string() });
             let answer = owner.inspect(request).await.map_err(passed_on(format!("seed {id}")))?;
             let empty = || Failure::new(Code::Internal, format!("seed {id}"), "its node's answer is empty");
             answer.into_inner().object.ok_or_else(empty)
@@ -125,11 +126,13 @@ pub(super) async fn access(node: &Node, text: &str) -> Result<v1::SeedAccess, Fa
         return node.seeds.access(&id);
     }
     let mut owner = node.peers.peer(id.node(), &object)?;
-    let request = within(QUERY_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string() });
+    // Its node answers when it is complete.
+    let request = within(PREPARE_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string() });
     Ok(owner.describe_seed(request).await.map_err(passed_on(object))?.into_inner())
 }
 
-/// The id behind what a user wrote: an id, or a name, which this node is asked for first, then all others.
+/// The id behind what a user wrote: an id, or a name, which this node is asked for first, then all others. Seeds that are
+/// not complete, or have failed, have their names as well.
 async fn resolve(node: &Node, text: &str) -> Result<SeedId, Failure> {
     if let Ok(id) = text.parse() {
         return Ok(id);
@@ -139,9 +142,13 @@ async fn resolve(node: &Node, text: &str) -> Result<SeedId, Failure> {
     }
     let mut asked = JoinSet::new();
     for member in node.peers.others_alive() {
-        let mut client = peer_client(node.peers.channel(member.address));
-        let question = within(CLUSTER_QUERY_TIMEOUT, v1::DescribeSeedRequest { seed: text.to_owned() });
-        asked.spawn(async move { client.describe_seed(question).await.ok()?.into_inner().seed.parse().ok() });
+        let mut client = node_client(node.peers.channel(member.address));
+        let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
+        let name = text.to_owned();
+        asked.spawn(async move {
+            let seeds = client.list_seeds(question).await.ok()?.into_inner().seeds;
+            seeds.into_iter().find(|seed| !name.is_empty() && seed.name == name)?.id.parse().ok()
+        });
     }
     let mut found: Vec<SeedId> = asked.join_all().await.into_iter().flatten().collect();
     match (found.pop(), found.is_empty()) {
