@@ -3,6 +3,8 @@
 //! [`Stopped`] owns the stop: dropping it puts registers and signal masks back and lets go, whatever went wrong.
 
 use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use farfork_sys::process::Status;
 use farfork_sys::ptrace::{self, Registers, SignalQueue};
@@ -12,6 +14,12 @@ use super::error::CaptureError;
 use super::inject::read_registers;
 use super::restart;
 use super::script::EndSignal;
+
+/// How long killed threads may take to end: as long as tearing down the memory of the last of them.
+const END_LIMIT: Duration = Duration::from_secs(2);
+
+/// Between two looks whether they have.
+const END_INTERVAL: Duration = Duration::from_micros(200);
 
 /// A thread that stands still.
 #[derive(Debug, Clone)]
@@ -98,14 +106,32 @@ impl Stopped {
 
     fn let_go(&mut self) {
         self.restore();
-        for thread in &self.snapshot.threads {
-            let _ = ptrace::detach(thread.tid);
-        }
+        let tids = self.snapshot.threads.iter().map(|thread| thread.tid);
+        take_ends(tids.filter(|tid| ptrace::detach(*tid).is_err()).collect());
         for (_, signal) in &self.withheld {
             if let (Some(pid), Some(signal)) = (Pid::from_raw(self.snapshot.pid), Signal::from_named_raw(*signal)) {
                 let _ = rustix::process::kill_process(pid, signal);
             }
         }
+    }
+}
+
+/// Threads that were killed while they stood still cannot be let go. Their ends must be taken: whoever waits for the process
+/// hears nothing of its end before, and this thread may live as long as a seed.
+fn take_ends(mut killed: Vec<i32>) {
+    let begun = Instant::now();
+    loop {
+        // Who is no tracee any more was taken, or has been let go after all.
+        killed.retain(|tid| matches!(ptrace::reap(*tid), Ok(false)));
+        if killed.is_empty() {
+            return;
+        }
+        if begun.elapsed() > END_LIMIT {
+            return tracing::warn!(
+                "threads {killed:?} were killed in their capture and have not ended within {END_LIMIT:?}"
+            );
+        }
+        thread::sleep(END_INTERVAL);
     }
 }
 
