@@ -6,7 +6,7 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_sys::process::Status;
+use farfork_sys::process::{Stat, Status};
 use farfork_sys::ptrace::{self, Registers, SignalQueue};
 use rustix::process::{Pid, Signal};
 
@@ -107,13 +107,20 @@ impl Stopped {
     fn let_go(&mut self) {
         self.restore();
         let tids = self.snapshot.threads.iter().map(|thread| thread.tid);
-        take_ends(tids.filter(|tid| ptrace::detach(*tid).is_err()).collect());
+        let mut killed: Vec<i32> = tids.filter(|tid| ptrace::detach(*tid).is_err()).collect();
+        // The end of a child of our own is for who started it.
+        killed.retain(|tid| *tid != self.snapshot.pid || !is_own_child(*tid));
+        take_ends(killed);
         for (_, signal) in &self.withheld {
             if let (Some(pid), Some(signal)) = (Pid::from_raw(self.snapshot.pid), Signal::from_named_raw(*signal)) {
                 let _ = rustix::process::kill_process(pid, signal);
             }
         }
     }
+}
+
+fn is_own_child(pid: i32) -> bool {
+    Stat::read(pid).is_ok_and(|stat| stat.parent == std::process::id() as i32)
 }
 
 /// Threads that were killed while they stood still cannot be let go. Their ends must be taken: whoever waits for the process
