@@ -140,7 +140,9 @@ fn scrape(cluster: &Cluster, node: usize) -> Metrics {
 
 /// One request from within a node's namespace, and all that comes back; `None` where nobody listens.
 fn ask(cluster: &Cluster, node: usize, request: &str) -> Option<String> {
-    let script = "exec 3<>/dev/tcp/127.0.0.1/$0 || exit 9; printf '%s\\r\\nHost: x\\r\\n\\r\\n' \"$1\" >&3; cat <&3";
+    // Not the shell's own printf, which writes line by line: who is refused at the first line closes before the second.
+    let script =
+        "exec 3<>/dev/tcp/127.0.0.1/$0 || exit 9; env printf '%s\\r\\nHost: x\\r\\n\\r\\n' \"$1\" >&3; cat <&3";
     let child = Command::new("ip")
         .args(["netns", "exec", &cluster.netns(node), "bash", "-c", script, PORT, request])
         .stdin(Stdio::null())
