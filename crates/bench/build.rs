@@ -20,6 +20,7 @@ fn main() {
 fn programs() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     println!("cargo::rerun-if-env-changed=CXX");
+    println!("cargo::rerun-if-changed=src/baseline/end.h");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     for source in SOURCES.map(PathBuf::from) {
         println!("cargo::rerun-if-changed={}", source.display());

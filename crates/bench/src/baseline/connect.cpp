@@ -6,36 +6,17 @@
 // A client's thread makes one connection after the other: it waits until the server has closed it, which says that it was
 // accepted, and closes it with a reset, so that no port is kept for late segments. Threads block.
 
-#include <arpa/inet.h>
+#include "end.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <netinet/in.h>
 #include <string>
 #include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
-
-[[noreturn]] static void fail(const char *what) {
-    std::perror(what);
-    std::exit(1);
-}
-
-static int64_t now_ns() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
-}
-
-static sockaddr_in address(const char *ip, int port) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    if (inet_pton(AF_INET, ip, &address.sin_addr) != 1) fail("address");
-    return address;
-}
 
 static void accept_all(int listener) {
     for (;;) {

@@ -8,13 +8,13 @@
 // on each side, epoll; with one connection and one message, a plain recv and send: the ping-pong. `spin` asks again
 // instead of sleeping. The first bytes of a message are its number, checked when it comes back.
 
-#include <arpa/inet.h>
+#include "end.h"
+
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string>
@@ -24,25 +24,6 @@
 #include <vector>
 
 static const size_t BUFFER_BYTES = 256 << 10;
-
-[[noreturn]] static void fail(const char *what) {
-    std::perror(what);
-    std::exit(1);
-}
-
-static int64_t now_ns() {
-    timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return time.tv_sec * 1000000000LL + time.tv_nsec;
-}
-
-static sockaddr_in address(const char *ip, int port) {
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    if (inet_pton(AF_INET, ip, &address.sin_addr) != 1) fail("address");
-    return address;
-}
 
 static void undelayed(int fd) {
     int one = 1;

@@ -7,12 +7,12 @@
 //
 // Both sides touch all of their memory before they answer. What was received is compared byte by byte after the time was
 // taken, and spoilt again before the next copy, so that a copy that did not take place is seen.
-#include <arpa/inet.h>
+#include "end.h"
+
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -22,20 +22,8 @@ namespace {
 
 // Of one write or read: large enough that calls cost nothing beside copying, small enough for the cache.
 constexpr size_t CHUNK_BYTES = 256 << 10;
-constexpr uint64_t NS_PER_S = 1'000'000'000;
 
 using Memory = std::vector<uint64_t>;
-
-uint64_t now_ns() {
-    timespec now{};
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return static_cast<uint64_t>(now.tv_sec) * NS_PER_S + static_cast<uint64_t>(now.tv_nsec);
-}
-
-[[noreturn]] void give_up(const char *what) {
-    perror(what);
-    exit(1);
-}
 
 uint64_t word_at(size_t index) { return (index + 1) * 0x9e3779b97f4a7c15u; }
 
@@ -51,34 +39,26 @@ size_t wrong_bytes(const Memory &memory) {
     return wrong;
 }
 
-sockaddr_in address_of(const char *address, int port) {
-    sockaddr_in name{};
-    name.sin_family = AF_INET;
-    name.sin_port = htons(static_cast<uint16_t>(port));
-    if (inet_pton(AF_INET, address, &name.sin_addr) != 1) give_up(address);
-    return name;
-}
-
 // A socket that sends as fast as its window lets it, as those of farfork do: a machine whose default paces by timers (BBR) would
 // make the floor twice as high.
 int new_socket() {
     int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (setsockopt(made, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) != 0) give_up("TCP_CONGESTION");
+    if (setsockopt(made, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) != 0) fail("TCP_CONGESTION");
     return made;
 }
 
 int send_all(const char *address, size_t bytes) {
     int listener = new_socket();
-    sockaddr_in name = address_of(address, 0);
+    sockaddr_in name = ::address(address, 0);
     socklen_t length = sizeof name;
     auto *generic = reinterpret_cast<sockaddr *>(&name);
-    if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0) give_up("listen");
-    if (getsockname(listener, generic, &length) != 0) give_up("getsockname");
+    if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0) fail("listen");
+    if (getsockname(listener, generic, &length) != 0) fail("getsockname");
     Memory memory = pattern(bytes);
     printf("listening %d\n", ntohs(name.sin_port));
     fflush(stdout);
     int peer = accept(listener, nullptr, nullptr);
-    if (peer < 0) give_up("accept");
+    if (peer < 0) fail("accept");
     char request;
     while (read(peer, &request, 1) == 1) {
         const char *at = reinterpret_cast<const char *>(memory.data());
@@ -92,10 +72,10 @@ int send_all(const char *address, size_t bytes) {
 }
 
 void fetch(int peer, char *into, size_t bytes) {
-    if (write(peer, "", 1) != 1) give_up("request");
+    if (write(peer, "", 1) != 1) fail("request");
     for (size_t done = 0; done < bytes;) {
         ssize_t got = read(peer, into + done, bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES);
-        if (got <= 0) give_up("the link");
+        if (got <= 0) fail("the link");
         done += static_cast<size_t>(got);
     }
 }
@@ -109,8 +89,8 @@ int receive_all(const char *address, int port, size_t bytes) {
     Memory source = pattern(bytes);
     Memory memory(source.size());
     int peer = new_socket();
-    sockaddr_in name = address_of(address, port);
-    if (connect(peer, reinterpret_cast<sockaddr *>(&name), sizeof name) != 0) give_up("connect");
+    sockaddr_in name = ::address(address, port);
+    if (connect(peer, reinterpret_cast<sockaddr *>(&name), sizeof name) != 0) fail("connect");
     int one = 1;
     setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     puts("ready");
