@@ -65,6 +65,33 @@ fn needs_name(peer: Peer, name: &ServerName<'_>) -> Result<Peer, PeerError> {
     }
 }
 
+/// What all verifiers answer alike: TLS 1.3, and which signatures.
+macro_rules! answers_alike {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            shown: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls13_signature(message, shown, signed, &SIGNATURES)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            SIGNATURES.supported_schemes()
+        }
+    };
+}
+
 impl ClientCertVerifier for ClientVerifier {
     fn client_auth_mandatory(&self) -> bool {
         self.accepts == Accepts::Nodes
@@ -87,27 +114,7 @@ impl ClientCertVerifier for ClientVerifier {
         checked.map(|_| ClientCertVerified::assertion()).map_err(refuse)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        shown: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, shown, signed, &SIGNATURES)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        SIGNATURES.supported_schemes()
-    }
+    answers_alike!();
 }
 
 /// Both verifiers of servers differ in one answer only.
@@ -126,27 +133,7 @@ macro_rules! verifies_servers {
                 checked.map(|_| ServerCertVerified::assertion()).map_err(refuse)
             }
 
-            fn verify_tls12_signature(
-                &self,
-                _: &[u8],
-                _: &CertificateDer<'_>,
-                _: &DigitallySignedStruct,
-            ) -> Result<HandshakeSignatureValid, Error> {
-                Err(Error::General("TLS 1.2 is not spoken here".to_owned()))
-            }
-
-            fn verify_tls13_signature(
-                &self,
-                message: &[u8],
-                shown: &CertificateDer<'_>,
-                signed: &DigitallySignedStruct,
-            ) -> Result<HandshakeSignatureValid, Error> {
-                verify_tls13_signature(message, shown, signed, &SIGNATURES)
-            }
-
-            fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-                SIGNATURES.supported_schemes()
-            }
+            answers_alike!();
         }
     };
 }
