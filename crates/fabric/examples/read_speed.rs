@@ -4,57 +4,19 @@
 //! `cargo run --release -p farfork-fabric --example read_speed [serve ADDRESS | TCP-ADDRESS]`: alone it serves itself
 //! over loopback; with `serve` and an address it only serves, and with that address it only reads.
 
+mod own_memory;
+
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::{
-    Address, Completion, Connection, Exporter, ReadMode, ReadRequest, Refusal, Region, SameHost, SeedKey, Span,
-    TemplateMemory, connect, shm, tcp,
-};
-use farfork_sys::pidfd;
-use farfork_wire::descriptor::ExtentId;
-use farfork_wire::{NodeName, SeedId, Token};
+use farfork_fabric::{Address, Completion, Connection, connect, shm, tcp};
+
+use own_memory::{Course, PAGE};
 
 const MEMORY_BYTES: u64 = 256 << 20;
-const PAGE: u64 = 4096;
 const SPIN: Duration = Duration::from_micros(50);
-
-/// This process's own memory, exported as a template's would be.
-struct Own {
-    memory: TemplateMemory,
-    address: u64,
-}
-
-impl Region for Own {
-    fn extent_bytes(&self, _: ExtentId) -> Option<u64> {
-        Some(MEMORY_BYTES)
-    }
-
-    fn read(&self, _: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.memory.read(self.address + offset, into)
-    }
-
-    fn same_host(&self) -> Option<SameHost> {
-        let template = pidfd::open(std::process::id() as i32).ok()?;
-        Some(SameHost { template, extents: vec![(ExtentId(0), self.address)] })
-    }
-}
-
-struct One(Arc<Own>);
-
-impl Exporter for One {
-    fn open(&self, _: &SeedId, _: &Token) -> Result<Arc<dyn Region>, Refusal> {
-        Ok(Arc::clone(&self.0) as Arc<dyn Region>)
-    }
-}
-
-fn key() -> Arc<SeedKey> {
-    let seed = SeedId::new(NodeName::new("n1").expect("a name"), 1);
-    Arc::new(SeedKey { seed, token: Token::from_bytes([7; 16]) })
-}
 
 /// Polls until something completes: spins for a while, then sleeps, as a pager does.
 fn wait(connection: &mut dyn Connection, completions: &mut Vec<Completion>) {
@@ -69,38 +31,19 @@ fn wait(connection: &mut dyn Connection, completions: &mut Vec<Completion>) {
     }
 }
 
-/// Keeps `depth` reads of `bytes` in flight until `total` bytes have come; gives the time it took.
-fn read(connection: &mut dyn Connection, key: &Arc<SeedKey>, bytes: u64, depth: u64, total: u64) -> Duration {
-    let (mut submitted, mut ended, reads) = (0, 0, total / bytes);
-    let mut completions = Vec::new();
-    let before = Instant::now();
-    while ended < reads {
-        while submitted < reads && submitted - ended < depth {
-            let offset = submitted * 7919 * bytes % (MEMORY_BYTES - bytes) / PAGE * PAGE;
-            let spans = vec![Span { extent: ExtentId(0), offset, bytes: bytes as u32 }];
-            let deadline = before + Duration::from_secs(60);
-            let request = ReadRequest { tag: submitted, key: Arc::clone(key), mode: ReadMode::Exact, spans, deadline };
-            connection.submit(request).expect("within the limits");
-            submitted += 1;
-        }
-        wait(connection, &mut completions);
-        for completion in completions.drain(..) {
-            connection.recycle(completion.result.expect("a reply").data);
-            ended += 1;
-        }
-    }
-    before.elapsed()
-}
-
 fn measure(name: &str, address: &Address) -> io::Result<()> {
-    let (mut connection, key) = (connect(address)?, key());
-    read(&mut *connection, &key, 1 << 20, 2, MEMORY_BYTES);
+    let (mut connection, key) = (connect(address)?, own_memory::key());
+    let mut read = |bytes, depth, total_bytes| {
+        let course = Course { bytes, depth, total_bytes, memory_bytes: MEMORY_BYTES };
+        own_memory::read(&mut *connection, &key, &course, wait)
+    };
+    read(1 << 20, 2, MEMORY_BYTES);
     let count = 20_000;
-    let one = read(&mut *connection, &key, PAGE, 1, count * PAGE);
+    let one = read(PAGE, 1, count * PAGE);
     println!("{name:>4}  one page in flight   {:7.2} us a read", one.as_secs_f64() * 1e6 / count as f64);
     for (pages, depth) in [(1, 32), (16, 2), (16, 8), (64, 2), (64, 4), (256, 4)] {
         let total = 8 * MEMORY_BYTES / if pages == 1 { 8 } else { 1 };
-        let took = read(&mut *connection, &key, pages * PAGE, depth, total).as_secs_f64();
+        let took = read(pages * PAGE, depth, total).as_secs_f64();
         let (rate, page) = (total as f64 / took / 1e9, took * 1e6 / (total / PAGE) as f64);
         println!("{name:>4}  {pages:3} pages, {depth:2} in flight {rate:5.2} GB/s, {page:5.2} us a page");
     }
@@ -155,8 +98,7 @@ fn main() -> io::Result<()> {
         return measure("tcp", &Address::Tcp(address));
     }
     let memory: Vec<u8> = (0..MEMORY_BYTES).map(|at| (at / PAGE) as u8).collect();
-    let own = TemplateMemory::new(pidfd::open(std::process::id() as i32)?)?;
-    let exporter: Arc<dyn Exporter> = Arc::new(One(Arc::new(Own { memory: own, address: memory.as_ptr() as u64 })));
+    let exporter = own_memory::export(&memory)?;
     if let [_, at] = arguments.as_slice() {
         let _server = tcp::Server::start(TcpListener::bind(at)?, &exporter)?;
         io::stdin().read_to_end(&mut Vec::new())?;

@@ -1,0 +1,97 @@
+//! What both examples read: memory of the running process itself, exported as a template's would be, and a loop that keeps
+//! reads of it in flight.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::{
+    Completion, Connection, Exporter, ReadMode, ReadRequest, Refusal, Region, SameHost, SeedKey, Span, TemplateMemory,
+};
+use farfork_sys::pidfd;
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::{NodeName, SeedId, Token};
+
+/// Bytes of a page.
+pub(crate) const PAGE: u64 = 4096;
+
+/// How long all reads of a measurement may take.
+const READS_LIMIT: Duration = Duration::from_secs(60);
+
+/// Takes in what has arrived; whether and how long it sleeps is the caller's choice.
+pub(crate) type Wait = fn(&mut dyn Connection, &mut Vec<Completion>);
+
+/// This process's memory from `address` on, of any length: the example asks within its bounds.
+struct OwnMemory {
+    memory: TemplateMemory,
+    address: u64,
+    bytes: u64,
+}
+
+impl Region for OwnMemory {
+    fn extent_bytes(&self, _: ExtentId) -> Option<u64> {
+        Some(self.bytes)
+    }
+
+    fn read(&self, _: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.memory.read(self.address + offset, into)
+    }
+
+    fn same_host(&self) -> Option<SameHost> {
+        let template = pidfd::open(std::process::id() as i32).ok()?;
+        Some(SameHost { template, extents: vec![(ExtentId(0), self.address)] })
+    }
+}
+
+struct OneRegion(Arc<OwnMemory>);
+
+impl Exporter for OneRegion {
+    fn open(&self, _: &SeedId, _: &Token) -> Result<Arc<dyn Region>, Refusal> {
+        Ok(Arc::clone(&self.0) as Arc<dyn Region>)
+    }
+}
+
+/// Serves `memory` to whoever asks, as the only extent of the seed of [`key`]. It must outlive the exporter.
+pub(crate) fn export(memory: &[u8]) -> io::Result<Arc<dyn Exporter>> {
+    let own = TemplateMemory::new(pidfd::open(std::process::id() as i32)?)?;
+    let region = OwnMemory { memory: own, address: memory.as_ptr() as u64, bytes: memory.len() as u64 };
+    Ok(Arc::new(OneRegion(Arc::new(region))))
+}
+
+/// The seed, of node `n1`, and its token.
+pub(crate) fn key() -> Arc<SeedKey> {
+    let seed = SeedId::new(NodeName::new("n1").expect("a name"), 1);
+    Arc::new(SeedKey { seed, token: Token::from_bytes([7; 16]) })
+}
+
+/// Reads to make: of so many bytes each, so many at once, so many bytes in all, of memory of so many bytes.
+pub(crate) struct Course {
+    pub(crate) bytes: u64,
+    pub(crate) depth: u64,
+    pub(crate) total_bytes: u64,
+    pub(crate) memory_bytes: u64,
+}
+
+/// Makes the reads; gives the time it took.
+pub(crate) fn read(connection: &mut dyn Connection, key: &Arc<SeedKey>, course: &Course, wait: Wait) -> Duration {
+    let &Course { bytes, depth, total_bytes, memory_bytes } = course;
+    let (mut submitted, mut ended, reads) = (0, 0, total_bytes / bytes);
+    let mut completions = Vec::new();
+    let before = Instant::now();
+    while ended < reads {
+        while submitted < reads && submitted - ended < depth {
+            let offset = submitted * 7919 * bytes % (memory_bytes - bytes) / PAGE * PAGE;
+            let spans = vec![Span { extent: ExtentId(0), offset, bytes: bytes as u32 }];
+            let deadline = before + READS_LIMIT;
+            let request = ReadRequest { tag: submitted, key: Arc::clone(key), mode: ReadMode::Exact, spans, deadline };
+            connection.submit(request).expect("within the limits");
+            submitted += 1;
+        }
+        wait(connection, &mut completions);
+        for completion in completions.drain(..) {
+            connection.recycle(completion.result.expect("a reply").data);
+            ended += 1;
+        }
+    }
+    before.elapsed()
+}
