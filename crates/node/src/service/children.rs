@@ -1,14 +1,13 @@
 //! Requests about children that are answered at once.
 
 use farfork_wire::ChildId;
-use tokio::task::JoinSet;
 
-use super::route::{Place, child_id, passed_on, place_of_child};
+use super::route::{Place, ask_others, child_id, passed_on, place_of_child};
 use crate::api::v1;
 use crate::api::v1::inspect_response::Object;
-use crate::client::{node_client, within};
+use crate::client::within;
 use crate::failure::Failure;
-use crate::limits::{CLUSTER_QUERY_TIMEOUT, QUERY_TIMEOUT};
+use crate::limits::QUERY_TIMEOUT;
 use crate::node::Node;
 
 pub(crate) async fn kill(node: &Node, request: v1::KillRequest) -> Result<v1::KillResponse, Failure> {
@@ -82,22 +81,11 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChild
     let mut children: Vec<v1::Child> = node.children.all().iter().map(|child| child.as_ref().into()).collect();
     let mut unanswered = Vec::new();
     if !request.this_node_only {
-        let mut asked = JoinSet::new();
-        for member in node.peers.others_alive() {
-            let mut client = node_client(node.peers.channel(member.address));
-            let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
-            asked.spawn(async move {
-                let answer = client.list_children(question).await;
-                answer.map_err(passed_on(format!("node {}", member.name)))
-            });
-        }
+        let (answers, failures) =
+            ask_others(node, |mut asked, question| async move { asked.list_children(question).await }).await;
+        children.extend(answers.into_iter().flat_map(|answer: v1::ListChildrenResponse| answer.children));
         unanswered.extend(node.unreachable());
-        for answer in asked.join_all().await {
-            match answer {
-                Ok(answer) => children.extend(answer.into_inner().children),
-                Err(failure) => unanswered.push(failure.into()),
-            }
-        }
+        unanswered.extend(failures.into_iter().map(Into::into));
     }
     children.sort_by(|a, b| (a.started_unix_ms, &a.id).cmp(&(b.started_unix_ms, &b.id)));
     v1::ListChildrenResponse { children, unanswered }

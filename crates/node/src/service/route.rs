@@ -1,12 +1,15 @@
-//! Which node a request is for: its object's id says it.
+//! Which node a request is for: its object's id says it. What is asked of all nodes.
 
 use std::fmt::Display;
 
 use farfork_wire::{ChildId, NodeName, SeedId};
-use tonic::{Code, Status};
+use tokio::task::JoinSet;
+use tonic::{Code, Request, Response, Status};
 
-use crate::client::Client;
+use crate::api::v1;
+use crate::client::{Client, node_client, within};
 use crate::failure::Failure;
+use crate::limits::CLUSTER_QUERY_TIMEOUT;
 use crate::node::Node;
 
 /// Where a request is dealt with.
@@ -58,4 +61,30 @@ pub(super) fn place_of_child(here: &Node, id: &ChildId) -> Result<Place, Failure
 /// As [`place`].
 pub(super) fn place_of_seed(here: &Node, id: &SeedId) -> Result<Place, Failure> {
     place(here, id.node(), format!("seed {id}"))
+}
+
+/// Asks every other node that is alive for what it has itself. Gives their answers, and why others gave none in time.
+pub(super) async fn ask_others<Answer, Answering>(
+    here: &Node,
+    ask: impl Fn(Client, Request<v1::ListRequest>) -> Answering,
+) -> (Vec<Answer>, Vec<Failure>)
+where
+    Answer: Send + 'static,
+    Answering: Future<Output = Result<Response<Answer>, Status>> + Send + 'static,
+{
+    let mut asked = JoinSet::new();
+    for member in here.peers.others_alive() {
+        let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
+        let answering = ask(node_client(here.peers.channel(member.address)), question);
+        let object = format!("node {}", member.name);
+        asked.spawn(async move { answering.await.map(Response::into_inner).map_err(passed_on(object)) });
+    }
+    let (mut answers, mut failures) = (Vec::new(), Vec::new());
+    for answer in asked.join_all().await {
+        match answer {
+            Ok(answer) => answers.push(answer),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    (answers, failures)
 }

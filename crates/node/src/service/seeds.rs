@@ -5,16 +5,15 @@ use std::time::Instant;
 
 use farfork_fork::capture::{self, ProgramSockets};
 use farfork_wire::SeedId;
-use tokio::task::JoinSet;
 use tonic::Code;
 use tracing::Instrument as _;
 
-use super::route::{Place, passed_on, place_of_seed};
+use super::route::{Place, ask_others, passed_on, place_of_seed};
 use crate::api::v1;
 use crate::api::v1::inspect_response::Object;
-use crate::client::{node_client, within};
+use crate::client::within;
 use crate::failure::Failure;
-use crate::limits::{CLUSTER_QUERY_TIMEOUT, PREPARE_TIMEOUT, QUERY_TIMEOUT};
+use crate::limits::{PREPARE_TIMEOUT, QUERY_TIMEOUT};
 use crate::metrics::Work;
 use crate::node::Node;
 use crate::phases::Recording;
@@ -86,22 +85,11 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
     let mut seeds = node.seeds.all();
     let mut unanswered = Vec::new();
     if !request.this_node_only {
-        let mut asked = JoinSet::new();
-        for member in node.peers.others_alive() {
-            let mut client = node_client(node.peers.channel(member.address));
-            let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
-            asked.spawn(async move {
-                let answer = client.list_seeds(question).await;
-                answer.map_err(passed_on(format!("node {}", member.name)))
-            });
-        }
+        let (answers, failures) =
+            ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await }).await;
+        seeds.extend(answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds));
         unanswered.extend(node.unreachable());
-        for answer in asked.join_all().await {
-            match answer {
-                Ok(answer) => seeds.extend(answer.into_inner().seeds),
-                Err(failure) => unanswered.push(failure.into()),
-            }
-        }
+        unanswered.extend(failures.into_iter().map(Into::into));
     }
     seeds.sort_by(|a, b| (a.created_unix_ms, &a.id).cmp(&(b.created_unix_ms, &b.id)));
     v1::ListSeedsResponse { seeds, unanswered }
@@ -109,10 +97,7 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
 
 /// What another node needs to read a seed of this one.
 pub(super) async fn describe_here(node: &Node, text: &str) -> Result<v1::SeedAccess, Failure> {
-    let id = match text.parse() {
-        Ok(id) => id,
-        Err(_) => node.seeds.by_name(text).ok_or_else(|| unknown(text))?,
-    };
+    let id = text.parse().map_err(|_| unknown(text))?;
     node.seeds.ready(&id).await?;
     node.seeds.access(&id)
 }
@@ -140,17 +125,10 @@ async fn resolve(node: &Node, text: &str) -> Result<SeedId, Failure> {
     if let Some(id) = node.seeds.by_name(text) {
         return Ok(id);
     }
-    let mut asked = JoinSet::new();
-    for member in node.peers.others_alive() {
-        let mut client = node_client(node.peers.channel(member.address));
-        let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
-        let name = text.to_owned();
-        asked.spawn(async move {
-            let seeds = client.list_seeds(question).await.ok()?.into_inner().seeds;
-            seeds.into_iter().find(|seed| !name.is_empty() && seed.name == name)?.id.parse().ok()
-        });
-    }
-    let mut found: Vec<SeedId> = asked.join_all().await.into_iter().flatten().collect();
+    let (answers, _) = ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await }).await;
+    let seeds = answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds);
+    let is_named = |seed: &v1::Seed| !text.is_empty() && seed.name == text;
+    let mut found: Vec<SeedId> = seeds.filter(is_named).filter_map(|seed| seed.id.parse().ok()).collect();
     match (found.pop(), found.is_empty()) {
         (None, _) => Err(unknown(text)),
         (Some(id), true) => Ok(id),
