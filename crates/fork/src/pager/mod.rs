@@ -25,6 +25,8 @@ mod child;
 mod client;
 mod control;
 mod counters;
+#[doc(hidden)]
+pub mod decoders;
 mod faults;
 mod install;
 mod journal;
@@ -42,6 +44,7 @@ mod retries;
 mod server;
 mod space;
 mod station;
+mod strategy;
 mod takeover;
 mod watch;
 
@@ -50,5 +53,6 @@ pub use client::{Adoption, ClientError, PagerClient, PagerStats};
 pub use counters::PagerCounters;
 pub use keeper::{PagerConfig, run};
 pub use page_map::Segment;
-pub use plan::{MemoryPlan, PLAN_FILE, PlanError, PlannedExtent, Strategy};
+pub use plan::{MemoryPlan, PLAN_FILE, PlanError, PlannedExtent};
 pub use station::{PagerError, SOCKET_FILE};
+pub use strategy::{Paging, Strategy, StrategyError};

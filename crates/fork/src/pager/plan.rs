@@ -5,7 +5,7 @@
 //!  pager.plan, mode 0600: it holds the seed's token
 //!  0            8
 //!  ┌────────────┬──────────────────────┐
-//!  │ FFPLAN1\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
+//!  │ FFPLAN2\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
 //!  └────────────┴──────────────────────┘
 //! ```
 
@@ -14,7 +14,6 @@ use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use farfork_fabric::Address;
 use farfork_wire::descriptor::{Backing, Descriptor, ExtentId, PageRun, USER_SPACE_END};
@@ -22,6 +21,7 @@ use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use serde::{Deserialize, Serialize};
 
 use super::page_map::Segment;
+use super::strategy::Strategy;
 
 /// Name of the file in the child's directory.
 pub const PLAN_FILE: &str = "pager.plan";
@@ -32,7 +32,7 @@ const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u6
 /// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
 const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
-const MAGIC: &[u8; 8] = b"FFPLAN1\n";
+const MAGIC: &[u8; 8] = b"FFPLAN2\n";
 
 /// What a child's pages come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,22 +59,6 @@ pub struct PlannedExtent {
     pub id: ExtentId,
     /// Its pages, as the descriptor has them.
     pub populated: Vec<PageRun>,
-}
-
-/// How pages are fetched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Strategy {
-    /// Most pages that one fault brings; 1 fetches each page on demand.
-    pub window_pages_max: u32,
-    /// How long an owner may be unreachable before the child's memory counts as lost.
-    pub unreachable_limit: Duration,
-}
-
-impl Default for Strategy {
-    /// Windows up to a whole region; an owner may be away for a minute, long enough for a link or a switch to return.
-    fn default() -> Self {
-        Self { window_pages_max: super::prefetch::REGION_SLOTS as u32, unreachable_limit: Duration::from_secs(60) }
-    }
 }
 
 /// Why there is no usable plan.
@@ -174,9 +158,17 @@ impl MemoryPlan {
             if bytes <= PLAN_BYTES_MAX { fs::read(&path) } else { Err(io::ErrorKind::FileTooLarge.into()) }
         };
         let bytes = read().map_err(|source| PlanError::Read { path: path.clone(), source })?;
-        let body = bytes.strip_prefix(MAGIC).ok_or_else(|| invalid("its first bytes are of another format".into()))?;
-        let plan: Self = postcard::from_bytes(body).map_err(|error| invalid(error.to_string()))?;
-        plan.check().map_err(invalid)?;
+        Self::decode(&bytes).map_err(invalid)
+    }
+
+    /// Reads the plan from the bytes of its file.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let body = bytes.strip_prefix(MAGIC).ok_or("its first bytes are of another format")?;
+        let plan: Self = postcard::from_bytes(body).map_err(|error| error.to_string())?;
+        plan.check()?;
         Ok(plan)
     }
 

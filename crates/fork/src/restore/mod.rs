@@ -230,6 +230,15 @@ pub enum RestoreError {
     },
 }
 
+/// What a message of a stub says, for those who try it with any bytes (`fuzz/`): whether the child stands.
+///
+/// # Errors
+/// [`RestoreError`]: it will not.
+#[doc(hidden)]
+pub fn understand_report(bytes: &[u8], descriptor: &farfork_wire::Descriptor) -> Result<bool, RestoreError> {
+    stub::understand(bytes, 1, descriptor).map(|started| started.is_some())
+}
+
 impl RestoreError {
     fn object(object: &'static str, cause: impl Into<io::Error>) -> Self {
         Self::Object { object, cause: cause.into() }

@@ -81,21 +81,28 @@ pub(super) fn wait_restored(
         }
         let mut bytes = [0; size_of::<Report>()];
         let (received, pid) = fdpass::receive_with_sender(control, &mut bytes).map_err(RestoreError::Control)?;
-        let report = match Report::try_read_from_bytes(&bytes[..received]) {
-            Ok(report) => report,
-            Err(_) if received == 0 => return Err(RestoreError::StubGone),
-            Err(_) => return Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
-        };
-        match report.kind {
-            REPORT_READY => {}
-            REPORT_RESTORED => {
-                let Report { realtime_ns, marks_ns, .. } = report;
-                return Ok(Started { pid, realtime_ns, marks_ns });
-            }
-            REPORT_FAILED => return Err(failure(&report, descriptor)),
-            REPORT_ENDED => return Err(RestoreError::Died { wait_status: report.detail }),
-            _ => return Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
+        if let Some(started) = understand(&bytes[..received], pid, descriptor)? {
+            return Ok(started);
         }
+    }
+}
+
+/// What a message says: that the child stands, nothing yet, or that it will not.
+pub(super) fn understand(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Result<Option<Started>, RestoreError> {
+    let report = match Report::try_read_from_bytes(bytes) {
+        Ok(report) => report,
+        Err(_) if bytes.is_empty() => return Err(RestoreError::StubGone),
+        Err(_) => return Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
+    };
+    match report.kind {
+        REPORT_READY => Ok(None),
+        REPORT_RESTORED => {
+            let Report { realtime_ns, marks_ns, .. } = report;
+            Ok(Some(Started { pid, realtime_ns, marks_ns }))
+        }
+        REPORT_FAILED => Err(failure(&report, descriptor)),
+        REPORT_ENDED => Err(RestoreError::Died { wait_status: report.detail }),
+        _ => Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
     }
 }
 
