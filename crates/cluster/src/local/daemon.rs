@@ -13,12 +13,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_sys::identity::ProcessIdentity;
-use farfork_sys::{clone, namespace, pidfd};
+use farfork_sys::{namespace, pidfd};
 use rustix::process::Signal;
 
 use super::error::LocalError;
 use super::groups;
-use super::state::{LocalNode, NodeCommand, failed};
+use super::node::{LocalNode, NodeCommand};
+use super::run_dir::failed;
 use super::trust;
 
 /// Longest wait for a daemon to answer, in milliseconds: it compiles nothing and asks nobody far away, but several may
@@ -111,7 +112,7 @@ pub(super) fn wait_ready(node: &LocalNode) -> Result<(), LocalError> {
     let limit = Duration::from_millis(READY_MS_MAX);
     let began = Instant::now();
     while UnixStream::connect(&node.socket).is_err() {
-        if wait_end(node, Duration::from_millis(READY_RETRY_MS)) {
+        if node.wait_end(Duration::from_millis(READY_RETRY_MS)) {
             return Err(LocalError::Ended { node: node.name.clone(), log_tail: log_tail(node) });
         }
         if began.elapsed() > limit {
@@ -124,15 +125,6 @@ pub(super) fn wait_ready(node: &LocalNode) -> Result<(), LocalError> {
         }
     }
     Ok(())
-}
-
-/// Waits until a node's daemon has ended; one that was never started has.
-pub(super) fn wait_end(node: &LocalNode, limit: Duration) -> bool {
-    match node.process().map(|process| process.open()) {
-        // Reaped too, where it is a child of this process.
-        Some(Ok(Some(process))) => clone::reap(&process, limit).unwrap_or(false),
-        _ => true,
-    }
 }
 
 /// Sends a signal to a node's daemon.
@@ -151,7 +143,7 @@ pub(super) fn stop_all(nodes: &[LocalNode]) {
         let _ = signal(node, Signal::TERM.as_raw());
     }
     for node in nodes {
-        if !wait_end(node, deadline.saturating_duration_since(Instant::now())) {
+        if !node.wait_end(deadline.saturating_duration_since(Instant::now())) {
             tracing::warn!(node = node.name, "daemon did not stop within {STOP_MS_MAX} ms and is killed");
             let _ = signal(node, Signal::KILL.as_raw());
         }

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use super::error::LocalError;
-use super::state::{LocalNode, State};
+use super::node::LocalNode;
 
 /// The controllers that a node's limits need.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -71,9 +71,9 @@ pub(super) fn plan(cluster: &str) -> Result<Vec<GroupPlan>, LocalError> {
 }
 
 /// Makes the groups of all nodes.
-pub(super) fn create(state: &State) -> Result<(), LocalError> {
-    for plan in &state.groups {
-        for node in &state.nodes {
+pub(super) fn create(plans: &[GroupPlan], nodes: &[LocalNode]) -> Result<(), LocalError> {
+    for plan in plans {
+        for node in nodes {
             let name = Path::new(&plan.name).join(&node.name);
             cgroup::create_path(&plan.base, &name, plan.version(), &plan.controllers)
                 .and_then(|()| cgroup::create(&leaf(&plan.of_node(&node.name))))
@@ -93,8 +93,8 @@ fn leaf(node_group: &Path) -> PathBuf {
 }
 
 /// Kills everything in the cluster's groups, and removes them.
-pub(super) fn remove(state: &State) -> Result<(), LocalError> {
-    let directories: Vec<PathBuf> = state.groups.iter().map(GroupPlan::directory).collect();
+pub(super) fn remove(plans: &[GroupPlan]) -> Result<(), LocalError> {
+    let directories: Vec<PathBuf> = plans.iter().map(GroupPlan::directory).collect();
     kill_all(&directories)?;
     for directory in &directories {
         let groups = cgroup::subtree(directory).map_err(failed("list", directory))?;

@@ -30,6 +30,8 @@ mod daemon;
 mod error;
 mod groups;
 mod network;
+mod node;
+mod run_dir;
 mod state;
 mod trust;
 
@@ -41,7 +43,7 @@ use farfork_sys::mount::point;
 
 pub use self::config::LocalClusterConfig;
 pub use self::error::LocalError;
-pub use self::state::LocalNode;
+pub use self::node::LocalNode;
 
 use self::daemon::Launch;
 use self::network::Names;
@@ -78,11 +80,11 @@ impl LocalCluster {
     /// [`LocalError`] as the first step that fails; [`LocalError::Exists`] where a cluster runs in this directory.
     pub fn up(config: &LocalClusterConfig, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Self, LocalError> {
         config.check()?;
-        let made_run_dir = state::make_run_dir(&config.run_dir)?;
-        let lock = state::lock(&config.run_dir)?;
+        let made_run_dir = run_dir::make(&config.run_dir)?;
+        let lock = run_dir::lock(&config.run_dir)?;
         let outcome = Self::up_alone(config, made_run_dir, progress);
         if outcome.is_err() && made_run_dir {
-            state::remove_run_dir(&config.run_dir);
+            run_dir::remove(&config.run_dir);
         }
         drop(lock);
         outcome
@@ -129,10 +131,10 @@ impl LocalCluster {
     /// # Errors
     /// [`LocalError`] as the first thing that cannot be removed; the rest is. It can be tried again.
     pub fn down(self) -> Result<(), LocalError> {
-        let _lock = state::lock(&self.run_dir)?;
+        let _lock = run_dir::lock(&self.run_dir)?;
         self.tear_down()?;
         if self.state.made_run_dir {
-            state::remove_run_dir(&self.run_dir);
+            run_dir::remove(&self.run_dir);
         }
         Ok(())
     }
@@ -160,7 +162,7 @@ impl LocalCluster {
     /// # Errors
     /// [`LocalError::NoNode`].
     pub fn wait_node(&self, index: usize, limit: Duration) -> Result<bool, LocalError> {
-        Ok(daemon::wait_end(self.node(index)?, limit))
+        Ok(self.node(index)?.wait_end(limit))
     }
 
     /// Starts a node's daemon again after it has ended, and waits until it answers.
@@ -194,14 +196,14 @@ impl LocalCluster {
 
     fn find(run_dir: &Path) -> Result<Option<Self>, LocalError> {
         match State::read(run_dir)? {
-            Some(state) => Ok(Some(Self { run_dir: state::real_path(run_dir)?, state })),
+            Some(state) => Ok(Some(Self { run_dir: run_dir::real_path(run_dir)?, state })),
             None => Ok(None),
         }
     }
 
     /// Writes down what is going to be made.
     fn plan(config: &LocalClusterConfig, made_run_dir: bool) -> Result<Self, LocalError> {
-        let run_dir = state::real_path(&config.run_dir)?;
+        let run_dir = run_dir::real_path(&config.run_dir)?;
         let state = State::plan(config, &run_dir, made_run_dir, groups::plan(&config.name)?);
         state.write(&run_dir)?;
         Ok(Self { run_dir, state })
@@ -210,9 +212,9 @@ impl LocalCluster {
     fn build(&mut self, names: Names, progress: &mut dyn FnMut(Progress<'_>)) -> Result<(), LocalError> {
         progress(Progress::Network);
         network::create(&self.state, names)?;
-        groups::create(&self.state)?;
+        groups::create(&self.state.groups, &self.state.nodes)?;
         self.state.nodes.iter().try_for_each(daemon::make_run_dir)?;
-        trust::make(&self.state, &self.run_dir)?;
+        trust::make(&self.state.name, &self.state.nodes, &self.run_dir)?;
         // The others join the first, which therefore has to answer before they start; they may start together.
         for stage in [0..1, 1..self.state.nodes.len()] {
             for index in stage.clone() {
@@ -243,7 +245,7 @@ impl LocalCluster {
     /// Removes whatever of the plan exists, as far as possible, and reports the first failure.
     fn tear_down(&self) -> Result<(), LocalError> {
         daemon::stop_all(&self.state.nodes);
-        let outcomes = [groups::remove(&self.state), network::remove(&self.state)];
+        let outcomes = [groups::remove(&self.state.groups), network::remove(&self.state)];
         point::remove_unused(Path::new(CONTAINER_PRIVATE_DIR));
         // While something is left, so is the file that says what.
         outcomes.into_iter().collect::<Result<(), _>>()?;

@@ -1,19 +1,17 @@
 //! `RUN/cluster.json`: what was made for a cluster, written before it is made.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io;
-use std::net::SocketAddr;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use farfork_sys::identity::ProcessIdentity;
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
-use super::address;
 use super::config::LocalClusterConfig;
 use super::error::LocalError;
 use super::groups::GroupPlan;
+use super::node::{LocalNode, NodeCommand};
+use super::run_dir::failed;
+use super::{address, trust};
 
 /// Name of the file.
 const FILE: &str = "cluster.json";
@@ -37,59 +35,6 @@ pub(super) struct State {
     pub(super) made_run_dir: bool,
 }
 
-/// How daemons are started.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct NodeCommand {
-    pub(super) program: PathBuf,
-    pub(super) arguments: Vec<String>,
-    pub(super) environment: Vec<(String, String)>,
-}
-
-/// A node of a local cluster.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LocalNode {
-    /// Its name: `n1`.
-    pub name: String,
-    /// Where its daemon listens, within the cluster.
-    pub address: SocketAddr,
-    /// Name of its network namespace, for `ip netns exec`.
-    pub netns: String,
-    /// The Unix socket of its daemon.
-    pub socket: PathBuf,
-    /// Its run directory.
-    pub run_dir: PathBuf,
-    /// Directories of the control groups that hold the daemon and all that it starts.
-    pub cgroups: Vec<PathBuf>,
-    /// The daemon, as [`ProcessIdentity`] writes itself.
-    process: Option<String>,
-}
-
-impl LocalNode {
-    /// The daemon that was started last; it may have ended.
-    pub fn process(&self) -> Option<ProcessIdentity> {
-        self.process.as_ref()?.parse().ok()
-    }
-
-    /// The process id of the daemon that was started last.
-    pub fn pid(&self) -> Option<i32> {
-        self.process().map(|process| process.pid)
-    }
-
-    /// Whether the daemon runs.
-    pub fn is_alive(&self) -> bool {
-        !super::daemon::wait_end(self, std::time::Duration::ZERO)
-    }
-
-    /// What the daemon says.
-    pub fn log(&self) -> PathBuf {
-        self.run_dir.join("node.log")
-    }
-
-    pub(super) fn set_process(&mut self, process: ProcessIdentity) {
-        self.process = Some(process.to_string());
-    }
-}
-
 impl State {
     /// What a cluster needs, before anything is made.
     pub(super) fn plan(
@@ -98,14 +43,10 @@ impl State {
         made_run_dir: bool,
         groups: Vec<GroupPlan>,
     ) -> Self {
-        let node = |(index, name): (usize, String)| LocalNode {
-            address: address::of_node(&config.name, index),
-            netns: config.netns(&name),
-            socket: run_dir.join(&name).join("node.sock"),
-            run_dir: run_dir.join(&name),
-            cgroups: groups.iter().map(|group| group.of_node(&name)).collect(),
-            process: None,
-            name,
+        let node = |(index, name): (usize, String)| {
+            let cgroups = groups.iter().map(|group| group.of_node(&name)).collect();
+            let (place, run_dir) = ((address::of_node(&config.name, index), config.netns(&name)), run_dir.join(&name));
+            LocalNode::new(name, place, run_dir, cgroups)
         };
         let nodes = config.node_names().enumerate().map(node).collect();
         Self {
@@ -154,44 +95,10 @@ impl State {
                 ignore_missing(fs::remove_dir_all(&node.run_dir)).map_err(failed("remove", &node.run_dir))?;
             }
         }
-        let client = super::trust::of_client(run_dir);
+        let client = trust::of_client(run_dir);
         ignore_missing(fs::remove_dir_all(&client)).map_err(failed("remove", &client))?;
         let path = run_dir.join(FILE);
         ignore_missing(fs::remove_file(&path)).map_err(failed("remove", &path))
-    }
-}
-
-/// Removes the run directory, unless somebody has put something else there.
-pub(super) fn remove_run_dir(path: &Path) {
-    let _ = fs::remove_dir(path);
-}
-
-/// Makes the run directory, for its owner alone; tells whether it was missing.
-pub(super) fn make_run_dir(path: &Path) -> Result<bool, LocalError> {
-    if path.is_dir() {
-        return Ok(false);
-    }
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("make", path))?;
-    Ok(true)
-}
-
-/// The path without symbolic links, as it will be compared with.
-pub(super) fn real_path(path: &Path) -> Result<PathBuf, LocalError> {
-    path.canonicalize().map_err(failed("find", path))
-}
-
-/// For `map_err`.
-pub(super) fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> LocalError + 'a {
-    move |cause| LocalError::State { action, path: path.to_owned(), cause }
-}
-
-/// Keeps other commands off the run directory while the cluster in it is made or removed.
-pub(super) fn lock(run_dir: &Path) -> Result<File, LocalError> {
-    let directory = File::open(run_dir).map_err(failed("lock", run_dir))?;
-    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(directory),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(LocalError::Busy { run_dir: run_dir.to_owned() }),
-        Err(errno) => Err(failed("lock", run_dir)(errno.into())),
     }
 }
 

@@ -14,7 +14,7 @@ use farfork_trust::{Directory, NODE_VALID, Role};
 use farfork_wire::NodeName;
 
 use super::error::LocalError;
-use super::state::State;
+use super::node::LocalNode;
 
 /// The client's directory and name.
 const CLIENT: &str = "client";
@@ -29,14 +29,14 @@ pub(super) fn of_client(cluster_dir: &Path) -> PathBuf {
     cluster_dir.join(CLIENT)
 }
 
-/// Makes all of them. The nodes' run directories are there.
-pub(super) fn make(state: &State, cluster_dir: &Path) -> Result<(), LocalError> {
+/// Makes all of them, for the nodes of a cluster of this name. The nodes' run directories are there.
+pub(super) fn make(cluster: &str, nodes: &[LocalNode], cluster_dir: &Path) -> Result<(), LocalError> {
     let failed = |cause: MemberError| LocalError::Trust { cause };
     let name = |text: &str| NodeName::new(text).map_err(|cause| LocalError::Name { name: text.to_owned(), cause });
     let now = SystemTime::now();
-    let (cluster, first) = (name(&state.name)?, Directory::new(of_node(&state.nodes[0].run_dir)));
-    member::init(&first, &cluster, &name(&state.nodes[0].name)?, now).map_err(failed)?;
-    for node in &state.nodes[1..] {
+    let (cluster, first) = (name(cluster)?, Directory::new(of_node(&nodes[0].run_dir)));
+    member::init(&first, &cluster, &name(&nodes[0].name)?, now).map_err(failed)?;
+    for node in &nodes[1..] {
         let into = Directory::new(of_node(&node.run_dir));
         member::issue_directory(&first, &into, Role::Node, &name(&node.name)?, now, NODE_VALID).map_err(failed)?;
     }

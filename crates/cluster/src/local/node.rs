@@ -1,0 +1,81 @@
+//! A node of a local cluster, and how its daemon is started.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use farfork_sys::clone;
+use farfork_sys::identity::ProcessIdentity;
+use serde::{Deserialize, Serialize};
+
+/// How daemons are started.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct NodeCommand {
+    pub(super) program: PathBuf,
+    pub(super) arguments: Vec<String>,
+    pub(super) environment: Vec<(String, String)>,
+}
+
+/// A node of a local cluster.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LocalNode {
+    /// Its name: `n1`.
+    pub name: String,
+    /// Where its daemon listens, within the cluster.
+    pub address: SocketAddr,
+    /// Name of its network namespace, for `ip netns exec`.
+    pub netns: String,
+    /// The Unix socket of its daemon.
+    pub socket: PathBuf,
+    /// Its run directory.
+    pub run_dir: PathBuf,
+    /// Directories of the control groups that hold the daemon and all that it starts.
+    pub cgroups: Vec<PathBuf>,
+    /// The daemon, as [`ProcessIdentity`] writes itself.
+    process: Option<String>,
+}
+
+impl LocalNode {
+    /// A node whose daemon has not been started yet.
+    pub(super) fn new(
+        name: String,
+        (address, netns): (SocketAddr, String),
+        run_dir: PathBuf,
+        cgroups: Vec<PathBuf>,
+    ) -> Self {
+        Self { socket: run_dir.join("node.sock"), name, address, netns, run_dir, cgroups, process: None }
+    }
+
+    /// The daemon that was started last; it may have ended.
+    pub fn process(&self) -> Option<ProcessIdentity> {
+        self.process.as_ref()?.parse().ok()
+    }
+
+    /// The process id of the daemon that was started last.
+    pub fn pid(&self) -> Option<i32> {
+        self.process().map(|process| process.pid)
+    }
+
+    /// Whether the daemon runs.
+    pub fn is_alive(&self) -> bool {
+        !self.wait_end(Duration::ZERO)
+    }
+
+    /// Waits until the daemon has ended; one that was never started has.
+    pub(super) fn wait_end(&self, limit: Duration) -> bool {
+        match self.process().map(|process| process.open()) {
+            // Reaped too, where it is a child of this process.
+            Some(Ok(Some(process))) => clone::reap(&process, limit).unwrap_or(false),
+            _ => true,
+        }
+    }
+
+    /// What the daemon says.
+    pub fn log(&self) -> PathBuf {
+        self.run_dir.join("node.log")
+    }
+
+    pub(super) fn set_process(&mut self, process: ProcessIdentity) {
+        self.process = Some(process.to_string());
+    }
+}
