@@ -10,8 +10,7 @@ use farfork_sys::mount::{self, Depth};
 use farfork_sys::namespace;
 
 use crate::config::RootSpec;
-use crate::handle::PRIVATE_DIR;
-use crate::root;
+use crate::root::{self, PRIVATE_DIR};
 
 /// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`, by a
 /// thread that goes there and ends.

@@ -17,14 +17,13 @@ use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::{fdpass, memfd, namespace};
 
-use crate::cgroup::{ContainerCgroup, NodeCgroups};
+use crate::cgroup::{ContainerCgroup, NodeCgroups, group_name};
 use crate::config::{ContainerConfig, RootSpec};
 use crate::error::ContainerError;
-use crate::handle::{Container, PRIVATE_DIR, Parts};
-use crate::leftover::group_name;
+use crate::handle::{Container, Parts};
 use crate::record;
-use crate::root;
 use crate::root::layout::Layout;
+use crate::root::{self, PRIVATE_DIR};
 
 /// Everything that the containers of this daemon have in common.
 #[derive(Debug)]

@@ -19,6 +19,11 @@ pub use self::error::CgroupError;
 pub use self::group::ContainerCgroup;
 pub use self::node::NodeCgroups;
 
+/// Name of a container's control group below the node's.
+pub(crate) fn group_name(container: &str) -> String {
+    format!("pool-{container}")
+}
+
 /// A group's directory in one hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Place {

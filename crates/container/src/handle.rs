@@ -20,9 +20,8 @@ use crate::cgroup::ContainerCgroup;
 use crate::config::RootSpec;
 use crate::error::ContainerError;
 use crate::record;
+use crate::root::PRIVATE_DIR;
 
-/// The directory in which a container finds what was meant for it alone: a tmpfs of its own.
-pub const PRIVATE_DIR: &str = "/run/farfork";
 /// How often a path is looked up anew that contains `..`: openat2(2) gives up with EAGAIN when anything was mounted or
 /// renamed anywhere meanwhile.
 const RESOLVE_TRIES_MAX: usize = 100;

@@ -9,11 +9,12 @@ use farfork_sys::mount::point;
 use farfork_sys::{clone, pidfd};
 use rustix::process::Signal;
 
-use crate::cgroup::NodeCgroups;
+use crate::cgroup::{NodeCgroups, group_name};
 use crate::config::ContainerConfig;
 use crate::error::ContainerError;
-use crate::handle::{PRIVATE_DIR, RunningContainer};
+use crate::handle::RunningContainer;
 use crate::record::{self, Record, Use};
+use crate::root::PRIVATE_DIR;
 
 /// Longest wait for the end of a leftover init, in milliseconds; what does not end is reported and tried next time.
 const KILL_MS_MAX: u64 = 5_000;
@@ -101,9 +102,4 @@ fn remove_former(config: &ContainerConfig, cgroups: &NodeCgroups) {
     let former = NodeCgroups::former(written.lines().map(PathBuf::from).filter(is_former));
     former.names().iter().for_each(|name| drop(former.existing(name).remove()));
     former.remove_empty();
-}
-
-/// Name of a container's control group below the node's.
-pub(crate) fn group_name(id: &str) -> String {
-    format!("pool-{id}")
 }

@@ -29,6 +29,7 @@ mod root;
 pub use cgroup::{CgroupError, ContainerCgroup, NodeCgroups};
 pub use config::{ContainerConfig, HIDDEN_PATHS_VARIABLE, RootSpec};
 pub use error::ContainerError;
-pub use handle::{Container, PRIVATE_DIR, RunningContainer};
+pub use handle::{Container, RunningContainer};
 pub use leftover::{Leftovers, clean_leftovers};
 pub use pool::Pool;
+pub use root::PRIVATE_DIR;

@@ -18,9 +18,11 @@ use farfork_sys::namespace;
 
 use crate::config::RootSpec;
 use crate::error::ContainerError;
-use crate::handle::PRIVATE_DIR;
 
 use self::plan::Step;
+
+/// The directory in which a container finds what was meant for it alone: a tmpfs of its own.
+pub const PRIVATE_DIR: &str = "/run/farfork";
 
 /// Room in the container's private directory, in bytes: for a payload and small files; it is the node's memory.
 const PRIVATE_BYTES_MAX: u64 = 256 << 20;
