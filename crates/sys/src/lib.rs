@@ -3,6 +3,7 @@
 //! A module is a facility of the kernel and nothing above it: no seeds, no children, no policy.
 
 pub mod alarm;
+pub mod arena;
 pub mod cgroup;
 pub mod clock;
 pub mod clone;

@@ -1,0 +1,123 @@
+//! A large piece of private memory that is used in parts: it takes room only where it was filled, and gives the room
+//! back where it is told to. What it holds stays out of core dumps, and of processes that this one forks.
+
+use std::io;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// Private memory of a fixed size, zero where it was not filled. Dropping it gives all back.
+#[derive(Debug)]
+pub struct Arena {
+    base: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread, stays until the drop, and is reached through `&self` and
+// `&mut self` as any owned memory is.
+unsafe impl Send for Arena {}
+// SAFETY: as above: `&self` only reads.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Reserves addresses, and takes no room yet. It is filled in huge pages where the machine permits.
+    ///
+    /// # Errors
+    /// As mmap(2); `InvalidInput` for 0 bytes.
+    pub fn reserve(bytes: usize) -> io::Result<Self> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: a new mapping at an address that the kernel chooses changes no memory in use.
+        let base = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, protection, flags)? };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let arena = Self { base, bytes };
+        arena.advise(0..bytes, Advice::LinuxDontDump)?;
+        arena.advise(0..bytes, Advice::LinuxDontFork)?;
+        // Kernels without huge pages refuse.
+        let _ = arena.advise(0..bytes, Advice::LinuxHugepage);
+        Ok(arena)
+    }
+
+    /// How many bytes are reserved.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// What a range holds.
+    ///
+    /// # Panics
+    /// Outside.
+    pub fn slice(&self, range: Range<usize>) -> &[u8] {
+        let from = self.at(&range);
+        // SAFETY: `at` checked that the range is mapped, for as long as `self` lives; it is initialised (the kernel gives
+        // zeroes), and nobody writes while `self` is borrowed.
+        unsafe { slice::from_raw_parts(from.as_ptr(), range.len()) }
+    }
+
+    /// Puts bytes at `offset`.
+    ///
+    /// # Panics
+    /// Outside.
+    pub fn fill(&mut self, offset: usize, bytes: &[u8]) {
+        let range = offset..offset + bytes.len();
+        let to = self.at(&range);
+        // SAFETY: as in `slice`; `self` is borrowed exclusively, so that this is the only reference into the mapping.
+        unsafe { slice::from_raw_parts_mut(to.as_ptr(), range.len()) }.copy_from_slice(bytes);
+    }
+
+    /// Gives the room of a range back; it is zero from then on. Its ends are multiples of the page size.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    ///
+    /// # Panics
+    /// Outside.
+    pub fn release(&mut self, range: Range<usize>) -> io::Result<()> {
+        self.advise(range, Advice::LinuxDontNeed)
+    }
+
+    fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+        let from = self.at(&range);
+        // SAFETY: within our own mapping (`at`); of the kinds of advice used here only DONTNEED changes contents, which
+        // `release` does under an exclusive borrow.
+        unsafe { rustix::mm::madvise(from.as_ptr().cast(), range.len(), advice)? };
+        Ok(())
+    }
+
+    fn at(&self, range: &Range<usize>) -> NonNull<u8> {
+        let inside = range.start <= range.end && range.end <= self.bytes;
+        assert!(inside, "{range:?} of an arena of {} bytes", self.bytes);
+        // SAFETY: within the one mapping, as just checked.
+        unsafe { self.base.add(range.start) }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the very range that `reserve` mapped; no reference into it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_filled_is_there_until_it_is_released() {
+        let mut arena = Arena::reserve(1 << 20).unwrap();
+        assert!(arena.slice(0..1 << 20).iter().all(|byte| *byte == 0));
+        arena.fill(8192, &[7; 4096]);
+        assert_eq!(arena.slice(8191..8194), [0, 7, 7]);
+        arena.release(8192..12288).unwrap();
+        assert_eq!(arena.slice(8191..8194), [0, 0, 0]);
+        assert!(Arena::reserve(0).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "of an arena of 4096 bytes")]
+    fn nothing_is_reached_outside() {
+        Arena::reserve(4096).unwrap().fill(4090, b"too long");
+    }
+}
