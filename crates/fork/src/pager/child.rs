@@ -19,12 +19,13 @@ use super::install::Installed;
 use super::journal::{Journal, Replay, Snapshot, SpaceNumber, SpaceSnapshot, State};
 use super::owners::{Lane, Read};
 use super::page_map::PageMap;
-use super::plan::{MemoryPlan, PlanError, Strategy};
+use super::plan::{MemoryPlan, PlanError};
 use super::populated::Populated;
 use super::protocol::PagerStats;
 use super::replay::{self, Replayed};
 use super::retries::Delivery;
 use super::space::Space;
+use super::strategy::Strategy;
 
 /// Name of the file in the child's directory that says why its memory is lost, if it is.
 pub const LOST_FILE: &str = "lost";
@@ -129,7 +130,7 @@ impl Child {
     pub(super) fn activate(&mut self, uffd: Userfaultfd) {
         self.journal.set_state(State::Active { uffd: uffd.as_raw_fd() });
         let map = std::mem::take(&mut self.map);
-        let space = Space::new(uffd, map, &self.populated, self.strategy.window_pages_max);
+        let space = Space::new(uffd, map, &self.populated, self.strategy.window_slots_max());
         self.spaces.insert(0, space);
         self.next_space = 1;
         self.drop_socket();
@@ -303,7 +304,7 @@ impl Child {
         for (number, (uffd, map)) in spaces {
             match Userfaultfd::from_number(uffd) {
                 Ok(uffd) => {
-                    let space = Space::new(uffd, map, &self.populated, self.strategy.window_pages_max);
+                    let space = Space::new(uffd, map, &self.populated, self.strategy.window_slots_max());
                     self.spaces.insert(number, space);
                 }
                 Err(error) => tracing::warn!("child {}: space {number} is gone: {error}", self.id),

@@ -62,14 +62,14 @@ pub(super) enum Need {
 
 impl Space {
     /// The space behind a userfaultfd, in which nothing is known to be installed.
-    pub(super) fn new(uffd: Userfaultfd, map: PageMap, populated: &Populated, window_pages_max: u32) -> Self {
+    pub(super) fn new(uffd: Userfaultfd, map: PageMap, populated: &Populated, window_slots_max: u64) -> Self {
         let slots = populated.slots();
         Self {
             uffd: ManuallyDrop::new(uffd),
             map,
             installed: PageSet::new(slots),
             in_flight: PageSet::new(slots),
-            readahead: Readahead::new(slots, u64::from(window_pages_max)),
+            readahead: Readahead::new(slots, window_slots_max),
             zero_runs: ZeroRuns::default(),
         }
     }
@@ -187,6 +187,37 @@ impl Space {
     pub(super) fn dropped(&mut self, slots: Range<u64>) {
         self.in_flight.without(&self.installed, slots.clone()).for_each(|lost| self.readahead.dropped(lost));
         self.in_flight.remove(slots);
+    }
+
+    /// Nothing of the seed is missing any more: what is not there is zero from now on.
+    pub(super) fn settle(&mut self) {
+        self.map = PageMap::default();
+    }
+
+    /// How many slots below `slots` are not done with.
+    pub(super) fn missing_slots(&self, slots: u64) -> u64 {
+        let none = PageSet::default();
+        self.installed.missing(&none, 0..slots).map(|run| run.end - run.start).sum()
+    }
+
+    /// Of slots that are wanted, those that belong somewhere; the others are done with.
+    pub(super) fn placed(&mut self, wanted: Vec<Range<u64>>, populated: &Populated) -> Vec<Range<u64>> {
+        let mut placed: Vec<Range<u64>> = Vec::new();
+        for run in wanted.into_iter().flat_map(|slots| populated.runs_of(slots)) {
+            let mut page = 0;
+            while page < run.count {
+                let place = self.map.place_of(run.extent, run.first_page + page);
+                let pages = place.map_or(1, |(_, pages)| pages.min(run.count - page));
+                let slots = run.first_slot + page..run.first_slot + page + pages;
+                match placed.last_mut() {
+                    _ if place.is_none() => self.installed.insert(slots),
+                    Some(last) if last.end == slots.start => last.end = slots.end,
+                    _ => placed.push(slots),
+                }
+                page += pages;
+            }
+        }
+        placed
     }
 
     /// Maps zeroes from `address` on.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use farfork_fork::pager::{LOST_FILE, PagerStats, Strategy};
+use farfork_fork::pager::{LOST_FILE, PagerStats, Paging, Strategy};
 use farfork_sys::memory;
 
 use crate::bed::{Bed, MemoryLimit, Program, soon};
@@ -85,7 +85,7 @@ fn run_once(scenario: &str) {
 
 /// Page by page, which leaves time to kill some.
 fn run_while_pagers_die(scenario: &str) {
-    with_program(scenario, Strategy { window_pages_max: 1, ..Strategy::default() }, |stage| {
+    with_program(scenario, Strategy { paging: Paging::Cow, ..Strategy::default() }, |stage| {
         let mut killed = 0;
         while !stage.program.has_ended() {
             stage.bed.kill_pager();
@@ -114,7 +114,7 @@ fn pages_arrive_in_any_order() {
 }
 
 fn single_pages_are_fetched_when_asked_so() {
-    let strategy = Strategy { window_pages_max: 1, ..Strategy::default() };
+    let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
     with_program("stay", strategy, |stage| {
         stage.program.meet();
         let counters = stage.bed.stats(&stage.program).counters;
@@ -185,7 +185,7 @@ fn another_process_reads_missing_pages() {
 }
 
 fn pager_is_killed_again_and_again() {
-    with_program("touch_slowly", Strategy { window_pages_max: 1, ..Strategy::default() }, |stage| {
+    with_program("touch_slowly", Strategy { paging: Paging::Cow, ..Strategy::default() }, |stage| {
         for round in 0..15 {
             sleep(Duration::from_millis(105 + round));
             stage.bed.kill_pager();
@@ -221,7 +221,7 @@ fn both_are_killed_one_after_the_other() {
 }
 
 fn owner_forgets_the_seed() {
-    with_program("lose", Strategy { window_pages_max: 1, ..Strategy::default() }, |stage| {
+    with_program("lose", Strategy { paging: Paging::Cow, ..Strategy::default() }, |stage| {
         stage.program.meet();
         let address = stage.owner.take().unwrap().socket_address();
         stage.owner = Some(Owner::restart(address, &stage.seed, false));
@@ -243,7 +243,8 @@ fn every_thread_is_told_of_a_loss() {
 }
 
 fn owner_stays_away() {
-    let strategy = Strategy { window_pages_max: 1, unreachable_limit: Duration::from_millis(700) };
+    let strategy =
+        Strategy { paging: Paging::Cow, unreachable_limit: Duration::from_millis(700), ..Strategy::default() };
     with_program("lose", strategy, |stage| {
         stage.program.meet();
         stage.owner = None;
@@ -382,7 +383,7 @@ fn the_death_of_both_is_written_down() {
 /// Prints µs per page, for 16 and 256 MiB, beside a memcpy of the same pages in the same order.
 fn touching_everything_costs_the_same_at_any_size() {
     let ((small, _), (large, copied)) = (measure(16, Strategy::default()), measure(256, Strategy::default()));
-    measure(8, Strategy { window_pages_max: 1, ..Strategy::default() });
+    measure(8, Strategy { paging: Paging::Cow, ..Strategy::default() });
     // What the memory of a machine that has little left costs is not the pager's.
     let limit = 3.0 * small + 2.0 + copied;
     assert!(large < limit, "the cost per page grows with the size: {small} and {large} µs, {copied} for a copy");
@@ -399,8 +400,8 @@ fn measure(mib: u64, strategy: Strategy) -> (f64, f64) {
     let output = program.output();
     let figures: Vec<f64> = output.split_whitespace().map(|text| text.parse::<f64>().unwrap() / 1000.0).collect();
     let (paged, copied, faults) = (figures[0], figures[1], bed.stats(&program).counters.faults);
-    let window = strategy.window_pages_max;
-    println!("{mib} MiB at random, windows to {window}: {paged:.2} µs a page; memcpy {copied:.2}; {faults} faults");
+
+    println!("{mib} MiB at random, {strategy}: {paged:.2} µs a page; memcpy {copied:.2}; {faults} faults");
     bed.finish(program);
     bed.end();
     (paged, copied)

@@ -1,0 +1,135 @@
+//! How a child's pages are fetched, as whoever forks it chose: `cow`, `prefetch` or `eager`, each also with `cache`.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::prefetch::REGION_SLOTS;
+
+/// When pages come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Paging {
+    /// Each page when it is touched, alone.
+    Cow,
+    /// When they are touched, with those that are likely to be touched soon.
+    #[default]
+    Prefetch,
+    /// All before the child's first instruction.
+    Eager,
+}
+
+/// How pages are fetched. As text: one of `cow`, `prefetch` and `eager`, or none of them for `prefetch`; and `cache`
+/// behind a comma or alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Strategy {
+    /// When they come.
+    pub paging: Paging,
+    /// Whether the node keeps what was fetched for further children of the seed, and looks there first.
+    pub cache: bool,
+    /// How long an owner may be unreachable before the child's memory counts as lost.
+    pub unreachable_limit: Duration,
+}
+
+/// Why a text is no strategy.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StrategyError {
+    /// A word that means nothing.
+    #[error("there is no strategy `{0}`: use cow, prefetch or eager, and cache with any of them, as in `cow,cache`")]
+    Unknown(String),
+    /// Two that exclude each other.
+    #[error("strategies `{0}` and `{1}` exclude each other: use one of cow, prefetch and eager")]
+    Contradiction(Paging, Paging),
+}
+
+impl Strategy {
+    /// Most pages that one fault brings.
+    pub(super) fn window_slots_max(&self) -> u64 {
+        match self.paging {
+            Paging::Cow => 1,
+            Paging::Prefetch | Paging::Eager => REGION_SLOTS,
+        }
+    }
+}
+
+impl Default for Strategy {
+    /// An owner may be away for a minute, long enough for a link or a switch to return.
+    fn default() -> Self {
+        Self { paging: Paging::default(), cache: false, unreachable_limit: Duration::from_secs(60) }
+    }
+}
+
+impl Paging {
+    const ALL: [Self; 3] = [Self::Cow, Self::Prefetch, Self::Eager];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cow => "cow",
+            Self::Prefetch => "prefetch",
+            Self::Eager => "eager",
+        }
+    }
+}
+
+impl fmt::Display for Paging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+const CACHE: &str = "cache";
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.paging)?;
+        if self.cache { write!(f, ",{CACHE}") } else { Ok(()) }
+    }
+}
+
+impl FromStr for Strategy {
+    type Err = StrategyError;
+
+    fn from_str(text: &str) -> Result<Self, StrategyError> {
+        let (mut paging, mut cache) = (None, false);
+        for word in text.split(',').map(str::trim) {
+            match Paging::ALL.into_iter().find(|paging| paging.name() == word) {
+                Some(named) => match paging.replace(named) {
+                    Some(before) if before != named => return Err(StrategyError::Contradiction(before, named)),
+                    _ => {}
+                },
+                None if word == CACHE => cache = true,
+                None => return Err(StrategyError::Unknown(word.to_owned())),
+            }
+        }
+        Ok(Self { paging: paging.unwrap_or_default(), cache, ..Self::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Paging, Strategy, StrategyError};
+
+    #[test]
+    fn texts_are_strategies_and_back() {
+        for (text, paging, cache, shown) in [
+            ("cow", Paging::Cow, false, "cow"),
+            ("prefetch", Paging::Prefetch, false, "prefetch"),
+            ("eager", Paging::Eager, false, "eager"),
+            ("cache", Paging::Prefetch, true, "prefetch,cache"),
+            ("cache, cow", Paging::Cow, true, "cow,cache"),
+            ("eager,cache,eager", Paging::Eager, true, "eager,cache"),
+        ] {
+            let strategy: Strategy = text.parse().unwrap();
+            assert_eq!((strategy.paging, strategy.cache, strategy.to_string().as_str()), (paging, cache, shown));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_named() {
+        let parse = |text: &str| text.parse::<Strategy>().unwrap_err();
+        assert_eq!(parse("cow,eager"), StrategyError::Contradiction(Paging::Cow, Paging::Eager));
+        assert_eq!(parse("cow,fast"), StrategyError::Unknown("fast".to_owned()));
+        assert_eq!(parse(""), StrategyError::Unknown(String::new()));
+    }
+}
