@@ -33,7 +33,7 @@ pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest message of the API, in bytes: a fork with its payloads is the largest one.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// Largest message that somebody who has shown no certificate may send, in bytes: a request to join has a name, a secret and a
+/// Largest message that somebody who has shown no certificate may send, in bytes: a request to join has a name, a proof and a
 /// request for a certificate.
 pub const STRANGERS_MESSAGE_BYTES_MAX: usize = 16 << 10;
 

@@ -43,5 +43,5 @@ pub use roster::{ROSTER_BYTES_MAX, Revocation, Roster, RosterError};
 pub use session::Session;
 pub use throttle::Throttle;
 pub use tls::joining_client;
-pub use token::{JoinToken, SECRET_BYTES, Secret, TOKEN_VALID, TokenBook, TokenError, TokenRefusal};
+pub use token::{JoinProof, JoinToken, TOKEN_VALID, TokenBook, TokenError, TokenRefusal};
 pub use verify::{Peer, PeerError};

@@ -1,15 +1,24 @@
-//! Join tokens: what a machine shows that is to become a node. A token pins the authority, so that the machine knows the
-//! cluster, and holds a secret, so that the cluster knows the machine.
+//! Join tokens: what makes a machine a node. A token pins the authority, so that the machine knows the cluster, and holds
+//! a secret, so that the cluster knows the machine.
 //!
 //! As text, on one line: `farfork-join-1.SECRET.PIN`, a secret of 128 random bits and the authority's fingerprint, both in
 //! hexadecimal digits. The cluster keeps a digest of the secret and the moment when it expires, in `tokens.json`.
+//!
+//! The secret goes over no connection. The machine sends a *proof* that it has it, which is good for one name and one
+//! request for a certificate: whoever sees it on its way, or passes it on, can have the same request signed again and
+//! nothing else.
+//!
+//! ```text
+//!   proof = HMAC-SHA256(key = SHA-256(secret), "farfork join 1\0" │ bytes of the name, u64 LE │ name │ request)
+//! ```
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
+use farfork_wire::NodeName;
+use ring::hmac;
 use serde::{Deserialize, Serialize};
-use subtle::ConstantTimeEq as _;
 use zeroize::Zeroizing;
 
 use crate::Fingerprint;
@@ -18,7 +27,10 @@ use crate::fingerprint::{DIGEST_BYTES, digest, from_hex, to_hex};
 const FORM: &str = "farfork-join-1";
 
 /// Size of a token's secret, in bytes: 128 bits cannot be guessed.
-pub const SECRET_BYTES: usize = 16;
+const SECRET_BYTES: usize = 16;
+
+/// What a proof covers begins with this, so that it can be taken for nothing else.
+const PROVED_FOR: &[u8] = b"farfork join 1\0";
 
 /// How long a token is good for unless its maker says otherwise: long enough to walk to the other machine.
 pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
@@ -33,17 +45,11 @@ pub struct TokenError;
 
 /// The secret part, which is never shown; it leaves no copy behind.
 #[derive(Clone)]
-pub struct Secret(Zeroizing<[u8; SECRET_BYTES]>);
+struct Secret(Zeroizing<[u8; SECRET_BYTES]>);
 
 impl Secret {
-    /// As it came over a protected connection.
-    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        Some(Self(Zeroizing::new(bytes.try_into().ok()?)))
-    }
-
-    /// The bytes, for a protected connection only.
-    pub fn expose(&self) -> &[u8] {
-        &self.0[..]
+    fn digest(&self) -> [u8; DIGEST_BYTES] {
+        digest(&self.0[..])
     }
 }
 
@@ -53,11 +59,37 @@ impl fmt::Debug for Secret {
     }
 }
 
+/// That whoever sends a request to join has a token: [`JoinToken::prove`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JoinProof([u8; DIGEST_BYTES]);
+
+impl JoinProof {
+    /// As it came.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        Some(Self(bytes.try_into().ok()?))
+    }
+
+    /// As it is sent.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// What a proof covers. The name's length keeps a name and a request from being cut elsewhere.
+fn proved(name: &NodeName, request: &[u8]) -> Vec<u8> {
+    let name = name.as_str().as_bytes();
+    [PROVED_FOR, &(name.len() as u64).to_le_bytes(), name, request].concat()
+}
+
+fn proof_key(digest: &[u8; DIGEST_BYTES]) -> hmac::Key {
+    hmac::Key::new(hmac::HMAC_SHA256, digest)
+}
+
 /// A join token.
 #[derive(Debug, Clone)]
 pub struct JoinToken {
     /// What the cluster knows the machine by.
-    pub secret: Secret,
+    secret: Secret,
     /// What the machine knows the cluster by: the fingerprint of its authority.
     pub authority: Fingerprint,
 }
@@ -73,9 +105,15 @@ impl JoinToken {
         Ok(Self { secret: Secret(secret), authority })
     }
 
+    /// What a machine sends that is to have this name, with its request for a certificate.
+    pub fn prove(&self, name: &NodeName, request: &[u8]) -> JoinProof {
+        let tag = hmac::sign(&proof_key(&self.secret.digest()), &proved(name, request));
+        JoinProof(tag.as_ref().try_into().expect("an HMAC-SHA256 has as many bytes as a SHA-256"))
+    }
+
     /// The text, for whoever joins.
     pub fn to_text(&self) -> Zeroizing<String> {
-        let secret = Zeroizing::new(to_hex(self.secret.expose()));
+        let secret = Zeroizing::new(to_hex(&self.secret.0[..]));
         Zeroizing::new(format!("{FORM}.{}.{}", *secret, self.authority))
     }
 }
@@ -97,12 +135,12 @@ impl FromStr for JoinToken {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Outstanding {
-    /// SHA-256 of the secret.
+    /// SHA-256 of the secret: the key of its proofs.
     digest: [u8; DIGEST_BYTES],
     expires_unix_ms: u64,
 }
 
-/// Why a secret opens nothing.
+/// Why a proof opens nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     /// None is like it.
@@ -129,18 +167,25 @@ impl TokenBook {
             self.tokens.remove(0);
         }
         let expires_unix_ms = crate::moment::unix_ms(now + valid);
-        self.tokens.push(Outstanding { digest: digest(token.secret.expose()), expires_unix_ms });
+        self.tokens.push(Outstanding { digest: token.secret.digest(), expires_unix_ms });
     }
 
-    /// Whether a secret opens the cluster. All tokens are looked at, whichever it is: how long that takes tells nothing.
+    /// Whether a proof opens the cluster for this name and request. All tokens are looked at, whichever it is of, and each
+    /// is compared in constant time: how long that takes tells nothing.
     ///
     /// # Errors
     /// [`TokenRefusal`].
-    pub fn admit(&self, secret: &Secret, now: SystemTime) -> Result<(), TokenRefusal> {
-        let shown = digest(secret.expose());
+    pub fn admit(
+        &self,
+        proof: &JoinProof,
+        name: &NodeName,
+        request: &[u8],
+        now: SystemTime,
+    ) -> Result<(), TokenRefusal> {
+        let proved = proved(name, request);
         let (mut known, mut good) = (false, false);
         for token in &self.tokens {
-            let same = bool::from(token.digest.ct_eq(&shown));
+            let same = hmac::verify(&proof_key(&token.digest), &proved, &proof.0).is_ok();
             known |= same;
             good |= same & (token.expires_unix_ms > crate::moment::unix_ms(now));
         }
@@ -171,6 +216,10 @@ mod tests {
 
     const HOUR: Duration = Duration::from_secs(3600);
 
+    fn name(text: &str) -> NodeName {
+        NodeName::new(text).unwrap()
+    }
+
     fn token() -> JoinToken {
         JoinToken::draw(Fingerprint::of(b"authority")).unwrap()
     }
@@ -179,21 +228,43 @@ mod tests {
     fn tokens_survive_their_text_and_hide_in_logs() {
         let token = token();
         let read: JoinToken = format!("{}\n", *token.to_text()).parse().unwrap();
-        assert_eq!(read.secret.expose(), token.secret.expose());
+        assert_eq!(read.secret.0, token.secret.0);
         assert_eq!(read.authority, token.authority);
-        assert!(!format!("{token:?}").contains(&to_hex(token.secret.expose())));
+        assert!(!format!("{token:?}").contains(&to_hex(&token.secret.0[..])));
     }
 
     #[test]
     fn a_token_opens_until_it_expires() {
         let (token, now) = (token(), SystemTime::now());
         let mut book = TokenBook::default();
-        assert_eq!(book.admit(&token.secret, now), Err(TokenRefusal::Unknown));
+        let admit = |book: &TokenBook, token: &JoinToken, at| {
+            book.admit(&token.prove(&name("n2"), b"request"), &name("n2"), b"request", at)
+        };
+        assert_eq!(admit(&book, &token, now), Err(TokenRefusal::Unknown));
         book.enter(&token, now, HOUR);
-        assert_eq!(book.admit(&token.secret, now + HOUR / 2), Ok(()));
-        assert_eq!(book.admit(&token.secret, now + HOUR), Err(TokenRefusal::Expired));
-        assert_eq!(book.admit(&self::token().secret, now), Err(TokenRefusal::Unknown));
+        assert_eq!(admit(&book, &token, now + HOUR / 2), Ok(()));
+        assert_eq!(admit(&book, &token, now + HOUR), Err(TokenRefusal::Expired));
+        assert_eq!(admit(&book, &self::token(), now), Err(TokenRefusal::Unknown));
         assert_eq!((book.count_good(now), book.count_good(now + HOUR)), (1, 0));
+    }
+
+    #[test]
+    fn a_proof_is_good_for_its_own_request_alone() {
+        let (token, now) = (token(), SystemTime::now());
+        let mut book = TokenBook::default();
+        book.enter(&self::token(), now, HOUR);
+        book.enter(&token, now, HOUR);
+        let proof = token.prove(&name("n2"), b"request");
+        assert_eq!(book.admit(&proof, &name("n2"), b"request", now), Ok(()), "also again: its answer may be lost");
+        for (other, request) in [("n3", &b"request"[..]), ("n2", b"another"), ("n", b"2request"), ("n2r", b"equest")] {
+            assert_eq!(book.admit(&proof, &name(other), request, now), Err(TokenRefusal::Unknown), "{other}");
+        }
+        for at in 0..DIGEST_BYTES {
+            let mut changed = proof;
+            changed.0[at] ^= 1;
+            assert_eq!(book.admit(&changed, &name("n2"), b"request", now), Err(TokenRefusal::Unknown));
+        }
+        assert!(!token.to_text().contains(&to_hex(proof.as_bytes())), "it does not show the secret");
     }
 
     #[test]

@@ -132,10 +132,10 @@ async fn ask(
 ) -> Result<v1::Credentials, Failure> {
     let mut client = cluster_client(network_channel(address, None, Proof::Pin(token.authority)));
     let request = v1::JoinRequest {
-        secret: token.secret.expose().to_vec(),
         name: name.to_string(),
         request: request.to_vec(),
         passed_on_for: String::new(),
+        proof: token.prove(name, request).as_bytes().to_vec(),
     };
     let answer = client.join(within(QUERY_TIMEOUT, request)).await;
     Ok(answer.map_err(|status| Failure::from_status(format!("node at {address}"), &status))?.into_inner())

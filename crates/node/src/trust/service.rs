@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime};
 
 use farfork_trust::member::{self, Issued, MemberError};
-use farfork_trust::{Credentials, REQUEST_BYTES_MAX, Secret, Throttle};
+use farfork_trust::{Credentials, JoinProof, REQUEST_BYTES_MAX, Throttle};
 use farfork_wire::NodeName;
 use tokio::task::JoinSet;
 use tonic::{Code, Request, Response, Status};
@@ -82,14 +82,16 @@ impl ClusterService {
         object: &str,
         request: v1::JoinRequest,
     ) -> Result<v1::Credentials, Failure> {
-        let secret = Secret::from_bytes(&request.secret);
-        let secret = secret.ok_or_else(|| Failure::new(Code::Unauthenticated, object, "that is no join token"))?;
+        let proof = JoinProof::from_bytes(&request.proof).ok_or_else(|| {
+            Failure::new(Code::Unauthenticated, object, "it sent no proof that it has a join token")
+                .with_next_step("join with the same release of farfork")
+        })?;
         let (peers, wanted) = (self.peers.clone(), name.clone());
         let admit = move |credentials: &Credentials| {
             let request = &request.request;
             check_length(request)?;
             let is_free = || peers.given().give(&wanted, request, Instant::now()) && !peers.is_alive(&wanted);
-            member::admit(credentials.directory(), &secret, request, &wanted, is_free, SystemTime::now)
+            member::admit(credentials.directory(), &proof, request, &wanted, is_free, SystemTime::now)
         };
         let issued = sign(credentials, object, admit).await?;
         tracing::info!(node = %name, "joins with a token");

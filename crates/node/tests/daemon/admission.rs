@@ -6,17 +6,19 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use farfork_node::api::v1::{KillRequest, ListNodesRequest};
-use farfork_node::client::{connect_network, within};
+use farfork_node::api::v1::{self, JoinRequest, KillRequest, ListNodesRequest};
+use farfork_node::client::{connect_for_cluster, connect_network, within};
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
-use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, TOKEN_VALID, member};
+use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, NewKey, Role, TOKEN_VALID, member};
 use rustix::process::Signal;
+use tonic::Code;
 
 use crate::harness::{Node, block_on, name, run_dirs, token_file, trust_dir, until};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_machine_joins_with_a_token", joins),
+    ("who_passes_a_machine_on_learns_nothing_that_opens_anything", seen_on_its_way),
     ("a_wrong_token_is_counted_and_its_bearer_has_to_wait", guesses),
     ("without_a_token_nobody_joins", no_token),
     ("the_first_node_makes_its_own_cluster", first),
@@ -76,6 +78,44 @@ fn joins() {
         !a.said()
             .contains(fs::read_to_string(token_file(&dir_c)).expect("a token").split('.').nth(1).expect("a secret"))
     );
+}
+
+/// What a node gets to see that passes a machine on.
+fn seen_on_its_way() {
+    let (_parent, dir_a, _) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let a = Node::start("a", &dir_a, None);
+    let token = member::draw_token(&first, SystemTime::now(), TOKEN_VALID).expect("a token");
+    let (machine, thief) = (NewKey::generate().expect("a key"), NewKey::generate().expect("a key"));
+    let [request, stolen] = [&machine, &thief].map(|key| key.request().expect("a request"));
+    let seen = JoinRequest {
+        name: "c".to_owned(),
+        proof: token.prove(&name("c"), &request).as_bytes().to_vec(),
+        request,
+        passed_on_for: String::new(),
+    };
+    let join = |request: JoinRequest| {
+        block_on(async {
+            let mut client = connect_for_cluster(&a.run_dir.socket()).await.expect("it answers");
+            let answer = client.join(within(QUERY_TIMEOUT, request)).await;
+            answer.map(|answer| answer.into_inner()).map_err(|status| status.code())
+        })
+    };
+    let install = |key: &NewKey, answer: &v1::Credentials, into: &str| {
+        let into = Directory::new(dir_a.with_file_name(into));
+        member::install_joined(&into, key, &name("c"), &answer.certificate, &answer.roster, token.authority)
+    };
+    let answer = join(seen.clone()).expect("it joins");
+    install(&machine, &answer, "machine").expect("it is its own certificate");
+    // The same again gives the same machine the same name, and a thief has not its key.
+    let again = join(seen.clone()).expect("an answer may be lost");
+    install(&thief, &again, "thief").expect_err("the key is another");
+    install(&machine, &again, "machine-again").expect("the key is the same");
+    let others_key = JoinRequest { request: stolen, ..seen.clone() };
+    let other_name = JoinRequest { name: "d".to_owned(), ..seen };
+    assert_eq!(join(others_key).expect_err("the proof is of another request"), Code::Unauthenticated);
+    assert_eq!(join(other_name).expect_err("the proof is of another name"), Code::Unauthenticated);
+    a.says(&["a wrong join token", "wrong=2"]);
 }
 
 fn guesses() {

@@ -8,7 +8,7 @@ use farfork_wire::NodeName;
 use super::{MemberError, issuing_authority};
 use crate::authority::NODE_VALID;
 use crate::directory::Directory;
-use crate::token::Secret;
+use crate::token::JoinProof;
 use crate::{Identity, Peer, Role};
 
 /// What somebody gets who becomes or stays a node.
@@ -20,14 +20,14 @@ pub struct Issued {
     pub roster: Vec<u8>,
 }
 
-/// Makes a machine a node, if its secret opens this cluster. `is_free` tells whether it may have the name, and is asked
-/// once the secret is known to be good: whoever has none learns no names. No two are asked at a time.
+/// Makes a machine a node, if it has a token of this cluster. `is_free` tells whether it may have the name, and is asked
+/// once the proof is known to be good: whoever has none learns no names. No two are asked at a time.
 ///
 /// # Errors
 /// [`MemberError::Token`], [`MemberError::NameTaken`], [`MemberError::Authority`] for what is no request, and as any file.
 pub fn admit(
     directory: &Directory,
-    secret: &Secret,
+    proof: &JoinProof,
     request: &[u8],
     name: &NodeName,
     is_free: impl FnOnce() -> bool,
@@ -36,7 +36,7 @@ pub fn admit(
     directory.read_authority()?;
     let _lock = directory.lock()?;
     let now = clock();
-    directory.read_tokens()?.admit(secret, now)?;
+    directory.read_tokens()?.admit(proof, name, request, now)?;
     if !is_free() {
         return Err(MemberError::NameTaken);
     }

@@ -33,7 +33,8 @@ fn a_machine_joins_with_a_token() {
     let token = member::draw_token(&bed.first, now, HOUR).unwrap();
     let key = NewKey::generate().unwrap();
     let request = key.request().unwrap();
-    let admit = |is_free, at| member::admit(&bed.first, &token.secret, &request, &name("n2"), || is_free, || at);
+    let proof = token.prove(&name("n2"), &request);
+    let admit = |is_free, at| member::admit(&bed.first, &proof, &request, &name("n2"), || is_free, || at);
     let expired = admit(false, now + HOUR);
     assert!(matches!(expired, Err(MemberError::Token(TokenRefusal::Expired))), "the name is not looked at");
     assert!(matches!(admit(false, now), Err(MemberError::NameTaken)));
@@ -220,7 +221,8 @@ fn revoking_takes_the_tokens_with_it() {
     let token = member::draw_token(&bed.first, now, HOUR).unwrap();
     member::revoke(&bed.first, Role::Node, &name("n2"), || now).unwrap();
     let request = NewKey::generate().unwrap().request().unwrap();
-    let late = member::admit(&bed.first, &token.secret, &request, &name("n3"), || true, || now);
+    let proof = token.prove(&name("n3"), &request);
+    let late = member::admit(&bed.first, &proof, &request, &name("n3"), || true, || now);
     assert!(matches!(late, Err(MemberError::Token(TokenRefusal::Unknown))));
 }
 
