@@ -24,6 +24,7 @@ use super::populated::Populated;
 use super::protocol::PagerStats;
 use super::replay::{self, Replayed};
 use super::retries::Delivery;
+use super::settle::Settling;
 use super::space::Space;
 use super::strategy::Strategy;
 
@@ -69,7 +70,10 @@ pub(super) struct Child {
     pub(super) lost: Option<String>,
     /// The daemon asked to forget it.
     pub(super) released: bool,
-    dir: PathBuf,
+    /// Whether it takes the rest of its pages.
+    pub(super) settling: Settling,
+    /// Its directory.
+    pub(super) dir: PathBuf,
     journal: Journal,
     /// It was full and could not be replaced, which was said.
     journal_failed: bool,
@@ -103,6 +107,10 @@ impl Child {
         let mut child = Self::of(id, dir, plan, journal);
         child.lost = fs::read_to_string(dir.join(LOST_FILE)).ok();
         child.replay(replay);
+        child.settling = Settling::recover(dir);
+        if child.settling.is_settled() {
+            child.spaces.values_mut().for_each(Space::settle);
+        }
         Ok(child)
     }
 
@@ -118,6 +126,7 @@ impl Child {
             spaces: BTreeMap::new(),
             lost: None,
             released: false,
+            settling: Settling::Idle,
             dir: dir.to_owned(),
             journal,
             journal_failed: false,

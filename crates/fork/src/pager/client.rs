@@ -12,8 +12,8 @@ use farfork_sys::fdpass;
 use farfork_wire::ChildId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-pub use super::protocol::PagerStats;
 use super::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
+pub use super::protocol::{PagerStats, SettleProgress, SettleState};
 use super::station::SOCKET_FILE;
 
 /// Pause before a request is tried again, which a pager's start takes about as long as.
@@ -96,6 +96,18 @@ impl PagerClient {
     pub fn stats(&self, child: &ChildId) -> Result<PagerStats, ClientError> {
         match self.call(&Request::Stats { child: child.clone() }, &[])? {
             Reply::Stats(stats) => Ok(stats),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has a child take the rest of its pages in the background, where `begin` says so, and tells how far it is. `pid` is the
+    /// child's own process: the kernel serves it alone once it has settled.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
+    pub fn settle(&self, child: &ChildId, begin: bool, pid: i32) -> Result<SettleProgress, ClientError> {
+        match self.call(&Request::Settle { child: child.clone(), begin, pid }, &[])? {
+            Reply::Settling(progress) => Ok(progress),
             other => Err(unexpected(&other)),
         }
     }

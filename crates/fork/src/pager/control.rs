@@ -86,6 +86,7 @@ impl Server<'_> {
                 ids.truncate(CHILDREN_PER_REPLY_MAX);
                 Reply::Children(ids)
             }
+            Request::Settle { child, begin, pid } => self.settle(&child, begin, pid),
             Request::Stop => self.stop(),
         }
     }
@@ -142,7 +143,7 @@ impl Server<'_> {
         Reply::Refused(format!("the pager still serves {list}: without it they would read zeroes; end them first"))
     }
 
-    fn key_of(&self, id: &ChildId) -> Option<u64> {
+    pub(super) fn key_of(&self, id: &ChildId) -> Option<u64> {
         self.children.iter().find(|(_, served)| served.child.id == *id).map(|(key, _)| *key)
     }
 }

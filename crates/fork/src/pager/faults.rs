@@ -176,7 +176,7 @@ impl Server<'_> {
     }
 
     /// Asks for slots of a space; tells whether they are on their way.
-    fn ask(&mut self, read: Read) -> bool {
+    pub(super) fn ask(&mut self, read: Read) -> bool {
         let Some(served) = self.children.get_mut(&read.child) else { return false };
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&read.space) else { return false };
@@ -198,6 +198,8 @@ impl Server<'_> {
         if self.arrived.len() >= BULK_READS_MAX {
             return;
         }
+        // Before what is wanted soon, or a stream that never ends would keep a child from settling.
+        self.settle_some(1);
         for owner in self.owners.keys() {
             while let Some(Wish { child, space, slots }) = self.owners.next_wish(owner) {
                 let Some(served) = self.children.get(&child) else { continue };
@@ -213,6 +215,7 @@ impl Server<'_> {
                 }
             }
         }
+        self.settle_some(BULK_READS_MAX);
     }
 
     /// Takes the end of a read.
@@ -263,11 +266,12 @@ impl Server<'_> {
 
     /// A read ended without bytes.
     fn fail(&mut self, read: &Read, error: &FabricError) {
+        let settles = read.lane == Lane::Bulk && self.settling_fails(read.child, error);
         let Some(served) = self.children.get_mut(&read.child) else { return };
         let spaces = &mut served.child.spaces;
         if let Some(space) = spaces.get_mut(&read.space) {
             read.slots.iter().for_each(|slots| space.dropped(slots.clone()));
-            if read.lane == Lane::Bulk && is_about_the_range(error) {
+            if settles || read.lane == Lane::Bulk && is_about_the_range(error) {
                 // Only a guess was wrong. Whoever waits for one of these pages asks for it alone.
                 return space.wake_all();
             }

@@ -207,6 +207,11 @@ impl Owners {
         if owner.bulk_reads < BULK_READS_MAX { owner.queue.pop_front() } else { None }
     }
 
+    /// Whether another bulk read may be on its way.
+    pub(super) fn has_room(&self, key: OwnerKey) -> bool {
+        self.owners.get(&key).is_some_and(|owner| owner.bulk_reads < BULK_READS_MAX)
+    }
+
     /// Sends and receives on a lane.
     pub(super) fn poll(&mut self, key: OwnerKey, lane: Lane, now: Instant, completions: &mut Vec<Completion>) {
         let Some(owner) = self.owners.get_mut(&key) else { return };

@@ -39,6 +39,15 @@ pub(super) enum Request {
         /// Only those behind this one.
         after: Option<ChildId>,
     },
+    /// Have a child take the rest of its pages.
+    Settle {
+        /// The child.
+        child: ChildId,
+        /// Begin, if it does not already; else only tell how far it is.
+        begin: bool,
+        /// Its own process.
+        pid: i32,
+    },
     /// End the pager and its keeper.
     Stop,
 }
@@ -52,6 +61,8 @@ pub(super) enum Reply {
     StillRunning,
     /// The answer to `Stats`.
     Stats(PagerStats),
+    /// The answer to `Settle`.
+    Settling(SettleProgress),
     /// The answer to `Children`, ascending; empty when there are no more.
     Children(Vec<ChildId>),
     /// It is not done, for this reason.
@@ -65,4 +76,28 @@ pub struct PagerStats {
     pub counters: PagerCounters,
     /// Why pages that were not fetched raise SIGBUS now, when they do.
     pub lost: Option<String>,
+}
+
+/// How far a child is with taking the rest of its pages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettleProgress {
+    /// Pages of the seed that hold data, in each address space of the child's.
+    pub total_pages: u64,
+    /// Of these, the pages that are not there yet. A new pager does not know what its predecessor had, and begins anew.
+    pub missing_pages: u64,
+    /// How it stands.
+    pub state: SettleState,
+}
+
+/// How a child's settling stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SettleState {
+    /// Nobody asked for it.
+    Idle,
+    /// Pages are on their way.
+    Underway,
+    /// It needs its seed no more.
+    Settled,
+    /// It was given up, for this reason; the child goes on as before.
+    Failed(String),
 }

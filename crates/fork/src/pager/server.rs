@@ -57,6 +57,8 @@ pub(super) struct Server<'a> {
     /// Pages fetched ahead that arrived and are to be installed, some in each round.
     pub(super) arrived: VecDeque<Delivery>,
     pub(super) messages: Vec<Message>,
+    /// Children that take the rest of their pages, in the order of their turns.
+    pub(super) settling: VecDeque<u64>,
     pub(super) next_child: u64,
     pub(super) stop: bool,
     completions: Vec<Completion>,
@@ -82,6 +84,7 @@ impl<'a> Server<'a> {
             to_poll: BTreeSet::new(),
             arrived: VecDeque::new(),
             messages: Vec::new(),
+            settling: VecDeque::new(),
             next_child: 0,
             stop: false,
             completions: Vec::new(),
@@ -214,6 +217,7 @@ impl<'a> Server<'a> {
         let spaces: Vec<SpaceNumber> = child.spaces.keys().copied().collect();
         self.children.insert(key, Served { child, owner });
         spaces.into_iter().for_each(|space| self.listen(key, space));
+        self.note_settling(key);
         Ok(())
     }
 

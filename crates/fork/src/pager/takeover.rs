@@ -12,6 +12,7 @@ use super::journal::Journal;
 use super::plan::PlanError;
 use super::registry::Registry;
 use super::server::Server;
+use super::settle::Settling;
 use super::station::Station;
 
 /// Reads what was served, closes what nobody knows (the predecessor's own descriptors), and has every waiting thread
@@ -53,7 +54,9 @@ pub(super) fn begin(station: &Station) -> io::Result<Server<'_>> {
 /// userfaultfds, so that missing pages have read as zeroes since.
 pub(super) fn write_off(registry: &Registry) {
     for (id, dir) in registry.children().unwrap_or_default() {
-        if Journal::open(&dir).is_ok_and(|(_, replay)| replay.is_running()) {
+        // What a settled child misses is zero anyway.
+        let is_settled = Settling::recover(&dir).is_settled();
+        if !is_settled && Journal::open(&dir).is_ok_and(|(_, replay)| replay.is_running()) {
             let text = format!(
                 "child {id} lost its memory: its pager and keeper were killed together, missing pages read as zeroes; end it and fork again"
             );

@@ -6,6 +6,7 @@
 mod bed;
 mod scenarios;
 mod seed;
+mod settling;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -23,5 +24,5 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // Several pagers and programs at once would only measure the scheduler.
     arguments.test_threads.get_or_insert(1);
-    libtest_mimic::run(&arguments, scenarios::ALL.iter().map(trial).collect()).exit();
+    libtest_mimic::run(&arguments, scenarios::ALL.iter().chain(settling::ALL).map(trial).collect()).exit();
 }

@@ -57,16 +57,16 @@ fn strategy(unreachable: Duration) -> Strategy {
 }
 
 /// What a scenario acts upon.
-struct Stage {
-    bed: Bed,
-    program: Program,
-    seed: Arc<Seed>,
+pub(crate) struct Stage {
+    pub(crate) bed: Bed,
+    pub(crate) program: Program,
+    pub(crate) seed: Arc<Seed>,
     /// The owner, until the scenario takes it away.
-    owner: Option<Owner>,
+    pub(crate) owner: Option<Owner>,
 }
 
 /// Runs a program, lets `act` do what it does to it, and checks that it ends well and leaves nothing.
-fn with_program(scenario: &str, strategy: Strategy, act: impl FnOnce(&mut Stage)) {
+pub(crate) fn with_program(scenario: &str, strategy: Strategy, act: impl FnOnce(&mut Stage)) {
     let seed = Seed::new(PAGES, false);
     let owner = Owner::start(&seed);
     let bed = Bed::new();

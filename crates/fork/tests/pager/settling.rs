@@ -1,0 +1,135 @@
+//! Children that take the rest of their pages, one scenario a sentence.
+
+use std::fs;
+use std::time::Duration;
+
+use farfork_fork::pager::{LOST_FILE, Paging, SETTLED_FILE, SettleState, Strategy};
+
+use crate::bed::soon;
+use crate::scenarios::{Stage, with_program};
+use crate::seed::Owner;
+
+/// All scenarios, by name.
+pub(crate) const ALL: &[(&str, fn())] = &[
+    ("a_settled_child_needs_neither_owner_nor_pager", needs_nobody),
+    ("a_settled_child_is_left_to_the_kernel", is_left_to_the_kernel),
+    ("a_settled_child_is_settled_for_the_next_pager", is_settled_for_the_next_pager),
+    ("settling_goes_on_under_the_next_pager", goes_on_under_the_next_pager),
+    ("settling_that_fails_harms_nobody", failure_harms_nobody),
+    ("settling_under_discards", || settle_under("discard")),
+    ("settling_under_unmaps", || settle_under("unmap")),
+    ("settling_under_moves", || settle_under("remap")),
+    ("settling_under_forks", || settle_under("fork")),
+    ("settling_under_chaos", || settle_under("chaos")),
+];
+
+impl Stage {
+    fn settle(&self, begin: bool) -> SettleState {
+        let pid = self.program.process.id() as i32;
+        self.bed.client.settle(&self.program.id, begin, pid).expect("the pager answers").state
+    }
+
+    fn settle_to_the_end(&self) {
+        self.settle(true);
+        soon("a settled child", || match self.settle(false) {
+            SettleState::Settled => Some(()),
+            SettleState::Underway => None,
+            other => panic!("{other:?}"),
+        });
+    }
+
+    /// Areas whose missing pages are somebody's business (VmFlags of proc_pid_smaps(5)).
+    fn registered_areas(&self) -> usize {
+        let smaps = fs::read_to_string(format!("/proc/{}/smaps", self.program.process.id())).expect("it lives");
+        smaps.lines().filter(|line| line.starts_with("VmFlags:") && line.contains(" um")).count()
+    }
+}
+
+fn one_by_one() -> Strategy {
+    Strategy { paging: Paging::Cow, ..Strategy::default() }
+}
+
+fn needs_nobody() {
+    with_program("pause_between", one_by_one(), |stage| {
+        stage.program.meet();
+        stage.settle_to_the_end();
+        let counters = stage.bed.stats(&stage.program).counters;
+        assert_eq!(counters.pages_fetched, stage.seed.populated_pages(), "each page came once: {counters:?}");
+        assert_eq!(counters.faults, 1, "nobody had to wait for them: {counters:?}");
+        stage.owner = None;
+        stage.bed.kill_both();
+        stage.bed.start_pager();
+        assert!(!stage.program.dir.join(LOST_FILE).exists(), "nothing is lost");
+        stage.program.let_go();
+        stage.program.expect_success();
+    });
+}
+
+fn is_left_to_the_kernel() {
+    with_program("pause_between", one_by_one(), |stage| {
+        stage.program.meet();
+        assert!(stage.registered_areas() > 0, "smaps tells of areas that are paged");
+        stage.settle_to_the_end();
+        assert_eq!(stage.registered_areas(), 0);
+        stage.program.let_go();
+        stage.program.expect_success();
+        assert_eq!(stage.bed.stats(&stage.program).counters.faults, 1, "the kernel gives zeroes by itself");
+    });
+}
+
+fn is_settled_for_the_next_pager() {
+    with_program("pause_between", one_by_one(), |stage| {
+        stage.program.meet();
+        stage.settle(true);
+        soon("the note", || stage.program.dir.join(SETTLED_FILE).exists().then_some(()));
+        stage.bed.kill_pager();
+        stage.owner = None;
+        // It was not asked again, so all areas are still the pager's.
+        assert!(stage.registered_areas() > 0);
+        stage.program.let_go();
+        stage.program.expect_success();
+        assert_eq!(stage.settle(false), SettleState::Settled);
+    });
+}
+
+fn goes_on_under_the_next_pager() {
+    with_program("pause_between", one_by_one(), |stage| {
+        stage.program.meet();
+        stage.settle(true);
+        stage.bed.kill_pager();
+        soon("a settled child", || (stage.settle(false) == SettleState::Settled).then_some(()));
+        stage.owner = None;
+        stage.program.let_go();
+        stage.program.expect_success();
+    });
+}
+
+fn failure_harms_nobody() {
+    let strategy = Strategy { unreachable_limit: Duration::from_millis(500), ..one_by_one() };
+    with_program("pause_between", strategy, |stage| {
+        stage.program.meet();
+        let address = stage.owner.take().expect("an owner").socket_address();
+        stage.settle(true);
+        let failed = soon("a failure", || Some(stage.settle(false)).filter(|state| *state != SettleState::Underway));
+        assert!(matches!(&failed, SettleState::Failed(reason) if reason.contains("cannot be reached")), "{failed:?}");
+        assert_eq!(stage.bed.stats(&stage.program).lost, None, "nothing was touched meanwhile");
+        stage.owner = Some(Owner::restart(address, &stage.seed, true));
+        stage.settle_to_the_end();
+        stage.program.let_go();
+        stage.program.expect_success();
+    });
+}
+
+fn settle_under(scenario: &str) {
+    with_program(scenario, one_by_one(), |stage| {
+        soon("its beginning", || (stage.bed.stats(&stage.program).counters.faults > 0).then_some(()));
+        while !stage.program.has_ended() {
+            let state = stage.settle(false);
+            if state == SettleState::Idle {
+                stage.settle(true);
+            }
+        }
+        stage.program.expect_success();
+        assert_eq!(stage.bed.stats(&stage.program).lost, None);
+    });
+}
