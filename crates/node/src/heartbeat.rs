@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::{Event, HEARTBEAT_INTERVAL, JoinError, Member};
+use farfork_trust::Credentials;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout_at};
 use tonic::Code;
@@ -130,8 +131,10 @@ pub(crate) fn answer(peers: &Peers, caller: Option<&Caller>, from: v1::Member) -
     peers.given().has_spoken(&name);
     let members = membership.answer(now).into_iter().map(v1::Member::from).collect();
     drop(membership);
-    let roster = peers.security().credentials().map_or(0, farfork_trust::Credentials::roster_counter);
-    Ok(v1::Members { members, roster })
+    let credentials = peers.security().credentials();
+    let roster = credentials.map_or(0, Credentials::roster_counter);
+    let holds_authority = credentials.is_some_and(|credentials| credentials.directory().holds_authority());
+    Ok(v1::Members { members, roster, holds_authority })
 }
 
 /// Addresses to join where no known member is.
@@ -147,11 +150,13 @@ async fn beat(peers: Arc<Peers>, address: SocketAddr) -> Result<(), Failure> {
     let asked_under = peers.followed_counter();
     let mut client = peer_client(peers.channel(address));
     let answer = client.heartbeat(within(HEARTBEAT_TIMEOUT, me)).await;
-    let v1::Members { members, roster } = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
+    let answer = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner();
+    let v1::Members { members, roster, holds_authority } = answer;
     let members: Vec<Member> = members.into_iter().map(Member::try_from).collect::<Result<_, _>>()?;
     let event = peers.handle_answer(members, asked_under);
     let event = event.map_err(|error| Failure::new(Code::FailedPrecondition, object, error))?;
     event.iter().for_each(log);
+    peers.hear_of_authority(address, holds_authority);
     trust::learn(&peers, address, roster).await
 }
 

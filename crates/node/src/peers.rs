@@ -28,6 +28,8 @@ pub(crate) struct Peers {
     /// Taken after `membership`, where both are.
     followed: Mutex<Followed>,
     given: Given,
+    /// The control address of the node that said last that it holds the authority.
+    authority_at: Mutex<Option<SocketAddr>>,
 }
 
 impl Peers {
@@ -40,6 +42,7 @@ impl Peers {
             channels: Mutex::default(),
             followed,
             given: Given::default(),
+            authority_at: Mutex::default(),
         }
     }
 
@@ -51,6 +54,21 @@ impl Peers {
     /// Names that machines have joined with and have not spoken as.
     pub(crate) fn given(&self) -> &Given {
         &self.given
+    }
+
+    /// The control address of the other node that holds the authority, as far as this one has heard.
+    pub(crate) fn authority_at(&self) -> Option<SocketAddr> {
+        *self.authority_at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A node has said whether it holds the authority.
+    pub(crate) fn hear_of_authority(&self, address: SocketAddr, holds: bool) {
+        let mut known = self.authority_at.lock().unwrap_or_else(PoisonError::into_inner);
+        match (holds, *known) {
+            (true, _) => *known = Some(address),
+            (false, Some(before)) if before == address => *known = None,
+            (false, _) => {}
+        }
     }
 
     /// This node's name.

@@ -8,6 +8,7 @@ mod followed;
 mod given;
 mod keep;
 mod service;
+mod turns;
 
 use farfork_trust::Credentials;
 

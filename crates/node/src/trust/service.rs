@@ -12,6 +12,7 @@ use tokio::task::JoinSet;
 use tonic::{Code, Request, Response, Status};
 
 use super::keep::{blocking, renew};
+use super::turns::Turns;
 use crate::api::v1;
 use crate::auth::Caller;
 use crate::client::{cluster_client, within};
@@ -25,11 +26,12 @@ use crate::peers::Peers;
 pub(crate) struct ClusterService {
     peers: Arc<Peers>,
     throttle: Arc<Mutex<Throttle>>,
+    turns: Arc<Turns>,
 }
 
 impl ClusterService {
     pub(crate) fn new(peers: Arc<Peers>) -> Self {
-        Self { peers, throttle: Arc::default() }
+        Self { peers, throttle: Arc::default(), turns: Arc::default() }
     }
 
     fn credentials(&self) -> Result<&Credentials, Failure> {
@@ -51,6 +53,10 @@ impl ClusterService {
     ) -> Result<v1::Credentials, Failure> {
         let object = format!("node `{}` from {from}", request.name);
         let credentials = self.credentials()?;
+        let _turn = self.turns.take(from).ok_or_else(|| {
+            let cause = "too many requests to join come from there at once";
+            Failure::new(Code::ResourceExhausted, &object, cause).with_next_step("try again when those have ended")
+        })?;
         let wait = self.throttle().wait(from, Instant::now());
         if !wait.is_zero() {
             let cause = "too many wrong join tokens came from there";
@@ -63,6 +69,7 @@ impl ClusterService {
         let admitted = if credentials.directory().holds_authority() {
             self.admit_here(credentials, name, &object, request).await
         } else if is_passed_on {
+            tracing::info!("{object} was passed on to this node, which does not hold the authority");
             Err(not_here(&object))
         } else {
             self.pass_on(from, &object, request).await
@@ -98,17 +105,19 @@ impl ClusterService {
         Ok(issued)
     }
 
+    /// One request is passed on as one, to the node that said it holds the authority: whoever has no certificate does not
+    /// have the whole cluster work.
     async fn pass_on(&self, from: IpAddr, object: &str, request: v1::JoinRequest) -> Result<v1::Credentials, Failure> {
         let request = v1::JoinRequest { passed_on_for: from.to_string(), ..request };
-        for member in self.peers.others_alive() {
-            let mut client = cluster_client(self.peers.channel(member.address));
-            match client.join(within(QUERY_TIMEOUT, request.clone())).await {
-                Ok(answer) => return Ok(answer.into_inner()),
-                Err(status) if status.code() == Code::FailedPrecondition || status.code() == Code::Unavailable => {}
-                Err(status) => return Err(Failure::from_status(object, &status)),
+        let holder = self.peers.authority_at().ok_or_else(|| not_here(object))?;
+        let mut client = cluster_client(self.peers.channel(holder));
+        match client.join(within(QUERY_TIMEOUT, request)).await {
+            Ok(answer) => Ok(answer.into_inner()),
+            Err(status) if status.code() == Code::FailedPrecondition || status.code() == Code::Unavailable => {
+                Err(not_here(object))
             }
+            Err(status) => Err(Failure::from_status(object, &status)),
         }
-        Err(not_here(object))
     }
 }
 

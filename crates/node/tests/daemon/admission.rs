@@ -12,6 +12,7 @@ use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, NewKey, Role, TOKEN_VALID, member};
 use rustix::process::Signal;
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::harness::{Node, block_on, name, run_dirs, token_file, trust_dir, until};
@@ -20,6 +21,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_machine_joins_with_a_token", joins),
     ("who_passes_a_machine_on_learns_nothing_that_opens_anything", seen_on_its_way),
     ("a_wrong_token_is_counted_and_its_bearer_has_to_wait", guesses),
+    ("many_guesses_at_once_are_not_all_looked_at", guesses_at_once),
+    ("a_machine_that_joins_is_passed_on_to_the_authority_alone", passed_on_once),
     ("without_a_token_nobody_joins", no_token),
     ("the_first_node_makes_its_own_cluster", first),
     ("each_role_may_ask_for_its_part", roles),
@@ -135,6 +138,42 @@ fn guesses() {
     }
     assert!(last.contains("too many wrong join tokens"), "{last}");
     a.says(&["a wrong join token", "from=127.0.0.1", "wrong=3"]);
+}
+
+fn guesses_at_once() {
+    const GUESSES: usize = 64;
+    let (_parent, dir_a, _) = run_dirs();
+    let a = Node::start("a", &dir_a, None);
+    let request = NewKey::generate().expect("a key").request().expect("a request");
+    let guess = JoinRequest { name: "c".to_owned(), proof: vec![7; 32], request, passed_on_for: String::new() };
+    let looked_at = block_on(async {
+        let client = connect_for_cluster(&a.run_dir.socket()).await.expect("it answers");
+        let mut asked = JoinSet::new();
+        for _ in 0..GUESSES {
+            let (mut client, guess) = (client.clone(), guess.clone());
+            asked.spawn(async move { client.join(within(QUERY_TIMEOUT, guess)).await.expect_err("a guess").code() });
+        }
+        asked.join_all().await.into_iter().filter(|code| *code == Code::Unauthenticated).count()
+    });
+    assert!((1..=12).contains(&looked_at), "{looked_at} of {GUESSES} were compared");
+}
+
+fn passed_on_once() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let mut a = Node::start("a", &dir_a, None);
+    let b = Node::start("b", &dir_b, Some(a.address()));
+    let third = Node::start("a2", &dir_a.with_file_name("a2"), Some(a.address()));
+    until("all know each other", || (b.alive() == ["a", "a2", "b"]).then_some(()));
+    let dir_c = dir_a.with_file_name("c");
+    write_token(&first, &dir_c);
+    // It counts as alive for some seconds.
+    a.signal(Signal::KILL);
+    a.wait();
+    let mut c = Node::spawn("c", &dir_c, Some(b.address()));
+    assert!(!c.wait().success());
+    assert!(c.said().contains("no node that answers here holds the cluster's authority"), "{}", c.said());
+    assert!(!third.said().contains("was passed on to this node"), "{}", third.said());
 }
 
 fn no_token() {
