@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use farfork_trust::{Credentials, PeerError, Session};
+use farfork_trust::{Credentials, Session};
 use farfork_wire::NodeName;
 
 use crate::transport::{Security, Stream};
@@ -92,13 +92,8 @@ impl Stream for Member {
     }
 
     fn check(&self) -> io::Result<()> {
-        match self.session.peer().filter(|peer| self.credentials.is_revoked(peer)) {
-            Some(peer) => {
-                let error = PeerError::Revoked { bearer: peer.identity.clone() };
-                Err(io::Error::new(io::ErrorKind::PermissionDenied, error))
-            }
-            None => Ok(()),
-        }
+        let standing = self.session.check_standing(&self.credentials);
+        standing.map_err(|error| io::Error::new(io::ErrorKind::PermissionDenied, error))
     }
 
     fn socket(&self) -> Option<BorrowedFd<'_>> {

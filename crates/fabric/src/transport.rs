@@ -62,7 +62,7 @@ pub trait Stream: fmt::Debug + Send {
     /// Whether the peer may still be there, asked now and then while the stream stands.
     ///
     /// # Errors
-    /// It may not: it was revoked.
+    /// It may not: it was revoked, its certificate has expired, or nobody trusts that one's authority any more.
     fn check(&self) -> io::Result<()> {
         Ok(())
     }

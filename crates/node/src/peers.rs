@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::{Event, JoinError, Member, Membership, State, View};
 use farfork_wire::NodeName;
@@ -17,6 +17,17 @@ use crate::client::{Client, network_channel, node_client, peer_client};
 use crate::failure::Failure;
 use crate::trust::{Followed, Given, Security};
 
+/// How long a connection takes new requests. One stands no longer than the certificates that were shown on it, and nodes
+/// renew theirs a month before the end: so what is asked has a month to be answered.
+const CONNECTION_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
+
+/// A connection, since when.
+#[derive(Debug)]
+struct Kept {
+    channel: Channel,
+    since: Instant,
+}
+
 /// The cluster as this node knows it.
 #[derive(Debug)]
 pub(crate) struct Peers {
@@ -24,7 +35,7 @@ pub(crate) struct Peers {
     security: Security,
     /// Connections, kept: each carries many requests, and mends itself. A node that is known has to be the one at the
     /// other end.
-    channels: Mutex<HashMap<(SocketAddr, Option<NodeName>), Channel>>,
+    channels: Mutex<HashMap<(SocketAddr, Option<NodeName>), Kept>>,
     /// Taken after `membership`, where both are.
     followed: Mutex<Followed>,
     given: Given,
@@ -123,8 +134,15 @@ impl Peers {
     pub(crate) fn channel(&self, address: SocketAddr) -> Channel {
         let expected = self.membership().name_at(address).cloned();
         let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        let make = || network_channel(address, expected.clone(), self.security.proof());
-        channels.entry((address, expected.clone())).or_insert_with(make).clone()
+        let (key, now) = ((address, expected.clone()), Instant::now());
+        channels.retain(|other, kept| *other != key || now - kept.since < CONNECTION_AGE_MAX);
+        let make = || Kept { channel: network_channel(address, expected, self.security.proof()), since: now };
+        channels.entry(key).or_insert_with(make).channel.clone()
+    }
+
+    /// Has what is asked from now on go over connections that begin with the credentials in force.
+    pub(crate) fn connect_anew(&self) {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// Closes connections that began before the roster in force, and forgets the members that it revokes. Whoever comes
@@ -138,7 +156,7 @@ impl Peers {
         // Nobody takes what an answer said meanwhile for newer.
         let mut membership = self.membership();
         let before = std::mem::replace(&mut *self.followed(), Followed::of(&roster));
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.connect_anew();
         for node in self.followed().revoked_since(&before) {
             if membership.handle_revoked(&node) {
                 tracing::warn!(%node, "was revoked, and is no member any more");

@@ -46,6 +46,12 @@ impl Facts {
     }
 }
 
+/// When a certificate ends, in seconds since 1970. To be asked of one whose signature was checked.
+pub(crate) fn expires_s(certificate: &CertificateDer<'_>) -> Option<u64> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    u64::try_from(parsed.validity().not_after.timestamp()).ok()
+}
+
 /// A serial number for a certificate that is made now.
 pub(crate) fn serial(now: SystemTime) -> Result<[u8; SERIAL_BYTES], getrandom::Error> {
     let mut serial = [SERIAL_FORM; SERIAL_BYTES];

@@ -1,5 +1,6 @@
 //! What a member shows and whom it trusts, ready for connections. The files may change at any time (a renewed key, a newer
-//! roster): each new connection uses what is in force; those that stand go on with what they began with.
+//! roster): each new connection uses what is in force. Those that stand are asked about now and then, by whoever holds them
+//! ([`Credentials::check_standing`]).
 
 use std::fmt;
 use std::path::Path;
@@ -7,16 +8,16 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::{ClientConfig, ServerConfig};
 
 use crate::certificate::Facts;
 use crate::directory::{Directory, DirectoryError};
 use crate::roster::{Roster, RosterError};
 use crate::verify::{Anchors, Peer};
-use crate::{Identity, tls};
+use crate::{Identity, PeerError, tls};
 
-/// Between two looks at the files: a revocation is in force within this time, and a look costs three stat(2).
+/// Between two looks at the files: a revocation is in force within this time, and a look costs two stat(2).
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether what the fabric carries is encrypted once both sides have shown who they are.
@@ -179,6 +180,15 @@ impl Credentials {
                 Ok(true)
             }
         }
+    }
+
+    /// Whether a peer that came in with this certificate would still be let in: it was not revoked since, it has not
+    /// expired, and its authority is still trusted.
+    ///
+    /// # Errors
+    /// It would not.
+    pub fn check_standing(&self, shown: &CertificateDer<'_>) -> Result<(), PeerError> {
+        self.current().anchors.check(shown, UnixTime::now()).map(drop)
     }
 
     /// Whether a peer that came in is welcome no longer.

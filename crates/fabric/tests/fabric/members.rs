@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use farfork_fabric::{Address, Exporter, FabricError, Secured, Span, connect_node, tcp};
-use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, member};
+use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, NewKey, Role, member};
 use farfork_wire::NodeName;
 use farfork_wire::frame::encode_hello;
 use tempfile::TempDir;
@@ -165,6 +165,52 @@ fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
         std::thread::sleep(Duration::from_millis(50));
     };
     assert!(error.to_string().contains("farfork://blue/node/n1 was revoked"), "{error}");
+}
+
+/// Reads again and again until that fails; tells how.
+fn read_until_refused(requester: &mut Requester) -> FabricError {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        match read_page(requester) {
+            Ok(_) => assert!(Instant::now() < give_up, "it is still served"),
+            Err(error) => return error,
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_connection_ends_with_the_certificate_that_it_began_with() {
+    log::catch();
+    let owner = Owner::new(Encryption::On);
+    let soon = Duration::from_secs(6);
+    let credentials = owner.issue_at(Role::Node, "brief", SystemTime::now(), soon, Encryption::On);
+    let mut requester = owner.requester(Some(&credentials), "n1");
+    read_all(&mut requester);
+    let error = read_until_refused(&mut requester);
+    assert!(matches!(error, FabricError::Unreachable { .. }), "{error:?}");
+    log::wait_for(&["farfork://blue/node/brief at 127.0.0.1", "brief has expired"]);
+    read_all(&mut owner.requester(Some(&owner.issue(Role::Node, "n2")), "n1"));
+}
+
+#[test]
+fn a_connection_ends_with_the_authority_that_it_began_with() {
+    log::catch();
+    let owner = Owner::new(Encryption::On);
+    let credentials = owner.issue(Role::Node, "old");
+    let mut requester = owner.requester(Some(&credentials), "n1");
+    read_all(&mut requester);
+    member::begin_rotation(&owner.directory, SystemTime::now()).unwrap();
+    let key = NewKey::generate().unwrap();
+    let own = owner.credentials.own();
+    let renewed = member::renew(&owner.directory, &own, &key.request().unwrap(), SystemTime::now).unwrap();
+    member::install_renewed(&owner.directory, &key, &renewed.certificate).unwrap();
+    read_all(&mut requester);
+    member::end_rotation(&owner.directory).unwrap();
+    let error = read_until_refused(&mut requester);
+    assert!(matches!(error, FabricError::Unreachable { .. }), "{error:?}");
+    log::wait_for(&["farfork://blue/node/old at 127.0.0.1", "not signed by an authority of this cluster"]);
+    read_all(&mut owner.requester(Some(&owner.issue(Role::Node, "n2")), "n1"));
 }
 
 #[test]

@@ -27,6 +27,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::Connected;
 
 use super::complaints::Complaints;
+use super::standing::Standing;
 use super::stream::{Stream, in_words};
 
 /// For a peer to show who it is: a slow link and a busy machine together need a second.
@@ -53,7 +54,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A connection that may ask.
 #[derive(Debug)]
 pub(crate) struct Arrival {
-    stream: Stream,
+    stream: Standing,
     info: ArrivalInfo,
     /// When it ends, whatever it does.
     until: Option<Pin<Box<Sleep>>>,
@@ -143,15 +144,17 @@ impl Entry {
         stream.set_nodelay(true).map_err(|error| error.to_string())?;
         let Some(credentials) = &self.credentials else {
             let info = ArrivalInfo { peer: None, address };
-            return arrival(Stream::Plain(stream), info, &self.members, None);
+            return arrival(Standing::unwatched(Stream::Plain(stream)), info, &self.members, None);
         };
         let shaken = timeout(HANDSHAKE_LIMIT, TlsAcceptor::from(credentials.control_server()).accept(stream)).await;
         let silent = |_| format!("it did not show who it is within {} s", HANDSHAKE_LIMIT.as_secs());
         let stream = shaken.map_err(silent)?.map_err(|error| in_words(error).to_string())?;
-        let peer = Credentials::peer_of(stream.get_ref().1.peer_certificates());
+        let chain = stream.get_ref().1.peer_certificates();
+        let peer = Credentials::peer_of(chain);
         let is_stranger = peer.is_none();
         let info = ArrivalInfo { peer, address };
-        let stream = Stream::Tls(Box::new(stream.into()));
+        let shown = chain.and_then(|chain| chain.first()).cloned();
+        let stream = Standing::by(credentials, shown, Stream::Tls(Box::new(stream.into())));
         if is_stranger {
             arrival(stream, info, &self.strangers, Some(Instant::now() + STRANGER_LIMIT))
         } else {
@@ -161,7 +164,7 @@ impl Entry {
 }
 
 fn arrival(
-    stream: Stream,
+    stream: Standing,
     info: ArrivalInfo,
     places: &Arc<Semaphore>,
     until: Option<Instant>,

@@ -17,6 +17,7 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::Uri;
 use tower::Service;
 
+use super::standing::Standing;
 use super::stream::{Stream, in_words};
 
 /// What this side shows, and what it wants to see.
@@ -44,16 +45,23 @@ impl Connector {
         Self { address, expected, proof }
     }
 
-    async fn connect(self) -> io::Result<Stream> {
+    async fn connect(self) -> io::Result<Standing> {
         let stream = TcpStream::connect(self.address).await?;
         stream.set_nodelay(true)?;
-        let Some(config) = self.proof.config()? else { return Ok(Stream::Plain(stream)) };
+        let Some(config) = self.proof.config()? else {
+            return Ok(Standing::unwatched(Stream::Plain(stream)));
+        };
         let name = match self.expected {
             Some(node) => ServerName::DnsName(DnsName::try_from(node.as_str().to_owned()).map_err(io::Error::other)?),
             None => ServerName::IpAddress(self.address.ip().into()),
         };
         let stream = TlsConnector::from(config).connect(name, stream).await.map_err(in_words)?;
-        Stream::welcomed(stream.into()).await
+        let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first()).cloned();
+        let stream = Stream::welcomed(stream.into()).await?;
+        Ok(match &self.proof {
+            Proof::Member(credentials) => Standing::by(credentials, shown, stream),
+            Proof::Pin(_) | Proof::Nothing => Standing::unwatched(stream),
+        })
     }
 }
 
@@ -68,9 +76,9 @@ impl Proof {
 }
 
 impl Service<Uri> for Connector {
-    type Response = TokioIo<Stream>;
+    type Response = TokioIo<Standing>;
     type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Stream>>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = io::Result<TokioIo<Standing>>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))

@@ -93,7 +93,9 @@ pub(crate) async fn renew(peers: &Peers) -> Result<(), Failure> {
         credentials.reload();
         Ok(())
     };
-    blocking(credentials, install).await.map_err(failed)
+    blocking(credentials, install).await.map_err(failed)?;
+    peers.connect_anew();
+    Ok(())
 }
 
 async fn ask_others(peers: &Peers, request: Vec<u8>, object: &str) -> Result<v1::Credentials, Failure> {

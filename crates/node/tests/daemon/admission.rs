@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use farfork_node::api::v1::{self, JoinRequest, KillRequest, ListNodesRequest};
@@ -29,6 +30,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("strangers_are_named_and_kept_out", strangers),
     ("a_revoked_node_is_out_everywhere", revoked),
     ("a_revoked_node_is_not_called_any_more", revoked_is_left),
+    ("a_request_without_end_ends_with_the_right_to_ask", standing),
     ("keys_and_authority_rotate_under_running_nodes", rotates),
 ];
 
@@ -268,6 +270,45 @@ fn revoked() {
     }
     b.says(&["a newer roster is in force"]);
     assert_eq!(a.alive(), ["a", "b"]);
+}
+
+/// A request that stands until something ends it, and what did.
+fn stands(address: SocketAddr, credentials: Credentials) -> JoinHandle<String> {
+    thread::spawn(move || {
+        block_on(async {
+            let mut client = connect_network(address, &credentials).await.expect("it may come in");
+            let nothing = tokio_stream::pending::<v1::AttachInput>();
+            client.attach(nothing).await.expect_err("it names no child").to_string()
+        })
+    })
+}
+
+fn standing() {
+    let (_parent, dir_a, _) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let a = Node::start("a", &dir_a, None);
+    let now = SystemTime::now();
+    let revoked = stands(a.address(), issue(&first, Role::Client, "revoked", now, NODE_VALID));
+    let expired = stands(a.address(), issue(&first, Role::Client, "brief", now, Duration::from_secs(8)));
+    let of_old = stands(a.address(), issue(&first, Role::Client, "old", now, NODE_VALID));
+    let ended = |stands: JoinHandle<String>| {
+        until("it is cut off", || stands.is_finished().then_some(()));
+        stands.join().expect("it is told")
+    };
+    ended(expired);
+    a.says(&["is cut off", "farfork://test/client/brief has expired"]);
+    assert!(!revoked.is_finished() && !of_old.is_finished(), "others go on");
+    member::revoke(&first, Role::Client, &name("revoked"), SystemTime::now).expect("it is revoked");
+    ended(revoked);
+    a.says(&["is cut off", "farfork://test/client/revoked was revoked"]);
+    assert!(!of_old.is_finished(), "others go on");
+    member::begin_rotation(&first, SystemTime::now()).expect("a second authority");
+    until("a has a key of it", || open(&first).is_of_current_authority().then_some(()));
+    assert!(!of_old.is_finished(), "the old one is still trusted");
+    member::end_rotation(&first).expect("the old one goes");
+    ended(of_old);
+    a.says(&["is cut off", "farfork://test/client/old is not signed by an authority"]);
+    assert_eq!(a.alive(), ["a"]);
 }
 
 fn revoked_is_left() {

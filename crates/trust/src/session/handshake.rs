@@ -67,7 +67,9 @@ impl<P: Read + Write> Session<P> {
     fn know_peer(&mut self) -> io::Result<()> {
         let Some(tls) = &mut self.tls else { return Ok(()) };
         let shown = tls.peer_certificates().and_then(|chain| chain.first()).ok_or(PeerError::NoCertificate);
-        let facts = shown.and_then(|shown| Facts::of(shown).map_err(PeerError::Certificate)).map_err(refusal)?;
+        let shown = shown.map_err(refusal)?.clone().into_owned();
+        let facts = Facts::of(&shown).map_err(|cause| refusal(PeerError::Certificate(cause)))?;
+        self.shown = Some(shown);
         self.peer = Some(Peer { identity: facts.bearer, issued_us: facts.issued_us });
         self.clear = tls.alpn_protocol() == Some(FABRIC_CLEAR);
         self.state = State::Awaiting;

@@ -19,7 +19,7 @@ mod handshake;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
 use farfork_wire::NodeName;
-use rustls::pki_types::{DnsName, IpAddr, ServerName};
+use rustls::pki_types::{CertificateDer, DnsName, IpAddr, ServerName};
 use rustls::{ClientConnection, Connection, ServerConnection};
 
 use crate::credentials::Credentials;
@@ -50,6 +50,8 @@ pub struct Session<P> {
     state: State,
     clear: bool,
     peer: Option<Peer>,
+    /// What the peer showed.
+    shown: Option<CertificateDer<'static>>,
     inbox: Inbox,
     /// Decrypted bytes that TLS keeps.
     plain_left: usize,
@@ -95,12 +97,29 @@ impl<P: Read + Write> Session<P> {
     fn new(pipe: P, mut tls: Connection) -> Self {
         tls.set_buffer_limit(Some(UNSENT_BYTES_MAX));
         let tls = Some(Box::new(tls));
-        Self { pipe, tls, state: State::Shaking, clear: false, peer: None, inbox: Inbox::default(), plain_left: 0 }
+        Self {
+            pipe,
+            tls,
+            state: State::Shaking,
+            clear: false,
+            peer: None,
+            shown: None,
+            inbox: Inbox::default(),
+            plain_left: 0,
+        }
     }
 
     /// Who the peer is, once it has proved that. A server's word that this side is welcome is [`Self::is_open`].
     pub fn peer(&self) -> Option<&Peer> {
         self.peer.as_ref()
+    }
+
+    /// Whether the peer would be let in now, as it was when the stream began.
+    ///
+    /// # Errors
+    /// It would not.
+    pub fn check_standing(&self, credentials: &Credentials) -> Result<(), PeerError> {
+        self.shown.as_ref().map_or(Ok(()), |shown| credentials.check_standing(shown))
     }
 
     /// Whether both sides know each other.

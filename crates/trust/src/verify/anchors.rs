@@ -10,12 +10,12 @@ use rustls::pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use webpki::{EndEntityCert, ExtendedKeyUsageValidator, KeyUsage};
 
 use super::error::PeerError;
-use crate::certificate::Facts;
+use crate::certificate::{Facts, expires_s};
 use crate::roster::Roster;
 use crate::{Identity, Role};
 
-/// How long the outcome of checking a chain's signatures is remembered: the arithmetic is the same for the same bytes,
-/// and a certificate that expires is noticed within this time. Role, name and revocation are checked at each handshake.
+/// How long the outcome of checking a chain's signatures is remembered, or until the certificate expires: the arithmetic is
+/// the same for the same bytes. Role, name and revocation are checked each time.
 const SEEN_FOR: Duration = Duration::from_secs(60);
 
 /// Most certificates that are remembered: the nodes of a large cluster.
@@ -102,11 +102,14 @@ impl Anchors {
         }
         let facts = Facts::of(shown).map_err(PeerError::Certificate)?;
         self.check_signatures(shown, &facts, now)?;
+        let expires = expires_s(shown).ok_or_else(|| PeerError::Certificate("it has no end".to_owned()))?;
         let mut seen = lock();
         if seen.len() >= SEEN_MAX {
             seen.clear();
         }
-        let until = UnixTime::since_unix_epoch(Duration::from_secs(now.as_secs()) + SEEN_FOR);
+        // A certificate is good for the whole of its last second.
+        let until_s = (now.as_secs() + SEEN_FOR.as_secs()).min(expires + 1);
+        let until = UnixTime::since_unix_epoch(Duration::from_secs(until_s));
         seen.insert(shown.to_vec(), (facts.clone(), until));
         Ok(facts)
     }

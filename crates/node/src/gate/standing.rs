@@ -1,0 +1,99 @@
+//! A connection of the control port that stands only as long as its peer would be let in: requests without an end of their
+//! own (attach, logs, wait, tend) end with it.
+//!
+//! Whoever uses the connection, in either direction, has it checked on the way; a timer wakes it where nobody does.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use farfork_trust::Credentials;
+use rustls::pki_types::CertificateDer;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::stream::Stream;
+
+/// Between two looks whether the peer is still welcome, as often as credentials are read anew: more would tell nothing
+/// more. A peer that is not is cut off within two of these.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A connection, and what it stands by.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    stream: Stream,
+    /// Absent where nobody has shown anything.
+    watch: Option<Watch>,
+}
+
+#[derive(Debug)]
+struct Watch {
+    credentials: Credentials,
+    /// What the peer showed.
+    shown: CertificateDer<'static>,
+    ticks: Interval,
+}
+
+impl Standing {
+    /// By what the peer has shown, for these credentials.
+    pub(crate) fn by(credentials: &Credentials, shown: Option<CertificateDer<'static>>, stream: Stream) -> Self {
+        let watch = shown.map(|shown| {
+            let mut ticks = interval(CHECK_INTERVAL);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            Watch { credentials: credentials.clone(), shown, ticks }
+        });
+        Self { stream, watch }
+    }
+
+    /// For as long as both ends want.
+    pub(crate) fn unwatched(stream: Stream) -> Self {
+        Self { stream, watch: None }
+    }
+
+    /// The stream, if the peer is still welcome.
+    fn checked(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut Stream>> {
+        if let Some(watch) = &mut self.watch {
+            while watch.ticks.poll_tick(context).is_ready() {
+                watch.credentials.check_standing(&watch.shown).map_err(|error| {
+                    tracing::warn!("a connection of the control port is cut off: {error}");
+                    io::Error::new(io::ErrorKind::PermissionDenied, error)
+                })?;
+            }
+        }
+        Ok(Pin::new(&mut self.stream))
+    }
+}
+
+impl AsyncRead for Standing {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.checked(context)?.poll_read(context, into)
+    }
+}
+
+impl AsyncWrite for Standing {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.checked(context)?.poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.checked(context)?.poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    /// A peer that takes nothing is waited for here.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.checked(context)?.poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
