@@ -3,8 +3,10 @@
 
 use farfork_wire::descriptor::{
     AltStack, Backing, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource,
-    FileDescriptor, FileIdentity, MappedFile, Mapping, MappingFlags, Mm, OpenFile, Origin, PageRun, Process,
-    REGISTER_WORDS, Scheduling, SharedObject, StandardStream, Thread, decode, encode,
+    FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InotifyWatch, IntervalTimer,
+    MappedFile, Mapping, MappingFlags, Mm, NUMBERS_MAX, OpenFile, Origin, PageRun, PosixTimer, Process, REGISTER_WORDS,
+    Scheduling, SeccompFilter, SharedKind, SharedObject, Socket, SocketState, StandardStream, Thread, TimeLeft, decode,
+    encode,
 };
 use proptest::prelude::*;
 
@@ -40,6 +42,7 @@ fn thread(tid: u32) -> Thread {
         credentials: None,
         parent_death_signal: 0,
         timer_slack_ns: 50_000,
+        seccomp_filters: Vec::new(),
     }
 }
 
@@ -60,11 +63,25 @@ fn process() -> Process {
         signal_actions: Vec::new(),
         pending_signals: Vec::new(),
         mm: Mm::default(),
+        interval_timers: vec![IntervalTimer { which: 2, time: TimeLeft { left_ns: 5, interval_ns: 0 } }],
+        posix_timers: vec![posix_timer(3)],
+        seccomp_filters: vec![SeccompFilter { flags: 0, instructions: vec![6, 0, 0, 0, 0, 0, 0xff, 0x7f] }],
+        memory_barriers: 0,
     }
 }
 
 fn mapping(start: u64, end: u64, backing: Backing) -> Mapping {
-    Mapping { start, end, protection: 3, flags: MappingFlags::default(), backing }
+    Mapping { start, end, protection: 3, flags: MappingFlags::default(), backing, guards: Vec::new() }
+}
+
+fn posix_timer(id: u32) -> PosixTimer {
+    PosixTimer { id, clock: 1, value: u64::MAX, signal: 34, tid: 813, time: TimeLeft::default() }
+}
+
+fn socket(pair: u32, end: u32) -> OpenFile {
+    let (options, received) = (Vec::new(), vec![b"word".to_vec()]);
+    let state = SocketState::Paired { pair, end };
+    OpenFile::Socket(Socket { family: 1, kind: 1, protocol: 0, flags: 2, state, options, received, shut_down: 0 })
 }
 
 /// One of everything that `validate` looks at.
@@ -98,15 +115,26 @@ fn descriptor() -> Descriptor {
             path: "/lib/libc.so".into(),
             identity: FileIdentity { bytes: 1, device: 2, inode: 3, modified_ns: 4, build_id: Some(vec![5; 20]) },
         }],
-        shared_objects: vec![SharedObject { name: "m".into(), bytes: 100, seals: None, extent: ExtentId(2) }],
+        shared_objects: vec![SharedObject {
+            name: "m".into(),
+            bytes: 100,
+            seals: None,
+            kind: SharedKind::Memory,
+            extent: ExtentId(2),
+        }],
         open_files: vec![
             OpenFile::Standard(StandardStream::Output),
             OpenFile::Memory { object: 0, flags: 2, offset: 0 },
+            socket(0, 0),
+            socket(0, 1),
+            OpenFile::Inotify { flags: 0, watches: vec![InotifyWatch { number: 2, path: "/".into(), mask: 1 }] },
         ],
         file_descriptors: vec![
             FileDescriptor { number: 1, open_file: 0, close_on_exec: false },
             FileDescriptor { number: 7, open_file: 1, close_on_exec: true },
         ],
+        file_locks: vec![FileLock { number: 7, kind: FileLockKind::Process, is_exclusive: true, start: 1, bytes: 0 }],
+        file_owners: vec![FileOwner { number: 7, tid: 813, signal: 0 }],
         eager: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
     }
 }
@@ -174,6 +202,27 @@ fn nonsense_is_refused() {
                 OpenFile::Program { is_caller: true, flags: 2 },
                 OpenFile::Program { is_caller: true, flags: 2 },
             ]);
+        }),
+        ("guard pages outside of their mapping", |d| d.mappings[0].guards = vec![PageRun { first: 1, count: 2 }]),
+        ("an interval timer that is not there", |d| d.process.interval_timers[0].which = 3),
+        ("a timer beyond the end of time", |d| d.process.interval_timers[0].time.left_ns = u64::MAX),
+        ("POSIX timers out of order", |d| d.process.posix_timers.push(posix_timer(2))),
+        ("a POSIX timer with too high a number", |d| d.process.posix_timers[0].id = NUMBERS_MAX + 1),
+        ("a POSIX timer of a thread that is not there", |d| d.process.posix_timers[0].tid = 7),
+        ("a filter that is missing", |d| d.threads[0].seccomp_filters.push(1)),
+        ("a filter of half an instruction", |d| d.process.seccomp_filters[0].instructions.truncate(4)),
+        ("a lock held by no descriptor", |d| d.file_locks[0].number = 8),
+        ("a lock that overflows", |d| d.file_locks[0].bytes = u64::MAX),
+        ("a file that tells a signal there is not", |d| d.file_owners[0].signal = 65),
+        ("two sockets that are one end", |d| d.open_files.push(socket(0, 1))),
+        ("a third end", |d| d.open_files.push(socket(0, 2))),
+        ("an inotify watch without a number", |d| {
+            let watches = vec![InotifyWatch { number: 0, path: "/".into(), mask: 1 }];
+            d.open_files.push(OpenFile::Inotify { flags: 0, watches });
+        }),
+        ("shared memory with a path of its own choice", |d| {
+            d.shared_objects[0].kind =
+                SharedKind::Named { path: "/dev/shm/../../etc/shadow".into(), status: FileStatus::default() };
         }),
         ("eager bytes outside of the map", |d| d.eager[0].address = 0x7000),
         ("eager bytes over a file", |d| d.eager[0].address = 0x3000),

@@ -50,6 +50,8 @@ pub(super) fn describe(
         shared_objects,
         open_files: files.open_files,
         file_descriptors: files.descriptors,
+        file_locks: Vec::new(),
+        file_owners: Vec::new(),
         eager,
     };
     descriptor.validate()?;

@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Extent, ExtentId, ExtentSource, PageRun, SharedObject};
+use farfork_wire::descriptor::{Extent, ExtentId, ExtentSource, PageRun, SharedKind, SharedObject};
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 
 use super::deadline::Deadline;
@@ -217,7 +217,13 @@ impl SharedCopies {
                 bytes: copy.bytes.next_multiple_of(PAGE_SIZE),
                 populated: copy.populated(),
             });
-            objects.push(SharedObject { name: name.clone(), bytes: copy.bytes, seals: *seals, extent });
+            objects.push(SharedObject {
+                name: name.clone(),
+                bytes: copy.bytes,
+                seals: *seals,
+                kind: SharedKind::Memory,
+                extent,
+            });
         }
         objects
     }

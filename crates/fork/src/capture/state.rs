@@ -101,6 +101,7 @@ fn describe(
         credentials: (own != *leader).then_some(own),
         parent_death_signal: answers.parent_death_signal,
         timer_slack_ns: profile.timer_slack_ns,
+        seccomp_filters: Vec::new(),
     }
 }
 
@@ -155,6 +156,10 @@ pub(super) fn process(
         signal_actions: inherited.signal_actions,
         pending_signals: pending(&snapshot.pending_signals),
         mm: mm(pid, subject, inherited.brk)?,
+        interval_timers: Vec::new(),
+        posix_timers: Vec::new(),
+        seccomp_filters: Vec::new(),
+        memory_barriers: 0,
     })
 }
 

@@ -105,6 +105,12 @@ fn fill(
         | OpenFile::EventFd { .. }
         | OpenFile::Memory { .. }
         | OpenFile::Program { .. }
+        | OpenFile::NamedPipe { .. }
+        | OpenFile::TimerFd { .. }
+        | OpenFile::SignalFd { .. }
+        | OpenFile::Inotify { .. }
+        | OpenFile::OwnPid { .. }
+        | OpenFile::Socket(_)
         | OpenFile::Standard(_) => unreachable!("objects without a path are passed"),
     }
     Ok(())

@@ -77,7 +77,13 @@ impl Objects {
                 OpenFile::Regular { .. }
                 | OpenFile::Directory { .. }
                 | OpenFile::Device { .. }
-                | OpenFile::Epoll { .. } => continue,
+                | OpenFile::Epoll { .. }
+                | OpenFile::NamedPipe { .. }
+                | OpenFile::TimerFd { .. }
+                | OpenFile::SignalFd { .. }
+                | OpenFile::Inotify { .. }
+                | OpenFile::OwnPid { .. }
+                | OpenFile::Socket(_) => continue,
             };
             objects.by_open_file.insert(index as u32, passed);
         }

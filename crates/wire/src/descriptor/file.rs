@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{Socket, TimeLeft};
+
 /// A file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptor {
@@ -79,6 +81,49 @@ pub enum OpenFile {
         /// In bytes.
         offset: u64,
     },
+    /// A named pipe, reopened by path and filled.
+    NamedPipe {
+        /// As the process sees it.
+        path: String,
+        /// O_* flags.
+        flags: u32,
+        /// Capacity, in bytes.
+        capacity: u32,
+        /// What was in it; stands on the first end that can read.
+        content: Vec<u8>,
+    },
+    /// timerfd_create(2).
+    TimerFd {
+        /// CLOCK_*.
+        clock: u32,
+        /// O_* flags.
+        flags: u32,
+        /// Expirations that nobody has read yet.
+        ticks: u64,
+        /// Disarmed where all is 0.
+        time: TimeLeft,
+    },
+    /// signalfd(2).
+    SignalFd {
+        /// The signals it takes; bit N−1 is signal N.
+        mask: u64,
+        /// O_* flags.
+        flags: u32,
+    },
+    /// inotify(7), with an empty queue.
+    Inotify {
+        /// O_* flags.
+        flags: u32,
+        /// Ascending by number.
+        watches: Vec<InotifyWatch>,
+    },
+    /// A pidfd of the process itself.
+    OwnPid {
+        /// O_* flags.
+        flags: u32,
+    },
+    /// A socket.
+    Socket(Socket),
     /// A connection to the node's daemon. A child gets another in its place.
     Program {
         /// Whether the process waits there to be told what it is; else a child finds it at its end.
@@ -97,6 +142,54 @@ pub enum StandardStream {
     Input,
     Output,
     Error,
+}
+
+/// One watch of an inotify.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InotifyWatch {
+    /// Its number.
+    pub number: u32,
+    /// As the process sees it.
+    pub path: String,
+    /// IN_* events and flags.
+    pub mask: u32,
+}
+
+/// A lock of a file that the process holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileLock {
+    /// The descriptor that it is held by.
+    pub number: u32,
+    /// Which kind.
+    pub kind: FileLockKind,
+    /// Whether others may not read either.
+    pub is_exclusive: bool,
+    /// First byte.
+    pub start: u64,
+    /// How many bytes; 0 for all to the end, however far that moves.
+    pub bytes: u64,
+}
+
+/// Which kind of lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FileLockKind {
+    /// flock(2).
+    Whole,
+    /// fcntl(2), F_SETLK: the process's.
+    Process,
+    /// fcntl(2), F_OFD_SETLK: the open file's.
+    Description,
+}
+
+/// Who is told of an open file's readiness (fcntl(2), F_SETOWN and F_SETSIG, with O_ASYNC).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileOwner {
+    /// A descriptor that leads to the file.
+    pub number: u32,
+    /// Thread of the process; 0 for the process itself.
+    pub tid: u32,
+    /// The signal; 0 for SIGIO.
+    pub signal: u32,
 }
 
 /// One registration of an epoll.

@@ -27,6 +27,8 @@ pub struct Mapping {
     pub flags: MappingFlags,
     /// Where its contents come from.
     pub backing: Backing,
+    /// Pages that must not be touched (MADV_GUARD_INSTALL), counted from its start, ascending.
+    pub guards: Vec<PageRun>,
 }
 
 /// Properties of a mapping beside its protection (proc_pid_smaps, VmFlags).
@@ -46,6 +48,12 @@ pub struct MappingFlags {
     pub wipe_on_fork: bool,
     /// MADV_DONTDUMP.
     pub dont_dump: bool,
+    /// MADV_SEQUENTIAL.
+    pub sequential: bool,
+    /// MADV_RANDOM.
+    pub random: bool,
+    /// MADV_MERGEABLE.
+    pub mergeable: bool,
 }
 
 /// Where a mapping's contents come from.
@@ -166,6 +174,47 @@ pub struct SharedObject {
     pub bytes: u64,
     /// F_GET_SEALS; `None` where it was not made for sealing.
     pub seals: Option<u32>,
+    /// What else it is.
+    pub kind: SharedKind,
     /// What the owner serves; its length is `bytes`, rounded up to whole pages.
     pub extent: ExtentId,
+}
+
+/// What shared memory is beside its bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SharedKind {
+    /// Shared anonymous memory, or a memfd.
+    #[default]
+    Memory,
+    /// A file that was deleted.
+    Deleted(FileStatus),
+    /// POSIX shared memory: a file below `/dev/shm`.
+    Named {
+        /// As the process sees it.
+        path: String,
+        /// Mode and owner.
+        status: FileStatus,
+    },
+    /// A segment of System V shared memory.
+    SystemV {
+        /// As shmget(2) took it; 0 for none.
+        key: u32,
+        /// As shmget(2) gave it.
+        id: u32,
+        /// Mode and owner.
+        status: FileStatus,
+        /// Whether it goes with the last who has it attached.
+        is_removed: bool,
+    },
+}
+
+/// Mode and owner of a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileStatus {
+    /// Permission bits.
+    pub mode: u32,
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
 }

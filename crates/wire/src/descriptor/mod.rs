@@ -16,19 +16,28 @@ mod codec;
 mod file;
 mod memory;
 mod process;
+mod resources;
+mod socket;
 mod thread;
+mod timer;
 mod validate;
 
 use serde::{Deserialize, Serialize};
 
 pub use codec::{DESCRIPTOR_BYTES_MAX, DecodeError, decode, encode};
-pub use file::{Descriptor as FileDescriptor, EpollTarget, OpenFile, StandardStream};
-pub use memory::{
-    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, Mapping, MappingFlags, PageRun, Protection,
-    SharedObject, SpecialMapping,
+pub use file::{
+    Descriptor as FileDescriptor, EpollTarget, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile,
+    StandardStream,
 };
-pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SignalAction};
+pub use memory::{
+    Backing, Extent, ExtentId, ExtentSource, FileIdentity, FileStatus, MappedFile, Mapping, MappingFlags, PageRun,
+    Protection, SharedKind, SharedObject, SpecialMapping,
+};
+pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SeccompFilter, SignalAction};
+pub use resources::NUMBERS_MAX;
+pub use socket::{Socket, SocketOption, SocketState};
 pub use thread::{AltStack, EagerBytes, Rseq, Scheduling, Thread};
+pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
 
 use crate::NodeName;
@@ -54,6 +63,10 @@ pub struct Descriptor {
     pub open_files: Vec<OpenFile>,
     /// File descriptors, ascending, each with the description that it leads to.
     pub file_descriptors: Vec<FileDescriptor>,
+    /// Locks of files that the process holds.
+    pub file_locks: Vec<FileLock>,
+    /// Who is told of files' readiness.
+    pub file_owners: Vec<FileOwner>,
     /// Bytes that must be in place before a thread runs, because the kernel touches them where no page fault can
     /// be served (an exiting thread's robust list, clear_child_tid, rseq).
     pub eager: Vec<EagerBytes>,

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{IntervalTimer, PosixTimer};
+
 /// State that all threads of a process share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
@@ -35,6 +37,23 @@ pub struct Process {
     pub pending_signals: Vec<PendingSignal>,
     /// Addresses that the kernel keeps about the address space.
     pub mm: Mm,
+    /// Interval timers that are armed.
+    pub interval_timers: Vec<IntervalTimer>,
+    /// POSIX timers, ascending by number.
+    pub posix_timers: Vec<PosixTimer>,
+    /// Filters of system calls; threads name them by index.
+    pub seccomp_filters: Vec<SeccompFilter>,
+    /// Registrations for membarrier(2): MEMBARRIER_CMD_REGISTER_* bits.
+    pub memory_barriers: u32,
+}
+
+/// A filter of system calls (seccomp(2)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeccompFilter {
+    /// SECCOMP_FILTER_FLAG_*.
+    pub flags: u32,
+    /// Its instructions, each a `struct sock_filter` of 8 bytes.
+    pub instructions: Vec<u8>,
 }
 
 /// The fields that PR_SET_MM_MAP takes (prctl(2)); addresses in bytes.

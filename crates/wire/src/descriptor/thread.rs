@@ -38,6 +38,8 @@ pub struct Thread {
     pub parent_death_signal: u32,
     /// PR_GET_TIMERSLACK, in nanoseconds.
     pub timer_slack_ns: u64,
+    /// Its filters of system calls, in the order in which they were installed: indices into the process's.
+    pub seccomp_filters: Vec<u32>,
 }
 
 /// sigaltstack(2).

@@ -1,7 +1,7 @@
 //! Whether a descriptor makes sense: each index within its list, each range within user space and in order.
 //! The restorer builds an address space from it, and relies on what is checked here.
 
-use super::{Backing, Descriptor, ExtentId, ExtentSource, OpenFile};
+use super::{Backing, Descriptor, ExtentId, ExtentSource, Mapping, OpenFile};
 use crate::PAGE_SIZE;
 
 /// End of user space on x86-64 with four-level page tables, less its guard page.
@@ -23,10 +23,10 @@ const XSTATE_BYTES_MIN: usize = 576;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the descriptor makes no sense: {what}")]
 pub struct InvalidDescriptor {
-    what: String,
+    pub(super) what: String,
 }
 
-fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), InvalidDescriptor> {
+pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), InvalidDescriptor> {
     if holds { Ok(()) } else { Err(InvalidDescriptor { what: what() }) }
 }
 
@@ -40,6 +40,7 @@ impl Descriptor {
         self.validate_mappings()?;
         self.validate_extents()?;
         self.validate_files()?;
+        self.validate_resources()?;
         self.validate_eager()
     }
 
@@ -77,6 +78,7 @@ impl Descriptor {
             require(mapping.protection <= 7, || format!("{}: protection {:#x}", place(), mapping.protection))?;
             self.validate_backing(mapping.end - mapping.start, &mapping.backing)
                 .map_err(|wrong| InvalidDescriptor { what: format!("{}: {}", place(), wrong.what) })?;
+            validate_guards(mapping)?;
             lowest = mapping.end;
         }
         Ok(())
@@ -178,4 +180,16 @@ impl Descriptor {
         }
         Ok(())
     }
+}
+
+fn validate_guards(mapping: &Mapping) -> Result<(), InvalidDescriptor> {
+    let pages = (mapping.end - mapping.start) / PAGE_SIZE;
+    let mut lowest = 0;
+    for run in &mapping.guards {
+        let end = run.first.checked_add(run.count);
+        let fits = run.first >= lowest && run.count > 0 && end.is_some_and(|end| end <= pages);
+        require(fits, || format!("mapping {:#x}: its guard pages are out of order or outside", mapping.start))?;
+        lowest = run.first + run.count;
+    }
+    Ok(())
 }

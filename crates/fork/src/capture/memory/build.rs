@@ -73,6 +73,7 @@ impl Builder<'_> {
             protection: entry.protection,
             flags: flags(entry),
             backing,
+            guards: Vec::new(),
         });
         Ok(())
     }
@@ -191,5 +192,8 @@ fn flags(entry: &MapEntry) -> MappingFlags {
         no_huge_page: entry.has_flag("nh"),
         wipe_on_fork: entry.has_flag("wf"),
         dont_dump: entry.has_flag("dd"),
+        sequential: entry.has_flag("sr"),
+        random: entry.has_flag("rr"),
+        mergeable: entry.has_flag("mg"),
     }
 }

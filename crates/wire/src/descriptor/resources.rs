@@ -1,0 +1,130 @@
+//! Whether what a process holds beside memory and files makes sense: timers, filters, locks, sockets.
+//! A restorer makes system calls from it; what only the kernel can judge is left to the kernel.
+
+use super::validate::require;
+use super::{Descriptor, InvalidDescriptor, OpenFile, SharedKind, Socket, SocketState};
+
+/// Highest number of a POSIX timer, and of an inotify watch: beyond, it takes the restorer long to get there.
+pub const NUMBERS_MAX: u32 = 100_000;
+
+/// Most bytes of a socket's address: `struct sockaddr_storage`.
+const ADDRESS_BYTES_MAX: usize = 128;
+
+/// Most bytes of a socket option that is carried.
+const OPTION_BYTES_MAX: usize = 256;
+
+/// The kernel's BPF_MAXINSNS, in bytes.
+const FILTER_BYTES_MAX: usize = 4096 * 8;
+
+/// The kernel's limit on what signals there are.
+const SIGNAL_MAX: u32 = 64;
+
+/// A child that is born has 16 resource limits and three interval timers.
+const INTERVAL_TIMERS: u32 = 3;
+
+/// As far as seconds go in the kernel's own times.
+const TIME_NS_MAX: u64 = i64::MAX as u64;
+
+impl Descriptor {
+    pub(super) fn validate_resources(&self) -> Result<(), InvalidDescriptor> {
+        self.validate_timers()?;
+        self.validate_filters()?;
+        self.validate_locks()?;
+        self.validate_inotifies()?;
+        self.validate_sockets()?;
+        for (index, object) in self.shared_objects.iter().enumerate() {
+            if let SharedKind::Named { path, .. } = &object.kind {
+                require(path.starts_with("/dev/shm/") && !path.contains("/.."), || {
+                    format!("shared object {index} has the path {path}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_timers(&self) -> Result<(), InvalidDescriptor> {
+        for timer in &self.process.interval_timers {
+            require(timer.which < INTERVAL_TIMERS, || format!("interval timer {}", timer.which))?;
+        }
+        let mut lowest = 0;
+        for timer in &self.process.posix_timers {
+            let is_told = timer.tid == 0 || self.threads.iter().any(|thread| thread.tid == timer.tid);
+            let fits = timer.id >= lowest && timer.id <= NUMBERS_MAX && timer.signal <= SIGNAL_MAX && is_told;
+            require(fits, || format!("POSIX timer {}", timer.id))?;
+            lowest = timer.id + 1;
+        }
+        let own = self.process.interval_timers.iter().map(|timer| timer.time);
+        let posix = self.process.posix_timers.iter().map(|timer| timer.time);
+        let files = self.open_files.iter().filter_map(|file| match file {
+            OpenFile::TimerFd { time, .. } => Some(*time),
+            _ => None,
+        });
+        let mut times = own.chain(posix).chain(files);
+        let fit = times.all(|time| time.left_ns <= TIME_NS_MAX && time.interval_ns <= TIME_NS_MAX);
+        require(fit, || "a timer beyond the end of time".to_owned())
+    }
+
+    fn validate_filters(&self) -> Result<(), InvalidDescriptor> {
+        for (index, filter) in self.process.seccomp_filters.iter().enumerate() {
+            let bytes = filter.instructions.len();
+            let fits = bytes > 0 && bytes <= FILTER_BYTES_MAX && bytes.is_multiple_of(8);
+            require(fits, || format!("filter {index} of system calls has {bytes} bytes"))?;
+        }
+        let count = self.process.seccomp_filters.len();
+        let mut used = self.threads.iter().flat_map(|thread| &thread.seccomp_filters);
+        require(used.all(|index| (*index as usize) < count), || "a filter of system calls is missing".to_owned())
+    }
+
+    fn validate_locks(&self) -> Result<(), InvalidDescriptor> {
+        let is_open = |number: u32| self.file_descriptors.binary_search_by_key(&number, |entry| entry.number).is_ok();
+        for lock in &self.file_locks {
+            let end = lock.start.checked_add(lock.bytes);
+            let fits = is_open(lock.number) && end.is_some_and(|end| i64::try_from(end).is_ok());
+            require(fits, || format!("a lock held by fd {}", lock.number))?;
+        }
+        for owner in &self.file_owners {
+            let is_thread = owner.tid == 0 || self.threads.iter().any(|thread| thread.tid == owner.tid);
+            let fits = is_open(owner.number) && is_thread && owner.signal <= SIGNAL_MAX;
+            require(fits, || format!("the owner of fd {}", owner.number))?;
+        }
+        Ok(())
+    }
+
+    fn validate_inotifies(&self) -> Result<(), InvalidDescriptor> {
+        for file in &self.open_files {
+            let OpenFile::Inotify { watches, .. } = file else { continue };
+            let mut lowest = 1;
+            for watch in watches {
+                let fits = watch.number >= lowest && watch.number <= NUMBERS_MAX;
+                require(fits, || format!("inotify watch {}", watch.number))?;
+                lowest = watch.number + 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_sockets(&self) -> Result<(), InvalidDescriptor> {
+        let sockets = self.open_files.iter().filter_map(|file| match file {
+            OpenFile::Socket(socket) => Some(socket),
+            _ => None,
+        });
+        let sockets: Vec<&Socket> = sockets.collect();
+        let mut ends = Vec::new();
+        for socket in &sockets {
+            let addresses = match &socket.state {
+                SocketState::Idle { address, peer } => vec![address, peer],
+                SocketState::Listening { address, .. } => vec![address],
+                SocketState::Paired { pair, end } => {
+                    require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;
+                    ends.push((*pair, *end));
+                    Vec::new()
+                }
+                SocketState::Cut => Vec::new(),
+            };
+            let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX);
+            let options = socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX);
+            require(short && options, || "an address or option of a socket is too long".to_owned())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! Sockets. Those whose two ends the process holds are rebuilt with what is on its way between them; those that listen or
+//! are bound are bound again, in the child's own network and file system; a connection to anybody else has ended.
+
+use serde::{Deserialize, Serialize};
+
+/// A socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Socket {
+    /// AF_*.
+    pub family: u32,
+    /// SOCK_*, without flags.
+    pub kind: u32,
+    /// As socket(2) took it.
+    pub protocol: u32,
+    /// O_* flags.
+    pub flags: u32,
+    /// What it is in the middle of.
+    pub state: SocketState,
+    /// Options that differ from those of a new socket, in the order in which they are to be set.
+    pub options: Vec<SocketOption>,
+    /// What has arrived and was not read, a message each; of a stream, pieces of any length.
+    pub received: Vec<Vec<u8>>,
+    /// Whether it was shut down for reading (1) and for writing (2).
+    pub shut_down: u32,
+}
+
+/// What a socket is in the middle of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SocketState {
+    /// Neither connected nor listening.
+    Idle {
+        /// As bind(2) takes it; empty where it is not bound.
+        address: Vec<u8>,
+        /// Where it sends to by itself, as connect(2) takes it; empty for nowhere.
+        peer: Vec<u8>,
+    },
+    /// It listens.
+    Listening {
+        /// As bind(2) takes it.
+        address: Vec<u8>,
+        /// How many connections may wait.
+        backlog: u32,
+    },
+    /// Connected with another socket of the process.
+    Paired {
+        /// Number of the pair, the same for both.
+        pair: u32,
+        /// Which of the two it is: 0 or 1.
+        end: u32,
+    },
+    /// Connected with somebody else: a child finds the other end closed or, over TCP, the connection reset.
+    Cut,
+}
+
+/// An option of a socket (setsockopt(2)).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketOption {
+    /// SOL_*, or the number of a protocol.
+    pub level: u32,
+    /// SO_*, or a protocol's own.
+    pub name: u32,
+    /// Its value, as setsockopt(2) takes it.
+    pub value: Vec<u8>,
+}

@@ -1,0 +1,38 @@
+//! Timers of a process. All times are what was left, or lies between two expirations: a child's timers go on from there.
+
+use serde::{Deserialize, Serialize};
+
+/// Nanoseconds until a timer goes off, and between its expirations; 0 for a timer that is disarmed, or goes off once.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimeLeft {
+    /// Until it goes off.
+    pub left_ns: u64,
+    /// Between two expirations.
+    pub interval_ns: u64,
+}
+
+/// An armed interval timer (setitimer(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IntervalTimer {
+    /// ITIMER_REAL 0, ITIMER_VIRTUAL 1, ITIMER_PROF 2.
+    pub which: u32,
+    /// To the microsecond.
+    pub time: TimeLeft,
+}
+
+/// A POSIX timer (timer_create(2)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PosixTimer {
+    /// The kernel's number for it.
+    pub id: u32,
+    /// CLOCK_*.
+    pub clock: u32,
+    /// What its signal tells.
+    pub value: u64,
+    /// 1 to 64; 0 where nobody is told.
+    pub signal: u32,
+    /// The thread that gets the signal; 0 for the process.
+    pub tid: u32,
+    /// Disarmed where all is 0.
+    pub time: TimeLeft,
+}
