@@ -20,7 +20,7 @@ use super::journal::{Journal, Replay, Snapshot, SpaceNumber, SpaceSnapshot, Stat
 use super::owners::{Lane, Read};
 use super::page_map::PageMap;
 use super::plan::{MemoryPlan, PlanError};
-use super::populated::Populated;
+use super::populated::{Populated, SlotRun};
 use super::protocol::PagerStats;
 use super::replay::{self, Replayed};
 use super::retries::Delivery;
@@ -229,8 +229,14 @@ impl Child {
         }
     }
 
-    fn is_on_owners_host(&self) -> bool {
+    /// Whether its pages come from this host.
+    pub(super) fn is_on_owners_host(&self) -> bool {
         matches!(self.owner, Address::Shm(_))
+    }
+
+    /// The seed that pages belong to, and where its owner is reached.
+    pub(super) fn source_of(&self, _run: &SlotRun) -> (&Arc<SeedKey>, &Address) {
+        (&self.key, &self.owner)
     }
 
     /// Takes the userfaultfd of a process that one of the child's forked; gives the new space's number.

@@ -12,6 +12,7 @@ use farfork_sys::fdpass;
 use farfork_wire::ChildId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::cache::{self, CacheStats};
 use super::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
 pub use super::protocol::{PagerStats, SettleProgress, SettleState};
 use super::station::SOCKET_FILE;
@@ -36,6 +37,9 @@ pub enum ClientError {
         /// What happened last.
         cause: io::Error,
     },
+    /// The limit of the cache of pages cannot be written down.
+    #[error("the limit of the cache of pages cannot be written to the run directory: {0}")]
+    CacheLimit(#[source] io::Error),
     /// Processes of a child that is to be forgotten are still running.
     #[error("child {child} cannot be released: its processes still run; end them first")]
     StillRunning {
@@ -110,6 +114,28 @@ impl PagerClient {
             Reply::Settling(progress) => Ok(progress),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// What the cache of pages holds.
+    ///
+    /// # Errors
+    /// [`ClientError::Silent`].
+    pub fn cache(&self) -> Result<CacheStats, ClientError> {
+        match self.call(&Request::Cache, &[])? {
+            Reply::Cache(stats) => Ok(stats),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Sets how many bytes of memory the cache of pages may take, for this pager and those after it; 0 for none. A cache
+    /// whose limit changes begins anew.
+    ///
+    /// # Errors
+    /// [`ClientError::Silent`], [`ClientError::CacheLimit`].
+    pub fn limit_cache(&self, bytes_max: u64) -> Result<CacheStats, ClientError> {
+        let run_dir = self.socket.parent().unwrap_or(Path::new("/"));
+        cache::limit::write(run_dir, bytes_max).map_err(ClientError::CacheLimit)?;
+        self.cache()
     }
 
     /// The children that are served, ascending, also those that have ended but were not released.

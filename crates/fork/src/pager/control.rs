@@ -79,6 +79,10 @@ impl Server<'_> {
                 Some(served) => Reply::Stats(served.child.stats()),
                 None => Reply::Refused(format!("child {child} is not known to the pager")),
             },
+            Request::Cache => {
+                self.cache.limit(self.station.cache_bytes_max());
+                Reply::Cache(self.cache.stats())
+            }
             Request::Children { after } => {
                 let mut ids: Vec<ChildId> = self.children.values().map(|served| served.child.id.clone()).collect();
                 ids.retain(|id| after.as_ref().is_none_or(|after| id > after));

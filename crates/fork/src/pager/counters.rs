@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PagerCounters {
-    /// Page faults heard of. Those that are answered are of three kinds: missing, late and zero.
+    /// Page faults heard of. Those that are answered are of four kinds: missing, late, zero and cached.
     pub faults: u64,
     /// Of all faults, those of an access that writes.
     pub faults_write: u64,
@@ -35,10 +35,14 @@ pub struct PagerCounters {
     pub bytes_same_host: u64,
     /// Pages installed as zeroes.
     pub zero_pages: u64,
+    /// Of all faults, those whose page the node had kept of an earlier child.
+    pub faults_cached: u64,
+    /// Pages installed that the node had kept of an earlier child.
+    pub pages_cached: u64,
 }
 
 /// Numbers of a [`PagerCounters`].
-pub(super) const COUNTERS: usize = 14;
+pub(super) const COUNTERS: usize = 16;
 
 impl PagerCounters {
     /// The numbers in the order of the journal.
@@ -76,6 +80,8 @@ impl PagerCounters {
             &mut self.pages_same_host,
             &mut self.bytes_same_host,
             &mut self.zero_pages,
+            &mut self.faults_cached,
+            &mut self.pages_cached,
         ]
     }
 }
@@ -89,6 +95,6 @@ mod tests {
         let words: [u64; COUNTERS] = std::array::from_fn(|index| index as u64 + 1);
         let counters = PagerCounters::from_words(words);
         assert_eq!(counters.words(), words);
-        assert_eq!((counters.faults, counters.zero_pages), (1, COUNTERS as u64), "each has its own place");
+        assert_eq!((counters.faults, counters.pages_cached), (1, COUNTERS as u64), "each has its own place");
     }
 }

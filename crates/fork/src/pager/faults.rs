@@ -11,6 +11,7 @@ use std::iter;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use super::cache::CACHED_SLOTS_MAX;
 use super::install::Installed;
 use super::journal::SpaceNumber;
 use super::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, Read, Wish};
@@ -104,7 +105,7 @@ impl Server<'_> {
     }
 
     /// Answers a fault.
-    pub(super) fn answer(&mut self, fault: Fault, paused_tries: u32) {
+    pub(super) fn answer(&mut self, mut fault: Fault, paused_tries: u32) {
         let Fault { child: key, space: space_number, address, is_first } = fault;
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
@@ -126,19 +127,15 @@ impl Server<'_> {
             }
             Need::Page { slot, ahead } => {
                 let owner = served.owner;
-                let read = Read {
-                    child: key,
-                    space: space_number,
-                    slots: iter::once(slot..slot + 1).collect(),
-                    owner,
-                    lane: Lane::Demand,
-                    asked_at: self.now,
-                };
-                if !self.ask(read) {
-                    let again = Task::Fault(Fault { is_first: false, ..fault });
-                    self.retries.push(again, self.now, CONNECTION_FULL_PAUSE, 0);
+                let cached = child.put_cached(&mut self.cache, space_number, slot..slot + 1, self.now);
+                child.counters.faults_cached += u64::from(cached.is_some() && is_first);
+                if cached.is_none() {
+                    self.demand(fault, slot, owner);
                 }
-                return self.wish(owner, key, space_number, ahead);
+                self.wish(owner, key, space_number, ahead);
+                let Some((_, outcome)) = cached else { return };
+                fault.is_first = false;
+                outcome
             }
         };
         match outcome {
@@ -151,6 +148,16 @@ impl Server<'_> {
                 self.lose(key, "there is no memory for its pages (see its control group's limit)")
             }
             Installed::Failed(error) => self.lose(key, &format!("a page could not be installed: {error}")),
+        }
+    }
+
+    /// Asks for a page that somebody waits for.
+    fn demand(&mut self, fault: Fault, slot: u64, owner: OwnerKey) {
+        let Fault { child, space, .. } = fault;
+        let slots = iter::once(slot..slot + 1).collect();
+        if !self.ask(Read { child, space, slots, owner, lane: Lane::Demand, asked_at: self.now }) {
+            let again = Task::Fault(Fault { is_first: false, ..fault });
+            self.retries.push(again, self.now, CONNECTION_FULL_PAUSE, 0);
         }
     }
 
@@ -195,13 +202,16 @@ impl Server<'_> {
     /// Asks for what is likely wanted soon, as far as there is room: what arrived and is not installed takes memory, and
     /// time from whoever waits for a page of it.
     pub(super) fn fetch_ahead(&mut self) {
+        self.cached_room = CACHED_SLOTS_MAX;
         if self.arrived.len() >= BULK_READS_MAX {
             return;
         }
         // Before what is wanted soon, or a stream that never ends would keep a child from settling.
         self.settle_some(1);
         for owner in self.owners.keys() {
-            while let Some(Wish { child, space, slots }) = self.owners.next_wish(owner) {
+            while self.cached_room > 0
+                && let Some(Wish { child, space, slots }) = self.owners.next_wish(owner)
+            {
                 let Some(served) = self.children.get(&child) else { continue };
                 let Some(known) = served.child.spaces.get(&space).filter(|_| served.child.lost.is_none()) else {
                     continue;
@@ -210,6 +220,7 @@ impl Server<'_> {
                 if !rest.is_empty() {
                     self.owners.queue(owner, Wish { child, space, slots: rest });
                 }
+                let wanted = self.take_cached(child, space, wanted);
                 if !wanted.is_empty() {
                     self.ask(Read { child, space, slots: wanted, owner, lane: Lane::Bulk, asked_at: self.now });
                 }
@@ -220,9 +231,13 @@ impl Server<'_> {
 
     /// Takes the end of a read.
     pub(super) fn complete(&mut self, owner: OwnerKey, lane: Lane, completion: Completion) {
+        if let Some(aside) = self.owners.ended_aside(completion.tag) {
+            return self.conclude_aside(aside, completion);
+        }
         let read = self.owners.ended(completion.tag);
         match (read, completion.result) {
             (Some(read), Ok(reply)) => {
+                self.keep(&read, &reply.data);
                 if let Some(served) = self.children.get_mut(&read.child) {
                     served.child.received(&read, reply.data.len() as u64);
                 }
@@ -266,6 +281,7 @@ impl Server<'_> {
 
     /// A read ended without bytes.
     fn fail(&mut self, read: &Read, error: &FabricError) {
+        self.note_dropped(read, error);
         let settles = read.lane == Lane::Bulk && self.settling_fails(read.child, error);
         let Some(served) = self.children.get_mut(&read.child) else { return };
         let spaces = &mut served.child.spaces;
@@ -279,7 +295,7 @@ impl Server<'_> {
         self.lose(read.child, &error.to_string());
     }
 
-    fn lose(&mut self, key: u64, reason: &str) {
+    pub(super) fn lose(&mut self, key: u64, reason: &str) {
         if let Some(served) = self.children.get_mut(&key) {
             served.child.lose(reason);
         }

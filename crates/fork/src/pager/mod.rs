@@ -21,6 +21,7 @@
 //! Pure parts: `counters`, `page_map`, `populated`, `page_set`, `prefetch`, `replay`. What becomes of a child as a process,
 //! and when its directory is made and removed, is the daemon's business.
 
+mod cache;
 mod child;
 mod client;
 mod control;
@@ -49,6 +50,7 @@ mod strategy;
 mod takeover;
 mod watch;
 
+pub use cache::{CACHE_BYTES_MAX_DEFAULT, CacheStats};
 pub use child::LOST_FILE;
 pub use client::{Adoption, ClientError, PagerClient, PagerStats, SettleProgress, SettleState};
 pub use counters::PagerCounters;

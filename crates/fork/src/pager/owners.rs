@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Buffer, Completion, Connection, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
 use farfork_trust::Credentials;
-use farfork_wire::{NodeName, PAGE_SIZE};
+use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 
 use super::journal::SpaceNumber;
 use super::populated::Populated;
@@ -52,6 +52,13 @@ pub(super) struct Wish {
     pub(super) space: SpaceNumber,
     /// The slots.
     pub(super) slots: Range<u64>,
+}
+
+/// A question that is not about a child's pages.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Aside {
+    /// Whether the owner has this seed.
+    SeedThere(SeedId),
 }
 
 /// A read on its way.
@@ -97,6 +104,7 @@ pub(super) struct Owners {
     credentials: Option<Credentials>,
     owners: BTreeMap<OwnerKey, Owner>,
     reads: HashMap<u64, Read>,
+    asides: HashMap<u64, Aside>,
     next_tag: u64,
     next_key: OwnerKey,
 }
@@ -104,7 +112,14 @@ pub(super) struct Owners {
 impl Owners {
     /// None yet. `credentials`: what is shown to them, and who they must be.
     pub(super) fn new(credentials: Option<Credentials>) -> Self {
-        Self { credentials, owners: BTreeMap::new(), reads: HashMap::new(), next_tag: 0, next_key: 0 }
+        Self {
+            credentials,
+            owners: BTreeMap::new(),
+            reads: HashMap::new(),
+            asides: HashMap::new(),
+            next_tag: 0,
+            next_key: 0,
+        }
     }
 
     /// The node at this address, for one more user; tells whether it is new, so that its connections are to be watched.
@@ -192,6 +207,29 @@ impl Owners {
         self.next_tag += 1;
         self.reads.insert(tag, read);
         Ok(())
+    }
+
+    /// Asks something aside, in a read of the bulk lane. It is sent with the next [`Self::poll`]. Where too much is on its
+    /// way it is not asked: who asks does so again.
+    pub(super) fn ask_aside(
+        &mut self,
+        key: OwnerKey,
+        (seed, mode, spans): (&Arc<SeedKey>, ReadMode, Vec<Span>),
+        deadline: Instant,
+        aside: Aside,
+    ) {
+        let Some(owner) = self.owners.get_mut(&key) else { return };
+        let tag = self.next_tag;
+        if owner.bulk.submit(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_ok() {
+            owner.bulk_reads += 1;
+            self.next_tag += 1;
+            self.asides.insert(tag, aside);
+        }
+    }
+
+    /// The question that a completion answers, if it does.
+    pub(super) fn ended_aside(&mut self, tag: u64) -> Option<Aside> {
+        self.asides.remove(&tag)
     }
 
     /// Puts slots at the end of the bulk lane's queue, so that all children have their turn.

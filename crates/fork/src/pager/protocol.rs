@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use farfork_wire::ChildId;
 use serde::{Deserialize, Serialize};
 
+use super::cache::CacheStats;
 use super::counters::PagerCounters;
 
 /// Longest message, in bytes: a page of a list of children.
@@ -34,6 +35,8 @@ pub(super) enum Request {
         /// The child.
         child: ChildId,
     },
+    /// What the cache of pages holds. Its limit is read anew.
+    Cache,
     /// Which children there are.
     Children {
         /// Only those behind this one.
@@ -63,6 +66,8 @@ pub(super) enum Reply {
     Stats(PagerStats),
     /// The answer to `Settle`.
     Settling(SettleProgress),
+    /// The answer to `Cache`.
+    Cache(CacheStats),
     /// The answer to `Children`, ascending; empty when there are no more.
     Children(Vec<ChildId>),
     /// It is not done, for this reason.

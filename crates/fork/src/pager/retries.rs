@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use farfork_fabric::Buffer;
 
 use super::journal::SpaceNumber;
-use super::owners::Read;
+use super::owners::{OwnerKey, Read, Wish};
 
 /// Most attempts after a pause: with 10 ms between them, ten seconds without memory.
 pub(super) const PAUSED_TRIES_MAX: u32 = 1000;
@@ -30,6 +30,8 @@ pub(super) enum Task {
         /// The space.
         space: SpaceNumber,
     },
+    /// Fetch slots ahead.
+    Ahead(OwnerKey, Wish),
 }
 
 /// A thread that waits for a page.

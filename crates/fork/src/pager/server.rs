@@ -10,9 +10,11 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::{Completion, Spin};
+use farfork_fabric::{Address, Completion, Spin};
 use farfork_sys::userfaultfd::Message;
+use farfork_wire::NodeName;
 
+use super::cache::{CACHED_SLOTS_MAX, PageCache};
 use super::child::Child;
 use super::control::Clients;
 use super::journal::SpaceNumber;
@@ -57,6 +59,10 @@ pub(super) struct Server<'a> {
     /// Pages fetched ahead that arrived and are to be installed, some in each round.
     pub(super) arrived: VecDeque<Delivery>,
     pub(super) messages: Vec<Message>,
+    /// Pages of seeds of other nodes, for children to come.
+    pub(super) cache: PageCache,
+    /// How many slots may still be installed from there in this round.
+    pub(super) cached_room: u64,
     /// Children that take the rest of their pages, in the order of their turns.
     pub(super) settling: VecDeque<u64>,
     pub(super) next_child: u64,
@@ -84,6 +90,8 @@ impl<'a> Server<'a> {
             to_poll: BTreeSet::new(),
             arrived: VecDeque::new(),
             messages: Vec::new(),
+            cache: PageCache::new(station.cache_bytes_max()),
+            cached_room: CACHED_SLOTS_MAX,
             settling: VecDeque::new(),
             next_child: 0,
             stop: false,
@@ -145,6 +153,7 @@ impl<'a> Server<'a> {
                 Task::Fault(fault) => self.answer(fault, paused_tries),
                 Task::Delivery(delivery) => self.deliver(delivery, paused_tries),
                 Task::Listen { child, space } => self.listen(child, space),
+                Task::Ahead(owner, wish) => self.owners.queue(owner, wish),
             }
         }
         self.fetch_ahead();
@@ -173,7 +182,7 @@ impl<'a> Server<'a> {
     /// How long the next wait may be.
     fn patience(&mut self) -> Duration {
         let now = Instant::now();
-        if !self.to_poll.is_empty() || !self.arrived.is_empty() || self.spin.look_again(now) {
+        if !self.to_poll.is_empty() || !self.arrived.is_empty() || self.cached_room == 0 || self.spin.look_again(now) {
             return Duration::ZERO;
         }
         let until = |due: Instant| due.saturating_duration_since(now);
@@ -187,6 +196,7 @@ impl<'a> Server<'a> {
         self.next_sweep = self.now + SWEEP_INTERVAL;
         let keys: Vec<u64> = self.children.keys().copied().collect();
         keys.into_iter().for_each(|key| self.sweep_child(key));
+        self.keep_up_cache();
         self.close_idle_owners();
         if self.children.is_empty() && !self.station.is_reachable() {
             tracing::warn!("the run directory is gone and nobody is served: the pager ends");
@@ -208,7 +218,7 @@ impl<'a> Server<'a> {
     /// # Errors
     /// As epoll_ctl(2), socket(2). It is then not served, its descriptors are as before.
     pub(super) fn take_in(&mut self, child: Child) -> io::Result<()> {
-        let owner = self.attach(&child)?;
+        let owner = self.attach(&child.owner, child.key.seed.node())?;
         let key = self.next_child;
         self.next_child += 1;
         if let Some(socket) = &child.socket {
@@ -221,8 +231,9 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    fn attach(&mut self, child: &Child) -> io::Result<OwnerKey> {
-        let (owner, new) = self.owners.attach(&child.owner, child.key.seed.node())?;
+    /// Connects to an owner, for one more user.
+    pub(super) fn attach(&mut self, address: &Address, node: &NodeName) -> io::Result<OwnerKey> {
+        let (owner, new) = self.owners.attach(address, node)?;
         for lane in [Lane::Demand, Lane::Bulk].into_iter().filter(|_| new) {
             if let Some(fd) = self.owners.descriptor(owner, lane) {
                 self.watch.add(Source::Owner(owner, lane), fd)?;

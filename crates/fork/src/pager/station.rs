@@ -13,6 +13,7 @@ use rustix::process::{Resource, Rlimit};
 
 use farfork_trust::Credentials;
 
+use super::cache;
 use super::keeper::PagerConfig;
 use super::registry::Registry;
 
@@ -93,6 +94,11 @@ impl Station {
     /// What is shown to owners of pages, and who they must be.
     pub(super) fn credentials(&self) -> Option<&Credentials> {
         self.credentials.as_ref()
+    }
+
+    /// Most bytes that its cache of pages may take.
+    pub(super) fn cache_bytes_max(&self) -> u64 {
+        cache::limit::read(self.socket_path.parent().unwrap_or(Path::new("/")))
     }
 
     /// Makes this process the keeper in place of one that is gone.

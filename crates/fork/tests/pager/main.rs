@@ -4,6 +4,7 @@
 //! The same executable is the pager when it is told so: a pager is a process of its own, with one thread.
 
 mod bed;
+mod caching;
 mod scenarios;
 mod seed;
 mod settling;
@@ -24,5 +25,6 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // Several pagers and programs at once would only measure the scheduler.
     arguments.test_threads.get_or_insert(1);
-    libtest_mimic::run(&arguments, scenarios::ALL.iter().chain(settling::ALL).map(trial).collect()).exit();
+    let all = [scenarios::ALL, settling::ALL, caching::ALL].into_iter().flatten();
+    libtest_mimic::run(&arguments, all.map(trial).collect()).exit();
 }

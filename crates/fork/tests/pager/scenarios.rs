@@ -11,7 +11,7 @@ use crate::bed::{Bed, MemoryLimit, Program, soon};
 use crate::seed::{AREA, Owner, Seed, contents, start_on_host};
 
 /// Pages of most programs: several regions of the prefetch, and a part of one.
-const PAGES: u64 = 2100;
+pub(crate) const PAGES: u64 = 2100;
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[

@@ -18,6 +18,10 @@ use farfork_wire::{PAGE_SIZE, SeedId, Token};
 pub(crate) const AREA: u64 = 0x2000_0000_0000;
 
 const EXTENT: ExtentId = ExtentId(3);
+
+/// What stands in the descriptor's place: pagers only ask whether there is one.
+const DESCRIPTOR: &[u8] = b"no descriptor";
+
 const HOLE: std::ops::Range<u64> = 256..384;
 const WORDS: u64 = PAGE_SIZE / 8;
 
@@ -88,12 +92,18 @@ impl Seed {
 
 impl Region for Seed {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
-        (extent == EXTENT).then_some(self.pages * PAGE_SIZE)
+        match extent {
+            EXTENT => Some(self.pages * PAGE_SIZE),
+            ExtentId::DESCRIPTOR => Some(DESCRIPTOR.len() as u64),
+            _ => None,
+        }
     }
 
-    fn read(&self, _: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
+    fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let (first, end) = (offset as usize, offset as usize + into.len());
-        if let Some(ready) = self.ready.get(first..end) {
+        if extent == ExtentId::DESCRIPTOR {
+            into.copy_from_slice(&DESCRIPTOR[first..end]);
+        } else if let Some(ready) = self.ready.get(first..end) {
             into.copy_from_slice(ready);
         } else {
             for (index, page) in into.chunks_mut(PAGE_SIZE as usize).enumerate() {

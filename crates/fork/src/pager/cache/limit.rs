@@ -1,0 +1,26 @@
+//! How much memory a node's cache may take: a number in a file of the run directory, in bytes, which the daemon writes and
+//! each pager reads when it begins, and when it is told.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// Name of the file in the run directory.
+const LIMIT_FILE: &str = "pager.cache";
+
+/// Most bytes of a node's cache unless its daemon says otherwise: the working sets of a dozen seeds, and a small part of
+/// the memory of machines that run many children.
+pub const CACHE_BYTES_MAX_DEFAULT: u64 = 1 << 30;
+
+/// What the run directory's cache may take.
+pub(in crate::pager) fn read(run_dir: &Path) -> u64 {
+    let text = fs::read_to_string(run_dir.join(LIMIT_FILE));
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(CACHE_BYTES_MAX_DEFAULT)
+}
+
+/// Sets what it may take, whole or not at all.
+pub(in crate::pager) fn write(run_dir: &Path, bytes_max: u64) -> io::Result<()> {
+    let aside = run_dir.join("pager.cache.new");
+    fs::write(&aside, format!("{bytes_max}\n"))?;
+    fs::rename(&aside, run_dir.join(LIMIT_FILE))
+}

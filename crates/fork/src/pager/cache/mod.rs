@@ -1,0 +1,235 @@
+//! Pages of seeds of other nodes that this node keeps, so that further children of a seed need not fetch them again.
+//!
+//! ```text
+//!  first child ── miss ──▶ owner ── page ──┬─▶ first child
+//!                                          ▼
+//!                        seed → (extent, page) → frame → slab       one arena, never longer than the limit
+//!                                          │
+//!  next child ──── hit ◀───────────────────┘ UFFDIO_COPY from the arena; no byte crosses the network
+//! ```
+//!
+//! - A page is found under the seed that it belongs to, never under another, and only by who has that seed's token.
+//! - A seed's pages never change, so that a page that is here is as good as its owner's. Whether the owner still has the
+//!   seed is asked every few seconds (`upkeep`); what its owner dropped leaves with all its pages.
+//! - It is memory of one pager: the next one begins without any.
+//!
+//! Where they lie is `slabs`, which page belongs where in a child is `space`, when pages are put and taken is `service`, which
+//! `faults` calls.
+
+pub(super) mod limit;
+mod service;
+mod slabs;
+mod upkeep;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+use farfork_fabric::{Address, SeedKey};
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::{PAGE_SIZE, SeedId};
+use serde::{Deserialize, Serialize};
+
+pub use limit::CACHE_BYTES_MAX_DEFAULT;
+pub(super) use service::CACHED_SLOTS_MAX;
+use slabs::{Eviction, Frame, SLAB_PAGES, Slabs};
+
+/// A page of a seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct PageKey {
+    extent: ExtentId,
+    page: u64,
+}
+
+/// What a cache holds, and what it was good for since its pager began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CacheStats {
+    /// Most bytes of memory that it takes.
+    pub bytes_max: u64,
+    /// Bytes that it takes now.
+    pub bytes: u64,
+    /// Pages that are there.
+    pub pages: u64,
+    /// Seeds that have pages there.
+    pub seeds: u64,
+    /// Pages that children got from it.
+    pub hits: u64,
+    /// Pages that children asked for and that were not there.
+    pub misses: u64,
+    /// Pages that made room for others.
+    pub evictions: u64,
+}
+
+/// A seed's part of the cache.
+#[derive(Debug)]
+struct CachedSeed {
+    key: Arc<SeedKey>,
+    owner: Address,
+    frames: HashMap<PageKey, Frame>,
+    slabs: Vec<u32>,
+    /// The slab that is being filled.
+    open: Option<u32>,
+    /// Children use it whatever their strategy.
+    is_for_all: bool,
+    used_at: Instant,
+    /// When its owner last said that it has the seed, or sent a page of it.
+    checked_at: Instant,
+    /// When it was last asked.
+    asked_at: Instant,
+}
+
+/// The cache.
+#[derive(Debug)]
+pub(super) struct PageCache {
+    slabs: Slabs,
+    seeds: BTreeMap<SeedId, CachedSeed>,
+    counts: CacheStats,
+}
+
+impl PageCache {
+    /// An empty cache with so much room.
+    pub(super) fn new(bytes_max: u64) -> Self {
+        Self { slabs: Slabs::new(bytes_max), seeds: BTreeMap::new(), counts: CacheStats::default() }
+    }
+
+    /// Changes the room. A cache of another size begins anew.
+    pub(super) fn limit(&mut self, bytes_max: u64) {
+        let slabs = Slabs::new(bytes_max);
+        if slabs.bytes_max() != self.slabs.bytes_max() {
+            self.slabs = slabs;
+            self.seeds.clear();
+        }
+    }
+
+    /// Whether children of a seed use its pages, whatever their strategy.
+    pub(super) fn is_for_all(&self, seed: &SeedId) -> bool {
+        self.seeds.get(seed).is_some_and(|seed| seed.is_for_all)
+    }
+
+    /// Keeps neighbouring pages of a seed, which its owner sent. What is there already stays.
+    pub(super) fn put(
+        &mut self,
+        key: &Arc<SeedKey>,
+        owner: &Address,
+        (extent, first_page): (ExtentId, u64),
+        data: &[u8],
+        now: Instant,
+    ) {
+        for (page, data) in (first_page..).zip(data.chunks_exact(PAGE_SIZE as usize)) {
+            let page = PageKey { extent, page };
+            let Some(seed) = self.enter(key, owner, now) else { return };
+            seed.checked_at = now;
+            if seed.frames.contains_key(&page) {
+                continue;
+            }
+            let Some(slab) = self.open_slab(key) else { return };
+            let frame = self.slabs.put(slab, page, data);
+            if let Some(seed) = self.seeds.get_mut(&key.seed) {
+                seed.frames.insert(page, frame);
+            }
+        }
+    }
+
+    /// The bytes of a page, and of those behind it that lie beside it, `count` at most: at least one page's, or none.
+    /// Who has not the seed's token gets none.
+    pub(super) fn get(&mut self, key: &SeedKey, extent: ExtentId, page: u64, count: u64, now: Instant) -> &[u8] {
+        let found = self.seeds.get_mut(&key.seed).filter(|seed| seed.key.token == key.token);
+        let first = found.and_then(|seed| {
+            seed.used_at = now;
+            Some((seed.frames.get(&PageKey { extent, page }).copied()?, &seed.frames))
+        });
+        let Some((first, frames)) = first else {
+            return &[];
+        };
+        // Neighbours of one slab: those of the next may be another seed's soon.
+        let room = (SLAB_PAGES as u32 - first % SLAB_PAGES as u32).min(count as u32);
+        let is_next = |ahead: &u32| {
+            let page = PageKey { extent, page: page + u64::from(*ahead) };
+            frames.get(&page) == Some(&(first + ahead))
+        };
+        let pages = (1..room).take_while(is_next).count() as u32 + 1;
+        self.counts.hits += u64::from(pages);
+        self.slabs.touch(first);
+        self.slabs.bytes(first..first + pages)
+    }
+
+    /// Notes that pages were asked for that are not here.
+    pub(super) fn missed(&mut self, pages: u64) {
+        self.counts.misses += pages;
+    }
+
+    /// Forgets a seed, and gives the memory of its pages back.
+    pub(super) fn forget(&mut self, seed: &SeedId) {
+        if let Some(seed) = self.seeds.remove(seed) {
+            seed.slabs.into_iter().for_each(|slab| self.slabs.release(slab));
+        }
+    }
+
+    /// What it holds.
+    pub(super) fn stats(&self) -> CacheStats {
+        CacheStats {
+            bytes_max: self.slabs.bytes_max() as u64,
+            bytes: self.slabs.bytes_taken() as u64,
+            pages: self.seeds.values().map(|seed| seed.frames.len() as u64).sum(),
+            seeds: self.seeds.values().filter(|seed| !seed.frames.is_empty()).count() as u64,
+            ..self.counts
+        }
+    }
+
+    /// The part of a seed, made if need be; `None` for who has another token than was seen first.
+    fn enter(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) -> Option<&mut CachedSeed> {
+        if !self.seeds.contains_key(&key.seed) {
+            let (key, owner, frames, slabs) = (key.clone(), owner.clone(), HashMap::new(), Vec::new());
+            let (open, is_for_all) = (None, false);
+            let seed = CachedSeed {
+                key,
+                owner,
+                frames,
+                slabs,
+                open,
+                is_for_all,
+                used_at: now,
+                checked_at: now,
+                asked_at: now,
+            };
+            self.seeds.insert(seed.key.seed.clone(), seed);
+        }
+        let seed = self.seeds.get_mut(&key.seed)?;
+        seed.used_at = now;
+        (seed.key.token == key.token).then_some(seed)
+    }
+
+    /// The slab that the seed's next page goes to.
+    fn open_slab(&mut self, key: &Arc<SeedKey>) -> Option<u32> {
+        let open = self.seeds.get(&key.seed)?.open;
+        if let Some(open) = open.filter(|open| self.slabs.room(*open) > 0) {
+            return Some(open);
+        }
+        let taken = self.slabs.take(key).unwrap_or_else(|error| {
+            tracing::warn!("there is no memory for the page cache: {error}; give it less with `farfork node --cache`");
+            None
+        });
+        let (slab, eviction) = taken?;
+        if let Some(eviction) = eviction {
+            self.follow(eviction);
+        }
+        let seed = self.seeds.get_mut(&key.seed)?;
+        seed.slabs.push(slab);
+        seed.open = Some(slab);
+        Some(slab)
+    }
+
+    fn follow(&mut self, eviction: Eviction) {
+        let Eviction { tenant, slab, pages } = eviction;
+        let Some(seed) = self.seeds.get_mut(&tenant.seed) else { return };
+        self.counts.evictions += pages.len() as u64;
+        for page in pages {
+            seed.frames.remove(&page);
+        }
+        seed.slabs.retain(|known| *known != slab);
+        seed.open = seed.open.filter(|open| *open != slab);
+    }
+}
+
+#[cfg(test)]
+mod tests;

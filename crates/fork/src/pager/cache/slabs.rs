@@ -1,0 +1,153 @@
+//! The room of the page cache: an arena in slabs. A slab belongs to one seed, and is filled page by page as pages come,
+//! so that what was wanted together lies together. Where all are taken, the one that was used longest ago is taken from
+//! its seed. Which page is where is the cache's business.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use farfork_fabric::SeedKey;
+use farfork_sys::arena::Arena;
+use farfork_wire::PAGE_SIZE;
+
+use super::PageKey;
+
+/// Pages of a slab, 256 KiB: few enough that small seeds waste little, and many enough that keeping order among slabs
+/// costs nothing beside filling them.
+pub(super) const SLAB_PAGES: usize = 64;
+
+/// Bytes of a slab.
+pub(super) const SLAB_BYTES: usize = SLAB_PAGES * PAGE_SIZE as usize;
+
+/// A page's place: its slab's number times [`SLAB_PAGES`], and its own in the slab.
+pub(super) type Frame = u32;
+
+/// A part of the room.
+#[derive(Debug, Default)]
+struct Slab {
+    /// Whose pages they are; `None` for a free slab.
+    tenant: Option<Arc<SeedKey>>,
+    /// The pages, in the order of their frames.
+    pages: Vec<PageKey>,
+    /// When it was used last, by the clock of [`Slabs`].
+    used: u64,
+}
+
+/// All slabs.
+#[derive(Debug, Default)]
+pub(super) struct Slabs {
+    /// Made with the first page; as long as the limit, so that no more memory can be used, whatever happens.
+    arena: Option<Arena>,
+    bytes_max: usize,
+    slabs: Vec<Slab>,
+    free: Vec<u32>,
+    /// Slabs that have tenants, by their last use.
+    taken: BTreeSet<(u64, u32)>,
+    /// How many slabs were let so far. Slabs used since the same one count as used at the same time.
+    clock: u64,
+}
+
+/// What a seed lost because another needed the room.
+#[derive(Debug)]
+pub(super) struct Eviction {
+    /// The seed.
+    pub(super) tenant: Arc<SeedKey>,
+    /// The slab.
+    pub(super) slab: u32,
+    /// Its pages.
+    pub(super) pages: Vec<PageKey>,
+}
+
+impl Slabs {
+    /// No room is taken yet, and never more than so many bytes.
+    pub(super) fn new(bytes_max: u64) -> Self {
+        let whole = usize::try_from(bytes_max).unwrap_or(usize::MAX) / SLAB_BYTES * SLAB_BYTES;
+        // Frames are numbered in 32 bits, 16 TiB.
+        let bytes_max = whole.min(u32::MAX as usize * PAGE_SIZE as usize / SLAB_BYTES * SLAB_BYTES);
+        Self { bytes_max, ..Self::default() }
+    }
+
+    /// Most bytes.
+    pub(super) fn bytes_max(&self) -> usize {
+        self.bytes_max
+    }
+
+    /// Bytes of the slabs that have tenants.
+    pub(super) fn bytes_taken(&self) -> usize {
+        self.taken.len() * SLAB_BYTES
+    }
+
+    /// Lets a slab to a seed; tells what another lost for it. `None` where there is no room at all.
+    ///
+    /// # Errors
+    /// As mmap(2), where the room cannot be reserved.
+    pub(super) fn take(&mut self, tenant: &Arc<SeedKey>) -> io::Result<Option<(u32, Option<Eviction>)>> {
+        if self.bytes_max == 0 {
+            return Ok(None);
+        }
+        if self.arena.is_none() {
+            self.arena = Some(Arena::reserve(self.bytes_max)?);
+            self.slabs.resize_with(self.bytes_max / SLAB_BYTES, Slab::default);
+            // The lowest first: memory is filled in order.
+            self.free = (0..self.slabs.len() as u32).rev().collect();
+        }
+        let eviction = if self.free.is_empty() { self.evict() } else { None };
+        let Some(slab) = self.free.pop() else { return Ok(None) };
+        self.clock += 1;
+        self.slabs[slab as usize] = Slab { tenant: Some(tenant.clone()), pages: Vec::new(), used: self.clock };
+        self.taken.insert((self.clock, slab));
+        Ok(Some((slab, eviction)))
+    }
+
+    fn evict(&mut self) -> Option<Eviction> {
+        let (_, slab) = self.taken.pop_first()?;
+        let Slab { tenant, pages, .. } = std::mem::take(&mut self.slabs[slab as usize]);
+        self.free.push(slab);
+        Some(Eviction { tenant: tenant?, slab, pages })
+    }
+
+    /// Takes a slab from its seed, and gives its memory back.
+    pub(super) fn release(&mut self, slab: u32) {
+        let known = std::mem::take(&mut self.slabs[slab as usize]);
+        self.taken.remove(&(known.used, slab));
+        self.free.push(slab);
+        let start = slab as usize * SLAB_BYTES;
+        if let Some(Err(error)) = self.arena.as_mut().map(|arena| arena.release(start..start + SLAB_BYTES)) {
+            tracing::warn!("memory of the page cache cannot be given back: {error}");
+        }
+    }
+
+    /// How many pages a slab has room for.
+    pub(super) fn room(&self, slab: u32) -> usize {
+        SLAB_PAGES - self.slabs[slab as usize].pages.len()
+    }
+
+    /// Puts a page into a slab that has room.
+    pub(super) fn put(&mut self, slab: u32, page: PageKey, data: &[u8]) -> Frame {
+        let pages = &mut self.slabs[slab as usize].pages;
+        let frame = slab * SLAB_PAGES as u32 + pages.len() as u32;
+        pages.push(page);
+        if let Some(arena) = &mut self.arena {
+            arena.fill(frame as usize * PAGE_SIZE as usize, data);
+        }
+        frame
+    }
+
+    /// Notes that a page was used.
+    pub(super) fn touch(&mut self, frame: Frame) {
+        let number = frame / SLAB_PAGES as u32;
+        let slab = &mut self.slabs[number as usize];
+        if slab.used != self.clock {
+            self.taken.remove(&(slab.used, number));
+            slab.used = self.clock;
+            self.taken.insert((self.clock, number));
+        }
+    }
+
+    /// The bytes of neighbouring frames.
+    pub(super) fn bytes(&self, frames: Range<Frame>) -> &[u8] {
+        let at = |frame: Frame| frame as usize * PAGE_SIZE as usize;
+        self.arena.as_ref().map_or(&[], |arena| arena.slice(at(frames.start)..at(frames.end)))
+    }
+}

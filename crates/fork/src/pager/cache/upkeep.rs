@@ -1,0 +1,53 @@
+//! Which seeds of the cache their owners may have dropped meanwhile, and which nobody uses any more. Pure: who asks the
+//! owners is the server.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::{Address, SeedKey};
+use farfork_wire::SeedId;
+
+use super::PageCache;
+
+/// How often an owner is asked whether it still has a seed of which no page came meanwhile. Pages of a seed that was
+/// dropped leave within this time and a second.
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+
+/// For how long pages are kept of a seed that nobody asks for, and whose owner is asked all the while.
+const UNUSED_LIMIT: Duration = Duration::from_secs(600);
+
+/// For how long pages are kept of a seed whose owner does not answer: as long as children wait for it.
+pub(super) const SILENT_LIMIT: Duration = Duration::from_secs(60);
+
+/// What is to be done about a seed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Upkeep {
+    /// Ask its owner whether it has it.
+    Ask(Arc<SeedKey>, Address),
+    /// Forget it.
+    Forget(SeedId),
+}
+
+impl PageCache {
+    /// What is to be done now. Who is to be asked is not told again before the interval is over.
+    pub(super) fn upkeep(&mut self, now: Instant) -> Vec<Upkeep> {
+        let since = |then: Instant| now.saturating_duration_since(then);
+        let mut due = Vec::new();
+        for seed in self.seeds.values_mut() {
+            if since(seed.used_at) >= UNUSED_LIMIT || since(seed.checked_at) >= SILENT_LIMIT {
+                due.push(Upkeep::Forget(seed.key.seed.clone()));
+            } else if since(seed.checked_at.max(seed.asked_at)) >= CHECK_INTERVAL {
+                seed.asked_at = now;
+                due.push(Upkeep::Ask(seed.key.clone(), seed.owner.clone()));
+            }
+        }
+        due
+    }
+
+    /// An owner has said that it has a seed.
+    pub(super) fn confirmed(&mut self, seed: &SeedId, now: Instant) {
+        if let Some(seed) = self.seeds.get_mut(seed) {
+            seed.checked_at = now;
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Children that find the pages of an earlier one on their node, one scenario a sentence.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_fork::pager::{CacheStats, PagerCounters, Paging, Strategy};
+use farfork_wire::Token;
+
+use crate::bed::{Bed, soon};
+use crate::scenarios::PAGES;
+use crate::seed::{Owner, Seed, start_on_host};
+
+/// Room for 128 pages, a fourteenth of the seed's.
+const SMALL_BYTES: u64 = 512 << 10;
+
+/// All scenarios, by name.
+pub(crate) const ALL: &[(&str, fn())] = &[
+    ("the_next_childs_pages_cross_no_network", || next_child_asks_nobody(Paging::Prefetch)),
+    ("the_next_childs_single_pages_cross_no_network", || next_child_asks_nobody(Paging::Cow)),
+    ("who_does_not_ask_for_the_cache_does_not_use_it", who_does_not_ask_does_not_use_it),
+    ("a_full_cache_goes_on", a_full_cache_goes_on),
+    ("a_cache_without_room_keeps_nothing", no_room_keeps_nothing),
+    ("a_dropped_seed_leaves_the_cache", dropped_seeds_leave),
+    ("a_wrong_token_opens_no_cache", wrong_tokens_open_nothing),
+    ("pages_of_this_host_are_not_kept", this_host_is_not_kept),
+    ("the_next_pager_begins_without_a_cache", next_pager_begins_without),
+    ("cached_memory_is_discarded", || run_from_cache("discard")),
+    ("cached_memory_is_unmapped", || run_from_cache("unmap")),
+    ("cached_memory_is_moved", || run_from_cache("remap")),
+    ("cached_memory_is_forked", || run_from_cache("fork")),
+    ("cached_memory_and_everything_at_once", || run_from_cache("chaos")),
+];
+
+fn cached(paging: Paging) -> Strategy {
+    Strategy { paging, cache: true, ..Strategy::default() }
+}
+
+/// A seed, its owner, and a node.
+struct Stage {
+    seed: Arc<Seed>,
+    owner: Owner,
+    bed: Bed,
+}
+
+impl Stage {
+    fn new() -> Self {
+        let seed = Seed::new(PAGES, false);
+        Self { owner: Owner::start(&seed), seed, bed: Bed::new() }
+    }
+
+    /// Runs a program to its end, and tells what was done for it.
+    fn run(&self, scenario: &str, strategy: Strategy) -> PagerCounters {
+        let mut program = self.bed.start(scenario, PAGES, &self.seed.plan(self.owner.address(), strategy));
+        program.expect_success();
+        let counters = self.bed.stats(&program).counters;
+        self.bed.finish(program);
+        counters
+    }
+
+    fn cache(&self) -> CacheStats {
+        self.bed.client.cache().expect("the pager answers")
+    }
+}
+
+fn next_child_asks_nobody(paging: Paging) {
+    let stage = Stage::new();
+    let populated = stage.seed.populated_pages();
+    let first = stage.run("touch_at_random", cached(paging));
+    assert_eq!((first.pages_fetched, first.pages_cached), (populated, 0), "{first:?}");
+    let next = stage.run("touch_at_random", cached(paging));
+    assert_eq!((next.pages_fetched, next.bytes_fetched, next.round_trips), (0, 0, 0), "{next:?}");
+    assert_eq!((next.pages_cached, next.faults_missing, next.faults_late), (populated, 0, 0), "{next:?}");
+    assert_eq!(next.faults_cached + next.faults_zero, next.faults, "each fault is of one kind: {next:?}");
+    let stats = stage.cache();
+    assert_eq!((stats.pages, stats.hits, stats.misses, stats.seeds), (populated, populated, populated, 1), "{stats:?}");
+    assert!(stats.bytes >= populated * 4096 && stats.bytes <= stats.bytes_max, "{stats:?}");
+    stage.bed.end();
+}
+
+fn who_does_not_ask_does_not_use_it() {
+    let stage = Stage::new();
+    stage.run("touch_at_random", Strategy::default());
+    assert_eq!(stage.cache().pages, 0, "nothing is kept of a child that does not say so");
+    stage.run("touch_at_random", cached(Paging::Cow));
+    let next = stage.run("touch_at_random", Strategy { paging: Paging::Cow, ..Strategy::default() });
+    assert_eq!((next.pages_cached, next.pages_fetched), (0, stage.seed.populated_pages()), "{next:?}");
+    stage.bed.end();
+}
+
+fn a_full_cache_goes_on() {
+    let stage = Stage::new();
+    stage.bed.client.limit_cache(SMALL_BYTES).expect("the pager answers");
+    for scenario in ["touch_in_order", "touch_at_random", "touch_at_random"] {
+        let counters = stage.run(scenario, cached(Paging::Prefetch));
+        assert_eq!(counters.pages_fetched + counters.pages_cached, stage.seed.populated_pages(), "{counters:?}");
+        let stats = stage.cache();
+        assert_eq!((stats.bytes, stats.bytes_max), (SMALL_BYTES, SMALL_BYTES), "{stats:?}");
+        assert!(stats.evictions > 0 && stats.pages <= SMALL_BYTES / 4096, "{stats:?}");
+    }
+    stage.bed.end();
+}
+
+fn no_room_keeps_nothing() {
+    let stage = Stage::new();
+    stage.bed.client.limit_cache(0).expect("the pager answers");
+    for _ in 0..2 {
+        let counters = stage.run("touch_at_random", cached(Paging::Prefetch));
+        assert_eq!((counters.pages_fetched, counters.pages_cached), (stage.seed.populated_pages(), 0), "{counters:?}");
+    }
+    assert_eq!((stage.cache().bytes, stage.cache().pages), (0, 0));
+    stage.bed.end();
+}
+
+fn dropped_seeds_leave() {
+    let stage = Stage::new();
+    stage.run("touch_at_random", cached(Paging::Prefetch));
+    assert_eq!(stage.cache().pages, stage.seed.populated_pages());
+    stage.owner.drop_seed();
+    soon("an empty cache", || (stage.cache().pages == 0).then_some(()));
+    assert_eq!((stage.cache().bytes, stage.cache().seeds), (0, 0));
+    stage.bed.end();
+}
+
+fn wrong_tokens_open_nothing() {
+    let stage = Stage::new();
+    stage.run("touch_at_random", cached(Paging::Prefetch));
+    let mut plan = stage.seed.plan(stage.owner.address(), cached(Paging::Prefetch));
+    plan.token = Token::from_bytes([8; 16]);
+    let mut program = stage.bed.start("lose", PAGES, &plan);
+    program.expect_signal();
+    let stats = stage.bed.stats(&program);
+    assert!(stats.lost.is_some() && stats.counters.pages_cached == 0, "{stats:?}");
+    assert_eq!(stage.cache().pages, stage.seed.populated_pages(), "and it spoils nothing");
+    stage.bed.finish(program);
+    stage.bed.end();
+}
+
+fn this_host_is_not_kept() {
+    let seed = Seed::new(PAGES, false);
+    let bed = Bed::new();
+    let owner = start_on_host(&bed.dir.path().join("owner.sock"), &seed);
+    bed.finish(bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), cached(Paging::Prefetch))));
+    assert_eq!(bed.client.cache().expect("the pager answers").pages, 0);
+    bed.end();
+}
+
+fn next_pager_begins_without() {
+    let stage = Stage::new();
+    stage.bed.client.limit_cache(64 << 20).expect("the pager answers");
+    stage.run("touch_at_random", cached(Paging::Cow));
+    let plan = stage.seed.plan(stage.owner.address(), cached(Paging::Cow));
+    let mut program = stage.bed.start("touch_slowly", PAGES, &plan);
+    std::thread::sleep(Duration::from_millis(150));
+    stage.bed.kill_pager();
+    program.expect_success();
+    let counters = stage.bed.stats(&program).counters;
+    assert!(counters.pages_cached > 0 && counters.pages_fetched > 0, "both pagers served it: {counters:?}");
+    let stats = stage.cache();
+    assert!(stats.pages < stage.seed.populated_pages() && stats.bytes_max == 64 << 20, "{stats:?}");
+    stage.bed.finish(program);
+    stage.bed.end();
+}
+
+fn run_from_cache(scenario: &str) {
+    let stage = Stage::new();
+    stage.run("touch_in_order", cached(Paging::Prefetch));
+    for paging in [Paging::Prefetch, Paging::Cow] {
+        let counters = stage.run(scenario, cached(paging));
+        assert_eq!((counters.pages_fetched, counters.faults_missing), (0, 0), "{counters:?}");
+        assert!(counters.pages_cached > 0, "{counters:?}");
+    }
+    stage.bed.end();
+}
