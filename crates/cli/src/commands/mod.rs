@@ -21,6 +21,7 @@ mod prepare;
 mod ps;
 mod rm;
 mod seeds;
+mod settle;
 mod stress;
 mod unpause;
 mod up;
@@ -52,6 +53,7 @@ pub(crate) enum Command {
     Logs(logs::Logs),
     Kill(kill::Kill),
     Unpause(unpause::Unpause),
+    Settle(settle::Settle),
     Rm(rm::Rm),
     Drop(drop::Drop),
     Demo(demo::Demo),
@@ -81,6 +83,7 @@ impl Command {
             Command::Logs(command) => block_on(command.run(global)),
             Command::Kill(command) => block_on(command.run(global)),
             Command::Unpause(command) => block_on(command.run(global)),
+            Command::Settle(command) => block_on(command.run(global)),
             Command::Rm(command) => block_on(command.run(global)),
             Command::Drop(command) => block_on(command.run(global)),
             Command::Demo(command) => command.run(&global),

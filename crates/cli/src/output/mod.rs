@@ -1,5 +1,6 @@
 //! What commands print: tables and sentences for people, JSON with stable keys for scripts.
 
+mod bar;
 mod memory;
 mod phases;
 mod summary;
@@ -12,6 +13,7 @@ use std::io::{self, Write as _};
 use farfork_node::failure::Failure;
 use serde::Serialize;
 
+pub(crate) use bar::ByteBar;
 pub(crate) use memory::{MemoryView, PagerView, memory_sum, memory_text, pager_sum, pager_text};
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};

@@ -64,6 +64,8 @@ pub(crate) struct ChildView {
     pub(crate) command: String,
     /// Why its memory is lost; null while it is served.
     pub(crate) memory_lost: Option<String>,
+    /// Whether it has all of its memory, and needs its seed no more.
+    pub(crate) settled: bool,
 }
 
 impl From<v1::Child> for ChildView {
@@ -92,6 +94,7 @@ impl From<v1::Child> for ChildView {
             ended_unix_ms: child.ended_unix_ms,
             command: child.command,
             memory_lost: Some(child.memory_lost).filter(|reason| !reason.is_empty()),
+            settled: child.is_settled,
         }
     }
 }

@@ -8,6 +8,7 @@
 
 mod benchmarks_run;
 mod children_equal_their_parent;
+mod children_may_settle;
 mod daemons_and_pagers_may_die;
 mod files_and_streams;
 mod guides_do_what_they_say;
@@ -61,6 +62,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
+    ("children_may_settle", children_may_settle::TESTS),
     ("members_are_let_in", members_are_let_in::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use farfork_fork::pager::{LOST_FILE, MemoryPlan, PagerCounters};
+use farfork_fork::pager::{LOST_FILE, MemoryPlan, PagerCounters, SETTLED_FILE, SettleProgress, SettleState};
 use farfork_fork::restore;
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
@@ -20,6 +20,7 @@ use tonic::Code;
 
 use super::{Ended, Output, OutputWatch, Record};
 use crate::api::v1;
+use crate::engine::PagerLink;
 use crate::failure::Failure;
 
 /// What a child is doing.
@@ -120,6 +121,27 @@ impl Child {
         Some(text.trim_end().to_owned())
     }
 
+    /// Whether it has all of its memory, and needs its seed no more.
+    pub(crate) fn memory_settled(&self) -> bool {
+        self.directory.join(SETTLED_FILE).exists()
+    }
+
+    /// Has the pager fetch the rest of its memory, where `begin` says so, and tells how far that is. Blocks.
+    ///
+    /// # Errors
+    /// The pager does not serve it.
+    pub(crate) fn settle_memory(&self, pager: &PagerLink, begin: bool) -> Result<SettleProgress, Failure> {
+        let process: ProcessIdentity = self.record.process.parse().map_err(|error: io::Error| self.broken(&error))?;
+        match pager.client().settle(&self.record.id, begin, process.pid) {
+            Ok(progress) => Ok(progress),
+            // A pager that was started anew knows nothing of those who need none.
+            Err(_) if self.memory_settled() => {
+                Ok(SettleProgress { total_pages: 0, missing_pages: 0, state: SettleState::Settled })
+            }
+            Err(error) => Err(self.failure(Code::FailedPrecondition, error).with_next_step("see the node's log")),
+        }
+    }
+
     /// Where its memory is. Blocks: the kernel looks at each of its pages.
     pub(crate) fn memory(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
         let process = self.record.process.parse().ok().filter(|_| self.ended().is_none());
@@ -129,7 +151,10 @@ impl Child {
         v1::MemoryUse {
             shared_bytes: residence.map(|residence| residence.shared_bytes),
             private_bytes: residence.map(|residence| residence.private_bytes),
-            remote_bytes: seen.zip(fetched).map(|(seen, fetched)| seen.saturating_sub(fetched)),
+            remote_bytes: match self.memory_settled() {
+                true => Some(0),
+                false => seen.zip(fetched).map(|(seen, fetched)| seen.saturating_sub(fetched)),
+            },
         }
     }
 
@@ -274,6 +299,7 @@ impl From<&Child> for v1::Child {
             started_unix_ms: *started_unix_ms,
             command: command.clone(),
             memory_lost: child.memory_lost().unwrap_or_default(),
+            is_settled: child.memory_settled(),
         }
     }
 }

@@ -8,6 +8,7 @@ mod fork;
 mod peer;
 mod route;
 mod seeds;
+mod settle;
 mod start;
 mod stream;
 mod tend;

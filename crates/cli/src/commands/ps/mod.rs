@@ -20,7 +20,8 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// List children of all nodes; those that have ended too, until they are removed.
 ///
-/// RESUME is the time from the request to the child's first step; the process id is the one on the child's node.
+/// RESUME is the time from the request to the child's first step; the process id is the one on the child's node. A child
+/// that is `settled` has all of its memory, and needs its seed no more (see `farfork settle`).
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -131,7 +132,11 @@ fn table(children: Vec<Child>) -> Table {
         let ended = exit_text(child.exit.as_ref());
         let age = age(child.started_unix_ms);
         let view = ChildView::from(child);
-        let state = if ended.is_empty() { view.state.to_owned() } else { ended };
+        let state = match (ended.is_empty(), view.settled) {
+            (true, true) => format!("{}, settled", view.state),
+            (true, false) => view.state.to_owned(),
+            (false, _) => ended,
+        };
         let resume = microseconds(view.resume_us);
         table.row([view.child, view.seed, view.pid.to_string(), state, resume, age, shortened(&view.command)]);
     }

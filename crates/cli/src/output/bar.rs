@@ -1,0 +1,31 @@
+//! How far something is that moves bytes: on a terminal only.
+
+use std::io::{IsTerminal as _, stderr};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar on standard error, cleared when it is dropped; nothing where that is no terminal.
+pub(crate) struct ByteBar(ProgressBar);
+
+impl ByteBar {
+    /// Of work that is called `what`.
+    pub(crate) fn new(what: &'static str) -> Self {
+        let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
+        let style = ProgressStyle::with_template("{msg:10} {bar:40} {bytes} of {total_bytes}, {bytes_per_sec}");
+        bar.set_style(style.expect("the template is right"));
+        bar.set_message(what);
+        Self(bar)
+    }
+
+    /// So many bytes of so many are done.
+    pub(crate) fn show(&self, done: u64, total: u64) {
+        self.0.set_length(total.max(1));
+        self.0.set_position(done);
+    }
+}
+
+impl Drop for ByteBar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -1,0 +1,148 @@
+//! Children may settle: one that has taken all of its memory needs neither its seed nor the node of its parent, whatever it
+//! did to its memory meanwhile.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::{Cluster, Parent, Program, Seed, memory};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("and_outlive_their_owner", outlive_owner),
+    Test::alone("while_the_link_is_cut", while_cut),
+    Test::alone("while_the_pager_is_killed", while_pager_dies),
+    Test::shared("while_they_change_their_memory", while_changing),
+    Test::shared("and_have_what_their_seed_has", have_all),
+    Test::shared("in_the_background", in_background),
+    Test::shared("not_without_their_seed", not_without_seed),
+];
+
+const MEMORY_MIB: &str = "256";
+/// How long a child goes on touching memory: most of it after its owner is gone.
+const PAGING_MS: u64 = 4000;
+
+/// The daemon of the parent is killed once the child has settled; the child goes on and answers, by system calls too.
+fn outlive_owner() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let numbers = [51, 52];
+    let payloads = [format!("51 {PAGING_MS}"), format!("52 {PAGING_MS} calls")];
+    let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
+    for child in &children {
+        let said = cluster.first().json(&["settle", &child.id]);
+        assert_eq!((&said["settled"], &said["child"]), (&true.into(), &child.id.as_str().into()), "{said}");
+        assert!(said["memory_bytes"].as_u64() >= Some(256 << 20), "{said}");
+        assert!(said["fetched_bytes"].as_u64() > Some(128 << 20), "it had not touched most of it: {said}");
+    }
+    cluster.kill_daemon(0);
+    for child in &children {
+        let said = cluster.node(1).json(&["inspect", &child.id]);
+        assert_eq!((&said["settled"], &said["memory"]["remote_bytes"]), (&true.into(), &0.into()), "{said}");
+    }
+    let listed = cluster.node(1).run(&["ps", "--here"]).stdout;
+    assert_eq!(listed.matches("running, settled").count(), children.len(), "{listed}");
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    let said = cluster.node(1).json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
+    for (end, number) in said["children"].as_array().expect("ends").iter().zip(numbers) {
+        let expected = format!("result {number} {}", parent.answer_to(number));
+        assert!(end["stdout"].as_str().is_some_and(|text| text.contains(&expected)), "no `{expected}` in {end}");
+        assert!(end["memory_lost"].is_null(), "{end}");
+    }
+    drop((seed, parent));
+    cluster.restart_daemon(0);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+fn while_cut() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_detached(&[format!("53 {PAGING_MS}")], &["--to", cluster.name(1)]);
+    let settling = cluster.node(1).spawn(&["settle", &children[0].id, "--json"]);
+    thread::sleep(Duration::from_millis(30));
+    cluster.cut(1);
+    thread::sleep(Duration::from_millis(1500));
+    cluster.mend(1);
+    let ended = crate::harness::deadline::wait_with_output(settling, "settle", Duration::from_secs(60));
+    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    cluster.wait_until_all_are_alive();
+    cluster.first().json(&["drop", seed.id()]);
+    seed.check_answers(&parent, &children, &[53]);
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+fn while_pager_dies() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_detached(&[format!("54 {PAGING_MS}")], &["--to", cluster.name(1)]);
+    let settling = cluster.node(1).spawn(&["settle", &children[0].id, "--json"]);
+    for _ in 0..3 {
+        thread::sleep(Duration::from_millis(30));
+        cluster.kill_pager(1);
+    }
+    let ended = crate::harness::deadline::wait_with_output(settling, "settle", Duration::from_secs(60));
+    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    cluster.first().json(&["drop", seed.id()]);
+    cluster.kill_pager(1);
+    seed.check_answers(&parent, &children, &[54]);
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// Children that fork, move, unmap and discard memory, and are told to settle meanwhile.
+fn while_changing(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Resource("memory_operations"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let numbers: Vec<u64> = (1..=8).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[1, 2])]);
+    for child in &children {
+        // It may have ended by then.
+        cluster.first().run(&["settle", &child.id]);
+    }
+    seed.check_answers(&parent, &children, &numbers);
+    parent.require_unharmed();
+}
+
+/// Every page, by its bytes; and the areas are the kernel's alone then, so that nothing waits for a pager.
+fn have_all(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["32"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let template = seed.template_pid();
+    let children = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]);
+    cluster.first().json(&["settle", &children[0].id]);
+    let compared = memory::compare(template, children[0].pid);
+    assert!(compared.pages > (32 << 20) / 4096, "{compared:?}");
+    cluster.first().json(&["unpause", &children[0].id]);
+    cluster.first().json(&["kill", "--signal", "KILL", &children[0].id]);
+}
+
+/// Who does not wait for it finds it done.
+fn in_background(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &["64"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_detached(&[format!("55 {PAGING_MS}")], &["--to", cluster.name(1)]);
+    let id = children[0].id.as_str();
+    cluster.first().refused(&["settle", id, "--timeout", "1ms"]).names(&[id, "in time", "go on coming"]);
+    crate::harness::deadline::until("the child has settled", Duration::from_secs(20), || {
+        (cluster.first().json(&["inspect", id])["settled"] == true).then_some(())
+    });
+    seed.check_answers(&parent, &children, &[55]);
+    cluster.first().refused(&["settle", id]).names(&[id, "ended"]);
+}
+
+/// A child whose seed is gone cannot settle, is told why, and goes on with what it has until it touches more.
+fn not_without_seed(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &["64"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]);
+    let id = children[0].id.as_str();
+    cluster.first().json(&["drop", seed.id()]);
+    cluster.first().refused(&["settle", id]).names(&[id, "does not settle"]);
+    let said = cluster.first().json(&["inspect", id]);
+    assert_eq!((&said["settled"], &said["memory_lost"]), (&false.into(), &serde_json::Value::Null), "{said}");
+    cluster.first().json(&["kill", "--signal", "KILL", id]);
+}

@@ -1,0 +1,81 @@
+//! Settle: a child takes the rest of its pages, and the caller is told how far it is. The pager does the work, with or without
+//! a caller; here it is asked, again and again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_fork::pager::{SettleProgress, SettleState};
+use farfork_wire::PAGE_SIZE;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status};
+
+use super::route::{Place, child_id, passed_on, place_of_child};
+use super::stream::{Sink, filled_by, relay, send};
+use crate::api::v1;
+use crate::children::Child;
+use crate::failure::Failure;
+use crate::node::Node;
+
+/// Between two looks at the pager's progress: as often as people see it change.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Has a child settle.
+pub(super) async fn settle(
+    node: &Arc<Node>,
+    request: v1::SettleRequest,
+) -> Result<ReceiverStream<Result<v1::SettleProgress, Status>>, Failure> {
+    let id = child_id(&request.child)?;
+    let object = format!("child {id}");
+    match place_of_child(node, &id)? {
+        Place::Here => {
+            let (node, child) = (node.clone(), node.children.get(&id)?);
+            Ok(filled_by(|sink| async move { settle_here(&node, &child, &sink).await }))
+        }
+        Place::There(mut owner) => {
+            let progress = owner.settle(request).await.map_err(passed_on(&object))?.into_inner();
+            Ok(filled_by(|sink| async move { relay(progress, &sink, &object).await }))
+        }
+    }
+}
+
+/// Until the child has settled, or cannot.
+pub(super) async fn settle_here(
+    node: &Arc<Node>,
+    child: &Arc<Child>,
+    sink: &Sink<v1::SettleProgress>,
+) -> Result<(), Failure> {
+    let mut begin = true;
+    loop {
+        let progress = ask(node, child, begin).await?;
+        let is_settled = progress.state == SettleState::Settled;
+        // A caller that has gone ends nothing but this.
+        if send(sink, told(&progress)).await.is_err() || is_settled {
+            return Ok(());
+        }
+        begin = false;
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// How far a child is, which begins to settle where `begin` says so.
+async fn ask(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Result<SettleProgress, Failure> {
+    if child.ended().is_some() {
+        return Err(child.failure(Code::FailedPrecondition, "it has ended"));
+    }
+    let (here, asked) = (node.clone(), child.clone());
+    let progress = node.blocking(move || asked.settle_memory(&here.pager, begin)).await?;
+    match &progress.state {
+        SettleState::Failed(reason) => Err(child
+            .failure(Code::FailedPrecondition, format!("it does not settle: {reason}"))
+            .with_next_step("it runs on as before; see its seed with `farfork seeds`, then try again")),
+        _ => Ok(progress),
+    }
+}
+
+fn told(progress: &SettleProgress) -> v1::SettleProgress {
+    v1::SettleProgress {
+        total_bytes: progress.total_pages * PAGE_SIZE,
+        missing_bytes: progress.missing_pages * PAGE_SIZE,
+        is_settled: progress.state == SettleState::Settled,
+    }
+}
