@@ -10,6 +10,7 @@ pub mod clone;
 pub mod cpu;
 pub mod fdpass;
 pub mod fork;
+pub mod handle;
 pub mod identity;
 pub mod mapping;
 pub mod memfd;

@@ -14,6 +14,8 @@ const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+/// Linux 6.15; before, the kernel refuses what it does not know.
+const PAGE_IS_GUARD: u64 = 1 << 8;
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
@@ -33,6 +35,11 @@ impl Region {
     /// Whether the pages are a file's own (page cache, shared memory), not copies that the process has written.
     pub fn is_file(&self) -> bool {
         self.categories & PAGE_IS_FILE != 0
+    }
+
+    /// Whether the pages must not be touched (MADV_GUARD_INSTALL). They hold nothing.
+    pub fn is_guard(&self) -> bool {
+        self.categories & PAGE_IS_GUARD != 0
     }
 }
 
@@ -68,6 +75,7 @@ pub enum Detail {
 pub struct PageTables {
     pagemap: File,
     batch: Vec<Region>,
+    knows_guards: bool,
 }
 
 impl PageTables {
@@ -77,7 +85,7 @@ impl PageTables {
     /// NotFound when the process has ended; or what opening its pagemap gives.
     pub fn open(pid: i32) -> io::Result<Self> {
         let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
-        Ok(Self { pagemap, batch: vec![Region::default(); REGIONS_PER_CALL] })
+        Ok(Self { pagemap, batch: vec![Region::default(); REGIONS_PER_CALL], knows_guards: true })
     }
 
     /// Adds to `found` all pages in `start..end` that are present or swapped out and not the zero page, ascending.
@@ -87,7 +95,15 @@ impl PageTables {
     pub fn populated(&mut self, start: u64, end: u64, detail: Detail, found: &mut Vec<Region>) -> io::Result<()> {
         let mut from = start;
         while from < end {
-            let (count, walked_to) = scan(&self.pagemap, from, end, detail, &mut self.batch)?;
+            let guards = if self.knows_guards { PAGE_IS_GUARD } else { 0 };
+            let (count, walked_to) = match scan(&self.pagemap, from..end, (detail, guards), &mut self.batch) {
+                // A kernel that does not know of guard pages has none.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) && self.knows_guards => {
+                    self.knows_guards = false;
+                    continue;
+                }
+                scanned => scanned?,
+            };
             found.extend_from_slice(&self.batch[..count]);
             if walked_to <= from {
                 return Err(io::Error::other("PAGEMAP_SCAN does not advance"));
@@ -99,12 +115,17 @@ impl PageTables {
 }
 
 /// One call: how many regions it found, and the address it got to.
-fn scan(pagemap: &File, start: u64, end: u64, detail: Detail, regions: &mut [Region]) -> io::Result<(usize, u64)> {
+fn scan(
+    pagemap: &File,
+    range: std::ops::Range<u64>,
+    (detail, guards): (Detail, u64),
+    regions: &mut [Region],
+) -> io::Result<(usize, u64)> {
     let mut arguments = ScanArguments {
         size: size_of::<ScanArguments>() as u64,
         flags: 0,
-        start,
-        end,
+        start: range.start,
+        end: range.end,
         walk_end: 0,
         regions: regions.as_mut_ptr().expose_provenance() as u64,
         regions_length: regions.len() as u64,
@@ -112,7 +133,7 @@ fn scan(pagemap: &File, start: u64, end: u64, detail: Detail, regions: &mut [Reg
         category_inverted: PAGE_IS_PFNZERO,
         category_mask: PAGE_IS_PFNZERO,
         category_anyof: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-        category_returned: if detail == Detail::Owner { PAGE_IS_FILE } else { 0 },
+        category_returned: if detail == Detail::Owner { PAGE_IS_FILE | guards } else { guards },
     };
     // SAFETY: the kernel writes `arguments` and at most `regions_length` elements of `regions`, whose layout is that of
     // struct page_region; both outlive the call.
@@ -126,6 +147,31 @@ fn scan(pagemap: &File, start: u64, end: u64, detail: Detail, regions: &mut [Reg
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn guard_pages_are_told_from_others() {
+        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+        const PAGE: usize = 4096;
+        const MADV_GUARD_INSTALL: libc::c_int = 102;
+        // SAFETY: a new mapping of our own, which nothing else knows of; it is unmapped at the end and not used then.
+        let at = unsafe {
+            mmap_anonymous(ptr::null_mut(), 8 * PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE).unwrap()
+        };
+        // SAFETY: the pages are the mapping's own.
+        let guarded = unsafe { libc::madvise(at, 2 * PAGE, MADV_GUARD_INSTALL) } == 0;
+        // SAFETY: page 4 is writable, and not guarded.
+        unsafe { at.cast::<u8>().add(4 * PAGE).write(1) };
+        let (mut regions, base) = (Vec::new(), at.addr() as u64);
+        let mut tables = PageTables::open(std::process::id() as i32).unwrap();
+        tables.populated(base, base + 8 * PAGE as u64, Detail::Populated, &mut regions).unwrap();
+        // SAFETY: the mapping made above.
+        unsafe { munmap(at, 8 * PAGE).unwrap() };
+        let told: Vec<_> =
+            regions.iter().map(|r| ((r.start - base) / 4096, (r.end - base) / 4096, r.is_guard())).collect();
+        // Before Linux 6.13 there are none.
+        let expected = if guarded { vec![(0, 2, true), (4, 5, false)] } else { vec![(4, 5, false)] };
+        assert_eq!(told, expected);
+    }
 
     #[test]
     fn written_pages_are_found_and_untouched_ones_are_not() {

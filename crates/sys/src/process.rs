@@ -13,7 +13,7 @@ mod status;
 use std::fs::{self, File};
 use std::io::{self, Read};
 
-pub use fd::{EpollEntry, EventCounter, FdInfo, list_fds};
+pub use fd::{EpollEntry, EventCounter, FdInfo, LockEntry, LockKind, TimerState, WatchEntry, list_fds};
 pub use maps::{MapEntry, maps, smaps};
 pub use query::{SchedulingAttributes, robust_list, same_open_file, scheduling};
 pub use residence::Residence;

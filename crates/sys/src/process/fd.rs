@@ -1,8 +1,11 @@
 //! `/proc/PID/fd` and `fdinfo`: open files.
 
+mod state;
+
 use std::{fs, io};
 
 use super::{malformed, read_piece};
+pub use state::{LockEntry, LockKind, TimerState, WatchEntry};
 
 /// The numbers of a process's file descriptors, ascending.
 ///
@@ -32,6 +35,16 @@ pub struct FdInfo {
     pub event_counter: Option<EventCounter>,
     /// What an epoll watches.
     pub epoll: Vec<EpollEntry>,
+    /// The state of a timerfd.
+    pub timer: Option<TimerState>,
+    /// The signals that a signalfd takes; bit N−1 is signal N.
+    pub signal_mask: Option<u64>,
+    /// What an inotify watches.
+    pub watches: Vec<WatchEntry>,
+    /// The process that a pidfd stands for, as we see it.
+    pub process: Option<i32>,
+    /// Locks of its file that are held by it.
+    pub locks: Vec<LockEntry>,
 }
 
 /// The state of an eventfd(2).
@@ -91,9 +104,22 @@ impl FdInfo {
             "eventfd-count" => self.counter().count = u64::from_str_radix(value, 16).ok()?,
             "eventfd-semaphore" => self.counter().semaphore = value != "0",
             "tfd" => self.epoll.push(parse_epoll_entry(value)?),
+            "clockid" => self.timer().clock = value.parse().ok()?,
+            "ticks" => self.timer().ticks = value.parse().ok()?,
+            "settime flags" => self.timer().flags = u32::from_str_radix(value, 8).ok()?,
+            "it_value" => self.timer().left_ns = state::parse_time(value)?,
+            "it_interval" => self.timer().interval_ns = state::parse_time(value)?,
+            "sigmask" => self.signal_mask = Some(u64::from_str_radix(value, 16).ok()?),
+            "inotify wd" => self.watches.push(state::parse_watch(value)?),
+            "Pid" => self.process = Some(value.parse().ok()?),
+            "lock" => self.locks.push(state::parse_lock(value)?),
             _ => {}
         }
         Some(())
+    }
+
+    fn timer(&mut self) -> &mut TimerState {
+        self.timer.get_or_insert_default()
     }
 
     fn counter(&mut self) -> &mut EventCounter {

@@ -45,6 +45,11 @@ impl MapEntry {
         self.vm_flags.clone_from(&later.vm_flags);
     }
 
+    /// Adds one.
+    pub fn add_flag(&mut self, flag: &str) {
+        self.vm_flags.push_str(&format!(" {flag}"));
+    }
+
     /// Forgets one of them.
     pub fn clear_flag(&mut self, flag: &str) {
         let left = self.vm_flags.split_ascii_whitespace().filter(|word| *word != flag);

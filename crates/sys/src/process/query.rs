@@ -39,6 +39,8 @@ pub struct SchedulingAttributes {
     pub nice: i32,
     /// Real-time priority, 0 to 99.
     pub priority: u32,
+    /// SCHED_FLAG_RESET_ON_FORK: what it starts is scheduled as anything else.
+    pub resets_on_fork: bool,
 }
 
 /// Reads how a thread is scheduled.
@@ -65,7 +67,9 @@ pub fn scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
     if failed != 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok(SchedulingAttributes { policy: raw.policy, nice: raw.nice, priority: raw.priority })
+    const RESET_ON_FORK: u64 = 1;
+    let resets_on_fork = raw.flags & RESET_ON_FORK != 0;
+    Ok(SchedulingAttributes { policy: raw.policy, nice: raw.nice, priority: raw.priority, resets_on_fork })
 }
 
 #[cfg(test)]

@@ -37,6 +37,8 @@ pub struct Status {
     pub signals_caught: u64,
     /// Resident memory, in bytes.
     pub resident_bytes: u64,
+    /// Memory that is locked, in bytes.
+    pub locked_bytes: u64,
     /// Whether the processor keeps a shadow stack of it.
     pub has_shadow_stack: bool,
 }
@@ -96,6 +98,7 @@ impl Status {
             "SigIgn" => self.signals_ignored = hex()?,
             "SigCgt" => self.signals_caught = hex()?,
             "x86_Thread_features" => self.has_shadow_stack = value.split(' ').any(|feature| feature == "shstk"),
+            "VmLck" => self.locked_bytes = value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10,
             "VmRSS" => self.resident_bytes = value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10,
             _ => {}
         }

@@ -1,0 +1,38 @@
+//! Files by a handle of name_to_handle_at(2), as `fdinfo` tells it: their paths.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
+
+/// Most bytes of a handle: the kernel's MAX_HANDLE_SZ.
+const HANDLE_BYTES_MAX: usize = 128;
+
+/// The path of a file of the file system that `mount` is on, as the caller sees it.
+///
+/// # Errors
+/// ESTALE when the file is no more; EPERM without CAP_DAC_READ_SEARCH; `InvalidInput` for a handle that is too long.
+pub fn path_of(mount: BorrowedFd<'_>, kind: i32, bytes: &[u8]) -> io::Result<PathBuf> {
+    #[repr(C)]
+    struct Handle {
+        bytes: u32,
+        kind: i32,
+        handle: [u8; HANDLE_BYTES_MAX],
+    }
+    let mut handle = Handle { bytes: bytes.len() as u32, kind, handle: [0; HANDLE_BYTES_MAX] };
+    handle.handle.get_mut(..bytes.len()).ok_or(io::ErrorKind::InvalidInput)?.copy_from_slice(bytes);
+    // SAFETY: the kernel reads a struct file_handle, whose layout this is, with no more bytes than it has room for.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_open_by_handle_at,
+            mount.as_raw_fd(),
+            &raw mut handle,
+            libc::O_PATH | libc::O_CLOEXEC | libc::O_NOFOLLOW,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened it for us.
+    let file = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}

@@ -1,0 +1,126 @@
+//! What `fdinfo` tells of the kinds of files that the kernel itself makes: their state, and locks held by them.
+
+/// The state of a timerfd_create(2) timer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TimerState {
+    /// CLOCK_*.
+    pub clock: u32,
+    /// Expirations that nobody has read.
+    pub ticks: u64,
+    /// Flags that it was set with, TFD_TIMER_*.
+    pub flags: u32,
+    /// Nanoseconds until it goes off; 0 where it is disarmed.
+    pub left_ns: u64,
+    /// Nanoseconds between two expirations; 0 where it goes off once.
+    pub interval_ns: u64,
+}
+
+/// A watch of an inotify(7).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchEntry {
+    /// Its number.
+    pub number: u32,
+    /// IN_* events and flags.
+    pub mask: u32,
+    /// Inode that it watches.
+    pub inode: u64,
+    /// Its device, as the kernel has it (major above 20 bits of minor).
+    pub device: u32,
+    /// A handle for it, of name_to_handle_at(2): the type, and the bytes.
+    pub handle: (i32, Vec<u8>),
+}
+
+/// A lock that a process holds by a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LockEntry {
+    /// Which kind.
+    pub kind: LockKind,
+    /// Whether others may not read either.
+    pub is_exclusive: bool,
+    /// First byte.
+    pub start: u64,
+    /// Last byte; `None` for the end, however far that moves.
+    pub last: Option<u64>,
+}
+
+/// Kinds of locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LockKind {
+    /// flock(2).
+    Whole,
+    /// fcntl(2), F_SETLK.
+    Process,
+    /// fcntl(2), F_OFD_SETLK.
+    Description,
+    /// A lease (F_SETLEASE), a mandatory lock, or what a later kernel has.
+    Other,
+}
+
+/// `(SECONDS, NANOSECONDS)` in nanoseconds.
+pub(super) fn parse_time(text: &str) -> Option<u64> {
+    let (seconds, nanoseconds) = text.strip_prefix('(')?.strip_suffix(')')?.split_once(", ")?;
+    seconds.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(nanoseconds.parse().ok()?)
+}
+
+/// `NUMBER ino:HEX sdev:HEX mask:HEX ignored_mask:HEX fhandle-bytes:HEX fhandle-type:HEX f_handle:HEX…`, after
+/// `inotify wd:`.
+pub(super) fn parse_watch(text: &str) -> Option<WatchEntry> {
+    let mut words = text.split_ascii_whitespace();
+    let number = words.next()?.parse().ok()?;
+    let mut entry = WatchEntry { number, mask: 0, inode: 0, device: 0, handle: (0, Vec::new()) };
+    for word in words {
+        let (key, value) = word.split_once(':')?;
+        let hex = || u64::from_str_radix(value, 16).ok();
+        match key {
+            "ino" => entry.inode = hex()?,
+            "sdev" => entry.device = hex()? as u32,
+            "mask" => entry.mask = hex()? as u32,
+            "fhandle-type" => entry.handle.0 = hex()? as i32,
+            "f_handle" => entry.handle.1 = parse_bytes(value)?,
+            _ => {}
+        }
+    }
+    Some(entry)
+}
+
+fn parse_bytes(hex: &str) -> Option<Vec<u8>> {
+    let pair = |at: usize| u8::from_str_radix(hex.get(at..at + 2)?, 16).ok();
+    (0..hex.len()).step_by(2).map(pair).collect()
+}
+
+/// `1: FLOCK  ADVISORY  WRITE 359 00:13:11691 0 EOF`, after `lock:`.
+pub(super) fn parse_lock(text: &str) -> Option<LockEntry> {
+    let words: Vec<&str> = text.split_ascii_whitespace().collect();
+    let [_, kind, advisory, access, _, _, start, last] = words[..] else { return None };
+    let kind = match (kind, advisory) {
+        ("FLOCK", "ADVISORY") => LockKind::Whole,
+        ("POSIX", "ADVISORY") => LockKind::Process,
+        ("OFDLCK", "ADVISORY") => LockKind::Description,
+        _ => LockKind::Other,
+    };
+    let last = if last == "EOF" { None } else { Some(last.parse().ok()?) };
+    Some(LockEntry { kind, is_exclusive: access == "WRITE", start: start.parse().ok()?, last })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_is_read() {
+        let text = "3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d";
+        let watch = parse_watch(text).unwrap();
+        assert_eq!((watch.number, watch.inode, watch.device, watch.mask), (3, 0x9e7e, 0x80_0013, 0x800_afce));
+        assert_eq!(watch.handle, (1, vec![0x7e, 0x9e, 0, 0, 0x64, 0x0d, 0x1b, 0x6d]));
+    }
+
+    #[test]
+    fn locks_and_times_are_read() {
+        let lock = parse_lock("1: POSIX  ADVISORY  READ 359 00:13:11691 100 149").unwrap();
+        let expected = LockEntry { kind: LockKind::Process, is_exclusive: false, start: 100, last: Some(149) };
+        assert_eq!(lock, expected);
+        assert_eq!(parse_lock("1: LEASE  ACTIVE  READ 1 0:1:2 0 EOF").unwrap().kind, LockKind::Other);
+        assert_eq!(parse_time("(5, 6)"), Some(5_000_000_006));
+        assert_eq!(parse_time("5"), None);
+    }
+}
