@@ -8,7 +8,7 @@
 use farfork_wire::frame::HEADER_BYTES;
 
 /// As `farfork_wire::descriptor` has it; the target fails at once where it has another.
-pub const DESCRIPTOR_VERSION: u32 = 3;
+pub const DESCRIPTOR_VERSION: u32 = 4;
 
 /// The bytes that a fuzzer's input stands for.
 pub fn stream(mut script: &[u8]) -> Vec<u8> {

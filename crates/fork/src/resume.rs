@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use farfork_container::{Container, ContainerError};
 use farfork_fabric::{Address, BlockingError, SeedKey};
 use farfork_trust::Credentials;
-use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, SharedObject};
-use farfork_wire::{ChildId, Descriptor};
+use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, Layer, SharedObject};
+use farfork_wire::{ChildId, Descriptor, NodeName, SeedId};
 
-use crate::pager::{ClientError, MemoryPlan, PagerClient, PlanError, Strategy};
+use crate::pager::{ClientError, MemoryPlan, PagerClient, PlanError, Source, Strategy};
 use crate::phase;
 use crate::restore::{ChildPlan, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
 
@@ -28,6 +28,22 @@ pub const PAYLOAD_NAME: &str = "payload";
 /// Bytes of shared memory that are fetched and written at a time.
 const SHARED_CHUNK_BYTES: usize = 4 << 20;
 
+/// The seeds of this node itself, which it reads by another way than through the network.
+#[derive(Debug, Clone)]
+pub struct OwnSeeds {
+    /// This node.
+    pub node: NodeName,
+    /// Where they are served to it.
+    pub address: Address,
+}
+
+impl OwnSeeds {
+    /// Where this node reads a seed that others read at `address`.
+    fn address_of(&self, seed: &SeedId, address: &Address) -> Address {
+        if *seed.node() == self.node { self.address.clone() } else { address.clone() }
+    }
+}
+
 /// A seed as another node knows it.
 #[derive(Debug, Clone)]
 pub struct SeedSource {
@@ -39,6 +55,7 @@ pub struct SeedSource {
     pub credentials: Option<Credentials>,
     /// Its state.
     pub descriptor: Arc<Descriptor>,
+    own: OwnSeeds,
 }
 
 /// What a child is resumed from and into.
@@ -109,16 +126,18 @@ impl ResumeError {
 }
 
 impl SeedSource {
-    /// Reads and validates a seed's descriptor.
+    /// Reads and validates the descriptor of a seed that other nodes read at `address`.
     ///
     /// # Errors
     /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
     pub fn fetch(
         key: Arc<SeedKey>,
-        owner: Address,
+        address: &Address,
+        own: OwnSeeds,
         credentials: Option<&Credentials>,
         deadline: Instant,
     ) -> Result<Self, ResumeError> {
+        let owner = own.address_of(&key.seed, address);
         let connected =
             phase!("descriptor.connect", farfork_fabric::connect_node(&owner, key.seed.node(), credentials));
         let mut connection = connected.map_err(ResumeError::local("a connection"))?;
@@ -129,7 +148,17 @@ impl SeedSource {
         );
         let bytes = read.map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
         let descriptor = Arc::new(phase!("descriptor.decode", farfork_wire::descriptor::decode(&bytes))?);
-        Ok(Self { key, owner, credentials: credentials.cloned(), descriptor })
+        Ok(Self { key, owner, credentials: credentials.cloned(), descriptor, own })
+    }
+
+    /// The seeds that pages of its children come from: itself, and its layers.
+    fn sources(&self) -> Vec<Source> {
+        let layers = self.descriptor.layers.iter().map(|layer| {
+            let Layer { seed, token, owner } = layer;
+            let owner = self.own.address_of(seed, &Address::Tcp(*owner));
+            Source { seed: seed.clone(), token: *token, owner }
+        });
+        std::iter::once(Source::new(&self.key, self.owner.clone())).chain(layers).collect()
     }
 
     /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.
@@ -192,14 +221,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         payload: payload.as_deref(),
         paused,
     })?;
-    let plan = MemoryPlan::from_descriptor(
-        &source.descriptor,
-        source.key.seed.clone(),
-        source.key.token,
-        source.owner.clone(),
-        prepared.registered(),
-        strategy,
-    );
+    let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), prepared.registered(), strategy);
     phase!("resume.memory", plan.write(directory))?;
     let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
     // The pager takes the child on while the stub builds it: neither waits for the other.

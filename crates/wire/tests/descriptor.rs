@@ -1,12 +1,13 @@
 //! Descriptors come from other nodes: whatever the bytes are, reading them gives a descriptor that makes sense, or an
 //! error, and never a panic.
 
+use farfork_wire::Token;
 use farfork_wire::descriptor::{
     AltStack, Backing, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource,
-    FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InotifyWatch, IntervalTimer,
-    MappedFile, Mapping, MappingFlags, Mm, NUMBERS_MAX, OpenFile, Origin, PageRun, PosixTimer, Process, REGISTER_WORDS,
-    Scheduling, SeccompFilter, SharedKind, SharedObject, Socket, SocketState, StandardStream, Thread, TimeLeft, decode,
-    encode,
+    FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun, InotifyWatch,
+    IntervalTimer, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Mm, NUMBERS_MAX, OpenFile, Origin, PageRun,
+    PosixTimer, Process, REGISTER_WORDS, Scheduling, SeccompFilter, SharedKind, SharedObject, Socket, SocketState,
+    StandardStream, Thread, TimeLeft, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -84,9 +85,20 @@ fn socket(pair: u32, end: u32) -> OpenFile {
     OpenFile::Socket(Socket { family: 1, kind: 1, protocol: 0, flags: 2, state, options, received, shut_down: 0 })
 }
 
+fn layer(seed: &str) -> Layer {
+    let owner = "192.0.2.7:7001".parse().unwrap();
+    Layer { seed: seed.parse().unwrap(), token: Token::from_bytes([7; 16]), owner }
+}
+
 /// One of everything that `validate` looks at.
 fn descriptor() -> Descriptor {
-    let template = |address, bytes, populated| Extent { source: ExtentSource::Template { address }, bytes, populated };
+    let template = |address, bytes, populated| Extent {
+        source: ExtentSource::Template { address },
+        bytes,
+        populated,
+        inherited: Vec::new(),
+    };
+    let inherited = InheritedRun { first: 0, count: 1, layer: 1, extent: ExtentId(5), page: 70 };
     Descriptor {
         origin: Origin {
             node: "n1".parse().unwrap(),
@@ -107,10 +119,16 @@ fn descriptor() -> Descriptor {
             mapping(0x8000, 0x9000, Backing::SharedMemory { object: 0, offset: 0 }),
         ],
         extents: vec![
-            template(0x1000, 0x2000, vec![PageRun { first: 1, count: 1 }]),
+            Extent { inherited: vec![inherited], ..template(0x1000, 0x2000, vec![PageRun { first: 1, count: 1 }]) },
             template(0x3000, 0x1000, vec![PageRun { first: 0, count: 1 }]),
-            Extent { source: ExtentSource::SharedObject { object: 0 }, bytes: 0x1000, populated: Vec::new() },
+            Extent {
+                source: ExtentSource::SharedObject { object: 0 },
+                bytes: 0x1000,
+                populated: Vec::new(),
+                inherited: Vec::new(),
+            },
         ],
+        layers: vec![layer("n1.s00f3a96c5d217e84"), layer("n2.s00f3a96c5d217e84")],
         mapped_files: vec![MappedFile {
             path: "/lib/libc.so".into(),
             identity: FileIdentity { bytes: 1, device: 2, inode: 3, modified_ns: 4, build_id: Some(vec![5; 20]) },
@@ -179,6 +197,9 @@ fn another_version_is_named() {
 #[test]
 fn nonsense_is_refused() {
     type Change = fn(&mut Descriptor);
+    fn at(first: u64) -> InheritedRun {
+        InheritedRun { first, count: 1, layer: 0, extent: ExtentId(0), page: 0 }
+    }
     let changes: &[(&str, Change)] = &[
         ("no threads", |d| d.threads.clear()),
         ("two threads of one id", |d| d.threads[1].tid = 812),
@@ -193,6 +214,19 @@ fn nonsense_is_refused() {
         ("pages outside of their extent", |d| d.extents[0].populated[0].count = 2),
         ("pages that overflow", |d| d.extents[0].populated[0].count = u64::MAX),
         ("an extent that overflows", |d| d.extents[0].source = ExtentSource::Template { address: u64::MAX - 0xfff }),
+        ("an inherited page that is its own as well", |d| d.extents[0].inherited[0].first = 1),
+        ("inherited pages that reach into its own", |d| d.extents[0].inherited[0].count = 2),
+        ("inherited pages outside of their extent", |d| d.extents[1].inherited = vec![at(1)]),
+        ("inherited pages that overflow", |d| d.extents[0].inherited[0].count = u64::MAX),
+        ("no inherited page", |d| d.extents[0].inherited[0].count = 0),
+        ("an inherited page twice", |d| d.extents[0].inherited.push(at(0))),
+        ("a layer that is missing", |d| d.extents[0].inherited[0].layer = 2),
+        ("a page from beyond all memory", |d| d.extents[0].inherited[0].page = u64::MAX),
+        ("a descriptor for a page", |d| d.extents[0].inherited[0].extent = ExtentId::DESCRIPTOR),
+        ("one seed in two layers", |d| d.layers[1] = d.layers[0].clone()),
+        ("layers without end", |d| {
+            d.layers = (0..=LAYERS_MAX as u64).map(|number| layer(&format!("n1.s{number:016x}"))).collect();
+        }),
         ("a file that is missing", |d| d.mapped_files.clear()),
         ("an object that is missing", |d| d.shared_objects.clear()),
         ("descriptors out of order", |d| d.file_descriptors.reverse()),

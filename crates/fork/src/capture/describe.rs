@@ -46,6 +46,7 @@ pub(super) fn describe(
         threads,
         mappings: memory.mappings,
         extents: memory.extents,
+        layers: Vec::new(),
         mapped_files: memory.files,
         shared_objects,
         open_files: files.open_files,

@@ -216,6 +216,7 @@ impl SharedCopies {
                 source: ExtentSource::SharedObject { object: index as u32 },
                 bytes: copy.bytes.next_multiple_of(PAGE_SIZE),
                 populated: copy.populated(),
+                inherited: Vec::new(),
             });
             objects.push(SharedObject {
                 name: name.clone(),

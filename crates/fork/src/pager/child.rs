@@ -17,6 +17,7 @@ use farfork_wire::{ChildId, PAGE_SIZE};
 use super::counters::PagerCounters;
 use super::install::Installed;
 use super::journal::{Journal, Replay, Snapshot, SpaceNumber, SpaceSnapshot, State};
+use super::origin::Source;
 use super::owners::{Lane, Read};
 use super::page_map::PageMap;
 use super::plan::{MemoryPlan, PlanError};
@@ -47,15 +48,36 @@ pub(super) enum ChildError {
     },
 }
 
+/// A seed that a child's pages come from.
+#[derive(Debug)]
+pub(super) struct ChildSource {
+    /// What its owner is shown with each read.
+    pub(super) key: Arc<SeedKey>,
+    /// Where its owner is reached.
+    pub(super) owner: Address,
+    /// What was not fetched of it raises SIGBUS.
+    pub(super) is_lost: bool,
+}
+
+impl ChildSource {
+    fn of(source: Source) -> Self {
+        let Source { seed, token, owner } = source;
+        Self { key: Arc::new(SeedKey { seed, token }), owner, is_lost: false }
+    }
+
+    /// Whether its pages come from this host.
+    pub(super) fn is_on_this_host(&self) -> bool {
+        matches!(self.owner, Address::Shm(_))
+    }
+}
+
 /// A child that the pager serves.
 #[derive(Debug)]
 pub(super) struct Child {
     /// Its name.
     pub(super) id: ChildId,
-    /// What its owner is shown with each read.
-    pub(super) key: Arc<SeedKey>,
-    /// Where its owner is reached.
-    pub(super) owner: Address,
+    /// The seeds that its pages come from, as its plan has them.
+    pub(super) sources: Vec<ChildSource>,
     /// How its pages are fetched.
     pub(super) strategy: Strategy,
     /// The pages of the seed that hold data.
@@ -66,7 +88,7 @@ pub(super) struct Child {
     pub(super) socket: Option<ManuallyDrop<OwnedFd>>,
     /// Its address spaces that live: its own has number 0.
     pub(super) spaces: BTreeMap<SpaceNumber, Space>,
-    /// Why its memory is lost, if it is.
+    /// Why its memory is lost, if some is.
     pub(super) lost: Option<String>,
     /// The daemon asked to forget it.
     pub(super) released: bool,
@@ -106,6 +128,10 @@ impl Child {
             Journal::open(dir).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
         let mut child = Self::of(id, dir, plan, journal);
         child.lost = fs::read_to_string(dir.join(LOST_FILE)).ok();
+        // Of several sources it is not known which was lost: each that still is will be found so again.
+        if let (Some(_), [only]) = (&child.lost, &mut child.sources[..]) {
+            only.is_lost = true;
+        }
         child.replay(replay);
         child.settling = Settling::recover(dir);
         if child.settling.is_settled() {
@@ -117,8 +143,7 @@ impl Child {
     fn of(id: ChildId, dir: &Path, plan: MemoryPlan, journal: Journal) -> Self {
         Self {
             id,
-            key: Arc::new(SeedKey { seed: plan.seed, token: plan.token }),
-            owner: plan.owner,
+            sources: plan.sources.into_iter().map(ChildSource::of).collect(),
             strategy: plan.strategy,
             populated: Populated::of(plan.extents.iter().map(|extent| (extent.id, &extent.populated[..]))),
             counters: PagerCounters::default(),
@@ -208,7 +233,7 @@ impl Child {
 
     /// Counts a reply.
     pub(super) fn received(&mut self, read: &Read, bytes: u64) {
-        let same_host = self.is_on_owners_host();
+        let same_host = self.sources[read.source].is_on_this_host();
         let counters = &mut self.counters;
         counters.round_trips += 1;
         counters.round_trips_demand += u64::from(read.lane == Lane::Demand);
@@ -216,27 +241,26 @@ impl Child {
         counters.bytes_same_host += if same_host { bytes } else { 0 };
     }
 
-    /// Counts what [`Self::install`] did, which began at `began`.
-    pub(super) fn installed(&mut self, read: &Read, outcome: &Installed, began: Instant) {
+    /// Counts what [`Self::install`] did, which began at `began`, when so many pages had been fetched.
+    pub(super) fn installed(&mut self, read: &Read, outcome: &Installed, (began, fetched): (Instant, u64)) {
         let now = Instant::now();
         let micros = |since: Instant| now.saturating_duration_since(since).as_micros() as u64;
         self.counters.install_us += micros(began);
         if read.lane == Lane::Demand && matches!(outcome, Installed::All) {
             self.counters.demand_us += micros(read.asked_at);
         }
-        if self.is_on_owners_host() {
-            self.counters.pages_same_host = self.counters.pages_fetched;
+        let pages = self.counters.pages_fetched - fetched;
+        if self.sources[read.source].is_on_this_host() {
+            self.counters.pages_same_host += pages;
+        }
+        if read.source > 0 {
+            self.counters.pages_inherited += pages;
         }
     }
 
-    /// Whether its pages come from this host.
-    pub(super) fn is_on_owners_host(&self) -> bool {
-        matches!(self.owner, Address::Shm(_))
-    }
-
-    /// The seed that pages belong to, and where its owner is reached.
-    pub(super) fn source_of(&self, _run: &SlotRun) -> (&Arc<SeedKey>, &Address) {
-        (&self.key, &self.owner)
+    /// The seed that pages belong to.
+    pub(super) fn source_of(&self, run: &SlotRun) -> &ChildSource {
+        &self.sources[run.origin.source as usize]
     }
 
     /// Takes the userfaultfd of a process that one of the child's forked; gives the new space's number.
@@ -267,19 +291,37 @@ impl Child {
         self.journal.set_counters(&self.counters);
     }
 
-    /// Notes that its memory is lost: what was not fetched raises SIGBUS from now on.
+    /// Notes that all of its memory is lost: what was not fetched raises SIGBUS from now on.
     pub(super) fn lose(&mut self, reason: &str) {
-        if self.lost.is_some() {
+        if self.sources.iter().all(|source| source.is_lost) {
             return;
         }
+        self.sources.iter_mut().for_each(|source| source.is_lost = true);
+        self.tell_lost(reason);
+    }
+
+    /// Notes that what comes from one source is lost.
+    pub(super) fn lose_source(&mut self, source: usize, reason: &str) {
+        let Some(lost) = self.sources.get_mut(source).filter(|source| !source.is_lost) else { return };
+        lost.is_lost = true;
+        let seed = lost.key.seed.clone();
+        if self.sources.len() == 1 {
+            self.tell_lost(reason);
+        } else {
+            self.tell_lost(&format!("pages of seed {seed} cannot be had: {reason}"));
+        }
+    }
+
+    fn tell_lost(&mut self, reason: &str) {
         let id = &self.id;
         let text =
             format!("child {id} lost its memory: {reason}; missing pages now raise SIGBUS: end it and fork again");
         tracing::error!("{text}");
-        if let Err(error) = fs::write(self.dir.join(LOST_FILE), format!("{text}\n")) {
+        let all = self.lost.take().map_or_else(|| text.clone(), |before| format!("{}\n{text}", before.trim_end()));
+        if let Err(error) = fs::write(self.dir.join(LOST_FILE), format!("{all}\n")) {
             tracing::error!("the reason cannot be written to {}: {error}", self.dir.display());
         }
-        self.lost = Some(text);
+        self.lost = Some(all);
         self.spaces.values().for_each(Space::wake_all);
     }
 

@@ -39,10 +39,13 @@ pub struct PagerCounters {
     pub faults_cached: u64,
     /// Pages installed that the node had kept of an earlier child.
     pub pages_cached: u64,
+    /// Of the pages fetched, those that the child's parent, a child itself, had not touched: they came from the seed
+    /// that owns them, not from the child's own.
+    pub pages_inherited: u64,
 }
 
 /// Numbers of a [`PagerCounters`].
-pub(super) const COUNTERS: usize = 16;
+pub(super) const COUNTERS: usize = 17;
 
 impl PagerCounters {
     /// The numbers in the order of the journal.
@@ -82,6 +85,7 @@ impl PagerCounters {
             &mut self.zero_pages,
             &mut self.faults_cached,
             &mut self.pages_cached,
+            &mut self.pages_inherited,
         ]
     }
 }
@@ -95,6 +99,6 @@ mod tests {
         let words: [u64; COUNTERS] = std::array::from_fn(|index| index as u64 + 1);
         let counters = PagerCounters::from_words(words);
         assert_eq!(counters.words(), words);
-        assert_eq!((counters.faults, counters.pages_cached), (1, COUNTERS as u64), "each has its own place");
+        assert_eq!((counters.faults, counters.pages_inherited), (1, COUNTERS as u64), "each has its own place");
     }
 }

@@ -112,12 +112,15 @@ impl Server<'_> {
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
         let outcome = match space.judge(address, is_first, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.
-            Need::Page { .. } | Need::Patience { .. } if child.lost.is_some() => space.poison(address),
+            Need::Page { slot, .. } | Need::Patience { slot, .. }
+                if child.sources[child.populated.source_of(slot)].is_lost =>
+            {
+                space.poison(address)
+            }
             Need::Patience { slot, ahead } => {
                 child.counters.faults_late += 1;
-                let owner = served.owner;
                 self.prefer(key, space_number, slot);
-                return self.wish(owner, key, space_number, ahead);
+                return self.wish(key, space_number, ahead);
             }
             Need::Zeroes { pages } => {
                 let outcome = space.zero(address, pages, &mut child.counters.zero_pages);
@@ -126,13 +129,14 @@ impl Server<'_> {
                 outcome
             }
             Need::Page { slot, ahead } => {
-                let owner = served.owner;
+                let source = child.populated.source_of(slot);
+                let owner = served.owners[source];
                 let cached = child.put_cached(&mut self.cache, space_number, slot..slot + 1, self.now);
                 child.counters.faults_cached += u64::from(cached.is_some() && is_first);
                 if cached.is_none() {
-                    self.demand(fault, slot, owner);
+                    self.demand(fault, slot, (source, owner));
                 }
-                self.wish(owner, key, space_number, ahead);
+                self.wish(key, space_number, ahead);
                 let Some((_, outcome)) = cached else { return };
                 fault.is_first = false;
                 outcome
@@ -152,10 +156,10 @@ impl Server<'_> {
     }
 
     /// Asks for a page that somebody waits for.
-    fn demand(&mut self, fault: Fault, slot: u64, owner: OwnerKey) {
+    fn demand(&mut self, fault: Fault, slot: u64, (source, owner): (usize, OwnerKey)) {
         let Fault { child, space, .. } = fault;
         let slots = iter::once(slot..slot + 1).collect();
-        if !self.ask(Read { child, space, slots, owner, lane: Lane::Demand, asked_at: self.now }) {
+        if !self.ask(Read { child, space, slots, source, owner, lane: Lane::Demand, asked_at: self.now }) {
             let again = Task::Fault(Fault { is_first: false, ..fault });
             self.retries.push(again, self.now, CONNECTION_FULL_PAUSE, 0);
         }
@@ -173,11 +177,15 @@ impl Server<'_> {
         }
     }
 
-    /// Has slots of a space fetched when it is their turn.
-    fn wish(&mut self, owner: OwnerKey, child: u64, space: SpaceNumber, ahead: Ahead) {
+    /// Has slots of a space fetched when it is their turn, from whoever has them.
+    fn wish(&mut self, child: u64, space: SpaceNumber, ahead: Ahead) {
+        let Some(served) = self.children.get(&child) else { return };
         for slots in [ahead.window, ahead.stream] {
             if slots.end - slots.start > 1 {
-                self.owners.queue(owner, Wish { child, space, slots });
+                for source in served.child.populated.sources_of(slots.clone()) {
+                    let wish = Wish { child, space, source, slots: slots.clone() };
+                    self.owners.queue(served.owners[source], wish);
+                }
             }
         }
     }
@@ -190,7 +198,8 @@ impl Server<'_> {
         let deadline = self.now + child.strategy.unreachable_limit;
         let (slots, lane) = (read.slots.clone(), (read.owner, read.lane));
         let for_a_fault = u64::from(read.lane == Lane::Demand);
-        if self.owners.ask(read, &child.key, &child.populated, deadline).is_err() {
+        let key = child.sources[read.source].key.clone();
+        if self.owners.ask(read, &key, &child.populated, deadline).is_err() {
             return false;
         }
         space.asked(&slots);
@@ -210,23 +219,28 @@ impl Server<'_> {
         self.settle_some(1);
         for owner in self.owners.keys() {
             while self.cached_room > 0
-                && let Some(Wish { child, space, slots }) = self.owners.next_wish(owner)
+                && let Some(wish) = self.owners.next_wish(owner)
             {
-                let Some(served) = self.children.get(&child) else { continue };
-                let Some(known) = served.child.spaces.get(&space).filter(|_| served.child.lost.is_none()) else {
-                    continue;
-                };
-                let (wanted, rest) = known.wanted(slots, BULK_SLOTS);
-                if !rest.is_empty() {
-                    self.owners.queue(owner, Wish { child, space, slots: rest });
-                }
-                let wanted = self.take_cached(child, space, wanted);
-                if !wanted.is_empty() {
-                    self.ask(Read { child, space, slots: wanted, owner, lane: Lane::Bulk, asked_at: self.now });
-                }
+                self.fetch_wish(owner, wish);
             }
         }
         self.settle_some(BULK_READS_MAX);
+    }
+
+    fn fetch_wish(&mut self, owner: OwnerKey, wish: Wish) {
+        let Wish { child, space, source, slots } = wish;
+        let Some(served) = self.children.get(&child).filter(|served| !served.child.sources[source].is_lost) else {
+            return;
+        };
+        let Some(known) = served.child.spaces.get(&space) else { return };
+        let (wanted, rest) = known.wanted_from((source, &served.child.populated), slots, BULK_SLOTS);
+        if !rest.is_empty() {
+            self.owners.queue(owner, Wish { child, space, source, slots: rest });
+        }
+        let wanted = self.take_cached((child, space, source), wanted);
+        if !wanted.is_empty() {
+            self.ask(Read { child, space, slots: wanted, source, owner, lane: Lane::Bulk, asked_at: self.now });
+        }
     }
 
     /// Takes the end of a read.
@@ -258,7 +272,7 @@ impl Server<'_> {
         let (key, space) = (delivery.read.child, delivery.read.space);
         let outcome = match self.children.get_mut(&key) {
             Some(served) => {
-                let began = Instant::now();
+                let began = (Instant::now(), served.child.counters.pages_fetched);
                 let outcome = served.child.install(&mut delivery);
                 served.child.installed(&delivery.read, &outcome, began);
                 outcome
@@ -292,7 +306,9 @@ impl Server<'_> {
                 return space.wake_all();
             }
         }
-        self.lose(read.child, &error.to_string());
+        if let Some(served) = self.children.get_mut(&read.child) {
+            served.child.lose_source(read.source, &error.to_string());
+        }
     }
 
     pub(super) fn lose(&mut self, key: u64, reason: &str) {

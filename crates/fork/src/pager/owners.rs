@@ -50,6 +50,8 @@ pub(super) struct Wish {
     pub(super) child: u64,
     /// The space.
     pub(super) space: SpaceNumber,
+    /// Which of the child's sources, this owner's: only pages that come from it are meant.
+    pub(super) source: usize,
     /// The slots.
     pub(super) slots: Range<u64>,
 }
@@ -70,6 +72,8 @@ pub(super) struct Read {
     pub(super) space: SpaceNumber,
     /// The slots, in the order of the reply's bytes.
     pub(super) slots: Vec<Range<u64>>,
+    /// Which of the child's sources they come from.
+    pub(super) source: usize,
     /// Who was asked.
     pub(super) owner: OwnerKey,
     /// How.
@@ -195,8 +199,8 @@ impl Owners {
         let Some(owner) = self.owners.get_mut(&read.owner) else { return Ok(()) };
         let runs = read.slots.iter().flat_map(|slots| populated.runs_of(slots.clone()));
         let spans = runs.map(|run| Span {
-            extent: run.extent,
-            offset: run.first_page * PAGE_SIZE,
+            extent: run.origin.extent,
+            offset: run.origin.page * PAGE_SIZE,
             bytes: (run.count * PAGE_SIZE) as u32,
         });
         let (tag, key, mode, spans) = (self.next_tag, key.clone(), ReadMode::Exact, spans.collect());

@@ -2,10 +2,10 @@
 //! every pager that serves the child, the first and those after a crash, reads it.
 //!
 //! ```text
-//!  pager.plan, mode 0600: it holds the seed's token
+//!  pager.plan, mode 0600: it holds the seeds' tokens
 //!  0            8
 //!  ┌────────────┬──────────────────────┐
-//!  │ FFPLAN2\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
+//!  │ FFPLAN3\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
 //!  └────────────┴──────────────────────┘
 //! ```
 
@@ -15,11 +15,11 @@ use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use farfork_fabric::Address;
-use farfork_wire::descriptor::{Backing, Descriptor, ExtentId, PageRun, USER_SPACE_END};
-use farfork_wire::{PAGE_SIZE, SeedId, Token};
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{Backing, Descriptor, Extent, ExtentId, USER_SPACE_END};
 use serde::{Deserialize, Serialize};
 
+use super::origin::{Origin, PlannedExtent, PlannedRun, SOURCES_MAX, Source};
 use super::page_map::Segment;
 use super::strategy::Strategy;
 
@@ -32,33 +32,19 @@ const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u6
 /// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
 const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
-const MAGIC: &[u8; 8] = b"FFPLAN2\n";
+const MAGIC: &[u8; 8] = b"FFPLAN3\n";
 
 /// What a child's pages come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
-    /// The seed whose pages they are.
-    pub seed: SeedId,
-    /// What opens it.
-    pub token: Token,
-    /// Where its owner is reached.
-    #[serde(with = "address_text")]
-    pub owner: Address,
+    /// The seeds that they come from: the child's own first, then those that it inherits from.
+    pub sources: Vec<Source>,
     /// Which addresses show which pages, ascending. Registered memory outside of them reads as zeroes.
     pub segments: Vec<Segment>,
     /// The pages that hold data, by extent, ascending.
     pub extents: Vec<PlannedExtent>,
     /// How the child's pages are fetched.
     pub strategy: Strategy,
-}
-
-/// The pages of an extent that hold data.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlannedExtent {
-    /// The extent.
-    pub id: ExtentId,
-    /// Its pages, as the descriptor has them.
-    pub populated: Vec<PageRun>,
 }
 
 /// Why there is no usable plan.
@@ -92,12 +78,10 @@ pub enum PlanError {
 
 impl MemoryPlan {
     /// The plan for a child made of `descriptor`, which is valid, and in which these ranges of addresses (ascending)
-    /// are registered with userfaultfd.
+    /// are registered with userfaultfd. `sources`: its seed, and behind it one for each layer of the descriptor.
     pub fn from_descriptor(
         descriptor: &Descriptor,
-        seed: SeedId,
-        token: Token,
-        owner: Address,
+        sources: Vec<Source>,
         registered: &[Range<u64>],
         strategy: Strategy,
     ) -> Self {
@@ -116,9 +100,9 @@ impl MemoryPlan {
         let mut ids: Vec<ExtentId> = segments.iter().map(|segment| segment.extent).collect();
         ids.sort_unstable();
         ids.dedup();
-        let populated = |id: ExtentId| descriptor.extents[id.0 as usize].populated.clone();
+        let populated = |id: ExtentId| populated(id, &descriptor.extents[id.0 as usize]);
         let extents = ids.into_iter().map(|id| PlannedExtent { id, populated: populated(id) }).collect();
-        Self { seed, token, owner, segments, extents, strategy }
+        Self { sources, segments, extents, strategy }
     }
 
     /// Memory that holds data and that the child sees, in bytes: what there is to fetch.
@@ -186,7 +170,12 @@ impl MemoryPlan {
         if !self.extents.windows(2).all(|pair| pair[0].id < pair[1].id) {
             return Err("its extents are out of order".into());
         }
-        let pages = self.extents.iter().try_fold(0, |sum: u64, extent| Ok::<_, String>(sum + extent.check()?))?;
+        let sources = self.sources.len();
+        if !(1..=SOURCES_MAX).contains(&sources) {
+            return Err(format!("its pages come from {sources} seeds, {SOURCES_MAX} at most"));
+        }
+        let pages =
+            self.extents.iter().try_fold(0, |sum: u64, extent| Ok::<_, String>(sum + extent.check(sources)?))?;
         if pages > POPULATED_PAGES_MAX {
             return Err(format!("{pages} pages hold data, {POPULATED_PAGES_MAX} at most"));
         }
@@ -194,41 +183,30 @@ impl MemoryPlan {
     }
 }
 
-impl PlannedExtent {
-    /// Checks its runs; gives the number of their pages.
-    fn check(&self) -> Result<u64, String> {
-        let (mut lowest, mut pages) = (0, 0);
-        for run in &self.populated {
-            let end = run.first.checked_add(run.count).filter(|end| *end <= USER_SPACE_END / PAGE_SIZE);
-            match end {
-                Some(end) if run.first >= lowest && run.count > 0 => lowest = end,
-                _ => return Err(format!("the pages of extent {} are out of order", self.id.0)),
-            }
-            pages += run.count;
-        }
-        Ok(pages)
-    }
-}
-
-/// An address, as text.
-mod address_text {
-    use farfork_fabric::Address;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(address)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
+/// All pages of an extent that hold data: those that the seed's own owner has, and those that it inherits.
+fn populated(id: ExtentId, extent: &Extent) -> Vec<PlannedRun> {
+    let mut runs: Vec<PlannedRun> = extent.populated.iter().map(|run| PlannedRun::own(id, run)).collect();
+    runs.extend(extent.inherited.iter().map(|run| {
+        let origin = Origin { source: run.layer + 1, extent: run.extent, page: run.page };
+        PlannedRun { first: run.first, count: run.count, origin }
+    }));
+    runs.sort_unstable_by_key(|run| run.first);
+    runs
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farfork_fabric::SeedKey;
+    use farfork_wire::Token;
+
+    fn source(seed: &str, port: u16) -> Source {
+        let key = SeedKey { seed: seed.parse().unwrap(), token: Token::from_bytes([7; 16]) };
+        Source::new(&key, format!("tcp:127.0.0.1:{port}").parse().unwrap())
+    }
 
     fn plan() -> MemoryPlan {
+        let inherited = PlannedRun { first: 1, count: 2, origin: Origin { source: 1, extent: ExtentId(9), page: 70 } };
         let segment = |start, pages, extent, first_page| Segment {
             start,
             end: start + pages * PAGE_SIZE,
@@ -236,13 +214,11 @@ mod tests {
             first_page,
         };
         MemoryPlan {
-            seed: "n1.s00f3a96c5d217e84".parse().unwrap(),
-            token: Token::from_bytes([7; 16]),
-            owner: "tcp:127.0.0.1:7001".parse().unwrap(),
+            sources: vec![source("n2.s01f3a96c5d217e84", 7002), source("n1.s00f3a96c5d217e84", 7001)],
             segments: vec![segment(0x10000, 4, 3, 0), segment(0x20000, 2, 0, 5)],
             extents: vec![
                 PlannedExtent { id: ExtentId(0), populated: vec![] },
-                PlannedExtent { id: ExtentId(3), populated: vec![PageRun { first: 1, count: 2 }] },
+                PlannedExtent { id: ExtentId(3), populated: vec![inherited] },
             ],
             strategy: Strategy::default(),
         }
@@ -270,7 +246,14 @@ mod tests {
         empty_run.extents[1].populated[0].count = 0;
         let mut too_many = plan();
         too_many.extents[1].populated[0].count = POPULATED_PAGES_MAX + 1;
-        for wrong in [overlapping, unordered, empty_run, too_many] {
+        let mut from_nowhere = plan();
+        from_nowhere.extents[1].populated[0].origin.source = 2;
+        let mut from_beyond = plan();
+        from_beyond.extents[1].populated[0].origin.page = u64::MAX;
+        let mut without_source = plan();
+        without_source.sources.clear();
+        without_source.extents.clear();
+        for wrong in [overlapping, unordered, empty_run, too_many, from_nowhere, from_beyond, without_source] {
             wrong.write(dir.path()).unwrap();
             assert!(matches!(MemoryPlan::read(dir.path()), Err(PlanError::Invalid { .. })));
         }

@@ -38,11 +38,11 @@ pub(super) enum Ended {
     KeeperGone,
 }
 
-/// A child and the owner of its pages.
+/// A child and the owners of its pages, in the order of its sources.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) child: Child,
-    pub(super) owner: OwnerKey,
+    pub(super) owners: Vec<OwnerKey>,
 }
 
 /// The pager.
@@ -218,17 +218,31 @@ impl<'a> Server<'a> {
     /// # Errors
     /// As epoll_ctl(2), socket(2). It is then not served, its descriptors are as before.
     pub(super) fn take_in(&mut self, child: Child) -> io::Result<()> {
-        let owner = self.attach(&child.owner, child.key.seed.node())?;
+        let owners = self.attach_all(&child)?;
         let key = self.next_child;
         self.next_child += 1;
         if let Some(socket) = &child.socket {
             self.watch.add(Source::Socket(key), &**socket)?;
         }
         let spaces: Vec<SpaceNumber> = child.spaces.keys().copied().collect();
-        self.children.insert(key, Served { child, owner });
+        self.children.insert(key, Served { child, owners });
         spaces.into_iter().for_each(|space| self.listen(key, space));
         self.note_settling(key);
         Ok(())
+    }
+
+    fn attach_all(&mut self, child: &Child) -> io::Result<Vec<OwnerKey>> {
+        let mut owners = Vec::with_capacity(child.sources.len());
+        for source in &child.sources {
+            match self.attach(&source.owner, source.key.seed.node()) {
+                Ok(owner) => owners.push(owner),
+                Err(error) => {
+                    self.detach(owners);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(owners)
     }
 
     /// Connects to an owner, for one more user.
@@ -240,6 +254,11 @@ impl<'a> Server<'a> {
             }
         }
         Ok(owner)
+    }
+
+    fn detach(&mut self, owners: Vec<OwnerKey>) {
+        owners.into_iter().for_each(|owner| self.owners.detach(owner, self.now));
+        self.close_idle_owners();
     }
 
     /// Watches a space.
@@ -266,14 +285,13 @@ impl<'a> Server<'a> {
 
     /// Serves a child no more.
     pub(super) fn forget(&mut self, key: u64) {
-        let Some(Served { mut child, owner }) = self.children.remove(&key) else { return };
+        let Some(Served { mut child, owners }) = self.children.remove(&key) else { return };
         self.station.registry().strike(&child.id);
         if let Some(socket) = &child.socket {
             self.watch.remove(Source::Socket(key), &**socket);
             child.drop_socket();
         }
-        self.owners.detach(owner, self.now);
-        self.close_idle_owners();
+        self.detach(owners);
     }
 
     fn close_idle_owners(&mut self) {

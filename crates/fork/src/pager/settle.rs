@@ -118,8 +118,8 @@ impl Child {
         tracing::info!("child {} has settled", self.id);
     }
 
-    /// The next slots to ask for, at most [`BULK_SLOTS`]; `None` when all are here, or on their way.
-    fn next_unsettled(&mut self) -> Option<(SpaceNumber, Vec<Range<u64>>)> {
+    /// The next slots to ask one source for, at most [`BULK_SLOTS`]; `None` when all are here, or on their way.
+    fn next_unsettled(&mut self) -> Option<(SpaceNumber, usize, Vec<Range<u64>>)> {
         let Settling::Underway(cursors) = &mut self.settling else { return None };
         let slots = self.populated.slots();
         for (number, space) in &mut self.spaces {
@@ -131,8 +131,10 @@ impl Child {
                     let (wanted, rest) = space.wanted(*cursor..slots, BULK_SLOTS);
                     *cursor = rest.start;
                     let wanted = space.placed(wanted, &self.populated);
-                    if !wanted.is_empty() {
-                        return Some((*number, wanted));
+                    if let Some(first) = wanted.first() {
+                        let (source, wanted, others) = self.populated.of_first_source(first.start, wanted);
+                        *cursor = others.unwrap_or(*cursor);
+                        return Some((*number, source, wanted));
                     }
                 }
             }
@@ -236,7 +238,7 @@ impl Server<'_> {
 
     fn settle_step(&mut self, key: u64) -> Step {
         let Some(served) = self.children.get_mut(&key) else { return Step::Over };
-        let (owner, child) = (served.owner, &mut served.child);
+        let (owners, child) = (&served.owners, &mut served.child);
         if !child.settling.is_underway() {
             return Step::Over;
         }
@@ -248,12 +250,13 @@ impl Server<'_> {
             child.fail_settling("its processes have ended".to_owned());
             return Step::Over;
         }
-        if !self.owners.has_room(owner) {
+        if !owners.iter().all(|owner| self.owners.has_room(*owner)) {
             return Step::Waits;
         }
         match child.next_unsettled() {
-            Some((space, slots)) => {
-                let read = Read { child: key, space, slots, owner, lane: Lane::Bulk, asked_at: self.now };
+            Some((space, source, slots)) => {
+                let (owner, lane) = (owners[source], Lane::Bulk);
+                let read = Read { child: key, space, slots, source, owner, lane, asked_at: self.now };
                 if self.ask(read) { Step::Asked } else { Step::Waits }
             }
             None if child.has_all() => {

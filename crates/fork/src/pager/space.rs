@@ -161,9 +161,28 @@ impl Space {
     /// The first slots of `range`, at most `slots_max`, that are neither here nor on their way; and what of the range
     /// lies behind them.
     pub(super) fn wanted(&self, range: Range<u64>, slots_max: u64) -> (Vec<Range<u64>>, Range<u64>) {
+        self.wanted_of(std::iter::once(range.clone()), range, slots_max)
+    }
+
+    /// The same of the slots that come from one source.
+    pub(super) fn wanted_from(
+        &self,
+        (source, populated): (usize, &Populated),
+        range: Range<u64>,
+        slots_max: u64,
+    ) -> (Vec<Range<u64>>, Range<u64>) {
+        self.wanted_of(populated.parts_of(source, range.clone()), range, slots_max)
+    }
+
+    fn wanted_of(
+        &self,
+        parts: impl Iterator<Item = Range<u64>>,
+        range: Range<u64>,
+        slots_max: u64,
+    ) -> (Vec<Range<u64>>, Range<u64>) {
         let mut wanted = Vec::new();
         let mut room = slots_max;
-        for run in self.installed.missing(&self.in_flight, range.clone()) {
+        for run in parts.flat_map(|part| self.installed.missing(&self.in_flight, part)) {
             let taken = run.start..run.end.min(run.start + room);
             room -= taken.end - taken.start;
             let behind = taken.end;

@@ -88,9 +88,8 @@ impl AddressSpace {
 
     fn add_anonymous(&mut self, mapping: &Mapping, extent: Option<ExtentId>, descriptor: &Descriptor) {
         self.add(mapping, MAPPING_ANONYMOUS, 0, 0, 0);
-        let populated = extent.filter(|id| !descriptor.extents[id.0 as usize].populated.is_empty());
         // Memory without any data needs no pager: the kernel's own zeroes are right.
-        if populated.is_none() {
+        if extent.is_none_or(|id| descriptor.extents[id.0 as usize].is_empty()) {
             return;
         }
         match self.registered.last_mut() {

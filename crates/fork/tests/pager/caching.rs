@@ -125,7 +125,7 @@ fn wrong_tokens_open_nothing() {
     let stage = Stage::new();
     stage.run("touch_at_random", cached(Paging::Prefetch));
     let mut plan = stage.seed.plan(stage.owner.address(), cached(Paging::Prefetch));
-    plan.token = Token::from_bytes([8; 16]);
+    plan.sources[0].token = Token::from_bytes([8; 16]);
     let mut program = stage.bed.start("lose", PAGES, &plan);
     program.expect_signal();
     let stats = stage.bed.stats(&program);

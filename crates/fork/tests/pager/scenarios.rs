@@ -280,7 +280,7 @@ fn a_wrong_token_opens_nothing() {
     let owner = Owner::start(&seed);
     let bed = Bed::new();
     let mut plan = seed.plan(owner.address(), Strategy::default());
-    plan.token = farfork_wire::Token::from_bytes([8; 16]);
+    plan.sources[0].token = farfork_wire::Token::from_bytes([8; 16]);
     let mut program = bed.start("stay", PAGES, &plan);
     assert_eq!(program.expect_signal(), 7, "SIGBUS");
     let lost = bed.stats(&program).lost.expect("its memory is lost");

@@ -10,7 +10,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, shm, tcp};
-use farfork_fork::pager::{MemoryPlan, PlannedExtent, Segment, Strategy};
+use farfork_fork::pager::{MemoryPlan, PlannedExtent, Segment, Source, Strategy};
 use farfork_wire::descriptor::{ExtentId, PageRun};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 
@@ -80,11 +80,9 @@ impl Seed {
         }
         let end = AREA + self.pages * PAGE_SIZE;
         MemoryPlan {
-            seed: self.id.clone(),
-            token: self.token,
-            owner,
+            sources: vec![Source { seed: self.id.clone(), token: self.token, owner }],
             segments: vec![Segment { start: AREA, end, extent: EXTENT, first_page: 0 }],
-            extents: vec![PlannedExtent { id: EXTENT, populated }],
+            extents: vec![PlannedExtent::own(EXTENT, &populated)],
             strategy,
         }
     }

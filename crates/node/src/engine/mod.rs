@@ -22,7 +22,7 @@ use farfork_fork::capture::{self, CaptureError, CaptureOptions, Observer, Progra
 use farfork_fork::pager::Strategy;
 use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
-use farfork_fork::resume::{self, ResumeRequest, SeedSource};
+use farfork_fork::resume::{self, OwnSeeds, ResumeRequest, SeedSource};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_trust::Credentials;
 use farfork_wire::{ChildId, NodeName};
@@ -56,8 +56,8 @@ pub(crate) struct Engine {
     node: LocalNode,
     pool: Pool,
     pager: Arc<PagerLink>,
-    /// Where children of this node's own seeds read them.
-    own_fabric: Address,
+    /// How children of this node's own seeds read them.
+    own: OwnSeeds,
     /// What is shown to owners of seeds.
     credentials: Option<Credentials>,
     /// The latest last.
@@ -75,7 +75,8 @@ impl Engine {
         credentials: Option<Credentials>,
     ) -> Self {
         let nests = Nests::new(name.clone(), run_dir);
-        Self { name, nests, node, pool, pager, own_fabric, credentials, sources: Mutex::default() }
+        let own = OwnSeeds { node: name.clone(), address: own_fabric };
+        Self { name, nests, node, pool, pager, own, credentials, sources: Mutex::default() }
     }
 
     /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `sockets` are its connections to this
@@ -227,9 +228,8 @@ impl Engine {
         if let Some(source) = cached {
             return Ok(source);
         }
-        let is_own = *access.key.seed.node() == self.name;
-        let owner = if is_own { self.own_fabric.clone() } else { access.owner.clone() };
-        let fetched = SeedSource::fetch(access.key.clone(), owner, self.credentials.as_ref(), deadline);
+        let (key, own) = (access.key.clone(), self.own.clone());
+        let fetched = SeedSource::fetch(key, &access.owner, own, self.credentials.as_ref(), deadline);
         let fetched = fetched.map_err(|error| {
             Failure::new(Code::Unavailable, format!("seed {}", access.key.seed), error)
                 .with_next_step("check it with `farfork seeds`, and its node with `farfork nodes`")

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::layer::InheritedRun;
+
 /// PROT_* bits of mmap(2): 1 read, 2 write, 4 execute.
 pub type Protection = u8;
 
@@ -113,8 +115,17 @@ pub struct Extent {
     pub source: ExtentSource,
     /// Its length, in bytes; a multiple of the page size.
     pub bytes: u64,
-    /// The pages that may hold something other than zeroes, ascending, never touching one another.
+    /// The pages that may hold something other than zeroes and that the owner has, ascending, never touching one another.
     pub populated: Vec<PageRun>,
+    /// The pages that other seeds own, ascending: the owner does not have these.
+    pub inherited: Vec<InheritedRun>,
+}
+
+impl Extent {
+    /// Whether there is nothing to fetch: all of it reads as zeroes.
+    pub fn is_empty(&self) -> bool {
+        self.populated.is_empty() && self.inherited.is_empty()
+    }
 }
 
 /// Where the owner reads an extent. A reader never uses this: it names extent and offset.

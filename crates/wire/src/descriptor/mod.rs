@@ -6,6 +6,7 @@
 //!              ├─ threads    registers and everything else that is a thread's own
 //!              ├─ mappings   the memory map; what is to be paged names an extent
 //!              ├─ extents    ranges of memory that the owner serves, with the pages that hold data
+//!              ├─ layers     seeds that own pages which this one inherits
 //!              ├─ objects    shared memory, copied at capture
 //!              └─ files      open file descriptions and the descriptors that lead to them
 //! ```
@@ -14,6 +15,7 @@
 
 mod codec;
 mod file;
+mod layer;
 mod memory;
 mod process;
 mod resources;
@@ -29,6 +31,7 @@ pub use file::{
     Descriptor as FileDescriptor, EpollTarget, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile,
     StandardStream,
 };
+pub use layer::{InheritedRun, LAYERS_MAX, Layer};
 pub use memory::{
     Backing, Extent, ExtentId, ExtentSource, FileIdentity, FileStatus, MappedFile, Mapping, MappingFlags, PageRun,
     Protection, SharedKind, SharedObject, SpecialMapping,
@@ -55,6 +58,8 @@ pub struct Descriptor {
     pub mappings: Vec<Mapping>,
     /// The ranges that can be read from the owner; an [`ExtentId`] is an index into this list.
     pub extents: Vec<Extent>,
+    /// The seeds that own pages which this one inherits.
+    pub layers: Vec<Layer>,
     /// Files that mappings refer to.
     pub mapped_files: Vec<MappedFile>,
     /// Shared memory (shared anonymous mappings, memfds), filled before a child runs.

@@ -38,6 +38,7 @@ impl Descriptor {
     pub fn validate(&self) -> Result<(), InvalidDescriptor> {
         self.validate_threads()?;
         self.validate_mappings()?;
+        self.validate_layers()?;
         self.validate_extents()?;
         self.validate_files()?;
         self.validate_resources()?;
@@ -122,6 +123,7 @@ impl Descriptor {
                 require(fits, || format!("extent {index}: its pages are out of order or outside"))?;
                 lowest = run.first + run.count;
             }
+            self.validate_inherited(index, extent)?;
             match extent.source {
                 ExtentSource::Template { address } => {
                     let end = address.checked_add(extent.bytes);

@@ -159,7 +159,7 @@ impl Builder<'_> {
     fn push_extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> ExtentId {
         let id = ExtentId(self.memory.extents.len() as u32);
         let source = ExtentSource::Template { address: entry.start };
-        self.memory.extents.push(Extent { source, bytes: entry.bytes(), populated });
+        self.memory.extents.push(Extent { source, bytes: entry.bytes(), populated, inherited: Vec::new() });
         id
     }
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Completion, FabricError, ReadMode, Refusal, SeedKey, Span};
+use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::ExtentId;
-use farfork_wire::{PAGE_SIZE, SeedId};
 
 use super::PageCache;
 use super::upkeep::Upkeep;
-use crate::pager::child::Child;
+use crate::pager::child::{Child, ChildSource};
 use crate::pager::install::Installed;
 use crate::pager::journal::SpaceNumber;
 use crate::pager::owners::{Aside, Lane, Read, Wish};
@@ -30,8 +30,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 impl Child {
     /// Whether it looks into the cache, and what is fetched for it is kept there.
-    fn uses(&self, cache: &PageCache, seed: &SeedId) -> bool {
-        !self.is_on_owners_host() && (self.strategy.cache || cache.is_for_all(seed))
+    fn uses(&self, cache: &PageCache, source: &ChildSource) -> bool {
+        !source.is_on_this_host() && (self.strategy.cache || cache.is_for_all(&source.key.seed))
     }
 
     /// Installs slots that the cache has, from the first one on, up to the first that it has not; gives how many, and how
@@ -44,11 +44,11 @@ impl Child {
         now: Instant,
     ) -> Option<(u64, Installed)> {
         let run = self.populated.runs_of(slots).next()?;
-        let (key, _) = self.source_of(&run);
-        if !self.uses(cache, &key.seed) {
+        let source = self.source_of(&run);
+        if !self.uses(cache, source) {
             return None;
         }
-        let data = cache.get(key, run.extent, run.first_page, run.count, now);
+        let data = cache.get(&source.key, run.origin.extent, run.origin.page, run.count, now);
         let run = crate::pager::populated::SlotRun { count: data.len() as u64 / PAGE_SIZE, ..run };
         if run.count == 0 {
             return None;
@@ -69,15 +69,14 @@ impl Server<'_> {
     /// Installs what the cache has of slots that are fetched ahead; gives those that are to be asked for.
     pub(in crate::pager) fn take_cached(
         &mut self,
-        child: u64,
-        space: SpaceNumber,
+        (child, space, source): (u64, SpaceNumber, usize),
         wanted: Vec<Range<u64>>,
     ) -> Vec<Range<u64>> {
         let mut rest: Vec<Range<u64>> = Vec::new();
         for mut slots in wanted {
             while !slots.is_empty() {
                 let Some(served) = self.children.get_mut(&child) else { return Vec::new() };
-                let (owner, known) = (served.owner, &mut served.child);
+                let (owner, known) = (served.owners[source], &mut served.child);
                 let Some((count, outcome)) = known.put_cached(&mut self.cache, space, slots.clone(), self.now) else {
                     let missing = slots.start..slots.start + 1;
                     match rest.last_mut().filter(|last| last.end == missing.start) {
@@ -91,7 +90,7 @@ impl Server<'_> {
                 match outcome {
                     Installed::All => {}
                     Installed::Later { pause, .. } => {
-                        let wish = Wish { child, space, slots: slots.start..slots.start + count };
+                        let wish = Wish { child, space, source, slots: slots.start..slots.start + count };
                         self.retries.push(Task::Ahead(owner, wish), self.now, pause, PAUSED_TRIES_MAX);
                     }
                     Installed::Gone => self.close_space(child, space),
@@ -108,12 +107,13 @@ impl Server<'_> {
         let Some(served) = self.children.get(&read.child) else { return };
         let child = &served.child;
         for run in read.slots.iter().flat_map(|slots| child.populated.runs_of(slots.clone())) {
-            let (key, owner) = child.source_of(&run);
+            let source = child.source_of(&run);
             let Some((pages, behind)) = data.split_at_checked((run.count * PAGE_SIZE) as usize) else { return };
             data = behind;
-            if child.uses(&self.cache, &key.seed) {
+            if child.uses(&self.cache, source) {
                 self.cache.missed(run.count);
-                self.cache.put(key, owner, (run.extent, run.first_page), pages, self.now);
+                let first = (run.origin.extent, run.origin.page);
+                self.cache.put(&source.key, &source.owner, first, pages, self.now);
             }
         }
     }
@@ -125,7 +125,7 @@ impl Server<'_> {
         if matches!(error, FabricError::Refused { refusal: Refusal::UnknownSeed, .. }) {
             let child = &served.child;
             let runs = read.slots.iter().flat_map(|slots| child.populated.runs_of(slots.clone()));
-            runs.for_each(|run| self.cache.forget(&child.source_of(&run).0.seed));
+            runs.for_each(|run| self.cache.forget(&child.source_of(&run).key.seed));
         }
     }
 

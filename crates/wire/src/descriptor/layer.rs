@@ -1,0 +1,76 @@
+//! What a seed inherits: pages that its process, a child itself, had not touched when it was captured, and that other
+//! seeds own. Each run names the seed that has the pages, however many captures lie between: the chain is flat.
+//!
+//! ```text
+//!  extent   ├─ populated ─┤ zeroes ├─ inherited: layer 1, extent 4, pages 70 … ─┤ zeroes ├─ inherited: layer 0 … ─┤
+//!  layers   0: seed, token, owner      1: seed, token, owner
+//! ```
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::validate::{InvalidDescriptor, USER_SPACE_END, require};
+use super::{Descriptor, Extent, ExtentId};
+use crate::{PAGE_SIZE, SeedId, Token};
+
+/// Most seeds that one inherits from. Each capture of a child of a child adds one; a chain that is longer is settled
+/// first.
+pub const LAYERS_MAX: usize = 256;
+
+/// A seed that owns pages of another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layer {
+    /// The seed.
+    pub seed: SeedId,
+    /// What opens it. Whoever may read this descriptor may read all of that seed.
+    pub token: Token,
+    /// Where its owner serves memory.
+    pub owner: SocketAddr,
+}
+
+/// Neighbouring pages of an extent, which are neighbours in an extent of the seed that owns them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InheritedRun {
+    /// Number of the first page, counted from the extent's start.
+    pub first: u64,
+    /// How many pages; at least one.
+    pub count: u64,
+    /// Index into the layers.
+    pub layer: u32,
+    /// The extent of that seed.
+    pub extent: ExtentId,
+    /// Number of the first page in that extent.
+    pub page: u64,
+}
+
+impl Descriptor {
+    /// Checks the layers themselves.
+    pub(super) fn validate_layers(&self) -> Result<(), InvalidDescriptor> {
+        let count = self.layers.len();
+        require(count <= LAYERS_MAX, || format!("it inherits from {count} seeds"))?;
+        let mut seeds: Vec<&SeedId> = self.layers.iter().map(|layer| &layer.seed).collect();
+        seeds.sort_unstable();
+        require(seeds.windows(2).all(|pair| pair[0] != pair[1]), || "two layers are one seed".into())
+    }
+
+    /// Checks what an extent inherits: in order, inside, from layers there are, and no page that the owner has as well.
+    pub(super) fn validate_inherited(&self, index: usize, extent: &Extent) -> Result<(), InvalidDescriptor> {
+        let wrong = || format!("extent {index}: what it inherits is out of order, outside, or its own as well");
+        let pages = extent.bytes / PAGE_SIZE;
+        let (mut lowest, mut own) = (0, extent.populated.iter().peekable());
+        for run in &extent.inherited {
+            let end = run.first.checked_add(run.count).filter(|end| run.count > 0 && *end <= pages);
+            let end = end.filter(|_| run.first >= lowest).ok_or_else(|| InvalidDescriptor { what: wrong() })?;
+            while own.next_if(|own| own.first + own.count <= run.first).is_some() {}
+            require(own.peek().is_none_or(|own| own.first >= end), wrong)?;
+            lowest = end;
+            let origin_end = run.page.checked_add(run.count);
+            let is_somewhere = origin_end.is_some_and(|end| end <= USER_SPACE_END / PAGE_SIZE)
+                && run.extent != ExtentId::DESCRIPTOR
+                && (run.layer as usize) < self.layers.len();
+            require(is_somewhere, || format!("extent {index}: what it inherits comes from nowhere"))?;
+        }
+        Ok(())
+    }
+}
