@@ -9,6 +9,7 @@
 //! | a node | everything |
 //! | a client | what users ask for, on any node |
 //! | a read-only client | lists, details, logs, results |
+//! | any of them | whom the cluster trusts |
 //! | whoever showed no certificate | to join, with a token |
 //!
 //! A certificate that was revoked since its connection began counts no longer with the next request.
@@ -68,7 +69,8 @@ impl Caller {
             Self::Stranger => (service, method) == (CLUSTER, "Join"),
             Self::Member(peer) => match peer.identity.role {
                 Role::Node => true,
-                Role::Client => service == NODE || (service, method) == (CLUSTER, "GetRoster"),
+                _ if (service, method) == (CLUSTER, "GetRoster") => true,
+                Role::Client => service == NODE,
                 Role::ReadOnly => service == NODE && READS.contains(&method),
             },
         };
@@ -212,6 +214,10 @@ mod tests {
             may(&caller, &own, may_own);
         }
         may(&Caller::Stranger, &[(CLUSTER, "Join")], true);
+        for role in [Role::Node, Role::Client, Role::ReadOnly] {
+            may(&member(role), &[(CLUSTER, "GetRoster")], true);
+        }
+        may(&Caller::Stranger, &[(CLUSTER, "GetRoster")], false);
     }
 
     #[test]

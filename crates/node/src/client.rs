@@ -13,11 +13,12 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Request};
 use tower::service_fn;
 
+use crate::api::v1::GetRosterRequest;
 use crate::api::v1::node_client::NodeClient;
 use crate::api::v1::peer_client::PeerClient;
 use crate::failure::{Failure, innermost};
 use crate::gate::{Connector, Proof};
-use crate::limits::{CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX};
+use crate::limits::{CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, QUERY_TIMEOUT};
 
 /// Where a daemon listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,17 +74,41 @@ pub async fn connect_for_cluster(socket: &Path) -> Result<ClusterClient, Failure
     Ok(cluster_client(socket_channel(socket).await?))
 }
 
-/// Connects to a node of the caller's cluster at its control port.
+/// Connects to a node of the caller's cluster at its control port, and takes from it whom the cluster trusts by now: the
+/// next node that the caller speaks to is judged by that.
 ///
 /// # Errors
-/// Nobody listens there; it is no node of the cluster; or it does not accept the caller.
+/// Nobody listens there; it is no node of the cluster, or was revoked; or it does not accept the caller. What it said of
+/// whom the cluster trusts does not count, or cannot be written down.
 pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> Result<Client, Failure> {
+    let channel = member_channel(address, credentials).await?;
+    if hear_of_roster(channel.clone(), address, credentials).await? {
+        // It may revoke the node itself.
+        return Ok(node_client(member_channel(address, credentials).await?));
+    }
+    Ok(node_client(channel))
+}
+
+async fn member_channel(address: SocketAddr, credentials: &Credentials) -> Result<Channel, Failure> {
     let connector = Connector::new(address, None, Proof::Member(credentials.clone()));
-    let channel = with_limits(endpoint(address)).connect_with_connector(connector).await.map_err(|error| {
+    with_limits(endpoint(address)).connect_with_connector(connector).await.map_err(|error| {
         Failure::new(Code::Unavailable, format!("node at {address}"), innermost(&error))
             .with_next_step("compare address and --trust; the node's log says why it lets somebody not in")
-    })?;
-    Ok(node_client(channel))
+    })
+}
+
+/// Puts the roster of a node in force, if it is newer than the caller's; tells whether it was.
+async fn hear_of_roster(channel: Channel, address: SocketAddr, credentials: &Credentials) -> Result<bool, Failure> {
+    let object = format!("roster of the node at {address}");
+    let answer = cluster_client(channel).get_roster(within(QUERY_TIMEOUT, GetRosterRequest {})).await;
+    let roster = answer.map_err(|status| Failure::from_status(&object, &status))?.into_inner().roster;
+    let (adopting, own) = (credentials.clone(), credentials.directory().roster());
+    let adopted = tokio::task::spawn_blocking(move || adopting.adopt_roster(&roster)).await;
+    let adopted = adopted.map_err(|panic| Failure::new(Code::Internal, &object, panic))?;
+    adopted.map_err(|error| {
+        Failure::new(Code::FailedPrecondition, &object, error)
+            .with_next_step(format!("have {} writable for whoever uses it, or issue it anew", own.display()))
+    })
 }
 
 /// A connection to the daemon behind a control port, made when it is first used and again when it breaks. It has to be

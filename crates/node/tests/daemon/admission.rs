@@ -30,6 +30,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("strangers_are_named_and_kept_out", strangers),
     ("a_revoked_node_is_out_everywhere", revoked),
     ("a_revoked_node_is_not_called_any_more", revoked_is_left),
+    ("a_client_hears_of_revocations_and_asks_no_revoked_node", client_hears),
     ("a_request_without_end_ends_with_the_right_to_ask", standing),
     ("keys_and_authority_rotate_under_running_nodes", rotates),
 ];
@@ -270,6 +271,29 @@ fn revoked() {
     }
     b.says(&["a newer roster is in force"]);
     assert_eq!(a.alive(), ["a", "b"]);
+}
+
+fn client_hears() {
+    let (_parent, dir_a, dir_b) = run_dirs();
+    let first = Directory::new(trust_dir(&dir_a, "a"));
+    let a = Node::start("a", &dir_a, None);
+    let b = Node::start("b", &dir_b, Some(a.address()));
+    for role in [Role::Client, Role::ReadOnly] {
+        issue(&first, role, "somebody", SystemTime::now(), NODE_VALID);
+    }
+    let files = |role| Directory::new(first.root().with_file_name(format!("issued-{role}-somebody")));
+    member::revoke(&first, Role::Node, &name("b"), SystemTime::now).expect("it is revoked");
+    let (_, roster) = first.read_roster().expect("a roster");
+    for role in [Role::Client, Role::ReadOnly] {
+        // It runs on, with the roster that it is given last: nobody but the client itself can refuse.
+        ask(b.address(), &open(&files(role))).expect("nobody has told the client");
+        until("the other node has told it", || {
+            ask(a.address(), &open(&files(role))).expect("it answers");
+            (files(role).read_roster().expect("a roster").1 == roster).then_some(())
+        });
+        let refused = ask(b.address(), &open(&files(role))).expect_err("it was revoked");
+        assert!(refused.to_string().contains("farfork://test/node/b was revoked"), "{refused}");
+    }
 }
 
 /// A request that stands until something ends it, and what did.
