@@ -12,7 +12,7 @@
 //! Each file is written whole or not at all: whoever reads while somebody writes gets the one or the other.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -20,6 +20,7 @@ use rustix::fs::{FlockOperation, flock};
 use zeroize::Zeroizing;
 
 use crate::authority::{Authority, AuthorityError};
+use crate::private::PrivateDir;
 use crate::roster::{Roster, RosterError};
 use crate::token::TokenBook;
 
@@ -151,7 +152,7 @@ impl Directory {
     pub fn make(&self) -> Result<(), DirectoryError> {
         let make = DirBuilder::new().recursive(true).mode(0o700).create(&self.root);
         make.map_err(failed("make", &self.root))?;
-        self.check_private(&self.root)
+        PrivateDir::open(&self.root)?.map_or(Ok(()), |dir| dir.check_closed())
     }
 
     /// Waits for its turn to change files here.
@@ -272,48 +273,16 @@ impl Directory {
         Some((metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.len()))
     }
 
+    /// `path` is of a file of this directory.
     fn read(&self, path: &Path) -> Result<Option<Zeroizing<Vec<u8>>>, DirectoryError> {
-        let file = match File::open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file.map_err(failed("open", path))?,
-        };
-        self.check_private(path)?;
-        let mut bytes = Zeroizing::new(Vec::new());
-        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed("read", path))?;
-        if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(DirectoryError::Content { path: path.into(), cause: "it is too long".to_owned() });
-        }
-        Ok(Some(bytes))
-    }
-
-    /// Secrets that others may read are none, and what others may change is not to be trusted.
-    fn check_private(&self, path: &Path) -> Result<(), DirectoryError> {
-        let metadata = fs::metadata(path).map_err(failed("look at", path))?;
-        let mode = metadata.mode() & 0o777;
-        if mode & 0o077 != 0 {
-            return Err(DirectoryError::Open { path: path.into(), mode });
-        }
-        let uid = metadata.uid();
-        if uid != 0 && uid != rustix::process::geteuid().as_raw() {
-            return Err(DirectoryError::Owner { path: path.into(), uid });
-        }
-        Ok(())
+        let Some(dir) = PrivateDir::open(&self.root)? else { return Ok(None) };
+        dir.read(path.file_name().unwrap_or_default(), FILE_BYTES_MAX)
     }
 
     fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), DirectoryError> {
-        let mut draft = path.as_os_str().to_owned();
-        draft.push(".new");
-        let draft = PathBuf::from(draft);
-        let write = || -> io::Result<()> {
-            // One that a crash left.
-            let _ = fs::remove_file(&draft);
-            let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&draft)?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
-            fs::rename(&draft, path)?;
-            File::open(&self.root)?.sync_all()
-        };
-        write().map_err(failed("write", path))
+        let missing = || failed("write", path)(io::ErrorKind::NotFound.into());
+        let dir = PrivateDir::open(&self.root)?.ok_or_else(missing)?;
+        dir.write(path.file_name().unwrap_or_default(), bytes).map_err(failed("write", path))
     }
 }
 
@@ -323,7 +292,7 @@ fn text(path: &Path, bytes: Zeroizing<Vec<u8>>) -> Result<Zeroizing<String>, Dir
 }
 
 /// For `map_err`.
-fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> DirectoryError + 'a {
+pub(crate) fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> DirectoryError + 'a {
     move |cause| DirectoryError::File { action, path: path.into(), cause }
 }
 

@@ -8,6 +8,7 @@
 //! ```text
 //!  member      what operators and joining machines do ──▶ directory   files of a member: identity, roster, authority
 //!  authority, key, certificate, roster, token, throttle    what the files hold; time is an argument
+//!  private       files that nobody else can read or change
 //!  credentials   the files of now ──▶ tls (how TLS is spoken) ──▶ verify (who may come in)
 //!  session       a stream over any pipe of bytes ──▶ records (what was received of it)
 //! ```
@@ -25,6 +26,7 @@ mod identity;
 mod key;
 pub mod member;
 mod moment;
+mod private;
 mod records;
 mod roster;
 mod session;
@@ -39,6 +41,7 @@ pub use directory::{DEFAULT_TRUST_DIR, Directory, DirectoryError, Lock};
 pub use fingerprint::{Fingerprint, FingerprintError};
 pub use identity::{Identity, IdentityError, Role, RoleError};
 pub use key::{KeyError, NewKey};
+pub use private::read_private;
 pub use roster::{ROSTER_BYTES_MAX, Revocation, Roster, RosterError};
 pub use session::Session;
 pub use throttle::Throttle;

@@ -1,6 +1,5 @@
 //! `farfork node`: the daemon.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -11,7 +10,7 @@ use clap::Args;
 use farfork_node::daemon;
 use farfork_node::options::{Options, TrustOptions};
 use farfork_node::run_dir::DEFAULT_RUN_DIR;
-use farfork_trust::{Encryption, JoinToken};
+use farfork_trust::{Encryption, JoinToken, read_private};
 use farfork_wire::NodeName;
 use zeroize::Zeroizing;
 
@@ -32,7 +31,7 @@ const TOKEN_BYTES_MAX: u64 = 1024;
 #[command(after_help = "\
 Examples:
   farfork node --name n1 --listen 10.0.0.1:7400
-  farfork cluster token > join.token           there, and carried here
+  (umask 077; farfork cluster token > join.token)           there, and carried here
   farfork node --name n2 --listen 10.0.0.2:7400 --join 10.0.0.1:7400 --token-file join.token
 
 Exit status: 0 stopped by a signal, 1 it could not start or go on, 2 wrong usage.")]
@@ -52,7 +51,8 @@ pub(crate) struct Node {
     /// A node whose cluster it joins. Can be repeated: one that answers is enough.
     #[arg(long, value_name = "IP:PORT")]
     join: Vec<SocketAddr>,
-    /// File with the join token, or `-` for standard input; needed once, when --trust has no identity yet.
+    /// File with the join token, readable for its owner alone, or `-` for standard input; needed once, when --trust has no
+    /// identity yet.
     #[arg(long, value_name = "FILE", conflicts_with = "insecure")]
     token_file: Option<PathBuf>,
     /// Whether what goes between nodes' memories is encrypted; `off` where both ends say so. They authenticate each other
@@ -102,16 +102,17 @@ impl Node {
     }
 }
 
-/// A secret comes from a file or a pipe: a command line can be read by everybody.
+/// A secret comes from a file that nobody else can read, or from a pipe: a command line can be read by everybody.
 fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
-    let mut text = Zeroizing::new(String::new());
-    let read = if path == Path::new("-") {
-        io::stdin().take(TOKEN_BYTES_MAX).read_to_string(&mut text)
+    let object = || format!("token file {}", path.display());
+    let bytes = if path == Path::new("-") {
+        let mut bytes = Zeroizing::new(Vec::new());
+        io::stdin().take(TOKEN_BYTES_MAX).read_to_end(&mut bytes).with_context(object)?;
+        bytes
     } else {
-        File::open(path).and_then(|file| file.take(TOKEN_BYTES_MAX).read_to_string(&mut text))
+        read_private(path, TOKEN_BYTES_MAX).with_context(object)?
     };
-    read.with_context(|| format!("token file {}", path.display()))?;
-    text.parse().with_context(|| format!("token file {}", path.display()))
+    std::str::from_utf8(&bytes).with_context(object)?.parse().with_context(object)
 }
 
 /// A port alone is of this machine only: the metrics have no authentication.
@@ -122,7 +123,22 @@ fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_metrics;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::{parse_metrics, read_token};
+
+    #[test]
+    fn a_token_that_others_can_read_is_not_used() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("join.token");
+        fs::write(&file, format!("farfork-join-1.{:032x}.{:064x}\n", 1, 2)).unwrap();
+        fs::set_permissions(&file, Permissions::from_mode(0o644)).unwrap();
+        let refused = format!("{:#}", read_token(&file).unwrap_err());
+        assert!(refused.contains("mode 644") && refused.contains("chmod go= "), "{refused}");
+        fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        read_token(&file).unwrap();
+    }
 
     #[test]
     fn a_port_alone_is_not_open_to_others() {
