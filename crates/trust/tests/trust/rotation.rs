@@ -1,5 +1,7 @@
 //! Joining, renewing, rotating: nobody has to stop for any of it.
 
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::time::{Duration, SystemTime};
 
 use farfork_trust::member::{Issued, MemberError};
@@ -174,6 +176,24 @@ fn a_rotation_that_was_interrupted_is_taken_up_and_loses_no_authority() {
     assert_eq!(roster.authorities(), [new.certificate().to_vec(), original]);
     assert!(second.adopt_roster(&bytes).unwrap(), "the original signed it");
     assert!(know_each_other(&open(&bed.issue(Role::Node, "n4"), Encryption::On), &second), "the new one issues");
+}
+
+#[test]
+fn an_end_of_a_rotation_that_was_interrupted_is_taken_up() {
+    let bed = Bed::new("blue");
+    let key_file = bed.first.root().join("authority.old.pem");
+    member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
+    let key = std::fs::read(&key_file).unwrap();
+    member::end_rotation(&bed.first).unwrap();
+    // The roster was written, the key was not removed.
+    let left = std::fs::OpenOptions::new().create_new(true).write(true).mode(0o600).open(&key_file);
+    left.unwrap().write_all(&key).unwrap();
+    let (roster, _) = bed.first.read_roster().unwrap();
+    member::end_rotation(&bed.first).unwrap();
+    assert!(!key_file.exists(), "the old key is gone");
+    assert_eq!(bed.first.read_roster().unwrap().0, roster, "and nothing else has changed");
+    assert!(matches!(member::end_rotation(&bed.first), Err(MemberError::NotRotating)));
+    member::begin_rotation(&bed.first, SystemTime::now()).unwrap();
 }
 
 #[test]
