@@ -14,7 +14,8 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinError;
 use tokio::time::timeout;
 
 use crate::node::Node;
@@ -22,7 +23,8 @@ use crate::node::Node;
 /// The text format with units and what each metric is.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Connections at a time: a pair of Prometheus servers and a person, with room. Others wait in the backlog.
+/// Connections at a time: a pair of Prometheus servers and a person, with room. Others wait in the backlog, also while what
+/// somebody asked for who did not wait for it is still being gathered.
 const CONNECTIONS_MAX: usize = 8;
 
 /// For one connection from its first byte to the last: longer than the pager takes to answer for all children, so short that
@@ -61,20 +63,23 @@ pub(crate) async fn serve(node: Arc<Node>, listener: TcpListener) {
         let node = node.clone();
         tokio::spawn(async move {
             // Who is slow or says what is no HTTP is cut off.
-            let _ = timeout(CONNECTION_LIMIT, converse(node, stream)).await;
-            drop(turn);
+            let _ = timeout(CONNECTION_LIMIT, converse(node, stream, Arc::new(turn))).await;
         });
     }
 }
 
-async fn converse(node: Arc<Node>, stream: TcpStream) -> hyper::Result<()> {
-    let service = service_fn(|request| answer(node.clone(), request));
+async fn converse(node: Arc<Node>, stream: TcpStream, turn: Arc<OwnedSemaphorePermit>) -> hyper::Result<()> {
+    let service = service_fn(|request| answer(node.clone(), request, turn.clone()));
     let mut http = http1::Builder::new();
     http.keep_alive(false).max_buf_size(HEAD_BYTES_MAX);
     http.serve_connection(TokioIo::new(stream), service).await
 }
 
-async fn answer(node: Arc<Node>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(
+    node: Arc<Node>,
+    request: Request<Incoming>,
+    turn: Arc<OwnedSemaphorePermit>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
     if request.uri().path() != "/metrics" {
         return Ok(short(StatusCode::NOT_FOUND, "the metrics are at /metrics\n"));
     }
@@ -83,8 +88,8 @@ async fn answer(node: Arc<Node>, request: Request<Incoming>) -> Result<Response<
         refusal.headers_mut().insert(ALLOW, "GET, HEAD".parse().expect("a header"));
         return Ok(refusal);
     }
-    // It blocks while the pager is asked.
-    let text = tokio::task::spawn_blocking(move || node.metrics.text(Arc::downgrade(&node))).await;
+    // It blocks while the pager is asked, and goes on when nobody waits any more: the turn ends with the work.
+    let text = gathered(turn, move || node.metrics.text(Arc::downgrade(&node))).await;
     Ok(match text {
         Ok(Ok(text)) => {
             let mut response = Response::new(Full::from(text));
@@ -95,8 +100,47 @@ async fn answer(node: Arc<Node>, request: Request<Incoming>) -> Result<Response<
     })
 }
 
+/// Does what blocks on a thread of its own, in somebody's turn.
+async fn gathered<T: Send + 'static>(
+    turn: Arc<OwnedSemaphorePermit>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, JoinError> {
+    tokio::task::spawn_blocking(move || {
+        let done = work();
+        drop(turn);
+        done
+    })
+    .await
+}
+
 fn short(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(text));
     *response.status_mut() = status;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_turn_lasts_as_long_as_its_work_although_nobody_waits() {
+        let turns = Arc::new(Semaphore::new(1));
+        let turn = Arc::new(turns.clone().acquire_owned().await.unwrap());
+        let (go_on, waits) = mpsc::channel::<()>();
+        let (begin, begun) = mpsc::channel::<()>();
+        let work = gathered(turn, move || {
+            begin.send(()).unwrap();
+            waits.recv()
+        });
+        let asked = tokio::spawn(work);
+        tokio::task::spawn_blocking(move || begun.recv()).await.unwrap().unwrap();
+        asked.abort();
+        assert!(asked.await.unwrap_err().is_cancelled());
+        assert_eq!(turns.available_permits(), 0, "a thread still works on it");
+        go_on.send(()).unwrap();
+        drop(timeout(CONNECTION_LIMIT, turns.acquire()).await.expect("the turn ends with the work").unwrap());
+    }
 }
