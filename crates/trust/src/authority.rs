@@ -24,6 +24,9 @@ const AUTHORITY_VALID: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How long a node's certificate is good for. Nodes renew theirs by themselves when a third of it is left.
 pub const NODE_VALID: Duration = Duration::from_secs(90 * 24 * 3600);
 
+/// How long a client's certificate may be good for: nobody renews it, and for as long a revocation is remembered.
+pub const CLIENT_VALID_MAX: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
+
 /// How far before its making a certificate begins to be good, for clocks that are behind.
 const CLOCK_SLACK: Duration = Duration::from_secs(300);
 
@@ -39,6 +42,12 @@ pub enum AuthorityError {
     /// The request is none.
     #[error("the request for a certificate is damaged, or not signed with its own key: {0}")]
     Request(#[source] rcgen::Error),
+    /// It would be good for too long.
+    #[error("a certificate for a {role} is good for at most {} days; choose a shorter time", role.valid_max().as_secs() / 86_400)]
+    Validity {
+        /// Whose it would be.
+        role: Role,
+    },
     /// The request's key is of another kind.
     #[error("the request for a certificate has a key of another kind than ECDSA P-256")]
     KeyKind,
@@ -105,6 +114,9 @@ impl Authority {
         now: SystemTime,
         valid: Duration,
     ) -> Result<Vec<u8>, AuthorityError> {
+        if valid > bearer.role.valid_max() {
+            return Err(AuthorityError::Validity { role: bearer.role });
+        }
         let request = CertificateSigningRequestDer::from(request);
         let request = CertificateSigningRequestParams::from_der(&request).map_err(AuthorityError::Request)?;
         if request.public_key.algorithm() != KEY_KIND {

@@ -46,6 +46,12 @@ impl Facts {
     }
 }
 
+/// When a certificate was made, as its serial number says, in microseconds since 1970.
+pub(crate) fn made_us(certificate: &[u8]) -> Option<u64> {
+    let certificate = CertificateDer::from(certificate);
+    issued_us(EndEntityCert::try_from(&certificate).ok()?.serial())
+}
+
 /// When a certificate ends, in seconds since 1970. To be asked of one whose signature was checked.
 pub(crate) fn expires_s(certificate: &CertificateDer<'_>) -> Option<u64> {
     let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;

@@ -6,8 +6,11 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use farfork_wire::NodeName;
+
+use crate::authority::{CLIENT_VALID_MAX, NODE_VALID};
 
 const SCHEME: &str = "farfork://";
 
@@ -23,6 +26,14 @@ pub enum Role {
 }
 
 impl Role {
+    /// How long a certificate of it may be good for: a revocation is remembered for as long.
+    pub fn valid_max(self) -> Duration {
+        match self {
+            Self::Node => NODE_VALID,
+            Self::Client | Self::ReadOnly => CLIENT_VALID_MAX,
+        }
+    }
+
     /// As it stands in a URI and on the command line.
     pub fn as_str(self) -> &'static str {
         match self {

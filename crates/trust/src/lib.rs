@@ -35,7 +35,7 @@ mod tls;
 mod token;
 mod verify;
 
-pub use authority::{Authority, AuthorityError, NODE_VALID, REQUEST_BYTES_MAX};
+pub use authority::{Authority, AuthorityError, CLIENT_VALID_MAX, NODE_VALID, REQUEST_BYTES_MAX};
 pub use credentials::{Credentials, CredentialsError, Encryption, EncryptionError};
 pub use directory::{DEFAULT_TRUST_DIR, Directory, DirectoryError, Lock};
 pub use fingerprint::{Fingerprint, FingerprintError};
@@ -46,5 +46,5 @@ pub use roster::{ROSTER_BYTES_MAX, Revocation, Roster, RosterError};
 pub use session::Session;
 pub use throttle::Throttle;
 pub use tls::joining_client;
-pub use token::{JoinProof, JoinToken, TOKEN_VALID, TokenBook, TokenError, TokenRefusal};
+pub use token::{JoinProof, JoinToken, TOKEN_VALID, TOKEN_VALID_MAX, TokenBook, TokenError, TokenRefusal};
 pub use verify::{Peer, PeerError};

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use webpki::EndEntityCert;
 
 use crate::authority::{Authority, AuthorityError};
+use crate::certificate::made_us;
 use crate::{Fingerprint, Identity, Peer};
 
 const MAGIC: [u8; 12] = *b"FFROSTER\x01\0\0\0";
@@ -64,6 +65,16 @@ pub struct Revocation {
     pub bearer: String,
     /// Those made before this moment, in microseconds since 1970.
     pub issued_before_us: u64,
+}
+
+impl Revocation {
+    /// Whether all that it covers has expired. What it covers is as old as itself at least, and good for no longer than its
+    /// bearer's role allows.
+    fn is_over(&self, now_us: u64) -> bool {
+        let Ok(bearer) = self.bearer.parse::<Identity>() else { return false };
+        let valid_us = u64::try_from(bearer.role.valid_max().as_micros()).unwrap_or(u64::MAX);
+        self.issued_before_us.saturating_add(valid_us) < now_us
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,11 +130,13 @@ impl Roster {
         &self.document.revocations
     }
 
-    /// No longer trusts what was issued to somebody until now.
+    /// No longer trusts what was issued to somebody until now. Whatever earlier revocations cover may have expired by now:
+    /// then they go.
     pub fn revoke(&mut self, bearer: &Identity, now: SystemTime) {
         let bearer = bearer.to_string();
-        self.document.revocations.retain(|earlier| earlier.bearer != bearer);
         let issued_before_us = crate::moment::unix_us(now);
+        let counts = |earlier: &Revocation| earlier.bearer != bearer && !earlier.is_over(issued_before_us);
+        self.document.revocations.retain(counts);
         self.document.revocations.push(Revocation { bearer, issued_before_us });
         self.document.counter += 1;
     }
@@ -144,6 +157,9 @@ impl Roster {
     /// Ends a rotation: only the authority that issues is trusted; what others issued needs no revocation.
     pub fn end_rotation(&mut self) {
         self.document.authorities.truncate(1);
+        if let Some(made_us) = self.document.authorities.first().and_then(|authority| made_us(authority)) {
+            self.document.revocations.retain(|entry| entry.issued_before_us >= made_us);
+        }
         self.document.counter += 1;
     }
 
@@ -233,6 +249,8 @@ fn is_signed_by(signed: &Signed, authority: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -285,6 +303,32 @@ mod tests {
             changed[at] ^= 1;
             assert!(roster.check_successor(&changed).is_err(), "byte {at}");
         }
+    }
+
+    #[test]
+    fn revocations_go_when_they_cover_nothing_any_more() {
+        let (cluster, old) = authority("blue");
+        let mut roster = Roster::new(&cluster, &old);
+        let bearer = |role, text: &str| Identity { cluster: cluster.clone(), role, name: NodeName::new(text).unwrap() };
+        let bearers = |roster: &Roster| -> Vec<String> {
+            roster.revocations().iter().map(|entry| entry.bearer.rsplit('/').next().unwrap().to_owned()).collect()
+        };
+        let now = SystemTime::now();
+        roster.revoke(&bearer(Role::Node, "node"), now);
+        roster.revoke(&bearer(Role::Client, "client"), now);
+        roster.revoke(&bearer(Role::Node, "early"), now + Role::Node.valid_max() - Duration::from_secs(1));
+        assert_eq!(bearers(&roster), ["node", "client", "early"], "what it covers may be good still");
+        roster.revoke(&bearer(Role::Node, "late"), now + Role::Node.valid_max() + Duration::from_secs(1));
+        assert_eq!(bearers(&roster), ["client", "early", "late"]);
+        // Nobody trusts what the old authority issued: no need to say of whom.
+        let (_, new) = authority("blue");
+        let mut roster = Roster::new(&cluster, &old);
+        roster.revoke(&bearer(Role::Client, "before"), now - Duration::from_secs(60));
+        roster.begin_rotation(&new);
+        roster.revoke(&bearer(Role::Client, "after"), SystemTime::now());
+        assert_eq!(bearers(&roster), ["before", "after"], "the old one is still trusted");
+        roster.end_rotation();
+        assert_eq!(bearers(&roster), ["after"]);
     }
 
     proptest! {

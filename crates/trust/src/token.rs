@@ -35,6 +35,9 @@ const PROVED_FOR: &[u8] = b"farfork join 1\0";
 /// How long a token is good for unless its maker says otherwise: long enough to walk to the other machine.
 pub const TOKEN_VALID: Duration = Duration::from_secs(3600);
 
+/// How long a token may be good for at most: it is meant for a machine that somebody sets up now.
+pub const TOKEN_VALID_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
 /// Most tokens that are good at a time; the oldest make room.
 const TOKENS_MAX: usize = 256;
 

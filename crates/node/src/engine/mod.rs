@@ -215,7 +215,7 @@ impl Engine {
             process: identity(restored.pid)?.to_string(),
             resume_us: u64::try_from(stood_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
             started_unix_ms,
-            deadline_unix_ms: options.timeout.map(|limit| started_unix_ms + limit.as_millis() as u64),
+            deadline_unix_ms: options.timeout.map(|limit| clock::after(started_unix_ms, limit)),
             ended: None,
         })
     }

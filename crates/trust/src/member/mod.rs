@@ -15,7 +15,7 @@ use crate::authority::{Authority, AuthorityError, NODE_VALID};
 use crate::directory::{Directory, DirectoryError};
 use crate::key::{KeyError, NewKey};
 use crate::roster::{Roster, RosterError};
-use crate::token::{JoinToken, TokenRefusal};
+use crate::token::{JoinToken, TOKEN_VALID_MAX, TokenRefusal};
 use crate::{Identity, PeerError, Role};
 
 use installation::install;
@@ -48,6 +48,9 @@ pub enum MemberError {
     /// A join token.
     #[error("{0}; print a new one with `farfork cluster token` where the cluster was made")]
     Token(#[from] TokenRefusal),
+    /// A join token would be good for too long.
+    #[error("a join token is good for at most {} days; choose a shorter time", TOKEN_VALID_MAX.as_secs() / 86_400)]
+    TokenValidity,
     /// A request for a certificate is longer than [`crate::REQUEST_BYTES_MAX`].
     #[error("the request for a certificate is too long")]
     TooLong,
@@ -98,8 +101,11 @@ pub fn init(directory: &Directory, cluster: &NodeName, node: &NodeName, now: Sys
 /// Draws a join token, good for so long.
 ///
 /// # Errors
-/// [`DirectoryError::NoAuthority`], and as any file.
+/// [`MemberError::TokenValidity`], [`DirectoryError::NoAuthority`], and as any file.
 pub fn draw_token(directory: &Directory, now: SystemTime, valid: Duration) -> Result<JoinToken, MemberError> {
+    if valid > TOKEN_VALID_MAX {
+        return Err(MemberError::TokenValidity);
+    }
     directory.read_authority()?;
     let _lock = directory.lock()?;
     let authority = issuing_authority(directory, &directory.read_roster()?.0)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use farfork_trust::member::{Issued, MemberError};
 use farfork_trust::{
     Authority, Credentials, Directory, DirectoryError, Encryption, Fingerprint, NODE_VALID, NewKey, Role, RosterError,
-    TokenRefusal, member,
+    TOKEN_VALID_MAX, TokenRefusal, member,
 };
 
 use crate::bed::{Bed, name, open, pair, shake};
@@ -232,6 +232,24 @@ fn an_older_roster_does_not_come_back() {
     assert!(credentials.adopt_roster(&new).unwrap());
     assert!(!credentials.adopt_roster(&old).unwrap());
     assert_eq!(credentials.roster_counter(), 2);
+}
+
+#[test]
+fn what_would_be_good_for_ever_is_refused() {
+    let (bed, now) = (Bed::new("blue"), SystemTime::now());
+    for valid in [TOKEN_VALID_MAX + Duration::from_secs(1), Duration::MAX] {
+        assert!(matches!(member::draw_token(&bed.first, now, valid), Err(MemberError::TokenValidity)));
+    }
+    member::draw_token(&bed.first, now, TOKEN_VALID_MAX).unwrap();
+    let request = NewKey::generate().unwrap().request().unwrap();
+    for role in [Role::Node, Role::Client, Role::ReadOnly] {
+        let issue = |valid| member::issue(&bed.first, &request, role, &name("x"), now, valid);
+        for valid in [role.valid_max() + Duration::from_secs(1), Duration::MAX] {
+            let refused = issue(valid).unwrap_err().to_string();
+            assert!(refused.contains(role.as_str()) && refused.contains("days"), "{refused}");
+        }
+        issue(role.valid_max()).unwrap();
+    }
 }
 
 #[test]
