@@ -13,6 +13,7 @@ mod payload;
 mod privilege;
 mod seconds;
 mod signal;
+mod size;
 
 use std::process::ExitCode;
 

@@ -205,7 +205,7 @@ fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
         containers.masked_paths.push(options.trust.directory.clone());
     }
     let leftovers = clean_leftovers(&containers)?;
-    let pager = Arc::new(PagerLink::establish(&run_dir, security.credentials())?);
+    let pager = Arc::new(PagerLink::establish(&run_dir, security.credentials(), options.cache_bytes_max)?);
     match assemble(options, security, (run_dir, lock), control, containers, leftovers, &pager) {
         Ok(running) => Ok(running),
         Err(error) => {

@@ -1,4 +1,4 @@
-//! `farfork inspect`: all that is known of a seed or a child.
+//! `farfork inspect`: all that is known of a seed, a child or a node.
 
 use std::process::ExitCode;
 
@@ -11,22 +11,23 @@ use farfork_node::limits::QUERY_TIMEOUT;
 use serde::Serialize;
 
 use crate::Global;
-use crate::output::{self, ChildView, MemoryView, PagerView, SeedView};
+use crate::output::{self, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView};
 
-/// Show all that is known of a seed or a child, one field a line.
+/// Show all that is known of a seed, a child or a node, one field a line.
 ///
 /// Units are in the names: `pause_us` are microseconds, `created_unix_ms` milliseconds since 1970. What a child's pager
-/// counted (faults, pages, bytes) is missing where it no longer counts.
+/// counted (faults, pages, bytes) is missing where it no longer counts. A node tells what it keeps of other nodes' seeds.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork inspect $SEED
   farfork inspect $CHILD --json | jq .bytes_fetched
+  farfork inspect n2 --json | jq .cache.bytes
 
-Exit status: 0 shown, 1 there is no such seed or child, or its node cannot be asked, 2 wrong usage.")]
+Exit status: 0 shown, 1 there is no such seed, child or node, or its node cannot be asked, 2 wrong usage.")]
 pub(crate) struct Inspect {
-    /// Id of a seed or child, or name of a seed.
-    #[arg(value_name = "SEED|CHILD")]
+    /// Id of a seed or child, or name of a node or seed.
+    #[arg(value_name = "SEED|CHILD|NODE")]
     id: String,
 }
 
@@ -56,6 +57,15 @@ struct SeedDetailView {
     template_pid: u32,
 }
 
+/// A node with what it keeps.
+#[derive(Debug, Serialize)]
+struct NodeDetailView {
+    #[serde(flatten)]
+    node: NodeView,
+    /// Null where its pager does not answer.
+    cache: Option<CacheView>,
+}
+
 impl Inspect {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
@@ -65,6 +75,10 @@ impl Inspect {
         let document = match answer.object {
             Some(Object::Child(detail)) => serde_json::to_value(child(detail))?,
             Some(Object::Seed(detail)) => serde_json::to_value(seed(detail))?,
+            Some(Object::Node(detail)) => serde_json::to_value(NodeDetailView {
+                node: detail.node.unwrap_or_default().into(),
+                cache: detail.cache.map(CacheView::from),
+            })?,
             None => anyhow::bail!("{}: the node's answer is empty", self.id),
         };
         if global.json {

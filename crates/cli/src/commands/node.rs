@@ -15,6 +15,7 @@ use farfork_wire::NodeName;
 use zeroize::Zeroizing;
 
 use crate::log::{self, LogOptions};
+use crate::size::parse_size;
 use crate::{Global, privilege};
 
 /// More than a token's file has, in bytes.
@@ -65,6 +66,9 @@ pub(crate) struct Node {
     /// Containers that it keeps ready for children.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pool: usize,
+    /// Most memory that it keeps pages in for children of the strategy `cache`, like 512MiB; 0 for none.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
+    cache: u64,
     /// Serve metrics for Prometheus at http://IP:PORT/metrics, to whoever can reach it; a port alone is one of 127.0.0.1
     /// [default: none].
     #[arg(long, value_name = "[IP:]PORT", value_parser = parse_metrics)]
@@ -87,6 +91,7 @@ impl Node {
             fabric_port: self.fabric_port.unwrap_or(behind),
             join: self.join,
             pool_size: self.pool,
+            cache_bytes_max: self.cache,
             metrics: self.metrics,
             trust: TrustOptions {
                 directory: global.trust().root().to_owned(),

@@ -22,6 +22,8 @@ pub(crate) struct PagerView {
     pub(crate) pages_same_host: u64,
     pub(crate) bytes_same_host: u64,
     pub(crate) zero_pages: u64,
+    pub(crate) faults_cached: u64,
+    pub(crate) pages_cached: u64,
 }
 
 /// Where a child's memory is; null where that is not known, as for one that has ended.
@@ -49,6 +51,8 @@ impl From<PagerStats> for PagerView {
             pages_same_host: stats.pages_same_host,
             bytes_same_host: stats.bytes_same_host,
             zero_pages: stats.zero_pages,
+            faults_cached: stats.faults_cached,
+            pages_cached: stats.pages_cached,
         }
     }
 }
@@ -77,6 +81,8 @@ pub(crate) fn pager_sum<'a>(counted: impl IntoIterator<Item = &'a PagerStats>) -
         pages_same_host: sum.pages_same_host + one.pages_same_host,
         bytes_same_host: sum.bytes_same_host + one.bytes_same_host,
         zero_pages: sum.zero_pages + one.zero_pages,
+        faults_cached: sum.faults_cached + one.faults_cached,
+        pages_cached: sum.pages_cached + one.pages_cached,
     };
     counted.into_iter().fold(PagerStats::default(), add)
 }
@@ -100,14 +106,15 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
         trips => format!(", {} each", microseconds(stats.demand_us / trips)),
     };
     format!(
-        "faults  {}: {} missing, {} late, {} zero; {} of them writes\n\
+        "faults  {}: {} missing, {} late, {} zero, {} cached; {} of them writes\n\
          reads   {}: {} that somebody waited for{waited}\n\
-         pages   {}: {network_pages} over the network ({}), {} of this host ({}); {} zero pages\n\
+         pages   {}: {network_pages} over the network ({}), {} of this host ({}); {} kept by this node; {} zero pages\n\
          install {} in all",
         stats.faults,
         stats.faults_missing,
         stats.faults_late,
         stats.faults_zero,
+        stats.faults_cached,
         stats.faults_write,
         stats.round_trips,
         stats.round_trips_demand,
@@ -115,6 +122,7 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
         bytes(network_bytes),
         stats.pages_same_host,
         bytes(stats.bytes_same_host),
+        stats.pages_cached,
         stats.zero_pages,
         microseconds(stats.install_us),
     )

@@ -1,6 +1,7 @@
 //! What commands print: tables and sentences for people, JSON with stable keys for scripts.
 
 mod bar;
+mod cache;
 mod memory;
 mod phases;
 mod summary;
@@ -14,6 +15,7 @@ use farfork_node::failure::Failure;
 use serde::Serialize;
 
 pub(crate) use bar::ByteBar;
+pub(crate) use cache::CacheView;
 pub(crate) use memory::{MemoryView, PagerView, memory_sum, memory_text, pager_sum, pager_text};
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};

@@ -147,7 +147,7 @@ impl Child {
         let process = self.record.process.parse().ok().filter(|_| self.ended().is_none());
         let residence = process.and_then(|process: ProcessIdentity| Residence::of(process.pid).ok());
         let seen = MemoryPlan::read(&self.directory).ok().map(|plan| plan.populated_bytes());
-        let fetched = counted.map(|counted| counted.pages_fetched * PAGE_SIZE);
+        let fetched = counted.map(|counted| (counted.pages_fetched + counted.pages_cached) * PAGE_SIZE);
         v1::MemoryUse {
             shared_bytes: residence.map(|residence| residence.shared_bytes),
             private_bytes: residence.map(|residence| residence.private_bytes),

@@ -1,6 +1,6 @@
-//! What a child's pager has counted, as the API tells it.
+//! What a node's pager has counted, as the API tells it.
 
-use farfork_fork::pager::PagerCounters;
+use farfork_fork::pager::{CacheStats, PagerCounters};
 
 use crate::api::v1;
 
@@ -21,6 +21,15 @@ impl From<PagerCounters> for v1::PagerStats {
             pages_same_host: counters.pages_same_host,
             bytes_same_host: counters.bytes_same_host,
             zero_pages: counters.zero_pages,
+            faults_cached: counters.faults_cached,
+            pages_cached: counters.pages_cached,
         }
+    }
+}
+
+impl From<CacheStats> for v1::CacheUse {
+    fn from(stats: CacheStats) -> Self {
+        let CacheStats { bytes_max, bytes, pages, seeds, hits, misses, evictions } = stats;
+        Self { bytes_max, bytes, pages, seeds, hits, misses, evictions }
     }
 }

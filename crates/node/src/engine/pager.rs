@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use farfork_fork::pager::{ClientError, PagerClient, PagerCounters, SOCKET_FILE};
+use farfork_fork::pager::{CacheStats, ClientError, PagerClient, PagerCounters, SOCKET_FILE};
 use farfork_trust::Credentials;
 use farfork_wire::ChildId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
@@ -42,18 +42,22 @@ pub(crate) struct PagerLink {
 }
 
 impl PagerLink {
-    /// Finds the run directory's pager, or starts one.
+    /// Finds the run directory's pager, or starts one. Its cache of pages takes so much memory at most.
     ///
     /// # Errors
     /// [`PagerError`].
-    pub(crate) fn establish(run_dir: &RunDir, credentials: Option<&Credentials>) -> Result<Self, PagerError> {
+    pub(crate) fn establish(
+        run_dir: &RunDir,
+        credentials: Option<&Credentials>,
+        cache_bytes_max: u64,
+    ) -> Result<Self, PagerError> {
         if is_there(&run_dir.root().join(SOCKET_FILE)) {
             tracing::info!("the pager of an earlier daemon goes on");
         } else {
             start(run_dir, credentials)?;
         }
         let client = PagerClient::new(run_dir.root());
-        match client.children() {
+        match client.limit_cache(cache_bytes_max) {
             Ok(_) => Ok(Self { client }),
             Err(cause) => Err(PagerError::Silent { cause }),
         }
@@ -67,6 +71,11 @@ impl PagerLink {
     /// What it has counted for a child; `None` where it no longer knows the child.
     pub(crate) fn counts(&self, child: &ChildId) -> Option<PagerCounters> {
         Some(self.client.stats(child).ok()?.counters)
+    }
+
+    /// What its cache of pages holds; `None` where it does not answer.
+    pub(crate) fn cache(&self) -> Option<CacheStats> {
+        self.client.cache().ok()
     }
 
     /// Has it forget a child that has ended.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use farfork_cluster::membership::State;
 use farfork_container::RootSpec;
-use farfork_fork::pager::PagerCounters;
+use farfork_fork::pager::{CacheStats, PagerCounters};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -34,7 +34,8 @@ impl Collector for Inventory {
         told.children(&node)?;
         told.containers(&node)?;
         told.nodes(&node)?;
-        told.memory(&node.children.counted())
+        told.memory(&node.children.counted())?;
+        node.pager.cache().map_or(Ok(()), |cache| told.cache(&cache))
     }
 }
 
@@ -82,9 +83,11 @@ impl Told<'_> {
     }
 
     fn memory(&mut self, counted: &PagerCounters) -> fmt::Result {
-        let PagerCounters { faults_missing, faults_late, faults_zero, .. } = *counted;
-        let kinds = [("missing", faults_missing), ("late", faults_late), ("zero", faults_zero)];
-        let help = "Page faults of children by what answered them: a read on their behalf, one under way, zeroes";
+        let PagerCounters { faults_missing, faults_late, faults_zero, faults_cached, .. } = *counted;
+        let answered = [faults_missing, faults_late, faults_zero, faults_cached];
+        let kinds: Vec<Labelled> = ["missing", "late", "zero", "cached"].into_iter().zip(answered).collect();
+        let help = "Page faults of children by what answered them: a read on their behalf, one under way, zeroes, \
+                    what the node had kept";
         self.counters(("page_faults", help, None), "kind", &kinds)?;
         let later = counted.round_trips.saturating_sub(counted.round_trips_demand);
         let reads = [("fault", counted.round_trips_demand), ("later", later)];
@@ -101,6 +104,18 @@ impl Told<'_> {
         let help = "Time from asking for a page that somebody waits for to its being there, summed up";
         self.seconds("fault_wait", help, counted.demand_us)?;
         self.seconds("page_install", "Time spent in installing pages, summed up", counted.install_us)
+    }
+
+    fn cache(&mut self, cache: &CacheStats) -> fmt::Result {
+        let help = "Memory in which this node keeps pages of other nodes' seeds";
+        self.gauge(("page_cache", help, Some(Unit::Bytes)), cache.bytes)?;
+        let help = "Most memory in which this node keeps pages of other nodes' seeds";
+        self.gauge(("page_cache_limit", help, Some(Unit::Bytes)), cache.bytes_max)?;
+        self.gauge(("page_cache_seeds", "Seeds that this node keeps pages of", None), cache.seeds)?;
+        let what = [("hit", cache.hits), ("miss", cache.misses), ("evicted", cache.evictions)];
+        let help = "Pages that children got from the node's cache, those that were not there, and those that made room \
+                    for others; since its pager began";
+        self.counters(("page_cache_pages", help, None), "what", &what)
     }
 
     fn gauge(&mut self, (name, help, unit): Description, value: u64) -> fmt::Result {

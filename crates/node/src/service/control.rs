@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{attach, children, fork, seeds, settle, stream};
+use super::{attach, children, fork, inspect, seeds, settle, stream};
 use crate::api::v1;
 use crate::node::Node;
 
@@ -82,11 +82,7 @@ impl v1::node_server::Node for ControlService {
     }
 
     async fn inspect(&self, request: Request<v1::InspectRequest>) -> Answer<v1::InspectResponse> {
-        let id = request.into_inner().id;
-        let object = match id.parse() {
-            Ok(child) => children::inspect(&self.0, child).await?,
-            Err(_) => seeds::inspect(&self.0, &id).await?,
-        };
+        let object = inspect::inspect(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(v1::InspectResponse { object: Some(object) }))
     }
 }

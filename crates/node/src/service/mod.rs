@@ -5,6 +5,7 @@ mod attach;
 mod children;
 mod control;
 mod fork;
+mod inspect;
 mod peer;
 mod route;
 mod seeds;

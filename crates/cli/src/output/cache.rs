@@ -1,0 +1,23 @@
+//! What a node keeps of other nodes' seeds, as scripts see it.
+
+use farfork_node::api::v1::CacheUse;
+use serde::Serialize;
+
+/// The API says what each is.
+#[derive(Debug, Serialize)]
+pub(crate) struct CacheView {
+    pub(crate) bytes_max: u64,
+    pub(crate) bytes: u64,
+    pub(crate) pages: u64,
+    pub(crate) seeds: u64,
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) evictions: u64,
+}
+
+impl From<CacheUse> for CacheView {
+    fn from(cache: CacheUse) -> Self {
+        let CacheUse { bytes_max, bytes, pages, seeds, hits, misses, evictions } = cache;
+        Self { bytes_max, bytes, pages, seeds, hits, misses, evictions }
+    }
+}

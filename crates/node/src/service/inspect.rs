@@ -1,0 +1,48 @@
+//! Says all that is known of one object: a child, a seed or a node. An id says what it is; of names, those of nodes come
+//! before those of seeds.
+
+use std::sync::Arc;
+
+use farfork_cluster::membership::View;
+use farfork_wire::{NodeName, SeedId};
+use tonic::Code;
+
+use super::route::{Place, passed_on, place};
+use super::{children, seeds};
+use crate::api::v1;
+use crate::api::v1::inspect_response::Object;
+use crate::client::within;
+use crate::failure::Failure;
+use crate::limits::QUERY_TIMEOUT;
+use crate::node::Node;
+
+pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Failure> {
+    if let Ok(child) = text.parse() {
+        return children::inspect(node, child).await;
+    }
+    if text.parse::<SeedId>().is_err()
+        && let Ok(name) = NodeName::new(text)
+        && let Ok(view) = node.peers.find(&name, format!("node {name}"))
+    {
+        return inspect_node(node, view).await.map(Object::Node);
+    }
+    seeds::inspect(node, text).await
+}
+
+async fn inspect_node(node: &Arc<Node>, view: View) -> Result<v1::NodeDetail, Failure> {
+    let (name, object) = (view.member.name.clone(), format!("node {}", view.member.name));
+    let cache = match place(node, &name, &object)? {
+        Place::Here => {
+            let pager = node.pager.clone();
+            node.blocking(move || Ok(pager.cache().map(v1::CacheUse::from))).await?
+        }
+        Place::There(mut there) => {
+            let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: name.to_string() });
+            match there.inspect(request).await.map_err(passed_on(&object))?.into_inner().object {
+                Some(Object::Node(detail)) => detail.cache,
+                _ => return Err(Failure::new(Code::Internal, object, "its answer is of something else")),
+            }
+        }
+    };
+    Ok(v1::NodeDetail { node: Some(view.into()), cache })
+}
