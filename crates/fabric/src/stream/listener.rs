@@ -1,15 +1,12 @@
-//! A listening socket, whose connections go to the workers of a server in turn.
+//! A listening socket.
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-
-use super::mailbox::Mailbox;
 
 /// Most connections accepted before those that exist get their turn.
 const ACCEPTS_MAX: usize = 64;
@@ -22,16 +19,14 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct Listener {
     socket: OwnedFd,
     token: u64,
-    mailboxes: Vec<Arc<Mailbox>>,
-    accepted: usize,
     paused_until: Option<Instant>,
 }
 
 impl Listener {
     /// Waited for by `epoll` as `token`.
-    pub(crate) fn new(epoll: &OwnedFd, token: u64, socket: OwnedFd, mailboxes: Vec<Arc<Mailbox>>) -> io::Result<Self> {
+    pub(crate) fn new(epoll: &OwnedFd, token: u64, socket: OwnedFd) -> io::Result<Self> {
         epoll::add(epoll, &socket, epoll::EventData::new_u64(token), epoll::EventFlags::IN)?;
-        Ok(Self { socket, token, mailboxes, accepted: 0, paused_until: None })
+        Ok(Self { socket, token, paused_until: None })
     }
 
     pub(crate) fn is_paused(&self) -> bool {
@@ -39,24 +34,23 @@ impl Listener {
     }
 
     /// Accepts what waits, within the limit.
-    pub(crate) fn accept(&mut self, epoll: &OwnedFd, now: Instant) {
+    pub(crate) fn accept(&mut self, epoll: &OwnedFd, now: Instant) -> Vec<OwnedFd> {
+        let mut accepted = Vec::new();
         for _ in 0..ACCEPTS_MAX {
             match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => {
-                    self.mailboxes[self.accepted % self.mailboxes.len()].hand_over(socket);
-                    self.accepted += 1;
-                }
-                Err(Errno::AGAIN) => return,
+                Ok(socket) => accepted.push(socket),
+                Err(Errno::AGAIN) => break,
                 // The peer gave up, or a signal came: the next one may be good.
                 Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(errno) => {
                     tracing::warn!(%errno, "the fabric's server cannot accept connections for now");
                     let _ = epoll::delete(epoll, &self.socket);
                     self.paused_until = Some(now + ACCEPT_PAUSE);
-                    return;
+                    break;
                 }
             }
         }
+        accepted
     }
 
     /// Accepts again after a pause.

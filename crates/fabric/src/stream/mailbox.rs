@@ -1,4 +1,4 @@
-//! How other threads reach a worker: with accepted sockets, and to end it.
+//! How other threads reach a worker: with connections that were let in, and to end it.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,6 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
+
+use crate::transport::Stream;
 
 /// What a worker is to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +20,15 @@ pub(crate) enum Order {
     Stop,
 }
 
+/// A connection whose handshake is over, or has begun.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    pub(crate) stream: Box<dyn Stream>,
+    /// Who it comes from, as the log names it.
+    pub(crate) from: String,
+    pub(crate) came_at: Instant,
+}
+
 /// The mailbox of one worker.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
@@ -28,14 +39,14 @@ pub(crate) struct Mailbox {
 
 #[derive(Debug)]
 struct Mail {
-    accepted: Vec<OwnedFd>,
+    admitted: Vec<Entered>,
     order: Order,
 }
 
 impl Mailbox {
     pub(crate) fn new() -> io::Result<Self> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { wake, mail: Mutex::new(Mail { accepted: Vec::new(), order: Order::Work }) })
+        Ok(Self { wake, mail: Mutex::new(Mail { admitted: Vec::new(), order: Order::Work }) })
     }
 
     /// Orders its worker.
@@ -44,16 +55,16 @@ impl Mailbox {
         self.wake();
     }
 
-    pub(crate) fn hand_over(&self, socket: OwnedFd) {
-        self.lock().accepted.push(socket);
+    pub(crate) fn hand_over(&self, entered: Entered) {
+        self.lock().admitted.push(entered);
         self.wake();
     }
 
-    /// What to do, and the sockets that were accepted since.
-    pub(crate) fn take(&self) -> (Order, Vec<OwnedFd>) {
+    /// What to do, and the connections that were let in since.
+    pub(crate) fn take(&self) -> (Order, Vec<Entered>) {
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
         let mut mail = self.lock();
-        (mail.order, std::mem::take(&mut mail.accepted))
+        (mail.order, std::mem::take(&mut mail.admitted))
     }
 
     fn wake(&self) {

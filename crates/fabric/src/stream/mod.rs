@@ -11,6 +11,7 @@ mod link;
 mod listener;
 mod mailbox;
 mod peer;
+mod porch;
 mod rim;
 mod seated;
 mod server;

@@ -30,7 +30,7 @@ const OUTBOUND_BYTES_MAX: usize = 2 << 20;
 const TURN_BYTES_MAX: usize = 512 << 10;
 
 /// How long a connection may go without handshake and greeting.
-const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
+pub(crate) const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How long replies may wait without any being taken, and a request for its rest. A pager that was stopped for longer connects again.
 const STALL_MAX: Duration = Duration::from_secs(30);
@@ -65,13 +65,31 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Of a stream that was accepted. `from`: who it comes from, as the log names it.
-    pub(crate) fn new(stream: Box<dyn Stream>, from: String, same_host: bool, now: Instant, pool: &mut Pool) -> Self {
+    /// Of a stream that was accepted. `from`: who it comes from, as the log names it; `came_at`: since when it has had time
+    /// to greet.
+    pub(crate) fn new(
+        stream: Box<dyn Stream>,
+        from: String,
+        same_host: bool,
+        came_at: Instant,
+        pool: &mut Pool,
+    ) -> Self {
         let mut outbound = Outbound::default();
         let owner = Owner::new(from, same_host, &mut outbound, pool);
         let inbound = Inbound::new(STAGING_BYTES, BELIEVED_BYTES);
         let (secured, backlog, unread, finishing) = (false, false, false, false);
-        Self { stream, inbound, outbound, owner, secured, backlog, unread, finishing, progress_at: now, heard_at: now }
+        Self {
+            stream,
+            inbound,
+            outbound,
+            owner,
+            secured,
+            backlog,
+            unread,
+            finishing,
+            progress_at: came_at,
+            heard_at: came_at,
+        }
     }
 
     /// Who it is, as the log names it.

@@ -11,11 +11,9 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
 use super::complaints::Complaints;
-use super::listener::{ACCEPT_PAUSE, Listener};
-use super::mailbox::{Mailbox, Order};
+use super::mailbox::{Entered, Mailbox, Order};
 use super::peer::{Peer, Turn};
 use super::seated::Seated;
-use super::server::Door;
 use crate::buffer::Pool;
 use crate::protocol::Shared;
 use crate::{LinkError, Spin};
@@ -35,16 +33,15 @@ const FINISH_INTERVAL: Duration = Duration::from_millis(20);
 
 const EVENTS_MAX: usize = 64;
 const MAILBOX: u64 = 0;
-const LISTENER: u64 = 1;
-const FIRST_PEER: u64 = 2;
+const FIRST_PEER: u64 = 1;
 
 /// One thread of a server.
 pub(crate) struct Worker {
-    door: Door,
+    /// Whether all that connects is on this host.
+    same_host: bool,
     shared: Shared,
     mailbox: Arc<Mailbox>,
     epoll: OwnedFd,
-    listener: Option<Listener>,
     peers: HashMap<u64, Seated>,
     /// Those that have not greeted; the one that came first is first.
     strangers: BTreeSet<u64>,
@@ -59,16 +56,15 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(door: Door, shared: Shared, mailbox: Arc<Mailbox>) -> io::Result<Self> {
+    pub(crate) fn new(same_host: bool, shared: Shared, mailbox: Arc<Mailbox>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &mailbox.wake, epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
         let now = Instant::now();
         Ok(Self {
-            door,
+            same_host,
             shared,
             mailbox,
             epoll,
-            listener: None,
             peers: HashMap::new(),
             strangers: BTreeSet::new(),
             next_peer: FIRST_PEER,
@@ -81,14 +77,16 @@ impl Worker {
         })
     }
 
-    /// Makes it the one that accepts.
-    pub(crate) fn listen(&mut self, socket: OwnedFd, mailboxes: Vec<Arc<Mailbox>>) -> io::Result<()> {
-        self.listener = Some(Listener::new(&self.epoll, LISTENER, socket, mailboxes)?);
-        Ok(())
+    /// Loses all connections.
+    pub(crate) fn clear(&mut self) {
+        self.peers.clear();
+        self.strangers.clear();
+        self.ready.clear();
+        self.pool = Pool::default();
     }
 
     /// Works until it is ordered to end.
-    pub(crate) fn run(mut self) {
+    pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         loop {
             if let Err(errno) = self.wait(&mut events) {
@@ -99,7 +97,6 @@ impl Worker {
             for event in &events {
                 match event.data.u64() {
                     MAILBOX => self.take_mail(now),
-                    LISTENER => self.accept(now),
                     peer => self.turn(peer, now),
                 }
             }
@@ -138,47 +135,32 @@ impl Worker {
 
     /// How long to wait at most: for ever while there is nobody to look after.
     fn timeout(&self) -> Option<Timespec> {
-        let paused = self.listener.as_ref().is_some_and(Listener::is_paused);
-        let wait = match (self.ready.is_empty(), paused) {
-            (false, _) => Duration::ZERO,
-            (true, _) if matches!(self.order, Order::Finish(_)) => FINISH_INTERVAL,
-            (true, true) => ACCEPT_PAUSE,
-            (true, false) if self.peers.is_empty() => return None,
-            (true, false) => SWEEP_INTERVAL,
+        let wait = match self.order {
+            _ if !self.ready.is_empty() => Duration::ZERO,
+            Order::Finish(_) => FINISH_INTERVAL,
+            _ if self.peers.is_empty() => return None,
+            _ => SWEEP_INTERVAL,
         };
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
     }
 
-    fn accept(&mut self, now: Instant) {
-        if let Some(listener) = &mut self.listener {
-            listener.accept(&self.epoll, now);
-        }
-    }
-
     fn take_mail(&mut self, now: Instant) {
-        let (order, accepted) = self.mailbox.take();
+        let (order, admitted) = self.mailbox.take();
         self.order = order;
-        if order != Order::Work {
-            self.listener = None;
-        }
         match order {
-            Order::Work => accepted.into_iter().for_each(|socket| self.adopt(socket, now)),
+            Order::Work => admitted.into_iter().for_each(|entered| self.adopt(entered, now)),
             Order::Finish(_) => self.finish(now),
             Order::Stop => {}
         }
     }
 
     /// Takes a new connection.
-    fn adopt(&mut self, socket: OwnedFd, now: Instant) {
+    fn adopt(&mut self, Entered { stream, from, came_at }: Entered, now: Instant) {
         if self.peers.len() >= PEERS_MAX {
             let cause = format!("{PEERS_MAX} connections are served by this thread already");
-            return self.complaints.ended(now, "a new one", &cause);
+            return self.complaints.ended(now, &from, &cause);
         }
-        let (stream, from) = match self.door.enter(socket) {
-            Ok(entered) => entered,
-            Err(error) => return self.complaints.ended(now, "a new one", &error),
-        };
-        let peer = Peer::new(stream, from, self.door.same_host, now, &mut self.pool);
+        let peer = Peer::new(stream, from, self.same_host, came_at, &mut self.pool);
         let (token, interest) = (self.next_peer, peer.interest());
         let Some(socket) = peer.stream().socket() else { return };
         if epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), interest.flags()).is_err() {
@@ -228,11 +210,8 @@ impl Worker {
         self.peers.remove(&token)
     }
 
-    /// Ends connections that do not get on, and accepts again after a pause.
+    /// Ends connections that do not get on.
     fn sweep(&mut self, now: Instant) {
-        if let Some(listener) = &mut self.listener {
-            listener.resume(&self.epoll, now);
-        }
         if now.duration_since(self.swept_at) >= SWEEP_INTERVAL {
             self.swept_at = now;
             let stalled = self.peers.iter().filter(|(_, seated)| seated.peer.is_stalled(now)).map(|(token, _)| *token);

@@ -47,6 +47,11 @@ impl Server {
         self.server.close(patience);
     }
 
+    /// How often its threads have panicked: each time, connections were lost, and the thread went on.
+    pub fn panics(&self) -> u64 {
+        self.server.panics()
+    }
+
     /// Where it is reached.
     pub fn address(&self) -> Address {
         Address::Tcp(self.address)

@@ -2,22 +2,23 @@
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::{Address, SharedMemory, Span, WRITE_BYTES_MAX};
+use farfork_fabric::{Address, Exporter, Region, SharedMemory, Span, WRITE_BYTES_MAX, tcp};
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::frame::change::{ConnectionName, append_introduce, append_message, append_write};
-use farfork_wire::frame::reply::append_written;
+use farfork_wire::frame::reply::{Refusal, append_written};
 use farfork_wire::frame::request::{ReadMode, append_open, append_read};
 use farfork_wire::frame::{HEADER_BYTES, Header, Kind, encode_hello};
+use farfork_wire::{SeedId, Token};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::log;
-use crate::seed::{MEMORY, expected, key};
-use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, connections_of};
+use crate::seed::{MEMORY, Seed, Seeds, expected, key};
+use crate::support::{BUSY_MACHINE, Fixture, PATIENCE, Provider, Requester, connections_of};
 
 /// Connections that say nothing.
 const HALF_OPEN: usize = 10_000;
@@ -145,8 +146,40 @@ fn replayed_and_reordered_changes_are_not_made_again() {
     assert!(fixture.seeds.inbox.receive().is_none());
 }
 
+/// Has a defect that one request brings to light.
+struct Defective(Arc<Seeds>);
+
+impl Exporter for Defective {
+    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+        assert!(*seed != key(66).seed, "the defect of this test");
+        self.0.open(seed, token)
+    }
+}
+
+#[test]
+fn a_thread_that_panics_goes_on_and_says_so() {
+    log::catch();
+    let seeds = Arc::new(Seeds::default());
+    seeds.add(&key(1), &Seed::start());
+    let exporter: Arc<dyn Exporter> = Arc::new(Defective(seeds));
+    let server = tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
+    let connect =
+        || Requester { connection: farfork_fabric::connect(&server.address()).unwrap(), completions: Vec::new() };
+    let page = [Span { extent: MEMORY, offset: 0, bytes: 4096 }];
+    let mut others = [connect(), connect()];
+    others.iter_mut().for_each(|other| drop(other.read(&key(1), &page, PATIENCE).unwrap()));
+    // It is asked again over new connections, whichever thread those come to.
+    connect().read(&key(66), &page, Duration::from_secs(1)).unwrap_err();
+    assert!(server.panics() > 1, "{} panics", server.panics());
+    for other in &mut others {
+        assert_eq!(other.read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, 4096), "it connects anew");
+    }
+    assert_eq!(connect().read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, 0, 4096));
+    log::wait_for(&["a thread of the fabric's server panicked", "panics=1"]);
+}
+
 /// Runs a test in a process of its own, where no other test takes memory; tells whether this is that process.
-fn is_alone(test: &str) -> bool {
+pub(crate) fn is_alone(test: &str) -> bool {
     const ALONE: &str = "FARFORK_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
         return true;
@@ -159,7 +192,7 @@ fn is_alone(test: &str) -> bool {
 }
 
 /// The most memory that this process ever had, in KiB.
-fn memory_peak_kib() -> u64 {
+pub(crate) fn memory_peak_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").trim().parse().unwrap()

@@ -4,9 +4,9 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use farfork_fabric::transport::Stream;
@@ -233,6 +233,113 @@ fn strangers_learn_nothing_through_tcp() {
 #[test]
 fn strangers_learn_nothing_through_sim() {
     strangers_learn_nothing(Provider::Sim);
+}
+
+/// Holds whoever shakes hands for as long as it is closed.
+#[derive(Debug, Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct GateState {
+    is_closed: bool,
+    /// Threads that stand before it.
+    held: usize,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.held += 1;
+        self.changed.notify_all();
+        let mut state = self.changed.wait_while(state, |state| state.is_closed).unwrap();
+        state.held -= 1;
+    }
+
+    fn set_closed(&self, is_closed: bool) {
+        self.state.lock().unwrap().is_closed = is_closed;
+        self.changed.notify_all();
+    }
+
+    /// Waits until so many threads stand before it, or for a while.
+    fn wait_for(&self, threads: usize, limit: Duration) {
+        let state = self.state.lock().unwrap();
+        drop(self.changed.wait_timeout_while(state, limit, |state| state.held < threads).unwrap());
+    }
+}
+
+/// A stream whose handshake takes its thread's time.
+#[derive(Debug)]
+struct Slow {
+    inner: Box<dyn Stream>,
+    gate: Arc<Gate>,
+    is_shaken: bool,
+}
+
+impl Stream for Slow {
+    fn receive(&mut self, spaces: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+        self.inner.receive(spaces)
+    }
+
+    fn send(&mut self, slices: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+        self.inner.send(slices)
+    }
+
+    fn shake(&mut self) -> io::Result<bool> {
+        if !self.is_shaken {
+            self.gate.pass();
+            self.is_shaken = true;
+        }
+        Ok(true)
+    }
+
+    fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.socket()
+    }
+}
+
+#[derive(Debug)]
+struct Gated(Arc<Gate>);
+
+impl Security for Gated {
+    fn client(&self, stream: Box<dyn Stream>, _: &Address) -> io::Result<Box<dyn Stream>> {
+        Ok(stream)
+    }
+
+    fn server(&self, inner: Box<dyn Stream>) -> io::Result<Box<dyn Stream>> {
+        Ok(Box::new(Slow { inner, gate: Arc::clone(&self.0), is_shaken: false }))
+    }
+}
+
+#[test]
+fn handshakes_take_no_turn_of_those_that_are_served() {
+    let (gate, seeds) = (Arc::new(Gate::default()), Arc::new(Seeds::default()));
+    seeds.add(&key(1), &Seed::start());
+    let exporter: Arc<dyn Exporter> = seeds;
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    let server = tcp::Server::start_secured(listener, &exporter, Some(Arc::new(Gated(gate.clone())))).unwrap();
+    let connect = || {
+        let connection = connect_secured(&server.address(), None).unwrap();
+        Requester { connection, completions: Vec::new() }
+    };
+    // One at each of the owner's threads that serve.
+    let mut members = [connect(), connect()];
+    let page = [Span { extent: MEMORY, offset: PAGE, bytes: PAGE as u32 }];
+    members.iter_mut().for_each(|member| drop(member.read(&key(1), &page, PATIENCE).unwrap()));
+    gate.set_closed(true);
+    let strangers: Vec<TcpStream> = (0..8).map(|_| TcpStream::connect(at).unwrap()).collect();
+    gate.wait_for(2, Duration::from_millis(300));
+    for _ in 0..100 {
+        for member in &mut members {
+            assert_eq!(member.read(&key(1), &page, Duration::from_secs(2)).unwrap(), expected(MEMORY, PAGE, PAGE));
+        }
+    }
+    gate.set_closed(false);
+    assert_eq!(connect().read(&key(1), &page, PATIENCE).unwrap(), expected(MEMORY, PAGE, PAGE));
+    drop(strangers);
 }
 
 #[test]
