@@ -12,6 +12,7 @@ mod inbound;
 mod outbound;
 mod owner;
 mod patience;
+mod refused;
 mod requester;
 mod sessions;
 
@@ -20,6 +21,7 @@ pub(crate) use inbound::{Event, Inbound};
 pub(crate) use outbound::Outbound;
 pub(crate) use owner::{Owner, Shared};
 pub(crate) use patience::Patience;
+pub(crate) use refused::Refused;
 pub(crate) use requester::{Requester, brings_descriptor};
 pub(crate) use sessions::{Seat, Sessions};
 

@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
+use farfork_wire::SeedId;
 use farfork_wire::frame::change::Change;
 use farfork_wire::frame::reply::{
     Grant, Refusal, append_arrived, append_granted, append_refused, append_written, data_frame_bytes, seal_data,
@@ -12,7 +13,7 @@ use farfork_wire::frame::request::{HANDLES_MAX, ReadMode, Request, Span};
 use farfork_wire::frame::{FrameError, HEADER_BYTES, Header, encode_hello};
 use rustix::io::Errno;
 
-use super::{Outbound, Seat, Sessions};
+use super::{Outbound, Refused, Seat, Sessions};
 use crate::buffer::Pool;
 use crate::{Exporter, LinkError, Region, SameHost, SeedKey};
 
@@ -43,6 +44,8 @@ pub(crate) struct Owner {
     from: String,
     /// Whether the requester is on this host, so that it may read for itself.
     same_host: bool,
+    /// What it was refused last, until somebody asks.
+    refused: Option<Refused>,
     /// Where small replies are put together.
     scratch: Vec<u8>,
 }
@@ -51,7 +54,7 @@ impl Owner {
     /// Begins a connection with the greeting.
     pub(crate) fn new(from: String, same_host: bool, out: &mut Outbound, pool: &mut Pool) -> Self {
         out.append(&encode_hello(), pool);
-        Self { handles: Vec::new(), seat: None, from, same_host, scratch: Vec::new() }
+        Self { handles: Vec::new(), seat: None, from, same_host, refused: None, scratch: Vec::new() }
     }
 
     /// Who the requester is, as the log names it.
@@ -85,18 +88,27 @@ impl Owner {
             Request::Read { handle, mode, spans } => {
                 let key = self.key(header, handle)?;
                 if let Err(refusal) = read(exporter, key, header.id, mode, &spans, out, pool) {
-                    self.refuse(header.id, refusal, out, pool);
+                    let seed = key.seed.clone();
+                    self.refuse(header.id, Some(seed), refusal, out, pool);
                 }
             }
             Request::AskGrants { handle } => {
                 let key = self.key(header, handle)?;
                 match grants(exporter, key, self.same_host) {
                     Ok((grants, same_host)) => self.grant(header.id, &grants, same_host, out, pool),
-                    Err(refusal) => self.refuse(header.id, refusal, out, pool),
+                    Err(refusal) => {
+                        let seed = key.seed.clone();
+                        self.refuse(header.id, Some(seed), refusal, out, pool);
+                    }
                 }
             }
         }
         Ok(())
+    }
+
+    /// What was refused since this was asked last: of several, the last one.
+    pub(crate) fn take_refused(&mut self) -> Option<Refused> {
+        self.refused.take()
     }
 
     fn serve_change(
@@ -109,7 +121,7 @@ impl Owner {
     ) -> Result<(), LinkError> {
         let exporter = &*shared.exporter;
         let stranger = FrameError::Body { kind: header.kind, what: "its requester has not introduced itself" };
-        let (made, answer): (_, fn(&mut Vec<u8>, u64)) = match Change::decode(header, body)? {
+        let (seed, made, answer): (_, _, fn(&mut Vec<u8>, u64)) = match Change::decode(header, body)? {
             Change::Introduce { connection, sent_below } => {
                 self.seat = Some(shared.sessions.enter(connection, sent_below));
                 return Ok(());
@@ -117,11 +129,11 @@ impl Owner {
             Change::Write { handle, spans, data } => {
                 let key = self.key(header, handle)?;
                 let seat = self.seat.as_ref().ok_or(stranger)?;
-                (seat.change(header.id, || write(exporter, key, &spans, data))?, append_written)
+                (Some(&key.seed), seat.change(header.id, || write(exporter, key, &spans, data))?, append_written)
             }
             Change::Message { bytes } => {
                 let seat = self.seat.as_ref().ok_or(stranger)?;
-                (seat.change(header.id, || exporter.deliver(&self.from, bytes))?, append_arrived)
+                (None, seat.change(header.id, || exporter.deliver(&self.from, bytes))?, append_arrived)
             }
         };
         match made {
@@ -130,7 +142,10 @@ impl Owner {
                 answer(&mut self.scratch, header.id);
                 out.append(&self.scratch, pool);
             }
-            Err(refusal) => self.refuse(header.id, refusal, out, pool),
+            Err(refusal) => {
+                let seed = seed.cloned();
+                self.refuse(header.id, seed, refusal, out, pool);
+            }
         }
         Ok(())
     }
@@ -149,7 +164,10 @@ impl Owner {
         key.ok_or(FrameError::Body { kind: header.kind, what: "its handle was not opened" })
     }
 
-    fn refuse(&mut self, id: u64, refusal: Refusal, out: &mut Outbound, pool: &mut Pool) {
+    fn refuse(&mut self, id: u64, seed: Option<SeedId>, refusal: Refusal, out: &mut Outbound, pool: &mut Pool) {
+        if let Some(refused) = Refused::of(seed, refusal) {
+            self.refused = Some(refused);
+        }
         self.scratch.clear();
         append_refused(&mut self.scratch, id, refusal);
         out.append(&self.scratch, pool);

@@ -25,12 +25,23 @@ impl Complaints {
 
     /// Says that a peer's connection is ended.
     pub(crate) fn ended(&mut self, now: Instant, peer: &str, cause: &dyn fmt::Display) {
-        if let Some(unnamed) = self.begin_interval(now) {
-            tracing::warn!(unnamed, "the fabric's server ended further connections");
-        }
-        if self.take_line() {
+        if self.may_tell(now) {
             tracing::warn!(peer, %cause, "the fabric's server ends a connection");
         }
+    }
+
+    /// Says that a peer asked for what it does not get.
+    pub(crate) fn refused(&mut self, now: Instant, peer: &str, what: &dyn fmt::Display) {
+        if self.may_tell(now) {
+            tracing::warn!(peer, %what, "the fabric's server refuses a request");
+        }
+    }
+
+    fn may_tell(&mut self, now: Instant) -> bool {
+        if let Some(unnamed) = self.begin_interval(now) {
+            tracing::warn!(unnamed, "the fabric's server ended further connections, or refused further requests");
+        }
+        self.take_line()
     }
 
     /// Begins another interval if this one is over; gives how many peers were not named in it, if any.

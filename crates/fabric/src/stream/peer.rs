@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use super::rim::Interest;
 use crate::LinkError;
 use crate::buffer::Pool;
-use crate::protocol::{Event, Inbound, Outbound, Owner, Shared};
+use crate::protocol::{Event, Inbound, Outbound, Owner, Refused, Shared};
 use crate::transport::Stream;
 
 /// Size of the staging area, in bytes: some hundred requests with one system call.
@@ -95,6 +95,11 @@ impl Peer {
     /// Who it is, as the log names it.
     pub(crate) fn from(&self) -> &str {
         self.owner.from()
+    }
+
+    /// What it was refused since this was asked last.
+    pub(crate) fn take_refused(&mut self) -> Option<Refused> {
+        self.owner.take_refused()
     }
 
     pub(crate) fn stream(&self) -> &dyn Stream {

@@ -183,6 +183,9 @@ impl Worker {
         if seated.peer.has_greeted() {
             self.strangers.remove(&token);
         }
+        if let Some(refused) = seated.peer.take_refused() {
+            self.complaints.refused(now, seated.peer.from(), &refused);
+        }
         let watched = turn.and_then(|turn| {
             seated.watch(&self.epoll, token)?;
             Ok(turn)

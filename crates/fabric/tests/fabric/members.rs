@@ -6,18 +6,24 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use farfork_fabric::{Address, Exporter, FabricError, Secured, Span, connect_node, tcp};
+use farfork_fabric::{Address, Exporter, FabricError, Secured, SeedKey, SharedMemory, Span, connect_node, tcp};
 use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, NewKey, Role, member};
-use farfork_wire::NodeName;
+use farfork_wire::descriptor::ExtentId;
 use farfork_wire::frame::encode_hello;
+use farfork_wire::{NodeName, Token};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tempfile::TempDir;
 
+use crate::hostile::{is_alone, memory_peak_kib};
 use crate::log;
 use crate::seed::{MEMORY, PAGE, PAGES, Seed, Seeds, expected, key};
 use crate::support::{PATIENCE, Requester};
 
-/// More than a server lets be silent at a time.
-const SILENT: usize = 1500;
+/// Connections that show nobody's certificate: far more than a server lets be silent at a time.
+const SILENT: usize = 10_000;
+
+/// What that many may cost, in MiB: those that are let be silent, and this process's ends of all.
+const GROWTH_MIB_MAX: u64 = 128;
 
 fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
@@ -36,7 +42,7 @@ struct Owner {
     directory: Directory,
     credentials: Credentials,
     server: tcp::Server,
-    _seeds: Arc<Seeds>,
+    seeds: Arc<Seeds>,
 }
 
 impl Owner {
@@ -49,7 +55,7 @@ impl Owner {
         let security = Arc::new(Secured::new(credentials.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = tcp::Server::start_secured(listener, &exporter, Some(security)).unwrap();
-        Self { scratch, directory, credentials, server, _seeds: seeds }
+        Self { scratch, directory, credentials, server, seeds }
     }
 
     fn issue_at(&self, role: Role, who: &str, at: SystemTime, valid: Duration, encryption: Encryption) -> Credentials {
@@ -167,6 +173,33 @@ fn a_revoked_owner_is_not_asked_over_the_connection_that_there_is() {
     assert!(error.to_string().contains("farfork://blue/node/n1 was revoked"), "{error}");
 }
 
+#[test]
+fn who_asks_for_what_it_may_not_have_is_named() {
+    log::catch();
+    let owner = Owner::new(Encryption::On);
+    let mut nosy = owner.requester(Some(&owner.issue(Role::Node, "nosy")), "n1");
+    let mut other = owner.requester(Some(&owner.issue(Role::Node, "other")), "n1");
+    read_all(&mut nosy);
+    let beyond = [Span { extent: MEMORY, offset: PAGES * PAGE, bytes: 8 }];
+    nosy.read(&key(1), &beyond, PATIENCE).unwrap_err();
+    log::wait_for(&["farfork://blue/node/nosy at 127.0.0.1", "refuses", "no such range"]);
+    let wrong = SeedKey { token: Token::from_bytes([9; 16]), ..(*key(1)).clone() };
+    let page = [Span { extent: MEMORY, offset: 0, bytes: 8 }];
+    nosy.read(&Arc::new(wrong), &page, PATIENCE).unwrap_err();
+    log::wait_for(&["farfork://blue/node/nosy at 127.0.0.1", "refuses", "the token does not open it"]);
+    // Memory that was there, and was taken back.
+    let own = key(5);
+    let registration = owner.seeds.registry.register(&own, Arc::new(SharedMemory::new(100).unwrap())).unwrap();
+    let span = [Span { extent: ExtentId(0), offset: 0, bytes: 8 }];
+    nosy.read(&own, &span, PATIENCE).unwrap();
+    drop(registration);
+    nosy.read(&own, &span, PATIENCE).unwrap_err();
+    log::wait_for(&["farfork://blue/node/nosy at 127.0.0.1", "refuses", &own.seed.to_string()]);
+    read_all(&mut other);
+    read_all(&mut nosy);
+    assert_eq!(log::count(&["farfork://blue/node/other", "refuses"]), 0);
+}
+
 /// Reads again and again until that fails; tells how.
 fn read_until_refused(requester: &mut Requester) -> FabricError {
     let give_up = Instant::now() + PATIENCE;
@@ -225,17 +258,33 @@ fn an_owner_that_speaks_in_clear_is_not_asked() {
 
 #[test]
 fn half_of_a_handshake_is_not_waited_for_and_disturbs_nobody() {
+    if !is_alone("members::half_of_a_handshake_is_not_waited_for_and_disturbs_nobody") {
+        return;
+    }
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum }).unwrap();
     let owner = Owner::new(Encryption::On);
     let Address::Tcp(at) = owner.server.address() else { panic!("it is tcp") };
-    let mut silent: Vec<TcpStream> = (0..SILENT).filter_map(|_| TcpStream::connect(at).ok()).collect();
-    assert!(silent.len() > SILENT / 2, "only {} were taken", silent.len());
-    for (number, stream) in silent.iter_mut().enumerate() {
+    let credentials = owner.issue(Role::Node, "n2");
+    let mut member = owner.requester(Some(&credentials), "n1");
+    read_all(&mut member);
+    let memory_before = memory_peak_kib();
+    let mut silent: Vec<TcpStream> = Vec::with_capacity(SILENT);
+    for number in 0..SILENT {
+        let mut stream = TcpStream::connect(at).unwrap();
         // Some say nothing, some begin, some are no members of anything.
         let words: [&[u8]; 3] = [b"", &[22, 3, 1, 1, 0, 1], &encode_hello()];
         // Those that were shown out already hear nothing.
         let _ = stream.write_all(words[number % 3]);
+        silent.push(stream);
+        if number % 1000 == 999 {
+            // Who is there is served, and who comes is let in.
+            read_all(&mut member);
+            read_all(&mut owner.requester(Some(&credentials), "n1"));
+        }
     }
-    read_all(&mut owner.requester(Some(&owner.issue(Role::Node, "n2")), "n1"));
+    let grown_mib = (memory_peak_kib() - memory_before) >> 10;
+    assert!(grown_mib < GROWTH_MIB_MAX, "they cost {grown_mib} MiB");
     for stream in &mut silent {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut answer = Vec::new();

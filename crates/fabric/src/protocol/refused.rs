@@ -1,0 +1,30 @@
+//! A request that was refused, as the log tells of it.
+
+use std::fmt;
+
+use farfork_wire::SeedId;
+use farfork_wire::frame::reply::Refusal;
+
+/// What was refused, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// The seed or region that it was about; nothing for a message.
+    seed: Option<SeedId>,
+    refusal: Refusal,
+}
+
+impl Refused {
+    /// Nothing where the request may be made again and is then granted: a full inbox is no misbehaviour.
+    pub(super) fn of(seed: Option<SeedId>, refusal: Refusal) -> Option<Self> {
+        (refusal != Refusal::InboxFull).then_some(Self { seed, refusal })
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.seed {
+            Some(seed) => write!(f, "{seed}: {}", self.refusal),
+            None => write!(f, "a message: {}", self.refusal),
+        }
+    }
+}
