@@ -16,11 +16,12 @@ use farfork_sys::process;
 
 use super::ask::Answers;
 use super::deadline::Deadline;
-use super::error::CaptureError;
-use super::files::{self, Contents, Files, ProgramSockets};
+use super::error::{CaptureError, Refusal};
+use super::files::{self, Contents, Files};
 use super::inherited::{Inherited, Subject};
 use super::inject::Injector;
 use super::lifeline::Lifeline;
+use super::lineage::Inheritance;
 use super::memory::AddressSpace;
 use super::pause::{self, Paused, Prepared};
 use super::seals::Probes;
@@ -115,6 +116,8 @@ pub(super) struct Taken {
     pub(super) files: Files,
     pub(super) inherited: Inherited,
     pub(super) space: AddressSpace,
+    /// What it lacks because other seeds have it.
+    pub(super) inheritance: Inheritance,
 }
 
 /// Captures `pid`, again if it changed its files or shared memory at the wrong moment.
@@ -136,7 +139,7 @@ pub(super) fn capture(pid: i32, options: &CaptureOptions, deadline: &Deadline) -
 
 fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn) -> Result<Attempted, CaptureError> {
     let begun = Instant::now();
-    let mut prepared = phase!("prepare.survey", prepare(pid, &options.sockets))?;
+    let mut prepared = phase!("prepare.survey", prepare(pid, options))?;
     let mut times = CaptureTimes { survey: begun.elapsed(), ..CaptureTimes::default() };
 
     // A stop costs some dozen wake-ups; on a busy machine each would wait for its turn. Without the right to, so be it.
@@ -173,9 +176,14 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     Ok(Attempted { held, taken, times })
 }
 
-fn prepare(pid: i32, sockets: &ProgramSockets) -> Result<Prepared, CaptureError> {
-    let mut survey = Survey::of(pid, Depth::Quick, sockets)?;
-    let refusals = std::mem::take(&mut survey.refusals);
+fn prepare(pid: i32, options: &CaptureOptions) -> Result<Prepared, CaptureError> {
+    let mut survey = Survey::of(pid, Depth::Quick, &options.sockets)?;
+    let mut refusals = std::mem::take(&mut survey.refusals);
+    if options.freeze && options.lineage.is_some() {
+        let reason =
+            "it is a child of a seed, whose missing pages only a clone of it can do without; leave `--freeze` out";
+        refusals.push(Refusal::new(format!("pid {pid}"), reason));
+    }
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
     }
@@ -183,7 +191,8 @@ fn prepare(pid: i32, sockets: &ProgramSockets) -> Result<Prepared, CaptureError>
     let mem = open_memory(pid)?;
     let oom = process::read_line(&format!("/proc/{pid}/oom_score_adj"));
     let oom = oom.map_err(CaptureError::read(pid, "oom_score_adj"))?;
-    Ok(Prepared { survey, shared, mem, oom_score_adj: oom.parse().unwrap_or(0) })
+    let search = options.lineage.as_ref().map(|lineage| lineage.search(pid)).transpose()?;
+    Ok(Prepared { survey, shared, mem, oom_score_adj: oom.parse().unwrap_or(0), search })
 }
 
 /// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; files
@@ -197,9 +206,14 @@ fn take(
     injector: &mut Injector<'_>,
 ) -> Result<Taken, CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
-    let Prepared { survey, oom_score_adj, .. } = prepared;
+    let Prepared { survey, oom_score_adj, search, .. } = prepared;
     let mut answers = paused.answers(&snapshot, &survey)?;
-    let Paused { standing, lifeline, contents, copies, clocks, .. } = paused;
+    let Paused { standing, lifeline, contents, copies, clocks, template_space, .. } = paused;
+    // First, so that the template is a process like any other for all that follows.
+    let lack = match (search, template_space?) {
+        (Some(search), Some(space)) => Some(phase!("prepare.leave", search.take(space))?),
+        _ => None,
+    };
     let (contents, copies) = (contents?, copies?);
     let root = state::link(pid, subject, "root")?;
     let files = phase!("prepare.files", take_files(options, (pid, subject), &root, &contents, &copies))?;
@@ -209,6 +223,7 @@ fn take(
         phase!("prepare.inherited", ask(held, &snapshot, (&mem, &survey), &mut space, (&lifeline, injector)))?;
     answers[0].alt_stack = inherited.alt_stack;
     phase!("prepare.scan", space.scan())?;
+    let inheritance = lack.map(|lack| lack.inheritance(pid, &space)).transpose()?.unwrap_or_default();
     Ok(Taken {
         snapshot,
         survey,
@@ -223,6 +238,7 @@ fn take(
         files,
         inherited,
         space,
+        inheritance,
     })
 }
 

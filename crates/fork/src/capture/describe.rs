@@ -32,21 +32,25 @@ pub(super) fn describe(
     flagged.and(tidied)?;
     let (pid, subject) = (taken.snapshot.pid, held.pid());
     let Taken { snapshot, survey, clocks, standing, answers, copies, mem, root, files, inherited, space, .. } = taken;
-    let mut memory = phase!("prepare.memory", MemoryMap::build(space, &root, &copies))?;
+    let inheritance = taken.inheritance;
+    let mut memory = phase!("prepare.memory", MemoryMap::build(space, &root, &copies, &inheritance))?;
     let shared_objects = copies.describe(&mut memory.extents);
     let entered = phase!("prepare.state");
     let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, inherited.securebits)?;
     let process = state::process(&survey, &snapshot, (subject, &root), inherited, taken.oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
-    let eager = phase!("prepare.eager", eager::eager(&mem, &threads, &process.mm, &memory.mappings));
+    let eager = phase!(
+        "prepare.eager",
+        eager::eager(&eager::Own { mem: &mem, inheritance: &inheritance }, &threads, &process.mm, &memory.mappings)
+    );
     let descriptor = Descriptor {
         origin: origin(options, &threads[0].xstate, clocks),
         process,
         threads,
         mappings: memory.mappings,
         extents: memory.extents,
-        layers: Vec::new(),
+        layers: inheritance.layers().to_vec(),
         mapped_files: memory.files,
         shared_objects,
         open_files: files.open_files,

@@ -4,10 +4,13 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
 
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Backing, EagerBytes, Mapping, Mm, Thread};
+
+use super::lineage::Inheritance;
 
 /// PROT_WRITE.
 const WRITABLE: u8 = 2;
@@ -19,8 +22,26 @@ const ROBUST_ENTRIES_MAX: usize = 2048;
 /// them cut until the child has touched them itself.
 const ARGUMENT_PAGES_MAX: usize = 32;
 
+/// The memory of a template, as far as it has it.
+pub(super) struct Own<'a> {
+    pub(super) mem: &'a File,
+    pub(super) inheritance: &'a Inheritance,
+}
+
+impl Own<'_> {
+    /// Fails for what the template inherits, and for what is nowhere: there it would read zeroes, or nothing. The process
+    /// itself has touched what the kernel uses on its behalf, so that nothing is missed.
+    fn read_exact_at(&self, into: &mut [u8], address: u64) -> io::Result<()> {
+        let last = address.saturating_add((into.len() as u64).saturating_sub(1));
+        if self.inheritance.has(address / PAGE_SIZE * PAGE_SIZE) || self.inheritance.has(last / PAGE_SIZE * PAGE_SIZE) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        self.mem.read_exact_at(into, address)
+    }
+}
+
 /// The eager pages of all threads, read from the template's memory: ascending, neighbours in one piece.
-pub(super) fn eager(mem: &File, threads: &[Thread], mm: &Mm, mappings: &[Mapping]) -> Vec<EagerBytes> {
+pub(super) fn eager(mem: &Own<'_>, threads: &[Thread], mm: &Mm, mappings: &[Mapping]) -> Vec<EagerBytes> {
     let arguments = mm.arg_start / PAGE_SIZE..mm.env_end.div_ceil(PAGE_SIZE);
     let mut pages: BTreeSet<u64> = arguments.take(ARGUMENT_PAGES_MAX).map(|page| page * PAGE_SIZE).collect();
     for thread in threads {
@@ -57,7 +78,7 @@ fn mapping_of(address: u64, mappings: &[Mapping]) -> Option<usize> {
 }
 
 /// Reads the pages; neighbours within one mapping become one piece.
-fn join(mem: &File, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -> Vec<EagerBytes> {
+fn join(mem: &Own<'_>, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -> Vec<EagerBytes> {
     let mut pieces: Vec<EagerBytes> = Vec::new();
     for address in pages {
         let mut bytes = vec![0; PAGE_SIZE as usize];
@@ -79,7 +100,7 @@ fn join(mem: &File, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -> V
 
 /// The list of robust futexes (`struct robust_list_head`): the address of each entry, and of its futex. It is the
 /// program's memory and may hold anything: the walk ends at what cannot be read, and at the kernel's own limit.
-fn robust_entries(mem: &File, head: u64) -> Vec<(u64, u64)> {
+fn robust_entries(mem: &Own<'_>, head: u64) -> Vec<(u64, u64)> {
     /// Bit 0 of a pointer says that the futex is of the kind with priority inheritance.
     const POINTER_MASK: u64 = !1;
     let word = |address: u64| {

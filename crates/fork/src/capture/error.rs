@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
+use crate::pager::{ClientError, PlanError};
+
 /// One thing of a process that farfork cannot carry, and why.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Refusal {
@@ -103,6 +105,22 @@ pub enum CaptureError {
         tid: i32,
         /// The cause.
         source: io::Error,
+    },
+    /// It is a child of a seed, and its pager does not say what it lacks.
+    #[error("pid {pid} is a child of a seed, and its pager does not tell which pages it lacks: {source}")]
+    Pager {
+        /// The process.
+        pid: i32,
+        /// Why not.
+        source: Box<ClientError>,
+    },
+    /// It is a child of a seed, and its memory plan is not to be had.
+    #[error("pid {pid} is a child of a seed, and where its pages come from cannot be read: {source}")]
+    Plan {
+        /// The process.
+        pid: i32,
+        /// Why not.
+        source: Box<PlanError>,
     },
     /// What was captured does not hold together.
     #[error(transparent)]

@@ -29,6 +29,7 @@ mod glibc;
 mod inherited;
 mod inject;
 mod lifeline;
+mod lineage;
 mod memory;
 mod owner;
 mod pause;
@@ -55,6 +56,7 @@ use farfork_wire::descriptor::Descriptor;
 
 pub use error::{CaptureError, Refusal};
 pub use files::ProgramSockets;
+pub use lineage::Lineage;
 pub use owner::{Begun, GRACE, Observer, Template};
 pub use shared::SharedCopy;
 
@@ -80,12 +82,21 @@ pub struct CaptureOptions {
     pub on_template: Option<OnTemplate>,
     /// The process's connections to the daemon; every other socket is refused.
     pub sockets: ProgramSockets,
+    /// Who serves its missing pages, where it is a child of a seed or was forked by one.
+    pub lineage: Option<Lineage>,
 }
 
 impl CaptureOptions {
     /// A template, the default limit, nothing done with the template, no connections.
     pub fn new(node: NodeName) -> Self {
-        Self { node, freeze: false, timeout: TIMEOUT, on_template: None, sockets: ProgramSockets::default() }
+        Self {
+            node,
+            freeze: false,
+            timeout: TIMEOUT,
+            on_template: None,
+            sockets: ProgramSockets::default(),
+            lineage: None,
+        }
     }
 }
 
@@ -156,12 +167,13 @@ pub struct CheckReport {
     pub notes: Vec<String>,
 }
 
-/// Looks at a process without touching it.
+/// Looks at a process without touching it. `is_served`: it is a child of a seed, or was forked by one, and its missing pages
+/// are served by a pager of this node.
 ///
 /// # Errors
 /// When there is nothing to look at; what cannot be carried is in the report.
-pub fn check(pid: i32) -> Result<CheckReport, CaptureError> {
-    let survey = match Survey::of(pid, Depth::Thorough, &ProgramSockets::default()) {
+pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
+    let survey = match Survey::of(pid, Depth::Thorough { is_served }, &ProgramSockets::default()) {
         Ok(survey) => survey,
         Err(CaptureError::Refused { refusals, .. }) => {
             let nothing = CheckReport {

@@ -145,7 +145,7 @@ fn own(pid: i32, mut options: CaptureOptions, phase: tracing::Span, mut observer
     let begun = Begun {
         template_pid: held.pid(),
         arguments: state::arguments(pid, held.pid()).unwrap_or_default(),
-        populated_bytes: taken.space.populated_bytes(),
+        populated_bytes: taken.space.populated_bytes() + taken.inheritance.bytes(),
         times,
     };
     if !observer.begun(Ok(begun)) {

@@ -17,6 +17,7 @@ use super::error::CaptureError;
 use super::files::Contents;
 use super::inject::Injector;
 use super::lifeline::{Lifeline, Task};
+use super::lineage::Search;
 use super::rescue::Rescue;
 use super::script::{self, EndSignal, Running};
 use super::shared::{SharedCopies, SharedSources};
@@ -32,6 +33,8 @@ pub(super) struct Prepared {
     pub(super) shared: SharedSources,
     pub(super) mem: File,
     pub(super) oom_score_adj: i32,
+    /// What finds the clone among what a pager serves, where the process is served by one.
+    pub(super) search: Option<Search>,
 }
 
 /// What the pause yields. What can be judged later is judged later.
@@ -43,6 +46,8 @@ pub(super) struct Paused {
     pub(super) clocks: Clocks,
     /// `None` in freeze mode.
     pub(super) clone: Option<Clone>,
+    /// The number that the process's pager has for the clone, where it has one.
+    pub(super) template_space: Result<Option<u32>, CaptureError>,
     asked: Asked,
 }
 
@@ -99,8 +104,8 @@ pub(super) fn pause(
         let thread = (leader.tid, &leader.registers);
         phase!("prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
     }
-    let Work { asked, contents, copies, clone } = worked?;
-    Ok(Paused { standing, lifeline, contents, copies, clocks, clone, asked })
+    let Work { asked, contents, copies, clone, template_space } = worked?;
+    Ok(Paused { standing, lifeline, contents, copies, clocks, clone, template_space, asked })
 }
 
 /// A thread that was born since the survey.
@@ -125,6 +130,7 @@ struct Work {
     contents: Result<Contents, CaptureError>,
     copies: Result<SharedCopies, CaptureError>,
     clone: Option<Clone>,
+    template_space: Result<Option<u32>, CaptureError>,
 }
 
 /// The threads do theirs, and we what we can meanwhile.
@@ -152,8 +158,10 @@ fn work(
     let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
     let desks: Vec<(Vec<u8>, Vec<u8>)> = desks.map_err(CaptureError::read(pid, "the answers of its threads"))?;
     let clone = if freeze { None } else { Some(born(&tasks[0], &desks[0].0, &prepared.survey, injector)?) };
+    let search = prepared.search.as_ref().filter(|_| clone.is_some());
+    let template_space = search.map_or(Ok(None), |search| phase!("prepare.lineage", search.find(lifeline)));
     times.clone = lap.take();
-    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, clone })
+    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, clone, template_space })
 }
 
 /// Lets all threads run their scripts, the leader first, whose clone takes longest.

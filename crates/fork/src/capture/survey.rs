@@ -66,7 +66,10 @@ pub(super) enum Depth {
     /// Before a capture: what costs the process nothing, and is needed for it.
     Quick,
     /// For a report: with notes, and the kernel also walks over all of its memory.
-    Thorough,
+    Thorough {
+        /// A pager of ours serves its missing pages.
+        is_served: bool,
+    },
 }
 
 impl Survey {
@@ -80,9 +83,12 @@ impl Survey {
         }
         let maps = match depth {
             Depth::Quick => process::maps(pid),
-            Depth::Thorough => process::smaps(pid),
+            Depth::Thorough { .. } => process::smaps(pid),
         };
-        let maps = maps.map_err(CaptureError::read(pid, "the memory map"))?;
+        let mut maps = maps.map_err(CaptureError::read(pid, "the memory map"))?;
+        if depth == (Depth::Thorough { is_served: true }) {
+            maps.iter_mut().for_each(|entry| entry.clear_flag("um"));
+        }
         let fds = files::open_fds(pid, sockets)?;
         let mut survey = Self {
             pid,
@@ -102,7 +108,7 @@ impl Survey {
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
         survey.refuse_timers();
-        if depth == Depth::Thorough {
+        if depth != Depth::Quick {
             survey.notes.extend(files::notes(pid, &survey.fds)?);
             survey.note_what_stays_behind();
         }

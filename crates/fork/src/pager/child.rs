@@ -277,7 +277,12 @@ impl Child {
         Ok(new)
     }
 
-    /// Closes a space whose process is gone.
+    /// The number that the next space gets.
+    pub(super) fn next_space(&self) -> SpaceNumber {
+        self.next_space
+    }
+
+    /// Closes a space whose process is gone, or is served no more.
     pub(super) fn close_space(&mut self, space: SpaceNumber) {
         if let Some(gone) = self.spaces.remove(&space) {
             // Noted first: the number may mean something else as soon as it is closed.

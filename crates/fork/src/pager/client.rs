@@ -13,7 +13,8 @@ use farfork_wire::ChildId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::cache::{self, CacheStats};
-use super::protocol::{MESSAGE_BYTES_MAX, Reply, Request};
+use super::page_map::Segment;
+use super::protocol::{MESSAGE_BYTES_MAX, Reply, Request, SEGMENTS_PER_REPLY_MAX};
 pub use super::protocol::{PagerStats, SettleProgress, SettleState};
 use super::station::SOCKET_FILE;
 
@@ -168,6 +169,55 @@ impl PagerClient {
             std::thread::sleep(RETRY_PAUSE);
         }
         Ok(())
+    }
+
+    /// Which number the next address space of a child gets: the one that a process of it forks.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a child that is not served, [`ClientError::Silent`].
+    pub fn next_space(&self, child: &ChildId) -> Result<u32, ClientError> {
+        match self.call(&Request::NextSpace { child: child.clone() }, &[])? {
+            Reply::Space(Some(space)) => Ok(space),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The space of a child, not older than `since`, in which the page at this address is mapped.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where there are several, or the child is not served; [`ClientError::Silent`].
+    pub fn find_space(&self, child: &ChildId, since: u32, address: u64) -> Result<Option<u32>, ClientError> {
+        match self.call(&Request::FindSpace { child: child.clone(), since, address }, &[])? {
+            Reply::Space(space) => Ok(space),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Which addresses of a space show which pages, ascending, of a process that stands still.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where there is no such space, [`ClientError::Silent`].
+    pub fn map_of(&self, child: &ChildId, space: u32) -> Result<Vec<Segment>, ClientError> {
+        let mut all: Vec<Segment> = Vec::new();
+        loop {
+            let from = all.last().map_or(0, |last| last.end);
+            match self.call(&Request::Map { child: child.clone(), space, from }, &[])? {
+                Reply::Map(page) if page.len() < SEGMENTS_PER_REPLY_MAX => {
+                    all.extend(page);
+                    return Ok(all);
+                }
+                Reply::Map(page) => all.extend(page),
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// Has a space served no more, whose process must never run again: what it lacks would read as zeroes.
+    ///
+    /// # Errors
+    /// [`ClientError::Silent`].
+    pub fn leave(&self, child: &ChildId, space: u32) -> Result<(), ClientError> {
+        self.call(&Request::Leave { child: child.clone(), space }, &[]).map(drop)
     }
 
     fn call(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Reply, ClientError> {

@@ -91,6 +91,10 @@ impl Server<'_> {
                 Reply::Children(ids)
             }
             Request::Settle { child, begin, pid } => self.settle(&child, begin, pid),
+            Request::NextSpace { child } => self.next_space(&child),
+            Request::FindSpace { child, since, address } => self.find_space(&child, since, address),
+            Request::Map { child, space, from } => self.map_of(&child, space, from),
+            Request::Leave { child, space } => self.leave(&child, space),
             Request::Stop => self.stop(),
         }
     }

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Invariants:
-//! - A userfaultfd is closed only after its process is gone. The keeper's table holds it while pagers come and go.
+//! - A userfaultfd is closed only after its process is gone, or where it is a template and never runs. The keeper's table holds it while pagers come and go.
 //! - Messages are read into the journal, and applied before any fault of the same batch is judged.
 //! - A page is installed where it belongs at that moment, not where it was asked for.
 //! - What should hold data is never answered with zeroes: what cannot be had is poisoned, and the reason written down.
@@ -49,6 +49,7 @@ mod space;
 mod station;
 mod strategy;
 mod takeover;
+mod templates;
 mod watch;
 
 pub use cache::{CACHE_BYTES_MAX_DEFAULT, CacheStats};

@@ -8,12 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use super::cache::CacheStats;
 use super::counters::PagerCounters;
+use super::journal::SpaceNumber;
+use super::page_map::Segment;
 
 /// Longest message, in bytes: a page of a list of children.
 pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
 /// Most children of one reply; an id has at most 83 bytes as text.
 pub(super) const CHILDREN_PER_REPLY_MAX: usize = 512;
+
+/// Most segments of one reply; each has at most 35 bytes.
+pub(super) const SEGMENTS_PER_REPLY_MAX: usize = 1024;
 
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,6 +56,36 @@ pub(super) enum Request {
         /// Its own process.
         pid: i32,
     },
+    /// Which number the next address space of a child gets.
+    NextSpace {
+        /// The child.
+        child: ChildId,
+    },
+    /// Which of a child's spaces, from this number on, has the page at this address mapped.
+    FindSpace {
+        /// The child.
+        child: ChildId,
+        /// The first space that may be it.
+        since: SpaceNumber,
+        /// Address of the page.
+        address: u64,
+    },
+    /// Which addresses of a space show which pages.
+    Map {
+        /// The child.
+        child: ChildId,
+        /// The space.
+        space: SpaceNumber,
+        /// Only those from this address on.
+        from: u64,
+    },
+    /// Serve a space no more, whose process never runs. May be repeated.
+    Leave {
+        /// The child.
+        child: ChildId,
+        /// The space.
+        space: SpaceNumber,
+    },
     /// End the pager and its keeper.
     Stop,
 }
@@ -70,6 +105,10 @@ pub(super) enum Reply {
     Cache(CacheStats),
     /// The answer to `Children`, ascending; empty when there are no more.
     Children(Vec<ChildId>),
+    /// The answer to `NextSpace` and `FindSpace`.
+    Space(Option<SpaceNumber>),
+    /// The answer to `Map`, ascending; fewer than asked for at most when there are no more.
+    Map(Vec<Segment>),
     /// It is not done, for this reason.
     Refused(String),
 }

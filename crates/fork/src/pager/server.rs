@@ -271,7 +271,7 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// Closes a space whose process is gone.
+    /// Closes a space whose process is gone, or is served no more.
     pub(super) fn close_space(&mut self, key: u64, space: SpaceNumber) {
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Some(gone) = served.child.spaces.get(&space) {

@@ -87,6 +87,11 @@ impl Child {
         &self.record
     }
 
+    /// The number of its own process on this node, which may have ended.
+    pub(super) fn pid(&self) -> Option<i32> {
+        Some(self.record.process.parse::<ProcessIdentity>().ok()?.pid)
+    }
+
     /// Its directory.
     pub(crate) fn directory(&self) -> &Path {
         &self.directory

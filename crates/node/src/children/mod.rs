@@ -142,6 +142,15 @@ impl Children {
         })
     }
 
+    /// The child that a process is, or that forked it: they share a pid namespace, which nobody leaves.
+    pub(crate) fn of_process(&self, pid: u32) -> Option<Arc<Child>> {
+        let namespace = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let wanted = namespace(&pid).filter(|wanted| namespace(&"self").as_ref() != Some(wanted))?;
+        let living = self.all().into_iter().filter(|child| child.ended().is_none());
+        let is_its = |child: &Arc<Child>| child.pid().and_then(|pid| namespace(&pid)).as_ref() == Some(&wanted);
+        living.into_iter().find(is_its)
+    }
+
     /// All of them, the oldest first.
     pub(crate) fn all(&self) -> Vec<Arc<Child>> {
         let mut children: Vec<Arc<Child>> = self.table().values().cloned().collect();

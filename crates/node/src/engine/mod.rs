@@ -11,6 +11,7 @@ mod unfinished;
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +19,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_container::{Container, Pool, RootSpec};
 use farfork_fabric::Address;
-use farfork_fork::capture::{self, CaptureError, CaptureOptions, Observer, ProgramSockets};
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, ProgramSockets};
 use farfork_fork::pager::Strategy;
 use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
@@ -31,7 +32,7 @@ use tokio::net::unix::pipe;
 use tonic::Code;
 
 use crate::api::v1;
-use crate::children::{Newborn, Record, Stream};
+use crate::children::{Child, Newborn, Record, Stream};
 use crate::clock;
 use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
@@ -80,7 +81,7 @@ impl Engine {
     }
 
     /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `sockets` are its connections to this
-    /// daemon.
+    /// daemon, `lineage` tells where the process's missing pages are, if it is a child.
     ///
     /// # Errors
     /// No capture could be started; all else is for `observer` to hear.
@@ -89,6 +90,7 @@ impl Engine {
         pid: u32,
         freeze: bool,
         sockets: ProgramSockets,
+        lineage: Option<Lineage>,
         observer: Box<dyn Observer>,
     ) -> Result<(), Failure> {
         // Copies that the parent's writes leave the template with are not charged to the parent. It is moved when all
@@ -103,17 +105,24 @@ impl Engine {
             freeze,
             on_template: Some(Box::new(on_template)),
             sockets,
+            lineage,
             ..CaptureOptions::new(self.name.clone())
         };
         capture::start(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
-    /// Says what a prepare of a process would carry.
+    /// Who serves the missing pages of a process of this child, which other nodes will read here.
+    pub(crate) fn lineage(&self, child: &Child, address: SocketAddr) -> Lineage {
+        let (pager, directory) = (self.pager.client().clone(), child.directory().to_owned());
+        Lineage { pager, child: child.record().id.clone(), directory, address }
+    }
+
+    /// Says what a prepare of a process would carry; `is_served`: it is a child's, whose missing pages the pager serves.
     ///
     /// # Errors
     /// There is no such process, or it cannot be looked at.
-    pub(crate) fn check(&self, pid: u32) -> Result<v1::CheckResponse, Failure> {
-        let report = capture::check(pid.cast_signed()).map_err(|error| capture_failure(pid, &error))?;
+    pub(crate) fn check(&self, pid: u32, is_served: bool) -> Result<v1::CheckResponse, Failure> {
+        let report = capture::check(pid.cast_signed(), is_served).map_err(|error| capture_failure(pid, &error))?;
         let refusals = report.refusals.into_iter();
         Ok(v1::CheckResponse {
             command: command_of(pid),

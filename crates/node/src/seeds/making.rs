@@ -36,10 +36,11 @@ pub(crate) fn make(
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
     node.seeds.check_free(&options.name)?;
     let (freeze, sockets) = (options.freeze, std::mem::take(&mut options.sockets));
+    let lineage = node.children.of_process(pid).map(|child| node.engine.lineage(&child, node.seeds.fabric_address));
     let (answer, answered) = oneshot::channel();
     let maker =
         Maker { node: node.clone(), pid, options, began: Instant::now(), answer: Some(answer), unfinished: None };
-    node.engine.capture(pid, freeze, sockets, Box::new(maker))?;
+    node.engine.capture(pid, freeze, sockets, lineage, Box::new(maker))?;
     Ok(answered)
 }
 
@@ -147,8 +148,9 @@ impl Seeds {
     fn serve(&self, id: &SeedId, seed: Seed) -> Option<Seed> {
         let mut listed = self.listed();
         let Some(known) = listed.get_mut(id) else { return Some(seed) };
-        let pages = seed.descriptor().extents.iter().flat_map(|extent| &extent.populated).map(|run| run.count);
-        known.view.memory_bytes = pages.sum::<u64>() * PAGE_SIZE;
+        let own = seed.descriptor().extents.iter().flat_map(|extent| &extent.populated).map(|run| run.count);
+        let inherited = seed.descriptor().extents.iter().flat_map(|extent| &extent.inherited).map(|run| run.count);
+        known.view.memory_bytes = own.chain(inherited).sum::<u64>() * PAGE_SIZE;
         known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);
         self.table.insert(Arc::new(seed));
         None

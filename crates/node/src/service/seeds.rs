@@ -21,7 +21,7 @@ use crate::seeds::{self, PrepareOptions, check_name};
 
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
     let here = node.clone();
-    node.blocking(move || here.engine.check(request.pid)).await
+    node.blocking(move || here.engine.check(request.pid, here.children.of_process(request.pid).is_some())).await
 }
 
 pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {

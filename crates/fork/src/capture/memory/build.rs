@@ -14,6 +14,7 @@ use farfork_wire::descriptor::{
 use super::space::AddressSpace;
 use super::{Kind, about, kind, merge};
 use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::lineage::Inheritance;
 use crate::capture::shared::SharedCopies;
 use crate::capture::strip_root;
 use crate::identity::identify;
@@ -31,6 +32,7 @@ struct Builder<'a> {
     subject: i32,
     root: &'a str,
     shared: &'a SharedCopies,
+    inheritance: &'a Inheritance,
     regions: Vec<Region>,
     file_indices: BTreeMap<(u64, u64), u32>,
     memory: MemoryMap,
@@ -38,10 +40,15 @@ struct Builder<'a> {
 
 impl MemoryMap {
     /// The memory of an address space.
-    pub(crate) fn build(space: AddressSpace, root: &str, shared: &SharedCopies) -> Result<Self, CaptureError> {
+    pub(crate) fn build(
+        space: AddressSpace,
+        root: &str,
+        shared: &SharedCopies,
+        inheritance: &Inheritance,
+    ) -> Result<Self, CaptureError> {
         let AddressSpace { pid, subject, entries, regions } = space;
         let (file_indices, memory) = (BTreeMap::new(), Self::default());
-        let mut builder = Builder { pid, subject, root, shared, regions, file_indices, memory };
+        let mut builder = Builder { pid, subject, root, shared, inheritance, regions, file_indices, memory };
         // MADV_DONTFORK: a template does not have them, a frozen parent does.
         for entry in entries.iter().filter(|entry| !entry.has_flag("dc")) {
             builder.take(entry)?;
@@ -59,7 +66,7 @@ impl Builder<'_> {
             Kind::Anonymous if is_wiped(entry) => Backing::Anonymous { extent: None },
             // A mapping of a deleted file, or of /dev/zero, has both the file's pages and written ones.
             Kind::Anonymous if entry.inode != 0 => self.written_file(entry)?,
-            Kind::Anonymous => Backing::Anonymous { extent: self.extent(entry, self.runs(entry, |_| true)) },
+            Kind::Anonymous => Backing::Anonymous { extent: self.anonymous(entry) },
             Kind::PrivateFile => self.private_file(entry)?,
             Kind::SharedFile => {
                 let (file, _) = self.file(entry)?;
@@ -76,6 +83,17 @@ impl Builder<'_> {
             guards: Vec::new(),
         });
         Ok(())
+    }
+
+    /// An extent for memory without a file: what the template has, and what it inherits.
+    fn anonymous(&mut self, entry: &MapEntry) -> Option<ExtentId> {
+        let (populated, inherited) = (self.runs(entry, |_| true), self.inheritance.within(entry.start, entry.end));
+        if populated.is_empty() && inherited.is_empty() {
+            return None;
+        }
+        let id = self.push_extent(entry, populated);
+        self.memory.extents[id.0 as usize].inherited = inherited;
+        Some(id)
     }
 
     /// A private file mapping is paged from the owner where the process has written to it, else left to the file.

@@ -100,6 +100,11 @@ impl AddressSpace {
         if found.is_empty() { Ok(()) } else { Err(CaptureError::refused(self.pid, found)) }
     }
 
+    /// The pages that hold something, ascending.
+    pub(crate) fn held(&self) -> impl Iterator<Item = Range<u64>> {
+        self.regions.iter().map(|region| region.start..region.end)
+    }
+
     /// The populated pages of an area.
     pub(super) fn inside(&self, entry: &MapEntry) -> impl Iterator<Item = Range<u64>> {
         let from = self.regions.partition_point(|region| region.end <= entry.start);

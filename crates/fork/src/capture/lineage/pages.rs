@@ -1,0 +1,212 @@
+//! Which pages a template inherits: those that its map shows and that it does not have. Pure.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+
+use farfork_fabric::Address;
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{ExtentId, InheritedRun, Layer};
+
+use crate::pager::{MemoryPlan, PlannedRun, Segment, Source};
+
+/// Pages of a template's addresses that other seeds own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct InheritedRange {
+    start: u64,
+    end: u64,
+    /// Index into the layers.
+    layer: u32,
+    /// The extent there, and in it the number of the page at `start`.
+    extent: ExtentId,
+    page: u64,
+}
+
+/// What a template inherits.
+#[derive(Debug, Default)]
+pub(in crate::capture) struct Inheritance {
+    layers: Vec<Layer>,
+    /// Ascending.
+    ranges: Vec<InheritedRange>,
+}
+
+impl Inheritance {
+    /// What of the plan's pages the segments show and the template does not hold; both are ascending. `address`: where
+    /// other nodes read the seeds of this one.
+    pub(super) fn of(plan: &MemoryPlan, segments: &[Segment], held: &[Range<u64>], address: SocketAddr) -> Self {
+        let mut inheritance = Self::default();
+        let mut layers: Vec<Option<u32>> = vec![None; plan.sources.len()];
+        for segment in segments {
+            for run in runs_of(plan, segment) {
+                let (start, end) = shown(segment, run);
+                let missing = missing(start..end, held);
+                let source = run.origin.source as usize;
+                for part in missing {
+                    let layer = *layers[source]
+                        .get_or_insert_with(|| inheritance.add_layer(layer_of(&plan.sources[source], address)));
+                    let page = run.origin.page + segment.page_at(part.start) - run.first;
+                    let extent = run.origin.extent;
+                    inheritance.ranges.push(InheritedRange { start: part.start, end: part.end, layer, extent, page });
+                }
+            }
+        }
+        inheritance
+    }
+
+    fn add_layer(&mut self, layer: Layer) -> u32 {
+        self.layers.push(layer);
+        self.layers.len() as u32 - 1
+    }
+
+    /// The seeds that own something of it.
+    pub(in crate::capture) fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// The pages between two addresses, counted from the first.
+    pub(in crate::capture) fn within(&self, start: u64, end: u64) -> Vec<InheritedRun> {
+        let clipped = |range: &InheritedRange| {
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            let page = range.page + (from - range.start) / PAGE_SIZE;
+            let (first, count) = ((from - start) / PAGE_SIZE, (to - from) / PAGE_SIZE);
+            InheritedRun { first, count, layer: range.layer, extent: range.extent, page }
+        };
+        self.from(start).take_while(|range| range.start < end).map(clipped).collect()
+    }
+
+    /// Whether a page is among them; the template itself does not have it then.
+    pub(in crate::capture) fn has(&self, address: u64) -> bool {
+        self.from(address).next().is_some_and(|range| range.start <= address)
+    }
+
+    /// How much it is, in bytes.
+    pub(in crate::capture) fn bytes(&self) -> u64 {
+        self.ranges.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// The ranges that end behind an address.
+    fn from(&self, address: u64) -> impl Iterator<Item = &InheritedRange> {
+        let first = self.ranges.partition_point(|range| range.end <= address);
+        self.ranges[first..].iter()
+    }
+}
+
+/// The runs of the plan that a segment shows something of.
+fn runs_of<'a>(plan: &'a MemoryPlan, segment: &Segment) -> impl Iterator<Item = &'a PlannedRun> {
+    let at = plan.extents.binary_search_by_key(&segment.extent, |extent| extent.id);
+    let runs = at.map_or(&[][..], |at| &plan.extents[at].populated);
+    let (first_page, end_page) = (segment.first_page, segment.first_page + segment.pages());
+    let first = runs.partition_point(|run| run.first + run.count <= first_page);
+    runs[first..].iter().take_while(move |run| run.first < end_page)
+}
+
+/// The addresses at which a segment shows a run.
+fn shown(segment: &Segment, run: &PlannedRun) -> (u64, u64) {
+    let first = run.first.max(segment.first_page);
+    let end = (run.first + run.count).min(segment.first_page + segment.pages());
+    let address = |page: u64| segment.start + (page - segment.first_page) * PAGE_SIZE;
+    (address(first), address(end))
+}
+
+/// What of a range is not held.
+fn missing(range: Range<u64>, held: &[Range<u64>]) -> Vec<Range<u64>> {
+    let first = held.partition_point(|held| held.end <= range.start);
+    let mut missing = Vec::new();
+    let mut at = range.start;
+    for held in held[first..].iter().take_while(|held| held.start < range.end) {
+        if at < held.start {
+            missing.push(at..held.start);
+        }
+        at = held.end;
+    }
+    if at < range.end {
+        missing.push(at..range.end);
+    }
+    missing
+}
+
+/// A source as other nodes reach it.
+fn layer_of(source: &Source, address: SocketAddr) -> Layer {
+    let owner = match source.owner {
+        Address::Tcp(owner) => owner,
+        // Only seeds of this node itself are read by another way.
+        Address::Shm(_) | Address::Sim(_) => address,
+    };
+    Layer { seed: source.seed.clone(), token: source.token, owner }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pager::{Origin, PlannedExtent, Strategy};
+    use farfork_wire::Token;
+    use proptest::prelude::*;
+
+    const PAGES: u64 = 40;
+
+    fn source(number: u64, owner: &str) -> Source {
+        let seed = format!("n1.s{number:016x}").parse().unwrap();
+        Source { seed, token: Token::from_bytes([number as u8; 16]), owner: owner.parse().unwrap() }
+    }
+
+    /// Extents 0 and 2, whose pages come from sources and pages that their numbers tell.
+    fn plan(populated: &[bool]) -> MemoryPlan {
+        let runs = |id: u32| {
+            let is_there = |page: &u64| populated[(page + u64::from(id)) as usize % populated.len()];
+            let pages = (0..PAGES).filter(is_there);
+            pages
+                .map(|first| {
+                    let (source, extent) = ((first / 5 % 3) as u32, ExtentId(id + 10));
+                    PlannedRun { first, count: 1, origin: Origin { source, extent, page: first + 100 } }
+                })
+                .collect()
+        };
+        let sources = vec![source(0, "tcp:127.0.0.1:1"), source(1, "shm:/run/x"), source(2, "tcp:127.0.0.1:3")];
+        let extents = [0, 2].map(|id| PlannedExtent { id: ExtentId(id), populated: runs(id) }).into();
+        MemoryPlan { sources, segments: Vec::new(), extents, strategy: Strategy::default() }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_and_not_held_is_inherited(
+            populated in prop::collection::vec(any::<bool>(), 7..8),
+            held in prop::collection::vec(any::<bool>(), 100..101),
+            cuts in (0..20_u64, 20..40_u64, 0..20_u64, 20..40_u64),
+            asked in (0..50_u64, 50..100_u64),
+        ) {
+            let plan = plan(&populated);
+            let at = |page: u64| page * PAGE_SIZE;
+            // Pages 0 to 39 of the addresses show extent 2, pages 50 to 89 extent 0, each a part.
+            let segment = |extent: u32, base: u64, from: u64, to: u64| Segment {
+                start: at(base + from), end: at(base + to), extent: ExtentId(extent), first_page: from,
+            };
+            let segments = [segment(2, 0, cuts.0, cuts.1), segment(0, 50, cuts.2, cuts.3)];
+            let held_ranges: Vec<_> = (0..100).filter(|page| held[*page as usize]).map(|page| at(page)..at(page + 1)).collect();
+            let inheritance = Inheritance::of(&plan, &segments, &held_ranges, "127.0.0.1:9".parse().unwrap());
+            let expected = |address_page: u64| {
+                let (id, page) = if address_page < 50 { (2, address_page) } else { (0, address_page - 50) };
+                let (from, to) = if id == 2 { (cuts.0, cuts.1) } else { (cuts.2, cuts.3) };
+                let is_populated = populated[(page + u64::from(id)) as usize % 7];
+                ((from..to).contains(&page) && is_populated && !held[address_page as usize])
+                    .then(|| (plan.sources[(page / 5 % 3) as usize].seed.clone(), ExtentId(id + 10), page + 100))
+            };
+            let mut bytes = 0;
+            for page in 0..100 {
+                prop_assert_eq!(inheritance.has(at(page)), expected(page).is_some(), "page {}", page);
+                bytes += if expected(page).is_some() { PAGE_SIZE } else { 0 };
+            }
+            prop_assert_eq!(inheritance.bytes(), bytes);
+            let told: Vec<_> = inheritance.within(at(asked.0), at(asked.1)).iter().flat_map(|run| {
+                let seed = inheritance.layers()[run.layer as usize].seed.clone();
+                let run = *run;
+                (0..run.count).map(move |ahead| (asked.0 + run.first + ahead, (seed.clone(), run.extent, run.page + ahead)))
+            }).collect();
+            let wanted: Vec<_> =
+                (asked.0..asked.1).filter_map(|page| Some((page, expected(page)?))).collect();
+            prop_assert_eq!(told, wanted);
+            for layer in inheritance.layers() {
+                let port = layer.owner.port();
+                prop_assert_eq!(port, [1, 9, 3][layer.token.expose()[0] as usize], "a seed of this node has its address");
+            }
+        }
+    }
+}
