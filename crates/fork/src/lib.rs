@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod capture;
+mod eager;
 pub mod identity;
 mod kernel;
 pub mod pager;

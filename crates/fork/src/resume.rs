@@ -15,9 +15,10 @@ use farfork_trust::Credentials;
 use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, Layer, SharedObject};
 use farfork_wire::{ChildId, Descriptor, NodeName, SeedId};
 
-use crate::pager::{ClientError, MemoryPlan, PagerClient, PlanError, Source, Strategy};
+use crate::eager::{self, EagerError};
+use crate::pager::{ClientError, MemoryPlan, PagerClient, Paging, PlanError, Source, Strategy};
 use crate::phase;
-use crate::restore::{ChildPlan, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
+use crate::restore::{self, ChildPlan, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
 
 /// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
 pub const STATUS_FILE: &str = "exit";
@@ -109,6 +110,9 @@ pub enum ResumeError {
     /// The pager does not serve the child.
     #[error(transparent)]
     Pager(#[from] ClientError),
+    /// It is to have all of its memory before it runs, and does not get it.
+    #[error(transparent)]
+    Eager(#[from] EagerError),
     /// The node's own means.
     #[error("{what} could not be made: {cause}")]
     Local {
@@ -206,7 +210,7 @@ impl SeedSource {
 pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
     let ResumeRequest { child, directory, source, container, streams, caller, payload, paused, strategy, limit } =
         request;
-    let deadline = Instant::now() + limit;
+    let (deadline, is_eager) = (Instant::now() + limit, strategy.paging == Paging::Eager);
     let put = |bytes| phase!("resume.payload", container.put_file(PAYLOAD_NAME, bytes, 0o444));
     let payload = payload.map(put).transpose()?;
     let shared = phase!("resume.shared", source.fetch_shared(deadline))?;
@@ -219,7 +223,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         shared,
         caller,
         payload: payload.as_deref(),
-        paused,
+        paused: paused || is_eager,
     })?;
     let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), prepared.registered(), strategy);
     phase!("resume.memory", plan.write(directory))?;
@@ -236,5 +240,12 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     let left = deadline.saturating_duration_since(Instant::now());
     let restored = phase!("resume.child", prepared.start(child_end.as_fd(), status_file.as_fd(), left));
     phase!("resume.adopt", adoption.wait())?;
-    Ok(restored?)
+    let mut restored = restored?;
+    if is_eager {
+        restored.realtime_ns = phase!("resume.eager", eager::fetch_all(child, restored.pid, pager, deadline))?;
+        if !paused {
+            restore::unpause(container.control()).map_err(RestoreError::Control)?;
+        }
+    }
+    Ok(restored)
 }

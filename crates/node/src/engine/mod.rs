@@ -20,7 +20,6 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use farfork_container::{Container, Pool, RootSpec};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, ProgramSockets};
-use farfork_fork::pager::Strategy;
 use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
 use farfork_fork::resume::{self, OwnSeeds, ResumeRequest, SeedSource};
@@ -178,7 +177,7 @@ impl Engine {
             caller: caller.map_err(|error| failed(&error))?,
             payload,
             paused: options.paused,
-            strategy: Strategy::default(),
+            strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
         let restored = resume::resume(request, &self.node, self.pager.client()).map_err(|error| failed(&error))?;

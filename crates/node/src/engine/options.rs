@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farfork_container::RootSpec;
 use farfork_fabric::{Address, SeedKey};
+use farfork_fork::pager::Strategy;
 use farfork_wire::Token;
 use tonic::Code;
 
@@ -34,6 +35,8 @@ pub(crate) struct StartOptions {
     pub(crate) attached: bool,
     /// How long it may run.
     pub(crate) timeout: Option<Duration>,
+    /// How its memory comes.
+    pub(crate) strategy: Strategy,
 }
 
 impl TryFrom<v1::SeedAccess> for SeedAccess {
@@ -54,7 +57,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
     type Error = Failure;
 
     fn try_from(options: v1::ChildOptions) -> Result<Self, Failure> {
-        let v1::ChildOptions { binds, shared, paused, attached, timeout_ms } = options;
+        let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy } = options;
         let mut checked: Vec<(PathBuf, PathBuf)> = Vec::new();
         let mut root = RootSpec::Overlay;
         for path in shared {
@@ -67,8 +70,16 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
             checked.push((absolute(from)?, absolute(to)?));
         }
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
-        Ok(Self { root, binds: checked, paused, attached, timeout })
+        let strategy = strategy_of(&strategy)?;
+        Ok(Self { root, binds: checked, paused, attached, timeout, strategy })
     }
+}
+
+fn strategy_of(text: &str) -> Result<Strategy, Failure> {
+    if text.is_empty() {
+        return Ok(Strategy::default());
+    }
+    text.parse().map_err(|error| Failure::new(Code::InvalidArgument, format!("strategy {text}"), error))
 }
 
 fn absolute(path: String) -> Result<PathBuf, Failure> {
@@ -82,6 +93,8 @@ fn absolute(path: String) -> Result<PathBuf, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use farfork_fork::pager::{Paging, Strategy};
+
     use super::{RootSpec, StartOptions};
     use crate::api::v1::{Bind, ChildOptions};
 
@@ -94,6 +107,17 @@ mod tests {
         assert_eq!(options.root, RootSpec::Shared);
         assert_eq!(options.binds, [("/srv".into(), "/srv".into()), ("/data".into(), "/mnt".into())]);
         assert_eq!(options.timeout, None);
+    }
+
+    #[test]
+    fn a_strategy_is_told_by_name() {
+        let options = |strategy: &str| {
+            StartOptions::try_from(ChildOptions { strategy: strategy.to_owned(), ..ChildOptions::default() })
+        };
+        assert_eq!(options("").unwrap().strategy, Strategy::default());
+        assert_eq!(options("cow").unwrap().strategy.paging, Paging::Cow);
+        let refused = options("slow").unwrap_err().to_string();
+        assert!(refused.contains("strategy slow") && refused.contains("prefetch"), "{refused}");
     }
 
     #[test]

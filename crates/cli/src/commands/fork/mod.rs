@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use farfork_fork::pager::{Strategy, StrategyError};
 use farfork_node::api::v1::{Bind, ChildOptions, ForkRequest};
 use farfork_node::failure::Failure;
 use serde_json::Value;
@@ -32,6 +33,7 @@ Examples:
   farfork fork $SEED --to n2
   farfork fork $SEED --to n2,n3 -n 8 --detach --json
   farfork fork $SEED --to any --payloads tasks.jsonl > results.txt
+  farfork fork $SEED --to n2 --strategy eager --profile
   echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
 
 Exit status: that of an attached child, 128 + the signal that killed it; of several children, or with --detach, 0 when \
@@ -65,6 +67,11 @@ pub(crate) struct Fork {
     /// Print the ids of the children and leave them to themselves.
     #[arg(long)]
     detach: bool,
+    /// How the children's memory comes: `cow`, each page when it is touched; `prefetch`, with those likely to be touched
+    /// soon; `eager`, all of it before the child runs; `cache` with any of them, as in `cow,cache`: the node keeps pages
+    /// for further children of the seed [default: prefetch].
+    #[arg(long, value_name = "NAME[,cache]", value_parser = parse_strategy)]
+    strategy: Option<Strategy>,
     /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
@@ -117,6 +124,7 @@ impl Fork {
             paused: self.paused,
             attached: count == 1 && !self.detach && !json,
             timeout_ms: self.timeout.unwrap_or(0),
+            strategy: self.strategy.map(|strategy| strategy.to_string()).unwrap_or_default(),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         Ok(ForkRequest {
@@ -186,6 +194,10 @@ async fn results(
     let all_well = all.iter().all(|end| end["exit_code"] == 0);
     let status = if all_run && all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     Ok((status, serde_json::json!({ "seed": seed, "children": all })))
+}
+
+fn parse_strategy(text: &str) -> Result<Strategy, StrategyError> {
+    text.parse()
 }
 
 fn parse_bind(text: &str) -> Result<Bind, String> {

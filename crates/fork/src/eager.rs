@@ -1,0 +1,54 @@
+//! A child that is to have all of its memory before its first instruction: it stands and waits, settles, and is let go.
+//! What settling is, is `pager`'s to say; how the child stands, `restore`'s.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use farfork_wire::ChildId;
+
+use crate::pager::{ClientError, PagerClient, SettleProgress, SettleState};
+
+/// What a page takes to come, at least: the pager is asked so much later again how far it is.
+const PAGE_MIN: Duration = Duration::from_nanos(500);
+
+/// Shortest and longest pause between two questions. One costs some 50 µs, and an end is to be noticed soon.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(20));
+
+/// Why a child does not get all of its memory.
+#[derive(Debug, thiserror::Error)]
+pub enum EagerError {
+    /// The pager does not serve it.
+    #[error(transparent)]
+    Pager(#[from] ClientError),
+    /// Its owner did not give a page.
+    #[error("not all of its memory could be fetched before its start: {0}; once its seed's node answers, fork again")]
+    Failed(String),
+    /// It takes too long.
+    #[error("{0} pages were still missing when the time for its start was over; use the strategy `prefetch`")]
+    Late(u64),
+}
+
+/// Waits until a child that stands has all of its memory, and needs its seed no more; gives the time by CLOCK_REALTIME
+/// when it had, in nanoseconds.
+pub(crate) fn fetch_all(child: &ChildId, pid: i32, pager: &PagerClient, until: Instant) -> Result<u64, EagerError> {
+    let mut begin = true;
+    loop {
+        let SettleProgress { missing_pages, state, .. } = pager.settle(child, begin, pid)?;
+        match state {
+            // Asked without beginning anything, the pager leaves what is settled to the kernel.
+            SettleState::Settled if !begin => return Ok(realtime_ns()),
+            SettleState::Failed(reason) => return Err(EagerError::Failed(reason)),
+            SettleState::Settled => {}
+            SettleState::Idle | SettleState::Underway if Instant::now() < until => {
+                let pages = u32::try_from(missing_pages).unwrap_or(u32::MAX);
+                std::thread::sleep(PAGE_MIN.saturating_mul(pages).clamp(PAUSES.0, PAUSES.1));
+            }
+            SettleState::Idle | SettleState::Underway => return Err(EagerError::Late(missing_pages)),
+        }
+        begin = false;
+    }
+}
+
+fn realtime_ns() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
