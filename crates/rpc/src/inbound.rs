@@ -199,6 +199,16 @@ impl<M: Message + Copy> Inbound<M> {
         self.body.is_some() || !self.rest.is_empty()
     }
 
+    /// Whether a long payload has begun and not ended.
+    pub(crate) fn is_amid_body(&self) -> bool {
+        self.body.is_some()
+    }
+
+    /// Bytes that came and are kept.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.rest.len() + self.body.as_ref().map_or(0, |body| body.filled)
+    }
+
     /// Keeps what was not understood; the staging area is empty then.
     pub(crate) fn keep(&mut self, staging: &mut Staging) {
         self.rest.extend_from_slice(&staging.bytes[staging.waiting.clone()]);

@@ -7,7 +7,8 @@
 //!     │                                                          ▲
 //!   client::core        pure: sessions, requests, what to send   server::peer      pure: frames → handlers → replies
 //!     │                                                          │                 server::session, server::registry
-//!   client::link        streams, waiting, reconnecting           server::worker    epoll, streams, sweeping
+//!     │                                                          server::hall      connections, turns, sweeping
+//!   client::link        streams, waiting, reconnecting           server::worker    threads, sockets, waiting
 //!     └──────────────────── bytes of wire::rpc over fabric::transport::Stream ──────┘
 //! ```
 //!
@@ -19,6 +20,7 @@
 pub mod client;
 mod inbound;
 pub mod server;
+pub mod sim;
 mod spool;
 mod typed;
 

@@ -15,7 +15,7 @@ use std::fmt;
 use std::io::IoSlice;
 use std::time::Instant;
 
-use farfork_wire::rpc::{Answer, Ask, SESSIONS_MAX, SessionId, Versions};
+use farfork_wire::rpc::{Answer, Ask, SessionId, Versions};
 
 use super::call::{Body, CallError, Completion, Outgoing, SubmitError};
 use super::requests::{Waiting, remaining_us};
@@ -82,43 +82,6 @@ impl Core {
             deadline_hint: None,
             silence: Silence::new(now),
         }
-    }
-
-    /// Makes a session, with room for so many unanswered requests.
-    pub(crate) fn open(&mut self, window: u64) -> Option<SessionKey> {
-        let slot = match self.sessions.iter().position(Option::is_none) {
-            Some(slot) => slot,
-            None if self.sessions.len() >= SESSIONS_MAX => return None,
-            None => {
-                self.sessions.push(None);
-                self.sessions.len() - 1
-            }
-        };
-        self.sessions[slot] = Some(Session::new((self.new_id)(), window));
-        if self.state == State::Up {
-            self.send_open(slot);
-        }
-        Some(SessionKey(slot as u16))
-    }
-
-    /// Ends a session; its requests end as cancelled.
-    pub(crate) fn close(&mut self, key: SessionKey) {
-        let slot = usize::from(key.0);
-        let Some(Some(session)) = self.sessions.get(slot) else { return };
-        let (stage, ids): (_, Vec<u64>) = (session.stage, session.requests.ids().collect());
-        for id in ids {
-            self.end(slot, id, CallError::Cancelled);
-        }
-        match (stage, self.sessions[slot].as_mut()) {
-            (Stage::Opening, Some(session)) => session.stage = Stage::Closing,
-            (Stage::Open, _) => self.leave(slot),
-            _ => self.sessions[slot] = None,
-        }
-    }
-
-    pub(super) fn leave(&mut self, slot: usize) {
-        self.append(&Ask::Close { slot: slot as u16 });
-        self.sessions[slot] = None;
     }
 
     /// Takes a request; it is sent with the next bytes.
@@ -225,16 +188,6 @@ impl Core {
         let place = self.spool.close(start);
         self.queue.push(OWNER, &mut self.spool, &place);
         self.spool.release(&place);
-    }
-
-    pub(super) fn send_open(&mut self, slot: usize) {
-        let Some(session) = self.sessions[slot].as_mut() else { return };
-        session.stage = Stage::Opening;
-        if session.known {
-            session.epoch += 1;
-        }
-        let Session { id, epoch, known, .. } = *session;
-        self.append(&Ask::Open { slot: slot as u16, session: id, epoch, resumed: known });
     }
 
     /// Bytes that are still to be sent.

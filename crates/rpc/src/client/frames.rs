@@ -3,11 +3,11 @@
 use std::io::IoSliceMut;
 use std::time::Instant;
 
-use farfork_wire::rpc::{Answer, Ask, FrameError, OpenOutcome, Status, Versions};
+use farfork_wire::rpc::{Answer, Ask, FrameError, Status, Versions};
 
 use super::call::{CallError, Completion};
-use super::core::{Core, OWNER, State};
-use super::session::{Session, Stage};
+use super::core::{Core, State};
+use super::session::Stage;
 use crate::inbound::Staging;
 
 /// Bytes of received replies after which a client says that it has them, if no request does before.
@@ -94,53 +94,5 @@ impl Core {
             let below = session.requests.floor();
             self.append(&Ask::Acknowledge { slot: slot as u16, below });
         }
-    }
-
-    fn opened(&mut self, slot: usize, epoch: u32, outcome: OpenOutcome, now: Instant) -> Result<(), FrameError> {
-        let session = self.sessions.get_mut(slot).and_then(Option::as_mut);
-        let is_asked = |it: &&mut Session| matches!(it.stage, Stage::Opening | Stage::Closing) && it.epoch == epoch;
-        let Some(session) = session.filter(is_asked) else {
-            return Err(FrameError::Sense("it opens what was not asked for"));
-        };
-        if session.stage == Stage::Closing {
-            match outcome {
-                OpenOutcome::Open => self.leave(slot),
-                _ => self.sessions[slot] = None,
-            }
-            return Ok(());
-        }
-        match outcome {
-            OpenOutcome::Open => {
-                session.stage = Stage::Open;
-                session.known = true;
-                let ids: Vec<u64> = session.requests.ids().collect();
-                for id in ids {
-                    let place = session.requests.reseal(id, slot as u16, now, &mut self.spool);
-                    self.queue.push(OWNER, &mut self.spool, &place.expect("it waits"));
-                }
-            }
-            OpenOutcome::Expired | OpenOutcome::Taken => self.renew(slot),
-            OpenOutcome::Superseded | OpenOutcome::Full => {
-                session.stage = Stage::Closed;
-                let ids: Vec<u64> = session.requests.ids().collect();
-                ids.into_iter().for_each(|id| self.end(slot, id, CallError::Session(outcome)));
-            }
-        }
-        Ok(())
-    }
-
-    /// Begins a session anew. What the server may have executed for the old one is not sent again.
-    fn renew(&mut self, slot: usize) {
-        let id = (self.new_id)();
-        let Some(session) = self.sessions[slot].as_mut() else { return };
-        (session.id, session.known, session.epoch, session.stage) = (id, false, 0, Stage::Closed);
-        let ids: Vec<u64> = session.requests.ids().collect();
-        for id in ids {
-            let session = self.sessions[slot].as_mut().expect("it was there above");
-            if session.requests.get_mut(id).is_some_and(|request| request.sent) {
-                self.end(slot, id, CallError::Lost);
-            }
-        }
-        self.send_open(slot);
     }
 }

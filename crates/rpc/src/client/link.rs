@@ -8,8 +8,6 @@ use std::time::{Duration, Instant};
 use farfork_fabric::Spin;
 use farfork_fabric::transport::Stream;
 use farfork_wire::rpc::{FrameError, SessionId};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
 
 use super::call::{Body, CallError, Completion, Outgoing, SubmitError};
 use super::connector::Connector;
@@ -23,8 +21,8 @@ const RETRY_PAUSE_MIN: Duration = Duration::from_millis(5);
 /// Longest pause before connecting again.
 const RETRY_PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Longest sleep: a safeguard, not a schedule.
-const SLEEP_MAX: Duration = Duration::from_secs(1);
+/// How often a connection that stands is asked whether its server may still be there: as often as servers ask.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
@@ -56,11 +54,12 @@ pub struct Client {
     connections: u64,
     staging: Staging,
     retry_at: Option<Instant>,
-    pause: Duration,
+    pub(super) pause: Duration,
+    checked_at: Instant,
     /// Whether the last poll may have left something to receive.
-    has_more: bool,
+    pub(super) has_more: bool,
     /// Only where it may look again before it sleeps.
-    spin: Option<Spin>,
+    pub(super) spin: Option<Spin>,
     last_error: Option<ConnectionError>,
 }
 
@@ -97,6 +96,7 @@ impl Client {
             staging: Staging::default(),
             retry_at: None,
             pause: RETRY_PAUSE_MIN,
+            checked_at: now,
             has_more: true,
             spin: spins.then(|| Spin::new(now)),
             last_error: None,
@@ -177,11 +177,22 @@ impl Client {
                 return Ok(false);
             }
         }
+        self.check(now)?;
         // What came before the stream broke counts: a refusal to talk, say.
         let sent = self.send();
         let received = self.receive(now, on_end)?;
         sent?;
         Ok(received)
+    }
+
+    /// A server that was revoked is noticed on a connection that stands, too.
+    fn check(&mut self, now: Instant) -> Result<(), ConnectionError> {
+        let is_due = now.saturating_duration_since(self.checked_at) >= CHECK_INTERVAL;
+        if let Some(stream) = self.stream.as_ref().filter(|_| is_due) {
+            self.checked_at = now;
+            stream.check()?;
+        }
+        Ok(())
     }
 
     fn send(&mut self) -> Result<(), ConnectionError> {
@@ -241,6 +252,14 @@ impl Client {
         self.stream.as_ref().and_then(|stream| stream.socket())
     }
 
+    /// Where there is no socket to wait for: whether a poll would find something to do.
+    pub fn is_ready(&self) -> bool {
+        match &self.stream {
+            Some(stream) => self.has_more || stream.is_ready(true, self.has_unsent()),
+            None => self.has_more || (self.retry_at.is_none() && self.core.wants_connection()),
+        }
+    }
+
     /// Number of connections that were made.
     pub fn connections(&self) -> u64 {
         self.connections
@@ -257,75 +276,4 @@ impl Client {
         let retry = self.retry_at.filter(|_| self.stream.is_none() && self.core.wants_connection());
         [self.core.next_timeout(), retry].into_iter().flatten().min()
     }
-
-    /// Waits until a poll has something to do, or `until`. It looks again for a while before it sleeps, and returns at
-    /// once where the last poll may have left something.
-    ///
-    /// # Errors
-    /// The kernel cannot wait.
-    pub fn wait(&mut self, now: Instant, until: Option<Instant>) -> io::Result<()> {
-        if self.has_more {
-            return Ok(());
-        }
-        if self.spin.as_ref().is_some_and(|spin| spin.look_again(now)) {
-            std::thread::yield_now();
-            return Ok(());
-        }
-        let until = [until, self.next_timeout(), Some(now + SLEEP_MAX)].into_iter().flatten().min();
-        let sleep = until.map_or(SLEEP_MAX, |until| until.saturating_duration_since(now));
-        let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: i64::from(sleep.subsec_nanos()) };
-        let Some(socket) = self.socket() else {
-            std::thread::sleep(sleep.min(self.pause));
-            return Ok(());
-        };
-        let events = if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        match rustix::event::poll(&mut [PollFd::new(&socket, events)], Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
-    /// Asks and waits for the answer. Other requests that end meanwhile are told to `others`.
-    ///
-    /// # Errors
-    /// What came of it.
-    pub fn call(
-        &mut self,
-        session: SessionKey,
-        call: &Outgoing,
-        body: Body<'_>,
-        mut others: impl FnMut(Completion<'_>),
-    ) -> Result<Vec<u8>, CallFailure> {
-        let mut now = Instant::now();
-        self.submit(now, session, call, body)?;
-        let mut result = None;
-        loop {
-            self.poll(now, |completion| {
-                if completion.tag == call.tag {
-                    result = Some(completion.result.map(crate::Payload::into_vec));
-                } else {
-                    others(completion);
-                }
-            });
-            if let Some(result) = result {
-                return Ok(result?);
-            }
-            self.wait(now, None)?;
-            now = Instant::now();
-        }
-    }
-}
-
-/// Why a call that was waited for gave nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum CallFailure {
-    /// It was not accepted.
-    #[error(transparent)]
-    Submit(#[from] SubmitError),
-    /// It ended without an answer.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// The kernel cannot wait.
-    #[error("cannot wait for the connection: {0}")]
-    Wait(#[from] io::Error),
 }

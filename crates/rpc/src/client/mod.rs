@@ -4,6 +4,7 @@
 //!   submit ──▶ Core (pure: what to send, what came) ◀──▶ Client (streams, waiting, reconnecting) ──▶ completions
 //! ```
 
+mod blocking;
 mod call;
 mod connector;
 mod core;
@@ -11,12 +12,14 @@ mod frames;
 mod link;
 mod requests;
 mod session;
+mod sessions;
 mod silence;
 
+pub use blocking::CallFailure;
 pub use call::{Body, CallError, Completion, Outgoing, SubmitError};
 pub use connector::{Connector, TcpConnector};
 pub use core::SessionKey;
-pub use link::{CallFailure, Client, ConnectionError};
+pub use link::{Client, ConnectionError};
 
 #[cfg(test)]
 pub(crate) use core::Core;

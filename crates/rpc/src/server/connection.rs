@@ -1,12 +1,11 @@
 //! A client's connection with its stream: receives, lets the peer handle, sends all that is ready at once.
 
 use std::io::{self, IoSlice};
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use farfork_fabric::transport::Stream;
 use farfork_wire::rpc::FrameError;
-use rustix::event::epoll;
 
 use super::peer::{Peer, Service};
 use super::session::Session;
@@ -25,11 +24,13 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    /// Who violates the protocol is named; connections come and go otherwise.
-    pub(super) fn log(&self, peer: &str) {
+    /// Whether its client did what it must not, or is nobody who may be here: such a one is named. Connections come and go
+    /// otherwise.
+    pub(super) fn is_violation(&self) -> bool {
         match self {
-            Self::Frame(_) => tracing::warn!(peer, cause = %self, "an RPC connection ends"),
-            _ => tracing::debug!(peer, cause = %self, "an RPC connection ends"),
+            Self::Frame(_) => true,
+            Self::Broken(cause) => matches!(cause.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData),
+            Self::Closed => false,
         }
     }
 }
@@ -43,6 +44,15 @@ pub(super) enum Turn {
     Received,
 }
 
+/// What a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Interest {
+    /// Something to receive.
+    pub(super) receive: bool,
+    /// Room to send.
+    pub(super) send: bool,
+}
+
 /// One client's connection.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -54,23 +64,33 @@ pub(super) struct Connection {
     pub(super) name: String,
     /// The last round that it had a turn in.
     pub(super) turned_in: u64,
-    interest: epoll::EventFlags,
+    /// What whoever waits for its socket was told; nothing yet, of a new one.
+    pub(super) watched: Option<Interest>,
+    /// Bytes that are counted as its own among those of the server.
+    pub(super) counted_bytes: usize,
 }
 
 impl Connection {
-    pub(super) fn new(stream: Box<dyn Stream>, epoll: &OwnedFd, token: u64, now: Instant) -> io::Result<Self> {
-        let interest = epoll::EventFlags::IN;
-        let socket = stream.socket().ok_or(io::ErrorKind::Unsupported)?;
-        let name = rustix::net::getpeername(socket)?.and_then(|address| std::net::SocketAddr::try_from(address).ok());
-        let name = name.map_or_else(|| "unnamed".to_owned(), |address| address.to_string());
-        epoll::add(epoll, socket, epoll::EventData::new_u64(token), interest)?;
-        Ok(Self { peer: Peer::new(now), shaken: false, name, turned_in: 0, interest, stream })
+    pub(super) fn new(stream: Box<dyn Stream>, from: String, now: Instant) -> Self {
+        Self { peer: Peer::new(now), shaken: false, name: from, turned_in: 0, watched: None, counted_bytes: 0, stream }
+    }
+
+    /// The socket to wait for, where there is one.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        self.stream.socket()
+    }
+
+    /// Where there is no socket to wait for: whether a turn would find something to do.
+    pub(super) fn is_ready(&self) -> bool {
+        let Interest { receive, send } = self.interest();
+        self.stream.is_ready(receive, send)
     }
 
     /// Receives once, and handles what came.
     pub(super) fn turn(
         &mut self,
         now: Instant,
+        clock: &dyn Fn() -> Instant,
         staging: &mut Staging,
         service: &mut impl Service,
     ) -> Result<Turn, Trouble> {
@@ -97,7 +117,7 @@ impl Connection {
                 }
             }
         }
-        let handled = self.peer.handle(staging, &Instant::now, service);
+        let handled = self.peer.handle(staging, clock, service);
         if let Err(violation) = handled {
             // It still learns what was answered before, and who is here.
             let _ = self.send(now);
@@ -106,27 +126,19 @@ impl Connection {
         Ok(Turn::Received)
     }
 
-    /// Sends what waits, and waits for what can help: requests unless too many replies wait, room while any do.
-    pub(super) fn flush(&mut self, now: Instant, epoll: &OwnedFd, token: u64) -> Result<(), Trouble> {
-        self.send(now)?;
-        let mut interest = epoll::EventFlags::empty();
-        interest.set(epoll::EventFlags::IN, self.peer.may_receive());
+    /// What can help it on: requests unless too many replies wait, room while any do.
+    pub(super) fn interest(&self) -> Interest {
         let has_unsent = self.shaken && self.peer.unsent_bytes() > 0;
-        interest.set(epoll::EventFlags::OUT, has_unsent || self.stream.has_unsent());
-        if interest != self.interest {
-            let socket = self.stream.socket().ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
-            epoll::modify(epoll, socket, epoll::EventData::new_u64(token), interest).map_err(io::Error::from)?;
-            self.interest = interest;
-        }
-        Ok(())
+        Interest { receive: self.peer.may_receive(), send: has_unsent || self.stream.has_unsent() }
     }
 
     /// Whether its client may still be there.
-    pub(super) fn check(&self) -> Result<(), Trouble> {
-        Ok(self.stream.check()?)
+    pub(super) fn check(&self) -> io::Result<()> {
+        self.stream.check()
     }
 
-    fn send(&mut self, now: Instant) -> Result<(), Trouble> {
+    /// Sends what waits, as far as that goes now.
+    pub(super) fn send(&mut self, now: Instant) -> Result<(), Trouble> {
         if !self.shaken {
             return Ok(());
         }

@@ -29,6 +29,8 @@ pub(super) struct Desk {
     control: Spool,
     queue: Queue,
     running: usize,
+    /// Of all its sessions.
+    held_bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +45,26 @@ enum Seat {
 impl Desk {
     pub(super) fn unsent_bytes(&self) -> usize {
         self.queue.bytes()
+    }
+
+    /// Bytes that its sessions hold.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    /// Does something with a session, and counts the bytes that it holds anew.
+    fn change<T>(&mut self, slot: u16, change: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.held_by(slot);
+        let outcome = change(self);
+        self.held_bytes = self.held_bytes + self.held_by(slot) - before;
+        outcome
+    }
+
+    fn held_by(&self, slot: u16) -> usize {
+        match self.seats.get(usize::from(slot)) {
+            Some(Seat::Taken(session)) => session.held_bytes(),
+            _ => 0,
+        }
     }
 
     /// Adds a frame that belongs to no session.
@@ -71,7 +93,7 @@ impl Desk {
 
     pub(super) fn grant(&mut self, slot: u16, session: Box<Session>) {
         let epoch = session.epoch;
-        self.seats[usize::from(slot)] = Seat::Taken(session);
+        self.change(slot, |desk| desk.seats[usize::from(slot)] = Seat::Taken(session));
         self.append(|out| Answer::Opened { slot, epoch, outcome: OpenOutcome::Open }.append(out));
     }
 
@@ -87,16 +109,39 @@ impl Desk {
         }
     }
 
-    /// Executes a request, unless it was before.
+    /// Executes a request, unless it was before, or there is no room for its answer.
     pub(super) fn request(
         &mut self,
         head: &RequestHead,
         payload: Payload<'_>,
+        held_bytes_max: usize,
+        is_overdue: impl FnOnce() -> bool,
+        service: &mut impl Service,
+    ) -> Result<(), FrameError> {
+        if self.held_bytes >= held_bytes_max {
+            // What it acknowledges gives room.
+            self.acknowledge(head.slot, head.id - u64::from(head.behind))?;
+        }
+        let has_room = self.held_bytes < held_bytes_max;
+        self.change(head.slot, |desk| desk.take(head, payload, has_room, is_overdue, service))
+    }
+
+    fn take(
+        &mut self,
+        head: &RequestHead,
+        payload: Payload<'_>,
+        has_room: bool,
         is_overdue: impl FnOnce() -> bool,
         service: &mut impl Service,
     ) -> Result<(), FrameError> {
         let Some(Seat::Taken(session)) = self.seats.get_mut(usize::from(head.slot)) else { return Err(NOT_OPEN) };
         match session.admit(head.id, head.id - u64::from(head.behind))? {
+            // It stays unseen: asked again, it may be executed.
+            Admission::New if !has_room => {
+                let head = ReplyHead { slot: head.slot, id: head.id, status: Status::Overloaded, checked: false };
+                self.append(|out| seal_empty(&head, out));
+                return Ok(());
+            }
             Admission::New => {}
             Admission::Known => return Ok(()),
             Admission::Replay(place) => {
@@ -137,30 +182,37 @@ impl Desk {
 
     /// Ends a request that was to be answered later; gives the answer back where its session is not here.
     pub(super) fn complete(&mut self, ticket: Ticket, status: Status, payload: Vec<u8>) -> Result<(), Vec<u8>> {
-        let is_its = |seat: &&mut Seat| matches!(seat, Seat::Taken(session) if session.id == ticket.session);
-        let Some(Seat::Taken(session)) = self.seats.iter_mut().find(is_its) else { return Err(payload) };
+        let is_its = |seat: &Seat| matches!(seat, Seat::Taken(session) if session.id == ticket.session);
+        let Some(slot) = self.seats.iter().position(is_its) else { return Err(payload) };
         self.running = self.running.saturating_sub(1);
-        session.complete(ticket, status, payload, Some(&mut self.queue));
+        self.end_later(slot as u16, ticket, status, payload);
         Ok(())
     }
 
+    fn end_later(&mut self, slot: u16, ticket: Ticket, status: Status, payload: Vec<u8>) {
+        self.change(slot, |desk| {
+            if let Some(Seat::Taken(session)) = desk.seats.get_mut(usize::from(slot)) {
+                session.complete(ticket, status, payload, Some(&mut desk.queue));
+            }
+        });
+    }
+
     pub(super) fn cancel(&mut self, slot: u16, id: u64) -> Result<(), FrameError> {
-        let Some(Seat::Taken(session)) = self.seats.get_mut(usize::from(slot)) else { return Err(NOT_OPEN) };
+        let session = self.session(slot)?;
         if session.cancel(id) {
             let ticket = Ticket { session: session.id, id, checked: false };
-            session.complete(ticket, Status::Cancelled, Vec::new(), Some(&mut self.queue));
+            self.end_later(slot, ticket, Status::Cancelled, Vec::new());
         }
         Ok(())
     }
 
     pub(super) fn acknowledge(&mut self, slot: u16, below: u64) -> Result<(), FrameError> {
-        self.session(slot)?.acknowledge(below);
-        Ok(())
+        self.change(slot, |desk| desk.session(slot).map(|session| session.acknowledge(below)))
     }
 
     /// Ends a session. What waits to be sent of it is sent.
     pub(super) fn close(&mut self, slot: u16) -> Result<SessionId, FrameError> {
-        let seat = self.seats.get_mut(usize::from(slot)).map(std::mem::take);
+        let seat = self.change(slot, |desk| desk.seats.get_mut(usize::from(slot)).map(std::mem::take));
         let Some(Seat::Taken(mut session)) = seat else { return Err(NOT_OPEN) };
         session.acknowledge(u64::MAX);
         self.queue.reassign(slot, &mut session.spool, CONTROL, &mut self.control);
@@ -175,9 +227,13 @@ impl Desk {
     }
 
     pub(super) fn sent(&mut self, count: usize) {
-        let Self { seats, control, queue, .. } = self;
+        let Self { seats, control, queue, held_bytes, .. } = self;
         queue.sent(count, |owner, ended| match seats.get_mut(usize::from(owner)) {
-            Some(Seat::Taken(session)) => ended.tell(&mut session.spool),
+            Some(Seat::Taken(session)) => {
+                let before = session.held_bytes();
+                ended.tell(&mut session.spool);
+                *held_bytes = *held_bytes + session.held_bytes() - before;
+            }
             _ => ended.tell(control),
         });
     }

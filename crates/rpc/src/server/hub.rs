@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use farfork_fabric::transport::Stream;
@@ -12,11 +12,15 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::registry::{Registry, Whereabouts};
 use super::reply::{Returns, Ticket};
 
+/// Most bytes that are held for all connections of a server. Beyond, those that hold much are refused until they hold less.
+/// (Sessions that wait for their clients have a limit of their own.)
+const HELD_BYTES_MAX: usize = 1 << 30;
+
 /// Something for a thread.
 #[derive(Debug)]
-pub(super) enum Letter {
-    /// A new connection.
-    Adopt(Box<dyn Stream>),
+pub(crate) enum Letter {
+    /// A new connection, and where it comes from.
+    Adopt(Box<dyn Stream>, String),
     /// A session of this connection was resumed elsewhere.
     Close(u64),
     /// An answer for a session of this connection.
@@ -25,9 +29,12 @@ pub(super) enum Letter {
 
 /// What the threads share.
 #[derive(Debug)]
-pub(super) struct Hub {
+pub(crate) struct Hub {
     registry: Mutex<Registry>,
     mailboxes: Vec<Mailbox>,
+    /// For connections, as of each one's last turn.
+    held_bytes: AtomicUsize,
+    held_bytes_max: usize,
     stopped: AtomicBool,
 }
 
@@ -38,16 +45,22 @@ struct Mailbox {
 }
 
 impl Hub {
-    pub(super) fn new(workers: usize) -> io::Result<Self> {
+    pub(crate) fn new(workers: usize) -> io::Result<Self> {
+        Self::with_limit(workers, HELD_BYTES_MAX)
+    }
+
+    /// The same with another limit for what all connections hold.
+    pub(crate) fn with_limit(workers: usize, held_bytes_max: usize) -> io::Result<Self> {
         let mailbox = || -> io::Result<Mailbox> {
             let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
             Ok(Mailbox { wake, letters: Mutex::default() })
         };
         let mailboxes = (0..workers).map(|_| mailbox()).collect::<io::Result<_>>()?;
-        Ok(Self { registry: Mutex::default(), mailboxes, stopped: AtomicBool::new(false) })
+        let stopped = AtomicBool::new(false);
+        Ok(Self { registry: Mutex::default(), mailboxes, held_bytes: AtomicUsize::new(0), held_bytes_max, stopped })
     }
 
-    pub(super) fn workers(&self) -> usize {
+    pub(crate) fn workers(&self) -> usize {
         self.mailboxes.len()
     }
 
@@ -55,12 +68,32 @@ impl Hub {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Counts what a connection holds now in the place of what it held before.
+    pub(super) fn recount(&self, counted_bytes: &mut usize, now_bytes: usize) {
+        let before = std::mem::replace(counted_bytes, now_bytes);
+        match now_bytes.checked_sub(before) {
+            Some(0) => {}
+            Some(more) => _ = self.held_bytes.fetch_add(more, Ordering::Relaxed),
+            None => _ = self.held_bytes.fetch_sub(before - now_bytes, Ordering::Relaxed),
+        }
+    }
+
+    /// Whether connections hold more than they may together.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.held_bytes.load(Ordering::Relaxed) > self.held_bytes_max
+    }
+
+    /// Where there is no descriptor to wait for: whether a letter came.
+    pub(crate) fn has_letters(&self, worker: usize) -> bool {
+        !self.mailboxes[worker].letters.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// What becomes readable when a letter came.
     pub(super) fn wake_of(&self, worker: usize) -> &OwnedFd {
         &self.mailboxes[worker].wake
     }
 
-    pub(super) fn post(&self, worker: usize, letter: Letter) {
+    pub(crate) fn post(&self, worker: usize, letter: Letter) {
         let mailbox = &self.mailboxes[worker];
         mailbox.letters.lock().unwrap_or_else(PoisonError::into_inner).push(letter);
         mailbox.ring();

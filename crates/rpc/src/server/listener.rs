@@ -2,19 +2,20 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::transport::{Plain, Security, Stream};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with, sockopt};
+use rustix::net::{SocketAddrAny, SocketFlags, acceptfrom_with, sockopt};
 
 /// Most connections accepted at once, so that a flood of them does not hold up those that there are.
 const ACCEPTS_MAX: usize = 64;
 
 /// How long nothing is accepted when this process cannot have another file descriptor.
-pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// When an idle connection is first probed: a client that vanished without a word is noticed within half a minute.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
@@ -68,14 +69,19 @@ impl Listener {
         Self { socket, acceptor, accepted: 0, paused_until: None }
     }
 
-    /// Accepts what waits, within the limit; what is accepted goes to `adopt` with its number.
+    /// Accepts nothing for a while.
+    pub(super) fn pause(&mut self, now: Instant) {
+        self.paused_until = Some(now + ACCEPT_PAUSE);
+    }
+
+    /// Accepts what waits, within the limit; what is accepted goes to `adopt` with its number, and where it comes from.
     ///
     /// # Errors
     /// Nothing can be accepted for now.
-    pub(super) fn accept(&mut self, mut adopt: impl FnMut(usize, Box<dyn Stream>)) -> Result<(), Errno> {
+    pub(super) fn accept(&mut self, mut adopt: impl FnMut(usize, Box<dyn Stream>, String)) -> Result<(), Errno> {
         for _ in 0..ACCEPTS_MAX {
-            let socket = match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => socket,
+            let (socket, from) = match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(accepted) => accepted,
                 Err(Errno::AGAIN) => return Ok(()),
                 // The client gave up, or a signal came: the next one may be good.
                 Err(Errno::CONNABORTED | Errno::INTR) => continue,
@@ -83,13 +89,18 @@ impl Listener {
             };
             let stream = set_options(&socket).and_then(|()| self.acceptor.accept(socket));
             match stream {
-                Ok(stream) => adopt(self.accepted, stream),
+                Ok(stream) => adopt(self.accepted, stream, name_of(from)),
                 Err(cause) => tracing::debug!(%cause, "a connection is not served"),
             }
             self.accepted += 1;
         }
         Ok(())
     }
+}
+
+fn name_of(from: Option<SocketAddrAny>) -> String {
+    let address = from.and_then(|address| SocketAddr::try_from(address).ok());
+    address.map_or_else(|| "unnamed".to_owned(), |address| address.to_string())
 }
 
 fn set_options(socket: &OwnedFd) -> io::Result<()> {

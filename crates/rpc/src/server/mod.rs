@@ -2,6 +2,7 @@
 
 mod connection;
 mod desk;
+mod hall;
 mod handlers;
 mod hub;
 mod listener;
@@ -21,13 +22,15 @@ pub use listener::{Acceptor, PlainAcceptor, SecuredAcceptor};
 pub use registry::SESSION_IDLE_MAX;
 pub use reply::{Deferred, Reply};
 
-use hub::Hub;
+pub(crate) use hall::{Clock, Hall};
+pub(crate) use hub::{Hub, Letter};
+
 use worker::Worker;
 
 #[cfg(test)]
 pub(crate) use {
-    peer::{Peer, Service, Wish},
-    registry::{Claim, Claimed, Location, Registry, Whereabouts},
+    peer::{HELD_BYTES_MAX, Peer, Service, Wish},
+    registry::{Claimed, Location, Registry},
     reply::Ticket,
 };
 

@@ -15,6 +15,10 @@ use crate::spool::SLICES_MAX;
 /// Bytes that may wait for a client before its further requests do. One more reply may exceed it.
 const UNSENT_BYTES_MAX: usize = 4 << 20;
 
+/// Most bytes that are held for a connection: replies of all its sessions that were not acknowledged, what its sessions
+/// remember, and what has come of a payload. Beyond, its requests are refused; four sessions may keep as much as one may.
+pub(crate) const HELD_BYTES_MAX: usize = 128 << 20;
+
 /// How long a connection may go without a greeting.
 const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -44,6 +48,8 @@ pub(crate) struct Peer {
     greeted: bool,
     /// Whether there may be frames that were received but not understood.
     backlog: bool,
+    /// Most bytes that may be held for it now.
+    held_bytes_max: usize,
     received_at: Instant,
     /// When it last got on: when it came, when something was received or taken.
     progress_at: Instant,
@@ -60,15 +66,38 @@ impl Peer {
             desk,
             greeted: false,
             backlog: false,
+            held_bytes_max: HELD_BYTES_MAX,
             received_at: now,
             progress_at: now,
             wishes: Vec::new(),
         }
     }
 
-    /// Whether it may receive: not while too many replies wait, or requests that were received before.
+    /// Whether it has greeted.
+    pub(crate) fn has_greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// Bytes that are held for it.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.desk.held_bytes() + self.inbound.held_bytes()
+    }
+
+    /// Says how many bytes may be held for it from now on.
+    pub(crate) fn set_held_bytes_max(&mut self, bytes: usize) {
+        self.held_bytes_max = bytes;
+    }
+
+    /// Whether it may receive: not while too many replies wait, or requests that were received before, or while the rest
+    /// of a payload has no room.
     pub(crate) fn may_receive(&self) -> bool {
-        !self.backlog && !self.is_full()
+        !self.backlog && !self.is_full() && !self.waits_for_room()
+    }
+
+    /// Whether a payload is coming that there is no room for now. What gives room is never behind it in the stream: other
+    /// connections' acknowledgements, or the end of some that do not get on.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.inbound.is_amid_body() && self.held_bytes() >= self.held_bytes_max
     }
 
     /// Whether frames that were received before can be handled now.
@@ -110,7 +139,7 @@ impl Peer {
     pub(crate) fn handle(
         &mut self,
         staging: &mut Staging,
-        clock: &impl Fn() -> Instant,
+        clock: &dyn Fn() -> Instant,
         service: &mut impl Service,
     ) -> Result<(), FrameError> {
         let handled = self.handle_frames(staging, clock, service);
@@ -121,7 +150,7 @@ impl Peer {
     fn handle_frames(
         &mut self,
         staging: &mut Staging,
-        clock: &impl Fn() -> Instant,
+        clock: &dyn Fn() -> Instant,
         service: &mut impl Service,
     ) -> Result<(), FrameError> {
         if !self.greeted {
@@ -140,7 +169,7 @@ impl Peer {
             match ask {
                 Ask::Request(head) => {
                     let is_overdue = || is_overdue(&head, self.received_at, clock);
-                    self.desk.request(&head, payload, is_overdue, service)?;
+                    self.desk.request(&head, payload, self.held_bytes_max, is_overdue, service)?;
                 }
                 Ask::Open { slot, session, epoch, resumed } => {
                     self.desk.expect(slot)?;
@@ -209,7 +238,7 @@ impl Peer {
     }
 }
 
-fn is_overdue(head: &RequestHead, received_at: Instant, clock: &impl Fn() -> Instant) -> bool {
+fn is_overdue(head: &RequestHead, received_at: Instant, clock: &dyn Fn() -> Instant) -> bool {
     let remaining = Duration::from_micros(u64::from(head.remaining_us));
     head.remaining_us > 0 && clock().saturating_duration_since(received_at) >= remaining
 }

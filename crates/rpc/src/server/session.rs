@@ -67,9 +67,9 @@ impl Session {
         Self { id, slot, epoch: 0, floor: 0, entries, spool: Spool::default() }
     }
 
-    /// Bytes that it holds.
+    /// Bytes that it holds: replies, and what it remembers of requests.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.spool.held_bytes()
+        self.spool.held_bytes() + self.entries.len() * size_of::<Entry>()
     }
 
     /// Whether any handler is to answer later.

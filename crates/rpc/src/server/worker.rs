@@ -1,37 +1,23 @@
-//! A thread of a server: waits for its connections, lets each take turns, looks after those that do not get on.
+//! A thread of a server: waits for the sockets of its connections, accepts new ones, sleeps and looks again.
 
-use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::Spin;
-use farfork_fabric::transport::Stream;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::connection::{Connection, Turn};
-use super::handlers::{Handlers, Serving};
+use super::connection::{Connection, Interest};
+use super::hall::Hall;
+use super::handlers::Handlers;
 use super::hub::{Hub, Letter};
-use super::listener::{ACCEPT_PAUSE, Acceptor, Listener};
-use super::peer::Wish;
-use super::registry::{Claim, Claimed, Location};
-use super::reply::Returns;
-use crate::inbound::Staging;
+use super::listener::{Acceptor, Listener};
 
 /// Events of one wait.
 const EVENTS_MAX: usize = 256;
-
-/// Most connections of a thread. With few file descriptors the process's limit is reached before.
-const PEERS_MAX: usize = 1 << 14;
-
-/// Between two looks for connections that do not get on, and sessions that nobody came back to.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Between two attempts to get a session from a connection of another thread.
-const CLAIM_PAUSE: Duration = Duration::from_millis(1);
 
 const MAILBOX: u64 = 0;
 const LISTENER: u64 = 1;
@@ -41,45 +27,19 @@ const FIRST_PEER: u64 = 2;
 pub(super) struct Worker {
     number: usize,
     hub: Arc<Hub>,
-    handlers: Handlers,
+    hall: Hall,
     epoll: OwnedFd,
     listener: Option<Listener>,
-    connections: HashMap<u64, Connection>,
-    next_token: u64,
-    staging: Staging,
-    /// Connections to turn to again before sleeping: their streams may have more than their sockets show.
-    again: Vec<u64>,
-    round: u64,
-    /// Whether anything came in this round.
-    worked: bool,
-    /// Sessions that connections of other threads must give up first.
-    claims: Vec<(u64, Claim)>,
     /// Only where it may look again before it sleeps.
     spin: Option<Spin>,
-    swept_at: Instant,
 }
 
 impl Worker {
     pub(super) fn new(number: usize, hub: Arc<Hub>, handlers: Handlers, spins: bool) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, hub.wake_of(number), epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
-        let now = Instant::now();
-        Ok(Self {
-            number,
-            hub,
-            handlers,
-            epoll,
-            listener: None,
-            connections: HashMap::new(),
-            next_token: FIRST_PEER,
-            staging: Staging::default(),
-            again: Vec::new(),
-            round: 0,
-            worked: false,
-            claims: Vec::new(),
-            spin: spins.then(|| Spin::new(now)),
-            swept_at: now,
-        })
+        let hall = Hall::new(number, Arc::clone(&hub), handlers, Box::new(Instant::now));
+        Ok(Self { number, hub, hall, epoll, listener: None, spin: spins.then(|| Spin::new(Instant::now())) })
     }
 
     /// Makes it the one that accepts.
@@ -95,22 +55,23 @@ impl Worker {
         let mut now = Instant::now();
         while !self.hub.is_stopped() {
             events.clear();
-            match epoll::wait(&self.epoll, spare_capacity(&mut events), self.timeout(now).as_ref()) {
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&self.timeout(now))) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return tracing::error!(%errno, "an RPC server cannot wait for its connections"),
             }
             now = Instant::now();
-            self.round += 1;
-            let again = std::mem::take(&mut self.again);
+            let again = self.hall.begin_round();
             for event in &events {
                 match event.data.u64() {
-                    MAILBOX => self.read_letters(now),
+                    MAILBOX => self.hall.read_letters(now),
                     LISTENER => self.accept(now),
-                    token => self.turn(token, now),
+                    peer => self.hall.turn(peer - FIRST_PEER, now),
                 }
             }
-            again.iter().for_each(|token| self.turn(*token, now));
-            self.sweep(now);
+            again.iter().for_each(|token| self.hall.turn(*token, now));
+            self.hall.sweep(now);
+            self.resume_listening(now);
+            self.watch(now);
             now = self.rest(now);
         }
     }
@@ -118,7 +79,7 @@ impl Worker {
     /// Ends a round: remembers whether it was worth looking, and lets others have the processor where it was not.
     fn rest(&mut self, began: Instant) -> Instant {
         let Some(spin) = &mut self.spin else { return began };
-        if !std::mem::take(&mut self.worked) {
+        if !self.hall.take_worked() {
             std::thread::yield_now();
             return began;
         }
@@ -129,169 +90,65 @@ impl Worker {
     }
 
     /// How long to wait at most.
-    fn timeout(&self, now: Instant) -> Option<Timespec> {
+    fn timeout(&self, now: Instant) -> Timespec {
         let looks_again = || self.spin.as_ref().is_some_and(|spin| spin.look_again(now));
-        let wait = if !self.again.is_empty() || looks_again() {
+        let wait = if self.hall.has_more() || looks_again() {
             Duration::ZERO
-        } else if !self.claims.is_empty() {
-            CLAIM_PAUSE
-        } else if self.listener.as_ref().is_some_and(|listener| listener.paused_until.is_some()) {
-            ACCEPT_PAUSE
         } else {
-            SWEEP_INTERVAL
+            let paused_until = self.listener.as_ref().and_then(|listener| listener.paused_until);
+            let until = [Some(self.hall.next_timeout()), paused_until].into_iter().flatten().min();
+            until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
         };
-        Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) })
+        Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) }
     }
 
     fn accept(&mut self, now: Instant) {
         let Some(listener) = &mut self.listener else { return };
         let hub = &self.hub;
-        let adopt = |number: usize, stream| hub.post(number % hub.workers(), Letter::Adopt(stream));
+        let adopt = |number: usize, stream, from| hub.post(number % hub.workers(), Letter::Adopt(stream, from));
         if let Err(errno) = listener.accept(adopt) {
             tracing::warn!(%errno, "an RPC server cannot accept connections for now");
             let _ = epoll::delete(&self.epoll, &listener.socket);
-            listener.paused_until = Some(now + ACCEPT_PAUSE);
+            listener.pause(now);
         }
     }
 
-    fn read_letters(&mut self, now: Instant) {
-        for letter in self.hub.take_letters(self.number) {
-            match letter {
-                Letter::Adopt(stream) => self.adopt(stream, now),
-                Letter::Close(token) => self.end(token, now),
-                Letter::Answer { peer, ticket, status, payload } => {
-                    let here = self.connections.get_mut(&peer);
-                    let completed = match here {
-                        Some(connection) => connection.peer.complete(ticket, status, payload),
-                        None => Err(payload),
-                    };
-                    match completed {
-                        Ok(()) => self.flush(peer, now),
-                        // The session has moved on meanwhile.
-                        Err(payload) => self.hub.take(ticket, status, payload),
-                    }
-                }
-            }
-        }
-    }
-
-    /// Takes a new connection.
-    fn adopt(&mut self, stream: Box<dyn Stream>, now: Instant) {
-        if self.connections.len() >= PEERS_MAX {
-            return tracing::warn!("an RPC server has {PEERS_MAX} connections on a thread and closes a new one");
-        }
-        let token = self.next_token;
-        self.next_token += 1;
-        if let Ok(connection) = Connection::new(stream, &self.epoll, token, now) {
-            self.connections.insert(token, connection);
-            self.turn(token, now);
-        }
-    }
-
-    fn turn(&mut self, token: u64, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        if std::mem::replace(&mut connection.turned_in, self.round) == self.round {
-            return;
-        }
-        let mut serving = Serving { handlers: &mut self.handlers, returns: &self.hub };
-        match connection.turn(now, &mut self.staging, &mut serving) {
-            Ok(turn) => {
-                if turn != Turn::Idle {
-                    self.again.push(token);
-                    self.worked = true;
-                }
-                self.grant_wishes(token, now);
-            }
-            Err(cause) => {
-                cause.log(&connection.name);
-                return self.end(token, now);
-            }
-        }
-        self.flush(token, now);
-    }
-
-    fn flush(&mut self, token: u64, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        match connection.flush(now, &self.epoll, token) {
-            // Requests that waited for room.
-            Ok(()) if connection.peer.has_work() => self.again.push(token),
-            Ok(()) => {}
-            Err(cause) => {
-                cause.log(&connection.name);
-                self.end(token, now);
-            }
-        }
-    }
-
-    fn grant_wishes(&mut self, token: u64, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        for wish in connection.peer.take_wishes() {
-            match wish {
-                Wish::Claim(claim) => self.claim(token, &claim, now),
-                Wish::Close(session) => self.hub.registry().remove(&session),
-            }
-        }
-    }
-
-    /// Gives a session to a connection, or makes the one end that has it.
-    fn claim(&mut self, token: u64, claim: &Claim, now: Instant) {
-        let here = Location { worker: self.number, peer: token };
-        let mut claimed = self.hub.registry().claim(claim, here);
-        if let Claimed::Held(holder) = &claimed
-            && holder.worker == self.number
-        {
-            self.end(holder.peer, now);
-            if *holder == here {
-                return tracing::warn!("a client opened a session twice on one connection");
-            }
-            claimed = self.hub.registry().claim(claim, here);
-        }
-        let Some(connection) = self.connections.get_mut(&token) else { return };
-        match claimed {
-            Claimed::Granted(session) => connection.peer.grant(claim.slot, session),
-            Claimed::Refused(outcome) => connection.peer.refuse(claim, outcome),
-            Claimed::Held(holder) => {
-                self.hub.post(holder.worker, Letter::Close(holder.peer));
-                self.claims.push((token, *claim));
-            }
-        }
-    }
-
-    /// Ends a connection; its sessions wait for their client.
-    fn end(&mut self, token: u64, now: Instant) {
-        let Some(connection) = self.connections.remove(&token) else { return };
-        let mut registry = self.hub.registry();
-        connection.into_sessions().for_each(|session| registry.park(session, now));
-    }
-
-    fn sweep(&mut self, now: Instant) {
-        for (token, claim) in std::mem::take(&mut self.claims) {
-            self.claim(token, &claim, now);
-            self.flush(token, now);
-        }
-        if let Some(listener) = self.listener.as_mut().filter(|it| it.paused_until.is_some_and(|until| until <= now)) {
+    fn resume_listening(&mut self, now: Instant) {
+        let Some(listener) = &mut self.listener else { return };
+        if listener.paused_until.is_some_and(|until| until <= now) {
             let data = epoll::EventData::new_u64(LISTENER);
-            if epoll::add(&self.epoll, &listener.socket, data, epoll::EventFlags::IN).is_ok() {
-                listener.paused_until = None;
+            match epoll::add(&self.epoll, &listener.socket, data, epoll::EventFlags::IN) {
+                Ok(()) => listener.paused_until = None,
+                Err(_) => listener.pause(now),
             }
-        }
-        if now.duration_since(self.swept_at) < SWEEP_INTERVAL {
-            return;
-        }
-        self.swept_at = now;
-        let mut ended = Vec::new();
-        for (token, connection) in &self.connections {
-            if connection.peer.is_stalled(now) {
-                tracing::info!(peer = %connection.name, "an RPC connection does not get on and is closed");
-                ended.push(*token);
-            } else if let Err(cause) = connection.check() {
-                tracing::warn!(peer = %connection.name, %cause, "an RPC client may not be here any more");
-                ended.push(*token);
-            }
-        }
-        ended.into_iter().for_each(|token| self.end(token, now));
-        if self.number == 0 {
-            self.hub.registry().expire(now);
         }
     }
+
+    /// Has the kernel wait for what the connections wait for now.
+    fn watch(&mut self, now: Instant) {
+        for token in self.hall.take_changed() {
+            let Some(connection) = self.hall.connection_mut(token) else { continue };
+            if let Err(cause) = watch(&self.epoll, token, connection) {
+                tracing::warn!(peer = %connection.name, %cause, worker = self.number, "an RPC connection cannot be waited for");
+                self.hall.end(token, now);
+            }
+        }
+    }
+}
+
+fn watch(epoll: &OwnedFd, token: u64, connection: &mut Connection) -> io::Result<()> {
+    let interest = connection.interest();
+    let Interest { receive, send } = interest;
+    let mut flags = epoll::EventFlags::empty();
+    flags.set(epoll::EventFlags::IN, receive);
+    flags.set(epoll::EventFlags::OUT, send);
+    let socket = connection.socket().ok_or(io::ErrorKind::Unsupported)?;
+    let data = epoll::EventData::new_u64(token + FIRST_PEER);
+    match connection.watched {
+        None => epoll::add(epoll, socket, data, flags)?,
+        Some(watched) if watched != interest => epoll::modify(epoll, socket, data, flags)?,
+        Some(_) => {}
+    }
+    connection.watched = Some(interest);
+    Ok(())
 }

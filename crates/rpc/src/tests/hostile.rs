@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use farfork_wire::rpc::{Ask, FrameError, RequestHead, SessionId, Status, Versions};
+use farfork_wire::rpc::{Answer, Ask, FrameError, Message, RequestHead, SessionId, Status, Versions};
 use proptest::prelude::*;
 
 use crate::client::{Body, Completion, Core, Outgoing};
 use crate::inbound::{Payload, Staging};
-use crate::server::{Claimed, Location, Peer, Registry, Reply, Service, Ticket, Wish};
+use crate::server::{Claimed, HELD_BYTES_MAX, Location, Peer, Registry, Reply, Service, Ticket, Wish};
 
 /// Echoes, or answers with as many bytes as the handler's number says; every tenth request runs on for ever.
 #[derive(Default)]
@@ -75,6 +75,25 @@ impl End {
                 },
             }
         }
+    }
+
+    /// The frames that it sends, all of which the client takes; long payloads as they are announced.
+    fn sent(&mut self) -> Vec<Answer> {
+        let mut bytes = Vec::new();
+        while self.peer.unsent_bytes() > 0 {
+            let mut slices = [std::io::IoSlice::new(&[]); crate::spool::SLICES_MAX];
+            let count = self.peer.slices(&mut slices);
+            let before = bytes.len();
+            slices[..count].iter().for_each(|slice| bytes.extend_from_slice(slice));
+            self.peer.sent(bytes.len() - before, self.now);
+        }
+        let mut rest = bytes.strip_prefix(&Versions::OURS.encode()).unwrap_or(&bytes);
+        let mut answers = Vec::new();
+        while let Some(frame) = Answer::decode(rest).unwrap() {
+            answers.push(frame.message);
+            rest = &rest[frame.head_bytes + frame.payload_bytes..];
+        }
+        answers
     }
 
     fn greeted(slots: u16) -> Self {
@@ -249,4 +268,34 @@ fn an_answer_that_is_too_long_is_refused() {
     assert!(end.peer.unsent_bytes() < 1000);
     let ticket = Ticket { session: SessionId::from_bytes([0; 16]), id: 7, checked: false };
     assert!(end.peer.complete(ticket, Status::Answered, Vec::new()).is_ok(), "nobody asked: passed over");
+}
+
+#[test]
+fn who_acknowledges_nothing_is_refused_before_its_replies_fill_the_memory() {
+    const SLOTS: u16 = 8;
+    let mut end = End::greeted(SLOTS);
+    end.sent();
+    let mut refused = 0;
+    // Without those that run on for ever.
+    let ids = (0..60u64).filter(|id| id % 10 != 7);
+    for (id, slot) in ids.flat_map(|id| (0..SLOTS).map(move |slot| (id, slot))) {
+        end.feed(&request(slot, id, id as u32, 1 << 20, &[])).unwrap();
+        let answer = end.sent();
+        let [Answer::Reply(head)] = answer[..] else { panic!("{answer:?}") };
+        assert!(matches!(head.status, Status::Answered | Status::Overloaded), "{:?}", head.status);
+        refused += usize::from(head.status == Status::Overloaded);
+        assert!(end.peer.held_bytes() <= HELD_BYTES_MAX + (2 << 20), "{} bytes", end.peer.held_bytes());
+    }
+    assert!(refused > 100, "{refused} requests were refused");
+    assert_eq!(end.service.executed.len() + refused, 54 * usize::from(SLOTS), "nothing refused is executed");
+    // Once it acknowledges, it is served again, what was refused too.
+    let acknowledge = |slot| {
+        let mut bytes = Vec::new();
+        Ask::Acknowledge { slot, below: 59 }.append(&mut bytes);
+        bytes
+    };
+    (0..SLOTS).for_each(|slot| _ = end.feed(&acknowledge(slot)).unwrap());
+    end.feed(&request(0, 59, 0, 1 << 20, &[])).unwrap();
+    assert!(matches!(end.sent()[..], [Answer::Reply(head)] if head.status == Status::Answered));
+    assert!(end.service.executed.values().all(|times| *times == 1));
 }

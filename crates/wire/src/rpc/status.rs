@@ -19,8 +19,8 @@ pub enum Status {
     /// The client took it back while it ran.
     #[error("it was cancelled while it ran")]
     Cancelled = 4,
-    /// Too many requests run already. Nothing ran.
-    #[error("the server has too many unfinished requests of this connection")]
+    /// Too many requests run already, or too many bytes are held for what was not acknowledged. Nothing ran.
+    #[error("the server has too many unfinished requests, or unacknowledged replies, of this connection; ask again later")]
     Overloaded = 5,
     /// It was executed, but its reply was too large to be kept for long; it is not executed again.
     #[error("it was executed, but the server did not keep the reply")]

@@ -11,17 +11,18 @@
 //! released and no run of the [`Queue`] refers to it. A long payload that its owner gives away is a segment of its own,
 //! right behind the one that ends with its head.
 
+mod queue;
+
 use std::collections::VecDeque;
-use std::io::IoSlice;
+use std::ops::Range;
+
+pub(crate) use queue::{Queue, SLICES_MAX};
 
 /// Size of a segment, in bytes: some hundred small frames, and small enough to stay in a core's cache.
 pub(crate) const SEGMENT_BYTES: usize = 64 << 10;
 
 /// Most segments that wait to be used again.
 const SPARE_MAX: usize = 4;
-
-/// Most slices of one send: the kernel takes 1,024, but so many are enough to fill a socket.
-pub(crate) const SLICES_MAX: usize = 64;
 
 /// Where a frame lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -192,6 +193,11 @@ impl Spool {
         }
     }
 
+    /// The bytes of the payload that lies behind a frame's segment.
+    fn apart_bytes(&self, place: &Place) -> usize {
+        self.segments[(place.segment + 1 - self.first) as usize].bytes.len()
+    }
+
     fn run_begins(&mut self, segment: u64) {
         let index = (segment - self.first) as usize;
         self.segments[index].runs += 1;
@@ -203,114 +209,7 @@ impl Spool {
         self.tidy(index);
     }
 
-    fn bytes_of(&self, run: &Run) -> &[u8] {
-        &self.segments[(run.segment - self.first) as usize].bytes[run.from as usize..run.to as usize]
-    }
-}
-
-/// Frames that lie one behind the other.
-#[derive(Debug)]
-struct Run {
-    owner: u16,
-    segment: u64,
-    from: u32,
-    to: u32,
-}
-
-/// What is still to be sent, in order, from the spools of one or several owners.
-#[derive(Debug, Default)]
-pub(crate) struct Queue {
-    runs: VecDeque<Run>,
-    bytes: usize,
-}
-
-impl Queue {
-    /// Bytes that are still to be sent.
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Adds a frame of `owner`'s spool.
-    pub(crate) fn push(&mut self, owner: u16, spool: &mut Spool, place: &Place) {
-        self.extend(owner, spool, place.segment, place.at, place.at + place.bytes);
-        if place.apart {
-            let index = (place.segment + 1 - spool.first) as usize;
-            let bytes = spool.segments[index].bytes.len() as u32;
-            self.extend(owner, spool, place.segment + 1, 0, bytes);
-        }
-    }
-
-    fn extend(&mut self, owner: u16, spool: &mut Spool, segment: u64, from: u32, to: u32) {
-        self.bytes += (to - from) as usize;
-        match self.runs.back_mut() {
-            Some(last) if last.owner == owner && last.segment == segment && last.to == from => last.to = to,
-            _ => {
-                spool.run_begins(segment);
-                self.runs.push_back(Run { owner, segment, from, to });
-            }
-        }
-    }
-
-    /// The bytes to send next, as slices.
-    pub(crate) fn slices<'a>(
-        &self,
-        slices: &mut [IoSlice<'a>; SLICES_MAX],
-        spool_of: impl Fn(u16) -> &'a Spool,
-    ) -> usize {
-        let runs = self.runs.iter().take(SLICES_MAX);
-        let count = runs.len();
-        for (slice, run) in slices.iter_mut().zip(runs) {
-            *slice = IoSlice::new(spool_of(run.owner).bytes_of(run));
-        }
-        count
-    }
-
-    /// Takes note that `count` bytes were sent; `ended` is told whose run that was.
-    pub(crate) fn sent(&mut self, mut count: usize, mut ended: impl FnMut(u16, Ended)) {
-        assert!(count <= self.bytes, "more was sent than there was");
-        self.bytes -= count;
-        while count > 0 {
-            let run = self.runs.front_mut().expect("there are bytes left");
-            let part = count.min((run.to - run.from) as usize);
-            run.from += part as u32;
-            count -= part;
-            if run.from == run.to {
-                ended(run.owner, Ended(run.segment));
-                self.runs.pop_front();
-            }
-        }
-    }
-
-    /// Moves what is still to be sent of one owner to the spool of another.
-    pub(crate) fn reassign(&mut self, from: u16, from_spool: &mut Spool, to: u16, to_spool: &mut Spool) {
-        for run in self.runs.iter_mut().filter(|run| run.owner == from) {
-            let bytes = from_spool.bytes_of(run);
-            let out = to_spool.open(bytes.len());
-            let start = out.len();
-            out.extend_from_slice(bytes);
-            let place = to_spool.close(start);
-            to_spool.run_begins(place.segment);
-            to_spool.release(&place);
-            from_spool.run_ends(run.segment);
-            *run = Run { owner: to, segment: place.segment, from: place.at, to: place.at + place.bytes };
-        }
-    }
-
-    /// Forgets everything; the spools have to forget their runs as well.
-    pub(crate) fn clear(&mut self) {
-        self.runs.clear();
-        self.bytes = 0;
-    }
-}
-
-/// A run that was sent; its spool has to know.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct Ended(u64);
-
-impl Ended {
-    /// Tells the spool.
-    pub(crate) fn tell(self, spool: &mut Spool) {
-        spool.run_ends(self.0);
+    fn bytes_of(&self, segment: u64, range: Range<u32>) -> &[u8] {
+        &self.segments[(segment - self.first) as usize].bytes[range.start as usize..range.end as usize]
     }
 }

@@ -1,0 +1,87 @@
+//! A client's thread that waits: for its socket, for the answer of one call.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use super::call::{Body, CallError, Completion, Outgoing, SubmitError};
+use super::core::SessionKey;
+use super::link::Client;
+
+/// Longest sleep: a safeguard, not a schedule.
+const SLEEP_MAX: Duration = Duration::from_secs(1);
+
+/// Why a call that was waited for gave nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CallFailure {
+    /// It was not accepted.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// It ended without an answer.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The kernel cannot wait.
+    #[error("cannot wait for the connection: {0}")]
+    Wait(#[from] io::Error),
+}
+
+impl Client {
+    /// Waits until a poll has something to do, or `until`. It looks again for a while before it sleeps, and returns at
+    /// once where the last poll may have left something.
+    ///
+    /// # Errors
+    /// The kernel cannot wait.
+    pub fn wait(&mut self, now: Instant, until: Option<Instant>) -> io::Result<()> {
+        if self.has_more {
+            return Ok(());
+        }
+        if self.spin.as_ref().is_some_and(|spin| spin.look_again(now)) {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        let until = [until, self.next_timeout(), Some(now + SLEEP_MAX)].into_iter().flatten().min();
+        let sleep = until.map_or(SLEEP_MAX, |until| until.saturating_duration_since(now));
+        let timeout = Timespec { tv_sec: sleep.as_secs() as i64, tv_nsec: i64::from(sleep.subsec_nanos()) };
+        let Some(socket) = self.socket() else {
+            std::thread::sleep(sleep.min(self.pause));
+            return Ok(());
+        };
+        let events = if self.has_unsent() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        match rustix::event::poll(&mut [PollFd::new(&socket, events)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Asks and waits for the answer. Other requests that end meanwhile are told to `others`.
+    ///
+    /// # Errors
+    /// What came of it.
+    pub fn call(
+        &mut self,
+        session: SessionKey,
+        call: &Outgoing,
+        body: Body<'_>,
+        mut others: impl FnMut(Completion<'_>),
+    ) -> Result<Vec<u8>, CallFailure> {
+        let mut now = Instant::now();
+        self.submit(now, session, call, body)?;
+        let mut result = None;
+        loop {
+            self.poll(now, |completion| {
+                if completion.tag == call.tag {
+                    result = Some(completion.result.map(crate::Payload::into_vec));
+                } else {
+                    others(completion);
+                }
+            });
+            if let Some(result) = result {
+                return Ok(result?);
+            }
+            self.wait(now, None)?;
+            now = Instant::now();
+        }
+    }
+}

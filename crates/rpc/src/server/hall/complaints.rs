@@ -1,0 +1,33 @@
+//! What is said in the log of clients whose connections the server ends: by name, but not of any number of them.
+
+use std::fmt;
+
+/// Most lines between two looks: who floods the server is named, and does not flood the log.
+const LINES_MAX: u32 = 8;
+
+/// The complaints of a thread since its last look.
+#[derive(Debug, Default)]
+pub(super) struct Complaints {
+    lines: u32,
+    unnamed: u64,
+}
+
+impl Complaints {
+    /// Says that a client's connection is ended.
+    pub(super) fn ended(&mut self, peer: &str, cause: &dyn fmt::Display) {
+        if self.lines < LINES_MAX {
+            self.lines += 1;
+            tracing::warn!(peer, %cause, "an RPC server ends a connection");
+        } else {
+            self.unnamed += 1;
+        }
+    }
+
+    /// Begins another interval.
+    pub(super) fn begin(&mut self) {
+        if self.unnamed > 0 {
+            tracing::warn!(connections = self.unnamed, "an RPC server ended further connections");
+        }
+        *self = Self::default();
+    }
+}

@@ -1,0 +1,190 @@
+//! A client of a test, as an actor of its world: it asks at random, takes back, closes sessions and opens others, and notes
+//! how each request ends.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_fabric::sim::World;
+use farfork_fabric::sim::world::{Actor, NodeId, Place};
+use farfork_rpc::sim::Connector;
+use farfork_rpc::{Body, CallError, Client, Completion, Outgoing, SessionId, SessionKey, Status, SubmitError};
+
+use crate::works::{AT_ONCE, LATER, LONG, Works, answer_to, body_of};
+
+const SESSIONS: usize = 3;
+
+/// Unanswered requests of a session.
+const WINDOW: u64 = 32;
+
+/// Longest time between two moments at which it asks, in microseconds.
+const ASK_INTERVAL_US_MAX: u64 = 40_000;
+
+/// Longest payload that the head's checksum covers: longer ones need their own where bits are flipped.
+const COVERED_BYTES: usize = 256;
+
+/// A client.
+pub(crate) struct Caller {
+    world: World,
+    node: NodeId,
+    client: Client,
+    sessions: Vec<SessionKey>,
+    /// Number and handler of each request.
+    asked: BTreeMap<u64, u32>,
+    ended: BTreeMap<u64, Result<(), CallError>>,
+    next_number: u64,
+    /// When it asks next; `None` while it is told what to ask.
+    ask_at: Option<Instant>,
+}
+
+/// A caller in its world: the actor, and the test's hand on it.
+#[derive(Clone)]
+pub(crate) struct Shared(Arc<Mutex<Caller>>);
+
+impl Shared {
+    /// On a node, asking the server at `place` from now on.
+    pub(crate) fn start(world: &World, number: u64, node: NodeId, place: Place) -> Self {
+        let now = world.now_at(node);
+        let of_world = world.clone();
+        let new_id = move || {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&of_world.random_below(u64::MAX).to_le_bytes());
+            bytes[8..].copy_from_slice(&of_world.random_below(u64::MAX).to_le_bytes());
+            SessionId::from_bytes(bytes)
+        };
+        let connector = Box::new(Connector::new(world, node, place, None));
+        let mut client = Client::with_ids(connector, false, now, Box::new(new_id));
+        let sessions = (0..SESSIONS).map(|_| client.open(WINDOW).unwrap()).collect();
+        let caller = Caller {
+            world: world.clone(),
+            node,
+            client,
+            sessions,
+            asked: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            next_number: number << 32,
+            ask_at: Some(now),
+        };
+        let shared = Self(Arc::new(Mutex::new(caller)));
+        world.add_actor(node, Box::new(shared.clone()));
+        shared
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Caller> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it only waits.
+    pub(crate) fn stop_asking(&self) {
+        self.lock().ask_at = None;
+    }
+
+    /// Asks a number of requests that nothing is to end but their answers; gives the first one's number.
+    pub(crate) fn ask_calmly(&self, count: u64) -> u64 {
+        let mut caller = self.lock();
+        let now = caller.world.now_at(caller.node);
+        let first = caller.next_number;
+        (0..count).for_each(|_| caller.ask(now, None));
+        first
+    }
+
+    /// How many requests have not ended.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.lock().client.unanswered()
+    }
+
+    /// How many requests have ended with an answer.
+    pub(crate) fn answered(&self) -> usize {
+        self.lock().ended.values().filter(|outcome| outcome.is_ok()).count()
+    }
+
+    /// Checks the ends of all requests; those from number `calm` on must have been answered.
+    pub(crate) fn check(&self, works: &Works, calm: u64) {
+        let caller = self.lock();
+        assert_eq!(caller.asked.len(), caller.ended.len(), "each request has ended");
+        for (number, outcome) in &caller.ended {
+            let executed = works.has_executed(*number);
+            match outcome {
+                Ok(()) => assert!(executed, "request {number} was answered, but not executed"),
+                Err(CallError::Ended(Status::Overloaded | Status::NoHandler)) => panic!("there is no reason for that"),
+                Err(error) => assert!(*number < calm, "request {number} ended though nothing was wrong: {error}"),
+            }
+        }
+    }
+}
+
+impl Actor for Shared {
+    fn turn(&mut self, now: Instant) {
+        let mut caller = self.lock();
+        if caller.ask_at.is_some_and(|at| at <= now) {
+            let pause = Duration::from_micros(caller.world.random_below(ASK_INTERVAL_US_MAX));
+            caller.ask_at = Some(now + pause);
+            caller.act(now);
+        }
+        caller.poll(now);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.lock().client.is_ready()
+    }
+
+    fn next_timeout(&self) -> Option<Instant> {
+        let caller = self.lock();
+        [caller.client.next_timeout(), caller.ask_at].into_iter().flatten().min()
+    }
+}
+
+impl Caller {
+    /// Does something at random.
+    fn act(&mut self, now: Instant) {
+        let which = self.world.random_below(SESSIONS as u64) as usize;
+        match self.world.random_below(100) {
+            0..10 => {
+                let tag = self.next_number - self.world.random_below(40).min(self.asked.len() as u64);
+                self.client.cancel(self.sessions[which], tag);
+            }
+            10..13 => {
+                self.client.close(self.sessions[which]);
+                self.sessions[which] = self.client.open(WINDOW).unwrap();
+            }
+            _ => {
+                for _ in 0..self.world.random_below(4) {
+                    let patience = Duration::from_millis(1 + self.world.random_below(20_000));
+                    let deadline = self.world.random_chance(0.3).then(|| now + patience);
+                    self.ask(now, deadline);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, now: Instant, deadline: Option<Instant>) {
+        let number = self.next_number;
+        let handler = [AT_ONCE, AT_ONCE, LATER, LONG][self.world.random_below(4) as usize];
+        let session = self.sessions[self.world.random_below(SESSIONS as u64) as usize];
+        let body = body_of(number);
+        let longest = body.len().max(answer_to(number, handler).len());
+        let call = Outgoing { handler, tag: number, deadline, checked: longest > COVERED_BYTES };
+        let given = self.world.random_chance(0.5);
+        let body = if given { Body::Given(body) } else { Body::Copied(&body) };
+        match self.client.submit(now, session, &call, body) {
+            Ok(()) => {
+                self.asked.insert(number, handler);
+                self.next_number += 1;
+            }
+            Err(SubmitError::Full) => {}
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn poll(&mut self, now: Instant) {
+        let Self { client, asked, ended, .. } = self;
+        client.poll(now, |completion: Completion<'_>| {
+            let number = completion.tag;
+            let outcome = completion.result.map(|payload| {
+                assert_eq!(&*payload, answer_to(number, asked[&number]), "the bytes of answer {number}");
+            });
+            let before = ended.insert(number, outcome);
+            assert!(before.is_none(), "request {number} ends twice");
+        });
+    }
+}

@@ -1,0 +1,127 @@
+//! Sessions that go from one connection to another, which another thread serves: clients by hand, whose timing counts.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::time::Duration;
+
+use farfork_fabric::sim::World;
+use farfork_fabric::sim::world::{NodeId, Place, Stream};
+use farfork_fabric::transport::Stream as _;
+use farfork_rpc::sim::Server;
+use farfork_rpc::{SessionId, Status};
+use farfork_wire::rpc::{Answer, Ask, HELLO_BYTES, Message, OpenOutcome, RequestHead, Versions};
+
+use crate::works::{AT_ONCE, Works, answer_to, body_of};
+
+const SESSION: [u8; 16] = [9; 16];
+
+/// A world with a server of two threads, which take turns with connections.
+struct Scene {
+    world: World,
+    client: NodeId,
+    place: Place,
+    works: Works,
+    _server: Server,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let world = World::new(1);
+        let (owner, client) = (world.add_node("server"), world.add_node("client"));
+        let place = Place { node: owner, port: 7002 };
+        let works = Works::default();
+        let handlers = works.clone();
+        let server = Server::start(&world, place, 2, None, move || handlers.handlers()).unwrap();
+        Self { world, client, place, works, _server: server }
+    }
+
+    fn pass(&self, time: Duration) {
+        self.world.run_until(self.world.now() + time, || false);
+    }
+
+    /// A connection that greets and opens the session.
+    fn open(&self, epoch: u32) -> Stream {
+        let mut dialling = self.world.dial(self.client, self.place);
+        self.world.run_until(self.world.now() + Duration::from_secs(1), || dialling.is_ready());
+        let mut stream = dialling.finish().unwrap().unwrap();
+        let mut bytes = Versions::OURS.encode().to_vec();
+        Ask::Open { slot: 0, session: SessionId::from_bytes(SESSION), epoch, resumed: epoch > 0 }.append(&mut bytes);
+        send(&mut stream, &bytes);
+        stream
+    }
+
+    /// What the server has said on a connection, behind its greeting.
+    fn hear(&self, stream: &mut Stream) -> Vec<(Answer, Vec<u8>)> {
+        self.pass(Duration::from_millis(5));
+        let mut bytes = vec![0; 1 << 20];
+        let mut count = 0;
+        while let Ok(Some(more)) = stream.receive(&mut [IoSliceMut::new(&mut bytes[count..])])
+            && more > 0
+        {
+            count += more;
+        }
+        let greeted = bytes[..count].starts_with(&Versions::OURS.encode());
+        let mut rest = &bytes[if greeted { HELLO_BYTES } else { 0 }..count];
+        let mut answers = Vec::new();
+        while let Some(frame) = Answer::decode(rest).unwrap() {
+            let (answer, behind) = rest.split_at(frame.head_bytes + frame.payload_bytes);
+            answers.push((frame.message, answer[frame.head_bytes..].to_vec()));
+            rest = behind;
+        }
+        answers
+    }
+}
+
+fn send(stream: &mut Stream, bytes: &[u8]) {
+    assert_eq!(stream.send(&[IoSlice::new(bytes)]).unwrap(), Some(bytes.len()));
+}
+
+fn request(id: u64) -> Vec<u8> {
+    let head = RequestHead { slot: 0, handler: AT_ONCE, id, behind: id as u32, remaining_us: 0, checked: false };
+    let mut frame = vec![0; head.bytes()];
+    frame.extend_from_slice(&body_of(id));
+    head.seal(&mut frame, None);
+    frame
+}
+
+fn is_open(answers: &[(Answer, Vec<u8>)], with_epoch: u32) -> bool {
+    let wanted = Answer::Opened { slot: 0, epoch: with_epoch, outcome: OpenOutcome::Open };
+    answers.first().is_some_and(|(answer, _)| *answer == wanted)
+}
+
+fn is_answer(answers: &[(Answer, Vec<u8>)], to: u64) -> bool {
+    let is_it = |(answer, payload): &(Answer, Vec<u8>)| {
+        matches!(answer, Answer::Reply(head) if head.id == to && head.status == Status::Answered)
+            && *payload == answer_to(to, AT_ONCE)
+    };
+    answers.iter().any(is_it)
+}
+
+#[test]
+fn a_session_goes_to_a_connection_of_another_thread_with_what_it_remembers() {
+    let scene = Scene::new();
+    let mut first = scene.open(0);
+    assert!(is_open(&scene.hear(&mut first), 0));
+    send(&mut first, &request(1));
+    assert!(is_answer(&scene.hear(&mut first), 1));
+    let mut second = scene.open(1);
+    assert!(is_open(&scene.hear(&mut second), 1));
+    send(&mut second, &request(1));
+    assert!(is_answer(&scene.hear(&mut second), 1), "the kept answer is given again");
+    assert!(scene.works.has_executed(1));
+}
+
+#[test]
+fn a_session_survives_a_claimant_that_is_gone_before_it_gets_it() {
+    let scene = Scene::new();
+    let mut first = scene.open(0);
+    assert!(is_open(&scene.hear(&mut first), 0));
+    send(&mut first, &request(1));
+    assert!(is_answer(&scene.hear(&mut first), 1));
+    // It is gone when the thread of the first connection has given the session up.
+    drop(scene.open(1));
+    scene.pass(Duration::from_millis(20));
+    let mut third = scene.open(2);
+    assert!(is_open(&scene.hear(&mut third), 2), "nobody else has the session");
+    send(&mut third, &request(1));
+    assert!(is_answer(&scene.hear(&mut third), 1), "the kept answer is given again");
+}

@@ -1,0 +1,183 @@
+//! Random faults on calls, a thousand seeds of them: connections are lost, delayed, cut, damaged, overtake each other;
+//! nodes stop or are slow, their clocks go wrong; servers begin anew. A seed that fails is repeated by the command that it
+//! prints.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use farfork_fabric::sim::world::{NodeId, Place};
+use farfork_fabric::sim::{Chaos, World};
+use farfork_rpc::sim::Server;
+
+use crate::caller::Shared;
+use crate::works::Works;
+
+/// Seeds of a run, unless one is named.
+const SEEDS: u64 = 1000;
+
+/// Clients of a world, each on a node of its own.
+const CALLERS: u64 = 3;
+
+/// How long things go wrong, of the world's time.
+const CHAOS: Duration = Duration::from_secs(4);
+
+/// How long everything may take that was asked for while nothing goes wrong any more.
+const CALM: Duration = Duration::from_secs(60);
+
+/// Longest time until an answer is given that is to come later, in microseconds.
+const LATER_US_MAX: u64 = 30_000;
+
+/// A world with a server and its clients.
+struct Scene {
+    world: World,
+    place: Place,
+    threads: usize,
+    server: Option<Server>,
+    works: Works,
+    callers: Vec<Shared>,
+    finish_at: Instant,
+    /// Whether handlers may give up what they took for later.
+    gives_up: bool,
+}
+
+impl Scene {
+    fn new(seed: u64, nodes: &mut Vec<NodeId>) -> Self {
+        let world = World::new(seed);
+        let owner = world.add_node("server");
+        let clients: Vec<NodeId> = (0..CALLERS).map(|number| world.add_node(&format!("client{number}"))).collect();
+        nodes.push(owner);
+        nodes.extend(&clients);
+        let place = Place { node: owner, port: 7002 };
+        let threads = 1 + world.random_below(3) as usize;
+        let finish_at = world.now();
+        let (works, callers) = (Works::default(), Vec::new());
+        let mut scene = Self { world, place, threads, server: None, works, callers, finish_at, gives_up: false };
+        scene.restart();
+        let world = &scene.world;
+        scene.callers = (1..).zip(clients).map(|(number, node)| Shared::start(world, number, node, place)).collect();
+        scene
+    }
+
+    /// The server begins anew, and knows nothing of what was.
+    fn restart(&mut self) {
+        self.server = None;
+        let works = self.works.clone();
+        let server = Server::start(&self.world, self.place, self.threads, None, move || works.handlers());
+        self.server = Some(server.unwrap());
+    }
+
+    /// Lets time pass until then, or until `each` says that it is enough; it gives when it wants to be asked again.
+    fn run(&mut self, until: Instant, mut each: impl FnMut(&mut Self) -> Option<Instant>) {
+        while self.world.now() < until {
+            let Some(wanted) = each(self) else { return };
+            if self.finish_at <= self.world.now() {
+                self.works.finish_one(&self.world, self.gives_up);
+                self.finish_at = self.world.now() + Duration::from_micros(self.world.random_below(LATER_US_MAX));
+            }
+            self.world.step(until.min(wanted).min(self.finish_at).max(self.world.now() + Duration::from_micros(1)));
+        }
+    }
+
+    /// Things go wrong while everybody asks.
+    fn suffer(&mut self, chaos: &mut Chaos) {
+        self.gives_up = true;
+        self.run(self.world.now() + CHAOS, |scene| {
+            if chaos.next_at() <= scene.world.now() {
+                chaos.act();
+                if scene.world.random_chance(0.02) {
+                    scene.restart();
+                }
+            }
+            Some(chaos.next_at())
+        });
+        self.gives_up = false;
+    }
+
+    /// Nothing goes wrong any more: everything ends, and what is asked for once that is so is answered.
+    fn recover(&mut self) {
+        self.callers.iter().for_each(Shared::stop_asking);
+        self.settle();
+        // A connection may have broken, or its server begun anew, while nobody asked: whoever asks next learns that.
+        self.callers.iter().for_each(|caller| _ = caller.ask_calmly(1));
+        self.settle();
+        let calm: Vec<u64> = self.callers.iter().map(|caller| caller.ask_calmly(10)).collect();
+        self.settle();
+        for (caller, calm) in self.callers.iter().zip(calm) {
+            caller.check(&self.works, calm);
+        }
+    }
+
+    /// Waits until everything has ended.
+    fn settle(&mut self) {
+        let until = self.world.now() + CALM;
+        self.run(until, |scene| scene.callers.iter().any(|caller| caller.unanswered() > 0).then_some(until));
+        let unanswered: usize = self.callers.iter().map(Shared::unanswered).sum();
+        assert_eq!(unanswered, 0, "requests hang, {} of them with their handlers", self.works.later());
+    }
+
+    fn answered(&self) -> usize {
+        self.callers.iter().map(Shared::answered).sum()
+    }
+}
+
+/// Runs one seed; gives what tells it apart from others, and how many requests were answered.
+fn run(seed: u64) -> (u64, usize) {
+    let mut nodes = Vec::new();
+    let mut scene = Scene::new(seed, &mut nodes);
+    let mut chaos = Chaos::new(&scene.world, &nodes);
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        scene.suffer(&mut chaos);
+        chaos.end();
+        scene.recover();
+    }));
+    if let Err(panic) = outcome {
+        eprintln!("{}", scene.world.story());
+        eprintln!("repeat it: FARFORK_SIM_SEED={seed} cargo test -p farfork-rpc --test sim -- faults::");
+        std::panic::resume_unwind(panic);
+    }
+    (scene.world.digest(), scene.answered())
+}
+
+/// The seed that the caller names.
+fn named_seed() -> Option<u64> {
+    let text = std::env::var("FARFORK_SIM_SEED").ok()?;
+    Some(text.parse().expect("FARFORK_SIM_SEED is a number"))
+}
+
+#[test]
+fn each_request_ends_once_and_is_executed_at_most_once() {
+    let seeds = named_seed().map_or(0..SEEDS, |seed| seed..seed + 1);
+    let (next, answered) = (AtomicU64::new(seeds.start), AtomicUsize::new(0));
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if !seeds.contains(&seed) {
+                return;
+            }
+            answered.fetch_add(run(seed).1, Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| (0..2).for_each(|_| _ = scope.spawn(work)));
+    let (answered, count) = (answered.into_inner() as u64, seeds.end - seeds.start);
+    assert!(answered > 50 * count, "{answered} answers are too few to prove anything");
+}
+
+#[test]
+fn without_faults_every_request_is_answered() {
+    for seed in 0..30 {
+        let mut scene = Scene::new(seed, &mut Vec::new());
+        scene.run(scene.world.now() + CHAOS, |scene| Some(scene.world.now() + CALM));
+        let answered = scene.answered();
+        assert!(answered > 200, "seed {seed}: {answered} answers are too few to prove anything");
+        scene.recover();
+    }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    for seed in 0..20 {
+        assert_eq!(run(seed), run(seed), "seed {seed}");
+    }
+    assert_ne!(run(1).0, run(2).0);
+}

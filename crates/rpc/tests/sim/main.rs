@@ -1,0 +1,7 @@
+//! Client and server in a simulated world, from a seed: whatever becomes of connections, nodes, clocks and servers, each
+//! request ends once, is executed at most once, and gives the right bytes.
+
+mod caller;
+mod claims;
+mod faults;
+mod works;
