@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, SeedKey, TemplateMemory};
 use farfork_sys::pidfd;
@@ -11,6 +11,7 @@ use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
 use farfork_wire::{Descriptor, SeedId, Token};
 
 use crate::capture::{CaptureTimes, Captured, SharedCopy, Template};
+use crate::pager::{Report, WorkingSet};
 
 /// A seed: a descriptor and the template that holds its memory. Dropping it ends the template.
 #[derive(Debug)]
@@ -25,6 +26,7 @@ pub struct Seed {
     /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
     _template: Mutex<Template>,
     times: CaptureTimes,
+    working_set: Mutex<WorkingSet>,
 }
 
 impl Seed {
@@ -46,6 +48,7 @@ impl Seed {
             template_pidfd,
             _template: Mutex::new(template),
             times,
+            working_set: Mutex::default(),
         })
     }
 
@@ -70,8 +73,31 @@ impl Seed {
     }
 }
 
+impl Seed {
+    /// How many pages its children are known to touch, and get at once.
+    pub fn working_set_pages(&self) -> u64 {
+        self.working_set().pages()
+    }
+
+    /// Takes what was seen of a child.
+    fn learn(&self, report: &Report) {
+        let has = |extent: ExtentId, page: u64| {
+            let extent = self.descriptor.extents.get(extent.0 as usize);
+            extent.is_some_and(|extent| extent.has_data(page))
+        };
+        self.working_set().learn(report, has);
+    }
+
+    fn working_set(&self) -> MutexGuard<'_, WorkingSet> {
+        self.working_set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Region for Seed {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
+        if extent == ExtentId::WORKING_SET {
+            return Some(self.working_set().bytes());
+        }
         if extent == ExtentId::DESCRIPTOR {
             return Some(self.encoded.len() as u64);
         }
@@ -79,6 +105,10 @@ impl Region for Seed {
     }
 
     fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        if extent == ExtentId::WORKING_SET {
+            self.working_set().read(offset, into);
+            return Ok(());
+        }
         if extent == ExtentId::DESCRIPTOR {
             let from = offset as usize;
             into.copy_from_slice(&self.encoded[from..from + into.len()]);
@@ -132,5 +162,15 @@ impl Exporter for SeedTable {
     fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
         let known = self.get(seed).ok_or(Refusal::UnknownSeed)?;
         if known.key.token == *token { Ok(known) } else { Err(Refusal::WrongToken) }
+    }
+
+    fn deliver(&self, _from: &str, message: &[u8]) -> Result<(), Refusal> {
+        let report = Report::decode(message).ok_or(Refusal::NoReceiver)?;
+        let known = self.get(&report.seed).ok_or(Refusal::UnknownSeed)?;
+        if known.key.token != report.token {
+            return Err(Refusal::WrongToken);
+        }
+        known.learn(&report);
+        Ok(())
     }
 }

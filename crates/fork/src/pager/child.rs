@@ -1,9 +1,10 @@
 //! A child that the pager serves: its plan, its journal, and the address spaces of it and of what it forked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +28,8 @@ use super::replay::{self, Replayed};
 use super::retries::Delivery;
 use super::settle::Settling;
 use super::space::Space;
-use super::strategy::Strategy;
+use super::strategy::{Paging, Strategy};
+use super::working_set::Trace;
 
 /// Name of the file in the child's directory that says why its memory is lost, if it is.
 pub const LOST_FILE: &str = "lost";
@@ -94,6 +96,10 @@ pub(super) struct Child {
     pub(super) released: bool,
     /// Whether it takes the rest of its pages.
     pub(super) settling: Settling,
+    /// What is seen of its touches.
+    pub(super) trace: Trace,
+    /// Slots that an earlier child of the seed touched, in order, until they are queued.
+    pub(super) recalled: VecDeque<Range<u64>>,
     /// Its directory.
     pub(super) dir: PathBuf,
     journal: Journal,
@@ -115,6 +121,10 @@ impl Child {
             Journal::create(dir, state).map_err(|source| ChildError::Journal { dir: dir.to_owned(), source })?;
         let mut child = Self::of(id, dir, plan, journal);
         child.socket = Some(ManuallyDrop::new(socket));
+        // A successor would not know what came before, and of who has everything at once nothing is seen.
+        if child.strategy.paging != Paging::Eager {
+            child.trace = Trace::new(child.populated.slots());
+        }
         Ok(child)
     }
 
@@ -152,6 +162,8 @@ impl Child {
             lost: None,
             released: false,
             settling: Settling::Idle,
+            trace: Trace::default(),
+            recalled: VecDeque::new(),
             dir: dir.to_owned(),
             journal,
             journal_failed: false,

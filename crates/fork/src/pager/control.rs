@@ -113,7 +113,10 @@ impl Server<'_> {
         };
         let entered = self.station.registry().enter(&id, dir).and_then(|()| self.take_in(child));
         match entered {
-            Ok(()) => Reply::Done,
+            Ok(()) => {
+                self.ask_for_set(&id);
+                Reply::Done
+            }
             Err(error) => {
                 self.station.registry().strike(&id);
                 refused(&error)

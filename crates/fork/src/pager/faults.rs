@@ -12,6 +12,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::cache::CACHED_SLOTS_MAX;
+use super::child::Child;
 use super::install::Installed;
 use super::journal::SpaceNumber;
 use super::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, Read, Wish};
@@ -43,6 +44,7 @@ impl Server<'_> {
                 self.watch.remove(Source::Socket(key), &**socket);
                 child.activate(uffd);
                 self.listen(key, 0);
+                self.queue_recalled(key);
             }
             Err(error) => {
                 tracing::warn!("child {} is forgotten: no userfaultfd of it: {error}", child.id);
@@ -119,6 +121,7 @@ impl Server<'_> {
             }
             Need::Patience { slot, ahead } => {
                 child.counters.faults_late += 1;
+                child.trace.touched(slot);
                 self.prefer(key, space_number, slot);
                 return self.wish(key, space_number, ahead);
             }
@@ -129,6 +132,7 @@ impl Server<'_> {
                 outcome
             }
             Need::Page { slot, ahead } => {
+                child.trace.touched(slot);
                 let source = child.populated.source_of(slot);
                 let owner = served.owners[source];
                 let cached = child.put_cached(&mut self.cache, space_number, slot..slot + 1, self.now);
@@ -183,7 +187,7 @@ impl Server<'_> {
         for slots in [ahead.window, ahead.stream] {
             if slots.end - slots.start > 1 {
                 for source in served.child.populated.sources_of(slots.clone()) {
-                    let wish = Wish { child, space, source, slots: slots.clone() };
+                    let wish = Wish { child, space, source, slots: [slots.clone()].into(), is_recalled: false };
                     self.owners.queue(served.owners[source], wish);
                 }
             }
@@ -228,14 +232,28 @@ impl Server<'_> {
     }
 
     fn fetch_wish(&mut self, owner: OwnerKey, wish: Wish) {
-        let Wish { child, space, source, slots } = wish;
-        let Some(served) = self.children.get(&child).filter(|served| !served.child.sources[source].is_lost) else {
+        let Wish { child, space, source, mut slots, is_recalled } = wish;
+        let Some(served) = self.children.get_mut(&child).filter(|served| !served.child.sources[source].is_lost) else {
             return;
         };
-        let Some(known) = served.child.spaces.get(&space) else { return };
-        let (wanted, rest) = known.wanted_from((source, &served.child.populated), slots, BULK_SLOTS);
-        if !rest.is_empty() {
-            self.owners.queue(owner, Wish { child, space, source, slots: rest });
+        let Child { spaces, populated, trace, .. } = &mut served.child;
+        let Some(known) = spaces.get(&space) else { return };
+        let (mut wanted, mut room) = (Vec::new(), BULK_SLOTS);
+        while room > 0
+            && let Some(range) = slots.pop_front()
+        {
+            let (some, rest) = known.wanted_from((source, populated), range, room);
+            room -= some.iter().map(|run| run.end - run.start).sum::<u64>();
+            wanted.extend(some);
+            if !rest.is_empty() {
+                slots.push_front(rest);
+            }
+        }
+        if !is_recalled {
+            trace.fetched(&wanted);
+        }
+        if !slots.is_empty() {
+            self.owners.queue(owner, Wish { child, space, source, slots, is_recalled });
         }
         let wanted = self.take_cached((child, space, source), wanted);
         if !wanted.is_empty() {

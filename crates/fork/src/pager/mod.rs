@@ -51,6 +51,7 @@ mod strategy;
 mod takeover;
 mod templates;
 mod watch;
+mod working_set;
 
 pub use cache::{CACHE_BYTES_MAX_DEFAULT, CacheStats};
 pub use child::LOST_FILE;
@@ -62,4 +63,5 @@ pub use page_map::Segment;
 pub use plan::{MemoryPlan, PLAN_FILE, PlanError};
 pub use settle::SETTLED_FILE;
 pub use station::{PagerError, SOCKET_FILE};
+pub use working_set::{Report, WorkingSet};
 pub use strategy::{Paging, Strategy, StrategyError};

@@ -11,7 +11,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_fabric::{Address, Buffer, Completion, Connection, ReadMode, ReadRequest, SeedKey, Span, SubmitError};
+use farfork_fabric::{
+    Address, Buffer, Completion, Connection, MessageRequest, ReadMode, ReadRequest, SeedKey, Span, SubmitError,
+};
 use farfork_trust::Credentials;
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 
@@ -52,8 +54,10 @@ pub(super) struct Wish {
     pub(super) space: SpaceNumber,
     /// Which of the child's sources, this owner's: only pages that come from it are meant.
     pub(super) source: usize,
-    /// The slots.
-    pub(super) slots: Range<u64>,
+    /// The slots, in the order in which they are wanted.
+    pub(super) slots: VecDeque<Range<u64>>,
+    /// An earlier child wanted them: nothing was seen of this one.
+    pub(super) is_recalled: bool,
 }
 
 /// A question that is not about a child's pages.
@@ -61,6 +65,10 @@ pub(super) struct Wish {
 pub(super) enum Aside {
     /// Whether the owner has this seed.
     SeedThere(SeedId),
+    /// The working set of this child's seed.
+    WorkingSet(u64),
+    /// None: something was told.
+    Told,
 }
 
 /// A read on its way.
@@ -108,7 +116,7 @@ pub(super) struct Owners {
     credentials: Option<Credentials>,
     owners: BTreeMap<OwnerKey, Owner>,
     reads: HashMap<u64, Read>,
-    asides: HashMap<u64, Aside>,
+    asides: HashMap<u64, (OwnerKey, Aside)>,
     next_tag: u64,
     next_key: OwnerKey,
 }
@@ -168,6 +176,7 @@ impl Owners {
         let closed: Vec<OwnerKey> = over.map(|(_, (_, key))| *key).collect();
         self.owners.retain(|key, _| !closed.contains(key));
         self.reads.retain(|_, read| !closed.contains(&read.owner));
+        self.asides.retain(|_, (owner, _)| !closed.contains(owner));
         closed
     }
 
@@ -227,13 +236,25 @@ impl Owners {
         if owner.bulk.submit(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_ok() {
             owner.bulk_reads += 1;
             self.next_tag += 1;
-            self.asides.insert(tag, aside);
+            self.asides.insert(tag, (key, aside));
+        }
+    }
+
+    /// Tells an owner something, by the bulk lane, with the next [`Self::poll`]. Where too much is on its way it is not
+    /// told.
+    pub(super) fn tell(&mut self, key: OwnerKey, bytes: Vec<u8>, deadline: Instant) {
+        let Some(owner) = self.owners.get_mut(&key) else { return };
+        let tag = self.next_tag;
+        if owner.bulk.send(MessageRequest { tag, bytes, deadline }).is_ok() {
+            owner.bulk_reads += 1;
+            self.next_tag += 1;
+            self.asides.insert(tag, (key, Aside::Told));
         }
     }
 
     /// The question that a completion answers, if it does.
     pub(super) fn ended_aside(&mut self, tag: u64) -> Option<Aside> {
-        self.asides.remove(&tag)
+        self.asides.remove(&tag).map(|(_, aside)| aside)
     }
 
     /// Puts slots at the end of the bulk lane's queue, so that all children have their turn.

@@ -197,6 +197,7 @@ impl<'a> Server<'a> {
         let keys: Vec<u64> = self.children.keys().copied().collect();
         keys.into_iter().for_each(|key| self.sweep_child(key));
         self.keep_up_cache();
+        self.report_all();
         self.close_idle_owners();
         if self.children.is_empty() && !self.station.is_reachable() {
             tracing::warn!("the run directory is gone and nobody is served: the pager ends");
@@ -285,6 +286,7 @@ impl<'a> Server<'a> {
 
     /// Serves a child no more.
     pub(super) fn forget(&mut self, key: u64) {
+        self.report(key, true);
         let Some(Served { mut child, owners }) = self.children.remove(&key) else { return };
         self.station.registry().strike(&child.id);
         if let Some(socket) = &child.socket {

@@ -4,13 +4,13 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::Duration;
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, shm, tcp};
-use farfork_fork::pager::{MemoryPlan, PlannedExtent, Segment, Source, Strategy};
+use farfork_fork::pager::{MemoryPlan, PlannedExtent, Report, Segment, Source, Strategy, WorkingSet};
 use farfork_wire::descriptor::{ExtentId, PageRun};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 
@@ -52,6 +52,8 @@ pub(crate) struct Seed {
     pub(crate) pages: u64,
     /// All of it, for measurements that shall not measure its making.
     ready: Vec<u8>,
+    /// What its children touch, and how many times one was told of.
+    working_set: Mutex<(WorkingSet, u64)>,
 }
 
 impl Seed {
@@ -61,12 +63,23 @@ impl Seed {
             token: Token::from_bytes([7; 16]),
             pages,
             ready: if ready { (0..pages).flat_map(contents).collect() } else { Vec::new() },
+            working_set: Mutex::default(),
         })
     }
 
     /// How many of its pages hold data.
     pub(crate) fn populated_pages(&self) -> u64 {
         (0..self.pages).filter(|page| is_populated(*page)).count() as u64
+    }
+
+    /// How many pages are in its working set.
+    pub(crate) fn set_pages(&self) -> u64 {
+        self.working_set.lock().unwrap().0.pages()
+    }
+
+    /// How many reports of children came.
+    pub(crate) fn children_told(&self) -> u64 {
+        self.working_set.lock().unwrap().1
     }
 
     /// A plan by which `program.c` gets this memory from `owner`.
@@ -93,13 +106,16 @@ impl Region for Seed {
         match extent {
             EXTENT => Some(self.pages * PAGE_SIZE),
             ExtentId::DESCRIPTOR => Some(DESCRIPTOR.len() as u64),
+            ExtentId::WORKING_SET => Some(self.working_set.lock().unwrap().0.bytes()),
             _ => None,
         }
     }
 
     fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let (first, end) = (offset as usize, offset as usize + into.len());
-        if extent == ExtentId::DESCRIPTOR {
+        if extent == ExtentId::WORKING_SET {
+            self.working_set.lock().unwrap().0.read(offset, into);
+        } else if extent == ExtentId::DESCRIPTOR {
             into.copy_from_slice(&DESCRIPTOR[first..end]);
         } else if let Some(ready) = self.ready.get(first..end) {
             into.copy_from_slice(ready);
@@ -143,6 +159,17 @@ impl Exporter for Exports {
             Some(_) if *seed == self.id => Err(Refusal::WrongToken),
             _ => Err(Refusal::UnknownSeed),
         }
+    }
+
+    fn deliver(&self, _: &str, message: &[u8]) -> Result<(), Refusal> {
+        let report = Report::decode(message).expect("a report");
+        if let Some(seed) = &self.seed {
+            assert_eq!((&report.seed, report.token), (&seed.id, seed.token));
+            let mut known = seed.working_set.lock().unwrap();
+            known.0.learn(&report, |extent, page| extent == EXTENT && is_populated(page));
+            known.1 += 1;
+        }
+        Ok(())
     }
 }
 

@@ -14,6 +14,8 @@ pub struct ExtentId(pub u32);
 impl ExtentId {
     /// The descriptor itself, which is read from the owner like memory.
     pub const DESCRIPTOR: ExtentId = ExtentId(u32::MAX);
+    /// Which pages the seed's children touch, in order: read from the owner like memory, and empty while none is known.
+    pub const WORKING_SET: ExtentId = ExtentId(u32::MAX - 1);
 }
 
 /// One area of the address space; `start` and `end` are multiples of the page size.
@@ -125,6 +127,14 @@ impl Extent {
     /// Whether there is nothing to fetch: all of it reads as zeroes.
     pub fn is_empty(&self) -> bool {
         self.populated.is_empty() && self.inherited.is_empty()
+    }
+
+    /// Whether a page may hold something other than zeroes, whoever owns it.
+    pub fn has_data(&self, page: u64) -> bool {
+        let own = self.populated.partition_point(|run| run.first <= page).checked_sub(1).map(|at| &self.populated[at]);
+        let of_others =
+            self.inherited.partition_point(|run| run.first <= page).checked_sub(1).map(|at| &self.inherited[at]);
+        own.is_some_and(|run| page - run.first < run.count) || of_others.is_some_and(|run| page - run.first < run.count)
     }
 }
 

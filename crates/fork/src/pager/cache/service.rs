@@ -90,7 +90,8 @@ impl Server<'_> {
                 match outcome {
                     Installed::All => {}
                     Installed::Later { pause, .. } => {
-                        let wish = Wish { child, space, source, slots: slots.start..slots.start + count };
+                        let later = slots.start..slots.start + count;
+                        let wish = Wish { child, space, source, slots: [later].into(), is_recalled: true };
                         self.retries.push(Task::Ahead(owner, wish), self.now, pause, PAUSED_TRIES_MAX);
                     }
                     Installed::Gone => self.close_space(child, space),
@@ -155,7 +156,8 @@ impl Server<'_> {
         match (aside, completion.result) {
             (Aside::SeedThere(seed), Ok(_)) => self.cache.confirmed(&seed, self.now),
             (Aside::SeedThere(seed), Err(error)) if is_dropped(&error) => self.cache.forget(&seed),
-            (Aside::SeedThere(_), Err(_)) => {}
+            (Aside::WorkingSet(child), Ok(reply)) => self.recall(child, &reply),
+            (Aside::SeedThere(_) | Aside::WorkingSet(_), Err(_)) | (Aside::Told, _) => {}
         }
     }
 }

@@ -1,0 +1,110 @@
+//! The bytes of a report, which a pager sends to the owner of a seed as a message of the fabric, and of a set, which it
+//! reads there as the extent `WORKING_SET`.
+//!
+//! ```text
+//!  0            8                                   0            8
+//!  ┌────────────┬──────────────────┐                ┌────────────┬───────────────────────┬────────┐
+//!  │ FFTRACE1   │ Report, postcard │                │ FFWSET1\n  │ Pages, postcard, each │ zeroes │
+//!  └────────────┴──────────────────┘                └────────────┴───────────────────────┴────────┘
+//! ```
+//!
+//! A set may change between the look at its length and its being read: one that was cut off anywhere, or has zeroes
+//! behind its end, is a set still.
+
+use farfork_wire::descriptor::ExtentId;
+use farfork_wire::{SeedId, Token};
+use serde::{Deserialize, Serialize};
+
+use super::Pages;
+
+const REPORT_MAGIC: &[u8; 8] = b"FFTRACE1";
+const SET_MAGIC: &[u8; 8] = b"FFWSET1\n";
+
+/// Most runs of pages of one report. A run has at most 21 bytes, so that the report fits into a message of 64 KiB.
+pub(super) const REPORT_RUNS_MAX: usize = 2800;
+
+/// What was seen of a child.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// The child's seed.
+    pub seed: SeedId,
+    /// What opens it.
+    pub token: Token,
+    /// The last page of the child's report before this one.
+    pub(crate) behind: Option<(ExtentId, u64)>,
+    /// Pages that came or were touched since then, in order.
+    pub(crate) pages: Vec<Pages>,
+    /// Pages on trial that the child did not touch in all its life.
+    pub(crate) unwanted: Vec<Pages>,
+    /// It has ended.
+    pub(crate) is_last: bool,
+}
+
+impl Report {
+    /// Its bytes.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        postcard::to_extend(self, REPORT_MAGIC.to_vec()).unwrap_or_default()
+    }
+
+    /// From the bytes of a message; `None` where they are something else.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        postcard::from_bytes(bytes.strip_prefix(REPORT_MAGIC)?).ok()
+    }
+}
+
+/// The bytes of a set; none of an empty one.
+pub(super) fn encode(set: &[Pages]) -> Vec<u8> {
+    let magic = if set.is_empty() { Vec::new() } else { SET_MAGIC.to_vec() };
+    set.iter().fold(magic, |bytes, pages| postcard::to_extend(pages, bytes).unwrap_or_default())
+}
+
+/// The pages of a set, in order; none where the bytes are something else.
+pub(super) fn decode(bytes: &[u8]) -> Vec<Pages> {
+    let mut rest = bytes.strip_prefix(SET_MAGIC).unwrap_or_default();
+    let mut set = Vec::new();
+    while let Ok((pages, behind)) = postcard::take_from_bytes::<Pages>(rest)
+        && pages.count > 0
+    {
+        set.push(pages);
+        rest = behind;
+    }
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_wire::frame::change::MESSAGE_BYTES_MAX;
+
+    use super::*;
+
+    fn report(runs: usize) -> Report {
+        let pages = Pages { extent: ExtentId(u32::MAX), first: u64::MAX, count: u32::MAX, mark: true };
+        Report {
+            seed: format!("{}.sffffffffffffffff", "n".repeat(63)).parse().unwrap(),
+            token: Token::from_bytes([0xff; 16]),
+            behind: Some((ExtentId(u32::MAX), u64::MAX)),
+            pages: vec![pages; runs / 2],
+            unwanted: vec![pages; runs / 2],
+            is_last: true,
+        }
+    }
+
+    #[test]
+    fn the_longest_report_fits_into_a_message_and_is_read_back() {
+        let bytes = report(REPORT_RUNS_MAX).encode();
+        assert!(bytes.len() <= MESSAGE_BYTES_MAX, "{}", bytes.len());
+        assert_eq!(Report::decode(&bytes), Some(report(REPORT_RUNS_MAX)));
+        assert_eq!(Report::decode(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(Report::decode(b"something else"), None);
+    }
+
+    #[test]
+    fn a_set_is_read_back_as_far_as_it_goes() {
+        let set = report(6).pages;
+        let mut bytes = encode(&set);
+        assert_eq!(decode(&bytes[..bytes.len() - 1]), set[..2]);
+        bytes.extend([0; 9]);
+        assert_eq!(decode(&bytes), set);
+        assert!(decode(b"").is_empty() && decode(b"something else").is_empty() && encode(&[]).is_empty());
+    }
+}

@@ -1,0 +1,200 @@
+//! A seed's working set, as its owner keeps it: pages in the order in which children touch them, what is known of each,
+//! and what new reports make of it.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use farfork_wire::descriptor::ExtentId;
+
+use super::message::encode;
+use super::{Pages, Report, SET_PAGES_MAX, TRIAL_PART};
+
+/// A page on trial that so many children in a row did not touch leaves the set: one may have ended early.
+const DOUBTS_MAX: u8 = 2;
+
+/// Most neighbours that are on trial together: as many as the readahead fetches at the second fault of a region.
+const TRIAL_GROUP_MAX: usize = 32;
+
+type PageId = (ExtentId, u64);
+
+/// A page of the set.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    page: PageId,
+    /// A child was seen to touch it; else it was only fetched.
+    is_sure: bool,
+    /// How many children had ended when it was last seen to be touched, or fetched together with such a page.
+    seen: u64,
+    /// How many children did not touch it since, of those for which it was on trial.
+    doubts: u8,
+}
+
+/// A seed's working set.
+#[derive(Debug, Default)]
+pub struct WorkingSet {
+    entries: Vec<Entry>,
+    /// Where in `entries` a page stands.
+    places: HashMap<PageId, usize>,
+    children_ended: u64,
+    /// As children read it; made when one does.
+    encoded: Option<Arc<Vec<u8>>>,
+}
+
+impl WorkingSet {
+    /// How many pages it has.
+    pub fn pages(&self) -> u64 {
+        self.entries.len() as u64
+    }
+
+    /// Takes what was seen of a child, as far as the seed `has` the pages.
+    pub fn learn(&mut self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) {
+        let pages =
+            Pages::each(&report.pages).take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
+        let new = self.note_touches(pages.collect(), report.behind);
+        let is_changed = self.note_doubts(report) || !new.is_empty();
+        if is_changed {
+            self.rebuild(new);
+        }
+        self.children_ended += u64::from(report.is_last);
+        self.encoded = None;
+    }
+
+    /// How long it is as children read it.
+    pub fn bytes(&mut self) -> u64 {
+        self.encoded().len() as u64
+    }
+
+    /// Fills `into` with what children read from `offset` on: its pages in order, those marked that are on trial; and
+    /// with zeroes behind that.
+    pub fn read(&mut self, offset: u64, into: &mut [u8]) {
+        let set = self.encoded();
+        let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();
+        let count = rest.len().min(into.len());
+        into[..count].copy_from_slice(&rest[..count]);
+        into[count..].fill(0);
+    }
+
+    fn encoded(&mut self) -> Arc<Vec<u8>> {
+        if self.encoded.is_none() {
+            let on_trial = self.on_trial();
+            let mut set = Vec::new();
+            for (place, Entry { page: (extent, page), .. }) in self.entries.iter().enumerate() {
+                Pages::push(&mut set, *extent, *page, on_trial.contains(&place));
+            }
+            self.encoded = Some(Arc::new(encode(&set)));
+        }
+        self.encoded.clone().unwrap_or_default()
+    }
+
+    /// Notes pages that are in the set already. Gives the others, by the place in the set behind which they belong.
+    fn note_touches(
+        &mut self,
+        pages: Vec<(ExtentId, u64, bool)>,
+        behind: Option<PageId>,
+    ) -> BTreeMap<usize, Vec<Entry>> {
+        let mut new: BTreeMap<usize, Vec<Entry>> = BTreeMap::new();
+        let mut known: HashMap<PageId, (usize, usize)> = HashMap::new();
+        let mut place = behind.and_then(|page| self.places.get(&page)).map_or(0, |place| place + 1);
+        for (extent, page, is_sure) in pages {
+            let page = (extent, page);
+            match self.places.get(&page) {
+                Some(found) => {
+                    let entry = &mut self.entries[*found];
+                    entry.is_sure |= is_sure;
+                    entry.seen = self.children_ended;
+                    if is_sure {
+                        entry.doubts = 0;
+                        place = found + 1;
+                    }
+                }
+                None => {
+                    let (place, index) = *known.entry(page).or_insert_with(|| {
+                        let entries: &mut Vec<Entry> = new.entry(place).or_default();
+                        entries.push(Entry { page, is_sure, seen: self.children_ended, doubts: 0 });
+                        (place, entries.len() - 1)
+                    });
+                    // It may have been fetched first, and touched then.
+                    new.entry(place).or_default()[index].is_sure |= is_sure;
+                }
+            }
+        }
+        new
+    }
+
+    /// Notes what a child did not touch; tells whether anything is to leave.
+    fn note_doubts(&mut self, report: &Report) -> bool {
+        let mut is_over = false;
+        for (extent, page, _) in Pages::each(&report.unwanted).take(SET_PAGES_MAX as usize) {
+            if let Some(place) = self.places.get(&(extent, page)) {
+                let entry = &mut self.entries[*place];
+                entry.doubts = entry.doubts.saturating_add(1);
+                is_over |= entry.doubts >= DOUBTS_MAX;
+            }
+        }
+        is_over
+    }
+
+    /// Lets new pages in, and others out.
+    fn rebuild(&mut self, mut new: BTreeMap<usize, Vec<Entry>>) {
+        let mut entries = new.remove(&0).unwrap_or_default();
+        for (place, entry) in std::mem::take(&mut self.entries).into_iter().enumerate() {
+            if entry.doubts < DOUBTS_MAX {
+                entries.push(entry);
+            }
+            entries.extend(new.remove(&(place + 1)).into_iter().flatten());
+        }
+        self.entries = entries;
+        self.bound();
+        self.places = self.entries.iter().enumerate().map(|(place, entry)| (entry.page, place)).collect();
+    }
+
+    /// Where there are too many, those stay that are surest to be touched, and touched first.
+    fn bound(&mut self) {
+        if self.entries.len() as u64 <= SET_PAGES_MAX {
+            return;
+        }
+        let mut places: Vec<usize> = (0..self.entries.len()).collect();
+        places.sort_by_key(|place| {
+            let entry = &self.entries[*place];
+            (!entry.is_sure, Reverse(entry.seen), *place)
+        });
+        places.truncate(SET_PAGES_MAX as usize);
+        places.sort_unstable();
+        self.entries = places.into_iter().map(|place| self.entries[place]).collect();
+    }
+
+    /// The places of the pages on trial: those of which least is known. Neighbours that were only fetched are on trial
+    /// together, as the fault that one of them costs brings the others.
+    fn on_trial(&self) -> HashSet<usize> {
+        let mut faults_left = self.entries.iter().filter(|entry| entry.is_sure).count() / TRIAL_PART;
+        let mut places: Vec<usize> = (0..self.entries.len()).collect();
+        places.sort_unstable_by_key(|place| (self.entries[*place].is_sure, self.entries[*place].seen, *place));
+        let (mut chosen, mut group) = (HashSet::new(), 0..0);
+        for place in places {
+            let goes_on = place == group.end && group.len() < TRIAL_GROUP_MAX && self.is_neighbour_fetched(place);
+            if !goes_on && faults_left == 0 {
+                break;
+            }
+            if goes_on {
+                group.end += 1;
+            } else {
+                faults_left -= 1;
+                group = place..place + 1;
+            }
+            chosen.insert(place);
+        }
+        chosen
+    }
+
+    /// Whether a page and the one before it in the set were only fetched, and are neighbours in memory.
+    fn is_neighbour_fetched(&self, place: usize) -> bool {
+        let Some(before) = place.checked_sub(1).map(|before| &self.entries[before]) else { return false };
+        let Entry { page: (extent, page), is_sure, .. } = self.entries[place];
+        !is_sure && !before.is_sure && before.page == (extent, page.wrapping_sub(1))
+    }
+}
+
+#[cfg(test)]
+#[path = "set_tests.rs"]
+mod tests;
