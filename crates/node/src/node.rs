@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use farfork_cluster::membership::State;
+use farfork_fork::capture::Lineage;
 use farfork_fork::pager::PagerCounters;
 use farfork_wire::{ChildId, NodeName};
 use tokio::sync::Semaphore;
@@ -74,6 +75,12 @@ impl Node {
             Failure::new(Code::Unavailable, format!("node {}", view.member.name), cause).with_next_step(step).into()
         };
         silent.map(failure).collect()
+    }
+
+    /// Who serves the missing pages of a process, where it is a child of this node or was forked by one.
+    pub(crate) fn lineage_of(&self, pid: u32) -> Option<Lineage> {
+        let child = self.children.of_process(pid)?;
+        Some(self.engine.lineage(&child, self.seeds.fabric_address()))
     }
 
     /// Where its control API listens.

@@ -65,6 +65,11 @@ impl Seeds {
         Self { node, table, fabric_address, listed: Mutex::default() }
     }
 
+    /// Where the fabric serves them.
+    pub(crate) fn fabric_address(&self) -> SocketAddr {
+        self.fabric_address
+    }
+
     /// A seed that has a time limit loses it.
     pub(crate) fn keep(&self, id: &SeedId) {
         if let Some(seed) = self.listed().get_mut(id) {

@@ -24,6 +24,7 @@ pub(crate) struct PagerView {
     pub(crate) zero_pages: u64,
     pub(crate) faults_cached: u64,
     pub(crate) pages_cached: u64,
+    pub(crate) pages_inherited: u64,
 }
 
 /// Where a child's memory is; null where that is not known, as for one that has ended.
@@ -53,6 +54,7 @@ impl From<PagerStats> for PagerView {
             zero_pages: stats.zero_pages,
             faults_cached: stats.faults_cached,
             pages_cached: stats.pages_cached,
+            pages_inherited: stats.pages_inherited,
         }
     }
 }
@@ -83,6 +85,7 @@ pub(crate) fn pager_sum<'a>(counted: impl IntoIterator<Item = &'a PagerStats>) -
         zero_pages: sum.zero_pages + one.zero_pages,
         faults_cached: sum.faults_cached + one.faults_cached,
         pages_cached: sum.pages_cached + one.pages_cached,
+        pages_inherited: sum.pages_inherited + one.pages_inherited,
     };
     counted.into_iter().fold(PagerStats::default(), add)
 }
@@ -105,10 +108,14 @@ pub(crate) fn pager_text(stats: &PagerStats) -> String {
         0 => String::new(),
         trips => format!(", {} each", microseconds(stats.demand_us / trips)),
     };
+    let inherited = match stats.pages_inherited {
+        0 => String::new(),
+        pages => format!(", {pages} inherited from other seeds"),
+    };
     format!(
         "faults  {}: {} missing, {} late, {} zero, {} cached; {} of them writes\n\
          reads   {}: {} that somebody waited for{waited}\n\
-         pages   {}: {network_pages} over the network ({}), {} of this host ({}); {} kept by this node; {} zero pages\n\
+         pages   {}: {network_pages} over the network ({}), {} of this host ({}){inherited}; {} kept by this node; {} zero pages\n\
          install {} in all",
         stats.faults,
         stats.faults_missing,

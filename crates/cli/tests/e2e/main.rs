@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod benchmarks_run;
+mod children_are_forked_on;
 mod children_equal_their_parent;
 mod children_may_settle;
 mod daemons_and_pagers_may_die;
@@ -63,6 +64,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
+    ("children_are_forked_on", children_are_forked_on::TESTS),
     ("members_are_let_in", members_are_let_in::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),

@@ -23,6 +23,7 @@ impl From<PagerCounters> for v1::PagerStats {
             zero_pages: counters.zero_pages,
             faults_cached: counters.faults_cached,
             pages_cached: counters.pages_cached,
+            pages_inherited: counters.pages_inherited,
         }
     }
 }

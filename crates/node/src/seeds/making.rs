@@ -36,7 +36,7 @@ pub(crate) fn make(
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
     node.seeds.check_free(&options.name)?;
     let (freeze, sockets) = (options.freeze, std::mem::take(&mut options.sockets));
-    let lineage = node.children.of_process(pid).map(|child| node.engine.lineage(&child, node.seeds.fabric_address));
+    let lineage = node.lineage_of(pid);
     let (answer, answered) = oneshot::channel();
     let maker =
         Maker { node: node.clone(), pid, options, began: Instant::now(), answer: Some(answer), unfinished: None };

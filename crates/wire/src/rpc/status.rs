@@ -20,7 +20,9 @@ pub enum Status {
     #[error("it was cancelled while it ran")]
     Cancelled = 4,
     /// Too many requests run already, or too many bytes are held for what was not acknowledged. Nothing ran.
-    #[error("the server has too many unfinished requests, or unacknowledged replies, of this connection; ask again later")]
+    #[error(
+        "the server has too many unfinished requests, or unacknowledged replies, of this connection; ask again later"
+    )]
     Overloaded = 5,
     /// It was executed, but its reply was too large to be kept for long; it is not executed again.
     #[error("it was executed, but the server did not keep the reply")]
