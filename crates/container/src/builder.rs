@@ -223,11 +223,14 @@ fn outermost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths
 }
 
-/// Everything in a container goes before its seed's template (800), and that before what was there first: a child can be
-/// forked again. A score may be raised by anyone; where even that fails, the kernel's own order is no worse than before.
+/// Where a container's processes are in the kernel's order of victims: before its seed's template (800), and that before
+/// what was there first: a child can be forked again.
+pub const OOM_SCORE_ADJUSTMENT: i32 = 900;
+
+/// A score may be raised by anyone; where even that fails, the kernel's own order is no worse than before.
 fn put_first_for_oom_killer(init_pid: i32) {
-    const SCORE: &str = "900";
-    if let Err(error) = std::fs::write(format!("/proc/{init_pid}/oom_score_adj"), SCORE) {
+    let score = OOM_SCORE_ADJUSTMENT.to_string();
+    if let Err(error) = std::fs::write(format!("/proc/{init_pid}/oom_score_adj"), score) {
         tracing::warn!(init_pid, %error, "a container keeps its place in the OOM killer's order");
     }
 }

@@ -26,6 +26,7 @@ mod pool;
 mod record;
 mod root;
 
+pub use builder::OOM_SCORE_ADJUSTMENT;
 pub use cgroup::{CgroupError, ContainerCgroup, NodeCgroups};
 pub use config::{ContainerConfig, HIDDEN_PATHS_VARIABLE, RootSpec};
 pub use error::ContainerError;

@@ -38,11 +38,14 @@ void unmap_stub(const struct plan *plan)
 
 static void advise(const struct plan *plan, const struct plan_mapping *mapping, u32 index)
 {
-	static const u8 advice_of[][2] = {
+	static const u16 advice_of[][2] = {
 		{ MAPPING_HUGE_PAGE, K_MADV_HUGEPAGE },
 		{ MAPPING_NO_HUGE_PAGE, K_MADV_NOHUGEPAGE },
 		{ MAPPING_WIPE_ON_FORK, K_MADV_WIPEONFORK },
 		{ MAPPING_DONT_DUMP, K_MADV_DONTDUMP },
+		{ MAPPING_SEQUENTIAL, K_MADV_SEQUENTIAL },
+		{ MAPPING_RANDOM, K_MADV_RANDOM },
+		{ MAPPING_MERGEABLE, K_MADV_MERGEABLE },
 	};
 	for (u32 i = 0; i < sizeof advice_of / sizeof advice_of[0]; i++)
 		if (mapping->flags & advice_of[i][0])
@@ -91,6 +94,14 @@ void map_all(const struct plan *plan)
 	}
 	if (file >= 0)
 		CALL1(close, file);
+}
+
+/* Pages that raise SIGSEGV although their area may be used. The pager never hears of them. */
+void guard_all(const struct plan *plan)
+{
+	const struct plan_range *guard = at(plan, plan->guards.offset);
+	for (u32 i = 0; i < plan->guards.count; i++)
+		check(plan, STEP_GUARD, CALL3(madvise, guard[i].start, guard[i].bytes, K_MADV_GUARD_INSTALL), i);
 }
 
 /* Before the areas are registered: neither a call nor a fault a page. */

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 typedef uint8_t u8;
+typedef uint16_t u16;
 typedef uint32_t u32;
 typedef int32_t i32;
 typedef uint64_t u64;
@@ -66,10 +67,14 @@ enum {
 	K_MAP_FIXED_NOREPLACE = 0x100000,
 	K_MREMAP_MAYMOVE = 1,
 	K_MREMAP_FIXED = 2,
+	K_MADV_RANDOM = 1,
+	K_MADV_SEQUENTIAL = 2,
+	K_MADV_MERGEABLE = 12,
 	K_MADV_HUGEPAGE = 14,
 	K_MADV_NOHUGEPAGE = 15,
 	K_MADV_DONTDUMP = 16,
 	K_MADV_WIPEONFORK = 18,
+	K_MADV_GUARD_INSTALL = 102,
 	K_MLOCK_ONFAULT = 1,
 	K_SIGCHLD = 17,
 	K_SIG_SETMASK = 2,

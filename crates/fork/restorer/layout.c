@@ -22,6 +22,7 @@ int main(void)
 	SIZE("LIMIT", plan_limit);
 	SIZE("CREDENTIALS", plan_credentials);
 	SIZE("THREAD", plan_thread);
+	SIZE("CALL", plan_call);
 	SIZE("REQUEST", stub_request);
 	SIZE("REPORT", report);
 	OFFSET("PLAN_FLAGS", plan, flags);
@@ -32,6 +33,8 @@ int main(void)
 	OFFSET("THREAD_NAME", plan_thread, name);
 	OFFSET("CREDENTIALS_SECUREBITS", plan_credentials, securebits);
 	OFFSET("DESCRIPTOR_OFFSET", plan_descriptor, offset);
+	OFFSET("CALL_STEP", plan_call, step);
+	OFFSET("PLAN_CALLS", plan, calls_at_last);
 	OFFSET("MAPPING_FLAGS", plan_mapping, flags);
 	OFFSET("REPORT_REALTIME", report, realtime_ns);
 	OFFSET("REPORT_MARKS", report, marks_ns);

@@ -45,6 +45,9 @@ enum mapping_flag {
 	MAPPING_WIPE_ON_FORK = 32,
 	MAPPING_DONT_DUMP = 64,
 	MAPPING_SHARED = 128,
+	MAPPING_SEQUENTIAL = 256,
+	MAPPING_RANDOM = 512,
+	MAPPING_MERGEABLE = 1024,
 };
 
 struct plan_mapping {
@@ -54,8 +57,7 @@ struct plan_mapping {
 	u32 source;
 	u8 kind;
 	u8 protection;
-	u8 flags;
-	u8 reserved;
+	u16 flags;
 };
 
 struct plan_range {
@@ -106,6 +108,19 @@ struct plan_epoll {
 	u32 reserved;
 	u64 data;
 };
+
+/* A system call that the child makes for itself: what makes, or sets, one of its resources. Which calls there are is the
+ * daemon's choice alone; a descriptor decides about values only. */
+struct plan_call {
+	u64 arguments[6];
+	u64 expected; /* what it gives; CALL_ANY_RESULT: anything but an error */
+	u32 number;
+	u32 pointers; /* bit N: argument N is an offset in the plan */
+	u32 step;
+	u32 object; /* for messages: a descriptor, a timer, whatever the step is about */
+};
+
+#define CALL_ANY_RESULT (~0ull)
 
 struct plan_action {
 	u64 signal;
@@ -190,6 +205,10 @@ struct plan {
 	struct plan_span credentials;
 	struct plan_span threads; /* the first is the leader */
 	struct plan_span pending; /* of the process */
+	struct plan_span guards;	/* plan_range: pages that must not be touched */
+	struct plan_span calls_before_maps; /* while nothing is open, and nothing mapped */
+	struct plan_span calls_before_files;
+	struct plan_span calls_at_last; /* all is there, with the child's own credentials */
 	u64 mm[11];		  /* in the order of struct prctl_mm_map */
 	struct plan_span auxv;	  /* u64 each */
 };
@@ -259,6 +278,19 @@ enum step {
 	STEP_UNPAUSE = 34,
 	STEP_SESSION = 35,
 	STEP_KEEP_USERFAULTFD = 36,
+	STEP_GUARD = 37,
+	STEP_TIMER = 38,
+	STEP_TIMER_FD = 39,
+	STEP_SIGNAL_FD = 40,
+	STEP_NAMED_PIPE = 41,
+	STEP_INOTIFY = 42,
+	STEP_OWN_PID = 43,
+	STEP_LOCK = 44,
+	STEP_OWNER = 45,
+	STEP_MEMORY_BARRIER = 46,
+	STEP_OOM_SCORE = 47,
+	STEP_SOCKET = 48,
+	STEP_SHARED_MEMORY = 49,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

@@ -56,7 +56,9 @@ void restore(const struct plan *plan)
 	mark(plan, MARK_ENTERED);
 	park_special(plan);
 	unmap_stub(plan);
+	make_calls(plan, plan->calls_before_maps);
 	map_all(plan);
+	guard_all(plan);
 	fill_eager(plan);
 	mark(plan, MARK_MAPPED);
 	hand_to_pager(plan);
@@ -64,6 +66,7 @@ void restore(const struct plan *plan)
 	place_special(plan);
 	set_mm(plan);
 	set_process(plan);
+	make_calls(plan, plan->calls_before_files);
 	open_descriptors(plan);
 	mark(plan, MARK_OPENED);
 
@@ -71,6 +74,7 @@ void restore(const struct plan *plan)
 	start_threads(plan);
 	become_leader(plan, leader);
 	wait_for(&scratch->ready, plan->threads.count - 1);
+	make_calls(plan, plan->calls_at_last);
 	set_limits(plan);
 	report_restored(plan);
 	__atomic_store_n(&scratch->go, 1, __ATOMIC_RELEASE);

@@ -24,10 +24,14 @@ HIDDEN __attribute__((noreturn)) void restore(const struct plan *plan);
 HIDDEN void park_special(const struct plan *plan);
 HIDDEN void unmap_stub(const struct plan *plan);
 HIDDEN void map_all(const struct plan *plan);
+HIDDEN void guard_all(const struct plan *plan);
 HIDDEN void fill_eager(const struct plan *plan);
 HIDDEN void hand_to_pager(const struct plan *plan);
 HIDDEN void place_special(const struct plan *plan);
 HIDDEN void set_mm(const struct plan *plan);
+
+/* calls.c */
+HIDDEN void make_calls(const struct plan *plan, struct plan_span calls);
 
 /* files.c */
 HIDDEN void open_descriptors(const struct plan *plan);
@@ -88,14 +92,14 @@ static inline int control_of(const struct plan *plan)
 }
 
 /* In the child; its stub has a way of its own to give up. */
-static inline __attribute__((noreturn)) void give_up(const struct plan *plan, enum step step, long error, u32 detail)
+static inline __attribute__((noreturn)) void give_up(const struct plan *plan, u32 step, long error, u32 detail)
 {
 	send_report(control_of(plan), REPORT_FAILED, step, error, detail);
 	for (;;)
 		CALL1(exit_group, 127);
 }
 
-static inline long check(const struct plan *plan, enum step step, long result, u32 detail)
+static inline long check(const struct plan *plan, u32 step, long result, u32 detail)
 {
 	if (result < 0)
 		give_up(plan, step, result, detail);

@@ -115,7 +115,7 @@ static __attribute__((noreturn)) void become_child(const struct passed_set *pass
 			    K_MAP_PRIVATE | K_MAP_ANONYMOUS | K_MAP_FIXED_NOREPLACE, -1, 0);
 	if (region != (long)head.region_start)
 		fail(STEP_MAP_REGION, region, 0);
-	long plan = CALL6(mmap, head.region_start + head.plan_offset, head.plan_bytes, K_PROT_READ,
+	long plan = CALL6(mmap, head.region_start + head.plan_offset, head.plan_bytes, K_PROT_READ | K_PROT_WRITE,
 			  K_MAP_PRIVATE | K_MAP_FIXED, passed->fds[PASSED_PLAN], 0);
 	if (plan != (long)(head.region_start + head.plan_offset))
 		fail(STEP_MAP_PLAN, plan, 1);

@@ -17,6 +17,7 @@ pub mod memfd;
 pub mod memory;
 pub mod mount;
 pub mod namespace;
+pub mod owner;
 pub mod pagemap;
 pub mod pidfd;
 pub mod priority;

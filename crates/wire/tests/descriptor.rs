@@ -237,6 +237,15 @@ fn nonsense_is_refused() {
                 OpenFile::Program { is_caller: true, flags: 2 },
             ]);
         }),
+        ("eager bytes outside of the map", |d| d.eager[0].address = 0x7000),
+        ("eager bytes over a file", |d| d.eager[0].address = 0x3000),
+    ];
+    require_refusal(changes);
+}
+
+#[test]
+fn nonsense_about_resources_is_refused() {
+    require_refusal(&[
         ("guard pages outside of their mapping", |d| d.mappings[0].guards = vec![PageRun { first: 1, count: 2 }]),
         ("an interval timer that is not there", |d| d.process.interval_timers[0].which = 3),
         ("a timer beyond the end of time", |d| d.process.interval_timers[0].time.left_ns = u64::MAX),
@@ -258,9 +267,10 @@ fn nonsense_is_refused() {
             d.shared_objects[0].kind =
                 SharedKind::Named { path: "/dev/shm/../../etc/shadow".into(), status: FileStatus::default() };
         }),
-        ("eager bytes outside of the map", |d| d.eager[0].address = 0x7000),
-        ("eager bytes over a file", |d| d.eager[0].address = 0x3000),
-    ];
+    ]);
+}
+
+fn require_refusal(changes: &[(&str, fn(&mut Descriptor))]) {
     for (what, change) in changes {
         let mut wrong = descriptor();
         change(&mut wrong);

@@ -13,15 +13,20 @@ const SENTENCES: &str = "crates/cli/tests/e2e";
 const SAME: &str = "…";
 
 pub(super) fn check(tree: &Tree<'_>) -> Result<Vec<Finding>> {
-    let Some(document) = tree.files.iter().find(|file| file.path == DOCUMENT) else {
-        return Ok(vec![Finding::whole(DOCUMENT, "it is missing")]);
+    Ok(check_document(tree, DOCUMENT))
+}
+
+/// The same of another table.
+pub(super) fn check_document(tree: &Tree<'_>, path: &str) -> Vec<Finding> {
+    let Some(document) = tree.files.iter().find(|file| file.path == path) else {
+        return vec![Finding::whole(path, "it is missing")];
     };
     let text_of = |path: &str| tree.files.iter().find(|file| file.path == path).map(|file| file.text.as_str());
     let lines = document.text.lines().enumerate().filter_map(|(index, line)| Some((index + 1, tests_cell(line)?)));
     let findings = lines.flat_map(|(line, cell)| {
-        complaints(cell, &text_of).into_iter().map(move |complaint| Finding::at(DOCUMENT, line, complaint))
+        complaints(cell, &text_of).into_iter().map(move |complaint| Finding::at(path, line, complaint))
     });
-    Ok(findings.collect())
+    findings.collect()
 }
 
 /// The last cell of a row that is neither a heading nor the line below one.

@@ -10,6 +10,7 @@ mod layers;
 mod lengths;
 mod manifests;
 mod names;
+mod resources;
 mod source;
 mod traces;
 mod troubleshooting;
@@ -39,7 +40,7 @@ pub(crate) struct Tree<'a> {
 
 type Check = fn(&Tree<'_>) -> Result<Vec<Finding>>;
 
-const CHECKS: [(&str, Check); 10] = [
+const CHECKS: [(&str, Check); 11] = [
     ("heads", heads::check),
     ("layers", layers::check),
     ("manifests", manifests::check),
@@ -48,6 +49,7 @@ const CHECKS: [(&str, Check); 10] = [
     ("lengths", lengths::check),
     ("documents", documents::check),
     ("hazards", hazards::check),
+    ("resources", resources::check),
     ("troubleshooting", troubleshooting::check),
     ("traces", traces::check),
 ];

@@ -15,7 +15,7 @@ use crate::harness::{Cluster, Parent, Program, Seed, deadline, programs, scratch
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    Test::shared("no_child_holds_its_parents_file_locks", file_locks),
+    Test::shared("no_lock_has_two_owners", file_locks),
     Test::shared("a_seed_keeps_no_file_lock", seed_and_locks),
     Test::shared("a_child_has_no_children_of_its_parents", own_children),
     Test::shared("a_host_name_is_the_nodes", host_names),
@@ -56,9 +56,15 @@ fn lock_files(directory: &Path) -> [String; 3] {
 fn file_locks(cluster: &Cluster) {
     let directory = scratch::directory();
     let paths = lock_files(directory.path());
-    let parent = situation("file_locks", &paths.each_ref().map(String::as_str));
+    let mut parent = situation("file_locks", &paths.each_ref().map(String::as_str));
+    let seed = Seed::of(cluster.first(), &parent);
     // Shared, or else a child would lock a file of its own.
-    check_twice(cluster, parent, &["--shared", &directory.path().to_string_lossy()]);
+    let shared = directory.path().to_string_lossy();
+    let options = ["--to", cluster.name(1), "--shared", &shared];
+    cluster.first().refused(&[&["fork", seed.id()], &options[..]].concat()).names(&["lock", "fd 3", &paths[0]]);
+    parent.require_unharmed();
+    parent.kill();
+    seed.fork_and_check(&parent, 31, &options);
 }
 
 /// A lock of flock(2) goes with the open file, which a fork would share: the parent's end must end it all the same.

@@ -28,6 +28,7 @@ mod parent_may_die;
 mod parent_runs_on_unharmed;
 mod phases_are_told;
 mod prepare_and_drop_leave_nothing;
+mod processes_are_carried_whole;
 mod programs_are_right_by_themselves;
 mod programs_may_fork_themselves;
 mod refusals_are_named;
@@ -47,6 +48,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
     ("resources_are_restored", resources_are_restored::TESTS),
+    ("processes_are_carried_whole", processes_are_carried_whole::TESTS),
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),

@@ -2,28 +2,30 @@
 //! same time.
 //!
 //! ```text
-//!  the leader     prctl(PR_GET_PDEATHSIG, buf)   getitimer(ITIMER_REAL, buf) and those whose signal has a handler
+//!  the leader     prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)
 //!  the others     sigaltstack(NULL, buf)         (the leader's is inherited: its template is asked, at leisure)
 //!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
 //! ```
 
-use farfork_wire::descriptor::AltStack;
+use farfork_wire::descriptor::{AltStack, IntervalTimer};
 
-use super::error::{CaptureError, Refusal};
 use super::glibc;
 use super::inject::Call;
 use super::lifeline::{ANSWER_BYTES, Lifeline, Task};
 use super::state::Standing;
 use super::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
+use super::timers::{self, TIME_BYTES};
 
 /// What one thread answered.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Answers {
     pub(super) alt_stack: AltStack,
     pub(super) clear_child_tid: u64,
     /// Asked of the leader only.
     pub(super) parent_death_signal: u32,
+    /// Asked of the leader only: those that are armed.
+    pub(super) interval_timers: Vec<IntervalTimer>,
 }
 
 /// Where the answers lie among those of a thread.
@@ -31,13 +33,11 @@ const ALT_STACK_AT: u64 = 0;
 const TID_ADDRESS_AT: u64 = 24;
 const DEATH_SIGNAL_AT: u64 = 32;
 const TIMERS_AT: u64 = 40;
-const TIMER_BYTES: u64 = 32;
 
-const _: () = assert!(TIMERS_AT + TIMERS.len() as u64 * TIMER_BYTES <= ANSWER_BYTES);
+/// ITIMER_REAL, ITIMER_VIRTUAL and ITIMER_PROF.
+const TIMERS_COUNT: usize = 3;
 
-/// Interval timers, with the signal that each sends.
-const TIMERS: [(&str, i32); 3] = [("ITIMER_REAL", SIGALRM), ("ITIMER_VIRTUAL", 26), ("ITIMER_PROF", 27)];
-const SIGALRM: i32 = 14;
+const _: () = assert!(timer_at(TIMERS_COUNT) <= ANSWER_BYTES);
 
 /// What the threads have to ask, the leader first, and what needs not be asked: addresses of thread ids.
 pub(super) fn tasks(
@@ -56,11 +56,8 @@ pub(super) fn tasks(
 }
 
 fn calls(thread: &StoppedThread, survey: &Survey, answers: u64, tid_address: Option<u64>) -> Vec<Call> {
-    let mut calls = if thread.tid == survey.pid {
-        leader_calls(answers, survey)
-    } else {
-        vec![alt_stack_call(answers + ALT_STACK_AT)]
-    };
+    let mut calls =
+        if thread.tid == survey.pid { leader_calls(answers) } else { vec![alt_stack_call(answers + ALT_STACK_AT)] };
     calls.extend(tid_address.is_none().then(|| tid_address_call(answers)));
     calls
 }
@@ -79,39 +76,17 @@ fn tid_address_call(answers: u64) -> Call {
     Call::new("prctl(PR_GET_TID_ADDRESS)", PRCTL, [PR_GET_TID_ADDRESS, answers + TID_ADDRESS_AT])
 }
 
-fn leader_calls(answers: u64, survey: &Survey) -> Vec<Call> {
+fn leader_calls(answers: u64) -> Vec<Call> {
     const PR_GET_PDEATHSIG: u64 = 2;
     const GETITIMER: u64 = 36;
     let mut calls = vec![Call::new("prctl(PR_GET_PDEATHSIG)", PRCTL, [PR_GET_PDEATHSIG, answers + DEATH_SIGNAL_AT])];
     let ask = |which: usize| Call::new("getitimer", GETITIMER, [which as u64, answers + timer_at(which)]);
-    calls.extend(timers_that_matter(survey).map(ask));
+    calls.extend((0..TIMERS_COUNT).map(ask));
     calls
 }
 
-/// Which of [`TIMERS`] to ask for. A CPU timer whose signal has no handler could only end the process.
-fn timers_that_matter(survey: &Survey) -> impl Iterator<Item = usize> {
-    let catches = |signal| survey.profiles.get(&survey.pid).is_none_or(|profile| profile.status.catches(signal));
-    let matters = move |which: &usize| TIMERS[*which].1 == SIGALRM || catches(TIMERS[*which].1);
-    (0..TIMERS.len()).filter(matters)
-}
-
-fn timer_at(which: usize) -> u64 {
-    TIMERS_AT + which as u64 * TIMER_BYTES
-}
-
-/// An interval timer that runs has a non-zero value: the second half of `struct itimerval`. `bytes` begin with the
-/// leader's answers.
-pub(super) fn refuse_timers(survey: &Survey, bytes: &[u8]) -> Result<(), CaptureError> {
-    let is_armed = |which: &usize| {
-        let at = timer_at(*which) as usize;
-        bytes[at + TIMER_BYTES as usize / 2..at + TIMER_BYTES as usize].iter().any(|byte| *byte != 0)
-    };
-    let refuse = |which: usize| {
-        let reason = "it is armed, and timers are not carried yet; disarm it (setitimer, alarm) first";
-        Refusal::new(format!("pid {}, {}", survey.pid, TIMERS[which].0), reason)
-    };
-    let refusals: Vec<Refusal> = timers_that_matter(survey).filter(is_armed).map(refuse).collect();
-    if refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(survey.pid, refusals)) }
+const fn timer_at(which: usize) -> u64 {
+    TIMERS_AT + (which * TIME_BYTES) as u64
 }
 
 impl Answers {
@@ -120,9 +95,15 @@ impl Answers {
         Self {
             alt_stack: if is_leader { AltStack::default() } else { parse_alt_stack(bytes) },
             clear_child_tid: tid_address.unwrap_or_else(|| word(bytes, TID_ADDRESS_AT as usize)),
+            interval_timers: if is_leader { interval_timers(bytes) } else { Vec::new() },
             parent_death_signal: if is_leader { word(bytes, DEATH_SIGNAL_AT as usize) as u32 } else { 0 },
         }
     }
+}
+
+fn interval_timers(bytes: &[u8]) -> Vec<IntervalTimer> {
+    let timer = |which| timers::interval_timer(which, bytes, timer_at(which) as usize);
+    (0..TIMERS_COUNT).filter_map(timer).collect()
 }
 
 /// `stack_t`: pointer, flags (and padding), size. That the thread runs on it is no property of the stack.

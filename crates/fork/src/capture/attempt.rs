@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock::Clocks;
 use farfork_sys::priority::RealTime;
 use farfork_sys::process;
+use farfork_wire::descriptor::PosixTimer;
 
 use super::ask::Answers;
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
-use super::files::{self, Contents, Files};
+use super::files::{self, Contents, Files, Threads};
 use super::inherited::{Inherited, Subject};
 use super::inject::Injector;
 use super::lifeline::Lifeline;
@@ -115,6 +116,7 @@ pub(super) struct Taken {
     pub(super) root: String,
     pub(super) files: Files,
     pub(super) inherited: Inherited,
+    pub(super) posix_timers: Vec<PosixTimer>,
     pub(super) space: AddressSpace,
     /// What it lacks because other seeds have it.
     pub(super) inheritance: Inheritance,
@@ -207,16 +209,16 @@ fn take(
 ) -> Result<Taken, CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
     let Prepared { survey, oom_score_adj, search, .. } = prepared;
-    let mut answers = paused.answers(&snapshot, &survey)?;
-    let Paused { standing, lifeline, contents, copies, clocks, template_space, .. } = paused;
+    let mut answers = paused.answers(&snapshot)?;
+    let Paused { standing, lifeline, contents, copies, clocks, timers, template_space, .. } = paused;
     // First, so that the template is a process like any other for all that follows.
     let lack = match (search, template_space?) {
         (Some(search), Some(space)) => Some(phase!("prepare.leave", search.take(space))?),
         _ => None,
     };
-    let (contents, copies) = (contents?, copies?);
+    let (contents, copies, posix_timers) = (contents?, copies?, timers?);
     let root = state::link(pid, subject, "root")?;
-    let files = phase!("prepare.files", take_files(options, (pid, subject), &root, &contents, &copies))?;
+    let files = phase!("prepare.files", take_files(options, (&survey, subject), &root, &contents, &copies))?;
     let mut space = AddressSpace::of((pid, subject), lifeline.range(), &copies)?;
     let mem = open_memory(subject)?;
     let inherited =
@@ -237,6 +239,7 @@ fn take(
         root,
         files,
         inherited,
+        posix_timers,
         space,
         inheritance,
     })
@@ -273,15 +276,17 @@ fn ask(
 
 fn take_files(
     options: &CaptureOptions,
-    (pid, subject): (i32, i32),
+    (survey, subject): (&Survey, i32),
     root: &str,
     contents: &Contents,
     copies: &SharedCopies,
 ) -> Result<Files, CaptureError> {
+    let pid = survey.pid;
     let fds = files::open_fds(subject, &options.sockets)?;
     let refusals = files::refusals(pid, subject, &fds)?;
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
     }
-    Files::build((pid, subject), root, &fds, contents, copies)
+    let threads = Threads { pid, profiles: &survey.profiles };
+    Files::build((pid, subject), root, &fds, contents, copies, threads)
 }

@@ -36,8 +36,9 @@ pub(super) fn describe(
     let mut memory = phase!("prepare.memory", MemoryMap::build(space, &root, &copies, &inheritance))?;
     let shared_objects = copies.describe(&mut memory.extents);
     let entered = phase!("prepare.state");
+    let timers = (answers[0].interval_timers.clone(), taken.posix_timers);
     let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, inherited.securebits)?;
-    let process = state::process(&survey, &snapshot, (subject, &root), inherited, taken.oom_score_adj)?;
+    let process = state::process(&survey, &snapshot, (subject, &root), inherited, timers, taken.oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
     let eager = phase!(
@@ -55,8 +56,8 @@ pub(super) fn describe(
         shared_objects,
         open_files: files.open_files,
         file_descriptors: files.descriptors,
-        file_locks: Vec::new(),
-        file_owners: Vec::new(),
+        file_locks: files.locks,
+        file_owners: files.owners,
         eager,
     };
     descriptor.validate()?;
@@ -76,7 +77,9 @@ fn flags(held: &Held, taken: &mut Taken, injector: &mut Injector<'_>) -> Result<
     }
     let own = || process::smaps(clone.pid).map_err(CaptureError::read(taken.snapshot.pid, "the memory map"));
     let areas = areas.map_or_else(own, Ok)?;
-    taken.space.flag(&areas, &marked)
+    taken.space.flag(&areas, &marked)?;
+    taken.space.lock(&taken.survey.locked);
+    Ok(())
 }
 
 /// The lifeline's pages go; a clone gets its place in the OOM order.

@@ -5,41 +5,22 @@
 
 mod build;
 mod contents;
+mod kind;
+mod made;
+mod watches;
 
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use farfork_sys::process;
 
-pub(super) use build::Files;
+pub(super) use build::{Files, Threads};
 pub(super) use contents::Contents;
+pub(super) use kind::Kind;
 
 use super::error::{CaptureError, Refusal};
-
-/// What a descriptor leads to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
-    Regular,
-    Directory,
-    Pipe,
-    EventFd,
-    Epoll,
-    /// A memfd; its name.
-    Memory,
-    /// `/dev/null` and its like.
-    Device,
-    Terminal,
-    Socket,
-    /// A connection of the process to the daemon.
-    Program {
-        /// The one at which it waits to be told what it is.
-        is_caller: bool,
-    },
-    /// Anything else, as a person would call it.
-    Other(String),
-}
 
 /// A process's connections to the daemon, by the inodes of its ends. A child gets others in their place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -64,11 +45,7 @@ pub(super) struct OpenFd {
     pub(super) is_standard: bool,
 }
 
-const MEMFD_PREFIX: &[u8] = b"/memfd:";
 pub(super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
-
-/// Major and minor numbers of null, zero, full, random and urandom.
-const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
 
 /// Every descriptor of a process, ascending. One that is closed meanwhile is left out.
 pub(super) fn open_fds(pid: i32, sockets: &ProgramSockets) -> Result<Vec<OpenFd>, CaptureError> {
@@ -101,7 +78,7 @@ impl OpenFd {
         let metadata = fs::metadata(&path)?;
         Ok(Self {
             number,
-            kind: kind(&link, &metadata),
+            kind: kind::kind(&link, &metadata, || is_place(&path)),
             device: metadata.dev(),
             inode: metadata.ino(),
             is_deleted: metadata.nlink() == 0,
@@ -113,16 +90,24 @@ impl OpenFd {
     /// Whether its file's state is shared by fork and goes on changing.
     pub(super) fn has_contents(&self) -> bool {
         match self.kind {
-            Kind::Regular | Kind::Directory | Kind::Pipe | Kind::EventFd | Kind::Epoll | Kind::Memory => {
-                !self.is_standard
-            }
+            Kind::Regular
+            | Kind::Directory
+            | Kind::Pipe
+            | Kind::NamedPipe
+            | Kind::EventFd
+            | Kind::Epoll
+            | Kind::TimerFd
+            | Kind::SignalFd
+            | Kind::Inotify
+            | Kind::Process
+            | Kind::Memory => !self.is_standard,
             Kind::Device | Kind::Terminal | Kind::Socket | Kind::Program { .. } | Kind::Other(_) => false,
         }
     }
 
     /// Kinds whose openings lead to the same stream when their inode is the same.
     fn is_stream(&self) -> bool {
-        matches!(self.kind, Kind::Pipe | Kind::Terminal | Kind::Socket)
+        matches!(self.kind, Kind::Pipe | Kind::NamedPipe | Kind::Terminal | Kind::Socket)
     }
 
     fn refusal(&self) -> Option<String> {
@@ -131,10 +116,10 @@ impl OpenFd {
         }
         let link = String::from_utf8_lossy(&self.link);
         match &self.kind {
-            Kind::Regular | Kind::Directory if self.is_deleted => {
+            Kind::Regular | Kind::Directory | Kind::NamedPipe if self.is_deleted => {
                 Some(format!("{link} was deleted, so that no other node can open it; close it first"))
             }
-            Kind::Regular | Kind::Directory if str::from_utf8(&self.link).is_err() => {
+            Kind::Regular | Kind::Directory | Kind::NamedPipe if str::from_utf8(&self.link).is_err() => {
                 Some(format!("the path {link} is not UTF-8"))
             }
             Kind::Socket => Some(format!("{link}: sockets are not carried yet; close it first")),
@@ -142,49 +127,6 @@ impl OpenFd {
             Kind::Other(what) => Some(what.clone()),
             _ => None,
         }
-    }
-}
-
-fn kind(link: &[u8], metadata: &fs::Metadata) -> Kind {
-    let name = || String::from_utf8_lossy(link).into_owned();
-    let file_type = metadata.file_type();
-    if let Some(anonymous) = link.strip_prefix(b"anon_inode:") {
-        return match anonymous {
-            b"[eventfd]" => Kind::EventFd,
-            b"[eventpoll]" => Kind::Epoll,
-            other => Kind::Other(format!("{} is not carried yet; close it first", String::from_utf8_lossy(other))),
-        };
-    }
-    if file_type.is_socket() {
-        Kind::Socket
-    } else if file_type.is_fifo() {
-        let is_named = !link.starts_with(b"pipe:");
-        if is_named { Kind::Other(format!("named pipe {} is not carried yet", name())) } else { Kind::Pipe }
-    } else if file_type.is_char_device() {
-        character_device(metadata.rdev(), &name())
-    } else if file_type.is_block_device() {
-        Kind::Other(format!("block device {} cannot be carried", name()))
-    } else if file_type.is_dir() {
-        Kind::Directory
-    } else if link.starts_with(MEMFD_PREFIX) {
-        Kind::Memory
-    } else if link.starts_with(b"/") && file_type.is_file() {
-        Kind::Regular
-    } else {
-        Kind::Other(format!("{} cannot be carried", name()))
-    }
-}
-
-fn character_device(device: u64, name: &str) -> Kind {
-    /// Majors of terminals: virtual consoles and serial lines, /dev/tty and /dev/console, Unix 98 ptys (136 to 143).
-    const TERMINALS: [std::ops::RangeInclusive<u32>; 2] = [4..=5, 136..=143];
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    if CARRIED_DEVICES.contains(&(major, minor)) {
-        Kind::Device
-    } else if TERMINALS.iter().any(|majors| majors.contains(&major)) {
-        Kind::Terminal
-    } else {
-        Kind::Other(format!("device {name} cannot be carried"))
     }
 }
 
@@ -215,7 +157,7 @@ pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Ref
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
-    refusals.extend(two_way_pipes(pid, subject, fds)?);
+    refusals.extend(others_pidfds(pid, subject, fds)?);
     Ok(refusals)
 }
 
@@ -232,24 +174,36 @@ fn object(pid: i32, number: u32) -> String {
     format!("pid {pid}, fd {number}")
 }
 
-/// Pipes that are open for reading and writing at once: such a descriptor is both ends, which a child's could not be.
-fn two_way_pipes(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
-    let ends = pipe_ends(pid, subject, fds)?;
-    let refuse = |(fd, _): &(&OpenFd, u32)| {
-        let link = String::from_utf8_lossy(&fd.link);
-        Refusal::new(
-            object(pid, fd.number),
-            format!("{link} is open for reading and writing at once, which is not carried; close it first"),
-        )
-    };
-    Ok(ends.iter().filter(|(_, access)| *access == O_RDWR).map(refuse).collect())
+/// Pidfds of other processes, which are not in a child's container.
+fn others_pidfds(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut refusals = Vec::new();
+    for fd in fds.iter().filter(|fd| fd.kind == Kind::Process && !fd.is_standard) {
+        let stands_for = match process::FdInfo::read(subject, fd.number) {
+            Ok(info) => info.process,
+            Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(CaptureError::read(pid, format!("fd {}", fd.number))(source)),
+        };
+        if stands_for != Some(pid) {
+            let reason = "it is a pidfd of another process, which is not carried; close it first";
+            refusals.push(Refusal::new(object(pid, fd.number), reason));
+        }
+    }
+    Ok(refusals)
+}
+
+/// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.
+fn is_place(link: &str) -> bool {
+    const OWNERS_RIGHTS: u32 = 0o700;
+    fs::symlink_metadata(link).is_ok_and(|link| link.permissions().mode() & OWNERS_RIGHTS == 0)
 }
 
 /// What a person should know of the open files, although all of them are carried.
 pub(super) fn notes(pid: i32, fds: &[OpenFd]) -> Result<Vec<String>, CaptureError> {
     let ends = pipe_ends(pid, pid, fds)?;
     let has = |inode: u64, mode: u32| ends.iter().any(|(fd, access)| fd.inode == inode && *access == mode);
-    let leads_out = |(fd, _): &&(&OpenFd, u32)| !has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY);
+    let is_two_way = |inode: u64| has(inode, O_RDWR);
+    let leads_out =
+        |(fd, _): &&(&OpenFd, u32)| !is_two_way(fd.inode) && (!has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY));
     let note = |(fd, _): &(&OpenFd, u32)| {
         let link = String::from_utf8_lossy(&fd.link);
         format!("fd {}: {link} leads out of the process; its children find the other end closed", fd.number)
@@ -260,7 +214,7 @@ pub(super) fn notes(pid: i32, fds: &[OpenFd]) -> Result<Vec<String>, CaptureErro
 /// Descriptors of pipes beyond the standard streams, with their access mode.
 fn pipe_ends(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
     let mut ends = Vec::new();
-    for fd in fds.iter().filter(|fd| fd.kind == Kind::Pipe && !fd.is_standard) {
+    for fd in fds.iter().filter(|fd| matches!(fd.kind, Kind::Pipe | Kind::NamedPipe) && !fd.is_standard) {
         match process::FdInfo::read(subject, fd.number) {
             Ok(info) => ends.push((fd, info.flags & O_ACCMODE)),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}

@@ -22,7 +22,10 @@ use super::lifeline::{DESKS_BYTES_MIN, Lifeline};
 use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES};
 
 /// Calls beside those for signals.
-const OTHER_CALLS: usize = 6;
+const OTHER_CALLS: usize = 7;
+
+/// Where among the calls the one for memory barriers stands.
+const BARRIERS_CALL: usize = 4;
 
 /// Most probes of [`super::seals`] that go along.
 pub(super) const PROBES_MAX: usize = 64;
@@ -54,6 +57,8 @@ pub(super) struct Subject<'a> {
 pub(super) struct Inherited {
     pub(super) brk: u64,
     pub(super) securebits: u32,
+    /// Registrations for membarrier(2).
+    pub(super) memory_barriers: u32,
     pub(super) dumpable: u32,
     /// The leader's.
     pub(super) alt_stack: AltStack,
@@ -78,13 +83,15 @@ impl Inherited {
         let desk = subject.run(&calls, lifeline, injector)?;
         let answers = &desk[ANSWERS_AT as usize..];
         let result = |index: usize| calls[index].checked(subject.pid, script::result(&desk, index));
-        for index in 0..own {
+        for index in (0..own).filter(|index| *index != BARRIERS_CALL) {
             result(index)?;
         }
         Ok(Self {
             brk: result(0)?,
             dumpable: result(1)? as u32,
             securebits: result(2)? as u32,
+            // Before Linux 6.3 nobody can tell.
+            memory_barriers: result(BARRIERS_CALL).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
             probed: (own..calls.len()).map(|index| script::result(&desk, index)).collect(),
             signal_actions: (1..=SIGNALS as u32).filter_map(|signal| parse_action(answers, signal)).collect(),
@@ -119,6 +126,8 @@ fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
     const RT_SIGACTION: u64 = 13;
     const SETSID: u64 = 112;
     const CLOSE_RANGE: u64 = 436;
+    const MEMBARRIER: u64 = 324;
+    const MEMBARRIER_CMD_GET_REGISTRATIONS: u64 = 1 << 9;
     const PR_GET_DUMPABLE: u64 = 3;
     const PR_GET_SECUREBITS: u64 = 27;
     const SIGNAL_SET_BYTES: u64 = 8;
@@ -127,6 +136,7 @@ fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
         Call::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]),
         Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]),
         alt_stack_call(answers),
+        Call::new("membarrier", MEMBARRIER, [MEMBARRIER_CMD_GET_REGISTRATIONS, 0, 0]),
     ];
     if is_clone {
         calls.push(Call::new("setsid", SETSID, []));

@@ -43,6 +43,7 @@ mod stop;
 mod stopped;
 mod survey;
 mod template;
+mod timers;
 mod turn;
 mod twin;
 

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
+use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
 use super::ask::{self, Answers};
@@ -25,6 +26,7 @@ use super::state::Standing;
 use super::stopped::{Snapshot, Stopped};
 use super::survey::{Profile, Survey};
 use super::template::{Clone, clone_call};
+use super::timers;
 use crate::phase;
 
 /// What is at hand before the pause.
@@ -44,6 +46,7 @@ pub(super) struct Paused {
     pub(super) contents: Result<Contents, CaptureError>,
     pub(super) copies: Result<SharedCopies, CaptureError>,
     pub(super) clocks: Clocks,
+    pub(super) timers: Result<Vec<PosixTimer>, CaptureError>,
     /// `None` in freeze mode.
     pub(super) clone: Option<Clone>,
     /// The number that the process's pager has for the clone, where it has one.
@@ -61,8 +64,8 @@ struct Asked {
 }
 
 impl Paused {
-    /// What the threads answered; fails where a call of theirs did, and for armed timers.
-    pub(super) fn answers(&self, snapshot: &Snapshot, survey: &Survey) -> Result<Vec<Answers>, CaptureError> {
+    /// What the threads answered; fails where a call of theirs did.
+    pub(super) fn answers(&self, snapshot: &Snapshot) -> Result<Vec<Answers>, CaptureError> {
         let Asked { tasks, tid_addresses, desks } = &self.asked;
         let mut all = Vec::with_capacity(desks.len());
         for (index, ((task, (script, answers)), tid_address)) in tasks.iter().zip(desks).zip(tid_addresses).enumerate()
@@ -72,7 +75,6 @@ impl Paused {
             }
             all.push(Answers::parse(answers, index == 0, *tid_address));
         }
-        ask::refuse_timers(survey, &desks[0].1)?;
         Ok(all)
     }
 }
@@ -98,14 +100,14 @@ pub(super) fn pause(
     let rescue = Rescue::prepare(leader, &standing[0], prepared.survey.gadgets, maps, &prepared.mem);
     let lifeline = Lifeline::map(&stopped.snapshot, &standing, end, (rescue.as_ref(), &prepared.mem), injector)?;
     drop(mapping);
-    let worked = work(stopped, prepared, (&standing, &lifeline, end), injector, freeze, times);
+    let worked = work(stopped, prepared, (&standing, &lifeline, end, begun), injector, freeze, times);
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
         let thread = (leader.tid, &leader.registers);
         phase!("prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
     }
-    let Work { asked, contents, copies, clone, template_space } = worked?;
-    Ok(Paused { standing, lifeline, contents, copies, clocks, clone, template_space, asked })
+    let Work { asked, contents, copies, clone, timers, template_space } = worked?;
+    Ok(Paused { standing, lifeline, contents, copies, clocks, timers, clone, template_space, asked })
 }
 
 /// A thread that was born since the survey.
@@ -130,6 +132,7 @@ struct Work {
     contents: Result<Contents, CaptureError>,
     copies: Result<SharedCopies, CaptureError>,
     clone: Option<Clone>,
+    timers: Result<Vec<PosixTimer>, CaptureError>,
     template_space: Result<Option<u32>, CaptureError>,
 }
 
@@ -137,7 +140,7 @@ struct Work {
 fn work(
     stopped: &mut Stopped,
     prepared: &mut Prepared,
-    (standing, lifeline, end): (&[Standing], &Lifeline, EndSignal),
+    (standing, lifeline, end, begun): (&[Standing], &Lifeline, EndSignal, Instant),
     injector: &mut Injector<'_>,
     freeze: bool,
     times: &mut CaptureTimes,
@@ -161,7 +164,28 @@ fn work(
     let search = prepared.search.as_ref().filter(|_| clone.is_some());
     let template_space = search.map_or(Ok(None), |search| phase!("prepare.lineage", search.find(lifeline)));
     times.clone = lap.take();
-    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, clone, template_space })
+    let timers = ask_timers(stopped, prepared, (lifeline, begun), injector);
+    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, clone, timers, template_space })
+}
+
+/// POSIX timers, where there are any; and signals that came since the threads stand, such as a timer's.
+fn ask_timers(
+    stopped: &mut Stopped,
+    prepared: &Prepared,
+    (lifeline, begun): (&Lifeline, Instant),
+    injector: &mut Injector<'_>,
+) -> Result<Vec<PosixTimer>, CaptureError> {
+    let survey = &prepared.survey;
+    let listed = timers::list(survey.pid)?;
+    let refusals = timers::refusals(survey.pid, &listed);
+    if !refusals.is_empty() {
+        return Err(CaptureError::refused(survey.pid, refusals));
+    }
+    let inner_id = |tid: i32| survey.profiles.get(&tid).map(Profile::inner_id);
+    let leader = (stopped.snapshot.leader(), survey.inner_id());
+    let timers = timers::ask(leader, &listed, inner_id, (lifeline, &prepared.mem, begun), injector)?;
+    stopped.take_late_signals()?;
+    Ok(timers)
 }
 
 /// Lets all threads run their scripts, the leader first, whose clone takes longest.

@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt;
 
 use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace;
-use farfork_wire::descriptor::{Credentials, Limit, Mm, PendingSignal, Process, Rseq, Scheduling, Thread};
+use farfork_wire::descriptor::{
+    Credentials, IntervalTimer, Limit, Mm, PendingSignal, PosixTimer, Process, Rseq, Scheduling, Thread,
+};
 
 use super::ask::{Answers, word};
 use super::error::CaptureError;
@@ -14,6 +16,9 @@ use super::inherited::Inherited;
 use super::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
 use super::{restart, strip_root};
+
+/// SCHED_RESET_ON_FORK, as sched_setscheduler(2) takes it.
+const RESET_ON_FORK: u32 = 0x4000_0000;
 
 /// What must be read of a thread while it stands, beside its registers.
 #[derive(Debug)]
@@ -94,7 +99,7 @@ fn describe(
         clear_child_tid: answers.clear_child_tid,
         rseq: thread.rseq.map(|rseq| Rseq { address: rseq.address, bytes: rseq.bytes, signature: rseq.signature }),
         scheduling: Scheduling {
-            policy: profile.scheduling.policy,
+            policy: profile.scheduling.policy | if profile.scheduling.resets_on_fork { RESET_ON_FORK } else { 0 },
             nice: profile.scheduling.nice,
             priority: profile.scheduling.priority,
         },
@@ -131,6 +136,7 @@ pub(super) fn process(
     snapshot: &Snapshot,
     (subject, root): (i32, &str),
     inherited: Inherited,
+    (interval_timers, posix_timers): (Vec<IntervalTimer>, Vec<PosixTimer>),
     oom_score_adj: i32,
 ) -> Result<Process, CaptureError> {
     let pid = survey.pid;
@@ -156,10 +162,10 @@ pub(super) fn process(
         signal_actions: inherited.signal_actions,
         pending_signals: pending(&snapshot.pending_signals),
         mm: mm(pid, subject, inherited.brk)?,
-        interval_timers: Vec::new(),
-        posix_timers: Vec::new(),
+        interval_timers,
+        posix_timers,
         seccomp_filters: Vec::new(),
-        memory_barriers: 0,
+        memory_barriers: inherited.memory_barriers,
     })
 }
 

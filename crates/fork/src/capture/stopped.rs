@@ -76,6 +76,14 @@ impl Stopped {
         }
     }
 
+    /// Signals that have come for the process since it was stopped: a timer's, whose expiration nobody else tells.
+    pub(super) fn take_late_signals(&mut self) -> Result<(), CaptureError> {
+        let pid = self.snapshot.pid;
+        let pending = ptrace::pending_signals(pid, SignalQueue::Process);
+        self.snapshot.pending_signals = pending.map_err(CaptureError::trace("read the pending signals of", pid))?;
+        Ok(())
+    }
+
     /// The same for all but the leader, which is not done with yet.
     pub(super) fn restore_others(&mut self) {
         if !std::mem::replace(&mut self.others_are_restored, true) {

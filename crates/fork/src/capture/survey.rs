@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::ops::Range;
 
 use farfork_sys::process::{self, MapEntry, SchedulingAttributes, Stat, Status};
 use farfork_wire::descriptor::THREADS_MAX;
@@ -11,6 +12,7 @@ use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets};
 use super::rescue::Gadgets;
 use super::stop::{is_in_vfork, traced};
+use super::timers::{self, Listed};
 use super::{freezer, inject, memory};
 
 /// What is a thread's own and can be read while it runs.
@@ -52,6 +54,9 @@ pub(super) struct Survey {
     pub(super) profiles: BTreeMap<i32, Profile>,
     pub(super) maps: Vec<MapEntry>,
     pub(super) fds: Vec<OpenFd>,
+    pub(super) timers: Vec<Listed>,
+    /// Areas that are locked, which fork(2) makes no others.
+    pub(super) locked: Vec<Range<u64>>,
     /// Address of a `syscall` instruction.
     pub(super) syscall_at: u64,
     /// Code of the program's that makes calls in it safer.
@@ -59,6 +64,9 @@ pub(super) struct Survey {
     pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
 }
+
+/// sched(7).
+const SCHED_DEADLINE: u32 = 6;
 
 /// How thoroughly to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +98,7 @@ impl Survey {
             maps.iter_mut().for_each(|entry| entry.clear_flag("um"));
         }
         let fds = files::open_fds(pid, sockets)?;
+        let locked = if status.locked_bytes > 0 { locked_areas(pid)? } else { Vec::new() };
         let mut survey = Self {
             pid,
             stat,
@@ -98,6 +107,8 @@ impl Survey {
             gadgets: Gadgets::find(pid, &maps),
             refusals: Vec::new(),
             notes: Vec::new(),
+            timers: timers::list(pid)?,
+            locked,
             maps,
             fds,
         };
@@ -107,7 +118,7 @@ impl Survey {
         survey.refusals.extend(memory::file_system_refusals(pid, &survey.maps));
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
-        survey.refuse_timers();
+        survey.refusals.extend(timers::refusals(pid, &survey.timers));
         if depth != Depth::Quick {
             survey.notes.extend(files::notes(pid, &survey.fds)?);
             survey.note_what_stays_behind();
@@ -159,6 +170,10 @@ impl Survey {
                 let reason = "it has a shadow stack, which is not carried yet";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
             }
+            if profile.scheduling.policy == SCHED_DEADLINE {
+                let reason = "it is scheduled by deadlines (SCHED_DEADLINE), which is not carried";
+                self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
+            }
             // Who waits in vfork(2) waits as for a disk.
             if profile.status.state == "D" && is_in_vfork(*tid) {
                 let reason =
@@ -167,17 +182,6 @@ impl Survey {
             }
         }
         Ok(())
-    }
-
-    /// POSIX timers, which `/proc` lists; interval timers are asked for inside the pause.
-    fn refuse_timers(&mut self) {
-        let timers = process::read_text(&format!("/proc/{}/timers", self.pid)).unwrap_or_default();
-        for line in timers.lines() {
-            if let Some(id) = line.strip_prefix("ID: ") {
-                let object = format!("pid {}, POSIX timer {}", self.pid, id.trim());
-                self.refusals.push(Refusal::new(object, "timers are not carried yet; delete it (timer_delete) first"));
-            }
-        }
     }
 
     fn note_what_stays_behind(&mut self) {
@@ -200,6 +204,12 @@ impl Survey {
             self.notes.push("it is stopped by a signal; its children will run".to_owned());
         }
     }
+}
+
+/// The areas that are locked. Only `smaps` tells, and only of the process itself.
+fn locked_areas(pid: i32) -> Result<Vec<Range<u64>>, CaptureError> {
+    let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
+    Ok(areas.iter().filter(|entry| entry.has_flag("lo")).map(|entry| entry.start..entry.end).collect())
 }
 
 /// What makes a process out of the question, without a closer look.

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Backing, ExtentId, Mapping, SpecialMapping};
+use farfork_wire::descriptor::{Backing, ExtentId, Mapping, PageRun, SpecialMapping};
+use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
 use super::RestoreError;
 use super::layout::{
     MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_FILE, MAPPING_GROWS_DOWN, MAPPING_HUGE_PAGE, MAPPING_LOCKED,
-    MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile,
-    PlanMapping, PlanRange, PlanSpecial,
+    MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM, MAPPING_SEQUENTIAL,
+    MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
 };
 use super::objects::Objects;
 use super::stub_map::StubMap;
@@ -25,6 +25,8 @@ pub(super) struct AddressSpace {
     pub(super) files: Vec<PlanFile>,
     pub(super) specials: Vec<PlanSpecial>,
     pub(super) registered: Vec<PlanRange>,
+    /// Pages that must not be touched.
+    pub(super) guards: Vec<PlanRange>,
 }
 
 /// Whether each mapped file of the descriptor is the same file on this node. `root` is the root of the child's view.
@@ -46,6 +48,7 @@ impl AddressSpace {
         let mut space = Self::default();
         let mut opened = HashMap::new();
         for mapping in &descriptor.mappings {
+            space.guards.extend(guards_of(mapping));
             match mapping.backing {
                 Backing::Anonymous { extent } => space.add_anonymous(mapping, extent, descriptor),
                 Backing::PrivateFile { file, extent, .. } if !is_here[file as usize] => {
@@ -73,7 +76,7 @@ impl AddressSpace {
         Ok(space)
     }
 
-    fn add(&mut self, mapping: &Mapping, kind: u8, source: u32, offset: u64, flags: u8) {
+    fn add(&mut self, mapping: &Mapping, kind: u8, source: u32, offset: u64, flags: u16) {
         self.mappings.push(PlanMapping {
             start: mapping.start,
             bytes: mapping.end - mapping.start,
@@ -82,7 +85,6 @@ impl AddressSpace {
             kind,
             protection: mapping.protection,
             flags: flags | flags_of(mapping),
-            reserved: 0,
         });
     }
 
@@ -117,7 +119,13 @@ impl AddressSpace {
     }
 }
 
-fn flags_of(mapping: &Mapping) -> u8 {
+fn guards_of(mapping: &Mapping) -> impl Iterator<Item = PlanRange> {
+    let start = mapping.start;
+    let range = move |run: &PageRun| PlanRange { start: start + run.first * PAGE_SIZE, bytes: run.count * PAGE_SIZE };
+    mapping.guards.iter().map(range)
+}
+
+fn flags_of(mapping: &Mapping) -> u16 {
     let flags = mapping.flags;
     [
         (flags.grows_down, MAPPING_GROWS_DOWN),
@@ -127,6 +135,9 @@ fn flags_of(mapping: &Mapping) -> u8 {
         (flags.no_huge_page, MAPPING_NO_HUGE_PAGE),
         (flags.wipe_on_fork, MAPPING_WIPE_ON_FORK),
         (flags.dont_dump, MAPPING_DONT_DUMP),
+        (flags.sequential, MAPPING_SEQUENTIAL),
+        (flags.random, MAPPING_RANDOM),
+        (flags.mergeable, MAPPING_MERGEABLE),
     ]
     .into_iter()
     .filter(|(is_set, _)| *is_set)

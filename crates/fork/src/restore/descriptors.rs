@@ -8,12 +8,17 @@ use farfork_wire::descriptor::OpenFile;
 use rustix::fs::OFlags;
 
 use super::RestoreError;
+use super::calls::{Made, O_ASYNC};
 use super::layout::{DESCRIPTOR_EPOLL, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED, DESCRIPTOR_SAME, PlanDescriptor, PlanEpoll};
 use super::objects::Objects;
 use super::writer::PlanWriter;
 
-/// Flags that belong to the act of opening, not to the open file.
-const ONLY_AT_OPEN: OFlags = OFlags::CREATE.union(OFlags::EXCL).union(OFlags::TRUNC).union(OFlags::CLOEXEC);
+/// Flags that belong to the act of opening, not to the open file; and O_ASYNC, which open(2) only pretends to set.
+const ONLY_AT_OPEN: OFlags = OFlags::CREATE
+    .union(OFlags::EXCL)
+    .union(OFlags::TRUNC)
+    .union(OFlags::CLOEXEC)
+    .union(OFlags::from_bits_retain(O_ASYNC));
 
 /// Number under which a child finds its payload open, unless its parent used that number.
 pub const PAYLOAD_FD: u32 = 1000;
@@ -21,7 +26,7 @@ pub const PAYLOAD_FD: u32 = 1000;
 /// Descriptors ascending, and the registrations of epolls.
 pub(super) fn tables(
     descriptor: &Descriptor,
-    objects: &Objects,
+    (objects, made): (&Objects, &Made),
     payload: Option<&Path>,
     writer: &mut PlanWriter,
 ) -> Result<(Vec<PlanDescriptor>, Vec<PlanEpoll>), RestoreError> {
@@ -42,7 +47,8 @@ pub(super) fn tables(
         } else {
             first_of.insert(entry.open_file, entry.number);
             let file = &descriptor.open_files[entry.open_file as usize];
-            fill(&mut planned, file, objects.of_open_file(entry.open_file), writer)?;
+            let aside = objects.of_open_file(entry.open_file).or(made.of_open_file(entry.open_file));
+            fill(&mut planned, file, aside, writer)?;
             if let OpenFile::Epoll { targets, .. } = file {
                 epolls.extend(targets.iter().map(|target| PlanEpoll {
                     epoll: entry.number,
@@ -80,12 +86,12 @@ fn add_payload(
 fn fill(
     planned: &mut PlanDescriptor,
     file: &OpenFile,
-    passed: Option<u32>,
+    aside: Option<u32>,
     writer: &mut PlanWriter,
 ) -> Result<(), RestoreError> {
-    if let Some(passed) = passed {
+    if let Some(slot) = aside {
         planned.kind = DESCRIPTOR_PASSED;
-        planned.source = passed;
+        planned.source = slot;
         return Ok(());
     }
     match file {
@@ -111,7 +117,7 @@ fn fill(
         | OpenFile::Inotify { .. }
         | OpenFile::OwnPid { .. }
         | OpenFile::Socket(_)
-        | OpenFile::Standard(_) => unreachable!("objects without a path are passed"),
+        | OpenFile::Standard(_) => return Err(RestoreError::NotMade { number: planned.number }),
     }
     Ok(())
 }

@@ -28,14 +28,17 @@ pub(super) const MAPPING_ANONYMOUS: u8 = 0;
 pub(super) const MAPPING_FILE: u8 = 1;
 pub(super) const MAPPING_PASSED: u8 = 2;
 
-pub(super) const MAPPING_GROWS_DOWN: u8 = 1;
-pub(super) const MAPPING_NO_RESERVE: u8 = 2;
-pub(super) const MAPPING_LOCKED: u8 = 4;
-pub(super) const MAPPING_HUGE_PAGE: u8 = 8;
-pub(super) const MAPPING_NO_HUGE_PAGE: u8 = 16;
-pub(super) const MAPPING_WIPE_ON_FORK: u8 = 32;
-pub(super) const MAPPING_DONT_DUMP: u8 = 64;
-pub(super) const MAPPING_SHARED: u8 = 128;
+pub(super) const MAPPING_GROWS_DOWN: u16 = 1;
+pub(super) const MAPPING_NO_RESERVE: u16 = 2;
+pub(super) const MAPPING_LOCKED: u16 = 4;
+pub(super) const MAPPING_HUGE_PAGE: u16 = 8;
+pub(super) const MAPPING_NO_HUGE_PAGE: u16 = 16;
+pub(super) const MAPPING_WIPE_ON_FORK: u16 = 32;
+pub(super) const MAPPING_DONT_DUMP: u16 = 64;
+pub(super) const MAPPING_SHARED: u16 = 128;
+pub(super) const MAPPING_SEQUENTIAL: u16 = 256;
+pub(super) const MAPPING_RANDOM: u16 = 512;
+pub(super) const MAPPING_MERGEABLE: u16 = 1024;
 
 pub(super) const DESCRIPTOR_OPEN: u32 = 0;
 pub(super) const DESCRIPTOR_PASSED: u32 = 1;
@@ -43,6 +46,20 @@ pub(super) const DESCRIPTOR_SAME: u32 = 2;
 pub(super) const DESCRIPTOR_EPOLL: u32 = 3;
 
 pub(super) const CREDENTIALS_AS_THEY_ARE: u32 = u32::MAX;
+
+pub(super) const CALL_ANY_RESULT: u64 = u64::MAX;
+
+/// Steps of calls, `enum step`.
+pub(super) const STEP_TIMER: u32 = 38;
+pub(super) const STEP_TIMER_FD: u32 = 39;
+pub(super) const STEP_SIGNAL_FD: u32 = 40;
+pub(super) const STEP_NAMED_PIPE: u32 = 41;
+pub(super) const STEP_INOTIFY: u32 = 42;
+pub(super) const STEP_OWN_PID: u32 = 43;
+pub(super) const STEP_LOCK: u32 = 44;
+pub(super) const STEP_OWNER: u32 = 45;
+pub(super) const STEP_MEMORY_BARRIER: u32 = 46;
+pub(super) const STEP_OOM_SCORE: u32 = 47;
 
 /// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_OWN: u32 = 3;
@@ -70,8 +87,7 @@ structures! {
         source: u32,
         kind: u8,
         protection: u8,
-        flags: u8,
-        reserved: u8,
+        flags: u16,
     }
     struct PlanRange {
         start: u64,
@@ -106,6 +122,14 @@ structures! {
         events: u32,
         reserved: u32,
         data: u64,
+    }
+    struct PlanCall {
+        arguments: [u64; 6],
+        expected: u64,
+        number: u32,
+        pointers: u32,
+        step: u32,
+        object: u32,
     }
     struct PlanAction {
         signal: u64,
@@ -184,6 +208,10 @@ structures! {
         credentials: Span,
         threads: Span,
         pending: Span,
+        guards: Span,
+        calls_before_maps: Span,
+        calls_before_files: Span,
+        calls_at_last: Span,
         mm: [u64; 11],
         auxv: Span,
     }
@@ -231,6 +259,7 @@ const _: () = {
     assert!(size_of::<PlanLimit>() == c::LIMIT_BYTES);
     assert!(size_of::<PlanCredentials>() == c::CREDENTIALS_BYTES);
     assert!(size_of::<PlanThread>() == c::THREAD_BYTES);
+    assert!(size_of::<PlanCall>() == c::CALL_BYTES);
     assert!(size_of::<StubRequest>() == c::REQUEST_BYTES);
     assert!(size_of::<Report>() == c::REPORT_BYTES);
     assert!(offset_of!(PlanHeader, flags) == c::PLAN_FLAGS);
@@ -241,6 +270,8 @@ const _: () = {
     assert!(offset_of!(PlanThread, name) == c::THREAD_NAME);
     assert!(offset_of!(PlanCredentials, securebits) == c::CREDENTIALS_SECUREBITS);
     assert!(offset_of!(PlanDescriptor, offset) == c::DESCRIPTOR_OFFSET);
+    assert!(offset_of!(PlanCall, step) == c::CALL_STEP);
+    assert!(offset_of!(PlanHeader, calls_at_last) == c::PLAN_CALLS);
     assert!(offset_of!(PlanMapping, flags) == c::MAPPING_FLAGS);
     assert!(offset_of!(Report, realtime_ns) == c::REPORT_REALTIME);
     assert!(offset_of!(Report, marks_ns) == c::REPORT_MARKS);

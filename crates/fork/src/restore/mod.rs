@@ -15,6 +15,7 @@
 //! it out without judging. Capture is another module's, and so is the memory once the child runs (`pager`).
 
 mod address_space;
+mod calls;
 mod clocks;
 mod descriptors;
 pub(crate) mod frame;
@@ -183,6 +184,12 @@ pub enum RestoreError {
     /// A siginfo of another size.
     #[error("a pending signal of the descriptor has the wrong size")]
     PendingSignal,
+    /// An open file that nothing makes.
+    #[error("nothing makes the file of fd {number}: the descriptor is of another release; use the same on both nodes")]
+    NotMade {
+        /// Which descriptor.
+        number: u32,
+    },
     /// A path with a zero byte.
     #[error("the path `{path}` contains a zero byte")]
     Path {

@@ -146,23 +146,39 @@ fn pipe_end(file: &OpenFile, pipes: &mut PipeEnds, descriptor: &Descriptor) -> i
     let (read, write) = &pipes[pipe];
     // A description of its own for each end: reopened, so that O_NONBLOCK of one is not the other's.
     let path = format!("/proc/self/fd/{}", if *is_write_end { write } else { read }.as_raw_fd());
-    let access = if *is_write_end { OFlags::WRONLY } else { OFlags::RDONLY };
+    let flags = OFlags::from_bits_retain(*flags);
+    let access = flags & OFlags::RWMODE;
     let end = rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, rustix::fs::Mode::empty())?;
-    fcntl_setfl(&end, OFlags::from_bits_retain(*flags) & (OFlags::NONBLOCK | OFlags::DIRECT))?;
+    fcntl_setfl(&end, flags & (OFlags::NONBLOCK | OFlags::DIRECT))?;
     Ok(end)
 }
 
 fn filled_pipe(wanted: u64, descriptor: &Descriptor) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    let has_packets = |file: &OpenFile| matches!(file, OpenFile::Pipe { pipe, flags, .. } if *pipe == wanted && OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
+    if descriptor.open_files.iter().any(has_packets) {
+        fcntl_setfl(&write, OFlags::NONBLOCK | OFlags::DIRECT)?;
+    }
     for file in &descriptor.open_files {
-        if let OpenFile::Pipe { pipe, is_write_end: false, capacity, content, .. } = file
+        if let OpenFile::Pipe { pipe, is_write_end: false, capacity, content, packets, .. } = file
             && *pipe == wanted
         {
             fcntl_setpipe_size(&write, *capacity as usize)?;
-            File::from(write.try_clone()?).write_all(content)?;
+            fill(&write, content, packets)?;
         }
     }
     Ok((read, write))
+}
+
+/// One write(2) for each packet: in packet mode they stay apart.
+fn fill(write: &OwnedFd, content: &[u8], packets: &[u32]) -> io::Result<()> {
+    let mut rest = content;
+    for length in packets {
+        let (packet, others) = rest.split_at_checked(*length as usize).ok_or(io::ErrorKind::InvalidData)?;
+        File::from(write.try_clone()?).write_all(packet)?;
+        rest = others;
+    }
+    if rest.is_empty() { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
 }
 
 fn eventfd(count: u64, semaphore: bool, flags: u32) -> io::Result<OwnedFd> {

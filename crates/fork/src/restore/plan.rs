@@ -8,11 +8,12 @@ use farfork_wire::descriptor::{Credentials, Descriptor, PendingSignal, Thread};
 use zerocopy::IntoBytes;
 
 use super::address_space::AddressSpace;
-use super::descriptors;
+use super::calls::Calls;
+use super::descriptors::{self, PAYLOAD_FD};
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
-    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_MAGIC, PLAN_PAUSED, PLAN_SESSION_LEADER, PlanAction, PlanCredentials,
-    PlanEager, PlanHeader, PlanLimit, PlanThread, SIGINFO_BYTES, Span,
+    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PASSED_OWN, PLAN_MAGIC, PLAN_PAUSED, PLAN_SESSION_LEADER, PlanAction,
+    PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanThread, SIGINFO_BYTES, Span,
 };
 use super::objects::Objects;
 use super::region::Region;
@@ -49,8 +50,10 @@ struct Tables {
     specials: Span,
     registered: Span,
     eager: Span,
+    guards: Span,
     descriptors: Span,
     epolls: Span,
+    calls: Calls,
     actions: Span,
     limits: Span,
     credentials: Span,
@@ -110,7 +113,10 @@ fn write_tables(
     let process = &descriptor.process;
     let is_here = super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id);
     let space = AddressSpace::plan(descriptor, &is_here, objects, stub, writer)?;
-    let (planned_descriptors, epolls) = descriptors::tables(descriptor, objects, wishes.payload, writer)?;
+    let fd_base = fd_base(descriptor, wishes.payload);
+    let passed = PASSED_OWN + objects.count() as u32;
+    let (calls, made) = Calls::plan(descriptor, (fd_base, passed), writer)?;
+    let (planned_descriptors, epolls) = descriptors::tables(descriptor, (objects, &made), wishes.payload, writer)?;
     let eager = eager_table(descriptor, writer)?;
     let actions: Vec<PlanAction> = process
         .signal_actions
@@ -134,6 +140,7 @@ fn write_tables(
         files: writer.table(&space.files)?,
         specials: writer.table(&space.specials)?,
         registered: writer.table(&space.registered)?,
+        guards: writer.table(&space.guards)?,
         eager: writer.table(&eager)?,
         descriptors: writer.table(&planned_descriptors)?,
         epolls: writer.table(&epolls)?,
@@ -142,11 +149,18 @@ fn write_tables(
         credentials: writer.table(&credentials)?,
         pending: pending_table(&process.pending_signals, writer)?,
         auxv: writer.table(&process.mm.auxv)?,
-        fd_base: planned_descriptors.last().map_or(0, |entry| entry.number + 1).max(FD_BASE_MIN),
+        calls,
+        fd_base,
         exe: writer.text(&process.exe)?,
         cwd: writer.text(&process.cwd)?,
         space,
     })
+}
+
+/// Above all that the child will have.
+fn fd_base(descriptor: &Descriptor, payload: Option<&Path>) -> u32 {
+    let own = descriptor.file_descriptors.last().map_or(0, |entry| entry.number + 1);
+    own.max(payload.map_or(0, |_| PAYLOAD_FD + 1)).max(FD_BASE_MIN)
 }
 
 fn eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<PlanEager>, RestoreError> {
@@ -288,6 +302,10 @@ fn header(
         credentials: tables.credentials,
         threads,
         pending: tables.pending,
+        guards: tables.guards,
+        calls_before_maps: Span { offset: 0, count: 0 },
+        calls_before_files: tables.calls.before_files,
+        calls_at_last: tables.calls.at_last,
         mm: [
             mm.start_code,
             mm.end_code,

@@ -122,6 +122,17 @@ pub fn unpause(control: BorrowedFd<'_>) -> io::Result<()> {
     farfork_sys::fdpass::send(control, &[1; 4], &[])
 }
 
+/// Stands for a symbolic link itself (with O_PATH).
+const O_NOFOLLOW: u32 = rustix::fs::OFlags::NOFOLLOW.bits();
+
+/// Anything else would be written to.
+fn check_pipe(path: &str, here: &Path) -> Result<(), RestoreError> {
+    use std::os::unix::fs::FileTypeExt;
+    let missing = |cause| RestoreError::MissingFile { path: path.to_owned(), cause };
+    let is_pipe = here.metadata().map_err(missing)?.file_type().is_fifo();
+    if is_pipe { Ok(()) } else { Err(missing(io::Error::other("it is no named pipe here"))) }
+}
+
 /// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.
 fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError> {
     let check = |path: &str| match root.join(path.trim_start_matches('/')).metadata() {
@@ -131,7 +142,17 @@ fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError>
     check(&descriptor.process.exe)?;
     check(&descriptor.process.cwd)?;
     for file in &descriptor.open_files {
-        if let OpenFile::Regular { path, .. } | OpenFile::Directory { path, .. } | OpenFile::Device { path, .. } = file
+        if let OpenFile::NamedPipe { path, .. } = file {
+            check_pipe(path, &root.join(path.trim_start_matches('/')))?;
+        }
+        if let OpenFile::Regular { path, flags, .. } = file
+            && flags & O_NOFOLLOW != 0
+        {
+            let link = root.join(path.trim_start_matches('/')).symlink_metadata();
+            link.map_err(|cause| RestoreError::MissingFile { path: path.clone(), cause })?;
+        } else if let OpenFile::Regular { path, .. }
+        | OpenFile::Directory { path, .. }
+        | OpenFile::Device { path, .. } = file
         {
             check(path)?;
         }

@@ -65,6 +65,19 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         34 => "waiting to be unpaused",
         35 => "beginning a session",
         36 => "keeping the userfaultfd open",
+        37 => "guarding pages",
+        38 => "making a timer",
+        39 => "making a timerfd",
+        40 => "making a signalfd",
+        41 => "opening a named pipe",
+        42 => "making an inotify",
+        43 => "making a pidfd",
+        44 => "taking a file's lock again",
+        45 => "setting who is told of a file's readiness",
+        46 => "registering for memory barriers",
+        47 => "setting the place in the order of the OOM killer",
+        48 => "making a socket",
+        49 => "making shared memory",
         _ => "doing something unknown to this farfork",
     }
 }
@@ -77,9 +90,10 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
         11 => descriptor.mapped_files.get(index).map_or_else(String::new, |file| file.path.clone()),
         18 => descriptor.process.exe.clone(),
         20 => descriptor.process.cwd.clone(),
-        21..=24 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
+        21..=24 | 39..=45 | 48 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
         25 | 33 => format!("signal {detail}"),
         26 => format!("limit {detail}"),
+        38 => format!("timer {detail}"),
         27..=31 => format!("thread {detail}"),
         12 | 13 | 15 => format!("entry {detail} of the plan"),
         _ => String::new(),
@@ -87,11 +101,13 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
 }
 
 fn path_of_descriptor(number: u32, descriptor: &Descriptor) -> String {
-    use farfork_wire::descriptor::OpenFile::{Device, Directory, Regular};
+    use farfork_wire::descriptor::OpenFile::{Device, Directory, NamedPipe, Regular};
     let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == number);
     let file = entry.and_then(|entry| descriptor.open_files.get(entry.open_file as usize));
     match file {
-        Some(Regular { path, .. } | Directory { path, .. } | Device { path, .. }) => format!(" ({path})"),
+        Some(Regular { path, .. } | Directory { path, .. } | Device { path, .. } | NamedPipe { path, .. }) => {
+            format!(" ({path})")
+        }
         _ => String::new(),
     }
 }

@@ -53,8 +53,10 @@ pub enum OpenFile {
         flags: u32,
         /// Capacity, in bytes.
         capacity: u32,
-        /// What was in it; stands on the read end only.
+        /// What was in it; stands on the first end that can read.
         content: Vec<u8>,
+        /// How it is divided, in bytes each: one piece, unless a writer is in packet mode (O_DIRECT).
+        packets: Vec<u32>,
     },
     /// eventfd(2).
     EventFd {

@@ -18,6 +18,9 @@ const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Between two ticks of a parent that lives, however busy the machine is.
 const TICK_LIMIT: Duration = Duration::from_secs(10);
 
+/// Between the end of a parent and its last words, which a thread of ours reads.
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(5);
+
 /// After SIGKILL.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
@@ -110,6 +113,11 @@ impl Parent {
         self.wait_for_ticks(5);
         let said = self.said();
         assert!(said.errors.is_empty() && said.others.is_empty(), "the parent says: {}{:?}", said.errors, said.others);
+    }
+
+    /// The first line that it has said beside ticks, when it has ended.
+    pub(crate) fn last_words(&self) -> String {
+        deadline::until("the parent's last words", LAST_WORDS_LIMIT, || self.said().others.first().cloned())
     }
 
     /// Kills it, and waits until it is gone.

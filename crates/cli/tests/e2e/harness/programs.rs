@@ -26,6 +26,8 @@ pub(crate) enum Program {
     Resource(&'static str),
     /// One of the programs that a test brings into a certain situation, by name.
     Situation(&'static str),
+    /// One of the programs of `tests/resources/`, at the root, by name: each checks one thing that a process holds.
+    Whole(&'static str),
 }
 
 impl Program {
@@ -50,10 +52,13 @@ impl Program {
             Self::Arrays => unreachable!("Python is not compiled"),
             Self::Resource(name) => (format!("resources/{name}.c"), &["gcc"]),
             Self::Situation(name) => (format!("situations/{name}.c"), &["gcc"]),
+            Self::Whole(name) => (format!("{WHOLE}/{name}.c"), &["gcc"]),
         };
         let source = sources().join(source);
-        let binary = build_dir().join(source.file_stem().expect("a source has a name"));
-        if !is_newer(&binary, &[&source, &sources().join("forked.h")]) {
+        let name = source.file_stem().expect("a source has a name");
+        let binary = if matches!(self, Self::Whole(_)) { whole_dir().join(name) } else { build_dir().join(name) };
+        let headers = [sources().join("forked.h"), sources().join(WHOLE).join("resource.h")];
+        if !is_newer(&binary, &[&source, &headers[0], &headers[1]]) {
             compile(compiler, &source, &binary);
         }
         binary
@@ -74,6 +79,16 @@ pub(crate) fn python() -> PathBuf {
 /// Where the sources of all these programs are.
 pub(crate) fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
+}
+
+/// From there to the programs of `tests/resources/` at the root.
+const WHOLE: &str = "../../../../tests/resources";
+
+/// Apart from the other binaries, some of which have the same names.
+fn whole_dir() -> PathBuf {
+    let dir = build_dir().join("whole");
+    fs::create_dir_all(&dir).expect("the build's directory can be written");
+    dir
 }
 
 fn build_dir() -> &'static Path {

@@ -1,5 +1,5 @@
-/* Locks of all three kinds on files that parent and child share. The child holds none of them, and takes none away: neither by
- * closing the file, which would give up a lock of its own, nor by asking for one.
+/* Locks of all three kinds on files that parent and child share. There is a child only when its parent has ended: it holds
+ * them, and nobody else gets one.
  * usage: file_locks FLOCK_FILE POSIX_FILE OFD_FILE
  */
 #include "../forked.h"
@@ -35,10 +35,8 @@ int main(int count, char **arguments) {
     ready(0);
     await_fork(payload);
 
-    REQUIRE(!lock_file(by_flock), "flock(2): the parent's lock is the child's");
-    REQUIRE(!lock_record(by_process, F_SETLK), "POSIX: the parent's lock is the child's");
-    REQUIRE(!lock_record(by_description, F_OFD_SETLK), "open file description: the parent's lock is the child's");
-    close(by_flock), close(by_process), close(by_description);
-    REQUIRE(!lock_file(open_file(arguments[1])) && !lock_record(open_file(arguments[2]), F_SETLK));
+    REQUIRE(!lock_file(open_file(arguments[1])), "flock(2): not the child's");
+    REQUIRE(!lock_record(open_file(arguments[2]), F_OFD_SETLK), "POSIX: not the child's");
+    REQUIRE(!lock_record(open_file(arguments[3]), F_OFD_SETLK), "open file description: not the child's");
     finish(payload, 0);
 }

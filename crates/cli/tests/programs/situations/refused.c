@@ -1,5 +1,5 @@
 /* A parent that cannot be prepared, for one reason, and runs on.
- * usage: refused socket|inotify|timerfd|timer|unlinked|seccomp|sealed|system_v|traced|vfork|leaderless
+ * usage: refused socket|unlinked|seccomp|sealed|system_v|traced|vfork|leaderless
  */
 #include "../forked.h"
 
@@ -8,13 +8,11 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/inotify.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
 #include <sys/shm.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/timerfd.h>
 
 /* Linux 6.10; libc may not have it yet. */
 #define SYS_MSEAL 462
@@ -87,15 +85,8 @@ int main(int count, char **arguments) {
     REQUIRE(count == 2, "usage: refused REASON");
     const char *reason = arguments[1];
     pthread_t thread;
-    timer_t timer;
     if (strcmp(reason, "socket") == 0)
         open_connection();
-    else if (strcmp(reason, "inotify") == 0)
-        REQUIRE(inotify_init1(IN_CLOEXEC) >= 0);
-    else if (strcmp(reason, "timerfd") == 0)
-        REQUIRE(timerfd_create(CLOCK_MONOTONIC, 0) >= 0);
-    else if (strcmp(reason, "timer") == 0)
-        REQUIRE(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0);
     else if (strcmp(reason, "seccomp") == 0)
         filter_calls();
     else if (strcmp(reason, "sealed") == 0)

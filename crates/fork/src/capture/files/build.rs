@@ -2,13 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use farfork_sys::owner::{Owner, Whom};
 use farfork_sys::process::{self, FdInfo};
-use farfork_wire::descriptor::{EpollTarget, FileDescriptor, OpenFile, StandardStream};
+use farfork_wire::descriptor::{EpollTarget, FileDescriptor, FileLock, FileOwner, OpenFile, StandardStream};
 
 use super::contents::{Contents, PipeState};
-use super::{Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, leads_to, object};
+use super::{Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, leads_to, made, object};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
+use crate::capture::survey::Profile;
 
 const O_CLOEXEC: u32 = 0o2_000_000;
 
@@ -17,6 +19,27 @@ const O_CLOEXEC: u32 = 0o2_000_000;
 pub(crate) struct Files {
     pub(crate) open_files: Vec<OpenFile>,
     pub(crate) descriptors: Vec<FileDescriptor>,
+    pub(crate) locks: Vec<FileLock>,
+    pub(crate) owners: Vec<FileOwner>,
+}
+
+/// The threads of a process, for who is told of a file's readiness.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Threads<'a> {
+    pub(crate) pid: i32,
+    pub(crate) profiles: &'a BTreeMap<i32, Profile>,
+}
+
+impl Threads<'_> {
+    /// `None` where somebody else is told.
+    fn owner(&self, number: u32, owner: &Owner) -> Option<FileOwner> {
+        let signal = owner.signal;
+        match owner.whom {
+            Whom::Process(pid) if pid == self.pid => Some(FileOwner { number, tid: 0, signal }),
+            Whom::Thread(tid) => Some(FileOwner { number, tid: self.profiles.get(&tid)?.inner_id(), signal }),
+            Whom::Process(_) | Whom::Group(_) | Whom::Nobody => None,
+        }
+    }
 }
 
 /// Builds them from the table of `subject`, the template (or the frozen parent).
@@ -28,6 +51,7 @@ struct Builder<'a> {
     fds: &'a [OpenFd],
     contents: &'a Contents,
     shared: &'a SharedCopies,
+    threads: Threads<'a>,
     files: Files,
     /// By device and inode: the descriptors that open files were first met under, and the files' indices.
     firsts: BTreeMap<(u64, u64), Vec<(u32, u32)>>,
@@ -42,9 +66,10 @@ impl Files {
         fds: &[OpenFd],
         contents: &Contents,
         shared: &SharedCopies,
+        threads: Threads<'_>,
     ) -> Result<Self, CaptureError> {
         let (files, firsts, refusals) = (Self::default(), BTreeMap::new(), Vec::new());
-        let mut builder = Builder { pid, subject, root, fds, contents, shared, files, firsts, refusals };
+        let mut builder = Builder { pid, subject, root, fds, contents, shared, threads, files, firsts, refusals };
         for fd in fds {
             builder.take(fd)?;
         }
@@ -68,6 +93,7 @@ impl Builder<'_> {
                 let index = self.files.open_files.len() as u32;
                 self.files.open_files.push(file);
                 if !fd.is_standard {
+                    self.hold(fd, &info);
                     self.firsts.entry((fd.device, fd.inode)).or_default().push((fd.number, index));
                 }
                 index
@@ -101,7 +127,13 @@ impl Builder<'_> {
         }
         let flags = info.flags & !O_CLOEXEC;
         let offset = info.offset;
+        let unread = self.contents.unread.get(&fd.number).copied().unwrap_or(0);
         Ok(match fd.kind {
+            Kind::NamedPipe => self.named_pipe(fd, flags)?,
+            Kind::TimerFd => self.told(fd, made::timer_fd(info, flags))?,
+            Kind::SignalFd => self.told(fd, made::signal_fd(info, flags))?,
+            Kind::Inotify => self.told(fd, made::inotify((self.subject, self.root), info, unread, flags))?,
+            Kind::Process => OpenFile::OwnPid { flags },
             Kind::Regular => OpenFile::Regular { path: self.path(fd), flags, offset },
             Kind::Directory => OpenFile::Directory { path: self.path(fd), flags, offset },
             Kind::Device => OpenFile::Device { path: self.path(fd), flags },
@@ -126,6 +158,47 @@ impl Builder<'_> {
         super::super::strip_root(&path, self.root).to_owned()
     }
 
+    /// What was made, or a refusal.
+    fn told(&self, fd: &OpenFd, made: Result<OpenFile, String>) -> Result<OpenFile, CaptureError> {
+        let refuse = |reason| CaptureError::refused(self.pid, vec![Refusal::new(object(self.pid, fd.number), reason)]);
+        made.map_err(refuse)
+    }
+
+    /// What the process holds by an open file that was met for the first time.
+    fn hold(&mut self, fd: &OpenFd, info: &FdInfo) {
+        for entry in &info.locks {
+            match made::lock(fd.number, entry) {
+                Ok(lock) => self.files.locks.push(lock),
+                Err(reason) => self.refusals.push(Refusal::new(object(self.pid, fd.number), reason)),
+            }
+        }
+        let Some(owner) = self.contents.owners.get(&fd.number) else { return };
+        match self.threads.owner(fd.number, owner) {
+            Some(owner) => self.files.owners.push(owner),
+            None => self.refusals.push(Refusal::new(
+                object(self.pid, fd.number),
+                "somebody else than the process is told of its readiness (F_SETOWN), which is not carried",
+            )),
+        }
+    }
+
+    fn named_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
+        let can_read = flags & O_ACCMODE != O_WRONLY;
+        let state = match self.contents.pipes.get(&fd.inode) {
+            Some(state) => state,
+            None if can_read => return Err(self.unstable(fd)),
+            None => &PipeState::EMPTY,
+        };
+        if state.packets.len() > 1 {
+            return self.told(fd, Err("packets (O_DIRECT) wait in it, which are not carried".to_owned()));
+        }
+        let path = self.path(fd);
+        let is_first = |file: &OpenFile| matches!(file, OpenFile::NamedPipe { path: other, content, .. } if *other == path && !content.is_empty());
+        let has_content = can_read && !self.files.open_files.iter().any(is_first);
+        let content = if has_content { state.content.clone() } else { Vec::new() };
+        Ok(OpenFile::NamedPipe { path, flags, capacity: state.capacity, content })
+    }
+
     fn pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let is_write_end = flags & O_ACCMODE == O_WRONLY;
         let state = match self.contents.pipes.get(&fd.inode) {
@@ -139,8 +212,12 @@ impl Builder<'_> {
             .open_files
             .iter()
             .any(|file| matches!(file, OpenFile::Pipe { pipe, is_write_end: false, .. } if *pipe == fd.inode));
-        let content = if !is_write_end && is_first { state.content.clone() } else { Vec::new() };
-        Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity: state.capacity, content })
+        let (content, packets) = if !is_write_end && is_first {
+            (state.content.clone(), state.packets.clone())
+        } else {
+            (Vec::new(), Vec::new())
+        };
+        Ok(OpenFile::Pipe { pipe: fd.inode, is_write_end, flags, capacity: state.capacity, content, packets })
     }
 
     fn epoll_targets(&mut self, fd: &OpenFd, info: &FdInfo) -> Vec<EpollTarget> {

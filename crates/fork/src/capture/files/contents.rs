@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
+use farfork_sys::owner::Owner;
+use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdInfo};
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
+use rustix::time::timerfd_gettime;
 
-use super::{Kind, O_ACCMODE, O_RDONLY, OpenFd};
+use super::{Kind, O_ACCMODE, O_WRONLY, OpenFd};
 use crate::capture::error::CaptureError;
 
 /// A pipe as it was inside the pause.
@@ -16,6 +20,8 @@ use crate::capture::error::CaptureError;
 pub(crate) struct PipeState {
     pub(crate) capacity: u32,
     pub(crate) content: Vec<u8>,
+    /// How the content is divided; one piece, unless its writer is in packet mode (O_DIRECT).
+    pub(crate) packets: Vec<u32>,
 }
 
 /// The shared state of open files at one moment.
@@ -25,11 +31,17 @@ pub(crate) struct Contents {
     pub(super) infos: BTreeMap<u32, FdInfo>,
     /// By inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
+    /// Bytes of events in the queue of each inotify, by descriptor number.
+    pub(super) unread: BTreeMap<u32, u64>,
+    /// Who is told of readiness, by descriptor number.
+    pub(super) owners: BTreeMap<u32, Owner>,
+    /// The process, opened when copies of its descriptors are wanted.
+    process: Option<OwnedFd>,
 }
 
 impl PipeState {
     /// A pipe as pipe(2) makes it: 16 pages.
-    pub(crate) const EMPTY: Self = Self { capacity: 65_536, content: Vec::new() };
+    pub(crate) const EMPTY: Self = Self { capacity: 65_536, content: Vec::new(), packets: Vec::new() };
 }
 
 impl Contents {
@@ -49,19 +61,47 @@ impl Contents {
         if known.is_some_and(|fd| !fd.has_contents()) {
             return Ok(());
         }
+        let known = match known {
+            Some(fd) => fd.kind.clone(),
+            None => OpenFd::read(pid, number)?.kind,
+        };
+        if known == Kind::TimerFd {
+            // What went off since it was last read is counted only when somebody asks.
+            timerfd_gettime(self.copy_of(pid, number)?)?;
+        }
         let info = FdInfo::read(pid, number)?;
         let is_pipe = match known {
-            Some(fd) if fd.kind != Kind::Pipe || fd.inode == info.inode => fd.kind == Kind::Pipe,
             // A number that was reused is found out later: the template has a pipe of which nothing was read.
-            _ => OpenFd::read(pid, number)?.kind == Kind::Pipe,
+            Kind::Pipe | Kind::NamedPipe => OpenFd::read(pid, number)?.inode == info.inode,
+            _ => false,
         };
-        if is_pipe && info.flags & O_ACCMODE == O_RDONLY && !self.pipes.contains_key(&info.inode) {
+        if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
             self.pipes.insert(info.inode, read_pipe(pid, number)?);
+        }
+        if known == Kind::Inotify {
+            let unread = rustix::io::ioctl_fionread(self.copy_of(pid, number)?)?;
+            self.unread.insert(number, unread);
+        }
+        if info.flags & O_ASYNC != 0 {
+            let owner = farfork_sys::owner::of_file(self.copy_of(pid, number)?.as_fd())?;
+            self.owners.insert(number, owner);
         }
         self.infos.insert(number, info);
         Ok(())
     }
+
+    /// A copy of a descriptor of the process.
+    fn copy_of(&mut self, pid: i32, number: u32) -> io::Result<OwnedFd> {
+        if self.process.is_none() {
+            self.process = Some(pidfd::open(pid)?);
+        }
+        let process = self.process.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        pidfd::get_fd(process, number)
+    }
 }
+
+/// A file tells of its readiness by a signal.
+pub(super) const O_ASYNC: u32 = 0o20_000;
 
 /// Copies what is in a pipe and leaves it there: tee(2) into a pipe of ours that is as large.
 fn read_pipe(pid: i32, number: u32) -> io::Result<PipeState> {
@@ -72,17 +112,21 @@ fn read_pipe(pid: i32, number: u32) -> io::Result<PipeState> {
     if fcntl_getpipe_size(&writer)? < capacity {
         fcntl_setpipe_size(&writer, capacity)?;
     }
-    let mut content = Vec::new();
+    let (mut content, mut packets) = (Vec::new(), Vec::new());
     match tee(&source, &writer, capacity, SpliceFlags::NONBLOCK) {
         Ok(_) => {
             drop(writer);
-            File::from(reader).read_to_end(&mut content)?;
+            let (mut reader, mut piece) = (File::from(reader), vec![0; capacity]);
+            while let length @ 1.. = reader.read(&mut piece)? {
+                content.extend_from_slice(&piece[..length]);
+                packets.push(length as u32);
+            }
         }
         // Empty.
         Err(rustix::io::Errno::AGAIN) => {}
         Err(errno) => return Err(errno.into()),
     }
-    Ok(PipeState { capacity: capacity as u32, content })
+    Ok(PipeState { capacity: capacity as u32, content, packets })
 }
 
 #[cfg(test)]

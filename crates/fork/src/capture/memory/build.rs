@@ -80,7 +80,7 @@ impl Builder<'_> {
             protection: entry.protection,
             flags: flags(entry),
             backing,
-            guards: Vec::new(),
+            guards: self.runs_of(entry, Region::is_guard),
         });
         Ok(())
     }
@@ -160,6 +160,11 @@ impl Builder<'_> {
 
     /// The populated pages of a mapping that `wanted` picks, counted from its start.
     fn runs(&self, entry: &MapEntry, wanted: impl Fn(&Region) -> bool) -> Vec<PageRun> {
+        self.runs_of(entry, |region| !region.is_guard() && wanted(region))
+    }
+
+    /// The same of guard pages, too.
+    fn runs_of(&self, entry: &MapEntry, wanted: impl Fn(&Region) -> bool) -> Vec<PageRun> {
         let from = self.regions.partition_point(|region| region.end <= entry.start);
         let inside = self.regions[from..].iter().take_while(|region| region.start < entry.end);
         let run = |region: &Region| {

@@ -63,7 +63,7 @@ impl AddressSpace {
 
     /// How much its pages hold that are its own, in bytes.
     pub(crate) fn populated_bytes(&self) -> u64 {
-        self.regions.iter().filter(|region| !region.is_file()).map(|region| region.end - region.start).sum()
+        self.regions.iter().filter(|region| !region.is_file() && !region.is_guard()).map(|region| region.end - region.start).sum()
     }
 
     /// The areas without a file that hold most of the memory, at most `count`; none where all together hold little.
@@ -100,6 +100,12 @@ impl AddressSpace {
         if found.is_empty() { Ok(()) } else { Err(CaptureError::refused(self.pid, found)) }
     }
 
+    /// Marks areas as locked: a clone's never are.
+    pub(crate) fn lock(&mut self, locked: &[Range<u64>]) {
+        let is_locked = |entry: &MapEntry| locked.iter().any(|area| area.start <= entry.start && entry.end <= area.end);
+        self.entries.iter_mut().filter(|entry| !entry.has_flag("lo") && is_locked(entry)).for_each(|entry| entry.add_flag("lo"));
+    }
+
     /// The pages that hold something, ascending.
     pub(crate) fn held(&self) -> impl Iterator<Item = Range<u64>> {
         self.regions.iter().map(|region| region.start..region.end)
@@ -110,7 +116,7 @@ impl AddressSpace {
         let from = self.regions.partition_point(|region| region.end <= entry.start);
         let (start, end) = (entry.start, entry.end);
         let inside = self.regions[from..].iter().take_while(move |region| region.start < end);
-        inside.map(move |region| region.start.max(start)..region.end.min(end))
+        inside.filter(|region| !region.is_guard()).map(move |region| region.start.max(start)..region.end.min(end))
     }
 
     /// Whether the shared object of an area was copied in the pause.

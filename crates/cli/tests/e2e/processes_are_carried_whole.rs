@@ -1,0 +1,138 @@
+//! Processes are carried whole: a program for each thing that a single process holds (`tests/resources/` at the root) sets
+//! it up, is forked to another node, and finds in the child, and in itself, that all is as it was; also when the parent
+//! has ended by then. What is not carried is refused by its name, and the parent finds itself as it was.
+//!
+//! `docs/process-state.md` lists all of them.
+
+use std::fs;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+use crate::harness::seed::waits_of;
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("interval_timers", |cluster| carried(cluster, "interval_timers")),
+    Test::shared("posix_timers", |cluster| carried(cluster, "posix_timers")),
+    Test::shared("timerfd", |cluster| carried(cluster, "timerfd")),
+    Test::shared("signalfd", |cluster| carried(cluster, "signalfd")),
+    Test::shared("named_pipe", |cluster| carried(cluster, "named_pipe")),
+    Test::shared("two_way_pipes", |cluster| carried(cluster, "two_way_pipes")),
+    Test::shared("packet_pipe", |cluster| carried(cluster, "packet_pipe")),
+    Test::shared("unix_stream_pair", |cluster| refused(cluster, "unix_stream_pair", &["fd 3", "socket"])),
+    Test::shared("unix_message_pairs", |cluster| refused(cluster, "unix_message_pairs", &["fd 3", "socket"])),
+    Test::shared("unix_rights", |cluster| refused(cluster, "unix_rights", &["fd 3", "socket"])),
+    Test::shared("unix_listeners", |cluster| refused(cluster, "unix_listeners", &["fd 3", "socket"])),
+    Test::shared("unix_connected", |cluster| refused(cluster, "unix_connected", &["fd 3", "socket"])),
+    Test::shared("unix_outside", |cluster| refused(cluster, "unix_outside", &["fd 3", "socket"])),
+    Test::shared("udp_sockets", |cluster| refused(cluster, "udp_sockets", &["fd 3", "socket"])),
+    Test::shared("tcp_listeners", |cluster| refused(cluster, "tcp_listeners", &["fd 3", "socket"])),
+    Test::shared("tcp_outside", |cluster| refused(cluster, "tcp_outside", &["fd 3", "socket"])),
+    Test::shared("tcp_inside", |cluster| refused(cluster, "tcp_inside", &["socket"])),
+    Test::shared("inotify", |cluster| carried(cluster, "inotify")),
+    Test::shared("pidfd_of_itself", |cluster| carried(cluster, "pidfd_of_itself")),
+    Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),
+    Test::shared("deleted_files", |cluster| refused(cluster, "deleted_files", &["fd 3", "deleted"])),
+    Test::shared("file_locks", |cluster| carried(cluster, "file_locks")),
+    Test::shared("signal_driven_io", |cluster| carried(cluster, "signal_driven_io")),
+    Test::shared("sealed_memfd", |cluster| carried(cluster, "sealed_memfd")),
+    Test::shared("system_v_memory", |cluster| refused(cluster, "system_v_memory", &["mapping", "System V"])),
+    Test::shared("growing_memory", |cluster| carried(cluster, "growing_memory")),
+    Test::shared("memory_advice", |cluster| carried(cluster, "memory_advice")),
+    Test::shared("locked_memory", |cluster| carried(cluster, "locked_memory")),
+    Test::shared("guard_pages", |cluster| carried(cluster, "guard_pages")),
+    Test::shared("reservations", |cluster| carried(cluster, "reservations")),
+    Test::shared("many_mappings", |cluster| carried(cluster, "many_mappings")),
+    Test::shared("system_call_filter", |cluster| refused(cluster, "system_call_filter", &["seccomp"])),
+    Test::shared("privileges", |cluster| carried(cluster, "privileges")),
+    Test::shared("limits", |cluster| carried(cluster, "limits")),
+    Test::shared("out_of_memory_score", |cluster| carried(cluster, "out_of_memory_score")),
+    Test::shared("memory_barriers", |cluster| carried(cluster, "memory_barriers")),
+    Test::shared("terminal_pair", |cluster| refused(cluster, "terminal_pair", &["fd 3", "terminal"])),
+    Test::shared("proc_files", |cluster| carried(cluster, "proc_files")),
+    Test::shared("refused_io_uring", |cluster| refused(cluster, "refused_io_uring", &["fd 3", "io_uring"])),
+    Test::shared("refused_userfaultfd", |cluster| refused(cluster, "refused_userfaultfd", &["fd 3", "userfaultfd"])),
+    Test::shared("refused_perf", |cluster| refused(cluster, "refused_perf", &["fd 3", "perf_event"])),
+    Test::shared("refused_bpf", |cluster| refused(cluster, "refused_bpf", &["fd 3", "bpf-map"])),
+    Test::shared("refused_pidfd", |cluster| refused(cluster, "refused_pidfd", &["fd 3", "pidfd"])),
+    Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),
+];
+
+/// A running program, and how it is told to check itself.
+struct Subject {
+    parent: Parent,
+    told: PathBuf,
+    _files: TempDir,
+}
+
+impl Subject {
+    fn start(name: &'static str) -> Self {
+        let files = scratch::directory();
+        let told = files.path().join("told");
+        let own = files.path().join("own");
+        fs::create_dir(&own).expect("a scratch directory can be written");
+        let parent = Parent::start(Program::Whole(name), &[&own.to_string_lossy(), &told.to_string_lossy()]);
+        Self { parent, told, _files: files }
+    }
+
+    /// Lets the parent check itself.
+    fn check(mut self) {
+        fs::write(&self.told, "").expect("a scratch directory can be written");
+        let status = self.parent.wait_end();
+        let words = self.parent.last_words();
+        assert!(status.success() && words == "PASS", "the parent: {status}, {words}");
+    }
+}
+
+/// By each way in which memory comes: a kernel object must not care.
+const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
+
+fn carried(cluster: &Cluster, name: &'static str) {
+    for strategy in STRATEGIES {
+        while_its_parent_lives(cluster, name, &["--strategy", strategy]);
+        when_its_parent_has_ended(cluster, name, &["--strategy", strategy]);
+    }
+}
+
+/// Twice: the first child has changed nothing that they share.
+fn while_its_parent_lives(cluster: &Cluster, name: &'static str, options: &[&str]) {
+    let subject = Subject::start(name);
+    let seed = Seed::of(cluster.first(), &subject.parent);
+    for _ in 0..2 {
+        let children = seed.fork_detached(&["1".to_owned()], &[&["--to", cluster.name(1)], options].concat());
+        require_pass(cluster.first(), &children);
+    }
+    subject.check();
+}
+
+fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&str]) {
+    let mut subject = Subject::start(name);
+    let seed = Seed::of(cluster.first(), &subject.parent);
+    let options = [&["--to", cluster.name(1), "--paused"], options].concat();
+    let children = seed.fork_detached(&["1".to_owned()], &options);
+    subject.parent.kill();
+    cluster.first().json(&["unpause", &children[0].id]);
+    require_pass(cluster.first(), &children);
+}
+
+fn require_pass(farfork: &Farfork, children: &[Started]) {
+    let said = farfork.json_of_any(&["wait", "--results", "--timeout", "50s", &children[0].id]);
+    let end = said["children"].get(0).unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
+    let words = end["stdout"].as_str().unwrap_or_default().lines().filter(|line| !line.starts_with("tick "));
+    let words: Vec<&str> = words.collect();
+    assert!(end["exit_code"] == 0 && words.contains(&"PASS"), "the child: {}, {words:?}, {end}", end["exit_code"]);
+}
+
+/// Prepare and check say the same, and have changed nothing.
+fn refused(cluster: &Cluster, name: &'static str, words: &[&str]) {
+    let subject = Subject::start(name);
+    let pid = subject.parent.pid_text();
+    cluster.first().refused(&["prepare", &pid]).names(&[&[&*pid], words].concat());
+    let checked = cluster.first().run(&["check", &pid]);
+    let said = format!("{}{}", checked.stdout, checked.stderr).to_lowercase();
+    assert_eq!(checked.status.code(), Some(1), "{said}");
+    assert!(words.iter().all(|word| said.contains(&word.to_lowercase())), "check says {said}");
+    subject.check();
+}

@@ -1,0 +1,96 @@
+//! What a descriptor leads to, told from its link in `/proc` and the inode behind it.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+
+/// What a descriptor leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in super::super) enum Kind {
+    /// A regular file; or anything that has a path, where the descriptor stands for the place alone (O_PATH).
+    Regular,
+    Directory,
+    Pipe,
+    NamedPipe,
+    EventFd,
+    Epoll,
+    TimerFd,
+    SignalFd,
+    Inotify,
+    /// A pidfd.
+    Process,
+    /// A memfd; its name.
+    Memory,
+    /// `/dev/null` and its like.
+    Device,
+    Terminal,
+    Socket,
+    /// A connection of the process to the daemon.
+    Program {
+        /// The one at which it waits to be told what it is.
+        is_caller: bool,
+    },
+    /// Anything else, as a person would call it.
+    Other(String),
+}
+
+const MEMFD_PREFIX: &[u8] = b"/memfd:";
+
+/// Major and minor numbers of null, zero, full, random and urandom.
+const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
+
+/// What the link of a descriptor leads to. `is_place` tells whether the descriptor can neither be read nor written.
+pub(super) fn kind(link: &[u8], metadata: &fs::Metadata, is_place: impl FnOnce() -> bool) -> Kind {
+    let name = || String::from_utf8_lossy(link).into_owned();
+    let file_type = metadata.file_type();
+    if let Some(anonymous) = link.strip_prefix(b"anon_inode:") {
+        return anonymous_kind(anonymous);
+    }
+    let is_plain = file_type.is_file() || file_type.is_dir();
+    if link.starts_with(b"/") && !is_plain && is_place() {
+        return Kind::Regular;
+    }
+    if file_type.is_socket() {
+        Kind::Socket
+    } else if file_type.is_fifo() {
+        if link.starts_with(b"pipe:") { Kind::Pipe } else { Kind::NamedPipe }
+    } else if file_type.is_char_device() {
+        character_device(metadata.rdev(), &name())
+    } else if file_type.is_block_device() {
+        Kind::Other(format!("block device {} cannot be carried", name()))
+    } else if file_type.is_dir() {
+        Kind::Directory
+    } else if link.starts_with(MEMFD_PREFIX) {
+        Kind::Memory
+    } else if link.starts_with(b"/") && file_type.is_file() {
+        Kind::Regular
+    } else if link.starts_with(b"pidfd:") {
+        Kind::Process
+    } else {
+        Kind::Other(format!("{} cannot be carried", name()))
+    }
+}
+
+fn anonymous_kind(name: &[u8]) -> Kind {
+    match name {
+        b"[eventfd]" => Kind::EventFd,
+        b"[eventpoll]" => Kind::Epoll,
+        b"[timerfd]" => Kind::TimerFd,
+        b"[signalfd]" => Kind::SignalFd,
+        b"inotify" => Kind::Inotify,
+        b"[pidfd]" => Kind::Process,
+        other => Kind::Other(format!("{} is not carried yet; close it first", String::from_utf8_lossy(other))),
+    }
+}
+
+fn character_device(device: u64, name: &str) -> Kind {
+    /// Majors of terminals: virtual consoles and serial lines, /dev/tty and /dev/console, Unix 98 ptys (136 to 143).
+    const TERMINALS: [std::ops::RangeInclusive<u32>; 2] = [4..=5, 136..=143];
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    if CARRIED_DEVICES.contains(&(major, minor)) {
+        Kind::Device
+    } else if TERMINALS.iter().any(|majors| majors.contains(&major)) {
+        Kind::Terminal
+    } else {
+        Kind::Other(format!("device {name} cannot be carried"))
+    }
+}

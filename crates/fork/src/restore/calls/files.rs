@@ -1,0 +1,110 @@
+//! Open files that a child makes itself, because they tell of it, or live in its own namespaces.
+
+use std::collections::HashMap;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, TimeLeft};
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::layout::{STEP_OWN_PID, STEP_SIGNAL_FD, STEP_TIMER_FD};
+use super::timer::timerspec;
+use super::{Argument, Made, Script, inotify, named_pipe, number, value};
+
+/// Makes objects and puts them aside.
+#[derive(Debug)]
+pub(super) struct Bench<'s, 'w> {
+    pub(super) script: &'s mut Script<'w>,
+    fd_base: u32,
+    next_slot: u32,
+    slots: HashMap<u32, u32>,
+}
+
+impl Bench<'_, '_> {
+    /// Puts descriptor `from` aside as the object of an open file, and closes it.
+    pub(super) fn put_aside(&mut self, from: u32, open_file: u32) {
+        let slot = self.next_slot;
+        self.next_slot += 1;
+        self.slots.insert(open_file, slot);
+        let place = u64::from(self.fd_base) + u64::from(slot);
+        let close_on_exec = OFlags::CLOEXEC.bits();
+        self.script.gives(place, number::DUP3, &[value(from), value(place), value(close_on_exec)]);
+        self.script.gives(0, number::CLOSE, &[value(from)]);
+    }
+}
+
+/// Makes all of them, in the order of the open files.
+pub(super) fn make(
+    descriptor: &Descriptor,
+    fd_base: u32,
+    passed: u32,
+    script: &mut Script<'_>,
+) -> Result<Made, RestoreError> {
+    let mut bench = Bench { script, fd_base, next_slot: passed, slots: HashMap::new() };
+    for (index, file) in descriptor.open_files.iter().enumerate() {
+        let index = index as u32;
+        let number = number_of(descriptor, index);
+        match file {
+            OpenFile::TimerFd { clock, flags, ticks, time } => {
+                bench.script.about(STEP_TIMER_FD, number);
+                timer_fd(bench.script, *clock, *flags, (*ticks, *time))?;
+                bench.put_aside(0, index);
+            }
+            OpenFile::SignalFd { mask, flags } => {
+                const SIGNAL_SET_BYTES: u32 = 8;
+                bench.script.about(STEP_SIGNAL_FD, number);
+                let mask = bench.script.words(&[*mask])?;
+                let arguments = [Argument::Value(u64::MAX), mask, value(SIGNAL_SET_BYTES), value(modes(*flags))];
+                bench.script.gives(0, number::SIGNALFD4, &arguments);
+                bench.put_aside(0, index);
+            }
+            OpenFile::OwnPid { flags } => {
+                bench.script.about(STEP_OWN_PID, number);
+                let arguments = [value(descriptor.process.pid), value(nonblocking(*flags))];
+                bench.script.gives(0, number::PIDFD_OPEN, &arguments);
+                bench.put_aside(0, index);
+            }
+            OpenFile::Inotify { flags, watches } => inotify::make(&mut bench, (index, number), *flags, watches)?,
+            OpenFile::NamedPipe { path, .. } if !bench.slots.contains_key(&index) => {
+                named_pipe::make(&mut bench, descriptor, path)?;
+            }
+            _ => {}
+        }
+    }
+    Ok(Made { slots: bench.slots })
+}
+
+/// The first descriptor that leads to an open file: what a message names.
+pub(super) fn number_of(descriptor: &Descriptor, open_file: u32) -> u32 {
+    let first = descriptor.file_descriptors.iter().find(|entry| entry.open_file == open_file);
+    first.map_or(0, |entry| entry.number)
+}
+
+fn nonblocking(flags: u32) -> u32 {
+    (OFlags::from_bits_retain(flags) & OFlags::NONBLOCK).bits()
+}
+
+/// The flags that calls which make a descriptor take.
+fn modes(flags: u32) -> u32 {
+    nonblocking(flags) | OFlags::CLOEXEC.bits()
+}
+
+fn timer_fd(
+    script: &mut Script<'_>,
+    clock: u32,
+    flags: u32,
+    (ticks, time): (u64, TimeLeft),
+) -> Result<(), RestoreError> {
+    /// `_IOW('T', 0, u64)`; needs a kernel that can checkpoint (CONFIG_CHECKPOINT_RESTORE).
+    const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
+    script.gives(0, number::TIMERFD_CREATE, &[value(clock), value(modes(flags))]);
+    if time != TimeLeft::default() {
+        let time = script.words(&timerspec(time))?;
+        script.gives(0, number::TIMERFD_SETTIME, &[value(0_u32), value(0_u32), time, value(0_u32)]);
+    }
+    if ticks > 0 {
+        let ticks = script.words(&[ticks])?;
+        script.gives(0, number::IOCTL, &[value(0_u32), Argument::Value(TFD_IOC_SET_TICKS), ticks]);
+    }
+    Ok(())
+}

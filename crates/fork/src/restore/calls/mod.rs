@@ -1,0 +1,143 @@
+//! System calls that a child makes for itself, before its threads go on: what makes its timers, pipes with names, sockets
+//! and the like. The restorer carries the list out, one call after the other, without judging.
+//!
+//! ```text
+//!  before maps    [shared memory that has a name]
+//!  before files   objects      each made as descriptor 0, as nothing is open yet, and put aside above all that the child
+//!                              will have; then placed like those that the daemon passes
+//!  at last        timers, locks, who is told of what: with the child's own threads, files and credentials
+//! ```
+//!
+//! Nothing in a descriptor chooses a call: the numbers are all in [`number`], and values only come from outside.
+
+mod files;
+mod inotify;
+mod locks;
+mod named_pipe;
+mod number;
+mod process;
+mod timer;
+
+use std::collections::HashMap;
+
+use farfork_wire::Descriptor;
+
+use super::RestoreError;
+use super::layout::{CALL_ANY_RESULT, PlanCall, Span};
+use super::writer::PlanWriter;
+
+pub(super) use locks::O_ASYNC;
+
+/// The calls of a plan.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Calls {
+    pub(super) before_files: Span,
+    pub(super) at_last: Span,
+}
+
+/// Where objects that the child makes stand, in the same count as those that are passed to it.
+#[derive(Debug)]
+pub(super) struct Made {
+    slots: HashMap<u32, u32>,
+}
+
+impl Made {
+    /// Where the object of an open file stands; `None` for what is not made by calls.
+    pub(super) fn of_open_file(&self, index: u32) -> Option<u32> {
+        self.slots.get(&index).copied()
+    }
+}
+
+impl Calls {
+    /// The calls for a child whose own descriptors begin at `fd_base`, with `passed` of them taken.
+    pub(super) fn plan(
+        descriptor: &Descriptor,
+        (fd_base, passed): (u32, u32),
+        writer: &mut PlanWriter,
+    ) -> Result<(Self, Made), RestoreError> {
+        let mut script = Script::new(writer);
+        process::oom_score(descriptor, &mut script)?;
+        let made = files::make(descriptor, fd_base, passed, &mut script)?;
+        let before_files = script.finish()?;
+        let mut script = Script::new(writer);
+        locks::take(descriptor, &mut script)?;
+        locks::tell_owners(descriptor, &mut script)?;
+        process::register_barriers(descriptor, &mut script);
+        timer::make(descriptor, &mut script)?;
+        Ok((Self { before_files, at_last: script.finish()? }, made))
+    }
+}
+
+/// An argument of a call.
+#[derive(Debug, Clone, Copy)]
+enum Argument {
+    Value(u64),
+    /// What stands at this offset of the plan.
+    Place(u32),
+}
+
+/// The calls of one moment, in the making.
+#[derive(Debug)]
+struct Script<'a> {
+    writer: &'a mut PlanWriter,
+    rows: Vec<PlanCall>,
+    /// For messages: what they are about.
+    about: (u32, u32),
+}
+
+impl<'a> Script<'a> {
+    fn new(writer: &'a mut PlanWriter) -> Self {
+        Self { writer, rows: Vec::new(), about: (0, 0) }
+    }
+
+    /// What the calls from here on are about: a step, and the number of its object.
+    fn about(&mut self, step: u32, object: u32) {
+        self.about = (step, object);
+    }
+
+    /// A call that must give `expected`.
+    fn gives(&mut self, expected: u64, number: u32, arguments: &[Argument]) {
+        let (step, object) = self.about;
+        let mut row = PlanCall { arguments: [0; 6], expected, number, pointers: 0, step, object };
+        for (index, argument) in arguments.iter().enumerate() {
+            row.arguments[index] = match *argument {
+                Argument::Value(value) => value,
+                Argument::Place(offset) => {
+                    row.pointers |= 1 << index;
+                    u64::from(offset)
+                }
+            };
+        }
+        self.rows.push(row);
+    }
+
+    /// A call that must succeed.
+    fn call(&mut self, number: u32, arguments: &[Argument]) {
+        self.gives(CALL_ANY_RESULT, number, arguments);
+    }
+
+    /// A text for a call to point to.
+    fn text(&mut self, text: &str) -> Result<Argument, RestoreError> {
+        Ok(Argument::Place(self.writer.text(text)?))
+    }
+
+    /// Bytes for a call to point to.
+    fn bytes(&mut self, bytes: &[u8]) -> Result<Argument, RestoreError> {
+        Ok(Argument::Place(self.writer.append(bytes)?))
+    }
+
+    /// Words for a call to point to.
+    fn words(&mut self, words: &[u64]) -> Result<Argument, RestoreError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        self.bytes(&bytes)
+    }
+
+    fn finish(self) -> Result<Span, RestoreError> {
+        self.writer.table(&self.rows)
+    }
+}
+
+/// For short lists of arguments.
+fn value(value: impl Into<u64>) -> Argument {
+    Argument::Value(value.into())
+}

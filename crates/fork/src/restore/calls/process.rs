@@ -1,0 +1,34 @@
+//! What a child sets for itself as a whole.
+
+use farfork_container::OOM_SCORE_ADJUSTMENT;
+use farfork_wire::Descriptor;
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::layout::{STEP_MEMORY_BARRIER, STEP_OOM_SCORE};
+use super::{Script, number, value};
+
+/// A container's processes go before all others of the node; one that is to go even earlier does.
+pub(super) fn oom_score(descriptor: &Descriptor, script: &mut Script<'_>) -> Result<(), RestoreError> {
+    let score = descriptor.process.oom_score_adj;
+    if score <= OOM_SCORE_ADJUSTMENT {
+        return Ok(());
+    }
+    script.about(STEP_OOM_SCORE, 0);
+    let (path, text) = (script.text("/proc/self/oom_score_adj")?, score.to_string());
+    let (bytes, length) = (script.bytes(text.as_bytes())?, text.len() as u64);
+    script.gives(0, number::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
+    script.gives(length, number::WRITE, &[value(0_u32), bytes, value(length)]);
+    script.gives(0, number::CLOSE, &[value(0_u32)]);
+    Ok(())
+}
+
+/// MEMBARRIER_CMD_REGISTER_*: global 2, private 4, for cores 6, for restartable sequences 8 (numbers of bits).
+const REGISTRATIONS: [u32; 4] = [1 << 2, 1 << 4, 1 << 6, 1 << 8];
+
+pub(super) fn register_barriers(descriptor: &Descriptor, script: &mut Script<'_>) {
+    script.about(STEP_MEMORY_BARRIER, 0);
+    for command in REGISTRATIONS.into_iter().filter(|command| descriptor.process.memory_barriers & command != 0) {
+        script.gives(0, number::MEMBARRIER, &[value(command), value(0_u32), value(0_u32)]);
+    }
+}

@@ -1,0 +1,33 @@
+/* Files that were deleted while open: what is in them, offset and mode, a hole, a private mapping with written pages and a
+ * shared one. */
+#include "resource.h"
+
+#define HOLE_BYTES (1 << 20)
+
+static int file, mapped;
+static char *private_view, *shared_view;
+
+static void set_up(void) {
+    file = open(path_of("gone"), O_CREAT | O_RDWR | O_CLOEXEC, 0640), mapped = open(path_of("mapped"), O_CREAT | O_RDWR, 0600);
+    REQUIRE(write(file, "content", 7) == 7 && pwrite(file, "end", 3, HOLE_BYTES) == 3 && lseek(file, 3, SEEK_SET) == 3);
+    REQUIRE(ftruncate(mapped, 2 * PAGE_BYTES) == 0 && pwrite(mapped, "file", 4, 0) == 4);
+    private_view = (char *)mmap(NULL, 2 * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, mapped, 0);
+    shared_view = (char *)mmap(NULL, 2 * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, mapped, 0);
+    REQUIRE(private_view != MAP_FAILED && shared_view != MAP_FAILED);
+    strcpy(private_view + PAGE_BYTES, "private");
+    strcpy(shared_view + PAGE_BYTES, "shared");
+    REQUIRE(unlink(path_of("gone")) == 0 && unlink(path_of("mapped")) == 0);
+}
+
+static void check(void) {
+    struct stat status;
+    char text[16] = {0};
+    REQUIRE(fstat(file, &status) == 0 && status.st_nlink == 0 && status.st_size == HOLE_BYTES + 3 && S_ISREG(status.st_mode));
+    REQUIRE((status.st_mode & 0777) == 0640 && status.st_uid == getuid(), "mode %o", status.st_mode);
+    REQUIRE(read(file, text, 4) == 4 && memcmp(text, "tent", 4) == 0, "%s", text);
+    REQUIRE(pread(file, text, 8, HOLE_BYTES - 4) == 7 && memcmp(text, "\0\0\0\0end", 7) == 0);
+    REQUIRE(access(path_of("gone"), F_OK) == -1 && fcntl(file, F_GETFD) == FD_CLOEXEC);
+    REQUIRE(strcmp(private_view, "file") == 0 && strcmp(private_view + PAGE_BYTES, "private") == 0);
+    REQUIRE(strcmp(shared_view + PAGE_BYTES, "shared") == 0 && pwrite(mapped, "anew", 4, PAGE_BYTES) == 4);
+    REQUIRE(memcmp(shared_view + PAGE_BYTES, "anewed", 6) == 0, "the mapping is not the file's: %s", shared_view + PAGE_BYTES);
+}

@@ -1,0 +1,37 @@
+/* Locks of all three kinds on files of the program's own: others are still kept out. */
+#include "resource.h"
+
+#include <sys/file.h>
+
+static int whole, records, description;
+
+static void set_up(void) {
+    whole = open(path_of("flock"), O_CREAT | O_RDWR, 0600), records = open(path_of("posix"), O_CREAT | O_RDWR, 0600);
+    description = open(path_of("ofd"), O_CREAT | O_RDWR, 0600);
+    struct flock part = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 100, .l_len = 50};
+    struct flock reading = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 10, .l_len = 0};
+    REQUIRE(flock(whole, LOCK_EX) == 0 && fcntl(records, F_SETLK, &part) == 0 && fcntl(description, F_OFD_SETLK, &reading) == 0);
+}
+
+/* The type of lock that stands against this one of a process of its own. */
+static int against(const char *path, short type, off_t start, off_t bytes) {
+    struct flock wanted = {.l_type = type, .l_whence = SEEK_SET, .l_start = start, .l_len = bytes};
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        int other = open(path, O_RDWR);
+        _exit(other >= 0 && fcntl(other, F_GETLK, &wanted) == 0 ? wanted.l_type : 99);
+    }
+    REQUIRE(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void check(void) {
+    int other = open(path_of("flock"), O_RDWR);
+    REQUIRE(flock(other, LOCK_SH | LOCK_NB) == -1 && errno == EWOULDBLOCK, "flock(2): not held");
+    REQUIRE(against(path_of("posix"), F_RDLCK, 149, 1) == F_WRLCK, "POSIX: not held");
+    REQUIRE(against(path_of("posix"), F_WRLCK, 150, 1) == F_UNLCK && against(path_of("posix"), F_WRLCK, 99, 1) == F_UNLCK);
+    REQUIRE(against(path_of("ofd"), F_WRLCK, 1000000, 1) == F_RDLCK, "open file description: not held");
+    REQUIRE(against(path_of("ofd"), F_RDLCK, 1000000, 1) == F_UNLCK && against(path_of("ofd"), F_WRLCK, 0, 10) == F_UNLCK);
+    REQUIRE(flock(whole, LOCK_UN) == 0 && flock(other, LOCK_EX | LOCK_NB) == 0);
+}

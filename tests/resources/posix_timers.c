@@ -1,0 +1,70 @@
+/* POSIX timers by the kernel's own numbers: ids with a gap, time left, intervals, values, one that tells a certain thread. */
+#include "resource.h"
+
+#define VALUE ((void *)0x123456789abcdef0)
+
+static int far_off, gap, to_thread, silent;
+static volatile pid_t listener;
+static volatile int go_on, told;
+static pthread_t thread;
+static uint64_t begun_ns;
+
+static int create(clockid_t clock, struct sigevent *event) {
+    int id = -1;
+    REQUIRE(syscall(SYS_timer_create, clock, event, &id) == 0);
+    return id;
+}
+
+static void arm(int id, long seconds, long nanoseconds, long interval_s) {
+    struct itimerspec when = {.it_interval = {.tv_sec = interval_s}, .it_value = {.tv_sec = seconds, .tv_nsec = nanoseconds}};
+    REQUIRE(syscall(SYS_timer_settime, id, 0, &when, NULL) == 0, "timer %d", id);
+}
+
+static void *listen_for_timer(void *unused) {
+    listener = gettid();
+    siginfo_t info = take(SIGRTMIN + 2);
+    REQUIRE(info.si_code == SI_TIMER && info.si_timerid == to_thread && gettid() == listener);
+    told = 1;
+    return unused;
+}
+
+static void set_up(void) {
+    block(SIGRTMIN + 1);
+    block(SIGRTMIN + 2);
+    begun_ns = now_ns(CLOCK_MONOTONIC);
+    struct sigevent valued = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 1, .sigev_value = {.sival_ptr = VALUE}};
+    struct sigevent none = {.sigev_notify = SIGEV_NONE};
+    far_off = create(CLOCK_MONOTONIC, &valued);
+    gap = create(CLOCK_REALTIME, &none);
+    silent = create(CLOCK_BOOTTIME, &none);
+    REQUIRE(syscall(SYS_timer_delete, gap) == 0);
+    REQUIRE(pthread_create(&thread, NULL, listen_for_timer, NULL) == 0 && COMES_TRUE(listener != 0));
+    struct sigevent thread_event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN + 2};
+    thread_event._sigev_un._tid = listener;
+    to_thread = create(CLOCK_REALTIME, &thread_event);
+    arm(far_off, 3600, 0, 9);
+    arm(silent, 1000, 0, 0);
+}
+
+static long left_s(int id, long *interval_s) {
+    struct itimerspec now;
+    REQUIRE(syscall(SYS_timer_gettime, id, &now) == 0, "timer %d is gone", id);
+    *interval_s = now.it_interval.tv_sec;
+    return now.it_value.tv_sec;
+}
+
+static void check(void) {
+    long interval_s, gone_s = (long)((now_ns(CLOCK_MONOTONIC) - begun_ns) / 1000000000);
+    long left = left_s(far_off, &interval_s);
+    REQUIRE(interval_s == 9 && left <= 3600 - gone_s && left >= 3598 - gone_s, "%ld s left, every %ld", left, interval_s);
+    left = left_s(silent, &interval_s);
+    REQUIRE(interval_s == 0 && left <= 1000 - gone_s && left >= 998 - gone_s, "%ld s left", left);
+    REQUIRE(left_s(to_thread, &interval_s) == 0);
+    struct itimerspec none;
+    REQUIRE(syscall(SYS_timer_gettime, gap, &none) == -1 && errno == EINVAL, "a deleted timer is back");
+    arm(far_off, 0, 1000000, 0);
+    siginfo_t info = take(SIGRTMIN + 1);
+    REQUIRE(info.si_code == SI_TIMER && info.si_timerid == far_off && info.si_value.sival_ptr == VALUE);
+    arm(to_thread, 0, 1000000, 0);
+    REQUIRE(pthread_join(thread, NULL) == 0 && told);
+}

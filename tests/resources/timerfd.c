@@ -1,0 +1,44 @@
+/* timerfds: far off with an interval, with expirations that nobody has read, disarmed, absolute, and in an epoll. */
+#include "resource.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+
+static int far_off, expired, disarmed, absolute, epoll;
+static uint64_t begun_ns;
+
+static int create(clockid_t clock, int flags, struct itimerspec when) {
+    int fd = timerfd_create(clock, TFD_NONBLOCK);
+    REQUIRE(fd >= 0 && timerfd_settime(fd, flags, &when, NULL) == 0);
+    return fd;
+}
+
+static void set_up(void) {
+    begun_ns = now_ns(CLOCK_MONOTONIC);
+    far_off = create(CLOCK_BOOTTIME, 0, (struct itimerspec){{5, 6}, {3600, 0}});
+    expired = create(CLOCK_MONOTONIC, 0, (struct itimerspec){{0, 1000000}, {0, 1000000}});
+    disarmed = create(CLOCK_REALTIME, 0, (struct itimerspec){{0, 0}, {0, 0}});
+    long soon_s = (long)(begun_ns / 1000000000) + 2000;
+    absolute = create(CLOCK_MONOTONIC, TFD_TIMER_ABSTIME, (struct itimerspec){{0, 0}, {soon_s, 0}});
+    struct epoll_event event = {.events = EPOLLIN, .data = {.u64 = 77}};
+    epoll = epoll_create1(0);
+    REQUIRE(epoll_ctl(epoll, EPOLL_CTL_ADD, expired, &event) == 0);
+    usleep(10000);
+}
+
+static void check(void) {
+    struct itimerspec now;
+    struct epoll_event event;
+    uint64_t ticks = 0;
+    long gone_s = (long)((now_ns(CLOCK_MONOTONIC) - begun_ns) / 1000000000);
+    REQUIRE(timerfd_gettime(far_off, &now) == 0 && now.it_interval.tv_sec == 5 && now.it_interval.tv_nsec == 6);
+    REQUIRE(now.it_value.tv_sec <= 3600 - gone_s && now.it_value.tv_sec >= 3598 - gone_s, "%ld s left", now.it_value.tv_sec);
+    REQUIRE(timerfd_gettime(absolute, &now) == 0 && now.it_value.tv_sec <= 2000 - gone_s && now.it_value.tv_sec >= 1997 - gone_s,
+            "%ld s left", now.it_value.tv_sec);
+    REQUIRE(read(far_off, &ticks, sizeof ticks) == -1 && errno == EAGAIN);
+    REQUIRE(epoll_wait(epoll, &event, 1, PATIENCE_MS) == 1 && event.data.u64 == 77);
+    REQUIRE(read(expired, &ticks, sizeof ticks) == sizeof ticks && ticks >= 10, "%lu ticks", ticks);
+    REQUIRE(timerfd_gettime(disarmed, &now) == 0 && now.it_value.tv_sec == 0 && now.it_value.tv_nsec == 0);
+    REQUIRE(timerfd_settime(disarmed, 0, &(struct itimerspec){{0, 0}, {0, 1000000}}, NULL) == 0);
+    REQUIRE(poll(&(struct pollfd){.fd = disarmed, .events = POLLIN}, 1, PATIENCE_MS) == 1);
+}

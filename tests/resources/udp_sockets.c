@@ -1,0 +1,35 @@
+/* UDP sockets: bound, with options, and one that is connected; served again inside the child's network. */
+#include "resource.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+static int server, client, six;
+static struct sockaddr_in address;
+static struct sockaddr_in6 address6;
+
+static void set_up(void) {
+    int on = 1;
+    socklen_t length = sizeof address, length6 = sizeof address6;
+    address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    address6 = (struct sockaddr_in6){.sin6_family = AF_INET6};
+    server = socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK, 0), client = socket(AF_INET, SOCK_DGRAM, 0), six = socket(AF_INET6, SOCK_DGRAM, 0);
+    REQUIRE(setsockopt(server, SOL_SOCKET, SO_BROADCAST, &on, sizeof on) == 0 && setsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on) == 0);
+    REQUIRE(bind(server, (struct sockaddr *)&address, sizeof address) == 0 && getsockname(server, (struct sockaddr *)&address, &length) == 0);
+    REQUIRE(bind(six, (struct sockaddr *)&address6, sizeof address6) == 0 && getsockname(six, (struct sockaddr *)&address6, &length6) == 0);
+    REQUIRE(connect(client, (struct sockaddr *)&address, sizeof address) == 0);
+}
+
+static void check(void) {
+    struct sockaddr_in now;
+    struct sockaddr_in6 now6;
+    socklen_t length = sizeof now, length6 = sizeof now6, option = sizeof(int);
+    char text[8];
+    int on = 0;
+    REQUIRE(getsockname(server, (struct sockaddr *)&now, &length) == 0 && now.sin_port == address.sin_port && now.sin_addr.s_addr == address.sin_addr.s_addr);
+    REQUIRE(getsockname(six, (struct sockaddr *)&now6, &length6) == 0 && now6.sin6_port == address6.sin6_port);
+    REQUIRE(getsockopt(server, SOL_SOCKET, SO_BROADCAST, &on, &option) == 0 && on == 1 && fcntl(server, F_GETFL) & O_NONBLOCK);
+    REQUIRE(getsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &on, &option) == 0 && on == 1);
+    REQUIRE(send(client, "hello", 5, 0) == 5, "the connected one sends nowhere");
+    REQUIRE(poll(&(struct pollfd){.fd = server, .events = POLLIN}, 1, PATIENCE_MS) == 1 && recv(server, text, sizeof text, 0) == 5);
+}

@@ -1,0 +1,32 @@
+/* A Unix connection to another process: the parent's goes on, the child finds the other end closed. */
+#include "resource.h"
+
+#include <sys/prctl.h>
+#include <sys/socket.h>
+
+static int connection;
+
+static void set_up(void) {
+    int ends[2];
+    char byte;
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+    if (fork() == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close(ends[0]);
+        while (read(ends[1], &byte, 1) == 1 && write(ends[1], &byte, 1) == 1) continue;
+        _exit(0);
+    }
+    connection = ends[0];
+    close(ends[1]);
+}
+
+static void check(void) {
+    char byte = 'e';
+    signal(SIGPIPE, SIG_IGN);
+    if (is_child) {
+        REQUIRE(read(connection, &byte, 1) == 0, "the child's other end is not closed");
+        REQUIRE(write(connection, &byte, 1) == -1 && errno == EPIPE);
+    } else {
+        REQUIRE(write(connection, &byte, 1) == 1 && read(connection, &byte, 1) == 1 && byte == 'e');
+    }
+}
