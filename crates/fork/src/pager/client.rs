@@ -14,9 +14,10 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::cache::{self, CacheStats};
 use super::page_map::Segment;
-use super::protocol::{MESSAGE_BYTES_MAX, Reply, Request, SEGMENTS_PER_REPLY_MAX};
-pub use super::protocol::{PagerStats, SettleProgress, SettleState};
+use super::protocol::{MESSAGE_BYTES_MAX, MessageError, Reply, Request, SEGMENTS_PER_REPLY_MAX, decode, encode};
+pub use super::protocol::{PagerHello, PagerStats, SettleProgress, SettleState};
 use super::station::SOCKET_FILE;
+use super::trusting::Trusting;
 
 /// Pause before a request is tried again, which a pager's start takes about as long as.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
@@ -38,6 +39,12 @@ pub enum ClientError {
         /// What happened last.
         cause: io::Error,
     },
+    /// Whoever answers is of another release.
+    #[error("the pager is of another release of farfork: {0}; end its children with the release that started them")]
+    Form(String),
+    /// Whom it is to trust cannot be written down.
+    #[error("whom the pager is to trust cannot be written to the run directory: {0}")]
+    Trusting(#[source] io::Error),
     /// The limit of the cache of pages cannot be written down.
     #[error("the limit of the cache of pages cannot be written to the run directory: {0}")]
     CacheLimit(#[source] io::Error),
@@ -88,6 +95,36 @@ impl PagerClient {
         while self.call(&Request::Release { child: child.clone() }, &[])? != Reply::Done {
             if Instant::now() >= deadline {
                 return Err(ClientError::StillRunning { child: child.clone() });
+            }
+            std::thread::sleep(RETRY_PAUSE);
+        }
+        Ok(())
+    }
+
+    /// What the pager is, and whom it trusts.
+    ///
+    /// # Errors
+    /// [`ClientError::Form`], [`ClientError::Silent`].
+    pub fn hello(&self) -> Result<PagerHello, ClientError> {
+        match self.call(&Request::Hello, &[])? {
+            Reply::Hello(hello) => Ok(hello),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has this pager, and those after it, trust others than it was started with, and waits until it does: another pager
+    /// takes its place, as if it had been killed, and its children wait meanwhile.
+    ///
+    /// # Errors
+    /// [`ClientError::Trusting`]; [`ClientError::Silent`], also where it cannot use what it is told to.
+    pub fn trust(&self, trusting: &Trusting) -> Result<(), ClientError> {
+        let run_dir = self.socket.parent().unwrap_or(Path::new("/"));
+        trusting.write(run_dir).map_err(ClientError::Trusting)?;
+        let deadline = Instant::now() + CALL_LIMIT;
+        self.call(&Request::Replace, &[])?;
+        while self.hello()?.trusting != *trusting {
+            if Instant::now() >= deadline {
+                return Err(ClientError::Silent { socket: self.socket.clone(), cause: io::ErrorKind::TimedOut.into() });
             }
             std::thread::sleep(RETRY_PAUSE);
         }
@@ -235,6 +272,7 @@ impl PagerClient {
         loop {
             match asked.and_then(|socket| hear(&socket, deadline)) {
                 Ok(Reply::Refused(reason)) => return Err(ClientError::Refused(reason)),
+                Err(cause) if is_of_another_form(&cause) => return Err(ClientError::Form(cause.to_string())),
                 Ok(reply) => return Ok(reply),
                 Err(cause) if Instant::now() + RETRY_PAUSE >= deadline => {
                     return Err(ClientError::Silent { socket: self.socket.clone(), cause });
@@ -251,7 +289,7 @@ impl PagerClient {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
-        let bytes = postcard::to_stdvec(request).map_err(io::Error::other)?;
+        let bytes = encode(request).map_err(io::Error::other)?;
         fdpass::send(socket.as_fd(), &bytes, fds)?;
         Ok(socket)
     }
@@ -287,7 +325,12 @@ fn hear(socket: &OwnedFd, deadline: Instant) -> io::Result<Reply> {
     if length == 0 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    postcard::from_bytes(&bytes[..length]).map_err(io::Error::other)
+    decode(&bytes[..length]).map_err(io::Error::other)
+}
+
+fn is_of_another_form(cause: &io::Error) -> bool {
+    let inner = cause.get_ref().and_then(|inner| inner.downcast_ref::<MessageError>());
+    matches!(inner, Some(MessageError::Form { .. }))
 }
 
 fn unexpected(reply: &Reply) -> ClientError {

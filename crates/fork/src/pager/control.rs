@@ -11,8 +11,10 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use super::child::Child;
-use super::protocol::{CHILDREN_PER_REPLY_MAX, MESSAGE_BYTES_MAX, Reply, Request};
-use super::server::Server;
+use super::protocol::{
+    CHILDREN_PER_REPLY_MAX, MESSAGE_BYTES_MAX, MessageError, PagerHello, RELEASE, Reply, Request, decode, encode,
+};
+use super::server::{Ended, Server};
 use super::station::Station;
 use super::watch::Source;
 
@@ -65,14 +67,23 @@ impl Server<'_> {
         if length == 0 {
             return Ok(());
         }
-        let request: Request = postcard::from_bytes(&bytes[..length]).map_err(io::Error::other)?;
-        let reply = self.fulfil(request, fds.into_iter().next());
-        let reply = postcard::to_stdvec(&reply).map_err(io::Error::other)?;
+        let reply = match decode::<Request>(&bytes[..length]) {
+            Ok(request) => self.fulfil(request, fds.into_iter().next()),
+            // Whoever asks can tell from the reply of which form this is.
+            Err(error @ MessageError::Form { .. }) => Reply::Refused(error.to_string()),
+            Err(error) => return Err(io::Error::other(error)),
+        };
+        let reply = encode(&reply).map_err(io::Error::other)?;
         fdpass::send(socket.as_fd(), &reply, &[])
     }
 
     fn fulfil(&mut self, request: Request, fd: Option<OwnedFd>) -> Reply {
         match request {
+            Request::Hello => Reply::Hello(PagerHello { release: RELEASE.to_owned(), trusting: self.trusting.clone() }),
+            Request::Replace => {
+                self.end = Some(Ended::Replaced);
+                Reply::Done
+            }
             Request::Adopt { child, dir } => self.adopt(child, &dir, fd),
             Request::Release { child } => self.release(&child),
             Request::Stats { child } => match self.key_of(&child).and_then(|key| self.children.get(&key)) {
@@ -147,7 +158,7 @@ impl Server<'_> {
             .map(|served| served.child.id.to_string())
             .collect();
         if running.is_empty() {
-            self.stop = true;
+            self.end = Some(Ended::Stopped);
             return Reply::Done;
         }
         let list = running.join(", ");

@@ -33,6 +33,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Exit status of a pager that failed.
 const EXIT_FAILED: i32 = 1;
+/// Exit status of a pager that makes room for one that trusts others.
+const EXIT_REPLACED: i32 = 3;
 /// Exit status of a pager that panicked, as of every Rust program that does.
 const EXIT_PANICKED: i32 = 101;
 
@@ -91,6 +93,10 @@ fn keep(station: &Station) -> Kept {
                 if status.is_some_and(|status| status.exit_status() == Some(0)) {
                     return Kept::Stopped;
                 }
+                if status.is_some_and(|status| status.exit_status() == Some(EXIT_REPLACED)) {
+                    pause = Duration::ZERO;
+                    continue;
+                }
                 tracing::error!("the pager, process {pid}, {}: another takes over", describe(status));
             }
             // Memory and processes may come back; the children wait as long.
@@ -109,6 +115,7 @@ fn be_pager(station: &Station) -> Kept {
     match catch_unwind(life) {
         Ok(Ok(Ended::KeeperGone)) => Kept::Widowed,
         Ok(Ok(Ended::Stopped)) => std::process::exit(0),
+        Ok(Ok(Ended::Replaced)) => std::process::exit(EXIT_REPLACED),
         Ok(Err(error)) => {
             tracing::error!("the pager fails: {error}");
             std::process::exit(EXIT_FAILED)

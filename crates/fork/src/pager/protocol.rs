@@ -1,5 +1,12 @@
 //! What the daemon and the pager say to each other: one request and its reply per connection, postcard in messages of
-//! a SOCK_SEQPACKET socket. Both are of one release and one machine, so that there are no versions.
+//! a SOCK_SEQPACKET socket.
+//!
+//! ```text
+//!   0        3        4
+//!   ├────────┼────────┼──────────────────┤
+//!   │ FFP    │ FORM   │ postcard         │     a pager outlives its daemon, also into the next release: what is of
+//!   └────────┴────────┴──────────────────┘     another form is told apart before it is read as something else
+//! ```
 
 use std::path::PathBuf;
 
@@ -10,6 +17,49 @@ use super::cache::CacheStats;
 use super::counters::PagerCounters;
 use super::journal::SpaceNumber;
 use super::page_map::Segment;
+use super::trusting::Trusting;
+
+/// The release that this is of.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
+/// Changes with every change of the messages below.
+const FORM: u8 = 1;
+
+const MAGIC: [u8; 4] = [b'F', b'F', b'P', FORM];
+
+/// Why bytes are no message.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MessageError {
+    /// Of another release.
+    #[error("it speaks form {theirs} of the pager's messages, and this is form {FORM}")]
+    Form {
+        /// What came.
+        theirs: u8,
+    },
+    /// No message at all.
+    #[error("what came is no message of the pager's: {0}")]
+    Damaged(#[from] postcard::Error),
+}
+
+/// A message as it travels.
+///
+/// # Errors
+/// As postcard: never for these types.
+pub(super) fn encode(message: &impl Serialize) -> Result<Vec<u8>, postcard::Error> {
+    postcard::to_extend(message, MAGIC.to_vec())
+}
+
+/// Reads a message.
+///
+/// # Errors
+/// [`MessageError`].
+pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, MessageError> {
+    match bytes {
+        [b'F', b'F', b'P', FORM, body @ ..] => Ok(postcard::from_bytes(body)?),
+        [b'F', b'F', b'P', theirs, ..] => Err(MessageError::Form { theirs: *theirs }),
+        _ => Err(MessageError::Form { theirs: 0 }),
+    }
+}
 
 /// Longest message, in bytes: a page of a list of children.
 pub(super) const MESSAGE_BYTES_MAX: usize = 64 << 10;
@@ -23,6 +73,10 @@ pub(super) const SEGMENTS_PER_REPLY_MAX: usize = 1024;
 /// What a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Request {
+    /// What it is, and whom it trusts.
+    Hello,
+    /// Make room for a pager that reads anew whom it is to trust.
+    Replace,
     /// Serve a child. The message carries the socket on which its userfaultfd will arrive. May be repeated.
     Adopt {
         /// The child.
@@ -97,6 +151,8 @@ pub(super) enum Reply {
     Done,
     /// Processes of the child are still running and served.
     StillRunning,
+    /// The answer to `Hello`.
+    Hello(PagerHello),
     /// The answer to `Stats`.
     Stats(PagerStats),
     /// The answer to `Settle`.
@@ -111,6 +167,15 @@ pub(super) enum Reply {
     Map(Vec<Segment>),
     /// It is not done, for this reason.
     Refused(String),
+}
+
+/// What a pager is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerHello {
+    /// Its release.
+    pub release: String,
+    /// Whom it trusts.
+    pub trusting: Trusting,
 }
 
 /// What the pager did for a child, and what became of its memory.
@@ -144,4 +209,23 @@ pub enum SettleState {
     Settled,
     /// It was given up, for this reason; the child goes on as before.
     Failed(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_another_form_is_not_taken_for_another_message() {
+        let bytes = encode(&Request::Stop).unwrap();
+        assert_eq!(decode::<Request>(&bytes).unwrap(), Request::Stop);
+        let mut newer = bytes.clone();
+        newer[3] += 1;
+        assert!(matches!(decode::<Request>(&newer), Err(MessageError::Form { theirs }) if theirs == FORM + 1));
+        // As they were before they had a form.
+        let old = postcard::to_stdvec(&Request::Stop).unwrap();
+        assert!(matches!(decode::<Request>(&old), Err(MessageError::Form { theirs: 0 })));
+        assert!(matches!(decode::<Request>(&bytes[..4]), Err(MessageError::Damaged(_))));
+        assert!(decode::<Request>(&[]).is_err());
+    }
 }

@@ -21,6 +21,7 @@ use super::journal::SpaceNumber;
 use super::owners::{Lane, OwnerKey, Owners};
 use super::retries::{Delivery, Retries, Task};
 use super::station::Station;
+use super::trusting::Trusting;
 use super::watch::{Source, Watch};
 
 /// A process that ended says nothing; this often the pager looks who is gone.
@@ -34,6 +35,8 @@ pub(super) const TABLE_FULL_PAUSE: Duration = Duration::from_millis(50);
 pub(super) enum Ended {
     /// A client asked for it.
     Stopped,
+    /// A client asked for another pager in its place.
+    Replaced,
     /// The keeper is gone: this process has to be the keeper now.
     KeeperGone,
 }
@@ -66,7 +69,10 @@ pub(super) struct Server<'a> {
     /// Children that take the rest of their pages, in the order of their turns.
     pub(super) settling: VecDeque<u64>,
     pub(super) next_child: u64,
-    pub(super) stop: bool,
+    /// Why it is to end, once it is.
+    pub(super) end: Option<Ended>,
+    /// Whom it trusts.
+    pub(super) trusting: Trusting,
     completions: Vec<Completion>,
     spin: Spin,
     next_sweep: Instant,
@@ -76,6 +82,8 @@ impl<'a> Server<'a> {
     /// A pager that serves nobody yet.
     pub(super) fn new(station: &'a Station) -> io::Result<Self> {
         let now = Instant::now();
+        let trusting = station.trusting()?;
+        let credentials = trusting.open()?;
         let mut watch = Watch::new()?;
         watch.add(Source::Listener, station.listener())?;
         watch.add(Source::Keeper, station.keeper())?;
@@ -83,7 +91,7 @@ impl<'a> Server<'a> {
             station,
             watch,
             children: BTreeMap::new(),
-            owners: Owners::new(station.credentials().cloned()),
+            owners: Owners::new(credentials),
             retries: Retries::default(),
             clients: Clients::default(),
             now,
@@ -94,7 +102,8 @@ impl<'a> Server<'a> {
             cached_room: CACHED_SLOTS_MAX,
             settling: VecDeque::new(),
             next_child: 0,
-            stop: false,
+            end: None,
+            trusting,
             completions: Vec::new(),
             spin: Spin::new(now),
             next_sweep: now + SWEEP_INTERVAL,
@@ -122,8 +131,8 @@ impl<'a> Server<'a> {
                 self.spin.done(Instant::now());
                 ready.clear();
             }
-            if self.stop {
-                return Ok(Ended::Stopped);
+            if let Some(end) = self.end.take() {
+                return Ok(end);
             }
         }
     }
@@ -201,7 +210,7 @@ impl<'a> Server<'a> {
         self.close_idle_owners();
         if self.children.is_empty() && !self.station.is_reachable() {
             tracing::warn!("the run directory is gone and nobody is served: the pager ends");
-            self.stop = true;
+            self.end = Some(Ended::Stopped);
         }
     }
 

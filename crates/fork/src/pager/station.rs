@@ -11,11 +11,10 @@ use rustix::fs::{FlockOperation, Mode};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit};
 
-use farfork_trust::Credentials;
-
 use super::cache;
 use super::keeper::PagerConfig;
 use super::registry::Registry;
+use super::trusting::Trusting;
 
 /// Name of the control socket in the run directory.
 pub const SOCKET_FILE: &str = "pager.sock";
@@ -68,8 +67,8 @@ pub(super) struct Station {
     keeper: OwnedFd,
     /// Descriptors of the process from before.
     inherited: Vec<RawFd>,
-    /// What is shown to owners of pages.
-    credentials: Option<Credentials>,
+    /// Whom its keeper was started to trust.
+    trusting: Trusting,
 }
 
 impl Station {
@@ -87,13 +86,18 @@ impl Station {
         let socket_path = run_dir.join(SOCKET_FILE);
         let listener = listen(&socket_path).map_err(at(socket_path.clone()))?;
         let keeper = this_process()?;
-        let credentials = credentials.clone();
-        Ok(Self { registry, socket_path, listener, lock, keeper, inherited, credentials })
+        Trusting::forget(run_dir);
+        let trusting = Trusting::of(credentials.as_ref());
+        Ok(Self { registry, socket_path, listener, lock, keeper, inherited, trusting })
     }
 
-    /// What is shown to owners of pages, and who they must be.
-    pub(super) fn credentials(&self) -> Option<&Credentials> {
-        self.credentials.as_ref()
+    /// Whom a pager that begins now is to trust.
+    ///
+    /// # Errors
+    /// What the daemon said of that cannot be read.
+    pub(super) fn trusting(&self) -> io::Result<Trusting> {
+        let told = Trusting::read(self.socket_path.parent().unwrap_or(Path::new("/")))?;
+        Ok(told.unwrap_or_else(|| self.trusting.clone()))
     }
 
     /// Most bytes that its cache of pages may take.

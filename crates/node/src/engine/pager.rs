@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use farfork_fork::pager::{CacheStats, ClientError, PagerClient, PagerCounters, SOCKET_FILE};
+use farfork_fork::pager::{CacheStats, ClientError, PagerClient, PagerCounters, RELEASE, SOCKET_FILE, Trusting};
 use farfork_trust::Credentials;
 use farfork_wire::ChildId;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
@@ -51,12 +51,17 @@ impl PagerLink {
         credentials: Option<&Credentials>,
         cache_bytes_max: u64,
     ) -> Result<Self, PagerError> {
-        if is_there(&run_dir.root().join(SOCKET_FILE)) {
-            tracing::info!("the pager of an earlier daemon goes on");
-        } else {
-            start(run_dir, credentials)?;
-        }
         let client = PagerClient::new(run_dir.root());
+        let silent = |cause| PagerError::Silent { cause };
+        if !is_there(&run_dir.root().join(SOCKET_FILE)) {
+            start(run_dir, credentials)?;
+        } else if client.children().map_err(silent)?.is_empty() {
+            // Of whatever release, and whomever it trusts: nobody needs it.
+            client.stop(STOP_LIMIT).map_err(silent)?;
+            start(run_dir, credentials)?;
+        } else {
+            go_on(&client, &Trusting::of(credentials)).map_err(silent)?;
+        }
         match client.limit_cache(cache_bytes_max) {
             Ok(_) => Ok(Self { client }),
             Err(cause) => Err(PagerError::Silent { cause }),
@@ -91,6 +96,25 @@ impl PagerLink {
             tracing::warn!(%error, "the pager does not stop");
         }
     }
+}
+
+/// Has a pager that children need go on as this daemon would have started it.
+fn go_on(client: &PagerClient, trusting: &Trusting) -> Result<(), ClientError> {
+    let hello = client.hello()?;
+    if hello.release == RELEASE {
+        tracing::info!("the pager of an earlier daemon goes on");
+    } else {
+        let release = hello.release;
+        tracing::warn!(
+            "the pager of an earlier daemon goes on: it is of release {release}, this daemon of {RELEASE}; \
+             a daemon that is started when no child runs any more replaces it"
+        );
+    }
+    if hello.trusting != *trusting {
+        client.trust(trusting)?;
+        tracing::info!(?trusting, "another pager has taken its place, which trusts as this daemon does");
+    }
+    Ok(())
 }
 
 /// Whether somebody listens at a pager's socket; the socket of one that has died refuses.

@@ -2,9 +2,10 @@
 
 use std::fs;
 
+use farfork_fork::pager::{PagerClient, Trusting};
 use rustix::process::Signal;
 
-use crate::harness::{Node, run_dirs, until};
+use crate::harness::{Node, run_dirs, trust_dir, until};
 
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("who_leaves_is_gone_at_once_and_leaves_nothing", who_leaves),
@@ -37,6 +38,9 @@ fn killed() {
     // Under another name: its port is another too, and `a` counts as alive for some seconds.
     let again = Node::start("a2", &dir_a, None);
     assert!(again.alive().contains(&"b".to_owned()), "it was told of nobody to join");
+    // The pager outlived the daemon that it trusted as, and nobody needed it.
+    let trusting = PagerClient::new(&dir_a).hello().expect("a pager answers").trusting;
+    assert_eq!(trusting, Trusting::Members { directory: trust_dir(&dir_a, "a2"), is_encrypted: true });
 }
 
 fn one_daemon() {
