@@ -56,6 +56,7 @@ impl Builder {
         let records = config.records_dir();
         std::fs::create_dir_all(&records).map_err(|cause| ContainerError::Directory { path: records, cause })?;
         let mut masked = config.masked_paths.iter().map(real).collect::<Result<Vec<_>, _>>()?;
+        masked.extend(config.masked_places.iter().map(|path| real_place(path)));
         masked.push(scratch.clone());
         let masked = outermost(masked);
         let layout = Layout::read(&masked).map_err(ContainerError::MountTable)?;
@@ -214,6 +215,14 @@ fn write_down(config: &ContainerConfig, cgroups: &NodeCgroups) -> Result<(), Con
     std::fs::write(&path, lines.concat()).map_err(|cause| ContainerError::Record { path, cause })
 }
 
+/// The real path of what may not exist yet: that of the part which does, and the rest.
+fn real_place(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let existing = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
+    let rest = existing.as_ref().and_then(|(above, real)| Some(real.join(path.strip_prefix(above).ok()?)));
+    rest.map_or_else(|| path.clone(), |place| place.components().collect())
+}
+
 /// Drops the paths that lie below others.
 fn outermost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths.sort();
@@ -238,6 +247,16 @@ fn put_first_for_oom_killer(init_pid: i32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_place_of_what_is_not_there_is_found() {
+        let scratch = tempfile::tempdir().unwrap();
+        let real = scratch.path().canonicalize().unwrap();
+        std::os::unix::fs::symlink(&real, real.join("link")).unwrap();
+        assert_eq!(real_place(&real.join("link/farfork/keys")), real.join("farfork/keys"));
+        assert_eq!(real_place(&real.join("link")), real);
+        assert_eq!(real_place(Path::new("/")), Path::new("/"));
+    }
 
     #[test]
     fn a_path_below_another_is_masked_with_it() {

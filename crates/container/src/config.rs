@@ -24,6 +24,8 @@ pub struct ContainerConfig {
     pub init_image: &'static [u8],
     /// Directories and files that no container shall see: those of the daemon. The run directory is always hidden.
     pub masked_paths: Vec<PathBuf>,
+    /// The same, for what need not exist yet: it is hidden from containers that are built before it is made, too.
+    pub masked_places: Vec<PathBuf>,
     /// Most containers at a time, waiting and in use.
     pub containers_max: usize,
 }
@@ -40,6 +42,7 @@ impl ContainerConfig {
             init_image,
             masked_paths: std::env::var_os(HIDDEN_PATHS_VARIABLE)
                 .map_or_else(Vec::new, |paths| std::env::split_paths(&paths).collect()),
+            masked_places: Vec::new(),
             containers_max: CONTAINERS_MAX_DEFAULT,
         }
     }

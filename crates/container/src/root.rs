@@ -4,6 +4,7 @@
 //! container's mount namespace knows; those that are views of the kernel are shown as they are. `/proc` is left to
 //! init, which alone is in the pid namespace that it has to show.
 
+mod hiding;
 pub(crate) mod layout;
 mod plan;
 
@@ -53,17 +54,17 @@ fn build_overlay(scratch: &Path, masked: &[PathBuf]) -> Result<(), ContainerErro
     fs::create_dir(&root).map_err(at("a new root", &root))?;
     for (number, step) in steps.iter().enumerate() {
         let layers = scratch.join(number.to_string());
-        perform(step, &root, &layers)?;
+        perform(step, &root, &layers, masked)?;
     }
     namespace::pivot(&root).map_err(at("the new root", Path::new("/")))
 }
 
 /// Takes one step below `root`; `layers` does not exist yet.
-fn perform(step: &Step<'_>, root: &Path, layers: &Path) -> Result<(), ContainerError> {
+fn perform(step: &Step<'_>, root: &Path, layers: &Path, masked: &[PathBuf]) -> Result<(), ContainerError> {
     let point = step.point();
     let target = root.join(point.strip_prefix("/").unwrap_or(point));
     match step {
-        Step::Overlay { attributes, .. } => match overlay(point, &target, layers, *attributes) {
+        Step::Overlay { attributes, .. } => match overlay(point, &target, layers, *attributes, masked) {
             Err(error) if point != Path::new("/") => {
                 tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
                 copy_read_only(point, &target, *attributes).map_err(at("a read-only copy", point))
@@ -81,7 +82,7 @@ fn perform(step: &Step<'_>, root: &Path, layers: &Path) -> Result<(), ContainerE
 
 /// An overlay of the node's mount at `point`. Only directories can have one: a file that is mounted (as container
 /// engines do with `/etc/resolv.conf`) is shown read-only, a device or socket as it is.
-fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes) -> io::Result<()> {
+fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes, masked: &[PathBuf]) -> io::Result<()> {
     let kind = fs::symlink_metadata(point)?.file_type();
     if kind.is_file() {
         return copy_read_only(point, target, attributes);
@@ -94,6 +95,7 @@ fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes) -
     fs::create_dir(&work)?;
     // The overlay's root takes owner and mode from the upper directory.
     copy_ownership(point, &upper)?;
+    hiding::hide(point, &upper, masked)?;
     mount::attach(mount::overlay(point, &upper, &work, attributes)?.as_fd(), target)
 }
 
@@ -115,9 +117,15 @@ pub(crate) fn mask(path: &Path, spec: RootSpec) -> Result<(), ContainerError> {
         let kind = match (fs::symlink_metadata(path), spec) {
             (Err(error), RootSpec::Overlay) if error.kind() == io::ErrorKind::NotFound => {
                 // It would show through the overlay as soon as the node makes it.
-                fs::create_dir_all(path)?;
+                match fs::create_dir_all(path) {
+                    // Where the node cannot make it, either.
+                    Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => return Ok(()),
+                    made => made?,
+                }
                 fs::symlink_metadata(path)?
             }
+            // Nothing can be mounted over nothing, and nothing is made in the node's own root.
+            (Err(error), RootSpec::Shared) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             (metadata, _) => metadata?,
         };
         let cover = match kind.is_dir() {

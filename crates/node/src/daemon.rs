@@ -201,9 +201,8 @@ fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
     let lock = run_dir.take().map_err(|cause| DaemonError::RunDir { path, cause })?;
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
-    if options.trust.directory.exists() {
-        containers.masked_paths.push(options.trust.directory.clone());
-    }
+    // Also where nobody uses it yet (`--insecure`): what is made there later is no child's business.
+    containers.masked_places.push(options.trust.directory.clone());
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::establish(&run_dir, security.credentials(), options.cache_bytes_max)?);
     match assemble(options, security, (run_dir, lock), control, containers, leftovers, &pager) {

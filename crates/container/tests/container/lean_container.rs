@@ -77,6 +77,36 @@ fn what_the_daemon_has_is_hidden() {
 }
 
 #[test]
+fn nothing_of_the_daemons_is_behind_the_cover() {
+    let mut node = Node::new();
+    let (keys, later) = (node.path().join("some/keys"), node.path().join("later/trust"));
+    fs::create_dir(keys.parent().unwrap()).unwrap();
+    fs::create_dir(later.parent().unwrap()).unwrap();
+    fs::write(&keys, "private").unwrap();
+    fs::write(keys.with_file_name("beside"), "seen").unwrap();
+    node.config.masked_paths.push(keys.clone());
+    node.config.masked_places.push(later.clone());
+    let pool = node.pool(1);
+    let token = node.config.run_dir.join("token");
+    let container = take(&pool, RootSpec::Overlay);
+    // Made after the container was.
+    fs::create_dir(&later).unwrap();
+    fs::write(later.join("authority"), "private").unwrap();
+    for path in [&node.config.run_dir, &keys, &later] {
+        ask(&container, &format!("U{}", path.display()));
+        assert!(try_ask(&container, &format!("U{}", path.display())).is_err(), "there is one cover");
+    }
+    assert_eq!(ask(&container, &format!("D{}", node.config.run_dir.display())), "");
+    assert_eq!(ask(&container, &format!("D{}", later.display())), "");
+    assert!(try_ask(&container, &format!("R{}", token.display())).is_err());
+    assert!(try_ask(&container, &format!("R{}", later.join("authority").display())).is_err());
+    assert_eq!(ask(&container, &format!("R{}", keys.display())), "");
+    // What is beside it is there, and as it was.
+    assert_eq!(ask(&container, &format!("R{}", keys.with_file_name("beside").display())), "seen");
+    assert_eq!(ask(&container, &format!("D{}", keys.parent().unwrap().display())).lines().count(), 2);
+}
+
+#[test]
 fn a_bound_path_is_the_nodes() {
     let node = Node::new();
     let pool = node.pool(1);

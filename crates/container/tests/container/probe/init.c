@@ -1,6 +1,6 @@
 // The init of a test's container: mounts /proc, then answers questions on descriptor 3 until that closes.
 // A question is a letter and a path: R read a file, W write one (path, blank, text), L read a link, D list a
-// directory, H host name, T talk to itself over 127.0.0.1, S start a process that sleeps.
+// directory, U take off what is mounted there, H host name, T talk to itself over 127.0.0.1, S start a process that sleeps.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -63,6 +63,7 @@ int main(void) {
         case 'W': write_file(path); break;
         case 'L': if (readlink(path, answer, sizeof answer - 1) < 0) failed(); break;
         case 'D': list(path); break;
+        case 'U': if (umount2(path, MNT_DETACH)) failed(); break;
         case 'H': gethostname(answer, sizeof answer); break;
         case 'T': talk(); break;
         case 'S': if (fork() == 0) { sleep(1000); _exit(0); } break;
