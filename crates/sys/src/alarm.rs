@@ -2,6 +2,7 @@
 //! them, sent to one thread.
 
 use std::io;
+use std::marker::PhantomData;
 use std::mem::{MaybeUninit, zeroed};
 use std::ptr;
 use std::sync::OnceLock;
@@ -15,18 +16,20 @@ fn signal() -> i32 {
 /// How often the signal is repeated once it is due: one that comes just before the system call interrupts nothing.
 const REPEAT: Duration = Duration::from_millis(5);
 
-/// From when it is due until it is dropped, system calls of the thread that set it return EINTR.
+/// From when it is due until it is disarmed or dropped, system calls of the thread that made it return EINTR.
 #[derive(Debug)]
 pub struct Alarm {
     timer: libc::timer_t,
+    /// It is the thread's that made it.
+    _not_send: PhantomData<*const ()>,
 }
 
 impl Alarm {
-    /// Sets the alarm of the calling thread.
+    /// Makes an alarm of the calling thread, which is never due until it is armed.
     ///
     /// # Errors
     /// As timer_create(2): EAGAIN when there are too many timers.
-    pub fn after(limit: Duration) -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         install_handler()?;
         // SAFETY: all zeroes is a valid sigevent; the fields that SIGEV_THREAD_ID uses are set below.
         let mut event: libc::sigevent = unsafe { zeroed() };
@@ -38,16 +41,44 @@ impl Alarm {
         if unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &mut event, timer.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: timer_create has succeeded and written it. Owned by `alarm` from here on.
-        let alarm = Self { timer: unsafe { timer.assume_init() } };
+        // SAFETY: timer_create has succeeded and written it. Owned by the alarm from here on.
+        Ok(Self { timer: unsafe { timer.assume_init() }, _not_send: PhantomData })
+    }
+
+    /// Makes an alarm and arms it.
+    ///
+    /// # Errors
+    /// As [`Alarm::new`].
+    pub fn after(limit: Duration) -> io::Result<Self> {
+        let alarm = Self::new()?;
+        alarm.arm(limit)?;
+        Ok(alarm)
+    }
+
+    /// Has it due after this time, whatever it was before.
+    ///
+    /// # Errors
+    /// As timer_settime(2): EINVAL for a time that is too long.
+    pub fn arm(&self, limit: Duration) -> io::Result<()> {
         // A timer of zero would never be due.
-        let first = timespec(limit.max(Duration::from_nanos(1)));
+        self.set(timespec(limit.max(Duration::from_nanos(1))))
+    }
+
+    /// Never has it due, until it is armed again.
+    ///
+    /// # Errors
+    /// None that is known.
+    pub fn disarm(&self) -> io::Result<()> {
+        self.set(timespec(Duration::ZERO))
+    }
+
+    fn set(&self, first: libc::timespec) -> io::Result<()> {
         let times = libc::itimerspec { it_interval: timespec(REPEAT), it_value: first };
         // SAFETY: the timer is ours, `times` is read.
-        if unsafe { libc::timer_settime(alarm.timer, 0, &times, ptr::null_mut()) } != 0 {
+        if unsafe { libc::timer_settime(self.timer, 0, &times, ptr::null_mut()) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(alarm)
+        Ok(())
     }
 }
 
@@ -80,7 +111,7 @@ fn install_handler() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
+    use std::io::{Read, Write};
     use std::time::Instant;
 
     #[test]
@@ -91,5 +122,21 @@ mod tests {
         let interrupted = reader.read(&mut [0]).unwrap_err();
         assert_eq!(interrupted.kind(), io::ErrorKind::Interrupted);
         assert!(begun.elapsed() >= Duration::from_millis(30));
+    }
+
+    #[test]
+    fn a_disarmed_alarm_interrupts_nothing_and_can_be_armed_again() {
+        let (mut reader, mut writer) = io::pipe().unwrap();
+        let alarm = Alarm::after(Duration::from_millis(20)).unwrap();
+        alarm.disarm().unwrap();
+        let speaker = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(60));
+            writer.write_all(b"x").unwrap();
+            writer
+        });
+        assert_eq!(reader.read(&mut [0]).unwrap(), 1);
+        let _writer = speaker.join().unwrap();
+        alarm.arm(Duration::from_millis(1)).unwrap();
+        assert_eq!(reader.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::Interrupted);
     }
 }

@@ -3,10 +3,17 @@
 //! A wait sleeps at once: a tracee is mostly woken on the CPU of the tracer, which must leave it first. (Looking for 20 µs
 //! before sleeping made a step of a tracee twice as long; yielding gave whole time slices to others on a busy machine.)
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use farfork_sys::alarm::Alarm;
 use farfork_sys::ptrace::{self, Patience, Report};
+
+thread_local! {
+    /// A timer of this thread that no deadline uses now: to make one, and to delete it, takes longer than to look at a
+    /// process's files.
+    static SPARE: Cell<Option<Alarm>> = const { Cell::new(None) };
+}
 
 /// When an attempt must be over. Ends the waits of the thread that made it.
 #[derive(Debug)]
@@ -29,7 +36,9 @@ pub(super) enum Silence {
 impl Deadline {
     /// `limit` from now, for the calling thread.
     pub(super) fn after(limit: Duration) -> Self {
-        Self { started: Instant::now(), limit, alarm: Alarm::after(limit).ok() }
+        let spare = SPARE.take().filter(|spare| spare.arm(limit).is_ok());
+        let alarm = spare.or_else(|| Alarm::after(limit).ok());
+        Self { started: Instant::now(), limit, alarm }
     }
 
     /// The limit that was set.
@@ -53,6 +62,17 @@ impl Deadline {
                 Ok(None) => std::thread::yield_now(),
                 Err(_) => return Err(Silence::NoTracee),
             }
+        }
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        if let Some(alarm) = self.alarm.take()
+            && alarm.disarm().is_ok()
+        {
+            // A thread that ends has no place for it any more.
+            let _ = SPARE.try_with(|spare| spare.set(Some(alarm)));
         }
     }
 }

@@ -33,6 +33,7 @@ mod lineage;
 mod memory;
 mod owner;
 mod pause;
+mod ready;
 mod rescue;
 mod restart;
 mod script;
@@ -217,6 +218,22 @@ pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureErr
 /// [`CaptureError::Thread`]; all others are the observer's to hear.
 pub fn start(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) -> Result<(), CaptureError> {
     owner::start(pid, options, observer)
+}
+
+/// The same in the calling thread, which is then the template's tracer: this returns when the template has ended, or when
+/// nothing was captured. [`warm_up`] before spares the capture the thread's first steps.
+pub fn hold(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) {
+    owner::hold(pid, options, observer);
+}
+
+/// Makes the calling thread ready to capture at once.
+pub fn warm_up() {
+    ready::warm_up();
+}
+
+/// From now on a few threads are ready to capture, for [`start`]: for a daemon, which will be asked to.
+pub fn keep_ready() {
+    ready::keep();
 }
 
 /// A process's memory, for reading and writing.

@@ -1,10 +1,12 @@
 //! The thread that captures, and then owns the template until the seed is dropped: ptrace ties a tracee to a thread.
+//! Where a daemon keeps some ready, it is one of [`ready`](super::ready)'s.
 //!
 //! ```text
-//!  start ── spawn ─▶ attempt ── begun ─▶ describe ── completed ─▶ parked ◀── Template dropped ── end, reap ─▶ thread ends
+//!  start ── thread ─▶ attempt ── begun ─▶ describe ── completed ─▶ parked ◀── Template dropped ── end, reap ─▶ thread ends
 //!                      └─ error: thread ends, and with it the kernel lets go of whatever did not stop
 //! ```
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 use super::attempt::{self, Attempted, Held, Taken};
 use super::deadline::Deadline;
 use super::error::CaptureError;
-use super::{CaptureOptions, CaptureTimes, Captured, describe, state};
+use super::{CaptureOptions, CaptureTimes, Captured, describe, ready, state};
 
 /// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
 /// hangs in a system call of the kernel's own making (a file of /proc whose lock is held).
@@ -82,16 +84,32 @@ pub trait Observer: Send {
     fn completed(&mut self, captured: Result<Captured, CaptureError>);
 }
 
+/// A capture that a thread is to make.
+pub(super) struct Job {
+    pid: i32,
+    options: CaptureOptions,
+    /// The phases of an attempt are parts of what the thread is in that asks for it.
+    phase: tracing::Span,
+    observer: Box<dyn Observer>,
+}
+
 /// Captures `pid` in a thread of its own.
 pub(super) fn start(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) -> Result<(), CaptureError> {
-    // The phases of an attempt are parts of what this thread is in.
     let phase = tracing::debug_span!(target: "farfork::phase", "prepare.capture");
-    thread::Builder::new()
-        .name(format!("tracer-{pid}"))
-        .stack_size(STACK_BYTES)
-        .spawn(move || own(pid, options, phase, observer))
-        .map(drop)
-        .map_err(CaptureError::Thread)
+    match ready::take(Job { pid, options, phase, observer }) {
+        Ok(()) => Ok(()),
+        Err(job) => spawn(move || own(*job, || ())).map_err(CaptureError::Thread),
+    }
+}
+
+/// The same in the calling thread, which then holds the template until it is dropped.
+pub(super) fn hold(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) {
+    own(Job { pid, options, phase: tracing::Span::none(), observer }, || ());
+}
+
+/// Starts a thread for a tracer's life.
+pub(super) fn spawn(life: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name("tracer".to_owned()).stack_size(STACK_BYTES).spawn(life).map(drop)
 }
 
 /// The same, and waits for the end.
@@ -129,8 +147,9 @@ pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, Cap
     }
 }
 
-/// The life of an owner thread.
-fn own(pid: i32, mut options: CaptureOptions, phase: tracing::Span, mut observer: Box<dyn Observer>) {
+/// The life of an owner thread. `is_told` is called when who asked for the capture knows how it went.
+pub(super) fn own(job: Job, is_told: impl FnOnce()) {
+    let Job { pid, mut options, phase, mut observer } = job;
     let deadline = Deadline::after(options.timeout);
     let attempt = || phase.in_scope(|| attempt::capture(pid, &options, &deadline));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
@@ -139,7 +158,7 @@ fn own(pid: i32, mut options: CaptureOptions, phase: tracing::Span, mut observer
         Ok(attempted) => attempted,
         Err(error) => {
             observer.begun(Err(error));
-            return;
+            return is_told();
         }
     };
     let begun = Begun {
@@ -148,7 +167,9 @@ fn own(pid: i32, mut options: CaptureOptions, phase: tracing::Span, mut observer
         populated_bytes: taken.space.populated_bytes() + taken.inheritance.bytes(),
         times,
     };
-    if !observer.begun(Ok(begun)) {
+    let is_wanted = observer.begun(Ok(begun));
+    is_told();
+    if !is_wanted {
         return held.give_up(&taken.lifeline, taken.survey.syscall_at, None);
     }
     let (keep, kept) = mpsc::channel();
