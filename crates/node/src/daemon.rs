@@ -19,6 +19,7 @@ use std::sync::Arc;
 use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, Leftovers, Pool, clean_leftovers};
 use farfork_fabric::{Exporter, Secured, shm, tcp};
+use farfork_fork::capture;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::seed::SeedTable;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -129,7 +130,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     let Running { run_dir, node, control, join, metrics: metrics_listener, .. } = running;
     let acquaintances = Acquaintances::read(run_dir);
     heartbeat::introduce(&node.peers, &[join, acquaintances.addresses()].concat()).await?;
-    let programs = program::listen(&run_dir.program_socket()).and_then(program::Listener::new);
+    let programs = program::listen(&run_dir.program_socket());
     let programs = programs.map_err(DaemonError::listen(run_dir.program_socket().display()))?;
     let socket = listen_privately(&run_dir.socket())?;
     let control = control.try_clone().map_err(DaemonError::listen(node.address()))?;
@@ -147,6 +148,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     tasks.spawn(trust::keep(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
     tasks.spawn(program::serve(node.clone(), programs, stopped.clone()));
+    capture::keep_ready();
     if let Some(listener) = metrics_listener {
         let listener = metrics::watched(listener).map_err(DaemonError::system("watch the listening sockets"))?;
         tasks.spawn(metrics::serve(node.clone(), listener));

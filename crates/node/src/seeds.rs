@@ -19,7 +19,7 @@ use crate::clock;
 use crate::failure::Failure;
 use crate::limits::PREPARE_TIMEOUT;
 
-pub(crate) use making::make;
+pub(crate) use making::{Maker, make};
 use readiness::Readiness;
 
 /// Longest name of a seed, in bytes: it stands in a column of a table.

@@ -92,6 +92,23 @@ impl Engine {
         lineage: Option<Lineage>,
         observer: Box<dyn Observer>,
     ) -> Result<(), Failure> {
+        let options = self.capture_options(freeze, sockets, lineage);
+        capture::start(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
+    }
+
+    /// Captures a process, which runs on, in the calling thread: that holds its template then, and is not given back before
+    /// the seed is dropped.
+    pub(crate) fn capture_and_hold(
+        &self,
+        pid: u32,
+        sockets: ProgramSockets,
+        lineage: Option<Lineage>,
+        observer: Box<dyn Observer>,
+    ) {
+        capture::hold(pid.cast_signed(), self.capture_options(false, sockets, lineage), observer);
+    }
+
+    fn capture_options(&self, freeze: bool, sockets: ProgramSockets, lineage: Option<Lineage>) -> CaptureOptions {
         // Copies that the parent's writes leave the template with are not charged to the parent. It is moved when all
         // else is done: a move can take some milliseconds, until the kernel's readers of the old membership are gone.
         let cgroups = self.pool.cgroups().clone();
@@ -100,14 +117,13 @@ impl Engine {
                 tracing::warn!(%error, "a template stays in its parent's control group");
             }
         };
-        let options = CaptureOptions {
+        CaptureOptions {
             freeze,
             on_template: Some(Box::new(on_template)),
             sockets,
             lineage,
             ..CaptureOptions::new(self.name.clone())
-        };
-        capture::start(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
+        }
     }
 
     /// Who serves the missing pages of a process of this child, which other nodes will read here.

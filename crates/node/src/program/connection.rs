@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use farfork_fork::capture::ProgramSockets;
 use farfork_program::{Fork, Reply, Request, Wish};
 use farfork_wire::SeedId;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Code;
 
 use super::batch::Batches;
@@ -37,8 +38,24 @@ struct Connection {
     owned: Vec<SeedId>,
 }
 
+/// A program that has come, with what was heard of it so far.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) socket: OwnedFd,
+    /// Its first message, where that has not been dealt with.
+    pub(super) first: Option<Vec<u8>>,
+    pub(super) registered: Option<Registered>,
+    /// Its place among [`PROGRAM_CONNECTIONS_MAX`](crate::limits::PROGRAM_CONNECTIONS_MAX).
+    pub(super) place: OwnedSemaphorePermit,
+}
+
 /// Serves one program until it goes away; then its children end, and the seeds that it owns.
-pub(super) async fn serve(node: Arc<Node>, registry: Arc<Registry>, socket: Socket) {
+pub(super) async fn serve(node: Arc<Node>, registry: Arc<Registry>, arrival: Arrival) {
+    let Arrival { socket, first, registered, place: _place } = arrival;
+    let socket = match Socket::new(socket) {
+        Ok(socket) => socket,
+        Err(error) => return tracing::warn!(%error, "a program cannot be listened to"),
+    };
     let pid = match socket.peer_pid() {
         Ok(Some(pid)) => pid.unsigned_abs(),
         Ok(None) | Err(_) => {
@@ -50,9 +67,9 @@ pub(super) async fn serve(node: Arc<Node>, registry: Arc<Registry>, socket: Sock
     };
     let (replies, outgoing) = mpsc::channel(STREAM_MESSAGES_MAX);
     let batches = Batches::new(node.clone(), replies.clone());
-    let connection = Connection { node, registry, pid, registered: None, replies, batches, owned: Vec::new() };
+    let connection = Connection { node, registry, pid, registered, replies, batches, owned: Vec::new() };
     let ended = tokio::select! {
-        ended = connection.listen(&socket) => ended,
+        ended = connection.listen(&socket, first) => ended,
         ended = speak(&socket, outgoing) => ended,
     };
     match ended {
@@ -76,8 +93,15 @@ async fn speak(socket: &Socket, mut outgoing: mpsc::Receiver<Outgoing>) -> io::R
 
 impl Connection {
     /// Deals with requests until the program goes away, or says what no program says.
-    async fn listen(mut self, socket: &Socket) -> io::Result<()> {
-        while let Some(message) = socket.receive().await? {
+    async fn listen(mut self, socket: &Socket, mut first: Option<Vec<u8>>) -> io::Result<()> {
+        loop {
+            let message = match first.take() {
+                Some(message) => message,
+                None => match socket.receive().await? {
+                    Some(message) => message,
+                    None => return Ok(()),
+                },
+            };
             match Request::decode(&message) {
                 Ok(Request { socket_inode, wish }) => {
                     if self.registered.is_none() {
@@ -91,7 +115,6 @@ impl Connection {
                 }
             }
         }
-        Ok(())
     }
 
     async fn grant(&mut self, socket: &Socket, socket_inode: u64, wish: Wish) -> io::Result<()> {
@@ -118,10 +141,8 @@ impl Connection {
 
     /// Makes a seed of the program, which waits for the answer at this very socket.
     async fn checkpoint(&self, socket_inode: u64, name: String, ttl: Option<Duration>) -> Result<v1::Seed, Failure> {
-        let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
         let sockets = self.registry.sockets(self.pid, socket_inode);
-        let options = PrepareOptions { name, freeze: false, ttl_ms, sockets };
-        service::prepare_with(&self.node, self.pid, options).await
+        service::prepare_with(&self.node, self.pid, prepare_options(name, ttl, sockets)).await
     }
 
     /// A program may fork its own seeds.
@@ -147,10 +168,9 @@ impl Connection {
 
     /// Where the program has gone meanwhile, nobody would know of the seed: it is dropped.
     async fn tell_parent(&self, socket: &Socket, seed: v1::Seed) -> io::Result<()> {
-        let v1::Seed { id, pause_us, prepare_us, .. } = seed;
-        let told = socket.send(&Reply::Seed { seed: &id, pause_us, prepare_us }.encode(), &[]).await;
+        let told = socket.send(&seed_reply(&seed), &[]).await;
         if told.is_err()
-            && let Ok(id) = id.parse()
+            && let Ok(id) = seed.id.parse()
         {
             drop_seed(self.node.clone(), id);
         }
@@ -158,14 +178,35 @@ impl Connection {
     }
 
     async fn fail(&self, failure: &Failure) -> io::Result<()> {
-        let (code, text) = (failure.code() as u32, failure.to_string());
-        self.reply(Reply::Failed { batch: 0, index: 0, code, text: &text }).await
+        self.send(failed_reply(failure)).await
     }
 
     async fn reply(&self, reply: Reply<'_>) -> io::Result<()> {
-        // The receiver lives as long as the socket.
-        self.replies.send((reply.encode(), None)).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
+        self.send(reply.encode()).await
     }
+
+    async fn send(&self, message: Vec<u8>) -> io::Result<()> {
+        // The receiver lives as long as the socket.
+        self.replies.send((message, None)).await.map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+/// How a program's seed of itself is made.
+pub(super) fn prepare_options(name: String, ttl: Option<Duration>, sockets: ProgramSockets) -> PrepareOptions {
+    let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+    PrepareOptions { name, freeze: false, ttl_ms, sockets }
+}
+
+/// What a parent is told.
+pub(super) fn seed_reply(seed: &v1::Seed) -> Vec<u8> {
+    let v1::Seed { id, pause_us, prepare_us, .. } = seed;
+    Reply::Seed { seed: id, pause_us: *pause_us, prepare_us: *prepare_us }.encode()
+}
+
+/// What a program is told whose request failed.
+pub(super) fn failed_reply(failure: &Failure) -> Vec<u8> {
+    let (code, text) = (failure.code() as u32, failure.to_string());
+    Reply::Failed { batch: 0, index: 0, code, text: &text }.encode()
 }
 
 impl Drop for Connection {

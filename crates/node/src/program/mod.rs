@@ -1,9 +1,10 @@
 //! Programs that ask for their own checkpoint, and for children of it, at a Unix socket of its own.
 //!
 //! ```text
-//!  program ──▶ socket ──▶ connection ─┬─ checkpoint: the program is captured while it waits at this very socket
-//!                                     └─ batch: its children, each told of as it starts
-//!                                         └─ tender: waits for those of one node, and tells of their ends
+//!  program ──▶ socket ──▶ door ─┬─ checkpoint, its first request: the program is captured while it waits at this very socket
+//!                               └─ connection ─┬─ checkpoint: likewise
+//!                                              └─ batch: its children, each told of as it starts
+//!                                                  └─ tender: waits for those of one node, and tells of their ends
 //! ```
 //!
 //! Who may connect is a matter of the socket's permissions. A process can ask for a seed of itself only: the kernel says
@@ -11,41 +12,46 @@
 
 mod batch;
 mod connection;
+mod door;
 mod registry;
 mod socket;
 mod tender;
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
-use crate::limits::PROGRAM_CONNECTIONS_MAX;
 use crate::node::Node;
+use door::Doors;
 use registry::Registry;
 
-pub(crate) use socket::{Listener, listen};
+pub(crate) use socket::listen;
+
+/// Between two looks at what goes on at the doors: nobody is late by more.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves programs until `stopped` turns true; their children end then.
-pub(crate) async fn serve(node: Arc<Node>, listener: Listener, mut stopped: watch::Receiver<bool>) {
+pub(crate) async fn serve(node: Arc<Node>, listener: OwnedFd, mut stopped: watch::Receiver<bool>) {
     let registry = Arc::new(Registry::default());
+    let (arrivals, mut arrived) = mpsc::unbounded_channel();
+    let doors = Doors::open(node.clone(), registry.clone(), listener, arrivals);
     let mut connections = JoinSet::new();
+    let mut look = tokio::time::interval(LOOK_INTERVAL);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept(), if connections.len() < PROGRAM_CONNECTIONS_MAX => accepted,
-            Some(_) = connections.join_next() => continue,
+        tokio::select! {
+            Some(arrival) = arrived.recv() => {
+                connections.spawn(connection::serve(node.clone(), registry.clone(), arrival));
+            }
+            Some(_) = connections.join_next() => {}
+            _ = look.tick() => doors.look(),
             _ = stopped.wait_for(|is_stopped| *is_stopped) => break,
-        };
-        match accepted {
-            Ok(socket) => {
-                connections.spawn(connection::serve(node.clone(), registry.clone(), socket));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a program could not connect");
-                // EMFILE and the like pass: meanwhile the others are served.
-                tokio::time::sleep(socket::ACCEPT_PAUSE).await;
-            }
         }
     }
+    drop(doors);
     connections.shutdown().await;
 }

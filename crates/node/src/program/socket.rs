@@ -1,28 +1,21 @@
-//! The socket for programs: SOCK_SEQPACKET, so that a message is whole and may carry descriptors.
+//! The socket for programs: SOCK_SEQPACKET, so that a message is whole and may carry descriptors. Who waits at it is the
+//! business of `door`.
 
 use std::fs::{self, Permissions};
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::time::Duration;
 
 use farfork_program::REQUEST_BYTES_MAX;
 use farfork_sys::fdpass;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::unix::AsyncFd;
 
-use crate::descriptor_watch::{Owner, watch_both, watch_readable};
+use crate::descriptor_watch::{Owner, watch_both};
 
 /// Programs that may wait to be accepted: a moment's worth.
 const BACKLOG: i32 = 128;
-
-/// Before a next attempt when a program cannot be accepted.
-pub(super) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// Where programs connect.
-#[derive(Debug)]
-pub(crate) struct Listener(AsyncFd<Owner<OwnedFd>>);
 
 /// A connected program.
 #[derive(Debug)]
@@ -37,8 +30,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     // The run directory has mode 0700, so that nobody gets in before the mode is set.
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
     fs::set_permissions(path, Permissions::from_mode(0o600))?;
@@ -46,29 +38,15 @@ pub(crate) fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-impl Listener {
-    /// Must be called within the runtime.
+impl Socket {
+    /// Of a program that was accepted, which must not block. Must be called within the runtime.
     ///
     /// # Errors
     /// As epoll_ctl(2).
-    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
-        Ok(Self(watch_readable(socket)?))
+    pub(super) fn new(program: OwnedFd) -> io::Result<Self> {
+        Ok(Self(watch_both(program)?))
     }
 
-    /// The next program.
-    pub(super) async fn accept(&self) -> io::Result<Socket> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        loop {
-            let mut ready = self.0.readable().await?;
-            let accepted = ready.try_io(|listener| Ok(rustix::net::accept_with(&listener.get_ref().0, flags)?));
-            if let Ok(accepted) = accepted {
-                return Ok(Socket(watch_both(accepted?)?));
-            }
-        }
-    }
-}
-
-impl Socket {
     /// The process that connected; `None` where this daemon has no number for it.
     pub(super) fn peer_pid(&self) -> io::Result<Option<i32>> {
         fdpass::peer_pid(self.fd())
@@ -111,11 +89,12 @@ mod tests {
     async fn messages_go_both_ways_until_the_end() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("program.sock");
-        let listener = Listener::new(listen(&path).unwrap()).unwrap();
+        let listener = listen(&path).unwrap();
         let program =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         rustix::net::connect(&program, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        let socket = listener.accept().await.unwrap();
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = Socket::new(rustix::net::accept_with(&listener, flags).unwrap()).unwrap();
         assert_eq!(socket.peer_pid().unwrap(), Some(std::process::id() as i32));
         fdpass::send(program.as_fd(), b"asks", &[]).unwrap();
         assert_eq!(socket.receive().await.unwrap().as_deref(), Some(&b"asks"[..]));

@@ -24,6 +24,9 @@ use crate::failure::Failure;
 use crate::metrics::Work;
 use crate::node::Node;
 
+/// Who is told how it went; says whether they still want to know.
+pub(crate) type Answer = Box<dyn FnOnce(Result<v1::Seed, Failure>) -> bool + Send>;
+
 /// Makes a seed of a process. Where nobody waits for the answer when it comes, nobody would know of the seed: it is
 /// dropped.
 ///
@@ -34,24 +37,22 @@ pub(crate) fn make(
     pid: u32,
     mut options: PrepareOptions,
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
-    node.seeds.check_free(&options.name)?;
     let (freeze, sockets) = (options.freeze, std::mem::take(&mut options.sockets));
     let lineage = node.lineage_of(pid);
     let (answer, answered) = oneshot::channel();
-    let maker =
-        Maker { node: node.clone(), pid, options, began: Instant::now(), answer: Some(answer), unfinished: None };
+    let maker = Maker::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
     node.engine.capture(pid, freeze, sockets, lineage, Box::new(maker))?;
     Ok(answered)
 }
 
-/// Makes one seed.
-struct Maker {
+/// Makes one seed, of what a capture tells.
+pub(crate) struct Maker {
     node: Arc<Node>,
     pid: u32,
     options: PrepareOptions,
     began: Instant,
     /// Taken when it is given.
-    answer: Option<oneshot::Sender<Result<v1::Seed, Failure>>>,
+    answer: Option<Answer>,
     /// The seed, when it is listed.
     unfinished: Option<Unfinished>,
 }
@@ -71,7 +72,7 @@ impl Observer for Maker {
             Err(failure) => self.node.metrics.failed(Work::Prepare, failure),
         }
         let is_listed = listed.is_ok();
-        let is_wanted = self.answer.take().is_some_and(|answer| answer.send(listed).is_ok());
+        let is_wanted = self.answer.take().is_some_and(|answer| answer(listed));
         if let (false, Some(Unfinished { id, readiness, .. })) = (is_wanted, &self.unfinished) {
             tracing::info!(seed = %id, "dropped: who asked for it has gone");
             self.node.seeds.listed().remove(id);
@@ -99,6 +100,15 @@ impl Observer for Maker {
 }
 
 impl Maker {
+    /// For a seed of a process that is about to be captured.
+    ///
+    /// # Errors
+    /// The name is taken.
+    pub(crate) fn new(node: Arc<Node>, pid: u32, options: PrepareOptions, answer: Answer) -> Result<Self, Failure> {
+        node.seeds.check_free(&options.name)?;
+        Ok(Self { node, pid, options, began: Instant::now(), answer: Some(answer), unfinished: None })
+    }
+
     /// Lists the seed: from now on it can be asked for.
     fn list(&mut self, begun: &Begun) -> Result<v1::Seed, Failure> {
         let _phase = phase!("prepare.list");
