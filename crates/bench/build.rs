@@ -1,7 +1,7 @@
 //! Builds the programs that are measured, and those that are floors, into small static binaries that the library carries
 //! in itself (and compiles a peer's calls): whoever has `farfork` needs no compiler to measure it, and all runs of one build measure the same code.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Static, so that a program's memory map is its own on every node.
@@ -9,6 +9,9 @@ const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-s
 
 const SOURCES: [&str; 4] =
     ["src/workload/micro.cpp", "src/baseline/link.cpp", "src/baseline/echo.cpp", "src/baseline/connect.cpp"];
+
+/// The C library, for the program that makes seeds of itself.
+const LIBRARY: [&str; 4] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c"];
 
 fn main() {
     programs();
@@ -22,14 +25,42 @@ fn programs() {
     println!("cargo::rerun-if-env-changed=CXX");
     println!("cargo::rerun-if-changed=src/baseline/end.h");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
+    let library = library(&out);
     for source in SOURCES.map(PathBuf::from) {
         println!("cargo::rerun-if-changed={}", source.display());
         let name = source.file_stem().expect("a source has a name");
         let mut command = Command::new(&compiler);
-        command.args(FLAGS).arg("-o").arg(out.join(name)).arg(&source);
-        let output =
-            command.output().unwrap_or_else(|error| panic!("{command:?} could not be started: {error}; install g++"));
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{command:?} failed:\n{errors}");
+        command.args(FLAGS).arg("-I../../include").arg("-o").arg(out.join(name)).arg(&source);
+        // The linker takes what the program calls: of the floors' programs, none does.
+        run(command.arg(&library), "g++");
     }
+}
+
+/// Builds the C library as an archive of its own.
+fn library(out: &Path) -> PathBuf {
+    println!("cargo::rerun-if-env-changed=CC");
+    println!("cargo::rerun-if-changed=../program/c");
+    println!("cargo::rerun-if-changed=../../include");
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "gcc".into());
+    let archive = out.join("libfarfork.a");
+    // Members of an older build do not stay in it.
+    let _ = std::fs::remove_file(&archive);
+    let mut members = Vec::new();
+    for source in LIBRARY {
+        let member = out.join(source).with_extension("o");
+        let mut command = Command::new(&compiler);
+        command.args(["-std=gnu11", "-O2", "-pthread", "-I../../include", "-c", "-o"]).arg(&member);
+        run(command.arg(Path::new("../program/c").join(source)), "gcc");
+        members.push(member);
+    }
+    run(Command::new("ar").arg("rcs").arg(&archive).args(members), "binutils");
+    archive
+}
+
+/// Runs a compiler, which is in a package.
+fn run(command: &mut Command, package: &str) {
+    let output =
+        command.output().unwrap_or_else(|error| panic!("{command:?} could not be started: {error}; install {package}"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} failed:\n{errors}");
 }

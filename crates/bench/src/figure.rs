@@ -37,9 +37,13 @@ pub(crate) enum By {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Figure {
-    /// How long the parent stands still. Of a local fork: the call.
+    /// A program makes a seed of itself: from the call to its return.
+    Checkpoint,
+    /// How long it stands still for that.
+    CheckpointPause,
+    /// How long a parent stands still of which another process asks for a seed. Of a local fork: the call.
     Pause,
-    /// From the request to its answer: the parent is a seed.
+    /// Another process asks for a seed of the parent: from its request to the answer.
     Prepare,
     /// The part of that which the daemon's clock sees.
     PrepareOnNode,

@@ -81,7 +81,9 @@ pub(crate) struct Step {
 /// What a step measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum What {
-    /// A seed is made; back to back also `fork()` of the same process.
+    /// The parent makes a seed of itself.
+    Checkpoint(Pace),
+    /// Another process asks for a seed of it; back to back also `fork()` of the same process.
     Prepare(Pace),
     /// A child starts, and ends.
     Resume(Place, Pace),
@@ -95,7 +97,9 @@ pub(crate) enum What {
 
 impl What {
     /// All that is measured of a size, in order.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 11] = [
+        Self::Checkpoint(Pace::BackToBack),
+        Self::Checkpoint(Pace::Idle),
         Self::Prepare(Pace::BackToBack),
         Self::Prepare(Pace::Idle),
         Self::Resume(Place::Own, Pace::BackToBack),
@@ -126,6 +130,7 @@ impl Step {
     /// too many, not wrong ones.
     fn estimate(self) -> Duration {
         let us_per_mib = match self.what {
+            What::Checkpoint(_) => 500,
             What::Prepare(_) => 1_500,
             What::Resume(..) => 0,
             What::Execution(_) => 1_500,
@@ -134,7 +139,7 @@ impl Step {
             What::Criu(Mode::Lazy) => 30_000,
         };
         let idle = match self.what {
-            What::Prepare(Pace::Idle) | What::Resume(_, Pace::Idle) => IDLE,
+            What::Checkpoint(Pace::Idle) | What::Prepare(Pace::Idle) | What::Resume(_, Pace::Idle) => IDLE,
             _ => Duration::ZERO,
         };
         let fixed = match self.what {

@@ -43,6 +43,7 @@ impl Program {
         let mut process = Command::new("setsid")
             .arg(command.get_program())
             .args(command.get_args())
+            .envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))))
             .current_dir("/")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

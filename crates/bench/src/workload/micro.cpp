@@ -7,6 +7,7 @@
 //   f  fork(), the other side ends at once;          answers `forked NS`, the call alone
 //   t  fork(), the other side touches every page;    answers `touched NS FAULTS WRONG`
 //   c  the same, but writing whatever ACCESS says;   answers `copied NS FAULTS WRONG`
+//   s  make a seed of itself, named `micro-PID`;     answers `seeded NS PAUSE_US`, the call alone
 //
 // To touch is to do once for every page, in ORDER (`random` or `sequential`), what ACCESS says (`read` or `write` a word).
 //
@@ -16,6 +17,8 @@
 // spoken; how long touching took, with how many page faults; how many pages were not its parent's.
 //
 // usage: micro MIB ORDER ACCESS PAYLOAD
+#include <farfork.h>
+
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -189,6 +192,24 @@ int64_t time_fork() {
     return ended_ns - began_ns;
 }
 
+// As any program makes a seed of itself: the call connects, asks, and waits for the answer. The seed is another's to drop.
+void checkpoint() {
+    char name[32];
+    snprintf(name, sizeof name, "micro-%d", getpid());
+    farfork_options options{};
+    options.name = name;
+    farfork_outcome outcome;
+    int64_t began_ns = now_ns(CLOCK_MONOTONIC);
+    int failed = farfork_checkpoint(&options, &outcome);
+    int64_t ns = now_ns(CLOCK_MONOTONIC) - began_ns;
+    if (failed) {
+        fprintf(stderr, "micro: %s\n", farfork_error());
+        exit(1);
+    }
+    if (outcome.is_child) _exit(0);
+    say("seeded %lld %llu", static_cast<long long>(ns), static_cast<unsigned long long>(outcome.pause_us));
+}
+
 // The other side says how long its touches took.
 void touch_in_a_fork(const char *answer, Access access) {
     pid_t pid = fork();
@@ -236,6 +257,7 @@ void obey(char command) {
     case 'f': say("forked %lld", static_cast<long long>(time_fork())); break;
     case 't': touch_in_a_fork("touched", access_mode); break;
     case 'c': touch_in_a_fork("copied", Access::write); break;
+    case 's': checkpoint(); break;
     }
 }
 

@@ -86,6 +86,17 @@ impl ChildReport {
     }
 }
 
+/// A seed that a program has made of itself.
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    /// The seed's name.
+    pub(crate) seed: String,
+    /// From the call of the library to its return, in ms.
+    pub(crate) call_ms: f64,
+    /// How long the program stood still meanwhile, in ms.
+    pub(crate) pause_ms: f64,
+}
+
 /// A running parent; it ends with this value.
 #[derive(Debug)]
 pub(crate) struct Micro {
@@ -95,15 +106,18 @@ pub(crate) struct Micro {
 
 impl Micro {
     /// Starts the installed program with so much private memory, all of it filled. A child finds its payload in that file.
+    /// It makes seeds of itself on the node that has its API at `node`.
     pub(crate) fn start(
         program: &Path,
         mib: u64,
         order: Order,
         access: Access,
         payload: &Path,
+        node: Option<&Path>,
     ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
         command.args([&mib.to_string(), &order.to_string(), &access.to_string()]).arg(payload);
+        command.envs(node.map(|socket| ("FARFORK_SOCKET", socket)));
         let mut program = Program::start(MICRO.name, &command)?;
         let [_pid] = program.answer("ready")?;
         Ok(Self { program, pages: (mib << 20) / PAGE_BYTES })
@@ -124,6 +138,12 @@ impl Micro {
     pub(crate) fn fork_ms(&mut self) -> Result<f64, BenchError> {
         let [ns] = self.program.ask(b'f', "forked")?;
         Ok(ms(ns))
+    }
+
+    /// Has it make a seed of itself.
+    pub(crate) fn checkpoint(&mut self) -> Result<Checkpoint, BenchError> {
+        let [ns, pause_us] = self.program.ask(b's', "seeded")?;
+        Ok(Checkpoint { seed: format!("micro-{}", self.pid()), call_ms: ms(ns), pause_ms: pause_us as f64 / 1e3 })
     }
 
     /// How long a fork of it takes to touch every page as a child does, in ms.
@@ -174,7 +194,7 @@ mod tests {
         for (mib, order, access) in
             [(1, Order::Random, Access::Read), (3, Order::Random, Access::Write), (5, Order::Sequential, Access::Write)]
         {
-            let mut micro = Micro::start(&program, mib, order, access, PAYLOAD_PATH.as_ref()).unwrap();
+            let mut micro = Micro::start(&program, mib, order, access, PAYLOAD_PATH.as_ref(), None).unwrap();
             assert!(micro.fork_ms().unwrap() > 0.0);
             assert!(micro.touch_ms().unwrap() > 0.0);
             micro.write_all().unwrap();

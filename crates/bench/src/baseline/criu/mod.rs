@@ -109,7 +109,7 @@ impl Subject {
         fs::create_dir_all(&directory)
             .and_then(|()| fs::write(&payload, TOUCH))
             .map_err(|cause| BenchError::File { path: payload.clone(), cause })?;
-        let parent = Micro::start(micro, mib, order, access, &payload)?;
+        let parent = Micro::start(micro, mib, order, access, &payload, None)?;
         let stdout = fs::read_link(format!("/proc/{}/fd/1", parent.pid()))
             .map_err(|cause| BenchError::Program { program: MICRO.name, cause })?;
         let criu = Criu { pid: parent.pid(), stdout, images: directory.join("images") };

@@ -130,7 +130,8 @@ impl<'a> Course<'a> {
     }
 
     fn start_micro(&self, mib: u64) -> Result<Micro, BenchError> {
-        Micro::start(&self.micro, mib, self.plan.order, self.plan.access, PAYLOAD_PATH.as_ref())
+        let node = self.cluster.nodes().first().map(|node| node.socket.as_path());
+        Micro::start(&self.micro, mib, self.plan.order, self.plan.access, PAYLOAD_PATH.as_ref(), node)
     }
 
     async fn finish(&mut self, subject: Option<Subject>) -> Result<(), BenchError> {

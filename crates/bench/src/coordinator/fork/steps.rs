@@ -24,6 +24,7 @@ impl Course<'_> {
         }
         while quota.another(Instant::now()) {
             match what {
+                What::Checkpoint(pace) => self.checkpoint(subject, pace).await?,
                 What::Prepare(pace) => self.prepare(subject, pace).await?,
                 What::Resume(place, pace) => self.resume(subject, place, pace).await?,
                 What::Execution(place) => self.execute(subject, place).await?,
@@ -49,6 +50,17 @@ impl Course<'_> {
         self.add(key(By::Farfork, Figure::PrepareOnNode), prepared.on_node_us as f64 / 1e3)?;
         self.add(key(By::Farfork, Figure::Prepare), prepared.answer.as_secs_f64() * 1e3)?;
         self.cluster.drop_seed(&prepared.seed).await
+    }
+
+    /// One seed that the program makes of itself, which has written to all of its pages since the last.
+    async fn checkpoint(&mut self, subject: &mut Subject, pace: Pace) -> Result<(), BenchError> {
+        let key = |figure| Key::farfork(subject.mib, figure).paced(pace);
+        subject.parent.write_all()?;
+        rest(pace).await;
+        let checkpoint = subject.parent.checkpoint()?;
+        self.add(key(Figure::Checkpoint), checkpoint.call_ms)?;
+        self.add(key(Figure::CheckpointPause), checkpoint.pause_ms)?;
+        self.cluster.drop_seed(&checkpoint.seed).await
     }
 
     async fn resume(&mut self, subject: &mut Subject, place: Place, pace: Pace) -> Result<(), BenchError> {

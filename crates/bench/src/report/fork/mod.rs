@@ -30,7 +30,8 @@ pub struct ForkReport {
 impl ForkReport {
     /// The tables, with what is needed to read them; no line is longer than 100 columns.
     pub fn text(&self) -> String {
-        let tables = [Some(self.prepare()), Some(self.resume()), Some(self.execution()), self.peer()];
+        let tables =
+            [Some(self.checkpoint()), Some(self.prepare()), Some(self.resume()), Some(self.execution()), self.peer()];
         let tables: Vec<String> = tables.into_iter().flatten().map(|table| table.text()).collect();
         let mut text = format!("{}\n\n{}\n\n", self.head(), tables.join("\n\n"));
         for note in self.legend().iter().chain(&self.peer_legend()).chain(&self.notes) {
@@ -53,23 +54,44 @@ impl ForkReport {
         )
     }
 
+    fn checkpoint(&self) -> Table {
+        let title = "Prepare, asked by the program itself, from the call to its return; pause: it stands still";
+        let headings = ["MiB", "n", "prepare", "after idle", "pause", "fork()", "ref.", "verdict"];
+        let mut table = Table::new(title, &headings);
+        for &mib in &self.plan.sizes_mib {
+            let checkpoint = self.spread(Key::farfork(mib, Figure::Checkpoint));
+            let idle = self.spread(Key::farfork(mib, Figure::Checkpoint).paced(Pace::Idle));
+            let pause = self.spread(Key::farfork(mib, Figure::CheckpointPause));
+            table.row([
+                mib.to_string(),
+                fewest(&[checkpoint, idle, pause]),
+                spread(checkpoint),
+                spread(idle),
+                spread(pause),
+                median(self.spread(Key::new(mib, By::LocalFork, Figure::Pause))),
+                reference_text(Figure::Checkpoint, mib),
+                verdict(Figure::Checkpoint, mib, &[checkpoint, idle]),
+            ]);
+        }
+        table
+    }
+
     fn prepare(&self) -> Table {
-        let title = "Prepare: from the request to the answer; pause: how long the parent stands still";
-        let mut table = Table::new(title, &["MiB", "n", "prepare", "after idle", "pause", "fork()", "ref.", "verdict"]);
+        let title = "Prepare by pid, asked by another process over gRPC: from its request to the answer";
+        let mut table = Table::new(title, &["MiB", "n", "prepare", "after idle", "on the node", "pause", "ref."]);
         for &mib in &self.plan.sizes_mib {
             let prepare = self.spread(Key::farfork(mib, Figure::Prepare));
             let idle = self.spread(Key::farfork(mib, Figure::Prepare).paced(Pace::Idle));
+            let on_node = self.spread(Key::farfork(mib, Figure::PrepareOnNode));
             let pause = self.spread(Key::farfork(mib, Figure::Pause));
-            let fork = self.spread(Key::new(mib, By::LocalFork, Figure::Pause));
             table.row([
                 mib.to_string(),
-                fewest(&[prepare, idle, pause, fork]),
+                fewest(&[prepare, idle, on_node, pause]),
                 spread(prepare),
                 spread(idle),
+                spread(on_node),
                 spread(pause),
-                median(fork),
                 reference_text(Figure::Prepare, mib),
-                verdict(Figure::Prepare, mib, &[prepare, idle]),
             ]);
         }
         table
@@ -120,6 +142,8 @@ impl ForkReport {
             "fork(): the same by a local fork() of the same process; fork(), write: likewise, each page copied.".into(),
             "link: the same bytes over the link by two bare programs.".into(),
             format!("ref.: {}.", reference::SOURCE),
+            "A program's own call is what was published: only that gets a verdict; by pid it is another's request."
+                .into(),
             "verdict: the slowest median ÷ ref.; whether all of the row are below it, all above, or mixed.".into(),
         ]
     }

@@ -13,7 +13,16 @@ use crate::samples::Samples;
 fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkReport {
     let mut samples = Samples::new(None);
     for &mib in sizes_mib {
-        for figure in [Figure::Prepare, Figure::Pause, Figure::Resume, Figure::Execution] {
+        let figures = [
+            Figure::Checkpoint,
+            Figure::CheckpointPause,
+            Figure::Prepare,
+            Figure::PrepareOnNode,
+            Figure::Pause,
+            Figure::Resume,
+            Figure::Execution,
+        ];
+        for figure in figures {
             for pace in [Pace::BackToBack, Pace::Idle] {
                 for key in [
                     Key::farfork(mib, figure).paced(pace),
@@ -51,7 +60,13 @@ fn a_row_is_below_the_reference_only_where_all_of_it_is() {
     let text = report.text();
     let rows: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("1 ")).collect();
     // The last is the peer's: eager clones, and lazy ones that were not measured.
-    let ends = ["0.65  1.54 above", "2.92  10.0 mixed", "1.07  0.93 below", "3.00      –      –    –      –"];
+    let ends = [
+        "0.65  1.54 above",
+        "1.00 (0.90–1.20)  0.65",
+        "2.92  10.0 mixed",
+        "1.07  0.93 below",
+        "3.00      –      –    –      –",
+    ];
     assert_eq!(rows.len(), ends.len(), "{text}");
     for (row, end) in rows.iter().zip(ends) {
         assert!(row.trim_end().ends_with(end), "{row}");
@@ -73,6 +88,7 @@ fn the_document_has_each_figure_with_its_reference() {
         figures.iter().find(is).unwrap()
     };
     let prepare = find(1, "farfork", "prepare", None);
+    assert_eq!(find(1, "farfork", "checkpoint", None)["reference"], prepare["reference"]);
     assert_eq!((&prepare["reference"], &prepare["below_reference"]), (&0.648.into(), &false.into()));
     assert_eq!((&prepare["unit"], &prepare["samples"]), (&"ms".into(), &3.into()));
     assert!(find(3, "farfork", "resume", Some("other"))["reference"].is_null());
