@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use farfork_container::{Container, ContainerError};
 use farfork_fabric::{Address, BlockingError, SeedKey};
 use farfork_trust::Credentials;
-use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, Layer, SharedObject};
+use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, Layer, SharedObject, USER_SPACE_END};
 use farfork_wire::{ChildId, Descriptor, NodeName, SeedId};
 
 use crate::eager::{self, EagerError};
@@ -163,6 +163,12 @@ impl SeedSource {
             Source { seed: seed.clone(), token: *token, owner }
         });
         std::iter::once(Source::new(&self.key, self.owner.clone())).chain(layers).collect()
+    }
+
+    /// The plan of all its memory, for a pager that shall have pages of it before there is a child.
+    pub fn memory_plan(&self) -> MemoryPlan {
+        let everything = std::slice::from_ref(&(0..USER_SPACE_END));
+        MemoryPlan::from_descriptor(&self.descriptor, self.sources(), everything, Strategy::default())
     }
 
     /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.

@@ -62,7 +62,8 @@ pub(super) struct ChildSource {
 }
 
 impl ChildSource {
-    fn of(source: Source) -> Self {
+    /// As a plan has it.
+    pub(super) fn of(source: Source) -> Self {
         let Source { seed, token, owner } = source;
         Self { key: Arc::new(SeedKey { seed, token }), owner, is_lost: false }
     }

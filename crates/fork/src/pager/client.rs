@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use farfork_sys::fdpass;
-use farfork_wire::ChildId;
+use farfork_wire::{ChildId, SeedId};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::cache::{self, CacheStats};
 use super::page_map::Segment;
 use super::protocol::{MESSAGE_BYTES_MAX, MessageError, Reply, Request, SEGMENTS_PER_REPLY_MAX, decode, encode};
-pub use super::protocol::{PagerHello, PagerStats, SettleProgress, SettleState};
+pub use super::protocol::{PagerHello, PagerStats, SettleProgress, SettleState, WarmProgress, WarmState};
 use super::station::SOCKET_FILE;
 use super::trusting::Trusting;
 
@@ -161,6 +161,18 @@ impl PagerClient {
     pub fn cache(&self) -> Result<CacheStats, ClientError> {
         match self.call(&Request::Cache, &[])? {
             Reply::Cache(stats) => Ok(stats),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Has a seed's working set put into the cache of pages, whose plan stands in `dir`, or tells how far that is. What is
+    /// over is told once; another call begins anew.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] without a usable plan, [`ClientError::Silent`].
+    pub fn prewarm(&self, seed: &SeedId, dir: &Path) -> Result<WarmProgress, ClientError> {
+        match self.call(&Request::Prewarm { seed: seed.clone(), dir: dir.to_owned() }, &[])? {
+            Reply::Warming(progress) => Ok(progress),
             other => Err(unexpected(&other)),
         }
     }

@@ -94,6 +94,7 @@ impl Server<'_> {
                 self.cache.limit(self.station.cache_bytes_max());
                 Reply::Cache(self.cache.stats())
             }
+            Request::Prewarm { seed, dir } => self.warm(&seed, &dir),
             Request::Children { after } => {
                 let mut ids: Vec<ChildId> = self.children.values().map(|served| served.child.id.clone()).collect();
                 ids.retain(|id| after.as_ref().is_none_or(|after| id > after));

@@ -56,7 +56,9 @@ mod working_set;
 
 pub use cache::{CACHE_BYTES_MAX_DEFAULT, CacheStats};
 pub use child::LOST_FILE;
-pub use client::{Adoption, ClientError, PagerClient, PagerHello, PagerStats, SettleProgress, SettleState};
+pub use client::{
+    Adoption, ClientError, PagerClient, PagerHello, PagerStats, SettleProgress, SettleState, WarmProgress, WarmState,
+};
 pub use counters::PagerCounters;
 pub use keeper::{PagerConfig, run};
 pub use origin::{Origin, PlannedExtent, PlannedRun, Source};

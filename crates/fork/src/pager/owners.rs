@@ -19,6 +19,7 @@ use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 
 use super::journal::SpaceNumber;
 use super::populated::Populated;
+use super::working_set::Batch;
 
 /// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
 pub(super) const BULK_SLOTS: u64 = 32;
@@ -67,6 +68,10 @@ pub(super) enum Aside {
     SeedThere(SeedId),
     /// The working set of this child's seed.
     WorkingSet(u64),
+    /// The working set of this seed, to be put into the cache.
+    WarmSet(SeedId),
+    /// Pages of that set.
+    Warm(SeedId, Batch),
     /// None: something was told.
     Told,
 }
@@ -222,22 +227,24 @@ impl Owners {
         Ok(())
     }
 
-    /// Asks something aside, in a read of the bulk lane. It is sent with the next [`Self::poll`]. Where too much is on its
-    /// way it is not asked: who asks does so again.
+    /// Asks something aside, in a read of the bulk lane; it is sent with the next [`Self::poll`]. Tells whether it is asked,
+    /// which it is not where too much is on its way.
     pub(super) fn ask_aside(
         &mut self,
         key: OwnerKey,
         (seed, mode, spans): (&Arc<SeedKey>, ReadMode, Vec<Span>),
         deadline: Instant,
         aside: Aside,
-    ) {
-        let Some(owner) = self.owners.get_mut(&key) else { return };
+    ) -> bool {
+        let Some(owner) = self.owners.get_mut(&key) else { return false };
         let tag = self.next_tag;
-        if owner.bulk.submit(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_ok() {
-            owner.bulk_reads += 1;
-            self.next_tag += 1;
-            self.asides.insert(tag, (key, aside));
+        if owner.bulk.submit(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_err() {
+            return false;
         }
+        owner.bulk_reads += 1;
+        self.next_tag += 1;
+        self.asides.insert(tag, (key, aside));
+        true
     }
 
     /// Tells an owner something, by the bulk lane, with the next [`Self::poll`]. Where too much is on its way it is not

@@ -10,7 +10,7 @@
 
 use std::path::PathBuf;
 
-use farfork_wire::ChildId;
+use farfork_wire::{ChildId, SeedId};
 use serde::{Deserialize, Serialize};
 
 use super::cache::CacheStats;
@@ -96,6 +96,13 @@ pub(super) enum Request {
     },
     /// What the cache of pages holds. Its limit is read anew.
     Cache,
+    /// Put a seed's working set into the cache, or tell how far that is.
+    Prewarm {
+        /// The seed.
+        seed: SeedId,
+        /// A directory with a memory plan of it.
+        dir: PathBuf,
+    },
     /// Which children there are.
     Children {
         /// Only those behind this one.
@@ -159,6 +166,8 @@ pub(super) enum Reply {
     Settling(SettleProgress),
     /// The answer to `Cache`.
     Cache(CacheStats),
+    /// The answer to `Prewarm`.
+    Warming(WarmProgress),
     /// The answer to `Children`, ascending; empty when there are no more.
     Children(Vec<ChildId>),
     /// The answer to `NextSpace` and `FindSpace`.
@@ -228,4 +237,26 @@ mod tests {
         assert!(matches!(decode::<Request>(&bytes[..4]), Err(MessageError::Damaged(_))));
         assert!(decode::<Request>(&[]).is_err());
     }
+}
+
+/// How far a seed's working set is on its way into a node's cache.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmProgress {
+    /// Pages of the set; 0 until it came, and where no child of the seed was seen yet.
+    pub set_pages: u64,
+    /// Of these, the pages that came, or were there; those of this host's own seeds are not kept.
+    pub cached_pages: u64,
+    /// How it stands.
+    pub state: WarmState,
+}
+
+/// How a seed's warming up stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WarmState {
+    /// Pages are on their way.
+    Underway,
+    /// All are there.
+    Done,
+    /// It was given up, for this reason; what came is there.
+    Failed(String),
 }

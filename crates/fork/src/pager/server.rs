@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Completion, Spin};
 use farfork_sys::userfaultfd::Message;
-use farfork_wire::NodeName;
+use farfork_wire::{NodeName, SeedId};
 
 use super::cache::{CACHED_SLOTS_MAX, PageCache};
-use super::child::Child;
+use super::child::{Child, ChildSource};
 use super::control::Clients;
 use super::journal::SpaceNumber;
 use super::owners::{Lane, OwnerKey, Owners};
@@ -23,6 +23,7 @@ use super::retries::{Delivery, Retries, Task};
 use super::station::Station;
 use super::trusting::Trusting;
 use super::watch::{Source, Watch};
+use super::working_set::Warming;
 
 /// A process that ended says nothing; this often the pager looks who is gone.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -64,6 +65,8 @@ pub(super) struct Server<'a> {
     pub(super) messages: Vec<Message>,
     /// Pages of seeds of other nodes, for children to come.
     pub(super) cache: PageCache,
+    /// Seeds whose working sets are being put there.
+    pub(super) warming: BTreeMap<SeedId, Warming>,
     /// How many slots may still be installed from there in this round.
     pub(super) cached_room: u64,
     /// Children that take the rest of their pages, in the order of their turns.
@@ -99,6 +102,7 @@ impl<'a> Server<'a> {
             arrived: VecDeque::new(),
             messages: Vec::new(),
             cache: PageCache::new(station.cache_bytes_max()),
+            warming: BTreeMap::new(),
             cached_room: CACHED_SLOTS_MAX,
             settling: VecDeque::new(),
             next_child: 0,
@@ -228,7 +232,7 @@ impl<'a> Server<'a> {
     /// # Errors
     /// As epoll_ctl(2), socket(2). It is then not served, its descriptors are as before.
     pub(super) fn take_in(&mut self, child: Child) -> io::Result<()> {
-        let owners = self.attach_all(&child)?;
+        let owners = self.attach_all(&child.sources)?;
         let key = self.next_child;
         self.next_child += 1;
         if let Some(socket) = &child.socket {
@@ -241,9 +245,10 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    fn attach_all(&mut self, child: &Child) -> io::Result<Vec<OwnerKey>> {
-        let mut owners = Vec::with_capacity(child.sources.len());
-        for source in &child.sources {
+    /// Connects to the owners of these sources, in their order.
+    pub(super) fn attach_all(&mut self, sources: &[ChildSource]) -> io::Result<Vec<OwnerKey>> {
+        let mut owners = Vec::with_capacity(sources.len());
+        for source in sources {
             match self.attach(&source.owner, source.key.seed.node()) {
                 Ok(owner) => owners.push(owner),
                 Err(error) => {
@@ -266,7 +271,8 @@ impl<'a> Server<'a> {
         Ok(owner)
     }
 
-    fn detach(&mut self, owners: Vec<OwnerKey>) {
+    /// Ends one user's use of each.
+    pub(super) fn detach(&mut self, owners: Vec<OwnerKey>) {
         owners.into_iter().for_each(|owner| self.owners.detach(owner, self.now));
         self.close_idle_owners();
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farfork_fork::pager::{PagerCounters, Paging, Strategy};
+use farfork_fork::pager::{PagerCounters, Paging, Strategy, WarmProgress, WarmState};
 
 use crate::bed::{Bed, soon};
 use crate::seed::{Owner, Seed, start_on_host};
@@ -20,6 +20,8 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("who_asks_for_single_pages_gets_no_set", who_asks_for_single_pages_gets_none),
     ("a_set_is_found_on_the_owners_host", a_set_is_found_on_the_owners_host),
     ("a_set_comes_from_the_cache", a_set_comes_from_the_cache),
+    ("a_node_is_warmed_up_before_its_first_child", a_node_is_warmed_up),
+    ("a_dropped_seed_warms_up_nothing", a_dropped_seed_warms_up_nothing),
     ("a_set_under_discards", || go_on_with_a_set("discard")),
     ("a_set_under_unmaps", || go_on_with_a_set("unmap")),
     ("a_set_under_moves", || go_on_with_a_set("remap")),
@@ -105,6 +107,45 @@ fn a_set_comes_from_the_cache() {
     soon("a set", || (stage.seed.set_pages() > 0).then_some(()));
     let next = stage.run("touch_sparsely", Strategy { cache: true, ..Strategy::default() });
     assert!(next.pages_cached > 0 && 10 * next.faults_cached <= next.pages_cached, "{next:?}");
+    stage.bed.end();
+}
+
+impl Stage {
+    /// Has the set put into the cache of this node.
+    fn warm_up(&self) -> WarmProgress {
+        let dir = self.bed.dir.path().join("warm");
+        std::fs::create_dir_all(&dir).expect("a directory");
+        self.seed.plan(self.owner.address(), Strategy::default()).write(&dir).expect("a plan");
+        soon("a warm cache", || {
+            let progress = self.bed.client.prewarm(&self.seed.id, &dir).expect("the pager answers");
+            (progress.state != WarmState::Underway).then_some(progress)
+        })
+    }
+}
+
+fn a_node_is_warmed_up() {
+    let mut stage = Stage::new();
+    assert_eq!(stage.warm_up(), WarmProgress { set_pages: 0, cached_pages: 0, state: WarmState::Done }, "no set yet");
+    let first = stage.run("touch_sparsely", one_by_one());
+    soon("a set", || (stage.seed.set_pages() >= first.faults_missing).then_some(()));
+    stage.bed.end();
+    stage.bed = Bed::new();
+
+    let pages = stage.seed.set_pages();
+    assert_eq!(stage.warm_up(), WarmProgress { set_pages: pages, cached_pages: pages, state: WarmState::Done });
+    assert_eq!(stage.bed.client.cache().expect("the pager answers").pages, pages);
+    let next = stage.run("touch_sparsely", one_by_one());
+    assert_eq!((next.pages_fetched, next.faults_missing, next.pages_cached), (0, 0, pages), "{next:?}");
+    stage.bed.end();
+}
+
+fn a_dropped_seed_warms_up_nothing() {
+    let stage = Stage::new();
+    stage.run("touch_sparsely", one_by_one());
+    stage.owner.drop_seed();
+    let progress = stage.warm_up();
+    assert!(matches!(progress.state, WarmState::Failed(_)), "{progress:?}");
+    assert_eq!(stage.bed.client.cache().expect("the pager answers").pages, 0);
     stage.bed.end();
 }
 

@@ -101,6 +101,19 @@ impl PageCache {
         }
     }
 
+    /// Makes a seed known whose pages all its children may use, whatever their strategy.
+    pub(super) fn open_to_all(&mut self, key: &Arc<SeedKey>, owner: &Address, now: Instant) {
+        if let Some(seed) = self.enter(key, owner, now) {
+            seed.is_for_all = true;
+        }
+    }
+
+    /// Whether a page is there for who has this key.
+    pub(super) fn holds(&self, key: &SeedKey, extent: ExtentId, page: u64) -> bool {
+        let seed = self.seeds.get(&key.seed).filter(|seed| seed.key.token == key.token);
+        seed.is_some_and(|seed| seed.frames.contains_key(&PageKey { extent, page }))
+    }
+
     /// Whether children of a seed use its pages, whatever their strategy.
     pub(super) fn is_for_all(&self, seed: &SeedId) -> bool {
         self.seeds.get(seed).is_some_and(|seed| seed.is_for_all)

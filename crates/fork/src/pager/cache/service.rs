@@ -157,6 +157,8 @@ impl Server<'_> {
             (Aside::SeedThere(seed), Ok(_)) => self.cache.confirmed(&seed, self.now),
             (Aside::SeedThere(seed), Err(error)) if is_dropped(&error) => self.cache.forget(&seed),
             (Aside::WorkingSet(child), Ok(reply)) => self.recall(child, &reply),
+            (Aside::WarmSet(seed), reply) => self.take_set_to_warm(&seed, reply),
+            (Aside::Warm(seed, batch), reply) => self.take_warm(&seed, &batch, reply),
             (Aside::SeedThere(_) | Aside::WorkingSet(_), Err(_)) | (Aside::Told, _) => {}
         }
     }

@@ -14,12 +14,14 @@
 //! set follows its children when they change, and each pays for that with a thirty-second part of the faults that the set
 //! spares it. New pages come in as any child touches them.
 //!
-//! Pure: `set` (the owner's), `trace` (a child's), `message`. Who sends and asks is `service`.
+//! Pure: `set` (the owner's), `trace` (a child's), `message`. Who sends and asks is `service`; `warming` fills a node's
+//! cache with a set before any child is there.
 
 mod message;
 mod service;
 mod set;
 mod trace;
+mod warming;
 
 use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
@@ -28,6 +30,7 @@ pub use message::Report;
 use message::decode;
 pub use set::WorkingSet;
 pub(super) use trace::Trace;
+pub(super) use warming::{Batch, Warming};
 
 /// Most pages of a working set, 128 MiB: what a link brings in a tenth of a second. Who touches more than that has the
 /// rest streamed.
