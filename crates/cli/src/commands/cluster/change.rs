@@ -13,7 +13,7 @@ use farfork_wire::NodeName;
 
 use crate::{Global, output};
 
-/// Trust a member no longer: what was issued to it until now counts nowhere within seconds.
+/// Trust a member no longer: what was issued to it until now counts nowhere within seconds, and its connections end.
 ///
 /// Join tokens that are out become worthless too. A node that is to come back joins again with a new token.
 #[derive(Args)]
@@ -45,7 +45,8 @@ impl Revoke {
 ///
 /// Nodes renew their keys by themselves, long before the certificates end. The authority is changed in two steps, between
 /// which both are trusted: `--authority`, then, when `farfork cluster show` on every node names the new one, `--finish`.
-/// Clients get new certificates with `farfork cluster issue` in between.
+/// Clients get new certificates with `farfork cluster issue` in between. What stands on connections that began before that
+/// (an attached `fork`, `wait`, `logs --follow`) ends with `--finish`.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

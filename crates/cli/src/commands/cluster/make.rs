@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
-use farfork_trust::{Directory, Role, TOKEN_VALID, member};
+use farfork_trust::{CLIENT_VALID_MAX, Directory, Role, TOKEN_VALID, TOKEN_VALID_MAX, member};
 use farfork_wire::NodeName;
 
 use crate::{Global, output};
@@ -56,7 +56,7 @@ Examples:
 
 Exit status: 0 done, 1 failed, 2 wrong usage.")]
 pub(crate) struct TokenCommand {
-    /// How long it is good for.
+    /// How long it is good for, 30 days at most.
     #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "1h")]
     ttl: Duration,
 }
@@ -93,7 +93,7 @@ pub(crate) struct Issue {
     /// The directory to make.
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// How long it is good for.
+    /// How long it is good for, 730 days at most.
     #[arg(long, value_parser = humantime::parse_duration, value_name = "DURATION", default_value = "365d")]
     ttl: Duration,
 }
@@ -122,3 +122,5 @@ impl Issue {
 }
 
 const _: () = assert!(TOKEN_VALID.as_secs() == 3600, "the help of --ttl says so");
+const _: () = assert!(TOKEN_VALID_MAX.as_secs() == 30 * 86_400, "the help of --ttl says so");
+const _: () = assert!(CLIENT_VALID_MAX.as_secs() == 730 * 86_400, "the help of --ttl says so");
