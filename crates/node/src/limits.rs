@@ -18,6 +18,12 @@ pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 /// For one child to start once its turn has come, shared memory included, which is copied before it runs.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// For a node to be warmed up: a working set comes in a second over the slowest links.
+pub const PREWARM_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Most nodes that are warmed up by one request: each is asked at once.
+pub const PREWARM_NODES_MAX: usize = 256;
+
 /// For a heartbeat: it is sent every second.
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use farfork_fork::capture::ProgramSockets;
 use farfork_fork::seed::SeedTable;
-use farfork_wire::{NodeName, SeedId};
+use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use tonic::Code;
 
 use crate::api::v1;
@@ -121,6 +121,7 @@ impl Seeds {
             file_descriptors: count(descriptor.file_descriptors.len()),
             shared_memory_bytes: descriptor.shared_objects.iter().map(|object| object.bytes).sum(),
             template_pid: seed.template_pid().unsigned_abs(),
+            working_set_bytes: seed.working_set_pages() * PAGE_SIZE,
         })
     }
 

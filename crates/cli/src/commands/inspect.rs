@@ -55,6 +55,8 @@ struct SeedDetailView {
     shared_memory_bytes: u64,
     /// Process that holds its memory, on its node.
     template_pid: u32,
+    /// What its children are known to touch, and get at once.
+    working_set_bytes: u64,
 }
 
 /// A node with what it keeps.
@@ -110,6 +112,7 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
         file_descriptors: detail.file_descriptors,
         shared_memory_bytes: detail.shared_memory_bytes,
         template_pid: detail.template_pid,
+        working_set_bytes: detail.working_set_bytes,
     }
 }
 

@@ -18,6 +18,7 @@ mod node;
 mod nodes;
 mod pager;
 mod prepare;
+mod prewarm;
 mod ps;
 mod rm;
 mod seeds;
@@ -45,6 +46,7 @@ pub(crate) enum Command {
     Check(check::Check),
     Prepare(prepare::Prepare),
     Fork(fork::Fork),
+    Prewarm(prewarm::Prewarm),
     Wait(wait::Wait),
     Ps(ps::Ps),
     Seeds(seeds::Seeds),
@@ -75,6 +77,7 @@ impl Command {
             Command::Check(command) => block_on(command.run(global)),
             Command::Prepare(command) => block_on(command.run(global)),
             Command::Fork(command) => block_on(command.run(global)),
+            Command::Prewarm(command) => block_on(command.run(global)),
             Command::Wait(command) => block_on(command.run(global)),
             Command::Ps(command) => block_on(command.run(global)),
             Command::Seeds(command) => block_on(command.run(global)),

@@ -6,6 +6,7 @@ mod caller;
 mod nest;
 mod options;
 mod pager;
+mod prewarm;
 mod unfinished;
 
 use std::collections::VecDeque;

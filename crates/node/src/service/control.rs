@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{attach, children, fork, inspect, seeds, settle, stream};
+use super::{attach, children, fork, inspect, prewarm, seeds, settle, stream};
 use crate::api::v1;
 use crate::node::Node;
 
@@ -66,6 +66,10 @@ impl v1::node_server::Node for ControlService {
 
     async fn drop(&self, request: Request<v1::DropRequest>) -> Answer<v1::DropResponse> {
         Ok(Response::new(seeds::drop(&self.0, request.into_inner()).await?))
+    }
+
+    async fn prewarm(&self, request: Request<v1::PrewarmRequest>) -> Answer<v1::PrewarmResponse> {
+        Ok(Response::new(prewarm::prewarm(&self.0, request.into_inner()).await?))
     }
 
     async fn list_seeds(&self, request: Request<v1::ListRequest>) -> Answer<v1::ListSeedsResponse> {

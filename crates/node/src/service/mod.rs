@@ -7,6 +7,7 @@ mod control;
 mod fork;
 mod inspect;
 mod peer;
+mod prewarm;
 mod route;
 mod seeds;
 mod settle;

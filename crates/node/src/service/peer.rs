@@ -7,7 +7,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{seeds, start, tend};
+use super::{prewarm, seeds, start, tend};
 use crate::api::v1;
 use crate::auth::Caller;
 use crate::heartbeat;
@@ -40,6 +40,10 @@ impl v1::peer_server::Peer for PeerService {
         request: Request<v1::DescribeSeedRequest>,
     ) -> Result<Response<v1::SeedAccess>, Status> {
         Ok(Response::new(seeds::describe_here(&self.0, &request.into_inner().seed).await?))
+    }
+
+    async fn warm_up(&self, request: Request<v1::SeedAccess>) -> Result<Response<v1::Warm>, Status> {
+        Ok(Response::new(prewarm::prewarm_here(&self.0, request.into_inner()).await?))
     }
 
     async fn start_children(

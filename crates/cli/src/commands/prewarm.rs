@@ -1,0 +1,95 @@
+//! `farfork prewarm`: nodes make ready for children of a seed.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::prewarm_outcome::Result as Outcome;
+use farfork_node::api::v1::{PrewarmOutcome, PrewarmRequest, Warm};
+use farfork_node::client::within;
+use farfork_node::failure::Failure;
+use farfork_node::limits::{PREWARM_TIMEOUT, QUERY_TIMEOUT};
+use serde::Serialize;
+
+use crate::Global;
+use crate::output::{self, Table, bytes};
+
+/// Make nodes ready for children of a seed, before the first is forked there.
+///
+/// Each node gets the seed's descriptor, a connection to the seed's node, and the seed's working set: the pages that its
+/// children are known to touch. It keeps them in its cache (`farfork node --cache`), as long as the seed is there and they
+/// are used now and then; all further children of the seed on that node take them from there.
+///
+/// A working set is known once a child of the seed has run somewhere. Until then there is nothing to keep but the descriptor
+/// and the connection. A node has its own seeds' pages already.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork prewarm warm-interpreter --to n2,n3
+  farfork prewarm $SEED --to n2 --json | jq '.nodes[].cached_bytes'
+
+Exit status: 0 all nodes are ready, 1 one or more are not, 2 wrong usage.")]
+pub(crate) struct Prewarm {
+    /// Id or name of the seed.
+    seed: String,
+    /// The nodes.
+    #[arg(long, value_name = "NODE,…", value_delimiter = ',', required = true)]
+    to: Vec<String>,
+}
+
+/// What came of one node.
+#[derive(Debug, Serialize)]
+struct PrewarmView {
+    node: String,
+    /// The seed's working set; null where the node is not ready.
+    set_bytes: Option<u64>,
+    /// What of it the node keeps.
+    cached_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Prewarm {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let mut client = global.connection.open().await?;
+        let request = PrewarmRequest { seed: self.seed.clone(), nodes: self.to };
+        let answer = client.prewarm(within(PREWARM_TIMEOUT + 2 * QUERY_TIMEOUT, request)).await;
+        let answer =
+            answer.map_err(|status| Failure::from_status(format!("seed {}", self.seed), &status))?.into_inner();
+        let outcomes: Vec<(String, Result<Warm, Failure>)> = answer.outcomes.into_iter().map(parted).collect();
+        let failures: Vec<&Failure> = outcomes.iter().filter_map(|(_, result)| result.as_ref().err()).collect();
+        if global.json {
+            let nodes: Vec<PrewarmView> = outcomes.iter().map(view).collect();
+            output::json(&serde_json::json!({ "seed": answer.seed, "nodes": nodes }));
+        } else {
+            table(&outcomes).print();
+        }
+        failures.iter().for_each(|failure| output::failure(failure));
+        Ok(if failures.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+fn parted(outcome: PrewarmOutcome) -> (String, Result<Warm, Failure>) {
+    let result = match outcome.result {
+        Some(Outcome::Warm(warm)) => Ok(warm),
+        Some(Outcome::Error(error)) => Err(Failure::from(error)),
+        None => Err(Failure::new(tonic::Code::Internal, format!("node {}", outcome.node), "its answer is empty")),
+    };
+    (outcome.node, result)
+}
+
+fn view((node, result): &(String, Result<Warm, Failure>)) -> PrewarmView {
+    PrewarmView {
+        node: node.clone(),
+        set_bytes: result.as_ref().ok().map(|warm| warm.set_bytes),
+        cached_bytes: result.as_ref().ok().map(|warm| warm.cached_bytes),
+        error: result.as_ref().err().map(Failure::to_string),
+    }
+}
+
+fn table(outcomes: &[(String, Result<Warm, Failure>)]) -> Table {
+    let mut table = Table::new(&["NODE", ">WORKING SET", ">KEPT"]);
+    for (node, warm) in outcomes.iter().filter_map(|(node, result)| Some((node, result.as_ref().ok()?))) {
+        table.row([node.clone(), bytes(warm.set_bytes), bytes(warm.cached_bytes)]);
+    }
+    table
+}

@@ -1,0 +1,59 @@
+//! Warming this node up for a seed: its descriptor is kept, its working set is in the pager's cache, and its owner's
+//! connection is there, before the first child is asked for.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_fork::pager::{WarmProgress, WarmState};
+use farfork_fork::resume::SeedSource;
+use tonic::Code;
+
+use super::{Engine, SeedAccess};
+use crate::failure::Failure;
+use crate::limits::PREWARM_TIMEOUT;
+
+/// Between two looks at the pager's progress: a set of some MiB is there by then.
+const LOOK_INTERVAL: Duration = Duration::from_millis(2);
+
+impl Engine {
+    /// Warms this node up for a seed; tells how many pages its working set has, and how many of them are kept here. Those
+    /// of this node's own seeds are not kept: they are here. Blocks until all are there.
+    ///
+    /// # Errors
+    /// The seed cannot be read, or not in time.
+    pub(crate) fn prewarm(&self, access: &SeedAccess) -> Result<WarmProgress, Failure> {
+        let deadline = Instant::now() + PREWARM_TIMEOUT;
+        let source = self.source(access, deadline)?;
+        let failed = |cause: &dyn std::fmt::Display| {
+            let object = format!("seed {} on node {}", access.key.seed, self.name);
+            Failure::new(Code::FailedPrecondition, object, format!("it is not warmed up: {cause}"))
+                .with_next_step("children can be forked all the same, and fetch what they touch")
+        };
+        let nest = self.nests.take().map_err(|error| failed(&error))?;
+        let (_, directory) = nest.into_parts();
+        let progress = self.fill_cache(&source, &directory, deadline);
+        // The plan in it was for this alone.
+        if let Err(error) = fs::remove_dir_all(&directory) {
+            tracing::warn!(directory = %directory.display(), %error, "cannot be removed");
+        }
+        progress.map_err(|cause| failed(&cause))
+    }
+
+    fn fill_cache(&self, source: &SeedSource, directory: &Path, deadline: Instant) -> Result<WarmProgress, String> {
+        source.memory_plan().write(directory).map_err(|error| error.to_string())?;
+        loop {
+            let asked = self.pager.client().prewarm(&source.key.seed, directory);
+            let progress = asked.map_err(|error| error.to_string())?;
+            match progress.state {
+                WarmState::Done => return Ok(progress),
+                WarmState::Failed(reason) => return Err(reason),
+                WarmState::Underway if Instant::now() >= deadline => {
+                    return Err(format!("its pages have not come for {} s", PREWARM_TIMEOUT.as_secs()));
+                }
+                WarmState::Underway => thread::sleep(LOOK_INTERVAL),
+            }
+        }
+    }
+}
