@@ -1,13 +1,20 @@
-//! What the pager and its clients make of bytes that another process wrote, or an earlier pager left: for those who try
-//! it with any bytes (`fuzz/`). The pager itself reads where the bytes arrive.
+//! What the pager and its clients make of bytes that another process wrote, or an earlier pager left, for those who try
+//! it with any bytes (`fuzz/`): what begins each file is put before them here. The pager itself reads where the bytes
+//! arrive.
 
+use std::fs;
+use std::io;
 use std::path::Path;
 
-use super::journal::Journal;
+use farfork_wire::{Descriptor, Token};
+
+use super::journal::{self, Journal};
+use super::origin::Source;
 use super::page_map::PageMap;
-use super::plan::MemoryPlan;
+use super::plan::{self, MemoryPlan};
 use super::protocol::{Reply, Request};
 use super::replay::spaces_of;
+use super::strategy::Strategy;
 
 /// Whether bytes are a request of the control socket.
 pub fn is_request(bytes: &[u8]) -> bool {
@@ -19,9 +26,33 @@ pub fn is_reply(bytes: &[u8]) -> bool {
     postcard::from_bytes::<Reply>(bytes).is_ok()
 }
 
-/// How many address spaces a pager would go on with that finds this plan beside the journal in `child_dir`; `None` where
-/// that is no journal.
-pub fn count_spaces(child_dir: &Path, plan: MemoryPlan) -> Option<usize> {
-    let (_, replay) = Journal::open(child_dir).ok()?;
-    Some(spaces_of(replay, PageMap::of(plan.segments)).spaces.len())
+/// The plan of which this is the file, behind its first bytes.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn plan(bytes: &[u8]) -> Result<MemoryPlan, String> {
+    MemoryPlan::decode(&[plan::MAGIC, bytes].concat())
+}
+
+/// The plan for a child of a valid descriptor, all of whose memory is registered.
+pub fn plan_of(descriptor: &Descriptor) -> MemoryPlan {
+    let registered: Vec<_> = descriptor.mappings.iter().map(|mapping| mapping.start..mapping.end).collect();
+    let source = |number: usize| Source {
+        seed: format!("n1.s{number:016x}").parse().expect("an id"),
+        token: Token::from_bytes([7; 16]),
+        owner: "tcp:127.0.0.1:7001".parse().expect("an address"),
+    };
+    let sources = (0..=descriptor.layers.len()).map(source).collect();
+    MemoryPlan::from_descriptor(descriptor, sources, &registered, Strategy::default())
+}
+
+/// How many address spaces a pager would go on with that finds a journal in `child_dir`, beside a plan without pages: one
+/// with this snapshot, and behind its first bytes these. `None` where that is no journal.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn count_spaces(child_dir: &Path, snapshot: &[u8], behind_magic: &[u8]) -> io::Result<Option<usize>> {
+    fs::write(child_dir.join(journal::JOURNAL_FILE), journal::file_of(snapshot, behind_magic))?;
+    let replayed = Journal::open(child_dir).ok().map(|(_, replay)| spaces_of(replay, PageMap::default()));
+    Ok(replayed.map(|replayed| replayed.spaces.len()))
 }

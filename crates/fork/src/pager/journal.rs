@@ -293,6 +293,14 @@ fn counters_of(mapping: &SharedMapping) -> PagerCounters {
     PagerCounters::from_words(std::array::from_fn(|index| mapping.load_u64(COUNTERS_AT + 8 * index)))
 }
 
+/// The bytes of a journal with this snapshot, and these bytes behind the magic: what is missing is zero.
+pub(super) fn file_of(snapshot: &[u8], behind_magic: &[u8]) -> Vec<u8> {
+    let mut bytes = [MAGIC, behind_magic].concat();
+    bytes.resize(MAPPED_BYTES, 0);
+    bytes[SNAPSHOT_BYTES_AT..SNAPSHOT_BYTES_AT + 8].copy_from_slice(&(snapshot.len() as u64).to_ne_bytes());
+    [&bytes, snapshot].concat()
+}
+
 fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<Snapshot>> {
     if bytes == 0 {
         return Ok(None);

@@ -32,7 +32,7 @@ const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u6
 /// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
 const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
-const MAGIC: &[u8; 8] = b"FFPLAN3\n";
+pub(super) const MAGIC: &[u8; 8] = b"FFPLAN3\n";
 
 /// What a child's pages come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -123,7 +123,7 @@ impl MemoryPlan {
     pub fn write(&self, child_dir: &Path) -> Result<(), PlanError> {
         let path = child_dir.join(PLAN_FILE);
         let aside = child_dir.join("pager.plan.new");
-        let written = postcard::to_extend(self, MAGIC.to_vec()).map_err(io::Error::other).and_then(|bytes| {
+        let written = self.encode().and_then(|bytes| {
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?.write_all(&bytes)?;
             fs::rename(&aside, &path)
         });
@@ -143,6 +143,14 @@ impl MemoryPlan {
         };
         let bytes = read().map_err(|source| PlanError::Read { path: path.clone(), source })?;
         Self::decode(&bytes).map_err(invalid)
+    }
+
+    /// The bytes of its file.
+    ///
+    /// # Errors
+    /// Never for a plan that [`Self::decode`] takes.
+    pub fn encode(&self) -> io::Result<Vec<u8>> {
+        postcard::to_extend(self, MAGIC.to_vec()).map_err(io::Error::other)
     }
 
     /// Reads the plan from the bytes of its file.
