@@ -164,9 +164,14 @@ fn missing_file(cluster: &Cluster) {
 }
 
 fn wrong_usage(cluster: &Cluster) {
-    for arguments in
-        [&["fork"][..], &["prepare", "me"], &["fork", "x", "-n", "0"], &["fork", "x", "--bind", "/a"], &["fly"]]
-    {
+    for arguments in [
+        &["fork"][..],
+        &["prepare", "me"],
+        &["fork", "x", "-n", "0"],
+        &["fork", "x", "--bind", "/a"],
+        &["fly"],
+        &["bench", "rpc", "--client-seconds", "5", "--server-seconds", "4"],
+    ] {
         let refused = cluster.first().refused(arguments);
         assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
     }

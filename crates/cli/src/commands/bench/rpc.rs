@@ -5,14 +5,15 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, ensure};
-use clap::Args;
+use anyhow::Context as _;
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory as _};
 use farfork_bench::{RpcCase, RpcPlan};
 
 use super::bar::Bar;
 use crate::commands::load::{LoadArgs, seconds};
 use crate::interruption::Interruption;
-use crate::{Global, output, privilege};
+use crate::{Cli, Global, output, privilege};
 
 /// Measure calls: how many a second, and how long each takes.
 ///
@@ -21,8 +22,9 @@ use crate::{Global, output, privilege};
 /// connection; 64 on each of 16; answers of 2,048 random bytes with a checksum of 8, each verified; and 1 to 10 client
 /// nodes with 12 synchronous threads each. With any of the arguments that describe a load, that one case.
 ///
-/// Beside each figure stand, measured in turn with it: a bare echo of the same messages by two programs that do nothing
-/// else; on one connection also an echo on tokio, tonic and tarpc; and a published reference, from other machines.
+/// Beside empty calls of one thread on each side, in clear, stand, measured in turn with them: a bare echo of the same
+/// messages by two programs that do nothing else; on one connection also an echo on tokio, tonic and tarpc. Beside those
+/// that it has, a published reference, from other machines.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -57,9 +59,10 @@ pub(crate) struct Rpc {
 
 impl Rpc {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        let plan = self.plan();
         privilege::require_root("it makes network namespaces")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let (plan, bar, interruption) = (self.plan()?, Bar::new(), Interruption::watch()?);
+        let (bar, interruption) = (Bar::new(), Interruption::watch()?);
         let mut show = |progress| {
             bar.show(progress);
             if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -74,18 +77,18 @@ impl Rpc {
         Ok(if report.faults() == (0, 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn plan(self) -> anyhow::Result<RpcPlan> {
+    fn plan(self) -> RpcPlan {
         let server_seconds = self.server_seconds.unwrap_or(self.client_seconds + 10.0);
-        ensure!(
-            server_seconds > self.client_seconds,
-            "the server would end before its clients: --server-seconds must be more than {}",
-            self.client_seconds
-        );
+        if server_seconds <= self.client_seconds {
+            let most = self.client_seconds;
+            let wrong = format!("the server would end before its clients: --server-seconds must be more than {most}");
+            Cli::command().error(ErrorKind::ValueValidation, wrong).exit();
+        }
         let cases = match self.load.is_given() {
             true => vec![self.load.case(&RpcCase::ONE)],
             false => RpcPlan::usual_cases(),
         };
-        Ok(RpcPlan {
+        RpcPlan {
             cases,
             runs: self.runs as usize,
             client_seconds: self.client_seconds,
@@ -93,6 +96,6 @@ impl Rpc {
             interval_seconds: self.report_interval.min(self.client_seconds),
             floors: !self.no_floors,
             samples_file: self.samples,
-        })
+        }
     }
 }
