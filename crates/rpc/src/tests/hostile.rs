@@ -1,9 +1,9 @@
 //! Peers that do not keep to the protocol: nothing panics, nothing is executed twice, memory stays bounded.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use farfork_wire::rpc::{Answer, Ask, FrameError, Message, RequestHead, SessionId, Status, Versions};
+use farfork_wire::rpc::{Answer, Ask, FrameError, Message, PAYLOAD_BYTES_MAX, RequestHead, SessionId, Status, Versions};
 use proptest::prelude::*;
 
 use crate::client::{Body, Completion, Core, Outgoing};
@@ -209,7 +209,7 @@ fn a_client_that_never_reads_is_not_read_either() {
     }
     assert!(fed < 100, "{fed} requests were taken");
     assert!(!end.peer.may_receive() && end.peer.unsent_bytes() < 6 << 20, "{}", end.peer.unsent_bytes());
-    assert!(end.peer.is_stalled(end.now + std::time::Duration::from_secs(31)));
+    assert!(end.peer.is_stalled(end.now + Duration::from_secs(31)));
 }
 
 #[test]
@@ -233,9 +233,35 @@ fn announced_bytes_cost_nothing_until_they_come() {
     head.seal(&mut frame, Some(&payload));
     end.feed(&frame).unwrap();
     assert!(end.service.executed.is_empty());
-    assert!(!end.peer.is_stalled(end.now) && end.peer.is_stalled(end.now + std::time::Duration::from_secs(31)));
+    assert!(!end.peer.is_stalled(end.now) && end.peer.is_stalled(end.now + Duration::from_secs(31)));
     end.feed(&payload).unwrap();
     assert_eq!(end.service.executed.len(), 1);
+}
+
+#[test]
+fn what_is_longer_than_any_may_be_ends_the_connection_at_its_head() {
+    let mut frame = request(0, 0, 0, 0, &[]);
+    frame[8..12].copy_from_slice(&(PAYLOAD_BYTES_MAX as u32 + 1).to_le_bytes());
+    let refused = End::greeted(1).feed(&frame).unwrap_err();
+    assert_eq!(refused, FrameError::TooLong { bytes: PAYLOAD_BYTES_MAX as u32 + 1 });
+}
+
+#[test]
+fn who_keeps_the_rest_of_a_frame_is_ended_in_half_a_minute() {
+    let frame = request(0, 0, 0, 0, &[1; 100]);
+    for kept in [1, 50, 100, frame.len() - 1] {
+        let mut end = End::greeted(1);
+        end.sent();
+        end.feed(&frame[..frame.len() - kept]).unwrap();
+        assert!(end.service.executed.is_empty());
+        assert!(!end.peer.is_stalled(end.now + Duration::from_secs(25)), "a stopped client has some time");
+        assert!(end.peer.is_stalled(end.now + Duration::from_secs(31)), "{kept} bytes are kept");
+        // The rest comes after all.
+        end.feed(&frame[frame.len() - kept..]).unwrap();
+        end.sent();
+        assert_eq!(end.service.executed.len(), 1);
+        assert!(!end.peer.is_stalled(end.now + Duration::from_secs(1000)), "an idle client stays");
+    }
 }
 
 #[test]

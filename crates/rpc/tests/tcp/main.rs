@@ -2,6 +2,8 @@
 
 mod calls;
 mod faults;
+#[path = "../../../fabric/tests/fabric/log.rs"]
+mod log;
 mod members;
 mod proxy;
 

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant, SystemTime};
 use farfork_fabric::Secured;
 use farfork_rpc::client::{CallFailure, TcpConnector};
 use farfork_rpc::server::{Config, SecuredAcceptor};
-use farfork_rpc::{Body, CallError, Client, Outgoing, Server};
+use farfork_rpc::{Body, CallError, Client, Outgoing, Server, SessionKey};
 use farfork_trust::{Credentials, Directory, Encryption, NODE_VALID, Role, member};
 use farfork_wire::NodeName;
 
-use crate::{ECHO, call, echo};
+use crate::{ECHO, call, echo, log};
 
 fn name(text: &str) -> NodeName {
     NodeName::new(text).unwrap()
@@ -55,6 +55,7 @@ fn members_call_each_other_encrypted_or_in_clear() {
 #[test]
 fn strangers_are_not_served_and_disturb_nobody() {
     let (blue, red) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    log::catch();
     let [first, second] = cluster(blue.path(), Encryption::On);
     let [_, stranger] = cluster(red.path(), Encryption::On);
     let server = serve(&first);
@@ -70,5 +71,49 @@ fn strangers_are_not_served_and_disturb_nobody() {
         assert!(matches!(&ended, Err(CallFailure::Call(cause)) if refused(cause)), "{ended:?}");
         assert!(client.last_error().is_some());
     }
+    log::wait_for(&["ends a connection", "127.0.0.1", "it refuses this node's certificate"]);
+    log::wait_for(&["ends a connection", "127.0.0.1", "does not speak TLS"]);
     assert_eq!(call(&mut member, session, ECHO, b"a member"), b"a member");
+}
+
+/// Calls again and again until one fails; gives why the connection ended.
+fn call_until_refused(client: &mut Client, session: SessionKey) -> String {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while client.last_error().is_none() {
+        assert!(Instant::now() < give_up, "it is still served");
+        let deadline = Some(Instant::now() + Duration::from_millis(500));
+        let request = Outgoing { handler: ECHO, deadline, ..Outgoing::default() };
+        let _ = client.call(session, &request, Body::Copied(b"still here?"), |_| {});
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    client.last_error().map(ToString::to_string).unwrap_or_default()
+}
+
+#[test]
+fn a_revoked_server_is_not_asked_over_the_connection_that_there_is() {
+    let scratch = tempfile::tempdir().unwrap();
+    let [first, second] = cluster(scratch.path(), Encryption::On);
+    let server = serve(&first);
+    let mut client = client_of(&server, &second);
+    let session = client.open(64).unwrap();
+    assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
+    // The server goes on to serve: it is the client that must not go on to ask.
+    member::revoke(first.directory(), Role::Node, &name("n1"), SystemTime::now).unwrap();
+    second.adopt_roster(&first.directory().read_roster().unwrap().1).unwrap();
+    let error = call_until_refused(&mut client, session);
+    assert!(error.contains("farfork://blue/node/n1 was revoked"), "{error}");
+}
+
+#[test]
+fn a_revoked_client_loses_the_connection_that_it_has() {
+    log::catch();
+    let scratch = tempfile::tempdir().unwrap();
+    let [first, second] = cluster(scratch.path(), Encryption::On);
+    let server = serve(&first);
+    let mut client = client_of(&server, &second);
+    let session = client.open(64).unwrap();
+    assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
+    member::revoke(first.directory(), Role::Node, &name("n2"), SystemTime::now).unwrap();
+    call_until_refused(&mut client, session);
+    log::wait_for(&["ends a connection", "farfork://blue/node/n2 at 127.0.0.1", "was revoked"]);
 }
