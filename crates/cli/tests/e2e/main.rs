@@ -24,6 +24,7 @@ mod memory_may_run_out;
 mod memory_operations;
 mod metrics_are_served;
 mod nothing_is_left_behind;
+mod pages_are_remembered;
 mod parent_may_die;
 mod parent_runs_on_unharmed;
 mod phases_are_told;
@@ -67,6 +68,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("memory_may_run_out", memory_may_run_out::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),
+    ("pages_are_remembered", pages_are_remembered::TESTS),
     ("members_are_let_in", members_are_let_in::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
