@@ -177,6 +177,11 @@ pub trait Connection: Send {
     /// Takes back a reply's memory, for the replies to come.
     fn recycle(&mut self, buffer: Buffer);
 
+    /// The CPU on which what came last was taken from the network. `None` where that is not known.
+    fn incoming_cpu(&self) -> Option<u32> {
+        None
+    }
+
     /// The owner's address.
     fn address(&self) -> &Address;
 }

@@ -1,12 +1,20 @@
 //! Whether to look again for a while before sleeping. Waking a sleeping CPU costs 20 to 30 µs, about as much as
 //! everything else that a page fault needs; but where nothing comes, looking again takes the CPU from those who have
-//! work. So who looks again gives the CPU away between two looks, and does so only where that was worth it lately.
-//! Pure: time is an argument.
+//! work. So who looks again gives the CPU away between two looks, and does so only where that was worth it lately. Where
+//! somebody else uses the CPU meanwhile, sleeping is better: who gives it away loses a whole turn, and who is woken
+//! comes first. Pure, but for [`Spin::give_way`]: time is an argument.
 
 use std::time::{Duration, Instant};
 
 /// How long to look again: about what going to sleep and waking up would cost whoever is waited for.
 const SPIN_LIMIT: Duration = Duration::from_micros(50);
+
+/// Who gives the CPU away has it back so soon, unless somebody else has work.
+const WAY_LIMIT: Duration = Duration::from_micros(20);
+
+/// How long others are taken to have work after they were seen to. A look costs as much as they work at a time, some
+/// milliseconds at most.
+const CROWDED_PAUSE: Duration = Duration::from_millis(50);
 
 /// Successes remembered at most; so many failures end the looking.
 const CREDIT_MAX: u32 = 8;
@@ -19,17 +27,19 @@ const CREDIT_FIRST: u32 = 2;
 pub struct Spin {
     idle_since: Instant,
     credit: u32,
+    /// Others have work until then.
+    crowded_until: Option<Instant>,
 }
 
 impl Spin {
     /// Nothing is known yet.
     pub fn new(now: Instant) -> Self {
-        Self { idle_since: now, credit: CREDIT_FIRST }
+        Self { idle_since: now, credit: CREDIT_FIRST, crowded_until: None }
     }
 
     /// Something came. Whatever comes within the limit, looked for or slept for, is a reason to look the next time.
     pub fn came(&mut self, now: Instant) {
-        let soon = now.saturating_duration_since(self.idle_since) <= SPIN_LIMIT;
+        let soon = self.idle(now) <= SPIN_LIMIT;
         self.credit = if soon { (self.credit + 1).min(CREDIT_MAX) } else { self.credit.saturating_sub(1) };
         self.idle_since = now;
     }
@@ -41,7 +51,30 @@ impl Spin {
 
     /// Whether to look again rather than sleep.
     pub fn look_again(&self, now: Instant) -> bool {
-        self.credit > 0 && now.saturating_duration_since(self.idle_since) <= SPIN_LIMIT
+        self.credit > 0 && self.look_again_for(now, SPIN_LIMIT)
+    }
+
+    /// Whether to look again for something that is known to come, at most for so long.
+    pub fn look_again_for(&self, now: Instant, limit: Duration) -> bool {
+        self.idle(now) <= limit && self.crowded_until.is_none_or(|until| until <= now)
+    }
+
+    /// Gives the CPU away between two looks.
+    pub fn give_way(&mut self) {
+        let began = Instant::now();
+        std::thread::yield_now();
+        self.gave_way(began, Instant::now());
+    }
+
+    /// The CPU was given away, and came back.
+    fn gave_way(&mut self, began: Instant, now: Instant) {
+        if now.saturating_duration_since(began) > WAY_LIMIT {
+            self.crowded_until = Some(now + CROWDED_PAUSE);
+        }
+    }
+
+    fn idle(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.idle_since)
     }
 }
 
@@ -75,5 +108,25 @@ mod tests {
             spin.came(now);
         }
         assert!(!spin.look_again(now));
+    }
+
+    #[test]
+    fn sleeps_where_others_have_work() {
+        let mut now = Instant::now();
+        let mut spin = Spin::new(now);
+        spin.gave_way(now, now + WAY_LIMIT);
+        assert!(
+            spin.look_again(now) && spin.look_again_for(now + 3 * SPIN_LIMIT, 4 * SPIN_LIMIT),
+            "it came back at once"
+        );
+        assert!(!spin.look_again_for(now + 5 * SPIN_LIMIT, 4 * SPIN_LIMIT));
+        now += LATE;
+        spin.gave_way(now - LATE, now);
+        spin.came(now);
+        spin.done(now);
+        assert!(!spin.look_again(now) && !spin.look_again_for(now, LATE));
+        now += CROWDED_PAUSE;
+        spin.done(now);
+        assert!(spin.look_again(now), "they may have ended");
     }
 }

@@ -23,5 +23,6 @@ pub mod pidfd;
 pub mod priority;
 pub mod process;
 pub mod ptrace;
+pub mod turn;
 pub mod userfaultfd;
 pub mod wait;

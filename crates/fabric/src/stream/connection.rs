@@ -100,6 +100,10 @@ impl Connection for Link {
         self.pool().put(buffer);
     }
 
+    fn incoming_cpu(&self) -> Option<u32> {
+        rustix::net::sockopt::socket_incoming_cpu(self.socket()?).ok()
+    }
+
     fn address(&self) -> &Address {
         &self.parts.address
     }

@@ -10,7 +10,7 @@
 //!
 //! It waits for nothing itself: that is its rim's business, and its user's.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,8 +26,9 @@ use crate::protocol::{Ask, Outcome, Patience, Requester};
 use crate::transport::{Dialer, Security};
 use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
-/// Most bytes that one poll receives, so that a fast owner does not hold up the caller's other work.
-const RECEIVED_BYTES_MAX: usize = 2 << 20;
+/// Most bytes that one poll receives, so that a fast owner does not hold up the caller's other work: some 40 µs, with
+/// decryption. A pager hears its children's faults in between.
+const RECEIVED_BYTES_MAX: usize = 128 << 10;
 
 /// What became of asking for grants: `None` when there was no answer in time.
 #[derive(Debug)]
@@ -99,6 +100,14 @@ impl Link {
     /// Takes something to ask; the caller has checked the spans, and how much is unanswered.
     pub(crate) fn ask(&mut self, ask: Ask) {
         self.requester.ask(ask);
+    }
+
+    /// The socket that requests go through now.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        match &self.state {
+            State::Up(session) => session.stream().socket(),
+            _ => None,
+        }
     }
 
     /// What became of asking for grants.

@@ -88,6 +88,10 @@ impl Worker {
     /// Works until it is ordered to end.
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
+        // Whoever asked waits meanwhile, and this thread waits for him in between.
+        if let Err(error) = farfork_sys::turn::shorten() {
+            tracing::debug!(%error, "a thread of the fabric's server has turns as long as anybody's");
+        }
         loop {
             if let Err(errno) = self.wait(&mut events) {
                 return tracing::error!(%errno, "the fabric's server cannot wait for its connections");
@@ -123,7 +127,7 @@ impl Worker {
             let looks = self.ready.is_empty() && self.spin.look_again(Instant::now());
             let timeout = if looks { Some(AT_ONCE) } else { self.timeout() };
             match epoll::wait(&self.epoll, spare_capacity(events), timeout.as_ref()) {
-                Ok(0) if looks => std::thread::yield_now(),
+                Ok(0) if looks => self.spin.give_way(),
                 Ok(0) | Err(Errno::INTR) => return Ok(()),
                 Ok(_) => break,
                 Err(errno) => return Err(errno),

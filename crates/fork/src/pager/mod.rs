@@ -36,6 +36,7 @@ mod origin;
 mod owners;
 mod page_map;
 mod page_set;
+mod placement;
 mod plan;
 mod populated;
 mod prefetch;

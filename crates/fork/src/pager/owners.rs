@@ -292,6 +292,16 @@ impl Owners {
         }
     }
 
+    /// Whether a stream is on its way from anybody.
+    pub(super) fn is_streaming(&self) -> bool {
+        self.owners.values().any(|owner| owner.bulk_reads > 0)
+    }
+
+    /// The CPU on which an owner's stream was taken from the network last, where that is known.
+    pub(super) fn incoming_cpu(&self, key: OwnerKey) -> Option<u32> {
+        self.owners.get(&key)?.bulk.incoming_cpu()
+    }
+
     /// The read that a completion ends; `None` when nobody is interested any more.
     pub(super) fn ended(&mut self, tag: u64) -> Option<Read> {
         self.reads.remove(&tag)

@@ -19,6 +19,7 @@ use super::child::{Child, ChildSource};
 use super::control::Clients;
 use super::journal::SpaceNumber;
 use super::owners::{Lane, OwnerKey, Owners};
+use super::placement::Placement;
 use super::retries::{Delivery, Retries, Task};
 use super::station::Station;
 use super::trusting::Trusting;
@@ -27,6 +28,10 @@ use super::working_set::Warming;
 
 /// A process that ended says nothing; this often the pager looks who is gone.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long to look for the rest of a stream before sleeping. It is on its way: an owner needs some 100 µs for a reply,
+/// and whoever sleeps meanwhile may be woken on the owner's CPU.
+const STREAM_LOOK: Duration = Duration::from_micros(200);
 
 /// How long a space is left alone whose messages cannot be read for want of a descriptor.
 pub(super) const TABLE_FULL_PAUSE: Duration = Duration::from_millis(50);
@@ -77,6 +82,7 @@ pub(super) struct Server<'a> {
     /// Whom it trusts.
     pub(super) trusting: Trusting,
     completions: Vec<Completion>,
+    placement: Placement,
     spin: Spin,
     next_sweep: Instant,
 }
@@ -109,6 +115,7 @@ impl<'a> Server<'a> {
             end: None,
             trusting,
             completions: Vec::new(),
+            placement: Placement::default(),
             spin: Spin::new(now),
             next_sweep: now + SWEEP_INTERVAL,
         })
@@ -125,7 +132,7 @@ impl<'a> Server<'a> {
                 self.spin.came(self.now);
             } else if patience.is_zero() && self.arrived.is_empty() {
                 // Whoever is waited for may need this CPU.
-                std::thread::yield_now();
+                self.spin.give_way();
             }
             if ready.contains(&Source::Keeper) {
                 return Ok(Ended::KeeperGone);
@@ -187,6 +194,9 @@ impl<'a> Server<'a> {
         let mut completions = std::mem::take(&mut self.completions);
         for (owner, lane) in lanes {
             self.owners.poll(owner, lane, self.now, &mut completions);
+            if lane == Lane::Bulk && !completions.is_empty() {
+                self.placement.stream_came(self.owners.incoming_cpu(owner), self.now);
+            }
             completions.drain(..).for_each(|completion| self.complete(owner, lane, completion));
         }
         self.completions = completions;
@@ -195,13 +205,19 @@ impl<'a> Server<'a> {
     /// How long the next wait may be.
     fn patience(&mut self) -> Duration {
         let now = Instant::now();
-        if !self.to_poll.is_empty() || !self.arrived.is_empty() || self.cached_room == 0 || self.spin.look_again(now) {
+        let has_work = !self.to_poll.is_empty() || !self.arrived.is_empty() || self.cached_room == 0;
+        if has_work || self.looks_again(now) {
             return Duration::ZERO;
         }
         let until = |due: Instant| due.saturating_duration_since(now);
         let owners = self.owners.next_timeout().map(until);
         let retries = self.retries.patience(now);
         [owners, retries].into_iter().flatten().fold(until(self.next_sweep), Duration::min)
+    }
+
+    /// Whether to look for something to do rather than sleep.
+    fn looks_again(&self, now: Instant) -> bool {
+        self.spin.look_again(now) || self.owners.is_streaming() && self.spin.look_again_for(now, STREAM_LOOK)
     }
 
     /// Closes the spaces of processes that are gone.
