@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, SeedKey, TemplateMemory};
 use farfork_sys::pidfd;
@@ -65,6 +66,11 @@ impl Seed {
     /// The template's process, as this process sees it.
     pub fn template_pid(&self) -> i32 {
         self.template_pid
+    }
+
+    /// Whether the template lives: one may be killed, and that of a child's seed ends with the child's pid namespace.
+    pub fn has_template(&self) -> bool {
+        !matches!(pidfd::wait_exit(&self.template_pidfd, Duration::ZERO), Ok(true))
     }
 
     /// How long its capture took.

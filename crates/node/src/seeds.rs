@@ -128,9 +128,14 @@ impl Seeds {
     /// What another node needs to read one that is complete.
     ///
     /// # Errors
-    /// There is none of that id.
+    /// There is none of that id, or its template has ended.
     pub(crate) fn access(&self, id: &SeedId) -> Result<v1::SeedAccess, Failure> {
         let seed = self.table.get(id).ok_or_else(|| unknown(id))?;
+        if !seed.has_template() {
+            let cause = "the process that holds its memory has ended: a child's seed ends with the child, and any may be killed for want of memory";
+            return Err(Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause)
+                .with_next_step(format!("drop it with `farfork drop {id}`, and prepare a process that runs")));
+        }
         Ok(v1::SeedAccess {
             seed: id.to_string(),
             fabric_address: self.fabric_address.to_string(),

@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("not_through_the_middle", not_through_middle),
     Test::shared("without_their_seed_where_they_settled", settled),
     Test::shared("and_told_whose_pages_are_lost", lost),
+    Test::shared("and_their_seeds_end_with_them", seeds_end),
     Test::shared("and_never_stopped_for_good", never_frozen),
     Test::alone("while_pagers_are_killed", pagers_die),
     Test::alone("and_outlive_the_middle", middle_dies),
@@ -245,6 +246,28 @@ fn lost(cluster: &Cluster) {
     let end = &ended["children"][0];
     assert_eq!(end["signal"], 7, "{ended}");
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&name)), "{ended}");
+}
+
+/// A template is in the pid namespace of its child, which ends with it: whoever forks it then is told, and so is who misses
+/// a page that only it had.
+fn seeds_end(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::of(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    let second = middle.prepare();
+    let grandchild = Middle::of(cluster, &second, 2, &[&COW[..], &["--paused"]].concat());
+    let id = second.id().to_owned();
+    drop(middle);
+    deadline::until("its seed cannot be forked", TOLD_LIMIT, || {
+        let ended = cluster.first().run(&["fork", &id, "--detach", "--to", cluster.name(2)]);
+        (!ended.status.success()).then_some(())
+    });
+    cluster.first().refused(&["fork", &id, "--detach", "--to", cluster.name(2)]).names(&[&id, "has ended", "drop"]);
+    grandchild.farfork.json(&["unpause", &grandchild.child.id]);
+    let ended = grandchild.farfork.json_of_any(&["wait", "--timeout", "30s", &grandchild.child.id]);
+    let end = &ended["children"][0];
+    assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&id)), "{ended}");
 }
 
 /// A child cannot be its own template: its missing pages would be read.

@@ -68,6 +68,6 @@ pub use plan::{MemoryPlan, PLAN_FILE, PlanError};
 pub use protocol::RELEASE;
 pub use settle::SETTLED_FILE;
 pub use station::{PagerError, SOCKET_FILE};
-pub use working_set::{Report, WorkingSet};
 pub use strategy::{Paging, Strategy, StrategyError};
 pub use trusting::Trusting;
+pub use working_set::{Report, WorkingSet};

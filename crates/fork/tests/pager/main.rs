@@ -9,6 +9,7 @@ mod remembering;
 mod scenarios;
 mod seed;
 mod settling;
+mod several;
 mod trusting;
 
 use libtest_mimic::{Arguments, Trial};
@@ -27,6 +28,8 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // Several pagers and programs at once would only measure the scheduler.
     arguments.test_threads.get_or_insert(1);
-    let all = [scenarios::ALL, settling::ALL, caching::ALL, remembering::ALL, trusting::ALL].into_iter().flatten();
+    let all = [scenarios::ALL, settling::ALL, caching::ALL, remembering::ALL, several::ALL, trusting::ALL]
+        .into_iter()
+        .flatten();
     libtest_mimic::run(&arguments, all.map(trial).collect()).exit();
 }

@@ -1,5 +1,6 @@
 //! A seed of known contents, the same as in `program.c`, and its owner.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -52,6 +53,8 @@ pub(crate) struct Seed {
     pub(crate) pages: u64,
     /// All of it, for measurements that shall not measure its making.
     ready: Vec<u8>,
+    /// The pages that may be asked for, where it is not all of them.
+    served: Option<BTreeSet<u64>>,
     /// What its children touch, and how many times one was told of.
     working_set: Mutex<(WorkingSet, u64)>,
 }
@@ -63,8 +66,15 @@ impl Seed {
             token: Token::from_bytes([7; 16]),
             pages,
             ready: if ready { (0..pages).flat_map(contents).collect() } else { Vec::new() },
+            served: None,
             working_set: Mutex::default(),
         })
+    }
+
+    /// One that has some of the pages only: who asks for others asked the wrong seed.
+    pub(crate) fn part(id: SeedId, token: Token, pages: u64, served: BTreeSet<u64>) -> Arc<Self> {
+        let (ready, served, working_set) = (Vec::new(), Some(served), Mutex::default());
+        Arc::new(Self { id, token, pages, ready, served, working_set })
     }
 
     /// How many of its pages hold data.
@@ -123,6 +133,8 @@ impl Region for Seed {
             for (index, page) in into.chunks_mut(PAGE_SIZE as usize).enumerate() {
                 let number = offset / PAGE_SIZE + index as u64;
                 assert!(is_populated(number), "page {number} holds nothing and is asked for");
+                let is_served = self.served.as_ref().is_none_or(|served| served.contains(&number));
+                assert!(is_served, "page {number} is another seed's");
                 page.copy_from_slice(&contents(number));
             }
         }

@@ -67,7 +67,7 @@ impl Descriptor {
             lowest = end;
             let origin_end = run.page.checked_add(run.count);
             let is_somewhere = origin_end.is_some_and(|end| end <= USER_SPACE_END / PAGE_SIZE)
-                && run.extent != ExtentId::DESCRIPTOR
+                && run.extent < ExtentId::WORKING_SET
                 && (run.layer as usize) < self.layers.len();
             require(is_somewhere, || format!("extent {index}: what it inherits comes from nowhere"))?;
         }

@@ -63,7 +63,11 @@ impl AddressSpace {
 
     /// How much its pages hold that are its own, in bytes.
     pub(crate) fn populated_bytes(&self) -> u64 {
-        self.regions.iter().filter(|region| !region.is_file() && !region.is_guard()).map(|region| region.end - region.start).sum()
+        self.regions
+            .iter()
+            .filter(|region| !region.is_file() && !region.is_guard())
+            .map(|region| region.end - region.start)
+            .sum()
     }
 
     /// The areas without a file that hold most of the memory, at most `count`; none where all together hold little.
@@ -103,7 +107,10 @@ impl AddressSpace {
     /// Marks areas as locked: a clone's never are.
     pub(crate) fn lock(&mut self, locked: &[Range<u64>]) {
         let is_locked = |entry: &MapEntry| locked.iter().any(|area| area.start <= entry.start && entry.end <= area.end);
-        self.entries.iter_mut().filter(|entry| !entry.has_flag("lo") && is_locked(entry)).for_each(|entry| entry.add_flag("lo"));
+        self.entries
+            .iter_mut()
+            .filter(|entry| !entry.has_flag("lo") && is_locked(entry))
+            .for_each(|entry| entry.add_flag("lo"));
     }
 
     /// The pages that hold something, ascending.

@@ -1,0 +1,176 @@
+//! Children whose pages come from several seeds, one scenario a sentence.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use farfork_fork::pager::{LOST_FILE, MemoryPlan, Paging, PlannedExtent, PlannedRun, SettleState, Source, Strategy};
+use farfork_wire::{SeedId, Token};
+
+use crate::bed::{Bed, Program, soon};
+use crate::seed::{Owner, Seed};
+
+/// All scenarios, by name.
+pub(crate) const ALL: &[(&str, fn())] = &[
+    ("pages_come_from_whoever_owns_them", from_owners),
+    ("pages_of_several_seeds_are_fetched_one_by_one", one_by_one),
+    ("pages_of_several_seeds_come_under_chaos", under_chaos),
+    ("pages_of_several_seeds_come_while_pagers_die", while_pagers_die),
+    ("a_child_of_several_seeds_settles", settles),
+    ("one_seed_is_lost_and_the_other_is_not", one_is_lost),
+];
+
+const PAGES: u64 = 4096;
+
+/// Some pages of a seed, which the other has, too; the other is not asked for them.
+struct Part {
+    seed: Arc<Seed>,
+    owner: Owner,
+}
+
+struct Several {
+    bed: Bed,
+    parts: [Part; 2],
+    plan: MemoryPlan,
+    /// Pages that hold data and come from the second.
+    of_second: u64,
+}
+
+impl Several {
+    fn new(strategy: Strategy, is_of_second: impl Fn(u64) -> bool) -> Self {
+        let part = |id: &str, token: u8, picked: &dyn Fn(u64) -> bool| {
+            let id: SeedId = id.parse().unwrap();
+            let served: BTreeSet<u64> = (0..PAGES).filter(|page| picked(*page)).collect();
+            let seed = Seed::part(id, Token::from_bytes([token; 16]), PAGES, served);
+            Part { owner: Owner::start(&seed), seed }
+        };
+        let first = part("n1.s00000000000000aa", 1, &|page| !is_of_second(page));
+        let second = part("n1.s00000000000000bb", 2, &is_of_second);
+        let mut plan = first.seed.plan(first.owner.address(), strategy);
+        let seed = second.seed.id.clone();
+        plan.sources.push(Source { seed, token: second.seed.token, owner: second.owner.address() });
+        for extent in &mut plan.extents {
+            *extent = split(extent, &is_of_second);
+        }
+        let of_it = |run: &PlannedRun| if run.origin.source == 1 { run.count } else { 0 };
+        let of_second = plan.extents.iter().flat_map(|extent| &extent.populated).map(of_it).sum();
+        Self { bed: Bed::new(), parts: [first, second], plan, of_second }
+    }
+
+    fn start(&self, scenario: &str) -> Program {
+        self.bed.start(scenario, PAGES, &self.plan)
+    }
+
+    fn finish(self, program: Program) {
+        self.bed.finish(program);
+        self.bed.end();
+    }
+
+    /// Each page came once, from whom it should.
+    fn check_counts(&self, program: &Program) {
+        let counters = self.bed.stats(program).counters;
+        let all = self.parts[0].seed.populated_pages();
+        assert_eq!((counters.pages_fetched, counters.pages_inherited), (all, self.of_second), "{counters:?}");
+        assert_eq!(counters.bytes_fetched, all * 4096);
+    }
+}
+
+/// The runs of an extent, cut where their source changes.
+fn split(extent: &PlannedExtent, is_of_second: &impl Fn(u64) -> bool) -> PlannedExtent {
+    let mut populated: Vec<PlannedRun> = Vec::new();
+    for run in &extent.populated {
+        for ahead in 0..run.count {
+            let mut one = PlannedRun { first: run.first + ahead, count: 1, origin: run.origin };
+            one.origin.page += ahead;
+            one.origin.source = u32::from(is_of_second(one.first));
+            match populated.last_mut() {
+                Some(last) if last.first + last.count == one.first && last.origin.source == one.origin.source => {
+                    last.count += 1;
+                }
+                _ => populated.push(one),
+            }
+        }
+    }
+    PlannedExtent { id: extent.id, populated }
+}
+
+/// Long and short runs of either.
+fn mixed(page: u64) -> bool {
+    if page < PAGES / 2 { page % 3 == 1 } else { page / 100 % 2 == 0 }
+}
+
+fn cow() -> Strategy {
+    Strategy { paging: Paging::Cow, ..Strategy::default() }
+}
+
+fn from_owners() {
+    let several = Several::new(Strategy::default(), mixed);
+    let mut program = several.start("touch_at_random");
+    program.expect_success();
+    several.check_counts(&program);
+    several.finish(program);
+}
+
+fn one_by_one() {
+    let several = Several::new(cow(), mixed);
+    let mut program = several.start("touch_in_order");
+    program.expect_success();
+    several.check_counts(&program);
+    several.finish(program);
+}
+
+fn under_chaos() {
+    let several = Several::new(Strategy::default(), mixed);
+    let program = several.start("chaos");
+    several.finish(program);
+}
+
+fn while_pagers_die() {
+    let several = Several::new(cow(), mixed);
+    let mut program = several.start("touch_at_random");
+    for _ in 0..4 {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        if !program.has_ended() {
+            several.bed.kill_pager();
+        }
+    }
+    several.finish(program);
+}
+
+fn settles() {
+    let several = Several::new(cow(), mixed);
+    let mut program = several.start("pause_between");
+    program.meet();
+    let pid = program.process.id() as i32;
+    several.bed.client.settle(&program.id, true, pid).expect("the pager answers");
+    soon("a settled child", || {
+        let state = several.bed.client.settle(&program.id, false, pid).expect("the pager answers").state;
+        (state == SettleState::Settled).then_some(())
+    });
+    several.check_counts(&program);
+    several.parts.iter().for_each(|part| part.owner.drop_seed());
+    program.let_go();
+    several.finish(program);
+}
+
+/// Who touches what comes from the first goes on, who touches the second's is told of it by name.
+fn one_is_lost() {
+    let several = Several::new(cow(), |page| page >= PAGES / 2);
+    let mut program = several.start("stay");
+    program.meet();
+    several.parts[1].owner.drop_seed();
+    let id = several.parts[1].seed.id.to_string();
+    let read = |page: u64| {
+        let mut bytes = vec![0; 4096];
+        let address = crate::seed::AREA + page * 4096;
+        let count = farfork_sys::memory::read_process(program.process.id() as i32, address, &mut bytes);
+        count.ok().filter(|count| *count == 4096).map(|_| bytes)
+    };
+    assert_eq!(read(40), Some(crate::seed::contents(40)));
+    assert_eq!(read(PAGES / 2 + 3), None, "a page of the seed that is gone");
+    assert_eq!(read(50), Some(crate::seed::contents(50)), "the other goes on");
+    let told = std::fs::read_to_string(program.dir.join(LOST_FILE)).expect("it is written down");
+    assert!(told.contains(&id), "{told}");
+    assert_eq!(several.bed.stats(&program).lost.as_deref(), Some(told.trim_end()));
+    program.end();
+    several.finish(program);
+}
