@@ -95,7 +95,7 @@ fn split(extent: &PlannedExtent, is_of_second: &impl Fn(u64) -> bool) -> Planned
 
 /// Long and short runs of either.
 fn mixed(page: u64) -> bool {
-    if page < PAGES / 2 { page % 3 == 1 } else { page / 100 % 2 == 0 }
+    if page < PAGES / 2 { page % 3 == 1 } else { (page / 100).is_multiple_of(2) }
 }
 
 fn cow() -> Strategy {
