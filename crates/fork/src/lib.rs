@@ -7,6 +7,7 @@
 pub mod capture;
 mod eager;
 pub mod identity;
+pub mod image;
 mod kernel;
 pub mod pager;
 mod phase;

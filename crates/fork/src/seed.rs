@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -12,22 +13,36 @@ use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
 use farfork_wire::{Descriptor, SeedId, Token};
 
 use crate::capture::{CaptureTimes, Captured, SharedCopy, Template};
+use crate::image::{self, Head, Image, ImageError, Progress};
 use crate::pager::{Report, WorkingSet};
 
-/// A seed: a descriptor and the template that holds its memory. Dropping it ends the template.
+/// A seed: a descriptor, and the template or the image that holds its memory. Dropping it ends the template; an image stays.
 #[derive(Debug)]
 pub struct Seed {
     key: Arc<SeedKey>,
     descriptor: Descriptor,
     encoded: Vec<u8>,
+    memory: Memory,
+    times: CaptureTimes,
+    working_set: Arc<Mutex<WorkingSet>>,
+}
+
+/// What holds a seed's memory.
+#[derive(Debug)]
+enum Memory {
+    Template(Held),
+    Image(Box<Image>),
+}
+
+/// A template, and what fork shares rather than copies.
+#[derive(Debug)]
+struct Held {
     shared_copies: Vec<SharedCopy>,
     memory: TemplateMemory,
-    template_pid: i32,
-    template_pidfd: OwnedFd,
+    pid: i32,
+    pidfd: OwnedFd,
     /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
     _template: Mutex<Template>,
-    times: CaptureTimes,
-    working_set: Mutex<WorkingSet>,
 }
 
 impl Seed {
@@ -37,20 +52,42 @@ impl Seed {
     /// When the template has ended already.
     pub fn new(id: SeedId, token: Token, captured: Captured) -> io::Result<Self> {
         let Captured { descriptor, template, shared_copies, times } = captured;
-        let template_pid = template.pid();
-        let template_pidfd = pidfd::open(template_pid)?;
-        Ok(Self {
-            key: Arc::new(SeedKey { seed: id, token }),
-            encoded: encode(&descriptor),
-            descriptor,
-            shared_copies,
-            memory: TemplateMemory::new(template_pidfd.try_clone()?)?,
-            template_pid,
-            template_pidfd,
-            _template: Mutex::new(template),
-            times,
-            working_set: Mutex::default(),
-        })
+        let pid = template.pid();
+        let pidfd = pidfd::open(pid)?;
+        let memory = TemplateMemory::new(pidfd.try_clone()?)?;
+        let held = Held { shared_copies, memory, pid, pidfd, _template: Mutex::new(template) };
+        let key = Arc::new(SeedKey { seed: id, token });
+        let (encoded, working_set) = (encode(&descriptor), Arc::default());
+        Ok(Self { key, encoded, descriptor, memory: Memory::Template(held), times, working_set })
+    }
+
+    /// The seed of an image.
+    pub fn of_image(image: Image) -> Self {
+        let head = image.head();
+        Self {
+            key: Arc::new(SeedKey { seed: head.seed.clone(), token: head.token }),
+            descriptor: image.descriptor().clone(),
+            encoded: head.descriptor.clone(),
+            memory: Memory::Image(Box::new(image)),
+            times: CaptureTimes::default(),
+            working_set: Arc::default(),
+        }
+    }
+
+    /// Writes the seed's image, with what the daemon wants to know again; and opens it. Blocks.
+    ///
+    /// # Errors
+    /// [`ImageError`]; nothing is left then.
+    pub fn seal(&self, about: Vec<u8>, path: &Path, progress: &Progress) -> Result<Image, ImageError> {
+        let (seed, token) = (self.key.seed.clone(), self.key.token);
+        let head = Head { seed, token, descriptor: self.encoded.clone(), about };
+        image::write(self, &self.descriptor, &head, path, progress)?;
+        Image::open(path)
+    }
+
+    /// The same seed, whose memory is in its image now.
+    pub fn moved_to(&self, image: Image) -> Self {
+        Self { working_set: self.working_set.clone(), ..Self::of_image(image) }
     }
 
     /// Its id and what opens it.
@@ -63,17 +100,31 @@ impl Seed {
         &self.descriptor
     }
 
-    /// The template's process, as this process sees it.
-    pub fn template_pid(&self) -> i32 {
-        self.template_pid
+    /// The template's process, as this process sees it; `None` where an image has its place.
+    pub fn template_pid(&self) -> Option<i32> {
+        match &self.memory {
+            Memory::Template(held) => Some(held.pid),
+            Memory::Image(_) => None,
+        }
     }
 
-    /// Whether the template lives: one may be killed, and that of a child's seed ends with the child's pid namespace.
-    pub fn has_template(&self) -> bool {
-        !matches!(pidfd::wait_exit(&self.template_pidfd, Duration::ZERO), Ok(true))
+    /// Whether its memory is there: a template may be killed, and that of a child's seed ends with the child's pid namespace.
+    pub fn has_memory(&self) -> bool {
+        match &self.memory {
+            Memory::Template(held) => !matches!(pidfd::wait_exit(&held.pidfd, Duration::ZERO), Ok(true)),
+            Memory::Image(_) => true,
+        }
     }
 
-    /// How long its capture took.
+    /// Its image, where that has its memory.
+    pub fn image(&self) -> Option<&Image> {
+        match &self.memory {
+            Memory::Template(_) => None,
+            Memory::Image(image) => Some(image),
+        }
+    }
+
+    /// How long its capture took; nothing is known of it where it comes from an image.
     pub fn times(&self) -> &CaptureTimes {
         &self.times
     }
@@ -120,21 +171,26 @@ impl Region for Seed {
             into.copy_from_slice(&self.encoded[from..from + into.len()]);
             return Ok(());
         }
+        let held = match &self.memory {
+            Memory::Template(held) => held,
+            Memory::Image(image) => return image.read(extent, offset, into),
+        };
         match self.descriptor.extents[extent.0 as usize].source {
-            ExtentSource::Template { address } => self.memory.read(address + offset, into),
+            ExtentSource::Template { address } => held.memory.read(address + offset, into),
             ExtentSource::SharedObject { object } => {
-                self.shared_copies[object as usize].read_at(offset, into);
+                held.shared_copies[object as usize].read_at(offset, into);
                 Ok(())
             }
         }
     }
 
     fn same_host(&self) -> Option<SameHost> {
+        let Memory::Template(held) = &self.memory else { return None };
         let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
             ExtentSource::Template { address } => Some((ExtentId(index as u32), address)),
             ExtentSource::SharedObject { .. } => None,
         };
-        let template = self.template_pidfd.try_clone().ok()?;
+        let template = held.pidfd.try_clone().ok()?;
         let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();
         Some(SameHost { template, extents })
     }
@@ -147,7 +203,7 @@ pub struct SeedTable {
 }
 
 impl SeedTable {
-    /// Adds a seed; from now on it is served.
+    /// Adds a seed, in place of one of the same id; from now on it is served.
     pub fn insert(&self, seed: Arc<Seed>) {
         let mut seeds = self.seeds.write().unwrap_or_else(PoisonError::into_inner);
         seeds.insert(seed.key.seed.clone(), seed);

@@ -38,7 +38,7 @@ use crate::options::Options;
 use crate::peers::Peers;
 use crate::program;
 use crate::run_dir::{Lock, RunDir, RunDirError};
-use crate::seeds::{EXPIRY_INTERVAL, Seeds};
+use crate::seeds::{self, EXPIRY_INTERVAL, Seeds};
 use crate::serve;
 use crate::trust::{self, EstablishError, Security};
 
@@ -205,6 +205,7 @@ fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
     // Also where nobody uses it yet (`--insecure`): what is made there later is no child's business.
     containers.masked_places.push(options.trust.directory.clone());
+    containers.masked_places.extend(options.images.clone());
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::establish(&run_dir, security.credentials(), options.cache_bytes_max)?);
     match assemble(options, security, (run_dir, lock), control, containers, leftovers, &pager) {
@@ -227,9 +228,12 @@ fn assemble(
     leftovers: Leftovers,
     pager: &Arc<PagerLink>,
 ) -> Result<Running, DaemonError> {
-    let Options { name, listen, fabric_port, join, pool_size, metrics, .. } = options;
+    let Options { name, listen, fabric_port, join, pool_size, metrics, images, .. } = options;
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
+    // Before anybody can ask: a seed that is unknown is lost to its children.
+    let images = images.unwrap_or_else(|| run_dir.images());
+    let found = seeds::find(&images, &name, &seeds);
     let exporter: Arc<dyn Exporter> = seeds.clone();
     let (tcp_server, shm_server, fabric_address) =
         serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter, &security)?;
@@ -246,7 +250,7 @@ fn assemble(
     let own_fabric = shm_server.address();
     let engine = Engine::new(name.clone(), run_dir.clone(), local, pool, pager.clone(), own_fabric, credentials);
     let children = take_over(&run_dir, pager, leftovers)?;
-    let seeds = Seeds::new(name, seeds, fabric_address);
+    let seeds = Seeds::new(name, seeds, fabric_address, images, found);
     let node = Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, children, engine, pager.clone()));
     Ok(Running { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), _lock: lock })
 }

@@ -25,6 +25,8 @@ pub struct Options {
     pub cache_bytes_max: u64,
     /// Where Prometheus reads its metrics; port 0 for any free one. Whoever can reach it may.
     pub metrics: Option<SocketAddr>,
+    /// Where it keeps the images of sealed seeds; below its run directory where that is not said.
+    pub images: Option<PathBuf>,
     /// Who it is, and whom it trusts.
     pub trust: TrustOptions,
 }

@@ -7,6 +7,7 @@
 //! RUN/fabric.sock      the memory of its seeds, for this host
 //! RUN/members.json     the addresses of the nodes that it knows
 //! RUN/pager.log        what the pager says
+//! RUN/images/          sealed seeds, unless the node keeps them elsewhere
 //! RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
 //! ```
 
@@ -95,6 +96,11 @@ impl RunDir {
     /// Where the pager's own messages go.
     pub fn pager_log(&self) -> PathBuf {
         self.root.join("pager.log")
+    }
+
+    /// Where sealed seeds are, unless the node keeps them elsewhere.
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images")
     }
 
     /// Where the children's directories are.

@@ -3,13 +3,16 @@
 
 mod making;
 mod readiness;
+mod sealing;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farfork_fork::capture::ProgramSockets;
+use farfork_fork::image::ImageError;
 use farfork_fork::seed::SeedTable;
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use tonic::Code;
@@ -21,6 +24,8 @@ use crate::limits::PREPARE_TIMEOUT;
 
 pub(crate) use making::{Maker, make};
 use readiness::Readiness;
+use sealing::Seal;
+pub(crate) use sealing::{Found, find};
 
 /// Longest name of a seed, in bytes: it stands in a column of a table.
 const NAME_BYTES_MAX: usize = 63;
@@ -37,6 +42,8 @@ pub(crate) struct PrepareOptions {
     pub(crate) freeze: bool,
     /// Drop it after so long, in milliseconds; 0 for never.
     pub(crate) ttl_ms: u64,
+    /// Copy its memory to an image, which outlives the template.
+    pub(crate) sealed: bool,
     /// The process's connections to this daemon.
     pub(crate) sockets: ProgramSockets,
 }
@@ -49,7 +56,11 @@ pub(crate) struct Seeds {
     table: Arc<SeedTable>,
     /// Where it serves it.
     fabric_address: SocketAddr,
+    /// Where images are.
+    images: PathBuf,
     listed: Mutex<BTreeMap<SeedId, Listed>>,
+    /// Images that were found and cannot be used.
+    refused: Mutex<BTreeMap<SeedId, ImageError>>,
 }
 
 /// What is known of a seed.
@@ -57,12 +68,28 @@ pub(crate) struct Seeds {
 struct Listed {
     view: v1::Seed,
     readiness: Arc<Readiness>,
+    /// Where it is to be sealed, or is.
+    seal: Option<Seal>,
+}
+
+impl Listed {
+    /// As it is shown.
+    fn told(&self) -> v1::Seed {
+        v1::Seed { seal: self.seal.as_ref().map(Seal::view), ..self.view.clone() }
+    }
 }
 
 impl Seeds {
-    /// No seeds yet. The fabric serves those of `table` at `fabric_address`.
-    pub(crate) fn new(node: NodeName, table: Arc<SeedTable>, fabric_address: SocketAddr) -> Self {
-        Self { node, table, fabric_address, listed: Mutex::default() }
+    /// The seeds that were found sealed in `images`. The fabric serves those of `table` at `fabric_address`.
+    pub(crate) fn new(
+        node: NodeName,
+        table: Arc<SeedTable>,
+        fabric_address: SocketAddr,
+        images: PathBuf,
+        found: Found,
+    ) -> Self {
+        let Found { listed, refused } = found;
+        Self { node, table, fabric_address, images, listed: Mutex::new(listed), refused: Mutex::new(refused) }
     }
 
     /// Where the fabric serves them.
@@ -93,7 +120,8 @@ impl Seeds {
     /// # Errors
     /// There is none of that id, or it failed.
     pub(crate) async fn ready(&self, id: &SeedId) -> Result<(), Failure> {
-        let readiness = self.listed().get(id).map(|seed| seed.readiness.clone()).ok_or_else(|| unknown(id))?;
+        let readiness = self.listed().get(id).map(|seed| seed.readiness.clone());
+        let readiness = readiness.ok_or_else(|| self.unknown(id))?;
         let outcome = match readiness.outcome() {
             Some(outcome) => Some(outcome),
             None => tokio::task::spawn_blocking(move || readiness.wait(PREPARE_TIMEOUT)).await.ok().flatten(),
@@ -104,7 +132,7 @@ impl Seeds {
 
     /// All of them.
     pub(crate) fn all(&self) -> Vec<v1::Seed> {
-        self.listed().values().map(|seed| seed.view.clone()).collect()
+        self.listed().values().map(Listed::told).collect()
     }
 
     /// All that is known of one that is complete.
@@ -112,15 +140,15 @@ impl Seeds {
     /// # Errors
     /// There is none of that id.
     pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
-        let view = self.listed().get(id).map(|seed| seed.view.clone());
-        let (Some(view), Some(seed)) = (view, self.table.get(id)) else { return Err(unknown(id)) };
+        let view = self.listed().get(id).map(Listed::told);
+        let (Some(view), Some(seed)) = (view, self.table.get(id)) else { return Err(self.unknown(id)) };
         let descriptor = seed.descriptor();
         Ok(v1::SeedDetail {
             seed: Some(view),
             mappings: count(descriptor.mappings.len()),
             file_descriptors: count(descriptor.file_descriptors.len()),
             shared_memory_bytes: descriptor.shared_objects.iter().map(|object| object.bytes).sum(),
-            template_pid: seed.template_pid().unsigned_abs(),
+            template_pid: seed.template_pid().map_or(0, i32::unsigned_abs),
             working_set_bytes: seed.working_set_pages() * PAGE_SIZE,
         })
     }
@@ -130,8 +158,8 @@ impl Seeds {
     /// # Errors
     /// There is none of that id, or its template has ended.
     pub(crate) fn access(&self, id: &SeedId) -> Result<v1::SeedAccess, Failure> {
-        let seed = self.table.get(id).ok_or_else(|| unknown(id))?;
-        if !seed.has_template() {
+        let seed = self.table.get(id).ok_or_else(|| self.unknown(id))?;
+        if !seed.has_memory() {
             let cause = "the process that holds its memory has ended: a child's seed ends with the child, and any may be killed for want of memory";
             return Err(Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause)
                 .with_next_step(format!("drop it with `farfork drop {id}`, and prepare a process that runs")));
@@ -143,12 +171,17 @@ impl Seeds {
         })
     }
 
-    /// Ends a seed and its template.
+    /// Ends a seed, its template and its image.
     ///
     /// # Errors
     /// There is none of that id.
     pub(crate) fn drop(&self, id: &SeedId) -> Result<(), Failure> {
-        let Listed { readiness, .. } = self.listed().remove(id).ok_or_else(|| unknown(id))?;
+        if self.refused().remove(id).is_some() {
+            sealing::remove(&self.image_path(id));
+            return Ok(());
+        }
+        let Listed { readiness, seal, .. } = self.listed().remove(id).ok_or_else(|| self.unknown(id))?;
+        seal.iter().for_each(sealing::discard);
         // One that is not complete yet comes from there, and else from the table.
         drop(readiness.wait_unlisted(PREPARE_TIMEOUT));
         drop(self.table.remove(id));
@@ -168,9 +201,11 @@ impl Seeds {
         }
     }
 
-    /// Ends all of them.
+    /// Ends all of them, but for images that are whole: they are for the next daemon.
     pub(crate) fn drop_all(&self) {
-        let all: Vec<SeedId> = self.listed().keys().cloned().collect();
+        let is_sealed = |seed: &Listed| matches!(seed.seal, Some(Seal::Sealed { .. }));
+        let all: Vec<SeedId> =
+            self.listed().iter().filter(|(_, seed)| !is_sealed(seed)).map(|(id, _)| id.clone()).collect();
         for id in all {
             // Somebody may have dropped it meanwhile.
             let _ = self.drop(&id);
@@ -179,6 +214,18 @@ impl Seeds {
 
     fn check_free(&self, name: &str) -> Result<(), Failure> {
         if self.by_name(name).is_some() { Err(name_taken(name)) } else { Ok(()) }
+    }
+
+    fn unknown(&self, id: &SeedId) -> Failure {
+        match self.refused().get(id) {
+            None => unknown(id),
+            Some(error) => Failure::new(Code::DataLoss, format!("seed {id}"), error)
+                .with_next_step(format!("remove the image with `farfork drop {id}`, and prepare its parent again")),
+        }
+    }
+
+    fn refused(&self) -> MutexGuard<'_, BTreeMap<SeedId, ImageError>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn listed(&self) -> MutexGuard<'_, BTreeMap<SeedId, Listed>> {
@@ -210,7 +257,7 @@ fn name_taken(name: &str) -> Failure {
 
 fn unknown(id: &SeedId) -> Failure {
     Failure::new(Code::NotFound, format!("seed {id}"), "its node has no such seed")
-        .with_next_step("list seeds with `farfork seeds`; they end with their node's daemon")
+        .with_next_step("list seeds with `farfork seeds`; unless sealed, they end with their node's daemon")
 }
 
 #[cfg(test)]

@@ -73,6 +73,10 @@ pub(crate) struct Node {
     /// [default: none].
     #[arg(long, value_name = "[IP:]PORT", value_parser = parse_metrics)]
     metrics: Option<SocketAddr>,
+    /// Directory for the images of sealed seeds; one on a disk outlives the machine's restart [default: below the run
+    /// directory].
+    #[arg(long, env = "FARFORK_IMAGES", value_name = "DIR")]
+    images: Option<PathBuf>,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -93,6 +97,7 @@ impl Node {
             pool_size: self.pool,
             cache_bytes_max: self.cache,
             metrics: self.metrics,
+            images: self.images,
             trust: TrustOptions {
                 directory: global.trust().root().to_owned(),
                 encryption: self.encryption,

@@ -1,15 +1,18 @@
 //! `farfork prepare`: a process becomes a seed.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
-use farfork_node::api::v1::{PrepareRequest, Seed};
-use farfork_node::client::within;
+use farfork_node::api::v1::inspect_response::Object;
+use farfork_node::api::v1::{InspectRequest, PrepareRequest, Seal, SealState, Seed};
+use farfork_node::client::{Client, within};
 use farfork_node::failure::Failure;
 use farfork_node::limits::PREPARE_TIMEOUT;
 use serde::Serialize;
+use tonic::Code;
 
-use crate::output::{self, PhaseView, SeedView, bytes, microseconds, phase_table, phase_views, shortened};
+use crate::output::{self, ByteBar, PhaseView, SeedView, bytes, microseconds, phase_table, phase_views, shortened};
 use crate::{Global, seconds};
 
 /// Make a seed of a running process, which runs on.
@@ -17,6 +20,10 @@ use crate::{Global, seconds};
 /// The process stands still for about as long as a fork(2) of it takes. Its threads, memory, files and signals are
 /// carried; what cannot be is refused by name (see `farfork check`), and the process is left as it was. The id of
 /// the seed is printed on standard output.
+///
+/// The seed's memory is that of a stopped copy of the process, which ends with its node's daemon. With --sealed the memory is
+/// copied to a file on the node in the background, which takes the copy's place: children read from it, the daemon may be
+/// started again, and the file goes when the seed is dropped.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -24,24 +31,35 @@ Examples:
   farfork prepare $(pidof python3) --name warm --ttl 10m
   farfork prepare 4711 --json | jq .pause_us
   farfork prepare 4711 --profile
+  SEED=$(farfork prepare 4711 --sealed --wait)
 
-Exit status: 0 there is a seed, 1 refused or failed, and the process is as it was, 2 wrong usage.")]
+Exit status: 0 there is a seed, 1 refused or failed, and the process is as it was, or with --wait there is a seed that cannot be
+sealed, 2 wrong usage.")]
 pub(crate) struct Prepare {
     /// The process, as this node numbers it.
     pid: u32,
     /// A name for the seed, which other commands take in its id's place.
     #[arg(long)]
     name: Option<String>,
-    /// Keep the process stopped and use it as it is, until the seed is dropped.
+    /// Keep the process stopped and use it as it is, until the seed is dropped or sealed.
     #[arg(long)]
     freeze: bool,
     /// Drop the seed after this time, for example 30s, 10m or 2h [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     ttl: Option<u64>,
+    /// Copy the seed's memory to a file in the background, so that it outlives the process and the node's daemon.
+    #[arg(long)]
+    sealed: bool,
+    /// Wait until the seed is sealed.
+    #[arg(long, requires = "sealed")]
+    wait: bool,
     /// Say where the time went, phase by phase.
     #[arg(long)]
     profile: bool,
 }
+
+/// Between two looks at a seed that is being sealed: as often as people see it change.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A new seed, with its phases where they were asked for.
 #[derive(Serialize)]
@@ -60,11 +78,23 @@ impl Prepare {
             freeze: self.freeze,
             ttl_ms: self.ttl.unwrap_or(0),
             profile: self.profile,
+            sealed: self.sealed,
         };
         let mut client = global.connection.open().await?;
         let answer = client.prepare(within(PREPARE_TIMEOUT, request)).await;
-        let seed =
+        let mut seed =
             answer.map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?.into_inner();
+        if self.wait {
+            seed.seal = Some(sealed(&mut client, &seed.id).await?);
+        }
+        let seal_failure = seed.seal.as_ref().filter(|seal| seal.state() == SealState::Failed).map(|seal| {
+            Failure::new(
+                Code::ResourceExhausted,
+                format!("seed {}", seed.id),
+                format!("it is not sealed: {}", seal.failure),
+            )
+            .with_next_step("it can be forked while its node's daemon runs")
+        });
         if global.json {
             let phases = seed.phases.clone();
             let phases = self.profile.then(|| phase_views(&phases));
@@ -75,7 +105,8 @@ impl Prepare {
                 eprintln!("\n{}", phase_table(&seed.phases));
             }
         }
-        Ok(ExitCode::SUCCESS)
+        seal_failure.iter().for_each(output::failure);
+        Ok(if seal_failure.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
@@ -90,4 +121,21 @@ fn print(seed: &Seed) {
         microseconds(seed.prepare_us),
     );
     output::line(&seed.id);
+}
+
+/// Waits until a seed is sealed, or cannot be.
+async fn sealed(client: &mut Client, id: &str) -> anyhow::Result<Seal> {
+    let bar = ByteBar::new("sealing");
+    loop {
+        let asked = within(PREPARE_TIMEOUT, InspectRequest { id: id.to_owned() });
+        let answer = client.inspect(asked).await;
+        let answer = answer.map_err(|status| Failure::from_status(format!("seed {id}"), &status))?.into_inner();
+        let Some(Object::Seed(detail)) = answer.object else { anyhow::bail!("{id}: the node's answer is empty") };
+        let Some(seal) = detail.seed.and_then(|seed| seed.seal) else { anyhow::bail!("{id}: it is not to be sealed") };
+        bar.show(seal.done_bytes, seal.total_bytes);
+        if seal.state() != SealState::Sealing {
+            return Ok(seal);
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
 }

@@ -3,17 +3,18 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use farfork_node::api::v1::{ListRequest, ListSeedsResponse, Seed};
+use farfork_node::api::v1::{ListRequest, ListSeedsResponse, Seal, Seed};
 use farfork_node::client::within;
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
 use crate::Global;
-use crate::output::{self, SeedView, Table, age, bytes, microseconds, shortened};
+use crate::output::{self, SealView, SeedView, Table, age, bytes, microseconds, shortened};
 
 /// List seeds of all nodes.
 ///
-/// PAUSE is how long the parent stood still.
+/// PAUSE is how long the parent stood still. SEAL tells of a seed that is sealed: its memory is in an image, and it outlives
+/// its parent and its node's daemon.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -49,7 +50,7 @@ impl Seeds {
 }
 
 fn table(seeds: Vec<Seed>) -> Table {
-    let headings = ["SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">PAUSE", ">AGE", "COMMAND"];
+    let headings = ["SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">PAUSE", ">AGE", "SEAL", "COMMAND"];
     let mut table = Table::new(&headings);
     for seed in seeds {
         table.row([
@@ -60,8 +61,18 @@ fn table(seeds: Vec<Seed>) -> Table {
             bytes(seed.memory_bytes),
             microseconds(seed.pause_us),
             age(seed.created_unix_ms),
+            seal_text(seed.seal),
             shortened(&seed.command),
         ]);
     }
     table
+}
+
+/// `sealed`, `sealing 43 %`; nothing for a seed that is not to be sealed.
+fn seal_text(seal: Option<Seal>) -> String {
+    let Some(SealView { state, done_bytes, total_bytes, .. }) = seal.map(SealView::from) else { return String::new() };
+    match state {
+        "sealing" => format!("sealing {} %", done_bytes * 100 / total_bytes.max(1)),
+        _ => state.to_owned(),
+    }
 }

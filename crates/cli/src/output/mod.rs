@@ -21,7 +21,7 @@ pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};
 pub(crate) use table::Table;
 pub(crate) use units::{age, bytes, microseconds, shortened};
-pub(crate) use views::{ChildView, NodeView, SeedView, exit_code, exit_text};
+pub(crate) use views::{ChildView, NodeView, SealView, SeedView, exit_code, exit_text};
 
 /// Prints one JSON document on standard output.
 pub(crate) fn json(document: &impl Serialize) {

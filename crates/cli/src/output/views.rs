@@ -22,6 +22,35 @@ pub(crate) struct SeedView {
     pub(crate) created_unix_ms: u64,
     /// 0 for never.
     pub(crate) expires_unix_ms: u64,
+    /// Null where it is not to be sealed.
+    pub(crate) seal: Option<SealView>,
+}
+
+/// How a seed's sealing stands.
+#[derive(Debug, Serialize)]
+pub(crate) struct SealView {
+    /// `sealing`, `sealed` or `failed`.
+    pub(crate) state: &'static str,
+    pub(crate) done_bytes: u64,
+    pub(crate) total_bytes: u64,
+    /// Why it failed.
+    pub(crate) failure: Option<String>,
+    /// The file on its node, once it is sealed.
+    pub(crate) image: Option<String>,
+}
+
+impl From<v1::Seal> for SealView {
+    fn from(seal: v1::Seal) -> Self {
+        let state = match seal.state() {
+            v1::SealState::Unspecified => "unknown",
+            v1::SealState::Sealing => "sealing",
+            v1::SealState::Sealed => "sealed",
+            v1::SealState::Failed => "failed",
+        };
+        let told = |text: String| Some(text).filter(|text| !text.is_empty());
+        let v1::Seal { done_bytes, total_bytes, failure, image, .. } = seal;
+        Self { state, done_bytes, total_bytes, failure: told(failure), image: told(image) }
+    }
 }
 
 impl From<v1::Seed> for SeedView {
@@ -40,6 +69,7 @@ impl From<v1::Seed> for SeedView {
             frozen: seed.frozen,
             created_unix_ms: seed.created_unix_ms,
             expires_unix_ms: seed.expires_unix_ms,
+            seal: seed.seal.map(SealView::from),
         }
     }
 }

@@ -34,6 +34,7 @@ mod programs_are_right_by_themselves;
 mod programs_may_fork_themselves;
 mod refusals_are_named;
 mod resources_are_restored;
+mod seeds_may_be_sealed;
 mod test;
 
 use std::process::ExitCode;
@@ -69,6 +70,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("children_may_settle", children_may_settle::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),
     ("pages_are_remembered", pages_are_remembered::TESTS),
+    ("seeds_may_be_sealed", seeds_may_be_sealed::TESTS),
     ("members_are_let_in", members_are_let_in::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),

@@ -15,10 +15,7 @@ use super::grants::{Access, Grants, Template};
 use crate::protocol::Ask;
 use crate::stream::{EpollRim, Link, Parts};
 use crate::tcp::random_name;
-use crate::{
-    Address, Buffer, Completion, FabricError, MessageRequest, REQUESTS_MAX, ReadRequest, Refusal, Reply, SubmitError,
-    WriteRequest,
-};
+use crate::{Address, Buffer, Completion, MessageRequest, REQUESTS_MAX, ReadRequest, Reply, SubmitError, WriteRequest};
 
 /// Most bytes that one poll reads from templates, so that it does not hold up the caller's other work.
 const POLL_BYTES_MAX: usize = 2 << 20;
@@ -87,22 +84,18 @@ impl Connection {
                 }
                 Err(error) => {
                     self.link.pool().put(data);
-                    self.fall_back(request, &error, completions);
+                    self.fall_back(request, &error);
                 }
             }
         }
     }
 
-    /// What cannot be read is the owner's to judge, unless the template has ended.
-    fn fall_back(&mut self, request: ReadRequest, error: &io::Error, completions: &mut Vec<Completion>) {
+    /// What cannot be read is the owner's to judge: it may have the seed's memory elsewhere when the template has ended.
+    fn fall_back(&mut self, request: ReadRequest, error: &io::Error) {
         if Errno::from_io_error(error) == Some(Errno::SRCH) {
             self.grants.forget(&request.key);
-            let (address, seed) = (crate::Connection::address(&self.link).clone(), request.key.seed.clone());
-            let error = FabricError::Refused { address, seed, refusal: Refusal::UnknownSeed };
-            completions.push(Completion { tag: request.tag, result: Err(error) });
-        } else {
-            self.ask(request);
         }
+        self.ask(request);
     }
 }
 

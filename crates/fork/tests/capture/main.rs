@@ -6,6 +6,7 @@ mod contents;
 mod disturbance;
 mod flags;
 mod harness;
+mod images;
 mod killed;
 mod pause;
 mod refusals;

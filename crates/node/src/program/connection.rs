@@ -194,7 +194,7 @@ impl Connection {
 /// How a program's seed of itself is made.
 pub(super) fn prepare_options(name: String, ttl: Option<Duration>, sockets: ProgramSockets) -> PrepareOptions {
     let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-    PrepareOptions { name, freeze: false, ttl_ms, sockets }
+    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, sockets }
 }
 
 /// What a parent is told.

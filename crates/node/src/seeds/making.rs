@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 use tonic::Code;
 
 use super::readiness::Readiness;
+use super::sealing::{self, Seal};
 use super::{Listed, PrepareOptions, Seeds, count, name_taken};
 use crate::api::v1;
 use crate::clock;
@@ -87,7 +88,12 @@ impl Observer for Maker {
             .map_err(|error| capture_failure(self.pid, &error))
             .and_then(|captured| Seed::new(id.clone(), token, captured).map_err(|error| self.broken(&error)));
         match completed {
-            Ok(seed) => readiness.leave(self.node.seeds.serve(&id, seed)),
+            Ok(seed) => {
+                readiness.leave(self.node.seeds.serve(&id, seed));
+                if self.options.sealed {
+                    sealing::begin(&self.node, &id);
+                }
+            }
             Err(failure) => {
                 tracing::warn!(seed = %id, %failure, "a seed cannot be forked");
                 let cause = format!("it could not be completed: {}", failure.cause());
@@ -122,10 +128,13 @@ impl Maker {
         if listed.values().any(|other| !view.name.is_empty() && other.view.name == view.name) {
             return Err(name_taken(&view.name));
         }
-        listed.insert(id.clone(), Listed { view: view.clone(), readiness: readiness.clone() });
+        let seal = self.options.sealed.then(|| Seal::Underway(Arc::default()));
+        let seed = Listed { view, readiness: readiness.clone(), seal };
+        let told = seed.told();
+        listed.insert(id.clone(), seed);
         drop(listed);
         self.unfinished = Some(Unfinished { id, token: Token::from_bytes(token), readiness });
-        Ok(view)
+        Ok(told)
     }
 
     fn view(&self, id: &SeedId, begun: &Begun) -> v1::Seed {
@@ -145,6 +154,7 @@ impl Maker {
             prepare_us: u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX),
             frozen: self.options.freeze,
             phases: Vec::new(),
+            seal: None,
         }
     }
 

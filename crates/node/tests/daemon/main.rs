@@ -64,6 +64,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         pool_size: 1,
         cache_bytes_max: 1 << 20,
         metrics: None,
+        images: None,
         trust,
     };
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();

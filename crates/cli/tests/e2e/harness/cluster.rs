@@ -18,6 +18,7 @@ use super::remains::{self, Marks};
 use super::{BINARY, Farfork, deadline};
 
 const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
 
 /// For a killed daemon or pager to be gone.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -142,6 +143,13 @@ impl Cluster {
         let local = self.local();
         local.kill_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
         assert!(local.wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon survives SIGKILL");
+    }
+
+    /// Tells a node's daemon to stop, and waits until it has.
+    pub(crate) fn stop_daemon(&self, index: usize) {
+        let local = self.local();
+        local.kill_node(index, SIGTERM).unwrap_or_else(|error| panic!("{error}"));
+        assert!(local.wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon does not stop");
     }
 
     /// Starts a daemon again.

@@ -30,8 +30,13 @@ pub(crate) struct Comparison {
 
 /// Compares all that is readable of `template` with the same addresses of `child`.
 pub(crate) fn compare(template: i32, child: i32) -> Comparison {
+    compare_areas(template, template, child)
+}
+
+/// As [`compare`], in the areas that a third process has: children that are paused have the restorer's besides.
+pub(crate) fn compare_areas(of: i32, template: i32, child: i32) -> Comparison {
     let mut all = Comparison { pages: 0, pages_with_rseq: 0 };
-    for entry in maps(template).expect("the template can be read").iter().filter(|entry| is_comparable(entry)) {
+    for entry in maps(of).expect("the template can be read").iter().filter(|entry| is_comparable(entry)) {
         let mut start = entry.start;
         while start < entry.end {
             let end = entry.end.min(start + CHUNK_BYTES as u64);

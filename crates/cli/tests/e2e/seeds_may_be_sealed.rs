@@ -1,0 +1,251 @@
+//! Seeds may be sealed: their memory is in a file then, and they outlive their template, their parent and their node's daemon.
+//! A file that is damaged is refused, and never gives a wrong byte.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline, memory, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("and_outlive_daemon_and_parent", outlive_daemon),
+    Test::alone("and_outlive_a_daemon_that_stops", outlive_stop),
+    Test::alone("while_children_page", while_paging),
+    Test::alone("unless_the_disk_is_full", no_room),
+    Test::alone("and_damage_is_found", damaged),
+    Test::shared("with_the_same_memory", same_memory),
+    Test::shared("with_shared_memory", shared_memory),
+    Test::shared("and_dropped_meanwhile", dropped),
+    Test::shared("from_a_frozen_parent", frozen),
+];
+
+const MEMORY_MIB: &str = "64";
+/// How long a child goes on touching memory: over the time without a daemon.
+const PAGING_MS: u64 = 6000;
+const SEALED_LIMIT: Duration = Duration::from_secs(30);
+
+fn sealed(cluster: &Cluster, parent: &Parent) -> Seed {
+    let seed = Seed::with_options(cluster.first(), parent, &["--sealed", "--wait"]);
+    assert_eq!(seed.said["seal"]["state"], "sealed", "{}", seed.said);
+    seed
+}
+
+fn image_of(said: &Value) -> PathBuf {
+    said["seal"]["image"].as_str().unwrap_or_else(|| panic!("no image in {said}")).into()
+}
+
+fn wait_until_sealed(cluster: &Cluster, seed: &Seed) -> Value {
+    deadline::until("the seed is sealed", SEALED_LIMIT, || {
+        Some(cluster.first().json(&["inspect", seed.id()])).filter(|said| said["seal"]["state"] != "sealing")
+    })
+}
+
+fn is_alive(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+fn outlive_daemon() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let unsealed = Seed::of(cluster.first(), &parent);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed", "--name", "kept"]);
+    let children = seed.fork_detached(&[format!("61 {PAGING_MS}")], &["--to", cluster.name(1)]);
+    let said = wait_until_sealed(&cluster, &seed);
+    assert_eq!((&said["seal"]["state"], &said["template_pid"]), (&"sealed".into(), &0.into()), "{said}");
+    let image = image_of(&said);
+    assert_eq!(fs::metadata(&image).expect("the image").permissions().mode() & 0o777, 0o600);
+    parent.kill();
+    cluster.kill_daemon(0);
+    cluster.restart_daemon(0);
+    cluster.wait_until_all_are_alive();
+
+    let listed = cluster.first().json(&["seeds"]);
+    let seeds = listed["seeds"].as_array().expect("seeds");
+    assert_eq!((seeds.len(), &seeds[0]["seed"]), (1, &seed.id().into()), "the sealed one, and no other: {listed}");
+    assert_eq!((&seeds[0]["name"], &seeds[0]["seal"]["state"]), (&"kept".into(), &"sealed".into()), "{listed}");
+    cluster.node(1).refused(&["fork", unsealed.id(), "--detach"]).names(&[unsealed.id()]);
+    // One that paged over all this, and new ones, here and there.
+    seed.check_answers(&parent, &children, &[61]);
+    for (number, node) in [(62, 0), (63, 1)] {
+        let children = seed.fork_detached(&[format!("{number} 200")], &["--to", cluster.name(node)]);
+        seed.check_answers(&parent, &children, &[number]);
+    }
+    cluster.first().json(&["drop", "kept"]);
+    assert!(!image.exists(), "an image goes with its seed");
+    drop((seed, unsealed));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// A daemon that is told to stop keeps images, too; and ends what is not whole.
+fn outlive_stop() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Waits, &["16"]);
+    let seed = sealed(&cluster, &parent);
+    cluster.stop_daemon(0);
+    let unfinished = image_of(&seed.said).with_file_name(format!("{}.s0123456789abcdef.image.new", cluster.name(0)));
+    fs::write(&unfinished, b"half of something").expect("the directory is there");
+    cluster.restart_daemon(0);
+    cluster.wait_until_all_are_alive();
+    assert!(!unfinished.exists(), "what was never finished is removed");
+    seed.fork_and_check(&parent, 64, &["--to", cluster.name(1)]);
+    seed.fork_and_check(&parent, 65, &[]);
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// The template ends under children that page from it, by the network and on its own host.
+fn while_paging() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("paging"), &["256"]);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed"]);
+    let template = seed.template_pid();
+    let numbers = [66, 67, 68];
+    let payloads = [format!("66 {PAGING_MS}"), format!("67 {PAGING_MS}"), format!("68 {PAGING_MS} calls")];
+    let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1])]);
+    let said = wait_until_sealed(&cluster, &seed);
+    assert_eq!(said["seal"]["state"], "sealed", "{said}");
+    deadline::until("the template has ended", Duration::from_secs(5), || (!is_alive(template)).then_some(()));
+    seed.check_answers(&parent, &children, &numbers);
+    parent.require_unharmed();
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// A small file system of the test's own.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(mib: u32) -> Self {
+        let directory = scratch::directory();
+        let option = format!("size={mib}m");
+        let status = Command::new("mount").args(["-t", "tmpfs", "-o", &option, "tmpfs"]).arg(directory.path()).status();
+        assert!(status.expect("mount(8)").success());
+        Self(directory)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.path()).status();
+    }
+}
+
+/// The seed stays as it was, and says why it is not sealed; nothing is left of what was tried.
+fn no_room() {
+    let disk = SmallDisk::mount(24);
+    let directory = disk.path().to_string_lossy().into_owned();
+    let cluster = Cluster::start_with(2, &["--images", &directory]);
+    let mut parent = Parent::start(Program::Waits, &["32"]);
+    let refused = cluster.first().refused(&["prepare", &parent.pid_text(), "--sealed", "--wait", "--name", "large"]);
+    refused.names(&["not sealed", "are free there", &directory]);
+    assert_eq!(fs::read_dir(disk.path()).expect("the disk").count(), 0);
+    let said = cluster.first().json(&["inspect", "large"]);
+    assert_eq!(said["seal"]["state"], "failed", "{said}");
+    let id = said["seed"].as_str().expect("an id").to_owned();
+    let large = Seed::of_output(cluster.first(), &said.to_string());
+    large.fork_and_check(&parent, 69, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+    cluster.first().json(&["drop", &id]);
+
+    let small_parent = Parent::start(Program::Waits, &["4"]);
+    let small = sealed(&cluster, &small_parent);
+    assert!(image_of(&small.said).starts_with(disk.path()), "{}", small.said);
+    small.fork_and_check(&small_parent, 70, &["--to", cluster.name(1)]);
+    drop((small, large));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+fn damaged() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Situation("paging"), &["16"]);
+    let (cut, flipped) = (sealed(&cluster, &parent), sealed(&cluster, &parent));
+    let (cut_image, flipped_image) = (image_of(&cut.said), image_of(&flipped.said));
+    cluster.kill_daemon(0);
+    let open = |path: &Path| File::options().read(true).write(true).open(path).expect("an image");
+    let file = open(&cut_image);
+    file.set_len(file.metadata().expect("it is there").len() - 4096).expect("it can be cut");
+    // Only pages: 1 MiB in the midst of the parent's 16.
+    let file = open(&flipped_image);
+    let middle = file.metadata().expect("it is there").len() / 2;
+    let mut bytes = vec![0; 1 << 20];
+    file.read_exact_at(&mut bytes, middle).expect("it can be read");
+    bytes.iter_mut().step_by(4096).for_each(|byte| *byte ^= 1);
+    file.write_all_at(&bytes, middle).expect("it can be written");
+    cluster.restart_daemon(0);
+    cluster.wait_until_all_are_alive();
+
+    let refused = cluster.node(1).refused(&["fork", cut.id(), "--detach"]);
+    refused.names(&[cut.id(), &cut_image.to_string_lossy(), "damaged"]);
+    let child = &flipped.fork_detached(&["71 500".to_owned()], &["--to", cluster.name(1)])[0];
+    let said = cluster.node(1).json_of_any(&["wait", "--timeout", "50s", &child.id]);
+    let log = cluster.node(1).json(&["logs", &child.id])["stderr"].as_str().unwrap_or_default().to_owned();
+    assert!(!log.contains("wrong:"), "a wrong byte: {log}");
+    assert_eq!(said["children"][0]["exit_code"], 135, "SIGBUS: {said} {log}");
+    assert!(log.contains("lost its memory"), "{log}");
+    for seed in [&cut, &flipped] {
+        cluster.first().json(&["drop", seed.id()]);
+    }
+    assert!(!cut_image.exists() && !flipped_image.exists());
+    drop((cut, flipped));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// A child of the template and one of the image, by their bytes.
+fn same_memory(cluster: &Cluster) {
+    let parent = Parent::start(Program::Threads, &["64"]);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed"]);
+    let paused = |node: usize| seed.fork_idle(1, &["--to", cluster.name(node), "--paused"]).remove(0);
+    let before = paused(1);
+    cluster.first().json(&["settle", &before.id]);
+    assert_eq!(wait_until_sealed(cluster, &seed)["seal"]["state"], "sealed");
+    let (remote, own) = (paused(2), paused(0));
+    for child in [&remote, &own] {
+        let compared = memory::compare_areas(parent.pid(), before.pid, child.pid);
+        assert!(compared.pages > (64 << 20) / 4096, "{compared:?}");
+    }
+    for child in [before, remote, own] {
+        cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+    }
+}
+
+/// What fork shares rather than copies is in the image, too.
+fn shared_memory(cluster: &Cluster) {
+    let parent = Parent::start(Program::Resource("shared_memory"), &[]);
+    let seed = sealed(cluster, &parent);
+    seed.fork_and_check(&parent, 72, &["--to", cluster.name(1)]);
+    seed.fork_and_check(&parent, 73, &[]);
+}
+
+/// Nothing is left of an image that nobody wants any more.
+fn dropped(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["256"]);
+    for _ in 0..3 {
+        let seed = Seed::with_options(cluster.first(), &parent, &["--sealed"]);
+        cluster.first().json(&["drop", seed.id()]);
+    }
+    let seed = sealed(cluster, &parent);
+    let directory = image_of(&seed.said).parent().expect("a directory").to_owned();
+    deadline::until("one image is left", Duration::from_secs(10), || {
+        (fs::read_dir(&directory).expect("the directory").count() == 1).then_some(())
+    });
+    cluster.first().json(&["drop", seed.id()]);
+    assert_eq!(fs::read_dir(&directory).expect("the directory").count(), 0);
+}
+
+/// The parent stands still until its image is whole.
+fn frozen(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["64"]);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed", "--freeze", "--wait"]);
+    parent.wait_for_ticks(10);
+    seed.fork_and_check(&parent, 74, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}

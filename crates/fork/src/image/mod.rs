@@ -1,0 +1,77 @@
+//! The image of a seed: all that it has, in one file, so that it outlives its template and the daemon that made it.
+//!
+//! ```text
+//!  template ── writer: page by page ──▶ ID.image.new ── rename ──▶ ID.image ── reader ──▶ fabric
+//! ```
+//!
+//! An image is written whole or not at all, for its owner alone (mode 0600: it has the parent's memory, and the token that
+//! opens the seed). Each page has a checksum, which is looked at whenever the page is read: a damaged image is an error,
+//! never a wrong byte. When images are made and removed is the daemon's business.
+
+mod format;
+mod pages;
+mod reader;
+mod writer;
+
+use std::io;
+use std::path::PathBuf;
+
+pub use format::Head;
+pub use reader::Image;
+pub use writer::{Progress, write};
+
+/// Why there is no image, or none that can be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The file system would be too full afterwards.
+    #[error("image {} needs {needed_bytes} bytes, and {free_bytes} are free there: make room, or keep images elsewhere", path.display())]
+    NoRoom {
+        /// The file.
+        path: PathBuf,
+        /// Its size, and what is left free for others.
+        needed_bytes: u64,
+        /// What there is.
+        free_bytes: u64,
+    },
+    /// Other seeds have a part of its memory.
+    #[error(
+        "other seeds have a part of its memory: settle the process, a child, with `farfork settle`, and prepare it again"
+    )]
+    Inherited,
+    /// It cannot be written.
+    #[error("image {} cannot be written: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The seed's memory cannot be read.
+    #[error("the seed's memory cannot be read: {source}")]
+    Memory {
+        /// Why.
+        source: io::Error,
+    },
+    /// Nobody wants it any more.
+    #[error("image {} is not wanted any more", path.display())]
+    Cancelled {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It cannot be read.
+    #[error("image {} cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is none, or damaged.
+    #[error("image {} is damaged: {what}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+}

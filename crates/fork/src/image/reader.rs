@@ -1,0 +1,138 @@
+//! Reads an image: what it says of its seed when it is opened, and pages whenever somebody wants them, each against its
+//! checksum.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{Descriptor, ExtentId, decode};
+use rustix::io::Errno;
+
+use super::ImageError;
+use super::format::{Head, Layout, PAGES_MAX, PREFIX_BYTES, decode_checksums, head_bytes, is_whole};
+use super::pages::Pages;
+
+/// An image that can be read from.
+#[derive(Debug)]
+pub struct Image {
+    path: PathBuf,
+    file: File,
+    head: Head,
+    descriptor: Descriptor,
+    pages: Pages,
+    layout: Layout,
+    checksums: Vec<u32>,
+}
+
+impl Image {
+    /// Opens an image, and looks whether it is whole.
+    ///
+    /// # Errors
+    /// [`ImageError::Read`], [`ImageError::Damaged`].
+    pub fn open(path: &Path) -> Result<Self, ImageError> {
+        let unreadable = |source| ImageError::Read { path: path.to_owned(), source };
+        let damaged = |what: String| ImageError::Damaged { path: path.to_owned(), what };
+        let file = File::open(path).map_err(unreadable)?;
+        let file_bytes = file.metadata().map_err(unreadable)?.len();
+        let cut = || damaged(format!("it was cut to {file_bytes} bytes"));
+        if file_bytes < PREFIX_BYTES as u64 {
+            return Err(cut());
+        }
+        let mut prefix = [0; PREFIX_BYTES];
+        file.read_exact_at(&mut prefix, 0).map_err(unreadable)?;
+        let head_bytes = head_bytes(&prefix).map_err(damaged)?;
+        if PREFIX_BYTES as u64 + head_bytes > file_bytes {
+            return Err(cut());
+        }
+        let mut bytes = vec![0; head_bytes as usize];
+        file.read_exact_at(&mut bytes, PREFIX_BYTES as u64).map_err(unreadable)?;
+        let head: Head = postcard::from_bytes(&bytes).map_err(|error| damaged(format!("its head: {error}")))?;
+        let descriptor = decode(&head.descriptor).map_err(|error| damaged(error.to_string()))?;
+        let pages = Pages::of(&descriptor);
+        if pages.slots() > PAGES_MAX {
+            return Err(damaged(format!("{} pages are announced", pages.slots())));
+        }
+        let layout = Layout::of(head_bytes, pages.slots());
+        if layout.file_bytes() != file_bytes {
+            return Err(damaged(format!("it has {file_bytes} bytes instead of {}", layout.file_bytes())));
+        }
+        let mut index = vec![0; layout.index_bytes() as usize];
+        file.read_exact_at(&mut index, 0).map_err(unreadable)?;
+        if !is_whole(&index) {
+            return Err(damaged("the checksum of its head disagrees".to_owned()));
+        }
+        let checksums = decode_checksums(&index[layout.checksums_at as usize..]);
+        Ok(Self { path: path.to_owned(), file, head, descriptor, pages, layout, checksums })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What it says of its seed.
+    pub fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// The seed's descriptor.
+    pub fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// Removes the file; what was read from it stays right, what is read from it later too.
+    ///
+    /// # Errors
+    /// As unlink(2).
+    pub fn remove(&self) -> io::Result<()> {
+        fs::remove_file(&self.path)
+    }
+
+    /// Fills `into` from `offset` of an extent; zeroes where it holds nothing.
+    ///
+    /// # Errors
+    /// EIO where a page is damaged or the file was cut: `into` is then meaningless.
+    pub fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let mut at = offset;
+        let mut rest = into;
+        while !rest.is_empty() {
+            let (page, within) = (at / PAGE_SIZE, (at % PAGE_SIZE) as usize);
+            let whole_pages = rest.len() as u64 / PAGE_SIZE;
+            let done = match self.pages.slot_of(extent, page) {
+                Some((slot, in_a_row)) if within == 0 && whole_pages > 0 => {
+                    let count = (in_a_row.min(whole_pages) * PAGE_SIZE) as usize;
+                    self.read_pages(slot, &mut rest[..count])?;
+                    count
+                }
+                found => {
+                    let count = rest.len().min(PAGE_SIZE as usize - within);
+                    let mut whole = [0; PAGE_SIZE as usize];
+                    if let Some((slot, _)) = found {
+                        self.read_pages(slot, &mut whole)?;
+                    }
+                    rest[..count].copy_from_slice(&whole[within..within + count]);
+                    count
+                }
+            };
+            rest = &mut rest[done..];
+            at += done as u64;
+        }
+        Ok(())
+    }
+
+    fn read_pages(&self, first_slot: u64, into: &mut [u8]) -> io::Result<()> {
+        let broken = |what: &dyn std::fmt::Display| {
+            tracing::error!("image {}: {what}; its seed cannot be used any more", self.path.display());
+            io::Error::from(Errno::IO)
+        };
+        self.file.read_exact_at(into, self.layout.page_at(first_slot)).map_err(|error| broken(&error))?;
+        for (slot, page) in (first_slot..).zip(into.chunks_exact(PAGE_SIZE as usize)) {
+            if crc32c::crc32c(page) != self.checksums[slot as usize] {
+                return Err(broken(&format!("page {slot} is damaged")));
+            }
+        }
+        Ok(())
+    }
+}

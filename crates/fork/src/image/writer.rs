@@ -1,0 +1,137 @@
+//! Writes an image: pages first, then what says what they are, then its name.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use farfork_fabric::Region;
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::Descriptor;
+use rustix::fs::FallocateFlags;
+
+use super::ImageError;
+use super::format::{Head, Layout, encode_index};
+use super::pages::Pages;
+
+/// Pages read and written at a time: 1 MiB, between two looks whether the image is still wanted.
+const CHUNK_PAGES: u64 = 256;
+
+/// One in so many blocks of the file system stays free: others write there too, and most file systems slow down when full.
+const FREE_PART: u64 = 20;
+
+/// What a file is called until it is whole.
+pub(super) const UNFINISHED: &str = "new";
+
+/// How far an image is; whoever makes it, whoever asks and whoever ends it share one.
+#[derive(Debug, Default)]
+pub struct Progress {
+    done_bytes: AtomicU64,
+    total_bytes: AtomicU64,
+    is_cancelled: AtomicBool,
+}
+
+impl Progress {
+    /// Bytes of memory that are written, and that are to be.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.done_bytes.load(Ordering::Relaxed), self.total_bytes.load(Ordering::Relaxed))
+    }
+
+    /// It is not wanted any more.
+    pub fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Removes what was written, unless it was finished.
+struct Unfinished<'a> {
+    path: &'a Path,
+    file: File,
+    is_finished: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = fs::remove_file(self.path);
+        }
+    }
+}
+
+/// Writes the image of a seed at `path`, whole or not at all. Takes as long as memory and file system need.
+///
+/// # Errors
+/// [`ImageError`]; nothing is left then.
+pub fn write(
+    region: &dyn Region,
+    descriptor: &Descriptor,
+    head: &Head,
+    path: &Path,
+    progress: &Progress,
+) -> Result<(), ImageError> {
+    let failed = |source| ImageError::Write { path: path.to_owned(), source };
+    let head = postcard::to_stdvec(head).map_err(|error| failed(io::Error::other(error)))?;
+    if descriptor.extents.iter().any(|extent| !extent.inherited.is_empty()) {
+        return Err(ImageError::Inherited);
+    }
+    let pages = Pages::of(descriptor);
+    let layout = Layout::of(head.len() as u64, pages.slots());
+    progress.total_bytes.store(pages.slots() * PAGE_SIZE, Ordering::Relaxed);
+    let aside = PathBuf::from(format!("{}.{UNFINISHED}", path.display()));
+    let opened = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside);
+    let mut unfinished = Unfinished { path: &aside, file: opened.map_err(failed)?, is_finished: false };
+    reserve(&unfinished.file, layout.file_bytes(), path)?;
+
+    let checksums = copy(region, &pages, layout, &unfinished.file, (path, progress))?;
+    unfinished.file.write_all_at(&encode_index(&head, &checksums), 0).map_err(failed)?;
+    unfinished.file.sync_data().map_err(failed)?;
+    fs::rename(&aside, path).map_err(failed)?;
+    unfinished.is_finished = true;
+    // The name is worth as much as the contents.
+    let directory = path.parent().map_or_else(|| File::open("."), File::open);
+    directory.and_then(|directory| directory.sync_all()).map_err(failed)
+}
+
+/// Copies all pages; gives their checksums.
+fn copy(
+    region: &dyn Region,
+    pages: &Pages,
+    layout: Layout,
+    file: &File,
+    (path, progress): (&Path, &Progress),
+) -> Result<Vec<u32>, ImageError> {
+    let mut checksums = Vec::with_capacity(pages.slots() as usize);
+    let mut buffer = vec![0; (CHUNK_PAGES * PAGE_SIZE) as usize];
+    for run in pages.runs() {
+        for done in (0..run.count).step_by(CHUNK_PAGES as usize) {
+            if progress.is_cancelled.load(Ordering::Relaxed) {
+                return Err(ImageError::Cancelled { path: path.to_owned() });
+            }
+            let chunk = &mut buffer[..(CHUNK_PAGES.min(run.count - done) * PAGE_SIZE) as usize];
+            let read = region.read(run.extent, (run.first_page + done) * PAGE_SIZE, chunk);
+            read.map_err(|source| ImageError::Memory { source })?;
+            checksums.extend(chunk.chunks_exact(PAGE_SIZE as usize).map(crc32c::crc32c));
+            let written = file.write_all_at(chunk, layout.page_at(run.first_slot + done));
+            written.map_err(|source| ImageError::Write { path: path.to_owned(), source })?;
+            progress.done_bytes.fetch_add(chunk.len() as u64, Ordering::Relaxed);
+        }
+    }
+    Ok(checksums)
+}
+
+/// Takes the room for all of it now: a file system that fills up meanwhile is no reason to stop half-way.
+fn reserve(file: &File, bytes: u64, path: &Path) -> Result<(), ImageError> {
+    let failed = |errno: rustix::io::Errno| ImageError::Write { path: path.to_owned(), source: errno.into() };
+    let room = rustix::fs::fstatvfs(file).map_err(failed)?;
+    let free_bytes = room.f_bavail * room.f_frsize;
+    let needed_bytes = bytes + room.f_blocks * room.f_frsize / FREE_PART;
+    if needed_bytes > free_bytes {
+        return Err(ImageError::NoRoom { path: path.to_owned(), needed_bytes, free_bytes });
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        // A file system that cannot reserve tells when it is full.
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        Err(errno) => Err(failed(errno)),
+    }
+}

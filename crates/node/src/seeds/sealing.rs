@@ -1,0 +1,246 @@
+//! Sealed seeds: their memory is copied to an image in the background, which takes the template's place and outlives this
+//! daemon.
+//!
+//! ```text
+//!  listed, underway ─┬─▶ sealed: served from the image; the template ends, a frozen parent goes on
+//!                    └─▶ failed: served from the template, as any seed
+//! ```
+//!
+//! A daemon that starts finds the images of its node and serves them, before anybody can ask for a page. An image that is
+//! damaged is refused by name, and stays for somebody to look at until its seed is dropped.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use farfork_fork::image::{Image, ImageError, Progress};
+use farfork_fork::seed::{Seed, SeedTable};
+use farfork_wire::{NodeName, SeedId};
+use serde::{Deserialize, Serialize};
+
+use super::readiness::Readiness;
+use super::{Listed, Seeds};
+use crate::api::v1;
+use crate::node::Node;
+
+/// What the file of an image ends with; before it stands the seed's id.
+const SUFFIX: &str = ".image";
+
+/// What the file of one that was never finished ends with.
+const UNFINISHED_SUFFIX: &str = ".image.new";
+
+/// How much less a thread that writes an image counts than others (nice(2)): children and parents come first.
+const NICENESS: i32 = 10;
+
+/// What a daemon that starts again wants to know of a seed, beside what is in the descriptor.
+#[derive(Debug, Serialize, Deserialize)]
+struct About {
+    name: String,
+    parent_pid: u32,
+    command: String,
+    created_unix_ms: u64,
+    expires_unix_ms: u64,
+    threads: u32,
+    memory_bytes: u64,
+    descriptor_bytes: u64,
+    pause_us: u64,
+    prepare_us: u64,
+}
+
+/// How the sealing of a seed stands.
+#[derive(Debug)]
+pub(super) enum Seal {
+    /// The image is being written.
+    Underway(Arc<Progress>),
+    /// The image has the seed's memory.
+    Sealed {
+        /// The image.
+        path: PathBuf,
+        /// How much memory is in it.
+        bytes: u64,
+    },
+    /// There is no image, for this reason.
+    Failed(String),
+}
+
+/// What a daemon that starts finds.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(super) listed: BTreeMap<SeedId, Listed>,
+    /// Images that cannot be used, and why.
+    pub(super) refused: BTreeMap<SeedId, ImageError>,
+}
+
+impl Seal {
+    /// As it is shown.
+    pub(super) fn view(&self) -> v1::Seal {
+        let seal = |state: v1::SealState, (done_bytes, total_bytes), failure: &str, image: String| v1::Seal {
+            state: state.into(),
+            done_bytes,
+            total_bytes,
+            failure: failure.to_owned(),
+            image,
+        };
+        match self {
+            Self::Underway(progress) => seal(v1::SealState::Sealing, progress.bytes(), "", String::new()),
+            Self::Sealed { path, bytes } => {
+                seal(v1::SealState::Sealed, (*bytes, *bytes), "", path.display().to_string())
+            }
+            Self::Failed(reason) => seal(v1::SealState::Failed, (0, 0), reason, String::new()),
+        }
+    }
+}
+
+/// Reads the images of a node's seeds into the table that is served; removes what was never finished.
+pub(crate) fn find(directory: &Path, node: &NodeName, table: &SeedTable) -> Found {
+    let mut found = Found::default();
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let id = |suffix| name.strip_suffix(suffix)?.parse::<SeedId>().ok().filter(|id| id.node() == node);
+        if id(UNFINISHED_SUFFIX).is_some() {
+            let _ = fs::remove_file(&path);
+        } else if let Some(id) = id(SUFFIX) {
+            match open(&path, &id) {
+                Ok((image, listed)) => {
+                    tracing::info!(seed = %id, image = %path.display(), "a sealed seed is served again");
+                    table.insert(Arc::new(Seed::of_image(image)));
+                    found.listed.insert(id, listed);
+                }
+                Err(error) => {
+                    tracing::error!(seed = %id, %error, "a sealed seed is not served");
+                    found.refused.insert(id, error);
+                }
+            }
+        }
+    }
+    found
+}
+
+fn open(path: &Path, id: &SeedId) -> Result<(Image, Listed), ImageError> {
+    let image = Image::open(path)?;
+    let damaged = |what: String| ImageError::Damaged { path: path.to_owned(), what };
+    if image.head().seed != *id {
+        return Err(damaged(format!("it is of seed {}", image.head().seed)));
+    }
+    let about: About = serde_json::from_slice(&image.head().about).map_err(|error| damaged(error.to_string()))?;
+    let readiness = Arc::new(Readiness::default());
+    readiness.conclude(Ok(()));
+    let seal = Some(Seal::Sealed { path: path.to_owned(), bytes: about.memory_bytes });
+    Ok((image, Listed { view: about.into_view(id), readiness, seal }))
+}
+
+/// Writes the image of a seed that is complete, in a thread of its own.
+pub(super) fn begin(node: &Arc<Node>, id: &SeedId) {
+    let (here, sealed) = (node.clone(), id.clone());
+    let started = thread::Builder::new().name("sealer".to_owned()).spawn(move || seal(&here.seeds, &sealed));
+    if let Err(error) = started {
+        node.seeds.tell_seal(id, Seal::Failed(format!("there is no thread for it: {error}")));
+    }
+}
+
+fn seal(seeds: &Seeds, id: &SeedId) {
+    // Where it may not, it competes with the others.
+    let _ = rustix::process::nice(NICENESS);
+    let (Some(seed), Some((about, progress))) = (seeds.table.get(id), seeds.about(id)) else { return };
+    let path = seeds.image_path(id);
+    // It may be there; where it cannot be made, neither can the image.
+    let _ = DirBuilder::new().recursive(true).mode(0o700).create(&seeds.images);
+    match seed.seal(about, &path, &progress) {
+        Ok(image) => seeds.take_image(id, seed.moved_to(image)),
+        Err(ImageError::Cancelled { .. }) => {}
+        Err(error) => {
+            tracing::warn!(seed = %id, %error, "a seed is not sealed");
+            seeds.tell_seal(id, Seal::Failed(error.to_string()));
+        }
+    }
+    // The last reference ends the template, which may take its time.
+    drop(seed);
+}
+
+impl Seeds {
+    pub(super) fn image_path(&self, id: &SeedId) -> PathBuf {
+        self.images.join(format!("{id}{SUFFIX}"))
+    }
+
+    fn tell_seal(&self, id: &SeedId, seal: Seal) {
+        if let Some(known) = self.listed().get_mut(id) {
+            known.seal = Some(seal);
+        }
+    }
+
+    /// What the image is to say of a seed, and where its progress is told; `None` where it was dropped.
+    fn about(&self, id: &SeedId) -> Option<(Vec<u8>, Arc<Progress>)> {
+        let listed = self.listed();
+        let known = listed.get(id)?;
+        let Some(Seal::Underway(progress)) = &known.seal else { return None };
+        Some((serde_json::to_vec(&About::of(&known.view)).ok()?, progress.clone()))
+    }
+
+    /// From now on the seed is served from its image.
+    fn take_image(&self, id: &SeedId, seed: Seed) {
+        let path = self.image_path(id);
+        let mut listed = self.listed();
+        let Some(known) = listed.get_mut(id) else {
+            // Dropped in this moment.
+            return remove(&path);
+        };
+        known.view.frozen = false;
+        known.seal = Some(Seal::Sealed { path, bytes: known.view.memory_bytes });
+        self.table.insert(Arc::new(seed));
+        tracing::info!(seed = %id, "sealed");
+    }
+}
+
+/// Ends what there is of a seal: the image is removed, one that is being written is given up.
+pub(super) fn discard(seal: &Seal) {
+    match seal {
+        Seal::Underway(progress) => progress.cancel(),
+        Seal::Sealed { path, .. } => remove(path),
+        Seal::Failed(_) => {}
+    }
+}
+
+/// Removes an image.
+pub(super) fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::warn!(image = %path.display(), %error, "an image is not removed");
+    }
+}
+
+impl About {
+    fn of(view: &v1::Seed) -> Self {
+        Self {
+            name: view.name.clone(),
+            parent_pid: view.parent_pid,
+            command: view.command.clone(),
+            created_unix_ms: view.created_unix_ms,
+            expires_unix_ms: view.expires_unix_ms,
+            threads: view.threads,
+            memory_bytes: view.memory_bytes,
+            descriptor_bytes: view.descriptor_bytes,
+            pause_us: view.pause_us,
+            prepare_us: view.prepare_us,
+        }
+    }
+
+    fn into_view(self, id: &SeedId) -> v1::Seed {
+        v1::Seed {
+            id: id.to_string(),
+            name: self.name,
+            node: id.node().to_string(),
+            parent_pid: self.parent_pid,
+            command: self.command,
+            created_unix_ms: self.created_unix_ms,
+            expires_unix_ms: self.expires_unix_ms,
+            threads: self.threads,
+            memory_bytes: self.memory_bytes,
+            descriptor_bytes: self.descriptor_bytes,
+            pause_us: self.pause_us,
+            prepare_us: self.prepare_us,
+            ..v1::Seed::default()
+        }
+    }
+}
