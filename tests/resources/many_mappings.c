@@ -1,7 +1,7 @@
 /* Tens of thousands of mappings. */
 #include "resource.h"
 
-#define COUNT 30000UL
+#define COUNT 20000UL
 
 static char *area;
 

@@ -113,7 +113,7 @@ struct plan_epoll {
  * daemon's choice alone; a descriptor decides about values only. */
 struct plan_call {
 	u64 arguments[6];
-	u64 expected; /* what it gives; CALL_ANY_RESULT: anything but an error */
+	u64 expected; /* what it gives; CALL_ANY_RESULT: anything but an error; CALL_MAY_FAIL: whatever */
 	u32 number;
 	u32 pointers; /* bit N: argument N is an offset in the plan */
 	u32 step;
@@ -121,6 +121,7 @@ struct plan_call {
 };
 
 #define CALL_ANY_RESULT (~0ull)
+#define CALL_MAY_FAIL (~0ull - 1)
 
 struct plan_action {
 	u64 signal;
@@ -151,8 +152,16 @@ struct plan_credentials {
 
 #define CREDENTIALS_AS_THEY_ARE 0xffffffffu
 
+/* A filter of system calls to be installed: seccomp(2) with these arguments. threads.c knows the offsets. */
+struct plan_filter {
+	u64 operation;
+	u64 flags;
+	u64 program;
+};
+
 struct plan_thread {
 	u64 frame; /* address of the signal frame's page */
+	u64 filters; /* address of plan_filter's, the last with operation 0; or 0 */
 	u64 stack_top;
 	u64 fs_base;
 	u64 gs_base;
@@ -178,7 +187,7 @@ struct plan {
 	u64 plan_bytes;
 	u64 region_start;
 	u64 region_bytes;
-	u64 keep_bytes; /* code and frames */
+	u64 keep_bytes; /* code, frames and filters */
 	u64 code_bytes;
 	u64 frame_bytes; /* of one thread */
 	u64 plan_offset; /* in the region; so the next four */

@@ -121,7 +121,7 @@ static __attribute__((noreturn)) void become_child(const struct passed_set *pass
 		fail(STEP_MAP_PLAN, plan, 1);
 	copy_bytes((void *)region, image_start, image_end - image_start);
 	copy_bytes((void *)(region + head.code_bytes), (void *)(plan + head.frames),
-		   head.frame_bytes * head.threads.count);
+		   head.keep_bytes - head.code_bytes);
 	long error = CALL3(mprotect, region, head.code_bytes, K_PROT_READ | K_PROT_EXEC);
 	if (error < 0)
 		fail(STEP_PROTECT_CODE, error, 0);

@@ -53,26 +53,44 @@ static void set_thread(const struct plan *plan, const struct plan_thread *thread
 }
 
 /* Enters the thread through its signal frame. Whoever is last takes the plan, the stacks and this page's neighbours away;
- * after the count nothing but registers is used, for the stack may be gone. */
+ * after the count nothing but registers is used, for the stack may be gone. Its filters of system calls come behind all calls but
+ * the last; where one cannot be installed the child ends here, rather than go on without. */
 void enter(const struct plan *plan, const struct plan_thread *thread)
 {
 	u64 gone = plan->region_start + plan->keep_bytes;
 	u64 gone_bytes = plan->region_bytes - plan->keep_bytes;
 	register u64 frame __asm__("r12") = thread->frame + 8; /* behind the return address, as a handler's ret leaves it */
 	register u32 *inside __asm__("r13") = &scratch_of(plan)->inside;
+	register u64 filter __asm__("r14") = thread->filters;
 	__asm__ volatile("mov %[frame], %%rsp\n\t"
 			 "lock decl (%[inside])\n\t"
 			 "jnz 1f\n\t"
 			 "mov %[munmap], %%eax\n\t"
 			 "syscall\n"
 			 "1:\n\t"
-			 "mov %[sigreturn], %%eax\n\t"
+			 "test %[filter], %[filter]\n\t"
+			 "jz 3f\n"
+			 "2:\n\t"
+			 "mov (%[filter]), %%rdi\n\t"
+			 "test %%rdi, %%rdi\n\t"
+			 "jz 3f\n\t"
+			 "mov 8(%[filter]), %%rsi\n\t"
+			 "mov 16(%[filter]), %%rdx\n\t"
+			 "mov %[seccomp], %%eax\n\t"
 			 "syscall\n\t"
+			 "test %%rax, %%rax\n\t"
+			 "jnz 4f\n\t"
+			 "add $24, %[filter]\n\t"
+			 "jmp 2b\n"
+			 "3:\n\t"
+			 "mov %[sigreturn], %%eax\n\t"
+			 "syscall\n"
+			 "4:\n\t"
 			 "ud2"
-			 :
-			 : [frame] "r"(frame), [inside] "r"(inside), "D"(gone), "S"(gone_bytes),
-			   [munmap] "i"(__NR_munmap), [sigreturn] "i"(__NR_rt_sigreturn)
-			 : "rax", "rcx", "r11", "memory");
+			 : [filter] "+r"(filter), "+D"(gone), "+S"(gone_bytes)
+			 : [frame] "r"(frame), [inside] "r"(inside), [munmap] "i"(__NR_munmap),
+			   [sigreturn] "i"(__NR_rt_sigreturn), [seccomp] "i"(__NR_seccomp)
+			 : "rax", "rcx", "rdx", "r11", "memory");
 	__builtin_unreachable();
 }
 

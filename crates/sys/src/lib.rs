@@ -23,6 +23,8 @@ pub mod pidfd;
 pub mod priority;
 pub mod process;
 pub mod ptrace;
+pub mod socket;
+pub mod socket_diagnosis;
 pub mod turn;
 pub mod userfaultfd;
 pub mod wait;

@@ -40,6 +40,22 @@ pub fn enter_network(netns: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_link_name_space(netns, Some(LinkNameSpaceType::Network))?)
 }
 
+/// Moves the calling thread into the IPC namespace of a process.
+///
+/// # Errors
+/// As setns(2).
+pub fn enter_ipc(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION)?)
+}
+
+/// Moves the calling thread into the network namespace of a process.
+///
+/// # Errors
+/// As setns(2).
+pub fn enter_network_of(pidfd: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::NETWORK)?)
+}
+
 /// Makes the mount at `new_root` the root of the calling thread's mount namespace and lets go of the old one. No mount
 /// of that namespace may be shared with another.
 ///

@@ -15,6 +15,9 @@ pub const OPTION_TRACE_SYSCALL_GOOD: usize = 1;
 /// `PTRACE_O_EXITKILL`: the tracee is killed when its tracer ends.
 pub const OPTION_EXIT_KILL: usize = 1 << 20;
 
+/// `PTRACE_O_SUSPEND_SECCOMP`: filters of system calls do not judge while it is traced; needs CAP_SYS_ADMIN.
+pub const OPTION_SUSPEND_SECCOMP: usize = 1 << 21;
+
 /// `PTRACE_EVENT_STOP`: the stop that `interrupt` asked for, a group stop, or a newborn's first.
 pub const EVENT_STOP: i32 = 128;
 
@@ -26,6 +29,8 @@ const NT_X86_XSTATE: usize = 0x202;
 const PTRACE_PEEKSIGINFO: u32 = 0x4209;
 const PTRACE_GETSIGMASK: u32 = 0x420a;
 const PTRACE_SETSIGMASK: u32 = 0x420b;
+const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
+const PTRACE_SECCOMP_GET_METADATA: u32 = 0x420d;
 const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const PEEKSIGINFO_SHARED: u32 = 1;
 
@@ -297,6 +302,31 @@ pub fn rseq(tid: i32) -> io::Result<Option<RseqConfiguration>> {
     }?;
     let registered = raw.address != 0;
     Ok(registered.then_some(RseqConfiguration { address: raw.address, bytes: raw.bytes, signature: raw.signature }))
+}
+
+/// One filter of system calls of a stopped tracee, counted from the oldest: its SECCOMP_FILTER_FLAG_*, and its instructions of
+/// 8 bytes each. `None` where it has no more.
+///
+/// # Errors
+/// EACCES without CAP_SYS_ADMIN, or when the caller itself is under a filter; EIO where the kernel cannot tell (it was built
+/// without CONFIG_CHECKPOINT_RESTORE).
+pub fn seccomp_filter(tid: i32, index: usize) -> io::Result<Option<(u32, Vec<u8>)>> {
+    const INSTRUCTION_BYTES: usize = 8;
+    // SAFETY: without a buffer the kernel gives the number of instructions, and writes nothing.
+    let count = match unsafe { ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index, 0) } {
+        Ok(count) => count,
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL)) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut instructions = vec![0_u8; count * INSTRUCTION_BYTES];
+    let buffer = instructions.as_mut_ptr().expose_provenance();
+    // SAFETY: the tracee is stopped, so the filter still has `count` instructions, for which there is room.
+    unsafe { ptrace(PTRACE_SECCOMP_GET_FILTER, tid, index, buffer) }?;
+    let mut metadata = [index as u64, 0];
+    let buffer = metadata.as_mut_ptr().expose_provenance();
+    // SAFETY: the kernel reads and writes a struct seccomp_metadata of the size given: filter and flags, a word each.
+    unsafe { ptrace(PTRACE_SECCOMP_GET_METADATA, tid, size_of_val(&metadata), buffer) }?;
+    Ok(Some((metadata[1] as u32, instructions)))
 }
 
 /// Which queue of pending signals.

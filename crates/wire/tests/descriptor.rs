@@ -81,7 +81,7 @@ fn posix_timer(id: u32) -> PosixTimer {
 
 fn socket(pair: u32, end: u32) -> OpenFile {
     let (options, received) = (Vec::new(), vec![b"word".to_vec()]);
-    let state = SocketState::Paired { pair, end };
+    let state = SocketState::Paired { pair, end, through: Vec::new() };
     OpenFile::Socket(Socket { family: 1, kind: 1, protocol: 0, flags: 2, state, options, received, shut_down: 0 })
 }
 

@@ -18,6 +18,7 @@ use farfork_wire::descriptor::PosixTimer;
 use super::ask::Answers;
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
+use super::filters::Filters;
 use super::files::{self, Contents, Files, Threads};
 use super::inherited::{Inherited, Subject};
 use super::inject::Injector;
@@ -117,6 +118,7 @@ pub(super) struct Taken {
     pub(super) files: Files,
     pub(super) inherited: Inherited,
     pub(super) posix_timers: Vec<PosixTimer>,
+    pub(super) filters: Filters,
     pub(super) space: AddressSpace,
     /// What it lacks because other seeds have it.
     pub(super) inheritance: Inheritance,
@@ -210,7 +212,7 @@ fn take(
     let (pid, subject) = (snapshot.pid, held.pid());
     let Prepared { survey, oom_score_adj, search, .. } = prepared;
     let mut answers = paused.answers(&snapshot)?;
-    let Paused { standing, lifeline, contents, copies, clocks, timers, template_space, .. } = paused;
+    let Paused { standing, lifeline, contents, copies, clocks, timers, filters, template_space, .. } = paused;
     // First, so that the template is a process like any other for all that follows.
     let lack = match (search, template_space?) {
         (Some(search), Some(space)) => Some(phase!("prepare.leave", search.take(space))?),
@@ -240,6 +242,7 @@ fn take(
         files,
         inherited,
         posix_timers,
+        filters,
         space,
         inheritance,
     })

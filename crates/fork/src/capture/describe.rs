@@ -5,6 +5,8 @@
 //!  template   flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
 //! ```
 
+use std::ops::Range;
+
 use farfork_sys::clock::Clocks;
 use farfork_sys::process;
 use farfork_wire::descriptor::{Descriptor, Origin};
@@ -12,7 +14,7 @@ use farfork_wire::descriptor::{Descriptor, Origin};
 use super::attempt::{Held, Taken};
 use super::deadline::Deadline;
 use super::error::CaptureError;
-use super::inject::Injector;
+use super::inject::{Call, Injector};
 use super::memory::MemoryMap;
 use super::shared::SharedCopy;
 use super::{CaptureOptions, eager, state, twin};
@@ -33,11 +35,15 @@ pub(super) fn describe(
     let (pid, subject) = (taken.snapshot.pid, held.pid());
     let Taken { snapshot, survey, clocks, standing, answers, copies, mem, root, files, inherited, space, .. } = taken;
     let inheritance = taken.inheritance;
+    let segments = space.segments();
     let mut memory = phase!("prepare.memory", MemoryMap::build(space, &root, &copies, &inheritance))?;
-    let shared_objects = copies.describe(&mut memory.extents);
+    leave_segments(held, &segments, &mut injector)?;
+    let shared_objects = copies.describe(&root, &mut memory.extents);
     let entered = phase!("prepare.state");
-    let timers = (answers[0].interval_timers.clone(), taken.posix_timers);
-    let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, inherited.securebits)?;
+    let mut filters = taken.filters;
+    let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
+    let threads =
+        state::threads(&snapshot, standing, &answers, &survey.profiles, &mut filters.of_threads, inherited.securebits)?;
     let process = state::process(&survey, &snapshot, (subject, &root), inherited, timers, taken.oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
@@ -92,6 +98,18 @@ fn tidy(held: &Held, taken: &Taken, injector: &mut Injector<'_>) -> Result<(), C
         Held::Parent(_) => &taken.snapshot.leader().registers,
     };
     taken.lifeline.unmap((held.pid(), registers), (None, &taken.mem), injector)
+}
+
+/// A template that has a segment of System V shared memory attached is counted by the kernel (`shm_nattch`), and programs look
+/// at that: its contents were copied, and it lets go.
+fn leave_segments(held: &Held, segments: &[Range<u64>], injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+    const MUNMAP: u64 = 11;
+    let Held::Clone(clone) = held else { return Ok(()) };
+    for area in segments {
+        let call = Call::new("munmap", MUNMAP, [area.start, area.end - area.start]);
+        injector.call(clone.pid, &clone.registers, call)?;
+    }
+    Ok(())
 }
 
 fn origin(options: &CaptureOptions, xstate: &[u8], clocks: Clocks) -> Origin {

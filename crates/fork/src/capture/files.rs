@@ -7,18 +7,21 @@ mod build;
 mod contents;
 mod kind;
 mod made;
+mod sockets;
 mod watches;
 
 use std::fs;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use farfork_sys::process;
+use farfork_sys::socket_diagnosis::Diagnosis;
+use farfork_sys::{pidfd, process};
 
 pub(super) use build::{Files, Threads};
 pub(super) use contents::Contents;
-pub(super) use kind::Kind;
+pub(super) use kind::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
 
 use super::error::{CaptureError, Refusal};
 
@@ -44,8 +47,6 @@ pub(super) struct OpenFd {
     /// One of the standard streams, or a file that leads where one of them does.
     pub(super) is_standard: bool,
 }
-
-pub(super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
 /// Every descriptor of a process, ascending. One that is closed meanwhile is left out.
 pub(super) fn open_fds(pid: i32, sockets: &ProgramSockets) -> Result<Vec<OpenFd>, CaptureError> {
@@ -100,8 +101,9 @@ impl OpenFd {
             | Kind::SignalFd
             | Kind::Inotify
             | Kind::Process
+            | Kind::Socket
             | Kind::Memory => !self.is_standard,
-            Kind::Device | Kind::Terminal | Kind::Socket | Kind::Program { .. } | Kind::Other(_) => false,
+            Kind::Device | Kind::Terminal | Kind::Program { .. } | Kind::Other(_) => false,
         }
     }
 
@@ -122,7 +124,6 @@ impl OpenFd {
             Kind::Regular | Kind::Directory | Kind::NamedPipe if str::from_utf8(&self.link).is_err() => {
                 Some(format!("the path {link} is not UTF-8"))
             }
-            Kind::Socket => Some(format!("{link}: sockets are not carried yet; close it first")),
             Kind::Terminal => Some(format!("terminal {link}: only standard streams may lead to one")),
             Kind::Other(what) => Some(what.clone()),
             _ => None,
@@ -158,6 +159,7 @@ pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Ref
         refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
     refusals.extend(others_pidfds(pid, subject, fds)?);
+    refusals.extend(strange_sockets(pid, subject, fds)?);
     Ok(refusals)
 }
 
@@ -189,6 +191,36 @@ fn others_pidfds(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>,
         }
     }
     Ok(refusals)
+}
+
+/// Sockets of kinds that are not carried, whatever they are doing.
+fn strange_sockets(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut refusals = Vec::new();
+    for (fd, copy) in socket_copies(subject, fds).map_err(CaptureError::read(pid, "the sockets"))? {
+        let reason = sockets::refusal(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
+        refusals.extend(reason.map(|reason| Refusal::new(object(pid, fd.number), reason)));
+    }
+    Ok(refusals)
+}
+
+/// Asks the kernel about Unix sockets of a process, where it has any.
+pub(super) fn diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<Diagnosis>, CaptureError> {
+    let copies = socket_copies(pid, fds).map_err(CaptureError::read(pid, "the sockets"))?;
+    let has_unix = copies.iter().any(|(_, copy)| sockets::is_unix(copy.as_fd()));
+    if !has_unix {
+        return Ok(None);
+    }
+    Diagnosis::open(pid).map(Some).map_err(CaptureError::read(pid, "the Unix sockets"))
+}
+
+/// Copies of the sockets beyond the standard streams. One that is closed meanwhile is left out.
+fn socket_copies(pid: i32, fds: &[OpenFd]) -> io::Result<Vec<(&OpenFd, OwnedFd)>> {
+    let mut wanted = fds.iter().filter(|fd| fd.kind == Kind::Socket && !fd.is_standard).peekable();
+    if wanted.peek().is_none() {
+        return Ok(Vec::new());
+    }
+    let process = pidfd::open(pid)?;
+    Ok(wanted.filter_map(|fd| Some((fd, pidfd::get_fd(&process, fd.number).ok()?))).collect())
 }
 
 /// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.

@@ -13,7 +13,7 @@ pub(super) use build::MemoryMap;
 pub(super) use space::AddressSpace;
 
 use super::error::Refusal;
-use super::files::DELETED_SUFFIX;
+use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
 
 /// What an area of the address space is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(super) fn kind(entry: &MapEntry) -> Result<Kind, &'static str> {
         b"[vvar]" => Kind::Special(SpecialMapping::Vvar),
         b"[vvar_vclock]" => Kind::Special(SpecialMapping::VvarVclock),
         path if entry.is_shared => {
-            if is_deleted(path) {
+            if is_deleted(path) || path.starts_with(SHARED_MEMORY_PREFIX) {
                 Kind::SharedObject
             } else {
                 Kind::SharedFile
@@ -84,9 +84,6 @@ fn refuse_by_flag(entry: &MapEntry) -> Result<(), &'static str> {
 
 fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
     let path = entry.path.as_slice();
-    if path.starts_with(b"/SYSV") {
-        return Err("it is System V shared memory, which is not carried yet");
-    }
     if path.starts_with(b"/anon_hugepage") {
         return Err("it is in huge pages of hugetlbfs, which are not carried yet");
     }

@@ -24,6 +24,7 @@ mod describe;
 mod eager;
 mod error;
 mod files;
+mod filters;
 mod freezer;
 mod glibc;
 mod inherited;

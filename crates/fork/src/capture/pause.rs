@@ -10,12 +10,14 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
+use farfork_sys::ptrace;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
 use super::ask::{self, Answers};
 use super::error::CaptureError;
 use super::files::Contents;
+use super::filters::{self, Filters};
 use super::inject::Injector;
 use super::lifeline::{Lifeline, Task};
 use super::lineage::Search;
@@ -47,6 +49,7 @@ pub(super) struct Paused {
     pub(super) copies: Result<SharedCopies, CaptureError>,
     pub(super) clocks: Clocks,
     pub(super) timers: Result<Vec<PosixTimer>, CaptureError>,
+    pub(super) filters: Filters,
     /// `None` in freeze mode.
     pub(super) clone: Option<Clone>,
     /// The number that the process's pager has for the clone, where it has one.
@@ -92,6 +95,7 @@ pub(super) fn pause(
         stopped.snapshot.threads.iter().map(|one| Standing::read(one.tid)).collect();
     let standing = standing?;
     look_at_new_threads(&stopped.snapshot, &mut prepared.survey)?;
+    let filters = take_filters(&stopped.snapshot, &prepared.survey)?;
     let end = end_signal(&stopped.snapshot, &prepared.survey)?;
     stopped.snapshot.leader().block_signals(end)?;
     times.registers = begun.elapsed();
@@ -107,7 +111,7 @@ pub(super) fn pause(
         phase!("prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
     }
     let Work { asked, contents, copies, clone, timers, template_space } = worked?;
-    Ok(Paused { standing, lifeline, contents, copies, clocks, timers, clone, template_space, asked })
+    Ok(Paused { standing, lifeline, contents, copies, clocks, timers, filters, clone, template_space, asked })
 }
 
 /// A thread that was born since the survey.
@@ -120,6 +124,20 @@ fn look_at_new_threads(snapshot: &Snapshot, survey: &mut Survey) -> Result<(), C
         }
     }
     Ok(())
+}
+
+/// Filters of system calls, which from here on do not judge.
+fn take_filters(snapshot: &Snapshot, survey: &Survey) -> Result<Filters, CaptureError> {
+    let mut filters = Filters::default();
+    for thread in &snapshot.threads {
+        let profile = survey.profiles.get(&thread.tid).ok_or(CaptureError::Gone { pid: survey.pid })?;
+        if let Some(refusal) = filters::refusal(survey.pid, thread.tid, &profile.status) {
+            return Err(CaptureError::refused(survey.pid, vec![refusal]));
+        }
+        filters::suspend(thread.tid, &profile.status)?;
+        filters.read(survey.pid, thread.tid, &profile.status)?;
+    }
+    Ok(filters)
 }
 
 fn end_signal(snapshot: &Snapshot, survey: &Survey) -> Result<EndSignal, CaptureError> {
@@ -154,7 +172,7 @@ fn work(
     injector.finish(&mut running, |one| one.tid() != pid)?;
     stopped.restore_others();
     times.ask = lap.take();
-    let contents = Contents::read(pid, &prepared.survey.fds);
+    let contents = Contents::read(pid, &prepared.survey.fds, prepared.survey.diagnosis.as_ref());
     let copies = std::mem::take(&mut prepared.shared).copy(pid, injector.deadline());
     times.shared = lap.take();
     injector.finish(&mut running, |_| true)?;
@@ -212,7 +230,9 @@ fn start(
 fn born(task: &Task, script: &[u8], survey: &Survey, injector: &mut Injector<'_>) -> Result<Clone, CaptureError> {
     let last = task.calls.len() - 1;
     let inner_pid = task.calls[last].checked(survey.pid, script::result(script, last))?;
-    Clone::born(inner_pid, survey.pid, survey.stat.start_ticks, injector)
+    let is_filtered = survey.profiles.get(&survey.pid).is_some_and(|leader| leader.status.seccomp != 0);
+    let options = if is_filtered { ptrace::OPTION_SUSPEND_SECCOMP } else { 0 };
+    Clone::born(inner_pid, survey.pid, survey.stat.start_ticks, options, injector)
 }
 
 /// Time between two points.

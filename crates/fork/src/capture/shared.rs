@@ -3,25 +3,39 @@
 //! What can be done before is done before: the objects are found and opened, and as many bytes as they then hold are
 //! allocated and touched, so that the pause costs one copy and no page faults.
 
+mod system_v;
+
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Extent, ExtentId, ExtentSource, PageRun, SharedKind, SharedObject};
+use farfork_wire::descriptor::{Extent, ExtentId, ExtentSource, FileStatus, PageRun, SharedKind, SharedObject};
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
-use super::files::{DELETED_SUFFIX, Kind};
+use super::files::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
+use super::strip_root;
 use super::survey::Survey;
+use system_v::Segment;
 
 /// Most bytes of shared memory that a pause copies: at some GB/s, already some seconds of standing still.
 const SHARED_BYTES_MAX: u64 = 16 << 30;
 
 /// Bytes copied between two looks at the clock: some milliseconds.
 const COPY_CHUNK_BYTES: usize = 16 << 20;
+
+/// What a segment of System V shared memory is called in a memory map.
+pub(super) const SEGMENT_PREFIX: &[u8] = b"/SYSV";
+
+/// Mode bits that are carried.
+const PERMISSIONS: u32 = 0o7777;
+
+fn has_segments(survey: &Survey) -> bool {
+    survey.maps.iter().any(|entry| entry.path.starts_with(SEGMENT_PREFIX))
+}
 
 /// Device and inode.
 type Key = (u64, u64);
@@ -77,6 +91,7 @@ impl Run {
 struct Source {
     key: Key,
     name: String,
+    kind: SharedKind,
     file: File,
     /// Allocated and touched, where the data lay at the survey.
     prepared: Vec<Run>,
@@ -95,8 +110,9 @@ impl SharedSources {
         let opened = survey.fds.iter().filter(|fd| fd.kind == Kind::Memory && !fd.is_standard);
         let opened = opened.map(|fd| (format!("/proc/{pid}/fd/{}", fd.number), &fd.link));
         let mut sources: BTreeMap<Key, Source> = BTreeMap::new();
+        let segments = if has_segments(survey) { system_v::segments(pid)? } else { Vec::new() };
         for (path, link) in opened.chain(mapped) {
-            let source = Source::open(&path, link).map_err(|source| match source.kind() {
+            let source = Source::open(&path, link, &segments).map_err(|source| match source.kind() {
                 io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: "its shared memory".to_owned() },
                 _ => {
                     CaptureError::Read { pid, what: format!("shared memory {}", String::from_utf8_lossy(link)), source }
@@ -131,11 +147,11 @@ impl SharedSources {
     pub(super) fn copy(self, pid: i32, deadline: &Deadline) -> Result<SharedCopies, CaptureError> {
         let mut copies = SharedCopies::default();
         for source in self.0 {
-            let (key, name) = (source.key, source.name.clone());
+            let (key, name, kind) = (source.key, source.name.clone(), source.kind.clone());
             let seals = fcntl_get_seals(&source.file).ok().filter(|seals| *seals != SealFlags::SEAL);
             let copy = source.copy(pid, deadline)?;
             copies.keys.push(key);
-            copies.named.push((name, seals.map(|seals| seals.bits())));
+            copies.named.push((name, seals.map(|seals| seals.bits()), kind));
             copies.copies.push(copy);
         }
         Ok(copies)
@@ -143,12 +159,30 @@ impl SharedSources {
 }
 
 impl Source {
-    fn open(path: &str, link: &[u8]) -> io::Result<Self> {
+    fn open(path: &str, link: &[u8], segments: &[Segment]) -> io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
-        let name = link.strip_prefix(b"/memfd:").map(|name| name.strip_suffix(DELETED_SUFFIX).unwrap_or(name));
-        let name = name.map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
-        Ok(Self { key: (metadata.dev(), metadata.ino()), name, file, prepared: Vec::new() })
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let status = FileStatus { mode: metadata.mode() & PERMISSIONS, uid: metadata.uid(), gid: metadata.gid() };
+        let undeleted = link.strip_suffix(DELETED_SUFFIX);
+        let (name, kind) = match (link, undeleted) {
+            (link, _) if link.starts_with(b"/memfd:") => {
+                (text(&undeleted.unwrap_or(link)[b"/memfd:".len()..]), SharedKind::Memory)
+            }
+            (link, _) if link.starts_with(SEGMENT_PREFIX) => {
+                let segment = segments.iter().find(|segment| u64::from(segment.id) == metadata.ino());
+                (String::new(), segment.ok_or(io::ErrorKind::NotFound)?.kind())
+            }
+            (_, Some(b"/dev/zero")) => (String::new(), SharedKind::Memory),
+            (_, Some(path)) => {
+                (text(path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)), SharedKind::Deleted(status))
+            }
+            (link, None) if link.starts_with(SHARED_MEMORY_PREFIX) => {
+                (String::new(), SharedKind::Named { path: text(link), status })
+            }
+            _ => (String::new(), SharedKind::Memory),
+        };
+        Ok(Self { key: (metadata.dev(), metadata.ino()), name, kind, file, prepared: Vec::new() })
     }
 
     /// Offset and length, in bytes, of each run of data.
@@ -197,7 +231,7 @@ impl Source {
 #[derive(Debug, Default)]
 pub(super) struct SharedCopies {
     keys: Vec<Key>,
-    named: Vec<(String, Option<u32>)>,
+    named: Vec<(String, Option<u32>, SharedKind)>,
     copies: Vec<SharedCopy>,
 }
 
@@ -208,9 +242,13 @@ impl SharedCopies {
     }
 
     /// The objects as a descriptor holds them; their extents are added to `extents`.
-    pub(super) fn describe(&self, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
+    pub(super) fn describe(&self, root: &str, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
         let mut objects = Vec::with_capacity(self.copies.len());
-        for (index, (copy, (name, seals))) in self.copies.iter().zip(&self.named).enumerate() {
+        for (index, (copy, (name, seals, kind))) in self.copies.iter().zip(&self.named).enumerate() {
+            let mut kind = kind.clone();
+            if let SharedKind::Named { path, .. } = &mut kind {
+                *path = strip_root(path, root).to_owned();
+            }
             let extent = ExtentId(extents.len() as u32);
             extents.push(Extent {
                 source: ExtentSource::SharedObject { object: index as u32 },
@@ -218,13 +256,7 @@ impl SharedCopies {
                 populated: copy.populated(),
                 inherited: Vec::new(),
             });
-            objects.push(SharedObject {
-                name: name.clone(),
-                bytes: copy.bytes,
-                seals: *seals,
-                kind: SharedKind::Memory,
-                extent,
-            });
+            objects.push(SharedObject { name: name.clone(), bytes: copy.bytes, seals: *seals, kind, extent });
         }
         objects
     }

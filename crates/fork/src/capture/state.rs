@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace;
 use farfork_wire::descriptor::{
-    Credentials, IntervalTimer, Limit, Mm, PendingSignal, PosixTimer, Process, Rseq, Scheduling, Thread,
+    Credentials, IntervalTimer, Limit, Mm, PendingSignal, PosixTimer, Process, Rseq, Scheduling, SeccompFilter, Thread,
 };
 
 use super::ask::{Answers, word};
@@ -62,13 +62,15 @@ pub(super) fn threads(
     standing: Vec<Standing>,
     answers: &[Answers],
     profiles: &BTreeMap<i32, Profile>,
+    filters: &mut [Vec<u32>],
     securebits: u32,
 ) -> Result<Vec<Thread>, CaptureError> {
     let leader = credentials(&profile(profiles, snapshot.pid, snapshot.pid)?.status, securebits);
     let mut threads = Vec::with_capacity(snapshot.threads.len());
-    for ((thread, standing), answers) in snapshot.threads.iter().zip(standing).zip(answers) {
+    for (((thread, standing), answers), filters) in snapshot.threads.iter().zip(standing).zip(answers).zip(filters) {
         let profile = profile(profiles, snapshot.pid, thread.tid)?;
-        threads.push(describe(thread, standing, answers, profile, &leader, securebits));
+        let filters = std::mem::take(filters);
+        threads.push(describe(thread, standing, answers, profile, (&leader, filters), securebits));
     }
     Ok(threads)
 }
@@ -82,7 +84,7 @@ fn describe(
     standing: Standing,
     answers: &Answers,
     profile: &Profile,
-    leader: &Credentials,
+    (leader, filters): (&Credentials, Vec<u32>),
     securebits: u32,
 ) -> Thread {
     let own = credentials(&profile.status, securebits);
@@ -106,7 +108,7 @@ fn describe(
         credentials: (own != *leader).then_some(own),
         parent_death_signal: answers.parent_death_signal,
         timer_slack_ns: profile.timer_slack_ns,
-        seccomp_filters: Vec::new(),
+        seccomp_filters: filters,
     }
 }
 
@@ -136,7 +138,7 @@ pub(super) fn process(
     snapshot: &Snapshot,
     (subject, root): (i32, &str),
     inherited: Inherited,
-    (interval_timers, posix_timers): (Vec<IntervalTimer>, Vec<PosixTimer>),
+    (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
     oom_score_adj: i32,
 ) -> Result<Process, CaptureError> {
     let pid = survey.pid;
@@ -164,7 +166,7 @@ pub(super) fn process(
         mm: mm(pid, subject, inherited.brk)?,
         interval_timers,
         posix_timers,
-        seccomp_filters: Vec::new(),
+        seccomp_filters,
         memory_barriers: inherited.memory_barriers,
     })
 }

@@ -6,6 +6,7 @@ use std::fs;
 use std::ops::Range;
 
 use farfork_sys::process::{self, MapEntry, SchedulingAttributes, Stat, Status};
+use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
@@ -13,7 +14,7 @@ use super::files::{self, OpenFd, ProgramSockets};
 use super::rescue::Gadgets;
 use super::stop::{is_in_vfork, traced};
 use super::timers::{self, Listed};
-use super::{freezer, inject, memory};
+use super::{filters, freezer, inject, memory};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -55,6 +56,8 @@ pub(super) struct Survey {
     pub(super) maps: Vec<MapEntry>,
     pub(super) fds: Vec<OpenFd>,
     pub(super) timers: Vec<Listed>,
+    /// Where it has Unix sockets.
+    pub(super) diagnosis: Option<Diagnosis>,
     /// Areas that are locked, which fork(2) makes no others.
     pub(super) locked: Vec<Range<u64>>,
     /// Address of a `syscall` instruction.
@@ -108,6 +111,7 @@ impl Survey {
             refusals: Vec::new(),
             notes: Vec::new(),
             timers: timers::list(pid)?,
+            diagnosis: files::diagnosis(pid, &fds)?,
             locked,
             maps,
             fds,
@@ -162,10 +166,7 @@ impl Survey {
             self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
         }
         for (tid, profile) in &self.profiles {
-            if profile.status.seccomp != 0 {
-                let reason = "it runs under seccomp(2), whose filters are not carried yet";
-                self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
-            }
+            self.refusals.extend(filters::refusal(pid, *tid, &profile.status));
             if profile.status.has_shadow_stack {
                 let reason = "it has a shadow stack, which is not carried yet";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));

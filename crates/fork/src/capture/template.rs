@@ -19,6 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::deadline::{Deadline, Silence};
 use super::error::CaptureError;
+use super::filters;
 use super::inject::{Call, Injector, read_registers};
 use super::open_memory;
 use super::rescue::{Gadgets, Rescue};
@@ -73,16 +74,18 @@ pub(super) fn reap_call(inner_id: u64) -> Call {
 }
 
 impl Clone {
-    /// Takes on the newborn of a clone, whose id in the parent's pid namespace is `inner_pid`.
+    /// Takes on the newborn of a clone, whose id in the parent's pid namespace is `inner_pid`; `options` of ptrace are those that
+    /// it needs beside its own.
     pub(super) fn born(
         inner_pid: u64,
         parent: i32,
         parent_start_ticks: u64,
+        options: usize,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
         let pid = injector.wait_newborn()?;
-        let options = ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD;
-        ptrace::set_options(pid, options).map_err(CaptureError::trace("set the options of template", pid))?;
+        ptrace::set_options(pid, ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD | options)
+            .map_err(CaptureError::trace("set the options of template", pid))?;
         // It runs for a moment only where we make it, and we wait for that. Without the right to, so be it.
         let _ = priority::raise(pid);
         let (registers, syscall_at) = (read_registers(pid)?, injector.syscall_at());
@@ -173,6 +176,7 @@ impl Clone {
         let standing = Standing::read(pid)?;
         let rescue = Rescue::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
         let mut injector = Injector::new(pid, self.syscall_at, &deadline);
+        filters::suspend(pid, &status)?;
         leader.block_signals(EndSignal::for_process(&status, &stopped.snapshot))?;
         let call = reap_call(self.inner_pid);
         let reaped = injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem);

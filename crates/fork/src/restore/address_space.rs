@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use farfork_wire::descriptor::{Backing, ExtentId, Mapping, PageRun, SpecialMapping};
+use farfork_wire::descriptor::{Backing, ExtentId, Mapping, PageRun, SharedKind, SpecialMapping};
 use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
 use super::RestoreError;
+use super::calls::is_attached;
 use super::layout::{
     MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_FILE, MAPPING_GROWS_DOWN, MAPPING_HUGE_PAGE, MAPPING_LOCKED,
     MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM, MAPPING_SEQUENTIAL,
@@ -63,9 +64,15 @@ impl AddressSpace {
                     let source = space.file(file, access, descriptor, &mut opened, writer)?;
                     space.add(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
                 }
-                Backing::SharedMemory { object, offset } => {
-                    space.add(mapping, MAPPING_PASSED, objects.of_shared(object), offset, MAPPING_SHARED);
-                }
+                Backing::SharedMemory { object, offset } => match &descriptor.shared_objects[object as usize].kind {
+                    kind if is_attached(kind) => {}
+                    SharedKind::Named { path, .. } => {
+                        // What is readable only may be made writable later, as memfds may.
+                        let source = space.path(path, OFlags::RDWR, writer)?;
+                        space.add(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
+                    }
+                    _ => space.add(mapping, MAPPING_PASSED, objects.of_shared(object), offset, MAPPING_SHARED),
+                },
                 Backing::Special(kind) => space.specials.push(special(mapping, kind, stub)?),
             }
         }
@@ -100,6 +107,13 @@ impl AddressSpace {
         }
     }
 
+    /// Another file to open.
+    fn path(&mut self, path: &str, access: OFlags, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
+        let path = writer.text(path)?;
+        self.files.push(PlanFile { path, flags: (access | OFlags::CLOEXEC | OFlags::NOCTTY).bits() });
+        Ok(self.files.len() as u32 - 1)
+    }
+
     fn file(
         &mut self,
         file: u32,
@@ -111,9 +125,7 @@ impl AddressSpace {
         if let Some(known) = opened.get(&(file, access.bits())) {
             return Ok(*known);
         }
-        let path = writer.text(&descriptor.mapped_files[file as usize].path)?;
-        self.files.push(PlanFile { path, flags: (access | OFlags::CLOEXEC | OFlags::NOCTTY).bits() });
-        let index = self.files.len() as u32 - 1;
+        let index = self.path(&descriptor.mapped_files[file as usize].path, access, writer)?;
         opened.insert((file, access.bits()), index);
         Ok(index)
     }

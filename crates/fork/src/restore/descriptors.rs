@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::OpenFile;
+use farfork_wire::descriptor::{OpenFile, SharedKind};
 use rustix::fs::OFlags;
 
 use super::RestoreError;
@@ -48,7 +48,7 @@ pub(super) fn tables(
             first_of.insert(entry.open_file, entry.number);
             let file = &descriptor.open_files[entry.open_file as usize];
             let aside = objects.of_open_file(entry.open_file).or(made.of_open_file(entry.open_file));
-            fill(&mut planned, file, aside, writer)?;
+            fill(&mut planned, (descriptor, file), aside, writer)?;
             if let OpenFile::Epoll { targets, .. } = file {
                 epolls.extend(targets.iter().map(|target| PlanEpoll {
                     epoll: entry.number,
@@ -85,7 +85,7 @@ fn add_payload(
 
 fn fill(
     planned: &mut PlanDescriptor,
-    file: &OpenFile,
+    (descriptor, file): (&Descriptor, &OpenFile),
     aside: Option<u32>,
     writer: &mut PlanWriter,
 ) -> Result<(), RestoreError> {
@@ -106,10 +106,18 @@ fn fill(
             planned.source = writer.text(path)?;
             planned.flags = reopen_flags(*flags);
         }
+        OpenFile::Memory { object, flags, offset } => {
+            let SharedKind::Named { path, .. } = &descriptor.shared_objects[*object as usize].kind else {
+                return Err(RestoreError::NotMade { number: planned.number });
+            };
+            planned.kind = DESCRIPTOR_OPEN;
+            planned.source = writer.text(path)?;
+            planned.flags = reopen_flags(*flags);
+            planned.offset = *offset;
+        }
         OpenFile::Epoll { .. } => planned.kind = DESCRIPTOR_EPOLL,
         OpenFile::Pipe { .. }
         | OpenFile::EventFd { .. }
-        | OpenFile::Memory { .. }
         | OpenFile::Program { .. }
         | OpenFile::NamedPipe { .. }
         | OpenFile::TimerFd { .. }

@@ -48,6 +48,7 @@ pub(super) const DESCRIPTOR_EPOLL: u32 = 3;
 pub(super) const CREDENTIALS_AS_THEY_ARE: u32 = u32::MAX;
 
 pub(super) const CALL_ANY_RESULT: u64 = u64::MAX;
+pub(super) const CALL_MAY_FAIL: u64 = u64::MAX - 1;
 
 /// Steps of calls, `enum step`.
 pub(super) const STEP_TIMER: u32 = 38;
@@ -60,6 +61,8 @@ pub(super) const STEP_LOCK: u32 = 44;
 pub(super) const STEP_OWNER: u32 = 45;
 pub(super) const STEP_MEMORY_BARRIER: u32 = 46;
 pub(super) const STEP_OOM_SCORE: u32 = 47;
+pub(super) const STEP_SOCKET: u32 = 48;
+pub(super) const STEP_SHARED_MEMORY: u32 = 49;
 
 /// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_OWN: u32 = 3;
@@ -157,6 +160,7 @@ structures! {
     }
     struct PlanThread {
         frame: u64,
+        filters: u64,
         stack_top: u64,
         fs_base: u64,
         gs_base: u64,

@@ -18,6 +18,7 @@ mod address_space;
 mod calls;
 mod clocks;
 mod descriptors;
+mod filters;
 pub(crate) mod frame;
 mod kernels;
 mod layout;
@@ -189,6 +190,12 @@ pub enum RestoreError {
     NotMade {
         /// Which descriptor.
         number: u32,
+    },
+    /// A listening socket where the parent's would be taken away.
+    #[error("a socket of the child at {path} would take the parent's place: the path is shared, or cannot be looked at; do not share it")]
+    SharedSocket {
+        /// Its path.
+        path: String,
     },
     /// A path with a zero byte.
     #[error("the path `{path}` contains a zero byte")]

@@ -5,11 +5,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, StandardStream};
+use farfork_wire::descriptor::{FileStatus, OpenFile, SharedKind, StandardStream};
 use rustix::event::EventfdFlags;
-use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::RestoreError;
@@ -32,6 +34,7 @@ pub(super) struct Objects {
     fds: Vec<OwnedFd>,
     by_open_file: HashMap<u32, u32>,
     shared: Vec<u32>,
+    views: Views,
 }
 
 impl Objects {
@@ -42,8 +45,9 @@ impl Objects {
         streams: StandardStreams,
         shared: Vec<File>,
         mut caller: Option<OwnedFd>,
+        views: Views,
     ) -> Result<Self, RestoreError> {
-        let mut objects = Self { fds: Vec::new(), by_open_file: HashMap::new(), shared: Vec::new() };
+        let mut objects = Self { fds: Vec::new(), by_open_file: HashMap::new(), shared: Vec::new(), views };
         let input = objects.add(streams.input);
         let output = objects.add(streams.output);
         let error = objects.add(streams.error);
@@ -66,6 +70,8 @@ impl Objects {
                         eventfd(*count, *semaphore, *flags).map_err(|e| RestoreError::object("an eventfd", e))?;
                     objects.add(made)
                 }
+                // It has a path: the restorer opens it.
+                OpenFile::Memory { object, .. } if has_path(descriptor, *object) => continue,
                 OpenFile::Memory { object, flags, offset } => {
                     let reopened = reopen(&shared[*object as usize], *flags, *offset);
                     objects.add(reopened.map_err(|e| RestoreError::object("a memfd", e))?)
@@ -88,6 +94,9 @@ impl Objects {
             objects.by_open_file.insert(index as u32, passed);
         }
         for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
+            if let SharedKind::Deleted(status) = object.kind {
+                set_status(memfd, status).map_err(|e| RestoreError::object("a deleted file", e))?;
+            }
             if let Some(seals) = object.seals {
                 farfork_sys::memfd::seal(memfd, seals).map_err(|e| RestoreError::object("a memfd's seals", e))?;
             }
@@ -102,6 +111,11 @@ impl Objects {
     fn add(&mut self, fd: OwnedFd) -> u32 {
         self.fds.push(fd);
         PASSED_OWN + self.fds.len() as u32 - 1
+    }
+
+    /// Whether what the child writes at a path is its own. What is shared is left as it is.
+    pub(super) fn is_private(&self, path: &str) -> bool {
+        self.views.is_private(path)
     }
 
     /// Where the object of an open file stands among the passed descriptors; `None` for what the restorer opens.
@@ -123,6 +137,41 @@ impl Objects {
     pub(super) fn count(&self) -> usize {
         self.fds.len()
     }
+}
+
+/// The roots of the node and of the child's container, as this process reaches them.
+#[derive(Debug, Clone)]
+pub(super) struct Views {
+    pub(super) node: PathBuf,
+    pub(super) container: PathBuf,
+}
+
+impl Views {
+    /// Whether the directory of a path is another one in the container, which covers the node's.
+    fn is_private(&self, path: &str) -> bool {
+        // Links are followed here: an absolute one inside the container would lead out of it, seen from here.
+        let directory = Path::new(path).parent().unwrap_or(Path::new("/"));
+        let real = self.node.join(directory.strip_prefix("/").unwrap_or(directory)).canonicalize();
+        let Ok(node) = real else { return false };
+        let below = node.strip_prefix(&self.node).unwrap_or(&node);
+        let device = |directory: &Path| directory.metadata().map(|found| found.dev());
+        match (device(&node), device(&self.container.join(below))) {
+            (Ok(node), Ok(container)) => node != container,
+            // It is on one side only, or cannot be looked at.
+            _ => false,
+        }
+    }
+}
+
+/// Whether shared memory is a file that the child opens by its path.
+pub(super) fn has_path(descriptor: &Descriptor, object: u32) -> bool {
+    matches!(descriptor.shared_objects[object as usize].kind, SharedKind::Named { .. })
+}
+
+fn set_status(memfd: &File, status: FileStatus) -> io::Result<()> {
+    let FileStatus { mode, uid, gid } = status;
+    rustix::fs::fchown(memfd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+    Ok(rustix::fs::fchmod(memfd, Mode::from_raw_mode(mode))?)
 }
 
 /// A connection to a daemon: the one that the child is told at what it is, or one that has come to its end.

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::Path;
 
+use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Credentials, Descriptor, PendingSignal, Thread};
 
 use zerocopy::IntoBytes;
@@ -10,10 +11,11 @@ use zerocopy::IntoBytes;
 use super::address_space::AddressSpace;
 use super::calls::Calls;
 use super::descriptors::{self, PAYLOAD_FD};
+use super::filters;
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
-    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PASSED_OWN, PLAN_MAGIC, PLAN_PAUSED, PLAN_SESSION_LEADER, PlanAction,
-    PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanThread, SIGINFO_BYTES, Span,
+    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_MAGIC, PLAN_PAUSED, PLAN_SESSION_LEADER, PlanAction, PlanCredentials,
+    PlanEager, PlanHeader, PlanLimit, PlanThread, SIGINFO_BYTES, Span,
 };
 use super::objects::Objects;
 use super::region::Region;
@@ -79,10 +81,12 @@ pub(super) fn compile(
 
     let frame_bytes = frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
     let threads_span = writer.table(&threads)?;
-    let frames = writer.append(&vec![0; frame_bytes as usize * threads.len()])?;
+    let filter_bytes = filters::bytes(descriptor);
+    let frames_bytes = frame_bytes * threads.len() as u64;
+    let frames = writer.append(&vec![0; (frames_bytes + filter_bytes.next_multiple_of(PAGE_SIZE)) as usize])?;
     let parking = tables.space.specials.iter().map(|special| special.bytes).sum();
-    let region =
-        Region::lay_out(threads.len() as u64, frame_bytes, writer.len(), parking).place(&occupied(descriptor, stub))?;
+    let region = Region::lay_out(threads.len() as u64, (frame_bytes, filter_bytes), writer.len(), parking)
+        .place(&occupied(descriptor, stub))?;
 
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
         planned.frame = region.frame(index);
@@ -90,6 +94,9 @@ pub(super) fn compile(
         let bytes = frame::build(thread, planned.frame, frame_bytes, node.xcr0)?;
         writer.put(frames + (index as u64 * frame_bytes) as u32, &bytes);
     }
+    let (filters, lists) = filters::build(descriptor, region.start + region.filters);
+    writer.put(frames + frames_bytes as u32, &filters);
+    threads.iter_mut().zip(lists).for_each(|(thread, list)| thread.filters = list);
     writer.put(threads_span.offset, threads.as_bytes());
     let header = header(descriptor, &tables, &region, threads_span, frames, writer.len(), wishes.paused);
     let registered = tables.space.registered.iter().map(|range| range.start..range.start + range.bytes).collect();
@@ -114,8 +121,8 @@ fn write_tables(
     let is_here = super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id);
     let space = AddressSpace::plan(descriptor, &is_here, objects, stub, writer)?;
     let fd_base = fd_base(descriptor, wishes.payload);
-    let passed = PASSED_OWN + objects.count() as u32;
-    let (calls, made) = Calls::plan(descriptor, (fd_base, passed), writer)?;
+    let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
+    let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, writer)?;
     let (planned_descriptors, epolls) = descriptors::tables(descriptor, (objects, &made), wishes.payload, writer)?;
     let eager = eager_table(descriptor, writer)?;
     let actions: Vec<PlanAction> = process
@@ -235,6 +242,7 @@ fn thread_table(
         let rseq = thread.rseq;
         Ok(PlanThread {
             frame: 0,
+            filters: 0,
             stack_top: 0,
             fs_base: thread.registers[FS_BASE],
             gs_base: thread.registers[GS_BASE],
@@ -303,7 +311,7 @@ fn header(
         threads,
         pending: tables.pending,
         guards: tables.guards,
-        calls_before_maps: Span { offset: 0, count: 0 },
+        calls_before_maps: tables.calls.before_maps,
         calls_before_files: tables.calls.before_files,
         calls_at_last: tables.calls.at_last,
         mm: [

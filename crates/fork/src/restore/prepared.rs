@@ -13,7 +13,7 @@ use farfork_wire::descriptor::{Backing, OpenFile};
 
 use super::clocks;
 use super::kernels;
-use super::objects::{Objects, StandardStreams};
+use super::objects::{Objects, StandardStreams, Views};
 use super::plan::{self, Plan, Wishes};
 use super::processor;
 use super::report;
@@ -74,7 +74,8 @@ impl<'a> Prepared<'a> {
         kernels::check(&descriptor.origin, node)?;
         phase!("resume.check", check_files(descriptor, &node.root))?;
         let stub = phase!("resume.stub", StubMap::read(stub_pid)).map_err(RestoreError::Control)?;
-        let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller))?;
+        let views = Views { node: node.root.clone(), container: format!("/proc/{stub_pid}/root").into() };
+        let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller, views))?;
         let wishes = Wishes { payload, paused };
         let plan = phase!("resume.plan", plan::compile(descriptor, node, &stub, &objects, &wishes))?;
         Ok(Self { descriptor, control, plan, objects })

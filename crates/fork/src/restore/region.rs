@@ -17,6 +17,7 @@ pub(super) struct Region {
     pub(super) start: u64,
     pub(super) frames: u64,
     pub(super) frame_bytes: u64,
+    pub(super) filters: u64,
     pub(super) plan: u64,
     pub(super) leader_stack: u64,
     pub(super) thread_stacks: u64,
@@ -27,9 +28,15 @@ pub(super) struct Region {
 
 impl Region {
     /// Lays out a region for a plan of `plan_bytes`; `start` is not known yet.
-    pub(super) fn lay_out(threads: u64, frame_bytes: u64, plan_bytes: u64, parking_bytes: u64) -> Self {
+    pub(super) fn lay_out(
+        threads: u64,
+        (frame_bytes, filter_bytes): (u64, u64),
+        plan_bytes: u64,
+        parking_bytes: u64,
+    ) -> Self {
         let frames = CODE_BYTES_MAX;
-        let plan = frames + threads * frame_bytes;
+        let filters = frames + threads * frame_bytes;
+        let plan = (filters + filter_bytes).next_multiple_of(PAGE_SIZE);
         let leader_stack = plan + plan_bytes.next_multiple_of(PAGE_SIZE);
         let thread_stacks = leader_stack + LEADER_STACK_BYTES;
         let parking = thread_stacks + (threads - 1) * THREAD_STACK_BYTES;
@@ -38,6 +45,7 @@ impl Region {
             start: 0,
             frames,
             frame_bytes,
+            filters,
             plan,
             leader_stack,
             thread_stacks,
@@ -86,7 +94,7 @@ mod tests {
     use super::*;
 
     fn region() -> Region {
-        Region::lay_out(3, 4096, 10_000, 32_768)
+        Region::lay_out(3, (4096, 0), 10_000, 32_768)
     }
 
     #[test]

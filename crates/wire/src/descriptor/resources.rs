@@ -114,14 +114,15 @@ impl Descriptor {
             let addresses = match &socket.state {
                 SocketState::Idle { address, peer } => vec![address, peer],
                 SocketState::Listening { address, .. } => vec![address],
-                SocketState::Paired { pair, end } => {
+                SocketState::Paired { pair, end, through } => {
                     require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;
                     ends.push((*pair, *end));
-                    Vec::new()
+                    vec![through]
                 }
                 SocketState::Cut => Vec::new(),
             };
-            let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX);
+            let has_family = |address: &Vec<u8>| address.is_empty() || address.len() > 2;
+            let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));
             let options = socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX);
             require(short && options, || "an address or option of a socket is too long".to_owned())?;
         }

@@ -45,8 +45,10 @@ pub enum SocketState {
     Paired {
         /// Number of the pair, the same for both.
         pair: u32,
-        /// Which of the two it is: 0 or 1.
+        /// Which of the two it is: 0 or 1; of a connection, 1 was accepted.
         end: u32,
+        /// The address of the listening socket that they were connected through; empty for a socketpair(2).
+        through: Vec<u8>,
     },
     /// Connected with somebody else: a child finds the other end closed or, over TCP, the connection reset.
     Cut,

@@ -1,12 +1,15 @@
 //! Open files as a descriptor holds them: numbers and kinds from the template, state from the pause.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 
 use farfork_sys::owner::{Owner, Whom};
+use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdInfo};
 use farfork_wire::descriptor::{EpollTarget, FileDescriptor, FileLock, FileOwner, OpenFile, StandardStream};
 
 use super::contents::{Contents, PipeState};
+use super::sockets::{self, Sockets};
 use super::{Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, leads_to, made, object};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
@@ -134,6 +137,7 @@ impl Builder<'_> {
             Kind::SignalFd => self.told(fd, made::signal_fd(info, flags))?,
             Kind::Inotify => self.told(fd, made::inotify((self.subject, self.root), info, unread, flags))?,
             Kind::Process => OpenFile::OwnPid { flags },
+            Kind::Socket => self.socket(fd, flags)?,
             Kind::Regular => OpenFile::Regular { path: self.path(fd), flags, offset },
             Kind::Directory => OpenFile::Directory { path: self.path(fd), flags, offset },
             Kind::Device => OpenFile::Device { path: self.path(fd), flags },
@@ -148,7 +152,7 @@ impl Builder<'_> {
                 OpenFile::Memory { object, flags, offset }
             }
             Kind::Program { is_caller } => OpenFile::Program { is_caller, flags },
-            Kind::Terminal | Kind::Socket | Kind::Other(_) => return Err(self.unstable(fd)),
+            Kind::Terminal | Kind::Other(_) => return Err(self.unstable(fd)),
         })
     }
 
@@ -180,6 +184,17 @@ impl Builder<'_> {
                 "somebody else than the process is told of its readiness (F_SETOWN), which is not carried",
             )),
         }
+    }
+
+    fn socket(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
+        let mut socket = match Sockets(&self.contents.sockets).describe(fd.inode, flags) {
+            Ok(socket) => socket,
+            Err(reason) => return self.told(fd, Err(reason)),
+        };
+        let copy = pidfd::open(self.subject).and_then(|process| pidfd::get_fd(&process, fd.number));
+        let options = copy.and_then(|copy| sockets::options(copy.as_fd()));
+        socket.options = options.map_err(CaptureError::read(self.pid, format!("the options of fd {}", fd.number)))?;
+        Ok(OpenFile::Socket(socket))
     }
 
     fn named_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {

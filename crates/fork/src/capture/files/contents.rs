@@ -9,9 +9,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use farfork_sys::owner::Owner;
 use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdInfo};
+use farfork_sys::socket_diagnosis::Diagnosis;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
 use rustix::time::timerfd_gettime;
 
+use super::sockets::{self, SocketContents};
 use super::{Kind, O_ACCMODE, O_WRONLY, OpenFd};
 use crate::capture::error::CaptureError;
 
@@ -35,6 +37,8 @@ pub(crate) struct Contents {
     pub(super) unread: BTreeMap<u32, u64>,
     /// Who is told of readiness, by descriptor number.
     pub(super) owners: BTreeMap<u32, Owner>,
+    /// By inode.
+    pub(super) sockets: BTreeMap<u64, SocketContents>,
     /// The process, opened when copies of its descriptors are wanted.
     process: Option<OwnedFd>,
 }
@@ -47,17 +51,27 @@ impl PipeState {
 impl Contents {
     /// Reads what is shared. The process stands still; `surveyed` says what its descriptors were shortly before, so
     /// that only new ones must be looked at in full.
-    pub(crate) fn read(pid: i32, surveyed: &[OpenFd]) -> Result<Self, CaptureError> {
+    pub(crate) fn read(pid: i32, surveyed: &[OpenFd], diagnosis: Option<&Diagnosis>) -> Result<Self, CaptureError> {
         let mut contents = Self::default();
         let numbers = process::list_fds(pid).map_err(CaptureError::read(pid, "the open files"))?;
         for number in numbers {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
-            contents.read_one(pid, number, known).map_err(CaptureError::read(pid, format!("fd {number}")))?;
+            contents.read_one(pid, number, known, diagnosis).map_err(|error| match error.kind() {
+                // Not what it was at the survey.
+                io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
+                _ => CaptureError::read(pid, format!("fd {number}"))(error),
+            })?;
         }
         Ok(contents)
     }
 
-    fn read_one(&mut self, pid: i32, number: u32, known: Option<&OpenFd>) -> io::Result<()> {
+    fn read_one(
+        &mut self,
+        pid: i32,
+        number: u32,
+        known: Option<&OpenFd>,
+        diagnosis: Option<&Diagnosis>,
+    ) -> io::Result<()> {
         if known.is_some_and(|fd| !fd.has_contents()) {
             return Ok(());
         }
@@ -77,6 +91,10 @@ impl Contents {
         };
         if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
             self.pipes.insert(info.inode, read_pipe(pid, number)?);
+        }
+        if known == Kind::Socket && !self.sockets.contains_key(&info.inode) {
+            let copy = self.copy_of(pid, number)?;
+            self.sockets.insert(info.inode, sockets::read(&copy, info.inode, diagnosis)?);
         }
         if known == Kind::Inotify {
             let unread = rustix::io::ioctl_fionread(self.copy_of(pid, number)?)?;

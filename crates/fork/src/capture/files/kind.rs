@@ -1,6 +1,8 @@
 //! What a descriptor leads to, told from its link in `/proc` and the inode behind it.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 /// What a descriptor leads to.
@@ -18,7 +20,7 @@ pub(in super::super) enum Kind {
     Inotify,
     /// A pidfd.
     Process,
-    /// A memfd; its name.
+    /// A memfd, a file that was deleted, or POSIX shared memory.
     Memory,
     /// `/dev/null` and its like.
     Device,
@@ -34,6 +36,12 @@ pub(in super::super) enum Kind {
 }
 
 const MEMFD_PREFIX: &[u8] = b"/memfd:";
+
+/// Where POSIX shared memory is.
+pub(in super::super) const SHARED_MEMORY_PREFIX: &[u8] = b"/dev/shm/";
+
+/// The kernel appends this to the path of a file that is no longer where it was opened.
+pub(in super::super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 
 /// Major and minor numbers of null, zero, full, random and urandom.
 const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
@@ -59,7 +67,7 @@ pub(super) fn kind(link: &[u8], metadata: &fs::Metadata, is_place: impl FnOnce()
         Kind::Other(format!("block device {} cannot be carried", name()))
     } else if file_type.is_dir() {
         Kind::Directory
-    } else if link.starts_with(MEMFD_PREFIX) {
+    } else if file_type.is_file() && (link.starts_with(MEMFD_PREFIX) || is_shared_memory(link, metadata)) {
         Kind::Memory
     } else if link.starts_with(b"/") && file_type.is_file() {
         Kind::Regular
@@ -68,6 +76,17 @@ pub(super) fn kind(link: &[u8], metadata: &fs::Metadata, is_place: impl FnOnce()
     } else {
         Kind::Other(format!("{} cannot be carried", name()))
     }
+}
+
+/// Whether a regular file is kept like memory that no path leads to: one that was deleted, or POSIX shared memory, which
+/// its processes go on writing to.
+fn is_shared_memory(link: &[u8], metadata: &fs::Metadata) -> bool {
+    let is_there = || {
+        let found = fs::metadata(OsStr::from_bytes(link));
+        found.is_ok_and(|found| (found.dev(), found.ino()) == (metadata.dev(), metadata.ino()))
+    };
+    let is_deleted = metadata.nlink() == 0 || (link.ends_with(DELETED_SUFFIX) && !is_there());
+    is_deleted || link.starts_with(SHARED_MEMORY_PREFIX)
 }
 
 fn anonymous_kind(name: &[u8]) -> Kind {

@@ -15,7 +15,7 @@ use super::space::AddressSpace;
 use super::{Kind, about, kind, merge};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::lineage::Inheritance;
-use crate::capture::shared::SharedCopies;
+use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
 use crate::capture::strip_root;
 use crate::identity::identify;
 
@@ -127,6 +127,10 @@ impl Builder<'_> {
         let unstable = || CaptureError::Unstable { pid: self.pid, what: "its shared memory".to_owned() };
         let metadata = std::fs::metadata(self.link(entry)).map_err(|_| unstable())?;
         let object = self.shared.index_of(metadata.dev(), metadata.ino()).ok_or_else(unstable)?;
+        // A segment is attached as a whole; what was unmapped of it could not be.
+        if entry.path.starts_with(SEGMENT_PREFIX) && (entry.offset != 0 || entry.bytes() != metadata.len().next_multiple_of(PAGE_SIZE)) {
+            return Err(self.refuse(entry, "it is a part of a segment of System V shared memory, whose rest was unmapped"));
+        }
         Ok(Backing::SharedMemory { object, offset: entry.offset })
     }
 

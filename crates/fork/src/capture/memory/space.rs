@@ -11,7 +11,7 @@ use farfork_sys::process::{self, MapEntry};
 
 use super::{Kind, kind, refusals};
 use crate::capture::error::CaptureError;
-use crate::capture::shared::SharedCopies;
+use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
 use crate::phase;
 
 /// From this size on, in bytes, an area without a file is scanned by itself: below, one more system call costs more than
@@ -102,6 +102,12 @@ impl AddressSpace {
         }
         let found = refusals(self.pid, &self.entries);
         if found.is_empty() { Ok(()) } else { Err(CaptureError::refused(self.pid, found)) }
+    }
+
+    /// Areas that are segments of System V shared memory.
+    pub(crate) fn segments(&self) -> Vec<Range<u64>> {
+        let segments = self.entries.iter().filter(|entry| entry.path.starts_with(SEGMENT_PREFIX));
+        segments.map(|entry| entry.start..entry.end).collect()
     }
 
     /// Marks areas as locked: a clone's never are.

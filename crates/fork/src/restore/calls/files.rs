@@ -8,6 +8,7 @@ use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::{STEP_OWN_PID, STEP_SIGNAL_FD, STEP_TIMER_FD};
+use super::socket::{self, Surroundings};
 use super::timer::timerspec;
 use super::{Argument, Made, Script, inotify, named_pipe, number, value};
 
@@ -21,6 +22,11 @@ pub(super) struct Bench<'s, 'w> {
 }
 
 impl Bench<'_, '_> {
+    /// The descriptor under which an open file's object was put aside.
+    pub(super) fn place_of(&self, open_file: u32) -> Option<u32> {
+        self.slots.get(&open_file).map(|slot| self.fd_base + slot)
+    }
+
     /// Puts descriptor `from` aside as the object of an open file, and closes it.
     pub(super) fn put_aside(&mut self, from: u32, open_file: u32) {
         let slot = self.next_slot;
@@ -38,6 +44,7 @@ pub(super) fn make(
     descriptor: &Descriptor,
     fd_base: u32,
     passed: u32,
+    around: Surroundings<'_>,
     script: &mut Script<'_>,
 ) -> Result<Made, RestoreError> {
     let mut bench = Bench { script, fd_base, next_slot: passed, slots: HashMap::new() };
@@ -71,6 +78,7 @@ pub(super) fn make(
             _ => {}
         }
     }
+    socket::make(&mut bench, descriptor, around)?;
     Ok(Made { slots: bench.slots })
 }
 

@@ -2,7 +2,7 @@
 //! and the like. The restorer carries the list out, one call after the other, without judging.
 //!
 //! ```text
-//!  before maps    [shared memory that has a name]
+//!  before maps    shared memory that has a name
 //!  before files   objects      each made as descriptor 0, as nothing is open yet, and put aside above all that the child
 //!                              will have; then placed like those that the daemon passes
 //!  at last        timers, locks, who is told of what: with the child's own threads, files and credentials
@@ -13,24 +13,32 @@
 mod files;
 mod inotify;
 mod locks;
+mod memory;
 mod named_pipe;
 mod number;
 mod process;
+mod socket;
 mod timer;
 
 use std::collections::HashMap;
 
 use farfork_wire::Descriptor;
+use farfork_wire::descriptor::Credentials;
 
 use super::RestoreError;
-use super::layout::{CALL_ANY_RESULT, PlanCall, Span};
+use super::layout::{CALL_ANY_RESULT, CALL_MAY_FAIL, PASSED_OWN, PlanCall, Span};
+use super::objects::Objects;
 use super::writer::PlanWriter;
 
+use socket::Surroundings;
+
 pub(super) use locks::O_ASYNC;
+pub(super) use memory::is_attached;
 
 /// The calls of a plan.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Calls {
+    pub(super) before_maps: Span,
     pub(super) before_files: Span,
     pub(super) at_last: Span,
 }
@@ -49,22 +57,28 @@ impl Made {
 }
 
 impl Calls {
-    /// The calls for a child whose own descriptors begin at `fd_base`, with `passed` of them taken.
+    /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
+    /// whom the stub runs as.
     pub(super) fn plan(
         descriptor: &Descriptor,
-        (fd_base, passed): (u32, u32),
+        (objects, fd_base): (&Objects, u32),
+        owner: Option<&Credentials>,
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
+        let passed = PASSED_OWN + objects.count() as u32;
+        let mut script = Script::new(writer);
+        memory::make(descriptor, (objects, fd_base), &mut script)?;
+        let before_maps = script.finish()?;
         let mut script = Script::new(writer);
         process::oom_score(descriptor, &mut script)?;
-        let made = files::make(descriptor, fd_base, passed, &mut script)?;
+        let made = files::make(descriptor, fd_base, passed, Surroundings { objects, owner }, &mut script)?;
         let before_files = script.finish()?;
         let mut script = Script::new(writer);
         locks::take(descriptor, &mut script)?;
         locks::tell_owners(descriptor, &mut script)?;
         process::register_barriers(descriptor, &mut script);
         timer::make(descriptor, &mut script)?;
-        Ok((Self { before_files, at_last: script.finish()? }, made))
+        Ok((Self { before_maps, before_files, at_last: script.finish()? }, made))
     }
 }
 
@@ -114,6 +128,11 @@ impl<'a> Script<'a> {
     /// A call that must succeed.
     fn call(&mut self, number: u32, arguments: &[Argument]) {
         self.gives(CALL_ANY_RESULT, number, arguments);
+    }
+
+    /// A call whose failure changes nothing.
+    fn may_fail(&mut self, number: u32, arguments: &[Argument]) {
+        self.gives(CALL_MAY_FAIL, number, arguments);
     }
 
     /// A text for a call to point to.

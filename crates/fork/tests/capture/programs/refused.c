@@ -17,8 +17,7 @@ static void on_tick(int number) { (void)number; }
 
 static void make(const char *what) {
     int ends[2];
-    if (!strcmp(what, "socket")) CHECK(socket(AF_INET, SOCK_STREAM, 0));
-    if (!strcmp(what, "socketpair")) CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends));
+    if (!strcmp(what, "socket")) CHECK(socket(AF_NETLINK, SOCK_RAW, 0));
     if (!strcmp(what, "pidfd")) CHECK((int)syscall(SYS_pidfd_open, getppid(), 0));
     if (!strcmp(what, "userfaultfd")) CHECK((int)syscall(SYS_userfaultfd, 0));
     if (!strcmp(what, "device")) CHECK(open("/dev/fuse", O_RDWR));
@@ -32,16 +31,6 @@ static void make(const char *what) {
         CHECK(open("/tmp/farfork-test-fifo", O_RDWR));
         unlink("/tmp/farfork-test-fifo");
     }
-    if (!strcmp(what, "deleted")) {
-        char path[] = "/tmp/farfork-test-XXXXXX";
-        CHECK(mkstemp(path));
-        CHECK(unlink(path));
-    }
-    if (!strcmp(what, "system_v")) {
-        int id = CHECK(shmget(IPC_PRIVATE, PAGE, 0600));
-        CHECK(shmat(id, NULL, 0));
-        CHECK(shmctl(id, IPC_RMID, NULL));
-    }
     if (!strcmp(what, "posix_timer")) {
         timer_t timer;
         CHECK(timer_create(CLOCK_THREAD_CPUTIME_ID, NULL, &timer));
@@ -49,12 +38,6 @@ static void make(const char *what) {
     if (!strcmp(what, "sealed")) {
         char *at = CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         CHECK(syscall(462 /* mseal */, at, PAGE, 0));
-    }
-    if (!strcmp(what, "seccomp")) {
-        struct sock_filter allow = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-        struct sock_fprog program = {1, &allow};
-        CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-        CHECK(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
     }
 }
 

@@ -1,0 +1,302 @@
+//! Sockets: what they are, who is at their other ends, what waits in them.
+//!
+//! In the pause everything is read that goes on changing (states, addresses, queues); options afterwards, of the template's
+//! copies. A connection whose two ends the process has is carried with what is on its way; of one with anybody else the child
+//! finds the other end gone.
+
+mod options;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use farfork_sys::socket;
+use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
+use farfork_wire::descriptor::{Socket, SocketState};
+
+pub(super) use options::options;
+
+const UNIX: u32 = 1;
+const INET: u32 = 2;
+const INET6: u32 = 10;
+const STREAM: u32 = 1;
+const DATAGRAM: u32 = 2;
+const SEQUENCED: u32 = 5;
+const TCP: u32 = 6;
+const UDP: u32 = 17;
+
+const SOL_SOCKET: u32 = 1;
+
+/// TCP_*, which all sockets have as states.
+const CONNECTED: u8 = 1;
+const CLOSED: u8 = 7;
+const LISTENING: u8 = 10;
+
+/// Most bytes of a message in a socket's queue: more than the kernel lets anybody send by default.
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
+
+/// What a socket is by birth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Birth {
+    family: u32,
+    kind: u32,
+    protocol: u32,
+}
+
+impl Birth {
+    fn of(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        const SO_TYPE: u32 = 3;
+        const SO_PROTOCOL: u32 = 38;
+        const SO_DOMAIN: u32 = 39;
+        let number = |name| socket::number_option(fd, SOL_SOCKET, name).map(i32::cast_unsigned);
+        Ok(Self { family: number(SO_DOMAIN)?, kind: number(SO_TYPE)?, protocol: number(SO_PROTOCOL)? })
+    }
+
+    fn refusal(self) -> Option<String> {
+        match (self.family, self.kind, self.protocol) {
+            (UNIX, STREAM | DATAGRAM | SEQUENCED, _) | (INET | INET6, STREAM, TCP) | (INET | INET6, DATAGRAM, UDP) => {
+                None
+            }
+            (family, kind, protocol) => Some(format!(
+                "sockets of its kind (family {family}, type {kind}, protocol {protocol}) are not carried; close it first"
+            )),
+        }
+    }
+}
+
+/// Why a socket cannot be carried, as far as that shows from its birth.
+pub(super) fn refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
+    Ok(Birth::of(fd)?.refusal())
+}
+
+/// Whether the kernel must be asked for a socket's other end.
+pub(super) fn is_unix(fd: BorrowedFd<'_>) -> bool {
+    Birth::of(fd).is_ok_and(|birth| birth.family == UNIX)
+}
+
+/// A socket as it stood.
+#[derive(Debug, Clone)]
+pub(in super::super) struct SocketContents {
+    birth: Birth,
+    own: Vec<u8>,
+    peer: Option<Vec<u8>>,
+    state: u8,
+    backlog: u32,
+    unix: Option<UnixSocket>,
+    received: Vec<Vec<u8>>,
+    shut_down: u32,
+    /// Why it cannot be carried.
+    refusal: Option<String>,
+}
+
+/// Reads a socket of a process that stands still.
+pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> io::Result<SocketContents> {
+    let fd = fd.as_fd();
+    let birth = Birth::of(fd)?;
+    let mut contents = SocketContents {
+        birth,
+        own: socket::own_address(fd)?,
+        peer: socket::peer_address(fd).ok(),
+        state: CLOSED,
+        backlog: 0,
+        unix: None,
+        received: Vec::new(),
+        shut_down: 0,
+        refusal: birth.refusal(),
+    };
+    match birth.family {
+        UNIX => contents.read_unix(fd, inode, diagnosis)?,
+        INET | INET6 if birth.kind == STREAM => contents.read_tcp(fd)?,
+        _ => {}
+    }
+    Ok(contents)
+}
+
+impl SocketContents {
+    fn read_unix(&mut self, fd: BorrowedFd<'_>, inode: u64, diagnosis: Option<&Diagnosis>) -> io::Result<()> {
+        // One that was not there at the survey: once more.
+        let diagnosis = diagnosis.ok_or(io::ErrorKind::NotFound)?;
+        let told = diagnosis.unix_socket(inode as u32)?;
+        (self.state, self.backlog, self.shut_down) = (told.state, told.backlog, told.shut_down.into());
+        self.unix = Some(told);
+        if told.state != LISTENING {
+            self.read_queue(fd)?;
+        } else if told.waiting > 0 {
+            self.refuse(format!(
+                "{} connections wait at it to be accepted, which are not carried; try again",
+                told.waiting
+            ));
+        }
+        Ok(())
+    }
+
+    /// What `struct tcp_info` tells: the state, and of a listening socket how many connections may wait.
+    fn read_tcp(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        const TCP_INFO: u32 = 11;
+        const BACKLOG_AT: usize = 28;
+        let info = socket::option(fd, TCP, TCP_INFO)?;
+        self.state = info.first().copied().ok_or(io::ErrorKind::InvalidData)?;
+        let backlog = info.get(BACKLOG_AT..BACKLOG_AT + 4).and_then(|bytes| bytes.try_into().ok());
+        self.backlog = u32::from_ne_bytes(backlog.ok_or(io::ErrorKind::InvalidData)?);
+        Ok(())
+    }
+
+    /// Looks at all that waits, from one to the next, and leaves it there.
+    fn read_queue(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        const SO_PEEK_OFF: u32 = 42;
+        let before = socket::number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
+        socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, 0)?;
+        let read = self.read_messages(fd);
+        socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, before)?;
+        read
+    }
+
+    fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut room = Vec::new();
+        loop {
+            room.resize(MESSAGE_BYTES_MAX, 0);
+            let peeked = match socket::peek(fd, &mut room) {
+                Ok(peeked) => peeked,
+                // Nothing (more); or it is not connected.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::InvalidInput | io::ErrorKind::NotConnected
+                    ) =>
+                {
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            };
+            if peeked.has_ancillary {
+                self.refuse("descriptors or credentials are on their way in it, which are not carried".to_owned());
+                return Ok(());
+            }
+            if peeked.is_cut {
+                self.refuse(format!("a message of more than {MESSAGE_BYTES_MAX} bytes waits in it"));
+                return Ok(());
+            }
+            let is_end = peeked.bytes == 0 && (self.birth.kind == STREAM || self.shut_down & 1 != 0);
+            if is_end {
+                return Ok(());
+            }
+            self.received.push(room[..peeked.bytes].to_vec());
+        }
+    }
+
+    fn refuse(&mut self, reason: String) {
+        self.refusal.get_or_insert(reason);
+    }
+}
+
+/// The sockets of a process, by inode, and how its pairs are numbered.
+#[derive(Debug)]
+pub(super) struct Sockets<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
+
+impl Sockets<'_> {
+    /// A socket as a descriptor holds it, without its options; or why it cannot be carried.
+    pub(super) fn describe(&self, inode: u64, flags: u32) -> Result<Socket, String> {
+        let contents = self.0.get(&inode).ok_or("it was not there when the process was stopped")?;
+        if let Some(reason) = &contents.refusal {
+            return Err(reason.clone());
+        }
+        let Birth { family, kind, protocol } = contents.birth;
+        let state = self.state(inode, contents)?;
+        let keeps_queue = !matches!(state, SocketState::Listening { .. });
+        let received = if keeps_queue { contents.received.clone() } else { Vec::new() };
+        if matches!(state, SocketState::Idle { .. }) && !received.is_empty() {
+            return Err("messages wait in it, whose senders are not carried; let it read them first".to_owned());
+        }
+        let (options, shut_down) = (Vec::new(), contents.shut_down);
+        Ok(Socket { family, kind, protocol, flags, state, options, received, shut_down })
+    }
+
+    fn state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
+        let is_datagram = contents.birth.kind == DATAGRAM;
+        if contents.state == LISTENING {
+            return Ok(SocketState::Listening { address: contents.bound(), backlog: contents.backlog });
+        }
+        if let Some((other, peer)) = self.mutual_peer(inode, contents) {
+            return self.paired((inode, contents), (other, peer));
+        }
+        match contents.birth.family {
+            UNIX if is_datagram && contents.peer_is_none() => {
+                Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
+            }
+            UNIX if is_datagram && self.is_own_address(contents) => {
+                Ok(SocketState::Idle { address: contents.bound(), peer: contents.peer.clone().unwrap_or_default() })
+            }
+            UNIX if contents.peer_is_none() && contents.state != CONNECTED => {
+                Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
+            }
+            UNIX => Ok(SocketState::Cut),
+            _ if is_datagram => {
+                Ok(SocketState::Idle { address: contents.bound(), peer: contents.peer.clone().unwrap_or_default() })
+            }
+            _ if contents.state == CLOSED => Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() }),
+            _ if self.has_both_ends(contents) => {
+                Err("both ends of its TCP connection are the process's own, which is not carried yet; close it first"
+                    .to_owned())
+            }
+            _ => Ok(SocketState::Cut),
+        }
+    }
+
+    /// The socket at the other end, when that has this one at its.
+    fn mutual_peer(&self, inode: u64, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
+        let peer_of = |contents: &SocketContents| contents.unix?.peer.map(u64::from).filter(|peer| *peer != 0);
+        let peer = peer_of(contents)?;
+        let other = self.0.get(&peer)?;
+        (peer_of(other) == Some(inode)).then_some((peer, other))
+    }
+
+    /// Sockets of a pair have no names; of a connection the accepted end has that of the listener.
+    fn paired(
+        &self,
+        (inode, contents): (u64, &SocketContents),
+        (other, peer): (u64, &SocketContents),
+    ) -> Result<SocketState, String> {
+        let names = [contents.bound(), peer.bound()];
+        if names.iter().any(|name| !name.is_empty()) && contents.birth.kind != DATAGRAM {
+            let listens = |own: &Vec<u8>| {
+                self.0.values().any(|socket| socket.state == LISTENING && socket.bound() == *own && !own.is_empty())
+            };
+            if names.iter().filter(|name| !name.is_empty()).count() != 1 || !names.iter().any(listens) {
+                return Err(
+                    "it is connected with another of the process by a name that nobody listens at any more".to_owned()
+                );
+            }
+        }
+        let through = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
+        let is_accepted = !contents.bound().is_empty();
+        let is_first = if through.is_empty() { inode < other } else { !is_accepted };
+        Ok(SocketState::Paired { pair: inode.min(other) as u32, end: u32::from(!is_first), through })
+    }
+
+    fn is_own_address(&self, contents: &SocketContents) -> bool {
+        let peer = contents.peer.as_deref().unwrap_or_default();
+        self.0.values().any(|socket| !socket.bound().is_empty() && socket.own == peer)
+    }
+
+    fn has_both_ends(&self, contents: &SocketContents) -> bool {
+        let Some(peer) = &contents.peer else { return false };
+        self.0.values().any(|socket| socket.own == *peer && socket.peer.as_ref() == Some(&contents.own))
+    }
+}
+
+impl SocketContents {
+    fn peer_is_none(&self) -> bool {
+        self.unix.is_none_or(|unix| unix.peer.is_none())
+    }
+
+    /// Its address, where it was given one: more than a family; of the internet, a port.
+    fn bound(&self) -> Vec<u8> {
+        const FAMILY_BYTES: usize = 2;
+        let port = self.own.get(FAMILY_BYTES..FAMILY_BYTES + 2);
+        let is_bound = match self.birth.family {
+            UNIX => self.own.len() > FAMILY_BYTES,
+            _ => port.is_some_and(|port| port != [0, 0]),
+        };
+        if is_bound { self.own.clone() } else { Vec::new() }
+    }
+}

@@ -1,0 +1,66 @@
+//! Options of sockets: those that differ from a new socket's.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use farfork_sys::socket;
+use farfork_wire::descriptor::SocketOption;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+use super::{Birth, INET6, SOL_SOCKET, STREAM, TCP, UNIX};
+
+const IP: u32 = 0;
+const IPV6: u32 = 41;
+
+/// SO_REUSEADDR, BROADCAST, KEEPALIVE, OOBINLINE, PRIORITY, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, RCVTIMEO, SNDTIMEO,
+/// BINDTODEVICE, MARK; of any socket.
+const GENERAL: [u32; 13] = [2, 6, 9, 10, 12, 13, 15, 16, 18, 20, 21, 25, 36];
+
+/// TOS, TTL, PKTINFO, RECVERR, RECVTTL, FREEBIND, TRANSPARENT, MULTICAST_TTL, MULTICAST_LOOP. What groups a socket has
+/// joined, the kernel tells nobody.
+const OF_IP: [u32; 9] = [1, 2, 8, 11, 12, 15, 19, 33, 34];
+
+/// UNICAST_HOPS, MULTICAST_HOPS, MULTICAST_LOOP, RECVERR, V6ONLY, RECVPKTINFO, RECVHOPLIMIT, RECVTCLASS, TCLASS.
+const OF_IPV6: [u32; 9] = [16, 18, 19, 25, 26, 49, 51, 66, 67];
+
+/// NODELAY, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, DEFER_ACCEPT, CONGESTION, USER_TIMEOUT, FASTOPEN.
+const OF_TCP: [u32; 9] = [1, 3, 4, 5, 6, 9, 13, 18, 23];
+
+/// Sizes of buffers, with the names by which a privileged process sets them without a limit. The kernel doubles what it is told.
+const BUFFERS: [(u32, u32); 2] = [(7, 32), (8, 33)];
+
+/// The options of a socket, in the order in which they are to be set.
+pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
+    let birth = Birth::of(fd)?;
+    let (family, kind) = (AddressFamily::from_raw(birth.family as u16), SocketType::from_raw(birth.kind));
+    let new = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    let mut options = Vec::new();
+    for (level, name) in known(birth) {
+        // A kernel that does not know an option has none.
+        let Ok(value) = socket::option(fd, level, name) else { continue };
+        if socket::option(new.as_fd(), level, name).is_ok_and(|usual| usual != value) {
+            options.push(SocketOption { level, name, value });
+        }
+    }
+    for (name, forced) in BUFFERS {
+        let bytes = socket::number_option(fd, SOL_SOCKET, name)?;
+        // TCP sizes the buffers of a connection by itself.
+        let is_set = birth.family == UNIX || birth.kind != STREAM;
+        if is_set && bytes != socket::number_option(new.as_fd(), SOL_SOCKET, name)? {
+            options.push(SocketOption { level: SOL_SOCKET, name: forced, value: (bytes / 2).to_ne_bytes().to_vec() });
+        }
+    }
+    Ok(options)
+}
+
+fn known(birth: Birth) -> impl Iterator<Item = (u32, u32)> {
+    let (is_ip, is_v6) = (birth.family != UNIX, birth.family == INET6);
+    let is_tcp = is_ip && birth.kind == STREAM;
+    let all = |level: u32, names: &'static [u32], counts: bool| {
+        names.iter().filter(move |_| counts).map(move |name| (level, *name))
+    };
+    all(SOL_SOCKET, &GENERAL, true)
+        .chain(all(IP, &OF_IP, is_ip))
+        .chain(all(IPV6, &OF_IPV6, is_v6))
+        .chain(all(TCP, &OF_TCP, is_tcp))
+}

@@ -1,0 +1,137 @@
+//! Shared memory that has a name: POSIX shared memory, which is a file, and System V segments.
+//!
+//! Both are filled from a memfd that the daemon passes, before anything is mapped.
+
+use farfork_wire::descriptor::{Backing, FileStatus, Mapping, SharedKind};
+use farfork_wire::{Descriptor, PAGE_SIZE};
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::layout::STEP_SHARED_MEMORY;
+use super::super::objects::Objects;
+use super::{Script, number, value};
+
+/// Most bytes of one call that copies: the kernel's MAX_RW_COUNT.
+const COPY_BYTES_MAX: u64 = 0x7fff_f000;
+
+/// The calls for all of it; `fd_base` is where passed descriptors begin.
+pub(super) fn make(
+    descriptor: &Descriptor,
+    (objects, fd_base): (&Objects, u32),
+    script: &mut Script<'_>,
+) -> Result<(), RestoreError> {
+    for (index, object) in descriptor.shared_objects.iter().enumerate() {
+        script.about(STEP_SHARED_MEMORY, index as u32);
+        let source = (fd_base + objects.of_shared(index as u32), object.bytes);
+        match &object.kind {
+            SharedKind::Memory | SharedKind::Deleted(_) => {}
+            SharedKind::Named { path, status } => {
+                if objects.is_private(path) {
+                    fill_file(source, (path, *status), script)?;
+                }
+            }
+            SharedKind::SystemV { key, id, status, is_removed } => {
+                let attached = attached(descriptor, index as u32);
+                make_segment(source, (*key, *id, *status), &attached, script)?;
+                if *is_removed {
+                    script.gives(0, number::SHMCTL, &[value(*id), value(IPC_RMID), value(0_u32)]);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file may be there, as the node's own: in the child's layer it is another.
+fn fill_file(
+    (source, bytes): (u32, u64),
+    (path, status): (&str, FileStatus),
+    script: &mut Script<'_>,
+) -> Result<(), RestoreError> {
+    let path = script.text(path)?;
+    let flags = (OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW).bits();
+    script.gives(0, number::OPEN, &[path, value(flags), value(status.mode)]);
+    script.gives(0, number::FCHMOD, &[value(0_u32), value(status.mode)]);
+    script.gives(0, number::FCHOWN, &[value(0_u32), value(status.uid), value(status.gid)]);
+    for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
+        let (from, length) = (script.words(&[offset])?, (bytes - offset).min(COPY_BYTES_MAX));
+        script.gives(length, number::SENDFILE, &[value(0_u32), value(source), from, value(length)]);
+    }
+    script.gives(0, number::CLOSE, &[value(0_u32)]);
+    Ok(())
+}
+
+/// Where a segment is attached.
+fn attached(descriptor: &Descriptor, object: u32) -> Vec<&Mapping> {
+    let is_it =
+        |mapping: &&Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
+    descriptor.mappings.iter().filter(is_it).collect()
+}
+
+const IPC_CREATE: u32 = 0o1000;
+const IPC_EXCLUSIVE: u32 = 0o2000;
+const IPC_RMID: u32 = 0;
+const IPC_SET: u32 = 1;
+
+fn make_segment(
+    (source, bytes): (u32, u64),
+    (key, id, status): (u32, u32, FileStatus),
+    attached: &[&Mapping],
+    script: &mut Script<'_>,
+) -> Result<(), RestoreError> {
+    choose_id(id, script)?;
+    let flags = status.mode | IPC_CREATE | IPC_EXCLUSIVE;
+    script.gives(id.into(), number::SHMGET, &[value(key), value(bytes), value(flags)]);
+    let owner = script.words(&owner_words(key, status))?;
+    script.gives(0, number::SHMCTL, &[value(id), value(IPC_SET), owner]);
+    if let Some(first) = attached.first() {
+        let place = first.start;
+        script.gives(place, number::SHMAT, &[value(id), value(place), value(0_u32)]);
+        for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
+            let length = (bytes - offset).min(COPY_BYTES_MAX);
+            let read = [value(source), value(place + offset), value(length), value(offset)];
+            script.gives(length, number::PREAD64, &read);
+        }
+        script.gives(0, number::SHMDT, &[value(place)]);
+    }
+    for mapping in attached {
+        script.gives(mapping.start, number::SHMAT, &[value(id), value(mapping.start), value(attach_flags(mapping))]);
+        let length = (mapping.end - mapping.start).next_multiple_of(PAGE_SIZE);
+        let protect = [value(mapping.start), value(length), value(u32::from(mapping.protection))];
+        script.gives(0, number::MPROTECT, &protect);
+    }
+    Ok(())
+}
+
+fn attach_flags(mapping: &Mapping) -> u32 {
+    const READ_ONLY: u32 = 0o10_000;
+    const EXECUTABLE: u32 = 0o100_000;
+    const PROT_WRITE: u8 = 2;
+    const PROT_EXEC: u8 = 4;
+    let has = |bit: u8, flag: u32| if mapping.protection & bit != 0 { flag } else { 0 };
+    (READ_ONLY ^ has(PROT_WRITE, READ_ONLY)) | has(PROT_EXEC, EXECUTABLE)
+}
+
+/// The number that the namespace gives next; a kernel that can checkpoint lets one say.
+fn choose_id(id: u32, script: &mut Script<'_>) -> Result<(), RestoreError> {
+    let (path, text) = (script.text("/proc/sys/kernel/shm_next_id")?, id.to_string());
+    let (bytes, length) = (script.bytes(text.as_bytes())?, text.len() as u64);
+    script.gives(0, number::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
+    script.gives(length, number::WRITE, &[value(0_u32), bytes, value(length)]);
+    script.gives(0, number::CLOSE, &[value(0_u32)]);
+    Ok(())
+}
+
+/// `struct shmid64_ds` as far as IPC_SET reads it: key, uid, gid, two creators, mode (32 bits each); 112 bytes in all.
+fn owner_words(key: u32, status: FileStatus) -> [u64; 14] {
+    let mut words = [0; 14];
+    words[0] = u64::from(key) | u64::from(status.uid) << 32;
+    words[1] = status.gid.into();
+    words[2] = u64::from(status.mode) << 32;
+    words
+}
+
+/// Whether a passed object is mapped by a call of these, and by nothing else.
+pub(in super::super) fn is_attached(kind: &SharedKind) -> bool {
+    matches!(kind, SharedKind::SystemV { .. })
+}

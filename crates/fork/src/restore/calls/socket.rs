@@ -1,0 +1,285 @@
+//! Sockets that the child makes: in its own network and file system, as itself, so that who asks who is at the other end
+//! (SO_PEERCRED) hears of the child.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{Credentials, OpenFile, Socket, SocketState};
+use rustix::fs::OFlags;
+
+use super::super::RestoreError;
+use super::super::layout::STEP_SOCKET;
+use super::super::objects::Objects;
+use super::files::{Bench, number_of};
+use super::{Argument, Script, number, value};
+
+const UNIX: u32 = 1;
+const INET6: u32 = 10;
+const STREAM: u32 = 1;
+const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
+const SOL_SOCKET: u32 = 1;
+const SO_SNDBUFFORCE: u32 = 32;
+const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
+
+/// What a socket's maker knows beside the socket.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    pub(super) objects: &'a Objects,
+    /// Whom the child runs as, where that is not whom the stub does.
+    pub(super) owner: Option<&'a Credentials>,
+}
+
+/// All sockets: those that listen first, for connections go through them.
+pub(super) fn make(
+    bench: &mut Bench<'_, '_>,
+    descriptor: &Descriptor,
+    around: Surroundings<'_>,
+) -> Result<(), RestoreError> {
+    let sockets = || {
+        descriptor.open_files.iter().enumerate().filter_map(|(index, file)| match file {
+            OpenFile::Socket(socket) => Some((index as u32, socket)),
+            _ => None,
+        })
+    };
+    let is_connection = |socket: &Socket| matches!(socket.state, SocketState::Paired { .. });
+    for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
+        bench.script.about(STEP_SOCKET, number_of(descriptor, index));
+        match &socket.state {
+            SocketState::Idle { address, peer } => idle(bench.script, socket, (address, peer), around)?,
+            SocketState::Listening { address, backlog } => {
+                idle(bench.script, socket, (address, &[]), around)?;
+                as_owner(bench.script, around.owner, |script| {
+                    script.gives(0, number::LISTEN, &[value(0_u32), value(*backlog)]);
+                    Ok(())
+                })?;
+            }
+            SocketState::Cut | SocketState::Paired { .. } => cut(bench.script, socket, around)?,
+        }
+        set_modes(bench.script, 0, socket);
+        bench.put_aside(0, index);
+    }
+    for (index, socket) in sockets() {
+        let SocketState::Paired { pair, end: 0, through } = &socket.state else { continue };
+        let is_other =
+            |other: &Socket| matches!(other.state, SocketState::Paired { pair: theirs, end: 1, .. } if theirs == *pair);
+        let (other_index, other) = sockets()
+            .find(|(_, other)| is_other(other))
+            .ok_or(RestoreError::NotMade { number: number_of(descriptor, index) })?;
+        bench.script.about(STEP_SOCKET, number_of(descriptor, index));
+        connect(bench, descriptor, (socket, other), through, around)?;
+        for (fd, socket) in [(0, socket), (1, other)] {
+            set_options(bench.script, fd, socket)?;
+            set_modes(bench.script, fd, socket);
+        }
+        bench.put_aside(1, other_index);
+        bench.put_aside(0, index);
+    }
+    Ok(())
+}
+
+/// Made as descriptor 0, with its options, bound and connected.
+fn idle(
+    script: &mut Script<'_>,
+    socket: &Socket,
+    (address, peer): (&[u8], &[u8]),
+    around: Surroundings<'_>,
+) -> Result<(), RestoreError> {
+    let kind = socket.kind | SOCK_CLOEXEC;
+    script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
+    set_options(script, 0, socket)?;
+    if !address.is_empty() {
+        bind(script, socket, address, around)?;
+    }
+    if !peer.is_empty() {
+        let (bytes, length) = (script.bytes(peer)?, peer.len() as u64);
+        script.gives(0, number::CONNECT, &[value(0_u32), bytes, value(length)]);
+    }
+    Ok(())
+}
+
+fn bind(
+    script: &mut Script<'_>,
+    socket: &Socket,
+    address: &[u8],
+    around: Surroundings<'_>,
+) -> Result<(), RestoreError> {
+    let (bytes, length) = (script.bytes(address)?, address.len() as u64);
+    let bound = [value(0_u32), bytes, value(length)];
+    if socket.family == UNIX {
+        return bind_unix(script, address, &bound, around);
+    }
+    // An address of the parent's node need not be one of the child's network.
+    let (level, free) = if socket.family == INET6 { (41_u32, 78_u32) } else { (0, 15) };
+    let (on, length) = (script.bytes(&1_u32.to_ne_bytes())?, value(4_u32));
+    script.gives(0, number::SETSOCKOPT, &[value(0_u32), value(level), value(free), on, length]);
+    script.gives(0, number::BIND, &bound);
+    let before = socket.options.iter().any(|option| (option.level, option.name) == (level, free));
+    let word = script.bytes(&u32::from(before).to_ne_bytes())?;
+    script.gives(0, number::SETSOCKOPT, &[value(0_u32), value(level), value(free), word, length]);
+    Ok(())
+}
+
+/// The file of a socket with a path may be there, as the parent's: in the child's layer it is another.
+fn bind_unix(
+    script: &mut Script<'_>,
+    address: &[u8],
+    bound: &[Argument],
+    around: Surroundings<'_>,
+) -> Result<(), RestoreError> {
+    let path: Vec<u8> = address[2..].iter().copied().take_while(|byte| *byte != 0).collect();
+    if path.is_empty() {
+        script.gives(0, number::BIND, bound);
+        return Ok(());
+    }
+    let path = String::from_utf8(path).map_err(|error| RestoreError::Path { path: error.to_string() })?;
+    if !path.starts_with('/') || !around.objects.is_private(&path) {
+        return Err(RestoreError::SharedSocket { path });
+    }
+    let path = script.text(&path)?;
+    script.may_fail(number::UNLINK, &[path]);
+    script.gives(0, number::BIND, bound);
+    if let Some(owner) = around.owner {
+        script.gives(0, number::CHOWN, &[path, value(owner.uids[1]), value(owner.gids[1])]);
+    }
+    Ok(())
+}
+
+/// Both ends of a connection, as descriptors 0 and 1, with what is on its way.
+fn connect(
+    bench: &mut Bench<'_, '_>,
+    descriptor: &Descriptor,
+    (socket, other): (&Socket, &Socket),
+    through: &[u8],
+    around: Surroundings<'_>,
+) -> Result<(), RestoreError> {
+    let kind = socket.kind | SOCK_CLOEXEC;
+    let listener = listener_at(bench, descriptor, through);
+    as_owner(bench.script, around.owner, |script| {
+        if let Some(listener) = listener {
+            script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
+            let (bytes, length) = (script.bytes(through)?, through.len() as u64);
+            script.gives(0, number::CONNECT, &[value(0_u32), bytes, value(length)]);
+            script.gives(1, number::ACCEPT4, &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
+        } else {
+            pair(script, socket, kind)?;
+        }
+        Ok(())
+    })?;
+    for (from, to) in [(1, socket), (0, other)] {
+        send(bench.script, from, to)?;
+    }
+    for (fd, socket) in [(0, socket), (1, other)] {
+        shut_down(bench.script, fd, socket);
+    }
+    Ok(())
+}
+
+fn pair(script: &mut Script<'_>, socket: &Socket, kind: u32) -> Result<(), RestoreError> {
+    let ends = script.words(&[0])?;
+    script.gives(0, number::SOCKETPAIR, &[value(socket.family), value(kind), value(socket.protocol), ends]);
+    Ok(())
+}
+
+/// The descriptor under which a listener was put aside.
+fn listener_at(bench: &Bench<'_, '_>, descriptor: &Descriptor, through: &[u8]) -> Option<u32> {
+    let is_it = |file: &OpenFile| matches!(file, OpenFile::Socket(Socket { state: SocketState::Listening { address, .. }, .. }) if address == through);
+    let index = descriptor.open_files.iter().position(is_it).filter(|_| !through.is_empty())?;
+    bench.place_of(index as u32)
+}
+
+/// Sends what `to` has received, from the other end, whose buffer is made large enough first; its own size comes later.
+fn send(script: &mut Script<'_>, from: u32, to: &Socket) -> Result<(), RestoreError> {
+    /// What a message costs beside its bytes.
+    const OVERHEAD_BYTES: usize = 2048;
+    if to.received.is_empty() {
+        return Ok(());
+    }
+    let bytes: usize = to.received.iter().map(|message| message.len() + OVERHEAD_BYTES).sum();
+    let room = script.bytes(&i32::try_from(bytes).unwrap_or(i32::MAX / 2).to_ne_bytes())?;
+    script.gives(0, number::SETSOCKOPT, &[value(from), value(SOL_SOCKET), value(SO_SNDBUFFORCE), room, value(4_u32)]);
+    for message in &to.received {
+        let (bytes, length) = (script.bytes(message)?, message.len() as u64);
+        script.gives(length, number::SENDTO, &[value(from), bytes, value(length), value(MSG_DONTWAIT_NOSIGNAL)]);
+    }
+    Ok(())
+}
+
+fn shut_down(script: &mut Script<'_>, fd: u32, socket: &Socket) {
+    // shutdown(2) counts from 0 what the kernel keeps as bits.
+    if let Some(how @ 0..=2) = socket.shut_down.checked_sub(1) {
+        script.gives(0, number::SHUTDOWN, &[value(fd), value(how)]);
+    }
+}
+
+/// A socket, as descriptor 0, whose other end is gone.
+fn cut(script: &mut Script<'_>, socket: &Socket, around: Surroundings<'_>) -> Result<(), RestoreError> {
+    if socket.family != UNIX {
+        return reset(script, socket);
+    }
+    as_owner(script, around.owner, |script| pair(script, socket, socket.kind | SOCK_CLOEXEC))?;
+    send(script, 1, socket)?;
+    script.gives(0, number::CLOSE, &[value(1_u32)]);
+    set_options(script, 0, socket)
+}
+
+/// A TCP connection that was reset: one over loopback, whose other end goes without a word.
+fn reset(script: &mut Script<'_>, socket: &Socket) -> Result<(), RestoreError> {
+    const LINGER: u32 = 13;
+    let mut loopback = vec![0; if socket.family == INET6 { 28 } else { 16 }];
+    loopback[..2].copy_from_slice(&(socket.family as u16).to_ne_bytes());
+    if socket.family == INET6 {
+        loopback[23] = 1;
+    } else {
+        loopback[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    }
+    let (length, kind) = (loopback.len() as u64, STREAM | SOCK_CLOEXEC);
+    let (address, length_word) = (script.bytes(&loopback)?, script.words(&[length])?);
+    script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
+    set_options(script, 0, socket)?;
+    script.gives(1, number::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
+    script.gives(0, number::BIND, &[value(1_u32), address, value(length)]);
+    script.gives(0, number::LISTEN, &[value(1_u32), value(1_u32)]);
+    // Its port, of which the connection then begins.
+    script.gives(0, number::GETSOCKNAME, &[value(1_u32), address, length_word]);
+    script.gives(0, number::CONNECT, &[value(0_u32), address, value(length)]);
+    script.gives(2, number::ACCEPT4, &[value(1_u32), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
+    let at_once = script.words(&[1])?;
+    script.gives(0, number::SETSOCKOPT, &[value(2_u32), value(SOL_SOCKET), value(LINGER), at_once, value(8_u32)]);
+    script.gives(0, number::CLOSE, &[value(2_u32)]);
+    script.gives(0, number::CLOSE, &[value(1_u32)]);
+    Ok(())
+}
+
+fn set_options(script: &mut Script<'_>, fd: u32, socket: &Socket) -> Result<(), RestoreError> {
+    for option in &socket.options {
+        let (bytes, length) = (script.bytes(&option.value)?, option.value.len() as u64);
+        let set = [value(fd), value(option.level), value(option.name), bytes, value(length)];
+        script.gives(0, number::SETSOCKOPT, &set);
+    }
+    Ok(())
+}
+
+fn set_modes(script: &mut Script<'_>, fd: u32, socket: &Socket) {
+    let nonblocking = OFlags::from_bits_retain(socket.flags) & OFlags::NONBLOCK;
+    if !nonblocking.is_empty() {
+        script.gives(0, number::FCNTL, &[value(fd), value(number::F_SETFL), value(nonblocking.bits())]);
+    }
+}
+
+/// Calls made as whom the child will run as: the kernel notes who made a connection.
+fn as_owner<'w>(
+    script: &mut Script<'w>,
+    owner: Option<&Credentials>,
+    calls: impl FnOnce(&mut Script<'w>) -> Result<(), RestoreError>,
+) -> Result<(), RestoreError> {
+    const AS_IT_IS: u32 = u32::MAX;
+    const ROOT: u32 = 0;
+    let Some(owner) = owner else { return calls(script) };
+    let become_one = |script: &mut Script<'w>, call: u32, id: u32| {
+        script.gives(0, call, &[value(AS_IT_IS), value(id), value(AS_IT_IS)]);
+    };
+    become_one(script, number::SETRESGID, owner.gids[1]);
+    become_one(script, number::SETRESUID, owner.uids[1]);
+    calls(script)?;
+    become_one(script, number::SETRESUID, ROOT);
+    become_one(script, number::SETRESGID, ROOT);
+    Ok(())
+}

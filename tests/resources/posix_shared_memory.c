@@ -1,0 +1,39 @@
+/* POSIX shared memory: mapped, by its name, and as it was when the parent was prepared, whatever that writes later. */
+#include "resource.h"
+
+static char name[64];
+static volatile uint64_t *view, *own;
+static int fd;
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+
+static void *count_on(void *unused) {
+    for (;;) {
+        pthread_mutex_lock(&turn);
+        view[600]++, own[0]++;
+        pthread_mutex_unlock(&turn);
+    }
+    return unused;
+}
+
+static void set_up(void) {
+    pthread_t thread;
+    snprintf(name, sizeof name, "/farfork-test-%d", getpid());
+    fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    REQUIRE(fd >= 0 && ftruncate(fd, 2 * PAGE_BYTES) == 0);
+    view = (volatile uint64_t *)mmap(NULL, 2 * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    own = (volatile uint64_t *)map_private(PAGE_BYTES, PROT_READ | PROT_WRITE);
+    strcpy((char *)view, "shared");
+    REQUIRE(pthread_create(&thread, NULL, count_on, NULL) == 0);
+}
+
+static void check(void) {
+    pthread_mutex_lock(&turn);
+    uint64_t shared = view[600], private = own[0];
+    int again = shm_open(name, O_RDWR, 0);
+    int error = errno;
+    if (!is_child) shm_unlink(name);
+    errno = error;
+    REQUIRE(again >= 0, "its name is gone");
+    REQUIRE(shared == private, "%lu became %lu", private, shared);
+    REQUIRE(strcmp((const char *)view, "shared") == 0 && pwrite(again, "anew", 4, 0) == 4 && memcmp((const char *)view, "anewed", 6) == 0);
+}
