@@ -11,12 +11,12 @@ use crate::seed::{Owner, Seed};
 
 /// All scenarios, by name.
 pub(crate) const ALL: &[(&str, fn())] = &[
-    ("pages_come_from_whoever_owns_them", from_owners),
+    ("pages_of_several_seeds_come_from_their_owners", from_owners),
     ("pages_of_several_seeds_are_fetched_one_by_one", one_by_one),
     ("pages_of_several_seeds_come_under_chaos", under_chaos),
     ("pages_of_several_seeds_come_while_pagers_die", while_pagers_die),
     ("a_child_of_several_seeds_settles", settles),
-    ("one_seed_is_lost_and_the_other_is_not", one_is_lost),
+    ("of_several_seeds_one_is_lost_and_no_other", one_is_lost),
 ];
 
 const PAGES: u64 = 4096;
