@@ -5,26 +5,35 @@ use std::io;
 /// The calling thread runs before all ordinary ones until this is dropped.
 #[derive(Debug)]
 pub struct RealTime {
+    /// It was scheduled like this before, and stays so.
+    was_before: bool,
     /// It is the calling thread's alone.
     _not_send: std::marker::PhantomData<*const ()>,
 }
 
 impl RealTime {
-    /// Makes the calling thread, which must be scheduled as ordinary threads are, a real-time thread of the lowest
-    /// priority. What it starts meanwhile is not.
+    /// Makes the calling thread a real-time thread of the lowest priority, if it is not one of any. What it starts
+    /// meanwhile is not.
     ///
     /// # Errors
     /// EPERM without CAP_SYS_NICE, or in a control group that has no time for real-time threads.
     pub fn enter() -> io::Result<Self> {
-        set(CALLER, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
-        Ok(Self { _not_send: std::marker::PhantomData })
+        // SAFETY: asks about the calling thread only.
+        let policy = unsafe { libc::sched_getscheduler(CALLER) } & !libc::SCHED_RESET_ON_FORK;
+        let was_before = matches!(policy, libc::SCHED_FIFO | libc::SCHED_RR);
+        if !was_before {
+            set(CALLER, libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK, 1)?;
+        }
+        Ok(Self { was_before, _not_send: std::marker::PhantomData })
     }
 }
 
 impl Drop for RealTime {
     fn drop(&mut self) {
-        // An unprivileged thread may always go back.
-        let _ = set(CALLER, libc::SCHED_OTHER, 0);
+        if !self.was_before {
+            // An unprivileged thread may always go back.
+            let _ = set(CALLER, libc::SCHED_OTHER, 0);
+        }
     }
 }
 
@@ -67,6 +76,8 @@ mod tests {
         let before = policy();
         if let Ok(real_time) = RealTime::enter() {
             assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO);
+            drop(RealTime::enter().unwrap());
+            assert_eq!(policy() & !libc::SCHED_RESET_ON_FORK, libc::SCHED_FIFO, "the outer one's");
             drop(real_time);
         }
         assert_eq!(policy(), before);

@@ -2,9 +2,9 @@
 
 mod state;
 
-use std::{fs, io};
+use std::io;
 
-use super::{malformed, read_piece};
+use super::{malformed, numbers_in, read_piece};
 pub use state::{LockEntry, LockKind, TimerState, WatchEntry};
 
 /// The numbers of a process's file descriptors, ascending.
@@ -12,12 +12,7 @@ pub use state::{LockEntry, LockKind, TimerState, WatchEntry};
 /// # Errors
 /// NotFound when the process has ended.
 pub fn list_fds(pid: i32) -> io::Result<Vec<u32>> {
-    let mut numbers = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
-        numbers.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
-    }
-    numbers.sort_unstable();
-    Ok(numbers)
+    numbers_in(&format!("/proc/{pid}/fd"))
 }
 
 /// What `fdinfo` tells of one descriptor.

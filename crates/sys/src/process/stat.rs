@@ -43,6 +43,8 @@ pub struct Stat {
     pub env_start: u64,
     /// mm: environment.
     pub env_end: u64,
+    /// The processor that it runs on, or last ran on.
+    pub processor: u32,
 }
 
 impl Stat {
@@ -88,6 +90,7 @@ impl Stat {
             arg_end: word(49)?,
             env_start: word(50)?,
             env_end: word(51)?,
+            processor: field(39)?.parse().ok()?,
         })
     }
 }
@@ -104,7 +107,7 @@ mod tests {
         }
         let stat = Stat::parse(&text).unwrap();
         assert_eq!((stat.name.as_slice(), stat.state, stat.start_ticks), (&b"a) (b"[..], 'S', 22));
-        assert_eq!((stat.start_code, stat.env_end), (26, 51));
+        assert_eq!((stat.start_code, stat.env_end, stat.processor), (26, 51, 39));
     }
 
     #[test]
