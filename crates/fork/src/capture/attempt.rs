@@ -16,6 +16,7 @@ use farfork_sys::process;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::ask::Answers;
+use super::beside::Beside;
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::filters::Filters;
@@ -105,7 +106,6 @@ pub(super) struct Attempted {
 pub(super) struct Taken {
     pub(super) snapshot: Snapshot,
     pub(super) survey: Survey,
-    pub(super) oom_score_adj: i32,
     pub(super) clocks: Clocks,
     pub(super) standing: Vec<Standing>,
     pub(super) answers: Vec<Answers>,
@@ -151,6 +151,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     let paused_at = Instant::now();
     let tids = phase!("prepare.stop", stop::stop_threads(pid, deadline))?;
     times.stop = paused_at.elapsed();
+    let beside = Beside::join(pid, times.stop);
     let mut stopped = phase!("prepare.registers", Stopped::take(pid, &tids))?;
     let mut injector = Injector::new(pid, prepared.survey.syscall_at, deadline);
     let paused = pause::pause(&mut stopped, &mut prepared, &mut injector, options.freeze, &mut times);
@@ -164,7 +165,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
         }
     };
     times.pause = paused_at.elapsed();
-    drop(real_time);
+    drop((beside, real_time));
 
     let (lifeline, syscall_at) = (paused.lifeline, prepared.survey.syscall_at);
     let mut injector = Injector::new(pid, syscall_at, deadline);
@@ -193,10 +194,8 @@ fn prepare(pid: i32, options: &CaptureOptions) -> Result<Prepared, CaptureError>
     }
     let shared = SharedSources::open(&survey)?;
     let mem = open_memory(pid)?;
-    let oom = process::read_line(&format!("/proc/{pid}/oom_score_adj"));
-    let oom = oom.map_err(CaptureError::read(pid, "oom_score_adj"))?;
     let search = options.lineage.as_ref().map(|lineage| lineage.search(pid)).transpose()?;
-    Ok(Prepared { survey, shared, mem, oom_score_adj: oom.parse().unwrap_or(0), search })
+    Ok(Prepared { survey, shared, mem, search })
 }
 
 /// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; files
@@ -210,7 +209,7 @@ fn take(
     injector: &mut Injector<'_>,
 ) -> Result<Taken, CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
-    let Prepared { survey, oom_score_adj, search, .. } = prepared;
+    let Prepared { survey, search, .. } = prepared;
     let mut answers = paused.answers(&snapshot)?;
     let Paused { standing, lifeline, contents, copies, clocks, timers, filters, template_space, .. } = paused;
     // First, so that the template is a process like any other for all that follows.
@@ -226,12 +225,10 @@ fn take(
     let inherited =
         phase!("prepare.inherited", ask(held, &snapshot, (&mem, &survey), &mut space, (&lifeline, injector)))?;
     answers[0].alt_stack = inherited.alt_stack;
-    phase!("prepare.scan", space.scan())?;
     let inheritance = lack.map(|lack| lack.inheritance(pid, &space)).transpose()?.unwrap_or_default();
     Ok(Taken {
         snapshot,
         survey,
-        oom_score_adj,
         clocks,
         standing,
         answers,
@@ -248,8 +245,8 @@ fn take(
     })
 }
 
-/// Asks what only system calls tell. Of a clone also whether areas are sealed; those of a parent are asked for their
-/// flags themselves.
+/// Asks what only system calls tell, and finds out meanwhile how much memory there is. Of a clone also whether areas are
+/// sealed; those of a parent are asked for their flags themselves.
 fn ask(
     held: &Held,
     snapshot: &Snapshot,
@@ -263,16 +260,21 @@ fn ask(
             let (registers, inner_id) = (&clone.registers, clone.inner_id());
             let subject = Subject { pid: clone.pid, registers, inner_id, is_clone: true, mem };
             let probes = Probes::of(space.entries());
-            let mut inherited = Inherited::ask(&subject, probes.first(), lifeline, injector)?;
+            let scan = || phase!("prepare.scan", space.scan());
+            let (mut inherited, regions) = Inherited::ask(&subject, probes.first(), (lifeline, injector), scan)?;
             let results = std::mem::take(&mut inherited.probed);
             probes.finish(pid, &subject, results, (lifeline, injector))?;
+            space.take_regions(regions);
             Ok(inherited)
         }
         Held::Parent(_) => {
             let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
             space.flag(&areas, &[])?;
             let (registers, inner_id) = (&snapshot.leader().registers, survey.inner_id());
-            Inherited::ask(&Subject { pid, registers, inner_id, is_clone: false, mem }, &[], lifeline, injector)
+            let subject = Subject { pid, registers, inner_id, is_clone: false, mem };
+            let (inherited, regions) = Inherited::ask(&subject, &[], (lifeline, injector), || space.scan())?;
+            space.take_regions(regions);
+            Ok(inherited)
         }
     }
 }

@@ -53,12 +53,13 @@ impl Deadline {
 
     /// The next report of any tracee of this thread.
     pub(super) fn next_report(&self) -> Result<(i32, Report), Silence> {
-        let mut patience = Patience::None;
+        // A look before would find what sleeping finds, too.
+        let patience = if self.alarm.is_some() { Patience::Sleep } else { Patience::None };
         loop {
             match ptrace::wait_any(patience) {
                 Ok(Some(report)) => return Ok(report),
                 Ok(None) if self.is_over() => return Err(Silence::TimedOut),
-                Ok(None) if self.alarm.is_some() => patience = Patience::Sleep,
+                Ok(None) if self.alarm.is_some() => {}
                 Ok(None) => std::thread::yield_now(),
                 Err(_) => return Err(Silence::NoTracee),
             }

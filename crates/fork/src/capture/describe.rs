@@ -28,6 +28,8 @@ pub(super) fn describe(
     deadline: &Deadline,
 ) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
     let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
+    // Inherited, until a clone gets its own.
+    let oom_score_adj = oom_score_adj(taken.snapshot.pid, held.pid())?;
     let flagged = phase!("prepare.flags", flags(held, &mut taken, &mut injector));
     let tidied = phase!("prepare.tidy", tidy(held, &taken, &mut injector));
     held.settle();
@@ -44,7 +46,7 @@ pub(super) fn describe(
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
     let threads =
         state::threads(&snapshot, standing, &answers, &survey.profiles, &mut filters.of_threads, inherited.securebits)?;
-    let process = state::process(&survey, &snapshot, (subject, &root), inherited, timers, taken.oom_score_adj)?;
+    let process = state::process(&survey, &snapshot, (subject, &root), inherited, timers, oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
     let eager = phase!(
@@ -68,6 +70,11 @@ pub(super) fn describe(
     };
     descriptor.validate()?;
     Ok((descriptor, copies.into_copies()))
+}
+
+fn oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {
+    let line = process::read_line(&format!("/proc/{subject}/oom_score_adj"));
+    Ok(line.map_err(CaptureError::read(pid, "oom_score_adj"))?.parse().unwrap_or(0))
 }
 
 /// Reads the flags of a clone's areas: of a twin where there is much memory, else of the clone itself. A parent's are known.

@@ -19,7 +19,7 @@ use super::ask::{PRCTL, alt_stack_call, parse_alt_stack, word};
 use super::error::CaptureError;
 use super::inject::{Call, Injector};
 use super::lifeline::{DESKS_BYTES_MIN, Lifeline};
-use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES};
+use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running};
 
 /// Calls beside those for signals.
 const OTHER_CALLS: usize = 7;
@@ -69,24 +69,27 @@ pub(super) struct Inherited {
 }
 
 impl Inherited {
-    /// Asks the subject, which has inherited all of this from the parent; `probes` are made after all else.
-    pub(super) fn ask(
+    /// Asks the subject, which has inherited all of this from the parent; `probes` are made after all else, and `meanwhile`
+    /// is done while it answers.
+    pub(super) fn ask<T>(
         subject: &Subject<'_>,
         probes: &[Call],
-        lifeline: &Lifeline,
-        injector: &mut Injector<'_>,
-    ) -> Result<Self, CaptureError> {
+        (lifeline, injector): (&Lifeline, &mut Injector<'_>),
+        meanwhile: impl FnOnce() -> Result<T, CaptureError>,
+    ) -> Result<(Self, T), CaptureError> {
         debug_assert!(probes.len() <= PROBES_MAX);
         let mut calls = calls(lifeline.desk(0) + ANSWERS_AT, subject.is_clone);
         let own = calls.len();
         calls.extend_from_slice(probes);
-        let desk = subject.run(&calls, lifeline, injector)?;
+        let running = subject.start(&calls, lifeline, injector)?;
+        let done = meanwhile();
+        let desk = subject.finish(running, lifeline, injector)?;
         let answers = &desk[ANSWERS_AT as usize..];
         let result = |index: usize| calls[index].checked(subject.pid, script::result(&desk, index));
         for index in (0..own).filter(|index| *index != BARRIERS_CALL) {
             result(index)?;
         }
-        Ok(Self {
+        let inherited = Self {
             brk: result(0)?,
             dumpable: result(1)? as u32,
             securebits: result(2)? as u32,
@@ -95,7 +98,8 @@ impl Inherited {
             alt_stack: parse_alt_stack(answers),
             probed: (own..calls.len()).map(|index| script::result(&desk, index)).collect(),
             signal_actions: (1..=SIGNALS as u32).filter_map(|signal| parse_action(answers, signal)).collect(),
-        })
+        };
+        Ok((inherited, done?))
     }
 }
 
@@ -107,14 +111,30 @@ impl Subject<'_> {
         lifeline: &Lifeline,
         injector: &mut Injector<'_>,
     ) -> Result<Vec<u8>, CaptureError> {
-        let failed = |operation| CaptureError::trace(operation, self.pid);
+        let running = self.start(calls, lifeline, injector)?;
+        self.finish(running, lifeline, injector)
+    }
+
+    fn start(&self, calls: &[Call], lifeline: &Lifeline, injector: &Injector<'_>) -> Result<Running, CaptureError> {
         let script = script::encode(calls, (self.inner_id, self.inner_id), lifeline.end());
-        self.mem.write_all_at(&script, lifeline.desk(0)).map_err(failed("write the calls of"))?;
+        let written = self.mem.write_all_at(&script, lifeline.desk(0));
+        written.map_err(CaptureError::trace("write the calls of", self.pid))?;
         let running = lifeline.running(0, self.pid, calls.len());
         injector.start(&running, self.registers)?;
+        Ok(running)
+    }
+
+    fn finish(
+        &self,
+        running: Running,
+        lifeline: &Lifeline,
+        injector: &mut Injector<'_>,
+    ) -> Result<Vec<u8>, CaptureError> {
         injector.finish(&mut vec![running], |_| true)?;
         let mut desk = vec![0; DESKS_BYTES_MIN as usize];
-        self.mem.read_exact_at(&mut desk, lifeline.desk(0)).map_err(failed("read the answers of"))?;
+        self.mem
+            .read_exact_at(&mut desk, lifeline.desk(0))
+            .map_err(CaptureError::trace("read the answers of", self.pid))?;
         Ok(desk)
     }
 }

@@ -15,7 +15,10 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use farfork_sys::memory::read_process;
+use farfork_sys::process::MapEntry;
 use farfork_sys::ptrace::{self, EVENT_STOP, Registers, Report};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -238,9 +241,18 @@ pub(super) fn read_registers(tid: i32) -> Result<Registers, CaptureError> {
     })
 }
 
-/// Where `code`, a copy of executable bytes that lie at `base`, has a `syscall` instruction.
-pub(super) fn find_syscall(code: &[u8], base: u64) -> Option<u64> {
+/// Where a process's vdso has a `syscall` instruction. The kernel maps the same one into most processes: the place of the
+/// last one's is looked at first.
+pub(super) fn syscall_of_vdso(pid: i32, vdso: &MapEntry) -> io::Result<Option<u64>> {
     const SYSCALL: [u8; 2] = [0x0f, 0x05];
-    let at = code.windows(SYSCALL.len()).position(|window| window == SYSCALL)?;
-    Some(base + at as u64)
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    let (last, mut there) = (LAST.load(Ordering::Relaxed), [0; SYSCALL.len()]);
+    if last < vdso.bytes() && read_process(pid, vdso.start + last, &mut there).is_ok() && there == SYSCALL {
+        return Ok(Some(vdso.start + last));
+    }
+    let mut code = vec![0; vdso.bytes() as usize];
+    read_process(pid, vdso.start, &mut code)?;
+    let Some(at) = code.windows(SYSCALL.len()).position(|window| window == SYSCALL) else { return Ok(None) };
+    LAST.store(at as u64, Ordering::Relaxed);
+    Ok(Some(vdso.start + at as u64))
 }

@@ -97,18 +97,17 @@ impl Lifeline {
         mem: &File,
     ) -> Result<(), CaptureError> {
         let leader = tasks[0].inner_id;
-        let mut pages = vec![0; self.bytes as usize];
-        let mut put = |address: u64, bytes: &[u8]| {
-            let at = (address - self.start) as usize;
-            pages[at..at + bytes.len()].copy_from_slice(bytes);
-        };
-        put(self.start, &CODE);
+        // Pages of which nothing is used are not there: neither are they copied by the clone.
+        let (mut desks, mut frames) = (CODE.to_vec(), Vec::new());
         for (index, task) in tasks.iter().enumerate() {
             debug_assert!(task.calls.len() <= CALLS_MAX);
-            put(self.desk(index), &script::encode(&task.calls, (leader, task.inner_id), self.end));
-            put(self.frame(index), &self.frame_of(index, &snapshot.threads[index], &standing[index]));
+            desks.resize((self.desk(index) - self.start) as usize, 0);
+            desks.extend(script::encode(&task.calls, (leader, task.inner_id), self.end));
+            frames.resize((self.frame(index) - self.frames) as usize, 0);
+            frames.extend(self.frame_of(index, &snapshot.threads[index], &standing[index]));
         }
-        mem.write_all_at(&pages, self.start).map_err(CaptureError::trace("write to memory mapped for", snapshot.pid))
+        let written = mem.write_all_at(&desks, self.start).and_then(|()| mem.write_all_at(&frames, self.frames));
+        written.map_err(CaptureError::trace("write to memory mapped for", snapshot.pid))
     }
 
     fn frame_of(&self, index: usize, thread: &StoppedThread, standing: &Standing) -> Vec<u8> {

@@ -119,7 +119,9 @@ pub(super) fn refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
 pub(super) fn file_system_refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
     let mut known: BTreeMap<u64, Option<&'static str>> = BTreeMap::new();
     let mut refusals = Vec::new();
-    for entry in maps.iter().filter(|entry| entry.inode != 0) {
+    // Both are file systems of the kernel's own: what lies on a device of a driver's is on neither.
+    let is_kernels = |entry: &&MapEntry| entry.inode != 0 && rustix::fs::major(entry.device) == 0;
+    for entry in maps.iter().filter(is_kernels) {
         let link = || format!("/proc/{pid}/map_files/{}", entry.range_name());
         if let Some(reason) = *known.entry(entry.device).or_insert_with(|| refuse_by_file_system(&link())) {
             let name = String::from_utf8_lossy(&entry.path);

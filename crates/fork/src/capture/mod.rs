@@ -19,6 +19,7 @@
 
 mod ask;
 mod attempt;
+mod beside;
 mod deadline;
 mod describe;
 mod eager;

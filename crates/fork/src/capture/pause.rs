@@ -36,7 +36,6 @@ pub(super) struct Prepared {
     pub(super) survey: Survey,
     pub(super) shared: SharedSources,
     pub(super) mem: File,
-    pub(super) oom_score_adj: i32,
     /// What finds the clone among what a pager serves, where the process is served by one.
     pub(super) search: Option<Search>,
 }

@@ -173,7 +173,8 @@ pub(super) fn process(
 
 /// The process's program and arguments.
 pub(super) fn arguments(pid: i32, subject: i32) -> Result<Vec<String>, CaptureError> {
-    let cmdline = fs::read(format!("/proc/{subject}/cmdline")).map_err(CaptureError::read(pid, "cmdline"))?;
+    let cmdline = process::read_bytes(&format!("/proc/{subject}/cmdline"));
+    let cmdline = cmdline.map_err(CaptureError::read(pid, "cmdline"))?;
     let argument = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let arguments = cmdline.split_inclusive(|byte| *byte == 0);
     Ok(arguments.map(|one| argument(one.strip_suffix(b"\0").unwrap_or(one))).collect())

@@ -14,14 +14,16 @@ use super::freezer;
 pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, CaptureError> {
     let mut standing: Vec<i32> = Vec::new();
     let mut ended: Vec<i32> = Vec::new();
+    // One thread needs no list.
+    let mut all = match process::thread_count(pid) {
+        Ok(1) => vec![pid],
+        _ => listed(pid)?,
+    };
     loop {
-        let listed = process::threads(pid).map_err(|_| CaptureError::Gone { pid })?;
         let is_new = |tid: &i32| !standing.contains(tid) && !ended.contains(tid);
-        let new: Vec<i32> = listed.into_iter().filter(is_new).collect();
+        let new: Vec<i32> = all.into_iter().filter(is_new).collect();
         if new.is_empty() {
-            // The leader first, as everywhere.
-            standing.sort_unstable_by_key(|tid| (*tid != pid, *tid));
-            return Ok(standing);
+            break;
         }
         let mut awaited = Vec::with_capacity(new.len());
         for tid in new {
@@ -32,7 +34,19 @@ pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, Ca
             let _ = ptrace::interrupt(*tid);
         }
         await_stops(pid, awaited, deadline, &mut standing, &mut ended)?;
+        // Who stands makes no other: where the kernel counts as many, there is none.
+        if process::thread_count(pid).is_ok_and(|count| count == standing.len()) {
+            break;
+        }
+        all = listed(pid)?;
     }
+    // The leader first, as everywhere.
+    standing.sort_unstable_by_key(|tid| (*tid != pid, *tid));
+    Ok(standing)
+}
+
+fn listed(pid: i32) -> Result<Vec<i32>, CaptureError> {
+    process::threads(pid).map_err(|_| CaptureError::Gone { pid })
 }
 
 /// Seizes and interrupts one thread alone, the others run on.

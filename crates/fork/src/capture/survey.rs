@@ -27,18 +27,13 @@ pub(super) struct Profile {
 
 impl Profile {
     pub(super) fn read(pid: i32, tid: i32) -> std::io::Result<Self> {
-        Self::with(pid, tid, Status::read(tid)?)
+        Self::with(tid, process::name(pid, tid)?, Status::read(tid)?)
     }
 
-    /// That of a thread whose status was read already.
-    fn with(pid: i32, tid: i32, status: Status) -> std::io::Result<Self> {
+    /// That of a thread whose name and status were read already.
+    fn with(tid: i32, name: Vec<u8>, status: Status) -> std::io::Result<Self> {
         let slack = process::read_line(&format!("/proc/{tid}/timerslack_ns"))?;
-        Ok(Self {
-            name: process::name(pid, tid)?,
-            status,
-            scheduling: process::scheduling(tid)?,
-            timer_slack_ns: slack.parse().unwrap_or(0),
-        })
+        Ok(Self { name, status, scheduling: process::scheduling(tid)?, timer_slack_ns: slack.parse().unwrap_or(0) })
     }
 
     /// Its id in the innermost pid namespace: what the program itself knows.
@@ -88,7 +83,7 @@ impl Survey {
     pub(super) fn of(pid: i32, depth: Depth, sockets: &ProgramSockets) -> Result<Self, CaptureError> {
         let stat = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?;
         let status = Status::read(pid).map_err(|_| CaptureError::Gone { pid })?;
-        let out_of_question = refuse_at_sight(pid, &stat, &status);
+        let out_of_question = refuse_at_sight(pid, &stat, &status, sockets);
         if !out_of_question.is_empty() {
             return Err(CaptureError::refused(pid, out_of_question));
         }
@@ -102,10 +97,11 @@ impl Survey {
         }
         let fds = files::open_fds(pid, sockets)?;
         let locked = if status.locked_bytes > 0 { locked_areas(pid)? } else { Vec::new() };
+        let profiles = profiles(pid, stat.name.clone(), status)?;
         let mut survey = Self {
             pid,
             stat,
-            profiles: profiles(pid, status)?,
+            profiles,
             syscall_at: 0,
             gadgets: Gadgets::find(pid, &maps),
             refusals: Vec::new(),
@@ -143,10 +139,7 @@ impl Survey {
             self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
             return Ok(());
         };
-        let mut code = vec![0; vdso.bytes() as usize];
-        let read = farfork_sys::memory::read_process(pid, vdso.start, &mut code);
-        read.map_err(CaptureError::read(pid, "the vdso"))?;
-        match inject::find_syscall(&code, vdso.start) {
+        match inject::syscall_of_vdso(pid, vdso).map_err(CaptureError::read(pid, "the vdso"))? {
             Some(address) => self.syscall_at = address,
             None => self.refusals.push(Refusal::new(format!("pid {pid}"), "its vdso has no system call instruction")),
         }
@@ -214,7 +207,7 @@ fn locked_areas(pid: i32) -> Result<Vec<Range<u64>>, CaptureError> {
 }
 
 /// What makes a process out of the question, without a closer look.
-fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status) -> Vec<Refusal> {
+fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSockets) -> Vec<Refusal> {
     let refuse = |reason: String| vec![Refusal::new(format!("pid {pid}"), reason)];
     if pid == std::process::id() as i32 {
         return refuse("it is farfork itself".to_owned());
@@ -233,10 +226,13 @@ fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status) -> Vec<Refusal> {
     if status.tracer != 0 {
         return vec![traced(pid, status.tracer)];
     }
-    if let Some(group) = freezer::frozen_by(pid) {
+    // Who has just asked for it itself is not frozen; should it be the next moment, it does not stop, and is told then.
+    let asked_itself = sockets.caller.is_some();
+    if !asked_itself && let Some(group) = freezer::frozen_by(pid) {
         return refuse(format!("it is frozen by the control group {}; thaw that first", group.display()));
     }
-    if is_32_bit(pid) {
+    // Our libraries have 64 bits; what else speaks like them is found out at the stop.
+    if !asked_itself && is_32_bit(pid) {
         return refuse("it is a 32-bit program".to_owned());
     }
     Vec::new()
@@ -251,11 +247,14 @@ fn is_32_bit(pid: i32) -> bool {
     read.is_ok() && &head[..4] == b"\x7fELF" && head[4] == ELF_CLASS_32
 }
 
-/// A thread may end while it is looked at: it is left out. `status` is the leader's.
-fn profiles(pid: i32, status: Status) -> Result<BTreeMap<i32, Profile>, CaptureError> {
-    let tids = process::threads(pid).map_err(|_| CaptureError::Gone { pid })?;
+/// A thread may end while it is looked at: it is left out. `name` and `status` are the leader's.
+fn profiles(pid: i32, name: Vec<u8>, status: Status) -> Result<BTreeMap<i32, Profile>, CaptureError> {
     let mut profiles = BTreeMap::new();
-    profiles.extend(Profile::with(pid, pid, status).ok().map(|profile| (pid, profile)));
+    profiles.extend(Profile::with(pid, name, status).ok().map(|profile| (pid, profile)));
+    if process::thread_count(pid).is_ok_and(|count| count == 1) {
+        return Ok(profiles);
+    }
+    let tids = process::threads(pid).map_err(|_| CaptureError::Gone { pid })?;
     let others = tids.into_iter().filter(|tid| *tid != pid);
     profiles.extend(others.filter_map(|tid| Some((tid, Profile::read(pid, tid).ok()?))));
     Ok(profiles)

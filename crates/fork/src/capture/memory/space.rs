@@ -140,13 +140,18 @@ impl AddressSpace {
     }
 
     /// Finds the pages that hold something, in as few walks as can be.
-    pub(crate) fn scan(&mut self) -> Result<(), CaptureError> {
+    pub(crate) fn scan(&self) -> Result<Vec<Region>, CaptureError> {
         let unread = |pid| CaptureError::read(pid, "the page map");
-        let mut tables = PageTables::open(self.subject).map_err(unread(self.pid))?;
+        let (mut tables, mut found) = (PageTables::open(self.subject).map_err(unread(self.pid))?, Vec::new());
         for (range, detail) in walks(&self.entries) {
-            tables.populated(range.start, range.end, detail, &mut self.regions).map_err(unread(self.pid))?;
+            tables.populated(range.start, range.end, detail, &mut found).map_err(unread(self.pid))?;
         }
-        Ok(())
+        Ok(found)
+    }
+
+    /// Takes what [`Self::scan`] has found.
+    pub(crate) fn take_regions(&mut self, found: Vec<Region>) {
+        self.regions = found;
     }
 }
 
