@@ -13,8 +13,6 @@
 #include <sys/timerfd.h>
 #include <time.h>
 
-static void on_tick(int number) { (void)number; }
-
 static void make(const char *what) {
     int ends[2];
     if (!strcmp(what, "socket")) CHECK(socket(AF_NETLINK, SOCK_RAW, 0));
