@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("whatever_they_are", whatever),
     Test::shared("sixteen_times", sixteen_times),
     Test::shared("and_what_they_forked_is", forked),
+    Test::shared("while_what_they_forked_forks", storming),
     Test::shared("not_through_the_middle", not_through_middle),
     Test::shared("without_their_seed_where_they_settled", settled),
     Test::shared("and_told_whose_pages_are_lost", lost),
@@ -90,6 +91,7 @@ mod libc_signal {
     pub(super) const HUP: i32 = 1;
     pub(super) const USR1: i32 = 10;
     pub(super) const USR2: i32 = 12;
+    pub(super) const ALRM: i32 = 14;
     pub(super) const CONT: i32 = 18;
     pub(super) const STOP: i32 = 19;
 }
@@ -187,6 +189,21 @@ fn forked(cluster: &Cluster) {
     let second = middle.prepare_process(pid);
     check(&second, 9, 2, &["--to", cluster.name(2)]);
     check(&middle.prepare(), 9, 1, &["--to", cluster.name(2)]);
+}
+
+/// The template is told apart from all that others fork at the same moment, and nobody is harmed by being looked at for it.
+fn storming(cluster: &Cluster) {
+    let parent = generations();
+    let seed = Seed::of(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    middle.tell(libc_signal::ALRM, "storming");
+    for number in 20..26 {
+        let second = middle.prepare();
+        check(&second, number, 1, &["--to", cluster.name(number as usize % 3)]);
+    }
+    let errors = middle.farfork.run(&["logs", "--stderr", &middle.child.id]);
+    assert!(!(errors.stdout + &errors.stderr).contains("wrong"), "somebody found a wrong page");
 }
 
 /// What the middle never touched comes from the node that owns it, and nothing else does.

@@ -3,6 +3,7 @@
  * must hold, also after many generations.
  * SIGUSR1: live, and say `lived GENERATION`. SIGUSR2: look at the pages that nobody ever touched, and say `untouched COUNT`.
  * SIGHUP: fork a process that goes on as this one does, and say `forked`.
+ * SIGALRM: fork some that fork others for ever, which look at pages, and say `storming`.
  * usage: generations MIB
  * payload: NUMBER; the answer is the number and the generation
  */
@@ -16,6 +17,8 @@
 #define DISCARDS 16
 #define MOVES 2
 #define LOOKS 64
+#define STORMS 3
+#define LOOKS_IN_STORM 8
 #define WORDS_A_PAGE (PAGE_BYTES / sizeof(uint64_t))
 
 enum kind { ORIGINAL, WRITTEN, DISCARDED };
@@ -25,7 +28,7 @@ struct page {
     uint32_t generation;
 };
 
-static volatile sig_atomic_t told_to_live, told_to_look, told_to_fork;
+static volatile sig_atomic_t told_to_live, told_to_look, told_to_fork, told_to_storm;
 static uint64_t **blocks;
 static struct page *model;
 static size_t pages;
@@ -35,6 +38,7 @@ static void tell(int signal) {
     if (signal == SIGUSR1) told_to_live = 1;
     if (signal == SIGUSR2) told_to_look = 1;
     if (signal == SIGHUP) told_to_fork = 1;
+    if (signal == SIGALRM) told_to_storm = 1;
 }
 
 static uint64_t *at(size_t page) { return blocks[page / BLOCK_PAGES] + page % BLOCK_PAGES * WORDS_A_PAGE; }
@@ -61,11 +65,11 @@ static void move_block(size_t block) {
     blocks[block] = (uint64_t *)moved;
 }
 
-static void have_others_look(void) {
+static void have_others_look(uint64_t first, uint64_t looks) {
     pid_t other = fork();
     REQUIRE(other >= 0);
     if (other == 0) {
-        for (uint64_t i = 0; i < LOOKS; i++) look_at(picked(3000 + i));
+        for (uint64_t i = 0; i < looks; i++) look_at(picked(first + i));
         _exit(EXIT_RIGHT);
     }
     int status;
@@ -85,7 +89,7 @@ static void live(void) {
         model[page] = (struct page){DISCARDED, generation};
     }
     for (uint64_t i = 0; i < MOVES; i++) move_block(picked(2000 + i) / BLOCK_PAGES);
-    have_others_look();
+    have_others_look(3000, LOOKS);
     say("lived %u", generation);
 }
 
@@ -99,7 +103,20 @@ static void look_at_untouched(void) {
     say("untouched %zu", count);
 }
 
+static void storm(void) {
+    for (uint64_t one = 0; one < STORMS; one++) {
+        pid_t other = fork();
+        REQUIRE(other >= 0);
+        for (uint64_t round = one; other == 0; round += STORMS) have_others_look(4000 + round * LOOKS_IN_STORM, LOOKS_IN_STORM);
+    }
+    say("storming");
+}
+
 static void do_as_told(void) {
+    if (told_to_storm) {
+        told_to_storm = 0;
+        storm();
+    }
     if (told_to_live) {
         told_to_live = 0;
         live();
@@ -125,7 +142,7 @@ static void set_up(size_t bytes) {
     for (size_t block = 0; block < pages / BLOCK_PAGES; block++) blocks[block] = memory + block * BLOCK_PAGES * WORDS_A_PAGE;
     struct sigaction action = {.sa_handler = tell};
     REQUIRE(sigaction(SIGUSR1, &action, NULL) == 0 && sigaction(SIGUSR2, &action, NULL) == 0);
-    REQUIRE(sigaction(SIGHUP, &action, NULL) == 0);
+    REQUIRE(sigaction(SIGHUP, &action, NULL) == 0 && sigaction(SIGALRM, &action, NULL) == 0);
 }
 
 int main(int count, char **arguments) {
