@@ -140,6 +140,11 @@ impl Registry {
         }
     }
 
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+
     /// Finds a session.
     pub(crate) fn find(&mut self, id: &SessionId) -> Option<Whereabouts<'_>> {
         Some(match self.sessions.get_mut(id)? {

@@ -118,6 +118,6 @@ impl Actor for Thread {
     }
 
     fn next_timeout(&self) -> Option<Instant> {
-        Some(self.hall.next_timeout())
+        (!self.hall.is_idle()).then(|| self.hall.next_timeout())
     }
 }

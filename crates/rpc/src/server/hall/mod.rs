@@ -127,6 +127,11 @@ impl Hall {
         !self.again.is_empty()
     }
 
+    /// Whether nothing is due, however much time passes: nobody is connected, and no session waits for its client.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.connections.is_empty() && self.claims.is_empty() && self.hub.registry().is_empty()
+    }
+
     /// When it wants a round whatever comes.
     pub(crate) fn next_timeout(&self) -> Instant {
         if self.claims.is_empty() { self.sweep_due } else { self.sweep_due.min(self.claims_due) }
