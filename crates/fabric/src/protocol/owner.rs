@@ -121,6 +121,10 @@ impl Owner {
     ) -> Result<(), LinkError> {
         let exporter = &*shared.exporter;
         let stranger = FrameError::Body { kind: header.kind, what: "its requester has not introduced itself" };
+        if header.id == u64::MAX {
+            // None is left that would be beyond it: whether it was made could not be told.
+            return Err(FrameError::Body { kind: header.kind, what: "its id is beyond all requests" }.into());
+        }
         let (seed, made, answer): (_, _, fn(&mut Vec<u8>, u64)) = match Change::decode(header, body)? {
             Change::Introduce { connection, sent_below } => {
                 self.seat = Some(shared.sessions.enter(connection, sent_below));
