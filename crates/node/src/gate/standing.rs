@@ -11,7 +11,7 @@ use std::time::Duration;
 use farfork_trust::Credentials;
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
 
 use super::stream::Stream;
 
@@ -39,7 +39,8 @@ impl Standing {
     /// By what the peer has shown, for these credentials.
     pub(crate) fn by(credentials: &Credentials, shown: Option<CertificateDer<'static>>, stream: Stream) -> Self {
         let watch = shown.map(|shown| {
-            let mut ticks = interval(CHECK_INTERVAL);
+            // The handshake was a look. Whoever is thrown out meanwhile and asks something is told why (`auth`).
+            let mut ticks = interval_at(Instant::now() + CHECK_INTERVAL, CHECK_INTERVAL);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             Watch { credentials: credentials.clone(), shown, ticks }
         });
