@@ -33,11 +33,14 @@ use std::path::{Path, PathBuf};
 
 use farfork_sys::mapping::SharedMapping;
 use farfork_sys::userfaultfd::{MESSAGE_BYTES, Message, Userfaultfd};
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::USER_SPACE_END;
 use rustix::fs::FallocateFlags;
 use serde::{Deserialize, Serialize};
 
 use super::counters::{COUNTERS, PagerCounters};
 use super::page_map::Segment;
+use super::plan::check_segments;
 
 /// Name of the file in the child's directory.
 pub(super) const JOURNAL_FILE: &str = "pager.journal";
@@ -56,6 +59,9 @@ const _: () = assert!(COUNTERS_AT + 8 * COUNTERS <= HEADER_BYTES);
 /// Records of a journal: with the header 16 KiB. Writing a snapshot after some five hundred changes is cheap.
 const RECORDS: usize = 507;
 const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS * MESSAGE_BYTES;
+
+/// Most spaces of one child, over its life: one in a microsecond would take half an hour.
+const SPACES_MAX: SpaceNumber = 1 << 31;
 
 const BATCH: u8 = 0x01;
 const CLOSED: u8 = 0x02;
@@ -162,6 +168,10 @@ impl Journal {
         }
         let snapshot = read_snapshot(&file, mapping.load_u64(SNAPSHOT_BYTES_AT))?;
         let (records, end) = read_records(&mapping);
+        let is_wrong = |record: &Record| matches!(record, Record::Message(_, message) if !is_sensible(message));
+        if records.iter().any(is_wrong) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal tells of memory that no process has"));
+        }
         let replay = Replay { state: state_of(&mapping)?, counters: counters_of(&mapping), snapshot, records };
         Ok((Self { dir: dir.to_owned(), mapping, end }, replay))
     }
@@ -310,7 +320,29 @@ fn read_snapshot(file: &File, bytes: u64) -> io::Result<Option<Snapshot>> {
     }
     let mut encoded = vec![0; bytes as usize];
     file.read_exact_at(&mut encoded, MAPPED_BYTES as u64)?;
-    postcard::from_bytes(&encoded).map(Some).map_err(io::Error::other)
+    let snapshot: Snapshot = postcard::from_bytes(&encoded).map_err(io::Error::other)?;
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    snapshot.spaces.iter().try_for_each(|space| check_segments(&space.segments)).map_err(invalid)?;
+    if snapshot.next_space > SPACES_MAX {
+        return Err(invalid(format!("the journal numbers {} spaces", snapshot.next_space)));
+    }
+    Ok(Some(snapshot))
+}
+
+/// Whether a message is of whole pages that a process can have. What is not was not written by the kernel, and its
+/// arithmetic would end the pager, and the next one, and so on.
+fn is_sensible(message: &Message) -> bool {
+    let is_range = |start: u64, end: u64| {
+        start.is_multiple_of(PAGE_SIZE) && end.is_multiple_of(PAGE_SIZE) && start <= end && end <= USER_SPACE_END
+    };
+    match *message {
+        Message::Fault { .. } | Message::Fork { .. } => true,
+        Message::Remove { start, end } | Message::Unmap { start, end } => is_range(start, end),
+        Message::Remap { from, to, bytes } => {
+            let ends = from.checked_add(bytes).zip(to.checked_add(bytes));
+            ends.is_some_and(|(from_end, to_end)| is_range(from, from_end) && is_range(to, to_end))
+        }
+    }
 }
 
 /// Everything up to the end, and where that is.

@@ -165,16 +165,7 @@ impl MemoryPlan {
     }
 
     fn check(&self) -> Result<(), String> {
-        let mut lowest = 0;
-        for segment in &self.segments {
-            let whole = segment.start % PAGE_SIZE == 0 && segment.end % PAGE_SIZE == 0;
-            let in_order = segment.start >= lowest && segment.start < segment.end && segment.end <= USER_SPACE_END;
-            let countable = segment.first_page < USER_SPACE_END / PAGE_SIZE;
-            if !(whole && in_order && countable) {
-                return Err(format!("segment {:#x}-{:#x} is out of order", segment.start, segment.end));
-            }
-            lowest = segment.end;
-        }
+        check_segments(&self.segments)?;
         if !self.extents.windows(2).all(|pair| pair[0].id < pair[1].id) {
             return Err("its extents are out of order".into());
         }
@@ -200,6 +191,24 @@ fn populated(id: ExtentId, extent: &Extent) -> Vec<PlannedRun> {
     }));
     runs.sort_unstable_by_key(|run| run.first);
     runs
+}
+
+/// Checks that segments are whole pages of user space, in ascending order.
+///
+/// # Errors
+/// The first that is not.
+pub(super) fn check_segments(segments: &[Segment]) -> Result<(), String> {
+    let mut lowest = 0;
+    for segment in segments {
+        let whole = segment.start % PAGE_SIZE == 0 && segment.end % PAGE_SIZE == 0;
+        let in_order = segment.start >= lowest && segment.start < segment.end && segment.end <= USER_SPACE_END;
+        let countable = segment.first_page < USER_SPACE_END / PAGE_SIZE;
+        if !(whole && in_order && countable) {
+            return Err(format!("segment {:#x}-{:#x} is out of order", segment.start, segment.end));
+        }
+        lowest = segment.end;
+    }
+    Ok(())
 }
 
 #[cfg(test)]
