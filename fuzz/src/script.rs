@@ -24,14 +24,14 @@ pub fn stream(mut script: &[u8]) -> Vec<u8> {
     stream
 }
 
-fn head(script: &[u8]) -> Option<(u8, usize, &[u8])> {
+pub(crate) fn head(script: &[u8]) -> Option<(u8, usize, &[u8])> {
     let ([op, low, high], rest) = script.split_first_chunk()?;
     Some((*op, usize::from(u16::from_le_bytes([*low, *high])), rest))
 }
 
 /// A frame of any kind, also of none that exists, with an id of the piece's first byte.
 pub fn append_frame(stream: &mut Vec<u8>, kind: u8, piece: &[u8]) {
-    let (id, body) = piece.split_first().map_or((0, piece), |(id, body)| (u64::from(*id), body));
+    let (id, body) = piece.split_first().map_or((0, piece), |(id, body)| (wide(*id), body));
     let mut header = [0; HEADER_BYTES];
     header[0] = kind;
     header[4..8].copy_from_slice(&(body.len() as u32).to_le_bytes());
@@ -41,6 +41,11 @@ pub fn append_frame(stream: &mut Vec<u8>, kind: u8, piece: &[u8]) {
     header[20..].copy_from_slice(&checksum.to_le_bytes());
     stream.extend_from_slice(&header);
     stream.extend_from_slice(body);
+}
+
+/// A number of a byte: small ones, and the largest that there are.
+pub(crate) fn wide(byte: u8) -> u64 {
+    if byte < 250 { u64::from(byte) } else { u64::MAX - u64::from(255 - byte) }
 }
 
 /// A descriptor with this body, whose length and checksum are right.

@@ -8,8 +8,8 @@ use farfork_fabric::{Exporter, Inbox, Registry, read_blocking, sim};
 use farfork_fuzz::script;
 use farfork_fuzz::stage::{EXTENT_BYTES, Memory, Stage, key};
 use farfork_wire::descriptor::ExtentId;
-use farfork_wire::frame::request::append_open;
 use farfork_wire::frame::encode_hello;
+use farfork_wire::frame::request::append_open;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

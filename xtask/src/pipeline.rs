@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::workspace::Workspace;
-use crate::{deny, tidy};
+use crate::{deny, fuzz, tidy};
 
 /// The integration test that needs root and starts nodes; it comes last and by itself.
 const END_TO_END: &str = "e2e";
@@ -27,6 +27,7 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     run.step("lints", || cargo(workspace, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
     run.step("unit and integration tests", || cargo(workspace, &unit))?;
     run.step("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline))?;
+    run.step("fuzz targets", || fuzz::run(workspace, &[]))?;
     run.summarise();
     run.last_step("end-to-end tests", || end_to_end(workspace, &[]))
 }

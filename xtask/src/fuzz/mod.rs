@@ -1,15 +1,21 @@
 //! `cargo xtask fuzz`: runs the fuzz targets in `fuzz/`, each for a given time, from the corpus in the repository.
 //!
 //! The fuzzer is libFuzzer, guided by coverage. What cargo-fuzz adds needs a nightly compiler only for sanitizers, and
-//! the code that is fuzzed has no `unsafe`: so the pinned compiler builds the targets, with the flags here.
+//! the code that is fuzzed has no `unsafe`: so the pinned compiler builds the targets, with the flags here. How one target
+//! is run, and what is told of it, is `target`'s business.
+
+mod target;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::workspace::Workspace;
+use target::{Ended, Target};
 
 /// What makes the compiler count which edges ran, and tell libFuzzer what was compared.
 const FLAGS: [&str; 7] = [
@@ -26,13 +32,7 @@ const FLAGS: [&str; 7] = [
 const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
 /// How long each target runs where nothing else is said.
-const SECONDS: u32 = 60;
-
-/// Most memory of a target, in MiB: no input may make it take more.
-const MEMORY_MIB_MAX: u32 = 1024;
-
-/// Longest time of one input, in seconds.
-const INPUT_SECONDS_MAX: u32 = 10;
+pub(crate) const SECONDS: u32 = 60;
 
 /// Runs the targets that are named, or all; `--seconds N` says how long each.
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
@@ -42,13 +42,36 @@ pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
         bail!("there is no fuzz target `{unknown}`; there are: {}", known.join(", "));
     }
     let folder = workspace.root().join("fuzz");
-    let products = folder.join("target");
+    let products = products(workspace);
     build(&folder, &products)?;
-    for target in if named.is_empty() { known } else { named } {
-        println!("\n== fuzz {target}, {seconds} s");
-        let program = products.join(PLATFORM).join("release").join(&target);
-        fuzz(&folder, &program, &target, seconds)?;
-    }
+    let names = if named.is_empty() { known } else { named };
+    let programs = products.join(PLATFORM).join("release");
+    let targets = names.into_iter().map(|name| Target { program: programs.join(&name), name, folder: folder.clone() });
+    side_by_side(targets.collect(), seconds)
+}
+
+/// Runs as many at once as there are cores; all of them, also where one fails.
+fn side_by_side(targets: Vec<Target>, seconds: u32) -> Result<()> {
+    let (count, at_once) = (targets.len(), thread::available_parallelism().map_or(1, usize::from));
+    println!("{count} fuzz targets, {seconds} s each, {at_once} at once");
+    let (waiting, ended) = (Mutex::new(targets.into_iter()), Mutex::new(Vec::<Ended>::new()));
+    let next = || waiting.lock().expect("no thread panics with it").next();
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                while let Some(target) = next() {
+                    let outcome = target.run(seconds);
+                    println!("{outcome}");
+                    ended.lock().expect("no thread panics with it").push(outcome);
+                }
+            });
+        }
+    });
+    let ended = ended.into_inner().expect("no thread panics with it");
+    let failed: Vec<&str> = ended.iter().filter(|outcome| outcome.failed()).map(Ended::name).collect();
+    ensure!(failed.is_empty(), "fuzz targets failed: {}", failed.join(", "));
+    let inputs: u64 = ended.iter().map(Ended::inputs).sum();
+    println!("fuzz: {count} targets, {seconds} s each, {inputs} inputs, none failed");
     Ok(())
 }
 
@@ -78,6 +101,12 @@ fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Beside the other build products, so that whatever keeps those keeps these.
+fn products(workspace: &Workspace) -> PathBuf {
+    let all = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| workspace.root().join("target"), PathBuf::from);
+    all.join("fuzz")
+}
+
 fn build(folder: &Path, products: &Path) -> Result<()> {
     let status = Command::new(env!("CARGO"))
         .current_dir(folder)
@@ -87,31 +116,5 @@ fn build(folder: &Path, products: &Path) -> Result<()> {
         .status()
         .context("cargo cannot be started")?;
     ensure!(status.success(), "the fuzz targets cannot be built ({status})");
-    Ok(())
-}
-
-/// What is found beyond the corpus in the repository goes to a folder that git ignores; `cargo xtask fuzz` begins there
-/// the next time.
-fn fuzz(folder: &Path, program: &Path, target: &str, seconds: u32) -> Result<()> {
-    let (found, failures) = (folder.join("found").join(target), folder.join("failures").join(target));
-    fs::create_dir_all(&found).with_context(|| format!("{} cannot be made", found.display()))?;
-    fs::create_dir_all(&failures).with_context(|| format!("{} cannot be made", failures.display()))?;
-    let status = Command::new(program)
-        .current_dir(folder)
-        .arg(format!("-max_total_time={seconds}"))
-        .arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"))
-        .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
-        .arg(format!("-artifact_prefix={}/", failures.display()))
-        .args(["-print_final_stats=1", "-verbosity=0"])
-        .arg(&found)
-        .arg(folder.join("corpus").join(target))
-        .status()
-        .with_context(|| format!("{} cannot be started", program.display()))?;
-    ensure!(
-        status.success(),
-        "fuzz target `{target}` failed ({status}); repeat it: {} {}/INPUT",
-        program.display(),
-        failures.display()
-    );
     Ok(())
 }

@@ -1,0 +1,31 @@
+//! A member of a cluster, with its files.
+
+use std::sync::LazyLock;
+use std::time::SystemTime;
+
+use farfork_trust::{Credentials, Directory, Encryption, member};
+use farfork_wire::NodeName;
+
+/// The cluster's first node, with its authority.
+pub static MEMBER: LazyLock<Member> = LazyLock::new(Member::new);
+
+/// A member.
+pub struct Member {
+    /// Its files.
+    pub directory: Directory,
+    /// The same, ready for connections.
+    pub credentials: Credentials,
+    /// In the directory for temporary files that `cargo xtask fuzz` makes and removes: a static is never dropped.
+    _scratch: tempfile::TempDir,
+}
+
+impl Member {
+    fn new() -> Self {
+        let scratch = tempfile::tempdir().expect("a directory for the member's files");
+        let directory = Directory::new(scratch.path().join("trust"));
+        let name = |text: &str| NodeName::new(text).expect("a name");
+        member::init(&directory, &name("blue"), &name("n1"), SystemTime::now()).expect("a cluster");
+        let credentials = Credentials::open(&directory, Encryption::On).expect("its files are good");
+        Self { directory, credentials, _scratch: scratch }
+    }
+}

@@ -1,0 +1,60 @@
+//! The handshake, on both sides, with a stranger who has no certificate: no bytes panic, let it in, or keep either side
+//! busy once the stranger has gone.
+#![no_main]
+
+use std::io::{self, IoSliceMut, Read, Write};
+
+use farfork_fuzz::member::MEMBER;
+use farfork_trust::Session;
+use libfuzzer_sys::fuzz_target;
+
+/// Most turns until all that came is judged: pieces are a byte long at least.
+const TURNS_MAX: usize = 1 << 17;
+
+/// A pipe whose other end has said all that it will, and is gone then; what is sent goes nowhere.
+struct Said<'a> {
+    rest: &'a [u8],
+    piece_bytes: usize,
+    /// Every other time there is nothing yet.
+    waits: bool,
+}
+
+impl Read for Said<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.waits = !self.waits;
+        if self.waits {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = into.len().min(self.piece_bytes).min(self.rest.len());
+        into[..count].copy_from_slice(&self.rest[..count]);
+        self.rest = &self.rest[count..];
+        Ok(count)
+    }
+}
+
+impl Write for Said<'_> {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        Ok(from.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fuzz_target!(|input: &[u8]| {
+    let Some(([side, pieces], rest)) = input.split_first_chunk() else { return };
+    let pipe = Said { rest, piece_bytes: 1 + usize::from(*pieces) * 16, waits: false };
+    let session = match side & 1 {
+        0 => Session::accept(&MEMBER.credentials, pipe),
+        _ => Session::connect(&MEMBER.credentials, pipe, None),
+    };
+    let mut session = session.expect("its credentials are good");
+    let mut into = [0; 512];
+    let ended = (0..TURNS_MAX).any(|_| match session.receive(&mut [IoSliceMut::new(&mut into)]) {
+        Ok(None) => false,
+        Ok(Some(count)) => panic!("{count} bytes came from a stranger"),
+        Err(_) => true,
+    });
+    assert!(ended && !session.is_open() && session.peer().is_none());
+});

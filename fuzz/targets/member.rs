@@ -1,0 +1,55 @@
+//! What becomes a member's: certificates, requests for them, tokens and identities. No bytes panic, and none is taken
+//! for a certificate of the cluster that its authority did not sign.
+#![no_main]
+
+use std::sync::LazyLock;
+use std::time::SystemTime;
+
+use farfork_fuzz::member::MEMBER;
+use farfork_trust::{Credentials, Fingerprint, Identity, JoinToken, NODE_VALID, NewKey, member};
+use libfuzzer_sys::fuzz_target;
+use rustls::pki_types::CertificateDer;
+
+/// A key that no certificate is for.
+static KEY: LazyLock<NewKey> = LazyLock::new(|| NewKey::generate().expect("a key"));
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, bytes)) = input.split_first() else { return };
+    match kind % 3 {
+        0 => certificate(bytes),
+        1 => request(bytes),
+        _ => text(bytes),
+    }
+});
+
+fn certificate(bytes: &[u8]) {
+    let shown = [CertificateDer::from(bytes)];
+    if let Some(peer) = Credentials::peer_of(Some(&shown)) {
+        assert_eq!(peer.identity.to_string().parse::<Identity>().as_ref(), Ok(&peer.identity));
+        assert!(!MEMBER.credentials.is_revoked(&peer));
+    }
+    assert!(member::install_renewed(&MEMBER.directory, &KEY, bytes).is_err(), "it is for no key of this process");
+}
+
+/// What is signed for whoever shows a request that has its own signature is for its key, and for the name given.
+fn request(bytes: &[u8]) {
+    let authority = MEMBER.directory.read_authority().expect("it has one");
+    let bearer = MEMBER.credentials.identity();
+    if let Ok(issued) = authority.issue(bytes, &bearer, SystemTime::now(), NODE_VALID) {
+        let peer = Credentials::peer_of(Some(&[CertificateDer::from(issued)]));
+        assert_eq!(peer.map(|peer| peer.identity), Some(bearer));
+    }
+}
+
+fn text(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(token) = text.parse::<JoinToken>() {
+        assert_eq!(*token.to_text(), text.trim());
+    }
+    if let Ok(identity) = text.parse::<Identity>() {
+        assert_eq!(identity.to_string(), text);
+    }
+    if let Ok(fingerprint) = text.parse::<Fingerprint>() {
+        assert_eq!(fingerprint.to_string(), text);
+    }
+}
