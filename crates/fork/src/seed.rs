@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, SeedKey, TemplateMemory};
@@ -14,7 +14,7 @@ use farfork_wire::{Descriptor, SeedId, Token};
 
 use crate::capture::{CaptureTimes, Captured, SharedCopy, Template};
 use crate::image::{self, Head, Image, ImageError, Progress};
-use crate::pager::{Report, WorkingSet};
+use crate::pager::{Learner, Remembered, Report};
 
 /// A seed: a descriptor, and the template or the image that holds its memory. Dropping it ends the template; an image stays.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub struct Seed {
     encoded: Vec<u8>,
     memory: Memory,
     times: CaptureTimes,
-    working_set: Arc<Mutex<WorkingSet>>,
+    working_set: Arc<Remembered>,
 }
 
 /// What holds a seed's memory.
@@ -133,7 +133,7 @@ impl Seed {
 impl Seed {
     /// How many pages its children are known to touch, and get at once.
     pub fn working_set_pages(&self) -> u64 {
-        self.working_set().pages()
+        self.working_set.pages()
     }
 
     /// Takes what was seen of a child.
@@ -142,18 +142,14 @@ impl Seed {
             let extent = self.descriptor.extents.get(extent.0 as usize);
             extent.is_some_and(|extent| extent.has_data(page))
         };
-        self.working_set().learn(report, has);
-    }
-
-    fn working_set(&self) -> MutexGuard<'_, WorkingSet> {
-        self.working_set.lock().unwrap_or_else(PoisonError::into_inner)
+        self.working_set.learn(report, has);
     }
 }
 
 impl Region for Seed {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
         if extent == ExtentId::WORKING_SET {
-            return Some(self.working_set().bytes());
+            return Some(self.working_set.bytes());
         }
         if extent == ExtentId::DESCRIPTOR {
             return Some(self.encoded.len() as u64);
@@ -163,7 +159,7 @@ impl Region for Seed {
 
     fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         if extent == ExtentId::WORKING_SET {
-            self.working_set().read(offset, into);
+            self.working_set.read(offset, into);
             return Ok(());
         }
         if extent == ExtentId::DESCRIPTOR {
@@ -200,6 +196,8 @@ impl Region for Seed {
 #[derive(Debug, Default)]
 pub struct SeedTable {
     seeds: RwLock<HashMap<SeedId, Arc<Seed>>>,
+    /// What learns which pages children touch.
+    learner: Learner,
 }
 
 impl SeedTable {
@@ -232,7 +230,6 @@ impl Exporter for SeedTable {
         if known.key.token != report.token {
             return Err(Refusal::WrongToken);
         }
-        known.learn(&report);
-        Ok(())
+        if self.learner.take(move || known.learn(&report)) { Ok(()) } else { Err(Refusal::InboxFull) }
     }
 }

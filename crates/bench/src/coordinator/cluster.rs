@@ -124,7 +124,10 @@ impl Cluster {
 
     /// Starts one child and waits for its end, which must be a good one.
     pub(crate) async fn fork(&mut self, seed: &str, place: Place, payload: &str) -> Result<Child, BenchError> {
+        // No sample is helped by what the ones before it touched.
+        let options = v1::ChildOptions { strategy: "first".to_owned(), ..Default::default() };
         let request = v1::ForkRequest {
+            options: Some(options),
             seed: seed.to_owned(),
             nodes: vec![self.node(place).name.clone()],
             count: 1,

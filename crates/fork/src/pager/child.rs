@@ -123,7 +123,7 @@ impl Child {
         let mut child = Self::of(id, dir, plan, journal);
         child.socket = Some(ManuallyDrop::new(socket));
         // A successor would not know what came before, and of who has everything at once nothing is seen.
-        if child.strategy.paging != Paging::Eager {
+        if child.strategy.paging != Paging::Eager && !child.strategy.first {
             child.trace = Trace::new(child.populated.slots());
         }
         Ok(child)

@@ -253,7 +253,6 @@ impl Owners {
         let Some(owner) = self.owners.get_mut(&key) else { return };
         let tag = self.next_tag;
         if owner.bulk.send(MessageRequest { tag, bytes, deadline }).is_ok() {
-            owner.bulk_reads += 1;
             self.next_tag += 1;
             self.asides.insert(tag, (key, Aside::Told));
         }
@@ -288,7 +287,9 @@ impl Owners {
         let before = completions.len();
         owner.lane(lane).poll(now, completions);
         if lane == Lane::Bulk {
-            owner.bulk_reads -= completions.len() - before;
+            let is_told = |completion: &&Completion| matches!(self.asides.get(&completion.tag), Some((_, Aside::Told)));
+            let told = completions[before..].iter().filter(is_told).count();
+            owner.bulk_reads -= completions.len() - before - told;
         }
     }
 

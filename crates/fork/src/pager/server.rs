@@ -24,7 +24,7 @@ use super::retries::{Delivery, Retries, Task};
 use super::station::Station;
 use super::trusting::Trusting;
 use super::watch::{Source, Watch};
-use super::working_set::Warming;
+use super::working_set::{RecentSets, Warming};
 
 /// A process that ended says nothing; this often the pager looks who is gone.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -72,6 +72,8 @@ pub(super) struct Server<'a> {
     pub(super) cache: PageCache,
     /// Seeds whose working sets are being put there.
     pub(super) warming: BTreeMap<SeedId, Warming>,
+    /// Working sets that were read a moment ago.
+    pub(super) recent_sets: RecentSets,
     /// How many slots may still be installed from there in this round.
     pub(super) cached_room: u64,
     /// Children that take the rest of their pages, in the order of their turns.
@@ -109,6 +111,7 @@ impl<'a> Server<'a> {
             messages: Vec::new(),
             cache: PageCache::new(station.cache_bytes_max()),
             warming: BTreeMap::new(),
+            recent_sets: RecentSets::default(),
             cached_room: CACHED_SLOTS_MAX,
             settling: VecDeque::new(),
             next_child: 0,

@@ -256,6 +256,10 @@ impl Server<'_> {
         match child.next_unsettled() {
             Some((space, source, slots)) => {
                 let (owner, lane) = (owners[source], Lane::Bulk);
+                let slots = self.take_cached((key, space, source), slots);
+                if slots.is_empty() {
+                    return Step::Asked;
+                }
                 let read = Read { child: key, space, slots, source, owner, lane, asked_at: self.now };
                 if self.ask(read) { Step::Asked } else { Step::Waits }
             }

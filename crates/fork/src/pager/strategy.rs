@@ -20,14 +20,17 @@ pub enum Paging {
     Eager,
 }
 
-/// How pages are fetched. As text: one of `cow`, `prefetch` and `eager`, or none of them for `prefetch`; and `cache`
-/// behind a comma or alone.
+/// How pages are fetched. As text: one of `cow`, `prefetch` and `eager`, or none of them for `prefetch`; and `cache` and
+/// `first` behind commas or alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Strategy {
     /// When they come.
     pub paging: Paging,
     /// Whether the node keeps what was fetched for further children of the seed, and looks there first.
     pub cache: bool,
+    /// Whether the child is treated as if it were its seed's first: what earlier ones touched does not help it, and what it
+    /// touches does not help others. For measurements.
+    pub first: bool,
     /// How long an owner may be unreachable before the child's memory counts as lost.
     pub unreachable_limit: Duration,
 }
@@ -36,7 +39,9 @@ pub struct Strategy {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StrategyError {
     /// A word that means nothing.
-    #[error("there is no strategy `{0}`: use cow, prefetch or eager, and cache with any of them, as in `cow,cache`")]
+    #[error(
+        "there is no strategy `{0}`: use cow, prefetch or eager, and cache or first with any of them, as in `cow,cache`"
+    )]
     Unknown(String),
     /// Two that exclude each other.
     #[error("strategies `{0}` and `{1}` exclude each other: use one of cow, prefetch and eager")]
@@ -56,7 +61,7 @@ impl Strategy {
 impl Default for Strategy {
     /// An owner may be away for a minute, long enough for a link or a switch to return.
     fn default() -> Self {
-        Self { paging: Paging::default(), cache: false, unreachable_limit: Duration::from_secs(60) }
+        Self { paging: Paging::default(), cache: false, first: false, unreachable_limit: Duration::from_secs(60) }
     }
 }
 
@@ -79,11 +84,13 @@ impl fmt::Display for Paging {
 }
 
 const CACHE: &str = "cache";
+const FIRST: &str = "first";
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.paging)?;
-        if self.cache { write!(f, ",{CACHE}") } else { Ok(()) }
+        let words = [(self.cache, CACHE), (self.first, FIRST)];
+        words.iter().filter(|(is_set, _)| *is_set).try_for_each(|(_, word)| write!(f, ",{word}"))
     }
 }
 
@@ -91,7 +98,7 @@ impl FromStr for Strategy {
     type Err = StrategyError;
 
     fn from_str(text: &str) -> Result<Self, StrategyError> {
-        let (mut paging, mut cache) = (None, false);
+        let (mut paging, mut cache, mut first) = (None, false, false);
         for word in text.split(',').map(str::trim) {
             match Paging::ALL.into_iter().find(|paging| paging.name() == word) {
                 Some(named) => match paging.replace(named) {
@@ -99,10 +106,11 @@ impl FromStr for Strategy {
                     _ => {}
                 },
                 None if word == CACHE => cache = true,
+                None if word == FIRST => first = true,
                 None => return Err(StrategyError::Unknown(word.to_owned())),
             }
         }
-        Ok(Self { paging: paging.unwrap_or_default(), cache, ..Self::default() })
+        Ok(Self { paging: paging.unwrap_or_default(), cache, first, ..Self::default() })
     }
 }
 
@@ -112,16 +120,19 @@ mod tests {
 
     #[test]
     fn texts_are_strategies_and_back() {
-        for (text, paging, cache, shown) in [
-            ("cow", Paging::Cow, false, "cow"),
-            ("prefetch", Paging::Prefetch, false, "prefetch"),
-            ("eager", Paging::Eager, false, "eager"),
-            ("cache", Paging::Prefetch, true, "prefetch,cache"),
-            ("cache, cow", Paging::Cow, true, "cow,cache"),
-            ("eager,cache,eager", Paging::Eager, true, "eager,cache"),
+        for (text, paging, cache, first, shown) in [
+            ("cow", Paging::Cow, false, false, "cow"),
+            ("prefetch", Paging::Prefetch, false, false, "prefetch"),
+            ("eager", Paging::Eager, false, false, "eager"),
+            ("cache", Paging::Prefetch, true, false, "prefetch,cache"),
+            ("cache, cow", Paging::Cow, true, false, "cow,cache"),
+            ("eager,cache,eager", Paging::Eager, true, false, "eager,cache"),
+            ("first", Paging::Prefetch, false, true, "prefetch,first"),
+            ("first,cow,cache", Paging::Cow, true, true, "cow,cache,first"),
         ] {
             let strategy: Strategy = text.parse().unwrap();
-            assert_eq!((strategy.paging, strategy.cache, strategy.to_string().as_str()), (paging, cache, shown));
+            let found = (strategy.paging, strategy.cache, strategy.first, strategy.to_string());
+            assert_eq!(found, (paging, cache, first, shown.to_owned()));
         }
     }
 

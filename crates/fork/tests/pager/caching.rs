@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_fork::pager::{CacheStats, PagerCounters, Paging, Strategy};
+use farfork_fork::pager::{CacheStats, PagerCounters, Paging, SettleState, Strategy};
 use farfork_wire::Token;
 
 use crate::bed::{Bed, soon};
@@ -17,6 +17,7 @@ const SMALL_BYTES: u64 = 512 << 10;
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("the_next_childs_pages_cross_no_network", || next_child_asks_nobody(Paging::Prefetch)),
     ("the_next_childs_single_pages_cross_no_network", || next_child_asks_nobody(Paging::Cow)),
+    ("who_takes_all_takes_it_from_the_cache", who_takes_all_takes_it_from_the_cache),
     ("who_does_not_ask_for_the_cache_does_not_use_it", who_does_not_ask_does_not_use_it),
     ("a_full_cache_goes_on", a_full_cache_goes_on),
     ("a_cache_without_room_keeps_nothing", no_room_keeps_nothing),
@@ -84,6 +85,22 @@ fn who_does_not_ask_does_not_use_it() {
     stage.run("touch_at_random", cached(Paging::Cow));
     let next = stage.run("touch_at_random", Strategy { paging: Paging::Cow, ..Strategy::default() });
     assert_eq!((next.pages_cached, next.pages_fetched), (0, stage.seed.populated_pages()), "{next:?}");
+    stage.bed.end();
+}
+
+fn who_takes_all_takes_it_from_the_cache() {
+    let stage = Stage::new();
+    stage.run("touch_in_order", cached(Paging::Prefetch));
+    let mut program = stage.bed.start("stay", PAGES, &stage.seed.plan(stage.owner.address(), cached(Paging::Cow)));
+    program.meet();
+    let (id, pid) = (program.id.clone(), program.process.id() as i32);
+    let settle = |begin| stage.bed.client.settle(&id, begin, pid).expect("the pager answers").state;
+    settle(true);
+    soon("a settled child", || (settle(false) == SettleState::Settled).then_some(()));
+    let counters = stage.bed.stats(&program).counters;
+    assert_eq!((counters.bytes_fetched, counters.pages_cached), (0, stage.seed.populated_pages()), "{counters:?}");
+    program.end();
+    stage.bed.finish(program);
     stage.bed.end();
 }
 

@@ -182,6 +182,13 @@ static void touch_sparsely(void)
 	rendezvous();
 }
 
+/* Waits before its first touch. */
+static void pause_then_touch_sparsely(void)
+{
+	rendezvous();
+	touch_sparsely();
+}
+
 static void touch_in_order(void)
 {
 	check_pages(AREA, 0, pages / 2);
@@ -543,6 +550,7 @@ static const struct {
 	{"touch_at_random", touch_at_random, 0},
 	{"touch_slowly", touch_slowly, 0},
 	{"touch_sparsely", touch_sparsely, 0},
+	{"pause_then_touch_sparsely", pause_then_touch_sparsely, 0},
 	{"touch_in_order", touch_in_order, 0},
 	{"discard", discard, 0},
 	{"unmap", unmap, 0},

@@ -5,13 +5,13 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, shm, tcp};
-use farfork_fork::pager::{MemoryPlan, PlannedExtent, Report, Segment, Source, Strategy, WorkingSet};
+use farfork_fork::pager::{Learner, MemoryPlan, PlannedExtent, Remembered, Report, Segment, Source, Strategy};
 use farfork_wire::descriptor::{ExtentId, PageRun};
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
 
@@ -55,8 +55,10 @@ pub(crate) struct Seed {
     ready: Vec<u8>,
     /// The pages that may be asked for, where it is not all of them.
     served: Option<BTreeSet<u64>>,
-    /// What its children touch, and how many times one was told of.
-    working_set: Mutex<(WorkingSet, u64)>,
+    /// What its children touch; how many reports of them came.
+    working_set: Remembered,
+    reports: AtomicU64,
+    learner: Learner,
 }
 
 impl Seed {
@@ -67,14 +69,17 @@ impl Seed {
             pages,
             ready: if ready { (0..pages).flat_map(contents).collect() } else { Vec::new() },
             served: None,
-            working_set: Mutex::default(),
+            working_set: Remembered::default(),
+            reports: AtomicU64::new(0),
+            learner: Learner::new(),
         })
     }
 
     /// One that has some of the pages only: who asks for others asked the wrong seed.
     pub(crate) fn part(id: SeedId, token: Token, pages: u64, served: BTreeSet<u64>) -> Arc<Self> {
-        let (ready, served, working_set) = (Vec::new(), Some(served), Mutex::default());
-        Arc::new(Self { id, token, pages, ready, served, working_set })
+        let (ready, served, working_set) = (Vec::new(), Some(served), Remembered::default());
+        let (reports, learner) = (AtomicU64::new(0), Learner::new());
+        Arc::new(Self { id, token, pages, ready, served, working_set, reports, learner })
     }
 
     /// How many of its pages hold data.
@@ -84,12 +89,12 @@ impl Seed {
 
     /// How many pages are in its working set.
     pub(crate) fn set_pages(&self) -> u64 {
-        self.working_set.lock().unwrap().0.pages()
+        self.working_set.pages()
     }
 
     /// How many reports of children came.
     pub(crate) fn children_told(&self) -> u64 {
-        self.working_set.lock().unwrap().1
+        self.reports.load(Ordering::Relaxed)
     }
 
     /// A plan by which `program.c` gets this memory from `owner`.
@@ -116,7 +121,7 @@ impl Region for Seed {
         match extent {
             EXTENT => Some(self.pages * PAGE_SIZE),
             ExtentId::DESCRIPTOR => Some(DESCRIPTOR.len() as u64),
-            ExtentId::WORKING_SET => Some(self.working_set.lock().unwrap().0.bytes()),
+            ExtentId::WORKING_SET => Some(self.working_set.bytes()),
             _ => None,
         }
     }
@@ -124,7 +129,7 @@ impl Region for Seed {
     fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let (first, end) = (offset as usize, offset as usize + into.len());
         if extent == ExtentId::WORKING_SET {
-            self.working_set.lock().unwrap().0.read(offset, into);
+            self.working_set.read(offset, into);
         } else if extent == ExtentId::DESCRIPTOR {
             into.copy_from_slice(&DESCRIPTOR[first..end]);
         } else if let Some(ready) = self.ready.get(first..end) {
@@ -177,9 +182,12 @@ impl Exporter for Exports {
         let report = Report::decode(message).expect("a report");
         if let Some(seed) = &self.seed {
             assert_eq!((&report.seed, report.token), (&seed.id, seed.token));
-            let mut known = seed.working_set.lock().unwrap();
-            known.0.learn(&report, |extent, page| extent == EXTENT && is_populated(page));
-            known.1 += 1;
+            let known = seed.clone();
+            let is_taken = seed.learner.take(move || {
+                known.working_set.learn(&report, |extent, page| extent == EXTENT && is_populated(page));
+                known.reports.fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(is_taken, "few reports come at once");
         }
         Ok(())
     }

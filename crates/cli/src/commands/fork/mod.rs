@@ -68,9 +68,10 @@ pub(crate) struct Fork {
     #[arg(long)]
     detach: bool,
     /// How the children's memory comes: `cow`, each page when it is touched; `prefetch`, with those likely to be touched
-    /// soon; `eager`, all of it before the child runs; `cache` with any of them, as in `cow,cache`: the node keeps pages
-    /// for further children of the seed [default: prefetch].
-    #[arg(long, value_name = "NAME[,cache]", value_parser = parse_strategy)]
+    /// soon, and those that earlier children touched; `eager`, all of it before the child runs. With any of them, as in
+    /// `cow,cache`: `cache`, the node keeps pages for further children of the seed; `first`, what earlier children touched
+    /// does not count, nor what this one touches, for measurements [default: prefetch].
+    #[arg(long, value_name = "NAME[,cache][,first]", value_parser = parse_strategy)]
     strategy: Option<Strategy>,
     /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]

@@ -14,10 +14,13 @@
 //! set follows its children when they change, and each pays for that with a thirty-second part of the faults that the set
 //! spares it. New pages come in as any child touches them.
 //!
-//! Pure: `set` (the owner's), `trace` (a child's), `message`. Who sends and asks is `service`; `warming` fills a node's
+//! Pure: `set` (the owner's), `trace` (a child's), `message`. Who sends and asks is `service`; `remembered` is the
+//! owner's set for its threads; `warming` fills a node's
 //! cache with a set before any child is there.
 
 mod message;
+mod recent;
+mod remembered;
 mod service;
 mod set;
 mod trace;
@@ -28,7 +31,8 @@ use serde::{Deserialize, Serialize};
 
 pub use message::Report;
 use message::decode;
-pub use set::WorkingSet;
+pub(super) use recent::RecentSets;
+pub use remembered::{Learner, Remembered};
 pub(super) use trace::Trace;
 pub(super) use warming::{Batch, Warming};
 

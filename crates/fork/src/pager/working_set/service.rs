@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farfork_fabric::{READ_BYTES_MAX, ReadMode, Reply, Span};
@@ -96,7 +97,13 @@ impl Server<'_> {
         let Some(key) = self.key_of(id) else { return };
         let Some(served) = self.children.get(&key) else { return };
         let (Some(source), Some(owner)) = (served.child.sources.first(), served.owners.first()) else { return };
-        if served.child.strategy.paging == Paging::Prefetch {
+        let strategy = served.child.strategy;
+        if strategy.paging != Paging::Prefetch || strategy.first {
+            return;
+        }
+        if let Some(set) = self.recent_sets.get(&source.key, self.now) {
+            self.take_set(key, &set);
+        } else {
             let span = Span { extent: ExtentId::WORKING_SET, offset: 0, bytes: READ_BYTES_MAX as u32 };
             let (aside, deadline) = (Aside::WorkingSet(key), self.now + ANSWER_LIMIT);
             self.owners.ask_aside(*owner, (&source.key, ReadMode::Clip, vec![span]), deadline, aside);
@@ -104,11 +111,21 @@ impl Server<'_> {
         }
     }
 
-    /// Takes a child's working set.
+    /// Takes the answer with a child's working set.
     pub(in crate::pager) fn recall(&mut self, key: u64, reply: &Reply) {
-        let Some(served) = self.children.get_mut(&key) else { return };
-        served.child.recall(&decode(&reply.data));
-        self.queue_recalled(key);
+        let Some(source) = self.children.get(&key).and_then(|served| served.child.sources.first()) else { return };
+        let set: Arc<[Pages]> = decode(&reply.data).into();
+        if !set.is_empty() {
+            self.recent_sets.put(&source.key, &set, self.now);
+            self.take_set(key, &set);
+        }
+    }
+
+    fn take_set(&mut self, key: u64, set: &[Pages]) {
+        if let Some(served) = self.children.get_mut(&key) {
+            served.child.recall(set);
+            self.queue_recalled(key);
+        }
     }
 
     /// Has a child's working set fetched, once both are there.

@@ -32,7 +32,7 @@ struct Entry {
 
 /// A seed's working set.
 #[derive(Debug, Default)]
-pub struct WorkingSet {
+pub(super) struct WorkingSet {
     entries: Vec<Entry>,
     /// Where in `entries` a page stands.
     places: HashMap<PageId, usize>,
@@ -43,12 +43,12 @@ pub struct WorkingSet {
 
 impl WorkingSet {
     /// How many pages it has.
-    pub fn pages(&self) -> u64 {
+    pub(super) fn pages(&self) -> u64 {
         self.entries.len() as u64
     }
 
     /// Takes what was seen of a child, as far as the seed `has` the pages.
-    pub fn learn(&mut self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) {
+    pub(super) fn learn(&mut self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) {
         let pages =
             Pages::each(&report.pages).take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
         let new = self.note_touches(pages.collect(), report.behind);
@@ -60,22 +60,8 @@ impl WorkingSet {
         self.encoded = None;
     }
 
-    /// How long it is as children read it.
-    pub fn bytes(&mut self) -> u64 {
-        self.encoded().len() as u64
-    }
-
-    /// Fills `into` with what children read from `offset` on: its pages in order, those marked that are on trial; and
-    /// with zeroes behind that.
-    pub fn read(&mut self, offset: u64, into: &mut [u8]) {
-        let set = self.encoded();
-        let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();
-        let count = rest.len().min(into.len());
-        into[..count].copy_from_slice(&rest[..count]);
-        into[count..].fill(0);
-    }
-
-    fn encoded(&mut self) -> Arc<Vec<u8>> {
+    /// As children read it: its pages in order, those marked that are on trial.
+    pub(super) fn encoded(&mut self) -> Arc<Vec<u8>> {
         if self.encoded.is_none() {
             let on_trial = self.on_trial();
             let mut set = Vec::new();

@@ -30,9 +30,7 @@ fn fetched(report: Report) -> Report {
 
 /// Its pages, in order; and those on trial.
 fn read(set: &mut WorkingSet) -> (Vec<u64>, Vec<u64>) {
-    let mut bytes = vec![0; set.bytes() as usize + 3];
-    set.read(0, &mut bytes);
-    let pages = decode(&bytes);
+    let pages = decode(&set.encoded());
     let all = Pages::each(&pages).map(|(_, page, _)| page).collect();
     (all, Pages::each(&pages).filter(|(_, _, mark)| *mark).map(|(_, page, _)| page).collect())
 }
@@ -53,7 +51,7 @@ fn has(_: ExtentId, _: u64) -> bool {
 #[test]
 fn pages_keep_the_order_of_their_touches() {
     let mut set = WorkingSet::default();
-    assert_eq!(set.bytes(), 0);
+    assert!(set.encoded().is_empty());
     set.learn(&report(&[9, 3, 7, 8], &[]), has);
     assert_eq!(read(&mut set).0, [9, 3, 7, 8]);
     set.learn(&report(&[5, 3, 4, 8, 10], &[]), has);

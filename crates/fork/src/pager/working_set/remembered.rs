@@ -1,0 +1,102 @@
+//! A seed's working set for many threads: who serves it never waits for who learns, and learning, which takes some
+//! milliseconds, is done by a thread of its own.
+
+use std::fmt;
+use std::io;
+use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread;
+
+use farfork_wire::descriptor::ExtentId;
+
+use super::message::Report;
+use super::set::WorkingSet;
+
+/// Most reports that wait to be learnt. What comes beyond is refused: the next child's report says the same.
+const REPORTS_MAX: usize = 64;
+
+/// A seed's working set.
+#[derive(Debug, Default)]
+pub struct Remembered {
+    set: Mutex<WorkingSet>,
+    /// As children read it, and how many pages it has.
+    served: RwLock<(Arc<Vec<u8>>, u64)>,
+}
+
+impl Remembered {
+    /// Takes what was seen of a child, as far as the seed `has` the pages.
+    pub fn learn(&self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) {
+        let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
+        set.learn(report, has);
+        let served = (set.encoded(), set.pages());
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) = served;
+    }
+
+    /// How many pages it has.
+    pub fn pages(&self) -> u64 {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).1
+    }
+
+    /// How long it is as children read it.
+    pub fn bytes(&self) -> u64 {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).0.len() as u64
+    }
+
+    /// Fills `into` with what children read from `offset` on: its pages in order, those marked that are on trial; and
+    /// with zeroes behind that.
+    pub fn read(&self, offset: u64, into: &mut [u8]) {
+        let set = self.served.read().unwrap_or_else(PoisonError::into_inner).0.clone();
+        let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();
+        let count = rest.len().min(into.len());
+        into[..count].copy_from_slice(&rest[..count]);
+        into[count..].fill(0);
+    }
+}
+
+type Lesson = Box<dyn FnOnce() + Send>;
+
+/// The thread that learns. It ends with this value, once what waits is learnt.
+pub struct Learner(Mutex<Option<SyncSender<Lesson>>>);
+
+impl Learner {
+    /// None runs yet.
+    pub fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// Has something learnt, at leisure; tells whether there was room.
+    pub fn take(&self, lesson: impl FnOnce() + Send + 'static) -> bool {
+        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sender.is_none() {
+            *sender = begin().inspect_err(|error| tracing::warn!("no working set is learnt: {error}")).ok();
+        }
+        let Some(lessons) = &*sender else { return false };
+        match lessons.try_send(Box::new(lesson)) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => false,
+            // The thread is gone; the next one comes with the next lesson.
+            Err(TrySendError::Disconnected(_)) => {
+                *sender = None;
+                false
+            }
+        }
+    }
+}
+
+impl Default for Learner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Learner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Learner")
+    }
+}
+
+fn begin() -> io::Result<SyncSender<Lesson>> {
+    let (sender, lessons) = sync_channel::<Lesson>(REPORTS_MAX);
+    thread::Builder::new().name("working-sets".to_owned()).spawn(move || lessons.iter().for_each(|lesson| lesson()))?;
+    Ok(sender)
+}
