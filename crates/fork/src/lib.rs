@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod capture;
+pub mod core_file;
 mod eager;
 pub mod identity;
 pub mod image;

@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod cluster;
 mod completions;
+mod core;
 mod demo;
 mod down;
 mod drop;
@@ -56,6 +57,7 @@ pub(crate) enum Command {
     Kill(kill::Kill),
     Unpause(unpause::Unpause),
     Settle(settle::Settle),
+    Core(core::Core),
     Rm(rm::Rm),
     Drop(drop::Drop),
     Demo(demo::Demo),
@@ -87,6 +89,7 @@ impl Command {
             Command::Kill(command) => block_on(command.run(global)),
             Command::Unpause(command) => block_on(command.run(global)),
             Command::Settle(command) => block_on(command.run(global)),
+            Command::Core(command) => block_on(command.run(global)),
             Command::Rm(command) => block_on(command.run(global)),
             Command::Drop(command) => block_on(command.run(global)),
             Command::Demo(command) => command.run(&global),

@@ -8,7 +8,7 @@ use farfork_node::api::v1::{SettleProgress, SettleRequest};
 use farfork_node::client::Client;
 use farfork_node::failure::Failure;
 use serde::Serialize;
-use tonic::Code;
+use tonic::{Code, Status, Streaming};
 
 use crate::interruption::interrupted;
 use crate::output::{self, ByteBar, bytes};
@@ -51,11 +51,13 @@ struct SettleView {
 
 impl Settle {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
-        let client = global.connection.open().await?;
+        let mut client = global.connection.open().await?;
         let began = Instant::now();
+        // Not before it has begun does anything go on without this command.
+        let mut progress = Progress::begin(&mut client, &self.child).await?;
         let limit = self.timeout.map_or(Duration::MAX, Duration::from_millis);
         let settled = tokio::select! {
-            settled = follow(client, &self.child) => settled?,
+            settled = progress.follow() => settled?,
             () = tokio::time::sleep(limit) => return Err(self.unfinished("it has not settled in time").into()),
             () = interrupted() => return Err(self.unfinished("interrupted before it has settled").into()),
         };
@@ -86,22 +88,43 @@ struct Settled {
     fetched_bytes: u64,
 }
 
-/// Shows how far the child is until it has settled.
-async fn follow(mut client: Client, child: &str) -> anyhow::Result<Settled> {
-    let failed = |status| Failure::from_status(format!("child {child}"), &status);
-    let request = SettleRequest { child: child.to_owned() };
-    let mut told = client.settle(request).await.map_err(failed)?.into_inner();
-    let bar = ByteBar::new("settling");
-    let (mut memory_bytes, mut missing_bytes) = (0, None);
-    while let Some(SettleProgress { total_bytes, missing_bytes: missing, is_settled }) =
-        told.message().await.map_err(failed)?
-    {
-        memory_bytes = memory_bytes.max(total_bytes);
-        let fetched_bytes = missing_bytes.get_or_insert(missing).saturating_sub(missing);
-        bar.show(total_bytes.saturating_sub(missing), total_bytes);
-        if is_settled {
-            return Ok(Settled { memory_bytes, fetched_bytes });
+/// What is told of a child that settles.
+struct Progress<'a> {
+    child: &'a str,
+    told: Streaming<SettleProgress>,
+    first: SettleProgress,
+}
+
+impl<'a> Progress<'a> {
+    /// Has the child begin.
+    async fn begin(client: &mut Client, child: &'a str) -> anyhow::Result<Self> {
+        let request = SettleRequest { child: child.to_owned() };
+        let mut told = client.settle(request).await.map_err(failed(child))?.into_inner();
+        let first = told.message().await.map_err(failed(child))?.ok_or_else(|| stopped(child))?;
+        Ok(Self { child, told, first })
+    }
+
+    /// Shows how far the child is until it has settled.
+    async fn follow(&mut self) -> anyhow::Result<Settled> {
+        let bar = ByteBar::new("settling");
+        let mut now = self.first;
+        let mut memory_bytes = 0;
+        loop {
+            memory_bytes = now.total_bytes.max(memory_bytes);
+            bar.show(now.total_bytes.saturating_sub(now.missing_bytes), now.total_bytes);
+            if now.is_settled {
+                let fetched_bytes = self.first.missing_bytes.saturating_sub(now.missing_bytes);
+                return Ok(Settled { memory_bytes, fetched_bytes });
+            }
+            now = self.told.message().await.map_err(failed(self.child))?.ok_or_else(|| stopped(self.child))?;
         }
     }
-    anyhow::bail!("child {child}: its node stopped before it had settled")
+}
+
+fn failed(child: &str) -> impl FnOnce(Status) -> Failure {
+    move |status| Failure::from_status(format!("child {child}"), &status)
+}
+
+fn stopped(child: &str) -> Failure {
+    Failure::new(Code::Unavailable, format!("child {child}"), "its node stopped before it had settled")
 }

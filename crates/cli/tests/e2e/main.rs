@@ -10,6 +10,7 @@ mod benchmarks_run;
 mod children_are_forked_on;
 mod children_equal_their_parent;
 mod children_may_settle;
+mod cores_are_readable;
 mod daemons_and_pagers_may_die;
 mod files_and_streams;
 mod guides_do_what_they_say;
@@ -71,6 +72,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("children_are_forked_on", children_are_forked_on::TESTS),
     ("pages_are_remembered", pages_are_remembered::TESTS),
     ("seeds_may_be_sealed", seeds_may_be_sealed::TESTS),
+    ("cores_are_readable", cores_are_readable::TESTS),
     ("members_are_let_in", members_are_let_in::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),

@@ -41,6 +41,7 @@ mod restart;
 mod script;
 mod seals;
 mod shared;
+mod standstill;
 mod state;
 mod stop;
 mod stopped;
@@ -63,6 +64,7 @@ pub use files::ProgramSockets;
 pub use lineage::Lineage;
 pub use owner::{Begun, GRACE, Observer, Template};
 pub use shared::SharedCopy;
+pub(crate) use standstill::Standstill;
 
 use survey::{Depth, Survey};
 

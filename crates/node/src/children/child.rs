@@ -131,13 +131,22 @@ impl Child {
         self.directory.join(SETTLED_FILE).exists()
     }
 
+    /// Its process on the host.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub(crate) fn host_pid(&self) -> Result<i32, Failure> {
+        let process: ProcessIdentity = self.record.process.parse().map_err(|error: io::Error| self.broken(&error))?;
+        let is_there = process.open().map_err(|error| self.broken(&error))?.is_some();
+        if is_there { Ok(process.pid) } else { Err(self.failure(Code::FailedPrecondition, "it has ended")) }
+    }
+
     /// Has the pager fetch the rest of its memory, where `begin` says so, and tells how far that is. Blocks.
     ///
     /// # Errors
     /// The pager does not serve it.
     pub(crate) fn settle_memory(&self, pager: &PagerLink, begin: bool) -> Result<SettleProgress, Failure> {
-        let process: ProcessIdentity = self.record.process.parse().map_err(|error: io::Error| self.broken(&error))?;
-        match pager.client().settle(&self.record.id, begin, process.pid) {
+        match pager.client().settle(&self.record.id, begin, self.host_pid()?) {
             Ok(progress) => Ok(progress),
             // A pager that was started anew knows nothing of those who need none.
             Err(_) if self.memory_settled() => {

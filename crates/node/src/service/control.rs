@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{attach, children, fork, inspect, prewarm, seeds, settle, stream};
+use super::{attach, children, core, fork, inspect, prewarm, seeds, settle, stream};
 use crate::api::v1;
 use crate::node::Node;
 
@@ -22,6 +22,7 @@ impl v1::node_server::Node for ControlService {
     type WaitStream = Answers<v1::WaitEvent>;
     type AttachStream = Answers<v1::AttachOutput>;
     type LogsStream = Answers<v1::LogChunk>;
+    type CoreStream = Answers<v1::CoreEvent>;
     type SettleStream = Answers<v1::SettleProgress>;
 
     async fn check(&self, request: Request<v1::CheckRequest>) -> Answer<v1::CheckResponse> {
@@ -58,6 +59,10 @@ impl v1::node_server::Node for ControlService {
 
     async fn settle(&self, request: Request<v1::SettleRequest>) -> Answer<Self::SettleStream> {
         Ok(Response::new(settle::settle(&self.0, request.into_inner()).await?))
+    }
+
+    async fn core(&self, request: Request<v1::CoreRequest>) -> Answer<Self::CoreStream> {
+        Ok(Response::new(core::core(&self.0, request.into_inner()).await?))
     }
 
     async fn remove(&self, request: Request<v1::RemoveRequest>) -> Answer<v1::RemoveResponse> {

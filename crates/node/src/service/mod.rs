@@ -4,6 +4,7 @@
 mod attach;
 mod children;
 mod control;
+mod core;
 mod fork;
 mod inspect;
 mod peer;

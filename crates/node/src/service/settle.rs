@@ -29,7 +29,7 @@ pub(super) async fn settle(
     match place_of_child(node, &id)? {
         Place::Here => {
             let (node, child) = (node.clone(), node.children.get(&id)?);
-            Ok(filled_by(|sink| async move { settle_here(&node, &child, &sink).await }))
+            Ok(filled_by(|sink| async move { until_settled(&node, &child, &sink, |told| told).await }))
         }
         Place::There(mut owner) => {
             let progress = owner.settle(request).await.map_err(passed_on(&object))?.into_inner();
@@ -38,18 +38,22 @@ pub(super) async fn settle(
     }
 }
 
-/// Until the child has settled, or cannot.
-pub(super) async fn settle_here(
+/// Tells of a child until it has settled, or the caller has gone.
+///
+/// # Errors
+/// It cannot settle.
+pub(super) async fn until_settled<T>(
     node: &Arc<Node>,
     child: &Arc<Child>,
-    sink: &Sink<v1::SettleProgress>,
+    sink: &Sink<T>,
+    event: impl Fn(v1::SettleProgress) -> T,
 ) -> Result<(), Failure> {
     let mut begin = true;
     loop {
         let progress = ask(node, child, begin).await?;
         let is_settled = progress.state == SettleState::Settled;
         // A caller that has gone ends nothing but this.
-        if send(sink, told(&progress)).await.is_err() || is_settled {
+        if send(sink, event(told(&progress))).await.is_err() || is_settled {
             return Ok(());
         }
         begin = false;

@@ -1,0 +1,105 @@
+//! `farfork core`: the state of a child as a core file.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_node::api::v1::core_event::Event;
+use farfork_node::api::v1::{CoreEnd, CoreRequest};
+use farfork_node::client::Client;
+use farfork_node::failure::Failure;
+use serde::Serialize;
+use tempfile::NamedTempFile;
+
+use crate::Global;
+use crate::interruption::interrupted;
+use crate::output::{self, ByteBar, bytes, microseconds};
+
+/// Write the state of a running child to a core file, for gdb and the like.
+///
+/// Memory that the child has not got yet is fetched first, as by `farfork settle`: it needs its seed no more then. After that
+/// it stands still while its memory is read, and runs on. A debugger that reads the child itself, or a core that the kernel
+/// dumps, cannot see pages that are still with the seed.
+///
+/// The file is for its owner alone: it has all of the child's memory. Pages of zeroes take no room in it.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork core n2.c00f3a96c5d217e84
+  farfork core $CHILD --output /tmp/job.core && gdb -batch -ex 'thread apply all bt' ./job /tmp/job.core
+
+Exit status: 0 the file is written, 1 it is not, and nothing is left of it, 2 wrong usage.")]
+pub(crate) struct Core {
+    /// Id of the child.
+    #[arg(value_name = "CHILD")]
+    child: String,
+    /// Where to write it [default: core.CHILD in the current directory].
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+/// A core file that was written.
+#[derive(Debug, Serialize)]
+struct CoreView {
+    child: String,
+    file: String,
+    /// Its length, holes included.
+    file_bytes: u64,
+    threads: u32,
+    /// How long the child stood still.
+    stopped_us: u64,
+}
+
+impl Core {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let output = self.output.unwrap_or_else(|| format!("core.{}", self.child).into());
+        let unwritable = || format!("core file {} cannot be written", output.display());
+        let directory = output.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // Readable by its owner alone from the start; removed where this ends before it is whole.
+        let draft = NamedTempFile::new_in(directory).with_context(unwritable)?;
+        let client = global.connection.open().await?;
+        let CoreEnd { file_bytes, threads, stopped_us } = tokio::select! {
+            end = receive(client, &self.child, draft.as_file()) => end?,
+            () = interrupted() => anyhow::bail!("child {}: interrupted: it runs on, and there is no core file", self.child),
+        };
+        draft.as_file().set_len(file_bytes).with_context(unwritable)?;
+        draft.persist(&output).with_context(unwritable)?;
+        let file = output.display().to_string();
+        if global.json {
+            output::json(&CoreView { child: self.child, file, file_bytes, threads, stopped_us });
+        } else {
+            eprintln!(
+                "{}: {threads} threads, {}; it stood still for {}",
+                self.child,
+                bytes(file_bytes),
+                microseconds(stopped_us)
+            );
+            output::line(&file);
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Writes pieces to their places until the last has come.
+async fn receive(mut client: Client, child: &str, file: &File) -> anyhow::Result<CoreEnd> {
+    let failed = |status| Failure::from_status(format!("child {child}"), &status);
+    let request = CoreRequest { child: child.to_owned() };
+    let mut events = client.core(request).await.map_err(failed)?.into_inner();
+    let bar = ByteBar::new("settling");
+    while let Some(message) = events.message().await.map_err(failed)? {
+        match message.event {
+            Some(Event::Settling(progress)) => {
+                bar.show(progress.total_bytes.saturating_sub(progress.missing_bytes), progress.total_bytes);
+            }
+            Some(Event::Piece(piece)) => {
+                file.write_all_at(&piece.data, piece.offset).context("the core file cannot be written")?;
+            }
+            Some(Event::End(end)) => return Ok(end),
+            None => {}
+        }
+    }
+    anyhow::bail!("child {child}: its node stopped before all was read")
+}

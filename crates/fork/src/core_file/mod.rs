@@ -1,0 +1,177 @@
+//! Core files: the state of a running process in the format of core(5), for gdb and the like.
+//!
+//! ```text
+//!  0       64         notes                        a multiple of 4096
+//!  ┌───────┬──────────┬────────────────────────────┬──────────────┬──────────────┬───
+//!  │ ELF   │ program  │ process, auxv, files, then │ first area's │ second       │ …
+//!  │ header│ headers  │ registers of each thread   │ contents     │ area's       │
+//!  └───────┴──────────┴────────────────────────────┴──────────────┴──────────────┴───
+//! ```
+//!
+//! The process stands still until its memory was read. Pages of zeroes are left out: a file has holes there. That all of its
+//! memory is there, and none still on another node, is for the caller to see to: what is missing would look like zeroes.
+
+mod areas;
+mod elf;
+mod notes;
+
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use farfork_sys::memory::{read_process, read_process_exact};
+use farfork_wire::PAGE_SIZE;
+
+use crate::capture::{CaptureError, Standstill};
+use areas::{Area, Contents};
+
+/// For a process to stand still; as for a capture.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Memory read, and given away, at a time.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// Why there is no core file.
+#[derive(Debug, thiserror::Error)]
+pub enum CoreError {
+    /// The process cannot be stopped.
+    #[error(transparent)]
+    Stop(#[from] CaptureError),
+    /// Its state cannot be read.
+    #[error("its {what} cannot be read: {source}")]
+    Read {
+        /// What was read.
+        what: &'static str,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It has more areas than the format can tell of.
+    #[error("it has {0} areas of memory, and a core file tells of 65534 at most")]
+    TooManyAreas(usize),
+    /// Whoever wanted it has gone, or takes too long.
+    #[error("nobody takes what was read in time: the process runs on")]
+    Unwanted,
+}
+
+impl CoreError {
+    fn read(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Read { what, source }
+    }
+}
+
+/// What became of a core file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CoreSummary {
+    /// Length of the file, holes included.
+    pub file_bytes: u64,
+    /// How many threads the process has.
+    pub threads: usize,
+    /// How long it stood still.
+    pub stopped: Duration,
+}
+
+/// Takes a piece of the file, at its place; whoever has enough breaks it off.
+pub type Take<'a> = &'a mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>;
+
+/// Gives the core file of a process, piece by piece, in ascending order; what was not given is zeroes. Blocks, and traces: to
+/// be called from a thread that ends afterwards.
+///
+/// # Errors
+/// [`CoreError`]; the process runs on.
+pub fn dump(pid: i32, take: Take<'_>) -> Result<CoreSummary, CoreError> {
+    let began = Instant::now();
+    let still = Standstill::of(pid, STOP_LIMIT)?;
+    let areas = areas::of(pid)?;
+    if areas.len() >= elf::AREAS_MAX {
+        return Err(CoreError::TooManyAreas(areas.len()));
+    }
+    let notes = notes::of(pid, &still, &areas)?;
+    let (head, places, file_bytes) = elf::lay_out(&notes, &areas);
+    give(take, 0, &head)?;
+    let mem = File::open(format!("/proc/{pid}/mem")).map_err(CoreError::read("memory"))?;
+    for (area, place) in areas.iter().zip(places) {
+        give_area(pid, &mem, area, place, take)?;
+    }
+    let threads = still.threads().count();
+    drop(still);
+    Ok(CoreSummary { file_bytes, threads, stopped: began.elapsed() })
+}
+
+fn give(take: Take<'_>, offset: u64, bytes: &[u8]) -> Result<(), CoreError> {
+    match take(offset, bytes) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(CoreError::Unwanted),
+    }
+}
+
+/// Gives the pages of an area that hold something.
+fn give_area(pid: i32, mem: &File, area: &Area, place: u64, take: Take<'_>) -> Result<(), CoreError> {
+    let mut buffer = vec![0; CHUNK_BYTES as usize];
+    for range in area.readable() {
+        for start in (range.start..range.end).step_by(CHUNK_BYTES as usize) {
+            let bytes = &mut buffer[..(range.end - start).min(CHUNK_BYTES) as usize];
+            read(pid, mem, area, start, bytes)?;
+            let at = place + (start - area.start);
+            for (first, run) in runs_of_data(bytes) {
+                give(take, at + first as u64, run)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads memory. Pages of a mapped file beyond its end cannot be read, and are zero; so are those of an area that nobody may
+/// read and that holds none.
+fn read(pid: i32, mem: &File, area: &Area, start: u64, bytes: &mut [u8]) -> Result<(), CoreError> {
+    if area.contents == Contents::Populated {
+        return read_process_exact(pid, mem, start, bytes).map_err(CoreError::read("memory"));
+    }
+    bytes.fill(0);
+    let mut done = 0;
+    while done < bytes.len() {
+        match read_process(pid, start + done as u64, &mut bytes[done..]) {
+            Ok(read) if read > 0 => done += read,
+            Ok(_) => done += PAGE_SIZE as usize,
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::FAULT.raw_os_error()) => {
+                done += PAGE_SIZE as usize;
+            }
+            Err(source) => return Err(CoreError::Read { what: "memory", source }),
+        }
+    }
+    Ok(())
+}
+
+/// The pieces of some pages that are not all zero, each with its offset.
+fn runs_of_data(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let page = PAGE_SIZE as usize;
+    let has_data = move |at: usize| bytes[at..bytes.len().min(at + page)].iter().any(|byte| *byte != 0);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        while at < bytes.len() && !has_data(at) {
+            at += page;
+        }
+        let start = at;
+        while at < bytes.len() && has_data(at) {
+            at += page;
+        }
+        let end = at.min(bytes.len());
+        (start < end).then(|| (start, &bytes[start..end]))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::runs_of_data;
+
+    #[test]
+    fn pages_of_zeroes_are_left_out() {
+        let mut bytes = vec![0; 5 * 4096];
+        bytes[4096] = 1;
+        bytes[3 * 4096 - 1] = 1;
+        bytes[5 * 4096 - 1] = 1;
+        let runs: Vec<_> = runs_of_data(&bytes).map(|(at, run)| (at, run.len())).collect();
+        assert_eq!(runs, [(4096, 8192), (16384, 4096)]);
+        assert_eq!(runs_of_data(&[0; 8192]).count(), 0);
+    }
+}

@@ -1,0 +1,119 @@
+//! The notes of a core file: what is not memory. Layouts as in linux/elfcore.h, for x86-64.
+
+use std::fs;
+
+use farfork_sys::process::{Stat, Status};
+use farfork_sys::ptrace::{self, Registers};
+use farfork_wire::PAGE_SIZE;
+
+use super::CoreError;
+use super::areas::Area;
+use crate::capture::Standstill;
+
+const PRSTATUS: u32 = 1;
+const FPREGSET: u32 = 2;
+const PRPSINFO: u32 = 3;
+const AUXV: u32 = 6;
+const X86_XSTATE: u32 = 0x202;
+const FILE: u32 = 0x4649_4c45;
+
+/// The part of the extended state that x87 and SSE have, as FXSAVE lays it out.
+const FXSAVE_BYTES: usize = 512;
+
+const PRSTATUS_BYTES: usize = 336;
+const PRPSINFO_BYTES: usize = 136;
+/// Bytes of the name and of the arguments in `struct elf_prpsinfo`, each with a final zero.
+const NAME_BYTES: usize = 16;
+const ARGUMENTS_BYTES: usize = 80;
+
+/// All notes of a process that stands still: its main thread's registers first, as debuggers expect.
+pub(super) fn of(pid: i32, still: &Standstill, areas: &[Area]) -> Result<Vec<u8>, CoreError> {
+    let auxv = fs::read(format!("/proc/{pid}/auxv")).map_err(CoreError::read("auxiliary vector"))?;
+    let mut notes = Vec::new();
+    for (index, tid) in still.threads().enumerate() {
+        let registers = ptrace::registers(tid).map_err(CoreError::read("registers"))?;
+        let state = ptrace::extended_state(tid).map_err(CoreError::read("registers"))?;
+        let status = Status::read(tid).map_err(CoreError::read("status"))?;
+        let inner = status.namespace_ids.last().copied().unwrap_or(tid.unsigned_abs());
+        let registers = registers.unwrap_or_default();
+        push(&mut notes, b"CORE", PRSTATUS, &thread(inner, &registers, still.signal_mask(tid)));
+        if index == 0 {
+            push(&mut notes, b"CORE", PRPSINFO, &process(pid, inner, &status)?);
+            push(&mut notes, b"CORE", AUXV, &auxv);
+            push(&mut notes, b"CORE", FILE, &files(areas));
+        }
+        push(&mut notes, b"CORE", FPREGSET, &state[..FXSAVE_BYTES.min(state.len())]);
+        push(&mut notes, b"LINUX", X86_XSTATE, &state);
+    }
+    Ok(notes)
+}
+
+fn push(into: &mut Vec<u8>, name: &[u8], kind: u32, description: &[u8]) {
+    let padded = |into: &mut Vec<u8>, bytes: &[u8]| {
+        into.extend_from_slice(bytes);
+        into.resize(into.len().next_multiple_of(4), 0);
+    };
+    for word in [name.len() as u32 + 1, description.len() as u32, kind] {
+        into.extend_from_slice(&word.to_le_bytes());
+    }
+    padded(into, &[name, &[0]].concat());
+    padded(into, description);
+}
+
+/// `struct elf_prstatus`: registers of a thread, by the id that it knows itself by.
+fn thread(id: u32, registers: &Registers, signal_mask: u64) -> [u8; PRSTATUS_BYTES] {
+    const SIGNALS_BLOCKED_AT: usize = 24;
+    const ID_AT: usize = 32;
+    const REGISTERS_AT: usize = 112;
+    const HAS_FLOATING_POINT_AT: usize = 328;
+    let mut bytes = [0; PRSTATUS_BYTES];
+    bytes[SIGNALS_BLOCKED_AT..][..8].copy_from_slice(&signal_mask.to_le_bytes());
+    bytes[ID_AT..][..4].copy_from_slice(&id.to_le_bytes());
+    for (index, word) in registers.to_words().into_iter().enumerate() {
+        bytes[REGISTERS_AT + 8 * index..][..8].copy_from_slice(&word.to_le_bytes());
+    }
+    bytes[HAS_FLOATING_POINT_AT] = 1;
+    bytes
+}
+
+/// `struct elf_prpsinfo`: what ps(1) would say.
+fn process(pid: i32, id: u32, status: &Status) -> Result<[u8; PRPSINFO_BYTES], CoreError> {
+    const USER_AT: usize = 16;
+    const ID_AT: usize = 24;
+    const NAME_AT: usize = 40;
+    const ARGUMENTS_AT: usize = NAME_AT + NAME_BYTES;
+    let stat = Stat::read(pid).map_err(CoreError::read("status"))?;
+    let mut arguments = fs::read(format!("/proc/{pid}/cmdline")).map_err(CoreError::read("arguments"))?;
+    arguments.iter_mut().filter(|byte| **byte == 0).for_each(|byte| *byte = b' ');
+    let mut bytes = [0; PRPSINFO_BYTES];
+    bytes[1] = b'R';
+    bytes[USER_AT..][..4].copy_from_slice(&status.uids[0].to_le_bytes());
+    bytes[USER_AT + 4..][..4].copy_from_slice(&status.gids[0].to_le_bytes());
+    bytes[ID_AT..][..4].copy_from_slice(&id.to_le_bytes());
+    let name = &stat.name[..stat.name.len().min(NAME_BYTES - 1)];
+    bytes[NAME_AT..][..name.len()].copy_from_slice(name);
+    let arguments = arguments.trim_ascii_end();
+    let arguments = &arguments[..arguments.len().min(ARGUMENTS_BYTES - 1)];
+    bytes[ARGUMENTS_AT..][..arguments.len()].copy_from_slice(arguments);
+    Ok(bytes)
+}
+
+/// Which file is mapped where: count, page size, then start, end and offset in pages of each, then the paths.
+fn files(areas: &[Area]) -> Vec<u8> {
+    let mapped: Vec<(&Area, &[u8], u64)> =
+        areas.iter().filter_map(|area| area.file.as_ref().map(|(path, offset)| (area, &path[..], *offset))).collect();
+    let mut bytes = Vec::new();
+    let mut word = |word: u64| bytes.extend_from_slice(&word.to_le_bytes());
+    word(mapped.len() as u64);
+    word(PAGE_SIZE);
+    for (area, _, offset) in &mapped {
+        word(area.start);
+        word(area.end);
+        word(offset / PAGE_SIZE);
+    }
+    for (_, path, _) in mapped {
+        bytes.extend_from_slice(path);
+        bytes.push(0);
+    }
+    bytes
+}
