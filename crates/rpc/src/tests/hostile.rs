@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use farfork_wire::rpc::{Answer, Ask, FrameError, Message, PAYLOAD_BYTES_MAX, RequestHead, SessionId, Status, Versions};
+use farfork_wire::rpc::{
+    Answer, Ask, FrameError, Message, PAYLOAD_BYTES_MAX, RequestHead, SessionId, Status, Versions,
+};
 use proptest::prelude::*;
 
 use crate::client::{Body, Completion, Core, Outgoing};

@@ -139,7 +139,8 @@ fn thousands_of_half_open_connections_are_borne_and_ended() {
     let (mut client, session) = client_of(server.address());
     let silent: Vec<TcpStream> = (0..HALF_OPEN).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
     assert_eq!(call(&mut client, session, ECHO, b"still"), b"still");
-    let named = log::count(&["ends a connection", "it has not said anything, and others wait"]);
+    // Those that had to go: for others, or because they had not greeted for five seconds.
+    let named = log::count(&["ends a connection", "127.0.0.1"]);
     assert!(named > 0 && named < HALF_OPEN / 4, "{named} lines in the log");
     let held = std::fs::read_dir("/proc/self/fd").unwrap().count() - HALF_OPEN;
     assert!(held < HELD_MAX, "{held} descriptors beside the clients'");
