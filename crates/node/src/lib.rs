@@ -17,8 +17,6 @@ mod children;
 pub mod client;
 mod clock;
 pub mod daemon;
-#[doc(hidden)]
-pub mod decoders;
 mod descriptor_watch;
 mod engine;
 pub mod failure;
