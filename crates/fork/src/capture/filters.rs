@@ -45,13 +45,13 @@ impl Filters {
     /// Adds those of a stopped thread.
     pub(super) fn read(&mut self, pid: i32, tid: i32, status: &Status) -> Result<(), CaptureError> {
         let mut own = Vec::new();
-        while status.seccomp != 0 {
-            let read = ptrace::seccomp_filter(tid, own.len());
-            let Some((flags, instructions)) =
-                read.map_err(CaptureError::trace("read the system-call filters of", tid))?
-            else {
-                break;
-            };
+        let next = |index| match status.seccomp {
+            0 => Ok(None),
+            _ => {
+                ptrace::seccomp_filter(tid, index).map_err(CaptureError::trace("read the system-call filters of", tid))
+            }
+        };
+        while let Some((flags, instructions)) = next(own.len())? {
             if asks_somebody(&instructions) {
                 let reason =
                     "its filter of system calls (seccomp) asks another process or a tracer, which is not carried";

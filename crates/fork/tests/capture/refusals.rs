@@ -7,7 +7,7 @@ use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured,
 use crate::harness::{PATIENCE, Parent, options};
 
 /// What a parent has, and the object and a word of the reason that its refusal names.
-const REFUSED: [(&str, &str, &str); 8] = [
+const REFUSED: [(&str, &str, &str); 9] = [
     ("socket", "fd 3", "socket"),
     ("pidfd", "fd 3", "pidfd of another"),
     ("userfaultfd", "fd 3", "userfaultfd"),
@@ -15,6 +15,7 @@ const REFUSED: [(&str, &str, &str); 8] = [
     ("named_pipe", "fd 3", "was deleted"),
     ("posix_timer", "POSIX timer 0", "processor time"),
     ("sealed", "mapping", "sealed"),
+    ("unread_inotify", "fd 3", "events wait"),
     ("nothing", "", ""),
 ];
 
@@ -40,7 +41,7 @@ fn each_is_named_and_the_parent_goes_on() {
 /// What is refused only when it stands still, and what nobody wants any more.
 #[test]
 fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
-    for what in ["sealed"] {
+    for what in ["sealed", "unread_inotify"] {
         let mut parent = Parent::start("refused", &[what]);
         let before = memory_map(&parent);
         let options = CaptureOptions { freeze: true, ..options() };

@@ -9,6 +9,7 @@ mod options;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
 
 use farfork_sys::socket;
 use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
@@ -152,9 +153,12 @@ impl SocketContents {
     }
 
     fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let mut room = Vec::new();
+        // Most queues are empty, and room for a message takes longer to clear than to ask.
+        if !farfork_sys::wait::readable(fd, Instant::now())? {
+            return Ok(());
+        }
+        let mut room = vec![0; MESSAGE_BYTES_MAX];
         loop {
-            room.resize(MESSAGE_BYTES_MAX, 0);
             let peeked = match socket::peek(fd, &mut room) {
                 Ok(peeked) => peeked,
                 // Nothing (more); or it is not connected.

@@ -16,7 +16,7 @@ pub(super) fn by_path(subject: i32, root: &str, entries: &[WatchEntry]) -> Resul
     let mounts = mounts.map_err(|error| format!("its mounts cannot be read: {error}"))?;
     let mut watches = Vec::with_capacity(entries.len());
     for entry in entries {
-        let number = u32::try_from(entry.number).unwrap_or(u32::MAX);
+        let number = entry.number;
         let path = path_of(subject, entry, &mounts).and_then(|path| path.to_str().map(str::to_owned));
         let path = path.ok_or_else(|| {
             format!(

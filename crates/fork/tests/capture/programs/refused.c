@@ -1,16 +1,10 @@
 // A parent with one thing that cannot be carried, named by its argument.
 #include "parent.h"
 
-#include <linux/filter.h>
-#include <linux/seccomp.h>
 #include <sys/inotify.h>
-#include <sys/ipc.h>
-#include <sys/shm.h>
-#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
-#include <sys/timerfd.h>
 #include <time.h>
 
 static void make(const char *what) {
@@ -19,6 +13,13 @@ static void make(const char *what) {
     if (!strcmp(what, "pidfd")) CHECK((int)syscall(SYS_pidfd_open, getppid(), 0));
     if (!strcmp(what, "userfaultfd")) CHECK((int)syscall(SYS_userfaultfd, 0));
     if (!strcmp(what, "device")) CHECK(open("/dev/fuse", O_RDWR));
+    if (!strcmp(what, "unread_inotify")) {
+        char path[] = "/tmp/farfork-test-XXXXXX";
+        int notify = CHECK(inotify_init()), file = CHECK(mkstemp(path));
+        CHECK(inotify_add_watch(notify, path, IN_CLOSE_WRITE | IN_DELETE_SELF));
+        CHECK(close(file));
+        CHECK(unlink(path));
+    }
     if (!strcmp(what, "half_pipe")) {
         CHECK(pipe(ends));
         CHECK(close(ends[1]));
