@@ -3,15 +3,23 @@
 //! Whoever sends a stream has about as much to do as whoever receives it, and the kernel likes to wake the one where the
 //! other runs: side by side on one CPU they take twice as long as on two. Packets are taken from the network where their
 //! sender runs, if that is on this machine, or where the network card interrupts. So the pager moves away when it finds
-//! itself there. It stays free to be moved again: only the kernel knows who else wants which CPU. Who decides when to look
-//! is `server`.
+//! itself there, unless others want the CPUs, too: moving onto a CPU that somebody else uses costs more than it brings. It
+//! stays free to be moved again by the kernel. Who decides when to look is `server`.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 /// Least time between two moves. One costs some 20 µs, and a sender that the kernel moves, too, is not to be chased.
 const MOVE_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Threads that may want to run beyond one for each CPU: the child's, which never runs for long. With more of them,
+/// somebody else wants the CPUs.
+const SPARE_THREADS: u32 = 1;
+
+/// The kernel's averages, with the number of threads that would run now before the slash of the fourth word.
+const LOAD_FILE: &str = "/proc/loadavg";
 
 /// When the pager's thread moved.
 #[derive(Debug, Default)]
@@ -28,15 +36,28 @@ impl Placement {
             return;
         }
         self.moved_at = Some(now);
-        // Where it is not permitted to, it stays.
+        let load = fs::read_to_string(LOAD_FILE).unwrap_or_default();
+        // Where it cannot be asked what it may use, it stays.
         let Ok(permitted) = sched_getaffinity(None) else { return };
-        if let Some(others) = elsewhere(&permitted, incoming)
-            && sched_setaffinity(None, &others).is_ok()
-            && let Err(error) = sched_setaffinity(None, &permitted)
-        {
-            tracing::warn!("the pager stays away from CPU {incoming}: {error}");
+        if runnable(&load).is_some_and(|threads| threads <= permitted.count() + SPARE_THREADS) {
+            leave(incoming, &permitted);
         }
     }
+}
+
+/// Moves the calling thread to any other CPU that it may use.
+fn leave(avoided: usize, permitted: &CpuSet) {
+    if let Some(others) = elsewhere(permitted, avoided)
+        && sched_setaffinity(None, &others).is_ok()
+        && let Err(error) = sched_setaffinity(None, permitted)
+    {
+        tracing::warn!("the pager stays away from CPU {avoided}: {error}");
+    }
+}
+
+/// How many threads would run now, by the text of [`LOAD_FILE`].
+fn runnable(load: &str) -> Option<u32> {
+    load.split(' ').nth(3)?.split('/').next()?.parse().ok()
 }
 
 /// All CPUs of a set but one, if any are left.
@@ -50,7 +71,9 @@ fn elsewhere(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
 mod tests {
     use std::time::Instant;
 
-    use super::{CpuSet, MOVE_INTERVAL, Placement, elsewhere, sched_getaffinity, sched_getcpu};
+    use super::{
+        CpuSet, LOAD_FILE, MOVE_INTERVAL, Placement, elsewhere, leave, runnable, sched_getaffinity, sched_getcpu,
+    };
 
     fn set(cpus: &[usize]) -> CpuSet {
         let mut set = CpuSet::new();
@@ -66,25 +89,39 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_leaves_the_senders_cpu_and_may_return() {
+    fn what_would_run_is_read() {
+        assert_eq!(runnable("0.20 0.18 0.12 3/80 11206\n"), Some(3));
+        assert_eq!([runnable(""), runnable("0.20 0.18 0.12"), runnable("1 2 3 x/4 5")], [None; 3]);
+        let now = std::fs::read_to_string(LOAD_FILE).unwrap();
+        assert!(runnable(&now).is_some_and(|threads| threads > 0), "this one runs: {now}");
+    }
+
+    #[test]
+    fn only_who_knows_where_packets_come_from_looks_and_not_twice_in_a_row() {
         let (mut placement, now, before) = (Placement::default(), Instant::now(), sched_getaffinity(None).unwrap());
         placement.stream_came(None, now);
         placement.stream_came(Some(u32::MAX), now);
         assert_eq!(placement.moved_at, None, "it is not known where packets come from");
+        // The kernel may move it at any time, but not always.
+        let looked = (0..1000).any(|_| {
+            placement.stream_came(Some(sched_getcpu() as u32), now);
+            placement.moved_at.is_some()
+        });
+        assert!(looked && sched_getaffinity(None).unwrap() == before, "it may run wherever it could");
+        placement.stream_came(Some(sched_getcpu() as u32), now + MOVE_INTERVAL / 2);
+        assert_eq!(placement.moved_at, Some(now));
+    }
+
+    #[test]
+    fn the_thread_leaves_a_cpu_and_may_return() {
+        let before = sched_getaffinity(None).unwrap();
         // The kernel may move it back at any time, but not always.
-        let mut looks = 0;
-        loop {
-            let (cpu, later) = (sched_getcpu(), now + looks * MOVE_INTERVAL);
-            placement.stream_came(Some(cpu as u32), later);
-            assert_eq!(sched_getaffinity(None).unwrap(), before, "it may run wherever it could");
-            if placement.moved_at == Some(later) && (sched_getcpu() != cpu || before.count() == 1) {
-                break;
-            }
-            looks += 1;
-            assert!(looks < 1000, "it never moves");
-        }
-        let moved = placement.moved_at;
-        placement.stream_came(Some(sched_getcpu() as u32), moved.unwrap());
-        assert_eq!(placement.moved_at, moved, "not twice in a row");
+        let left = (0..1000).any(|_| {
+            let cpu = sched_getcpu();
+            leave(cpu, &before);
+            sched_getcpu() != cpu || before.count() == 1
+        });
+        assert!(left, "it never moves");
+        assert_eq!(sched_getaffinity(None).unwrap(), before, "it may run wherever it could");
     }
 }
