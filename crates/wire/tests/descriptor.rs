@@ -196,7 +196,6 @@ fn another_version_is_named() {
 
 #[test]
 fn nonsense_is_refused() {
-    type Change = fn(&mut Descriptor);
     fn at(first: u64) -> InheritedRun {
         InheritedRun { first, count: 1, layer: 0, extent: ExtentId(0), page: 0 }
     }
@@ -270,7 +269,10 @@ fn nonsense_about_resources_is_refused() {
     ]);
 }
 
-fn require_refusal(changes: &[(&str, fn(&mut Descriptor))]) {
+/// What is done to a descriptor.
+type Change = fn(&mut Descriptor);
+
+fn require_refusal(changes: &[(&str, Change)]) {
     for (what, change) in changes {
         let mut wrong = descriptor();
         change(&mut wrong);
