@@ -30,14 +30,14 @@ pub enum EagerError {
 /// Waits until a child that stands has all of its memory, and needs its seed no more; gives the time by CLOCK_REALTIME
 /// when it had, in nanoseconds.
 pub(crate) fn fetch_all(child: &ChildId, pid: i32, pager: &PagerClient, until: Instant) -> Result<u64, EagerError> {
-    let mut begin = true;
+    let (mut begin, mut is_settled) = (true, false);
     loop {
         let SettleProgress { missing_pages, state, .. } = pager.settle(child, begin, pid)?;
         match state {
-            // Asked without beginning anything, the pager leaves what is settled to the kernel.
-            SettleState::Settled if !begin => return Ok(realtime_ns()),
+            // Asked once more, the pager leaves what is settled to the kernel.
+            SettleState::Settled if is_settled => return Ok(realtime_ns()),
+            SettleState::Settled => is_settled = true,
             SettleState::Failed(reason) => return Err(EagerError::Failed(reason)),
-            SettleState::Settled => {}
             SettleState::Idle | SettleState::Underway if Instant::now() < until => {
                 let pages = u32::try_from(missing_pages).unwrap_or(u32::MAX);
                 std::thread::sleep(PAGE_MIN.saturating_mul(pages).clamp(PAUSES.0, PAUSES.1));

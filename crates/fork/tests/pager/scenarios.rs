@@ -18,6 +18,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("pages_arrive_in_any_order", pages_arrive_in_any_order),
     ("pages_arrive_in_order_and_backwards", || run_once("touch_in_order")),
     ("single_pages_are_fetched_when_asked_so", single_pages_are_fetched_when_asked_so),
+    ("cow_fetches_each_page_once_and_alone", cow_fetches_each_page_once_and_alone),
     ("who_touches_little_of_much_gets_little", who_touches_little_of_much_gets_little),
     ("pages_of_this_host_are_told_apart", pages_of_this_host_are_told_apart),
     ("the_next_child_finds_connections_made", the_next_child_finds_connections_made),
@@ -121,6 +122,18 @@ fn single_pages_are_fetched_when_asked_so() {
         assert_eq!((counters.faults, counters.faults_missing, counters.round_trips), (1, 1, 1));
         assert_eq!((counters.pages_fetched, counters.bytes_fetched), (1, 4096));
         stage.program.end();
+    });
+}
+
+fn cow_fetches_each_page_once_and_alone() {
+    let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
+    with_program("touch_at_random", strategy, |stage| {
+        stage.program.expect_success();
+        let counters = stage.bed.stats(&stage.program).counters;
+        let populated = stage.seed.populated_pages();
+        assert_eq!((counters.pages_fetched, counters.bytes_fetched), (populated, populated * 4096), "{counters:?}");
+        assert_eq!((counters.faults_missing, counters.round_trips), (populated, populated), "{counters:?}");
+        assert_eq!(counters.faults_late, 0, "{counters:?}");
     });
 }
 
