@@ -7,8 +7,14 @@ use std::process::Command;
 /// Static, so that a program's memory map is its own on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
-const SOURCES: [&str; 4] =
-    ["src/workload/micro.cpp", "src/baseline/link.cpp", "src/baseline/echo.cpp", "src/baseline/connect.cpp"];
+const SOURCES: [&str; 6] = [
+    "src/workload/micro.cpp",
+    "src/baseline/link.cpp",
+    "src/baseline/echo.cpp",
+    "src/baseline/connect.cpp",
+    "src/workload/single.cpp",
+    "src/baseline/fault.cpp",
+];
 
 /// The C library, for the program that makes seeds of itself.
 const LIBRARY: [&str; 4] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c"];

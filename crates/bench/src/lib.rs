@@ -7,7 +7,7 @@
 //! ```text
 //! plan ──▶ coordinator ──▶ samples ──▶ report
 //!            │  cluster: two nodes on this machine, requests to them
-//!            │  fork: the course of `farfork bench fork`
+//!            │  fork, fault: the courses of `farfork bench fork` and `farfork bench fault`
 //!            │  rpc, connect: those of `farfork bench rpc` and `connect`; stage, links: namespaces without nodes in them
 //!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
 //!            └─▶ baseline/   floors and peers              ─┘ (`program` runs them)
@@ -35,6 +35,7 @@ mod workload;
 
 pub use baseline::criu::CriuError;
 pub use coordinator::connect::{ConnectCase, ConnectPlan, run_connect};
+pub use coordinator::fault::{FaultPlan, run_fault};
 pub use coordinator::fork::{Progress, run};
 pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
 pub use coordinator::stage::Protection;
@@ -43,6 +44,7 @@ pub use end::be_end;
 pub use error::BenchError;
 pub use plan::{ForkPlan, Peer};
 pub use report::connect::ConnectReport;
+pub use report::fault::FaultReport;
 pub use report::fork::ForkReport;
 pub use report::rpc::RpcReport;
 pub use workload::micro::{Access, Order};

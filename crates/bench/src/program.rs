@@ -71,6 +71,12 @@ impl Program {
         sent.map_err(|cause| BenchError::Program { program: self.name, cause })
     }
 
+    /// Some words.
+    pub(crate) fn say(&mut self, words: &str) -> Result<(), BenchError> {
+        let sent = self.commands.write_all(words.as_bytes());
+        sent.map_err(|cause| BenchError::Program { program: self.name, cause })
+    }
+
     /// The numbers of the next line, which begins with a word.
     pub(crate) fn answer<const N: usize>(&mut self, word: &'static str) -> Result<[i64; N], BenchError> {
         let mut line = String::new();

@@ -66,6 +66,14 @@ impl<K: Ord + Serialize> Samples<K> {
         Spread::of(self.values.get(key)?)
     }
 
+    /// The smallest sample of a key that a part of them does not exceed; none if nothing was measured.
+    pub(crate) fn percentile(&self, key: &K, part: f64) -> Option<f64> {
+        let mut sorted = self.values.get(key)?.clone();
+        sorted.sort_by(f64::total_cmp);
+        let rank = (sorted.len() as f64 * part).ceil() as usize;
+        sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied()
+    }
+
     /// Each key with its spread.
     pub(crate) fn spreads(&self) -> impl Iterator<Item = (&K, Spread)> {
         self.values.iter().filter_map(|(key, values)| Some((key, Spread::of(values)?)))

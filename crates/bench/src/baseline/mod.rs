@@ -4,4 +4,5 @@
 pub(crate) mod connect;
 pub(crate) mod criu;
 pub(crate) mod echo;
+pub(crate) mod fault;
 pub(crate) mod link;

@@ -26,6 +26,9 @@ const ASK_INTERVAL: Duration = Duration::from_millis(20);
 /// For any one request; a child that touches 1 GiB on a busy machine takes seconds.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 
+/// The signal's number.
+const KILL: u32 = 9;
+
 /// Two nodes; they end with this value.
 #[derive(Debug)]
 pub(crate) struct Cluster {
@@ -56,6 +59,22 @@ pub(crate) struct Child {
     pub(crate) answer: Duration,
     /// What it wrote.
     pub(crate) said: String,
+}
+
+/// How a child is to be.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Wanted<'a> {
+    /// How its memory comes; empty for the default.
+    pub(crate) strategy: &'a str,
+    /// Whether it waits before its first instruction.
+    pub(crate) paused: bool,
+}
+
+/// A child that takes all of its memory and never runs.
+#[derive(Debug)]
+pub(crate) struct Streaming {
+    child: String,
+    progress: tonic::Streaming<v1::SettleProgress>,
 }
 
 impl Cluster {
@@ -125,29 +144,82 @@ impl Cluster {
     /// Starts one child and waits for its end, which must be a good one.
     pub(crate) async fn fork(&mut self, seed: &str, place: Place, payload: &str) -> Result<Child, BenchError> {
         // No sample is helped by what the ones before it touched.
-        let options = v1::ChildOptions { strategy: "first".to_owned(), ..Default::default() };
+        self.fork_as(seed, place, payload, Wanted { strategy: "first", ..Wanted::default() }).await
+    }
+
+    /// Likewise, as it is wanted.
+    pub(crate) async fn fork_as(
+        &mut self,
+        seed: &str,
+        place: Place,
+        payload: &str,
+        wanted: Wanted<'_>,
+    ) -> Result<Child, BenchError> {
+        let (sent, sent_at) = (Instant::now(), SystemTime::now());
+        let child = self.begin(seed, place, payload, wanted).await?;
+        let answer = sent.elapsed();
+        let said = self.wait(&child).await?;
+        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
+        Ok(Child { sent_unix_ns, answer, said })
+    }
+
+    /// Starts a child that takes all of its memory and never runs; some of it has come then.
+    pub(crate) async fn start_streaming(&mut self, seed: &str, place: Place) -> Result<Streaming, BenchError> {
+        let child = self.begin(seed, place, "none", Wanted { paused: true, ..Wanted::default() }).await?;
+        let request = v1::SettleRequest { child: child.clone() };
+        let answer = self.client.settle(client::within(REQUEST_LIMIT, request)).await;
+        let mut progress = answer.map_err(told(&child))?.into_inner();
+        progress.message().await.map_err(told(&child))?;
+        Ok(Streaming { child, progress })
+    }
+
+    /// Ends such a child; tells whether it had not all of its memory yet.
+    pub(crate) async fn end_streaming(&mut self, streaming: Streaming) -> Result<bool, BenchError> {
+        let Streaming { child, progress } = streaming;
+        let inspected =
+            self.client.inspect(client::within(REQUEST_LIMIT, v1::InspectRequest { id: child.clone() })).await;
+        let is_underway = match inspected.map_err(told(&child))?.into_inner().object {
+            Some(v1::inspect_response::Object::Child(detail)) => {
+                detail.memory.and_then(|memory| memory.remote_bytes).is_some_and(|remote| remote > 0)
+            }
+            _ => false,
+        };
+        drop(progress);
+        let request = v1::KillRequest { child: child.clone(), signal: KILL };
+        self.client.kill(client::within(REQUEST_LIMIT, request)).await.map_err(told(&child))?;
+        // It ends by the signal, which is not how children of a benchmark should.
+        let _ = self.wait(&child).await;
+        Ok(is_underway)
+    }
+
+    /// Starts one child; gives its id.
+    async fn begin(
+        &mut self,
+        seed: &str,
+        place: Place,
+        payload: &str,
+        wanted: Wanted<'_>,
+    ) -> Result<String, BenchError> {
+        let options = v1::ChildOptions {
+            strategy: wanted.strategy.to_owned(),
+            paused: wanted.paused,
+            ..v1::ChildOptions::default()
+        };
         let request = v1::ForkRequest {
-            options: Some(options),
             seed: seed.to_owned(),
             nodes: vec![self.node(place).name.clone()],
             count: 1,
             payloads: vec![payload.as_bytes().to_vec()],
+            options: Some(options),
             ..Default::default()
         };
-        let (sent, sent_at) = (Instant::now(), SystemTime::now());
         let outcomes = self.client.fork(client::within(REQUEST_LIMIT, request)).await;
         let mut outcomes = outcomes.map_err(told(seed))?.into_inner();
-        let outcome = outcomes.message().await.map_err(told(seed))?;
-        let answer = sent.elapsed();
-        drop(outcomes);
-        let child = match outcome.and_then(|outcome| outcome.result) {
-            Some(Outcome::Child(child)) => child.id,
-            Some(Outcome::Error(error)) => return Err(Failure::from(error).into()),
-            None => return Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child").into()),
-        };
-        let said = self.wait(&child).await?;
-        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
-        Ok(Child { sent_unix_ns, answer, said })
+        match outcomes.message().await.map_err(told(seed))?.and_then(|outcome| outcome.result) {
+            Some(Outcome::Child(child)) => Ok(child.id),
+            Some(Outcome::Error(error)) => Err(Failure::from(error).into()),
+            None => Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child").into()),
+        }
     }
 
     fn node(&self, place: Place) -> &LocalNode {

@@ -3,6 +3,7 @@
 
 pub(crate) mod cluster;
 pub(crate) mod connect;
+pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod links;
 pub(crate) mod rpc;

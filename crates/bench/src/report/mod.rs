@@ -1,6 +1,7 @@
 //! What a run amounts to: tables for people, one document for scripts. `table` is what all benchmarks share.
 
 pub(crate) mod connect;
+pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod rpc;
 mod table;

@@ -3,3 +3,4 @@
 pub(crate) mod calls;
 pub(crate) mod handshakes;
 pub(crate) mod micro;
+pub(crate) mod single;

@@ -4,6 +4,7 @@
 mod bar;
 mod connect;
 mod end;
+mod fault;
 mod fork;
 mod rpc;
 
@@ -23,6 +24,7 @@ Examples:
   farfork bench fork --json > figures.json
   farfork bench rpc --runs 1
   farfork bench connect
+  farfork bench fault
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct Bench {
@@ -35,6 +37,7 @@ enum Benchmark {
     Fork(fork::Fork),
     Rpc(rpc::Rpc),
     Connect(connect::Connect),
+    Fault(fault::Fault),
     #[command(hide = true)]
     End(end::End),
 }
@@ -45,6 +48,7 @@ impl Bench {
             Benchmark::Fork(benchmark) => benchmark.run(global),
             Benchmark::Rpc(benchmark) => benchmark.run(global),
             Benchmark::Connect(benchmark) => benchmark.run(global),
+            Benchmark::Fault(benchmark) => benchmark.run(global),
             Benchmark::End(end) => end.run(),
         }
     }

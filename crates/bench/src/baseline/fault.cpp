@@ -1,0 +1,185 @@
+// The floor of a page fault: what any pager in user space has to do for a page of another machine, by two bare programs with
+// a socket between them.
+//
+//   fault serve ADDRESS MODE       listens, says `listening PORT`, and sends a page for each request it receives
+//   fault drive ADDRESS PORT MODE  says `ready`; then for each line `COUNT GAP_US` of standard input touches COUNT pages,
+//                                  with a sleep of GAP_US before each, and says for each
+//                                  `served TOUCH_NS EXCHANGE_NS COPY_NS WRONG`
+//
+// A thread touches missing pages; another hears of each by userfaultfd(2), exchanges a request for a page, and has the kernel
+// map a copy of it. TOUCH is the whole, EXCHANGE the way to the other program and back, COPY the mapping. MODE is `sleep` or
+// `spin`: who waits sleeps, or looks again for 50 µs, giving its processor away between two looks, before it does.
+#include "end.h"
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+constexpr size_t PAGE_BYTES = 4096;
+constexpr size_t REQUEST_BYTES = 64;
+constexpr size_t AREA_PAGES = 100'000;
+constexpr int64_t SPIN_NS = 50'000;
+
+bool spins;
+
+// Waits until there is something to read.
+void wait_for(int fd) {
+    pollfd wanted{fd, POLLIN, 0};
+    for (int64_t until_ns = now_ns() + SPIN_NS; spins && now_ns() < until_ns; sched_yield())
+        if (poll(&wanted, 1, 0) > 0) return;
+    if (poll(&wanted, 1, -1) < 0 && errno != EINTR) fail("poll");
+}
+
+// False at the end of the stream.
+bool receive(int socket, char *into, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t got = recv(socket, into + done, bytes - done, MSG_DONTWAIT);
+        if (got > 0) done += static_cast<size_t>(got);
+        else if (got < 0 && (errno == EAGAIN || errno == EINTR)) wait_for(socket);
+        else return false;
+    }
+    return true;
+}
+
+void send_all(int socket, const char *from, size_t bytes) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t sent = send(socket, from + done, bytes - done, MSG_NOSIGNAL);
+        if (sent <= 0) fail("send");
+        done += static_cast<size_t>(sent);
+    }
+}
+
+int new_socket() {
+    int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
+    if (made < 0) fail("socket");
+    setsockopt(made, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    return made;
+}
+
+int serve(const char *ip) {
+    int listener = new_socket();
+    sockaddr_in name = ::address(ip, 0);
+    socklen_t length = sizeof name;
+    auto *generic = reinterpret_cast<sockaddr *>(&name);
+    if (bind(listener, generic, length) != 0 || listen(listener, 1) != 0) fail("listen");
+    if (getsockname(listener, generic, &length) != 0) fail("getsockname");
+    printf("listening %d\n", ntohs(name.sin_port));
+    fflush(stdout);
+    int peer = accept(listener, nullptr, nullptr), one = 1;
+    if (peer < 0) fail("accept");
+    setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    std::vector<char> page(PAGE_BYTES), request(REQUEST_BYTES);
+    while (receive(peer, request.data(), REQUEST_BYTES)) {
+        // Each page begins with the number that was asked for, and ends with it.
+        memcpy(page.data(), request.data(), sizeof(uint64_t));
+        memcpy(page.data() + PAGE_BYTES - sizeof(uint64_t), request.data(), sizeof(uint64_t));
+        send_all(peer, page.data(), PAGE_BYTES);
+    }
+    return 0;
+}
+
+struct Times {
+    std::atomic<int64_t> exchange_ns, copy_ns;
+};
+
+int new_userfaultfd() {
+    int made = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
+    uffdio_api api{};
+    api.api = UFFD_API;
+    if (made < 0 || ioctl(made, UFFDIO_API, &api) != 0) fail("userfaultfd");
+    return made;
+}
+
+// Answers each fault.
+void page_in(int uffd, int peer, char *area, Times &times) {
+    std::vector<char> page(PAGE_BYTES), request(REQUEST_BYTES);
+    for (;;) {
+        uffd_msg message;
+        if (read(uffd, &message, sizeof message) != sizeof message) {
+            wait_for(uffd);
+            continue;
+        }
+        uint64_t at = message.arg.pagefault.address & ~(PAGE_BYTES - 1);
+        uint64_t number = (at - reinterpret_cast<uint64_t>(area)) / PAGE_BYTES;
+        int64_t began_ns = now_ns();
+        memcpy(request.data(), &number, sizeof number);
+        send_all(peer, request.data(), REQUEST_BYTES);
+        if (!receive(peer, page.data(), PAGE_BYTES)) fail("the link");
+        int64_t received_ns = now_ns();
+        times.exchange_ns = received_ns - began_ns;
+        // Mapped, but nobody is woken yet: the time is taken in between.
+        uffdio_copy copy{at, reinterpret_cast<uint64_t>(page.data()), PAGE_BYTES, UFFDIO_COPY_MODE_DONTWAKE, 0};
+        if (ioctl(uffd, UFFDIO_COPY, &copy) != 0) fail("UFFDIO_COPY");
+        times.copy_ns = now_ns() - received_ns;
+        uffdio_range range{at, PAGE_BYTES};
+        if (ioctl(uffd, UFFDIO_WAKE, &range) != 0) fail("UFFDIO_WAKE");
+    }
+}
+
+void touch(volatile char *area, Times &times, size_t count, long gap_us) {
+    madvise(const_cast<char *>(area), AREA_PAGES * PAGE_BYTES, MADV_DONTNEED);
+    for (uint64_t page = 0; page < count; page++) {
+        timespec gap{gap_us / 1'000'000, gap_us % 1'000'000 * 1000};
+        if (gap_us > 0) nanosleep(&gap, nullptr);
+        auto *words = reinterpret_cast<volatile uint64_t *>(area + page * PAGE_BYTES);
+        int64_t began_ns = now_ns();
+        uint64_t first = words[0];
+        int64_t touch_ns = now_ns() - began_ns;
+        uint64_t last = words[PAGE_BYTES / sizeof(uint64_t) - 1];
+        printf("served %lld %lld %lld %d\n", static_cast<long long>(touch_ns), static_cast<long long>(times.exchange_ns.load()),
+               static_cast<long long>(times.copy_ns.load()), first != page || last != page);
+    }
+    fflush(stdout);
+}
+
+int drive(const char *ip, int port) {
+    int peer = new_socket();
+    sockaddr_in name = ::address(ip, port);
+    if (connect(peer, reinterpret_cast<sockaddr *>(&name), sizeof name) != 0) fail("connect");
+    void *mapped = mmap(nullptr, AREA_PAGES * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mapped == MAP_FAILED) fail("mmap");
+    auto *area = static_cast<char *>(mapped);
+    int uffd = new_userfaultfd();
+    uffdio_register wanted{};
+    wanted.range = {reinterpret_cast<uint64_t>(area), AREA_PAGES * PAGE_BYTES};
+    wanted.mode = UFFDIO_REGISTER_MODE_MISSING;
+    if (ioctl(uffd, UFFDIO_REGISTER, &wanted) != 0) fail("UFFDIO_REGISTER");
+    Times times{};
+    std::thread(page_in, uffd, peer, area, std::ref(times)).detach();
+    puts("ready");
+    fflush(stdout);
+    size_t count;
+    long gap_us;
+    while (scanf("%zu %ld", &count, &gap_us) == 2) touch(area, times, count < AREA_PAGES ? count : AREA_PAGES, gap_us);
+    fflush(stdout);
+    _exit(0);
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    if (count == 4 && strcmp(arguments[1], "serve") == 0) {
+        spins = strcmp(arguments[3], "spin") == 0;
+        return serve(arguments[2]);
+    }
+    if (count == 5 && strcmp(arguments[1], "drive") == 0) {
+        spins = strcmp(arguments[4], "spin") == 0;
+        return drive(arguments[2], atoi(arguments[3]));
+    }
+    fputs("usage: fault serve ADDRESS MODE | fault drive ADDRESS PORT MODE\n", stderr);
+    return 2;
+}

@@ -1,0 +1,189 @@
+//! The course of `farfork bench fault`: single faults of a child on another node, back to back and after idleness, alone and
+//! beside a stream to another child of that node, in turn with what two bare programs need for the same.
+
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::cluster::{Cluster, Wanted};
+use super::rpc::RpcProgress;
+use crate::baseline::fault::{BareFaults, FAULT, Waiting};
+use crate::error::BenchError;
+use crate::figure::{Pace, Place};
+use crate::plan::IDLE;
+use crate::report::fault::FaultReport;
+use crate::samples::Samples;
+use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::single::{SINGLE, Single};
+
+/// Memory of the parent of the children that fault, in MiB: pages far from each other.
+const MEMORY_MIB: u64 = 64;
+
+/// Between two faults back to back: who thinks for so long does not scan memory, and the machine is still awake.
+const GAP: Duration = Duration::from_micros(100);
+
+/// Beside a stream no fault follows the one before at once, or it would be a stream of its own.
+const GAP_BESIDE: Duration = Duration::from_millis(1);
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct FaultPlan {
+    /// Rounds in which everything is measured in turn.
+    pub runs: usize,
+    /// Faults of a round, back to back and beside a stream.
+    pub faults: usize,
+    /// Of these, faults after idleness.
+    pub idle_faults: usize,
+    /// Memory that is streamed beside them, in MiB.
+    pub stream_mib: u64,
+    /// Whether memory is encrypted between the nodes.
+    pub encrypted: bool,
+    /// Where each sample is written to.
+    pub samples_file: Option<PathBuf>,
+}
+
+/// What was timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "of", rename_all = "snake_case")]
+pub(crate) enum Timed {
+    /// A touch in a child of farfork.
+    Farfork,
+    /// A touch in the same child, while another child's memory streams to its node.
+    BesideStream,
+    /// A bare program's touch.
+    BareTouch {
+        /// How it waits.
+        waiting: Waiting,
+    },
+    /// The exchange of a request and a page, and the kernel's copy: the floor.
+    Floor {
+        /// How it waits.
+        waiting: Waiting,
+    },
+}
+
+/// A figure, in µs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Key {
+    #[serde(flatten)]
+    pub(crate) timed: Timed,
+    pub(crate) pace: Pace,
+}
+
+/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+///
+/// # Errors
+/// What ended it early.
+pub async fn run_fault(
+    plan: &FaultPlan,
+    farfork: PathBuf,
+    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
+) -> Result<FaultReport, BenchError> {
+    let create = |path: &PathBuf| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause });
+    let samples = Samples::new(plan.samples_file.as_ref().map(create).transpose()?);
+    let cluster = Cluster::start(farfork, plan.encrypted).await?;
+    let (program, payload) = (SINGLE.install(cluster.scratch())?, PAYLOAD_PATH.as_ref());
+    let parents = [MEMORY_MIB, plan.stream_mib].map(|mib| Single::start(&program, mib, payload));
+    let [parent, streamed] = parents;
+    let (parent, streamed) = (parent?, streamed?);
+    let floor = FAULT.install(cluster.scratch())?;
+    let mut course = Course { plan, cluster, samples, seed: String::new(), stream_seed: String::new() };
+    course.seed = course.cluster.prepare(parent.pid()).await?.seed;
+    course.stream_seed = course.cluster.prepare(streamed.pid()).await?.seed;
+    let mut done = 0;
+    for _ in 0..plan.runs {
+        for step in STEPS {
+            if show(RpcProgress { done, steps: plan.runs * STEPS.len(), what: step.text().to_owned() }).is_break() {
+                return Err(BenchError::Interrupted);
+            }
+            match step {
+                Step::Alone => course.alone().await?,
+                Step::BesideStream => course.beside_stream().await?,
+                Step::Bare(waiting) => course.bare(&floor, waiting)?,
+            }
+            done += 1;
+        }
+    }
+    course.samples.flush().map_err(unwritten)?;
+    course.cluster.end()?;
+    Ok(FaultReport::new(plan, course.samples))
+}
+
+/// What is measured in turn.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Alone,
+    BesideStream,
+    Bare(Waiting),
+}
+
+const STEPS: [Step; 4] = [Step::Alone, Step::Bare(Waiting::Sleep), Step::Bare(Waiting::Spin), Step::BesideStream];
+
+impl Step {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Alone => "faults of a child",
+            Self::BesideStream => "faults beside a stream",
+            Self::Bare(Waiting::Sleep) => "bare programs that sleep",
+            Self::Bare(Waiting::Spin) => "bare programs that spin",
+        }
+    }
+}
+
+fn unwritten(cause: io::Error) -> BenchError {
+    BenchError::File { path: "the samples".into(), cause }
+}
+
+struct Course<'a> {
+    plan: &'a FaultPlan,
+    cluster: Cluster,
+    samples: Samples<Key>,
+    seed: String,
+    stream_seed: String,
+}
+
+impl Course<'_> {
+    fn add(&mut self, timed: Timed, pace: Pace, us: impl IntoIterator<Item = f64>) -> Result<(), BenchError> {
+        us.into_iter().try_for_each(|us| self.samples.add(Key { timed, pace }, us)).map_err(unwritten)
+    }
+
+    /// The touches of one child, each of which is a fault for one page.
+    async fn touches(&mut self, count: usize, gap: Duration) -> Result<Vec<f64>, BenchError> {
+        let wanted = Wanted { strategy: "cow,first", ..Wanted::default() };
+        let payload = Single::payload(count, gap);
+        let child = self.cluster.fork_as(&self.seed, Place::Other, &payload, wanted).await?;
+        Single::touches_us(&child.said)
+    }
+
+    async fn alone(&mut self) -> Result<(), BenchError> {
+        let us = self.touches(self.plan.faults, GAP).await?;
+        self.add(Timed::Farfork, Pace::BackToBack, us)?;
+        let us = self.touches(self.plan.idle_faults, IDLE).await?;
+        self.add(Timed::Farfork, Pace::Idle, us)
+    }
+
+    /// A child that never runs takes all of its memory meanwhile. Where the stream ends too early, nothing is counted.
+    async fn beside_stream(&mut self) -> Result<(), BenchError> {
+        let streaming = self.cluster.start_streaming(&self.stream_seed, Place::Other).await?;
+        let us = self.touches(self.plan.faults, GAP_BESIDE).await?;
+        if self.cluster.end_streaming(streaming).await? {
+            self.add(Timed::BesideStream, Pace::BackToBack, us)?;
+        }
+        Ok(())
+    }
+
+    fn bare(&mut self, program: &std::path::Path, waiting: Waiting) -> Result<(), BenchError> {
+        let mut bare = BareFaults::open(program, self.cluster.nodes(), waiting)?;
+        for (pace, count, gap) in [(Pace::BackToBack, self.plan.faults, GAP), (Pace::Idle, self.plan.idle_faults, IDLE)]
+        {
+            let served = bare.serve(count, gap)?;
+            self.add(Timed::BareTouch { waiting }, pace, served.iter().map(|one| one.touch_us))?;
+            self.add(Timed::Floor { waiting }, pace, served.iter().map(|one| one.exchange_us + one.copy_us))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+// A program that touches single pages, and says how long each touch took. As a parent it holds MIB of private memory, every
+// page filled, and waits on its standard input. In a child standard input is /dev/null: the read(2) returns 0, and it opens
+// PAYLOAD, which says `COUNT GAP_US`. Then it touches COUNT pages, each once, no two of them near each other, with a sleep of
+// GAP_US before each, and says `touched WRONG NS NS NS …`: how many did not hold what the parent had written, and how long
+// each touch took. All else that it needs is there before the first. Without the file it ends: it is the parent, and
+// whoever drove it is gone.
+//
+// usage: single MIB PAYLOAD
+#include "../baseline/end.h"
+
+#include <cinttypes>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+constexpr uint64_t PAGE_BYTES = 4096;
+constexpr size_t COUNT_MAX = 100'000;
+
+uint64_t word_at(uint64_t page) { return (page + 1) * 0x9e3779b97f4a7c15u; }
+
+void pause_us(long us) {
+    if (us == 0) return;
+    timespec time{us / 1'000'000, us % 1'000'000 * 1000};
+    nanosleep(&time, nullptr);
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    if (count != 3) {
+        fputs("usage: single MIB PAYLOAD\n", stderr);
+        return 2;
+    }
+    uint64_t pages = (strtoull(arguments[1], nullptr, 10) << 20) / PAGE_BYTES;
+    void *area = mmap(nullptr, pages * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (area == MAP_FAILED) fail("mmap");
+    madvise(area, pages * PAGE_BYTES, MADV_NOHUGEPAGE);
+    auto *memory = static_cast<volatile uint64_t *>(area);
+    for (uint64_t page = 0; page < pages; page++) memory[page * (PAGE_BYTES / 8)] = word_at(page);
+    puts("ready");
+    fflush(stdout);
+    char letter;
+    while (read(STDIN_FILENO, &letter, 1) == 1) {
+    }
+
+    char payload[64] = "";
+    int fd = open(arguments[2], O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    if (read(fd, payload, sizeof payload - 1) <= 0) fail("the payload");
+    size_t touches = 0;
+    long gap_us = 0;
+    if (sscanf(payload, "%zu %ld", &touches, &gap_us) != 2 || touches == 0 || touches > COUNT_MAX || touches > pages) {
+        fputs("the payload is COUNT GAP_US\n", stderr);
+        return 1;
+    }
+    // Its own memory is there before the first touch: each page of it is written to.
+    std::vector<int64_t> took_ns(touches, 1);
+    uint64_t wrong = 0, apart = pages / touches;
+    pause_us(1000);
+    now_ns();
+    for (size_t i = 0; i < touches; i++) {
+        uint64_t page = i * apart;
+        pause_us(gap_us);
+        int64_t began_ns = now_ns();
+        uint64_t word = memory[page * (PAGE_BYTES / 8)];
+        took_ns[i] = now_ns() - began_ns;
+        wrong += word != word_at(page);
+    }
+    printf("touched %" PRIu64, wrong);
+    for (int64_t ns : took_ns) printf(" %" PRId64, ns);
+    puts("");
+    return 0;
+}
