@@ -36,6 +36,7 @@ mod programs_may_fork_themselves;
 mod refusals_are_named;
 mod resources_are_restored;
 mod seeds_may_be_sealed;
+mod strategies_are_what_they_say;
 mod test;
 
 use std::process::ExitCode;
@@ -73,6 +74,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("pages_are_remembered", pages_are_remembered::TESTS),
     ("seeds_may_be_sealed", seeds_may_be_sealed::TESTS),
     ("cores_are_readable", cores_are_readable::TESTS),
+    ("strategies_are_what_they_say", strategies_are_what_they_say::TESTS),
     ("members_are_let_in", members_are_let_in::TESTS),
     ("benchmarks_run", benchmarks_run::TESTS),
     ("nothing_is_left_behind", nothing_is_left_behind::TESTS),
