@@ -12,11 +12,10 @@
 //! are wanted is found out by *trial*: each child gets all but a small part of its set, those pages left out first that
 //! nobody was seen to touch. What it touches of that part stays, what it does not touch leaves at the second time. So a
 //! set follows its children when they change, and each pays for that with a thirty-second part of the faults that the set
-//! spares it. New pages come in as any child touches them.
+//! spares it, and with eight at most. New pages come in as any child touches them.
 //!
-//! Pure: `set` (the owner's), `trace` (a child's), `message`. Who sends and asks is `service`; `remembered` is the
-//! owner's set for its threads; `warming` fills a node's
-//! cache with a set before any child is there.
+//! Pure: `set` (the owner's), `trace` (a child's), `message`, `recent`. Who sends and asks is `service`; `remembered` is
+//! the owner's set for its threads; `warming` fills a node's cache with a set before any child is there.
 
 mod message;
 mod recent;

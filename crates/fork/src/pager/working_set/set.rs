@@ -13,6 +13,10 @@ use super::{Pages, Report, SET_PAGES_MAX, TRIAL_PART};
 /// A page on trial that so many children in a row did not touch leaves the set: one may have ended early.
 const DOUBTS_MAX: u8 = 2;
 
+/// Most faults that are risked for one child: half a millisecond in all. Readahead may need hardly more for a whole set
+/// that was recorded page by page.
+const TRIAL_FAULTS_MAX: usize = 8;
+
 /// Most neighbours that are on trial together: as many as the readahead fetches at the second fault of a region.
 const TRIAL_GROUP_MAX: usize = 32;
 
@@ -153,7 +157,8 @@ impl WorkingSet {
     /// The places of the pages on trial: those of which least is known. Neighbours that were only fetched are on trial
     /// together, as the fault that one of them costs brings the others.
     fn on_trial(&self) -> HashSet<usize> {
-        let mut faults_left = self.entries.iter().filter(|entry| entry.is_sure).count() / TRIAL_PART;
+        let sure = self.entries.iter().filter(|entry| entry.is_sure).count();
+        let mut faults_left = (sure / TRIAL_PART).min(TRIAL_FAULTS_MAX);
         let mut places: Vec<usize> = (0..self.entries.len()).collect();
         places.sort_unstable_by_key(|place| (self.entries[*place].is_sure, self.entries[*place].seen, *place));
         let (mut chosen, mut group) = (HashSet::new(), 0..0);
