@@ -13,8 +13,6 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use farfork_sys::priority::RealTime;
-
 use super::attempt::{self, Attempted, Held, Taken};
 use super::deadline::Deadline;
 use super::error::CaptureError;
@@ -153,8 +151,6 @@ pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, Cap
 pub(super) fn own(job: Job, is_told: impl FnOnce()) {
     let Job { pid, mut options, phase, mut observer } = job;
     let deadline = Deadline::after(options.timeout);
-    // Who asked for it itself waits from the first look to the answer.
-    let urgent = options.sockets.caller.map(|_| RealTime::enter());
     let attempt = || phase.in_scope(|| attempt::capture(pid, &options, &deadline));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
     drop((phase, deadline));
@@ -172,7 +168,6 @@ pub(super) fn own(job: Job, is_told: impl FnOnce()) {
         times,
     };
     let is_wanted = observer.begun(Ok(begun));
-    drop(urgent);
     is_told();
     if !is_wanted {
         return held.give_up(&taken.lifeline, taken.survey.syscall_at, None);
