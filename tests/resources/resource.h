@@ -60,6 +60,23 @@ __attribute__((noreturn, format(printf, 4, 5), unused)) static void differs(cons
     _exit(1);
 }
 
+/* Has something removed when the program has ended, however it ends, by a process that is told by the end of a pipe. What is
+ * carried of the pipe changes nothing in a child. */
+__attribute__((unused)) static void at_end(void (*remove)(void)) {
+    int ends[2];
+    char byte;
+    REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+    pid_t pid = fork();
+    REQUIRE(pid >= 0);
+    if (pid == 0) {
+        close(ends[1]), close(STDIN_FILENO), close(STDOUT_FILENO), close(STDERR_FILENO);
+        while (read(ends[0], &byte, 1) > 0) continue;
+        remove();
+        _exit(0);
+    }
+    close(ends[0]);
+}
+
 /* A name for a file in the program's directory. */
 __attribute__((unused)) static const char *path_of(const char *name) {
     static char paths[8][2 * PATH_BYTES_MAX];
