@@ -193,7 +193,8 @@ mod tests {
         let reads = READS.map(|method| (NODE, method));
         let changes = ["Prepare", "Fork", "Kill", "Drop", "Remove", "Unpause", "Attach", "Check", "NotYetInvented"];
         let changes = changes.map(|method| (NODE, method));
-        let nodes = ["Heartbeat", "Leave", "DescribeSeed", "StartChildren", "Tend", "WarmUp"].map(|method| (PEER, method));
+        let nodes =
+            ["Heartbeat", "Leave", "DescribeSeed", "StartChildren", "Tend", "WarmUp"].map(|method| (PEER, method));
         let own = [(CLUSTER, "Renew"), (CLUSTER, "Rotate"), ("unknown", "Service"), ("", "")];
         let may = |caller: &Caller, requests: &[(&str, &str)], expected: bool| {
             for (service, method) in requests {

@@ -192,7 +192,9 @@ pub enum RestoreError {
         number: u32,
     },
     /// A listening socket where the parent's would be taken away.
-    #[error("a socket of the child at {path} would take the parent's place: the path is shared, or cannot be looked at; do not share it")]
+    #[error(
+        "a socket of the child at {path} would take the parent's place: the path is shared, or cannot be looked at; do not share it"
+    )]
     SharedSocket {
         /// Its path.
         path: String,

@@ -80,7 +80,8 @@ fn files_keep_paths_offsets_and_sharing() {
 #[test]
 fn pipes_and_epolls_are_whole() {
     let scene = scene(false);
-    let OpenFile::Pipe { pipe, is_write_end: false, content, capacity, flags, .. } = scene.told_file("pipe_read") else {
+    let OpenFile::Pipe { pipe, is_write_end: false, content, capacity, flags, .. } = scene.told_file("pipe_read")
+    else {
         panic!("{:?}", scene.told_file("pipe_read"))
     };
     assert_eq!((content.as_slice(), *capacity, flags & 0o4000), (&b"in the pipe"[..], 65536, 0o4000));

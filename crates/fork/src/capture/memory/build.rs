@@ -128,8 +128,12 @@ impl Builder<'_> {
         let metadata = std::fs::metadata(self.link(entry)).map_err(|_| unstable())?;
         let object = self.shared.index_of(metadata.dev(), metadata.ino()).ok_or_else(unstable)?;
         // A segment is attached as a whole; what was unmapped of it could not be.
-        if entry.path.starts_with(SEGMENT_PREFIX) && (entry.offset != 0 || entry.bytes() != metadata.len().next_multiple_of(PAGE_SIZE)) {
-            return Err(self.refuse(entry, "it is a part of a segment of System V shared memory, whose rest was unmapped"));
+        if entry.path.starts_with(SEGMENT_PREFIX)
+            && (entry.offset != 0 || entry.bytes() != metadata.len().next_multiple_of(PAGE_SIZE))
+        {
+            return Err(
+                self.refuse(entry, "it is a part of a segment of System V shared memory, whose rest was unmapped")
+            );
         }
         Ok(Backing::SharedMemory { object, offset: entry.offset })
     }
