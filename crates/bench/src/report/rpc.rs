@@ -128,8 +128,8 @@ impl RpcReport {
             table.row(self.row(case));
         }
         let mut text = format!("{}, load {:.1}\n\n{}\n", self.machine.text(), self.load_average, table.text());
-        text += "floor: a bare echo of the same messages, same run; ratio: of farfork to it. Echo and peers have one thread on\n";
-        text += "each side, and neither checksums nor TLS: only such cases have them\n";
+        text += "floor: a bare echo of the same messages, same run; ratio: of farfork to it. Echo and peers have\n";
+        text += "one thread on each side, and neither checksums nor TLS: only such cases have them\n";
         text += &format!("ref.: {REFERENCE}\n");
         text += &self.peers_text();
         let (errors, damaged) = self.faults();

@@ -272,6 +272,9 @@ struct Captor {
 impl Observer for Captor {
     fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
         let is_wanted = self.maker.begun(begun);
+        // The kernel has put the program that was told behind this thread, on its processor: who sends over a socket mostly
+        // sleeps next. Here there is more to do, for which nobody waits as yet.
+        thread::yield_now();
         self.visit.hall.make_ready();
         is_wanted
     }
