@@ -92,7 +92,7 @@ def checkpoint(name: str | None = None, ttl: float | None = None) -> Union[Seed,
     ``random``, NumPy's and OpenSSL's generators are seeded anew, and the collector leaves alone what was there before
     (:func:`gc.freeze`), so that it does not fetch all memory only to look at it.
 
-    Raises :class:`CheckpointError` where no seed can be made, for example because this process has a socket open, and
+    Raises :class:`CheckpointError` where no seed can be made, for example because this process uses io_uring, and
     :class:`DaemonNotFound` where there is no daemon.
     """
     ttl_ms = 0 if ttl is None else max(1, round(ttl * 1000))

@@ -167,13 +167,14 @@ class Checkpoint(unittest.TestCase):
             self.assertIn("cannot be forked further", self.results(who, 1)[0])
 
     def test_a_refusal_names_what_stands_against_it(self) -> None:
-        import socket
-
-        with socket.socket() as hindrance:
+        hindrance = os.pidfd_open(os.getppid())
+        try:
             events.clear()
-            with self.assertRaisesRegex(farfork.CheckpointError, f"fd {hindrance.fileno()}.*socket"):
+            with self.assertRaisesRegex(farfork.CheckpointError, f"fd {hindrance}\\b.*pidfd of another process"):
                 farfork.checkpoint()
             self.assertEqual(events, ["before", "parent"])
+        finally:
+            os.close(hindrance)
         self.test_it_returns_in_the_parent_and_in_each_child()
 
     def test_no_daemon_is_an_error_that_says_where_it_was_looked_for(self) -> None:
