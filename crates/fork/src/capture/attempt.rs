@@ -4,7 +4,7 @@
 //! ```text
 //!  running   survey ─ open shared memory
 //!  ┌ pause   stop all ─ registers ─ ask ─ contents of files ─ shared memory ─ clone ─ let go
-//!  └ running                     template: files ─ set apart, asked ─ map ─ scan
+//!  └ running                     template: map ─ set apart, asked ∥ files, scan
 //! ```
 
 use std::fs::File;
@@ -199,7 +199,8 @@ fn prepare(pid: i32, options: &CaptureOptions) -> Result<Prepared, CaptureError>
 }
 
 /// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; files
-/// and areas that it had at the pause and not before), and how much memory there is. The template is then apart.
+/// and areas that it had at the pause and not before), and how much memory there is. The template is then apart, but for its
+/// files.
 fn take(
     options: &CaptureOptions,
     prepared: Prepared,
@@ -219,11 +220,12 @@ fn take(
     };
     let (contents, copies, posix_timers) = (contents?, copies?, timers?);
     let root = state::link(pid, subject, "root")?;
-    let files = phase!("prepare.files", take_files(options, (&survey, subject), &root, &contents, &copies))?;
     let mut space = AddressSpace::of((pid, subject), lifeline.range(), &copies)?;
     let mem = open_memory(subject)?;
-    let inherited =
-        phase!("prepare.inherited", ask(held, &snapshot, (&mem, &survey), &mut space, (&lifeline, injector)))?;
+    let files = || phase!("prepare.files", take_files(options, (&survey, subject), &root, &contents, &copies));
+    let asked =
+        phase!("prepare.inherited", ask(held, &snapshot, (&mem, &survey), &mut space, (&lifeline, injector), files));
+    let (inherited, files) = asked?;
     answers[0].alt_stack = inherited.alt_stack;
     let inheritance = lack.map(|lack| lack.inheritance(pid, &space)).transpose()?.unwrap_or_default();
     Ok(Taken {
@@ -245,36 +247,39 @@ fn take(
     })
 }
 
-/// Asks what only system calls tell, and finds out meanwhile how much memory there is. Of a clone also whether areas are
-/// sealed; those of a parent are asked for their flags themselves.
+/// Asks what only system calls tell, and takes `files` meanwhile and finds out how much memory there is. Of a clone also
+/// whether areas are sealed; those of a parent are asked for their flags themselves.
 fn ask(
     held: &Held,
     snapshot: &Snapshot,
     (mem, survey): (&File, &Survey),
     space: &mut AddressSpace,
     (lifeline, injector): (&Lifeline, &mut Injector<'_>),
-) -> Result<Inherited, CaptureError> {
+    files: impl FnOnce() -> Result<Files, CaptureError>,
+) -> Result<(Inherited, Files), CaptureError> {
     let pid = snapshot.pid;
     match held {
         Held::Clone(clone) => {
             let (registers, inner_id) = (&clone.registers, clone.inner_id());
             let subject = Subject { pid: clone.pid, registers, inner_id, is_clone: true, mem };
             let probes = Probes::of(space.entries());
-            let scan = || phase!("prepare.scan", space.scan());
-            let (mut inherited, regions) = Inherited::ask(&subject, probes.first(), (lifeline, injector), scan)?;
+            let meanwhile = || Ok((files()?, phase!("prepare.scan", space.scan())?));
+            let (mut inherited, (files, regions)) =
+                Inherited::ask(&subject, probes.first(), (lifeline, injector), meanwhile)?;
             let results = std::mem::take(&mut inherited.probed);
             probes.finish(pid, &subject, results, (lifeline, injector))?;
             space.take_regions(regions);
-            Ok(inherited)
+            Ok((inherited, files))
         }
         Held::Parent(_) => {
             let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
             space.flag(&areas, &[])?;
             let (registers, inner_id) = (&snapshot.leader().registers, survey.inner_id());
             let subject = Subject { pid, registers, inner_id, is_clone: false, mem };
-            let (inherited, regions) = Inherited::ask(&subject, &[], (lifeline, injector), || space.scan())?;
+            let meanwhile = || Ok((files()?, space.scan()?));
+            let (inherited, (files, regions)) = Inherited::ask(&subject, &[], (lifeline, injector), meanwhile)?;
             space.take_regions(regions);
-            Ok(inherited)
+            Ok((inherited, files))
         }
     }
 }

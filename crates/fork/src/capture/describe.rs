@@ -2,7 +2,7 @@
 //! Nothing is refused here any more but what only the kernel's own flags of an area tell.
 //!
 //! ```text
-//!  template   flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
+//!  template   its files closed ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
 //! ```
 
 use std::ops::Range;
@@ -17,7 +17,7 @@ use super::error::CaptureError;
 use super::inject::{Call, Injector};
 use super::memory::MemoryMap;
 use super::shared::SharedCopy;
-use super::{CaptureOptions, eager, state, twin};
+use super::{CaptureOptions, eager, inherited, state, twin};
 use crate::{kernel, phase};
 
 /// Makes the descriptor, and what holds the memory ready to be parked.
@@ -28,6 +28,9 @@ pub(super) fn describe(
     deadline: &Deadline,
 ) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
     let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
+    if let Held::Clone(clone) = held {
+        phase!("prepare.close", inherited::close_files(clone, &mut injector))?;
+    }
     // Inherited, until a clone gets its own.
     let oom_score_adj = oom_score_adj(taken.snapshot.pid, held.pid())?;
     let flagged = phase!("prepare.flags", flags(held, &mut taken, &mut injector));

@@ -1,6 +1,6 @@
 //! What fork(2) hands down and only system calls tell: asked of the template, when the parent runs again. The same script
-//! sets the template apart: a session of its own, so that no kill(0) or terminal reaches it, and no copies of the parent's
-//! files, so that no pipe or lock of the parent is held open.
+//! gives the template a session of its own, so that no kill(0) or terminal reaches it. Its copies of the parent's files are
+//! read meanwhile, and closed as soon as the answer is out ([`close_files`]), so that no pipe or lock of the parent stays open.
 //!
 //! The calls are a script on the leader's desk of the lifeline, whose pages the template has too and is then rid of:
 //!
@@ -20,9 +20,10 @@ use super::error::CaptureError;
 use super::inject::{Call, Injector};
 use super::lifeline::{DESKS_BYTES_MIN, Lifeline};
 use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running};
+use super::template::Clone;
 
 /// Calls beside those for signals.
-const OTHER_CALLS: usize = 7;
+const OTHER_CALLS: usize = 6;
 
 /// Where among the calls the one for memory barriers stands.
 const BARRIERS_CALL: usize = 4;
@@ -139,13 +140,19 @@ impl Subject<'_> {
     }
 }
 
+/// Closes all files of a template.
+pub(super) fn close_files(clone: &Clone, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+    const CLOSE_RANGE: u64 = 436;
+    let call = Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), 0]);
+    injector.call(clone.pid, &clone.registers, call).map(drop)
+}
+
 /// The calls whose results are the answers come first. All signals are asked for: that is cheaper than to learn from
 /// `/proc` which matter.
 fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
     const BRK: u64 = 12;
     const RT_SIGACTION: u64 = 13;
     const SETSID: u64 = 112;
-    const CLOSE_RANGE: u64 = 436;
     const MEMBARRIER: u64 = 324;
     const MEMBARRIER_CMD_GET_REGISTRATIONS: u64 = 1 << 9;
     const PR_GET_DUMPABLE: u64 = 3;
@@ -160,7 +167,6 @@ fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
     ];
     if is_clone {
         calls.push(Call::new("setsid", SETSID, []));
-        calls.push(Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), 0]));
     }
     let action = |signal: u64| {
         let arguments = [signal, 0, answers + action_at(signal as u32), SIGNAL_SET_BYTES];
