@@ -29,7 +29,11 @@ const REMAINS_LIMIT: Duration = Duration::from_secs(5);
 const GROUP_DEPTH_MAX: usize = 6;
 
 /// Every figure of a size: who, what, where, after what.
-const FIGURES: [(&str, &str, Option<&str>, &str); 24] = [
+const FIGURES: [(&str, &str, Option<&str>, &str); 28] = [
+    ("farfork", "checkpoint", None, "back_to_back"),
+    ("farfork", "checkpoint", None, "idle"),
+    ("farfork", "checkpoint_pause", None, "back_to_back"),
+    ("farfork", "checkpoint_pause", None, "idle"),
     ("farfork", "pause", None, "back_to_back"),
     ("farfork", "pause", None, "idle"),
     ("farfork", "prepare", None, "back_to_back"),
@@ -93,7 +97,7 @@ fn require_figure(document: &Value, mib: u64, (by, name, node, pace): (&str, &st
     let number = |key: &str| figure[key].as_f64().unwrap_or_else(|| panic!("{key} is no number: {figure}"));
     assert_eq!((figure["samples"].as_u64(), &figure["unit"]), (Some(2), &"ms".into()), "{figure}");
     assert!(number("median") > 0.0 && number("p10") <= number("median") && number("median") <= number("p90"));
-    let is_compared = by == "farfork" && ["prepare", "resume", "execution"].contains(&name);
+    let is_compared = by == "farfork" && ["checkpoint", "prepare", "resume", "execution"].contains(&name);
     assert_eq!(figure["reference"].is_number(), is_compared, "{figure}");
     assert_eq!(figure["below_reference"].is_boolean(), is_compared, "{figure}");
 }
