@@ -142,8 +142,7 @@ impl ForkReport {
             "fork(): the same by a local fork() of the same process; fork(), write: likewise, each page copied.".into(),
             "link: the same bytes over the link by two bare programs.".into(),
             format!("ref.: {}.", reference::SOURCE),
-            "A program's own call is what was published: only that gets a verdict; by pid another asks."
-                .into(),
+            "A program's own call is what was published: only that gets a verdict; by pid another asks.".into(),
             "verdict: the slowest median ÷ ref.; whether all of the row are below it, all above, or mixed.".into(),
         ]
     }
