@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use farfork_sys::memory::read_process;
 
+use crate::harness::memory::Comparison;
 use crate::harness::{Cluster, Parent, Program, Seed, scratch};
 use crate::test::Test;
 
@@ -66,20 +67,21 @@ fn all_memory(cluster: &Cluster) {
     assert!(said["stopped_us"].as_u64().is_some_and(|stopped| stopped > 0), "{said}");
 
     let core = File::open(&path).expect("the core");
-    let (mut compared, mut mapped) = (0, 0);
+    let (mut compared, mut mapped_bytes) = (Comparison::default(), 0);
     for segment in segments(&core) {
-        mapped += segment.memory_bytes;
+        mapped_bytes += segment.memory_bytes;
         let (mut expected, mut found) = (vec![0; 4096], vec![0; 4096]);
         for at in (0..segment.file_bytes).step_by(4096) {
             // What nobody may read, and a file's pages beyond its end, cannot be compared.
             if read_process(child.pid, segment.address + at, &mut expected).is_ok() {
                 core.read_exact_at(&mut found, segment.offset + at).expect("it is as long as it says");
-                assert!(expected == found, "address {:#x} differs", segment.address + at);
-                compared += 4096;
+                compared.add("a segment", segment.address + at, &expected, &found);
             }
         }
     }
-    assert!(compared > 64 << 20 && mapped > compared, "{compared} of {mapped} bytes were compared");
+    compared.judge(child.pid);
+    let compared_bytes = compared.pages as u64 * 4096;
+    assert!(compared_bytes > 64 << 20 && mapped_bytes > compared_bytes, "{compared_bytes} of {mapped_bytes} bytes");
     cluster.first().json(&["unpause", &child.id]);
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
 }

@@ -21,11 +21,33 @@ const READABLE: u8 = 1;
 const KERNELS_OWN: [&[u8]; 4] = [b"[vvar]", b"[vvar_vclock]", b"[vdso]", b"[vsyscall]"];
 
 /// What was compared.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Comparison {
     pub(crate) pages: usize,
     /// Pages in which nothing differs but one aligned block of the size of `struct rseq`.
     pub(crate) pages_with_rseq: usize,
+}
+
+impl Comparison {
+    /// Takes in the page at `address` of what has this name, which must be as it is expected.
+    pub(crate) fn add(&mut self, name: &str, address: u64, expected: &[u8], found: &[u8]) {
+        self.pages += 1;
+        if expected != found {
+            assert!(
+                differs_in_one_rseq_only(expected, found),
+                "{name}: page {address:#x} differs: {}",
+                describe(expected, found)
+            );
+            self.pages_with_rseq += 1;
+        }
+    }
+
+    /// No more pages have an rseq area in them than `child` has threads.
+    pub(crate) fn judge(&self, child: i32) {
+        let threads_count = threads(child).expect("the child's threads can be listed").len();
+        let count = self.pages_with_rseq;
+        assert!(count <= threads_count, "{count} pages differ in an rseq area, and there are {threads_count} threads");
+    }
 }
 
 /// Compares all that is readable of `template` with the same addresses of `child`.
@@ -35,7 +57,7 @@ pub(crate) fn compare(template: i32, child: i32) -> Comparison {
 
 /// As [`compare`], in the areas that a third process has: children that are paused have the restorer's besides.
 pub(crate) fn compare_areas(of: i32, template: i32, child: i32) -> Comparison {
-    let mut all = Comparison { pages: 0, pages_with_rseq: 0 };
+    let mut all = Comparison::default();
     for entry in maps(of).expect("the template can be read").iter().filter(|entry| is_comparable(entry)) {
         let mut start = entry.start;
         while start < entry.end {
@@ -44,12 +66,7 @@ pub(crate) fn compare_areas(of: i32, template: i32, child: i32) -> Comparison {
             start = end;
         }
     }
-    let threads_count = threads(child).expect("the child's threads can be listed").len();
-    assert!(
-        all.pages_with_rseq <= threads_count,
-        "{} pages differ in an rseq area, and there are {threads_count} threads",
-        all.pages_with_rseq
-    );
+    all.judge(child);
     all
 }
 
@@ -65,16 +82,7 @@ fn compare_range(template: i32, child: i32, range: Range<u64>, name: &str, into:
     let expected = read(template, &range, name, "template");
     let found = read(child, &range, name, "child");
     for (page, (expected, found)) in expected.chunks(PAGE_BYTES).zip(found.chunks(PAGE_BYTES)).enumerate() {
-        into.pages += 1;
-        if expected != found {
-            let address = range.start + (page * PAGE_BYTES) as u64;
-            assert!(
-                differs_in_one_rseq_only(expected, found),
-                "{name}: page {address:#x} differs: {}",
-                describe(expected, found)
-            );
-            into.pages_with_rseq += 1;
-        }
+        into.add(name, range.start + (page * PAGE_BYTES) as u64, expected, found);
     }
 }
 
