@@ -14,6 +14,8 @@ use std::io::{self, Write as _};
 use farfork_node::failure::Failure;
 use serde::Serialize;
 
+use crate::Global;
+
 pub(crate) use bar::ByteBar;
 pub(crate) use cache::CacheView;
 pub(crate) use memory::{MemoryView, PagerView, memory_sum, memory_text, pager_sum, pager_text};
@@ -27,6 +29,19 @@ pub(crate) use views::{ChildView, NodeView, SealView, SeedView, exit_code, exit_
 pub(crate) fn json(document: &impl Serialize) {
     let text = serde_json::to_string_pretty(document).expect("a view serialises");
     line(&text);
+}
+
+/// Prints a report: the document for scripts, if that is wanted, else the text.
+pub(crate) fn report<Document: Serialize>(
+    global: &Global,
+    document: impl FnOnce() -> Document,
+    text: impl FnOnce() -> String,
+) {
+    if global.json {
+        json(&document());
+    } else {
+        line(text().trim_end());
+    }
 }
 
 /// Prints a line on standard output. Who reads it may have gone; then there is nobody to tell.

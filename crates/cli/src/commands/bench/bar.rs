@@ -1,22 +1,37 @@
-//! How far a benchmark of connections is.
+//! How far a benchmark is, and whether somebody wants it to end.
 
 use std::io::{IsTerminal as _, stderr};
+use std::ops::ControlFlow;
 
 use farfork_bench::RpcProgress;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::interruption::Interruption;
+
 /// How far the run is, on a terminal only.
-pub(super) struct Bar(ProgressBar);
+struct Bar(ProgressBar);
+
+/// Shows how far a run is, until it is dropped; the run ends when somebody wants that.
+///
+/// # Errors
+/// As [`Interruption::watch`].
+pub(super) fn watched() -> anyhow::Result<impl FnMut(RpcProgress) -> ControlFlow<()>> {
+    let (bar, interruption) = (Bar::new(), Interruption::watch()?);
+    Ok(move |progress| {
+        bar.show(progress);
+        if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+}
 
 impl Bar {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
         bar.set_style(style.expect("the template is right"));
         Self(bar)
     }
 
-    pub(super) fn show(&self, RpcProgress { done, steps, what }: RpcProgress) {
+    fn show(&self, RpcProgress { done, steps, what }: RpcProgress) {
         self.0.set_length(steps as u64);
         self.0.set_position(done as u64);
         self.0.set_message(what);

@@ -1,7 +1,6 @@
 //! `farfork bench connect`: connections made a second, and how long each takes.
 
 use std::env;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,9 +8,8 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_bench::{ConnectCase, ConnectPlan};
 
-use super::bar::Bar;
+use super::bar;
 use crate::commands::load::seconds;
-use crate::interruption::Interruption;
 use crate::{Global, output, privilege};
 
 /// Measure connections: how many are made a second, and how long each takes.
@@ -55,18 +53,9 @@ impl Connect {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let (plan, bar, interruption) = (self.plan(), Bar::new(), Interruption::watch()?);
-        let mut show = |progress| {
-            bar.show(progress);
-            if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let report = farfork_bench::run_connect(&plan, &farfork, &mut show)?;
-        drop(bar);
-        if global.json {
-            output::json(&report.document());
-        } else {
-            output::line(report.text().trim_end());
-        }
+        let plan = self.plan();
+        let report = farfork_bench::run_connect(&plan, &farfork, &mut bar::watched()?)?;
+        output::report(global, || report.document(), || report.text());
         Ok(ExitCode::SUCCESS)
     }
 

@@ -1,7 +1,6 @@
 //! `farfork bench fault`: how long one page takes.
 
 use std::env;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,8 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_bench::FaultPlan;
 
-use super::bar::Bar;
-use crate::interruption::Interruption;
+use super::bar;
 use crate::{Global, output, privilege};
 
 /// Measure single page faults: from a touch in a child to the page of its parent on another node.
@@ -53,19 +51,10 @@ impl Fault {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         privilege::require_root("it traces a process, and makes namespaces and control groups")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let (plan, bar, interruption) = (self.plan(), Bar::new(), Interruption::watch()?);
-        let mut show = |progress| {
-            bar.show(progress);
-            if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
+        let plan = self.plan();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let report = runtime.block_on(farfork_bench::run_fault(&plan, farfork, &mut show))?;
-        drop(bar);
-        if global.json {
-            output::json(&report.document());
-        } else {
-            output::line(report.text().trim_end());
-        }
+        let report = runtime.block_on(farfork_bench::run_fault(&plan, farfork, &mut bar::watched()?))?;
+        output::report(global, || report.document(), || report.text());
         Ok(ExitCode::SUCCESS)
     }
 

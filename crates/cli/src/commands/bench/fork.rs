@@ -76,11 +76,7 @@ impl Fork {
         // One thread: a hand-over between threads would be measured, too.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let report = runtime.block_on(self.measure(farfork))?;
-        if global.json {
-            output::json(&report.document());
-        } else {
-            output::line(report.text().trim_end());
-        }
+        output::report(global, || report.document(), || report.text());
         Ok(ExitCode::SUCCESS)
     }
 

@@ -1,7 +1,6 @@
 //! `farfork bench rpc`: calls a second, and how long each takes.
 
 use std::env;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,9 +9,8 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory as _};
 use farfork_bench::{RpcCase, RpcPlan};
 
-use super::bar::Bar;
+use super::bar;
 use crate::commands::load::{LoadArgs, seconds};
-use crate::interruption::Interruption;
 use crate::{Cli, Global, output, privilege};
 
 /// Measure calls: how many a second, and how long each takes.
@@ -62,18 +60,8 @@ impl Rpc {
         let plan = self.plan();
         privilege::require_root("it makes network namespaces")?;
         let farfork = env::current_exe().context("the path of this program")?;
-        let (bar, interruption) = (Bar::new(), Interruption::watch()?);
-        let mut show = |progress| {
-            bar.show(progress);
-            if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        };
-        let report = farfork_bench::run_rpc(&plan, &farfork, &mut show)?;
-        drop(bar);
-        if global.json {
-            output::json(&report.document());
-        } else {
-            output::line(report.text().trim_end());
-        }
+        let report = farfork_bench::run_rpc(&plan, &farfork, &mut bar::watched()?)?;
+        output::report(global, || report.document(), || report.text());
         Ok(if report.faults() == (0, 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
