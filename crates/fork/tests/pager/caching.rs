@@ -1,14 +1,14 @@
 //! Children that find the pages of an earlier one on their node, one scenario a sentence.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_fork::pager::{CacheStats, PagerCounters, Paging, SettleState, Strategy};
+use farfork_fork::pager::{CacheStats, Paging, SettleState, Strategy};
 use farfork_wire::Token;
 
 use crate::bed::{Bed, soon};
 use crate::scenarios::PAGES;
-use crate::seed::{Owner, Seed, start_on_host};
+use crate::seed::{Seed, start_on_host};
+use crate::series::Series;
 
 /// Room for 128 pages, a fourteenth of the seed's.
 const SMALL_BYTES: u64 = 512 << 10;
@@ -36,120 +36,99 @@ fn cached(paging: Paging) -> Strategy {
     Strategy { paging, cache: true, ..Strategy::default() }
 }
 
-/// A seed, its owner, and a node.
-struct Stage {
-    seed: Arc<Seed>,
-    owner: Owner,
-    bed: Bed,
-}
-
-impl Stage {
-    fn new() -> Self {
-        let seed = Seed::new(PAGES, false);
-        Self { owner: Owner::start(&seed), seed, bed: Bed::new() }
-    }
-
-    /// Runs a program to its end, and tells what was done for it.
-    fn run(&self, scenario: &str, strategy: Strategy) -> PagerCounters {
-        let mut program = self.bed.start(scenario, PAGES, &self.seed.plan(self.owner.address(), strategy));
-        program.expect_success();
-        let counters = self.bed.stats(&program).counters;
-        self.bed.finish(program);
-        counters
-    }
-
+impl Series {
     fn cache(&self) -> CacheStats {
         self.bed.client.cache().expect("the pager answers")
     }
 }
 
 fn next_child_asks_nobody(paging: Paging) {
-    let stage = Stage::new();
-    let populated = stage.seed.populated_pages();
-    let first = stage.run("touch_at_random", cached(paging));
+    let series = Series::new(PAGES);
+    let populated = series.seed.populated_pages();
+    let first = series.run_to_end("touch_at_random", cached(paging));
     assert_eq!((first.pages_fetched, first.pages_cached), (populated, 0), "{first:?}");
-    let next = stage.run("touch_at_random", cached(paging));
+    let next = series.run_to_end("touch_at_random", cached(paging));
     assert_eq!((next.pages_fetched, next.bytes_fetched, next.round_trips), (0, 0, 0), "{next:?}");
     assert_eq!((next.pages_cached, next.faults_missing, next.faults_late), (populated, 0, 0), "{next:?}");
     assert_eq!(next.faults_cached + next.faults_zero, next.faults, "each fault is of one kind: {next:?}");
-    let stats = stage.cache();
+    let stats = series.cache();
     assert_eq!((stats.pages, stats.hits, stats.misses, stats.seeds), (populated, populated, populated, 1), "{stats:?}");
     assert!(stats.bytes >= populated * 4096 && stats.bytes <= stats.bytes_max, "{stats:?}");
-    stage.bed.end();
+    series.bed.end();
 }
 
 fn who_does_not_ask_does_not_use_it() {
-    let stage = Stage::new();
-    stage.run("touch_at_random", Strategy::default());
-    assert_eq!(stage.cache().pages, 0, "nothing is kept of a child that does not say so");
-    stage.run("touch_at_random", cached(Paging::Cow));
-    let next = stage.run("touch_at_random", Strategy { paging: Paging::Cow, ..Strategy::default() });
-    assert_eq!((next.pages_cached, next.pages_fetched), (0, stage.seed.populated_pages()), "{next:?}");
-    stage.bed.end();
+    let series = Series::new(PAGES);
+    series.run_to_end("touch_at_random", Strategy::default());
+    assert_eq!(series.cache().pages, 0, "nothing is kept of a child that does not say so");
+    series.run_to_end("touch_at_random", cached(Paging::Cow));
+    let next = series.run_to_end("touch_at_random", Strategy { paging: Paging::Cow, ..Strategy::default() });
+    assert_eq!((next.pages_cached, next.pages_fetched), (0, series.seed.populated_pages()), "{next:?}");
+    series.bed.end();
 }
 
 fn who_takes_all_takes_it_from_the_cache() {
-    let stage = Stage::new();
-    stage.run("touch_in_order", cached(Paging::Prefetch));
-    let mut program = stage.bed.start("stay", PAGES, &stage.seed.plan(stage.owner.address(), cached(Paging::Cow)));
+    let series = Series::new(PAGES);
+    series.run_to_end("touch_in_order", cached(Paging::Prefetch));
+    let mut program = series.bed.start("stay", PAGES, &series.plan(cached(Paging::Cow)));
     program.meet();
     let (id, pid) = (program.id.clone(), program.process.id() as i32);
-    let settle = |begin| stage.bed.client.settle(&id, begin, pid).expect("the pager answers").state;
+    let settle = |begin| series.bed.client.settle(&id, begin, pid).expect("the pager answers").state;
     settle(true);
     soon("a settled child", || (settle(false) == SettleState::Settled).then_some(()));
-    let counters = stage.bed.stats(&program).counters;
-    assert_eq!((counters.bytes_fetched, counters.pages_cached), (0, stage.seed.populated_pages()), "{counters:?}");
+    let counters = series.bed.stats(&program).counters;
+    assert_eq!((counters.bytes_fetched, counters.pages_cached), (0, series.seed.populated_pages()), "{counters:?}");
     program.end();
-    stage.bed.finish(program);
-    stage.bed.end();
+    series.bed.finish(program);
+    series.bed.end();
 }
 
 fn a_full_cache_goes_on() {
-    let stage = Stage::new();
-    stage.bed.client.limit_cache(SMALL_BYTES).expect("the pager answers");
+    let series = Series::new(PAGES);
+    series.bed.client.limit_cache(SMALL_BYTES).expect("the pager answers");
     for scenario in ["touch_in_order", "touch_at_random", "touch_at_random"] {
-        let counters = stage.run(scenario, cached(Paging::Prefetch));
-        assert_eq!(counters.pages_fetched + counters.pages_cached, stage.seed.populated_pages(), "{counters:?}");
-        let stats = stage.cache();
+        let counters = series.run_to_end(scenario, cached(Paging::Prefetch));
+        assert_eq!(counters.pages_fetched + counters.pages_cached, series.seed.populated_pages(), "{counters:?}");
+        let stats = series.cache();
         assert_eq!((stats.bytes, stats.bytes_max), (SMALL_BYTES, SMALL_BYTES), "{stats:?}");
         assert!(stats.evictions > 0 && stats.pages <= SMALL_BYTES / 4096, "{stats:?}");
     }
-    stage.bed.end();
+    series.bed.end();
 }
 
 fn no_room_keeps_nothing() {
-    let stage = Stage::new();
-    stage.bed.client.limit_cache(0).expect("the pager answers");
+    let series = Series::new(PAGES);
+    series.bed.client.limit_cache(0).expect("the pager answers");
     for _ in 0..2 {
-        let counters = stage.run("touch_at_random", cached(Paging::Prefetch));
-        assert_eq!((counters.pages_fetched, counters.pages_cached), (stage.seed.populated_pages(), 0), "{counters:?}");
+        let counters = series.run_to_end("touch_at_random", cached(Paging::Prefetch));
+        assert_eq!((counters.pages_fetched, counters.pages_cached), (series.seed.populated_pages(), 0), "{counters:?}");
     }
-    assert_eq!((stage.cache().bytes, stage.cache().pages), (0, 0));
-    stage.bed.end();
+    assert_eq!((series.cache().bytes, series.cache().pages), (0, 0));
+    series.bed.end();
 }
 
 fn dropped_seeds_leave() {
-    let stage = Stage::new();
-    stage.run("touch_at_random", cached(Paging::Prefetch));
-    assert_eq!(stage.cache().pages, stage.seed.populated_pages());
-    stage.owner.drop_seed();
-    soon("an empty cache", || (stage.cache().pages == 0).then_some(()));
-    assert_eq!((stage.cache().bytes, stage.cache().seeds), (0, 0));
-    stage.bed.end();
+    let series = Series::new(PAGES);
+    series.run_to_end("touch_at_random", cached(Paging::Prefetch));
+    assert_eq!(series.cache().pages, series.seed.populated_pages());
+    series.owner.drop_seed();
+    soon("an empty cache", || (series.cache().pages == 0).then_some(()));
+    assert_eq!((series.cache().bytes, series.cache().seeds), (0, 0));
+    series.bed.end();
 }
 
 fn wrong_tokens_open_nothing() {
-    let stage = Stage::new();
-    stage.run("touch_at_random", cached(Paging::Prefetch));
-    let mut plan = stage.seed.plan(stage.owner.address(), cached(Paging::Prefetch));
+    let series = Series::new(PAGES);
+    series.run_to_end("touch_at_random", cached(Paging::Prefetch));
+    let mut plan = series.plan(cached(Paging::Prefetch));
     plan.sources[0].token = Token::from_bytes([8; 16]);
-    let mut program = stage.bed.start("lose", PAGES, &plan);
+    let mut program = series.bed.start("lose", PAGES, &plan);
     program.expect_signal();
-    let stats = stage.bed.stats(&program);
+    let stats = series.bed.stats(&program);
     assert!(stats.lost.is_some() && stats.counters.pages_cached == 0, "{stats:?}");
-    assert_eq!(stage.cache().pages, stage.seed.populated_pages(), "and it spoils nothing");
-    stage.bed.finish(program);
-    stage.bed.end();
+    assert_eq!(series.cache().pages, series.seed.populated_pages(), "and it spoils nothing");
+    series.bed.finish(program);
+    series.bed.end();
 }
 
 fn this_host_is_not_kept() {
@@ -162,29 +141,29 @@ fn this_host_is_not_kept() {
 }
 
 fn next_pager_begins_without() {
-    let stage = Stage::new();
-    stage.bed.client.limit_cache(64 << 20).expect("the pager answers");
-    stage.run("touch_at_random", cached(Paging::Cow));
-    let plan = stage.seed.plan(stage.owner.address(), cached(Paging::Cow));
-    let mut program = stage.bed.start("touch_slowly", PAGES, &plan);
+    let series = Series::new(PAGES);
+    series.bed.client.limit_cache(64 << 20).expect("the pager answers");
+    series.run_to_end("touch_at_random", cached(Paging::Cow));
+    let plan = series.plan(cached(Paging::Cow));
+    let mut program = series.bed.start("touch_slowly", PAGES, &plan);
     std::thread::sleep(Duration::from_millis(150));
-    stage.bed.kill_pager();
+    series.bed.kill_pager();
     program.expect_success();
-    let counters = stage.bed.stats(&program).counters;
+    let counters = series.bed.stats(&program).counters;
     assert!(counters.pages_cached > 0 && counters.pages_fetched > 0, "both pagers served it: {counters:?}");
-    let stats = stage.cache();
-    assert!(stats.pages < stage.seed.populated_pages() && stats.bytes_max == 64 << 20, "{stats:?}");
-    stage.bed.finish(program);
-    stage.bed.end();
+    let stats = series.cache();
+    assert!(stats.pages < series.seed.populated_pages() && stats.bytes_max == 64 << 20, "{stats:?}");
+    series.bed.finish(program);
+    series.bed.end();
 }
 
 fn run_from_cache(scenario: &str) {
-    let stage = Stage::new();
-    stage.run("touch_in_order", cached(Paging::Prefetch));
+    let series = Series::new(PAGES);
+    series.run_to_end("touch_in_order", cached(Paging::Prefetch));
     for paging in [Paging::Prefetch, Paging::Cow] {
-        let counters = stage.run(scenario, cached(paging));
+        let counters = series.run_to_end(scenario, cached(paging));
         assert_eq!((counters.pages_fetched, counters.faults_missing), (0, 0), "{counters:?}");
         assert!(counters.pages_cached > 0, "{counters:?}");
     }
-    stage.bed.end();
+    series.bed.end();
 }

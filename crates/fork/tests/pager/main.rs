@@ -8,6 +8,7 @@ mod caching;
 mod remembering;
 mod scenarios;
 mod seed;
+mod series;
 mod settling;
 mod several;
 mod trusting;

@@ -1,11 +1,10 @@
 //! Children whose seed remembers what earlier ones touched, one scenario a sentence.
 
-use std::sync::Arc;
-
 use farfork_fork::pager::{MemoryPlan, PagerCounters, Paging, Strategy, WarmProgress, WarmState};
 
 use crate::bed::{Bed, soon};
-use crate::seed::{Owner, Seed, start_on_host};
+use crate::seed::start_on_host;
+use crate::series::Series;
 
 /// 64 MiB, of which `touch_sparsely` touches a twentieth, at random.
 const PAGES: u64 = 16 << 10;
@@ -31,29 +30,10 @@ fn one_by_one() -> Strategy {
     Strategy { paging: Paging::Cow, ..Strategy::default() }
 }
 
-/// A seed, its owner, and a node.
-struct Stage {
-    seed: Arc<Seed>,
-    owner: Owner,
-    bed: Bed,
-}
-
-impl Stage {
-    fn new() -> Self {
-        let seed = Seed::new(PAGES, false);
-        Self { owner: Owner::start(&seed), seed, bed: Bed::new() }
-    }
-
+impl Series {
     /// Runs a program to its end, and waits until its seed knows what was seen of it.
     fn run(&self, scenario: &str, strategy: Strategy) -> PagerCounters {
-        let mut program = self.bed.start(scenario, PAGES, &self.seed.plan(self.owner.address(), strategy));
-        if scenario == "touch_sparsely" {
-            program.meet();
-            program.let_go();
-        }
-        program.expect_success();
-        let counters = self.bed.stats(&program).counters;
-        self.bed.finish(program);
+        let counters = self.run_to_end(scenario, strategy);
         let ended = self.seed.children_told();
         soon("a report", || (self.seed.children_told() > ended || self.seed.set_pages() > 0).then_some(()));
         counters
@@ -79,73 +59,63 @@ impl Stage {
 }
 
 fn spares_nine_in_ten(first: Strategy) {
-    let stage = Stage::new();
-    let first = stage.run("touch_sparsely", first);
-    soon("a whole set", || (stage.seed.set_pages() >= first.faults_missing).then_some(()));
-    let next = stage.run_recalling(&stage.seed.plan(stage.owner.address(), Strategy::default()));
+    let series = Series::new(PAGES);
+    let first = series.run("touch_sparsely", first);
+    soon("a whole set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
+    let next = series.run_recalling(&series.plan(Strategy::default()));
     assert!(10 * next.faults_missing <= first.faults_missing, "{first:?}\n{next:?}");
     assert!(next.pages_fetched <= first.pages_fetched + first.pages_fetched / 4, "{first:?}\n{next:?}");
-    stage.bed.end();
+    series.bed.end();
 }
 
 fn who_asks_for_single_pages_gets_none() {
-    let stage = Stage::new();
-    let first = stage.run("touch_sparsely", one_by_one());
-    let next = stage.run("touch_sparsely", one_by_one());
+    let series = Series::new(PAGES);
+    let first = series.run("touch_sparsely", one_by_one());
+    let next = series.run("touch_sparsely", one_by_one());
     assert_eq!(next.faults_missing, first.faults_missing, "each page on demand: {next:?}");
-    stage.bed.end();
+    series.bed.end();
 }
 
 fn who_is_like_the_first_gets_none() {
-    let stage = Stage::new();
-    let like_the_first = |scenario, strategy| {
-        let plan = stage.seed.plan(stage.owner.address(), Strategy { first: true, ..strategy });
-        let mut program = stage.bed.start(scenario, PAGES, &plan);
-        if scenario == "touch_sparsely" {
-            program.meet();
-            program.let_go();
-        }
-        program.expect_success();
-        let counters = stage.bed.stats(&program).counters;
-        stage.bed.finish(program);
-        counters
-    };
+    let series = Series::new(PAGES);
+    let like_the_first =
+        |scenario, strategy: Strategy| series.run_to_end(scenario, Strategy { first: true, ..strategy });
     like_the_first("touch_in_order", Strategy::default());
-    let first = stage.run("touch_sparsely", one_by_one());
-    soon("a set", || (stage.seed.set_pages() >= first.faults_missing).then_some(()));
-    assert_eq!(stage.seed.set_pages(), first.faults_missing, "nothing is told of who touched all");
+    let first = series.run("touch_sparsely", one_by_one());
+    soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
+    assert_eq!(series.seed.set_pages(), first.faults_missing, "nothing is told of who touched all");
     let next = like_the_first("touch_sparsely", Strategy::default());
     assert!(4 * next.faults_missing > first.faults_missing, "it has the faults of a first child: {next:?}");
-    stage.bed.end();
+    series.bed.end();
 }
 
 fn a_set_is_found_on_the_owners_host() {
-    let stage = Stage::new();
-    let first = stage.run("touch_sparsely", one_by_one());
-    soon("a set", || (stage.seed.set_pages() >= first.faults_missing).then_some(()));
-    let owner = start_on_host(&stage.bed.dir.path().join("owner.sock"), &stage.seed);
-    let next = stage.run_recalling(&stage.seed.plan(owner.address(), Strategy::default()));
+    let series = Series::new(PAGES);
+    let first = series.run("touch_sparsely", one_by_one());
+    soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
+    let owner = start_on_host(&series.bed.dir.path().join("owner.sock"), &series.seed);
+    let next = series.run_recalling(&series.seed.plan(owner.address(), Strategy::default()));
     assert!(10 * next.faults_missing <= first.faults_missing, "{first:?}\n{next:?}");
     assert_eq!(next.pages_same_host, next.pages_fetched, "{next:?}");
-    stage.bed.end();
+    series.bed.end();
 }
 
 fn a_set_comes_from_the_cache() {
-    let stage = Stage::new();
-    stage.run("touch_sparsely", Strategy { cache: true, ..one_by_one() });
-    soon("a set", || (stage.seed.set_pages() > 0).then_some(()));
+    let series = Series::new(PAGES);
+    series.run("touch_sparsely", Strategy { cache: true, ..one_by_one() });
+    soon("a set", || (series.seed.set_pages() > 0).then_some(()));
     let strategy = Strategy { cache: true, ..Strategy::default() };
-    let next = stage.run_recalling(&stage.seed.plan(stage.owner.address(), strategy));
+    let next = series.run_recalling(&series.plan(strategy));
     assert!(next.pages_cached > 0 && 10 * next.faults_cached <= next.pages_cached, "{next:?}");
-    stage.bed.end();
+    series.bed.end();
 }
 
-impl Stage {
+impl Series {
     /// Has the set put into the cache of this node.
     fn warm_up(&self) -> WarmProgress {
         let dir = self.bed.dir.path().join("warm");
         std::fs::create_dir_all(&dir).expect("a directory");
-        self.seed.plan(self.owner.address(), Strategy::default()).write(&dir).expect("a plan");
+        self.plan(Strategy::default()).write(&dir).expect("a plan");
         soon("a warm cache", || {
             let progress = self.bed.client.prewarm(&self.seed.id, &dir).expect("the pager answers");
             (progress.state != WarmState::Underway).then_some(progress)
@@ -154,36 +124,36 @@ impl Stage {
 }
 
 fn a_node_is_warmed_up() {
-    let mut stage = Stage::new();
-    assert_eq!(stage.warm_up(), WarmProgress { set_pages: 0, cached_pages: 0, state: WarmState::Done }, "no set yet");
-    let first = stage.run("touch_sparsely", one_by_one());
-    soon("a set", || (stage.seed.set_pages() >= first.faults_missing).then_some(()));
-    stage.bed.end();
-    stage.bed = Bed::new();
+    let mut series = Series::new(PAGES);
+    assert_eq!(series.warm_up(), WarmProgress { set_pages: 0, cached_pages: 0, state: WarmState::Done }, "no set yet");
+    let first = series.run("touch_sparsely", one_by_one());
+    soon("a set", || (series.seed.set_pages() >= first.faults_missing).then_some(()));
+    series.bed.end();
+    series.bed = Bed::new();
 
-    let pages = stage.seed.set_pages();
-    assert_eq!(stage.warm_up(), WarmProgress { set_pages: pages, cached_pages: pages, state: WarmState::Done });
-    assert_eq!(stage.bed.client.cache().expect("the pager answers").pages, pages);
-    let next = stage.run("touch_sparsely", one_by_one());
+    let pages = series.seed.set_pages();
+    assert_eq!(series.warm_up(), WarmProgress { set_pages: pages, cached_pages: pages, state: WarmState::Done });
+    assert_eq!(series.bed.client.cache().expect("the pager answers").pages, pages);
+    let next = series.run("touch_sparsely", one_by_one());
     assert_eq!((next.pages_fetched, next.faults_missing, next.pages_cached), (0, 0, pages), "{next:?}");
-    stage.bed.end();
+    series.bed.end();
 }
 
 fn a_dropped_seed_warms_up_nothing() {
-    let stage = Stage::new();
-    stage.run("touch_sparsely", one_by_one());
-    stage.owner.drop_seed();
-    let progress = stage.warm_up();
+    let series = Series::new(PAGES);
+    series.run("touch_sparsely", one_by_one());
+    series.owner.drop_seed();
+    let progress = series.warm_up();
     assert!(matches!(progress.state, WarmState::Failed(_)), "{progress:?}");
-    assert_eq!(stage.bed.client.cache().expect("the pager answers").pages, 0);
-    stage.bed.end();
+    assert_eq!(series.bed.client.cache().expect("the pager answers").pages, 0);
+    series.bed.end();
 }
 
 fn go_on_with_a_set(scenario: &str) {
-    let stage = Stage::new();
-    stage.run("touch_in_order", one_by_one());
+    let series = Series::new(PAGES);
+    series.run("touch_in_order", one_by_one());
     for _ in 0..2 {
-        stage.run(scenario, Strategy::default());
+        series.run(scenario, Strategy::default());
     }
-    stage.bed.end();
+    series.bed.end();
 }

@@ -1,0 +1,42 @@
+//! A series of children of one seed, one after the other on one node.
+
+use std::sync::Arc;
+
+use farfork_fork::pager::{MemoryPlan, PagerCounters, Strategy};
+
+use crate::bed::Bed;
+use crate::seed::{Owner, Seed};
+
+/// The seed, its owner, and the node.
+pub(crate) struct Series {
+    pub(crate) seed: Arc<Seed>,
+    pub(crate) owner: Owner,
+    pub(crate) bed: Bed,
+    pages: u64,
+}
+
+impl Series {
+    /// A seed of so many pages.
+    pub(crate) fn new(pages: u64) -> Self {
+        let seed = Seed::new(pages, false);
+        Self { owner: Owner::start(&seed), seed, bed: Bed::new(), pages }
+    }
+
+    /// The plan of a child whose pages come from the owner.
+    pub(crate) fn plan(&self, strategy: Strategy) -> MemoryPlan {
+        self.seed.plan(self.owner.address(), strategy)
+    }
+
+    /// Runs a program to its end, and tells what was done for it.
+    pub(crate) fn run_to_end(&self, scenario: &str, strategy: Strategy) -> PagerCounters {
+        let mut program = self.bed.start(scenario, self.pages, &self.plan(strategy));
+        if scenario == "touch_sparsely" {
+            program.meet();
+            program.let_go();
+        }
+        program.expect_success();
+        let counters = self.bed.stats(&program).counters;
+        self.bed.finish(program);
+        counters
+    }
+}
