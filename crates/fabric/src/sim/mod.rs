@@ -6,11 +6,13 @@
 mod chaos;
 mod connection;
 mod dialer;
+mod seeds;
 mod server;
 pub mod world;
 
 pub use chaos::Chaos;
 pub use connection::connect;
 pub use dialer::Dialer;
+pub use seeds::{run_course, run_seeds};
 pub use server::Server;
 pub use world::World;

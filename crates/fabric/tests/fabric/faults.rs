@@ -2,13 +2,11 @@
 //! twice. A seed that fails is repeated by the command that it prints.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use farfork_fabric::sim::world::{NodeId, Place};
-use farfork_fabric::sim::{self, Chaos, World};
+use farfork_fabric::sim::{self, Chaos, World, run_course, run_seeds};
 use farfork_fabric::{Exporter, Inbox, Registry, SharedMemory};
 
 use crate::client::{Client, Fate, SLOT_BYTES, SLOTS};
@@ -161,41 +159,18 @@ impl Scene {
 /// Runs one seed; gives what tells it apart from others.
 fn run(seed: u64) -> (u64, usize) {
     let (mut scene, mut chaos) = Scene::new(seed);
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    let world = scene.world.clone();
+    run_course(&world, seed, "-p farfork-fabric --test fabric -- faults::", || {
         scene.suffer(&mut chaos);
         chaos.end();
         scene.recover();
-    }));
-    if let Err(panic) = outcome {
-        eprintln!("{}", scene.world.story());
-        eprintln!("repeat it: FARFORK_SIM_SEED={seed} cargo test -p farfork-fabric --test fabric -- faults::");
-        std::panic::resume_unwind(panic);
-    }
+    });
     (scene.world.digest(), scene.completed)
-}
-
-/// The seed that the caller names.
-fn named_seed() -> Option<u64> {
-    let text = std::env::var("FARFORK_SIM_SEED").ok()?;
-    Some(text.parse().expect("FARFORK_SIM_SEED is a number"))
 }
 
 #[test]
 fn no_wrong_byte_nothing_twice_and_nothing_hangs() {
-    let seeds = named_seed().map_or(0..SEEDS, |seed| seed..seed + 1);
-    let next = AtomicU64::new(seeds.start);
-    let completed = AtomicUsize::new(0);
-    let work = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if !seeds.contains(&seed) {
-                return;
-            }
-            completed.fetch_add(run(seed).1, Ordering::Relaxed);
-        }
-    };
-    std::thread::scope(|scope| (0..2).for_each(|_| _ = scope.spawn(work)));
-    let (completed, count) = (completed.into_inner() as u64, seeds.end - seeds.start);
+    let (count, completed) = run_seeds(SEEDS, |seed| run(seed).1);
     assert!(completed > 50 * count, "{completed} requests are too few to prove anything");
 }
 

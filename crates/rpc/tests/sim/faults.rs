@@ -2,12 +2,10 @@
 //! nodes stop or are slow, their clocks go wrong; servers begin anew. A seed that fails is repeated by the command that it
 //! prints.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use farfork_fabric::sim::world::{NodeId, Place};
-use farfork_fabric::sim::{Chaos, World};
+use farfork_fabric::sim::{Chaos, World, run_course, run_seeds};
 use farfork_rpc::sim::Server;
 
 use crate::caller::Shared;
@@ -126,40 +124,18 @@ fn run(seed: u64) -> (u64, usize) {
     let mut nodes = Vec::new();
     let mut scene = Scene::new(seed, &mut nodes);
     let mut chaos = Chaos::new(&scene.world, &nodes);
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    let world = scene.world.clone();
+    run_course(&world, seed, "-p farfork-rpc --test sim -- faults::", || {
         scene.suffer(&mut chaos);
         chaos.end();
         scene.recover();
-    }));
-    if let Err(panic) = outcome {
-        eprintln!("{}", scene.world.story());
-        eprintln!("repeat it: FARFORK_SIM_SEED={seed} cargo test -p farfork-rpc --test sim -- faults::");
-        std::panic::resume_unwind(panic);
-    }
+    });
     (scene.world.digest(), scene.answered())
-}
-
-/// The seed that the caller names.
-fn named_seed() -> Option<u64> {
-    let text = std::env::var("FARFORK_SIM_SEED").ok()?;
-    Some(text.parse().expect("FARFORK_SIM_SEED is a number"))
 }
 
 #[test]
 fn each_request_ends_once_and_is_executed_at_most_once() {
-    let seeds = named_seed().map_or(0..SEEDS, |seed| seed..seed + 1);
-    let (next, answered) = (AtomicU64::new(seeds.start), AtomicUsize::new(0));
-    let work = || {
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if !seeds.contains(&seed) {
-                return;
-            }
-            answered.fetch_add(run(seed).1, Ordering::Relaxed);
-        }
-    };
-    std::thread::scope(|scope| (0..2).for_each(|_| _ = scope.spawn(work)));
-    let (answered, count) = (answered.into_inner() as u64, seeds.end - seeds.start);
+    let (count, answered) = run_seeds(SEEDS, |seed| run(seed).1);
     assert!(answered > 50 * count, "{answered} answers are too few to prove anything");
 }
 

@@ -37,6 +37,14 @@ fn client_of(server: &Server, credentials: &Credentials) -> Client {
     Client::new(Box::new(TcpConnector::secured(server.address(), security)), true)
 }
 
+/// A client with a session that was used.
+fn connected(server: &Server, credentials: &Credentials) -> (Client, SessionKey) {
+    let mut client = client_of(server, credentials);
+    let session = client.open(64).unwrap();
+    assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
+    (client, session)
+}
+
 #[test]
 fn members_call_each_other_encrypted_or_in_clear() {
     for encryption in [Encryption::On, Encryption::Off] {
@@ -94,9 +102,7 @@ fn a_revoked_server_is_not_asked_over_the_connection_that_there_is() {
     let scratch = tempfile::tempdir().unwrap();
     let [first, second] = cluster(scratch.path(), Encryption::On);
     let server = serve(&first);
-    let mut client = client_of(&server, &second);
-    let session = client.open(64).unwrap();
-    assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
+    let (mut client, session) = connected(&server, &second);
     // The server goes on to serve: it is the client that must not go on to ask.
     member::revoke(first.directory(), Role::Node, &name("n1"), SystemTime::now).unwrap();
     second.adopt_roster(&first.directory().read_roster().unwrap().1).unwrap();
@@ -110,9 +116,7 @@ fn a_revoked_client_loses_the_connection_that_it_has() {
     let scratch = tempfile::tempdir().unwrap();
     let [first, second] = cluster(scratch.path(), Encryption::On);
     let server = serve(&first);
-    let mut client = client_of(&server, &second);
-    let session = client.open(64).unwrap();
-    assert_eq!(call(&mut client, session, ECHO, b"before"), b"before");
+    let (mut client, session) = connected(&server, &second);
     member::revoke(first.directory(), Role::Node, &name("n2"), SystemTime::now).unwrap();
     call_until_refused(&mut client, session);
     log::wait_for(&["ends a connection", "farfork://blue/node/n2 at 127.0.0.1", "was revoked"]);
