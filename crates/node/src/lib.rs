@@ -17,6 +17,8 @@ mod children;
 pub mod client;
 mod clock;
 pub mod daemon;
+#[doc(hidden)]
+pub mod decoders;
 mod descriptor_watch;
 mod engine;
 pub mod failure;

@@ -1,0 +1,68 @@
+//! What a daemon's control port makes of messages, and of other nodes' answers: no bytes panic, what is taken is told on
+//! as it came, and no stranger's word changes what a node says of itself, or how many members it keeps.
+#![no_main]
+
+use std::time::{Duration, Instant};
+
+use farfork_cluster::membership::{MEMBERS_MAX, Member, Membership};
+use farfork_node::decoders;
+use farfork_wire::NodeName;
+use libfuzzer_sys::fuzz_target;
+
+/// Between two messages: some members have fallen silent by then.
+const INTERVAL: Duration = Duration::from_secs(4);
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, bytes)) = input.split_first() else { return };
+    match kind % 4 {
+        0 => members(bytes),
+        1 => _ = decoders::is_start(bytes),
+        2 => outcome(bytes),
+        _ => refusal(bytes),
+    }
+});
+
+/// The input: the length of a first answer (u16), that answer, and another one, which its first member may send as a
+/// heartbeat, too.
+fn members(input: &[u8]) {
+    let Some((length, rest)) = input.split_first_chunk() else { return };
+    let (first, second) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));
+    let me = myself();
+    let mut membership = Membership::new(me.clone());
+    let mut now = Instant::now();
+    for bytes in [first, second] {
+        now += INTERVAL;
+        let Some(members) = decoders::members(bytes) else { continue };
+        assert_eq!(decoders::members(&decoders::answer(members.clone())).as_ref(), Some(&members));
+        if let Some(sender) = members.first() {
+            let _ = membership.handle_heartbeat(sender.clone(), now);
+        }
+        let _ = membership.handle_answer(members, now);
+        let _ = membership.handle_time(now);
+        assert_eq!(membership.me(), &me);
+        assert_eq!(membership.answer(now).first(), Some(&me));
+        assert!(membership.views(now).len() <= MEMBERS_MAX + 1);
+    }
+}
+
+fn myself() -> Member {
+    Member {
+        name: NodeName::new("n1").expect("a name"),
+        address: "127.0.0.1:7000".parse().expect("an address"),
+        fabric_address: "127.0.0.1:7001".parse().expect("an address"),
+        incarnation: 1,
+        children: 0,
+    }
+}
+
+/// The input: how long the child waited for its turn, in milliseconds, and its outcome.
+fn outcome(input: &[u8]) {
+    let Some((wait, bytes)) = input.split_first_chunk() else { return };
+    let _ = decoders::outcome(bytes, Duration::from_millis(u64::from_le_bytes(*wait)));
+}
+
+fn refusal(details: &[u8]) {
+    let (told, passed_on) = decoders::refusal(details);
+    assert_eq!(told, passed_on);
+    assert!(!told.to_string().is_empty());
+}
