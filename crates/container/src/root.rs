@@ -28,6 +28,10 @@ pub const PRIVATE_DIR: &str = "/run/farfork";
 /// Room in the container's private directory, in bytes: for a payload and small files; it is the node's memory.
 const PRIVATE_BYTES_MAX: u64 = 256 << 20;
 
+/// A file system of terminals as distributions mount it, so that grantpt(3) has nothing left to do; 5 is the group `tty`.
+/// Each mount of it is an instance of its own (Linux 4.7).
+const TERMINAL_OPTIONS: [(&str, &str); 3] = [("gid", "5"), ("mode", "620"), ("ptmxmode", "666")];
+
 /// Builds the root of the calling thread's mount namespace, which must be a new one.
 ///
 /// `scratch` is a directory of the node's over which, in this namespace only, the tmpfs of the upper layers is mounted.
@@ -77,6 +81,9 @@ fn perform(step: &Step<'_>, root: &Path, layers: &Path, masked: &[PathBuf]) -> R
         Step::Queues { attributes, .. } => mount::create("mqueue", &[], *attributes)
             .and_then(|queues| mount::attach(queues.as_fd(), &target))
             .map_err(at("message queues", point)),
+        Step::Terminals { attributes, .. } => mount::create("devpts", &TERMINAL_OPTIONS, *attributes)
+            .and_then(|terminals| mount::attach(terminals.as_fd(), &target))
+            .map_err(at("terminals", point)),
     }
 }
 

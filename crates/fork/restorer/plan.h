@@ -300,6 +300,7 @@ enum step {
 	STEP_OOM_SCORE = 47,
 	STEP_SOCKET = 48,
 	STEP_SHARED_MEMORY = 49,
+	STEP_TERMINAL = 50,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

@@ -25,6 +25,7 @@ pub mod process;
 pub mod ptrace;
 pub mod socket;
 pub mod socket_diagnosis;
+pub mod terminal;
 pub mod turn;
 pub mod userfaultfd;
 pub mod wait;

@@ -7,7 +7,7 @@ use farfork_wire::descriptor::{
     FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun, InotifyWatch,
     IntervalTimer, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Mm, NUMBERS_MAX, OpenFile, Origin, PageRun,
     PosixTimer, Process, REGISTER_WORDS, Scheduling, SeccompFilter, SharedKind, SharedObject, Socket, SocketState,
-    StandardStream, Thread, TimeLeft, decode, encode,
+    StandardStream, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -140,11 +140,14 @@ fn descriptor() -> Descriptor {
             kind: SharedKind::Memory,
             extent: ExtentId(2),
         }],
+        terminals: vec![terminal()],
         open_files: vec![
             OpenFile::Standard(StandardStream::Output),
             OpenFile::Memory { object: 0, flags: 2, offset: 0 },
             socket(0, 0),
             socket(0, 1),
+            OpenFile::Terminal { terminal: 0, path: "/dev/ptmx".into(), is_master: true, flags: 2 },
+            OpenFile::Terminal { terminal: 0, path: "/dev/pts/3".into(), is_master: false, flags: 2 },
             OpenFile::Inotify { flags: 0, watches: vec![InotifyWatch { number: 2, path: "/".into(), mask: 1 }] },
         ],
         file_descriptors: vec![
@@ -154,6 +157,20 @@ fn descriptor() -> Descriptor {
         file_locks: vec![FileLock { number: 7, kind: FileLockKind::Process, is_exclusive: true, start: 1, bytes: 0 }],
         file_owners: vec![FileOwner { number: 7, tid: 813, signal: 0 }],
         eager: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
+    }
+}
+
+fn terminal() -> Terminal {
+    Terminal {
+        number: 3,
+        settings: vec![0; TERMINAL_SETTINGS_BYTES],
+        window: [24, 80, 0, 0],
+        is_locked: false,
+        is_hung_up: false,
+        is_packet_mode: true,
+        is_exclusive: false,
+        is_controlling: true,
+        status: Some(FileStatus { mode: 0o620, uid: 0, gid: 5 }),
     }
 }
 
@@ -258,6 +275,16 @@ fn nonsense_about_resources_is_refused() {
         ("a file that tells a signal there is not", |d| d.file_owners[0].signal = 65),
         ("two sockets that are one end", |d| d.open_files.push(socket(0, 1))),
         ("a third end", |d| d.open_files.push(socket(0, 2))),
+        ("a terminal with too high a number", |d| d.terminals[0].number = TERMINAL_NUMBER_MAX + 1),
+        ("two terminals of one number", |d| d.terminals.push(terminal())),
+        ("settings that are cut", |d| d.terminals[0].settings.truncate(9)),
+        ("a terminal that nothing drives", |d| {
+            d.open_files.retain(|file| !matches!(file, OpenFile::Terminal { is_master: true, .. }));
+        }),
+        ("an end of a terminal at another path", |d| {
+            let path = "/dev/pts/../kmsg".into();
+            d.open_files.push(OpenFile::Terminal { terminal: 0, path, is_master: false, flags: 2 });
+        }),
         ("an inotify watch without a number", |d| {
             let watches = vec![InotifyWatch { number: 0, path: "/".into(), mask: 1 }];
             d.open_files.push(OpenFile::Inotify { flags: 0, watches });

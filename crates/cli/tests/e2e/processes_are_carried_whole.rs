@@ -52,7 +52,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("limits", |cluster| carried(cluster, "limits")),
     Test::shared("out_of_memory_score", |cluster| carried(cluster, "out_of_memory_score")),
     Test::shared("memory_barriers", |cluster| carried(cluster, "memory_barriers")),
-    Test::shared("terminal_pair", |cluster| refused(cluster, "terminal_pair", &["fd 3", "terminal"])),
+    Test::shared("terminal_pair", |cluster| carried(cluster, "terminal_pair")),
+    Test::shared("refused_terminal", |cluster| refused(cluster, "refused_terminal", &["fd 3", "/dev/pts", "other"])),
+    Test::shared("refused_terminal_data", |cluster| {
+        refused_at_its_stop(cluster, "refused_terminal_data", &["fd 4", "5 bytes", "wait"]);
+    }),
     Test::shared("proc_files", |cluster| carried(cluster, "proc_files")),
     Test::shared("refused_io_uring", |cluster| refused(cluster, "refused_io_uring", &["fd 3", "io_uring"])),
     Test::shared("refused_userfaultfd", |cluster| refused(cluster, "refused_userfaultfd", &["fd 3", "userfaultfd"])),

@@ -7,7 +7,7 @@ use farfork_sys::mount::Depth;
 use farfork_sys::mount::table::{self, Attributes, Mount};
 
 /// File systems without data of their own: views of the kernel or of devices, which a container shares with the node.
-const VIEWS: [&str; 17] = [
+const VIEWS: [&str; 16] = [
     "autofs",
     "binfmt_misc",
     "bpf",
@@ -15,7 +15,6 @@ const VIEWS: [&str; 17] = [
     "cgroup2",
     "configfs",
     "debugfs",
-    "devpts",
     "devtmpfs",
     "efivarfs",
     "fusectl",
@@ -36,13 +35,18 @@ pub(super) enum Step<'a> {
     Copy { point: &'a Path, depth: Depth },
     /// POSIX message queues of the container's own IPC namespace.
     Queues { point: &'a Path, attributes: Attributes },
+    /// Pseudo-terminals of the container's own.
+    Terminals { point: &'a Path, attributes: Attributes },
 }
 
 impl<'a> Step<'a> {
     /// Where the mount is, on the node and in the container.
     pub(super) fn point(&self) -> &'a Path {
         match self {
-            Self::Overlay { point, .. } | Self::Copy { point, .. } | Self::Queues { point, .. } => point,
+            Self::Overlay { point, .. }
+            | Self::Copy { point, .. }
+            | Self::Queues { point, .. }
+            | Self::Terminals { point, .. } => point,
         }
     }
 }
@@ -75,6 +79,7 @@ fn step<'a>(mount: &'a Mount, visible: &[&Mount]) -> Option<Step<'a>> {
         "nsfs" => None,
         "sysfs" => Some(Step::Copy { point, depth: Depth::Recursive }),
         "mqueue" => Some(Step::Queues { point, attributes }),
+        "devpts" => Some(Step::Terminals { point, attributes }),
         name if VIEWS.contains(&name) || point == Path::new("/dev") => Some(Step::Copy { point, depth: Depth::Single }),
         _ if shows_the_same(mount, visible) => None,
         // Nothing can be written there: it needs no layer for it.
@@ -127,6 +132,7 @@ mod tests {
                 Step::Overlay { point, .. } => format!("overlay {}", point.display()),
                 Step::Copy { point, depth } => format!("{depth:?} {}", point.display()),
                 Step::Queues { point, .. } => format!("queues {}", point.display()),
+                Step::Terminals { point, .. } => format!("terminals {}", point.display()),
             })
             .collect();
         assert_eq!(
@@ -137,7 +143,7 @@ mod tests {
                 "Single /dev",
                 "overlay /data",
                 "overlay /dev/shm",
-                "Single /dev/pts",
+                "terminals /dev/pts",
                 "queues /dev/mqueue",
                 "Single /opt/tools",
             ]

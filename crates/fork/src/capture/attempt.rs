@@ -297,6 +297,7 @@ fn take_files(
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
     }
-    let threads = Threads { pid, profiles: &survey.profiles };
+    let (group, session) = (survey.stat.group, survey.stat.session);
+    let threads = Threads { pid, group, session, profiles: &survey.profiles };
     Files::build((pid, subject), root, &fds, contents, copies, threads)
 }

@@ -65,6 +65,7 @@ pub(super) fn describe(
         layers: inheritance.layers().to_vec(),
         mapped_files: memory.files,
         shared_objects,
+        terminals: files.terminals,
         open_files: files.open_files,
         file_descriptors: files.descriptors,
         file_locks: files.locks,

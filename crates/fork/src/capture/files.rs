@@ -8,6 +8,7 @@ mod contents;
 mod kind;
 mod made;
 mod sockets;
+mod terminal;
 mod watches;
 
 use std::fs;
@@ -102,8 +103,10 @@ impl OpenFd {
             | Kind::Inotify
             | Kind::Process
             | Kind::Socket
+            | Kind::Terminal
+            | Kind::TerminalMaster
             | Kind::Memory => !self.is_standard,
-            Kind::Device | Kind::Terminal | Kind::Program { .. } | Kind::Other(_) => false,
+            Kind::Device | Kind::Program { .. } | Kind::Other(_) => false,
         }
     }
 
@@ -124,7 +127,6 @@ impl OpenFd {
             Kind::Regular | Kind::Directory | Kind::NamedPipe if str::from_utf8(&self.link).is_err() => {
                 Some(format!("the path {link} is not UTF-8"))
             }
-            Kind::Terminal => Some(format!("terminal {link}: only standard streams may lead to one")),
             Kind::Other(what) => Some(what.clone()),
             _ => None,
         }
@@ -160,6 +162,7 @@ pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Ref
     }
     refusals.extend(others_pidfds(pid, subject, fds)?);
     refusals.extend(strange_sockets(pid, subject, fds)?);
+    refusals.extend(terminal::refusals(pid, subject, fds)?);
     Ok(refusals)
 }
 

@@ -124,6 +124,7 @@ fn fill(
         | OpenFile::SignalFd { .. }
         | OpenFile::Inotify { .. }
         | OpenFile::OwnPid { .. }
+        | OpenFile::Terminal { .. }
         | OpenFile::Socket(_)
         | OpenFile::Standard(_) => return Err(RestoreError::NotMade { number: planned.number }),
     }

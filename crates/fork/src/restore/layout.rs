@@ -63,6 +63,7 @@ pub(super) const STEP_MEMORY_BARRIER: u32 = 46;
 pub(super) const STEP_OOM_SCORE: u32 = 47;
 pub(super) const STEP_SOCKET: u32 = 48;
 pub(super) const STEP_SHARED_MEMORY: u32 = 49;
+pub(super) const STEP_TERMINAL: u32 = 50;
 
 /// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_OWN: u32 = 3;

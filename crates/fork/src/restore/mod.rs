@@ -199,6 +199,14 @@ pub enum RestoreError {
         /// Its path.
         path: String,
     },
+    /// Terminals that the node's own processes use.
+    #[error(
+        "the child cannot have terminal {number} of its own: it shares the node's /dev/pts; fork it into a root of its own"
+    )]
+    SharedTerminal {
+        /// Its name in /dev/pts.
+        number: u32,
+    },
     /// A path with a zero byte.
     #[error("the path `{path}` contains a zero byte")]
     Path {

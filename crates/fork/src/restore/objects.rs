@@ -89,6 +89,7 @@ impl Objects {
                 | OpenFile::SignalFd { .. }
                 | OpenFile::Inotify { .. }
                 | OpenFile::OwnPid { .. }
+                | OpenFile::Terminal { .. }
                 | OpenFile::Socket(_) => continue,
             };
             objects.by_open_file.insert(index as u32, passed);

@@ -78,6 +78,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         47 => "setting the place in the order of the OOM killer",
         48 => "making a socket",
         49 => "making shared memory",
+        50 => "making a terminal",
         _ => "doing something unknown to this farfork",
     }
 }
@@ -90,7 +91,7 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
         11 => descriptor.mapped_files.get(index).map_or_else(String::new, |file| file.path.clone()),
         18 => descriptor.process.exe.clone(),
         20 => descriptor.process.cwd.clone(),
-        21..=24 | 39..=45 | 48 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
+        21..=24 | 39..=45 | 48 | 50 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
         25 | 33 => format!("signal {detail}"),
         26 => format!("limit {detail}"),
         38 => format!("timer {detail}"),

@@ -124,6 +124,17 @@ pub enum OpenFile {
         /// O_* flags.
         flags: u32,
     },
+    /// An end of a pseudo-terminal.
+    Terminal {
+        /// Index into the terminals.
+        terminal: u32,
+        /// As the process sees it: of the end that drives it, the file that makes new ones.
+        path: String,
+        /// Whether it is the end that drives it.
+        is_master: bool,
+        /// O_* flags.
+        flags: u32,
+    },
     /// A socket.
     Socket(Socket),
     /// A connection to the node's daemon. A child gets another in its place.

@@ -20,6 +20,7 @@ mod memory;
 mod process;
 mod resources;
 mod socket;
+mod terminal;
 mod thread;
 mod timer;
 mod validate;
@@ -39,6 +40,7 @@ pub use memory::{
 pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SeccompFilter, SignalAction};
 pub use resources::NUMBERS_MAX;
 pub use socket::{Socket, SocketOption, SocketState};
+pub use terminal::{TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
 pub use thread::{AltStack, EagerBytes, Rseq, Scheduling, Thread};
 pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
@@ -64,6 +66,8 @@ pub struct Descriptor {
     pub mapped_files: Vec<MappedFile>,
     /// Shared memory (shared anonymous mappings, memfds), filled before a child runs.
     pub shared_objects: Vec<SharedObject>,
+    /// Pseudo-terminals, ascending by number.
+    pub terminals: Vec<Terminal>,
     /// Open file descriptions.
     pub open_files: Vec<OpenFile>,
     /// File descriptors, ascending, each with the description that it leads to.

@@ -2,7 +2,10 @@
 //! A restorer makes system calls from it; what only the kernel can judge is left to the kernel.
 
 use super::validate::require;
-use super::{Descriptor, InvalidDescriptor, OpenFile, SharedKind, Socket, SocketState};
+use super::{
+    Descriptor, InvalidDescriptor, OpenFile, SharedKind, Socket, SocketState, TERMINAL_NUMBER_MAX,
+    TERMINAL_SETTINGS_BYTES,
+};
 
 /// Highest number of a POSIX timer, and of an inotify watch: beyond, it takes the restorer long to get there.
 pub const NUMBERS_MAX: u32 = 100_000;
@@ -32,6 +35,7 @@ impl Descriptor {
         self.validate_locks()?;
         self.validate_inotifies()?;
         self.validate_sockets()?;
+        self.validate_terminals()?;
         for (index, object) in self.shared_objects.iter().enumerate() {
             if let SharedKind::Named { path, .. } = &object.kind {
                 require(path.starts_with("/dev/shm/") && !path.contains("/.."), || {
@@ -127,5 +131,29 @@ impl Descriptor {
             require(short && options, || "an address or option of a socket is too long".to_owned())?;
         }
         Ok(())
+    }
+
+    /// Each has one open file that drives it, and those of its other end are by its name.
+    fn validate_terminals(&self) -> Result<(), InvalidDescriptor> {
+        let mut lowest = 0;
+        for terminal in &self.terminals {
+            let number = terminal.number;
+            let fits = number >= lowest && number <= TERMINAL_NUMBER_MAX;
+            let is_whole = terminal.settings.len() == TERMINAL_SETTINGS_BYTES;
+            require(fits && is_whole, || format!("terminal {number}"))?;
+            lowest = number + 1;
+        }
+        let mut masters = vec![0; self.terminals.len()];
+        for file in &self.open_files {
+            let OpenFile::Terminal { terminal, path, is_master, .. } = file else { continue };
+            let whose = self.terminals.get(*terminal as usize);
+            let is_right = whose.is_some_and(|whose| match is_master {
+                true => ["/dev/ptmx", "/dev/pts/ptmx"].contains(&path.as_str()),
+                false => *path == format!("/dev/pts/{}", whose.number),
+            });
+            require(is_right, || format!("{path} as an end of a terminal"))?;
+            masters[*terminal as usize] += u32::from(*is_master);
+        }
+        require(masters.iter().all(|count| *count == 1), || "a terminal that nothing drives, or two do".to_owned())
     }
 }

@@ -6,11 +6,11 @@ use std::os::fd::AsFd;
 use farfork_sys::owner::{Owner, Whom};
 use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdInfo};
-use farfork_wire::descriptor::{EpollTarget, FileDescriptor, FileLock, FileOwner, OpenFile, StandardStream};
+use farfork_wire::descriptor::{EpollTarget, FileDescriptor, FileLock, FileOwner, OpenFile, StandardStream, Terminal};
 
 use super::contents::{Contents, PipeState};
 use super::sockets::{self, Sockets};
-use super::{Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, leads_to, made, object};
+use super::{Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, leads_to, made, object, terminal};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
 use crate::capture::survey::Profile;
@@ -20,16 +20,20 @@ const O_CLOEXEC: u32 = 0o2_000_000;
 /// The files of a descriptor.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
+    pub(crate) terminals: Vec<Terminal>,
     pub(crate) open_files: Vec<OpenFile>,
     pub(crate) descriptors: Vec<FileDescriptor>,
     pub(crate) locks: Vec<FileLock>,
     pub(crate) owners: Vec<FileOwner>,
 }
 
-/// The threads of a process, for who is told of a file's readiness.
+/// The threads of a process, for who is told of a file's readiness and whose a terminal is.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Threads<'a> {
     pub(crate) pid: i32,
+    /// Its process group and its session, as we see them.
+    pub(crate) group: i32,
+    pub(crate) session: i32,
     pub(crate) profiles: &'a BTreeMap<i32, Profile>,
 }
 
@@ -73,6 +77,12 @@ impl Files {
     ) -> Result<Self, CaptureError> {
         let (files, firsts, refusals) = (Self::default(), BTreeMap::new(), Vec::new());
         let mut builder = Builder { pid, subject, root, fds, contents, shared, threads, files, firsts, refusals };
+        match terminal::describe((subject, threads.group, threads.session), fds, &contents.terminals) {
+            Ok(terminals) => builder.files.terminals = terminals,
+            Err((number, reason)) => {
+                return Err(CaptureError::refused(pid, vec![Refusal::new(object(pid, number), reason)]));
+            }
+        }
         for fd in fds {
             builder.take(fd)?;
         }
@@ -152,7 +162,15 @@ impl Builder<'_> {
                 OpenFile::Memory { object, flags, offset }
             }
             Kind::Program { is_caller } => OpenFile::Program { is_caller, flags },
-            Kind::Terminal | Kind::Other(_) => return Err(self.unstable(fd)),
+            Kind::Terminal | Kind::TerminalMaster => {
+                let path = self.path(fd);
+                let is_master = fd.kind == Kind::TerminalMaster;
+                let number = self.contents.terminals.get(&fd.number).and_then(|end| end.number(fd));
+                let terminal = self.files.terminals.iter().position(|terminal| Some(terminal.number) == number);
+                let terminal = terminal.ok_or_else(|| self.unstable(fd))? as u32;
+                OpenFile::Terminal { terminal, path, is_master, flags }
+            }
+            Kind::Other(_) => return Err(self.unstable(fd)),
         })
     }
 

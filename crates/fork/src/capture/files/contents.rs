@@ -14,6 +14,7 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_siz
 use rustix::time::timerfd_gettime;
 
 use super::sockets::{self, SocketContents};
+use super::terminal::{self, TerminalEnd};
 use super::{Kind, O_ACCMODE, O_WRONLY, OpenFd};
 use crate::capture::error::CaptureError;
 
@@ -39,6 +40,8 @@ pub(crate) struct Contents {
     pub(super) owners: BTreeMap<u32, Owner>,
     /// By inode.
     pub(super) sockets: BTreeMap<u64, SocketContents>,
+    /// Ends of pseudo-terminals, by descriptor number.
+    pub(super) terminals: BTreeMap<u32, TerminalEnd>,
     /// The process, opened when copies of its descriptors are wanted.
     process: Option<OwnedFd>,
 }
@@ -99,6 +102,10 @@ impl Contents {
         if known == Kind::Inotify {
             let unread = rustix::io::ioctl_fionread(self.copy_of(pid, number)?)?;
             self.unread.insert(number, unread);
+        }
+        if matches!(known, Kind::Terminal | Kind::TerminalMaster) {
+            let copy = self.copy_of(pid, number)?;
+            self.terminals.insert(number, terminal::read(&copy, &known)?);
         }
         if info.flags & O_ASYNC != 0 {
             let owner = farfork_sys::owner::of_file(self.copy_of(pid, number)?.as_fd())?;

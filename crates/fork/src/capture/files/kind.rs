@@ -25,6 +25,8 @@ pub(in super::super) enum Kind {
     /// `/dev/null` and its like.
     Device,
     Terminal,
+    /// The end of a pseudo-terminal that drives it.
+    TerminalMaster,
     Socket,
     /// A connection of the process to the daemon.
     Program {
@@ -102,9 +104,14 @@ fn anonymous_kind(name: &[u8]) -> Kind {
 }
 
 fn character_device(device: u64, name: &str) -> Kind {
+    /// `/dev/ptmx`.
+    const MASTER: (u32, u32) = (5, 2);
     /// Majors of terminals: virtual consoles and serial lines, /dev/tty and /dev/console, Unix 98 ptys (136 to 143).
     const TERMINALS: [std::ops::RangeInclusive<u32>; 2] = [4..=5, 136..=143];
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    if (major, minor) == MASTER {
+        return Kind::TerminalMaster;
+    }
     if CARRIED_DEVICES.contains(&(major, minor)) {
         Kind::Device
     } else if TERMINALS.iter().any(|majors| majors.contains(&major)) {

@@ -10,7 +10,7 @@ use super::super::RestoreError;
 use super::super::layout::{STEP_OWN_PID, STEP_SIGNAL_FD, STEP_TIMER_FD};
 use super::socket::{self, Surroundings};
 use super::timer::timerspec;
-use super::{Argument, Made, Script, inotify, named_pipe, number, value};
+use super::{Argument, Made, Script, inotify, named_pipe, number, terminal, value};
 
 /// Makes objects and puts them aside.
 #[derive(Debug)]
@@ -29,9 +29,14 @@ impl Bench<'_, '_> {
 
     /// Puts descriptor `from` aside as the object of an open file, and closes it.
     pub(super) fn put_aside(&mut self, from: u32, open_file: u32) {
+        self.slots.insert(open_file, self.next_slot);
+        self.put_away(from);
+    }
+
+    /// Keeps descriptor `from` open until the child runs, out of the way.
+    pub(super) fn put_away(&mut self, from: u32) {
         let slot = self.next_slot;
         self.next_slot += 1;
-        self.slots.insert(open_file, slot);
         let place = u64::from(self.fd_base) + u64::from(slot);
         let close_on_exec = OFlags::CLOEXEC.bits();
         self.script.gives(place, number::DUP3, &[value(from), value(place), value(close_on_exec)]);
@@ -78,6 +83,7 @@ pub(super) fn make(
             _ => {}
         }
     }
+    terminal::make(&mut bench, descriptor, around.objects)?;
     socket::make(&mut bench, descriptor, around)?;
     Ok(Made { slots: bench.slots })
 }

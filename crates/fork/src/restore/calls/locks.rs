@@ -81,6 +81,7 @@ fn flags_of(descriptor: &Descriptor, number: u32) -> u32 {
             | OpenFile::SignalFd { flags, .. }
             | OpenFile::Inotify { flags, .. }
             | OpenFile::OwnPid { flags, .. }
+            | OpenFile::Terminal { flags, .. }
             | OpenFile::Program { flags, .. },
         ) => *flags,
         Some(OpenFile::Socket(socket)) => socket.flags,

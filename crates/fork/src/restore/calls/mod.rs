@@ -18,6 +18,7 @@ mod named_pipe;
 mod number;
 mod process;
 mod socket;
+mod terminal;
 mod timer;
 
 use std::collections::HashMap;

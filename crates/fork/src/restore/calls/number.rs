@@ -25,6 +25,7 @@ pub(super) const SETSOCKOPT: u32 = 54;
 pub(super) const FCNTL: u32 = 72;
 pub(super) const FLOCK: u32 = 73;
 pub(super) const UNLINK: u32 = 87;
+pub(super) const CHMOD: u32 = 90;
 pub(super) const FCHMOD: u32 = 91;
 pub(super) const CHOWN: u32 = 92;
 pub(super) const FCHOWN: u32 = 93;

@@ -1,0 +1,143 @@
+//! Pseudo-terminals of other processes (pty(7)): their settings, who uses them, and whether anything waits in them. Nothing
+//! of it is taken out or changed: a terminal has no way to look at what waits.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Bytes of `struct termios2`.
+pub const SETTINGS_BYTES: usize = 44;
+
+/// What the end of a pseudo-terminal that drives it tells of the whole.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Master {
+    /// Its number: the name of the other end in `/dev/pts`.
+    pub number: u32,
+    /// The other end's settings, `struct termios2`.
+    pub settings: [u8; SETTINGS_BYTES],
+    /// The window: rows and columns, in characters and in pixels.
+    pub window: [u16; 4],
+    /// Number of its line discipline; 0 is the usual one.
+    pub discipline: u32,
+    /// Whether the other end cannot be opened yet (unlockpt(3)).
+    pub is_locked: bool,
+    /// Whether what is read begins with a byte that says what it is (TIOCPKT).
+    pub is_packet_mode: bool,
+    /// The session that it controls, by its leader's id as we see it; 0 for one that we do not see.
+    pub session: Option<i32>,
+    /// The process group in its foreground; 0 for none that we see.
+    pub foreground: i32,
+    /// What can be done at once.
+    pub readiness: Readiness,
+}
+
+/// What an end is ready for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readiness {
+    /// Bytes that can be read, as far as the kernel counts them; at least one where anything can.
+    pub unread_bytes: u32,
+    /// A change of the other end's settings waits to be told (packet mode).
+    pub has_news: bool,
+    /// It can be written: it was not stopped (Ctrl-S), and the way is not full.
+    pub is_writable: bool,
+    /// The other end was opened and is closed.
+    pub is_hung_up: bool,
+}
+
+/// Asks an end that drives a terminal.
+///
+/// # Errors
+/// As ioctl_tty(2): ENOTTY where it is none.
+pub fn master(fd: BorrowedFd<'_>) -> io::Result<Master> {
+    // From asm-generic/ioctls.h; libc has no name for some of them.
+    const TCGETS2: libc::c_ulong = 0x802c_542a;
+    const TIOCGPTN: libc::c_ulong = 0x8004_5430;
+    const TIOCGPKT: libc::c_ulong = 0x8004_5438;
+    const TIOCGPTLCK: libc::c_ulong = 0x8004_5439;
+    let group = |request| match ask(fd, request, 0_i32) {
+        // Nobody's.
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
+        told => told.map(Some),
+    };
+    Ok(Master {
+        number: ask(fd, TIOCGPTN, 0_u32)?,
+        settings: ask(fd, TCGETS2, [0_u8; SETTINGS_BYTES])?,
+        window: ask(fd, libc::TIOCGWINSZ, [0_u16; 4])?,
+        discipline: ask(fd, libc::TIOCGETD, 0_u32)?,
+        is_locked: ask(fd, TIOCGPTLCK, 0_u32)? != 0,
+        is_packet_mode: ask(fd, TIOCGPKT, 0_u32)? != 0,
+        session: group(libc::TIOCGSID)?,
+        foreground: group(libc::TIOCGPGRP)?.unwrap_or(0),
+        readiness: readiness(fd)?,
+    })
+}
+
+/// What an end, either one, is ready for.
+///
+/// # Errors
+/// As poll(2) and ioctl_tty(2).
+pub fn readiness(fd: BorrowedFd<'_>) -> io::Result<Readiness> {
+    let events = libc::POLLIN | libc::POLLOUT | libc::POLLPRI;
+    let mut polled = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+    // SAFETY: one pollfd, which outlives the call, that does not wait.
+    if unsafe { libc::poll(&raw mut polled, 1, 0) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let has = |event: libc::c_short| polled.revents & event != 0;
+    // After poll(2), which brings on what is on its way.
+    let counted = ask(fd, libc::FIONREAD, 0_u32)?;
+    Ok(Readiness {
+        unread_bytes: counted.max(has(libc::POLLIN).into()),
+        has_news: has(libc::POLLPRI),
+        is_writable: has(libc::POLLOUT),
+        is_hung_up: has(libc::POLLHUP),
+    })
+}
+
+/// Whether nobody else may open an end (TIOCEXCL).
+///
+/// # Errors
+/// As ioctl_tty(2).
+pub fn is_exclusive(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    const TIOCGEXCL: libc::c_ulong = 0x8004_5440;
+    Ok(ask(fd, TIOCGEXCL, 0_u32)? != 0)
+}
+
+/// An ioctl(2) that writes a value of the type that it is for.
+fn ask<T: Copy>(fd: BorrowedFd<'_>, request: libc::c_ulong, mut value: T) -> io::Result<T> {
+    // SAFETY: each request of this file writes a value of the type that it is called with, all of plain numbers; the value
+    // outlives the call.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) } {
+        0.. => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    #[test]
+    fn a_new_one_is_locked_and_nothing_waits() {
+        let mut fd = std::fs::File::options().read(true).write(true).open("/dev/ptmx").unwrap();
+        let told = master(fd.as_fd()).unwrap();
+        assert!(told.is_locked && !told.is_packet_mode && told.session.is_none() && told.discipline == 0, "{told:?}");
+        assert_eq!(
+            told.readiness,
+            Readiness { unread_bytes: 0, has_news: false, is_writable: true, is_hung_up: false }
+        );
+        // SAFETY: unlockpt(3) takes a descriptor that is open.
+        assert_eq!(unsafe { libc::unlockpt(fd.as_raw_fd()) }, 0);
+        let mut options = std::fs::File::options();
+        let other =
+            options.read(true).write(true).custom_flags(libc::O_NOCTTY).open(format!("/dev/pts/{}", told.number));
+        let other = other.unwrap();
+        // What is typed comes back as an echo.
+        fd.write_all(b"typed").unwrap();
+        assert_eq!(readiness(fd.as_fd()).unwrap().unread_bytes, 5);
+        assert!(!master(fd.as_fd()).unwrap().is_locked && !is_exclusive(other.as_fd()).unwrap());
+        assert!(master(std::fs::File::open("/dev/null").unwrap().as_fd()).is_err());
+    }
+}

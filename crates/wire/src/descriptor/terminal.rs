@@ -1,0 +1,34 @@
+//! Pseudo-terminals of which the process has the end that drives them.
+
+use serde::{Deserialize, Serialize};
+
+use super::FileStatus;
+
+/// Bytes of `struct termios2`.
+pub const TERMINAL_SETTINGS_BYTES: usize = 44;
+
+/// Highest number of a terminal: beyond, it takes the restorer long to get there.
+pub const TERMINAL_NUMBER_MAX: u32 = 1023;
+
+/// A pseudo-terminal (pty(7)), in which nothing waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terminal {
+    /// Its name in `/dev/pts`; a child's has the same.
+    pub number: u32,
+    /// `struct termios2`.
+    pub settings: Vec<u8>,
+    /// The window: rows and columns, in characters and in pixels.
+    pub window: [u16; 4],
+    /// Whether the other end cannot be opened yet.
+    pub is_locked: bool,
+    /// Whether the other end was opened, and is closed.
+    pub is_hung_up: bool,
+    /// TIOCPKT.
+    pub is_packet_mode: bool,
+    /// TIOCEXCL of the other end.
+    pub is_exclusive: bool,
+    /// Whether it is the process's controlling terminal.
+    pub is_controlling: bool,
+    /// Mode and owner of the other end; `None` where nobody has it open.
+    pub status: Option<FileStatus>,
+}
