@@ -111,7 +111,7 @@ impl Server<'_> {
         }
     }
 
-    fn adopt(&mut self, id: ChildId, dir: &Path, socket: Option<OwnedFd>) -> Reply {
+    pub(super) fn adopt(&mut self, id: ChildId, dir: &Path, socket: Option<OwnedFd>) -> Reply {
         if self.key_of(&id).is_some() {
             return Reply::Done; // Asked again, because a reply was lost.
         }
@@ -136,7 +136,7 @@ impl Server<'_> {
         }
     }
 
-    fn release(&mut self, id: &ChildId) -> Reply {
+    pub(super) fn release(&mut self, id: &ChildId) -> Reply {
         let Some(key) = self.key_of(id) else { return Reply::Done };
         self.sweep_child(key);
         let Some(served) = self.children.get_mut(&key) else { return Reply::Done };

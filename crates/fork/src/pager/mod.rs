@@ -46,6 +46,8 @@ mod replay;
 mod retries;
 mod server;
 mod settle;
+#[doc(hidden)]
+pub mod simulated;
 mod space;
 mod station;
 mod strategy;

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use farfork_fabric::{
     Address, Buffer, Completion, Connection, MessageRequest, ReadMode, ReadRequest, SeedKey, Span, SubmitError,
 };
-use farfork_trust::Credentials;
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 
 use super::journal::SpaceNumber;
@@ -116,9 +115,12 @@ impl Owner {
     }
 }
 
+/// Makes a connection to an owner; it is not waited for.
+pub(super) type Connect = Box<dyn Fn(&Address, &NodeName) -> io::Result<Box<dyn Connection>>>;
+
 /// All owners and all reads.
 pub(super) struct Owners {
-    credentials: Option<Credentials>,
+    connect: Connect,
     owners: BTreeMap<OwnerKey, Owner>,
     reads: HashMap<u64, Read>,
     asides: HashMap<u64, (OwnerKey, Aside)>,
@@ -127,10 +129,10 @@ pub(super) struct Owners {
 }
 
 impl Owners {
-    /// None yet. `credentials`: what is shown to them, and who they must be.
-    pub(super) fn new(credentials: Option<Credentials>) -> Self {
+    /// None yet, and how they will be reached.
+    pub(super) fn new(connect: Connect) -> Self {
         Self {
-            credentials,
+            connect,
             owners: BTreeMap::new(),
             reads: HashMap::new(),
             asides: HashMap::new(),
@@ -142,7 +144,7 @@ impl Owners {
     /// The node at this address, for one more user; tells whether it is new, so that its connections are to be watched.
     ///
     /// # Errors
-    /// As `farfork_fabric::connect`.
+    /// As [`Connect`].
     pub(super) fn attach(&mut self, address: &Address, node: &NodeName) -> io::Result<(OwnerKey, bool)> {
         let is_it = |owner: &Owner| owner.address == *address && owner.node == *node;
         if let Some((key, owner)) = self.owners.iter_mut().find(|(_, owner)| is_it(owner)) {
@@ -150,8 +152,7 @@ impl Owners {
             owner.left_at = None;
             return Ok((*key, false));
         }
-        let connect = || farfork_fabric::connect_node(address, node, self.credentials.as_ref());
-        let (demand, bulk) = (connect()?, connect()?);
+        let (demand, bulk) = ((self.connect)(address, node)?, (self.connect)(address, node)?);
         let key = self.next_key;
         self.next_key += 1;
         let (address, node, queue) = (address.clone(), node.clone(), VecDeque::new());

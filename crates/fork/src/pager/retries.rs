@@ -91,9 +91,14 @@ impl Retries {
         due.into_iter().map(|retry| (retry.task, retry.paused_tries)).collect()
     }
 
+    /// When the first of these tasks is due.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.waiting.iter().map(|retry| retry.due).min()
+    }
+
     /// How long the loop may sleep for the sake of these tasks; gives the CPU away where it should not sleep at all.
     pub(super) fn patience(&mut self, now: Instant) -> Option<Duration> {
-        let first = self.waiting.iter().map(|retry| retry.due).min()?;
+        let first = self.next_due()?;
         if first > now {
             return Some(first - now);
         }

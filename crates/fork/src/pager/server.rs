@@ -18,7 +18,7 @@ use super::cache::{CACHED_SLOTS_MAX, PageCache};
 use super::child::{Child, ChildSource};
 use super::control::Clients;
 use super::journal::SpaceNumber;
-use super::owners::{Lane, OwnerKey, Owners};
+use super::owners::{Connect, Lane, OwnerKey, Owners};
 use super::placement::Placement;
 use super::retries::{Delivery, Retries, Task};
 use super::station::Station;
@@ -86,15 +86,26 @@ pub(super) struct Server<'a> {
     completions: Vec<Completion>,
     placement: Placement,
     spin: Spin,
-    next_sweep: Instant,
+    pub(super) next_sweep: Instant,
 }
 
 impl<'a> Server<'a> {
     /// A pager that serves nobody yet.
     pub(super) fn new(station: &'a Station) -> io::Result<Self> {
-        let now = Instant::now();
         let trusting = station.trusting()?;
         let credentials = trusting.open()?;
+        let connect: Connect =
+            Box::new(move |address, node| farfork_fabric::connect_node(address, node, credentials.as_ref()));
+        Self::with_owners(station, trusting, Owners::new(connect), Instant::now())
+    }
+
+    /// One that begins at `now`, and reaches owners in this way.
+    pub(super) fn with_owners(
+        station: &'a Station,
+        trusting: Trusting,
+        owners: Owners,
+        now: Instant,
+    ) -> io::Result<Self> {
         let mut watch = Watch::new()?;
         watch.add(Source::Listener, station.listener())?;
         watch.add(Source::Keeper, station.keeper())?;
@@ -102,7 +113,7 @@ impl<'a> Server<'a> {
             station,
             watch,
             children: BTreeMap::new(),
-            owners: Owners::new(credentials),
+            owners,
             retries: Retries::default(),
             clients: Clients::default(),
             now,
@@ -151,7 +162,8 @@ impl<'a> Server<'a> {
         }
     }
 
-    fn round(&mut self, ready: &[Source]) {
+    /// Does what is ready and what is due.
+    pub(super) fn round(&mut self, ready: &[Source]) {
         let lanes = ready.iter().filter_map(|source| match source {
             Source::Owner(owner, lane) => Some((*owner, *lane)),
             _ => None,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::buffer::spare_capacity;
@@ -54,6 +54,11 @@ impl Watch {
             next_token: 0,
             events: Vec::with_capacity(EVENTS_MAX),
         })
+    }
+
+    /// Readable while a source has something.
+    pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 
     /// Watches a source.

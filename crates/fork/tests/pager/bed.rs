@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -125,16 +125,7 @@ impl Bed {
         plan.write(&dir).unwrap();
         let (pagers_end, programs_end) = fdpass::seqpacket_pair().unwrap();
         self.client.adopt(&id, &dir, pagers_end).unwrap();
-        let (channel, programs_channel) = UnixStream::pair().unwrap();
-        channel.set_read_timeout(Some(PROGRAM_LIMIT)).unwrap();
-        let process = Command::new(program())
-            .args([scenario, &pages.to_string()])
-            .stdin(Stdio::from(programs_end))
-            .stdout(Stdio::from(OwnedFd::from(programs_channel)))
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        Program { id, dir, process, channel, done: false }
+        Program::begin(scenario, pages, (id, dir), programs_end)
     }
 
     pub(crate) fn stats(&self, program: &Program) -> PagerStats {
@@ -186,6 +177,40 @@ pub(crate) struct Program {
 }
 
 impl Program {
+    /// Begins one that is adopted, and will send its userfaultfd by `uffd_socket`.
+    pub(crate) fn begin(scenario: &str, pages: u64, (id, dir): (ChildId, PathBuf), uffd_socket: OwnedFd) -> Self {
+        let (channel, programs_channel) = UnixStream::pair().unwrap();
+        channel.set_read_timeout(Some(PROGRAM_LIMIT)).unwrap();
+        let process = Command::new(program())
+            .args([scenario, &pages.to_string()])
+            .stdin(Stdio::from(uffd_socket))
+            .stdout(Stdio::from(OwnedFd::from(programs_channel)))
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self { id, dir, process, channel, done: false }
+    }
+
+    /// Tells it to do something (`program.c`: `obey`).
+    pub(crate) fn order(&mut self, what: char, page: u64) {
+        self.channel.write_all(&(u64::from(u32::from(what)) << 56 | page).to_le_bytes()).unwrap();
+    }
+
+    /// Readable when it has answered.
+    pub(crate) fn answers(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+
+    /// What it answered.
+    pub(crate) fn answer(&mut self) -> u8 {
+        let mut byte = [0];
+        if self.channel.read_exact(&mut byte).is_err() {
+            self.expect_success();
+            panic!("the program ended too soon");
+        }
+        byte[0]
+    }
+
     /// Waits until the program is at its rendezvous.
     pub(crate) fn meet(&mut self) {
         let mut byte = [0];

@@ -11,6 +11,7 @@ mod seed;
 mod series;
 mod settling;
 mod several;
+mod simulated;
 mod trusting;
 
 use libtest_mimic::{Arguments, Trial};
@@ -29,8 +30,9 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // Several pagers and programs at once would only measure the scheduler.
     arguments.test_threads.get_or_insert(1);
-    let all = [scenarios::ALL, settling::ALL, caching::ALL, remembering::ALL, several::ALL, trusting::ALL]
-        .into_iter()
-        .flatten();
+    let all =
+        [scenarios::ALL, settling::ALL, caching::ALL, remembering::ALL, several::ALL, simulated::ALL, trusting::ALL]
+            .into_iter()
+            .flatten();
     libtest_mimic::run(&arguments, all.map(trial).collect()).exit();
 }

@@ -542,6 +542,33 @@ static void lose_in_threads(void)
 		CHECK(!pthread_join(threads[number], 0));
 }
 
+/*
+ * Does what it is told, a page at a time: each order is a word, a letter above the page's number. 't' touches it, 'd' discards
+ * it, 'e' ends the program. The answer is '=' where the page was right, '!' where it is lost.
+ */
+static void obey(void)
+{
+	struct sigaction action = {.sa_handler = on_bus};
+	uint8_t *discarded = calloc(pages, 1);
+	uint64_t order;
+	CHECK(!sigaction(SIGBUS, &action, 0));
+	while (read(1, &order, sizeof order) == sizeof order && order >> 56 != 'e') {
+		unsigned long page = order & 0xffffffffffffff;
+		char answer = '=';
+		if (order >> 56 == 'd') {
+			CHECK(!madvise(AREA + page * PAGE, PAGE, MADV_DONTNEED));
+			discarded[page] = 1;
+		} else if (raises_bus(page)) {
+			answer = '!';
+		} else if (discarded[page]) {
+			check_zeroes(AREA + page * PAGE, 1);
+		} else {
+			check_page(AREA + page * PAGE, page);
+		}
+		CHECK(write(1, &answer, 1) == 1);
+	}
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -567,6 +594,7 @@ static const struct {
 	{"pause_between", pause_between, 0},
 	{"stay", stay, 0},
 	{"measure", measure, 0},
+	{"obey", obey, 0},
 };
 
 int main(int argc, char **argv)

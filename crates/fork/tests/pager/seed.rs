@@ -36,7 +36,7 @@ fn mix(x: u64) -> u64 {
     x ^ x >> 31
 }
 
-fn is_populated(page: u64) -> bool {
+pub(crate) fn is_populated(page: u64) -> bool {
     page % 8 != 7 && !HOLE.contains(&page)
 }
 

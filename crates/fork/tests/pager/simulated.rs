@@ -1,0 +1,236 @@
+//! Random faults on paging, a thousand seeds of them: a real program and real page faults, but an owner, a network and a
+//! time that are simulated. No wrong byte, nothing that hangs, and nothing lost while its owner could be reached. A seed
+//! that fails is repeated by the command that it prints.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::sim::world::{NodeId, Place};
+use farfork_fabric::sim::{self, Chaos, World, run_course, run_seeds};
+use farfork_fabric::{Address, Exporter, Refusal, Region};
+use farfork_fork::pager::simulated::{SimulatedPager, play};
+use farfork_fork::pager::{Paging, Strategy};
+use farfork_sys::fdpass;
+use farfork_wire::{ChildId, NodeName, PAGE_SIZE, SeedId, Token};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::bed::Program;
+use crate::seed::{AREA, Seed, is_populated};
+
+pub(crate) const ALL: &[(&str, fn())] = &[
+    ("simulated_no_wrong_byte_and_nothing_hangs", no_wrong_byte_and_nothing_hangs),
+    ("simulated_the_same_seed_gives_the_same_run", the_same_seed_gives_the_same_run),
+];
+
+/// Seeds of a run, unless one is named.
+const SEEDS: u64 = 1000;
+
+/// Pages of the program; its hole, behind page 255, is not the subject.
+const PAGES: u64 = 256;
+
+/// Orders that the program gets while things go wrong, and when they do not any more.
+const ORDERS: usize = 24;
+
+/// How long an owner may be away where that is short: troubles last longer now and then.
+const SHORT_LIMIT: Duration = Duration::from_secs(1);
+
+/// The clocks of a world are up to so much too fast.
+const CLOCK_RATE: f64 = 1.06;
+
+/// For a page, of the world's time, while things go wrong: longer than all that can be wrong at once.
+const PAGE_LIMIT: Duration = Duration::from_secs(120);
+
+/// The same, when nothing is wrong any more: a connection may have to be made anew.
+const CALM_LIMIT: Duration = Duration::from_secs(30);
+
+/// For the program to do something that needs nobody, of real time.
+const REAL_LIMIT: Duration = Duration::from_secs(30);
+
+/// An owner of a seed that also takes what it is told of children.
+struct Owned(Arc<Seed>);
+
+impl Exporter for Owned {
+    fn open(&self, seed: &SeedId, token: &Token) -> Result<Arc<dyn Region>, Refusal> {
+        let known = (&self.0.id, &self.0.token) == (seed, token);
+        known.then(|| Arc::clone(&self.0) as Arc<dyn Region>).ok_or(Refusal::UnknownSeed)
+    }
+
+    fn deliver(&self, _: &str, _: &[u8]) -> Result<(), Refusal> {
+        Ok(())
+    }
+}
+
+/// A world with an owner and a pager's node, and what goes wrong in it.
+struct Scene {
+    world: World,
+    nodes: [NodeId; 2],
+    place: Place,
+    owned: Arc<dyn Exporter>,
+    server: Option<sim::Server>,
+    chaos: Option<Chaos>,
+    strategy: Strategy,
+    begun: Instant,
+    /// What tells a run from others: each order's answer, and when it came.
+    told: Vec<(u8, Duration)>,
+}
+
+impl Scene {
+    fn new(seed: u64) -> (Self, Arc<Seed>) {
+        let world = World::new(seed);
+        let nodes = ["owner", "pager"].map(|name| world.add_node(name));
+        let chaos = Some(Chaos::new(&world, &nodes));
+        let pages = Seed::new(PAGES, false);
+        let owned: Arc<dyn Exporter> = Arc::new(Owned(Arc::clone(&pages)));
+        let place = Place { node: nodes[0], port: 7001 };
+        let server = Some(sim::Server::start(&world, place, &owned).unwrap());
+        let paging = if world.random_chance(0.3) { Paging::Cow } else { Paging::Prefetch };
+        let mut strategy = Strategy { paging, cache: world.random_chance(0.2), ..Strategy::default() };
+        if world.random_chance(0.2) {
+            strategy.unreachable_limit = SHORT_LIMIT;
+        }
+        let begun = world.now();
+        (Self { world, nodes, place, owned, server, chaos, strategy, begun, told: Vec::new() }, pages)
+    }
+
+    /// Lets the world go on for a moment, at most until then.
+    fn go_on(&mut self, pager: &mut SimulatedPager<'_>, until: Instant) {
+        let now = self.world.now();
+        if let Some(chaos) = self.chaos.as_mut().filter(|chaos| chaos.next_at() <= now) {
+            chaos.act();
+            if self.world.random_chance(0.05) {
+                self.server = None;
+                self.server = Some(sim::Server::start(&self.world, self.place, &self.owned).unwrap());
+            }
+        }
+        let mut next = until;
+        if self.world.is_awake(self.nodes[1]) {
+            pager.turn().unwrap();
+            next = next.min(pager.next_at());
+        }
+        next = self.chaos.iter().map(Chaos::next_at).fold(next, Instant::min);
+        self.world.step(next.max(self.world.now() + Duration::from_micros(1)));
+    }
+
+    /// Gives the program an order, and waits for what it answers.
+    fn order(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program, (what, page): (char, u64)) -> u8 {
+        program.order(what, page);
+        let limit = if self.chaos.is_some() { PAGE_LIMIT } else { CALM_LIMIT };
+        let deadline = self.world.now() + limit;
+        while !has_answered(program, pager) {
+            loop {
+                self.go_on(pager, deadline);
+                if what == 'd' || is_there(program, page) {
+                    break;
+                }
+                assert!(self.world.now() < deadline, "page {page} has not come within {limit:?}");
+            }
+        }
+        let answer = program.answer();
+        self.told.push((answer, self.world.now() - self.begun));
+        answer
+    }
+
+    /// The program touches and discards pages; what is lost is lost for a reason.
+    fn work(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
+        let mut next = self.world.random_below(PAGES);
+        for _ in 0..ORDERS {
+            let what = if self.world.random_chance(0.1) { 'd' } else { 't' };
+            let answer = self.order(pager, program, (what, next));
+            if answer == b'!' {
+                self.check_loss(pager.loss(&program.id), next);
+            }
+            next = if self.world.random_chance(0.6) { (next + 1) % PAGES } else { self.world.random_below(PAGES) };
+            let idle = self.world.now() + Duration::from_micros(self.world.random_below(200_000));
+            while self.world.now() < idle {
+                self.go_on(pager, idle);
+            }
+        }
+    }
+
+    fn check_loss(&self, reason: Option<&str>, page: u64) {
+        let limit = self.strategy.unreachable_limit;
+        let elapsed = (self.world.now() - self.begun).mul_f64(CLOCK_RATE);
+        assert!(elapsed >= limit && limit == SHORT_LIMIT, "page {page} is lost after {elapsed:?}: {reason:?}");
+        assert!(reason.is_some(), "page {page} is lost for no reason");
+        assert!(is_populated(page), "page {page} has nothing to lose");
+    }
+
+    /// Things go wrong for a while, and then not any more: what was not lost by then is there.
+    fn run(&mut self, pager: &mut SimulatedPager<'_>, program: &mut Program) {
+        // Its userfaultfd: until it has come, the world's time stands still.
+        assert!(!has_answered(program, pager), "the program was told nothing yet");
+        while !pager.serves(&program.id) {
+            self.go_on(pager, self.world.end());
+        }
+        self.work(pager, program);
+        if let Some(mut chaos) = self.chaos.take() {
+            chaos.end();
+        }
+        self.work(pager, program);
+        for page in 0..PAGES {
+            let lost_before = pager.loss(&program.id).is_some();
+            let answer = self.order(pager, program, ('t', page));
+            assert!(answer == b'=' || lost_before, "page {page} was lost while nothing was wrong");
+        }
+    }
+}
+
+/// Waits until the program has answered, or waits for the pager; tells whether it has answered.
+fn has_answered(program: &Program, pager: &SimulatedPager<'_>) -> bool {
+    let (answers, pager) = (program.answers(), pager.descriptor());
+    let mut watched = [PollFd::new(&answers, PollFlags::IN), PollFd::new(&pager, PollFlags::IN)];
+    let limit = Timespec { tv_sec: REAL_LIMIT.as_secs() as i64, tv_nsec: 0 };
+    let count = poll(&mut watched, Some(&limit)).unwrap();
+    assert!(count > 0, "the program neither answers nor waits for the pager: it was not woken");
+    !watched[0].revents().is_empty()
+}
+
+/// Whether a page of the program is there, or said to be lost (`/proc/PID/pagemap`, see proc_pid_pagemap(5)).
+fn is_there(program: &Program, page: u64) -> bool {
+    const PRESENT_OR_MARKED: u64 = 3 << 62;
+    let map = fs::File::open(format!("/proc/{}/pagemap", program.process.id())).unwrap();
+    let mut entry = [0; 8];
+    map.read_exact_at(&mut entry, (AREA / PAGE_SIZE + page) * 8).unwrap();
+    u64::from_le_bytes(entry) & PRESENT_OR_MARKED != 0
+}
+
+/// Runs one seed; gives what tells it apart from others.
+fn run(seed: u64) -> Vec<(u8, Duration)> {
+    let (mut scene, pages) = Scene::new(seed);
+    let (world, node, dir) = (scene.world.clone(), scene.nodes[1], tempfile::tempdir().unwrap());
+    run_course(&world, seed, "-p farfork-fork --test pager -- simulated", || {
+        let played = play(dir.path(), (&world, node), |pager| {
+            let id = ChildId::new(NodeName::new("n2").unwrap(), seed + 1);
+            let child_dir = dir.path().join("child");
+            fs::create_dir(&child_dir).unwrap();
+            pages.plan(Address::Sim(scene.place), scene.strategy).write(&child_dir).unwrap();
+            let (pagers_end, programs_end) = fdpass::seqpacket_pair().unwrap();
+            pager.adopt(id.clone(), &child_dir, pagers_end).unwrap();
+            let mut program = Program::begin("obey", PAGES, (id.clone(), child_dir), programs_end);
+            scene.run(pager, &mut program);
+            program.order('e', 0);
+            program.expect_success();
+            assert!(pager.release(&id), "the program has ended");
+        });
+        played.unwrap();
+    });
+    scene.told
+}
+
+fn no_wrong_byte_and_nothing_hangs() {
+    let (count, lost) = run_seeds(SEEDS, |seed| {
+        let told = run(seed);
+        assert_eq!(told.len(), 2 * ORDERS + PAGES as usize);
+        told.iter().filter(|(answer, _)| *answer == b'!').count()
+    });
+    assert!(count < SEEDS || lost > 0, "troubles that nothing is lost by prove little of losses");
+}
+
+fn the_same_seed_gives_the_same_run() {
+    for seed in [1, 2, 3, 500] {
+        assert_eq!(run(seed), run(seed), "seed {seed}");
+    }
+    assert_ne!(run(1), run(2));
+}
