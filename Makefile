@@ -18,7 +18,7 @@ COMPLETIONS := bash-completion/completions zsh/site-functions fish/vendor_comple
 help:
 	@echo 'make demo      three nodes on this machine, a Python parent, eight children on two other nodes (root)'
 	@echo 'make install   the binary, manual pages and completions, below PREFIX=/usr/local (root)'
-	@echo 'make test      format, style, lints, unit tests, licences, fuzz targets, end-to-end tests (root)'
+	@echo 'make test      format, style, lints, licences, unit tests, fuzz targets, end-to-end tests (root)'
 	@echo 'make bench     what a fork costs, beside floors and a published reference (root; takes five minutes)'
 	@echo 'make setup     install the system and Python packages that both need (root)'
 

@@ -19,7 +19,7 @@ const USAGE: &str = "\
 usage: cargo xtask COMMAND
 
   tidy                style checked as a test: layers, names, lengths, documents
-  test                everything CI runs: format, tidy, lints, unit tests, licences, fuzz targets, end-to-end tests
+  test                everything CI runs: format, tidy, lints, licences, unit tests, fuzz targets, end-to-end tests
   e2e [FILTER …]      the end-to-end tests only (root); what follows is passed to them
   bench [OPTION …]    `farfork bench fork` of a release build (root); what follows is passed on
   deny [--advisories] licences, bans and sources of the dependencies; with the flag, known vulnerabilities too

@@ -5,6 +5,8 @@
 
 use std::fs;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -25,11 +27,23 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     run.step("format", || cargo(workspace, &["fmt", "--all", "--check"]))?;
     run.step("tidy", || tidy::run(workspace))?;
     run.step("lints", || cargo(workspace, &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    run.step("unit and integration tests", || cargo(workspace, &unit))?;
     run.step("licences, bans, sources", || deny::run(workspace, deny::Scope::Offline))?;
-    run.step("fuzz targets", || fuzz::run(workspace, &[]))?;
+    run.step("unit and integration tests, fuzz targets behind them", || with_fuzz_targets_behind(workspace, &unit))?;
     run.summarise();
     run.last_step("end-to-end tests", || end_to_end(workspace, &[]))
+}
+
+/// Many of the tests wait, for limits of time above all. The fuzz targets have the cores meanwhile.
+fn with_fuzz_targets_behind(workspace: &Workspace, tests: &[&str]) -> Result<()> {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let fuzz = scope.spawn(|| fuzz::run_behind(workspace, &is_over));
+        let tested = cargo(workspace, tests);
+        is_over.store(tested.is_err(), Ordering::Relaxed);
+        let fuzzed = fuzz.join().expect("the fuzz targets' thread does not panic");
+        tested?;
+        fuzzed.map(|report| println!("\n{report}"))
+    })
 }
 
 /// The end-to-end tests; `filters` go to their runner.

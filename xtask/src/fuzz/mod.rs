@@ -8,14 +8,14 @@ mod target;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::workspace::Workspace;
-use target::{Ended, Target};
+use target::{Ended, Target, Turn};
 
 /// What makes the compiler count which edges ran, and tell libFuzzer what was compared.
 const FLAGS: [&str; 7] = [
@@ -37,42 +37,69 @@ pub(crate) const SECONDS: u32 = 60;
 /// Runs the targets that are named, or all; `--seconds N` says how long each.
 pub(crate) fn run(workspace: &Workspace, arguments: &[String]) -> Result<()> {
     let (seconds, named) = parse(arguments)?;
-    let known = targets(workspace)?;
-    if let Some(unknown) = named.iter().find(|name| !known.contains(name)) {
-        bail!("there is no fuzz target `{unknown}`; there are: {}", known.join(", "));
-    }
-    let folder = workspace.root().join("fuzz");
-    let products = products(workspace);
-    build(&folder, &products)?;
-    let names = if named.is_empty() { known } else { named };
-    let programs = products.join(PLATFORM).join("release");
-    let targets = names.into_iter().map(|name| Target { program: programs.join(&name), name, folder: folder.clone() });
-    side_by_side(targets.collect(), seconds)
+    let plan = Plan { seconds, turn: Turn::Equal, tell: &|line| println!("{line}") };
+    plan.run(workspace, &named, &AtomicBool::new(false)).map(|report| println!("{report}"))
 }
 
-/// Runs as many at once as there are cores; all of them, also where one fails.
-fn side_by_side(targets: Vec<Target>, seconds: u32) -> Result<()> {
-    let (count, at_once) = (targets.len(), thread::available_parallelism().map_or(1, usize::from));
-    println!("{count} fuzz targets, {seconds} s each, {at_once} at once");
-    let (waiting, ended) = (Mutex::new(targets.into_iter()), Mutex::new(Vec::<Ended>::new()));
-    let next = || waiting.lock().expect("no thread panics with it").next();
-    thread::scope(|scope| {
-        for _ in 0..at_once {
-            scope.spawn(|| {
-                while let Some(target) = next() {
-                    let outcome = target.run(seconds);
-                    println!("{outcome}");
-                    ended.lock().expect("no thread panics with it").push(outcome);
-                }
-            });
+/// Runs all targets behind whatever else wants the cores, in silence, and begins no more of them once `is_over`. Gives what
+/// there is to report.
+pub(crate) fn run_behind(workspace: &Workspace, is_over: &AtomicBool) -> Result<String> {
+    let lines = Mutex::new(String::new());
+    let tell = |line: String| {
+        let mut lines = lines.lock().expect("no thread panics with it");
+        *lines += &line;
+        *lines += "\n";
+    };
+    let report = Plan { seconds: SECONDS, turn: Turn::Behind, tell: &tell }.run(workspace, &[], is_over)?;
+    Ok(lines.into_inner().expect("no thread panics with it") + &report)
+}
+
+/// How targets are run.
+struct Plan<'a> {
+    seconds: u32,
+    turn: Turn,
+    tell: &'a (dyn Fn(String) + Sync),
+}
+
+impl Plan<'_> {
+    fn run(&self, workspace: &Workspace, named: &[String], is_over: &AtomicBool) -> Result<String> {
+        let known = targets(workspace)?;
+        if let Some(unknown) = named.iter().find(|name| !known.contains(name)) {
+            bail!("there is no fuzz target `{unknown}`; there are: {}", known.join(", "));
         }
-    });
-    let ended = ended.into_inner().expect("no thread panics with it");
-    let failed: Vec<&str> = ended.iter().filter(|outcome| outcome.failed()).map(Ended::name).collect();
-    ensure!(failed.is_empty(), "fuzz targets failed: {}", failed.join(", "));
-    let inputs: u64 = ended.iter().map(Ended::inputs).sum();
-    println!("fuzz: {count} targets, {seconds} s each, {inputs} inputs, none failed");
-    Ok(())
+        let folder = workspace.root().join("fuzz");
+        let products = products(workspace);
+        build(&folder, &products, self.turn)?;
+        let names = if named.is_empty() { known } else { named.to_vec() };
+        let programs = products.join(PLATFORM).join("release");
+        let target = |name: String| Target { program: programs.join(&name), name, folder: folder.clone() };
+        self.side_by_side(names.into_iter().map(target).collect(), is_over)
+    }
+
+    /// Runs as many at once as there are cores; all of them, also where one fails.
+    fn side_by_side(&self, targets: Vec<Target>, is_over: &AtomicBool) -> Result<String> {
+        let Self { seconds, turn, tell } = *self;
+        let (count, at_once) = (targets.len(), thread::available_parallelism().map_or(1, usize::from));
+        tell(format!("{count} fuzz targets, {seconds} s each, {at_once} at once"));
+        let (waiting, ended) = (Mutex::new(targets.into_iter()), Mutex::new(Vec::<Ended>::new()));
+        let next = || waiting.lock().expect("no thread panics with it").next();
+        thread::scope(|scope| {
+            for _ in 0..at_once {
+                scope.spawn(|| {
+                    while let Some(target) = next().filter(|_| !is_over.load(Ordering::Relaxed)) {
+                        let outcome = target.run(seconds, turn);
+                        tell(outcome.to_string());
+                        ended.lock().expect("no thread panics with it").push(outcome);
+                    }
+                });
+            }
+        });
+        let ended = ended.into_inner().expect("no thread panics with it");
+        let failed: Vec<String> = ended.iter().filter_map(Ended::failure).collect();
+        ensure!(failed.is_empty(), "fuzz targets failed\n{}", failed.join("\n"));
+        let inputs: u64 = ended.iter().map(Ended::inputs).sum();
+        Ok(format!("fuzz: {count} targets, {seconds} s each, {inputs} inputs, none failed"))
+    }
 }
 
 fn parse(arguments: &[String]) -> Result<(u32, Vec<String>)> {
@@ -107,10 +134,12 @@ fn products(workspace: &Workspace) -> PathBuf {
     all.join("fuzz")
 }
 
-fn build(folder: &Path, products: &Path) -> Result<()> {
-    let status = Command::new(env!("CARGO"))
+fn build(folder: &Path, products: &Path, turn: Turn) -> Result<()> {
+    let status = turn
+        .command(Path::new(env!("CARGO")))
         .current_dir(folder)
         .args(["build", "--release", "--target", PLATFORM])
+        .args(matches!(turn, Turn::Behind).then_some("--quiet"))
         .env("CARGO_TARGET_DIR", products)
         .env("RUSTFLAGS", FLAGS.join(" "))
         .status()

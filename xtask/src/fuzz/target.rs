@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
@@ -10,14 +10,40 @@ use anyhow::{Context, Result, ensure};
 /// Most memory of a target, in MiB: no input may make it take more.
 const MEMORY_MIB_MAX: u32 = 1024;
 
-/// Longest time of one input, in seconds.
-const INPUT_SECONDS_MAX: u32 = 10;
+/// Longest time of one input, in seconds: what takes milliseconds where nobody else wants the cores.
+const INPUT_SECONDS_MAX: u32 = 30;
+
+/// Niceness of what runs behind everything else: a tenth of a core where two want it.
+const BEHIND: &str = "10";
 
 /// Lines of a target that failed that are shown: the panic, its stack and the input.
 const LINES_SHOWN: usize = 60;
 
 /// What libFuzzer says before the number of inputs that it tried.
 const INPUTS_LABEL: &str = "stat::number_of_executed_units:";
+
+/// Who comes first where others want the cores.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Turn {
+    /// As anybody.
+    Equal,
+    /// The others.
+    Behind,
+}
+
+impl Turn {
+    /// A program that takes such turns.
+    pub(super) fn command(self, program: &Path) -> Command {
+        match self {
+            Self::Equal => Command::new(program),
+            Self::Behind => {
+                let mut nice = Command::new("nice");
+                nice.args(["-n", BEHIND]).arg(program);
+                nice
+            }
+        }
+    }
+}
 
 /// A target that is built.
 pub(super) struct Target {
@@ -36,18 +62,19 @@ pub(super) struct Ended {
 impl Target {
     /// Runs it. What it finds beyond the corpus in the repository goes to a folder that git ignores, where it begins the
     /// next time.
-    pub(super) fn run(self, seconds: u32) -> Ended {
-        let outcome = self.count_inputs(seconds);
+    pub(super) fn run(self, seconds: u32, turn: Turn) -> Ended {
+        let outcome = self.count_inputs(seconds, turn);
         Ended { name: self.name, outcome }
     }
 
-    fn count_inputs(&self, seconds: u32) -> Result<u64> {
+    fn count_inputs(&self, seconds: u32, turn: Turn) -> Result<u64> {
         let Self { name, program, folder } = self;
         let [found, failures, scratch] = ["found", "failures", "scratch"].map(|kind| folder.join(kind).join(name));
         for made in [&found, &failures, &scratch] {
             fs::create_dir_all(made).with_context(|| format!("{} cannot be made", made.display()))?;
         }
-        let output = Command::new(program)
+        let output = turn
+            .command(program)
             .current_dir(folder)
             .env("TMPDIR", &scratch)
             .arg(format!("-max_total_time={seconds}"))
@@ -82,12 +109,9 @@ fn last_lines(text: &str) -> String {
 }
 
 impl Ended {
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(super) fn failed(&self) -> bool {
-        self.outcome.is_err()
+    /// What failed, if it did.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.outcome.as_ref().err().map(|error| format!("{}: {error:#}", self.name))
     }
 
     pub(super) fn inputs(&self) -> u64 {
@@ -99,7 +123,7 @@ impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.outcome {
             Ok(inputs) => write!(f, "  {:<14}{inputs:>12} inputs", self.name),
-            Err(error) => write!(f, "{error:#}"),
+            Err(_) => write!(f, "  {:<14}{:>12}", self.name, "FAILED"),
         }
     }
 }
