@@ -7,6 +7,7 @@
 pub mod capture;
 pub mod core_file;
 mod eager;
+pub mod huge;
 pub mod identity;
 pub mod image;
 mod kernel;

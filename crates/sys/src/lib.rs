@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod fdpass;
 pub mod fork;
 pub mod handle;
+pub mod huge_page;
 pub mod identity;
 pub mod mapping;
 pub mod memfd;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::mem::size_of;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt as _;
 use std::ptr;
 
 /// Regions asked for in one call: as many as the kernel gathers before it copies them out. A larger buffer would have to
@@ -14,6 +15,7 @@ const PAGE_IS_FILE: u64 = 1 << 2;
 const PAGE_IS_PRESENT: u64 = 1 << 3;
 const PAGE_IS_SWAPPED: u64 = 1 << 4;
 const PAGE_IS_PFNZERO: u64 = 1 << 5;
+const PAGE_IS_HUGE: u64 = 1 << 6;
 /// Linux 6.15; before, the kernel refuses what it does not know.
 const PAGE_IS_GUARD: u64 = 1 << 8;
 
@@ -41,6 +43,11 @@ impl Region {
     pub fn is_guard(&self) -> bool {
         self.categories & PAGE_IS_GUARD != 0
     }
+
+    /// Whether the pages are huge ones, each mapped as one.
+    pub fn is_huge(&self) -> bool {
+        self.categories & PAGE_IS_HUGE != 0
+    }
 }
 
 #[repr(C)]
@@ -60,6 +67,13 @@ struct ScanArguments {
 }
 
 const _: () = assert!(size_of::<ScanArguments>() == 96);
+
+/// Size of a page, and of its entry in a pagemap, in bytes.
+const PAGE_BYTES: u64 = 4096;
+const ENTRY_BYTES: u64 = 8;
+/// Bits of an entry: the page is there, and nobody else has it mapped.
+const ENTRY_IS_PRESENT: u64 = 1 << 63;
+const ENTRY_IS_EXCLUSIVE: u64 = 1 << 56;
 
 /// Whether it matters whose pages they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +126,19 @@ impl PageTables {
         }
         Ok(())
     }
+
+    /// Whether each page in `start..end` is there, and no other process has it too (as a fork's pages are until one of the
+    /// two writes to them).
+    ///
+    /// # Errors
+    /// ESRCH when the process has ended.
+    pub fn are_exclusive(&self, start: u64, end: u64) -> io::Result<bool> {
+        const WANTED: u64 = ENTRY_IS_PRESENT | ENTRY_IS_EXCLUSIVE;
+        let mut entries = vec![0; ((end - start) / PAGE_BYTES * ENTRY_BYTES) as usize];
+        self.pagemap.read_exact_at(&mut entries, start / PAGE_BYTES * ENTRY_BYTES)?;
+        let (entries, _) = entries.as_chunks();
+        Ok(entries.iter().all(|entry| u64::from_ne_bytes(*entry) & WANTED == WANTED))
+    }
 }
 
 /// One call: how many regions it found, and the address it got to.
@@ -133,7 +160,7 @@ fn scan(
         category_inverted: PAGE_IS_PFNZERO,
         category_mask: PAGE_IS_PFNZERO,
         category_anyof: PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-        category_returned: if detail == Detail::Owner { PAGE_IS_FILE | guards } else { guards },
+        category_returned: PAGE_IS_HUGE | guards | if detail == Detail::Owner { PAGE_IS_FILE } else { 0 },
     };
     // SAFETY: the kernel writes `arguments` and at most `regions_length` elements of `regions`, whose layout is that of
     // struct page_region; both outlive the call.

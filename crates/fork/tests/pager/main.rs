@@ -5,6 +5,7 @@
 
 mod bed;
 mod caching;
+mod huge;
 mod remembering;
 mod scenarios;
 mod seed;
@@ -30,9 +31,17 @@ fn main() {
     let mut arguments = Arguments::from_args();
     // Several pagers and programs at once would only measure the scheduler.
     arguments.test_threads.get_or_insert(1);
-    let all =
-        [scenarios::ALL, settling::ALL, caching::ALL, remembering::ALL, several::ALL, simulated::ALL, trusting::ALL]
-            .into_iter()
-            .flatten();
+    let all = [
+        scenarios::ALL,
+        huge::ALL,
+        settling::ALL,
+        caching::ALL,
+        remembering::ALL,
+        several::ALL,
+        simulated::ALL,
+        trusting::ALL,
+    ]
+    .into_iter()
+    .flatten();
     libtest_mimic::run(&arguments, all.map(trial).collect()).exit();
 }

@@ -569,6 +569,99 @@ static void obey(void)
 	}
 }
 
+/* ---- pages of both sizes ---- */
+
+/* What the first word of each page was set to, or 0; and whether the rest of it was discarded. */
+static uint64_t *marks;
+static uint8_t *is_discarded;
+
+static void check_marked(const uint8_t *at, unsigned long first, unsigned long count)
+{
+	for (unsigned long page = first; page < first + count; page++) {
+		const volatile uint64_t *words = (const volatile uint64_t *)(at + (page - first) * PAGE);
+		for (unsigned long word = 0; word < WORDS; word++) {
+			uint64_t right = is_discarded[page] ? 0 : expected(page, word);
+			if (!word && marks[page])
+				right = marks[page];
+			if (words[word] != right)
+				FAIL("page %lu, word %lu: %lx, not %lx", page, word, (long)words[word], (long)right);
+		}
+	}
+}
+
+static void mark(unsigned long first, unsigned long count)
+{
+	static uint64_t last;
+	for (unsigned long page = first; page < first + count; page++)
+		*(volatile uint64_t *)(AREA + page * PAGE) = marks[page] = ++last;
+}
+
+static void check_in_a_fork(unsigned long first, unsigned long count)
+{
+	pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		check_marked(AREA, 0, pages);
+		mark(first, count);
+		check_marked(AREA, 0, pages);
+		exit(0);
+	}
+	mark(first, count / 2);
+	wait_child(pid);
+}
+
+/* Does something to a part of the area, whatever lies there. */
+static void disturb(int kind, unsigned long first, unsigned long count)
+{
+	uint8_t *at = AREA + first * PAGE, *elsewhere = at + 0x100000000;
+	unsigned long bytes = count * PAGE;
+	switch (kind) {
+	case 0:
+		mark(first, count);
+		break;
+	case 1:
+		CHECK(!madvise(at, bytes, MADV_DONTNEED));
+		memset(marks + first, 0, count * sizeof *marks);
+		memset(is_discarded + first, 1, count);
+		break;
+	case 2:
+		CHECK(mremap(at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere) == elsewhere);
+		check_marked(elsewhere, first, count);
+		CHECK(mremap(elsewhere, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, at) == at);
+		break;
+	case 3:
+		check_in_a_fork(first, count);
+		break;
+	case 4:
+		CHECK(!mprotect(at, bytes, PROT_READ));
+		check_marked(at, first, count);
+		CHECK(!mprotect(at, bytes, PROT_READ | PROT_WRITE));
+		break;
+	}
+	check_marked(at, first, count);
+}
+
+/* Half of it is written to, so that no page of it is shared or of zeroes and the test finds something to make huge pages of. */
+static void mix_sizes(void)
+{
+	marks = calloc(pages, sizeof *marks);
+	is_discarded = calloc(pages, 1);
+	CHECK(!madvise(AREA, pages * PAGE, MADV_HUGEPAGE));
+	mark(0, pages / 2);
+	rendezvous();
+	uint64_t draw = 1;
+	for (int round = 0; round < 100; round++) {
+		draw = mix(draw);
+		unsigned long first = draw % pages, count = 1 + (draw >> 32) % 700;
+		disturb(round % 5, first, count < pages - first ? count : pages - first);
+		if (round % 10 == 9) {
+			mark(0, pages);
+			check_marked(AREA, 0, pages);
+		}
+	}
+	check_marked(AREA, 0, pages);
+}
+
 static const struct {
 	const char *name;
 	void (*run)(void);
@@ -595,6 +688,7 @@ static const struct {
 	{"stay", stay, 0},
 	{"measure", measure, 0},
 	{"obey", obey, 0},
+	{"mix_sizes", mix_sizes, 0},
 };
 
 int main(int argc, char **argv)

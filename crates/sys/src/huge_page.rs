@@ -1,0 +1,90 @@
+//! Transparent huge pages: whether a process may have them, and making one of small pages that are there already.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
+
+/// Size of a huge page of x86-64, in bytes. Its address is a multiple of it.
+pub const HUGE_PAGE_BYTES: u64 = 2 << 20;
+
+/// Since Linux 6.1.
+const MADV_COLLAPSE: libc::c_long = 25;
+
+/// Lets the calling process, and what it executes, have huge pages where whoever started it had forbidden them
+/// (PR_SET_THP_DISABLE).
+///
+/// # Errors
+/// As prctl(2): EINVAL where the kernel has none.
+pub fn permit() -> io::Result<()> {
+    const NO: libc::c_long = 0;
+    // SAFETY: sets a flag of the process's address space; no pointers.
+    if unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, NO, NO, NO, NO) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Makes one huge page of the small ones at `address` of a process, whatever the machine's settings say of huge pages. Tells
+/// whether there is one now. The process sees no difference, but waits if it changes its memory map meanwhile. A range with
+/// missing pages is filled up with zeroes, unless a userfaultfd serves it: then it stays as it is.
+///
+/// # Errors
+/// ESRCH when the process has ended, EPERM without CAP_SYS_NICE and the right to trace it.
+pub fn collapse(process: BorrowedFd<'_>, address: u64) -> io::Result<bool> {
+    const NO_FLAGS: libc::c_long = 0;
+    const ONE: libc::c_long = 1;
+    let base = ptr::without_provenance_mut(address as usize);
+    let range = libc::iovec { iov_base: base, iov_len: HUGE_PAGE_BYTES as usize };
+    // SAFETY: the kernel reads one iovec, which outlives the call; what it changes in the other process, or in this one, is
+    // which frames hold the bytes, not the bytes.
+    let advised = unsafe {
+        libc::syscall(libc::SYS_process_madvise, process.as_raw_fd(), &raw const range, ONE, MADV_COLLAPSE, NO_FLAGS)
+    };
+    if advised >= 0 {
+        return Ok(true);
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        // No huge page is free, some page is in use right now, or it must stay small.
+        Some(libc::ENOMEM | libc::EBUSY | libc::EAGAIN | libc::EINVAL) => Ok(false),
+        _ => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd as _;
+
+    use super::*;
+    use crate::pagemap::{Detail, PageTables};
+
+    #[test]
+    fn small_pages_become_a_huge_one_with_the_same_bytes() {
+        let me = std::process::id() as i32;
+        // Twice the size, so that a whole unit lies within.
+        let mut memory = vec![0_u8; 2 * HUGE_PAGE_BYTES as usize];
+        let base = memory.as_ptr().addr().next_multiple_of(HUGE_PAGE_BYTES as usize);
+        let at = base - memory.as_ptr().addr();
+        for (index, page) in memory[at..at + HUGE_PAGE_BYTES as usize].chunks_mut(4096).enumerate() {
+            page.fill(index as u8 | 1);
+        }
+        let (start, end) = (base as u64, base as u64 + HUGE_PAGE_BYTES);
+        let mut tables = PageTables::open(me).unwrap();
+        assert!(tables.are_exclusive(start, end).unwrap());
+        let pidfd = crate::pidfd::open(me).unwrap();
+        // Without a free huge page there may be none at once.
+        let collapsed = (0..50).any(|_| collapse(pidfd.as_fd(), start).unwrap());
+        assert!(collapsed, "no huge page is free");
+        let mut regions = Vec::new();
+        tables.populated(start, end, Detail::Populated, &mut regions).unwrap();
+        assert!(regions.iter().all(|region| region.is_huge()), "{regions:?}");
+        let pages = memory[at..at + HUGE_PAGE_BYTES as usize].chunks(4096).enumerate();
+        assert!(pages.into_iter().all(|(index, page)| page.iter().all(|byte| *byte == index as u8 | 1)));
+    }
+
+    #[test]
+    fn it_may_be_permitted_again() {
+        permit().unwrap();
+    }
+}
