@@ -48,9 +48,12 @@ static void advise(const struct plan *plan, const struct plan_mapping *mapping, 
 		{ MAPPING_MERGEABLE, K_MADV_MERGEABLE },
 	};
 	for (u32 i = 0; i < sizeof advice_of / sizeof advice_of[0]; i++)
-		if (mapping->flags & advice_of[i][0])
-			check(plan, STEP_ADVISE, CALL3(madvise, mapping->start, mapping->bytes, advice_of[i][1]),
-			      index);
+		if (mapping->flags & advice_of[i][0]) {
+			long error = CALL3(madvise, mapping->start, mapping->bytes, advice_of[i][1]);
+			/* A kernel without huge pages refuses both; its pages are small anyway. */
+			if (error != -K_EINVAL || !(advice_of[i][0] & (MAPPING_HUGE_PAGE | MAPPING_NO_HUGE_PAGE)))
+				check(plan, STEP_ADVISE, error, index);
+		}
 	/* Locked on fault: pages come one by one from the pager, as anywhere else. */
 	if (mapping->flags & MAPPING_LOCKED)
 		check(plan, STEP_ADVISE, CALL3(mlock2, mapping->start, mapping->bytes, K_MLOCK_ONFAULT), index);

@@ -44,7 +44,7 @@ pub struct MappingFlags {
     pub no_reserve: bool,
     /// mlock(2).
     pub locked: bool,
-    /// MADV_HUGEPAGE.
+    /// MADV_HUGEPAGE, or the kernel gave it huge pages without.
     pub huge_page: bool,
     /// MADV_NOHUGEPAGE.
     pub no_huge_page: bool,

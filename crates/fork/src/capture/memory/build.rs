@@ -78,7 +78,7 @@ impl Builder<'_> {
             start: entry.start,
             end: entry.end,
             protection: entry.protection,
-            flags: flags(entry),
+            flags: flags(entry, self.has_huge_pages(entry)),
             backing,
             guards: self.runs_of(entry, Region::is_guard),
         });
@@ -182,6 +182,13 @@ impl Builder<'_> {
         merge(inside.filter(|region| wanted(region)).map(run))
     }
 
+    /// Whether the kernel gave a mapping huge pages, asked for or not: a child's node must be asked.
+    fn has_huge_pages(&self, entry: &MapEntry) -> bool {
+        let from = self.regions.partition_point(|region| region.end <= entry.start);
+        let mut inside = self.regions[from..].iter().take_while(|region| region.start < entry.end);
+        inside.any(|region| region.is_huge() && !region.is_file()) && !entry.is_shared
+    }
+
     /// An extent for the pages of a mapping; none where there is nothing to fetch.
     fn extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> Option<ExtentId> {
         (!populated.is_empty()).then(|| self.push_extent(entry, populated))
@@ -214,12 +221,12 @@ fn pages_of_file(entry: &MapEntry, file_bytes: u64) -> Option<PageRun> {
     (count > 0).then_some(PageRun { first: 0, count })
 }
 
-fn flags(entry: &MapEntry) -> MappingFlags {
+fn flags(entry: &MapEntry, has_huge_pages: bool) -> MappingFlags {
     MappingFlags {
         grows_down: entry.has_flag("gd"),
         no_reserve: entry.has_flag("nr"),
         locked: entry.has_flag("lo"),
-        huge_page: entry.has_flag("hg"),
+        huge_page: entry.has_flag("hg") || has_huge_pages,
         no_huge_page: entry.has_flag("nh"),
         wipe_on_fork: entry.has_flag("wf"),
         dont_dump: entry.has_flag("dd"),
