@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::acquaintances::Acquaintances;
-use crate::children::Children;
+use crate::children::{self, Children};
 use crate::engine::{Engine, PagerError, PagerLink, random_number};
 use crate::failure::Failure;
 use crate::heartbeat;
@@ -145,6 +145,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
         u32::try_from(here.children.living()).unwrap_or(u32::MAX)
     }));
     tasks.spawn(expire(node.clone()));
+    tasks.spawn(children::tend(node.clone()));
     tasks.spawn(trust::keep(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
     tasks.spawn(program::serve(node.clone(), programs, stopped.clone()));

@@ -11,6 +11,7 @@ mod life;
 mod output;
 mod record;
 mod tally;
+mod tending;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,6 +38,7 @@ pub(crate) use exit::Exit;
 pub(crate) use output::{Output, OutputWatch};
 pub(crate) use record::{Ended, Record};
 use tally::Tally;
+pub(crate) use tending::tend;
 
 /// For what is left of a child that has ended to be removed: its memory may be large.
 const SETTLE_LIMIT: Duration = Duration::from_secs(8);

@@ -32,6 +32,9 @@ pub(crate) struct Record {
     pub(crate) started_unix_ms: u64,
     /// When it is to be killed, in milliseconds since 1970.
     pub(crate) deadline_unix_ms: Option<u64>,
+    /// Whether its parent had huge pages. (Older daemons did not ask.)
+    #[serde(default)]
+    pub(crate) wants_huge_pages: bool,
     /// Once it has ended.
     pub(crate) ended: Option<Ended>,
 }
@@ -84,6 +87,7 @@ mod tests {
             resume_us: 900,
             started_unix_ms: 1,
             deadline_unix_ms: None,
+            wants_huge_pages: true,
             ended: Some(Ended { exit: Exit::Signal(9), unix_ms: 2, pager: Some(pager) }),
         };
         let directory = tempfile::tempdir().unwrap();

@@ -241,6 +241,7 @@ impl Engine {
             resume_us: u64::try_from(stood_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
             started_unix_ms,
             deadline_unix_ms: options.timeout.map(|limit| clock::after(started_unix_ms, limit)),
+            wants_huge_pages: source.descriptor.mappings.iter().any(|mapping| mapping.flags.huge_page),
             ended: None,
         })
     }
