@@ -9,6 +9,7 @@ mod interruption;
 mod log;
 mod manual;
 mod output;
+mod parents;
 mod payload;
 mod privilege;
 mod seconds;

@@ -8,6 +8,7 @@ use farfork_node::client::within;
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
+use crate::parents::{Parents, ProcessName, parse_process};
 use crate::{Global, output};
 
 /// Say whether a process can be prepared, and what would be refused, without touching it.
@@ -21,20 +22,21 @@ Examples:
 
 Exit status: 0 it can be prepared, 1 it would be refused, or its node cannot be asked, 2 wrong usage.")]
 pub(crate) struct Check {
-    /// The process, as this node numbers it.
-    pid: u32,
+    /// The process: its id, as this node numbers it, or the name that `farfork run` gave it.
+    #[arg(value_name = "PID|NAME", value_parser = parse_process)]
+    process: ProcessName,
 }
 
 impl Check {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let pid = Parents::of_environment().find(&self.process)?;
         let mut client = global.connection.open().await?;
-        let answer = client.check(within(QUERY_TIMEOUT, CheckRequest { pid: self.pid })).await;
-        let answer =
-            answer.map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?.into_inner();
+        let answer = client.check(within(QUERY_TIMEOUT, CheckRequest { pid })).await;
+        let answer = answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner();
         if global.json {
-            output::json(&document(self.pid, &answer));
+            output::json(&document(pid, &answer));
         } else {
-            print(self.pid, &answer);
+            print(pid, &answer);
         }
         let can_be_prepared = answer.refusals.is_empty();
         Ok(if can_be_prepared { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -22,6 +22,7 @@ mod prepare;
 mod prewarm;
 mod ps;
 mod rm;
+mod run;
 mod seeds;
 mod settle;
 mod stress;
@@ -44,6 +45,9 @@ pub(crate) enum Command {
     Node(node::Node),
     #[command(hide = true)]
     Pager(pager::Pager),
+    #[command(hide = true)]
+    Tend(run::Tend),
+    Run(run::Run),
     Check(check::Check),
     Prepare(prepare::Prepare),
     Fork(fork::Fork),
@@ -76,6 +80,8 @@ impl Command {
             Command::Cluster(command) => command.run(global),
             Command::Node(command) => command.run(&global),
             Command::Pager(command) => command.run(&global),
+            Command::Tend(command) => command.run(),
+            Command::Run(command) => command.run(),
             Command::Check(command) => block_on(command.run(global)),
             Command::Prepare(command) => block_on(command.run(global)),
             Command::Fork(command) => block_on(command.run(global)),

@@ -13,6 +13,7 @@ use serde::Serialize;
 use tonic::Code;
 
 use crate::output::{self, ByteBar, PhaseView, SeedView, bytes, microseconds, phase_table, phase_views, shortened};
+use crate::parents::{Parents, ProcessName, parse_process};
 use crate::{Global, seconds};
 
 /// Make a seed of a running process, which runs on.
@@ -36,8 +37,9 @@ Examples:
 Exit status: 0 there is a seed, 1 refused or failed, and the process is as it was, or with --wait there is a seed that cannot be
 sealed, 2 wrong usage.")]
 pub(crate) struct Prepare {
-    /// The process, as this node numbers it.
-    pid: u32,
+    /// The process: its id, as this node numbers it, or the name that `farfork run` gave it.
+    #[arg(value_name = "PID|NAME", value_parser = parse_process)]
+    process: ProcessName,
     /// A name for the seed, which other commands take in its id's place.
     #[arg(long)]
     name: Option<String>,
@@ -72,8 +74,9 @@ struct PrepareView<'a> {
 
 impl Prepare {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let pid = Parents::of_environment().find(&self.process)?;
         let request = PrepareRequest {
-            pid: self.pid,
+            pid,
             name: self.name.unwrap_or_default(),
             freeze: self.freeze,
             ttl_ms: self.ttl.unwrap_or(0),
@@ -82,8 +85,7 @@ impl Prepare {
         };
         let mut client = global.connection.open().await?;
         let answer = client.prepare(within(PREPARE_TIMEOUT, request)).await;
-        let mut seed =
-            answer.map_err(|status| Failure::from_status(format!("process {}", self.pid), &status))?.into_inner();
+        let mut seed = answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner();
         if self.wait {
             seed.seal = Some(sealed(&mut client, &seed.id).await?);
         }

@@ -28,6 +28,7 @@ mod nothing_is_left_behind;
 mod pages_are_remembered;
 mod parent_may_die;
 mod parent_runs_on_unharmed;
+mod parents_may_be_run;
 mod phases_are_told;
 mod prepare_and_drop_leave_nothing;
 mod processes_are_carried_whole;
@@ -53,6 +54,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
     ("resources_are_restored", resources_are_restored::TESTS),
     ("processes_are_carried_whole", processes_are_carried_whole::TESTS),
+    ("parents_may_be_run", parents_may_be_run::TESTS),
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),

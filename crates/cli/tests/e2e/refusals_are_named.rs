@@ -63,6 +63,7 @@ fn no_process(cluster: &Cluster) {
     // Above the largest process id of any Linux.
     let pid = (1_u32 << 22) + 5;
     cluster.first().refused(&["prepare", &pid.to_string()]).names(&[&pid.to_string()]);
+    cluster.first().refused(&["prepare", "no-such-parent"]).names(&["no-such-parent", "farfork run --name"]);
 }
 
 fn kernel_thread(cluster: &Cluster) {
@@ -163,7 +164,8 @@ fn missing_file(cluster: &Cluster) {
 fn wrong_usage(cluster: &Cluster) {
     for arguments in [
         &["fork"][..],
-        &["prepare", "me"],
+        &["prepare", "../me"],
+        &["run", "--name", "7", "--", "true"],
         &["fork", "x", "-n", "0"],
         &["fork", "x", "--bind", "/a"],
         &["fly"],
