@@ -47,4 +47,4 @@ pub use report::connect::ConnectReport;
 pub use report::fault::FaultReport;
 pub use report::fork::ForkReport;
 pub use report::rpc::RpcReport;
-pub use workload::micro::{Access, Order};
+pub use workload::micro::{Access, Order, PageSize};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::baseline::criu::Mode;
 use crate::figure::{Pace, Place};
 use crate::reference;
-use crate::workload::micro::{Access, Order};
+use crate::workload::micro::{Access, Manner, Order, PageSize};
 
 /// Samples of each figure, unless the plan says otherwise or the time is over.
 pub(crate) const RUNS: usize = 20;
@@ -41,6 +41,8 @@ pub struct ForkPlan {
     pub order: Order,
     /// What it does with them.
     pub access: Access,
+    /// In what pages the parents have their memory.
+    pub page_size: PageSize,
     /// Whether memory is encrypted between the nodes, as it is unless both are told not to.
     pub encrypted: bool,
     /// Whom to measure beside farfork.
@@ -64,10 +66,18 @@ impl Default for ForkPlan {
             time_max: TIME_MAX,
             order: Order::Random,
             access: Access::Read,
+            page_size: PageSize::Small,
             encrypted: true,
             peer: None,
             samples_file: None,
         }
+    }
+}
+
+impl ForkPlan {
+    /// What each program is told of its memory.
+    pub(crate) fn manner(&self) -> Manner {
+        Manner { order: self.order, access: self.access, page_size: self.page_size }
     }
 }
 

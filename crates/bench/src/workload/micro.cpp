@@ -16,7 +16,9 @@
 // `child FIRST_NS SPOKE_NS TOUCH_NS FAULTS WRONG`: when (CLOCK_REALTIME) its first instruction ran, and when it could have
 // spoken; how long touching took, with how many page faults; how many pages were not its parent's.
 //
-// usage: micro MIB ORDER ACCESS PAYLOAD
+// PAGES says in what pages the memory is: `small`, or `huge` where the machine has them.
+//
+// usage: micro MIB ORDER ACCESS PAYLOAD PAGES
 #include <farfork.h>
 
 #include <cstdarg>
@@ -36,6 +38,7 @@
 namespace {
 
 constexpr uint64_t PAGE_BYTES = 4096;
+constexpr uintptr_t HUGE_PAGE_BYTES = 2 << 20;
 constexpr uint64_t PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 constexpr int64_t NS_PER_S = 1'000'000'000;
 // Long enough for the rate of the time-stamp counter to be known to some parts in a million.
@@ -261,31 +264,35 @@ void obey(char command) {
     }
 }
 
-void map(size_t bytes) {
+void map(size_t bytes, bool in_huge_pages) {
     pages = bytes / PAGE_BYTES;
     mask = 1;
     while (mask < pages) mask <<= 1;
     mask--;
     unsigned bits = static_cast<unsigned>(__builtin_popcountll(mask));
     half_bits = bits < 2 ? 1 : bits / 2;
-    void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    // With room to begin where a huge page may.
+    size_t room = in_huge_pages ? HUGE_PAGE_BYTES : 0;
+    void *at = mmap(nullptr, bytes + room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) give_up("mmap");
     // Small pages: what a page costs must not come from fewer pages.
-    madvise(at, bytes, MADV_NOHUGEPAGE);
-    memory = static_cast<volatile uint64_t *>(at);
+    madvise(at, bytes + room, in_huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+    uintptr_t start = reinterpret_cast<uintptr_t>(at);
+    if (in_huge_pages) start = (start + HUGE_PAGE_BYTES - 1) & ~(HUGE_PAGE_BYTES - 1);
+    memory = reinterpret_cast<volatile uint64_t *>(start);
 }
 
 } // namespace
 
 int main(int count, char **arguments) {
-    if (count != 5) {
-        fputs("usage: micro MIB ORDER ACCESS PAYLOAD\n", stderr);
+    if (count != 6) {
+        fputs("usage: micro MIB ORDER ACCESS PAYLOAD PAGES\n", stderr);
         return 2;
     }
     order = strcmp(arguments[2], "random") == 0 ? Order::random : Order::sequential;
     access_mode = strcmp(arguments[3], "write") == 0 ? Access::write : Access::read;
     payload_path = arguments[4];
-    map(strtoul(arguments[1], nullptr, 10) << 20);
+    map(strtoul(arguments[1], nullptr, 10) << 20, strcmp(arguments[5], "huge") == 0);
     calibrate();
     fill();
     say("ready %d", getpid());

@@ -22,7 +22,7 @@ pub(crate) const TOUCH: &str = "touch";
 /// The payload of a child that does not.
 pub(crate) const STAMP: &str = "stamp";
 
-/// Size of a page, in bytes: the program asks for small ones.
+/// Size of what is touched at a time, in bytes: a small page, or as much of a huge one.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// In which order pages are touched.
@@ -43,6 +43,33 @@ pub enum Access {
     Read,
     /// Changes a word of it.
     Write,
+}
+
+/// In what pages the memory is, where the machine has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PageSize {
+    /// Of 4 KiB.
+    Small,
+    /// Of 2 MiB.
+    Huge,
+}
+
+/// What a child does to its memory, and in what pages its parent has that.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Manner {
+    pub(crate) order: Order,
+    pub(crate) access: Access,
+    pub(crate) page_size: PageSize,
+}
+
+impl Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Small => "small",
+            Self::Huge => "huge",
+        })
+    }
 }
 
 impl Display for Order {
@@ -110,13 +137,14 @@ impl Micro {
     pub(crate) fn start(
         program: &Path,
         mib: u64,
-        order: Order,
-        access: Access,
+        manner: Manner,
         payload: &Path,
         node: Option<&Path>,
     ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
+        let Manner { order, access, page_size } = manner;
         command.args([&mib.to_string(), &order.to_string(), &access.to_string()]).arg(payload);
+        command.arg(page_size.to_string());
         command.envs(node.map(|socket| ("FARFORK_SOCKET", socket)));
         let mut program = Program::start(MICRO.name, &command)?;
         let [_pid] = program.answer("ready")?;
@@ -176,7 +204,7 @@ pub(crate) fn ms(ns: i64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Access, ChildReport, MICRO, Micro, Order, PAYLOAD_PATH};
+    use super::{Access, ChildReport, MICRO, Manner, Micro, Order, PAYLOAD_PATH, PageSize};
 
     #[test]
     fn a_wrong_page_is_an_error() {
@@ -191,10 +219,13 @@ mod tests {
     fn the_program_touches_every_page_of_its_forks() {
         let scratch = tempfile::tempdir().unwrap();
         let program = MICRO.install(scratch.path()).unwrap();
-        for (mib, order, access) in
-            [(1, Order::Random, Access::Read), (3, Order::Random, Access::Write), (5, Order::Sequential, Access::Write)]
-        {
-            let mut micro = Micro::start(&program, mib, order, access, PAYLOAD_PATH.as_ref(), None).unwrap();
+        for (mib, order, access, page_size) in [
+            (1, Order::Random, Access::Read, PageSize::Small),
+            (3, Order::Random, Access::Write, PageSize::Small),
+            (5, Order::Sequential, Access::Write, PageSize::Huge),
+        ] {
+            let manner = Manner { order, access, page_size };
+            let mut micro = Micro::start(&program, mib, manner, PAYLOAD_PATH.as_ref(), None).unwrap();
             assert!(micro.fork_ms().unwrap() > 0.0);
             assert!(micro.touch_ms().unwrap() > 0.0);
             micro.write_all().unwrap();

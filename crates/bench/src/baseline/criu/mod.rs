@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::BenchError;
-use crate::workload::micro::{Access, ChildReport, MICRO, Micro, Order, TOUCH, ms};
+use crate::workload::micro::{ChildReport, MICRO, Manner, Micro, TOUCH, ms};
 use process::Criu;
 
 /// What CRIU asks of pipes when it serves pages, in bytes: less makes it fail, without a word of why.
@@ -97,19 +97,13 @@ fn may_exceed_limits() -> bool {
 
 impl Subject {
     /// Starts a parent of so much memory, with its files below a directory.
-    pub(crate) fn start(
-        micro: &Path,
-        scratch: &Path,
-        mib: u64,
-        order: Order,
-        access: Access,
-    ) -> Result<Self, BenchError> {
+    pub(crate) fn start(micro: &Path, scratch: &Path, mib: u64, manner: Manner) -> Result<Self, BenchError> {
         let directory = scratch.join("criu");
         let payload = directory.join("payload");
         fs::create_dir_all(&directory)
             .and_then(|()| fs::write(&payload, TOUCH))
             .map_err(|cause| BenchError::File { path: payload.clone(), cause })?;
-        let parent = Micro::start(micro, mib, order, access, &payload, None)?;
+        let parent = Micro::start(micro, mib, manner, &payload, None)?;
         let stdout = fs::read_link(format!("/proc/{}/fd/1", parent.pid()))
             .map_err(|cause| BenchError::Program { program: MICRO.name, cause })?;
         let criu = Criu { pid: parent.pid(), stdout, images: directory.join("images") };

@@ -131,7 +131,7 @@ impl<'a> Course<'a> {
 
     fn start_micro(&self, mib: u64) -> Result<Micro, BenchError> {
         let node = self.cluster.nodes().first().map(|node| node.socket.as_path());
-        Micro::start(&self.micro, mib, self.plan.order, self.plan.access, PAYLOAD_PATH.as_ref(), node)
+        Micro::start(&self.micro, mib, self.plan.manner(), PAYLOAD_PATH.as_ref(), node)
     }
 
     async fn finish(&mut self, subject: Option<Subject>) -> Result<(), BenchError> {

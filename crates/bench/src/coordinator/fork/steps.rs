@@ -123,7 +123,7 @@ impl Course<'_> {
             Some(criu) => criu,
             none => {
                 let scratch = self.cluster.scratch();
-                none.insert(criu::Subject::start(&self.micro, scratch, mib, self.plan.order, self.plan.access)?)
+                none.insert(criu::Subject::start(&self.micro, scratch, mib, self.plan.manner())?)
             }
         };
         let cloned = criu.clone(mode).await?;

@@ -23,6 +23,7 @@ impl ForkReport {
                 "time_max_s": self.plan.time_max.as_secs_f64(),
                 "order": self.plan.order,
                 "access": self.plan.access,
+                "page_size": self.plan.page_size,
                 "encrypted": self.plan.encrypted,
             },
             "elapsed_s": self.elapsed.as_secs_f64(),

@@ -42,10 +42,10 @@ impl ForkReport {
 
     fn head(&self) -> String {
         let machine = Machine::this().text();
-        let ForkPlan { order, access, runs, encrypted, .. } = &self.plan;
+        let ForkPlan { order, access, page_size, runs, encrypted, .. } = &self.plan;
         let link = if *encrypted { "encrypted" } else { "in clear" };
         format!(
-            "A process with MiB of private memory, forked on its own node and onto another, both on this machine.\n\
+            "A process with MiB of private memory in {page_size} pages, forked on its node and onto another.\n\
              {machine}, load {:.1} before.\n\
              Times in ms: medians of up to {runs} samples, with the 10th and 90th percentiles in brackets.\n\
              Pages touched: {order}, {access}; between the nodes {link}. Measured in {:.0} s.",

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use farfork_bench::{Access, ForkPlan, ForkReport, Order, Peer, Progress};
+use farfork_bench::{Access, ForkPlan, ForkReport, Order, PageSize, Peer, Progress};
 use farfork_node::failure::Failure;
 use indicatif::{ProgressBar, ProgressStyle};
 use tonic::Code;
@@ -36,6 +36,7 @@ Examples:
   farfork bench fork                                   all sizes, below five minutes
   farfork bench fork --mib 1,64 --runs 5               a first impression, in seconds
   farfork bench fork --write --samples samples.jsonl   pages are written; each sample goes to a file
+  farfork bench fork --huge                            the program's memory is in huge pages
   farfork bench fork --peer criu                       beside CRIU, in the same run
   farfork bench fork --json                            one JSON document
 
@@ -58,6 +59,9 @@ pub(crate) struct Fork {
     /// Write to the pages; else read them.
     #[arg(long)]
     write: bool,
+    /// Have the program's memory in huge pages of 2 MiB; else in small ones of 4 KiB.
+    #[arg(long)]
+    huge: bool,
     /// Whether memory is encrypted between the nodes; they prove who they are either way.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
@@ -114,6 +118,9 @@ impl Fork {
         }
         if self.write {
             plan.access = Access::Write;
+        }
+        if self.huge {
+            plan.page_size = PageSize::Huge;
         }
         plan
     }
