@@ -265,8 +265,8 @@ fn lost(cluster: &Cluster) {
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&name)), "{ended}");
 }
 
-/// A template is in the pid namespace of its child, which ends with it: whoever forks it then is told, and so is who misses
-/// a page that only it had.
+/// A template is in the pid namespace of its child, which ends with it, and at once: whoever forks it then is told, and so is who
+/// misses a page that only it had.
 fn seeds_end(cluster: &Cluster) {
     let parent = generations();
     let seed = Seed::of(cluster.first(), &parent);
@@ -274,8 +274,10 @@ fn seeds_end(cluster: &Cluster) {
     middle.live();
     let second = middle.prepare();
     let grandchild = Middle::of(cluster, &second, 2, &[&COW[..], &["--paused"]].concat());
-    let id = second.id().to_owned();
+    let (id, middle_id) = (second.id().to_owned(), middle.child.id.clone());
     drop(middle);
+    let ended = cluster.first().json_of_any(&["wait", "--timeout", "20s", &middle_id]);
+    assert_eq!(ended["children"][0]["signal"], 9, "its end is told though its seed is there: {ended}");
     deadline::until("its seed cannot be forked", TOLD_LIMIT, || {
         let ended = cluster.first().run(&["fork", &id, "--detach", "--to", cluster.name(2)]);
         (!ended.status.success()).then_some(())

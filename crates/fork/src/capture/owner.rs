@@ -5,13 +5,19 @@
 //!  start ── thread ─▶ attempt ── begun ─▶ describe ── completed ─▶ parked ◀── Template dropped ── end, reap ─▶ thread ends
 //!                      └─ error: thread ends, and with it the kernel lets go of whatever did not stop
 //! ```
+//!
+//! A template that ends by itself (that of a child's seed does with the child) is reaped at once, whoever still has the seed: the
+//! kernel ends no pid namespace, and so no child, before all in it are.
 
-use std::io;
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::AsFd as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
+
+use farfork_sys::{pidfd, wait};
 
 use super::attempt::{self, Attempted, Held, Taken};
 use super::deadline::Deadline;
@@ -34,7 +40,7 @@ pub struct Template {
     pid: i32,
     owner: ThreadId,
     /// Its end lets the owner thread go on.
-    keep: Option<Sender<()>>,
+    keep: Option<PipeWriter>,
     /// Ends with the owner thread.
     ended: Mutex<Receiver<()>>,
 }
@@ -150,6 +156,13 @@ pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, Cap
 /// The life of an owner thread. `is_told` is called when who asked for the capture knows how it went.
 pub(super) fn own(job: Job, is_told: impl FnOnce()) {
     let Job { pid, mut options, phase, mut observer } = job;
+    let (kept, keep) = match io::pipe() {
+        Ok(ends) => ends,
+        Err(error) => {
+            observer.begun(Err(CaptureError::Thread(error)));
+            return is_told();
+        }
+    };
     let deadline = Deadline::after(options.timeout);
     let attempt = || phase.in_scope(|| attempt::capture(pid, &options, &deadline));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
@@ -172,7 +185,6 @@ pub(super) fn own(job: Job, is_told: impl FnOnce()) {
     if !is_wanted {
         return held.give_up(&taken.lifeline, taken.survey.syscall_at, None);
     }
-    let (keep, kept) = mpsc::channel();
     let (ends_with_us, ended) = mpsc::channel();
     let template =
         Template { pid: held.pid(), owner: thread::current().id(), keep: Some(keep), ended: Mutex::new(ended) };
@@ -207,14 +219,20 @@ fn complete(
     Ok(Captured { descriptor, template, shared_copies, times })
 }
 
-/// Holds the template until nobody wants it any more.
-fn park(options: &mut CaptureOptions, held: &Held, kept: &Receiver<()>) {
+/// Holds the template until nobody wants it any more, or it has ended.
+fn park(options: &mut CaptureOptions, held: &Held, kept: &PipeReader) {
     if let Held::Clone(clone) = held {
         clone.park();
         if let Some(on_template) = &mut options.on_template {
             on_template(clone.pid);
         }
     }
-    // Nothing is ever sent: this is the end of `keep`.
-    let _ = kept.recv();
+    // Nothing is ever written: this is the end of `keep`.
+    let waited = match pidfd::open(held.pid()) {
+        Ok(template) => wait::either(template.as_fd(), kept.as_fd()),
+        Err(_) => wait::either(kept.as_fd(), kept.as_fd()),
+    };
+    if let Err(error) = waited {
+        tracing::warn!(template = held.pid(), %error, "a template is given up, since it cannot be waited for");
+    }
 }
