@@ -67,6 +67,18 @@ pub enum BenchError {
         /// Of what: `pages of a child`.
         what: &'static str,
     },
+    /// A process of a node could not be sent a signal.
+    #[error("process {pid} of the node in {} cannot be sent signal {signal}: {cause}", run_dir.display())]
+    Signal {
+        /// Its number.
+        signal: i32,
+        /// The process.
+        pid: i32,
+        /// Where the node's files are.
+        run_dir: PathBuf,
+        /// Why.
+        cause: io::Error,
+    },
     /// A peer that was to be measured cannot be.
     #[error(transparent)]
     Criu(#[from] CriuError),

@@ -8,6 +8,7 @@
 //! plan ──▶ coordinator ──▶ samples ──▶ report
 //!            │  cluster: two nodes on this machine, requests to them
 //!            │  fork, fault: the courses of `farfork bench fork` and `farfork bench fault`
+//!            │  soak: that of `farfork stress paging`, on three nodes that are harmed
 //!            │  rpc, connect: those of `farfork bench rpc` and `connect`; stage, links: namespaces without nodes in them
 //!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
 //!            └─▶ baseline/   floors and peers              ─┘ (`program` runs them)
@@ -38,6 +39,7 @@ pub use coordinator::connect::{ConnectCase, ConnectPlan, run_connect};
 pub use coordinator::fault::{FaultPlan, run_fault};
 pub use coordinator::fork::{Progress, run};
 pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
+pub use coordinator::soak::{Count, Kind, SoakOutcome, SoakPlan, Tally, soak_paging};
 pub use coordinator::stage::Protection;
 pub use coordinator::stress::{StressOutcome, stress_rpc};
 pub use end::be_end;

@@ -15,7 +15,7 @@ use crate::error::BenchError;
 use crate::figure::Place;
 
 /// Beside the default run directory: what a child costs depends on the file system, too.
-const SCRATCH_PARENT: &str = "/run";
+pub(crate) const SCRATCH_PARENT: &str = "/run";
 
 /// For the nodes to know each other: a few heartbeats.
 const ACQUAINTED_LIMIT: Duration = Duration::from_secs(15);
@@ -275,6 +275,6 @@ async fn acquainted(node: &LocalNode) -> Result<Client, BenchError> {
 }
 
 /// What a node said about an object.
-fn told(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
+pub(crate) fn told(object: impl std::fmt::Display) -> impl FnOnce(tonic::Status) -> Failure {
     move |status| Failure::from_status(object, &status)
 }

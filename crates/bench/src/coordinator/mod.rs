@@ -7,5 +7,6 @@ pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod links;
 pub(crate) mod rpc;
+pub(crate) mod soak;
 pub(crate) mod stage;
 pub(crate) mod stress;

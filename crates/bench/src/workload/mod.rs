@@ -4,3 +4,4 @@ pub(crate) mod calls;
 pub(crate) mod handshakes;
 pub(crate) mod micro;
 pub(crate) mod single;
+pub(crate) mod wander;

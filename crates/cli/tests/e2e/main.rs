@@ -26,6 +26,7 @@ mod memory_operations;
 mod metrics_are_served;
 mod nothing_is_left_behind;
 mod pages_are_remembered;
+mod paging_bears_harm;
 mod parent_may_die;
 mod parent_runs_on_unharmed;
 mod parents_may_be_run;
@@ -68,9 +69,11 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("phases_are_told", phases_are_told::TESTS),
     ("guides_do_what_they_say", guides_do_what_they_say::TESTS),
     ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),
+    ("paging_bears_harm", paging_bears_harm::BEGINNING),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
+    ("paging_bears_harm", paging_bears_harm::END),
     ("children_may_settle", children_may_settle::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),
     ("pages_are_remembered", pages_are_remembered::TESTS),

@@ -4,9 +4,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use farfork_sys::clone;
 use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::process::Stat;
+use farfork_sys::{cgroup, clone};
 use serde::{Deserialize, Serialize};
+
+use super::groups;
 
 /// How daemons are started.
 #[derive(Debug, Serialize, Deserialize)]
@@ -54,6 +57,20 @@ impl LocalNode {
     /// The process id of the daemon that was started last.
     pub fn pid(&self) -> Option<i32> {
         self.process().map(|process| process.pid)
+    }
+
+    /// Keeper and pager: what runs in the daemon's control group, but for the daemon.
+    pub fn pager_pids(&self) -> Vec<i32> {
+        let daemon = self.pid();
+        let members = groups::of_daemon(self).find_map(|group| cgroup::processes(&group).ok());
+        members.into_iter().flatten().filter(|pid| Some(*pid) != daemon).collect()
+    }
+
+    /// The pager, which its keeper has cloned; none at a moment when the one is gone and the next not there.
+    pub fn pager_pid(&self) -> Option<i32> {
+        let pids = self.pager_pids();
+        let is_pager = |pid: &i32| Stat::read(*pid).is_ok_and(|stat| pids.contains(&stat.parent));
+        pids.iter().copied().find(is_pager)
     }
 
     /// Whether the daemon runs.

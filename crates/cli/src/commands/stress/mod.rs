@@ -1,5 +1,6 @@
 //! `farfork stress`: one long run a command, and a verdict on it. What runs is `crates/bench`'s part.
 
+mod paging;
 mod rpc;
 
 use std::process::ExitCode;
@@ -14,6 +15,7 @@ use crate::Global;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  farfork stress paging
   farfork stress rpc
   farfork stress rpc --checksum --seconds 600
 
@@ -25,12 +27,14 @@ pub(crate) struct Stress {
 
 #[derive(Subcommand)]
 enum Test {
+    Paging(paging::Paging),
     Rpc(rpc::Rpc),
 }
 
 impl Stress {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         match self.test {
+            Test::Paging(test) => test.run(global),
             Test::Rpc(test) => test.run(global),
         }
     }

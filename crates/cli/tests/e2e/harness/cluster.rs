@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -107,7 +106,7 @@ impl Cluster {
     /// How many descriptors each of a node's own processes has open: the daemon, the keeper, the pager.
     pub(crate) fn descriptors(&self, index: usize) -> BTreeMap<String, usize> {
         let count = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-        let mut own = self.pager_processes(index);
+        let mut own = self.local_node(index).pager_pids();
         own.push(self.daemon_pid(index));
         own.into_iter().map(|pid| (format!("process {pid}"), count(pid))).collect()
     }
@@ -159,10 +158,8 @@ impl Cluster {
 
     /// Kills a node's pager; its keeper is left to notice.
     pub(crate) fn kill_pager(&self, index: usize) {
-        let processes = self.pager_processes(index);
-        let is_pager = |pid: &&i32| parent_of(**pid).is_some_and(|parent| processes.contains(&parent));
-        let pager = processes.iter().find(is_pager).unwrap_or_else(|| panic!("no pager among {processes:?}"));
-        let pidfd = pidfd::open(*pager).expect("the pager lives");
+        let pager = self.local_node(index).pager_pid().expect("a pager");
+        let pidfd = pidfd::open(pager).expect("the pager lives");
         pidfd::send_signal(&pidfd, SIGKILL).expect("the pager lives");
         assert!(pidfd::wait_exit(&pidfd, END_LIMIT).expect("poll works"), "the pager survives SIGKILL");
     }
@@ -209,16 +206,6 @@ impl Cluster {
         self.local().nodes()[index].clone()
     }
 
-    /// Keeper and pager: what runs in the daemon's control group, but for the daemon.
-    fn pager_processes(&self, index: usize) -> Vec<i32> {
-        let node = self.local_node(index);
-        let daemon = node.pid();
-        let members: Vec<PathBuf> =
-            node.cgroups.iter().map(|group| group.join("farfork-daemon/cgroup.procs")).collect();
-        let text = members.iter().find_map(|file| fs::read_to_string(file).ok()).expect("the daemon's control group");
-        text.lines().filter_map(|line| line.parse().ok()).filter(|pid| Some(*pid) != daemon).collect()
-    }
-
     fn print_logs(&self, local: &LocalCluster) {
         for node in local.nodes() {
             for log in [node.log(), node.run_dir.join("pager.log")] {
@@ -243,9 +230,4 @@ impl Drop for Cluster {
             eprintln!("the cluster of a test is not removed completely: {error}");
         }
     }
-}
-
-fn parent_of(pid: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()
 }

@@ -1,0 +1,145 @@
+//! What a node has of the machine: counted before a soak and after it, when nothing of it should be there any more.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use farfork_cluster::local::LocalNode;
+use farfork_sys::cgroup;
+use farfork_sys::process::{read_text, thread_count};
+use serde::Serialize;
+
+/// Descriptors that a node's servers may have more than at the start: connections come and go by themselves.
+const DESCRIPTORS_SLACK: u64 = 4;
+
+/// Threads likewise: those for what blocks are kept for a while, and as many as were needed at once.
+const THREADS_SLACK: u64 = 8;
+
+/// Memory of a node's servers that is no leak, in KiB: what an allocator keeps, and statistics of children that have ended.
+const MEMORY_SLACK_KIB: u64 = 32 << 10;
+
+/// A number of one kind of thing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Count {
+    /// The node.
+    pub node: String,
+    /// The kind.
+    pub of: &'static str,
+    /// How many at the start.
+    pub before: u64,
+    /// How many at the end.
+    pub after: u64,
+    /// How many more than at the start are none too many.
+    pub slack: u64,
+}
+
+impl Count {
+    /// Whether something was left.
+    pub fn is_leak(&self) -> bool {
+        self.after > self.before + self.slack
+    }
+}
+
+/// What all nodes have.
+#[derive(Debug, Clone)]
+pub(super) struct Census(Vec<Entry>);
+
+#[derive(Debug, Clone)]
+struct Entry {
+    node: String,
+    of: &'static str,
+    count: u64,
+    slack: u64,
+}
+
+impl Census {
+    /// Counts.
+    pub(super) fn take(nodes: &[LocalNode]) -> Self {
+        Self(nodes.iter().flat_map(of_node).collect())
+    }
+
+    /// Both counts of everything.
+    pub(super) fn compare(&self, after: &Self) -> Vec<Count> {
+        let pairs = self.0.iter().zip(&after.0);
+        let count = |(before, after): (&Entry, &Entry)| Count {
+            node: before.node.clone(),
+            of: before.of,
+            before: before.count,
+            after: after.count,
+            slack: before.slack,
+        };
+        pairs.map(count).collect()
+    }
+}
+
+fn of_node(node: &LocalNode) -> Vec<Entry> {
+    let servers: Vec<i32> = node.pid().into_iter().chain(node.pager_pids()).collect();
+    let sum = |of: fn(i32) -> u64| servers.iter().map(|pid| of(*pid)).sum();
+    let groups: Vec<_> = node.cgroups.iter().flat_map(|group| cgroup::subtree(group).unwrap_or_default()).collect();
+    let pids: BTreeSet<i32> = groups.iter().flat_map(|group| cgroup::processes(group).unwrap_or_default()).collect();
+    let spaces: BTreeSet<String> = pids.iter().flat_map(|pid| namespaces(*pid)).collect();
+    let entry = |of, count, slack| Entry { node: node.name.clone(), of, count, slack };
+    vec![
+        entry("processes", pids.len() as u64, 0),
+        entry("namespaces", spaces.len() as u64, 0),
+        entry("control groups", groups.len() as u64, 0),
+        entry("mounts", mounts(node), 0),
+        entry("files", files_below(&node.run_dir), 0),
+        entry("descriptors", sum(descriptors), DESCRIPTORS_SLACK),
+        entry("threads", sum(|pid| thread_count(pid).unwrap_or_default() as u64), THREADS_SLACK),
+        entry("KiB of memory", sum(memory_kib), MEMORY_SLACK_KIB),
+    ]
+}
+
+fn descriptors(pid: i32) -> u64 {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count() as u64)
+}
+
+/// Those that the daemon sees and that are of its making: others of the machine come and go.
+fn mounts(node: &LocalNode) -> u64 {
+    let table =
+        node.pid().and_then(|pid| fs::read_to_string(format!("/proc/{pid}/mountinfo")).ok()).unwrap_or_default();
+    let (run_dir, netns) = (node.run_dir.to_string_lossy(), format!("/{} ", node.netns));
+    table.lines().filter(|line| line.contains(&*run_dir) || line.contains(&netns)).count() as u64
+}
+
+/// Names of the namespaces that a process is in.
+fn namespaces(pid: i32) -> Vec<String> {
+    let entries = fs::read_dir(format!("/proc/{pid}/ns")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.to_string_lossy().into_owned())).collect()
+}
+
+/// Memory that no file on a disk stands for.
+fn memory_kib(pid: i32) -> u64 {
+    let status = read_text(&format!("/proc/{pid}/status")).unwrap_or_default();
+    let of = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        ["RssAnon", "RssShmem"].contains(&name).then(|| value.trim().trim_end_matches(" kB").parse::<u64>().ok())?
+    };
+    status.lines().filter_map(of).sum::<u64>()
+}
+
+/// Files and directories; what the node says of itself grows.
+fn files_below(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    let kept = entries.filter(|path| path.extension().is_none_or(|extension| extension != "log"));
+    kept.map(|path| 1 + if path.is_dir() && !path.is_symlink() { files_below(&path) } else { 0 }).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Census, Entry};
+
+    #[test]
+    fn what_is_more_than_before_is_a_leak() {
+        let census = |count| Census(vec![Entry { node: "n1".into(), of: "mounts", count, slack: 1 }]);
+        let is_leak = |before, after| census(before).compare(&census(after))[0].is_leak();
+        assert_eq!([is_leak(3, 2), is_leak(3, 4), is_leak(3, 5)], [false, false, true]);
+    }
+
+    #[test]
+    fn a_process_has_memory_descriptors_and_namespaces() {
+        let pid = std::process::id().cast_signed();
+        assert!(super::memory_kib(pid) > 0 && super::descriptors(pid) > 2 && super::namespaces(pid).len() > 5);
+    }
+}

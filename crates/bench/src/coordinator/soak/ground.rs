@@ -1,0 +1,159 @@
+//! The nodes of a soak, and the harm that is done to them.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
+use farfork_node::api::v1;
+use farfork_node::client::{self, Client};
+use farfork_node::failure::Failure;
+use farfork_sys::pidfd;
+use tempfile::TempDir;
+
+use super::script::{NODES, Server};
+use crate::coordinator::cluster::{SCRATCH_PARENT, told};
+use crate::error::BenchError;
+
+/// What a node keeps of others' pages: little enough to be full at times.
+const CACHE: &str = "16MiB";
+
+/// For nodes to hear of each other again: some heartbeats.
+const ACQUAINTED_LIMIT: Duration = Duration::from_secs(30);
+
+/// Between two questions whether they do.
+const ASK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// For any one request: less than a node takes to give a page up would hide what it says of it.
+pub(super) const REQUEST_LIMIT: Duration = Duration::from_secs(120);
+
+/// For a process that was killed to be gone.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Numbers of signals, as kill(2) takes them.
+pub(super) const SIGKILL: i32 = 9;
+pub(super) const SIGTERM: i32 = 15;
+const SIGCONT: i32 = 18;
+const SIGSTOP: i32 = 19;
+
+/// The nodes; they end with this value.
+#[derive(Debug)]
+pub(super) struct Ground {
+    /// Taken when it ends.
+    local: Option<LocalCluster>,
+    scratch: TempDir,
+}
+
+impl Ground {
+    /// Starts the nodes. `farfork` is the program whose `node` command their daemons are.
+    pub(super) async fn start(farfork: &Path, encrypted: bool) -> Result<Self, BenchError> {
+        let pid = std::process::id();
+        let scratch = tempfile::Builder::new()
+            .prefix(&format!("farfork-soak-{pid}-"))
+            .tempdir_in(SCRATCH_PARENT)
+            .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
+        let run_dir = scratch.path().join("cluster");
+        let mut config = LocalClusterConfig::new(&format!("soak-{pid}"), run_dir, NODES, farfork);
+        let encryption = if encrypted { "on" } else { "off" };
+        config.node_arguments = ["--encryption", encryption, "--cache", CACHE].map(str::to_owned).to_vec();
+        let ground = Self { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
+        ground.acquaint().await?;
+        Ok(ground)
+    }
+
+    /// A directory that goes away with the nodes.
+    pub(super) fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    pub(super) fn nodes(&self) -> &[LocalNode] {
+        self.local.as_ref().map_or(&[], |local| local.nodes())
+    }
+
+    /// A connection to a node of its own for each request: daemons are killed, and stand still.
+    pub(super) async fn client(&self, node: usize) -> Result<Client, Failure> {
+        client::connect(&self.nodes()[node].socket).await
+    }
+
+    /// Waits until each node hears from every other.
+    pub(super) async fn acquaint(&self) -> Result<(), BenchError> {
+        for node in self.nodes() {
+            let give_up = Instant::now() + ACQUAINTED_LIMIT;
+            while !knows_all(node).await? {
+                if Instant::now() >= give_up {
+                    let (seconds, run_dir) = (ACQUAINTED_LIMIT.as_secs(), node.run_dir.clone());
+                    return Err(BenchError::Strangers { seconds, run_dir });
+                }
+                tokio::time::sleep(ASK_INTERVAL).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills a node's pager; its keeper is left to notice. Nothing where none runs just then.
+    pub(super) fn kill_pager(&self, node: usize) -> Result<(), BenchError> {
+        let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
+        self.signal(node, pager, SIGKILL)
+    }
+
+    /// Kills a node's daemon, and starts another after a while.
+    pub(super) async fn kill_daemon(&mut self, node: usize, away: Duration) -> Result<(), BenchError> {
+        let Some(local) = &mut self.local else { return Ok(()) };
+        local.kill_node(node, SIGKILL)?;
+        local.wait_node(node, END_LIMIT)?;
+        tokio::time::sleep(away).await;
+        Ok(local.start_node(node)?)
+    }
+
+    /// Cuts a node off the others for a while.
+    pub(super) async fn cut_link(&self, node: usize, away: Duration) -> Result<(), BenchError> {
+        let Some(local) = &self.local else { return Ok(()) };
+        local.cut_link(node)?;
+        tokio::time::sleep(away).await;
+        Ok(local.restore_link(node)?)
+    }
+
+    /// Has one of a node's processes stand still for a while.
+    pub(super) async fn stall(&self, node: usize, server: Server, away: Duration) -> Result<(), BenchError> {
+        let pid = match server {
+            Server::Daemon => self.nodes()[node].pid(),
+            Server::Pager => self.nodes()[node].pager_pid(),
+        };
+        let Some(pid) = pid else { return Ok(()) };
+        self.signal(node, pid, SIGSTOP)?;
+        tokio::time::sleep(away).await;
+        self.signal(node, pid, SIGCONT)
+    }
+
+    /// Ends the nodes; what they have left on the machine.
+    pub(super) fn end(mut self) -> Result<Vec<String>, BenchError> {
+        let Some(local) = self.local.take() else { return Ok(Vec::new()) };
+        let nodes = local.nodes().to_vec();
+        local.down()?;
+        let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
+        let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
+        let directories = nodes.iter().map(|node| node.run_dir.clone());
+        let left = groups.chain(names).chain(directories).filter(|path| path.exists());
+        Ok(left.map(|path| format!("{} is left after the nodes have ended", path.display())).collect())
+    }
+
+    fn signal(&self, node: usize, pid: i32, signal: i32) -> Result<(), BenchError> {
+        let sent = pidfd::open(pid).and_then(|process| pidfd::send_signal(&process, signal));
+        let path = self.nodes()[node].run_dir.clone();
+        sent.map_err(|cause| BenchError::Signal { signal, pid, run_dir: path, cause })
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.local.take().map(LocalCluster::down) {
+            eprintln!("farfork: the soak's nodes are not removed completely: {error}");
+        }
+    }
+}
+
+async fn knows_all(node: &LocalNode) -> Result<bool, BenchError> {
+    let mut client = client::connect(&node.socket).await?;
+    let answer = client.list_nodes(client::within(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
+    let nodes = answer.map_err(told(&node.name))?.into_inner().nodes;
+    Ok(nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == NODES)
+}

@@ -1,0 +1,287 @@
+//! What happens in a round, chosen from a seed before anything of it does: the same seed gives the same rounds, though not the
+//! same moments. Pure.
+
+use fastrand::Rng;
+use serde::Serialize;
+
+/// Nodes of the soak.
+pub(super) const NODES: usize = 3;
+
+/// Families that a round begins with, children that each does, deeds of a round: at most.
+const FAMILIES_MAX: usize = 3;
+const CHILDREN_MAX: usize = 4;
+const DEEDS_MAX: usize = 6;
+
+/// Memory of a parent, as a power of two of MiB: at most. What is checked byte by byte takes its time.
+const MIB_BITS_MAX: u32 = 5;
+
+/// How long a child wanders, in ms.
+const WANDER_MS: std::ops::Range<u64> = 300..2500;
+
+/// How long nothing happens before a deed, in ms.
+const PAUSE_MS: std::ops::Range<u64> = 0..400;
+
+/// How long a link is cut, a daemon is away, or one of a node's processes stands still, in ms: longer than any request,
+/// shorter than the fabric takes to give a page up.
+const AWAY_MS: std::ops::Range<u64> = 100..2000;
+
+/// How memory may come.
+const STRATEGIES: [&str; 8] =
+    ["cow", "prefetch", "eager", "cow,cache", "prefetch,cache", "cow,first", "prefetch,first", "eager,cache"];
+
+/// A round.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Script {
+    /// What it begins with.
+    pub(super) families: Vec<Family>,
+    /// What happens then, one after the other.
+    pub(super) deeds: Vec<(u64, Deed)>,
+}
+
+/// A parent, its seed and its children.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Family {
+    pub(super) mib: u64,
+    /// The node that owns the seed.
+    pub(super) owner: usize,
+    /// Whether the seed's memory is copied to an image.
+    pub(super) sealed: bool,
+    pub(super) children: Vec<Youth>,
+}
+
+/// A child.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Youth {
+    pub(super) node: usize,
+    pub(super) strategy: &'static str,
+    /// Its ways depend on it.
+    pub(super) seed: u64,
+    pub(super) ms: u64,
+    /// Whether it is there until it is told to end: something was forked from it.
+    pub(super) stays: bool,
+}
+
+/// One of a node's own processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Server {
+    Daemon,
+    Pager,
+}
+
+/// A child, by its family and its place there. Families that are forked on come behind those that a round begins with, in
+/// the order of the deeds that found them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Whose {
+    pub(super) family: usize,
+    pub(super) child: usize,
+}
+
+/// What is done to a round's nodes, seeds and children.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Deed {
+    KillChild(Whose),
+    KillParent {
+        family: usize,
+    },
+    DropSeed {
+        family: usize,
+    },
+    Settle(Whose),
+    /// Makes a seed of a child, and has children of it.
+    ForkOn {
+        from: Whose,
+        children: Vec<Youth>,
+    },
+    KillPager {
+        node: usize,
+    },
+    KillDaemon {
+        node: usize,
+        ms: u64,
+    },
+    CutLink {
+        node: usize,
+        ms: u64,
+    },
+    Stall {
+        node: usize,
+        server: Server,
+        ms: u64,
+    },
+}
+
+/// The kinds of deeds, as they are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A child was killed.
+    KillChild,
+    /// A parent was killed.
+    KillParent,
+    /// A seed was dropped under its children.
+    DropSeed,
+    /// A child was settled.
+    Settle,
+    /// A child was prepared and forked.
+    ForkOn,
+    /// A pager was killed.
+    KillPager,
+    /// A daemon was killed, and started again.
+    KillDaemon,
+    /// A link was cut for a while.
+    CutLink,
+    /// A daemon or pager stood still for a while.
+    Stall,
+}
+
+impl Kind {
+    /// As people read it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::KillChild => "children killed",
+            Self::KillParent => "parents killed",
+            Self::DropSeed => "seeds dropped",
+            Self::Settle => "children settled",
+            Self::ForkOn => "children forked on",
+            Self::KillPager => "pagers killed",
+            Self::KillDaemon => "daemons killed",
+            Self::CutLink => "links cut",
+            Self::Stall => "daemons and pagers halted",
+        }
+    }
+}
+
+impl Deed {
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::KillChild(_) => Kind::KillChild,
+            Self::KillParent { .. } => Kind::KillParent,
+            Self::DropSeed { .. } => Kind::DropSeed,
+            Self::Settle(_) => Kind::Settle,
+            Self::ForkOn { .. } => Kind::ForkOn,
+            Self::KillPager { .. } => Kind::KillPager,
+            Self::KillDaemon { .. } => Kind::KillDaemon,
+            Self::CutLink { .. } => Kind::CutLink,
+            Self::Stall { .. } => Kind::Stall,
+        }
+    }
+}
+
+impl Script {
+    /// Makes every node known to every other, and each seal a seed, and harms nobody: what a run's counts are compared with comes
+    /// after it.
+    pub(super) fn calm(rng: &mut Rng) -> Self {
+        let family = |owner| Family {
+            mib: 4,
+            owner,
+            sealed: true,
+            children: (0..NODES).map(|node| Youth { node, ..youth(rng) }).collect(),
+        };
+        Self { families: (0..NODES).map(family).collect(), deeds: Vec::new() }
+    }
+
+    /// Any round.
+    pub(super) fn any(rng: &mut Rng) -> Self {
+        let families = (0..rng.usize(1..=FAMILIES_MAX)).map(|_| family(rng)).collect();
+        let mut script = Self { families, deeds: Vec::new() };
+        let mut sizes: Vec<usize> = script.families.iter().map(|family| family.children.len()).collect();
+        for _ in 0..rng.usize(0..=DEEDS_MAX) {
+            let deed = deed(rng, &sizes);
+            if let Deed::ForkOn { from, children } = &deed {
+                sizes.push(children.len());
+                script.keep(*from);
+            }
+            script.deeds.push((rng.u64(PAUSE_MS), deed));
+        }
+        script
+    }
+
+    /// A child from which others come stays while they need it; theirs are copies of its memory, and stay as it does.
+    fn keep(&mut self, whose: Whose) {
+        if let Some(family) = self.families.get_mut(whose.family) {
+            family.children[whose.child].stays = true;
+        }
+    }
+}
+
+fn family(rng: &mut Rng) -> Family {
+    Family {
+        mib: 1 << rng.u32(0..=MIB_BITS_MAX),
+        owner: rng.usize(0..NODES),
+        sealed: rng.u8(0..6) == 0,
+        children: youths(rng),
+    }
+}
+
+fn youths(rng: &mut Rng) -> Vec<Youth> {
+    (0..rng.usize(1..=CHILDREN_MAX)).map(|_| youth(rng)).collect()
+}
+
+fn youth(rng: &mut Rng) -> Youth {
+    Youth {
+        node: rng.usize(0..NODES),
+        strategy: STRATEGIES[rng.usize(0..STRATEGIES.len())],
+        seed: rng.u64(..),
+        ms: rng.u64(WANDER_MS),
+        stays: false,
+    }
+}
+
+/// A deed to families of these sizes, or to a node.
+fn deed(rng: &mut Rng, sizes: &[usize]) -> Deed {
+    let family = rng.usize(0..sizes.len());
+    let whose = Whose { family, child: rng.usize(0..sizes[family]) };
+    let (node, ms) = (rng.usize(0..NODES), rng.u64(AWAY_MS));
+    match rng.u8(0..16) {
+        0 | 1 => Deed::KillChild(whose),
+        2 => Deed::KillParent { family },
+        3 => Deed::DropSeed { family },
+        4 | 5 => Deed::Settle(whose),
+        6..=9 => Deed::ForkOn { from: whose, children: youths(rng) },
+        10 | 11 => Deed::KillPager { node },
+        12 => Deed::KillDaemon { node, ms },
+        13 => Deed::CutLink { node, ms },
+        14 => Deed::Stall { node, server: Server::Daemon, ms },
+        _ => Deed::Stall { node, server: Server::Pager, ms },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{Deed, Rng, Script};
+
+    #[test]
+    fn the_same_seed_gives_the_same_rounds() {
+        let rounds = |seed| {
+            let mut rng = Rng::with_seed(seed);
+            (0..20).map(|_| Script::any(&mut rng)).collect::<Vec<_>>()
+        };
+        assert_eq!(rounds(7), rounds(7));
+        assert_ne!(rounds(7), rounds(8));
+    }
+
+    #[test]
+    fn every_kind_of_deed_comes_and_names_who_is_there() {
+        let mut rng = Rng::with_seed(1);
+        let mut kinds = BTreeSet::new();
+        for _ in 0..500 {
+            let script = Script::any(&mut rng);
+            let mut sizes: Vec<usize> = script.families.iter().map(|family| family.children.len()).collect();
+            for (_, deed) in &script.deeds {
+                kinds.insert(deed.kind());
+                match deed {
+                    Deed::KillChild(whose) | Deed::Settle(whose) => assert!(whose.child < sizes[whose.family]),
+                    Deed::ForkOn { from, children } => {
+                        assert!(from.child < sizes[from.family]);
+                        assert!(script.families.get(from.family).is_none_or(|f| f.children[from.child].stays));
+                        sizes.push(children.len());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert_eq!(kinds.len(), 9);
+    }
+}

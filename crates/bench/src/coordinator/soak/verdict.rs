@@ -1,0 +1,84 @@
+//! Whether a child ended as it may. Pure.
+
+use farfork_node::api::v1::exit::How;
+
+use crate::workload::wander::{Said, Wander};
+
+/// Numbers of signals.
+const SIGBUS: u32 = 7;
+const SIGKILL: u32 = 9;
+
+/// How a child ended, and what it had said.
+#[derive(Debug, Clone)]
+pub(super) struct End {
+    /// Nothing where it did not.
+    pub(super) how: Option<How>,
+    pub(super) said: String,
+    /// Why its node says that pages of it are lost.
+    pub(super) memory_lost: String,
+}
+
+/// What a child may end by beside its own will.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Allowed {
+    /// It was killed.
+    pub(super) killed: bool,
+    /// A seed that it has pages of was taken away.
+    pub(super) lost: bool,
+}
+
+/// What is to be said of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// All of its pages were right, at so many looks.
+    Sound(u64),
+    /// It was killed, as it may.
+    Killed,
+    /// It lost pages, as it may, and was told why.
+    Lost,
+    /// It ended in another way than it may.
+    Fault(String),
+}
+
+/// Judges an end.
+pub(super) fn judge(end: &End, allowed: Allowed) -> Verdict {
+    match (Wander::understand(&end.said), &end.how) {
+        (Said::Wrong(text), _) => Verdict::Fault(format!("it says `{text}`")),
+        (Said::Sound(looks), Some(How::Code(0))) => Verdict::Sound(looks),
+        (_, Some(How::Signal(SIGKILL))) if allowed.killed => Verdict::Killed,
+        (_, Some(How::Signal(SIGBUS))) if allowed.lost && !end.memory_lost.is_empty() => Verdict::Lost,
+        (_, Some(How::Signal(SIGBUS))) if allowed.lost => {
+            Verdict::Fault("it lost pages, and nobody says why".to_owned())
+        }
+        (_, None) => Verdict::Fault("it does not end".to_owned()),
+        (_, Some(how)) => {
+            let why = if end.memory_lost.is_empty() { "no memory lost" } else { &end.memory_lost };
+            Verdict::Fault(format!("it ended by {how:?} ({why}), having said `{}`", end.said.trim()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Allowed, End, How, SIGBUS, SIGKILL, Verdict, judge};
+
+    fn judged(how: How, said: &str, memory_lost: &str, allowed: Allowed) -> Verdict {
+        judge(&End { how: Some(how), said: said.to_owned(), memory_lost: memory_lost.to_owned() }, allowed)
+    }
+
+    #[test]
+    fn an_end_is_right_only_where_something_allows_it() {
+        let (nothing, killed, lost) =
+            (Allowed::default(), Allowed { killed: true, lost: false }, Allowed { killed: false, lost: true });
+        let is_fault = |verdict| matches!(verdict, Verdict::Fault(_));
+        assert_eq!(judged(How::Code(0), "sound 5\n", "", nothing), Verdict::Sound(5));
+        assert_eq!(judged(How::Signal(SIGKILL), "", "", killed), Verdict::Killed);
+        assert_eq!(judged(How::Signal(SIGBUS), "", "seed x was dropped", lost), Verdict::Lost);
+        assert!(is_fault(judged(How::Signal(SIGKILL), "", "", lost)));
+        assert!(is_fault(judged(How::Signal(SIGBUS), "", "gone", killed)));
+        assert!(is_fault(judged(How::Signal(SIGBUS), "", "", lost)), "without a reason");
+        assert!(is_fault(judged(How::Code(1), "wrong page 5", "gone", Allowed { killed: true, lost: true })));
+        assert!(is_fault(judged(How::Code(0), "", "", nothing)), "it has not looked");
+        assert!(is_fault(judge(&End { how: None, said: String::new(), memory_lost: String::new() }, lost)));
+    }
+}

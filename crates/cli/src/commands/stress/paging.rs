@@ -1,0 +1,103 @@
+//! `farfork stress paging`: children page while everything that may fail does.
+
+use std::env;
+use std::io::{IsTerminal as _, stderr};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use farfork_bench::{SoakOutcome, SoakPlan, Tally};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use crate::commands::load::seconds;
+use crate::interruption::Interruption;
+use crate::{Global, output, privilege};
+
+/// Have children page from each other's nodes while these are harmed, and judge.
+///
+/// Three nodes on this machine, and rounds of random choice: parents of 1 to 32 MiB, children with any strategy on any
+/// node, children of children, sealed seeds; meanwhile children, parents, pagers and daemons are killed, seeds dropped, links
+/// cut, daemons and pagers halted for up to two seconds, children settled. Each child changes its memory all the time,
+/// and compares every byte of every page with what it must be.
+///
+/// It passes when no child ever found a wrong byte; each ended as it should, or as it may after what was done to it, and was told
+/// why; and the nodes have no more processes, namespaces, mounts, control groups, files, descriptors, threads and memory
+/// afterwards than before.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork stress paging                          a quarter of an hour
+  farfork stress paging --seconds 60             a minute
+  farfork stress paging --seed 812 --json        the choices of an earlier run again
+
+Exit status: 0 passed, 1 failed, 2 wrong usage.")]
+pub(crate) struct Paging {
+    /// Seconds in which rounds begin.
+    #[arg(long, value_name = "SECONDS", default_value_t = 900.0, value_parser = seconds)]
+    seconds: f64,
+    /// The number that all choices come from [default: another each time].
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Whether memory is encrypted between the nodes; they prove who they are either way.
+    #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
+    encryption: String,
+}
+
+impl Paging {
+    pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
+        privilege::require_root("it traces processes, and makes namespaces and control groups")?;
+        let farfork = env::current_exe().context("the path of this program")?;
+        let seed = self.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
+        let plan = SoakPlan { seconds: self.seconds, seed, encrypted: self.encryption == "on" };
+        if !global.json {
+            output::line(&format!("seed {seed}, {} s", self.seconds));
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let outcome = runtime.block_on(farfork_bench::soak_paging(&plan, &farfork, &mut watched(self.seconds)?))?;
+        if global.json {
+            output::json(&json!({ "plan": plan, "passed": outcome.passed(), "outcome": outcome }));
+        } else {
+            output::line(&text(&plan, &outcome));
+        }
+        Ok(if outcome.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+/// Shows on a terminal how far a run is; it ends when somebody wants that.
+fn watched(seconds: f64) -> anyhow::Result<impl FnMut(&Tally, Duration) -> ControlFlow<()>> {
+    let interruption = Interruption::watch()?;
+    let bar = if stderr().is_terminal() { ProgressBar::new(seconds as u64) } else { ProgressBar::hidden() };
+    bar.set_style(ProgressStyle::with_template("{bar:30} {pos} of {len} s: {msg}").expect("the template is right"));
+    Ok(move |tally: &Tally, elapsed: Duration| {
+        bar.set_position(elapsed.as_secs());
+        bar.set_message(sums(tally));
+        if interruption.came() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+}
+
+fn sums(tally: &Tally) -> String {
+    let Tally { rounds, children, pages_verified, .. } = tally;
+    format!("{rounds} rounds, {children} children, {pages_verified} pages verified, {} deeds", tally.deeds_count())
+}
+
+fn text(plan: &SoakPlan, outcome: &SoakOutcome) -> String {
+    let SoakOutcome { tally, elapsed_s, counts } = outcome;
+    let mut lines = vec![format!("{} in {elapsed_s:.0} s", sums(tally))];
+    let Tally { seeds, sound, killed, lost, refusals, .. } = tally;
+    lines.push(format!(
+        "{seeds} seeds; children: {sound} sound, {killed} killed, {lost} lost pages with a seed that was taken"
+    ));
+    let deeds = tally.deeds.iter().map(|(kind, count)| format!("{} {count}", kind.text()));
+    lines.push(format!("deeds: {}; {refusals} requests refused meanwhile", deeds.collect::<Vec<_>>().join(", ")));
+    let of_node = counts.iter().filter(|count| count.before != count.after);
+    lines.extend(
+        of_node.map(|count| format!("{}: {} {} before, {} after", count.node, count.of, count.before, count.after)),
+    );
+    lines.extend(tally.faults.iter().map(|fault| format!("FAULT: {fault}")));
+    let verdict = if outcome.passed() { "passed" } else { "failed" };
+    lines.push(format!("{verdict}; the same choices again: farfork stress paging --seed {}", plan.seed));
+    lines.join("\n")
+}

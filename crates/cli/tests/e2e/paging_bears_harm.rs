@@ -1,0 +1,48 @@
+//! Paging bears harm: a soak with everything that may fail failing finds no wrong byte, no child that ends as it should not, and
+//! nothing that a node does not let go of. It runs beside other tests, which wait most of the time.
+
+use std::process::Child;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Farfork, deadline};
+use crate::test::Test;
+
+/// Stands in front of the tests that it runs beside.
+pub(crate) const BEGINNING: &[Test] = &[Test::alone("for_long", begins)];
+
+/// Stands behind them.
+pub(crate) const END: &[Test] = &[Test::alone("and_loses_nothing", ends)];
+
+/// The same choices in each run, so that what fails can be looked at again.
+const ARGUMENTS: [&str; 7] = ["stress", "paging", "--seconds", "45", "--seed", "1", "--json"];
+
+/// Rounds begin for 45 s, the last one may have to wait for a minute, and for another at most nodes let go of things.
+const RUN_LIMIT: Duration = Duration::from_secs(175);
+
+/// The soak, from its beginning to its end.
+static SOAK: Mutex<Option<Child>> = Mutex::new(None);
+
+fn begins() {
+    let mut soak = SOAK.lock().unwrap_or_else(PoisonError::into_inner);
+    let running = soak.get_or_insert_with(|| Farfork::at("/nonexistent".as_ref()).spawn(&ARGUMENTS));
+    let ended = running.try_wait().expect("our own child");
+    assert!(ended.is_none(), "it ended before it could begin: {ended:?}");
+}
+
+fn ends() {
+    // Where nothing else was to be run, or the beginning was not.
+    begins();
+    let soak = SOAK.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it has begun");
+    let ended = deadline::wait_with_output(soak, "farfork stress paging", RUN_LIMIT);
+    assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
+    let said: Value = serde_json::from_str(&ended.stdout).expect("JSON");
+    let outcome = &said["outcome"];
+    for done in ["rounds", "sound", "pages_verified", "seeds"] {
+        assert!(outcome[done].as_u64() > Some(0), "{said}");
+    }
+    let deeds = outcome["deeds"].as_object().expect("deeds by kind");
+    assert!(deeds.len() > 1 && outcome["counts"].as_array().is_some_and(|counts| !counts.is_empty()), "{said}");
+}
