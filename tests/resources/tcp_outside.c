@@ -1,31 +1,51 @@
-/* A TCP connection to another process: the parent's goes on, the child's was reset. */
+/* TCP connections to another process, one made and one accepted: the parent's go on, the child's were reset. */
 #include "resource.h"
 
 #include <netinet/in.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
-static int connection;
+static int connections[2];
 
-static void set_up(void) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
-    socklen_t length = sizeof address;
-    char byte;
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    REQUIRE(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 1) == 0);
-    REQUIRE(getsockname(listener, (struct sockaddr *)&address, &length) == 0);
-    if (fork() == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        int server = accept(listener, NULL, NULL);
-        while (read(server, &byte, 1) == 1 && write(server, &byte, 1) == 1) continue;
-        _exit(0);
+/* What comes over either, until both are closed. */
+static void echo(int one, int two) {
+    struct pollfd both[2] = {{.fd = one, .events = POLLIN}, {.fd = two, .events = POLLIN}};
+    while (both[0].fd >= 0 || both[1].fd >= 0) {
+        poll(both, 2, -1);
+        for (int i = 0; i < 2; i++) {
+            char byte;
+            if (both[i].revents && (read(both[i].fd, &byte, 1) != 1 || write(both[i].fd, &byte, 1) != 1)) both[i].fd = -1;
+        }
     }
-    close(listener);
-    connection = socket(AF_INET, SOCK_STREAM, 0);
-    REQUIRE(connect(connection, (struct sockaddr *)&address, sizeof address) == 0);
 }
 
-static void check(void) {
+static int listening(struct sockaddr_in *address) {
+    socklen_t length = sizeof *address;
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    *address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    REQUIRE(bind(listener, (struct sockaddr *)address, length) == 0 && listen(listener, 1) == 0);
+    REQUIRE(getsockname(listener, (struct sockaddr *)address, &length) == 0);
+    return listener;
+}
+
+static void set_up(void) {
+    struct sockaddr_in address, other;
+    int listener = listening(&address), others = listening(&other);
+    if (fork() == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        int accepted = accept(listener, NULL, NULL), made = socket(AF_INET, SOCK_STREAM, 0);
+        REQUIRE(accepted >= 0 && connect(made, (struct sockaddr *)&other, sizeof other) == 0);
+        close(listener), close(others);
+        echo(accepted, made);
+        _exit(0);
+    }
+    connections[0] = socket(AF_INET, SOCK_STREAM, 0);
+    REQUIRE(connect(connections[0], (struct sockaddr *)&address, sizeof address) == 0);
+    connections[1] = accept(others, NULL, NULL);
+    REQUIRE(connections[1] >= 0 && close(listener) == 0 && close(others) == 0);
+}
+
+static void check_connection(int connection) {
     char byte = 'e';
     if (is_child) {
         struct pollfd state = {.fd = connection, .events = POLLIN};
@@ -35,4 +55,9 @@ static void check(void) {
     } else {
         REQUIRE(write(connection, &byte, 1) == 1 && read(connection, &byte, 1) == 1 && byte == 'e');
     }
+}
+
+static void check(void) {
+    check_connection(connections[0]);
+    check_connection(connections[1]);
 }

@@ -274,6 +274,13 @@ fn nonsense_about_resources_is_refused() {
         ("a lock that overflows", |d| d.file_locks[0].bytes = u64::MAX),
         ("a file that tells a signal there is not", |d| d.file_owners[0].signal = 65),
         ("two sockets that are one end", |d| d.open_files.push(socket(0, 1))),
+        ("two connections that are one end", |d| {
+            let state = || SocketState::Connected { pair: 9, end: 1, address: vec![2; 16], peer: vec![2; 16] };
+            for _ in 0..2 {
+                let OpenFile::Socket(plain) = socket(1, 0) else { unreachable!("it is one") };
+                d.open_files.push(OpenFile::Socket(Socket { state: state(), ..plain }));
+            }
+        }),
         ("a third end", |d| d.open_files.push(socket(0, 2))),
         ("a terminal with too high a number", |d| d.terminals[0].number = TERMINAL_NUMBER_MAX + 1),
         ("two terminals of one number", |d| d.terminals.push(terminal())),

@@ -30,7 +30,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("udp_sockets", |cluster| carried(cluster, "udp_sockets")),
     Test::shared("tcp_listeners", |cluster| carried(cluster, "tcp_listeners")),
     Test::shared("tcp_outside", |cluster| carried(cluster, "tcp_outside")),
-    Test::shared("tcp_inside", |cluster| refused_at_its_stop(cluster, "tcp_inside", &["fd 4", "both ends"])),
+    Test::shared("tcp_inside", |cluster| carried(cluster, "tcp_inside")),
+    Test::shared("refused_tcp_unsent", |cluster| refused_at_its_stop(cluster, "refused_tcp_unsent", &["fd 4", "room"])),
+    Test::shared("refused_tcp_waiting", |cluster| {
+        refused_at_its_stop(cluster, "refused_tcp_waiting", &["fd 4", "accepted"]);
+    }),
     Test::shared("inotify", |cluster| carried(cluster, "inotify")),
     Test::shared("pidfd_of_itself", |cluster| carried(cluster, "pidfd_of_itself")),
     Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),

@@ -123,6 +123,12 @@ impl Descriptor {
                     ends.push((*pair, *end));
                     vec![through]
                 }
+                SocketState::Connected { pair, end, address, peer } => {
+                    require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;
+                    require(!address.is_empty() && !peer.is_empty(), || format!("pair {pair} without an address"))?;
+                    ends.push((*pair, *end));
+                    vec![address, peer]
+                }
                 SocketState::Cut => Vec::new(),
             };
             let has_family = |address: &Vec<u8>| address.is_empty() || address.len() > 2;

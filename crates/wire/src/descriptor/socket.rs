@@ -50,6 +50,17 @@ pub enum SocketState {
         /// The address of the listening socket that they were connected through; empty for a socketpair(2).
         through: Vec<u8>,
     },
+    /// Connected over TCP with another socket of the process.
+    Connected {
+        /// Number of the pair, the same for both.
+        pair: u32,
+        /// Which of the two it is: 0 or 1.
+        end: u32,
+        /// Its own address, of the loopback.
+        address: Vec<u8>,
+        /// That of the other.
+        peer: Vec<u8>,
+    },
     /// Connected with somebody else: a child finds the other end closed or, over TCP, the connection reset.
     Cut,
 }

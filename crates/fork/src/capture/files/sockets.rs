@@ -5,6 +5,7 @@
 //! finds the other end gone.
 
 mod options;
+mod tcp;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,6 +17,7 @@ use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
 use farfork_wire::descriptor::{Socket, SocketState};
 
 pub(super) use options::options;
+use tcp::Tcp;
 
 const UNIX: u32 = 1;
 const INET: u32 = 2;
@@ -76,7 +78,7 @@ pub(super) fn is_unix(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// A socket as it stood.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(in super::super) struct SocketContents {
     birth: Birth,
     own: Vec<u8>,
@@ -84,6 +86,8 @@ pub(in super::super) struct SocketContents {
     state: u8,
     backlog: u32,
     unix: Option<UnixSocket>,
+    /// Of a TCP socket.
+    tcp: Option<Tcp>,
     received: Vec<Vec<u8>>,
     shut_down: u32,
     /// Why it cannot be carried.
@@ -101,6 +105,7 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
         state: CLOSED,
         backlog: 0,
         unix: None,
+        tcp: None,
         received: Vec::new(),
         shut_down: 0,
         refusal: birth.refusal(),
@@ -128,17 +133,6 @@ impl SocketContents {
                 told.waiting
             ));
         }
-        Ok(())
-    }
-
-    /// What `struct tcp_info` tells: the state, and of a listening socket how many connections may wait.
-    fn read_tcp(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        const TCP_INFO: u32 = 11;
-        const BACKLOG_AT: usize = 28;
-        let info = socket::option(fd, TCP, TCP_INFO)?;
-        self.state = info.first().copied().ok_or(io::ErrorKind::InvalidData)?;
-        let backlog = info.get(BACKLOG_AT..BACKLOG_AT + 4).and_then(|bytes| bytes.try_into().ok());
-        self.backlog = u32::from_ne_bytes(backlog.ok_or(io::ErrorKind::InvalidData)?);
         Ok(())
     }
 
@@ -237,12 +231,10 @@ impl Sockets<'_> {
             _ if is_datagram => {
                 Ok(SocketState::Idle { address: contents.bound(), peer: contents.peer.clone().unwrap_or_default() })
             }
-            _ if contents.state == CLOSED => Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() }),
-            _ if self.has_both_ends(contents) => {
-                Err("both ends of its TCP connection are the process's own, which is not carried yet; close it first"
-                    .to_owned())
+            _ if contents.state == CLOSED && contents.shut_down == 0 => {
+                Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
             }
-            _ => Ok(SocketState::Cut),
+            _ => self.tcp_state(inode, contents),
         }
     }
 
@@ -280,11 +272,6 @@ impl Sockets<'_> {
     fn is_own_address(&self, contents: &SocketContents) -> bool {
         let peer = contents.peer.as_deref().unwrap_or_default();
         self.0.values().any(|socket| !socket.bound().is_empty() && socket.own == peer)
-    }
-
-    fn has_both_ends(&self, contents: &SocketContents) -> bool {
-        let Some(peer) = &contents.peer else { return false };
-        self.0.values().any(|socket| socket.own == *peer && socket.peer.as_ref() == Some(&contents.own))
     }
 }
 

@@ -10,6 +10,7 @@
 //!
 //! Nothing in a descriptor chooses a call: the numbers are all in [`number`], and values only come from outside.
 
+mod connection;
 mod files;
 mod inotify;
 mod locks;

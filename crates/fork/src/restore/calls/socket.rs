@@ -9,7 +9,7 @@ use super::super::RestoreError;
 use super::super::layout::STEP_SOCKET;
 use super::super::objects::Objects;
 use super::files::{Bench, number_of};
-use super::{Argument, Script, number, value};
+use super::{Argument, Script, connection, number, value};
 
 const UNIX: u32 = 1;
 const INET6: u32 = 10;
@@ -39,7 +39,8 @@ pub(super) fn make(
             _ => None,
         })
     };
-    let is_connection = |socket: &Socket| matches!(socket.state, SocketState::Paired { .. });
+    let is_connection =
+        |socket: &Socket| matches!(socket.state, SocketState::Paired { .. } | SocketState::Connected { .. });
     for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
         bench.script.about(STEP_SOCKET, number_of(descriptor, index));
         match &socket.state {
@@ -51,7 +52,9 @@ pub(super) fn make(
                     Ok(())
                 })?;
             }
-            SocketState::Cut | SocketState::Paired { .. } => cut(bench.script, socket, around)?,
+            SocketState::Cut | SocketState::Paired { .. } | SocketState::Connected { .. } => {
+                cut(bench.script, socket, around)?
+            }
         }
         set_modes(bench.script, 0, socket);
         bench.put_aside(0, index);
@@ -66,13 +69,13 @@ pub(super) fn make(
         bench.script.about(STEP_SOCKET, number_of(descriptor, index));
         connect(bench, descriptor, (socket, other), through, around)?;
         for (fd, socket) in [(0, socket), (1, other)] {
-            set_options(bench.script, fd, socket)?;
+            set_options(bench.script, fd, socket, |_| true)?;
             set_modes(bench.script, fd, socket);
         }
         bench.put_aside(1, other_index);
         bench.put_aside(0, index);
     }
-    Ok(())
+    connection::make(bench, descriptor)
 }
 
 /// Made as descriptor 0, with its options, bound and connected.
@@ -84,7 +87,7 @@ fn idle(
 ) -> Result<(), RestoreError> {
     let kind = socket.kind | SOCK_CLOEXEC;
     script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
-    set_options(script, 0, socket)?;
+    set_options(script, 0, socket, |_| true)?;
     if !address.is_empty() {
         bind(script, socket, address, around)?;
     }
@@ -186,7 +189,7 @@ fn listener_at(bench: &Bench<'_, '_>, descriptor: &Descriptor, through: &[u8]) -
 }
 
 /// Sends what `to` has received, from the other end, whose buffer is made large enough first; its own size comes later.
-fn send(script: &mut Script<'_>, from: u32, to: &Socket) -> Result<(), RestoreError> {
+pub(super) fn send(script: &mut Script<'_>, from: u32, to: &Socket) -> Result<(), RestoreError> {
     /// What a message costs beside its bytes.
     const OVERHEAD_BYTES: usize = 2048;
     if to.received.is_empty() {
@@ -202,7 +205,7 @@ fn send(script: &mut Script<'_>, from: u32, to: &Socket) -> Result<(), RestoreEr
     Ok(())
 }
 
-fn shut_down(script: &mut Script<'_>, fd: u32, socket: &Socket) {
+pub(super) fn shut_down(script: &mut Script<'_>, fd: u32, socket: &Socket) {
     // shutdown(2) counts from 0 what the kernel keeps as bits.
     if let Some(how @ 0..=2) = socket.shut_down.checked_sub(1) {
         script.gives(0, number::SHUTDOWN, &[value(fd), value(how)]);
@@ -217,7 +220,7 @@ fn cut(script: &mut Script<'_>, socket: &Socket, around: Surroundings<'_>) -> Re
     as_owner(script, around.owner, |script| pair(script, socket, socket.kind | SOCK_CLOEXEC))?;
     send(script, 1, socket)?;
     script.gives(0, number::CLOSE, &[value(1_u32)]);
-    set_options(script, 0, socket)
+    set_options(script, 0, socket, |_| true)
 }
 
 /// A TCP connection that was reset: one over loopback, whose other end goes without a word.
@@ -233,7 +236,7 @@ fn reset(script: &mut Script<'_>, socket: &Socket) -> Result<(), RestoreError> {
     let (length, kind) = (loopback.len() as u64, STREAM | SOCK_CLOEXEC);
     let (address, length_word) = (script.bytes(&loopback)?, script.words(&[length])?);
     script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
-    set_options(script, 0, socket)?;
+    set_options(script, 0, socket, |_| true)?;
     script.gives(1, number::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
     script.gives(0, number::BIND, &[value(1_u32), address, value(length)]);
     script.gives(0, number::LISTEN, &[value(1_u32), value(1_u32)]);
@@ -248,8 +251,14 @@ fn reset(script: &mut Script<'_>, socket: &Socket) -> Result<(), RestoreError> {
     Ok(())
 }
 
-fn set_options(script: &mut Script<'_>, fd: u32, socket: &Socket) -> Result<(), RestoreError> {
-    for option in &socket.options {
+/// Those that are `wanted`, by level and name.
+pub(super) fn set_options(
+    script: &mut Script<'_>,
+    fd: u32,
+    socket: &Socket,
+    wanted: impl Fn((u32, u32)) -> bool,
+) -> Result<(), RestoreError> {
+    for option in socket.options.iter().filter(|option| wanted((option.level, option.name))) {
         let (bytes, length) = (script.bytes(&option.value)?, option.value.len() as u64);
         let set = [value(fd), value(option.level), value(option.name), bytes, value(length)];
         script.gives(0, number::SETSOCKOPT, &set);
@@ -257,7 +266,7 @@ fn set_options(script: &mut Script<'_>, fd: u32, socket: &Socket) -> Result<(), 
     Ok(())
 }
 
-fn set_modes(script: &mut Script<'_>, fd: u32, socket: &Socket) {
+pub(super) fn set_modes(script: &mut Script<'_>, fd: u32, socket: &Socket) {
     let nonblocking = OFlags::from_bits_retain(socket.flags) & OFlags::NONBLOCK;
     if !nonblocking.is_empty() {
         script.gives(0, number::FCNTL, &[value(fd), value(number::F_SETFL), value(nonblocking.bits())]);

@@ -23,6 +23,9 @@ const OF_IP: [u32; 9] = [1, 2, 8, 11, 12, 15, 19, 33, 34];
 /// UNICAST_HOPS, MULTICAST_HOPS, MULTICAST_LOOP, RECVERR, V6ONLY, RECVPKTINFO, RECVHOPLIMIT, RECVTCLASS, TCLASS.
 const OF_IPV6: [u32; 9] = [16, 18, 19, 25, 26, 49, 51, 66, 67];
 
+/// Of the two above, what is about multicast: an accepted connection has values of its own there, and takes none.
+const OF_NO_STREAM: [(u32, u32); 4] = [(IP, 33), (IP, 34), (IPV6, 18), (IPV6, 19)];
+
 /// NODELAY, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, DEFER_ACCEPT, CONGESTION, USER_TIMEOUT, FASTOPEN.
 const OF_TCP: [u32; 9] = [1, 3, 4, 5, 6, 9, 13, 18, 23];
 
@@ -44,13 +47,26 @@ pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOpti
     }
     for (name, forced) in BUFFERS {
         let bytes = socket::number_option(fd, SOL_SOCKET, name)?;
-        // TCP sizes the buffers of a connection by itself.
-        let is_set = birth.family == UNIX || birth.kind != STREAM;
+        let is_set = is_sized(fd, birth, name);
         if is_set && bytes != socket::number_option(new.as_fd(), SOL_SOCKET, name)? {
             options.push(SocketOption { level: SOL_SOCKET, name: forced, value: (bytes / 2).to_ne_bytes().to_vec() });
         }
     }
     Ok(options)
+}
+
+/// Whether the size of a buffer is the program's choice: TCP sizes those of a connection by itself, unless it was told (which
+/// the kernel tells since Linux 5.14).
+fn is_sized(fd: BorrowedFd<'_>, birth: Birth, name: u32) -> bool {
+    const SO_SNDBUF: u32 = 7;
+    const SO_BUF_LOCK: u32 = 72;
+    const SEND: i32 = 1;
+    const RECEIVE: i32 = 2;
+    if birth.family == UNIX || birth.kind != STREAM {
+        return true;
+    }
+    let bit = if name == SO_SNDBUF { SEND } else { RECEIVE };
+    socket::number_option(fd, SOL_SOCKET, SO_BUF_LOCK).is_ok_and(|locked| locked & bit != 0)
 }
 
 fn known(birth: Birth) -> impl Iterator<Item = (u32, u32)> {
@@ -63,4 +79,5 @@ fn known(birth: Birth) -> impl Iterator<Item = (u32, u32)> {
         .chain(all(IP, &OF_IP, is_ip))
         .chain(all(IPV6, &OF_IPV6, is_v6))
         .chain(all(TCP, &OF_TCP, is_tcp))
+        .filter(move |option| !is_tcp || !OF_NO_STREAM.contains(option))
 }

@@ -1,0 +1,219 @@
+//! TCP sockets: which of a process's connections are with itself, and what is on its way in them.
+//!
+//! Over the loopback what was sent is there, as far as the receiver has room for it, and can be looked at. What is beyond
+//! that waits with the sender, where nobody can look without taking the connection out of service: such a one is refused.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::BorrowedFd;
+
+use farfork_sys::socket;
+use farfork_wire::descriptor::SocketState;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{CONNECTED, INET, INET6, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, TCP};
+
+/// States of a connection, beside that of one in full use.
+const FIN_WAIT_1: u8 = 4;
+const FIN_WAIT_2: u8 = 5;
+const CLOSE_WAIT: u8 = 8;
+const LAST_ACK: u8 = 9;
+const CLOSING: u8 = 11;
+
+/// As shutdown(2) leaves them.
+const NO_RECEIVING: u32 = 1;
+const NO_SENDING: u32 = 2;
+
+/// What is a TCP socket's alone.
+#[derive(Debug)]
+pub(super) struct Tcp {
+    /// Of a listening socket, how many connections wait to be accepted.
+    waiting: u32,
+    /// Which network it is in.
+    network: Vec<u8>,
+    /// Bytes that were given to the network, each counted once.
+    sent_bytes: u64,
+    /// Bytes that came from it, in order.
+    arrived_bytes: u64,
+    /// Bytes that wait for their turn to be sent.
+    unsent_bytes: u32,
+}
+
+/// What `struct tcp_info` tells.
+struct Info {
+    state: u8,
+    /// Of a listening socket: how many connections wait, and how many may.
+    waiting: u32,
+    backlog: u32,
+    sent_bytes: u64,
+    arrived_bytes: u64,
+    unsent_bytes: u32,
+}
+
+impl Info {
+    /// What an older kernel does not tell (before Linux 4.19), it has none of.
+    fn read(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        const TCP_INFO: u32 = 11;
+        let info = socket::option(fd, TCP, TCP_INFO)?;
+        let word = |at: usize| info.get(at..at + 4).and_then(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?)));
+        let long = |at: usize| info.get(at..at + 8).and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?)));
+        let (sent, again) = (long(200).unwrap_or(0), long(208).unwrap_or(0));
+        Ok(Self {
+            state: info.first().copied().ok_or(io::ErrorKind::InvalidData)?,
+            waiting: word(24).ok_or(io::ErrorKind::InvalidData)?,
+            backlog: word(28).ok_or(io::ErrorKind::InvalidData)?,
+            sent_bytes: sent.wrapping_sub(again),
+            arrived_bytes: long(128).unwrap_or(0),
+            unsent_bytes: word(144).unwrap_or(0),
+        })
+    }
+}
+
+impl SocketContents {
+    /// What the kernel tells, and what waits where both ends may be the process's own.
+    pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        const SO_NETNS_COOKIE: u32 = 71;
+        let info = Info::read(fd)?;
+        (self.state, self.backlog) = (info.state, info.backlog);
+        if self.state != LISTENING {
+            self.read_ends(fd)?;
+            if self.is_over_loopback() {
+                self.read_stream(fd)?;
+            }
+        }
+        let network = socket::option(fd, SOL_SOCKET, SO_NETNS_COOKIE).unwrap_or_default();
+        let (sent_bytes, arrived_bytes, unsent_bytes) = (info.sent_bytes, info.arrived_bytes, info.unsent_bytes);
+        self.tcp = Some(Tcp { waiting: info.waiting, network, sent_bytes, arrived_bytes, unsent_bytes });
+        Ok(())
+    }
+
+    /// Which directions are shut down: for sending the state tells, for receiving a readiness.
+    fn read_ends(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let mut polled = [PollFd::new(&fd, PollFlags::RDHUP | PollFlags::PRI)];
+        poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+        let events = polled[0].revents();
+        self.shut_down = if events.contains(PollFlags::RDHUP) { NO_RECEIVING } else { 0 };
+        if [FIN_WAIT_1, FIN_WAIT_2, LAST_ACK, CLOSING].contains(&self.state) {
+            self.shut_down |= NO_SENDING;
+        }
+        if events.contains(PollFlags::PRI) && self.is_over_loopback() {
+            self.refuse("urgent data waits in it, which is not carried; let it read that first".to_owned());
+        }
+        Ok(())
+    }
+
+    /// All that waits, which one look shows.
+    fn read_stream(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let bytes = rustix::io::ioctl_fionread(fd)?;
+        if bytes > 0 {
+            let mut room = vec![0; usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData)?];
+            let peeked = socket::peek(fd, &mut room)?;
+            if peeked.bytes as u64 != bytes {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            self.received.push(room);
+        }
+        Ok(())
+    }
+
+    /// Bytes that were sent here and have not arrived at the other end. The end of the stream is counted as one.
+    fn late_bytes(&self, peer: &Self) -> u64 {
+        let (Some(own), Some(other)) = (&self.tcp, &peer.tcp) else { return 0 };
+        let arrived = other.arrived_bytes - u64::from(peer.state == CLOSE_WAIT && other.arrived_bytes > 0);
+        u64::from(own.unsent_bytes) + own.sent_bytes.abs_diff(arrived)
+    }
+
+    /// Whether it is connected over addresses that every network has.
+    fn is_over_loopback(&self) -> bool {
+        let ends = [parse(&self.own), self.peer.as_deref().and_then(parse)];
+        ends.iter().all(|end| end.is_some_and(|end| end.ip().is_loopback()))
+    }
+}
+
+impl Sockets<'_> {
+    /// A connection's state: with whom it is.
+    pub(super) fn tcp_state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
+        let Some((other, peer)) = self.other_end(contents) else { return self.without_other_end(contents) };
+        if !contents.is_over_loopback() {
+            return Err("both ends of its TCP connection are the process's own, and its addresses are not of the \
+                        loopback: not carried; close it first"
+                .to_owned());
+        }
+        if other == inode {
+            return Err("it is connected with itself, which is not carried; close it first".to_owned());
+        }
+        if contents.late_bytes(peer) > 0 {
+            return Err(format!(
+                "{} bytes were sent in it that its other end, the process's own, has no room for: not carried; let it \
+                 read them first",
+                contents.late_bytes(peer)
+            ));
+        }
+        if ![contents, peer].iter().all(|end| [CONNECTED, FIN_WAIT_1, FIN_WAIT_2, CLOSE_WAIT].contains(&end.state)) {
+            return Err(
+                "its connection with another of the process is being closed from both ends; try again".to_owned()
+            );
+        }
+        let (address, peer) = (contents.own.clone(), contents.peer.clone().unwrap_or_default());
+        Ok(SocketState::Connected { pair: inode.min(other) as u32, end: u32::from(inode > other), address, peer })
+    }
+
+    /// Somebody else has the other end, or it waits at a socket of the process itself to be accepted.
+    fn without_other_end(&self, contents: &SocketContents) -> Result<SocketState, String> {
+        let wanted = contents.peer.as_deref().and_then(parse);
+        let waits_at = |listener: &SocketContents| {
+            let is_it = |own: SocketAddr| {
+                wanted.is_some_and(|to| to.port() == own.port() && (own.ip().is_unspecified() || own.ip() == to.ip()))
+            };
+            listener.state == LISTENING
+                && listener.tcp.as_ref().is_some_and(|tcp| tcp.waiting > 0)
+                && parse(&listener.own).is_some_and(is_it)
+        };
+        if contents.is_over_loopback() && self.0.values().any(waits_at) {
+            return Err(
+                "it waits at a socket of the process to be accepted, which is not carried; try again".to_owned()
+            );
+        }
+        Ok(SocketState::Cut)
+    }
+
+    /// The socket at the other end of a connection, where that is one of the process, in the same network.
+    fn other_end(&self, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
+        let (own, peer) = (parse(&contents.own)?, parse(contents.peer.as_deref()?)?);
+        let network = &contents.tcp.as_ref()?.network;
+        let is_it = |other: &SocketContents| {
+            other.birth.kind == STREAM
+                && other.tcp.as_ref().is_some_and(|tcp| tcp.network == *network)
+                && parse(&other.own) == Some(peer)
+                && other.peer.as_deref().and_then(parse) == Some(own)
+        };
+        self.0.iter().find(|(_, other)| is_it(other)).map(|(inode, other)| (*inode, other))
+    }
+}
+
+/// An address of the internet; one of version 4 in the clothes of version 6 is one of version 4.
+fn parse(address: &[u8]) -> Option<SocketAddr> {
+    let family = u32::from(u16::from_ne_bytes(address.get(..2)?.try_into().ok()?));
+    let port = u16::from_be_bytes(address.get(2..4)?.try_into().ok()?);
+    let ip: IpAddr = match family {
+        INET => Ipv4Addr::from(<[u8; 4]>::try_from(address.get(4..8)?).ok()?).into(),
+        INET6 => Ipv6Addr::from(<[u8; 16]>::try_from(address.get(8..24)?).ok()?).to_canonical(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_addresses_are_of_version_4() {
+        let mut address = vec![0; 28];
+        address[..2].copy_from_slice(&(INET6 as u16).to_ne_bytes());
+        address[2..4].copy_from_slice(&80_u16.to_be_bytes());
+        address[18..24].copy_from_slice(&[255, 255, 127, 0, 0, 1]);
+        assert_eq!(parse(&address), Some("127.0.0.1:80".parse().unwrap()));
+        assert_eq!(parse(&[1, 0, b'/']), None);
+    }
+}
