@@ -30,6 +30,7 @@
 #define FARFORK_NODES_BYTES 4096 /* names of nodes with commas between them */
 #define FARFORK_TEXT_BYTES 2048  /* why something failed; what is longer is cut */
 #define FARFORK_FDS_MAX 2        /* descriptors that come with a message */
+#define FARFORK_PAGES_MAGIC 0x5345474150464646u /* "FFFPAGES" */
 
 enum farfork_kind {
     FARFORK_KIND_CHECKPOINT = 1,
@@ -52,11 +53,24 @@ struct farfork_header {
     uint64_t socket_inode; /* of the sender's end of the connection (fstat(2)), in requests; 0 in replies */
 };
 
-/* Makes a seed of the sender, which goes on waiting on this very socket. */
+/* Makes a seed of the sender, which goes on waiting on this very socket. A request without the last two fields, as older
+ * libraries send it, offers no pages. */
 struct farfork_checkpoint_request {
     struct farfork_header header;
     uint64_t ttl_ms; /* the seed is dropped after so long; 0: never */
     char name[FARFORK_NAME_BYTES];
+    uint64_t pages; /* where the pages begin that it offers, or 0 */
+    uint64_t pages_bytes;
+};
+
+/* Pages that a sender offers, for the system calls that a capture has its threads make; without them the daemon maps some in
+ * it for that moment. Private and anonymous: one page to be read and executed, which holds nothing, then as many as there may
+ * be, to be read and written, which begin with this structure. The daemon uses none that are otherwise. What it leaves in
+ * them stays, in children too, and is nobody's: they are the daemon's from the first request on. */
+struct farfork_pages {
+    uint64_t magic;   /* FARFORK_PAGES_MAGIC */
+    uint64_t address; /* where the pages begin: the page before this structure's */
+    uint64_t bytes;   /* of all of them */
 };
 
 enum farfork_fork_flag {

@@ -18,7 +18,7 @@ const SOURCES: [&str; 7] = [
 ];
 
 /// The C library, for the program that makes seeds of itself.
-const LIBRARY: [&str; 4] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c"];
+const LIBRARY: [&str; 5] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c", "pages.c"];
 
 fn main() {
     programs();

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import ClassVar, Literal, Union
 
-from . import _connection, _protocol
+from . import _connection, _pages, _protocol
 from ._connection import Connection
 from ._errors import CheckpointError
 from ._hooks import AtFork
@@ -110,13 +110,14 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
         # What is written and not yet out would come out of each child again.
         if stream is not None and not stream.closed:
             stream.flush()
+    pages, pages_bytes = _pages.offer()
     hooks.before()
     # Without a collection before: the holes that it leaves are where children would write.
     was_frozen = gc.get_freeze_count() > _frozen_at_import
     gc.freeze()
     answer: tuple[Message, list[int]] | None = None
     try:
-        connection.send(_protocol.CHECKPOINT, ttl_ms=ttl_ms, name=name)
+        connection.send(_protocol.CHECKPOINT, ttl_ms=ttl_ms, name=name, pages=pages, pages_bytes=pages_bytes)
         answer = connection.receive()
     except OSError as error:
         raise CheckpointError(f"the node's daemon: {error}") from None

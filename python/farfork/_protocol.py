@@ -36,10 +36,18 @@ class Structure(NamedTuple):
         return struct.Struct("<" + "".join(code for _, code in (*HEADER, *self.fields)))
 
 
+#: What pages begin with that are offered for the calls of a capture.
+PAGES = (("magic", "Q"), ("address", "Q"), ("bytes", "Q"))
+PAGES_MAGIC = 0x5345474150464646
+
 HEADER = (("magic", "I"), ("version", "H"), ("kind", "H"), ("socket_inode", "Q"))
 
 STRUCTURES = (
-    Structure(CHECKPOINT, "checkpoint_request", (("ttl_ms", "Q"), ("name", _NAME))),
+    Structure(
+        CHECKPOINT,
+        "checkpoint_request",
+        (("ttl_ms", "Q"), ("name", _NAME), ("pages", "Q"), ("pages_bytes", "Q")),
+    ),
     Structure(
         FORK,
         "fork_request",
@@ -122,6 +130,8 @@ def layout() -> Iterator[tuple[str, str, int, int]]:
     header_bytes = struct.calcsize("<" + "".join(code for _, code in HEADER))
     yield ("header", "-", 0, header_bytes)
     yield from _rows("header", HEADER, 0)
+    yield ("pages", "-", 0, struct.calcsize("<" + "".join(code for _, code in PAGES)))
+    yield from _rows("pages", PAGES, 0)
     for structure in STRUCTURES:
         yield (structure.name, "-", 0, structure.codec.size)
         yield (structure.name, "header", 0, header_bytes)

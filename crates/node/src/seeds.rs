@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farfork_fork::capture::ProgramSockets;
+use farfork_fork::capture::{Offer, ProgramSockets};
 use farfork_fork::image::ImageError;
 use farfork_fork::seed::SeedTable;
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
@@ -46,6 +46,8 @@ pub(crate) struct PrepareOptions {
     pub(crate) sealed: bool,
     /// The process's connections to this daemon.
     pub(crate) sockets: ProgramSockets,
+    /// Pages that the process offers, where it asks itself.
+    pub(crate) offer: Option<Offer>,
 }
 
 /// The seeds of this node.

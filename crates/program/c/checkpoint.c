@@ -116,6 +116,7 @@ int farfork_checkpoint(const struct farfork_options *options, struct farfork_out
     int connection = connection_open(), result = -1;
     if (connection >= 0) {
         callbacks_before();
+        pages_offer(&request);
         result = ask(connection, &request, outcome);
         int error = errno;
         close(connection);

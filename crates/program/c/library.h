@@ -17,6 +17,9 @@ HIDDEN int connection_send(int connection, struct farfork_header *request, size_
 /* Waits for a reply and its descriptors; those that did not come are -1. Returns 0 or -1. */
 HIDDEN int connection_receive(int connection, union farfork_message *reply, int fds[FARFORK_FDS_MAX]);
 
+/* Offers pages of this program's with a request, where it may have such. One thread at a time. */
+HIDDEN void pages_offer(struct farfork_checkpoint_request *request);
+
 HIDDEN void callbacks_before(void);
 HIDDEN void callbacks_in_parent(void);
 HIDDEN void callbacks_in_child(void);

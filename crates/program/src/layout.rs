@@ -1,6 +1,8 @@
 //! The messages' structures, twins of those in `include/farfork_protocol.h`, where each field is explained.
 //! `tests/layout.rs` holds the two, and the Python package's, against each other.
 
+use std::ops::Range;
+
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// A structure as a test compares it.
@@ -45,6 +47,8 @@ pub const ID_BYTES: usize = 96;
 pub const NAME_BYTES: usize = 64;
 /// `FARFORK_NODES_BYTES`.
 pub const NODES_BYTES: usize = 4096;
+/// `FARFORK_PAGES_MAGIC`.
+pub const PAGES_MAGIC: u64 = 0x5345_4741_5046_4646;
 /// `FARFORK_TEXT_BYTES`.
 pub const TEXT_BYTES: usize = 2048;
 
@@ -89,6 +93,14 @@ structures! {
         header: Header,
         ttl_ms: u64,
         name: [u8; NAME_BYTES],
+        pages: u64,
+        pages_bytes: u64,
+    }
+    /// What the pages that a program offers begin with, behind the first.
+    "pages" Pages {
+        magic: u64,
+        address: u64,
+        bytes: u64,
     }
     /// Starts children of a seed.
     "fork_request" ForkRequest {
@@ -162,6 +174,14 @@ structures! {
         has_result: u32,
         reserved: u32,
         text: [u8; TEXT_BYTES],
+    }
+}
+
+impl Pages {
+    /// What stands there if these pages are offered, as bytes.
+    pub fn mark(pages: &Range<u64>) -> Vec<u8> {
+        let bytes = pages.end.saturating_sub(pages.start);
+        Self { magic: PAGES_MAGIC, address: pages.start, bytes }.as_bytes().to_vec()
     }
 }
 

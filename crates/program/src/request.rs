@@ -1,9 +1,11 @@
 //! What programs ask for. The bytes come from any program that may connect: nothing of them is believed unchecked.
 
+use std::mem::offset_of;
+use std::ops::Range;
 use std::time::Duration;
 
 use farfork_wire::SeedId;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, FromZeros as _, IntoBytes as _};
 
 use crate::layout::{
     self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, ForkRequest, Header, HelloRequest,
@@ -65,6 +67,8 @@ pub enum Wish {
         name: String,
         /// The seed is dropped after so long.
         ttl: Option<Duration>,
+        /// Pages of its own that it offers for the calls of a capture.
+        pages: Option<Range<u64>>,
     },
     /// Children of a seed.
     Fork(Fork),
@@ -119,7 +123,7 @@ impl Request {
             return Err(ProtocolError::Version { found: header.version });
         }
         let wish = match header.kind {
-            kind::CHECKPOINT => checkpoint(&read(bytes, header.kind)?),
+            kind::CHECKPOINT => checkpoint(&read_checkpoint(bytes)?),
             kind::FORK => fork(&read(bytes, header.kind)?),
             kind::KILL => {
                 let KillRequest { batch, index, .. } = read(bytes, header.kind)?;
@@ -141,8 +145,22 @@ fn read<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
     T::read_from_bytes(bytes).map_err(|_| ProtocolError::Length { kind, found: bytes.len() })
 }
 
+/// Older libraries know of no pages to offer.
+fn read_checkpoint(bytes: &[u8]) -> Result<CheckpointRequest, ProtocolError> {
+    const BYTES_WITHOUT_PAGES: usize = offset_of!(CheckpointRequest, pages);
+    if bytes.len() != BYTES_WITHOUT_PAGES {
+        return read(bytes, kind::CHECKPOINT);
+    }
+    let mut request = CheckpointRequest::new_zeroed();
+    request.as_mut_bytes()[..BYTES_WITHOUT_PAGES].copy_from_slice(bytes);
+    Ok(request)
+}
+
 fn checkpoint(request: &CheckpointRequest) -> Result<Wish, ProtocolError> {
-    Ok(Wish::Checkpoint { name: text(&request.name, "name")?, ttl: milliseconds(request.ttl_ms) })
+    let CheckpointRequest { pages: start, pages_bytes, .. } = *request;
+    let end = start.checked_add(pages_bytes).ok_or(ProtocolError::Field { field: "pages" })?;
+    let pages = (start != 0 && pages_bytes != 0).then_some(start..end);
+    Ok(Wish::Checkpoint { name: text(&request.name, "name")?, ttl: milliseconds(request.ttl_ms), pages })
 }
 
 fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
@@ -182,7 +200,6 @@ fn milliseconds(count: u64) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zerocopy::IntoBytes;
 
     fn header(kind: u16) -> Header {
         Header { socket_inode: 7, ..Header::of_reply(kind) }
@@ -219,9 +236,16 @@ mod tests {
 
     #[test]
     fn a_checkpoint_is_read() {
-        let request = CheckpointRequest { header: header(kind::CHECKPOINT), ttl_ms: 0, name: layout::text("warm") };
-        let wish = Request::decode(request.as_bytes()).unwrap().wish;
-        assert_eq!(wish, Wish::Checkpoint { name: "warm".to_owned(), ttl: None });
+        let (header, name) = (header(kind::CHECKPOINT), layout::text("warm"));
+        let request = CheckpointRequest { header, ttl_ms: 0, name, pages: 0x5000, pages_bytes: 0x3000 };
+        let wish = |bytes: &[u8]| Request::decode(bytes).map(|request| request.wish);
+        let expected = |pages| Ok(Wish::Checkpoint { name: "warm".to_owned(), ttl: None, pages });
+        assert_eq!(wish(request.as_bytes()), expected(Some(0x5000..0x8000)));
+        let older = &request.as_bytes()[..offset_of!(CheckpointRequest, pages)];
+        assert_eq!(wish(older), expected(None), "an older library offers none");
+        assert_eq!(wish(CheckpointRequest { pages: 0, ..request }.as_bytes()), expected(None));
+        let beyond = CheckpointRequest { pages_bytes: u64::MAX, ..request };
+        assert_eq!(wish(beyond.as_bytes()), Err(ProtocolError::Field { field: "pages" }));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use farfork_program::layout::{LAYOUTS, MAGIC, VERSION};
+use farfork_program::layout::{LAYOUTS, MAGIC, PAGES_MAGIC, VERSION};
 
 /// Structure and field (empty for the structure itself), with its offset and size in bytes.
 type Table = BTreeMap<(String, String), (usize, usize)>;
@@ -44,7 +44,8 @@ fn c_source() -> String {
          #define ROW(s, f) printf(#s \" \" #f \" %zu %zu\\n\", offsetof(struct farfork_##s, f), sizeof(((struct farfork_##s *)0)->f))\n",
     );
     source += &format!(
-        "_Static_assert(FARFORK_MAGIC == {MAGIC}u && FARFORK_PROTOCOL_VERSION == {VERSION}, \"constants\");\n\
+        "_Static_assert(FARFORK_MAGIC == {MAGIC}u && FARFORK_PROTOCOL_VERSION == {VERSION} &&\n\
+         FARFORK_PAGES_MAGIC == {PAGES_MAGIC}u, \"constants\");\n\
          int main(void) {{\n"
     );
     for layout in LAYOUTS {

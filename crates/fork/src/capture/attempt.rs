@@ -21,12 +21,13 @@ use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::files::{self, Contents, Files, Threads};
 use super::filters::Filters;
-use super::inherited::{Inherited, Subject};
+use super::inherited::{self, Subject};
 use super::inject::Injector;
 use super::lifeline::Lifeline;
 use super::lineage::Inheritance;
 use super::memory::AddressSpace;
 use super::pause::{self, Paused, Prepared};
+use super::rescue::Gadgets;
 use super::seals::Probes;
 use super::shared::{SharedCopies, SharedSources};
 use super::state::{self, Standing};
@@ -60,6 +61,15 @@ impl Held {
             Self::Clone(clone) => clone.pid,
             Self::Parent(stopped) => stopped.snapshot.pid,
         }
+    }
+
+    /// It, for calls made in it, with what was known of the parent.
+    pub(super) fn subject<'a>(&'a self, snapshot: &'a Snapshot, survey: &Survey, mem: &'a File) -> Subject<'a> {
+        let (registers, inner_id) = match self {
+            Self::Clone(clone) => (&clone.registers, clone.inner_id()),
+            Self::Parent(_) => (&snapshot.leader().registers, survey.inner_id()),
+        };
+        Subject { pid: self.pid(), registers, inner_id, mem }
     }
 
     /// What is left to do before it is parked: a parent's registers are put back at once, so that it would run on
@@ -111,12 +121,13 @@ pub(super) struct Taken {
     pub(super) answers: Vec<Answers>,
     pub(super) copies: SharedCopies,
     pub(super) lifeline: Lifeline,
+    /// What its desks must hold in the end.
+    pub(super) leftovers: Vec<u8>,
     /// The memory of what holds it.
     pub(super) mem: File,
     /// The directory that the process takes for its root.
     pub(super) root: String,
     pub(super) files: Files,
-    pub(super) inherited: Inherited,
     pub(super) posix_timers: Vec<PosixTimer>,
     pub(super) filters: Filters,
     pub(super) space: AddressSpace,
@@ -167,7 +178,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     times.pause = paused_at.elapsed();
     drop((beside, real_time));
 
-    let (lifeline, syscall_at) = (paused.lifeline, prepared.survey.syscall_at);
+    let (lifeline, syscall_at) = (paused.lifeline.clone(), prepared.survey.syscall_at);
     let mut injector = Injector::new(pid, syscall_at, deadline);
     let taken = match take(options, prepared, paused, snapshot, &held, &mut injector) {
         Ok(taken) => taken,
@@ -195,7 +206,10 @@ fn prepare(pid: i32, options: &CaptureOptions) -> Result<Prepared, CaptureError>
     let shared = SharedSources::open(&survey)?;
     let mem = open_memory(pid)?;
     let search = options.lineage.as_ref().map(|lineage| lineage.search(pid)).transpose()?;
-    Ok(Prepared { survey, shared, mem, search })
+    // The pager knows a clone of a child by pages that nobody else has.
+    let offer = options.offer.clone().filter(|_| search.is_none());
+    let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
+    Ok(Prepared { survey, shared, mem, offer, gadgets, search })
 }
 
 /// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; files
@@ -211,7 +225,8 @@ fn take(
 ) -> Result<Taken, CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
     let Prepared { survey, search, .. } = prepared;
-    let mut answers = paused.answers(&snapshot)?;
+    let (answers, mem) = (paused.answers(&snapshot)?, open_memory(subject)?);
+    let leftovers = paused.lifeline.leftovers(paused.desks(), (pid, &mem))?;
     let Paused { standing, lifeline, contents, copies, clocks, timers, filters, template_space, .. } = paused;
     // First, so that the template is a process like any other for all that follows.
     let lack = match (search, template_space?) {
@@ -220,13 +235,10 @@ fn take(
     };
     let (contents, copies, posix_timers) = (contents?, copies?, timers?);
     let root = state::link(pid, subject, "root")?;
-    let mut space = AddressSpace::of((pid, subject), lifeline.range(), &copies)?;
-    let mem = open_memory(subject)?;
+    let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), &copies)?;
     let files = || phase!("prepare.files", take_files(options, (&survey, subject), &root, &contents, &copies));
-    let asked =
-        phase!("prepare.inherited", ask(held, &snapshot, (&mem, &survey), &mut space, (&lifeline, injector), files));
-    let (inherited, files) = asked?;
-    answers[0].alt_stack = inherited.alt_stack;
+    let subject = held.subject(&snapshot, &survey, &mem);
+    let files = phase!("prepare.apart", set_apart(held, &subject, &mut space, (&lifeline, injector), files))?;
     let inheritance = lack.map(|lack| lack.inheritance(pid, &space)).transpose()?.unwrap_or_default();
     Ok(Taken {
         snapshot,
@@ -236,10 +248,10 @@ fn take(
         answers,
         copies,
         lifeline,
+        leftovers,
         mem,
         root,
         files,
-        inherited,
         posix_timers,
         filters,
         space,
@@ -247,41 +259,32 @@ fn take(
     })
 }
 
-/// Asks what only system calls tell, and takes `files` meanwhile and finds out how much memory there is. Of a clone also
-/// whether areas are sealed; those of a parent are asked for their flags themselves.
-fn ask(
+/// Sets a clone apart, takes `files` meanwhile and finds out how much memory there is. A clone is also asked whether areas are
+/// sealed; those of a parent are asked for their flags themselves.
+fn set_apart(
     held: &Held,
-    snapshot: &Snapshot,
-    (mem, survey): (&File, &Survey),
+    subject: &Subject<'_>,
     space: &mut AddressSpace,
     (lifeline, injector): (&Lifeline, &mut Injector<'_>),
     files: impl FnOnce() -> Result<Files, CaptureError>,
-) -> Result<(Inherited, Files), CaptureError> {
-    let pid = snapshot.pid;
-    match held {
-        Held::Clone(clone) => {
-            let (registers, inner_id) = (&clone.registers, clone.inner_id());
-            let subject = Subject { pid: clone.pid, registers, inner_id, is_clone: true, mem };
+) -> Result<Files, CaptureError> {
+    let pid = space.pid();
+    let (files, regions) = match held {
+        Held::Clone(_) => {
             let probes = Probes::of(space.entries());
             let meanwhile = || Ok((files()?, phase!("prepare.scan", space.scan())?));
-            let (mut inherited, (files, regions)) =
-                Inherited::ask(&subject, probes.first(), (lifeline, injector), meanwhile)?;
-            let results = std::mem::take(&mut inherited.probed);
-            probes.finish(pid, &subject, results, (lifeline, injector))?;
-            space.take_regions(regions);
-            Ok((inherited, files))
+            let (results, taken) = inherited::set_apart(subject, probes.first(), (lifeline, injector), meanwhile)?;
+            probes.finish(pid, subject, results, (lifeline, injector))?;
+            taken
         }
         Held::Parent(_) => {
             let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
             space.flag(&areas, &[])?;
-            let (registers, inner_id) = (&snapshot.leader().registers, survey.inner_id());
-            let subject = Subject { pid, registers, inner_id, is_clone: false, mem };
-            let meanwhile = || Ok((files()?, space.scan()?));
-            let (inherited, (files, regions)) = Inherited::ask(&subject, &[], (lifeline, injector), meanwhile)?;
-            space.take_regions(regions);
-            Ok((inherited, files))
+            (files()?, space.scan()?)
         }
-    }
+    };
+    space.take_regions(regions);
+    Ok(files)
 }
 
 fn take_files(
@@ -292,12 +295,12 @@ fn take_files(
     copies: &SharedCopies,
 ) -> Result<Files, CaptureError> {
     let pid = survey.pid;
-    let fds = files::open_fds(subject, &options.sockets)?;
+    let (fds, infos) = files::copied_fds((pid, subject), &survey.fds, &options.sockets)?;
     let refusals = files::refusals(pid, subject, &fds)?;
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
     }
     let (group, session) = (survey.stat.group, survey.stat.session);
     let threads = Threads { pid, group, session, profiles: &survey.profiles };
-    Files::build((pid, subject), root, &fds, contents, copies, threads)
+    Files::build((pid, subject), root, (&fds, &infos), contents, copies, threads)
 }

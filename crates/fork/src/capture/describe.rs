@@ -2,7 +2,7 @@
 //! Nothing is refused here any more but what only the kernel's own flags of an area tell.
 //!
 //! ```text
-//!  template   its files closed ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
+//!  template   its files closed ─ asked ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
 //! ```
 
 use std::ops::Range;
@@ -14,6 +14,7 @@ use farfork_wire::descriptor::{Descriptor, Origin};
 use super::attempt::{Held, Taken};
 use super::deadline::Deadline;
 use super::error::CaptureError;
+use super::inherited::Inherited;
 use super::inject::{Call, Injector};
 use super::memory::MemoryMap;
 use super::shared::SharedCopy;
@@ -33,12 +34,16 @@ pub(super) fn describe(
     }
     // Inherited, until a clone gets its own.
     let oom_score_adj = oom_score_adj(taken.snapshot.pid, held.pid())?;
+    let subject = held.subject(&taken.snapshot, &taken.survey, &taken.mem);
+    let asked = phase!("prepare.inherited", Inherited::ask(&subject, (&taken.lifeline, &mut injector)));
     let flagged = phase!("prepare.flags", flags(held, &mut taken, &mut injector));
     let tidied = phase!("prepare.tidy", tidy(held, &taken, &mut injector));
     held.settle();
     flagged.and(tidied)?;
+    let inherited = asked?;
     let (pid, subject) = (taken.snapshot.pid, held.pid());
-    let Taken { snapshot, survey, clocks, standing, answers, copies, mem, root, files, inherited, space, .. } = taken;
+    let Taken { snapshot, survey, clocks, standing, mut answers, copies, mem, root, files, space, .. } = taken;
+    answers[0].alt_stack = inherited.alt_stack;
     let inheritance = taken.inheritance;
     let segments = space.segments();
     let mut memory = phase!("prepare.memory", MemoryMap::build(space, &root, &copies, &inheritance))?;
@@ -99,7 +104,7 @@ fn flags(held: &Held, taken: &mut Taken, injector: &mut Injector<'_>) -> Result<
     Ok(())
 }
 
-/// The lifeline's pages go; a clone gets its place in the OOM order.
+/// The lifeline's pages go, or hold what the parent has there; a clone gets its place in the OOM order.
 fn tidy(held: &Held, taken: &Taken, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
     let registers = match held {
         Held::Clone(clone) => {
@@ -108,6 +113,8 @@ fn tidy(held: &Held, taken: &Taken, injector: &mut Injector<'_>) -> Result<(), C
         }
         Held::Parent(_) => &taken.snapshot.leader().registers,
     };
+    let left = taken.lifeline.give_back(&taken.leftovers, &taken.mem);
+    left.map_err(CaptureError::read(taken.snapshot.pid, "the pages that it offers"))?;
     taken.lifeline.unmap((held.pid(), registers), (None, &taken.mem), injector)
 }
 

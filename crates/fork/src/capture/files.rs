@@ -15,8 +15,9 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 
+use farfork_sys::process::FdInfo;
 use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_sys::{pidfd, process};
 
@@ -25,6 +26,7 @@ pub(super) use contents::Contents;
 pub(super) use kind::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
 
 use super::error::{CaptureError, Refusal};
+use kind::Inode;
 
 /// A process's connections to the daemon, by the inodes of its ends. A child gets others in their place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -44,6 +46,7 @@ pub(super) struct OpenFd {
     pub(super) kind: Kind,
     pub(super) device: u64,
     pub(super) inode: u64,
+    mount: u64,
     is_deleted: bool,
     /// One of the standard streams, or a file that leads where one of them does.
     pub(super) is_standard: bool,
@@ -64,6 +67,33 @@ pub(super) fn open_fds(pid: i32, sockets: &ProgramSockets) -> Result<Vec<OpenFd>
     Ok(fds)
 }
 
+/// Every descriptor of `subject`, a copy of `pid` or itself, with what `fdinfo` tells of it. `known` are the process's own from
+/// shortly before, which are not looked at again where that cannot tell anything else.
+pub(super) fn copied_fds(
+    (pid, subject): (i32, i32),
+    known: &[OpenFd],
+    sockets: &ProgramSockets,
+) -> Result<(Vec<OpenFd>, Vec<FdInfo>), CaptureError> {
+    let numbers = process::list_fds(subject).map_err(CaptureError::read(pid, "the open files"))?;
+    let (mut fds, mut infos) = (Vec::with_capacity(numbers.len()), Vec::with_capacity(numbers.len()));
+    for number in numbers {
+        let unread = |source| CaptureError::read(pid, format!("fd {number}"))(source);
+        let info = FdInfo::read(subject, number).map_err(unread)?;
+        let before = known.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &known[index]);
+        let fd = match before.filter(|fd| fd.is_surely(&info)) {
+            Some(fd) => fd.clone(),
+            None => {
+                let fd = OpenFd::read(subject, number).map_err(unread)?;
+                OpenFd { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), ..fd }
+            }
+        };
+        fds.push(fd);
+        infos.push(info);
+    }
+    mark_standard(subject, &mut fds);
+    Ok((fds, infos))
+}
+
 impl ProgramSockets {
     /// The kind of a socket that is one of these.
     fn kind_of(&self, fd: &OpenFd) -> Option<Kind> {
@@ -77,16 +107,25 @@ impl OpenFd {
     pub(super) fn read(pid: i32, number: u32) -> io::Result<Self> {
         let path = format!("/proc/{pid}/fd/{number}");
         let link = fs::read_link(&path)?.as_os_str().as_bytes().to_vec();
-        let metadata = fs::metadata(&path)?;
+        let inode = Inode::behind(&path)?;
         Ok(Self {
             number,
-            kind: kind::kind(&link, &metadata, || is_place(&path)),
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            is_deleted: metadata.nlink() == 0,
+            kind: kind::kind(&link, &inode, || is_place(&path)),
+            device: inode.device,
+            inode: inode.number,
+            mount: inode.mount,
+            is_deleted: inode.links == 0,
             is_standard: false,
             link,
         })
+    }
+
+    /// Whether it leads where it did, by what `fdinfo` tells. Inodes without a path are never used twice, and neither
+    /// moves what a device's path leads to; files may be renamed or removed meanwhile, and objects of the kernel share an inode.
+    fn is_surely(&self, info: &FdInfo) -> bool {
+        let is_lasting =
+            matches!(self.kind, Kind::Pipe | Kind::Socket | Kind::Program { .. } | Kind::Device | Kind::Terminal);
+        is_lasting && (self.mount, self.inode) == (info.mount, info.inode)
     }
 
     /// Whether its file's state is shared by fork and goes on changing.

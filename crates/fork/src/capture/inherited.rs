@@ -1,12 +1,13 @@
-//! What fork(2) hands down and only system calls tell: asked of the template, when the parent runs again. The same script
-//! gives the template a session of its own, so that no kill(0) or terminal reaches it. Its copies of the parent's files are
+//! What fork(2) hands down and only system calls tell: asked of the template when the answer is out, since nothing of it is
+//! refused. What comes before the answer is that it is set [`apart`](set_apart): it gets a session of its own, so that no
+//! kill(0) or terminal reaches it; its areas are probed ([`super::seals`]) on the same occasion. Its copies of the parent's files are
 //! read meanwhile, and closed as soon as the answer is out ([`close_files`]), so that no pipe or lock of the parent stays open.
 //!
-//! The calls are a script on the leader's desk of the lifeline, whose pages the template has too and is then rid of:
+//! The calls are scripts on the leader's desk of the lifeline:
 //!
 //! ```text
-//!  desk   calls, probes   answers   0         24 … 64   64 + 32 × (signal − 1)
-//!         with results              stack_t   -         struct sigaction of each signal
+//!  desk   calls          answers   0         24 … 64   64 + 32 × (signal − 1)
+//!         with results             stack_t   -         struct sigaction of each signal
 //! ```
 
 use std::fs::File;
@@ -23,16 +24,16 @@ use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running};
 use super::template::Clone;
 
 /// Calls beside those for signals.
-const OTHER_CALLS: usize = 6;
+const OTHER_CALLS: usize = 5;
 
 /// Where among the calls the one for memory barriers stands.
 const BARRIERS_CALL: usize = 4;
 
-/// Most probes of [`super::seals`] that go along.
-pub(super) const PROBES_MAX: usize = 64;
+/// Most calls of [`super::seals`] that one script makes: as many as a desk has room for, beside setsid.
+pub(super) const PROBES_MAX: usize = DESKS_BYTES_MIN as usize / ENTRY_BYTES - ENTRIES_ADDED - 1;
 
 /// Where the answers begin.
-const ANSWERS_AT: u64 = ((OTHER_CALLS + SIGNALS as usize + PROBES_MAX + ENTRIES_ADDED) * ENTRY_BYTES) as u64;
+const ANSWERS_AT: u64 = ((OTHER_CALLS + SIGNALS as usize + ENTRIES_ADDED) * ENTRY_BYTES) as u64;
 
 /// Where the dispositions begin, and the size of one.
 const ACTIONS_AT: u64 = 64;
@@ -48,8 +49,6 @@ pub(super) struct Subject<'a> {
     pub(super) registers: &'a Registers,
     /// Its id in its pid namespace.
     pub(super) inner_id: u32,
-    /// Whether it is a template, to be set apart.
-    pub(super) is_clone: bool,
     pub(super) mem: &'a File,
 }
 
@@ -65,43 +64,50 @@ pub(super) struct Inherited {
     pub(super) alt_stack: AltStack,
     /// Dispositions that differ from the default.
     pub(super) signal_actions: Vec<SignalAction>,
-    /// What the probes gave.
-    pub(super) probed: Vec<u64>,
 }
 
 impl Inherited {
-    /// Asks the subject, which has inherited all of this from the parent; `probes` are made after all else, and `meanwhile`
-    /// is done while it answers.
-    pub(super) fn ask<T>(
+    /// Asks the subject, which has inherited all of this from the parent.
+    pub(super) fn ask(
         subject: &Subject<'_>,
-        probes: &[Call],
         (lifeline, injector): (&Lifeline, &mut Injector<'_>),
-        meanwhile: impl FnOnce() -> Result<T, CaptureError>,
-    ) -> Result<(Self, T), CaptureError> {
-        debug_assert!(probes.len() <= PROBES_MAX);
-        let mut calls = calls(lifeline.desk(0) + ANSWERS_AT, subject.is_clone);
-        let own = calls.len();
-        calls.extend_from_slice(probes);
-        let running = subject.start(&calls, lifeline, injector)?;
-        let done = meanwhile();
-        let desk = subject.finish(running, lifeline, injector)?;
+    ) -> Result<Self, CaptureError> {
+        let calls = calls(lifeline.desk(0) + ANSWERS_AT);
+        let desk = subject.run(&calls, lifeline, injector)?;
         let answers = &desk[ANSWERS_AT as usize..];
         let result = |index: usize| calls[index].checked(subject.pid, script::result(&desk, index));
-        for index in (0..own).filter(|index| *index != BARRIERS_CALL) {
+        for index in (0..calls.len()).filter(|index| *index != BARRIERS_CALL) {
             result(index)?;
         }
-        let inherited = Self {
+        Ok(Self {
             brk: result(0)?,
             dumpable: result(1)? as u32,
             securebits: result(2)? as u32,
             // Before Linux 6.3 nobody can tell.
             memory_barriers: result(BARRIERS_CALL).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
-            probed: (own..calls.len()).map(|index| script::result(&desk, index)).collect(),
             signal_actions: (1..=SIGNALS as u32).filter_map(|signal| parse_action(answers, signal)).collect(),
-        };
-        Ok((inherited, done?))
+        })
     }
+}
+
+/// Gives a template a session of its own, and makes `probes` in it, whose results it gives; `meanwhile` is done while it does
+/// that.
+pub(super) fn set_apart<T>(
+    template: &Subject<'_>,
+    probes: &[Call],
+    (lifeline, injector): (&Lifeline, &mut Injector<'_>),
+    meanwhile: impl FnOnce() -> Result<T, CaptureError>,
+) -> Result<(Vec<u64>, T), CaptureError> {
+    const SETSID: u64 = 112;
+    debug_assert!(probes.len() <= PROBES_MAX);
+    let apart = Call::new("setsid", SETSID, []);
+    let calls: Vec<Call> = [apart].into_iter().chain(probes.iter().copied()).collect();
+    let running = template.start(&calls, lifeline, injector)?;
+    let done = meanwhile();
+    let desk = template.finish(running, calls.len() * ENTRY_BYTES, lifeline, injector)?;
+    apart.checked(template.pid, script::result(&desk, 0))?;
+    Ok(((1..calls.len()).map(|index| script::result(&desk, index)).collect(), done?))
 }
 
 impl Subject<'_> {
@@ -113,7 +119,7 @@ impl Subject<'_> {
         injector: &mut Injector<'_>,
     ) -> Result<Vec<u8>, CaptureError> {
         let running = self.start(calls, lifeline, injector)?;
-        self.finish(running, lifeline, injector)
+        self.finish(running, DESKS_BYTES_MIN as usize, lifeline, injector)
     }
 
     fn start(&self, calls: &[Call], lifeline: &Lifeline, injector: &Injector<'_>) -> Result<Running, CaptureError> {
@@ -128,11 +134,12 @@ impl Subject<'_> {
     fn finish(
         &self,
         running: Running,
+        bytes: usize,
         lifeline: &Lifeline,
         injector: &mut Injector<'_>,
     ) -> Result<Vec<u8>, CaptureError> {
         injector.finish(&mut vec![running], |_| true)?;
-        let mut desk = vec![0; DESKS_BYTES_MIN as usize];
+        let mut desk = vec![0; bytes];
         self.mem
             .read_exact_at(&mut desk, lifeline.desk(0))
             .map_err(CaptureError::trace("read the answers of", self.pid))?;
@@ -149,10 +156,9 @@ pub(super) fn close_files(clone: &Clone, injector: &mut Injector<'_>) -> Result<
 
 /// The calls whose results are the answers come first. All signals are asked for: that is cheaper than to learn from
 /// `/proc` which matter.
-fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
+fn calls(answers: u64) -> Vec<Call> {
     const BRK: u64 = 12;
     const RT_SIGACTION: u64 = 13;
-    const SETSID: u64 = 112;
     const MEMBARRIER: u64 = 324;
     const MEMBARRIER_CMD_GET_REGISTRATIONS: u64 = 1 << 9;
     const PR_GET_DUMPABLE: u64 = 3;
@@ -165,9 +171,6 @@ fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
         alt_stack_call(answers),
         Call::new("membarrier", MEMBARRIER, [MEMBARRIER_CMD_GET_REGISTRATIONS, 0, 0]),
     ];
-    if is_clone {
-        calls.push(Call::new("setsid", SETSID, []));
-    }
     let action = |signal: u64| {
         let arguments = [signal, 0, answers + action_at(signal as u32), SIGNAL_SET_BYTES];
         Call::new("rt_sigaction", RT_SIGACTION, arguments)

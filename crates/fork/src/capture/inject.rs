@@ -154,7 +154,7 @@ impl<'a> Injector<'a> {
         running: &mut Vec<Running>,
         must: impl Fn(&Running) -> bool,
     ) -> Result<(), CaptureError> {
-        let mut in_time = Ok(());
+        let (mut in_time, mut failed) = (Ok(()), Ok(()));
         while running.iter().any(&must) {
             let Some((tid, report)) = self.next_report(&mut in_time)? else { continue };
             let Some(at) = running.iter().position(|one| one.tid() == tid) else {
@@ -166,10 +166,16 @@ impl<'a> Injector<'a> {
                 running.swap_remove(at);
                 continue;
             }
+            if Running::has_failed(signal, event) {
+                running.swap_remove(at);
+                failed =
+                    Err(CaptureError::trace("make calls in", tid)(io::Error::other("its own pages are in the way")));
+                continue;
+            }
             self.withheld.extend((event == 0).then_some((tid, signal)));
             ptrace::resume(tid, 0).map_err(CaptureError::trace("resume", tid))?;
         }
-        in_time
+        in_time.and(failed)
     }
 
     /// Waits for the newborn of a clone.

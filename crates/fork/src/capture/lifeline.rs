@@ -13,6 +13,8 @@
 //!
 //! The two calls that map and unmap the pages have a [`Rescue`] of their own.
 
+mod offer;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -21,6 +23,8 @@ use std::os::unix::fs::FileExt;
 use farfork_sys::ptrace::Registers;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::AltStack;
+
+pub use offer::Offer;
 
 use super::error::{CaptureError, Refusal};
 use super::inject::{Call, Injector};
@@ -48,14 +52,34 @@ const DESK_BYTES: u64 = DESK_ANSWERS_AT + ANSWER_BYTES;
 pub(super) const DESKS_BYTES_MIN: u64 = 12 << 10;
 
 /// The pages, at the same place in the parent and in its template.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Lifeline {
+    code: u64,
+    /// What desks and frames are counted from.
     start: u64,
-    bytes: u64,
+    room: Room,
+    /// What was mapped for the pause, to be unmapped; nothing where the process has offered its own.
+    mapped: Range<u64>,
+    end: EndSignal,
+}
+
+/// How much is needed, in bytes from the start.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
     /// Where the frames begin, and how large each is.
     frames: u64,
     frame_bytes: u64,
-    end: EndSignal,
+    bytes: u64,
+}
+
+impl Room {
+    /// That of these threads.
+    pub(super) fn of(standing: &[Standing]) -> Self {
+        let count = standing.len() as u64;
+        let frames = (DESKS_AT + (count * DESK_BYTES).max(DESKS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
+        let frame_bytes = frame_bytes(standing.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
+        Self { frames, frame_bytes, bytes: frames + count * frame_bytes }
+    }
 }
 
 /// What a thread is to do, and which its ids are in its pid namespace.
@@ -69,7 +93,7 @@ impl Lifeline {
     /// Maps the pages, in the leader, whose signals are blocked.
     pub(super) fn map(
         snapshot: &Snapshot,
-        standing: &[Standing],
+        room: Room,
         end: EndSignal,
         (rescue, mem): (Option<&Rescue>, &File),
         injector: &mut Injector<'_>,
@@ -77,15 +101,11 @@ impl Lifeline {
         const MMAP: u64 = 9;
         const READ_WRITE_EXECUTE: u64 = 7;
         const PRIVATE_ANONYMOUS: u64 = 0x22;
-        let count = snapshot.threads.len() as u64;
-        let frames = (DESKS_AT + (count * DESK_BYTES).max(DESKS_BYTES_MIN)).next_multiple_of(PAGE_SIZE);
-        let frame_bytes = frame_bytes(standing.iter().map(|one| one.xstate().len()).max().unwrap_or(0));
-        let bytes = frames + count * frame_bytes;
         let leader = snapshot.leader();
-        let call = Call::new("mmap", MMAP, [0, bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
+        let call = Call::new("mmap", MMAP, [0, room.bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
         let start = injector.call_safely((leader.tid, &leader.registers), call, rescue, mem);
         let start = start.map_err(|error| refused(snapshot.pid, error))?;
-        Ok(Self { start, bytes, frames: start + frames, frame_bytes, end })
+        Ok(Self { code: start, start, room, mapped: start..start + room.bytes, end })
     }
 
     /// Writes code, scripts and frames.
@@ -98,15 +118,18 @@ impl Lifeline {
     ) -> Result<(), CaptureError> {
         let leader = tasks[0].inner_id;
         // Pages of which nothing is used are not there: neither are they copied by the clone.
-        let (mut desks, mut frames) = (CODE.to_vec(), Vec::new());
+        let (mut desks, mut frames) = (Vec::new(), Vec::new());
         for (index, task) in tasks.iter().enumerate() {
             debug_assert!(task.calls.len() <= CALLS_MAX);
-            desks.resize((self.desk(index) - self.start) as usize, 0);
+            desks.resize((self.desk(index) - self.desk(0)) as usize, 0);
             desks.extend(script::encode(&task.calls, (leader, task.inner_id), self.end));
-            frames.resize((self.frame(index) - self.frames) as usize, 0);
+            frames.resize((self.frame(index) - self.frame(0)) as usize, 0);
             frames.extend(self.frame_of(index, &snapshot.threads[index], &standing[index]));
         }
-        let written = mem.write_all_at(&desks, self.start).and_then(|()| mem.write_all_at(&frames, self.frames));
+        let code = if self.has_code(mem) { Ok(()) } else { mem.write_all_at(&CODE, self.code) };
+        let written = code
+            .and_then(|()| mem.write_all_at(&desks, self.desk(0)))
+            .and_then(|()| mem.write_all_at(&frames, self.frame(0)));
         written.map_err(CaptureError::trace("write to memory mapped for", snapshot.pid))
     }
 
@@ -116,7 +139,7 @@ impl Lifeline {
         let registers = restart::for_child(&thread.registers).to_words();
         let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
         let state = FrameState { registers: &registers, xstate, signal_mask, alt_stack };
-        lay_out(&state, self.frame(index), self.frame_bytes, standing.xcr0())
+        lay_out(&state, self.frame(index), self.room.frame_bytes, standing.xcr0())
     }
 
     /// Thread `index` with its script of `count` calls.
@@ -124,7 +147,7 @@ impl Lifeline {
         // rt_sigreturn finds the frame behind the return address, which a handler's `ret` would have taken.
         const RETURN_ADDRESS_BYTES: u64 = 8;
         let rsp = self.frame(index) + RETURN_ADDRESS_BYTES;
-        Running::new(tid, self.start, (self.desk(index), count), rsp, self.end)
+        Running::new(tid, self.code, (self.desk(index), count), rsp, self.end)
     }
 
     /// Where thread `index` has its answers written.
@@ -140,9 +163,14 @@ impl Lifeline {
         Ok((script, answers))
     }
 
-    /// The addresses of the pages.
-    pub(super) fn range(&self) -> Range<u64> {
-        self.start..self.start + self.bytes
+    /// The addresses of pages that are no process's own; none where they are.
+    pub(super) fn mapped(&self) -> Range<u64> {
+        self.mapped.clone()
+    }
+
+    /// Whether the pages were mapped for the pause, and must go.
+    pub(super) fn is_mapped(&self) -> bool {
+        !self.mapped.is_empty()
     }
 
     /// The signal that scripts end with.
@@ -156,10 +184,10 @@ impl Lifeline {
     }
 
     fn frame(&self, index: usize) -> u64 {
-        self.frames + index as u64 * self.frame_bytes
+        self.start + self.room.frames + index as u64 * self.room.frame_bytes
     }
 
-    /// Unmaps the pages, in the parent or in its template.
+    /// Unmaps the pages, in the parent or in its template, where they were mapped.
     pub(super) fn unmap(
         &self,
         thread: (i32, &Registers),
@@ -167,7 +195,10 @@ impl Lifeline {
         injector: &mut Injector<'_>,
     ) -> Result<(), CaptureError> {
         const MUNMAP: u64 = 11;
-        let call = Call::new("munmap", MUNMAP, [self.start, self.bytes]);
+        if !self.is_mapped() {
+            return Ok(());
+        }
+        let call = Call::new("munmap", MUNMAP, [self.mapped.start, self.room.bytes]);
         injector.call_safely(thread, call, rescue, mem).map(drop)
     }
 }

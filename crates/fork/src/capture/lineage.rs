@@ -67,7 +67,7 @@ impl Search {
     /// all of its pages.
     pub(super) fn find(&self, lifeline: &Lifeline) -> Result<Option<u32>, CaptureError> {
         let Lineage { pager, child, .. } = &self.lineage;
-        match pager.find_space(child, self.since, lifeline.range().start) {
+        match pager.find_space(child, self.since, lifeline.mapped().start) {
             Ok(space) => Ok(space),
             // Another process of the child forked at the same moment.
             Err(ClientError::Refused(what)) => Err(CaptureError::Unstable { pid: self.pid, what }),

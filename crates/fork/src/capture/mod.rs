@@ -61,6 +61,7 @@ use farfork_wire::descriptor::Descriptor;
 
 pub use error::{CaptureError, Refusal};
 pub use files::ProgramSockets;
+pub use lifeline::Offer;
 pub use lineage::Lineage;
 pub use owner::{Begun, GRACE, Observer, Template};
 pub use shared::SharedCopy;
@@ -88,6 +89,8 @@ pub struct CaptureOptions {
     pub on_template: Option<OnTemplate>,
     /// The process's connections to the daemon; every other socket is refused.
     pub sockets: ProgramSockets,
+    /// Pages that it offers for the calls of the capture, where it asks for that itself.
+    pub offer: Option<Offer>,
     /// Who serves its missing pages, where it is a child of a seed or was forked by one.
     pub lineage: Option<Lineage>,
 }
@@ -101,6 +104,7 @@ impl CaptureOptions {
             timeout: TIMEOUT,
             on_template: None,
             sockets: ProgramSockets::default(),
+            offer: None,
             lineage: None,
         }
     }

@@ -19,16 +19,16 @@ use super::error::CaptureError;
 use super::files::Contents;
 use super::filters::{self, Filters};
 use super::inject::Injector;
-use super::lifeline::{Lifeline, Task};
+use super::lifeline::{Lifeline, Offer, Room, Task};
 use super::lineage::Search;
-use super::rescue::Rescue;
+use super::rescue::{Gadgets, Rescue};
 use super::script::{self, EndSignal, Running};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::Standing;
 use super::stopped::{Snapshot, Stopped};
 use super::survey::{Profile, Survey};
 use super::template::{Clone, clone_call};
-use super::timers;
+use super::timers::{self, Listed};
 use crate::phase;
 
 /// What is at hand before the pause.
@@ -36,6 +36,10 @@ pub(super) struct Prepared {
     pub(super) survey: Survey,
     pub(super) shared: SharedSources,
     pub(super) mem: File,
+    /// Pages that the process offers for its calls.
+    pub(super) offer: Option<Offer>,
+    /// Code of the program's that makes calls in it safer; not looked for where pages are offered.
+    pub(super) gadgets: Option<Gadgets>,
     /// What finds the clone among what a pager serves, where the process is served by one.
     pub(super) search: Option<Search>,
 }
@@ -66,6 +70,11 @@ struct Asked {
 }
 
 impl Paused {
+    /// What the threads have on their desks.
+    pub(super) fn desks(&self) -> &[(Vec<u8>, Vec<u8>)] {
+        &self.asked.desks
+    }
+
     /// What the threads answered; fails where a call of theirs did.
     pub(super) fn answers(&self, snapshot: &Snapshot) -> Result<Vec<Answers>, CaptureError> {
         let Asked { tasks, tid_addresses, desks } = &self.asked;
@@ -98,11 +107,7 @@ pub(super) fn pause(
     let end = end_signal(&stopped.snapshot, &prepared.survey)?;
     stopped.snapshot.leader().block_signals(end)?;
     times.registers = begun.elapsed();
-    let mapping = phase!("prepare.lifeline");
-    let (leader, maps) = (stopped.snapshot.leader(), &prepared.survey.maps);
-    let rescue = Rescue::prepare(leader, &standing[0], prepared.survey.gadgets, maps, &prepared.mem);
-    let lifeline = Lifeline::map(&stopped.snapshot, &standing, end, (rescue.as_ref(), &prepared.mem), injector)?;
-    drop(mapping);
+    let (lifeline, rescue) = phase!("prepare.lifeline", reach(&stopped.snapshot, prepared, &standing, end, injector))?;
     let worked = work(stopped, prepared, (&standing, &lifeline, end, begun), injector, freeze, times);
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
@@ -111,6 +116,27 @@ pub(super) fn pause(
     }
     let Work { asked, contents, copies, clone, timers, template_space } = worked?;
     Ok(Paused { standing, lifeline, contents, copies, clocks, timers, filters, clone, template_space, asked })
+}
+
+/// The pages for the threads' calls: those that the process offers, or some that are mapped in it, with what brings it back
+/// from the calls that do that.
+fn reach(
+    snapshot: &Snapshot,
+    prepared: &Prepared,
+    standing: &[Standing],
+    end: EndSignal,
+    injector: &mut Injector<'_>,
+) -> Result<(Lifeline, Option<Rescue>), CaptureError> {
+    let Prepared { survey, mem, offer, .. } = prepared;
+    let room = Room::of(standing);
+    let offered = offer.as_ref().and_then(|offer| Lifeline::offered(offer, room, end, (&survey.maps, mem)));
+    if let Some(lifeline) = offered {
+        return Ok((lifeline, None));
+    }
+    let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
+    let rescue = Rescue::prepare(snapshot.leader(), &standing[0], gadgets, &survey.maps, mem);
+    let lifeline = Lifeline::map(snapshot, room, end, (rescue.as_ref(), mem), injector)?;
+    Ok((lifeline, rescue))
 }
 
 /// A thread that was born since the survey.
@@ -173,6 +199,7 @@ fn work(
     times.ask = lap.take();
     let contents = Contents::read(pid, &prepared.survey.fds, prepared.survey.diagnosis.as_ref());
     let copies = std::mem::take(&mut prepared.shared).copy(pid, injector.deadline());
+    let listed = timers::list(pid);
     times.shared = lap.take();
     injector.finish(&mut running, |_| true)?;
     let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
@@ -181,7 +208,7 @@ fn work(
     let search = prepared.search.as_ref().filter(|_| clone.is_some());
     let template_space = search.map_or(Ok(None), |search| phase!("prepare.lineage", search.find(lifeline)));
     times.clone = lap.take();
-    let timers = ask_timers(stopped, prepared, (lifeline, begun), injector);
+    let timers = listed.and_then(|listed| ask_timers(stopped, prepared, &listed, (lifeline, begun), injector));
     Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, clone, timers, template_space })
 }
 
@@ -189,18 +216,18 @@ fn work(
 fn ask_timers(
     stopped: &mut Stopped,
     prepared: &Prepared,
+    listed: &[Listed],
     (lifeline, begun): (&Lifeline, Instant),
     injector: &mut Injector<'_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
-    let listed = timers::list(survey.pid)?;
-    let refusals = timers::refusals(survey.pid, &listed);
+    let refusals = timers::refusals(survey.pid, listed);
     if !refusals.is_empty() {
         return Err(CaptureError::refused(survey.pid, refusals));
     }
     let inner_id = |tid: i32| survey.profiles.get(&tid).map(Profile::inner_id);
     let leader = (stopped.snapshot.leader(), survey.inner_id());
-    let timers = timers::ask(leader, &listed, inner_id, (lifeline, &prepared.mem, begun), injector)?;
+    let timers = timers::ask(leader, listed, inner_id, (lifeline, &prepared.mem, begun), injector)?;
     stopped.take_late_signals()?;
     Ok(timers)
 }

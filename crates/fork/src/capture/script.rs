@@ -120,6 +120,15 @@ impl Running {
         let place = (registers.rip, registers.r15);
         (signal, event) == (self.end.0, 0) && place == (self.code + BEHIND_SYSCALL, self.last)
     }
+
+    /// Whether a stop tells that the script cannot go on: all signals are blocked but the last, so that the thread itself has
+    /// caused this one. It happens on pages of the process's own, with a key (pkeys(7)) that the thread may not use.
+    pub(super) fn has_failed(signal: i32, event: i32) -> bool {
+        const SIGILL: i32 = 4;
+        const SIGBUS: i32 = 7;
+        const SIGSEGV: i32 = 11;
+        event == 0 && [SIGILL, SIGBUS, SIGSEGV].contains(&signal)
+    }
 }
 
 #[cfg(test)]

@@ -11,9 +11,8 @@ use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets};
-use super::rescue::Gadgets;
 use super::stop::{is_in_vfork, traced};
-use super::timers::{self, Listed};
+use super::timers;
 use super::{filters, freezer, inject, memory};
 
 /// What is a thread's own and can be read while it runs.
@@ -50,15 +49,12 @@ pub(super) struct Survey {
     pub(super) profiles: BTreeMap<i32, Profile>,
     pub(super) maps: Vec<MapEntry>,
     pub(super) fds: Vec<OpenFd>,
-    pub(super) timers: Vec<Listed>,
     /// Where it has Unix sockets.
     pub(super) diagnosis: Option<Diagnosis>,
     /// Areas that are locked, which fork(2) makes no others.
     pub(super) locked: Vec<Range<u64>>,
     /// Address of a `syscall` instruction.
     pub(super) syscall_at: u64,
-    /// Code of the program's that makes calls in it safer.
-    pub(super) gadgets: Option<Gadgets>,
     pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
 }
@@ -103,10 +99,8 @@ impl Survey {
             stat,
             profiles,
             syscall_at: 0,
-            gadgets: Gadgets::find(pid, &maps),
             refusals: Vec::new(),
             notes: Vec::new(),
-            timers: timers::list(pid)?,
             diagnosis: files::diagnosis(pid, &fds)?,
             locked,
             maps,
@@ -118,7 +112,10 @@ impl Survey {
         survey.refusals.extend(memory::file_system_refusals(pid, &survey.maps));
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
-        survey.refusals.extend(timers::refusals(pid, &survey.timers));
+        // Who asks itself waits already, and is refused what it must be in the pause.
+        if depth != Depth::Quick || sockets.caller.is_none() {
+            survey.refusals.extend(timers::refusals(pid, &timers::list(pid)?));
+        }
         if depth != Depth::Quick {
             survey.notes.extend(files::notes(pid, &survey.fds)?);
             survey.note_what_stays_behind();

@@ -135,6 +135,7 @@ fn run(
     let calls: Vec<Call> = timers.iter().enumerate().map(call).collect();
     let failed = |operation| CaptureError::trace(operation, leader.tid);
     let script = script::encode(&calls, (leader_id, leader_id), lifeline.end());
+    let before = lifeline.borrow(mem).map_err(failed("read the calls of"))?;
     mem.write_all_at(&script, lifeline.desk(0)).map_err(failed("write the calls of"))?;
     let running = lifeline.running(0, leader.tid, calls.len());
     let passed_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -142,6 +143,7 @@ fn run(
     injector.finish(&mut vec![running], |_| true)?;
     let mut desk = vec![0; DESKS_BYTES_MIN as usize];
     mem.read_exact_at(&mut desk, lifeline.desk(0)).map_err(failed("read the answers of"))?;
+    lifeline.give_back(&before, mem).map_err(failed("write the calls of"))?;
     Ok((desk, passed_ns))
 }
 

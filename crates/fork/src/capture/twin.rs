@@ -37,8 +37,7 @@ pub(super) fn areas(
     (lifeline, mem): (&Lifeline, &File),
     injector: &mut Injector<'_>,
 ) -> Result<Vec<MapEntry>, CaptureError> {
-    let subject =
-        Subject { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), is_clone: true, mem };
+    let subject = Subject { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
     let calls: Vec<Call> = large.iter().map(|entry| wipe_call(entry)).chain([clone_call()]).collect();
     let desk = subject.run(&calls, lifeline, injector)?;
     let result = |index: usize| calls[index].checked(clone.pid, script::result(&desk, index));

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured};
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, Offer};
 use farfork_wire::NodeName;
 use farfork_wire::descriptor::{Descriptor, Mapping};
 
@@ -128,6 +128,13 @@ fn read_lines(stdout: ChildStdout) -> Receiver<String> {
 
 pub(crate) fn options() -> CaptureOptions {
     CaptureOptions::new(NodeName::new("here").expect("a name"))
+}
+
+/// The offer of the pages that a program has made at an address (`offer` of `parent.h`).
+pub(crate) fn offer(start: u64) -> Offer {
+    const PAGES_BYTES: u64 = 256 << 10;
+    let mark = [0x6b72_616d_u64.to_ne_bytes(), start.to_ne_bytes()].concat();
+    Offer { pages: start..start + PAGES_BYTES, mark }
 }
 
 /// The page's word that the programs' `known` gives.

@@ -5,12 +5,15 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use farfork_fork::capture;
+use farfork_fork::capture::{self, CaptureOptions};
 
-use crate::harness::{Parent, children, options};
+use crate::harness::{Parent, children, offer, options};
 
 /// The victim's parent, in its environment.
 const PARENT: &str = "FARFORK_TEST_PARENT";
+
+/// Where that has pages to offer; empty: none are offered.
+const PAGES: &str = "FARFORK_TEST_PAGES";
 
 const KILLS: u64 = 40;
 
@@ -19,9 +22,10 @@ const KILLS: u64 = 40;
 #[ignore = "the victim of another test"]
 fn captures_until_killed() {
     let Some(pid) = env::var(PARENT).ok().and_then(|pid| pid.parse().ok()) else { return };
+    let pages = env::var(PAGES).ok().and_then(|start| start.parse().ok());
     loop {
         // What an earlier victim left behind may still be ending.
-        drop(capture::prepare(pid, options()));
+        drop(capture::prepare(pid, CaptureOptions { offer: pages.map(offer), ..options() }));
     }
 }
 
@@ -32,6 +36,7 @@ fn a_parent_outlives_whoever_captures_it() {
         let mut victim = Command::new(env::current_exe().unwrap())
             .args(["--ignored", "--exact", "killed::captures_until_killed"])
             .env(PARENT, parent.pid().to_string())
+            .env(PAGES, if kill % 2 == 0 { String::new() } else { parent.told("pages").to_string() })
             .stdout(Stdio::null())
             .spawn()
             .unwrap();

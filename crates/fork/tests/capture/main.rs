@@ -8,6 +8,7 @@ mod flags;
 mod harness;
 mod images;
 mod killed;
+mod offers;
 mod pause;
 mod refusals;
 mod stubborn;

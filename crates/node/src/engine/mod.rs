@@ -20,7 +20,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_container::{Container, Pool, RootSpec};
 use farfork_fabric::Address;
-use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, ProgramSockets};
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
 use farfork_fork::resume::{self, OwnSeeds, ResumeRequest, SeedSource};
@@ -80,8 +80,8 @@ impl Engine {
         Self { name, nests, node, pool, pager, own, credentials, sources: Mutex::default() }
     }
 
-    /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `sockets` are its connections to this
-    /// daemon, `lineage` tells where the process's missing pages are, if it is a child.
+    /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `asker`: its connections to this
+    /// daemon, and the pages that it offers; `lineage` tells where the process's missing pages are, if it is a child.
     ///
     /// # Errors
     /// No capture could be started; all else is for `observer` to hear.
@@ -89,11 +89,11 @@ impl Engine {
         &self,
         pid: u32,
         freeze: bool,
-        sockets: ProgramSockets,
+        asker: (ProgramSockets, Option<Offer>),
         lineage: Option<Lineage>,
         observer: Box<dyn Observer>,
     ) -> Result<(), Failure> {
-        let options = self.capture_options(freeze, sockets, lineage);
+        let options = self.capture_options(freeze, asker, lineage);
         capture::start(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
@@ -102,14 +102,19 @@ impl Engine {
     pub(crate) fn capture_and_hold(
         &self,
         pid: u32,
-        sockets: ProgramSockets,
+        asker: (ProgramSockets, Option<Offer>),
         lineage: Option<Lineage>,
         observer: Box<dyn Observer>,
     ) {
-        capture::hold(pid.cast_signed(), self.capture_options(false, sockets, lineage), observer);
+        capture::hold(pid.cast_signed(), self.capture_options(false, asker, lineage), observer);
     }
 
-    fn capture_options(&self, freeze: bool, sockets: ProgramSockets, lineage: Option<Lineage>) -> CaptureOptions {
+    fn capture_options(
+        &self,
+        freeze: bool,
+        (sockets, offer): (ProgramSockets, Option<Offer>),
+        lineage: Option<Lineage>,
+    ) -> CaptureOptions {
         // Copies that the parent's writes leave the template with are not charged to the parent. It is moved when all
         // else is done: a move can take some milliseconds, until the kernel's readers of the old membership are gone.
         let cgroups = self.pool.cgroups().clone();
@@ -122,6 +127,7 @@ impl Engine {
             freeze,
             on_template: Some(Box::new(on_template)),
             sockets,
+            offer,
             lineage,
             ..CaptureOptions::new(self.name.clone())
         }

@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_fork::capture::ProgramSockets;
+use farfork_fork::capture::{Offer, ProgramSockets};
+use farfork_program::layout::Pages;
 use farfork_program::{Fork, Reply, Request, Wish};
 use farfork_wire::SeedId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -119,7 +121,7 @@ impl Connection {
 
     async fn grant(&mut self, socket: &Socket, socket_inode: u64, wish: Wish) -> io::Result<()> {
         match wish {
-            Wish::Checkpoint { name, ttl } => match self.checkpoint(socket_inode, name, ttl).await {
+            Wish::Checkpoint { name, ttl, pages } => match self.checkpoint(socket_inode, name, ttl, pages).await {
                 Ok(seed) => self.tell_parent(socket, seed).await,
                 Err(failure) => self.fail(&failure).await,
             },
@@ -140,9 +142,15 @@ impl Connection {
     }
 
     /// Makes a seed of the program, which waits for the answer at this very socket.
-    async fn checkpoint(&self, socket_inode: u64, name: String, ttl: Option<Duration>) -> Result<v1::Seed, Failure> {
+    async fn checkpoint(
+        &self,
+        socket_inode: u64,
+        name: String,
+        ttl: Option<Duration>,
+        pages: Option<Range<u64>>,
+    ) -> Result<v1::Seed, Failure> {
         let sockets = self.registry.sockets(self.pid, socket_inode);
-        service::prepare_with(&self.node, self.pid, prepare_options(name, ttl, sockets)).await
+        service::prepare_with(&self.node, self.pid, prepare_options(name, ttl, sockets, pages)).await
     }
 
     /// A program may fork its own seeds.
@@ -192,9 +200,15 @@ impl Connection {
 }
 
 /// How a program's seed of itself is made.
-pub(super) fn prepare_options(name: String, ttl: Option<Duration>, sockets: ProgramSockets) -> PrepareOptions {
+pub(super) fn prepare_options(
+    name: String,
+    ttl: Option<Duration>,
+    sockets: ProgramSockets,
+    pages: Option<Range<u64>>,
+) -> PrepareOptions {
     let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, sockets }
+    let offer = pages.map(|pages| Offer { mark: Pages::mark(&pages), pages });
+    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, sockets, offer }
 }
 
 /// What a parent is told.

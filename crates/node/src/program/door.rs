@@ -10,6 +10,7 @@
 //! A thread ends after every capture, as ptrace would have it: what did not stop for one is let go by its tracer's end.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -180,10 +181,10 @@ impl Hall {
             }
         };
         let request = first.as_ref().and_then(|message| Request::decode(message).ok());
-        if let (Some(Request { socket_inode, wish: Wish::Checkpoint { name, ttl } }), Ok(Some(pid))) =
+        if let (Some(Request { socket_inode, wish: Wish::Checkpoint { name, ttl, pages } }), Ok(Some(pid))) =
             (request, fdpass::peer_pid(socket.as_fd()))
         {
-            return Some((socket, place, Checkpoint { pid: pid.unsigned_abs(), socket_inode, name, ttl }));
+            return Some((socket, place, Checkpoint { pid: pid.unsigned_abs(), socket_inode, name, ttl, pages }));
         }
         self.pass_on(Arrival { socket, first, registered: None, place });
         None
@@ -191,11 +192,12 @@ impl Hall {
 
     /// Makes a seed of a program, which waits for the answer at its socket.
     fn checkpoint(self: Arc<Self>, socket: OwnedFd, place: OwnedSemaphorePermit, request: Checkpoint) {
-        let Checkpoint { pid, socket_inode, name, ttl } = request;
+        let Checkpoint { pid, socket_inode, name, ttl, pages } = request;
         let registered = self.registry.register(pid, socket_inode);
         let sockets = self.registry.sockets(pid, socket_inode);
         let asking = Arc::new(Asking { pid, since: Instant::now(), socket, is_told: AtomicBool::new(false) });
-        let options = prepare_options(name, ttl, sockets.clone());
+        let options = prepare_options(name, ttl, sockets, pages);
+        let asker = (options.sockets.clone(), options.offer.clone());
         let told = asking.clone();
         let answer = move |made: Result<v1::Seed, Failure>| match made {
             Ok(seed) => told.tell(&seed_reply(&seed)),
@@ -209,7 +211,7 @@ impl Hall {
                 self.asking().push(asking);
                 self.node.engine.capture_and_hold(
                     pid,
-                    sockets,
+                    asker,
                     self.node.lineage_of(pid),
                     Box::new(Captor { maker, visit }),
                 );
@@ -238,6 +240,7 @@ struct Checkpoint {
     socket_inode: u64,
     name: String,
     ttl: Option<Duration>,
+    pages: Option<Range<u64>>,
 }
 
 /// A program's first message, of no bytes at its end; `None` if it says nothing for now.

@@ -38,11 +38,11 @@ pub(crate) fn make(
     pid: u32,
     mut options: PrepareOptions,
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
-    let (freeze, sockets) = (options.freeze, std::mem::take(&mut options.sockets));
+    let (freeze, asker) = (options.freeze, (std::mem::take(&mut options.sockets), options.offer.take()));
     let lineage = node.lineage_of(pid);
     let (answer, answered) = oneshot::channel();
     let maker = Maker::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
-    node.engine.capture(pid, freeze, sockets, lineage, Box::new(maker))?;
+    node.engine.capture(pid, freeze, asker, lineage, Box::new(maker))?;
     Ok(answered)
 }
 

@@ -27,7 +27,7 @@ pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result
 pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {
     let v1::PrepareRequest { pid, name, freeze, ttl_ms, profile, sealed } = request;
     let (arrived, recording) = (Instant::now(), Recording::start(profile, &node.name, "prepare"));
-    let options = PrepareOptions { name, freeze, ttl_ms, sealed, sockets: ProgramSockets::default() };
+    let options = PrepareOptions { name, freeze, ttl_ms, sealed, sockets: ProgramSockets::default(), offer: None };
     let prepared = prepare_with(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
     node.metrics.answered(Work::Prepare, arrived.elapsed());

@@ -66,11 +66,12 @@ struct Builder<'a> {
 }
 
 impl Files {
-    /// All open files of `subject`, a copy of `pid`'s table whose contents were read when the copy was made.
+    /// All open files of `subject`, a copy of `pid`'s table whose contents were read when the copy was made. `infos` are
+    /// those of `fds`.
     pub(crate) fn build(
         (pid, subject): (i32, i32),
         root: &str,
-        fds: &[OpenFd],
+        (fds, infos): (&[OpenFd], &[FdInfo]),
         contents: &Contents,
         shared: &SharedCopies,
         threads: Threads<'_>,
@@ -83,30 +84,28 @@ impl Files {
                 return Err(CaptureError::refused(pid, vec![Refusal::new(object(pid, number), reason)]));
             }
         }
-        for fd in fds {
-            builder.take(fd)?;
+        for (fd, info) in fds.iter().zip(infos) {
+            builder.take(fd, info)?;
         }
         if builder.refusals.is_empty() { Ok(builder.files) } else { Err(CaptureError::refused(pid, builder.refusals)) }
     }
 }
 
 impl Builder<'_> {
-    fn take(&mut self, fd: &OpenFd) -> Result<(), CaptureError> {
-        let now =
-            FdInfo::read(self.subject, fd.number).map_err(CaptureError::read(self.pid, format!("fd {}", fd.number)))?;
+    fn take(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<(), CaptureError> {
         let info = match self.contents.infos.get(&fd.number) {
-            Some(then) if (then.mount, then.inode) == (now.mount, now.inode) => then.clone(),
+            Some(then) if (then.mount, then.inode) == (now.mount, now.inode) => then,
             _ if fd.has_contents() => return Err(self.unstable(fd)),
             _ => now,
         };
         let open_file = match self.known(fd) {
             Some(index) => index,
             None => {
-                let file = self.open_file(fd, &info)?;
+                let file = self.open_file(fd, info)?;
                 let index = self.files.open_files.len() as u32;
                 self.files.open_files.push(file);
                 if !fd.is_standard {
-                    self.hold(fd, &info);
+                    self.hold(fd, info);
                     self.firsts.entry((fd.device, fd.inode)).or_default().push((fd.number, index));
                 }
                 index

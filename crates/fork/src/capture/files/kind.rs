@@ -2,8 +2,11 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
 
 /// What a descriptor leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,10 +51,38 @@ pub(in super::super) const DELETED_SUFFIX: &[u8] = b" (deleted)";
 /// Major and minor numbers of null, zero, full, random and urandom.
 const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)];
 
+/// What is behind a link: its file's inode.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Inode {
+    pub(super) device: u64,
+    pub(super) number: u64,
+    /// The mount that it is reached by.
+    pub(super) mount: u64,
+    pub(super) links: u32,
+    mode: u16,
+    /// The device that it stands for, where it stands for one.
+    stands_for: u64,
+}
+
+impl Inode {
+    /// Follows a link of `/proc`.
+    pub(super) fn behind(link: &str) -> io::Result<Self> {
+        let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
+        Ok(Self {
+            device: makedev(found.stx_dev_major, found.stx_dev_minor),
+            number: found.stx_ino,
+            mount: found.stx_mnt_id,
+            links: found.stx_nlink,
+            mode: found.stx_mode,
+            stands_for: makedev(found.stx_rdev_major, found.stx_rdev_minor),
+        })
+    }
+}
+
 /// What the link of a descriptor leads to. `is_place` tells whether the descriptor can neither be read nor written.
-pub(super) fn kind(link: &[u8], metadata: &fs::Metadata, is_place: impl FnOnce() -> bool) -> Kind {
+pub(super) fn kind(link: &[u8], inode: &Inode, is_place: impl FnOnce() -> bool) -> Kind {
     let name = || String::from_utf8_lossy(link).into_owned();
-    let file_type = metadata.file_type();
+    let file_type = FileType::from_raw_mode(inode.mode.into());
     if let Some(anonymous) = link.strip_prefix(b"anon_inode:") {
         return anonymous_kind(anonymous);
     }
@@ -64,12 +95,12 @@ pub(super) fn kind(link: &[u8], metadata: &fs::Metadata, is_place: impl FnOnce()
     } else if file_type.is_fifo() {
         if link.starts_with(b"pipe:") { Kind::Pipe } else { Kind::NamedPipe }
     } else if file_type.is_char_device() {
-        character_device(metadata.rdev(), &name())
+        character_device(inode.stands_for, &name())
     } else if file_type.is_block_device() {
         Kind::Other(format!("block device {} cannot be carried", name()))
     } else if file_type.is_dir() {
         Kind::Directory
-    } else if file_type.is_file() && (link.starts_with(MEMFD_PREFIX) || is_shared_memory(link, metadata)) {
+    } else if file_type.is_file() && (link.starts_with(MEMFD_PREFIX) || is_shared_memory(link, inode)) {
         Kind::Memory
     } else if link.starts_with(b"/") && file_type.is_file() {
         Kind::Regular
@@ -82,12 +113,12 @@ pub(super) fn kind(link: &[u8], metadata: &fs::Metadata, is_place: impl FnOnce()
 
 /// Whether a regular file is kept like memory that no path leads to: one that was deleted, or POSIX shared memory, which
 /// its processes go on writing to.
-fn is_shared_memory(link: &[u8], metadata: &fs::Metadata) -> bool {
+fn is_shared_memory(link: &[u8], inode: &Inode) -> bool {
     let is_there = || {
         let found = fs::metadata(OsStr::from_bytes(link));
-        found.is_ok_and(|found| (found.dev(), found.ino()) == (metadata.dev(), metadata.ino()))
+        found.is_ok_and(|found| (found.dev(), found.ino()) == (inode.device, inode.number))
     };
-    let is_deleted = metadata.nlink() == 0 || (link.ends_with(DELETED_SUFFIX) && !is_there());
+    let is_deleted = inode.links == 0 || (link.ends_with(DELETED_SUFFIX) && !is_there());
     is_deleted || link.starts_with(SHARED_MEMORY_PREFIX)
 }
 

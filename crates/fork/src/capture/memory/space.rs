@@ -56,6 +56,11 @@ impl AddressSpace {
         Ok(space)
     }
 
+    /// The process, for messages.
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// Its areas, ascending.
     pub(crate) fn entries(&self) -> &[MapEntry] {
         &self.entries

@@ -46,3 +46,16 @@ static inline void start(pthread_t *thread, const char *name, void *(*run)(void 
 
 // The word that page number `page` of known data holds.
 static inline uint64_t known(uint64_t page) { return page * 0x9e3779b97f4a7c15ULL + 1; }
+
+#define PAGES_BYTES (256 << 10)
+
+// Pages to offer for the calls of a capture: one for code, the others to write to, with a mark (a word, and their address).
+static inline char *offer(int flags, int code_rights) {
+    char *pages = CHECK(mmap(NULL, PAGES_BYTES, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0));
+    // What is not used must stay as it is.
+    for (size_t at = 2 * PAGE + 64; at < PAGES_BYTES; at += 512) *(uint64_t *)(pages + at) = known(at);
+    uint64_t mark[2] = {0x6b72616d, (uint64_t)pages};
+    memcpy(pages + PAGE, mark, sizeof mark);
+    CHECK(mprotect(pages, PAGE, code_rights));
+    return pages;
+}

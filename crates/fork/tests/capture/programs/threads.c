@@ -99,6 +99,7 @@ int main(int count, char **words) {
     int tolerant = count > 3;
     // Ballast, in mebibytes, makes a clone take its time.
     if (count > 2) memset(malloc(strtoul(words[2], NULL, 10) << 20), 1, strtoul(words[2], NULL, 10) << 20);
+    tell("pages", (unsigned long)offer(MAP_PRIVATE, PROT_READ | PROT_EXEC));
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);

@@ -1,0 +1,98 @@
+//! Pages that a process offers for the calls of its capture: they are used, and hold the same in the template as in the parent
+//! afterwards; what is no such pages is left alone.
+
+use std::ops::Range;
+
+use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, Offer};
+
+use crate::harness::{Parent, known, mapping_at, offer, options, word};
+
+const PAGE: u64 = 4096;
+
+fn pages(parent: &Parent) -> Range<u64> {
+    offer(parent.told("pages")).pages
+}
+
+fn capture_with(parent: &Parent, offer: Offer) -> Result<Captured, CaptureError> {
+    capture::prepare(parent.pid(), CaptureOptions { offer: Some(offer), ..options() })
+}
+
+fn memory(pid: i32, range: &Range<u64>) -> Vec<u8> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    let read = farfork_sys::memory::read_process(pid, range.start, &mut bytes);
+    assert_eq!(read.expect("it can be read"), bytes.len());
+    bytes
+}
+
+fn still_runs(parent: &mut Parent) {
+    parent.write(b"?\n");
+    parent.wait_for("runs");
+}
+
+/// More threads than the desks of one page have room for.
+#[test]
+fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
+    for threads in ["0", "3", "30"] {
+        let mut parent = Parent::start("offers", &["plain", threads]);
+        let range = pages(&parent);
+        let mut kept = Vec::new();
+        for round in 0..3 {
+            let captured = capture_with(&parent, offer(range.start)).unwrap();
+            let (own, copied) = (memory(parent.pid(), &range), memory(captured.template.pid(), &range));
+            assert_ne!(own[..8], [0; 8], "the code is there: they were used");
+            assert!(own == copied, "{threads} threads, round {round}");
+            let last = range.end - 512;
+            assert!(word(parent.pid(), last + 64) == known(last + 64 - range.start), "what is not used stays");
+            let code = mapping_at(&captured.descriptor, range.start);
+            assert_eq!(code.start, range.start, "a child has them");
+            still_runs(&mut parent);
+            // The second is captured beside the first one's template, the third beside none.
+            kept.push(captured);
+            kept.truncate(usize::from(round == 0));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_pages_to_use_is_left_alone() {
+    for what in ["unmarked", "shared", "writable", "used"] {
+        let mut parent = Parent::start("offers", &[what]);
+        let range = pages(&parent);
+        let before = memory(parent.pid(), &range);
+        let captured = capture_with(&parent, offer(range.start)).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert!(memory(parent.pid(), &range) == before, "{what}: pages were written to");
+        drop(captured);
+        still_runs(&mut parent);
+    }
+    let mut parent = Parent::start("offers", &["plain"]);
+    let range = pages(&parent);
+    let before = memory(parent.pid(), &range);
+    let (start, end) = (range.start, range.end);
+    let wrong = [
+        start..start + 2 * PAGE,
+        start + 8..end + 8,
+        start..end + (1 << 30),
+        0..PAGE,
+        end..start,
+        u64::MAX - 5..u64::MAX,
+    ];
+    for pages in wrong {
+        let told = format!("{pages:x?}");
+        capture_with(&parent, Offer { pages, ..offer(range.start) })
+            .unwrap_or_else(|error| panic!("{told}: {error}"));
+        assert!(memory(parent.pid(), &range) == before, "{told}: pages were written to");
+        still_runs(&mut parent);
+    }
+}
+
+/// A clone does not have them, and calls could not be made in it.
+#[test]
+fn pages_that_no_fork_hands_down_are_refused() {
+    for what in ["absent", "wiped"] {
+        let mut parent = Parent::start("offers", &[what]);
+        let error = capture_with(&parent, offer(parent.told("pages"))).unwrap_err();
+        assert!(error.to_string().contains("pages that it offers"), "{what}: {error}");
+        still_runs(&mut parent);
+        parent.capture().unwrap_or_else(|error| panic!("{what}: {error}"));
+    }
+}

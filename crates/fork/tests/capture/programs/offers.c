@@ -1,0 +1,32 @@
+// A parent that offers pages for the calls of its capture (its first argument says which), beside threads that sleep (the
+// second: how many). It tells where they are, and for each line on its standard input that it still runs.
+#include "parent.h"
+
+static void *sleeper(void *unused) {
+    for (;;) pause();
+    return unused;
+}
+
+int main(int count, char **words) {
+    begin();
+    const char *what = words[1];
+    for (int thread = 0; count > 2 && thread < atoi(words[2]); thread++) {
+        pthread_t id;
+        start(&id, "sleeper", sleeper);
+    }
+    int is_shared = !strcmp(what, "shared"), is_writable = !strcmp(what, "writable");
+    char *pages =
+        offer(is_shared ? MAP_SHARED : MAP_PRIVATE, PROT_READ | PROT_EXEC | (is_writable ? PROT_WRITE : 0));
+    if (!strcmp(what, "unmarked")) pages[PAGE]++;
+    if (!strcmp(what, "used")) {
+        CHECK(mprotect(pages, PAGE, PROT_READ | PROT_WRITE));
+        pages[1] = 1;
+        CHECK(mprotect(pages, PAGE, PROT_READ | PROT_EXEC));
+    }
+    if (!strcmp(what, "absent")) CHECK(madvise(pages, PAGES_BYTES, MADV_DONTFORK));
+    if (!strcmp(what, "wiped")) CHECK(madvise(pages, PAGE, MADV_WIPEONFORK));
+    tell("pages", (unsigned long)pages);
+    ready();
+    char line[16];
+    while (fgets(line, sizeof line, stdin)) tell("runs", 1);
+}

@@ -1,0 +1,49 @@
+"""Pages that this process offers for the system calls that a capture has its threads make. Without them the daemon maps some
+in it for that moment, which takes longer."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import sys
+
+from . import _protocol
+
+#: Enough for some fifty threads; of what is not used there is no memory.
+PAGES_BYTES = 256 << 10
+
+#: Where they are, with their length; of no length where none can be made. They are made once, and stay.
+_made: tuple[int, int] | None = None
+
+
+def offer() -> tuple[int, int]:
+    """Address and length, in bytes. One thread at a time."""
+    global _made
+    # To import it takes a hundred times as long as the pages save; NumPy, for one, has it imported.
+    if _made is None and "ctypes" in sys.modules:
+        try:
+            _made = (_make(), PAGES_BYTES)
+        except (AttributeError, OSError):
+            _made = (0, 0)
+    return _made or (0, 0)
+
+
+def _make() -> int:
+    """Maps them. Never writable and executable at once: some programs may have no such memory."""
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address = libc.mmap(None, PAGES_BYTES, mmap.PROT_READ | mmap.PROT_EXEC, flags, -1, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    second = address + mmap.PAGESIZE
+    if libc.mprotect(second, PAGES_BYTES - mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    mark = struct.pack("<QQQ", _protocol.PAGES_MAGIC, address, PAGES_BYTES)
+    ctypes.memmove(second, mark, len(mark))
+    return int(address)
