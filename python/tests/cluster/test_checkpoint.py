@@ -1,6 +1,8 @@
 """A checkpoint returns in the parent and in each child, and each is what it should be."""
 
+import ctypes
 import gc
+import hashlib
 import logging
 import os
 import queue
@@ -13,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import farfork
+from farfork import _pages
 
 from . import command, nodes
 
@@ -57,6 +60,17 @@ class Checkpoint(unittest.TestCase):
             self.assertGreater(who.prepare_s, who.pause_s)
             expected = [f"{number} {number} {(number + 100) ** 2} {who}" for number in range(4)]
             self.assertEqual(self.results(who), expected)
+
+    def test_offered_pages_are_used_and_hold_the_same_in_children(self) -> None:
+        for _ in range(2):
+            who = farfork.checkpoint()
+            held = ctypes.string_at(*_pages.offer())
+            digest = hashlib.sha256(held).hexdigest()
+            if who.is_child:
+                end(who, digest)
+            else:
+                self.assertNotEqual(held[:8], bytes(8), "there is no code in them")
+                self.assertEqual(self.results(who, 2), [digest] * 2)
 
     def test_a_large_result_comes_whole(self) -> None:
         who = farfork.checkpoint()

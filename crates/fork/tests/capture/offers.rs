@@ -78,8 +78,7 @@ fn what_is_no_pages_to_use_is_left_alone() {
     ];
     for pages in wrong {
         let told = format!("{pages:x?}");
-        capture_with(&parent, Offer { pages, ..offer(range.start) })
-            .unwrap_or_else(|error| panic!("{told}: {error}"));
+        capture_with(&parent, Offer { pages, ..offer(range.start) }).unwrap_or_else(|error| panic!("{told}: {error}"));
         assert!(memory(parent.pid(), &range) == before, "{told}: pages were written to");
         still_runs(&mut parent);
     }
