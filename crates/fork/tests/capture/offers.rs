@@ -95,3 +95,14 @@ fn pages_that_no_fork_hands_down_are_refused() {
         parent.capture().unwrap_or_else(|error| panic!("{what}: {error}"));
     }
 }
+
+/// Nothing is mapped that could be written and executed.
+#[test]
+fn a_process_that_may_have_no_other_pages_is_captured_on_those_that_it_offers() {
+    let mut parent = Parent::start("offers", &["strict", "2"]);
+    let error = parent.capture().unwrap_err();
+    assert!(error.to_string().contains("PR_SET_MDWE"), "{error}");
+    let captured = capture_with(&parent, offer(parent.told("pages"))).unwrap();
+    assert_eq!(captured.descriptor.threads.len(), 3);
+    still_runs(&mut parent);
+}

@@ -25,6 +25,8 @@ int main(int count, char **words) {
     }
     if (!strcmp(what, "absent")) CHECK(madvise(pages, PAGES_BYTES, MADV_DONTFORK));
     if (!strcmp(what, "wiped")) CHECK(madvise(pages, PAGE, MADV_WIPEONFORK));
+    // Since Linux 6.3: no memory that is writable and executable, now or later.
+    if (!strcmp(what, "strict")) CHECK(prctl(65 /* PR_SET_MDWE */, 1, 0, 0, 0));
     tell("pages", (unsigned long)pages);
     ready();
     char line[16];
