@@ -13,11 +13,12 @@ mod status;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
 use rustix::fs::{Mode, OFlags, RawDir};
 
-pub use fd::{EpollEntry, EventCounter, FdInfo, LockEntry, LockKind, TimerState, WatchEntry, list_fds};
+pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
 pub use maps::{MapEntry, maps, smaps};
 pub use query::{SchedulingAttributes, robust_list, same_open_file, scheduling};
 pub use residence::Residence;
@@ -46,10 +47,18 @@ pub fn thread_count(pid: i32) -> io::Result<usize> {
 
 /// The names in a directory of `/proc` that are numbers, ascending.
 fn numbers_in<T: FromStr + Ord>(path: &str) -> io::Result<Vec<T>> {
+    numbers_of(&open_directory(path)?)
+}
+
+fn open_directory(path: &str) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+/// The same of a directory that was just opened.
+fn numbers_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T>> {
     const BUFFER_BYTES: usize = 4 << 10;
-    let directory = rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut buffer = [MaybeUninit::uninit(); BUFFER_BYTES];
-    let mut entries = RawDir::new(&directory, &mut buffer);
+    let mut entries = RawDir::new(directory, &mut buffer);
     let mut numbers = Vec::new();
     while let Some(entry) = entries.next() {
         numbers.extend(entry?.file_name().to_str().ok().and_then(|name| name.parse::<T>().ok()));
@@ -84,9 +93,12 @@ fn parse_limits(text: &str) -> Option<Vec<(u64, u64)>> {
 /// Reads a file of `/proc` that the kernel makes in one piece: one read(2), where the standard library, which expects
 /// sizes to be true, makes many.
 fn read_piece(path: &str) -> io::Result<Vec<u8>> {
+    piece_of(File::open(path)?)
+}
+
+fn piece_of(mut file: File) -> io::Result<Vec<u8>> {
     /// Most are of some hundred bytes; a larger buffer costs more to clear than the call itself.
     const PIECE_BYTES: usize = 4 << 10;
-    let mut file = File::open(path)?;
     let mut bytes = vec![0; PIECE_BYTES];
     let read = file.read(&mut bytes)?;
     bytes.truncate(read);

@@ -11,15 +11,13 @@ mod sockets;
 mod terminal;
 mod watches;
 
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 
-use farfork_sys::process::FdInfo;
+use farfork_sys::process::{FdDirectory, FdInfo};
 use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_sys::{pidfd, process};
+use rustix::fs::{AtFlags, readlinkat, statat};
 
 pub(super) use build::{Files, Threads};
 pub(super) use contents::Contents;
@@ -27,6 +25,9 @@ pub(super) use kind::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
 
 use super::error::{CaptureError, Refusal};
 use kind::Inode;
+
+/// Most links of `/proc` are shorter, in bytes; others are read once more.
+const LINK_BYTES: usize = 128;
 
 /// A process's connections to the daemon, by the inodes of its ends. A child gets others in their place.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,10 +55,12 @@ pub(super) struct OpenFd {
 
 /// Every descriptor of a process, ascending. One that is closed meanwhile is left out.
 pub(super) fn open_fds(pid: i32, sockets: &ProgramSockets) -> Result<Vec<OpenFd>, CaptureError> {
-    let numbers = process::list_fds(pid).map_err(CaptureError::read(pid, "the open files"))?;
+    let unread = || CaptureError::read(pid, "the open files");
+    let links = FdDirectory::links(pid).map_err(unread())?;
+    let numbers = links.numbers().map_err(unread())?;
     let mut fds = Vec::with_capacity(numbers.len());
     for number in numbers {
-        match OpenFd::read(pid, number) {
+        match OpenFd::read(&links, number) {
             Ok(fd) => fds.push(OpenFd { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), ..fd }),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(CaptureError::read(pid, format!("fd {number}"))(source)),
@@ -74,16 +77,24 @@ pub(super) fn copied_fds(
     known: &[OpenFd],
     sockets: &ProgramSockets,
 ) -> Result<(Vec<OpenFd>, Vec<FdInfo>), CaptureError> {
-    let numbers = process::list_fds(subject).map_err(CaptureError::read(pid, "the open files"))?;
+    let unread = || CaptureError::read(pid, "the open files");
+    let table = FdDirectory::infos(subject).map_err(unread())?;
+    let numbers = table.numbers().map_err(unread())?;
     let (mut fds, mut infos) = (Vec::with_capacity(numbers.len()), Vec::with_capacity(numbers.len()));
+    // Opened where one is needed.
+    let mut links = None;
     for number in numbers {
         let unread = |source| CaptureError::read(pid, format!("fd {number}"))(source);
-        let info = FdInfo::read(subject, number).map_err(unread)?;
+        let info = table.info(number).map_err(unread)?;
         let before = known.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &known[index]);
         let fd = match before.filter(|fd| fd.is_surely(&info)) {
             Some(fd) => fd.clone(),
             None => {
-                let fd = OpenFd::read(subject, number).map_err(unread)?;
+                let links = match &links {
+                    Some(links) => links,
+                    None => links.insert(FdDirectory::links(subject).map_err(unread)?),
+                };
+                let fd = OpenFd::read(links, number).map_err(unread)?;
                 OpenFd { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), ..fd }
             }
         };
@@ -104,13 +115,13 @@ impl ProgramSockets {
 }
 
 impl OpenFd {
-    pub(super) fn read(pid: i32, number: u32) -> io::Result<Self> {
-        let path = format!("/proc/{pid}/fd/{number}");
-        let link = fs::read_link(&path)?.as_os_str().as_bytes().to_vec();
-        let inode = Inode::behind(&path)?;
+    pub(super) fn read(links: &FdDirectory, number: u32) -> io::Result<Self> {
+        let name = number.to_string();
+        let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES))?.into_bytes();
+        let inode = Inode::behind(links, &name)?;
         Ok(Self {
             number,
-            kind: kind::kind(&link, &inode, || is_place(&path)),
+            kind: kind::kind(&link, &inode, || is_place(links, &name)),
             device: inode.device,
             inode: inode.number,
             mount: inode.mount,
@@ -266,9 +277,9 @@ fn socket_copies(pid: i32, fds: &[OpenFd]) -> io::Result<Vec<(&OpenFd, OwnedFd)>
 }
 
 /// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.
-fn is_place(link: &str) -> bool {
+fn is_place(links: &FdDirectory, name: &str) -> bool {
     const OWNERS_RIGHTS: u32 = 0o700;
-    fs::symlink_metadata(link).is_ok_and(|link| link.permissions().mode() & OWNERS_RIGHTS == 0)
+    statat(links, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNERS_RIGHTS == 0)
 }
 
 /// What a person should know of the open files, although all of them are carried.

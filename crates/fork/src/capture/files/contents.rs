@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use farfork_sys::owner::Owner;
 use farfork_sys::pidfd;
-use farfork_sys::process::{self, FdInfo};
+use farfork_sys::process::{FdDirectory, FdInfo};
 use farfork_sys::socket_diagnosis::Diagnosis;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
 use rustix::time::timerfd_gettime;
@@ -56,10 +56,12 @@ impl Contents {
     /// that only new ones must be looked at in full.
     pub(crate) fn read(pid: i32, surveyed: &[OpenFd], diagnosis: Option<&Diagnosis>) -> Result<Self, CaptureError> {
         let mut contents = Self::default();
-        let numbers = process::list_fds(pid).map_err(CaptureError::read(pid, "the open files"))?;
+        let unread = || CaptureError::read(pid, "the open files");
+        let table = FdDirectory::infos(pid).map_err(unread())?;
+        let numbers = table.numbers().map_err(unread())?;
         for number in numbers {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
-            contents.read_one(pid, number, known, diagnosis).map_err(|error| match error.kind() {
+            contents.read_one(pid, (&table, number), known, diagnosis).map_err(|error| match error.kind() {
                 // Not what it was at the survey.
                 io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
                 _ => CaptureError::read(pid, format!("fd {number}"))(error),
@@ -71,7 +73,7 @@ impl Contents {
     fn read_one(
         &mut self,
         pid: i32,
-        number: u32,
+        (table, number): (&FdDirectory, u32),
         known: Option<&OpenFd>,
         diagnosis: Option<&Diagnosis>,
     ) -> io::Result<()> {
@@ -80,16 +82,16 @@ impl Contents {
         }
         let known = match known {
             Some(fd) => fd.kind.clone(),
-            None => OpenFd::read(pid, number)?.kind,
+            None => OpenFd::read(&FdDirectory::links(pid)?, number)?.kind,
         };
         if known == Kind::TimerFd {
             // What went off since it was last read is counted only when somebody asks.
             timerfd_gettime(self.copy_of(pid, number)?)?;
         }
-        let info = FdInfo::read(pid, number)?;
+        let info = table.info(number)?;
         let is_pipe = match known {
             // A number that was reused is found out later: the template has a pipe of which nothing was read.
-            Kind::Pipe | Kind::NamedPipe => OpenFd::read(pid, number)?.inode == info.inode,
+            Kind::Pipe | Kind::NamedPipe => OpenFd::read(&FdDirectory::links(pid)?, number)?.inode == info.inode,
             _ => false,
         };
         if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {

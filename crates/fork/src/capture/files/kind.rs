@@ -6,7 +6,8 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
+use farfork_sys::process::FdDirectory;
+use rustix::fs::{AtFlags, FileType, StatxFlags, makedev, statx};
 
 /// What a descriptor leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,9 +66,9 @@ pub(super) struct Inode {
 }
 
 impl Inode {
-    /// Follows a link of `/proc`.
-    pub(super) fn behind(link: &str) -> io::Result<Self> {
-        let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
+    /// Follows a link of a process's.
+    pub(super) fn behind(links: &FdDirectory, name: &str) -> io::Result<Self> {
+        let found = statx(links, name, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
         Ok(Self {
             device: makedev(found.stx_dev_major, found.stx_dev_minor),
             number: found.stx_ino,
