@@ -71,7 +71,7 @@ mod tests {
         }
         let (start, end) = (base as u64, base as u64 + HUGE_PAGE_BYTES);
         let mut tables = PageTables::open(me).unwrap();
-        assert!(tables.are_exclusive(start, end).unwrap());
+        assert!(!tables.are_shared(start, end).unwrap());
         let pidfd = crate::pidfd::open(me).unwrap();
         // Without a free huge page there may be none at once.
         let collapsed = (0..50).any(|_| collapse(pidfd.as_fd(), start).unwrap());

@@ -127,17 +127,17 @@ impl PageTables {
         Ok(())
     }
 
-    /// Whether each page in `start..end` is there, and no other process has it too (as a fork's pages are until one of the
-    /// two writes to them).
+    /// Whether another process has a page in `start..end`, too, as a fork has its parent's until one of the two writes to it.
+    /// So is the page of zeroes.
     ///
     /// # Errors
     /// ESRCH when the process has ended.
-    pub fn are_exclusive(&self, start: u64, end: u64) -> io::Result<bool> {
-        const WANTED: u64 = ENTRY_IS_PRESENT | ENTRY_IS_EXCLUSIVE;
+    pub fn are_shared(&self, start: u64, end: u64) -> io::Result<bool> {
+        const ASKED: u64 = ENTRY_IS_PRESENT | ENTRY_IS_EXCLUSIVE;
         let mut entries = vec![0; ((end - start) / PAGE_BYTES * ENTRY_BYTES) as usize];
         self.pagemap.read_exact_at(&mut entries, start / PAGE_BYTES * ENTRY_BYTES)?;
         let (entries, _) = entries.as_chunks();
-        Ok(entries.iter().all(|entry| u64::from_ne_bytes(*entry) & WANTED == WANTED))
+        Ok(entries.iter().any(|entry| u64::from_ne_bytes(*entry) & ASKED == ENTRY_IS_PRESENT))
     }
 }
 

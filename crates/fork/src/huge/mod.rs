@@ -1,9 +1,9 @@
-//! Huge pages for a process that runs: small pages of which 2 MiB are there become one huge page, in the background, by
-//! MADV_COLLAPSE from outside. No program need ask for it, and the machine's settings need not change.
+//! Huge pages for a process that runs: small pages of which nearly 2 MiB are there become one huge page, in the background,
+//! by MADV_COLLAPSE from outside. No program need ask for it, and the machine's settings need not change.
 //!
 //! What for: a fork, and so a prepare, copies an entry for each page, and a huge page has one where small ones have 512.
-//! `docs/decisions/012-huge-pages.md` has what it costs. What of a process is missing, shared with a fork of it, or was said
-//! to stay small (MADV_NOHUGEPAGE) stays as it is. Which processes are tended, and when, is their callers' business.
+//! `docs/decisions/012-huge-pages.md` has what it costs. What is shared with a fork of the process, or was said
+//! to stay small (MADV_NOHUGEPAGE), stays as it is. Which processes are tended, and when, is their callers' business.
 
 mod units;
 
@@ -92,7 +92,7 @@ impl Tender {
             if began.elapsed() >= limit {
                 break;
             }
-            if self.stubborn.contains(&unit) || !tables.are_exclusive(unit, unit + HUGE_PAGE_BYTES)? {
+            if self.stubborn.contains(&unit) || tables.are_shared(unit, unit + HUGE_PAGE_BYTES)? {
                 continue;
             }
             let started = Instant::now();
@@ -116,7 +116,7 @@ fn units_of(pid: i32, tables: &mut PageTables) -> io::Result<Vec<u64>> {
         regions.clear();
         tables.populated(area.start, area.end, Detail::Populated, &mut regions)?;
         let small = regions.iter().filter(|region| !region.is_huge() && !region.is_guard());
-        units.extend(units::whole_units(small.map(|region| (region.start, region.end))));
+        units.extend(units::ripe(area.start..area.end, small.map(|region| region.start..region.end)));
     }
     Ok(units)
 }

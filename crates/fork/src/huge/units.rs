@@ -1,29 +1,31 @@
 //! Which parts of an area could become huge pages. Pure.
 
+use std::ops::Range;
+
 use farfork_sys::huge_page::HUGE_PAGE_BYTES;
 
-/// The first addresses of the units of a huge page's size that lie wholly within `small`: ranges of pages that are there and
-/// small, ascending.
-pub(super) fn whole_units(small: impl IntoIterator<Item = (u64, u64)>) -> Vec<u64> {
-    let mut units = Vec::new();
-    let mut run = (0, 0);
-    let mut end_run = |(start, end): (u64, u64)| {
-        let mut unit = start.next_multiple_of(HUGE_PAGE_BYTES);
-        while unit + HUGE_PAGE_BYTES <= end {
-            units.push(unit);
-            unit += HUGE_PAGE_BYTES;
-        }
-    };
-    for (start, end) in small {
-        if start == run.1 {
-            run.1 = end;
-        } else {
-            end_run(run);
-            run = (start, end);
+/// Share of a huge page that may be missing and is filled up with zeroes: what a program's memory grows by at most.
+const MISSING_BYTES_MAX: u64 = HUGE_PAGE_BYTES / 8;
+
+/// The first addresses of the units of a huge page's size that lie wholly within an area and of which nearly all is there, in
+/// small pages: the ranges `small`, ascending.
+pub(super) fn ripe(area: Range<u64>, small: impl IntoIterator<Item = Range<u64>>) -> Vec<u64> {
+    let mut units: Vec<(u64, u64)> = Vec::new();
+    for range in small {
+        let mut at = range.start;
+        while at < range.end {
+            let unit = at - at % HUGE_PAGE_BYTES;
+            let end = range.end.min(unit + HUGE_PAGE_BYTES);
+            match units.last_mut() {
+                Some((last, bytes)) if *last == unit => *bytes += end - at,
+                _ => units.push((unit, end - at)),
+            }
+            at = end;
         }
     }
-    end_run(run);
-    units
+    let is_inside = |unit: u64| area.start <= unit && unit + HUGE_PAGE_BYTES <= area.end;
+    let is_ripe = |(unit, bytes): &(u64, u64)| is_inside(*unit) && bytes + MISSING_BYTES_MAX >= HUGE_PAGE_BYTES;
+    units.into_iter().filter(is_ripe).map(|(unit, _)| unit).collect()
 }
 
 #[cfg(test)]
@@ -33,31 +35,41 @@ mod tests {
 
     const PAGE: u64 = 4096;
     const UNIT: u64 = HUGE_PAGE_BYTES;
+    const ALL: Range<u64> = 0..100 * UNIT;
 
     #[test]
-    fn neighbours_count_as_one() {
-        assert_eq!(whole_units([]), [0; 0]);
-        assert_eq!(whole_units([(UNIT, 2 * UNIT - PAGE)]), [0; 0]);
-        assert_eq!(whole_units([(UNIT, UNIT + PAGE), (UNIT + PAGE, 3 * UNIT)]), [UNIT, 2 * UNIT]);
-        assert_eq!(whole_units([(UNIT - PAGE, 2 * UNIT), (2 * UNIT + PAGE, 3 * UNIT)]), [UNIT]);
+    fn nearly_all_of_a_unit_is_there() {
+        let of = |area: Range<u64>, small: &[(u64, u64)]| ripe(area, small.iter().map(|(start, end)| *start..*end));
+        assert_eq!(of(ALL, &[]), [0; 0]);
+        assert_eq!(
+            of(ALL, &[(UNIT, UNIT + PAGE), (UNIT + PAGE, 3 * UNIT)]),
+            [UNIT, 2 * UNIT],
+            "neighbours count as one"
+        );
+        let enough = UNIT - MISSING_BYTES_MAX;
+        assert_eq!(of(ALL, &[(UNIT, UNIT + enough)]), [UNIT]);
+        assert_eq!(of(ALL, &[(UNIT, UNIT + enough - PAGE)]), [0; 0]);
+        assert_eq!(of(UNIT + PAGE..3 * UNIT, &[(UNIT + PAGE, 3 * UNIT)]), [2 * UNIT], "it must lie within the area");
+        assert_eq!(of(UNIT..3 * UNIT - PAGE, &[(UNIT, 3 * UNIT - PAGE)]), [UNIT]);
     }
 
     proptest! {
         #[test]
-        fn a_unit_has_no_page_that_is_missing(gaps in prop::collection::vec((0u64..3, 1u64..1500), 1..8)) {
+        fn missing_pages_are_counted(gaps in prop::collection::vec((0u64..90, 1u64..1500), 1..8)) {
             let mut at = UNIT;
             let mut runs = Vec::new();
             for (gap, pages) in gaps {
                 let start = at + gap * PAGE;
                 at = start + pages * PAGE;
-                runs.push((start, at));
+                runs.push(start..at);
             }
-            let is_there = |address: u64| runs.iter().any(|(start, end)| *start <= address && address < *end);
+            let is_there = |address: u64| runs.iter().any(|run| run.contains(&address));
+            let missing = |unit: u64| (0..UNIT / PAGE).filter(|page| !is_there(unit + page * PAGE)).count() as u64;
             let expected: Vec<u64> = (0..at.div_ceil(UNIT))
                 .map(|unit| unit * UNIT)
-                .filter(|unit| (0..UNIT / PAGE).all(|page| is_there(unit + page * PAGE)))
+                .filter(|unit| missing(*unit) * PAGE <= MISSING_BYTES_MAX)
                 .collect();
-            prop_assert_eq!(whole_units(runs.iter().copied()), expected);
+            prop_assert_eq!(ripe(ALL, runs.iter().cloned()), expected);
         }
     }
 }

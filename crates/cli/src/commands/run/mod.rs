@@ -22,7 +22,7 @@ pub(crate) use tend::Tend;
 ///
 /// With --huge its memory goes to huge pages of 2 MiB, so that making a seed of a large program takes far less time: a fork copies
 /// one entry where it copied 512. The C library's malloc asks for them from the start (GLIBC_TUNABLES); a process in the background makes
-/// them of all other small pages once 2 MiB of neighbours are there, whatever the program's language, taking a fifth of a CPU while there
+/// them of all other small pages once nearly 2 MiB of neighbours are there, whatever the program's language, taking a fifth of a CPU while there
 /// are such, which needs root. The machine's settings are not changed. Programs that CMD starts in turn are not looked after, nor are mappings of
 /// files, shared memory, and pages that CMD shares with a seed or a fork of it.
 #[derive(Args)]
