@@ -28,6 +28,7 @@
 #define FARFORK_ID_BYTES 96      /* an id has at most 63 + 2 + 16 */
 #define FARFORK_NAME_BYTES 64    /* a seed's name has at most 63 */
 #define FARFORK_NODES_BYTES 4096 /* names of nodes with commas between them */
+#define FARFORK_STRATEGY_BYTES 32 /* how memory comes: words with commas between them */
 #define FARFORK_TEXT_BYTES 2048  /* why something failed; what is longer is cut */
 #define FARFORK_FDS_MAX 2        /* descriptors that come with a message */
 #define FARFORK_PAGES_MAGIC 0x5345474150464646u /* "FFFPAGES" */
@@ -88,6 +89,7 @@ struct farfork_fork_request {
     uint64_t timeout_ms; /* kills a child that has run so long; 0: never */
     char seed[FARFORK_ID_BYTES];
     char nodes[FARFORK_NODES_BYTES]; /* the children are spread over them in turn; empty: the daemon's own */
+    char strategy[FARFORK_STRATEGY_BYTES]; /* as `farfork fork --strategy` takes it; empty: the default */
 };
 
 /* Kills a child of this connection; its end is told as any other. */

@@ -33,7 +33,9 @@ class Executor(_Executor):
 
     ``nodes`` are names of nodes, over which the children are spread in turn; without them, those with the fewest
     children are taken first. At most ``max_children`` live at once. A child that runs for longer than ``timeout``
-    seconds is killed, and its future raises :class:`ChildTimeout`.
+    seconds is killed, and its future raises :class:`ChildTimeout`. ``strategy`` says how their memory comes, as ``farfork fork
+    --strategy`` does: ``"cow"``, ``"prefetch"`` (which is the default) or ``"eager"``, and behind commas ``"cache"`` and
+    ``"first"``.
 
     Functions and arguments are not pickled: a child has this process's memory. Results and exceptions are.
 
@@ -46,6 +48,7 @@ class Executor(_Executor):
         *,
         max_children: int = MAX_CHILDREN,
         timeout: float | None = None,
+        strategy: str = "",
     ) -> None:
         if max_children < 1:
             raise ValueError("max_children must be 1 or more")
@@ -54,6 +57,7 @@ class Executor(_Executor):
         self._nodes = ",".join(nodes) if nodes else ""
         self._max_children = max_children
         self._timeout = timeout
+        self._strategy = strategy
         # Held over a checkpoint, and never given back in a child: there the collector's thread stands still.
         self._changed = threading.Condition(threading.RLock())
         self._connection: Connection | None = None
@@ -187,6 +191,7 @@ class Executor(_Executor):
                 timeout_ms=round((batch.timeout or 0) * 1000),
                 seed=batch.seed,
                 nodes=self._nodes,
+                strategy=self._strategy,
             )
 
     def _give_up(self, number: int, index: int) -> None:

@@ -16,7 +16,7 @@ SEED, CHILD, FAILED, STARTED, ENDED, WELCOME = 16, 17, 18, 19, 20, 21
 FORK_ANY_NODE, FORK_OWNS_SEED = 1, 2
 ENDED_EXIT, ENDED_SIGNAL, ENDED_LOST = 1, 2, 3
 
-_ID, _NAME, _NODES, _TEXT = "96s", "64s", "4096s", "2048s"
+_ID, _NAME, _NODES, _STRATEGY, _TEXT = "96s", "64s", "4096s", "32s", "2048s"
 _PLACE = (("batch", "I"), ("index", "I"))
 
 
@@ -59,6 +59,7 @@ STRUCTURES = (
             ("timeout_ms", "Q"),
             ("seed", _ID),
             ("nodes", _NODES),
+            ("strategy", _STRATEGY),
         ),
     ),
     Structure(KILL, "kill_request", _PLACE),

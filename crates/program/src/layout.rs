@@ -49,6 +49,8 @@ pub const NAME_BYTES: usize = 64;
 pub const NODES_BYTES: usize = 4096;
 /// `FARFORK_PAGES_MAGIC`.
 pub const PAGES_MAGIC: u64 = 0x5345_4741_5046_4646;
+/// `FARFORK_STRATEGY_BYTES`.
+pub const STRATEGY_BYTES: usize = 32;
 /// `FARFORK_TEXT_BYTES`.
 pub const TEXT_BYTES: usize = 2048;
 
@@ -112,6 +114,7 @@ structures! {
         timeout_ms: u64,
         seed: [u8; ID_BYTES],
         nodes: [u8; NODES_BYTES],
+        strategy: [u8; STRATEGY_BYTES],
     }
     /// Kills a child.
     "kill_request" KillRequest {

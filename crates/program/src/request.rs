@@ -101,6 +101,8 @@ pub struct Fork {
     pub seed: SeedId,
     /// Names of nodes; empty for the daemon's own.
     pub nodes: Vec<String>,
+    /// How memory comes; empty for the default.
+    pub strategy: String,
     /// Whether the cluster chooses.
     pub any_node: bool,
     /// Whether the seed ends with the connection.
@@ -178,6 +180,7 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         count,
         seed: seed_id(&request.seed)?,
         nodes: nodes.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        strategy: text(&request.strategy, "strategy")?,
         any_node: flags & FORK_ANY_NODE != 0,
         owns_seed: flags & FORK_OWNS_SEED != 0,
         timeout: milliseconds(request.timeout_ms),
@@ -215,6 +218,7 @@ mod tests {
             timeout_ms: 1500,
             seed: layout::text("n1.s00f3a96c5d217e84"),
             nodes: layout::text("n2,n3"),
+            strategy: layout::text("cow,cache"),
         }
     }
 
@@ -227,6 +231,7 @@ mod tests {
             count: 5,
             seed: "n1.s00f3a96c5d217e84".parse().unwrap(),
             nodes: vec!["n2".to_owned(), "n3".to_owned()],
+            strategy: "cow,cache".to_owned(),
             any_node: false,
             owns_seed: true,
             timeout: Some(Duration::from_millis(1500)),
@@ -257,6 +262,7 @@ mod tests {
         assert_eq!(decode(ForkRequest { flags: 4, ..fork_request() }), field("flags"));
         assert_eq!(decode(ForkRequest { seed: layout::text("n1"), ..fork_request() }), field("seed"));
         assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));
+        assert_eq!(decode(ForkRequest { strategy: [b'c'; 32], ..fork_request() }), field("strategy"));
         let mut request = fork_request();
         request.header.version = 2;
         assert_eq!(decode(request), Err(ProtocolError::Version { found: 2 }));

@@ -57,6 +57,24 @@ class Executor(unittest.TestCase):
             self.assertEqual([future.result(60) for future in batch], [number * number for number in range(20)])
         self.assertEqual(Counter(future.node for future in batch), dict.fromkeys(nodes(), 10))
 
+    def test_memory_comes_as_the_strategy_says(self) -> None:
+        def counts_of(strategy: str) -> dict[str, int]:
+            with executor(strategy=strategy) as children:
+                future = children.submit(time.sleep, 60)
+                # Its id comes when it runs.
+                while future.child is None:
+                    time.sleep(0.01)
+                counts: dict[str, int] = command("inspect", future.child)["pager"]
+                future.cancel()
+            return counts
+
+        alone = counts_of("cow,first")
+        self.assertEqual(alone["pages_fetched"], alone["round_trips"])
+        self.assertEqual(counts_of("eager")["faults_missing"], 0)
+        with executor(strategy="cow,eager") as children:
+            with self.assertRaisesRegex(farfork.ChildNotStarted, "exclude each other"):
+                children.submit(square, 4).result(60)
+
     def test_each_call_of_a_chunk_has_its_own_outcome(self) -> None:
         with executor() as children:
             raised = list(children.map(square, range(75, 81), chunksize=3, return_exceptions=True))

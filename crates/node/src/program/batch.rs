@@ -112,7 +112,7 @@ fn request(fork: &Fork) -> v1::ForkRequest {
         any_node: fork.any_node,
         count: fork.count,
         payloads: indices.map(|index| index.to_string().into_bytes()).collect(),
-        options: Some(v1::ChildOptions { timeout_ms, ..v1::ChildOptions::default() }),
+        options: Some(v1::ChildOptions { timeout_ms, strategy: fork.strategy.clone(), ..v1::ChildOptions::default() }),
         profile: false,
     }
 }
