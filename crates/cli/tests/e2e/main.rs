@@ -24,6 +24,7 @@ mod members_are_let_in;
 mod memory_may_run_out;
 mod memory_operations;
 mod metrics_are_served;
+mod nodes_may_be_slow;
 mod nothing_is_left_behind;
 mod pages_are_remembered;
 mod paging_bears_harm;
@@ -72,6 +73,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("paging_bears_harm", paging_bears_harm::BEGINNING),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
+    ("nodes_may_be_slow", nodes_may_be_slow::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
     ("paging_bears_harm", paging_bears_harm::END),
     ("children_may_settle", children_may_settle::TESTS),

@@ -17,6 +17,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("pages_of_several_seeds_come_while_pagers_die", while_pagers_die),
     ("a_child_of_several_seeds_settles", settles),
     ("of_several_seeds_one_is_lost_and_no_other", one_is_lost),
+    ("of_eight_streams_none_starves", none_starves),
 ];
 
 const PAGES: u64 = 4096;
@@ -173,4 +174,51 @@ fn one_is_lost() {
     assert_eq!(several.bed.stats(&program).lost.as_deref(), Some(told.trim_end()));
     program.end();
     several.finish(program);
+}
+
+/// Children of as many seeds take all of their memory at once: all wishes are there when the pager looks. When the first has it
+/// all, no other has been left behind.
+fn none_starves() {
+    const STREAMS: u64 = 8;
+    /// Of each.
+    const PAGES: u64 = 1024;
+    const SIGSTOP: i32 = 19;
+    const SIGCONT: i32 = 18;
+    let all = (0..PAGES).collect::<BTreeSet<u64>>();
+    let seed = |number| Seed::part(id_of(number), Token::from_bytes([number as u8; 16]), PAGES, all.clone());
+    let seeds: Vec<_> = (1..=STREAMS).map(seed).collect();
+    let owners: Vec<_> = seeds.iter().map(Owner::start).collect();
+    let bed = Bed::new();
+    let start =
+        |(seed, owner): (&Arc<Seed>, &Owner)| bed.start("pause_between", PAGES, &seed.plan(owner.address(), cow()));
+    let mut programs: Vec<Program> = seeds.iter().zip(&owners).map(start).collect();
+    programs.iter_mut().for_each(Program::meet);
+
+    let settle = |program: &Program, begin: bool| {
+        let pid = program.process.id() as i32;
+        bed.client.settle(&program.id, begin, pid).expect("the pager answers").state
+    };
+    let pager = farfork_sys::pidfd::open(bed.processes().1).expect("the pager lives");
+    farfork_sys::pidfd::send_signal(&pager, SIGSTOP).expect("the pager lives");
+    std::thread::scope(|scope| {
+        programs.iter().for_each(|program| drop(scope.spawn(|| settle(program, true))));
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        farfork_sys::pidfd::send_signal(&pager, SIGCONT).expect("the pager lives");
+    });
+    let is_settled = |program: &Program| settle(program, false) == SettleState::Settled;
+    soon("the first settled child", || programs.iter().any(is_settled).then_some(()));
+    for program in &programs {
+        let fetched = bed.stats(program).counters.pages_fetched;
+        assert!(fetched >= seeds[0].populated_pages() / 4, "{} has {fetched} pages when another has all", program.id);
+    }
+    soon("all settled children", || programs.iter().all(is_settled).then_some(()));
+    for mut program in programs {
+        program.let_go();
+        bed.finish(program);
+    }
+    bed.end();
+}
+
+fn id_of(number: u64) -> SeedId {
+    format!("n1.s{number:016x}").parse().expect("an id")
 }

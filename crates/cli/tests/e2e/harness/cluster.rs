@@ -158,10 +158,15 @@ impl Cluster {
 
     /// Kills a node's pager; its keeper is left to notice.
     pub(crate) fn kill_pager(&self, index: usize) {
-        let pager = self.local_node(index).pager_pid().expect("a pager");
+        let pager = self.pager_pid(index);
         let pidfd = pidfd::open(pager).expect("the pager lives");
         pidfd::send_signal(&pidfd, SIGKILL).expect("the pager lives");
         assert!(pidfd::wait_exit(&pidfd, END_LIMIT).expect("poll works"), "the pager survives SIGKILL");
+    }
+
+    /// The process id of a node's pager.
+    pub(crate) fn pager_pid(&self, index: usize) -> i32 {
+        self.local_node(index).pager_pid().expect("a pager")
     }
 
     /// Cuts a node off the others.
