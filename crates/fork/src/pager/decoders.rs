@@ -15,6 +15,9 @@ use super::plan::{self, MemoryPlan};
 use super::protocol::{Reply, Request};
 use super::replay::spaces_of;
 use super::strategy::Strategy;
+use super::working_set::{self, Report};
+
+pub use super::working_set::SET_PAGES_MAX;
 
 /// Whether bytes are a request of the control socket.
 pub fn is_request(bytes: &[u8]) -> bool {
@@ -55,4 +58,19 @@ pub fn count_spaces(child_dir: &Path, snapshot: &[u8], behind_magic: &[u8]) -> i
     fs::write(child_dir.join(journal::JOURNAL_FILE), journal::file_of(snapshot, behind_magic))?;
     let replayed = Journal::open(child_dir).ok().map(|(_, replay)| spaces_of(replay, PageMap::default()));
     Ok(replayed.map(|replayed| replayed.spaces.len()))
+}
+
+/// What a message says of a child's touches, behind its first bytes; `None` where it is something else.
+pub fn report(bytes: &[u8]) -> Option<Report> {
+    Report::decode(&[working_set::REPORT_MAGIC, bytes].concat())
+}
+
+/// How many pages a set has as a pager reads it, behind its first bytes.
+pub fn set_pages(bytes: &[u8]) -> u64 {
+    pages_of_set(&[working_set::SET_MAGIC, bytes].concat())
+}
+
+/// The same, of all of its bytes.
+pub fn pages_of_set(bytes: &[u8]) -> u64 {
+    working_set::decode(bytes).iter().map(|pages| u64::from(pages.count)).sum()
 }

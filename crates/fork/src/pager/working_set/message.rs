@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Pages;
 
-const REPORT_MAGIC: &[u8; 8] = b"FFTRACE1";
-const SET_MAGIC: &[u8; 8] = b"FFWSET1\n";
+pub(in crate::pager) const REPORT_MAGIC: &[u8] = b"FFTRACE1";
+pub(in crate::pager) const SET_MAGIC: &[u8] = b"FFWSET1\n";
 
 /// Most runs of pages of one report. A run has at most 21 bytes, so that the report fits into a message of 64 KiB.
 pub(super) const REPORT_RUNS_MAX: usize = 2800;
@@ -59,7 +59,7 @@ pub(super) fn encode(set: &[Pages]) -> Vec<u8> {
 }
 
 /// The pages of a set, in order; none where the bytes are something else.
-pub(super) fn decode(bytes: &[u8]) -> Vec<Pages> {
+pub(in crate::pager) fn decode(bytes: &[u8]) -> Vec<Pages> {
     let mut rest = bytes.strip_prefix(SET_MAGIC).unwrap_or_default();
     let mut set = Vec::new();
     while let Ok((pages, behind)) = postcard::take_from_bytes::<Pages>(rest)

@@ -29,7 +29,7 @@ use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
 
 pub use message::Report;
-use message::decode;
+pub(super) use message::{REPORT_MAGIC, SET_MAGIC, decode};
 pub(super) use recent::RecentSets;
 pub use remembered::{Learner, Remembered};
 pub(super) use trace::Trace;
@@ -37,7 +37,7 @@ pub(super) use warming::{Batch, Warming};
 
 /// Most pages of a working set, 128 MiB: what a link brings in a tenth of a second. Who touches more than that has the
 /// rest streamed.
-pub(crate) const SET_PAGES_MAX: u64 = 32 << 10;
+pub const SET_PAGES_MAX: u64 = 32 << 10;
 
 /// Of so many faults that a set spares a child, one is risked to see whether it wants a page.
 const TRIAL_PART: usize = 32;

@@ -1,0 +1,36 @@
+//! Working sets: what pagers report of children, and the set that an owner answers with. No bytes panic, a set stays within its
+//! bounds whatever is reported, and what an owner serves is read by a pager as it was meant.
+#![no_main]
+
+use farfork_fork::pager::{Remembered, decoders};
+use farfork_wire::descriptor::ExtentId;
+use libfuzzer_sys::fuzz_target;
+
+/// What the seed has: as much as a set may have, and more.
+const EXTENTS: u32 = 3;
+const PAGES: u64 = 1 << 16;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, bytes)) = input.split_first() else { return };
+    match kind % 2 {
+        0 => _ = decoders::set_pages(bytes),
+        _ => learn(bytes),
+    }
+});
+
+/// The input: reports, each behind its length (u16).
+fn learn(mut input: &[u8]) {
+    let remembered = Remembered::default();
+    let has = |extent: ExtentId, page: u64| extent.0 < EXTENTS && page < PAGES;
+    while let Some((length, rest)) = input.split_first_chunk() {
+        let (bytes, behind) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));
+        if let Some(report) = decoders::report(bytes) {
+            remembered.learn(&report, has);
+        }
+        input = behind;
+    }
+    let mut served = vec![0; remembered.bytes() as usize + 64];
+    remembered.read(0, &mut served);
+    assert!(remembered.pages() <= decoders::SET_PAGES_MAX, "a set has its bounds");
+    assert_eq!(decoders::pages_of_set(&served), remembered.pages(), "what is served is what is read");
+}
