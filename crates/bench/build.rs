@@ -7,13 +7,14 @@ use std::process::Command;
 /// Static, so that a program's memory map is its own on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
     "src/workload/micro.cpp",
     "src/baseline/link.cpp",
     "src/baseline/echo.cpp",
     "src/baseline/connect.cpp",
     "src/workload/single.cpp",
     "src/workload/wander.cpp",
+    "src/workload/churn.cpp",
     "src/baseline/fault.cpp",
 ];
 

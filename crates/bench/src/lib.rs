@@ -7,7 +7,7 @@
 //! ```text
 //! plan ──▶ coordinator ──▶ samples ──▶ report
 //!            │  cluster: two nodes on this machine, requests to them
-//!            │  fork, fault: the courses of `farfork bench fork` and `farfork bench fault`
+//!            │  fork, fault, churn: the courses of `farfork bench fork`, `fault` and `churn`
 //!            │  soak: that of `farfork stress paging`, on three nodes that are harmed
 //!            │  rpc, connect: those of `farfork bench rpc` and `connect`; stage, links: namespaces without nodes in them
 //!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
@@ -35,6 +35,7 @@ mod samples;
 mod workload;
 
 pub use baseline::criu::CriuError;
+pub use coordinator::churn::{ChurnPlan, run_churn};
 pub use coordinator::connect::{ConnectCase, ConnectPlan, run_connect};
 pub use coordinator::fault::{FaultPlan, run_fault};
 pub use coordinator::fork::{Progress, run};
@@ -45,6 +46,7 @@ pub use coordinator::stress::{StressOutcome, stress_rpc};
 pub use end::be_end;
 pub use error::BenchError;
 pub use plan::{ForkPlan, Peer};
+pub use report::churn::ChurnReport;
 pub use report::connect::ConnectReport;
 pub use report::fault::FaultReport;
 pub use report::fork::ForkReport;

@@ -43,6 +43,8 @@ pub struct ForkPlan {
     pub access: Access,
     /// In what pages the parents have their memory.
     pub page_size: PageSize,
+    /// Strategies that are measured beside each other, as `farfork fork --strategy` takes them.
+    pub strategies: Vec<String>,
     /// Whether memory is encrypted between the nodes, as it is unless both are told not to.
     pub encrypted: bool,
     /// Whom to measure beside farfork.
@@ -67,6 +69,7 @@ impl Default for ForkPlan {
             order: Order::Random,
             access: Access::Read,
             page_size: PageSize::Small,
+            strategies: Vec::new(),
             encrypted: true,
             peer: None,
             samples_file: None,

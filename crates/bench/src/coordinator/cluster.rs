@@ -26,6 +26,10 @@ const ASK_INTERVAL: Duration = Duration::from_millis(20);
 /// For any one request; a child that touches 1 GiB on a busy machine takes seconds.
 const REQUEST_LIMIT: Duration = Duration::from_secs(120);
 
+/// For a working set to be told, which a pager does when a child has ended; and between two looks for it.
+const REPORT_LIMIT: Duration = Duration::from_secs(2);
+const REPORT_INTERVAL: Duration = Duration::from_millis(50);
+
 /// The signal's number.
 const KILL: u32 = 9;
 
@@ -163,6 +167,50 @@ impl Cluster {
         Ok(Child { sent_unix_ns, answer, said })
     }
 
+    /// The same, with what its node knows of it at its end.
+    pub(crate) async fn fork_counted(
+        &mut self,
+        seed: &str,
+        place: Place,
+        payload: &str,
+        wanted: Wanted<'_>,
+    ) -> Result<(Child, v1::ChildDetail), BenchError> {
+        let (sent, sent_at) = (Instant::now(), SystemTime::now());
+        let child = self.begin(seed, place, payload, wanted).await?;
+        let answer = sent.elapsed();
+        let said = self.said(&child).await?;
+        let detail = self.detail(&child).await?;
+        self.remove(&child).await?;
+        let sent_unix_ns = sent_at.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i64;
+        Ok((Child { sent_unix_ns, answer, said }, detail))
+    }
+
+    /// Waits until the owner of a seed knows what its last child touched, or seems not to be told anything.
+    pub(crate) async fn wait_for_report(&mut self, seed: &str) -> Result<(), BenchError> {
+        let give_up = Instant::now() + REPORT_LIMIT;
+        let mut last = None;
+        while Instant::now() < give_up {
+            let request = v1::InspectRequest { id: seed.to_owned() };
+            let answer = self.client.inspect(client::within(REQUEST_LIMIT, request)).await.map_err(told(seed))?;
+            let Some(v1::inspect_response::Object::Seed(detail)) = answer.into_inner().object else { break };
+            if detail.working_set_bytes > 0 && last == Some(detail.working_set_bytes) {
+                break;
+            }
+            last = Some(detail.working_set_bytes);
+            tokio::time::sleep(REPORT_INTERVAL).await;
+        }
+        Ok(())
+    }
+
+    async fn detail(&mut self, child: &str) -> Result<v1::ChildDetail, BenchError> {
+        let request = v1::InspectRequest { id: child.to_owned() };
+        let inspected = self.client.inspect(client::within(REQUEST_LIMIT, request)).await;
+        Ok(match inspected.map_err(told(child))?.into_inner().object {
+            Some(v1::inspect_response::Object::Child(detail)) => detail,
+            _ => v1::ChildDetail::default(),
+        })
+    }
+
     /// Starts a child that takes all of its memory and never runs; some of it has come then.
     pub(crate) async fn start_streaming(&mut self, seed: &str, place: Place) -> Result<Streaming, BenchError> {
         let child = self.begin(seed, place, "none", Wanted { paused: true, ..Wanted::default() }).await?;
@@ -173,23 +221,40 @@ impl Cluster {
         Ok(Streaming { child, progress })
     }
 
+    /// Starts such a child of each seed, then has all of them take their memory at the same time; how long each took, from the moment
+    /// at which all were asked.
+    pub(crate) async fn stream_all(&mut self, seeds: &[String], place: Place) -> Result<Vec<Duration>, BenchError> {
+        let mut children = Vec::new();
+        for seed in seeds {
+            // Nothing is fetched for a child that never runs before it is told to settle.
+            let wanted = Wanted { strategy: "cow,first", paused: true };
+            children.push(self.begin(seed, place, "none", wanted).await?);
+        }
+        let asked = Instant::now();
+        let settled = children.iter().map(|child| settle(self.client.clone(), child));
+        let ends = futures_util::future::try_join_all(settled).await?;
+        for child in &children {
+            self.kill(child).await?;
+        }
+        Ok(ends.into_iter().map(|end| end.duration_since(asked)).collect())
+    }
+
     /// Ends such a child; tells whether it had not all of its memory yet.
     pub(crate) async fn end_streaming(&mut self, streaming: Streaming) -> Result<bool, BenchError> {
         let Streaming { child, progress } = streaming;
-        let inspected =
-            self.client.inspect(client::within(REQUEST_LIMIT, v1::InspectRequest { id: child.clone() })).await;
-        let is_underway = match inspected.map_err(told(&child))?.into_inner().object {
-            Some(v1::inspect_response::Object::Child(detail)) => {
-                detail.memory.and_then(|memory| memory.remote_bytes).is_some_and(|remote| remote > 0)
-            }
-            _ => false,
-        };
+        let remote_bytes = self.detail(&child).await?.memory.and_then(|memory| memory.remote_bytes);
+        let is_underway = remote_bytes.is_some_and(|remote| remote > 0);
         drop(progress);
-        let request = v1::KillRequest { child: child.clone(), signal: KILL };
-        self.client.kill(client::within(REQUEST_LIMIT, request)).await.map_err(told(&child))?;
-        // It ends by the signal, which is not how children of a benchmark should.
-        let _ = self.wait(&child).await;
+        self.kill(&child).await?;
         Ok(is_underway)
+    }
+
+    async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
+        let request = v1::KillRequest { child: child.to_owned(), signal: KILL };
+        self.client.kill(client::within(REQUEST_LIMIT, request)).await.map_err(told(child))?;
+        // It ends by the signal, which is not how children of a benchmark should.
+        let _ = self.wait(child).await;
+        Ok(())
     }
 
     /// Starts one child; gives its id.
@@ -231,6 +296,13 @@ impl Cluster {
 
     /// What a child wrote until its end. Its node forgets it.
     async fn wait(&mut self, child: &str) -> Result<String, BenchError> {
+        let said = self.said(child).await?;
+        self.remove(child).await?;
+        Ok(said)
+    }
+
+    /// What a child wrote until its end.
+    async fn said(&mut self, child: &str) -> Result<String, BenchError> {
         let request = v1::WaitRequest { children: vec![child.to_owned()], results: true };
         let events = self.client.wait(client::within(REQUEST_LIMIT, request)).await;
         let mut events = events.map_err(told(child))?.into_inner();
@@ -242,9 +314,14 @@ impl Cluster {
                 other => return Err(BenchError::Child { child: child.to_owned(), how: format!("{other:?}") }),
             }
         }
+        Ok(String::from_utf8_lossy(&said).into_owned())
+    }
+
+    /// Has its node forget a child that has ended.
+    async fn remove(&mut self, child: &str) -> Result<(), BenchError> {
         let request = v1::RemoveRequest { child: child.to_owned() };
         self.client.remove(client::within(REQUEST_LIMIT, request)).await.map_err(told(child))?;
-        Ok(String::from_utf8_lossy(&said).into_owned())
+        Ok(())
     }
 }
 
@@ -254,6 +331,19 @@ impl Drop for Cluster {
             eprintln!("farfork: the benchmark's nodes are not removed completely: {error}");
         }
     }
+}
+
+/// Has a child take all of its memory; when it had.
+async fn settle(mut client: Client, child: &str) -> Result<Instant, BenchError> {
+    let request = v1::SettleRequest { child: child.to_owned() };
+    let answer = client.settle(client::within(REQUEST_LIMIT, request)).await;
+    let mut progress = answer.map_err(told(child))?.into_inner();
+    while let Some(told_now) = progress.message().await.map_err(told(child))? {
+        if told_now.is_settled {
+            break;
+        }
+    }
+    Ok(Instant::now())
 }
 
 /// A client of a node that hears of the other one.

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -23,6 +23,9 @@ use crate::workload::single::{SINGLE, Single};
 /// Memory of the parent of the children that fault, in MiB: pages far from each other.
 const MEMORY_MIB: u64 = 64;
 
+/// Memory of each of several that stream side by side, in MiB: enough that none is done before the last has begun.
+const STREAMED_MIB: u64 = 64;
+
 /// Between two faults back to back: who thinks for so long does not scan memory, and the machine is still awake.
 const GAP: Duration = Duration::from_micros(100);
 
@@ -40,6 +43,8 @@ pub struct FaultPlan {
     pub idle_faults: usize,
     /// Memory that is streamed beside them, in MiB.
     pub stream_mib: u64,
+    /// Children of as many seeds that take all of their memory at the same time; none for none.
+    pub streams: usize,
     /// Whether memory is encrypted between the nodes.
     pub encrypted: bool,
     /// Where each sample is written to.
@@ -59,6 +64,10 @@ pub(crate) enum Timed {
         /// How it waits.
         waiting: Waiting,
     },
+    /// All memory of one of several children that take theirs at the same time.
+    Stream,
+    /// The slowest of these, divided by their mean: no time, but a number.
+    SlowestStream,
     /// The exchange of a request and a page, and the kernel's copy: the floor.
     Floor {
         /// How it waits.
@@ -90,19 +99,23 @@ pub async fn run_fault(
     let parents = [MEMORY_MIB, plan.stream_mib].map(|mib| Single::start(&program, mib, payload));
     let [parent, streamed] = parents;
     let (parent, streamed) = (parent?, streamed?);
+    let streams = Streams::start(plan, &program)?;
     let floor = FAULT.install(cluster.scratch())?;
     let mut course = Course { plan, cluster, samples, seed: String::new(), stream_seed: String::new() };
     course.seed = course.cluster.prepare(parent.pid()).await?.seed;
     course.stream_seed = course.cluster.prepare(streamed.pid()).await?.seed;
     let mut done = 0;
+    let steps = STEPS.into_iter().filter(|step| plan.streams > 0 || !matches!(step, Step::Streams));
+    let steps: Vec<Step> = steps.collect();
     for _ in 0..plan.runs {
-        for step in STEPS {
-            if show(RpcProgress { done, steps: plan.runs * STEPS.len(), what: step.text().to_owned() }).is_break() {
+        for step in steps.iter().copied() {
+            if show(RpcProgress { done, steps: plan.runs * steps.len(), what: step.text().to_owned() }).is_break() {
                 return Err(BenchError::Interrupted);
             }
             match step {
                 Step::Alone => course.alone().await?,
                 Step::BesideStream => course.beside_stream().await?,
+                Step::Streams => course.streams(&streams).await?,
                 Step::Bare(waiting) => course.bare(&floor, waiting)?,
             }
             done += 1;
@@ -119,15 +132,18 @@ enum Step {
     Alone,
     BesideStream,
     Bare(Waiting),
+    Streams,
 }
 
-const STEPS: [Step; 4] = [Step::Alone, Step::Bare(Waiting::Sleep), Step::Bare(Waiting::Spin), Step::BesideStream];
+const STEPS: [Step; 5] =
+    [Step::Alone, Step::Bare(Waiting::Sleep), Step::Bare(Waiting::Spin), Step::BesideStream, Step::Streams];
 
 impl Step {
     fn text(self) -> &'static str {
         match self {
             Self::Alone => "faults of a child",
             Self::BesideStream => "faults beside a stream",
+            Self::Streams => "streams side by side",
             Self::Bare(Waiting::Sleep) => "bare programs that sleep",
             Self::Bare(Waiting::Spin) => "bare programs that spin",
         }
@@ -176,7 +192,25 @@ impl Course<'_> {
         Ok(())
     }
 
-    fn bare(&mut self, program: &std::path::Path, waiting: Waiting) -> Result<(), BenchError> {
+    /// Children of several seeds that never run take all of their memory, all from the same moment on. Each has its seed for this
+    /// once: what one leaves behind on its node, the next would find.
+    async fn streams(&mut self, streams: &Streams) -> Result<(), BenchError> {
+        let mut seeds = Vec::new();
+        for parent in &streams.0 {
+            seeds.push(self.cluster.prepare(parent.pid()).await?.seed);
+        }
+        let took = self.cluster.stream_all(&seeds, Place::Other).await?;
+        for seed in &seeds {
+            self.cluster.drop_seed(seed).await?;
+        }
+        let us: Vec<f64> = took.iter().map(|time| time.as_secs_f64() * 1e6).collect();
+        let mean = us.iter().sum::<f64>() / us.len() as f64;
+        let slowest = us.iter().copied().fold(0.0, f64::max);
+        self.add(Timed::Stream, Pace::BackToBack, us)?;
+        self.add(Timed::SlowestStream, Pace::BackToBack, [slowest / mean])
+    }
+
+    fn bare(&mut self, program: &Path, waiting: Waiting) -> Result<(), BenchError> {
         let mut bare = BareFaults::open(program, self.cluster.nodes(), waiting)?;
         for (pace, count, gap) in [(Pace::BackToBack, self.plan.faults, GAP), (Pace::Idle, self.plan.idle_faults, IDLE)]
         {
@@ -185,5 +219,15 @@ impl Course<'_> {
             self.add(Timed::Floor { waiting }, pace, served.iter().map(|one| one.exchange_us + one.copy_us))?;
         }
         Ok(())
+    }
+}
+
+/// Parents whose memory is streamed at the same time.
+struct Streams(Vec<Single>);
+
+impl Streams {
+    fn start(plan: &FaultPlan, program: &Path) -> Result<Self, BenchError> {
+        let start = |_| Single::start(program, STREAMED_MIB, PAYLOAD_PATH.as_ref());
+        (0..plan.streams).map(start).collect::<Result<_, _>>().map(Self)
     }
 }

@@ -1,6 +1,7 @@
 //! Starts nodes and has things happen in order. `cluster` has the nodes and the requests to them; each benchmark has a
 //! file with its course.
 
+pub(crate) mod churn;
 pub(crate) mod cluster;
 pub(crate) mod connect;
 pub(crate) mod fault;

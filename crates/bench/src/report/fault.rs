@@ -75,8 +75,19 @@ impl FaultReport {
             "encrypted": self.plan.encrypted,
             "stream_mib": self.plan.stream_mib,
             "beside_stream_p99_ratio": self.stream_ratio(),
+            "streams": self.streams_document(),
             "figures": ROWS.into_iter().filter_map(figure).collect::<Vec<_>>(),
         })
+    }
+
+    /// Several streams side by side: how long each took, and the slowest ÷ the mean of its round.
+    fn streams_document(&self) -> Option<Value> {
+        let (each, ratio) =
+            (self.spread(Timed::Stream, Pace::BackToBack)?, self.spread(Timed::SlowestStream, Pace::BackToBack)?);
+        let rounds = ratio.count;
+        Some(
+            json!({ "count": self.plan.streams, "rounds": rounds, "p50_us": each.median, "slowest_ratio": ratio.median }),
+        )
     }
 
     /// For people.
@@ -102,6 +113,14 @@ impl FaultReport {
             text +=
                 &format!("Beside a stream of {} MiB the p99 is {ratio:.1} × the p50 alone.\n", self.plan.stream_mib);
         }
+        let of = |timed| self.spread(timed, Pace::BackToBack);
+        if let (Some(each), Some(ratio)) = (of(Timed::Stream), of(Timed::SlowestStream)) {
+            let (ms, count) = (figure(each.median / 1e3), self.plan.streams);
+            text += &format!(
+                "{count} children of {count} seeds side by side take all their memory, in {ms} ms each; the slowest {:.2} × the mean.\n",
+                ratio.median
+            );
+        }
         text += "floor: a request and a page over the link in clear, and UFFDIO_COPY, by two bare programs, same run\n";
         text += "a bare pager: these programs serving a thread's fault; sleeping, spinning: how they wait\n";
         text
@@ -120,14 +139,25 @@ mod tests {
         add(Timed::BesideStream, Pace::BackToBack, 120.0);
         add(Timed::Floor { waiting: Waiting::Sleep }, Pace::BackToBack, 40.0);
         add(Timed::Farfork, Pace::Idle, 90.0);
-        let plan =
-            FaultPlan { runs: 1, faults: 1, idle_faults: 1, stream_mib: 64, encrypted: true, samples_file: None };
+        add(Timed::Stream, Pace::BackToBack, 2e5);
+        add(Timed::SlowestStream, Pace::BackToBack, 1.25);
+        let plan = FaultPlan {
+            runs: 1,
+            faults: 1,
+            idle_faults: 1,
+            stream_mib: 64,
+            streams: 8,
+            encrypted: true,
+            samples_file: None,
+        };
         let report = FaultReport::new(&plan, samples);
         let document = report.document();
         let figures = document["figures"].as_array().unwrap();
         assert_eq!(figures.len(), 4, "what was not measured is not told: {document}");
         assert_eq!((&figures[0]["of"], &figures[0]["floor_ratio"]), (&"farfork".into(), &1.5.into()));
         assert_eq!(document["beside_stream_p99_ratio"], 2.0);
+        assert_eq!((&document["streams"]["slowest_ratio"], &document["streams"]["count"]), (&1.25.into(), &8.into()));
+        assert!(report.text().contains("the slowest 1.25 × the mean"), "{}", report.text());
         assert!(report.text().contains("2.0 × the p50 alone"), "{}", report.text());
         assert!(report.text().lines().all(|line| line.chars().count() <= 110), "{}", report.text());
     }

@@ -1,5 +1,6 @@
 //! What a run amounts to: tables for people, one document for scripts. `table` is what all benchmarks share.
 
+pub(crate) mod churn;
 pub(crate) mod connect;
 pub(crate) mod fault;
 pub(crate) mod fork;

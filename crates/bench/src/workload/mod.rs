@@ -1,6 +1,7 @@
 //! Programs that are measured. One file each, with the program beside it.
 
 pub(crate) mod calls;
+pub(crate) mod churn;
 pub(crate) mod handshakes;
 pub(crate) mod micro;
 pub(crate) mod single;

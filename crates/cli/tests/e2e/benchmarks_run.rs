@@ -13,9 +13,11 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_prints_every_figure_and_leaves_nothing", fork),
+    Test::alone("fork_compares_strategies", fork_compares_strategies),
     Test::alone("fork_writes_sequentially", fork_writes_sequentially),
     Test::alone("fork_refuses_what_does_not_fit_into_memory", fork_refuses),
     Test::alone("connect_prints_every_case_and_leaves_nothing", connect),
+    Test::alone("churn_finds_no_wrong_page_and_leaves_nothing", churn),
     Test::alone("a_missing_peer_is_named_with_what_to_do", missing_peer),
 ];
 
@@ -80,8 +82,18 @@ fn fork() {
 }
 
 /// What a document has at its top.
-const FORK_KEYS: [&str; 9] =
-    ["benchmark", "elapsed_s", "figures", "load_average", "machine", "notes", "plan", "reference", "version"];
+const FORK_KEYS: [&str; 10] = [
+    "benchmark",
+    "elapsed_s",
+    "figures",
+    "load_average",
+    "machine",
+    "notes",
+    "plan",
+    "reference",
+    "strategies",
+    "version",
+];
 
 fn require_figure(document: &Value, mib: u64, (by, name, node, pace): (&str, &str, Option<&str>, &str)) {
     let figures = document["figures"].as_array().expect("a list of figures");
@@ -100,6 +112,23 @@ fn require_figure(document: &Value, mib: u64, (by, name, node, pace): (&str, &st
     let is_compared = by == "farfork" && ["checkpoint", "prepare", "resume", "execution"].contains(&name);
     assert_eq!(figure["reference"].is_number(), is_compared, "{figure}");
     assert_eq!(figure["below_reference"].is_boolean(), is_compared, "{figure}");
+}
+
+/// Strategies are told apart: by what their first child asked for, and by what its node kept for the second.
+fn fork_compares_strategies() {
+    let document = run(&["--mib", "4", "--runs", "1", "--strategies", "cow", "--strategies", "cow,cache"]);
+    let strategies = document["strategies"].as_array().expect("a list of strategies");
+    assert_eq!(strategies.len(), 2, "{document}");
+    let count = |strategy: usize, child: &str, what: &str| {
+        strategies[strategy][child][what].as_f64().unwrap_or_else(|| panic!("no {child} {what}: {document}"))
+    };
+    for strategy in [0, 1] {
+        assert!(count(strategy, "first", "faults_missing") >= 1024.0, "{document}");
+        assert!(count(strategy, "first", "network_bytes") >= 4e6, "{document}");
+        assert!(count(strategy, "first", "touching_ms") > 0.0, "{document}");
+    }
+    assert!(count(0, "second", "faults_missing") >= 1024.0 && count(0, "second", "cached_bytes") == 0.0, "{document}");
+    assert!(count(1, "second", "network_bytes") == 0.0 && count(1, "second", "cached_bytes") >= 4e6, "{document}");
 }
 
 fn fork_writes_sequentially() {
@@ -135,6 +164,16 @@ fn connect() {
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     // For each number of clients the floor, and three figures with each protection.
     assert_eq!(lines.len(), 2 * (1 + 3 * 3));
+}
+
+/// Programs that change their memory hard while it comes run right: else the benchmark fails.
+fn churn() {
+    let document = run_benchmark("churn", &["--mib", "8", "--runs", "1"]);
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let keys = |figure: &Value| (figure["deed"].to_string(), figure["node"].to_string());
+    let found: BTreeSet<_> = figures.iter().map(keys).collect();
+    assert_eq!((found.len(), figures.len()), (15, 15), "five deeds, unforked and on both nodes: {document}");
+    assert!(figures.iter().all(|figure| figure["unforked_ratio"].as_f64() > Some(0.0)), "{document}");
 }
 
 fn missing_peer() {

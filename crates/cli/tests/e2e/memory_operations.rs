@@ -4,8 +4,11 @@
 use crate::harness::{Cluster, Parent, Program, Seed};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] =
-    &[Test::shared("one_child_after_another", one_by_one), Test::shared("eight_children_at_once", at_once)];
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("one_child_after_another", one_by_one),
+    Test::shared("eight_children_at_once", at_once),
+    Test::shared("a_collected_heap_grows_and_shrinks", collected_heap),
+];
 
 fn start() -> Parent {
     Parent::start(Program::Resource("memory_operations"), &[])
@@ -26,5 +29,16 @@ fn at_once(cluster: &Cluster) {
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[1, 2])]);
     seed.check_answers(&parent, &children, &numbers);
+    parent.require_unharmed();
+}
+
+/// Go's collector marks, sweeps, grows its heap and gives it back, all of it in memory that has not come yet.
+fn collected_heap(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Heap, &["32"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    for (number, strategy) in [(1, "prefetch,first"), (2, "cow,first"), (3, "cache")] {
+        seed.fork_and_check(&parent, number, &["--to", cluster.name(1), "--strategy", strategy]);
+    }
+    seed.fork_and_check(&parent, 4, &[]);
     parent.require_unharmed();
 }

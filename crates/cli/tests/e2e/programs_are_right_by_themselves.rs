@@ -14,10 +14,11 @@ pub(crate) const TESTS: &[Test] = &[Test::alone("without_farfork", without_farfo
 const PROGRAM_LIMIT: Duration = Duration::from_secs(60);
 
 /// Not among them: fork_advice, which only a fork makes right.
-const PROGRAMS: [(Program, &str); 16] = [
+const PROGRAMS: [(Program, &str); 17] = [
     (Program::Waits, "4"),
     (Program::Threads, "4"),
     (Program::Goroutines, "4"),
+    (Program::Heap, "4"),
     (Program::Arrays, "4"),
     (Program::Resource("registers"), ""),
     (Program::Resource("tasks"), ""),

@@ -3,11 +3,13 @@
 //! order of events, `steps` how each thing is measured.
 
 mod steps;
+pub(crate) mod strategies;
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use self::strategies::StrategyFigures;
 use crate::baseline::criu::{self, Mode};
 use crate::baseline::link::LINK;
 use crate::coordinator::cluster::Cluster;
@@ -59,9 +61,9 @@ pub async fn run(
     let mut course = Course::start(plan, farfork, samples).await?;
     course.notes = notes;
     course.measure_all(&steps, progress).await?;
-    let Course { cluster, samples, notes, .. } = course;
+    let Course { cluster, samples, notes, strategies, .. } = course;
     cluster.end()?;
-    Ok(ForkReport { plan: plan.clone(), samples, notes, elapsed: began.elapsed(), load_before })
+    Ok(ForkReport { plan: plan.clone(), samples, strategies, notes, elapsed: began.elapsed(), load_before })
 }
 
 /// A run that is under way.
@@ -72,6 +74,7 @@ struct Course<'a> {
     micro: PathBuf,
     link: PathBuf,
     samples: Samples<Key>,
+    strategies: Vec<StrategyFigures>,
     notes: Vec<String>,
 }
 
@@ -90,7 +93,8 @@ impl<'a> Course<'a> {
         let cluster = Cluster::start(farfork, plan.encrypted).await?;
         let micro = MICRO.install(cluster.scratch())?;
         let link = LINK.install(cluster.scratch())?;
-        let course = Self { plan, cluster, micro, link, samples, notes: Vec::new() };
+        let (strategies, notes) = Default::default();
+        let course = Self { plan, cluster, micro, link, samples, strategies, notes };
         course.warm_up()?;
         Ok(course)
     }
@@ -108,12 +112,17 @@ impl<'a> Course<'a> {
         for (done, step) in steps.iter().enumerate() {
             progress(Progress { done, steps: steps.len(), mib: Some(step.mib) });
             self.cluster.reconnect().await?;
-            if subject.as_ref().is_none_or(|subject| subject.mib != step.mib) {
+            let is_next_size = subject.as_ref().is_none_or(|subject| subject.mib != step.mib);
+            if is_next_size {
                 // The last one's memory is free before the next takes its own.
                 self.finish(subject.take()).await?;
                 subject = Some(self.subject(step.mib)?);
             }
             let subject = subject.as_mut().expect("made above");
+            if is_next_size {
+                let figures = self.strategies(subject).await?;
+                self.strategies.extend(figures);
+            }
             let left = end.saturating_duration_since(Instant::now());
             let deadline = Instant::now() + share(&steps[done..], self.plan.runs, left);
             let quota = Quota::new(step.runs_min(left), self.plan.runs, deadline);

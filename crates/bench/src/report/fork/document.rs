@@ -29,6 +29,7 @@ impl ForkReport {
             "elapsed_s": self.elapsed.as_secs_f64(),
             "reference": reference::SOURCE,
             "figures": figures,
+            "strategies": self.strategies,
             "notes": self.notes,
         })
     }

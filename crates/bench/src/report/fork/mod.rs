@@ -2,11 +2,13 @@
 
 mod document;
 mod peer;
+mod strategies;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
+use crate::coordinator::fork::strategies::StrategyFigures;
 use crate::figure::{By, Figure, Key, Pace, Place};
 use crate::machine::Machine;
 use crate::plan::ForkPlan;
@@ -19,6 +21,8 @@ use crate::samples::{Samples, Spread};
 pub struct ForkReport {
     pub(crate) plan: ForkPlan,
     pub(crate) samples: Samples<Key>,
+    /// Strategies beside each other.
+    pub(crate) strategies: Vec<StrategyFigures>,
     /// What a reader should know beside the figures.
     pub(crate) notes: Vec<String>,
     /// How long it took.
@@ -30,11 +34,18 @@ pub struct ForkReport {
 impl ForkReport {
     /// The tables, with what is needed to read them; no line is longer than 100 columns.
     pub fn text(&self) -> String {
-        let tables =
-            [Some(self.checkpoint()), Some(self.prepare()), Some(self.resume()), Some(self.execution()), self.peer()];
+        let tables = [
+            Some(self.checkpoint()),
+            Some(self.prepare()),
+            Some(self.resume()),
+            Some(self.execution()),
+            self.of_strategies(),
+            self.peer(),
+        ];
         let tables: Vec<String> = tables.into_iter().flatten().map(|table| table.text()).collect();
         let mut text = format!("{}\n\n{}\n\n", self.head(), tables.join("\n\n"));
-        for note in self.legend().iter().chain(&self.peer_legend()).chain(&self.notes) {
+        for note in self.legend().iter().chain(&self.strategies_legend()).chain(&self.peer_legend()).chain(&self.notes)
+        {
             text += &format!("{note}\n");
         }
         text

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::ForkReport;
+use crate::coordinator::fork::strategies::{ChildFigures, StrategyFigures};
 use crate::figure::{By, Figure, Key, Pace, Place};
 use crate::plan::{ForkPlan, Peer};
 use crate::reference::SIZES_MIB;
@@ -40,7 +41,15 @@ fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkReport {
         }
     }
     let plan = ForkPlan { sizes_mib: sizes_mib.to_vec(), peer: Some(Peer::Criu), ..ForkPlan::default() };
-    ForkReport { plan, samples, notes: Vec::new(), elapsed: Duration::from_secs(240), load_before: 0.5 }
+    let child = ChildFigures { samples: 5, whole_ms: scale_ms, network_bytes: 1e9, ..ChildFigures::default() };
+    let of_size = |mib: &u64| StrategyFigures {
+        mib: *mib,
+        strategy: "prefetch,cache".to_owned(),
+        first: child.clone(),
+        second: child.clone(),
+    };
+    let strategies = sizes_mib.iter().map(of_size).collect();
+    ForkReport { plan, samples, strategies, notes: Vec::new(), elapsed: Duration::from_secs(240), load_before: 0.5 }
 }
 
 #[test]

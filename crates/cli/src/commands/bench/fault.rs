@@ -15,6 +15,7 @@ use crate::{Global, output, privilege};
 ///
 /// Starts two nodes on this machine. Children on one of them touch pages far from each other, one by one, and tell how long
 /// each touch took: back to back, after 150 ms of idleness, and while all of another child's memory streams to the same node.
+/// And children of several seeds take all of their memory at the same time: how long the slowest takes, beside the mean.
 ///
 /// Beside them stand, measured in turn in the same run: what two bare programs need to exchange a request for a page over
 /// the same link and to map a copy of it (the floor), and what a thread sees that they serve.
@@ -39,6 +40,9 @@ pub(crate) struct Fault {
     /// Memory that is streamed beside faults, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 2048, value_parser = clap::value_parser!(u64).range(64..=1 << 20))]
     stream_mib: u64,
+    /// Children of as many seeds of 64 MiB each that take all of their memory at the same time, once a round; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(0..=64))]
+    streams: u64,
     /// Whether memory is encrypted between the nodes; they prove who they are either way.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
@@ -64,6 +68,7 @@ impl Fault {
             faults: self.faults as usize,
             idle_faults: self.idle_faults as usize,
             stream_mib: self.stream_mib,
+            streams: self.streams as usize,
             encrypted: self.encryption == "on",
             samples_file: self.samples,
         }

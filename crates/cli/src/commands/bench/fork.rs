@@ -37,6 +37,8 @@ Examples:
   farfork bench fork --mib 1,64 --runs 5               a first impression, in seconds
   farfork bench fork --write --samples samples.jsonl   pages are written; each sample goes to a file
   farfork bench fork --huge                            the program's memory is in huge pages
+  farfork bench fork --strategies cow --strategies eager --strategies prefetch,cache
+                                                       these side by side, too
   farfork bench fork --peer criu                       beside CRIU, in the same run
   farfork bench fork --json                            one JSON document
 
@@ -62,6 +64,10 @@ pub(crate) struct Fork {
     /// Have the program's memory in huge pages of 2 MiB; else in small ones of 4 KiB.
     #[arg(long)]
     huge: bool,
+    /// Measure this strategy too, as `farfork fork --strategy` takes it: a first child of a seed on the other node, and a second, up to
+    /// five times; for several, again.
+    #[arg(long, value_name = "STRATEGY")]
+    strategies: Vec<String>,
     /// Whether memory is encrypted between the nodes; they prove who they are either way.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
@@ -101,7 +107,8 @@ impl Fork {
     fn plan(self) -> ForkPlan {
         let peer = self.peer.map(|_| Peer::Criu);
         let encrypted = self.encryption == "on";
-        let mut plan = ForkPlan { peer, encrypted, samples_file: self.samples, ..ForkPlan::default() };
+        let strategies = self.strategies;
+        let mut plan = ForkPlan { peer, encrypted, strategies, samples_file: self.samples, ..ForkPlan::default() };
         if !self.mib.is_empty() {
             plan.sizes_mib = self.mib;
             plan.sizes_mib.sort_unstable();

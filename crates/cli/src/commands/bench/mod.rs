@@ -2,6 +2,7 @@
 //! and what is shown while they run.
 
 mod bar;
+mod churn;
 mod connect;
 mod end;
 mod fault;
@@ -25,6 +26,7 @@ Examples:
   farfork bench rpc --runs 1
   farfork bench connect
   farfork bench fault
+  farfork bench churn
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct Bench {
@@ -38,6 +40,7 @@ enum Benchmark {
     Rpc(rpc::Rpc),
     Connect(connect::Connect),
     Fault(fault::Fault),
+    Churn(churn::Churn),
     #[command(hide = true)]
     End(end::End),
 }
@@ -49,6 +52,7 @@ impl Bench {
             Benchmark::Rpc(benchmark) => benchmark.run(global),
             Benchmark::Connect(benchmark) => benchmark.run(global),
             Benchmark::Fault(benchmark) => benchmark.run(global),
+            Benchmark::Churn(benchmark) => benchmark.run(global),
             Benchmark::End(end) => end.run(),
         }
     }

@@ -20,6 +20,8 @@ pub(crate) enum Program {
     Threads,
     /// Go.
     Goroutines,
+    /// Go, with a heap that grows and shrinks in children.
+    Heap,
     /// CPython with NumPy.
     Arrays,
     /// One of the programs that check one kernel resource, by name.
@@ -49,6 +51,7 @@ impl Program {
             Self::Waits => ("parents/waits.c".into(), &["gcc", "-static"]),
             Self::Threads => ("parents/threads.cpp".into(), &["g++", "-std=c++17"]),
             Self::Goroutines => ("parents/goroutines.go".into(), &["go", "build"]),
+            Self::Heap => ("parents/heap.go".into(), &["go", "build"]),
             Self::Arrays => unreachable!("Python is not compiled"),
             Self::Resource(name) => (format!("resources/{name}.c"), &["gcc"]),
             Self::Situation(name) => (format!("situations/{name}.c"), &["gcc"]),

@@ -1,0 +1,80 @@
+//! The course of `farfork bench churn`: children that change their memory hard while it comes, in turn with the same program
+//! unforked.
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::cluster::Cluster;
+use super::rpc::RpcProgress;
+use crate::error::BenchError;
+use crate::figure::Place;
+use crate::report::churn::ChurnReport;
+use crate::samples::Samples;
+use crate::workload::churn::{CHURN, Churn, Deed};
+use crate::workload::micro::PAYLOAD_PATH;
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct ChurnPlan {
+    /// Private memory of the program, in MiB.
+    pub mib: u64,
+    /// Rounds in which everything is measured in turn.
+    pub runs: usize,
+    /// Whether memory is encrypted between the nodes.
+    pub encrypted: bool,
+}
+
+/// A figure, in µs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Key {
+    pub(crate) deed: Deed,
+    /// Where the child was; none where the program was not forked.
+    pub(crate) node: Option<Place>,
+}
+
+/// Where what is done is done, in turn.
+const PLACES: [Option<Place>; 3] = [None, Some(Place::Own), Some(Place::Other)];
+
+/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+///
+/// # Errors
+/// What ended it early; a wrong page is such.
+pub async fn run_churn(
+    plan: &ChurnPlan,
+    farfork: PathBuf,
+    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
+) -> Result<ChurnReport, BenchError> {
+    let mut cluster = Cluster::start(farfork, plan.encrypted).await?;
+    let program = CHURN.install(cluster.scratch())?;
+    let payload = cluster.scratch().join("deed");
+    let parent = Churn::start(&program, plan.mib, PAYLOAD_PATH.as_ref())?;
+    let seed = cluster.prepare(parent.pid()).await?.seed;
+    let (mut samples, mut done) = (Samples::new(None), 0);
+    let steps = plan.runs * Deed::ALL.len() * PLACES.len();
+    for _ in 0..plan.runs {
+        for deed in Deed::ALL {
+            for node in PLACES {
+                if show(RpcProgress { done, steps, what: deed.text().to_owned() }).is_break() {
+                    return Err(BenchError::Interrupted);
+                }
+                let us = match node {
+                    Some(place) => Churn::took_us(&cluster.fork(&seed, place, &deed.to_string()).await?.said)?,
+                    None => {
+                        let file = |cause| BenchError::File { path: payload.clone(), cause };
+                        fs::write(&payload, deed.to_string()).map_err(file)?;
+                        Churn::unforked_us(&program, plan.mib, &payload)?
+                    }
+                };
+                let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };
+                samples.add(Key { deed, node }, us).map_err(unwritten)?;
+                done += 1;
+            }
+        }
+    }
+    cluster.drop_seed(&seed).await?;
+    cluster.end()?;
+    Ok(ChurnReport::new(plan, samples))
+}

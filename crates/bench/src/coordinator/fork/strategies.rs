@@ -1,0 +1,105 @@
+//! Strategies side by side: for each, a first child of a fresh seed on the other node that touches every page once, and a second,
+//! for which the seed's working set is known then, and the node's cache filled where the strategy has one.
+
+use farfork_node::api::v1::PagerStats;
+use serde::Serialize;
+
+use super::{Course, Subject};
+use crate::coordinator::cluster::Wanted;
+use crate::error::BenchError;
+use crate::figure::Place;
+use crate::samples::Spread;
+use crate::workload::micro::{ChildReport, PAGE_BYTES, TOUCH, ms};
+
+/// Rounds of a strategy and size, at most: each makes and drops a seed.
+const ROUNDS_MAX: usize = 5;
+
+/// What a strategy came to, with a parent of one size.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct StrategyFigures {
+    pub(crate) mib: u64,
+    pub(crate) strategy: String,
+    pub(crate) first: ChildFigures,
+    pub(crate) second: ChildFigures,
+}
+
+/// Medians of one of the two children.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct ChildFigures {
+    pub(crate) samples: usize,
+    /// From the request to the last page, and of that the touching: what is there before the child runs is in the former alone.
+    pub(crate) whole_ms: f64,
+    pub(crate) touching_ms: f64,
+    /// Faults whose page had to be asked for.
+    pub(crate) faults_missing: f64,
+    pub(crate) round_trips: f64,
+    /// Bytes that crossed the network.
+    pub(crate) network_bytes: f64,
+    /// Bytes that its node had kept of a child before it.
+    pub(crate) cached_bytes: f64,
+    /// Memory of the seed that it never fetched, at its end.
+    pub(crate) remote_bytes: f64,
+}
+
+/// One child.
+struct Sample([f64; 7]);
+
+impl Course<'_> {
+    /// Measures all strategies of the plan, in turn.
+    pub(super) async fn strategies(&mut self, subject: &mut Subject) -> Result<Vec<StrategyFigures>, BenchError> {
+        let mut taken: Vec<[Vec<Sample>; 2]> = self.plan.strategies.iter().map(|_| Default::default()).collect();
+        for _ in 0..self.plan.runs.min(ROUNDS_MAX) {
+            for (strategy, of_strategy) in self.plan.strategies.iter().zip(&mut taken) {
+                let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
+                for samples in of_strategy.iter_mut() {
+                    samples.push(self.one(&seed, strategy).await?);
+                    self.cluster.wait_for_report(&seed).await?;
+                }
+                self.cluster.drop_seed(&seed).await?;
+            }
+        }
+        let figures = |(strategy, [first, second]): (&String, [Vec<Sample>; 2])| StrategyFigures {
+            mib: subject.mib,
+            strategy: strategy.clone(),
+            first: medians(&first),
+            second: medians(&second),
+        };
+        Ok(self.plan.strategies.iter().zip(taken).map(figures).collect())
+    }
+
+    async fn one(&mut self, seed: &str, strategy: &str) -> Result<Sample, BenchError> {
+        let wanted = Wanted { strategy, ..Wanted::default() };
+        let (child, detail) = self.cluster.fork_counted(seed, Place::Other, TOUCH, wanted).await?;
+        let report = ChildReport::parse(&child.said)?;
+        let pager: PagerStats = detail.pager.unwrap_or_default();
+        let touching_ms = ms(report.touch_ns);
+        let remote_bytes = detail.memory.and_then(|memory| memory.remote_bytes).unwrap_or_default();
+        let network_bytes = pager.bytes_fetched.saturating_sub(pager.bytes_same_host);
+        Ok(Sample([
+            ms(report.spoke_unix_ns - child.sent_unix_ns) + touching_ms,
+            touching_ms,
+            pager.faults_missing as f64,
+            pager.round_trips as f64,
+            network_bytes as f64,
+            (pager.pages_cached * PAGE_BYTES) as f64,
+            remote_bytes as f64,
+        ]))
+    }
+}
+
+fn medians(samples: &[Sample]) -> ChildFigures {
+    let median = |index: usize| {
+        let values: Vec<f64> = samples.iter().map(|Sample(values)| values[index]).collect();
+        Spread::of(&values).map_or(0.0, |spread| spread.median)
+    };
+    ChildFigures {
+        samples: samples.len(),
+        whole_ms: median(0),
+        touching_ms: median(1),
+        faults_missing: median(2),
+        round_trips: median(3),
+        network_bytes: median(4),
+        cached_bytes: median(5),
+        remote_bytes: median(6),
+    }
+}

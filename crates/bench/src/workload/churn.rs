@@ -1,0 +1,104 @@
+//! A program that changes its memory hard. `churn.cpp` says how.
+
+use std::fmt::{self, Display};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde::Serialize;
+
+use crate::error::BenchError;
+use crate::program::{Image, Program, numbers};
+
+/// The program.
+pub(crate) const CHURN: Image = Image { name: "churn", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/churn")) };
+
+/// What it does with its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Deed {
+    Decay,
+    Remap,
+    Collect,
+    Forks,
+    Signals,
+}
+
+impl Deed {
+    pub(crate) const ALL: [Self; 5] = [Self::Decay, Self::Remap, Self::Collect, Self::Forks, Self::Signals];
+
+    /// As people read it.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Decay => "an allocator gives back and fills",
+            Self::Remap => "blocks move, grow and shrink",
+            Self::Collect => "a collector copies what lives",
+            Self::Forks => "a hundred processes at once",
+            Self::Signals => "a signal every 200 µs",
+        }
+    }
+}
+
+/// As the program takes it.
+impl Display for Deed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Decay => "decay",
+            Self::Remap => "remap",
+            Self::Collect => "collect",
+            Self::Forks => "forks",
+            Self::Signals => "signals",
+        })
+    }
+}
+
+/// A running parent; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct Churn(Program);
+
+impl Churn {
+    /// Starts the installed program with so much private memory. A child finds its payload in that file.
+    pub(crate) fn start(program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
+        let mut command = Command::new(program);
+        command.arg(mib.to_string()).arg(payload);
+        let mut program = Program::start(CHURN.name, &command)?;
+        let [] = program.answer("ready")?;
+        Ok(Self(program))
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// How long the same takes in a process that was never forked, in µs. `payload` is a file that says what.
+    pub(crate) fn unforked_us(program: &Path, mib: u64, payload: &Path) -> Result<f64, BenchError> {
+        let mut command = Command::new(program);
+        let output = command.arg(mib.to_string()).arg(payload).stdin(Stdio::null()).output();
+        let output = output.map_err(|cause| BenchError::Program { program: CHURN.name, cause })?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        Self::took_us(said.trim().strip_prefix("ready\n").unwrap_or(&said))
+    }
+
+    /// How long it took a child, in µs, as it has said.
+    ///
+    /// # Errors
+    /// It said something else, or pages were wrong.
+    pub(crate) fn took_us(said: &str) -> Result<f64, BenchError> {
+        match numbers(CHURN.name, said, "churned")? {
+            [us, 0] => Ok(us as f64),
+            [_, wrong] => Err(BenchError::Wrong { wrong: wrong.unsigned_abs(), what: "pages of a program" }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Churn;
+
+    #[test]
+    fn wrong_pages_are_an_error() {
+        assert_eq!(Churn::took_us("churned 1500 0\n").unwrap(), 1500.0);
+        assert!(Churn::took_us("churned 1500 2\n").unwrap_err().to_string().starts_with("2 pages"));
+        assert!(Churn::took_us("ready\n").is_err());
+    }
+}
