@@ -43,7 +43,7 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io:
 /// # Errors
 /// As recvmsg(2); `InvalidData` where the message or its descriptors did not fit.
 pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
-    receive_with(socket, into, fds_max, RecvFlags::empty())
+    receive_with(socket, into, (fds_max, 0), RecvFlags::empty()).map(|(bytes, fds, _)| (bytes, fds))
 }
 
 /// As [`receive`], but leaves the message in the socket and never waits: the descriptors are further copies of those
@@ -52,29 +52,49 @@ pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::R
 /// # Errors
 /// As [`receive`]; `WouldBlock` when there is no message.
 pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8], fds_max: usize) -> io::Result<(usize, Vec<OwnedFd>)> {
-    receive_with(socket, into, fds_max, RecvFlags::PEEK | RecvFlags::DONTWAIT)
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    receive_with(socket, into, (fds_max, 0), flags).map(|(bytes, fds, _)| (bytes, fds))
+}
+
+/// As [`peek`], and the pid of the message's sender as this process sees it, where the socket was made to
+/// [tell](tell_sender).
+///
+/// # Errors
+/// As [`peek`].
+pub fn peek_with_sender(
+    socket: BorrowedFd<'_>,
+    into: &mut [u8],
+    fds_max: usize,
+) -> io::Result<(usize, Vec<OwnedFd>, Option<i32>)> {
+    receive_with(socket, into, (fds_max, 1), RecvFlags::PEEK | RecvFlags::DONTWAIT)
 }
 
 fn receive_with(
     socket: BorrowedFd<'_>,
     into: &mut [u8],
-    fds_max: usize,
+    (fds_max, senders_max): (usize, usize),
     flags: RecvFlags,
-) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(fds_max))];
+) -> io::Result<(usize, Vec<OwnedFd>, Option<i32>)> {
+    let room = match senders_max {
+        0 => rustix::cmsg_space!(ScmRights(fds_max)),
+        _ => rustix::cmsg_space!(ScmRights(fds_max), ScmCredentials(senders_max)),
+    };
+    let mut space = vec![MaybeUninit::uninit(); room];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let flags = flags | RecvFlags::CMSG_CLOEXEC;
     let received = rustix::net::recvmsg(socket.as_fd(), &mut [IoSliceMut::new(into)], &mut ancillary, flags)?;
-    let mut fds = Vec::new();
+    let (mut fds, mut sender) = (Vec::new(), None);
     for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(passed) = message {
-            fds.extend(passed);
+        match message {
+            RecvAncillaryMessage::ScmRights(passed) => fds.extend(passed),
+            RecvAncillaryMessage::ScmCredentials(known) => sender = Some(known.pid.as_raw_nonzero().get()),
+            _ => {}
         }
     }
     if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
         return Err(io::Error::from(io::ErrorKind::InvalidData));
     }
-    Ok((received.bytes, fds))
+    Ok((received.bytes, fds, sender))
 }
 
 /// Asks the kernel to tell with each message which process sent it (SO_PASSCRED).
@@ -142,6 +162,11 @@ mod tests {
         send(a.as_fd(), b"stays", &[c.as_fd()]).unwrap();
         assert_eq!(peek(b.as_fd(), &mut bytes, 1).unwrap().1.len(), 1);
         assert_eq!(receive(b.as_fd(), &mut bytes, 1).unwrap().1.len(), 1);
+        tell_sender(b.as_fd()).unwrap();
+        send(a.as_fd(), b"whose", &[c.as_fd()]).unwrap();
+        let (_, fds, sender) = peek_with_sender(b.as_fd(), &mut bytes, 1).unwrap();
+        assert_eq!((fds.len(), sender), (1, Some(std::process::id() as i32)));
+        assert_eq!(receive_with_sender(b.as_fd(), &mut bytes).unwrap(), (5, std::process::id() as i32));
         assert_eq!(peek(b.as_fd(), &mut bytes, 1).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(peer_pid(b.as_fd()).unwrap(), Some(std::process::id() as i32));
         drop(a);

@@ -2,6 +2,7 @@
 //!
 //! A module is a facility of the kernel and nothing above it: no seeds, no children, no policy.
 
+pub mod affinity;
 pub mod alarm;
 pub mod arena;
 pub mod cgroup;

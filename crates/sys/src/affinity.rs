@@ -1,0 +1,115 @@
+//! On which CPU threads run, and how the calling one is moved. A move is a push, not a fence: afterwards the thread may run
+//! wherever it could before.
+
+use std::fs;
+use std::io;
+
+pub use rustix::thread::sched_getcpu as current;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// In /proc/PID/stat, words behind the name's closing bracket before the number of the CPU (proc_pid_stat(5), field 39).
+const WORDS_BEFORE_CPU: usize = 36;
+
+/// The CPU on which a process's first thread runs, or ran last; `None` where there is no such process.
+pub fn of_process(pid: i32) -> Option<usize> {
+    cpu_of_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// How many CPUs the calling thread may use.
+///
+/// # Errors
+/// As sched_getaffinity(2).
+pub fn permitted() -> io::Result<usize> {
+    Ok(sched_getaffinity(None)?.count() as usize)
+}
+
+/// Moves the calling thread to a CPU, if it may run there.
+///
+/// # Errors
+/// As sched_setaffinity(2).
+pub fn join(cpu: usize) -> io::Result<()> {
+    let permitted = sched_getaffinity(None)?;
+    if cpu >= CpuSet::MAX_CPU || !permitted.is_set(cpu) {
+        return Ok(());
+    }
+    let mut only = CpuSet::new();
+    only.set(cpu);
+    push(&only, &permitted)
+}
+
+/// Moves the calling thread away from a CPU, if it may run anywhere else.
+///
+/// # Errors
+/// As sched_setaffinity(2).
+pub fn leave(cpu: usize) -> io::Result<()> {
+    let permitted = sched_getaffinity(None)?;
+    elsewhere(&permitted, cpu).map_or(Ok(()), |others| push(&others, &permitted))
+}
+
+fn push(to: &CpuSet, permitted: &CpuSet) -> io::Result<()> {
+    sched_setaffinity(None, to)?;
+    Ok(sched_setaffinity(None, permitted)?)
+}
+
+/// All CPUs of a set but one, if any are left.
+fn elsewhere(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
+    let mut rest = *set;
+    if avoided < CpuSet::MAX_CPU {
+        rest.unset(avoided);
+    }
+    (rest.count() > 0).then_some(rest)
+}
+
+fn cpu_of_stat(stat: &str) -> Option<usize> {
+    // The name may hold anything, also brackets.
+    let (_, behind_name) = stat.rsplit_once(')')?;
+    behind_name.split_ascii_whitespace().nth(WORDS_BEFORE_CPU)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(cpus: &[usize]) -> CpuSet {
+        let mut set = CpuSet::new();
+        cpus.iter().for_each(|cpu| set.set(*cpu));
+        set
+    }
+
+    #[test]
+    fn the_last_cpu_is_kept() {
+        assert_eq!(elsewhere(&set(&[0, 3]), 0), Some(set(&[3])));
+        assert_eq!(elsewhere(&set(&[3]), 0), Some(set(&[3])));
+        assert_eq!(elsewhere(&set(&[3]), 3), None);
+        assert_eq!(elsewhere(&set(&[3]), usize::MAX), Some(set(&[3])));
+    }
+
+    #[test]
+    fn a_thread_moves_and_may_return() {
+        let before = sched_getaffinity(None).unwrap();
+        // The kernel may move it back at any time, but not always.
+        let tried = |moves: &dyn Fn() -> bool| assert!((0..1000).any(|_| moves()), "it never moves");
+        tried(&|| {
+            let cpu = current();
+            leave(cpu).unwrap();
+            current() != cpu || before.count() == 1
+        });
+        for cpu in (0..CpuSet::MAX_CPU).filter(|cpu| before.is_set(*cpu)) {
+            tried(&|| {
+                join(cpu).unwrap();
+                current() == cpu
+            });
+        }
+        join(usize::MAX).unwrap();
+        assert_eq!(sched_getaffinity(None).unwrap(), before, "it may run wherever it could");
+    }
+
+    #[test]
+    fn the_kernel_tells_where_a_process_runs() {
+        let stat = |name: &str| format!("12 ({name}) S {} 5 0 0", "7 ".repeat(WORDS_BEFORE_CPU - 1));
+        assert_eq!(cpu_of_stat(&stat("a) S 1 (b")), Some(5));
+        assert_eq!([cpu_of_stat(""), cpu_of_stat("1 (a) S 2 3")], [None; 2]);
+        assert!(of_process(std::process::id() as i32).is_some_and(|cpu| cpu < CpuSet::MAX_CPU));
+        assert_eq!(of_process(0), None);
+    }
+}
