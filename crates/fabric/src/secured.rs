@@ -87,6 +87,10 @@ impl Stream for Member {
         Ok(self.session.may_send())
     }
 
+    fn proves_bytes(&self) -> bool {
+        self.session.may_send() && !self.session.is_clear()
+    }
+
     fn peer(&self) -> Option<String> {
         self.session.peer().map(ToString::to_string)
     }

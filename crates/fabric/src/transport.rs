@@ -54,6 +54,11 @@ pub trait Stream: fmt::Debug + Send {
         Ok(true)
     }
 
+    /// Whether what is received is proved to be what was sent, once [`Stream::shake`] is over: nobody has to look again.
+    fn proves_bytes(&self) -> bool {
+        false
+    }
+
     /// Who the peer has proved to be; `None` where nothing was to be proved.
     fn peer(&self) -> Option<String> {
         None

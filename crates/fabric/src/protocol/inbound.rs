@@ -6,7 +6,7 @@
 
 use std::io::IoSliceMut;
 
-use farfork_wire::frame::{FrameError, HEADER_BYTES, HELLO_BYTES, Header, decode_hello};
+use farfork_wire::frame::{FrameError, HEADER_BYTES, HELLO_BYTES, Header, Kind, decode_hello};
 
 use crate::buffer::{Buffer, Pool};
 
@@ -28,6 +28,8 @@ pub(crate) struct Inbound {
     greeted: bool,
     /// The body that is arriving. While it is incomplete, nothing waits in the staging area.
     body: Option<Body>,
+    /// Whether the stream itself proves each byte: DATA has no checksums then.
+    proven: bool,
     /// So much memory is given for what a header announces; more only for what has come.
     believed_bytes: usize,
 }
@@ -40,7 +42,8 @@ struct Body {
     header: Header,
     buffer: Buffer,
     filled: usize,
-    crc: u32,
+    /// Of what is there; `None` where it has no checksum.
+    crc: Option<u32>,
 }
 
 impl Body {
@@ -66,8 +69,9 @@ impl Body {
 
     /// Counts `count` bytes that were put behind the filled part; sums them up while they are in the cache.
     fn advance(&mut self, count: usize) {
-        let arrived = &self.buffer[self.filled..self.filled + count];
-        self.crc = crc32c::crc32c_append(self.crc, arrived);
+        if let Some(crc) = &mut self.crc {
+            *crc = crc32c::crc32c_append(*crc, &self.buffer[self.filled..self.filled + count]);
+        }
         self.filled += count;
     }
 }
@@ -77,7 +81,13 @@ impl Inbound {
     pub(crate) fn new(staging_bytes: usize, believed_bytes: usize) -> Self {
         assert!(staging_bytes >= HEADER_BYTES + HELLO_BYTES);
         let staging = vec![0; staging_bytes].into_boxed_slice();
-        Self { staging, waiting: 0..0, greeted: false, body: None, believed_bytes: believed_bytes.max(1) }
+        let believed_bytes = believed_bytes.max(1);
+        Self { staging, waiting: 0..0, greeted: false, body: None, proven: false, believed_bytes }
+    }
+
+    /// The stream itself proves each byte that comes from now on.
+    pub(crate) fn is_proven(&mut self) {
+        self.proven = true;
     }
 
     /// Whether the peer has said who it is.
@@ -127,7 +137,8 @@ impl Inbound {
             let header = Header::decode(bytes)?;
             self.waiting.start += HEADER_BYTES;
             let buffer = pool.take(self.believed_bytes.min(header.body_bytes as usize));
-            self.body = Some(Body { header, buffer, filled: 0, crc: 0 });
+            let crc = (!self.proven || header.kind != Kind::Data).then_some(0);
+            self.body = Some(Body { header, buffer, filled: 0, crc });
         }
         self.complete_body(pool)
     }
@@ -159,7 +170,7 @@ impl Inbound {
                 return Ok(None);
             }
         }
-        body.header.check_body_crc(body.crc)?;
+        body.crc.map_or(Ok(()), |crc| body.header.check_body_crc(crc))?;
         Ok(self.body.take().map(|body| Event::Frame(body.header, body.buffer)))
     }
 }
@@ -167,7 +178,7 @@ impl Inbound {
 #[cfg(test)]
 mod tests {
     use farfork_wire::frame::encode_hello;
-    use farfork_wire::frame::reply::{data_frame_bytes, seal_data};
+    use farfork_wire::frame::reply::{data_frame_bytes, seal_data, seal_proven_data};
     use proptest::prelude::*;
 
     use super::*;
@@ -189,8 +200,11 @@ mod tests {
         staging_bytes: usize,
         believed_bytes: usize,
     ) -> Result<Vec<usize>, FrameError> {
-        let (mut inbound, mut pool, mut lengths) =
-            (Inbound::new(staging_bytes, believed_bytes), Pool::default(), Vec::new());
+        feed_to(Inbound::new(staging_bytes, believed_bytes), stream, pieces)
+    }
+
+    fn feed_to(mut inbound: Inbound, stream: &[u8], pieces: &[usize]) -> Result<Vec<usize>, FrameError> {
+        let (mut pool, mut lengths) = (Pool::default(), Vec::new());
         let (mut rest, mut pieces) = (stream, pieces.iter().cycle());
         while !rest.is_empty() {
             let mut piece = *pieces.next().unwrap();
@@ -211,6 +225,18 @@ mod tests {
             }
         }
         Ok(lengths)
+    }
+
+    #[test]
+    fn only_a_stream_that_proves_its_bytes_needs_no_checksums() {
+        let mut stream = encode_hello().to_vec();
+        let mut frame = vec![0; data_frame_bytes(3000)];
+        seal_proven_data(&mut frame, 0, 9);
+        stream.extend_from_slice(&frame);
+        let (plain, mut proven) = (Inbound::new(1000, 100), Inbound::new(1000, 100));
+        assert_eq!(feed_to(plain, &stream, &[700]), Err(FrameError::BodyChecksum { id: 0 }));
+        proven.is_proven();
+        assert_eq!(feed_to(proven, &stream, &[700]), Ok(vec![3000]));
     }
 
     proptest! {

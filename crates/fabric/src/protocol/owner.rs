@@ -8,6 +8,7 @@ use farfork_wire::SeedId;
 use farfork_wire::frame::change::Change;
 use farfork_wire::frame::reply::{
     Grant, Refusal, append_arrived, append_granted, append_refused, append_written, data_frame_bytes, seal_data,
+    seal_proven_data,
 };
 use farfork_wire::frame::request::{HANDLES_MAX, ReadMode, Request, Span};
 use farfork_wire::frame::{FrameError, HEADER_BYTES, Header, encode_hello};
@@ -44,6 +45,8 @@ pub(crate) struct Owner {
     from: String,
     /// Whether the requester is on this host, so that it may read for itself.
     same_host: bool,
+    /// Whether the stream itself proves each byte: data needs no checksums then.
+    proven: bool,
     /// What it was refused last, until somebody asks.
     refused: Option<Refused>,
     /// Where small replies are put together.
@@ -54,7 +57,7 @@ impl Owner {
     /// Begins a connection with the greeting.
     pub(crate) fn new(from: String, same_host: bool, out: &mut Outbound, pool: &mut Pool) -> Self {
         out.append(&encode_hello(), pool);
-        Self { handles: Vec::new(), seat: None, from, same_host, refused: None, scratch: Vec::new() }
+        Self { handles: Vec::new(), seat: None, from, same_host, proven: false, refused: None, scratch: Vec::new() }
     }
 
     /// Who the requester is, as the log names it.
@@ -65,6 +68,11 @@ impl Owner {
     /// The requester has proved who it is.
     pub(crate) fn name(&mut self, from: String) {
         self.from = from;
+    }
+
+    /// The stream itself proves each byte.
+    pub(crate) fn is_proven(&mut self) {
+        self.proven = true;
     }
 
     /// Serves one request.
@@ -87,7 +95,7 @@ impl Owner {
             Request::Open { handle, seed, token } => self.open(handle, SeedKey { seed, token }),
             Request::Read { handle, mode, spans } => {
                 let key = self.key(header, handle)?;
-                if let Err(refusal) = read(exporter, key, header.id, mode, &spans, out, pool) {
+                if let Err(refusal) = read(exporter, key, (header.id, self.proven), mode, &spans, out, pool) {
                     let seed = key.seed.clone();
                     self.refuse(header.id, Some(seed), refusal, out, pool);
                 }
@@ -193,7 +201,7 @@ impl Owner {
 fn read(
     exporter: &dyn Exporter,
     key: &SeedKey,
-    id: u64,
+    (id, proven): (u64, bool),
     mode: ReadMode,
     spans: &[Span],
     out: &mut Outbound,
@@ -218,7 +226,8 @@ fn read(
         rest = behind;
     }
     debug_assert!(rest.is_empty(), "the spans fill the reply");
-    seal_data(frame, id, extent_bytes.unwrap_or_default());
+    let seal = if proven { seal_proven_data } else { seal_data };
+    seal(frame, id, extent_bytes.unwrap_or_default());
     out.commit(data_frame_bytes(data_bytes));
     Ok(())
 }

@@ -158,6 +158,9 @@ impl Peer {
 
     fn shake(&mut self) -> Result<bool, LinkError> {
         self.secured = self.stream.shake().map_err(LinkError::Handshake)?;
+        if self.secured && self.stream.proves_bytes() {
+            self.owner.is_proven();
+        }
         if let Some(name) = self.stream.peer().filter(|_| self.secured) {
             let address = self.owner.from();
             let from = format!("{name} at {address}");

@@ -97,6 +97,9 @@ impl Session {
             None => Ok(None),
             Some(0) => Err(LinkError::Closed),
             Some(bytes) => {
+                if self.stream.proves_bytes() {
+                    self.inbound.is_proven();
+                }
                 self.inbound.received(bytes);
                 Ok(Some(Received { bytes, drained: bytes < room && !self.stream.keeps_received() }))
             }

@@ -100,8 +100,16 @@ impl Header {
     /// # Panics
     /// When the body is longer than its kind may be: the sender must not build such frames.
     pub fn of(kind: Kind, id: u64, body: &[u8]) -> Self {
-        assert!(body.len() <= kind.body_bytes_max(), "a {kind:?} frame of {} bytes", body.len());
-        Self { kind, body_bytes: body.len() as u32, id, body_crc: crc32c::crc32c(body) }
+        Self { body_crc: crc32c::crc32c(body), ..Self::unchecked(kind, id, body.len()) }
+    }
+
+    /// The header for a body of so many bytes that has no checksum.
+    ///
+    /// # Panics
+    /// As [`Header::of`].
+    pub(super) fn unchecked(kind: Kind, id: u64, body_bytes: usize) -> Self {
+        assert!(body_bytes <= kind.body_bytes_max(), "a {kind:?} frame of {body_bytes} bytes");
+        Self { kind, body_bytes: body_bytes as u32, id, body_crc: 0 }
     }
 
     /// As bytes.

@@ -2,8 +2,8 @@
 
 use super::{Fields, FrameError};
 
-/// Version of the frames that follow the greeting. The first one had no changes.
-pub const VERSION: u32 = 2;
+/// Version of the frames that follow the greeting. The first one had no changes, the second one checksums of all DATA.
+pub const VERSION: u32 = 3;
 
 /// Size of a greeting, in bytes.
 pub const HELLO_BYTES: usize = 16;

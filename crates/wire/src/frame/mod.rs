@@ -41,6 +41,8 @@
 //!  └──────┴─────────┴─────────────┴──────────────┴─────────────┴─────────────┴────────┘
 //! ```
 //!
+//! A stream that encrypts proves each byte already: there the body of DATA has no checksum, and its field is 0.
+//!
 //! The bodies are drawn in [`request`], [`change`] and [`reply`]. Both sides treat what they receive as hostile; who violates
 //! the form is disconnected, because nothing after a damaged frame can be trusted.
 

@@ -7,6 +7,7 @@ use super::change::{Change, ConnectionName, append_introduce, append_message, ap
 use super::hello::encode_version;
 use super::reply::{
     Grant, Refusal, Reply, append_arrived, append_granted, append_refused, append_written, data_frame_bytes, seal_data,
+    seal_proven_data,
 };
 use super::request::{HANDLES_MAX, ReadMode, Request, Span, append_ask_grants, append_open, append_read, check_spans};
 use super::{FrameError, HEADER_BYTES, HELLO_BYTES, Header, READ_BYTES_MAX, VERSION, decode_hello, encode_hello};
@@ -127,6 +128,15 @@ fn data_frame(id: u64, data: &[u8], extent_bytes: u64) -> Vec<u8> {
     frame
 }
 
+#[test]
+fn proven_data_is_the_same_but_for_its_checksum() {
+    let (summed, mut proven) = (data_frame(7, &[5; 100], 9), data_frame(7, &[5; 100], 9));
+    seal_proven_data(&mut proven, 7, 9);
+    let header = |frame: &[u8]| Header::decode(frame.first_chunk().unwrap()).unwrap();
+    assert_eq!(header(&proven), Header { body_crc: 0, ..header(&summed) });
+    assert_eq!(proven[HEADER_BYTES..], summed[HEADER_BYTES..]);
+}
+
 proptest! {
     #[test]
     fn an_open_survives(handle in 0..HANDLES_MAX, number: u64, token: [u8; 16]) {
@@ -238,7 +248,7 @@ fn the_layout_is_this_one() {
     assert_eq!(out[..16], [2, 0, 0, 0, 24, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
     assert_eq!(out[16..20], crc32c::crc32c(&body).to_le_bytes());
     assert_eq!(out[24..], body);
-    assert_eq!(&encode_hello()[..12], b"FFABRIC\0\x02\0\0\0");
+    assert_eq!(&encode_hello()[..12], b"FFABRIC\0\x03\0\0\0");
     out.clear();
     append_write(&mut out, 9, 3, &[Span { extent: ExtentId(1), offset: 5, bytes: 2 }], b"ab");
     assert_eq!(out[..16], [5, 0, 0, 0, 26, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0]);
