@@ -178,9 +178,13 @@ impl Link {
         }
         if matches!(self.state, State::Up(_)) {
             self.check(now)?;
-            // What came before the stream failed counts: a refusal to talk, say.
+            let was_quiet = self.is_quiet();
             let sent = self.transmit(now);
-            self.receive(now, completions)?;
+            // The answer to the first question cannot be there yet: to look for it would cost as much as to send it.
+            if !was_quiet || self.requester.silent_since().is_none() || sent.is_err() {
+                // What came before the stream failed counts: a refusal to talk, say.
+                self.receive(now, completions)?;
+            }
             sent?;
             if self.silent_at().is_some_and(|at| at <= now) {
                 self.patience.was_silent();
@@ -188,6 +192,12 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// Whether nothing is owed, and the stream keeps nothing that its socket does not tell of.
+    fn is_quiet(&self) -> bool {
+        let keeps = matches!(&self.state, State::Up(session) if session.stream().keeps_received());
+        self.requester.silent_since().is_none() && self.unread_since.is_none() && !keeps
     }
 
     fn transmit(&mut self, now: Instant) -> Result<(), LinkError> {

@@ -5,6 +5,7 @@
 //! for an owner's; `sim` has rims of its own.
 
 mod complaints;
+mod conduct;
 mod connecting;
 mod connection;
 mod link;

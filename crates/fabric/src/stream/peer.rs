@@ -29,6 +29,9 @@ const OUTBOUND_BYTES_MAX: usize = 2 << 20;
 /// Reply bytes of one turn. One more reply may exceed it.
 const TURN_BYTES_MAX: usize = 512 << 10;
 
+/// Reply bytes that are sent before the next request is served: the requester works on them meanwhile.
+const SENT_BYTES: usize = 128 << 10;
+
 /// How long a connection may go without handshake and greeting.
 pub(crate) const HELLO_WAIT_MAX: Duration = Duration::from_secs(5);
 
@@ -58,6 +61,8 @@ pub(crate) struct Peer {
     unread: bool,
     /// Whether nothing more is received.
     finishing: bool,
+    /// Reply bytes of the last turn.
+    served_bytes: usize,
     /// When it last got on: when it came, when replies were taken, or when none waited.
     progress_at: Instant,
     /// When bytes came last, or the rest of a frame was not waited for.
@@ -87,6 +92,7 @@ impl Peer {
             backlog,
             unread,
             finishing,
+            served_bytes: 0,
             progress_at: came_at,
             heard_at: came_at,
         }
@@ -122,12 +128,17 @@ impl Peer {
         if !self.awaits_rest() {
             self.heard_at = now;
         }
-        let served = self.receive(now).and_then(|()| self.serve(shared, pool));
+        let served = self.receive(now).and_then(|()| self.serve(now, shared, pool));
         // Who violates the protocol still learns what was served before, and who is here.
         self.send(now, pool)?;
         served?;
         let has_more = (self.backlog || self.unread) && !self.is_full();
         Ok(if has_more { Turn::HasMore } else { Turn::Waits })
+    }
+
+    /// How many bytes of replies the last turn has put together.
+    pub(crate) fn served_bytes(&self) -> usize {
+        self.served_bytes
     }
 
     /// From now on nothing more is received.
@@ -209,9 +220,10 @@ impl Peer {
     }
 
     /// Serves what was received, while not too much waits to be sent.
-    fn serve(&mut self, shared: &Shared, pool: &mut Pool) -> Result<(), LinkError> {
-        let queued_before = self.outbound.queued();
-        while self.backlog && !self.is_full() && self.outbound.queued() - queued_before < TURN_BYTES_MAX {
+    fn serve(&mut self, now: Instant, shared: &Shared, pool: &mut Pool) -> Result<(), LinkError> {
+        self.served_bytes = 0;
+        while self.backlog && !self.is_full() && self.served_bytes < TURN_BYTES_MAX {
+            let queued_before = self.outbound.queued();
             match self.inbound.next(pool)? {
                 Some(Event::Frame(header, body)) => {
                     self.owner.serve(&header, &body, shared, &mut self.outbound, pool)?;
@@ -219,6 +231,10 @@ impl Peer {
                 }
                 Some(Event::Hello) => {}
                 None => self.backlog = false,
+            }
+            self.served_bytes += self.outbound.queued() - queued_before;
+            if self.outbound.queued() >= SENT_BYTES {
+                self.send(now, pool)?;
             }
         }
         Ok(())

@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use rustix::net::sockopt;
 
 use super::complaints::Complaints;
+use super::conduct::Conduct;
 use super::mailbox::{Entered, Mailbox, Order};
 use super::peer::{Peer, Turn};
 use super::seated::Seated;
@@ -50,6 +52,7 @@ pub(crate) struct Worker {
     ready: Vec<u64>,
     pool: Pool,
     spin: Spin,
+    conduct: Conduct,
     swept_at: Instant,
     complaints: Complaints,
     order: Order,
@@ -71,6 +74,7 @@ impl Worker {
             ready: Vec::new(),
             pool: Pool::default(),
             spin: Spin::new(now),
+            conduct: Conduct::default(),
             swept_at: now,
             complaints: Complaints::new(now),
             order: Order::Work,
@@ -88,10 +92,7 @@ impl Worker {
     /// Works until it is ordered to end.
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        // Whoever asked waits meanwhile, and this thread waits for him in between.
-        if let Err(error) = farfork_sys::turn::shorten() {
-            tracing::debug!(%error, "a thread of the fabric's server has turns as long as anybody's");
-        }
+        self.conduct.begin();
         loop {
             if let Err(errno) = self.wait(&mut events) {
                 return tracing::error!(%errno, "the fabric's server cannot wait for its connections");
@@ -184,6 +185,8 @@ impl Worker {
     fn turn(&mut self, token: u64, now: Instant) {
         let Some(seated) = self.peers.get_mut(&token) else { return };
         let turn = seated.peer.turn(now, &self.shared, &mut self.pool);
+        let peer = &seated.peer;
+        self.conduct.served(peer.served_bytes(), || sockopt::socket_incoming_cpu(peer.stream().socket()?).ok(), now);
         if seated.peer.has_greeted() {
             self.strangers.remove(&token);
         }

@@ -40,7 +40,7 @@ pub(super) fn begin(station: &Station) -> io::Result<Server<'_>> {
     }
     close_all_but(&keep)?;
     // Children wait for every turn of it, and it waits for owners in between.
-    if let Err(error) = farfork_sys::turn::shorten() {
+    if let Err(error) = farfork_sys::turn::set(farfork_sys::turn::SHORTEST) {
         tracing::debug!("the pager has turns as long as anybody's: {error}");
     }
     let mut server = Server::new(station)?;
