@@ -23,6 +23,10 @@ pub(super) const REGION_SLOTS: u64 = 512;
 /// Slots fetched at the first, second … fault of a region, aligned to their own size.
 const WINDOWS_SLOTS: [u64; 3] = [1, 32, REGION_SLOTS];
 
+/// A process of so many slots, 4 MiB, has a whole region fetched at the first fault: that costs as much as some ten faults,
+/// and each process has more than that before it does anything of its own.
+const SMALL_SLOTS: u64 = 1024;
+
 /// First window of a region behind one that is fetched whole: the process may go through memory in order.
 const BEHIND_WHOLE: u8 = 1;
 
@@ -50,6 +54,9 @@ const EARNED_PART: u64 = 8;
 
 /// Most touches that one fault stands for: near the end of a stream chance rules.
 const TOUCHES_PER_FAULT_MAX: u64 = 16;
+
+/// Touches are counted in parts of one: where a tenth of the pages is there, a fault stands for more than one touch.
+const PARTS: u64 = 16;
 
 /// Runs that are followed at once: as many as threads of a program usually scan memory.
 const RUNS: usize = 4;
@@ -93,8 +100,8 @@ impl Ahead {
 struct Region {
     /// Slots that are there or on their way.
     here: u16,
-    /// Slots that were touched, by estimate.
-    touched: u16,
+    /// [`PARTS`] of slots that were touched, by estimate.
+    touched_parts: u16,
     /// The next of [`WINDOWS_SLOTS`].
     level: u8,
 }
@@ -119,8 +126,8 @@ pub(super) struct Readahead {
     regions: Vec<Region>,
     /// Slots that are there or on their way.
     here: u64,
-    /// Slots that were touched, by estimate.
-    touched: u64,
+    /// [`PARTS`] of slots that were touched, by estimate.
+    touched_parts: u64,
     /// Slots that windows had fetched unasked for.
     unasked: u64,
     /// The one that was used last stands first.
@@ -139,7 +146,7 @@ impl Readahead {
             slots,
             regions: vec![Region::default(); slots.div_ceil(REGION_SLOTS) as usize],
             here: 0,
-            touched: 0,
+            touched_parts: 0,
             unasked: 0,
             runs: [Run::default(); RUNS],
             cursor: 0,
@@ -169,7 +176,7 @@ impl Readahead {
         let region = (slot / REGION_SLOTS) as usize;
         self.note_touch(region);
         let run = if follows { self.goes_on(slot, found) } else { None };
-        let all = self.touched * ALL_PART >= self.slots - self.here;
+        let all = self.touched_parts * ALL_PART >= (self.slots - self.here) * PARTS;
         let unlocked = all || self.is_wanted(region);
         let window = match (run, found) {
             (Some(run), _) => run,
@@ -188,12 +195,10 @@ impl Readahead {
 
     fn note_touch(&mut self, region: usize) {
         let size = self.size(region);
-        let Region { here, touched, .. } = &mut self.regions[region];
-        let missing = size.saturating_sub(u64::from(*here)).max(1);
-        let touches = (size / missing).clamp(1, TOUCHES_PER_FAULT_MAX);
-        *touched = (u64::from(*touched) + touches).min(size) as u16;
-        let missing = (self.slots - self.here.min(self.slots)).max(1);
-        self.touched += (self.slots / missing).clamp(1, TOUCHES_PER_FAULT_MAX);
+        let Region { here, touched_parts, .. } = &mut self.regions[region];
+        let parts = parts_touched(size, u64::from(*here));
+        *touched_parts = (u64::from(*touched_parts) + parts).min(size * PARTS) as u16;
+        self.touched_parts += parts_touched(self.slots, self.here);
     }
 
     /// What to fetch where this fault goes on from an earlier one.
@@ -208,7 +213,7 @@ impl Readahead {
         run.in_order = true;
         let ahead = (slot - run.start).clamp(RUN_SLOTS_MIN, RUN_SLOTS_MAX).min(self.window_slots_max);
         // The touch of this slot is counted already.
-        self.touched += slot.saturating_sub(run.last + 1);
+        self.touched_parts += slot.saturating_sub(run.last + 1) * PARTS;
         run.last = slot;
         if run.end.saturating_sub(slot) < ahead / 2 {
             run.end = (slot + ahead).min(self.slots);
@@ -219,22 +224,27 @@ impl Readahead {
     /// Whether more may be fetched unasked for.
     fn is_allowed(&self) -> bool {
         let allowance = ALLOWANCE_SLOTS * ALLOWANCE_SLOTS / self.slots.max(1);
-        self.unasked < allowance.max(self.slots / ALLOWANCE_PART) + self.touched / EARNED_PART
+        self.unasked < allowance.max(self.slots / ALLOWANCE_PART) + self.touched_parts / (EARNED_PART * PARTS)
     }
 
     /// Whether so much around a region was touched that the rest of it will be wanted.
     fn is_wanted(&self, region: usize) -> bool {
         let neighbourhood = self.neighbourhood(region);
         let slots = neighbourhood.len() as u64 * REGION_SLOTS;
-        let touched: u64 = self.regions[neighbourhood].iter().map(|region| u64::from(region.touched)).sum();
-        touched * NEIGHBOURHOOD_PART >= slots
+        let parts: u64 = self.regions[neighbourhood].iter().map(|region| u64::from(region.touched_parts)).sum();
+        parts * NEIGHBOURHOOD_PART >= slots * PARTS
     }
 
     fn window(&mut self, slot: u64) -> Range<u64> {
         let region = (slot / REGION_SLOTS) as usize;
         let levels = WINDOWS_SLOTS.len() as u8;
         let behind_whole = region > 0 && self.regions[region - 1].level >= levels;
-        let level = self.regions[region].level.max(if behind_whole { BEHIND_WHOLE } else { 0 });
+        let least = match (self.slots <= SMALL_SLOTS, behind_whole) {
+            (true, _) => levels - 1,
+            (false, true) => BEHIND_WHOLE,
+            (false, false) => 0,
+        };
+        let level = self.regions[region].level.max(least);
         self.regions[region].level = (level + 1).min(levels);
         let window = WINDOWS_SLOTS[level.min(levels - 1) as usize].min(self.window_slots_max);
         self.unasked += window.saturating_sub(u64::from(self.regions[region].here) + 1);
@@ -269,6 +279,12 @@ impl Readahead {
     fn size(&self, region: usize) -> u64 {
         REGION_SLOTS.min(self.slots - region as u64 * REGION_SLOTS)
     }
+}
+
+/// How many parts of touches a fault stands for, where `here` of so many slots are there, which nobody sees touched.
+fn parts_touched(slots: u64, here: u64) -> u64 {
+    let missing = slots.saturating_sub(here).max(1);
+    (slots * PARTS / missing).clamp(PARTS, TOUCHES_PER_FAULT_MAX * PARTS)
 }
 
 /// Calls `apply` with each region that slots lie in, and how many.
