@@ -234,6 +234,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), prepared.registered(), strategy);
     phase!("resume.memory", plan.write(directory))?;
     let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
+    farfork_sys::fdpass::tell_sender(pager_end.as_fd()).map_err(ResumeError::local("a socket"))?;
     // The pager takes the child on while the stub builds it: neither waits for the other.
     let adoption = phase!("resume.ask", pager.begin_adoption(child, directory, pager_end));
     let status_file = OpenOptions::new()

@@ -89,6 +89,8 @@ pub(super) struct Child {
     pub(super) counters: PagerCounters,
     /// The socket on which its userfaultfd will arrive. Like a userfaultfd, never closed by a drop.
     pub(super) socket: Option<ManuallyDrop<OwnedFd>>,
+    /// Its own process, where this pager has heard who it is.
+    pub(super) pid: Option<i32>,
     /// Its address spaces that live: its own has number 0.
     pub(super) spaces: BTreeMap<SpaceNumber, Space>,
     /// Why its memory is lost, if some is.
@@ -159,6 +161,7 @@ impl Child {
             populated: Populated::of(plan.extents.iter().map(|extent| (extent.id, &extent.populated[..]))),
             counters: PagerCounters::default(),
             socket: None,
+            pid: None,
             spaces: BTreeMap::new(),
             lost: None,
             released: false,
@@ -173,8 +176,9 @@ impl Child {
         }
     }
 
-    /// Takes the child's userfaultfd, noting it for a successor.
-    pub(super) fn activate(&mut self, uffd: Userfaultfd) {
+    /// Takes the child's userfaultfd, noting it for a successor, and the pid of the process that sent it.
+    pub(super) fn activate(&mut self, uffd: Userfaultfd, pid: Option<i32>) {
+        self.pid = pid;
         self.journal.set_state(State::Active { uffd: uffd.as_raw_fd() });
         let map = std::mem::take(&mut self.map);
         let space = Space::new(uffd, map, &self.populated, self.strategy.window_slots_max());

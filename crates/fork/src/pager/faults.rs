@@ -32,17 +32,21 @@ impl Server<'_> {
         let child = &mut served.child;
         let Some(socket) = &child.socket else { return };
         // Looked at, not taken: until it is in the journal, the message in the socket holds a copy for a successor.
-        let arrived = fdpass::peek(socket.as_fd(), &mut [0; 16], 1);
+        let mut sender = None;
+        let arrived = fdpass::peek_with_sender(socket.as_fd(), &mut [0; 16], 1);
         let uffd = match arrived {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Ok((_, mut fds)) if fds.len() == 1 => fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd),
+            Ok((_, mut fds, pid)) if fds.len() == 1 => {
+                sender = pid;
+                fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd)
+            }
             Ok(_) => Err(io::Error::other("the socket was closed before one arrived")),
             Err(error) => Err(error),
         };
         match uffd {
             Ok(uffd) => {
                 self.watch.remove(Source::Socket(key), &**socket);
-                child.activate(uffd);
+                child.activate(uffd, sender);
                 self.listen(key, 0);
                 self.queue_recalled(key);
             }
@@ -138,7 +142,9 @@ impl Server<'_> {
                 let cached = child.put_cached(&mut self.cache, space_number, slot..slot + 1, self.now);
                 child.counters.faults_cached += u64::from(cached.is_some() && is_first);
                 if cached.is_none() {
+                    let pid = child.pid.filter(|_| space_number == 0);
                     self.demand(fault, slot, (source, owner));
+                    self.asked_for_one = Some(pid);
                 }
                 self.wish(key, space_number, ahead);
                 let Some((_, outcome)) = cached else { return };

@@ -23,9 +23,12 @@ use super::working_set::Batch;
 /// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
 pub(super) const BULK_SLOTS: u64 = 32;
 
-/// Bulk reads on their way to one owner: the next is asked for while one arrives. No more than so many that arrived wait
+/// Bulk reads on their way to one owner: the next are asked for while some arrive. No more than so many that arrived wait
 /// to be installed when further ones are asked for.
 pub(super) const BULK_READS_MAX: usize = 4;
+
+/// With no more than so many on their way, others are asked for, in one go: a message costs as much as five pages.
+const BULK_READS_LEFT: usize = 2;
 
 /// How long connections are kept that no child needs: as long as a user may think before the next fork.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
@@ -100,6 +103,8 @@ struct Owner {
     demand: Box<dyn Connection>,
     bulk: Box<dyn Connection>,
     bulk_reads: usize,
+    /// Whether further ones are asked for.
+    refills: bool,
     queue: VecDeque<Wish>,
     users: usize,
     /// When the last user went.
@@ -107,6 +112,21 @@ struct Owner {
 }
 
 impl Owner {
+    /// Whether another bulk read may be on its way.
+    fn may_ask(&self) -> bool {
+        self.bulk_reads <= BULK_READS_LEFT || self.refills && self.bulk_reads < BULK_READS_MAX
+    }
+
+    /// Takes note of how many bulk reads are on their way now.
+    fn has_on_its_way(&mut self, bulk_reads: usize) {
+        self.bulk_reads = bulk_reads;
+        if bulk_reads <= BULK_READS_LEFT {
+            self.refills = true;
+        } else if bulk_reads >= BULK_READS_MAX {
+            self.refills = false;
+        }
+    }
+
     fn lane(&mut self, lane: Lane) -> &mut Box<dyn Connection> {
         match lane {
             Lane::Demand => &mut self.demand,
@@ -156,7 +176,7 @@ impl Owners {
         let key = self.next_key;
         self.next_key += 1;
         let (address, node, queue) = (address.clone(), node.clone(), VecDeque::new());
-        let owner = Owner { address, node, demand, bulk, bulk_reads: 0, queue, users: 1, left_at: None };
+        let owner = Owner { address, node, demand, bulk, bulk_reads: 0, refills: true, queue, users: 1, left_at: None };
         self.owners.insert(key, owner);
         Ok((key, true))
     }
@@ -221,7 +241,7 @@ impl Owners {
         let (tag, key, mode, spans) = (self.next_tag, key.clone(), ReadMode::Exact, spans.collect());
         owner.lane(read.lane).submit(ReadRequest { tag, key, mode, spans, deadline })?;
         if read.lane == Lane::Bulk {
-            owner.bulk_reads += 1;
+            owner.has_on_its_way(owner.bulk_reads + 1);
         }
         self.next_tag += 1;
         self.reads.insert(tag, read);
@@ -242,7 +262,7 @@ impl Owners {
         if owner.bulk.submit(ReadRequest { tag, key: seed.clone(), mode, spans, deadline }).is_err() {
             return false;
         }
-        owner.bulk_reads += 1;
+        owner.has_on_its_way(owner.bulk_reads + 1);
         self.next_tag += 1;
         self.asides.insert(tag, (key, aside));
         true
@@ -274,12 +294,12 @@ impl Owners {
     /// The next wish of the bulk lane, when another read may be on its way.
     pub(super) fn next_wish(&mut self, key: OwnerKey) -> Option<Wish> {
         let owner = self.owners.get_mut(&key)?;
-        if owner.bulk_reads < BULK_READS_MAX { owner.queue.pop_front() } else { None }
+        if owner.may_ask() { owner.queue.pop_front() } else { None }
     }
 
     /// Whether another bulk read may be on its way.
     pub(super) fn has_room(&self, key: OwnerKey) -> bool {
-        self.owners.get(&key).is_some_and(|owner| owner.bulk_reads < BULK_READS_MAX)
+        self.owners.get(&key).is_some_and(Owner::may_ask)
     }
 
     /// Sends and receives on a lane.
@@ -290,7 +310,7 @@ impl Owners {
         if lane == Lane::Bulk {
             let is_told = |completion: &&Completion| matches!(self.asides.get(&completion.tag), Some((_, Aside::Told)));
             let told = completions[before..].iter().filter(is_told).count();
-            owner.bulk_reads -= completions.len() - before - told;
+            owner.has_on_its_way(owner.bulk_reads + before + told - completions.len());
         }
     }
 

@@ -1,22 +1,31 @@
-//! On which CPU the pager runs while it receives a stream.
+//! On which CPU the pager runs: beside the child whose single pages it brings, away from the owner whose stream it takes.
 //!
-//! Whoever sends a stream has about as much to do as whoever receives it, and the kernel likes to wake the one where the
-//! other runs: side by side on one CPU they take twice as long as on two. Packets are taken from the network where their
-//! sender runs, if that is on this machine, or where the network card interrupts. So the pager moves away when it finds
-//! itself there, unless others want the CPUs, too: moving onto a CPU that somebody else uses costs more than it brings. It
-//! stays free to be moved again by the kernel. Who decides when to look is `server`.
+//! *Single pages.* Of child, pager and owner one works at a time, and the others wait for it: on one CPU each hands over to the
+//! next by a switch of some 2 µs, while waking another CPU costs 15 to 30. So the pager goes to where the child runs
+//! (and an owner to where requests come in: `farfork_fabric`).
+//!
+//! *Streams.* Whoever sends a stream has about as much to do as whoever receives it, and the kernel likes to wake the one
+//! where the other runs: side by side on one CPU they take twice as long as on two. Packets are taken from the network
+//! where their sender runs, if that is on this machine, or where the network card interrupts. So the pager moves away when
+//! it finds itself there, unless others want the CPUs, too: moving onto a CPU that somebody else uses costs more than it
+//! brings.
+//!
+//! It stays free to be moved by the kernel. Who decides when to look is `server`.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use farfork_sys::affinity;
 
 /// Least time between two moves. One costs some 20 µs, and a sender that the kernel moves, too, is not to be chased.
 const MOVE_INTERVAL: Duration = Duration::from_millis(2);
 
+/// Faults for single pages in a row, with no stream between them, after which the next are taken to be of that kind.
+const SINGLE_FAULTS: u32 = 3;
+
 /// Threads that may want to run beyond one for each CPU: the child's, which never runs for long. With more of them,
 /// somebody else wants the CPUs.
-const SPARE_THREADS: u32 = 1;
+const SPARE_THREADS: usize = 1;
 
 /// The kernel's averages, with the number of threads that would run now before the slash of the fourth word.
 const LOAD_FILE: &str = "/proc/loadavg";
@@ -25,68 +34,64 @@ const LOAD_FILE: &str = "/proc/loadavg";
 #[derive(Debug, Default)]
 pub(super) struct Placement {
     moved_at: Option<Instant>,
+    /// When it was last looked where a child runs.
+    looked_at: Option<Instant>,
+    /// Faults for single pages since the last part of a stream.
+    single_faults: u32,
 }
 
 impl Placement {
+    /// A child waits for a single page, and nothing streams; `pid` is its process, where that is known.
+    pub(super) fn waits_for_one(&mut self, pid: Option<i32>, now: Instant) {
+        self.single_faults = self.single_faults.saturating_add(1);
+        let Some(pid) = pid.filter(|_| self.single_faults > SINGLE_FAULTS) else { return };
+        if is_within(self.looked_at, now) {
+            return;
+        }
+        self.looked_at = Some(now);
+        if let Some(cpu) = affinity::of_process(pid).filter(|cpu| *cpu != affinity::current()) {
+            tell(affinity::join(cpu));
+        }
+    }
+
     /// Part of a stream has come, taken from the network on the CPU of this number: leaves it, if it is the own one.
     pub(super) fn stream_came(&mut self, incoming_cpu: Option<u32>, now: Instant) {
-        let Some(incoming) = incoming_cpu.map(|cpu| cpu as usize).filter(|cpu| *cpu < CpuSet::MAX_CPU) else { return };
-        let is_early = self.moved_at.is_some_and(|moved| now.saturating_duration_since(moved) < MOVE_INTERVAL);
-        if is_early || sched_getcpu() != incoming {
+        self.single_faults = 0;
+        let Some(incoming) = incoming_cpu.map(|cpu| cpu as usize) else { return };
+        if is_within(self.moved_at, now) || affinity::current() != incoming {
             return;
         }
         self.moved_at = Some(now);
         let load = fs::read_to_string(LOAD_FILE).unwrap_or_default();
         // Where it cannot be asked what it may use, it stays.
-        let Ok(permitted) = sched_getaffinity(None) else { return };
-        if runnable(&load).is_some_and(|threads| threads <= permitted.count() + SPARE_THREADS) {
-            leave(incoming, &permitted);
+        let Ok(permitted) = affinity::permitted() else { return };
+        if runnable(&load).is_some_and(|threads| threads <= permitted + SPARE_THREADS) {
+            tell(affinity::leave(incoming));
         }
     }
 }
 
-/// Moves the calling thread to any other CPU that it may use.
-fn leave(avoided: usize, permitted: &CpuSet) {
-    if let Some(others) = elsewhere(permitted, avoided)
-        && sched_setaffinity(None, &others).is_ok()
-        && let Err(error) = sched_setaffinity(None, permitted)
-    {
-        tracing::warn!("the pager stays away from CPU {avoided}: {error}");
+/// Whether something happened less than [`MOVE_INTERVAL`] ago.
+fn is_within(last: Option<Instant>, now: Instant) -> bool {
+    last.is_some_and(|last| now.saturating_duration_since(last) < MOVE_INTERVAL)
+}
+
+fn tell(moved: std::io::Result<()>) {
+    if let Err(error) = moved {
+        tracing::warn!("the pager may be kept to some CPUs: {error}");
     }
 }
 
 /// How many threads would run now, by the text of [`LOAD_FILE`].
-fn runnable(load: &str) -> Option<u32> {
+fn runnable(load: &str) -> Option<usize> {
     load.split(' ').nth(3)?.split('/').next()?.parse().ok()
-}
-
-/// All CPUs of a set but one, if any are left.
-fn elsewhere(set: &CpuSet, avoided: usize) -> Option<CpuSet> {
-    let mut rest = *set;
-    rest.unset(avoided);
-    (rest.count() > 0).then_some(rest)
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
 
-    use super::{
-        CpuSet, LOAD_FILE, MOVE_INTERVAL, Placement, elsewhere, leave, runnable, sched_getaffinity, sched_getcpu,
-    };
-
-    fn set(cpus: &[usize]) -> CpuSet {
-        let mut set = CpuSet::new();
-        cpus.iter().for_each(|cpu| set.set(*cpu));
-        set
-    }
-
-    #[test]
-    fn the_last_cpu_is_kept() {
-        assert_eq!(elsewhere(&set(&[0, 3]), 0), Some(set(&[3])));
-        assert_eq!(elsewhere(&set(&[3]), 0), Some(set(&[3])));
-        assert_eq!(elsewhere(&set(&[3]), 3), None);
-    }
+    use super::{LOAD_FILE, MOVE_INTERVAL, Placement, SINGLE_FAULTS, affinity, runnable};
 
     #[test]
     fn what_would_run_is_read() {
@@ -98,30 +103,33 @@ mod tests {
 
     #[test]
     fn only_who_knows_where_packets_come_from_looks_and_not_twice_in_a_row() {
-        let (mut placement, now, before) = (Placement::default(), Instant::now(), sched_getaffinity(None).unwrap());
+        let (mut placement, now) = (Placement::default(), Instant::now());
         placement.stream_came(None, now);
         placement.stream_came(Some(u32::MAX), now);
         assert_eq!(placement.moved_at, None, "it is not known where packets come from");
         // The kernel may move it at any time, but not always.
         let looked = (0..1000).any(|_| {
-            placement.stream_came(Some(sched_getcpu() as u32), now);
+            placement.stream_came(Some(affinity::current() as u32), now);
             placement.moved_at.is_some()
         });
-        assert!(looked && sched_getaffinity(None).unwrap() == before, "it may run wherever it could");
-        placement.stream_came(Some(sched_getcpu() as u32), now + MOVE_INTERVAL / 2);
+        assert!(looked);
+        placement.stream_came(Some(affinity::current() as u32), now + MOVE_INTERVAL / 2);
         assert_eq!(placement.moved_at, Some(now));
     }
 
     #[test]
-    fn the_thread_leaves_a_cpu_and_may_return() {
-        let before = sched_getaffinity(None).unwrap();
-        // The kernel may move it back at any time, but not always.
-        let left = (0..1000).any(|_| {
-            let cpu = sched_getcpu();
-            leave(cpu, &before);
-            sched_getcpu() != cpu || before.count() == 1
-        });
-        assert!(left, "it never moves");
-        assert_eq!(sched_getaffinity(None).unwrap(), before, "it may run wherever it could");
+    fn it_looks_for_a_child_that_takes_page_after_page_and_no_stream() {
+        let (mut placement, now, own) = (Placement::default(), Instant::now(), Some(std::process::id() as i32));
+        let faults = |placement: &mut Placement, pid, count, now| {
+            (0..count).for_each(|_| placement.waits_for_one(pid, now));
+            placement.looked_at
+        };
+        assert_eq!(faults(&mut placement, own, SINGLE_FAULTS, now), None);
+        placement.stream_came(None, now);
+        assert_eq!(faults(&mut placement, own, SINGLE_FAULTS, now), None, "they began anew");
+        assert_eq!(faults(&mut placement, None, 9, now), None, "nobody knows where it runs");
+        assert_eq!(faults(&mut placement, own, 1, now), Some(now));
+        assert_eq!(faults(&mut placement, own, 9, now + MOVE_INTERVAL / 2), Some(now), "not twice in a row");
+        assert_eq!(faults(&mut placement, own, 1, now + MOVE_INTERVAL), Some(now + MOVE_INTERVAL));
     }
 }

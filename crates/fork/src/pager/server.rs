@@ -83,6 +83,8 @@ pub(super) struct Server<'a> {
     pub(super) end: Option<Ended>,
     /// Whom it trusts.
     pub(super) trusting: Trusting,
+    /// A page was asked for in this round that a thread waits for, of the process of this pid, where that is known.
+    pub(super) asked_for_one: Option<Option<i32>>,
     completions: Vec<Completion>,
     placement: Placement,
     spin: Spin,
@@ -128,6 +130,7 @@ impl<'a> Server<'a> {
             next_child: 0,
             end: None,
             trusting,
+            asked_for_one: None,
             completions: Vec::new(),
             placement: Placement::default(),
             spin: Spin::new(now),
@@ -194,8 +197,11 @@ impl<'a> Server<'a> {
         self.fetch_ahead();
         self.poll_owners();
         // The owner works on what was just asked for, meanwhile.
+        let pid = self.asked_for_one.take().filter(|_| self.arrived.is_empty() && !self.owners.is_streaming());
         if let Some(delivery) = self.arrived.pop_front() {
             self.deliver(delivery, 0);
+        } else if let Some(pid) = pid {
+            self.placement.waits_for_one(pid, self.now);
         }
         if self.now >= self.next_sweep {
             self.sweep();
