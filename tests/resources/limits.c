@@ -1,4 +1,4 @@
-/* Resource limits, nice value, scheduling policy with its reset on fork, timer slack. */
+/* Resource limits, nice value, scheduling policy with its reset on fork, timer slack, no huge pages. */
 #include "resource.h"
 
 #include <sched.h>
@@ -17,7 +17,7 @@ static void set_up(void) {
     for (size_t i = 0; i < COUNT; i++)
         REQUIRE(setrlimit((__rlimit_resource_t)limits[i].resource, &(struct rlimit){limits[i].soft, limits[i].hard}) == 0);
     REQUIRE(setpriority(PRIO_PROCESS, 0, 7) == 0 && sched_setscheduler(0, SCHED_BATCH | SCHED_RESET_ON_FORK, &parameter) == 0);
-    REQUIRE(prctl(PR_SET_TIMERSLACK, 123456) == 0);
+    REQUIRE(prctl(PR_SET_TIMERSLACK, 123456) == 0 && prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
 }
 
 static void check(void) {
@@ -28,5 +28,5 @@ static void check(void) {
     }
     REQUIRE(getpriority(PRIO_PROCESS, 0) == 7, "nice %d", getpriority(PRIO_PROCESS, 0));
     REQUIRE(sched_getscheduler(0) == (SCHED_BATCH | SCHED_RESET_ON_FORK), "policy %x", sched_getscheduler(0));
-    REQUIRE(prctl(PR_GET_TIMERSLACK) == 123456);
+    REQUIRE(prctl(PR_GET_TIMERSLACK) == 123456 && prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 1);
 }

@@ -7,7 +7,7 @@
 #include <sys/personality.h>
 #include <sys/prctl.h>
 
-#define BITS (SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP)
+#define BITS (SECBIT_NOROOT | SECBIT_NOROOT_LOCKED | SECBIT_NO_SETUID_FIXUP | SECBIT_KEEP_CAPS)
 
 static pthread_t thread;
 static volatile int is_ready, go_on;

@@ -301,6 +301,8 @@ enum step {
 	STEP_SOCKET = 48,
 	STEP_SHARED_MEMORY = 49,
 	STEP_TERMINAL = 50,
+	STEP_QUEUE = 51,
+	STEP_HUGE_PAGES = 52,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

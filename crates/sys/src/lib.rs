@@ -27,6 +27,7 @@ pub mod process;
 pub mod ptrace;
 pub mod socket;
 pub mod socket_diagnosis;
+pub mod system_v;
 pub mod terminal;
 pub mod turn;
 pub mod userfaultfd;

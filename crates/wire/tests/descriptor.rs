@@ -5,9 +5,10 @@ use farfork_wire::Token;
 use farfork_wire::descriptor::{
     AltStack, Backing, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource,
     FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun, InotifyWatch,
-    IntervalTimer, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Mm, NUMBERS_MAX, OpenFile, Origin, PageRun,
-    PosixTimer, Process, REGISTER_WORDS, Scheduling, SeccompFilter, SharedKind, SharedObject, Socket, SocketState,
-    StandardStream, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, decode, encode,
+    IntervalTimer, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, MessageQueue, Mm, NUMBERS_MAX, OpenFile,
+    Origin, PageRun, PosixTimer, Process, REGISTER_WORDS, Scheduling, SeccompFilter, SemaphoreSet, SharedKind,
+    SharedObject, Socket, SocketState, StandardStream, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread,
+    TimeLeft, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -68,6 +69,7 @@ fn process() -> Process {
         posix_timers: vec![posix_timer(3)],
         seccomp_filters: vec![SeccompFilter { flags: 0, instructions: vec![6, 0, 0, 0, 0, 0, 0xff, 0x7f] }],
         memory_barriers: 0,
+        has_no_huge_pages: false,
     }
 }
 
@@ -140,6 +142,8 @@ fn descriptor() -> Descriptor {
             kind: SharedKind::Memory,
             extent: ExtentId(2),
         }],
+        semaphore_sets: vec![SemaphoreSet { key: 1, id: 2, status: FileStatus::default(), values: vec![3] }],
+        message_queues: vec![message_queue()],
         terminals: vec![terminal()],
         open_files: vec![
             OpenFile::Standard(StandardStream::Output),
@@ -158,6 +162,11 @@ fn descriptor() -> Descriptor {
         file_owners: vec![FileOwner { number: 7, tid: 813, signal: 0 }],
         eager: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
     }
+}
+
+fn message_queue() -> MessageQueue {
+    let (status, messages) = (FileStatus::default(), vec![(1, b"text".to_vec())]);
+    MessageQueue { key: 1, id: 2, status, bytes_max: 100, messages }
 }
 
 fn terminal() -> Terminal {
@@ -282,6 +291,9 @@ fn nonsense_about_resources_is_refused() {
             }
         }),
         ("a third end", |d| d.open_files.push(socket(0, 2))),
+        ("a semaphore set without a semaphore", |d| d.semaphore_sets[0].values.clear()),
+        ("a message of a type that there is not", |d| d.message_queues[0].messages[0].0 = 0),
+        ("a queue with a number of its own choice", |d| d.message_queues[0].id = u32::MAX),
         ("a terminal with too high a number", |d| d.terminals[0].number = TERMINAL_NUMBER_MAX + 1),
         ("two terminals of one number", |d| d.terminals.push(terminal())),
         ("settings that are cut", |d| d.terminals[0].settings.truncate(9)),

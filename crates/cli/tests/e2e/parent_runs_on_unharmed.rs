@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::harness::{Cluster, Parent, Program, Seed, appearance};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -53,13 +53,13 @@ fn no_strange_child(cluster: &Cluster) {
 /// What `/proc` shows of a process that a prepare might have changed.
 fn as_before(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["16"]);
-    let before = snapshot(parent.pid());
+    let before = appearance::of(parent.pid());
     let seed = Seed::of(cluster.first(), &parent);
     parent.wait_for_ticks(5);
-    assert_eq!(before, snapshot(parent.pid()));
+    assert_eq!(before, appearance::of(parent.pid()));
     drop(seed);
     parent.wait_for_ticks(5);
-    assert_eq!(before, snapshot(parent.pid()));
+    assert_eq!(before, appearance::of(parent.pid()));
 }
 
 /// Three children on three nodes, one after the other, while the parent runs.
@@ -70,38 +70,6 @@ fn feeds_children_while_it_runs(cluster: &Cluster) {
     seed.fork_and_check(&parent, 32, &["--to", cluster.name(2)]);
     seed.fork_and_check(&parent, 33, &[]);
     parent.require_unharmed();
-}
-
-/// Signal state, ids, tracer, control groups, memory map and files.
-fn snapshot(pid: i32) -> Vec<String> {
-    const KEYS: [&str; 14] = [
-        "Name:",
-        "State:",
-        "TracerPid:",
-        "Pid:",
-        "PPid:",
-        "Uid:",
-        "Threads:",
-        "SigPnd:",
-        "ShdPnd:",
-        "SigBlk:",
-        "SigIgn:",
-        "SigCgt:",
-        "CapEff:",
-        "Seccomp:",
-    ];
-    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let status = read("status");
-    let kept = status.lines().filter(|line| KEYS.iter().any(|key| line.starts_with(key)));
-    // Whether it sleeps or runs at this moment says nothing.
-    let mut lines: Vec<String> = kept.map(|line| line.replace("R (running)", "S (sleeping)")).collect();
-    lines.extend(read("maps").lines().map(str::to_owned));
-    lines.push(read("cgroup"));
-    let mut fds: Vec<_> =
-        fs::read_dir(format!("/proc/{pid}/fd")).expect("fds").flatten().map(|e| e.file_name()).collect();
-    fds.sort();
-    lines.push(format!("{fds:?}"));
-    lines
 }
 
 fn is_zombie(pid: &str) -> bool {

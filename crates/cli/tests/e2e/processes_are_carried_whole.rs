@@ -6,11 +6,12 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::harness::seed::waits_of;
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, scratch};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, appearance, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -44,6 +45,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("sealed_memfd", |cluster| carried(cluster, "sealed_memfd")),
     Test::shared("system_v_memory", |cluster| carried(cluster, "system_v_memory")),
     Test::shared("system_v_semaphores", |cluster| carried(cluster, "system_v_semaphores")),
+    Test::shared("system_v_others", |cluster| carried(cluster, "system_v_others")),
     Test::shared("posix_shared_memory", |cluster| carried(cluster, "posix_shared_memory")),
     Test::shared("growing_memory", |cluster| carried(cluster, "growing_memory")),
     Test::shared("memory_advice", |cluster| carried(cluster, "memory_advice")),
@@ -67,6 +69,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_perf", |cluster| refused(cluster, "refused_perf", &["fd 3", "perf_event"])),
     Test::shared("refused_bpf", |cluster| refused(cluster, "refused_bpf", &["fd 3", "bpf-map"])),
     Test::shared("refused_pidfd", |cluster| refused(cluster, "refused_pidfd", &["fd 3", "pidfd"])),
+    Test::shared("refused_huge_pages", |cluster| refused(cluster, "refused_huge_pages", &["mapping", "hugetlbfs"])),
+    Test::shared("refused_executable", |cluster| refused_at_its_stop(cluster, "refused_executable", &["executable"])),
     Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),
 ];
 
@@ -151,8 +155,29 @@ fn refused_at_its_stop(cluster: &Cluster, name: &'static str, words: &[&str]) {
     require_refusal(cluster, Subject::start(name), words);
 }
 
-fn require_refusal(cluster: &Cluster, subject: Subject, words: &[&str]) {
-    let pid = subject.parent.pid_text();
-    cluster.first().refused(&["prepare", &pid]).names(&[&[&*pid], words].concat());
+/// Longest that a process may stand still for nothing.
+const STOP_MAX: Duration = Duration::from_millis(100);
+
+/// Ticks of a parent that show how regular it is, before and after.
+const TICKS: usize = 40;
+
+/// A busy machine makes a gap between two ticks longer, and never shorter: the shortest of so many stops tells.
+const STOPS: usize = 8;
+
+/// The object is named; the process stood still for a moment at most, looks as before, ticks on, and finds itself as it was.
+fn require_refusal(cluster: &Cluster, mut subject: Subject, words: &[&str]) {
+    let parent = &mut subject.parent;
+    parent.wait_for_ticks(TICKS);
+    let (before, baseline) = (appearance::of(parent.pid()), parent.longest_gap_since(0));
+    let mut gap_of_a_stop = || {
+        let (pid, mark) = (parent.pid_text(), parent.ticks_count());
+        cluster.first().refused(&["prepare", &pid]).names(&[&[&*pid], words].concat());
+        assert_eq!(before, appearance::of(parent.pid()));
+        parent.wait_for_ticks(TICKS);
+        assert_eq!(before, appearance::of(parent.pid()));
+        parent.longest_gap_since(mark)
+    };
+    let is_short = (0..STOPS).any(|_| gap_of_a_stop() <= STOP_MAX + baseline);
+    assert!(is_short, "{STOPS} stops of more than {STOP_MAX:?}, with gaps of {baseline:?} before");
     subject.check();
 }

@@ -42,13 +42,14 @@ pub(super) fn describe(
     flagged.and(tidied)?;
     let inherited = asked?;
     let (pid, subject) = (taken.snapshot.pid, held.pid());
-    let Taken { snapshot, survey, clocks, standing, mut answers, copies, mem, root, files, space, .. } = taken;
+    let Taken { snapshot, survey, clocks, standing, mut answers, mut copies, mem, root, files, space, .. } = taken;
     answers[0].alt_stack = inherited.alt_stack;
     let inheritance = taken.inheritance;
     let segments = space.segments();
     let mut memory = phase!("prepare.memory", MemoryMap::build(space, &root, &copies, &inheritance))?;
     leave_segments(held, &segments, &mut injector)?;
     let shared_objects = copies.describe(&root, &mut memory.extents);
+    let (semaphore_sets, message_queues) = copies.take_queues();
     let entered = phase!("prepare.state");
     let mut filters = taken.filters;
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
@@ -70,6 +71,8 @@ pub(super) fn describe(
         layers: inheritance.layers().to_vec(),
         mapped_files: memory.files,
         shared_objects,
+        semaphore_sets,
+        message_queues,
         terminals: files.terminals,
         open_files: files.open_files,
         file_descriptors: files.descriptors,

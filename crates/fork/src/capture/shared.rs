@@ -3,6 +3,7 @@
 //! What can be done before is done before: the objects are found and opened, and as many bytes as they then hold are
 //! allocated and touched, so that the pause costs one copy and no page faults.
 
+mod queues;
 mod system_v;
 
 use std::collections::BTreeMap;
@@ -11,7 +12,9 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Extent, ExtentId, ExtentSource, FileStatus, PageRun, SharedKind, SharedObject};
+use farfork_wire::descriptor::{
+    Extent, ExtentId, ExtentSource, FileStatus, MessageQueue, PageRun, SemaphoreSet, SharedKind, SharedObject,
+};
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 
 use super::deadline::Deadline;
@@ -99,7 +102,7 @@ struct Source {
 
 /// The shared objects of a process, ready to be copied.
 #[derive(Debug, Default)]
-pub(super) struct SharedSources(Vec<Source>);
+pub(super) struct SharedSources(Vec<Source>, queues::Sources);
 
 impl SharedSources {
     /// Opens every object that the survey found, and prepares memory for its copy.
@@ -120,7 +123,7 @@ impl SharedSources {
             })?;
             sources.entry(source.key).or_insert(source);
         }
-        let mut sources = Self(sources.into_values().collect());
+        let mut sources = Self(sources.into_values().collect(), queues::Sources::find(pid)?);
         sources.prepare(pid)?;
         Ok(sources)
     }
@@ -145,7 +148,7 @@ impl SharedSources {
 
     /// Copies all objects. The process stands still.
     pub(super) fn copy(self, pid: i32, deadline: &Deadline) -> Result<SharedCopies, CaptureError> {
-        let mut copies = SharedCopies::default();
+        let mut copies = SharedCopies { queues: self.1.copy(pid)?, ..SharedCopies::default() };
         for source in self.0 {
             let (key, name, kind) = (source.key, source.name.clone(), source.kind.clone());
             let seals = fcntl_get_seals(&source.file).ok().filter(|seals| *seals != SealFlags::SEAL);
@@ -233,6 +236,7 @@ pub(super) struct SharedCopies {
     keys: Vec<Key>,
     named: Vec<(String, Option<u32>, SharedKind)>,
     copies: Vec<SharedCopy>,
+    queues: queues::Copies,
 }
 
 impl SharedCopies {
@@ -259,6 +263,12 @@ impl SharedCopies {
             objects.push(SharedObject { name: name.clone(), bytes: copy.bytes, seals: *seals, kind, extent });
         }
         objects
+    }
+
+    /// Semaphores and message queues.
+    pub(super) fn take_queues(&mut self) -> (Vec<SemaphoreSet>, Vec<MessageQueue>) {
+        let queues = std::mem::take(&mut self.queues);
+        (queues.sets, queues.queues)
     }
 
     /// The contents, in the order of the descriptor's objects.

@@ -168,6 +168,7 @@ pub(super) fn process(
         posix_timers,
         seccomp_filters,
         memory_barriers: inherited.memory_barriers,
+        has_no_huge_pages: status.has_no_huge_pages,
     })
 }
 

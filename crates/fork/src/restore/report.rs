@@ -79,6 +79,8 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         48 => "making a socket",
         49 => "making shared memory",
         50 => "making a terminal",
+        51 => "making a System V semaphore set or message queue",
+        52 => "forbidding huge pages",
         _ => "doing something unknown to this farfork",
     }
 }
@@ -95,6 +97,7 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
         25 | 33 => format!("signal {detail}"),
         26 => format!("limit {detail}"),
         38 => format!("timer {detail}"),
+        51 => format!("number {detail}"),
         27..=31 => format!("thread {detail}"),
         12 | 13 | 15 => format!("entry {detail} of the plan"),
         _ => String::new(),

@@ -20,6 +20,7 @@ mod memory;
 mod process;
 mod resources;
 mod socket;
+mod system_v;
 mod terminal;
 mod thread;
 mod timer;
@@ -40,6 +41,7 @@ pub use memory::{
 pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SeccompFilter, SignalAction};
 pub use resources::NUMBERS_MAX;
 pub use socket::{Socket, SocketOption, SocketState};
+pub use system_v::{MessageQueue, SemaphoreSet};
 pub use terminal::{TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
 pub use thread::{AltStack, EagerBytes, Rseq, Scheduling, Thread};
 pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
@@ -66,6 +68,10 @@ pub struct Descriptor {
     pub mapped_files: Vec<MappedFile>,
     /// Shared memory (shared anonymous mappings, memfds), filled before a child runs.
     pub shared_objects: Vec<SharedObject>,
+    /// System V semaphores.
+    pub semaphore_sets: Vec<SemaphoreSet>,
+    /// System V message queues.
+    pub message_queues: Vec<MessageQueue>,
     /// Pseudo-terminals, ascending by number.
     pub terminals: Vec<Terminal>,
     /// Open file descriptions.

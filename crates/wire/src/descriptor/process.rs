@@ -45,6 +45,8 @@ pub struct Process {
     pub seccomp_filters: Vec<SeccompFilter>,
     /// Registrations for membarrier(2): MEMBARRIER_CMD_REGISTER_* bits.
     pub memory_barriers: u32,
+    /// Whether it has forbidden itself huge pages (PR_SET_THP_DISABLE).
+    pub has_no_huge_pages: bool,
 }
 
 /// A filter of system calls (seccomp(2)).

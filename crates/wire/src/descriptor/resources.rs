@@ -16,6 +16,9 @@ const ADDRESS_BYTES_MAX: usize = 128;
 /// Most bytes of a socket option that is carried.
 const OPTION_BYTES_MAX: usize = 256;
 
+/// Most bytes of a System V message that is carried: what the kernel's msgmax is rarely set above.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
 /// The kernel's BPF_MAXINSNS, in bytes.
 const FILTER_BYTES_MAX: usize = 4096 * 8;
 
@@ -36,6 +39,7 @@ impl Descriptor {
         self.validate_inotifies()?;
         self.validate_sockets()?;
         self.validate_terminals()?;
+        self.validate_system_v()?;
         for (index, object) in self.shared_objects.iter().enumerate() {
             if let SharedKind::Named { path, .. } = &object.kind {
                 require(path.starts_with("/dev/shm/") && !path.contains("/.."), || {
@@ -135,6 +139,17 @@ impl Descriptor {
             let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));
             let options = socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX);
             require(short && options, || "an address or option of a socket is too long".to_owned())?;
+        }
+        Ok(())
+    }
+
+    /// What the kernel's numbers, which are positive, and its limits leave room for.
+    fn validate_system_v(&self) -> Result<(), InvalidDescriptor> {
+        let sets = self.semaphore_sets.iter().map(|set| (set.id, !set.values.is_empty()));
+        let is_message = |(kind, text): &(i64, Vec<u8>)| *kind > 0 && text.len() <= MESSAGE_BYTES_MAX;
+        let queues = self.message_queues.iter().map(|queue| (queue.id, queue.messages.iter().all(is_message)));
+        for (id, is_whole) in sets.chain(queues) {
+            require(is_whole && i32::try_from(id).is_ok(), || format!("System V object {id}"))?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! What the end-to-end tests stand on: a cluster on this machine, the real binary, parents to fork, and the proof that
 //! nothing is left. Only the command line and `/proc` are used to look at farfork; its crates are used to start nodes.
 
+pub(crate) mod appearance;
 pub(crate) mod cluster;
 pub(crate) mod deadline;
 pub(crate) mod farfork;

@@ -68,10 +68,10 @@ fn attached(descriptor: &Descriptor, object: u32) -> Vec<&Mapping> {
     descriptor.mappings.iter().filter(is_it).collect()
 }
 
-const IPC_CREATE: u32 = 0o1000;
-const IPC_EXCLUSIVE: u32 = 0o2000;
+pub(super) const IPC_CREATE: u32 = 0o1000;
+pub(super) const IPC_EXCLUSIVE: u32 = 0o2000;
 const IPC_RMID: u32 = 0;
-const IPC_SET: u32 = 1;
+pub(super) const IPC_SET: u32 = 1;
 
 fn make_segment(
     (source, bytes): (u32, u64),
@@ -79,7 +79,7 @@ fn make_segment(
     attached: &[&Mapping],
     script: &mut Script<'_>,
 ) -> Result<(), RestoreError> {
-    choose_id(id, script)?;
+    choose_id("/proc/sys/kernel/shm_next_id", id, script)?;
     let flags = status.mode | IPC_CREATE | IPC_EXCLUSIVE;
     script.gives(id.into(), number::SHMGET, &[value(key), value(bytes), value(flags)]);
     let owner = script.words(&owner_words(key, status))?;
@@ -113,8 +113,8 @@ fn attach_flags(mapping: &Mapping) -> u32 {
 }
 
 /// The number that the namespace gives next; a kernel that can checkpoint lets one say.
-fn choose_id(id: u32, script: &mut Script<'_>) -> Result<(), RestoreError> {
-    let (path, text) = (script.text("/proc/sys/kernel/shm_next_id")?, id.to_string());
+pub(super) fn choose_id(file: &str, id: u32, script: &mut Script<'_>) -> Result<(), RestoreError> {
+    let (path, text) = (script.text(file)?, id.to_string());
     let (bytes, length) = (script.bytes(text.as_bytes())?, text.len() as u64);
     script.gives(0, number::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
     script.gives(length, number::WRITE, &[value(0_u32), bytes, value(length)]);

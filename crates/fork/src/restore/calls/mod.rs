@@ -18,6 +18,7 @@ mod memory;
 mod named_pipe;
 mod number;
 mod process;
+mod queues;
 mod socket;
 mod terminal;
 mod timer;
@@ -69,10 +70,12 @@ impl Calls {
     ) -> Result<(Self, Made), RestoreError> {
         let passed = PASSED_OWN + objects.count() as u32;
         let mut script = Script::new(writer);
+        process::forbid_huge_pages(descriptor, &mut script);
         memory::make(descriptor, (objects, fd_base), &mut script)?;
         let before_maps = script.finish()?;
         let mut script = Script::new(writer);
         process::oom_score(descriptor, &mut script)?;
+        queues::make(descriptor, &mut script)?;
         let made = files::make(descriptor, fd_base, passed, Surroundings { objects, owner }, &mut script)?;
         let before_files = script.finish()?;
         let mut script = Script::new(writer);

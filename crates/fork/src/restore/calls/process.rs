@@ -5,7 +5,7 @@ use farfork_wire::Descriptor;
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
-use super::super::layout::{STEP_MEMORY_BARRIER, STEP_OOM_SCORE};
+use super::super::layout::{STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE};
 use super::{Script, number, value};
 
 /// A container's processes go before all others of the node; one that is to go even earlier does.
@@ -30,5 +30,15 @@ pub(super) fn register_barriers(descriptor: &Descriptor, script: &mut Script<'_>
     script.about(STEP_MEMORY_BARRIER, 0);
     for command in REGISTRATIONS.into_iter().filter(|command| descriptor.process.memory_barriers & command != 0) {
         script.gives(0, number::MEMBARRIER, &[value(command), value(0_u32), value(0_u32)]);
+    }
+}
+
+/// Before anything is mapped that might have some.
+pub(super) fn forbid_huge_pages(descriptor: &Descriptor, script: &mut Script<'_>) {
+    const PR_SET_THP_DISABLE: u32 = 41;
+    if descriptor.process.has_no_huge_pages {
+        script.about(STEP_HUGE_PAGES, 0);
+        let [forbid, none] = [value(1_u32), value(0_u32)];
+        script.gives(0, number::PRCTL, &[value(PR_SET_THP_DISABLE), forbid, none, none, none]);
     }
 }

@@ -1,0 +1,56 @@
+//! What `/proc` shows of a process that a capture might have changed, and that the process does not change by itself: to be
+//! compared before and after.
+
+use std::fs;
+
+/// Lines of `status`: ids, signals, privileges, tracer.
+const KEYS: [&str; 20] = [
+    "Name:",
+    "Umask:",
+    "State:",
+    "TracerPid:",
+    "Pid:",
+    "PPid:",
+    "Uid:",
+    "Gid:",
+    "FDSize:",
+    "Threads:",
+    "SigPnd:",
+    "ShdPnd:",
+    "SigBlk:",
+    "SigIgn:",
+    "SigCgt:",
+    "CapEff:",
+    "NoNewPrivs:",
+    "Seccomp:",
+    "Cpus_allowed:",
+    "THP_enabled:",
+];
+
+/// Files that are the same as long as the process does nothing about them.
+const FILES: [&str; 8] =
+    ["maps", "cgroup", "limits", "timers", "oom_score_adj", "personality", "timerslack_ns", "coredump_filter"];
+
+/// All of it, line by line.
+pub(crate) fn of(pid: i32) -> Vec<String> {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let status = read("status");
+    let kept = status.lines().filter(|line| KEYS.iter().any(|key| line.starts_with(key)));
+    // Whether it sleeps or runs at this moment says nothing.
+    let mut lines: Vec<String> = kept.map(|line| line.replace("R (running)", "S (sleeping)")).collect();
+    for file in FILES {
+        lines.extend(read(file).lines().map(|line| format!("{file}: {line}")));
+    }
+    for number in numbers_in(&format!("/proc/{pid}/fd")) {
+        let link = fs::read_link(format!("/proc/{pid}/fd/{number}")).unwrap_or_else(|e| panic!("fd {number}: {e}"));
+        lines.push(format!("fd {number}: {} {}", link.display(), read(&format!("fdinfo/{number}"))));
+    }
+    lines
+}
+
+fn numbers_in(directory: &str) -> Vec<u32> {
+    let names = fs::read_dir(directory).expect("the process lives").flatten();
+    let mut numbers: Vec<u32> = names.filter_map(|name| name.file_name().to_str()?.parse().ok()).collect();
+    numbers.sort_unstable();
+    numbers
+}

@@ -1,0 +1,165 @@
+//! System V semaphores and message queues, which belong to a namespace and to no process (sysvipc(7)).
+//!
+//! Those are carried that the process was the last to change: a set of semaphores by any of them, a queue by its last message
+//! sent or received. The kernel tells nobody more of who uses them: one that the process has made and nobody has used yet is not
+//! carried, nor is what an ending process would take back (SEM_UNDO).
+
+use std::os::fd::AsFd;
+use std::{fs, io, thread};
+
+use farfork_sys::{namespace, pidfd, system_v};
+use farfork_wire::descriptor::{FileStatus, MessageQueue, SemaphoreSet};
+
+use crate::capture::error::CaptureError;
+
+/// Mode bits that are carried.
+const PERMISSIONS: u32 = 0o777;
+
+/// What of an object does not change.
+#[derive(Debug, Clone, Copy)]
+struct Identity {
+    key: u32,
+    id: u32,
+    status: FileStatus,
+}
+
+/// The objects that a process uses, found before it stands still.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    sets: Vec<(Identity, u32)>,
+    queues: Vec<Identity>,
+    /// Whether they are in a namespace that is not ours.
+    is_elsewhere: bool,
+}
+
+/// What was in them while it did.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    pub(super) sets: Vec<SemaphoreSet>,
+    pub(super) queues: Vec<MessageQueue>,
+}
+
+impl Sources {
+    /// Those of `pid`.
+    pub(super) fn find(pid: i32) -> Result<Self, CaptureError> {
+        let failed = CaptureError::read(pid, "System V semaphores and message queues");
+        let namespace_of = |process: &str| fs::read_link(format!("/proc/{process}/ns/ipc"));
+        let find = || -> io::Result<Self> {
+            let is_elsewhere = namespace_of(&pid.to_string())? != namespace_of("self")?;
+            let found = within(pid, is_elsewhere, move || Self::look(pid))?;
+            Ok(Self { is_elsewhere, ..found })
+        };
+        find().map_err(failed)
+    }
+
+    /// In the namespace of the calling thread.
+    fn look(pid: i32) -> io::Result<Self> {
+        if !system_v::has_any()? {
+            return Ok(Self::default());
+        }
+        let malformed = || io::Error::from(io::ErrorKind::InvalidData);
+        let sets = fs::read_to_string("/proc/sysvipc/sem")?;
+        let mut found = Self { queues: used_queues(&fs::read_to_string("/proc/sysvipc/msg")?, pid), ..Self::default() };
+        for (identity, count) in parse_sets(&sets).ok_or_else(malformed)? {
+            // One that is removed meanwhile is nobody's.
+            let is_used =
+                (0..count).any(|number| system_v::last_pid(identity.id, number).is_ok_and(|last| last == pid));
+            found.sets.extend(is_used.then_some((identity, count)));
+        }
+        Ok(found)
+    }
+
+    /// What is in them. The process stands still; others may go on.
+    pub(super) fn copy(self, pid: i32) -> Result<Copies, CaptureError> {
+        if self.sets.is_empty() && self.queues.is_empty() {
+            return Ok(Copies::default());
+        }
+        let copied = within(pid, self.is_elsewhere, move || self.read());
+        copied.map_err(|error| match error.raw_os_error() {
+            // Gone, or another by now.
+            Some(EINVAL | EIDRM) => {
+                CaptureError::Unstable { pid, what: "its System V semaphores and message queues".to_owned() }
+            }
+            _ => CaptureError::read(pid, "System V semaphores and message queues")(error),
+        })
+    }
+
+    fn read(&self) -> io::Result<Copies> {
+        let mut copies = Copies::default();
+        for (Identity { key, id, status }, count) in self.sets.iter().copied() {
+            copies.sets.push(SemaphoreSet { key, id, status, values: system_v::semaphore_values(id, count)? });
+        }
+        for Identity { key, id, status } in self.queues.iter().copied() {
+            let (bytes_max, mut messages) = (system_v::queue_bytes_max(id)?, Vec::new());
+            let room = usize::try_from(bytes_max).unwrap_or(usize::MAX);
+            while let Some(message) = system_v::peek_message(id, messages.len() as u32, room)? {
+                messages.push(message);
+            }
+            copies.queues.push(MessageQueue { key, id, status, bytes_max, messages });
+        }
+        Ok(copies)
+    }
+}
+
+const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
+const EIDRM: i32 = rustix::io::Errno::IDRM.raw_os_error();
+
+/// Done in the namespace of a process. Only who is in one is told of it: for another, a thread of its own goes there.
+fn within<T: Send + 'static>(
+    pid: i32,
+    is_elsewhere: bool,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    if !is_elsewhere {
+        return work();
+    }
+    let there = move || {
+        namespace::enter_ipc(pidfd::open(pid)?.as_fd())?;
+        work()
+    };
+    thread::spawn(there).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+}
+
+/// Sets, with how many semaphores each has. Columns: key, id, mode in octal, count, uid, gid, and more.
+fn parse_sets(text: &str) -> Option<Vec<(Identity, u32)>> {
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        Some((identity(&words, 4)?, words.get(3)?.parse().ok()?))
+    };
+    text.lines().skip(1).map(line).collect()
+}
+
+/// Those of which a process is the last sender or receiver. Columns: key, id, mode in octal, bytes, messages, last sender, last
+/// receiver, uid, gid, and more.
+fn used_queues(text: &str, pid: i32) -> Vec<Identity> {
+    let line = |line: &str| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let is_own = words.get(5..7)?.iter().any(|word| word.parse() == Ok(pid));
+        if is_own { identity(&words, 7) } else { None }
+    };
+    text.lines().skip(1).filter_map(line).collect()
+}
+
+fn identity(words: &[&str], owner_at: usize) -> Option<Identity> {
+    let number = |at: usize| words.get(at)?.parse::<u32>().ok();
+    let mode = u32::from_str_radix(words.get(2)?, 8).ok()? & PERMISSIONS;
+    let status = FileStatus { mode, uid: number(owner_at)?, gid: number(owner_at + 1)? };
+    Some(Identity { key: words.first()?.parse::<i32>().ok()?.cast_unsigned(), id: number(1)?, status })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read() {
+        let sets = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n\
+                    -559038737      32769   600          3  1000   100  1000   100 1700000000 1700000000\n";
+        let [(set, 3)] = parse_sets(sets).unwrap()[..] else { panic!("{:?}", parse_sets(sets)) };
+        assert_eq!((set.key, set.id, set.status.mode, set.status.gid), (0xdead_beef, 32769, 0o600, 100));
+        let queues = "       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid  cuid  cgid      stime      rtime      ctime\n\
+                      5  0  640  12  1  77  78  1000  100  1000  100  1  1  1\n";
+        assert_eq!(used_queues(queues, 78)[0].status, FileStatus { mode: 0o640, uid: 1000, gid: 100 });
+        assert!(used_queues(queues, 79).is_empty() && parse_sets("header\n1 2\n").is_none());
+    }
+}

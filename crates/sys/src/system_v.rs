@@ -1,0 +1,91 @@
+//! System V semaphores and message queues of the calling thread's IPC namespace: looked at, never changed (sysvipc(7)).
+
+use std::{io, mem, ptr};
+
+/// Whether there is any semaphore set or message queue.
+///
+/// # Errors
+/// As semctl(2) and msgctl(2).
+pub fn has_any() -> io::Result<bool> {
+    const SEM_INFO: libc::c_int = 19;
+    const MSG_INFO: libc::c_int = 12;
+    // SAFETY: all-zero bytes are a valid value of a struct of numbers.
+    let mut sets: libc::seminfo = unsafe { mem::zeroed() };
+    // SAFETY: as above.
+    let mut queues: libc::msginfo = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes one struct seminfo, which outlives the call.
+    checked(unsafe { libc::semctl(0, 0, SEM_INFO, &raw mut sets) })?;
+    // SAFETY: with this command the kernel writes one struct msginfo to where the type says msqid_ds; it outlives the call.
+    checked(unsafe { libc::msgctl(0, MSG_INFO, (&raw mut queues).cast()) })?;
+    Ok(sets.semusz > 0 || queues.msgpool > 0)
+}
+
+/// The values of a set of `count` semaphores.
+///
+/// # Errors
+/// As semctl(2); `InvalidData` where the set has another size by now.
+pub fn semaphore_values(id: u32, count: u32) -> io::Result<Vec<u16>> {
+    const GETALL: libc::c_int = 13;
+    let has_count = set_size(id)? == u64::from(count);
+    if !has_count {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut values = vec![0_u16; count as usize];
+    // SAFETY: the kernel writes as many values as the set has, which never changes while the id is its; that was just asked.
+    checked(unsafe { libc::semctl(id.cast_signed(), 0, GETALL, values.as_mut_ptr()) })?;
+    Ok(values)
+}
+
+fn set_size(id: u32) -> io::Result<u64> {
+    // SAFETY: all-zero bytes are a valid value of a struct of numbers.
+    let mut status: libc::semid_ds = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes one struct semid_ds, which outlives the call.
+    checked(unsafe { libc::semctl(id.cast_signed(), 0, libc::IPC_STAT, &raw mut status) })?;
+    Ok(status.sem_nsems)
+}
+
+/// Who last changed a semaphore, as the caller sees it; 0 for nobody, or one that it does not see.
+///
+/// # Errors
+/// As semctl(2).
+pub fn last_pid(id: u32, number: u32) -> io::Result<i32> {
+    const GETPID: libc::c_int = 11;
+    // SAFETY: the command takes no argument.
+    checked(unsafe { libc::semctl(id.cast_signed(), number.cast_signed(), GETPID, ptr::null_mut::<libc::c_void>()) })
+}
+
+/// The most bytes that may wait in a queue.
+///
+/// # Errors
+/// As msgctl(2).
+pub fn queue_bytes_max(id: u32) -> io::Result<u64> {
+    // SAFETY: all-zero bytes are a valid value of a struct of numbers.
+    let mut status: libc::msqid_ds = unsafe { mem::zeroed() };
+    // SAFETY: the kernel writes one struct msqid_ds, which outlives the call.
+    checked(unsafe { libc::msgctl(id.cast_signed(), libc::IPC_STAT, &raw mut status) })?;
+    Ok(status.msg_qbytes)
+}
+
+/// A look at the message of a queue that has this place, from 0 on; `None` behind the last. It has a type and at most
+/// `bytes_max` bytes. Needs a kernel that can checkpoint (CONFIG_CHECKPOINT_RESTORE).
+///
+/// # Errors
+/// As msgrcv(2), MSG_COPY: E2BIG where it is longer.
+pub fn peek_message(id: u32, place: u32, bytes_max: usize) -> io::Result<Option<(i64, Vec<u8>)>> {
+    const MSG_COPY: libc::c_int = 0o40_000;
+    const TYPE_BYTES: usize = mem::size_of::<libc::c_long>();
+    let mut room = vec![0_u64; (TYPE_BYTES + bytes_max).div_ceil(TYPE_BYTES)];
+    let flags = libc::IPC_NOWAIT | MSG_COPY;
+    // SAFETY: the kernel writes a long and at most `bytes_max` bytes to `room`, which has room for them and outlives the call.
+    let got = unsafe { libc::msgrcv(id.cast_signed(), room.as_mut_ptr().cast(), bytes_max, place.into(), flags) };
+    if got < 0 {
+        let error = io::Error::last_os_error();
+        return if error.raw_os_error() == Some(libc::ENOMSG) { Ok(None) } else { Err(error) };
+    }
+    let bytes: Vec<u8> = room[1..].iter().flat_map(|word| word.to_ne_bytes()).take(got as usize).collect();
+    Ok(Some((room[0].cast_signed(), bytes)))
+}
+
+fn checked(result: libc::c_int) -> io::Result<i32> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}

@@ -1,0 +1,42 @@
+/* System V semaphores and a message queue that another process uses, and a segment that is not attached: objects of a
+ * namespace, not of a process. A child is told that they are not there, and never sees others in their place. */
+#include "resource.h"
+
+#include <sys/msg.h>
+#include <sys/sem.h>
+#include <sys/shm.h>
+
+static int semaphores, queue, segment;
+
+static void remove_all(void) {
+    semctl(semaphores, 0, IPC_RMID);
+    msgctl(queue, IPC_RMID, NULL);
+    shmctl(segment, IPC_RMID, NULL);
+}
+
+static void set_up(void) {
+    int status, key = 0x46480000 + (getpid() & 0xffff);
+    semaphores = semget(key, 3, IPC_CREAT | IPC_EXCL | 0600), queue = msgget(key, IPC_CREAT | IPC_EXCL | 0600);
+    segment = shmget(key, 4096, IPC_CREAT | IPC_EXCL | 0600);
+    REQUIRE(semaphores >= 0 && queue >= 0 && segment >= 0);
+    at_end(remove_all);
+    pid_t other = fork();
+    if (other == 0) _exit(semctl(semaphores, 1, SETVAL, 5) != 0);
+    REQUIRE(waitpid(other, &status, 0) == other && status == 0);
+}
+
+static void check(void) {
+    struct {
+        long type;
+    } message = {1};
+    struct sembuf down = {.sem_num = 1, .sem_op = -5, .sem_flg = IPC_NOWAIT};
+    struct shmid_ds about;
+    int taken = semop(semaphores, &down, 1), error = errno, found = msgsnd(queue, &message, 0, IPC_NOWAIT);
+    if (is_child) {
+        REQUIRE(taken == -1 && error == EINVAL && found == -1 && errno == EINVAL, "semop gave %d, msgsnd %d", taken, found);
+        REQUIRE(shmctl(segment, IPC_STAT, &about) == -1 && errno == EINVAL);
+    } else {
+        REQUIRE(taken == 0 && found == 0, "semop gave %d, msgsnd %d", taken, found);
+        REQUIRE(shmctl(segment, IPC_STAT, &about) == 0);
+    }
+}
