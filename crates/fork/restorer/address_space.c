@@ -54,9 +54,6 @@ static void advise(const struct plan *plan, const struct plan_mapping *mapping, 
 			if (error != -K_EINVAL || !(advice_of[i][0] & (MAPPING_HUGE_PAGE | MAPPING_NO_HUGE_PAGE)))
 				check(plan, STEP_ADVISE, error, index);
 		}
-	/* Locked on fault: pages come one by one from the pager, as anywhere else. */
-	if (mapping->flags & MAPPING_LOCKED)
-		check(plan, STEP_ADVISE, CALL3(mlock2, mapping->start, mapping->bytes, K_MLOCK_ONFAULT), index);
 }
 
 static void map_one(const struct plan *plan, const struct plan_mapping *mapping, u32 index, int file)
@@ -105,6 +102,15 @@ void guard_all(const struct plan *plan)
 	const struct plan_range *guard = at(plan, plan->guards.offset);
 	for (u32 i = 0; i < plan->guards.count; i++)
 		check(plan, STEP_GUARD, CALL3(madvise, guard[i].start, guard[i].bytes, K_MADV_GUARD_INSTALL), i);
+}
+
+/* Behind the guards, which locked memory does not take. On fault: pages come one by one from the pager, as anywhere else. */
+void lock_all(const struct plan *plan)
+{
+	const struct plan_mapping *mapping = at(plan, plan->mappings.offset);
+	for (u32 i = 0; i < plan->mappings.count; i++)
+		if (mapping[i].flags & MAPPING_LOCKED)
+			check(plan, STEP_ADVISE, CALL3(mlock2, mapping[i].start, mapping[i].bytes, K_MLOCK_ONFAULT), i);
 }
 
 /* Before the areas are registered: neither a call nor a fault a page. */

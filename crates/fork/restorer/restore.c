@@ -59,6 +59,7 @@ void restore(const struct plan *plan)
 	make_calls(plan, plan->calls_before_maps);
 	map_all(plan);
 	guard_all(plan);
+	lock_all(plan);
 	fill_eager(plan);
 	mark(plan, MARK_MAPPED);
 	hand_to_pager(plan);
@@ -74,6 +75,8 @@ void restore(const struct plan *plan)
 	start_threads(plan);
 	become_leader(plan, leader);
 	wait_for(&scratch->ready, plan->threads.count - 1);
+	/* Each thread that has become somebody else has changed this. */
+	CALL5(prctl, K_PR_SET_DUMPABLE, plan->dumpable, 0, 0, 0);
 	make_calls(plan, plan->calls_at_last);
 	set_limits(plan);
 	report_restored(plan);

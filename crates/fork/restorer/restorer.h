@@ -25,6 +25,7 @@ HIDDEN void park_special(const struct plan *plan);
 HIDDEN void unmap_stub(const struct plan *plan);
 HIDDEN void map_all(const struct plan *plan);
 HIDDEN void guard_all(const struct plan *plan);
+HIDDEN void lock_all(const struct plan *plan);
 HIDDEN void fill_eager(const struct plan *plan);
 HIDDEN void hand_to_pager(const struct plan *plan);
 HIDDEN void place_special(const struct plan *plan);

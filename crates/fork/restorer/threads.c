@@ -12,8 +12,8 @@ static void set_scheduling(const struct plan *plan, const struct plan_thread *th
 	struct k_sched_param parameter = { (i32)thread->priority };
 	if (thread->policy != 0)
 		check(plan, STEP_SCHEDULING, CALL3(sched_setscheduler, 0, thread->policy, &parameter), thread->tid);
-	if (thread->nice != 0)
-		check(plan, STEP_SCHEDULING, CALL3(setpriority, 0, 0, thread->nice), thread->tid);
+	/* Also 0: the daemon may have another. */
+	check(plan, STEP_SCHEDULING, CALL3(setpriority, 0, 0, thread->nice), thread->tid);
 }
 
 /* Signals that were pending are pending again: all are blocked until the thread enters its own mask. One may send to
@@ -165,5 +165,4 @@ void become_leader(const struct plan *plan, const struct plan_thread *leader)
 	CALL1(set_tid_address, leader->clear_child_tid);
 	set_thread(plan, leader);
 	raise_pending(plan, plan->pending, 0);
-	CALL5(prctl, K_PR_SET_DUMPABLE, plan->dumpable, 0, 0, 0);
 }

@@ -270,8 +270,8 @@ fn set_apart(
 ) -> Result<Files, CaptureError> {
     let pid = space.pid();
     let (files, regions) = match held {
-        Held::Clone(_) => {
-            let probes = Probes::of(space.entries());
+        Held::Clone(clone) => {
+            let probes = Probes::of(clone.pid, space.entries());
             let meanwhile = || Ok((files()?, phase!("prepare.scan", space.scan())?));
             let (results, taken) = inherited::set_apart(subject, probes.first(), (lifeline, injector), meanwhile)?;
             probes.finish(pid, subject, results, (lifeline, injector))?;

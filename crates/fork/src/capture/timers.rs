@@ -18,6 +18,10 @@ use super::stopped::StoppedThread;
 const NS_PER_SECOND: u64 = 1_000_000_000;
 const NS_PER_US: u64 = 1000;
 
+/// CLOCK_PROCESS_CPUTIME_ID, and the name that the kernel gives it in `/proc`.
+const PROCESSOR_TIME: i64 = 2;
+const LISTED_PROCESSOR_TIME: i64 = -6;
+
 /// Bytes of `struct itimerspec` and `struct itimerval`.
 pub(super) const TIME_BYTES: usize = 32;
 
@@ -67,7 +71,10 @@ fn parse(text: &str) -> Option<Vec<Listed>> {
                 timer.signal = if way == "none" { 0 } else { timer.signal };
                 timer.tid = whom.strip_prefix("tid.").map_or(Some(0), |tid| tid.parse().ok())?;
             }
-            "ClockID" => timer.clock = value.trim().parse().ok()?,
+            "ClockID" => {
+                let clock = value.trim().parse().ok()?;
+                timer.clock = if clock == LISTED_PROCESSOR_TIME { PROCESSOR_TIME } else { clock };
+            }
             _ => {}
         }
     }
@@ -111,8 +118,9 @@ pub(super) fn ask(
             }
             let tid = if timer.tid == 0 { 0 } else { inner_id(timer.tid).ok_or_else(changed)? };
             let mut time = time_at(&desk, ANSWERS_AT + index * TIME_BYTES, 1);
-            // The clocks of the child go on from when it was stopped.
-            time.left_ns = if time.left_ns == 0 { 0 } else { time.left_ns.saturating_add(passed_ns) };
+            // The clocks of the child go on from when it was stopped; its processor time stood still with it.
+            let goes_on = time.left_ns != 0 && timer.clock != PROCESSOR_TIME;
+            time.left_ns = if goes_on { time.left_ns.saturating_add(passed_ns) } else { time.left_ns };
             let (clock, signal, value) = (timer.clock as u32, timer.signal, timer.value);
             timers.push(PosixTimer { id: timer.id, clock, value, signal, tid, time });
         }
@@ -167,12 +175,14 @@ mod tests {
     #[test]
     fn a_list_is_read() {
         let text = "ID: 3\nsignal: 34/0000000000000007\nnotify: signal/tid.42\nClockID: 0\n\
-                    ID: 0\nsignal: 0/00007fff86e452a8\nnotify: none/pid.2634\nClockID: -6\n";
+                    ID: 0\nsignal: 0/00007fff86e452a8\nnotify: none/pid.2634\nClockID: -2\n";
         let timers = parse(text).unwrap();
         let [first, second] = timers[..] else { panic!("{timers:?}") };
-        assert_eq!((first.id, first.clock, first.signal, first.tid), (0, -6, 0, 0));
+        assert_eq!((first.id, first.clock, first.signal, first.tid), (0, -2, 0, 0));
         assert_eq!((second.id, second.clock, second.value, second.signal, second.tid), (3, 0, 7, 34, 42));
         assert_eq!(refusals(1, &timers).len(), 1);
+        let processor_time = parse("ID: 0\nClockID: -6\n").unwrap();
+        assert_eq!((processor_time[0].clock, refusals(1, &processor_time).len()), (PROCESSOR_TIME, 0));
         assert_eq!(parse("").unwrap(), []);
     }
 }

@@ -17,6 +17,9 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use super::RestoreError;
 use super::layout::{PASSED_MAX, PASSED_OWN};
 
+/// What open(2) adds to the flags on 64-bit machines; rustix has no name for its number.
+const O_LARGEFILE: u32 = 0o100_000;
+
 /// The standard streams of a child.
 #[derive(Debug)]
 pub struct StandardStreams {
@@ -98,7 +101,7 @@ impl Objects {
             if let SharedKind::Deleted(status) = object.kind {
                 set_status(memfd, status).map_err(|e| RestoreError::object("a deleted file", e))?;
             }
-            if let Some(seals) = object.seals {
+            if let Some(seals) = object.seals.filter(|seals| !waits_for_maps(*seals)) {
                 farfork_sys::memfd::seal(memfd, seals).map_err(|e| RestoreError::object("a memfd's seals", e))?;
             }
         }
@@ -169,6 +172,12 @@ pub(super) fn has_path(descriptor: &Descriptor, object: u32) -> bool {
     matches!(descriptor.shared_objects[object as usize].kind, SharedKind::Named { .. })
 }
 
+/// Whether seals come when all is mapped: this one keeps writers of before, and takes no new ones.
+pub(super) fn waits_for_maps(seals: u32) -> bool {
+    const FUTURE_WRITE: u32 = 0x10;
+    seals & FUTURE_WRITE != 0
+}
+
 fn set_status(memfd: &File, status: FileStatus) -> io::Result<()> {
     let FileStatus { mode, uid, gid } = status;
     rustix::fs::fchown(memfd, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
@@ -185,20 +194,33 @@ fn program_end(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
     Ok(end)
 }
 
-type PipeEnds = HashMap<u64, (OwnedFd, OwnedFd)>;
+/// A pipe that was made and filled; its two ends until each is given to an open file.
+struct MadePipe {
+    ends: (OwnedFd, OwnedFd),
+    given: [bool; 2],
+}
+
+type MadePipes = HashMap<u64, MadePipe>;
 
 /// One end of a pipe; the pipe is made, and filled, when its first end is asked for.
-fn pipe_end(file: &OpenFile, pipes: &mut PipeEnds, descriptor: &Descriptor) -> io::Result<OwnedFd> {
+fn pipe_end(file: &OpenFile, pipes: &mut MadePipes, descriptor: &Descriptor) -> io::Result<OwnedFd> {
     let OpenFile::Pipe { pipe, is_write_end, flags, .. } = file else { unreachable!("asked for pipes only") };
     if !pipes.contains_key(pipe) {
-        pipes.insert(*pipe, filled_pipe(*pipe, descriptor)?);
+        pipes.insert(*pipe, MadePipe { ends: filled_pipe(*pipe, descriptor)?, given: [false; 2] });
     }
-    let (read, write) = &pipes[pipe];
-    // A description of its own for each end: reopened, so that O_NONBLOCK of one is not the other's.
-    let path = format!("/proc/self/fd/{}", if *is_write_end { write } else { read }.as_raw_fd());
+    let made = pipes.get_mut(pipe).expect("it was made");
+    let end = if *is_write_end { &made.ends.1 } else { &made.ends.0 };
     let flags = OFlags::from_bits_retain(*flags);
-    let access = flags & OFlags::RWMODE;
-    let end = rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, rustix::fs::Mode::empty())?;
+    // Each open file has a description of its own, so that O_NONBLOCK of one is not another's: the first gets the pipe's, if it
+    // was born with the pipe; others are opened by its name, which shows in their flags.
+    let was_opened = flags.contains(OFlags::from_bits_retain(O_LARGEFILE));
+    let end = if !was_opened && !std::mem::replace(&mut made.given[usize::from(*is_write_end)], true) {
+        end.try_clone()?
+    } else {
+        let path = format!("/proc/self/fd/{}", end.as_raw_fd());
+        let access = flags & OFlags::RWMODE;
+        rustix::fs::open(path, access | OFlags::CLOEXEC | OFlags::NONBLOCK, rustix::fs::Mode::empty())?
+    };
     fcntl_setfl(&end, flags & (OFlags::NONBLOCK | OFlags::DIRECT))?;
     Ok(end)
 }

@@ -136,7 +136,10 @@ fn check_pipe(path: &str, here: &Path) -> Result<(), RestoreError> {
 
 /// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.
 fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError> {
+    // What is told of the process itself is there as soon as the child is, whether a parent of its number is here or not.
+    let own = format!("/proc/{}", descriptor.process.pid);
     let check = |path: &str| match root.join(path.trim_start_matches('/')).metadata() {
+        _ if Path::new(path).starts_with(&own) => Ok(()),
         Ok(_) => Ok(()),
         Err(cause) => Err(RestoreError::MissingFile { path: path.to_owned(), cause }),
     };

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 
 use farfork_sys::owner::Owner;
 use farfork_sys::pidfd;
@@ -95,7 +94,8 @@ impl Contents {
             _ => false,
         };
         if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
-            self.pipes.insert(info.inode, read_pipe(pid, number)?);
+            let copy = self.copy_of(pid, number)?;
+            self.pipes.insert(info.inode, read_pipe(&copy)?);
         }
         if known == Kind::Socket && !self.sockets.contains_key(&info.inode) {
             let copy = self.copy_of(pid, number)?;
@@ -130,17 +130,16 @@ impl Contents {
 /// A file tells of its readiness by a signal.
 pub(super) const O_ASYNC: u32 = 0o20_000;
 
-/// Copies what is in a pipe and leaves it there: tee(2) into a pipe of ours that is as large.
-fn read_pipe(pid: i32, number: u32) -> io::Result<PipeState> {
-    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-    let source = File::options().read(true).custom_flags(nonblocking).open(format!("/proc/{pid}/fd/{number}"))?;
-    let capacity = fcntl_getpipe_size(&source)?;
+/// Copies what is in a pipe and leaves it there: tee(2) into a pipe of ours that is as large. The source is the process's own
+/// open file: one of ours would tell those who watch the pipe (O_ASYNC) when it is closed.
+fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
+    let capacity = fcntl_getpipe_size(source)?;
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     if fcntl_getpipe_size(&writer)? < capacity {
         fcntl_setpipe_size(&writer, capacity)?;
     }
     let (mut content, mut packets) = (Vec::new(), Vec::new());
-    match tee(&source, &writer, capacity, SpliceFlags::NONBLOCK) {
+    match tee(source, &writer, capacity, SpliceFlags::NONBLOCK) {
         Ok(_) => {
             drop(writer);
             let (mut reader, mut piece) = (File::from(reader), vec![0; capacity]);
@@ -160,15 +159,13 @@ fn read_pipe(pid: i32, number: u32) -> io::Result<PipeState> {
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_pipe_is_copied_and_keeps_its_content() {
         let (mut reader, mut writer) = std::io::pipe().unwrap();
         writer.write_all(b"one").unwrap();
         writer.write_all(&[7; 9000]).unwrap();
-        let pid = std::process::id() as i32;
-        let state = read_pipe(pid, reader.as_raw_fd() as u32).unwrap();
+        let state = read_pipe(&reader.try_clone().unwrap().into()).unwrap();
         assert_eq!((state.capacity, state.content.len(), &state.content[..4]), (65536, 9003, &b"one\x07"[..]));
         let mut again = [0; 3];
         reader.read_exact(&mut again).unwrap();
@@ -178,7 +175,7 @@ mod tests {
     #[test]
     fn an_empty_pipe_is_empty() {
         let (reader, _writer) = std::io::pipe().unwrap();
-        let state = read_pipe(std::process::id() as i32, reader.as_raw_fd() as u32).unwrap();
+        let state = read_pipe(&reader.into()).unwrap();
         assert_eq!(state.content, b"");
     }
 }

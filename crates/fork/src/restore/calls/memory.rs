@@ -8,7 +8,7 @@ use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::STEP_SHARED_MEMORY;
-use super::super::objects::Objects;
+use super::super::objects::{Objects, waits_for_maps};
 use super::{Script, number, value};
 
 /// Most bytes of one call that copies: the kernel's MAX_RW_COUNT.
@@ -40,6 +40,17 @@ pub(super) fn make(
         }
     }
     Ok(())
+}
+
+/// Seals that only what is mapped by then may break.
+pub(super) fn seal(descriptor: &Descriptor, (objects, fd_base): (&Objects, u32), script: &mut Script<'_>) {
+    for (index, object) in descriptor.shared_objects.iter().enumerate() {
+        if let Some(seals) = object.seals.filter(|seals| waits_for_maps(*seals)) {
+            script.about(STEP_SHARED_MEMORY, index as u32);
+            let memfd = fd_base + objects.of_shared(index as u32);
+            script.gives(0, number::FCNTL, &[value(memfd), value(number::F_ADD_SEALS), value(seals)]);
+        }
+    }
 }
 
 /// The file may be there, as the node's own: in the child's layer it is another.

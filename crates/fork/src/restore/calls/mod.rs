@@ -74,6 +74,7 @@ impl Calls {
         memory::make(descriptor, (objects, fd_base), &mut script)?;
         let before_maps = script.finish()?;
         let mut script = Script::new(writer);
+        memory::seal(descriptor, (objects, fd_base), &mut script);
         process::oom_score(descriptor, &mut script)?;
         queues::make(descriptor, &mut script)?;
         let made = files::make(descriptor, fd_base, passed, Surroundings { objects, owner }, &mut script)?;

@@ -58,3 +58,4 @@ pub(super) const F_SETSIG: u32 = 10;
 pub(super) const F_SETOWN_EX: u32 = 15;
 pub(super) const F_OFD_SETLK: u32 = 37;
 pub(super) const F_SETPIPE_SZ: u32 = 1031;
+pub(super) const F_ADD_SEALS: u32 = 1033;

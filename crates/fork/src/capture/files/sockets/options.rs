@@ -1,4 +1,4 @@
-//! Options of sockets: those that differ from a new socket's.
+//! Options of sockets: those that differ from a new socket's, or will in the making of the child's.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,7 +30,8 @@ const OF_NO_STREAM: [(u32, u32); 4] = [(IP, 33), (IP, 34), (IPV6, 18), (IPV6, 19
 const OF_TCP: [u32; 9] = [1, 3, 4, 5, 6, 9, 13, 18, 23];
 
 /// Sizes of buffers, with the names by which a privileged process sets them without a limit. The kernel doubles what it is told.
-const BUFFERS: [(u32, u32); 2] = [(7, 32), (8, 33)];
+const BUFFERS: [(u32, u32); 2] = [(SO_SNDBUF, 32), (8, 33)];
+const SO_SNDBUF: u32 = 7;
 
 /// The options of a socket, in the order in which they are to be set.
 pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
@@ -48,7 +49,9 @@ pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOpti
     for (name, forced) in BUFFERS {
         let bytes = socket::number_option(fd, SOL_SOCKET, name)?;
         let is_set = is_sized(fd, birth, name);
-        if is_set && bytes != socket::number_option(new.as_fd(), SOL_SOCKET, name)? {
+        // Whatever waits at the other end of a Unix socket is sent by this one, with as much room as that needs.
+        let is_changed = birth.family == UNIX && name == SO_SNDBUF;
+        if is_set && (is_changed || bytes != socket::number_option(new.as_fd(), SOL_SOCKET, name)?) {
             options.push(SocketOption { level: SOL_SOCKET, name: forced, value: (bytes / 2).to_ne_bytes().to_vec() });
         }
     }
@@ -58,7 +61,6 @@ pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOpti
 /// Whether the size of a buffer is the program's choice: TCP sizes those of a connection by itself, unless it was told (which
 /// the kernel tells since Linux 5.14).
 fn is_sized(fd: BorrowedFd<'_>, birth: Birth, name: u32) -> bool {
-    const SO_SNDBUF: u32 = 7;
     const SO_BUF_LOCK: u32 = 72;
     const SEND: i32 = 1;
     const RECEIVE: i32 = 2;
