@@ -14,7 +14,8 @@ readonly LOCK_SECONDS_MAX=600 # another setup may be installing; it takes a minu
 
 # No versions: Debian removes a package's old version from its servers with each security update, so the release is
 # what pins them.
-readonly packages=(gcc g++ libc6-dev make groff-base iproute2 pkg-config python3 python3-venv ca-certificates)
+readonly packages=(gcc g++ libc6-dev make groff-base iproute2 pkg-config python3 python3-venv ca-certificates
+    redis-server nginx-light)
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -28,15 +29,26 @@ install_system_packages() {
     for package in "${packages[@]}"; do
         is_installed "$package" || missing+=("$package")
     done
-    # One of the tests' parents is a Go program; any Go since 1.19 will do.
+    # Some of the tests' parents are Go programs; any Go since 1.19 will do.
     command -v go >/dev/null || missing+=(golang-go)
     ((${#missing[@]} > 0)) || return 0
 
     [[ $(id -u) -eq 0 ]] || fail "needs root to install ${missing[*]}"
     say "installing ${missing[*]}"
     export DEBIAN_FRONTEND=noninteractive
+    start_no_services
     apt-get update --quiet --quiet
     apt-get install --yes --quiet --quiet --no-install-recommends "${missing[@]}" >&2
+}
+
+# Servers that only tests start must not be started for being installed: where the machine says nothing about that, it says no
+# for as long as this runs.
+start_no_services() {
+    local policy=/usr/sbin/policy-rc.d
+    [[ ! -e $policy ]] || return 0
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+    trap 'rm --force /usr/sbin/policy-rc.d' EXIT
 }
 
 # The environment's name carries its contents, so that a change of the requirements makes a new one.

@@ -6,13 +6,14 @@
 
 #define BYTES 50000
 
-static int pair[2], last;
+static int pair[2], last, usual;
 static char sent[BYTES];
 
 static void set_up(void) {
     int half[2], size = 120000;
     for (int i = 0; i < BYTES; i++) sent[i] = (char)(i * 7 + i / 256);
     REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, half) == 0);
+    REQUIRE(getsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &usual, &(socklen_t){sizeof usual}) == 0);
     REQUIRE(setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &size, sizeof size) == 0);
     REQUIRE(write(pair[0], sent, BYTES) == BYTES && write(pair[1], "back", 4) == 4);
     REQUIRE(shutdown(pair[1], SHUT_WR) == 0 && fcntl(pair[0], F_SETFL, O_NONBLOCK) == 0);
@@ -28,6 +29,8 @@ static void check(void) {
     REQUIRE(getsockopt(pair[0], SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid == getpid(), "pid %d", peer.pid);
     length = sizeof size;
     REQUIRE(getsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &size, &length) == 0 && size == 240000, "buffer %d", size);
+    length = sizeof size;
+    REQUIRE(getsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, &length) == 0 && size == usual, "buffer %d", size);
     REQUIRE(recv(pair[1], found, BYTES, MSG_WAITALL) == BYTES && memcmp(sent, found, BYTES) == 0);
     REQUIRE(read(pair[0], found, BYTES) == 4 && memcmp(found, "back", 4) == 0);
     REQUIRE(read(pair[0], found, 1) == 0, "the other way is not shut down");

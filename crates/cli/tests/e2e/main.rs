@@ -36,6 +36,8 @@ mod prepare_and_drop_leave_nothing;
 mod processes_are_carried_whole;
 mod programs_are_right_by_themselves;
 mod programs_may_fork_themselves;
+mod random_processes_are_carried;
+mod real_programs_are_forked;
 mod refusals_are_named;
 mod resources_are_restored;
 mod seeds_may_be_sealed;
@@ -57,6 +59,8 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("resources_are_restored", resources_are_restored::TESTS),
     ("processes_are_carried_whole", processes_are_carried_whole::TESTS),
     ("parents_may_be_run", parents_may_be_run::TESTS),
+    ("random_processes_are_carried", random_processes_are_carried::TESTS),
+    ("real_programs_are_forked", real_programs_are_forked::TESTS),
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),

@@ -10,7 +10,7 @@ use libtest_mimic::{Failed, Trial};
 
 use crate::harness::Cluster;
 
-/// Far above what any test takes, far below the patience of who waits for the run.
+/// Far above what nearly any test takes, far below the patience of who waits for the run.
 const TEST_LIMIT: Duration = Duration::from_secs(180);
 
 /// Nodes of the shared cluster: one for the parents, two for children.
@@ -20,6 +20,7 @@ const SHARED_NODES: usize = 3;
 pub(crate) struct Test {
     name: &'static str,
     body: Body,
+    limit: fn() -> Duration,
 }
 
 #[derive(Clone, Copy)]
@@ -37,19 +38,24 @@ pub(crate) struct SharedCluster {
 impl Test {
     /// Leaves the shared cluster as it found it.
     pub(crate) const fn shared(name: &'static str, body: fn(&Cluster)) -> Self {
-        Self { name, body: Body::Shared(body) }
+        Self { name, body: Body::Shared(body), limit: || TEST_LIMIT }
     }
 
     /// Starts what it needs by itself.
     pub(crate) const fn alone(name: &'static str, body: fn()) -> Self {
-        Self { name, body: Body::Alone(body) }
+        Self { name, body: Body::Alone(body), limit: || TEST_LIMIT }
+    }
+
+    /// The test, with another limit: one that may be asked to do more than usual.
+    pub(crate) const fn within(self, limit: fn() -> Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// The test as the runner takes it.
     pub(crate) fn trial(&self, sentence: &str, shared: &Arc<SharedCluster>) -> Trial {
-        let (body, shared) = (self.body, Arc::clone(shared));
+        let (body, limit, shared) = (self.body, self.limit, Arc::clone(shared));
         Trial::test(format!("{sentence}::{}", self.name), move || {
-            within_limit(move || match body {
+            within_limit(limit(), move || match body {
                 Body::Shared(body) => body(&shared.get()),
                 Body::Alone(body) => body(),
             })
@@ -91,7 +97,7 @@ pub(crate) fn close_inherited_descriptors() {
 }
 
 /// Runs a body in a thread, and gives it up when it takes too long.
-fn within_limit(body: impl FnOnce() + Send + 'static) -> Result<(), Failed> {
+fn within_limit(limit: Duration, body: impl FnOnce() + Send + 'static) -> Result<(), Failed> {
     let (sender, receiver) = mpsc::channel();
     let runner = thread::spawn(move || {
         let outcome = panic::catch_unwind(AssertUnwindSafe(body));
@@ -99,9 +105,9 @@ fn within_limit(body: impl FnOnce() + Send + 'static) -> Result<(), Failed> {
         let _ = sender.send(());
         outcome
     });
-    match receiver.recv_timeout(TEST_LIMIT) {
+    match receiver.recv_timeout(limit) {
         Ok(()) | Err(RecvTimeoutError::Disconnected) => {}
-        Err(RecvTimeoutError::Timeout) => return Err(format!("not done after {} s", TEST_LIMIT.as_secs()).into()),
+        Err(RecvTimeoutError::Timeout) => return Err(format!("not done after {} s", limit.as_secs()).into()),
     }
     let outcome = runner.join().expect("panics of the body are caught");
     outcome.map_err(|payload| {

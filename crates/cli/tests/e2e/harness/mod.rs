@@ -11,9 +11,13 @@ pub(crate) mod programs;
 pub(crate) mod remains;
 pub(crate) mod scratch;
 pub(crate) mod seed;
+pub(crate) mod service;
+pub(crate) mod talker;
 
 pub(crate) use cluster::Cluster;
 pub(crate) use farfork::{BINARY, Farfork};
 pub(crate) use parent::Parent;
 pub(crate) use programs::Program;
 pub(crate) use seed::{Seed, Started};
+pub(crate) use service::Service;
+pub(crate) use talker::Talker;

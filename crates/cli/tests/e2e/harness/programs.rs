@@ -28,6 +28,10 @@ pub(crate) enum Program {
     Resource(&'static str),
     /// One of the programs that a test brings into a certain situation, by name.
     Situation(&'static str),
+    /// C, with resources that follow from a number. Arguments: the number, a directory.
+    Random,
+    /// A program as people write them, by its file: its ending says in which language.
+    Real(&'static str),
     /// One of the programs of `tests/resources/`, at the root, by name: each checks one thing that a process holds.
     Whole(&'static str),
 }
@@ -35,13 +39,13 @@ pub(crate) enum Program {
 impl Program {
     /// A command that starts it.
     pub(crate) fn command(self) -> Command {
-        let mut command = Command::new(match self {
-            Self::Arrays => python(),
-            _ => self.binary(),
-        });
-        if self == Self::Arrays {
-            command.arg(sources().join("parents/arrays.py"));
-        }
+        let script = match self {
+            Self::Arrays => "parents/arrays.py".to_owned(),
+            Self::Real(name) if name.ends_with(".py") => format!("real/{name}"),
+            _ => return Command::new(self.binary()),
+        };
+        let mut command = Command::new(python());
+        command.arg(sources().join(script));
         command
     }
 
@@ -53,15 +57,19 @@ impl Program {
             Self::Goroutines => ("parents/goroutines.go".into(), &["go", "build"]),
             Self::Heap => ("parents/heap.go".into(), &["go", "build"]),
             Self::Arrays => unreachable!("Python is not compiled"),
+            Self::Real(name) if name.ends_with(".go") => (format!("real/{name}"), &["go", "build"]),
+            Self::Real(name) => (format!("real/{name}"), &["g++", "-std=c++17", "-fopenmp"]),
             Self::Resource(name) => (format!("resources/{name}.c"), &["gcc"]),
+            Self::Random => ("random/process.c".into(), &["gcc"]),
             Self::Situation(name) => (format!("situations/{name}.c"), &["gcc"]),
             Self::Whole(name) => (format!("{WHOLE}/{name}.c"), &["gcc"]),
         };
         let source = sources().join(source);
         let name = source.file_stem().expect("a source has a name");
         let binary = if matches!(self, Self::Whole(_)) { whole_dir().join(name) } else { build_dir().join(name) };
-        let headers = [sources().join("forked.h"), sources().join(WHOLE).join("resource.h")];
-        if !is_newer(&binary, &[&source, &headers[0], &headers[1]]) {
+        let mut parts = headers_beside(&source);
+        parts.extend([source.clone(), sources().join("forked.h")]);
+        if !is_newer(&binary, &parts) {
             compile(compiler, &source, &binary);
         }
         binary
@@ -103,7 +111,14 @@ fn build_dir() -> &'static Path {
     &DIR
 }
 
-fn is_newer(binary: &Path, sources: &[&Path]) -> bool {
+/// What a program of several parts is made of.
+fn headers_beside(source: &Path) -> Vec<PathBuf> {
+    let folder = fs::read_dir(source.parent().expect("a source is in a folder")).expect("the sources can be read");
+    let all = folder.map(|entry| entry.expect("the sources can be read").path());
+    all.filter(|path| path.extension().is_some_and(|extension| extension == "h")).collect()
+}
+
+fn is_newer(binary: &Path, sources: &[PathBuf]) -> bool {
     let time = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
     let built = time(binary);
     built.is_some() && sources.iter().all(|source| time(source) < built)

@@ -37,8 +37,12 @@ impl Seed {
 
     /// Prepares a parent with options, such as `--freeze`.
     pub(crate) fn with_options(farfork: &Farfork, parent: &Parent, options: &[&str]) -> Self {
-        let pid = parent.pid_text();
-        let said = farfork.json(&[&["prepare", &pid], options].concat());
+        Self::of_process(farfork, &parent.pid_text(), options)
+    }
+
+    /// Prepares any process.
+    pub(crate) fn of_process(farfork: &Farfork, pid: &str, options: &[&str]) -> Self {
+        let said = farfork.json(&[&["prepare", pid], options].concat());
         Self { farfork: farfork.clone(), said }
     }
 

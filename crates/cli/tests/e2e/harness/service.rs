@@ -1,0 +1,133 @@
+//! A server of somebody else's, which is spoken to by its port: that of the parent in this network, that of a child in the
+//! child's own.
+
+use std::fs::{self, File};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use farfork_sys::{namespace, pidfd};
+use tempfile::TempDir;
+
+use super::{deadline, scratch};
+
+/// To listen, on a busy machine.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// For one answer.
+const ANSWER_LIMIT: Duration = Duration::from_secs(20);
+
+/// How much of a server's log a failure shows.
+const LOG_LINES_MAX: usize = 20;
+
+/// A running server; it is killed when this is dropped.
+pub(crate) struct Service {
+    process: Child,
+    files: TempDir,
+}
+
+impl Service {
+    /// Starts what `command` makes of a directory of the server's own, and waits until it listens.
+    pub(crate) fn start(port: u16, command: impl FnOnce(&std::path::Path) -> Command) -> Self {
+        let files = scratch::directory();
+        let mut command = command(files.path());
+        let log = File::create(files.path().join("log")).expect("a scratch directory can be written");
+        let errors = log.try_clone().expect("a descriptor is left");
+        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        let process = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/setup.sh"));
+        let mut service = Self { process, files };
+        deadline::until(&format!("{command:?} listens"), READY_LIMIT, || {
+            service.require_alive();
+            TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
+        });
+        service
+    }
+
+    pub(crate) fn pid_text(&self) -> String {
+        self.process.id().to_string()
+    }
+
+    /// It has not ended.
+    pub(crate) fn require_alive(&mut self) {
+        if let Some(status) = self.process.try_wait().expect("our own child") {
+            panic!("the server ended: {status}");
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let text = fs::read_to_string(self.files.path().join("log")).unwrap_or_default();
+            let lines: Vec<&str> = text.lines().collect();
+            eprintln!("-- the server's log:\n{}", lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"));
+        }
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A port that nobody listens at.
+pub(crate) fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
+    listener.local_addr().expect("it is bound").port()
+}
+
+/// A connection on which nothing waits for ever.
+pub(crate) fn connect(port: u16) -> TcpStream {
+    let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).expect("the server listens");
+    stream.set_read_timeout(Some(ANSWER_LIMIT)).expect("a limit can be set");
+    stream.set_write_timeout(Some(ANSWER_LIMIT)).expect("a limit can be set");
+    stream
+}
+
+/// Does something in the network of a process.
+pub(crate) fn inside<T: Send>(pid: i32, body: impl FnOnce() -> T + Send) -> T {
+    let enter = || {
+        let process = pidfd::open(pid).expect("the child lives");
+        namespace::enter_network_of(std::os::fd::AsFd::as_fd(&process)).expect("root may enter any network");
+        body()
+    };
+    let outcome = thread::scope(|scope| scope.spawn(enter).join());
+    outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Somebody who asks a server all the time.
+pub(crate) struct Load {
+    is_over: Arc<AtomicBool>,
+    asking: Option<JoinHandle<u64>>,
+}
+
+impl Load {
+    /// Does `ask` again and again, on a connection of its own.
+    pub(crate) fn start(port: u16, mut ask: impl FnMut(&mut TcpStream) + Send + 'static) -> Self {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (over, mut stream) = (Arc::clone(&is_over), connect(port));
+        let asking = thread::spawn(move || {
+            let mut count = 0;
+            while !over.load(Ordering::Relaxed) {
+                ask(&mut stream);
+                count += 1;
+            }
+            count
+        });
+        Self { is_over, asking: Some(asking) }
+    }
+
+    /// How often it asked, and was answered each time.
+    pub(crate) fn stop(mut self) -> u64 {
+        self.is_over.store(true, Ordering::Relaxed);
+        let asking = self.asking.take().expect("it is stopped once");
+        asking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}

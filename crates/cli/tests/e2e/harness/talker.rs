@@ -1,0 +1,65 @@
+//! A program that says lines, which are read as they come; for programs that [`super::Parent`] does not know.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use super::deadline;
+
+/// A running program; it is killed when this is dropped.
+pub(crate) struct Talker {
+    process: Child,
+    lines: Receiver<String>,
+    input: Option<ChildStdin>,
+}
+
+impl Talker {
+    /// Starts it, with a pipe as its standard input.
+    pub(crate) fn start(command: &mut Command) -> Result<Self, String> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        let mut process = command.spawn().map_err(|error| format!("{command:?}: {error}: run scripts/setup.sh"))?;
+        let (sender, lines) = mpsc::channel();
+        let stdout = BufReader::new(process.stdout.take().expect("a pipe"));
+        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let input = process.stdin.take();
+        Ok(Self { process, lines, input })
+    }
+
+    pub(crate) fn pid_text(&self) -> String {
+        self.process.id().to_string()
+    }
+
+    /// All that it says up to a line, without that; each line must come within `limit`.
+    pub(crate) fn until(&self, last: &str, limit: Duration) -> Result<Vec<String>, String> {
+        let mut lines = Vec::new();
+        loop {
+            match self.lines.recv_timeout(limit) {
+                Ok(line) if line == last => return Ok(lines),
+                Ok(line) => lines.push(line),
+                Err(error) => return Err(format!("no `{last}` behind {} lines: {error}\n", lines.len())),
+            }
+        }
+    }
+
+    /// Writes to its standard input, and closes it.
+    pub(crate) fn tell(&mut self, words: &str) -> Result<(), String> {
+        let mut input = self.input.take().ok_or("it was told already")?;
+        input.write_all(words.as_bytes()).map_err(|error| error.to_string())
+    }
+
+    /// Kills it, and waits until it is gone.
+    pub(crate) fn kill(&mut self, limit: Duration) {
+        self.process.kill().expect("our own child can be killed");
+        deadline::wait(&mut self.process, "a killed program", limit);
+    }
+}
+
+impl Drop for Talker {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

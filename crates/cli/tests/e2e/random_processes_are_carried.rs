@@ -1,0 +1,217 @@
+//! Random processes are carried: a program makes five or more resources that follow from a number, says all that the kernel
+//! tells of it, is forked to another node, and says it again there and in the parent: both must say the same, and the
+//! parent the same as before. At the end each uses its resources up, and says what was in them.
+//!
+//! `FARFORK_RANDOM_CASES` asks for more cases than the usual thousand, `FARFORK_RANDOM_SEED` for the one that failed.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::{Cluster, Program, Talker, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("first_quarter", |cluster| check(cluster, 0)).within(limit),
+    Test::shared("second_quarter", |cluster| check(cluster, 1)).within(limit),
+    Test::shared("third_quarter", |cluster| check(cluster, 2)).within(limit),
+    Test::shared("fourth_quarter", |cluster| check(cluster, 3)).within(limit),
+];
+
+const QUARTERS: u64 = 4;
+
+/// Each at least once, in all quarters together.
+const CASES_DEFAULT: u64 = 1000;
+
+/// At once: the commands of one wait while another's child runs, and there may be two cores.
+const AT_ONCE: usize = 4;
+
+/// Far above what a case takes, also where the machine is busy.
+const CASE_LIMIT: Duration = Duration::from_secs(30);
+
+/// For all of a quarter's cases, each of which takes a small part of this.
+const CASE_LIMIT_ON_AVERAGE: Duration = Duration::from_millis(700);
+
+/// Seeds are dropped by so many: each holds a process.
+const DROPPED_AT_ONCE: usize = 16;
+
+/// Reports of so many cases are printed; more would say the same.
+const REPORTS_MAX: usize = 8;
+
+/// Times that are left, in milliseconds: they were asked for one after the other.
+const NEAR_MS: u64 = 60_000;
+
+const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
+
+/// Of so many cases, one in which the parent has ended when its child begins.
+const ENDED_PARENTS: u64 = 8;
+
+fn number_of(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not `{text}`")))
+}
+
+fn cases() -> u64 {
+    number_of("FARFORK_RANDOM_CASES").unwrap_or(CASES_DEFAULT)
+}
+
+fn limit() -> Duration {
+    CASE_LIMIT + CASE_LIMIT_ON_AVERAGE * u32::try_from(cases() / QUARTERS).expect("not so many cases")
+}
+
+fn seeds(quarter: u64) -> Vec<u64> {
+    match number_of("FARFORK_RANDOM_SEED") {
+        Some(seed) => vec![seed],
+        None => (0..cases()).filter(|seed| seed % QUARTERS == quarter).collect(),
+    }
+}
+
+fn check(cluster: &Cluster, quarter: u64) {
+    let (seeds, next, reports) = (seeds(quarter), AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    // Compiled once, not by each.
+    Program::Random.command();
+    let work = || {
+        let mut prepared = Vec::new();
+        while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(report) = case(cluster, *seed, &mut prepared) {
+                reports.lock().expect("nobody panics with it").insert(*seed, report);
+            }
+            if prepared.len() >= DROPPED_AT_ONCE {
+                drop_seeds(cluster, &mut prepared);
+            }
+        }
+        drop_seeds(cluster, &mut prepared);
+    };
+    thread::scope(|scope| (0..AT_ONCE).for_each(|_| drop(scope.spawn(work))));
+    let reports = reports.into_inner().expect("nobody panics with it");
+    let told: Vec<String> = reports.values().take(REPORTS_MAX).cloned().collect();
+    assert!(
+        reports.is_empty(),
+        "{} cases of {} differ: {:?}\n{}",
+        reports.len(),
+        seeds.len(),
+        reports.keys(),
+        told.concat()
+    );
+}
+
+fn drop_seeds(cluster: &Cluster, prepared: &mut Vec<String>) {
+    if !prepared.is_empty() {
+        let ids: Vec<&str> = prepared.iter().map(String::as_str).collect();
+        cluster.first().json(&[&["drop"], &ids[..]].concat());
+        prepared.clear();
+    }
+}
+
+/// What a process says at one time: first what it is, then what only using it up tells.
+type Statement = Vec<String>;
+
+/// One process and its child; how they differ, and how to see it again.
+fn case(cluster: &Cluster, seed: u64, prepared: &mut Vec<String>) -> Result<(), String> {
+    let mut made = String::new();
+    let outcome = Running::start(seed).and_then(|mut parent| {
+        made = parent.made.join(", ");
+        compare(cluster, seed, &mut parent, prepared)
+    });
+    let sentence = module_path!().rsplit("::").next().unwrap_or_default();
+    let again = format!("FARFORK_RANDOM_SEED={seed} cargo xtask e2e {sentence}::first_quarter");
+    outcome.map_err(|error| format!("seed {seed}, which {made}: {error}again: {again}\n"))
+}
+
+fn compare(cluster: &Cluster, seed: u64, parent: &mut Running, prepared: &mut Vec<String>) -> Result<(), String> {
+    let id = prepare(cluster, parent)?;
+    prepared.push(id.clone());
+    let has_ended = seed.is_multiple_of(ENDED_PARENTS);
+    if has_ended {
+        parent.talker.kill(CASE_LIMIT);
+    }
+    let (node, strategy) = (1 + seed as usize / 2 % 2, STRATEGIES[seed as usize % STRATEGIES.len()]);
+    let payload = scratch::file("1");
+    let payload = payload.path().to_string_lossy();
+    let options = ["fork", &id, "--to", cluster.name(node), "--strategy", strategy, "--payload", &payload];
+    let ended = cluster.first().run_within(CASE_LIMIT, &options);
+    if !ended.status.success() {
+        return Err(format!("the child: {}: {}\n", ended.status, ended.stderr));
+    }
+    let child: Statement = ended.stdout.lines().map(str::to_owned).collect();
+    if has_ended {
+        return require_same("the child is not what its parent was", &parent.before, &until_colon(&child));
+    }
+    let after = parent.after()?;
+    require_same("the parent is not what it was", &parent.before, &until_colon(&after))?;
+    require_same("the child is not what its parent is", &after, &child)
+}
+
+/// The id of its seed.
+fn prepare(cluster: &Cluster, parent: &Running) -> Result<String, String> {
+    let ended = cluster.first().run(&["prepare", &parent.talker.pid_text(), "--json"]);
+    let said = serde_json::from_str::<serde_json::Value>(&ended.stdout).ok();
+    let id = said.as_ref().and_then(|said| said["seed"].as_str());
+    id.map(str::to_owned).ok_or_else(|| format!("it cannot be prepared: {}", ended.stderr))
+}
+
+fn require_same(otherwise: &str, expected: &[String], found: &[String]) -> Result<(), String> {
+    let differences = differences(expected, found);
+    if differences.is_empty() { Ok(()) } else { Err(format!("{otherwise}\n{differences}")) }
+}
+
+fn until_colon(statement: &[String]) -> Statement {
+    statement.iter().take_while(|line| *line != ":").cloned().collect()
+}
+
+/// Lines that only one of them has, but for times that are near, and what is not at its place.
+fn differences(expected: &[String], found: &[String]) -> String {
+    let only_in = |one: &[String], other: &[String]| -> Vec<String> {
+        one.iter().filter(|line| !other.iter().any(|known| is_near(line, known))).cloned().collect()
+    };
+    let mut text = String::new();
+    for (word, lines) in [("expected", only_in(expected, found)), ("found   ", only_in(found, expected))] {
+        lines.iter().for_each(|line| writeln!(text, "  {word} {line}").expect("text can be written"));
+    }
+    let is_same = expected.len() == found.len() && expected.iter().zip(found).all(|(one, other)| is_near(one, other));
+    if text.is_empty() && !is_same {
+        text.push_str("  the same lines in another order, or more of one\n");
+    }
+    text
+}
+
+fn is_near(expected: &str, found: &str) -> bool {
+    let number = |word: &str| word.strip_prefix('~')?.parse::<u64>().ok();
+    let is_same = |(expected, found): (&str, &str)| match (number(expected), number(found)) {
+        (Some(expected), Some(found)) => (expected == 0) == (found == 0) && expected.abs_diff(found) < NEAR_MS,
+        _ => expected == found,
+    };
+    expected == found
+        || expected.split(' ').count() == found.split(' ').count()
+            && expected.split(' ').zip(found.split(' ')).all(is_same)
+}
+
+/// A parent.
+struct Running {
+    talker: Talker,
+    /// Its resources, in words.
+    made: Vec<String>,
+    before: Statement,
+    _files: tempfile::TempDir,
+}
+
+impl Running {
+    fn start(seed: u64) -> Result<Self, String> {
+        let files = scratch::directory();
+        let talker = Talker::start(Program::Random.command().arg(seed.to_string()).arg(files.path()))?;
+        let said = talker.until(".", CASE_LIMIT)?.into_iter().filter(|line| !line.starts_with("ready "));
+        let (made, before) = said.partition(|line| line.starts_with("has "));
+        Ok(Self { talker, made, before, _files: files })
+    }
+
+    /// Tells it to say again what it is.
+    fn after(&mut self) -> Result<Statement, String> {
+        self.talker.tell("\n")?;
+        let mut statement = self.talker.until(".", CASE_LIMIT)?;
+        statement.push(".".to_owned());
+        Ok(statement)
+    }
+}

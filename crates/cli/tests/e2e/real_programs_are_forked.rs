@@ -1,0 +1,19 @@
+//! Real programs are forked: what people run is prepared under load, forked to two other nodes, and then driven in the
+//! children and in the parent. All must answer as a program does that was never forked.
+//!
+//! Servers are asked over their network; programs that compute say a result at their end. scripts/setup.sh installs them.
+
+mod computing;
+mod redis;
+mod web;
+
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("redis", redis::redis),
+    Test::shared("nginx", web::nginx),
+    Test::shared("go_http_server", web::go_server),
+    Test::shared("sqlite_in_a_transaction", computing::sqlite),
+    Test::shared("numpy_and_threads", computing::numpy),
+    Test::shared("openmp_in_a_parallel_region", computing::open_mp),
+];

@@ -1,0 +1,79 @@
+//! Programs that compute: each says `half` on its way and a result at its end, which children must say as well, and the
+//! parent, and one that was never forked.
+
+use std::process::Command;
+use std::time::Duration;
+
+use crate::harness::seed::waits_of;
+use crate::harness::{Cluster, Program, Seed, Started, Talker, scratch};
+
+/// From one line of a program to the next, on a busy machine.
+const LINE_LIMIT: Duration = Duration::from_secs(60);
+
+pub(super) fn numpy(cluster: &Cluster) {
+    // Threads of BLAS would spin for each other beside the program's own.
+    on_its_way(cluster, || {
+        let mut command = Program::Real("matrices.py").command();
+        command.env("OPENBLAS_NUM_THREADS", "1");
+        command
+    });
+}
+
+pub(super) fn open_mp(cluster: &Cluster) {
+    on_its_way(cluster, || Program::Real("parallel.cpp").command());
+}
+
+/// Prepared when it is half way, while it runs.
+fn on_its_way(cluster: &Cluster, command: impl Fn() -> Command) {
+    let parent = start(&mut command());
+    let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
+    let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
+    let never_forked = start(&mut command());
+    let expected = result(&never_forked);
+    require_results(cluster, &children, &expected);
+    drop(seed);
+    assert_eq!(result(&parent), expected, "the parent");
+}
+
+/// Its file is the parent's, too: the parent goes on behind the children, each of which has its own from then on.
+pub(super) fn sqlite(cluster: &Cluster) {
+    let directories = [scratch::directory(), scratch::directory()];
+    let program = |at: usize| {
+        let mut command = Program::Real("transaction.py").command();
+        command.arg(directories[at].path());
+        command
+    };
+    let (mut parent, mut never_forked) = (start(&mut program(0)), start(&mut program(1)));
+    never_forked.tell("on\n").expect("it reads");
+    let expected = result(&never_forked);
+    let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
+    let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
+    require_results(cluster, &children, &expected);
+    parent.tell("on\n").expect("it reads");
+    assert_eq!(result(&parent), expected, "the parent");
+}
+
+fn start(command: &mut Command) -> Talker {
+    let talker = Talker::start(command).unwrap_or_else(|error| panic!("{error}"));
+    talker.until("half", LINE_LIMIT).unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    talker
+}
+
+fn result(talker: &Talker) -> String {
+    let said = talker.until(".", LINE_LIMIT).unwrap_or_else(|error| panic!("{error}"));
+    let [result] = &said[..] else { panic!("not one result: {said:?}") };
+    assert!(result.starts_with("result "), "{result}");
+    result.clone()
+}
+
+fn require_results(cluster: &Cluster, children: &[Started], expected: &str) {
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
+    let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
+    assert_eq!(ended.len(), children.len(), "{said}");
+    for end in ended {
+        let mut lines = end["stdout"].as_str().unwrap_or_default().lines();
+        let is_right = end["exit_code"] == 0 && lines.any(|line| line == expected);
+        assert!(is_right, "not `{expected}`: {end}\n{}", cluster.first().run(&["logs", "--stderr", ids[0]]).stderr);
+    }
+}

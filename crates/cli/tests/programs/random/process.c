@@ -1,0 +1,118 @@
+/* A process with at least five random resources, which follow from a number: SEED DIRECTORY. It says what it is as far as
+ * looking changes nothing, and waits for its standard input: then it says that again, and besides what only using it up
+ * tells. Parent and child must say the same.
+ *
+ *  set up ─ `ready PID 0` ─ statement ─ `.` ─ standard input has something, or ends ─ statement ─ `:` ─ the rest ─ `.`
+ *
+ * A part of memory, descriptors and so on has its header here: what makes it, what states it, what uses it up.
+ */
+#include "random.h"
+
+#include "descriptors.h"
+#include "identity.h"
+#include "maps.h"
+#include "memory.h"
+#include "threads.h"
+
+#define KINDS_MIN 5
+#define KINDS_MORE_MAX 10
+
+static const struct {
+    const char *name;
+    void (*make)(void);
+} kinds[] = {
+    {"private memory", make_private},
+    {"shared memory", make_shared},
+    {"mapped file", make_mapped_file},
+    {"memfd", make_memfd},
+    {"System V memory", make_system_v},
+    {"reservation", make_reservation},
+    {"heap", make_heap},
+    {"pipe", make_pipe},
+    {"named pipe", make_named_pipe},
+    {"eventfd", make_eventfd},
+    {"timerfd", make_timerfd},
+    {"signalfd", make_signalfd},
+    {"epoll", make_epoll},
+    {"inotify", make_inotify},
+    {"socket pair", make_socket_pair},
+    {"Unix listener", make_unix_listener},
+    {"Unix datagram socket", make_unix_datagram},
+    {"UDP socket", make_udp},
+    {"TCP listener", make_tcp_listener},
+    {"file", make_file},
+    {"deleted file", make_deleted_file},
+    {"directory", make_directory},
+    {"place", make_place},
+    {"device", make_device},
+    {"file of /proc", make_proc_file},
+    {"pidfd", make_pidfd},
+    {"duplicate", make_duplicate},
+    {"handlers", make_handlers},
+    {"mask", make_mask},
+    {"pending signals", make_pending},
+    {"alternate stack", make_alternate_stack},
+    {"interval timer", make_interval_timer},
+    {"timers", make_timers},
+    {"threads", make_threads},
+    {"limits", make_limits},
+    {"scheduling", make_scheduling},
+    {"names", make_names},
+    {"personality", make_personality},
+    {"privileges", make_privileges},
+    {"filter", make_filter},
+    {"barriers", make_barriers},
+    {"score", make_score},
+};
+
+static void set_up(void) {
+    block_sent_signals();
+    for (uint64_t left = KINDS_MIN + below(KINDS_MORE_MAX + 1); left > 0; left--) {
+        size_t kind = below(sizeof kinds / sizeof *kinds);
+        state("has %s\n", kinds[kind].name);
+        kinds[kind].make();
+    }
+    set_limits();
+}
+
+static void state_all(void) {
+    state_identity();
+    state_mappings();
+    state_memory();
+    state_descriptors();
+    state_signals();
+    state_own_signals("main");
+    state_timers();
+    state_threads();
+}
+
+static void use_up_all(void) {
+    use_up_epolls();
+    use_up_signals("main");
+    use_up_threads();
+    use_up_descriptors();
+    use_up_filter();
+    use_up_memory();
+}
+
+int main(int count, char **arguments) {
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    char byte;
+    REQUIRE(count == 3, "usage: %s SEED DIRECTORY", arguments[0]);
+    drawn = strtoul(arguments[1], NULL, 10) << 32, directory = arguments[2];
+    set_up();
+    int polls = one_in(2);
+    state_all();
+    ready(0);
+    say_statement();
+    say(".");
+    if (polls) REQUIRE(poll(&input, 1, -1) == 1);
+    REQUIRE(read(STDIN_FILENO, &byte, 1) >= 0);
+    is_child = access(PAYLOAD_PATH, F_OK) == 0;
+    state_all();
+    state(":\n");
+    use_up_all();
+    state(".\n");
+    say_statement();
+    _exit(0);
+}
