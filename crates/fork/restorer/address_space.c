@@ -121,6 +121,7 @@ void fill_eager(const struct plan *plan)
 		copy_bytes((void *)eager[i].address, at(plan, eager[i].offset), eager[i].bytes);
 }
 
+/* The message says whose it is. */
 static void send_descriptor(const struct plan *plan, int socket, int descriptor)
 {
 	struct {
@@ -128,8 +129,8 @@ static void send_descriptor(const struct plan *plan, int socket, int descriptor)
 		i32 fd;
 		i32 pad;
 	} control = { { sizeof(struct k_cmsghdr) + sizeof(i32), K_SOL_SOCKET, K_SCM_RIGHTS }, descriptor, 0 };
-	char word = 'u';
-	struct k_iovec vector = { &word, 1 };
+	u32 word = plan->process;
+	struct k_iovec vector = { &word, sizeof word };
 	struct k_msghdr message = { 0, 0, &vector, 1, &control, sizeof control, 0 };
 	check(plan, STEP_SEND_USERFAULTFD, CALL3(sendmsg, socket, &message, K_MSG_NOSIGNAL), 0);
 }
@@ -142,8 +143,15 @@ void hand_to_pager(const struct plan *plan)
 				    K_UFFD_FEATURE_EVENT_FORK | K_UFFD_FEATURE_EVENT_REMAP |
 					    K_UFFD_FEATURE_EVENT_REMOVE | K_UFFD_FEATURE_EVENT_UNMAP,
 				    0 };
-	if (plan->registered.count == 0)
+	if (plan->registered.count == 0) {
+		/* The pager is to know when it has all. */
+		if (plan->process_count > 1)
+			check(plan, STEP_SEND_USERFAULTFD,
+			      CALL6(sendto, (int)plan->fd_base + PASSED_PAGER, &plan->process, sizeof plan->process,
+				    K_MSG_NOSIGNAL, 0, 0),
+			      0);
 		return;
+	}
 	int uffd = (int)check(plan, STEP_USERFAULTFD, CALL1(userfaultfd, K_O_CLOEXEC | K_O_NONBLOCK), 0);
 	check(plan, STEP_USERFAULTFD, CALL3(ioctl, uffd, K_UFFDIO_API, &api), 1);
 	for (u32 i = 0; i < plan->registered.count; i++) {

@@ -29,10 +29,27 @@ static void open_descriptor(const struct plan *plan, const struct plan_descripto
 	case DESCRIPTOR_SAME:
 		move_to(plan, (int)wanted->source, wanted);
 		return;
+	case DESCRIPTOR_TAKEN:
+		return;
 	default:
 		move_to(plan, (int)(plan->fd_base + wanted->source), wanted);
 		return;
 	}
+	move_to(plan, file, wanted);
+	if ((u32)file != wanted->number)
+		CALL1(close, file);
+}
+
+/* An open file that another process of the tree has, so that both share its position. The process is held above all numbers
+ * that are wanted. */
+static void take_descriptor(const struct plan *plan, const struct plan_descriptor *wanted)
+{
+	long process = check(plan, STEP_TAKE_DESCRIPTOR, CALL2(pidfd_open, wanted->source, 0), wanted->number);
+	long above = check(plan, STEP_TAKE_DESCRIPTOR, CALL3(fcntl, process, K_F_DUPFD_CLOEXEC, plan->fd_base),
+			   wanted->number);
+	CALL1(close, process);
+	int file = (int)check(plan, STEP_TAKE_DESCRIPTOR, CALL3(pidfd_getfd, above, wanted->flags, 0), wanted->number);
+	CALL1(close, above);
 	move_to(plan, file, wanted);
 	if ((u32)file != wanted->number)
 		CALL1(close, file);
@@ -44,6 +61,11 @@ void open_descriptors(const struct plan *plan)
 	const struct plan_epoll *watch = at(plan, plan->epolls.offset);
 	for (u32 i = 0; i < plan->descriptors.count; i++)
 		open_descriptor(plan, &wanted[i]);
+	meet(plan, &gate_of(plan)->opened);
+	for (u32 i = 0; i < plan->descriptors.count; i++)
+		if (wanted[i].kind == DESCRIPTOR_TAKEN)
+			take_descriptor(plan, &wanted[i]);
+	meet(plan, &gate_of(plan)->taken);
 	/* After all that they watch. */
 	for (u32 i = 0; i < plan->epolls.count; i++) {
 		struct k_epoll_event event = { watch[i].events, watch[i].data };

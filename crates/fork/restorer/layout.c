@@ -23,6 +23,7 @@ int main(void)
 	SIZE("CREDENTIALS", plan_credentials);
 	SIZE("THREAD", plan_thread);
 	SIZE("CALL", plan_call);
+	SIZE("KIN", plan_kin);
 	SIZE("REQUEST", stub_request);
 	SIZE("REPORT", report);
 	OFFSET("PLAN_FLAGS", plan, flags);
@@ -36,6 +37,9 @@ int main(void)
 	OFFSET("CALL_STEP", plan_call, step);
 	OFFSET("PLAN_CALLS", plan, calls_at_last);
 	OFFSET("MAPPING_FLAGS", plan_mapping, flags);
+	OFFSET("PLAN_KIN", plan, kin);
+	OFFSET("KIN_NAME", plan_kin, name);
+	OFFSET("REPORT_PROCESS", report, process);
 	OFFSET("REPORT_REALTIME", report, realtime_ns);
 	OFFSET("REPORT_MARKS", report, marks_ns);
 	printf("pub(super) const MARK_COUNT: usize = %d;\n", MARK_COUNT);

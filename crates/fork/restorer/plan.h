@@ -7,6 +7,9 @@
  *  │      │        │                  │ stack  │ thread       │         │         │
  *  └──────┴────────┴──────────────────┴────────┴──────────────┴─────────┴─────────┘
  *  └── stays ──────┘└── unmapped by the last thread that leaves ───────────────────┘
+ *
+ * Of a tree of processes each has a plan of its own, page-aligned in one memfd, the first one's first; and behind the scratch
+ * page a page that all of them share, the gate.
  */
 #pragma once
 
@@ -28,6 +31,9 @@ struct plan_span {
 enum plan_flag {
 	PLAN_PAUSED = 1,	 /* report, then wait for a word before the child runs */
 	PLAN_SESSION_LEADER = 2, /* begin a session */
+	PLAN_GROUP_LEADER = 4,	 /* begin a process group */
+	PLAN_STOPPED = 8,	 /* stop, complete, before the first instruction */
+	PLAN_SUBREAPER = 16,	 /* be the parent of orphans */
 };
 
 enum mapping_kind {
@@ -89,6 +95,7 @@ enum descriptor_kind {
 	DESCRIPTOR_PASSED = 1, /* source: index into the passed descriptors */
 	DESCRIPTOR_SAME = 2,   /* source: number of a descriptor placed before */
 	DESCRIPTOR_EPOLL = 3,
+	DESCRIPTOR_TAKEN = 4, /* source: a process of the tree, by its id, that has the file; flags: its number there */
 };
 
 struct plan_descriptor {
@@ -182,6 +189,27 @@ struct plan_thread {
 	char name[16];
 };
 
+enum kin_flag {
+	KIN_ZOMBIE = 1,
+	KIN_AFTER_SESSION = 2, /* forked when the parent has begun its session and group */
+	KIN_SESSION_LEADER = 4, /* of a zombie; others have it in their plan */
+	KIN_GROUP_LEADER = 8,	/* so */
+	KIN_STOPPED = 16,	/* it stops by itself: to be waited for */
+	KIN_UNHEARD = 32,	/* the parent has not yet waited for its stop */
+};
+
+/* A child that a process of a tree forks. */
+struct plan_kin {
+	u64 plan_at; /* where its plan stands in the memfd */
+	u32 pid;
+	u32 exit_signal;
+	u32 flags;
+	u32 status; /* of a zombie */
+	u32 group;  /* so: to be joined, or 0 */
+	char name[16];
+	u32 reserved;
+};
+
 struct plan {
 	u64 magic;
 	u64 plan_bytes;
@@ -194,6 +222,11 @@ struct plan {
 	u64 leader_stack_offset;
 	u64 parking_offset;
 	u64 scratch_offset;
+	u64 gate_offset;
+	u32 process;	   /* number of the process in its tree */
+	u32 process_count; /* 1: it is alone, and has no gate */
+	u32 group;	   /* process group to be joined, or 0 */
+	u32 gate;	   /* index into the passed descriptors */
 	u32 flags;
 	u32 fd_base; /* first number for farfork's own descriptors while it restores */
 	u32 umask;
@@ -220,6 +253,7 @@ struct plan {
 	struct plan_span calls_at_last; /* all is there, with the child's own credentials */
 	u64 mm[11];		  /* in the order of struct prctl_mm_map */
 	struct plan_span auxv;	  /* u64 each */
+	struct plan_span kin;	  /* children, in the order of their births */
 };
 
 /* What the daemon asks of a stub: this message with descriptors, then more messages until all have come.
@@ -303,6 +337,10 @@ enum step {
 	STEP_TERMINAL = 50,
 	STEP_QUEUE = 51,
 	STEP_HUGE_PAGES = 52,
+	STEP_MEET = 53,
+	STEP_GROUP = 54,
+	STEP_AWAIT_KIN = 55,
+	STEP_TAKE_DESCRIPTOR = 56,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */
@@ -321,6 +359,8 @@ struct report {
 	i32 error; /* errno */
 	u32 step;
 	u32 detail; /* index, signal or number that the step was at; the wait status in REPORT_ENDED */
+	u32 process; /* number in its tree; 0 where it has none yet */
+	u32 reserved;
 	u64 realtime_ns;
 	u64 marks_ns[MARK_COUNT]; /* CLOCK_REALTIME, in REPORT_RESTORED; which clocks else the child has may be its own */
 };

@@ -10,8 +10,6 @@ static void set_process(const struct plan *plan)
 	check(plan, STEP_CHANGE_DIRECTORY, CALL1(chdir, at(plan, plan->cwd)), 0);
 	CALL1(umask, plan->umask);
 	CALL1(personality, plan->personality);
-	if (plan->flags & PLAN_SESSION_LEADER)
-		check(plan, STEP_SESSION, CALL0(setsid), 0);
 	for (u32 i = 0; i < plan->actions.count; i++)
 		check(plan, STEP_SIGNAL_ACTION,
 		      CALL4(rt_sigaction, action[i].signal, &action[i].handler, 0, sizeof(u64)), (u32)action[i].signal);
@@ -32,10 +30,11 @@ static void set_limits(const struct plan *plan)
 	}
 }
 
-/* The leader's last words: all is built. A paused child waits here, complete, for a word; if the daemon ends, so does it. */
+/* The last words of the first process's leader: all is built. A paused child waits here, complete, for a word; if the daemon
+ * ends, so does it. */
 static void report_restored(const struct plan *plan)
 {
-	send_marked(control_of(plan), REPORT_RESTORED, 0, 0, 0, scratch_of(plan)->marks_ns);
+	send_marked(control_of(plan), REPORT_RESTORED, 0, 0, 0, 0, scratch_of(plan)->marks_ns);
 	if (plan->flags & PLAN_PAUSED) {
 		u32 word;
 		long received;
@@ -45,7 +44,6 @@ static void report_restored(const struct plan *plan)
 		if (received <= 0)
 			give_up(plan, STEP_UNPAUSE, received, 0);
 	}
-	CALL3(close_range, plan->fd_base, ~0u, 0);
 }
 
 void restore(const struct plan *plan)
@@ -57,6 +55,7 @@ void restore(const struct plan *plan)
 	park_special(plan);
 	unmap_stub(plan);
 	make_calls(plan, plan->calls_before_maps);
+	meet(plan, &gate_of(plan)->named);
 	map_all(plan);
 	guard_all(plan);
 	lock_all(plan);
@@ -66,6 +65,7 @@ void restore(const struct plan *plan)
 	mark(plan, MARK_REGISTERED);
 	place_special(plan);
 	set_mm(plan);
+	join_kin(plan);
 	set_process(plan);
 	make_calls(plan, plan->calls_before_files);
 	open_descriptors(plan);
@@ -78,8 +78,15 @@ void restore(const struct plan *plan)
 	/* Each thread that has become somebody else has changed this. */
 	CALL5(prctl, K_PR_SET_DUMPABLE, plan->dumpable, 0, 0, 0);
 	make_calls(plan, plan->calls_at_last);
+	await_kin(plan);
+	raise_pending(plan, plan->pending, 0);
 	set_limits(plan);
-	report_restored(plan);
+	if (plan->process == 0) {
+		if (plan->process_count > 1)
+			wait_for(&gate_of(plan)->ready, plan->process_count - 1);
+		report_restored(plan);
+	}
+	pass_gate(plan);
 	__atomic_store_n(&scratch->go, 1, __ATOMIC_RELEASE);
 	CALL3(futex, &scratch->go, K_FUTEX_WAKE, plan->threads.count);
 	enter(plan, leader);

@@ -15,6 +15,16 @@ struct scratch {
 	u64 marks_ns[MARK_COUNT];
 };
 
+/* Words that the processes of a tree share, and meet at. */
+struct gate {
+	u32 named;  /* processes that have made shared memory that has a name */
+	u32 born;   /* processes that have forked all of their children */
+	u32 opened; /* processes that have opened files */
+	u32 taken;  /* processes that have files of others */
+	u32 ready;  /* processes that are complete, but the first */
+	u32 go;	    /* set when all may leave */
+};
+
 #define HIDDEN __attribute__((visibility("hidden")))
 
 /* restore.c: turns the calling process, a fork of the stub, into the child. Runs in the copy of the code inside the region. */
@@ -34,6 +44,13 @@ HIDDEN void set_mm(const struct plan *plan);
 /* calls.c */
 HIDDEN void make_calls(const struct plan *plan, struct plan_span calls);
 
+/* tree.c */
+HIDDEN void meet(const struct plan *plan, u32 *word);
+HIDDEN void join_kin(const struct plan *plan);
+HIDDEN void await_kin(const struct plan *plan);
+HIDDEN void pass_gate(const struct plan *plan);
+HIDDEN __attribute__((noreturn)) void become_zombie(const struct plan_kin *kin, int gate, u32 process_count);
+
 /* files.c */
 HIDDEN void open_descriptors(const struct plan *plan);
 
@@ -43,6 +60,7 @@ HIDDEN void set_credentials(const struct plan *plan, u32 index);
 /* threads.c */
 HIDDEN void start_threads(const struct plan *plan);
 HIDDEN void become_leader(const struct plan *plan, const struct plan_thread *leader);
+HIDDEN void raise_pending(const struct plan *plan, struct plan_span pending, u32 tid);
 HIDDEN void wait_for(u32 *word, u32 wanted);
 HIDDEN __attribute__((noreturn)) void enter(const struct plan *plan, const struct plan_thread *thread);
 
@@ -53,7 +71,8 @@ static inline u64 realtime_ns(void)
 	return (u64)now.seconds * 1000000000ull + (u64)now.nanoseconds;
 }
 
-static inline void send_marked(int socket, u32 kind, u32 step, long error, u32 detail, const u64 *marks_ns)
+static inline void send_marked(int socket, u32 kind, u32 step, long error, u32 detail, u32 process,
+			       const u64 *marks_ns)
 {
 	struct report report;
 	clear_bytes(&report, sizeof report);
@@ -61,6 +80,7 @@ static inline void send_marked(int socket, u32 kind, u32 step, long error, u32 d
 	report.error = (i32)-error;
 	report.step = step;
 	report.detail = detail;
+	report.process = process;
 	if (marks_ns)
 		copy_bytes(report.marks_ns, marks_ns, sizeof report.marks_ns);
 	report.realtime_ns = realtime_ns();
@@ -69,7 +89,7 @@ static inline void send_marked(int socket, u32 kind, u32 step, long error, u32 d
 
 static inline void send_report(int socket, u32 kind, u32 step, long error, u32 detail)
 {
-	send_marked(socket, kind, step, error, detail, 0);
+	send_marked(socket, kind, step, error, detail, 0, 0);
 }
 
 static inline const void *at(const struct plan *plan, u32 offset)
@@ -87,6 +107,11 @@ static inline void mark(const struct plan *plan, enum mark moment)
 	scratch_of(plan)->marks_ns[moment] = realtime_ns();
 }
 
+static inline struct gate *gate_of(const struct plan *plan)
+{
+	return (struct gate *)(plan->region_start + plan->gate_offset);
+}
+
 static inline int control_of(const struct plan *plan)
 {
 	return (int)plan->fd_base + CHILD_CONTROL;
@@ -95,7 +120,7 @@ static inline int control_of(const struct plan *plan)
 /* In the child; its stub has a way of its own to give up. */
 static inline __attribute__((noreturn)) void give_up(const struct plan *plan, u32 step, long error, u32 detail)
 {
-	send_report(control_of(plan), REPORT_FAILED, step, error, detail);
+	send_marked(control_of(plan), REPORT_FAILED, step, error, detail, plan->process, 0);
 	for (;;)
 		CALL1(exit_group, 127);
 }

@@ -102,31 +102,100 @@ static void move_descriptors(const struct passed_set *passed, int keep, u32 fd_b
 	CALL3(close_range, fd_base + passed->count, ~0u, 0);
 }
 
-/* In the fork: maps the region, copies the code there, and goes on in the copy. */
-static __attribute__((noreturn)) void become_child(const struct passed_set *passed, int keep, u64 requested_ns)
+/* What all that is forked needs. */
+struct request {
+	struct passed_set passed;
+	int keep;
+	u64 requested_ns;
+};
+
+static __attribute__((noreturn)) void become_child(const struct request *request, u64 plan_at);
+
+/* Who is to be pid 1, as the stub is here, is so in a pid namespace inside the container's, and has a /proc that shows it. */
+static long fork_with(u32 pid_wanted, u32 exit_signal)
 {
+	i32 pid = (i32)pid_wanted;
+	struct k_clone_args args;
+	clear_bytes(&args, sizeof args);
+	args.flags = pid_wanted == 1 ? K_CLONE_NEWPID | K_CLONE_NEWNS : 0;
+	args.exit_signal = exit_signal;
+	args.set_tid = (u64)&pid;
+	args.set_tid_size = 1;
+	return CALL2(clone3, &args, sizeof args);
+}
+
+/* Forks one child, which goes its own way. */
+static void bear(const struct request *request, const struct plan *head, const struct plan_kin *kin)
+{
+	long child = fork_with(kin->pid, kin->exit_signal);
+	if (child < 0)
+		fail(STEP_FORK, child, kin->pid);
+	if (child != 0)
+		return;
+	if (kin->flags & KIN_ZOMBIE)
+		become_zombie(kin, request->passed.fds[head->gate], head->process_count);
+	become_child(request, kin->plan_at);
+}
+
+/* Begins session and group, and forks the children, those that are of the old session before. All is read from the file: the
+ * address space is still a copy of the stub's, and stays so until no child is to have it. */
+static void bear_all(const struct request *request, u64 plan_at, const struct plan *head)
+{
+	for (u32 after = 0; after < 2; after++) {
+		for (u32 i = 0; i < head->kin.count; i++) {
+			struct plan_kin kin;
+			long got = CALL4(pread64, request->passed.fds[PASSED_PLAN], &kin, sizeof kin,
+					 plan_at + head->kin.offset + i * sizeof kin);
+			if (got != sizeof kin)
+				fail(STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 2);
+			if ((kin.flags & KIN_AFTER_SESSION ? 1 : 0) == after)
+				bear(request, head, &kin);
+		}
+		if (after)
+			break;
+		long error = 0;
+		if (head->flags & PLAN_SESSION_LEADER)
+			error = CALL0(setsid);
+		else if (head->flags & PLAN_GROUP_LEADER)
+			error = CALL2(setpgid, 0, 0);
+		if (error < 0)
+			fail(STEP_SESSION, error, 0);
+	}
+}
+
+/* In the fork: maps the region, copies the code there, and goes on in the copy. */
+static __attribute__((noreturn)) void become_child(const struct request *request, u64 plan_at)
+{
+	const struct passed_set *passed = &request->passed;
 	struct plan head;
 	u64 born_ns = realtime_ns();
-	long got = CALL4(pread64, passed->fds[PASSED_PLAN], &head, sizeof head, 0);
+	long got = CALL4(pread64, passed->fds[PASSED_PLAN], &head, sizeof head, plan_at);
 	if (got != sizeof head || head.magic != PLAN_MAGIC)
 		fail(STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 0);
+	bear_all(request, plan_at, &head);
 
 	long region = CALL6(mmap, head.region_start, head.region_bytes, K_PROT_READ | K_PROT_WRITE,
 			    K_MAP_PRIVATE | K_MAP_ANONYMOUS | K_MAP_FIXED_NOREPLACE, -1, 0);
 	if (region != (long)head.region_start)
 		fail(STEP_MAP_REGION, region, 0);
 	long plan = CALL6(mmap, head.region_start + head.plan_offset, head.plan_bytes, K_PROT_READ | K_PROT_WRITE,
-			  K_MAP_PRIVATE | K_MAP_FIXED, passed->fds[PASSED_PLAN], 0);
+			  K_MAP_PRIVATE | K_MAP_FIXED, passed->fds[PASSED_PLAN], plan_at);
 	if (plan != (long)(head.region_start + head.plan_offset))
 		fail(STEP_MAP_PLAN, plan, 1);
+	if (head.process_count > 1) {
+		long gate = CALL6(mmap, head.region_start + head.gate_offset, sizeof(struct gate),
+				  K_PROT_READ | K_PROT_WRITE, K_MAP_SHARED | K_MAP_FIXED, passed->fds[head.gate], 0);
+		if (gate < 0)
+			fail(STEP_MEET, gate, 0);
+	}
 	copy_bytes((void *)region, image_start, image_end - image_start);
 	copy_bytes((void *)(region + head.code_bytes), (void *)(plan + head.frames),
 		   head.keep_bytes - head.code_bytes);
 	long error = CALL3(mprotect, region, head.code_bytes, K_PROT_READ | K_PROT_EXEC);
 	if (error < 0)
 		fail(STEP_PROTECT_CODE, error, 0);
-	move_descriptors(passed, keep, head.fd_base);
-	scratch_of(&head)->marks_ns[MARK_REQUEST] = requested_ns;
+	move_descriptors(passed, request->keep, head.fd_base);
+	scratch_of(&head)->marks_ns[MARK_REQUEST] = request->requested_ns;
 	scratch_of(&head)->marks_ns[MARK_BORN] = born_ns;
 
 	u64 entry = (u64)region + ((u64)restore - (u64)image_start);
@@ -139,17 +208,6 @@ static __attribute__((noreturn)) void become_child(const struct passed_set *pass
 			 : "r"(stack_top), "r"(entry), "D"(plan)
 			 : "memory");
 	__builtin_unreachable();
-}
-
-static long fork_child(const struct stub_request *request)
-{
-	i32 pid = (i32)request->pid;
-	struct k_clone_args args;
-	clear_bytes(&args, sizeof args);
-	args.exit_signal = K_SIGCHLD;
-	args.set_tid = (u64)&pid;
-	args.set_tid_size = 1;
-	return CALL2(clone3, &args, sizeof args);
 }
 
 /* A pair of sockets: into one the child sends its userfaultfd, the other stays with the stub and is never read. The message
@@ -174,6 +232,13 @@ static int keep_only(int status_file, int keep)
 	return top;
 }
 
+static void mount_proc(void)
+{
+	long error = CALL5(mount, "proc", "/proc", "proc", 0xe /* nosuid, nodev, noexec */, 0);
+	if (error < 0)
+		fail(STEP_MOUNT_PROC, error, 0);
+}
+
 /* Reaps all that end, orphans too, until the child has; its end is the container's. */
 static __attribute__((noreturn)) void reap(long child, int status_file)
 {
@@ -189,33 +254,35 @@ static __attribute__((noreturn)) void reap(long child, int status_file)
 
 __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 {
-	struct stub_request request;
-	struct passed_set passed;
+	struct stub_request asked;
+	struct request request;
 	i32 keep[2];
 	u64 all_signals = ~0ull;
 	struct k_rlimit limit;
 
-	passed.count = 0;
+	request.passed.count = 0;
 	CALL4(rt_sigprocmask, K_SIG_SETMASK, &all_signals, 0, sizeof all_signals);
 	if (CALL4(prlimit64, 0, K_RLIMIT_NOFILE, 0, &limit) == 0) {
 		limit.soft = limit.hard;
 		CALL4(prlimit64, 0, K_RLIMIT_NOFILE, &limit, 0);
 	}
-	long error = CALL5(mount, "proc", "/proc", "proc", 0xe /* nosuid, nodev, noexec */, 0);
-	if (error < 0)
-		fail(STEP_MOUNT_PROC, error, 0);
+	mount_proc();
 	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
 
-	receive_request(&request, &passed);
-	u64 requested_ns = realtime_ns();
-	set_time(&request);
+	receive_request(&asked, &request.passed);
+	request.requested_ns = realtime_ns();
+	set_time(&asked);
 	make_keep(keep);
-	long child = fork_child(&request);
-	if (child == 0)
-		become_child(&passed, keep[1], requested_ns);
+	request.keep = keep[1];
+	long child = fork_with(asked.pid, K_SIGCHLD);
+	if (child == 0) {
+		if (asked.pid == 1)
+			mount_proc();
+		become_child(&request, 0);
+	}
 	if (child < 0)
-		fail(STEP_FORK, child, request.pid);
-	int status_file = keep_only(passed.fds[PASSED_STATUS], keep[0]);
+		fail(STEP_FORK, child, asked.pid);
+	int status_file = keep_only(request.passed.fds[PASSED_STATUS], keep[0]);
 	reap(child, status_file);
 }
 

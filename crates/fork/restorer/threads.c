@@ -18,7 +18,7 @@ static void set_scheduling(const struct plan *plan, const struct plan_thread *th
 
 /* Signals that were pending are pending again: all are blocked until the thread enters its own mask. One may send to
  * itself what it likes, sender and code included. */
-static void raise_pending(const struct plan *plan, struct plan_span pending, u32 tid)
+void raise_pending(const struct plan *plan, struct plan_span pending, u32 tid)
 {
 	const struct plan_thread *leader = at(plan, plan->threads.offset);
 	const char *info = at(plan, pending.offset);
@@ -164,5 +164,4 @@ void become_leader(const struct plan *plan, const struct plan_thread *leader)
 	check(plan, STEP_TLS, CALL2(arch_prctl, K_ARCH_SET_FS, leader->fs_base), leader->tid);
 	CALL1(set_tid_address, leader->clear_child_tid);
 	set_thread(plan, leader);
-	raise_pending(plan, plan->pending, 0);
 }

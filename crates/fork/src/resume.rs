@@ -167,8 +167,8 @@ impl SeedSource {
 
     /// The plan of all its memory, for a pager that shall have pages of it before there is a child.
     pub fn memory_plan(&self) -> MemoryPlan {
-        let everything = std::slice::from_ref(&(0..USER_SPACE_END));
-        MemoryPlan::from_descriptor(&self.descriptor, self.sources(), everything, Strategy::default())
+        let everything = vec![std::slice::from_ref(&(0..USER_SPACE_END)); self.descriptor.process_count()];
+        MemoryPlan::from_descriptor(&self.descriptor, self.sources(), &everything, Strategy::default())
     }
 
     /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.
@@ -231,7 +231,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         payload: payload.as_deref(),
         paused: paused || is_eager,
     })?;
-    let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), prepared.registered(), strategy);
+    let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &prepared.registered(), strategy);
     phase!("resume.memory", plan.write(directory))?;
     let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
     farfork_sys::fdpass::tell_sender(pager_end.as_fd()).map_err(ResumeError::local("a socket"))?;

@@ -38,11 +38,29 @@ enum Memory {
 #[derive(Debug)]
 struct Held {
     shared_copies: Vec<SharedCopy>,
+    /// By the number of the process.
+    templates: Vec<One>,
+    /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
+    _template: Mutex<Template>,
+}
+
+/// The template of one process.
+#[derive(Debug)]
+struct One {
     memory: TemplateMemory,
     pid: i32,
     pidfd: OwnedFd,
-    /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
-    _template: Mutex<Template>,
+}
+
+impl One {
+    fn of(pid: i32) -> io::Result<Self> {
+        let pidfd = pidfd::open(pid)?;
+        Ok(Self { memory: TemplateMemory::new(pidfd.try_clone()?)?, pid, pidfd })
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(pidfd::wait_exit(&self.pidfd, Duration::ZERO), Ok(true))
+    }
 }
 
 impl Seed {
@@ -52,10 +70,8 @@ impl Seed {
     /// When the template has ended already.
     pub fn new(id: SeedId, token: Token, captured: Captured) -> io::Result<Self> {
         let Captured { descriptor, template, shared_copies, times } = captured;
-        let pid = template.pid();
-        let pidfd = pidfd::open(pid)?;
-        let memory = TemplateMemory::new(pidfd.try_clone()?)?;
-        let held = Held { shared_copies, memory, pid, pidfd, _template: Mutex::new(template) };
+        let templates = template.pids().iter().map(|pid| One::of(*pid)).collect::<io::Result<_>>()?;
+        let held = Held { shared_copies, templates, _template: Mutex::new(template) };
         let key = Arc::new(SeedKey { seed: id, token });
         let (encoded, working_set) = (encode(&descriptor), Arc::default());
         Ok(Self { key, encoded, descriptor, memory: Memory::Template(held), times, working_set })
@@ -100,10 +116,10 @@ impl Seed {
         &self.descriptor
     }
 
-    /// The template's process, as this process sees it; `None` where an image has its place.
+    /// The template of the first process, as this process sees it; `None` where an image has its place.
     pub fn template_pid(&self) -> Option<i32> {
         match &self.memory {
-            Memory::Template(held) => Some(held.pid),
+            Memory::Template(held) => held.templates.first().map(|one| one.pid),
             Memory::Image(_) => None,
         }
     }
@@ -111,7 +127,7 @@ impl Seed {
     /// Whether its memory is there: a template may be killed, and that of a child's seed ends with the child's pid namespace.
     pub fn has_memory(&self) -> bool {
         match &self.memory {
-            Memory::Template(held) => !matches!(pidfd::wait_exit(&held.pidfd, Duration::ZERO), Ok(true)),
+            Memory::Template(held) => !held.templates.iter().any(One::has_ended),
             Memory::Image(_) => true,
         }
     }
@@ -172,7 +188,9 @@ impl Region for Seed {
             Memory::Image(image) => return image.read(extent, offset, into),
         };
         match self.descriptor.extents[extent.0 as usize].source {
-            ExtentSource::Template { address } => held.memory.read(address + offset, into),
+            ExtentSource::Template { process, address } => {
+                held.templates[process as usize].memory.read(address + offset, into)
+            }
             ExtentSource::SharedObject { object } => {
                 held.shared_copies[object as usize].read_at(offset, into);
                 Ok(())
@@ -182,11 +200,12 @@ impl Region for Seed {
 
     fn same_host(&self) -> Option<SameHost> {
         let Memory::Template(held) = &self.memory else { return None };
+        // One process can be given: the first. What others have is read through the owner.
         let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
-            ExtentSource::Template { address } => Some((ExtentId(index as u32), address)),
-            ExtentSource::SharedObject { .. } => None,
+            ExtentSource::Template { process: 0, address } => Some((ExtentId(index as u32), address)),
+            ExtentSource::Template { .. } | ExtentSource::SharedObject { .. } => None,
         };
-        let template = held.pidfd.try_clone().ok()?;
+        let template = held.templates.first()?.pidfd.try_clone().ok()?;
         let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();
         Some(SameHost { template, extents })
     }

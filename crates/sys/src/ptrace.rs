@@ -370,6 +370,19 @@ pub fn pending_signals(tid: i32, queue: SignalQueue) -> io::Result<Vec<[u8; SIGI
     }
 }
 
+/// Whether a task that stands in an [`EVENT_STOP`] was stopped by a signal, too: it stays so when it is let go.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours.
+pub fn is_stopped_by_signal(tid: i32) -> io::Result<bool> {
+    const PTRACE_GETSIGINFO: u32 = 0x4202;
+    const STOPS: std::ops::RangeInclusive<i32> = libc::SIGSTOP..=libc::SIGTTOU;
+    let mut info = [0_u8; SIGINFO_BYTES];
+    // SAFETY: the kernel writes one siginfo_t, which `info` holds.
+    unsafe { ptrace(PTRACE_GETSIGINFO, tid, 0, info.as_mut_ptr().expose_provenance()) }?;
+    Ok(STOPS.contains(&i32::from_ne_bytes([info[0], info[1], info[2], info[3]])))
+}
+
 /// Whether a wait sleeps until there is something to report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {

@@ -5,10 +5,10 @@ use farfork_wire::Token;
 use farfork_wire::descriptor::{
     AltStack, Backing, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource,
     FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun, InotifyWatch,
-    IntervalTimer, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, MessageQueue, Mm, NUMBERS_MAX, OpenFile,
-    Origin, PageRun, PosixTimer, Process, REGISTER_WORDS, Scheduling, SeccompFilter, SemaphoreSet, SharedKind,
-    SharedObject, Socket, SocketState, StandardStream, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread,
-    TimeLeft, decode, encode,
+    IntervalTimer, Kinship, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Member, MessageQueue, Mm,
+    NUMBERS_MAX, OpenFile, Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, REGISTER_WORDS, Scheduling,
+    SeccompFilter, SemaphoreSet, SharedKind, SharedObject, Socket, SocketState, StandardStream, TERMINAL_NUMBER_MAX,
+    TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, Zombie, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -70,6 +70,7 @@ fn process() -> Process {
         seccomp_filters: vec![SeccompFilter { flags: 0, instructions: vec![6, 0, 0, 0, 0, 0, 0xff, 0x7f] }],
         memory_barriers: 0,
         has_no_huge_pages: false,
+        is_subreaper: false,
     }
 }
 
@@ -92,27 +93,31 @@ fn layer(seed: &str) -> Layer {
     Layer { seed: seed.parse().unwrap(), token: Token::from_bytes([7; 16]), owner }
 }
 
+fn origin() -> Origin {
+    Origin {
+        node: "n1".parse().unwrap(),
+        kernel_release: "6.18".into(),
+        boot_id: "b".into(),
+        vdso_build_id: vec![1; 20],
+        xcr0: 7,
+        xstate_bytes: 832,
+        cpu_features: [1, 2, 3, 4, 5, 6, 7, u32::MAX],
+        monotonic_ns: 1,
+        boottime_ns: 2,
+    }
+}
+
 /// One of everything that `validate` looks at.
 fn descriptor() -> Descriptor {
     let template = |address, bytes, populated| Extent {
-        source: ExtentSource::Template { address },
+        source: ExtentSource::Template { process: 0, address },
         bytes,
         populated,
         inherited: Vec::new(),
     };
     let inherited = InheritedRun { first: 0, count: 1, layer: 1, extent: ExtentId(5), page: 70 };
     Descriptor {
-        origin: Origin {
-            node: "n1".parse().unwrap(),
-            kernel_release: "6.18".into(),
-            boot_id: "b".into(),
-            vdso_build_id: vec![1; 20],
-            xcr0: 7,
-            xstate_bytes: 832,
-            cpu_features: [1, 2, 3, 4, 5, 6, 7, u32::MAX],
-            monotonic_ns: 1,
-            boottime_ns: 2,
-        },
+        origin: origin(),
         process: process(),
         threads: vec![thread(812), thread(813)],
         mappings: vec![
@@ -161,6 +166,26 @@ fn descriptor() -> Descriptor {
         file_locks: vec![FileLock { number: 7, kind: FileLockKind::Process, is_exclusive: true, start: 1, bytes: 0 }],
         file_owners: vec![FileOwner { number: 7, tid: 813, signal: 0 }],
         eager: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
+        members: vec![member(820, 0), member(830, 1)],
+        zombies: vec![Zombie { pid: 840, kinship: kinship(2), status: 0x700, name: b"gone".to_vec() }],
+    }
+}
+
+fn kinship(parent: u32) -> Kinship {
+    Kinship { parent, group: 812, session: 812, exit_signal: 17 }
+}
+
+fn member(pid: u32, parent: u32) -> Member {
+    Member {
+        kinship: kinship(parent),
+        is_stopped: false,
+        process: Process { pid, posix_timers: Vec::new(), ..process() },
+        threads: vec![thread(pid)],
+        mappings: Vec::new(),
+        file_descriptors: vec![FileDescriptor { number: 1, open_file: 0, close_on_exec: false }],
+        file_locks: Vec::new(),
+        file_owners: Vec::new(),
+        eager: Vec::new(),
     }
 }
 
@@ -238,7 +263,9 @@ fn nonsense_is_refused() {
         ("an extent that is missing", |d| d.mappings[0].backing = Backing::Anonymous { extent: Some(ExtentId(9)) }),
         ("pages outside of their extent", |d| d.extents[0].populated[0].count = 2),
         ("pages that overflow", |d| d.extents[0].populated[0].count = u64::MAX),
-        ("an extent that overflows", |d| d.extents[0].source = ExtentSource::Template { address: u64::MAX - 0xfff }),
+        ("an extent that overflows", |d| {
+            d.extents[0].source = ExtentSource::Template { process: 0, address: u64::MAX - 0xfff }
+        }),
         ("an inherited page that is its own as well", |d| d.extents[0].inherited[0].first = 1),
         ("inherited pages that reach into its own", |d| d.extents[0].inherited[0].count = 2),
         ("inherited pages outside of their extent", |d| d.extents[1].inherited = vec![at(1)]),
@@ -263,6 +290,15 @@ fn nonsense_is_refused() {
             ]);
         }),
         ("eager bytes outside of the map", |d| d.eager[0].address = 0x7000),
+        ("a parent that comes later", |d| d.members[0].kinship.parent = 1),
+        ("a zombie without a parent", |d| d.zombies[0].kinship.parent = 3),
+        ("a process of another's id", |d| d.zombies[0].pid = 813),
+        ("a process outside of any group", |d| d.members[1].kinship.group = 0),
+        ("a member's descriptor of no file", |d| d.members[1].file_descriptors[0].open_file = 9),
+        ("pages of no process", |d| d.extents[0].source = ExtentSource::Template { process: 3, address: 0 }),
+        ("processes without end", |d| {
+            d.zombies = (0..PROCESSES_MAX as u32).map(|n| Zombie { pid: 900 + n, ..d.zombies[0].clone() }).collect();
+        }),
         ("eager bytes over a file", |d| d.eager[0].address = 0x3000),
     ];
     require_refusal(changes);

@@ -17,7 +17,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("no_lock_has_two_owners", file_locks),
     Test::shared("a_seed_keeps_no_file_lock", seed_and_locks),
-    Test::shared("a_child_has_no_children_of_its_parents", own_children),
+    Test::shared("a_child_has_children_of_its_own", own_children),
     Test::shared("a_host_name_is_the_nodes", host_names),
     Test::shared("a_mapped_file_is_the_parents_version", mapped_file),
     Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
@@ -83,7 +83,7 @@ fn seed_and_locks(cluster: &Cluster) {
 fn own_children(cluster: &Cluster) {
     let parent = situation("own_children", &[]);
     let checked = cluster.first().run(&["check", &parent.pid_text()]);
-    assert!(checked.stdout.contains("its 2 child processes are not carried"), "{}", checked.stdout);
+    assert!(checked.stdout.contains("its 1 living descendants are carried with it"), "{}", checked.stdout);
     check_twice(cluster, parent, &[]);
 }
 

@@ -5,7 +5,9 @@
 //! `docs/process-state.md` lists all of them.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -37,6 +39,20 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_its_stop(cluster, "refused_tcp_waiting", &["fd 4", "accepted"]);
     }),
     Test::shared("inotify", |cluster| carried(cluster, "inotify")),
+    Test::shared("process_tree", |cluster| carried(cluster, "process_tree")),
+    Test::shared("process_remains", |cluster| carried(cluster, "process_remains")),
+    Test::shared("process_loop", |cluster| carried(cluster, "process_loop")),
+    Test::shared("init_of_a_namespace", first_of_a_namespace),
+    Test::shared("refused_own_namespace", |cluster| {
+        refused(cluster, "refused_own_namespace", &["uts namespace"]);
+    }),
+    Test::shared("refused_childs_segment", |cluster| {
+        refused(cluster, "refused_childs_segment", &["System V shared memory"]);
+    }),
+    Test::shared("pidfd_of_a_child", |cluster| carried(cluster, "pidfd_of_a_child")),
+    Test::shared("refused_shared_tables", |cluster| {
+        refused(cluster, "refused_shared_tables", &["CLONE_VM", "CLONE_FILES"]);
+    }),
     Test::shared("pidfd_of_itself", |cluster| carried(cluster, "pidfd_of_itself")),
     Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| carried(cluster, "deleted_files")),
@@ -129,6 +145,30 @@ fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&
     subject.parent.kill();
     cluster.first().json(&["unpause", &children[0].id]);
     require_pass(cluster.first(), &children);
+}
+
+/// Started by unshare(1), which is not of the tree.
+fn first_of_a_namespace(cluster: &Cluster) {
+    let files = scratch::directory();
+    let program = Program::Whole("init_of_a_namespace").command();
+    let mut command = Command::new("unshare");
+    command.args(["--pid", "--fork", "--kill-child"]).arg(program.get_program());
+    command.arg(files.path()).arg(files.path().join("told")).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut outside = command.spawn().expect("unshare(1)");
+    let mut said = BufReader::new(outside.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("a pipe");
+    assert_eq!(line, "ready 1 0\n");
+    let pid = outside.id();
+    let inside = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("unshare(1) waits for it");
+    let prepared = cluster.first().run(&["prepare", inside.trim(), "--json"]);
+    assert!(prepared.status.success(), "{}", prepared.stderr);
+    let seed = Seed::of_output(cluster.first(), &prepared.stdout);
+    require_pass(cluster.first(), &seed.fork_detached(&["1".to_owned()], &["--to", cluster.name(1)]));
+    fs::write(files.path().join("told"), "").expect("a scratch directory can be written");
+    let words = said.lines().map_while(Result::ok).filter(|line| !line.starts_with("tick "));
+    assert_eq!(words.collect::<Vec<_>>(), ["PASS"]);
+    assert!(outside.wait().expect("it is ours").success());
 }
 
 fn require_pass(farfork: &Farfork, children: &[Started]) {

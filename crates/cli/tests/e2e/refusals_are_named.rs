@@ -2,12 +2,12 @@
 //! the parent unharmed.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline, programs, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, programs, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -21,7 +21,6 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_target_in_vfork", |cluster| refused(cluster, "vfork", &["vfork"])),
     Test::shared("a_target_whose_leader_has_ended", |cluster| refused(cluster, "leaderless", &["main thread"])),
     Test::shared("a_frozen_target", frozen),
-    Test::shared("pid_1_of_a_namespace", first_of_namespace),
     Test::shared("a_32_bit_program", narrow),
     Test::shared("a_template", template),
     Test::shared("a_missing_file_of_the_child", missing_file),
@@ -113,21 +112,6 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-fn first_of_namespace(cluster: &Cluster) {
-    let program = Program::Waits.command();
-    let mut command = Command::new("unshare");
-    command.args(["--pid", "--fork", "--kill-child"]).arg(program.get_program()).arg("4");
-    let outside = Running(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().expect("unshare(1)"));
-    let pid = outside.0.id();
-    let inside = deadline::until("unshare(1) starts it", REFUSAL_LIMIT, || {
-        let list = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
-        let child = list.split_whitespace().next()?.to_owned();
-        let executable = fs::read_link(format!("/proc/{child}/exe")).ok()?;
-        (executable == Path::new(program.get_program())).then_some(child)
-    });
-    cluster.first().refused(&["prepare", &inside]).names(&[&inside, "pid 1 of its pid namespace"]);
 }
 
 fn narrow(cluster: &Cluster) {

@@ -2,7 +2,7 @@
 //! same time.
 //!
 //! ```text
-//!  the leader     prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)
+//!  the leader     prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
 //!  the others     sigaltstack(NULL, buf)         (the leader's is inherited: its template is asked, at leisure)
 //!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
 //! ```
@@ -26,6 +26,8 @@ pub(super) struct Answers {
     pub(super) parent_death_signal: u32,
     /// Asked of the leader only: those that are armed.
     pub(super) interval_timers: Vec<IntervalTimer>,
+    /// Asked of the leader only; a clone has it not.
+    pub(super) is_subreaper: bool,
 }
 
 /// Where the answers lie among those of a thread.
@@ -37,7 +39,9 @@ const TIMERS_AT: u64 = 40;
 /// ITIMER_REAL, ITIMER_VIRTUAL and ITIMER_PROF.
 const TIMERS_COUNT: usize = 3;
 
-const _: () = assert!(timer_at(TIMERS_COUNT) <= ANSWER_BYTES);
+const SUBREAPER_AT: u64 = timer_at(TIMERS_COUNT);
+
+const _: () = assert!(SUBREAPER_AT + 8 <= ANSWER_BYTES);
 
 /// What the threads have to ask, the leader first, and what needs not be asked: addresses of thread ids.
 pub(super) fn tasks(
@@ -78,10 +82,12 @@ fn tid_address_call(answers: u64) -> Call {
 
 fn leader_calls(answers: u64) -> Vec<Call> {
     const PR_GET_PDEATHSIG: u64 = 2;
+    const PR_GET_CHILD_SUBREAPER: u64 = 37;
     const GETITIMER: u64 = 36;
     let mut calls = vec![Call::new("prctl(PR_GET_PDEATHSIG)", PRCTL, [PR_GET_PDEATHSIG, answers + DEATH_SIGNAL_AT])];
     let ask = |which: usize| Call::new("getitimer", GETITIMER, [which as u64, answers + timer_at(which)]);
     calls.extend((0..TIMERS_COUNT).map(ask));
+    calls.push(Call::new("prctl(PR_GET_CHILD_SUBREAPER)", PRCTL, [PR_GET_CHILD_SUBREAPER, answers + SUBREAPER_AT]));
     calls
 }
 
@@ -97,6 +103,7 @@ impl Answers {
             clear_child_tid: tid_address.unwrap_or_else(|| word(bytes, TID_ADDRESS_AT as usize)),
             interval_timers: if is_leader { interval_timers(bytes) } else { Vec::new() },
             parent_death_signal: if is_leader { word(bytes, DEATH_SIGNAL_AT as usize) as u32 } else { 0 },
+            is_subreaper: is_leader && word(bytes, SUBREAPER_AT as usize) as u32 != 0,
         }
     }
 }

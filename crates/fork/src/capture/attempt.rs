@@ -19,7 +19,7 @@ use super::ask::Answers;
 use super::beside::Beside;
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
-use super::files::{self, Contents, Files, Threads};
+use super::files::{self, Contents, Files, OpenFiles, ProgramSockets, Streams, Threads};
 use super::filters::Filters;
 use super::inherited::{self, Subject};
 use super::inject::Injector;
@@ -30,11 +30,11 @@ use super::pause::{self, Paused, Prepared};
 use super::rescue::Gadgets;
 use super::seals::Probes;
 use super::shared::{SharedCopies, SharedSources};
-use super::state::{self, Standing};
-use super::stop;
+use super::state;
 use super::stopped::{Snapshot, Stopped};
-use super::survey::{Depth, Survey};
+use super::survey::{Depth, SEGMENT_OF_DESCENDANT, Survey};
 use super::template::Clone;
+use super::tree::{Family, Kin};
 use super::turn::Turn;
 use super::{CaptureOptions, CaptureTimes, open_memory};
 use crate::phase;
@@ -72,6 +72,14 @@ impl Held {
         Subject { pid: self.pid(), registers, inner_id, mem }
     }
 
+    /// The clone, where it is one.
+    pub(super) fn clone(&self) -> Option<&Clone> {
+        match self {
+            Self::Clone(clone) => Some(clone),
+            Self::Parent(_) => None,
+        }
+    }
+
     /// What is left to do before it is parked: a parent's registers are put back at once, so that it would run on
     /// unharmed if we died.
     pub(super) fn settle(&mut self) {
@@ -105,11 +113,19 @@ impl Held {
     }
 }
 
-/// What an attempt yields.
+/// What an attempt yields: of each process of the tree, the first one first.
 pub(super) struct Attempted {
-    pub(super) held: Held,
-    pub(super) taken: Taken,
+    pub(super) held: Vec<Held>,
+    pub(super) taken: Vec<Taken>,
+    pub(super) shared: Shared,
     pub(super) times: CaptureTimes,
+}
+
+/// What processes of a tree have in common.
+pub(super) struct Shared {
+    pub(super) copies: SharedCopies,
+    pub(super) open_files: OpenFiles,
+    pub(super) kin: Kin,
 }
 
 /// All that had to be taken at once; nothing of it is refused.
@@ -117,9 +133,8 @@ pub(super) struct Taken {
     pub(super) snapshot: Snapshot,
     pub(super) survey: Survey,
     pub(super) clocks: Clocks,
-    pub(super) standing: Vec<Standing>,
+    pub(super) standing: Vec<state::Standing>,
     pub(super) answers: Vec<Answers>,
-    pub(super) copies: SharedCopies,
     pub(super) lifeline: Lifeline,
     /// What its desks must hold in the end.
     pub(super) leftovers: Vec<u8>,
@@ -133,6 +148,13 @@ pub(super) struct Taken {
     pub(super) space: AddressSpace,
     /// What it lacks because other seeds have it.
     pub(super) inheritance: Inheritance,
+}
+
+impl Taken {
+    /// Pages that hold something, in bytes.
+    pub(super) fn populated_bytes(&self) -> u64 {
+        self.space.populated_bytes() + self.inheritance.bytes()
+    }
 }
 
 /// Captures `pid`, again if it changed its files or shared memory at the wrong moment.
@@ -154,46 +176,170 @@ pub(super) fn capture(pid: i32, options: &CaptureOptions, deadline: &Deadline) -
 
 fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn) -> Result<Attempted, CaptureError> {
     let begun = Instant::now();
-    let mut prepared = phase!("prepare.survey", prepare(pid, options))?;
+    let look = |pid: i32, sockets: &ProgramSockets, streams: Option<&Streams>| prepare(pid, options, sockets, streams);
+    let mut family = phase!("prepare.survey", Family::survey(pid, options, look))?;
     let mut times = CaptureTimes { survey: begun.elapsed(), ..CaptureTimes::default() };
 
     // A stop costs some dozen wake-ups; on a busy machine each would wait for its turn. Without the right to, so be it.
     let real_time = RealTime::enter();
     let paused_at = Instant::now();
-    let tids = phase!("prepare.stop", stop::stop_threads(pid, deadline))?;
+    let tids = phase!("prepare.stop", family.stop(options, deadline, look))?;
     times.stop = paused_at.elapsed();
     let beside = Beside::join(pid, times.stop);
-    let mut stopped = phase!("prepare.registers", Stopped::take(pid, &tids))?;
-    let mut injector = Injector::new(pid, prepared.survey.syscall_at, deadline);
-    let paused = pause::pause(&mut stopped, &mut prepared, &mut injector, options.freeze, &mut times);
-    stopped.withhold(&mut injector.withheld);
-    let mut paused = paused?;
-    let (held, snapshot) = match paused.clone.take() {
-        Some(clone) => (Held::Clone(clone), phase!("prepare.release", stopped.release())),
-        None => {
-            let snapshot = stopped.snapshot.clone();
-            (Held::Parent(stopped), snapshot)
-        }
-    };
+    let standing = stand(&mut family, &tids, options, deadline, turn, &mut times)?;
+    let kin = Kin::of(&family);
+    let released = standing.into_iter().map(Standing::release);
+    let (held, read): (Vec<Held>, Vec<Read>) = phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
     drop((beside, real_time));
 
-    let (lifeline, syscall_at) = (paused.lifeline.clone(), prepared.survey.syscall_at);
-    let mut injector = Injector::new(pid, syscall_at, deadline);
-    let taken = match take(options, prepared, paused, snapshot, &held, &mut injector) {
-        Ok(taken) => taken,
-        Err(error) => {
-            held.give_up(&lifeline, syscall_at, Some(turn));
-            return Err(error);
-        }
-    };
-    times.threads = taken.snapshot.threads.len();
+    let mut given_up = GivenUp { held, lifelines: lifelines(&family, &read), turn };
+    let kin = kin.map_err(|refusals| CaptureError::refused(pid, refusals))?;
+    let (taken, shared) = take_all(options, family, read, (&given_up.held, kin), deadline)?;
+    times.threads = taken.iter().map(|taken| taken.snapshot.threads.len()).sum();
     times.total = begun.elapsed();
-    Ok(Attempted { held, taken, times })
+    Ok(Attempted { held: std::mem::take(&mut given_up.held), taken, shared, times })
 }
 
-fn prepare(pid: i32, options: &CaptureOptions) -> Result<Prepared, CaptureError> {
-    let mut survey = Survey::of(pid, Depth::Quick, &options.sockets)?;
+/// A process that stands, and what the pause has yielded.
+struct Standing {
+    stopped: Stopped,
+    paused: Paused,
+}
+
+/// The same of one that goes on.
+type Read = (Paused, Snapshot);
+
+impl Standing {
+    /// Lets it go; in freeze mode it stays.
+    fn release(mut self) -> (Held, Read) {
+        match self.paused.clone.take() {
+            Some(clone) => (Held::Clone(clone), (self.paused, self.stopped.release())),
+            None => {
+                let snapshot = self.stopped.snapshot.clone();
+                (Held::Parent(self.stopped), (self.paused, snapshot))
+            }
+        }
+    }
+}
+
+/// All that is done while all stand: one process after the other.
+fn stand(
+    family: &mut Family,
+    tids: &[Vec<i32>],
+    options: &CaptureOptions,
+    deadline: &Deadline,
+    turn: &Turn,
+    times: &mut CaptureTimes,
+) -> Result<Vec<Standing>, CaptureError> {
+    let taken = family.relatives.iter().zip(tids).map(|(one, tids)| Stopped::take(one.pid(), tids));
+    let mut stopped: Vec<Stopped> =
+        phase!("prepare.registers", taken.collect::<Vec<_>>()).into_iter().collect::<Result<_, _>>()?;
+    let all: Vec<i32> = tids.iter().flatten().copied().collect();
+    let (mut paused, mut failed, mut last_space) = (Vec::with_capacity(tids.len()), None, None);
+    for (one, stopped) in family.relatives.iter_mut().zip(&mut stopped) {
+        if let (Some(search), Some(last)) = (&mut one.prepared.search, last_space) {
+            search.skip(last);
+        }
+        let mut injector = Injector::new(one.pid(), one.prepared.survey.syscall_at, deadline).beside(&all);
+        let mut own = CaptureTimes::default();
+        let done = pause::pause(stopped, &mut one.prepared, &mut injector, options.freeze, &mut own);
+        stopped.withhold(&mut injector.withheld);
+        times.add_pause(&own);
+        match done {
+            Ok(one) => {
+                last_space = one.template_space.as_ref().ok().copied().flatten().or(last_space);
+                paused.push(one);
+            }
+            Err(error) => {
+                failed = Some(error);
+                break;
+            }
+        }
+    }
+    match failed {
+        None => Ok(stopped.into_iter().zip(paused).map(|(stopped, paused)| Standing { stopped, paused }).collect()),
+        Some(error) => {
+            drop(stopped);
+            paused.into_iter().filter_map(|one| one.clone).for_each(|mut clone| clone.end(Some(turn)));
+            Err(error)
+        }
+    }
+}
+
+/// Templates of an attempt that may still fail. Unless they are taken out, they are given up when this is dropped.
+struct GivenUp<'a> {
+    held: Vec<Held>,
+    /// Of each, with the address of a `syscall` instruction.
+    lifelines: Vec<(Lifeline, u64)>,
+    turn: &'a Turn,
+}
+
+impl Drop for GivenUp<'_> {
+    fn drop(&mut self) {
+        for (held, (lifeline, syscall_at)) in self.held.drain(..).zip(&self.lifelines) {
+            held.give_up(lifeline, *syscall_at, Some(self.turn));
+        }
+    }
+}
+
+fn lifelines(family: &Family, read: &[Read]) -> Vec<(Lifeline, u64)> {
+    let syscalls = family.relatives.iter().map(|one| one.prepared.survey.syscall_at);
+    read.iter().map(|(paused, _)| paused.lifeline.clone()).zip(syscalls).collect()
+}
+
+/// What can still be refused is read of all templates, before anyone hears of them.
+fn take_all(
+    options: &CaptureOptions,
+    family: Family,
+    mut read: Vec<Read>,
+    (held, kin): (&[Held], Kin),
+    deadline: &Deadline,
+) -> Result<(Vec<Taken>, Shared), CaptureError> {
+    let nothing = || Ok(SharedCopies::default());
+    let copies = std::mem::replace(&mut read[0].0.copies, nothing())?;
+    let mut pool = std::mem::replace(&mut read[0].0.contents, Ok(Contents::default()))?;
+    for (paused, _) in &mut read[1..] {
+        if let Ok(contents) = &mut paused.contents {
+            pool.absorb(contents);
+        }
+    }
+    let (mut taken, mut open_files) = (Vec::with_capacity(held.len()), OpenFiles::default());
+    for ((index, relative), ((mut paused, snapshot), held)) in
+        family.relatives.into_iter().enumerate().zip(read.into_iter().zip(held))
+    {
+        let contents = std::mem::replace(&mut paused.contents, Ok(Contents::default()))?;
+        let own = if index == 0 { &pool } else { &contents };
+        let mut injector = Injector::new(snapshot.pid, relative.prepared.survey.syscall_at, deadline);
+        let of_tree = OfTree { copies: &copies, contents: own, pool: &pool, kin: &kin, open_files: &mut open_files };
+        let one = take(options, relative.prepared, paused, snapshot, (held, &mut injector), of_tree)?;
+        if index > 0 && !one.space.segments().is_empty() {
+            let pid = one.snapshot.pid;
+            return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), SEGMENT_OF_DESCENDANT)]));
+        }
+        taken.push(one);
+    }
+    Ok((taken, Shared { copies, open_files, kin }))
+}
+
+/// What [`take`] needs of the tree.
+struct OfTree<'a> {
+    copies: &'a SharedCopies,
+    /// The process's own.
+    contents: &'a Contents,
+    /// What has pipes and sockets of all.
+    pool: &'a Contents,
+    kin: &'a Kin,
+    open_files: &'a mut OpenFiles,
+}
+
+fn prepare(
+    pid: i32,
+    options: &CaptureOptions,
+    sockets: &ProgramSockets,
+    streams: Option<&Streams>,
+) -> Result<Prepared, CaptureError> {
+    let mut survey = Survey::of(pid, Depth::Quick, sockets, streams)?;
     let mut refusals = std::mem::take(&mut survey.refusals);
     if options.freeze && options.lineage.is_some() {
         let reason =
@@ -207,7 +353,7 @@ fn prepare(pid: i32, options: &CaptureOptions) -> Result<Prepared, CaptureError>
     let mem = open_memory(pid)?;
     let search = options.lineage.as_ref().map(|lineage| lineage.search(pid)).transpose()?;
     // The pager knows a clone of a child by pages that nobody else has.
-    let offer = options.offer.clone().filter(|_| search.is_none());
+    let offer = options.offer.clone().filter(|_| search.is_none() && streams.is_none());
     let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
     Ok(Prepared { survey, shared, mem, offer, gadgets, search })
 }
@@ -220,23 +366,23 @@ fn take(
     prepared: Prepared,
     paused: Paused,
     snapshot: Snapshot,
-    held: &Held,
-    injector: &mut Injector<'_>,
+    (held, injector): (&Held, &mut Injector<'_>),
+    of_tree: OfTree<'_>,
 ) -> Result<Taken, CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
     let Prepared { survey, search, .. } = prepared;
     let (answers, mem) = (paused.answers(&snapshot)?, open_memory(subject)?);
     let leftovers = paused.lifeline.leftovers(paused.desks(), (pid, &mem))?;
-    let Paused { standing, lifeline, contents, copies, clocks, timers, filters, template_space, .. } = paused;
+    let Paused { standing, lifeline, clocks, timers, filters, template_space, .. } = paused;
     // First, so that the template is a process like any other for all that follows.
     let lack = match (search, template_space?) {
         (Some(search), Some(space)) => Some(phase!("prepare.leave", search.take(space))?),
         _ => None,
     };
-    let (contents, copies, posix_timers) = (contents?, copies?, timers?);
+    let posix_timers = timers?;
     let root = state::link(pid, subject, "root")?;
-    let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), &copies)?;
-    let files = || phase!("prepare.files", take_files(options, (&survey, subject), &root, &contents, &copies));
+    let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), of_tree.copies)?;
+    let files = || phase!("prepare.files", take_files(options, (&survey, subject), &root, of_tree));
     let subject = held.subject(&snapshot, &survey, &mem);
     let files = phase!("prepare.apart", set_apart(held, &subject, &mut space, (&lifeline, injector), files))?;
     let inheritance = lack.map(|lack| lack.inheritance(pid, &space)).transpose()?.unwrap_or_default();
@@ -246,7 +392,6 @@ fn take(
         clocks,
         standing,
         answers,
-        copies,
         lifeline,
         leftovers,
         mem,
@@ -291,16 +436,18 @@ fn take_files(
     options: &CaptureOptions,
     (survey, subject): (&Survey, i32),
     root: &str,
-    contents: &Contents,
-    copies: &SharedCopies,
+    of_tree: OfTree<'_>,
 ) -> Result<Files, CaptureError> {
+    let OfTree { copies, contents, pool, kin, open_files } = of_tree;
     let pid = survey.pid;
-    let (fds, infos) = files::copied_fds((pid, subject), &survey.fds, &options.sockets)?;
+    let is_first = open_files.streams().is_none();
+    let sockets = if is_first { options.sockets.clone() } else { options.sockets.of_descendant() };
+    let (fds, infos) = files::copied_fds((pid, subject), &survey.fds, &sockets, open_files.streams())?;
     let refusals = files::refusals(pid, subject, &fds)?;
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
     }
     let (group, session) = (survey.stat.group, survey.stat.session);
-    let threads = Threads { pid, group, session, profiles: &survey.profiles };
-    Files::build((pid, subject), root, (&fds, &infos), contents, copies, threads)
+    let threads = Threads { pid, group, session, profiles: &survey.profiles, ids: &kin.ids };
+    Files::build((pid, subject), root, (&fds, &infos), (contents, pool), copies, threads, open_files)
 }

@@ -1,4 +1,4 @@
-//! The descriptor, from what was taken and from what can be read of the template at leisure: while the answer travels.
+//! The descriptor of one process, from what was taken and from what can be read of the template at leisure: while the answer travels.
 //! Nothing is refused here any more but what only the kernel's own flags of an area tell.
 //!
 //! ```text
@@ -11,23 +11,48 @@ use farfork_sys::clock::Clocks;
 use farfork_sys::process;
 use farfork_wire::descriptor::{Descriptor, Origin};
 
-use super::attempt::{Held, Taken};
+use super::attempt::{Held, Shared, Taken};
 use super::deadline::Deadline;
 use super::error::CaptureError;
 use super::inherited::Inherited;
 use super::inject::{Call, Injector};
 use super::memory::MemoryMap;
-use super::shared::SharedCopy;
-use super::{CaptureOptions, eager, inherited, state, twin};
+use super::shared::{SharedCopies, SharedCopy};
+use super::{CaptureOptions, eager, inherited, state, tree, twin};
 use crate::{kernel, phase};
 
-/// Makes the descriptor, and what holds the memory ready to be parked.
-pub(super) fn describe(
+/// Makes the descriptors of all processes one, and what holds their memory ready to be parked.
+pub(super) fn describe_all(
+    options: &CaptureOptions,
+    held: &mut [Held],
+    taken: Vec<Taken>,
+    shared: Shared,
+    deadline: &Deadline,
+) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
+    let Shared { mut copies, open_files, kin } = shared;
+    let root = taken[0].root.clone();
+    let mut descriptors = Vec::with_capacity(taken.len());
+    for (held, taken) in held.iter_mut().zip(taken) {
+        descriptors.push(describe(options, held, taken, &copies, deadline)?);
+    }
+    let mut extents = Vec::new();
+    let objects = copies.describe(&root, &mut extents);
+    let first = descriptors.remove(0);
+    let (semaphore_sets, message_queues) = copies.take_queues();
+    let first = Descriptor { semaphore_sets, message_queues, ..first };
+    let descriptor = tree::merge(first, descriptors, kin, open_files, (objects, extents));
+    descriptor.validate()?;
+    Ok((descriptor, copies.into_copies()))
+}
+
+/// The descriptor of one process, without what is everybody's.
+fn describe(
     options: &CaptureOptions,
     held: &mut Held,
     mut taken: Taken,
+    copies: &SharedCopies,
     deadline: &Deadline,
-) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
+) -> Result<Descriptor, CaptureError> {
     let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
     if let Held::Clone(clone) = held {
         phase!("prepare.close", inherited::close_files(clone, &mut injector))?;
@@ -42,27 +67,26 @@ pub(super) fn describe(
     flagged.and(tidied)?;
     let inherited = asked?;
     let (pid, subject) = (taken.snapshot.pid, held.pid());
-    let Taken { snapshot, survey, clocks, standing, mut answers, mut copies, mem, root, files, space, .. } = taken;
+    let Taken { snapshot, survey, clocks, standing, mut answers, mem, root, files, space, .. } = taken;
     answers[0].alt_stack = inherited.alt_stack;
     let inheritance = taken.inheritance;
     let segments = space.segments();
-    let mut memory = phase!("prepare.memory", MemoryMap::build(space, &root, &copies, &inheritance))?;
+    let memory = phase!("prepare.memory", MemoryMap::build(space, &root, copies, &inheritance))?;
     leave_segments(held, &segments, &mut injector)?;
-    let shared_objects = copies.describe(&root, &mut memory.extents);
-    let (semaphore_sets, message_queues) = copies.take_queues();
     let entered = phase!("prepare.state");
     let mut filters = taken.filters;
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
     let threads =
         state::threads(&snapshot, standing, &answers, &survey.profiles, &mut filters.of_threads, inherited.securebits)?;
-    let process = state::process(&survey, &snapshot, (subject, &root), inherited, timers, oom_score_adj)?;
+    let is_subreaper = answers[0].is_subreaper;
+    let process = state::process(&survey, &snapshot, (subject, &root), inherited, timers, is_subreaper, oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
     let eager = phase!(
         "prepare.eager",
         eager::eager(&eager::Own { mem: &mem, inheritance: &inheritance }, &threads, &process.mm, &memory.mappings)
     );
-    let descriptor = Descriptor {
+    Ok(Descriptor {
         origin: origin(options, &threads[0].xstate, clocks),
         process,
         threads,
@@ -70,18 +94,18 @@ pub(super) fn describe(
         extents: memory.extents,
         layers: inheritance.layers().to_vec(),
         mapped_files: memory.files,
-        shared_objects,
-        semaphore_sets,
-        message_queues,
-        terminals: files.terminals,
-        open_files: files.open_files,
+        shared_objects: Vec::new(),
+        semaphore_sets: Vec::new(),
+        message_queues: Vec::new(),
+        terminals: Vec::new(),
+        open_files: Vec::new(),
         file_descriptors: files.descriptors,
         file_locks: files.locks,
         file_owners: files.owners,
         eager,
-    };
-    descriptor.validate()?;
-    Ok((descriptor, copies.into_copies()))
+        members: Vec::new(),
+        zombies: Vec::new(),
+    })
 }
 
 fn oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {

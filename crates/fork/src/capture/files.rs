@@ -19,7 +19,7 @@ use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_sys::{pidfd, process};
 use rustix::fs::{AtFlags, readlinkat, statat};
 
-pub(super) use build::{Files, Threads};
+pub(super) use build::{Files, OpenFiles, Threads};
 pub(super) use contents::Contents;
 pub(super) use kind::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
 
@@ -53,8 +53,39 @@ pub(super) struct OpenFd {
     pub(super) is_standard: bool,
 }
 
-/// Every descriptor of a process, ascending. One that is closed meanwhile is left out.
-pub(super) fn open_fds(pid: i32, sockets: &ProgramSockets) -> Result<Vec<OpenFd>, CaptureError> {
+/// The standard streams of a tree of processes: those of the first.
+#[derive(Debug, Clone)]
+pub(super) struct Streams {
+    /// It, or its template.
+    pid: i32,
+    fds: Vec<OpenFd>,
+}
+
+impl Streams {
+    /// Those of `pid`, which has these descriptors.
+    pub(super) fn of(pid: i32, fds: &[OpenFd]) -> Self {
+        Self { pid, fds: fds.iter().filter(|fd| fd.number <= 2).cloned().collect() }
+    }
+
+    /// The first process.
+    pub(super) fn first(&self) -> i32 {
+        self.pid
+    }
+
+    /// Which of them a descriptor of a process leads to.
+    fn led_to(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
+        let leads = move |stream: &&OpenFd| leads_to((pid, fd), (self.pid, stream));
+        self.fds.iter().filter(leads).map(|stream| stream.number)
+    }
+}
+
+/// Every descriptor of a process, ascending. One that is closed meanwhile is left out. `streams`: of the tree whose first
+/// process it is not.
+pub(super) fn open_fds(
+    pid: i32,
+    sockets: &ProgramSockets,
+    streams: Option<&Streams>,
+) -> Result<Vec<OpenFd>, CaptureError> {
     let unread = || CaptureError::read(pid, "the open files");
     let links = FdDirectory::links(pid).map_err(unread())?;
     let numbers = links.numbers().map_err(unread())?;
@@ -66,16 +97,18 @@ pub(super) fn open_fds(pid: i32, sockets: &ProgramSockets) -> Result<Vec<OpenFd>
             Err(source) => return Err(CaptureError::read(pid, format!("fd {number}"))(source)),
         }
     }
-    mark_standard(pid, &mut fds);
+    let own = streams.is_none().then(|| Streams::of(pid, &fds));
+    mark_standard(pid, &mut fds, streams.or(own.as_ref()));
     Ok(fds)
 }
 
 /// Every descriptor of `subject`, a copy of `pid` or itself, with what `fdinfo` tells of it. `known` are the process's own from
-/// shortly before, which are not looked at again where that cannot tell anything else.
+/// shortly before, which are not looked at again where that cannot tell anything else. `streams` as in [`open_fds`].
 pub(super) fn copied_fds(
     (pid, subject): (i32, i32),
     known: &[OpenFd],
     sockets: &ProgramSockets,
+    streams: Option<&Streams>,
 ) -> Result<(Vec<OpenFd>, Vec<FdInfo>), CaptureError> {
     let unread = || CaptureError::read(pid, "the open files");
     let table = FdDirectory::infos(subject).map_err(unread())?;
@@ -101,11 +134,17 @@ pub(super) fn copied_fds(
         fds.push(fd);
         infos.push(info);
     }
-    mark_standard(subject, &mut fds);
+    let own = streams.is_none().then(|| Streams::of(subject, &fds));
+    mark_standard(subject, &mut fds, streams.or(own.as_ref()));
     Ok((fds, infos))
 }
 
 impl ProgramSockets {
+    /// The same for a process that descends from the one that may be waiting.
+    pub(super) fn of_descendant(&self) -> Self {
+        Self { caller: None, others: self.others.iter().copied().chain(self.caller).collect() }
+    }
+
     /// The kind of a socket that is one of these.
     fn kind_of(&self, fd: &OpenFd) -> Option<Kind> {
         let is_caller = self.caller == Some(fd.inode);
@@ -186,21 +225,20 @@ impl OpenFd {
 /// Numbers 0, 1 and 2 are standard streams, whatever they lead to: a parent that was started in the background has
 /// `/dev/null` there, and its children are still to be talked to. So is what shares their open file, and a pipe,
 /// terminal or socket that is the same as theirs.
-fn mark_standard(pid: i32, fds: &mut [OpenFd]) {
-    let streams: Vec<OpenFd> = fds.iter().filter(|fd| fd.number <= 2).cloned().collect();
+fn mark_standard(pid: i32, fds: &mut [OpenFd], streams: Option<&Streams>) {
     for fd in fds.iter_mut() {
-        fd.is_standard = streams.iter().any(|stream| leads_to(pid, fd, stream));
+        fd.is_standard = streams.is_some_and(|streams| streams.led_to(pid, fd).next().is_some());
     }
 }
 
-/// Whether a descriptor leads where a standard stream does.
-pub(super) fn leads_to(pid: i32, fd: &OpenFd, stream: &OpenFd) -> bool {
-    if fd.number == stream.number {
+/// Whether a descriptor leads where a standard stream does, each given with its process.
+fn leads_to((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bool {
+    if (pid, fd.number) == (of, stream.number) {
         return true;
     }
     // `/dev/null` under another number is meant as such, even where it is the same open file.
     let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != Kind::Device;
-    let is_same_file = || process::same_open_file(pid, fd.number, stream.number).unwrap_or(false);
+    let is_same_file = || process::is_one_open_file((pid, fd.number), (of, stream.number)).unwrap_or(false);
     is_same_inode && (fd.is_stream() || is_same_file())
 }
 
@@ -210,7 +248,6 @@ pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Ref
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
-    refusals.extend(others_pidfds(pid, subject, fds)?);
     refusals.extend(strange_sockets(pid, subject, fds)?);
     refusals.extend(terminal::refusals(pid, subject, fds)?);
     Ok(refusals)
@@ -229,21 +266,30 @@ fn object(pid: i32, number: u32) -> String {
     format!("pid {pid}, fd {number}")
 }
 
-/// Pidfds of other processes, which are not in a child's container.
-fn others_pidfds(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+/// Pidfds of processes that are not of the tree whose first process is `first`: they are not in a child's container.
+pub(super) fn foreign_pidfds(first: i32, pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds.iter().filter(|fd| fd.kind == Kind::Process && !fd.is_standard) {
-        let stands_for = match process::FdInfo::read(subject, fd.number) {
+        let stands_for = match process::FdInfo::read(pid, fd.number) {
             Ok(info) => info.process,
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => continue,
             Err(source) => return Err(CaptureError::read(pid, format!("fd {}", fd.number))(source)),
         };
-        if stands_for != Some(pid) {
-            let reason = "it is a pidfd of another process, which is not carried; close it first";
-            refusals.push(Refusal::new(object(pid, fd.number), reason));
+        if !stands_for.is_some_and(|other| descends_from(other, first)) {
+            refusals.push(Refusal::new(object(pid, fd.number), FOREIGN_PIDFD));
         }
     }
     Ok(refusals)
+}
+
+const FOREIGN_PIDFD: &str =
+    "it is a pidfd of another process, which does not descend from the one captured: not carried; close it first";
+
+fn descends_from(mut pid: i32, first: i32) -> bool {
+    while pid > 0 && pid != first {
+        pid = process::Stat::read(pid).map_or(0, |stat| stat.parent);
+    }
+    pid == first
 }
 
 /// Sockets of kinds that are not carried, whatever they are doing.
@@ -282,16 +328,22 @@ fn is_place(links: &FdDirectory, name: &str) -> bool {
     statat(links, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNERS_RIGHTS == 0)
 }
 
-/// What a person should know of the open files, although all of them are carried.
-pub(super) fn notes(pid: i32, fds: &[OpenFd]) -> Result<Vec<String>, CaptureError> {
-    let ends = pipe_ends(pid, pid, fds)?;
-    let has = |inode: u64, mode: u32| ends.iter().any(|(fd, access)| fd.inode == inode && *access == mode);
+/// What a person should know of the open files of processes, the first one's first, although all of them are carried.
+pub(super) fn notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
+    let mut ends = Vec::new();
+    for (pid, fds) in processes {
+        ends.extend(pipe_ends(*pid, *pid, fds)?.into_iter().map(|(fd, access)| (*pid, fd, access)));
+    }
+    let has = |inode: u64, mode: u32| ends.iter().any(|(_, fd, access)| fd.inode == inode && *access == mode);
     let is_two_way = |inode: u64| has(inode, O_RDWR);
-    let leads_out =
-        |(fd, _): &&(&OpenFd, u32)| !is_two_way(fd.inode) && (!has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY));
-    let note = |(fd, _): &(&OpenFd, u32)| {
-        let link = String::from_utf8_lossy(&fd.link);
-        format!("fd {}: {link} leads out of the process; its children find the other end closed", fd.number)
+    let leads_out = |(_, fd, _): &&(i32, &OpenFd, u32)| {
+        !is_two_way(fd.inode) && (!has(fd.inode, O_RDONLY) || !has(fd.inode, O_WRONLY))
+    };
+    let first = processes.first().map(|(pid, _)| *pid);
+    let note = |(pid, fd, _): &(i32, &OpenFd, u32)| {
+        let (number, link) = (fd.number, String::from_utf8_lossy(&fd.link));
+        let whose = if Some(*pid) == first { String::new() } else { format!("pid {pid}, ") };
+        format!("{whose}fd {number}: {link} leads out of the process; its children find the other end closed")
     };
     Ok(ends.iter().filter(leads_out).map(note).collect())
 }

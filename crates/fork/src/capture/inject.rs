@@ -76,13 +76,21 @@ pub(super) struct Injector<'a> {
     deadline: &'a Deadline,
     /// A tracee that appeared by itself: the newborn of a clone with CLONE_PTRACE.
     newborn: Option<i32>,
+    /// Threads that stand, of all processes of the tree: whatever they report, none is a newborn.
+    standing: &'a [i32],
     /// Signals that arrived meanwhile (those that cannot be blocked), to be sent again when the thread is let go.
     pub(super) withheld: Vec<(i32, i32)>,
 }
 
 impl<'a> Injector<'a> {
     pub(super) fn new(pid: i32, syscall_at: u64, deadline: &'a Deadline) -> Self {
-        Self { pid, syscall_at, deadline, newborn: None, withheld: Vec::new() }
+        Self { pid, syscall_at, deadline, newborn: None, standing: &[], withheld: Vec::new() }
+    }
+
+    /// The same, while these threads stand.
+    pub(super) fn beside(mut self, standing: &'a [i32]) -> Self {
+        self.standing = standing;
+        self
     }
 
     /// When the attempt must be over.
@@ -220,6 +228,8 @@ impl<'a> Injector<'a> {
     fn note(&mut self, tid: i32, report: Report) -> Result<(), CaptureError> {
         match report {
             Report::Ended => Err(CaptureError::Gone { pid: self.pid }),
+            // It stands again: somebody has sent it a signal that stops or continues.
+            Report::Stopped { .. } if self.standing.contains(&tid) => Ok(()),
             Report::Stopped { .. } => {
                 self.newborn = Some(tid);
                 Ok(())

@@ -63,6 +63,11 @@ impl Lineage {
 }
 
 impl Search {
+    /// The clone of another process was found, which may look like this one's: it is an older space.
+    pub(super) fn skip(&mut self, found: u32) {
+        self.since = self.since.max(found + 1);
+    }
+
     /// In the pause: the template's space; `None` where the process is not served, since it executes another program or has
     /// all of its pages.
     pub(super) fn find(&self, lifeline: &Lifeline) -> Result<Option<u32>, CaptureError> {

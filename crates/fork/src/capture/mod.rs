@@ -1,8 +1,9 @@
-//! Capture: a running process becomes a descriptor and a template, in a pause not much longer than a local fork(2).
+//! Capture: a running process, and all that descends from it, becomes a descriptor and templates, in a pause not much longer than a local fork(2).
 //!
 //! ```text
-//!  check ────▶ survey: what would be carried, what refused                     (the process runs)
+//!  check ────▶ survey: what would be carried, what refused                     (the processes run)
 //!  prepare ──▶ owner thread ─ attempt ─┬─ pause, stop, stopped, restart: all threads stand, and how they go on
+//!                                      ├─ tree: who belongs to it, and how many become one
 //!                                      ├─ inject, script, lifeline, rescue, ask: system calls made on the process's behalf
 //!                                      ├─ files, shared: what fork shares is copied inside the pause
 //!                                      ├─ template: the clone that never runs
@@ -20,6 +21,7 @@
 mod ask;
 mod attempt;
 mod beside;
+mod check;
 mod deadline;
 mod describe;
 mod eager;
@@ -48,6 +50,7 @@ mod stopped;
 mod survey;
 mod template;
 mod timers;
+mod tree;
 mod turn;
 mod twin;
 
@@ -55,10 +58,10 @@ use std::fmt;
 use std::fs::File;
 use std::time::Duration;
 
-use farfork_sys::process::Status;
 use farfork_wire::NodeName;
 use farfork_wire::descriptor::Descriptor;
 
+pub use check::{CheckReport, check};
 pub use error::{CaptureError, Refusal};
 pub use files::ProgramSockets;
 pub use lifeline::Offer;
@@ -66,8 +69,6 @@ pub use lineage::Lineage;
 pub use owner::{Begun, GRACE, Observer, Template};
 pub use shared::SharedCopy;
 pub(crate) use standstill::Standstill;
-
-use survey::{Depth, Survey};
 
 /// Default limit of a capture: a fork of some hundred gigabytes takes as long.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
@@ -158,57 +159,14 @@ pub struct CaptureTimes {
     pub clone: Duration,
 }
 
-/// What a capture of a process would carry, and what it would refuse.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct CheckReport {
-    /// The process.
-    pub pid: i32,
-    /// How many threads.
-    pub threads: usize,
-    /// How many mappings.
-    pub mappings: usize,
-    /// Resident memory, in bytes.
-    pub memory_bytes: u64,
-    /// How many file descriptors.
-    pub file_descriptors: usize,
-    /// Everything that stands against a capture; empty if nothing does.
-    pub refusals: Vec<Refusal>,
-    /// What is good to know: what stays behind, what will differ.
-    pub notes: Vec<String>,
-}
-
-/// Looks at a process without touching it. `is_served`: it is a child of a seed, or was forked by one, and its missing pages
-/// are served by a pager of this node.
-///
-/// # Errors
-/// When there is nothing to look at; what cannot be carried is in the report.
-pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
-    let survey = match Survey::of(pid, Depth::Thorough { is_served }, &ProgramSockets::default()) {
-        Ok(survey) => survey,
-        Err(CaptureError::Refused { refusals, .. }) => {
-            let nothing = CheckReport {
-                pid,
-                threads: 0,
-                mappings: 0,
-                memory_bytes: 0,
-                file_descriptors: 0,
-                refusals,
-                notes: Vec::new(),
-            };
-            return Ok(nothing);
-        }
-        Err(error) => return Err(error),
-    };
-    let status = Status::read(pid).map_err(CaptureError::read(pid, "status"))?;
-    Ok(CheckReport {
-        pid,
-        threads: survey.profiles.len(),
-        mappings: survey.maps.len(),
-        memory_bytes: status.resident_bytes,
-        file_descriptors: survey.fds.len(),
-        refusals: survey.refusals,
-        notes: survey.notes,
-    })
+impl CaptureTimes {
+    /// Adds what a pause took with one process more.
+    fn add_pause(&mut self, other: &Self) {
+        self.registers += other.registers;
+        self.ask += other.ask;
+        self.shared += other.shared;
+        self.clone += other.clone;
+    }
 }
 
 /// Captures a process. Blocks; call it from a thread that may.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::{pidfd, wait};
 
-use super::attempt::{self, Attempted, Held, Taken};
+use super::attempt::{self, Attempted, Held, Shared, Taken};
 use super::deadline::Deadline;
 use super::error::CaptureError;
 use super::{CaptureOptions, CaptureTimes, Captured, describe, ready, state};
@@ -37,7 +37,8 @@ const STACK_BYTES: usize = 256 << 10;
 /// The process that holds a seed's memory. Dropping it ends a template; a frozen parent runs on.
 #[derive(Debug)]
 pub struct Template {
-    pid: i32,
+    /// Of each process, in the order of the descriptor's.
+    pids: Vec<i32>,
     owner: ThreadId,
     /// Its end lets the owner thread go on.
     keep: Option<PipeWriter>,
@@ -46,9 +47,14 @@ pub struct Template {
 }
 
 impl Template {
-    /// Process whose memory the seed's extents name.
+    /// The template of the first process.
     pub fn pid(&self) -> i32 {
-        self.pid
+        self.pids[0]
+    }
+
+    /// The processes whose memory the seed's extents name, by their numbers.
+    pub fn pids(&self) -> &[i32] {
+        &self.pids
     }
 }
 
@@ -61,7 +67,7 @@ impl Drop for Template {
         }
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         if ended.recv_timeout(END_LIMIT) == Err(RecvTimeoutError::Timeout) {
-            tracing::warn!(template = self.pid, "a template did not end within {END_LIMIT:?}");
+            tracing::warn!(template = self.pid(), "a template did not end within {END_LIMIT:?}");
         }
     }
 }
@@ -167,7 +173,7 @@ pub(super) fn own(job: Job, is_told: impl FnOnce()) {
     let attempt = || phase.in_scope(|| attempt::capture(pid, &options, &deadline));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
     drop((phase, deadline));
-    let Attempted { mut held, taken, times } = match captured {
+    let Attempted { mut held, taken, shared, times } = match captured {
         Ok(attempted) => attempted,
         Err(error) => {
             observer.begun(Err(error));
@@ -175,31 +181,32 @@ pub(super) fn own(job: Job, is_told: impl FnOnce()) {
         }
     };
     let begun = Begun {
-        template_pid: held.pid(),
-        arguments: state::arguments(pid, held.pid()).unwrap_or_default(),
-        populated_bytes: taken.space.populated_bytes() + taken.inheritance.bytes(),
+        template_pid: held[0].pid(),
+        arguments: state::arguments(pid, held[0].pid()).unwrap_or_default(),
+        populated_bytes: taken.iter().map(Taken::populated_bytes).sum(),
         times,
     };
     let is_wanted = observer.begun(Ok(begun));
     is_told();
     if !is_wanted {
-        return held.give_up(&taken.lifeline, taken.survey.syscall_at, None);
+        let all = held.into_iter().zip(&taken);
+        return all.for_each(|(held, taken)| held.give_up(&taken.lifeline, taken.survey.syscall_at, None));
     }
     let (ends_with_us, ended) = mpsc::channel();
-    let template =
-        Template { pid: held.pid(), owner: thread::current().id(), keep: Some(keep), ended: Mutex::new(ended) };
+    let pids = held.iter().map(Held::pid).collect();
+    let template = Template { pids, owner: thread::current().id(), keep: Some(keep), ended: Mutex::new(ended) };
     // What is left has the limit for itself: the process runs, and its seed is promised.
     let deadline = Deadline::after(options.timeout);
-    match complete(&options, &mut held, taken, &deadline, (template, times)) {
+    match complete(&options, &mut held, (taken, shared), &deadline, (template, times)) {
         Ok(captured) => observer.completed(Ok(captured)),
         Err(error) => {
-            held.end(None);
+            held.iter_mut().for_each(|held| held.end(None));
             return observer.completed(Err(error));
         }
     }
     drop((observer, deadline));
     park(&mut options, &held, &kept);
-    held.end(None);
+    held.iter_mut().for_each(|held| held.end(None));
     drop(held);
     drop(ends_with_us);
 }
@@ -207,32 +214,33 @@ pub(super) fn own(job: Job, is_told: impl FnOnce()) {
 /// What is left when the seed is known: the descriptor, for which a fork may be waiting already.
 fn complete(
     options: &CaptureOptions,
-    held: &mut Held,
-    taken: Taken,
+    held: &mut [Held],
+    (taken, shared): (Vec<Taken>, Shared),
     deadline: &Deadline,
     (template, times): (Template, CaptureTimes),
 ) -> Result<Captured, CaptureError> {
-    let (pid, begun) = (taken.snapshot.pid, Instant::now());
-    let described = catch_unwind(AssertUnwindSafe(|| describe::describe(options, held, taken, deadline)));
+    let (pid, begun) = (taken[0].snapshot.pid, Instant::now());
+    let describe = || describe::describe_all(options, held, taken, shared, deadline);
+    let described = catch_unwind(AssertUnwindSafe(describe));
     let (descriptor, shared_copies) = described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
     let times = CaptureTimes { describe: begun.elapsed(), ..times };
     Ok(Captured { descriptor, template, shared_copies, times })
 }
 
-/// Holds the template until nobody wants it any more, or it has ended.
-fn park(options: &mut CaptureOptions, held: &Held, kept: &PipeReader) {
-    if let Held::Clone(clone) = held {
+/// Holds the templates until nobody wants them any more, or the first has ended.
+fn park(options: &mut CaptureOptions, held: &[Held], kept: &PipeReader) {
+    for clone in held.iter().filter_map(Held::clone) {
         clone.park();
         if let Some(on_template) = &mut options.on_template {
             on_template(clone.pid);
         }
     }
     // Nothing is ever written: this is the end of `keep`.
-    let waited = match pidfd::open(held.pid()) {
+    let waited = match pidfd::open(held[0].pid()) {
         Ok(template) => wait::either(template.as_fd(), kept.as_fd()),
         Err(_) => wait::either(kept.as_fd(), kept.as_fd()),
     };
     if let Err(error) = waited {
-        tracing::warn!(template = held.pid(), %error, "a template is given up, since it cannot be waited for");
+        tracing::warn!(template = held[0].pid(), %error, "a template is given up, since it cannot be waited for");
     }
 }

@@ -128,6 +128,16 @@ impl SharedSources {
         Ok(sources)
     }
 
+    /// Takes on the objects of another process of the tree.
+    pub(super) fn absorb(&mut self, others: Self) {
+        for source in others.0 {
+            if !self.0.iter().any(|known| known.key == source.key) {
+                self.0.push(source);
+            }
+        }
+        self.1.absorb(others.1);
+    }
+
     fn prepare(&mut self, pid: i32) -> Result<(), CaptureError> {
         let mut total = 0;
         for source in &mut self.0 {

@@ -139,6 +139,7 @@ pub(super) fn process(
     (subject, root): (i32, &str),
     inherited: Inherited,
     (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
+    is_subreaper: bool,
     oom_score_adj: i32,
 ) -> Result<Process, CaptureError> {
     let pid = survey.pid;
@@ -169,6 +170,7 @@ pub(super) fn process(
         seccomp_filters,
         memory_barriers: inherited.memory_barriers,
         has_no_huge_pages: status.has_no_huge_pages,
+        is_subreaper,
     })
 }
 

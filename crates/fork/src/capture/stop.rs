@@ -107,8 +107,11 @@ fn await_stops(
                 ended.push(tid);
             }
             Report::Stopped { event: EVENT_STOP, .. } => {
-                awaited.retain(|other| *other != tid);
-                standing.push(tid);
+                // Those of other processes of the tree stand already.
+                if awaited.contains(&tid) {
+                    awaited.retain(|other| *other != tid);
+                    standing.push(tid);
+                }
             }
             // A signal came first: it is delivered, and the stop follows.
             Report::Stopped { signal, event: 0 } => drop(ptrace::resume(tid, signal)),

@@ -10,7 +10,8 @@ use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
-use super::files::{self, OpenFd, ProgramSockets};
+use super::files::{self, OpenFd, ProgramSockets, Streams};
+use super::shared::SEGMENT_PREFIX;
 use super::stop::{is_in_vfork, traced};
 use super::timers;
 use super::{filters, freezer, inject, memory};
@@ -59,6 +60,10 @@ pub(super) struct Survey {
     pub(super) notes: Vec<String>,
 }
 
+/// Why a process that is not the first of its tree is refused segments.
+pub(super) const SEGMENT_OF_DESCENDANT: &str =
+    "it has System V shared memory attached, which is carried of the first process of a tree only";
+
 /// sched(7).
 const SCHED_DEADLINE: u32 = 6;
 
@@ -75,8 +80,14 @@ pub(super) enum Depth {
 }
 
 impl Survey {
-    /// Looks at `pid`. What cannot be carried is in `refusals`; an error means that there is nothing to look at.
-    pub(super) fn of(pid: i32, depth: Depth, sockets: &ProgramSockets) -> Result<Self, CaptureError> {
+    /// Looks at `pid`. What cannot be carried is in `refusals`; an error means that there is nothing to look at. `streams`:
+    /// those of the tree, where it is not the first process of one.
+    pub(super) fn of(
+        pid: i32,
+        depth: Depth,
+        sockets: &ProgramSockets,
+        streams: Option<&Streams>,
+    ) -> Result<Self, CaptureError> {
         let stat = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?;
         let status = Status::read(pid).map_err(|_| CaptureError::Gone { pid })?;
         let out_of_question = refuse_at_sight(pid, &stat, &status, sockets);
@@ -91,7 +102,7 @@ impl Survey {
         if depth == (Depth::Thorough { is_served: true }) {
             maps.iter_mut().for_each(|entry| entry.clear_flag("um"));
         }
-        let fds = files::open_fds(pid, sockets)?;
+        let fds = files::open_fds(pid, sockets, streams)?;
         let locked = if status.locked_bytes > 0 { locked_areas(pid)? } else { Vec::new() };
         let profiles = profiles(pid, stat.name.clone(), status)?;
         let mut survey = Self {
@@ -110,14 +121,17 @@ impl Survey {
         survey.refuse_threads()?;
         survey.refusals.extend(memory::refusals(pid, &survey.maps));
         survey.refusals.extend(memory::file_system_refusals(pid, &survey.maps));
+        if streams.is_some() && survey.maps.iter().any(|entry| entry.path.starts_with(SEGMENT_PREFIX)) {
+            survey.refusals.push(Refusal::new(format!("pid {pid}"), SEGMENT_OF_DESCENDANT));
+        }
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
+        survey.refusals.extend(files::foreign_pidfds(streams.map_or(pid, Streams::first), pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
         // Who asks itself waits already, and is refused what it must be in the pause.
         if depth != Depth::Quick || sockets.caller.is_none() {
             survey.refusals.extend(timers::refusals(pid, &timers::list(pid)?));
         }
         if depth != Depth::Quick {
-            survey.notes.extend(files::notes(pid, &survey.fds)?);
             survey.note_what_stays_behind();
         }
         Ok(survey)
@@ -145,11 +159,8 @@ impl Survey {
 
     fn refuse_threads(&mut self) -> Result<(), CaptureError> {
         let pid = self.pid;
-        let Some(leader) = self.profiles.get(&pid) else { return Err(CaptureError::Gone { pid }) };
-        if leader.inner_id() == 1 {
-            let reason =
-                "it is pid 1 of its pid namespace, an id that the container's own init has; start it under an init";
-            self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
+        if !self.profiles.contains_key(&pid) {
+            return Err(CaptureError::Gone { pid });
         }
         if self.profiles.len() > THREADS_MAX {
             let reason = format!("it has {} threads, more than {THREADS_MAX}", self.profiles.len());
@@ -176,14 +187,6 @@ impl Survey {
     }
 
     fn note_what_stays_behind(&mut self) {
-        let children = self
-            .profiles
-            .keys()
-            .filter_map(|tid| fs::read_to_string(format!("/proc/{}/task/{tid}/children", self.pid)).ok());
-        let count: usize = children.map(|list| list.split_ascii_whitespace().count()).sum();
-        if count > 0 {
-            self.notes.push(format!("its {count} child processes are not carried"));
-        }
         let absent: u64 = self.maps.iter().filter(|entry| entry.has_flag("dc")).map(MapEntry::bytes).sum();
         if absent > 0 {
             self.notes.push(format!(
@@ -220,7 +223,8 @@ fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSock
         let reason = if alone { "it has ended (a zombie)" } else { "its main thread has ended while others go on" };
         return refuse(reason.to_owned());
     }
-    if status.tracer != 0 {
+    // Who descends from what is being captured may have been stopped before it was looked at.
+    if status.tracer != 0 && status.tracer != rustix::thread::gettid().as_raw_nonzero().get() {
         return vec![traced(pid, status.tracer)];
     }
     // Who has just asked for it itself is not frozen; should it be the next moment, it does not stop, and is told then.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
+use std::iter;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -108,8 +109,11 @@ pub(super) struct Child {
     journal: Journal,
     /// It was full and could not be replaced, which was said.
     journal_failed: bool,
-    map: PageMap,
+    /// The maps of its own processes, as its plan has them.
+    maps: Vec<PageMap>,
     next_space: SpaceNumber,
+    /// Own processes that are still to be heard of.
+    missed: SpaceNumber,
 }
 
 impl Child {
@@ -154,6 +158,7 @@ impl Child {
     }
 
     fn of(id: ChildId, dir: &Path, plan: MemoryPlan, journal: Journal) -> Self {
+        let maps: Vec<PageMap> = iter::once(plan.segments).chain(plan.members).map(PageMap::of).collect();
         Self {
             id,
             sources: plan.sources.into_iter().map(ChildSource::of).collect(),
@@ -171,19 +176,44 @@ impl Child {
             dir: dir.to_owned(),
             journal,
             journal_failed: false,
-            map: PageMap::of(plan.segments),
-            next_space: 0,
+            // Those of its own processes come first, in whatever order they arrive.
+            next_space: maps.len() as SpaceNumber,
+            missed: maps.len() as SpaceNumber,
+            maps,
         }
     }
 
-    /// Takes the child's userfaultfd, noting it for a successor, and the pid of the process that sent it.
-    pub(super) fn activate(&mut self, uffd: Userfaultfd, pid: Option<i32>) {
-        self.pid = pid;
-        self.journal.set_state(State::Active { uffd: uffd.as_raw_fd() });
-        let map = std::mem::take(&mut self.map);
-        let space = Space::new(uffd, map, &self.populated, self.strategy.window_slots_max());
-        self.spaces.insert(0, space);
-        self.next_space = 1;
+    /// How many processes it was made of.
+    pub(super) fn own_spaces(&self) -> SpaceNumber {
+        self.maps.len() as SpaceNumber
+    }
+
+    /// One more of its own processes was heard of. Tells whether it was the last.
+    pub(super) fn miss_one(&mut self) -> bool {
+        self.missed = self.missed.saturating_sub(1);
+        self.missed == 0
+    }
+
+    /// Takes the userfaultfd of one of its own processes, noting it for a successor, and the pid of the process that sent it,
+    /// where that is the first. Tells whether it is new.
+    pub(super) fn activate(&mut self, number: SpaceNumber, uffd: Userfaultfd, pid: Option<i32>) -> bool {
+        self.pid = pid.filter(|_| number == 0).or(self.pid);
+        let known = self.spaces.contains_key(&number);
+        let Some(map) = self.maps.get(number as usize).filter(|_| !known) else { return false };
+        if self.maps.len() == 1 {
+            self.journal.set_state(State::Active { uffd: uffd.as_raw_fd() });
+        } else {
+            self.journal.open_space(number, uffd.as_raw_fd());
+        }
+        let space = Space::new(uffd, map.clone(), &self.populated, self.strategy.window_slots_max());
+        self.spaces.insert(number, space);
+        true
+    }
+
+    /// All that are to come have: the socket is closed, and maps are needed no more.
+    pub(super) fn complete(&mut self) {
+        let uffd = self.spaces.get(&0).map_or(-1, Space::number);
+        self.journal.set_state(State::Active { uffd });
         self.drop_socket();
     }
 
@@ -376,10 +406,10 @@ impl Child {
         self.counters = replay.counters;
         if let State::Waiting { socket } = replay.state {
             self.socket = take_over(socket).ok().map(ManuallyDrop::new);
-            return;
         }
-        let Replayed { spaces, next_space } = replay::spaces_of(replay, std::mem::take(&mut self.map));
+        let Replayed { spaces, next_space } = replay::spaces_of(replay, &self.maps);
         self.next_space = next_space;
+        self.missed -= self.missed.min(spaces.range(..self.missed).count() as SpaceNumber);
         for (number, (uffd, map)) in spaces {
             match Userfaultfd::from_number(uffd) {
                 Ok(uffd) => {

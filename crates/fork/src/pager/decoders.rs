@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use farfork_wire::descriptor::Mapping;
 use farfork_wire::{Descriptor, Token};
 
 use super::journal::{self, Journal};
@@ -39,7 +40,11 @@ pub fn plan(bytes: &[u8]) -> Result<MemoryPlan, String> {
 
 /// The plan for a child of a valid descriptor, all of whose memory is registered.
 pub fn plan_of(descriptor: &Descriptor) -> MemoryPlan {
-    let registered: Vec<_> = descriptor.mappings.iter().map(|mapping| mapping.start..mapping.end).collect();
+    let whole =
+        |mappings: &[Mapping]| -> Vec<_> { mappings.iter().map(|mapping| mapping.start..mapping.end).collect() };
+    let maps = std::iter::once(&descriptor.mappings).chain(descriptor.members.iter().map(|member| &member.mappings));
+    let registered: Vec<_> = maps.map(|mappings| whole(mappings)).collect();
+    let registered: Vec<_> = registered.iter().map(|ranges| &ranges[..]).collect();
     let source = |number: usize| Source {
         seed: format!("n1.s{number:016x}").parse().expect("an id"),
         token: Token::from_bytes([7; 16]),
@@ -56,7 +61,7 @@ pub fn plan_of(descriptor: &Descriptor) -> MemoryPlan {
 /// The file cannot be written.
 pub fn count_spaces(child_dir: &Path, snapshot: &[u8], behind_magic: &[u8]) -> io::Result<Option<usize>> {
     fs::write(child_dir.join(journal::JOURNAL_FILE), journal::file_of(snapshot, behind_magic))?;
-    let replayed = Journal::open(child_dir).ok().map(|(_, replay)| spaces_of(replay, PageMap::default()));
+    let replayed = Journal::open(child_dir).ok().map(|(_, replay)| spaces_of(replay, &[PageMap::default()]));
     Ok(replayed.map(|replayed| replayed.spaces.len()))
 }
 

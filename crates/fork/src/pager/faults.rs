@@ -26,35 +26,70 @@ use super::watch::Source;
 const CONNECTION_FULL_PAUSE: Duration = Duration::from_millis(1);
 
 impl Server<'_> {
-    /// Receives a child's userfaultfd.
+    /// Receives the userfaultfds of a child's own processes, as many as have come.
     pub(super) fn welcome(&mut self, key: u64) {
-        let Some(served) = self.children.get_mut(&key) else { return };
-        let child = &mut served.child;
-        let Some(socket) = &child.socket else { return };
-        // Looked at, not taken: until it is in the journal, the message in the socket holds a copy for a successor.
-        let mut sender = None;
-        let arrived = fdpass::peek_with_sender(socket.as_fd(), &mut [0; 16], 1);
-        let uffd = match arrived {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            Ok((_, mut fds, pid)) if fds.len() == 1 => {
-                sender = pid;
-                fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd)
-            }
-            Ok(_) => Err(io::Error::other("the socket was closed before one arrived")),
-            Err(error) => Err(error),
-        };
-        match uffd {
-            Ok(uffd) => {
-                self.watch.remove(Source::Socket(key), &**socket);
-                child.activate(uffd, sender);
-                self.listen(key, 0);
-                self.queue_recalled(key);
-            }
-            Err(error) => {
-                tracing::warn!("child {} is forgotten: no userfaultfd of it: {error}", child.id);
-                self.forget(key);
+        loop {
+            let Some(served) = self.children.get_mut(&key) else { return };
+            let child = &mut served.child;
+            let Some(socket) = &child.socket else { return };
+            // Looked at, not taken: until it is in the journal, the message in the socket holds a copy for a successor.
+            let mut word = [0; 16];
+            let mut sender = None;
+            let arrived = fdpass::peek_with_sender(socket.as_fd(), &mut word, 1);
+            let uffd = match arrived {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Ok((_, mut fds, pid)) if fds.len() == 1 => {
+                    sender = pid;
+                    fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd)
+                }
+                // Of a tree's process without memory that is to be served.
+                Ok((1.., ..)) if child.own_spaces() > 1 => {
+                    let _ = fdpass::receive(socket.as_fd(), &mut word, 1);
+                    if child.miss_one() {
+                        return self.all_are_welcome(key);
+                    }
+                    continue;
+                }
+                // An earlier pager may have heard of such.
+                Ok((0, ..)) if !child.spaces.is_empty() => return self.all_are_welcome(key),
+                Ok(_) => Err(io::Error::other("the socket was closed before one arrived")),
+                Err(error) => Err(error),
+            };
+            match uffd {
+                Ok(uffd) if child.own_spaces() == 1 => {
+                    child.activate(0, uffd, sender);
+                    self.all_are_welcome(key);
+                    return self.listen(key, 0);
+                }
+                Ok(uffd) => {
+                    let number = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
+                    let is_new = child.activate(number, uffd, sender);
+                    // What is in the journal needs no copy in the socket.
+                    let _ = child.socket.as_ref().map(|socket| fdpass::receive(socket.as_fd(), &mut word, 1));
+                    let are_all = is_new && child.miss_one();
+                    if is_new {
+                        self.listen(key, number);
+                    }
+                    if are_all {
+                        return self.all_are_welcome(key);
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!("child {} is forgotten: no userfaultfd of it: {error}", child.id);
+                    return self.forget(key);
+                }
             }
         }
+    }
+
+    /// Nothing more is expected on a child's socket.
+    fn all_are_welcome(&mut self, key: u64) {
+        let Some(served) = self.children.get_mut(&key) else { return };
+        if let Some(socket) = &served.child.socket {
+            self.watch.remove(Source::Socket(key), &**socket);
+        }
+        served.child.complete();
+        self.queue_recalled(key);
     }
 
     /// Reads what a space has to say, and answers.

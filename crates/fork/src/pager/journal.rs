@@ -18,6 +18,7 @@
 //!
 //!  record   0x01 0 0 0 space u32 0 …      the messages that follow were read from this space's userfaultfd
 //!           0x02 0 0 0 space u32 0 …      this space is gone
+//!           0x03 0 0 0 space u32 fd u64   this space of the child's own has the userfaultfd of this number, where it has several
 //!           0x12 … 0x16                   a message, as the kernel wrote it (farfork_sys::userfaultfd)
 //! ```
 //!
@@ -65,6 +66,7 @@ const SPACES_MAX: SpaceNumber = 1 << 31;
 
 const BATCH: u8 = 0x01;
 const CLOSED: u8 = 0x02;
+const ARRIVED: u8 = 0x03;
 
 /// A space's number: an address space among those of one child, the child's own first.
 pub(super) type SpaceNumber = u32;
@@ -72,7 +74,7 @@ pub(super) type SpaceNumber = u32;
 /// How far a child has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// Its userfaultfd is expected on this socket.
+    /// Its userfaultfd, or the rest of several, is expected on this socket.
     Waiting {
         /// The socket.
         socket: RawFd,
@@ -91,6 +93,8 @@ pub(super) enum Record {
     Message(SpaceNumber, Message),
     /// A space is gone.
     Closed(SpaceNumber),
+    /// The userfaultfd of one of the child's own spaces came, and has this number.
+    Arrived(SpaceNumber, RawFd),
 }
 
 /// All address spaces of a child at one moment.
@@ -130,7 +134,8 @@ impl Replay {
     /// Whether the child itself had begun and, as far as was noted, not ended.
     pub(super) fn is_running(&self) -> bool {
         let knew = |snapshot: &Snapshot| snapshot.spaces.iter().any(|space| space.number == 0);
-        matches!(self.state, State::Active { .. })
+        let has_begun = |record: &Record| matches!(record, Record::Arrived(0, _));
+        (matches!(self.state, State::Active { .. }) || self.records.iter().any(has_begun))
             && self.snapshot.as_ref().is_none_or(knew)
             && !self.records.contains(&Record::Closed(0))
     }
@@ -247,6 +252,16 @@ impl Journal {
         }
     }
 
+    /// Notes that a space of the child's own has a userfaultfd. There are fewer of these than records.
+    pub(super) fn open_space(&mut self, space: SpaceNumber, uffd: RawFd) {
+        if self.end < RECORDS {
+            // The kind last: until it stands there, nothing does.
+            self.mapping.store_u64(record_at(self.end) + 8, u64::from(uffd as u32));
+            self.mapping.store(record_at(self.end), &mark(ARRIVED, space));
+            self.end += 1;
+        }
+    }
+
     /// Clears records, the last first, so that at no moment anything stands behind the end.
     fn clear(&mut self, first: usize, end: usize) {
         for index in (first..end).rev() {
@@ -357,6 +372,10 @@ fn read_records(mapping: &SharedMapping) -> (Vec<Record>, usize) {
             0 => return (records, index),
             BATCH => space = number,
             CLOSED => records.push(Record::Closed(number)),
+            ARRIVED => {
+                let uffd = mapping.load_u64(record_at(index) + 8);
+                records.push(Record::Arrived(number, uffd as RawFd));
+            }
             _ => records.extend(
                 Message::parse(&bytes)
                     .filter(|message| !matches!(message, Message::Fault { .. }))

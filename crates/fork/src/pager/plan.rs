@@ -5,18 +5,19 @@
 //!  pager.plan, mode 0600: it holds the seeds' tokens
 //!  0            8
 //!  ┌────────────┬──────────────────────┐
-//!  │ FFPLAN3\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
+//!  │ FFPLAN4\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
 //!  └────────────┴──────────────────────┘
 //! ```
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
+use std::iter;
 use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Backing, Descriptor, Extent, ExtentId, USER_SPACE_END};
+use farfork_wire::descriptor::{Backing, Descriptor, Extent, ExtentId, Mapping, PROCESSES_MAX, USER_SPACE_END};
 use serde::{Deserialize, Serialize};
 
 use super::origin::{Origin, PlannedExtent, PlannedRun, SOURCES_MAX, Source};
@@ -32,15 +33,18 @@ const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u6
 /// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
 const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
-pub(super) const MAGIC: &[u8; 8] = b"FFPLAN3\n";
+pub(super) const MAGIC: &[u8; 8] = b"FFPLAN4\n";
 
 /// What a child's pages come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPlan {
     /// The seeds that they come from: the child's own first, then those that it inherits from.
     pub sources: Vec<Source>,
-    /// Which addresses show which pages, ascending. Registered memory outside of them reads as zeroes.
+    /// Which addresses of the child's first process show which pages, ascending. Registered memory outside of them reads
+    /// as zeroes.
     pub segments: Vec<Segment>,
+    /// The same of each process beside the first.
+    pub members: Vec<Vec<Segment>>,
     /// The pages that hold data, by extent, ascending.
     pub extents: Vec<PlannedExtent>,
     /// How the child's pages are fetched.
@@ -77,32 +81,25 @@ pub enum PlanError {
 }
 
 impl MemoryPlan {
-    /// The plan for a child made of `descriptor`, which is valid, and in which these ranges of addresses (ascending)
-    /// are registered with userfaultfd. `sources`: its seed, and behind it one for each layer of the descriptor.
+    /// The plan for a child made of `descriptor`, which is valid, and in each of whose processes these ranges of addresses
+    /// (ascending) are registered with userfaultfd. `sources`: its seed, and behind it one for each layer of the descriptor.
     pub fn from_descriptor(
         descriptor: &Descriptor,
         sources: Vec<Source>,
-        registered: &[Range<u64>],
+        registered: &[&[Range<u64>]],
         strategy: Strategy,
     ) -> Self {
-        let mut segments = Vec::new();
-        for mapping in &descriptor.mappings {
-            let (Backing::Anonymous { extent: Some(extent) } | Backing::PrivateFile { extent, .. }) = mapping.backing
-            else {
-                continue;
-            };
-            let behind = registered.partition_point(|range| range.end <= mapping.start);
-            for range in registered[behind..].iter().take_while(|range| range.start < mapping.end) {
-                let (start, end) = (range.start.max(mapping.start), range.end.min(mapping.end));
-                segments.push(Segment { start, end, extent, first_page: (start - mapping.start) / PAGE_SIZE });
-            }
-        }
-        let mut ids: Vec<ExtentId> = segments.iter().map(|segment| segment.extent).collect();
+        let maps = iter::once(&descriptor.mappings).chain(descriptor.members.iter().map(|member| &member.mappings));
+        let mut spaces = maps.zip(registered).map(|(mappings, registered)| segments(mappings, registered));
+        let segments = spaces.next().unwrap_or_default();
+        let members: Vec<Vec<Segment>> = spaces.collect();
+        let all = segments.iter().chain(members.iter().flatten());
+        let mut ids: Vec<ExtentId> = all.map(|segment| segment.extent).collect();
         ids.sort_unstable();
         ids.dedup();
         let populated = |id: ExtentId| populated(id, &descriptor.extents[id.0 as usize]);
         let extents = ids.into_iter().map(|id| PlannedExtent { id, populated: populated(id) }).collect();
-        Self { sources, segments, extents, strategy }
+        Self { sources, segments, members, extents, strategy }
     }
 
     /// Memory that holds data and that the child sees, in bytes: what there is to fetch.
@@ -113,7 +110,7 @@ impl MemoryPlan {
             let runs = extent.into_iter().flat_map(|extent| &extent.populated);
             runs.map(|run| (run.first + run.count).min(last).saturating_sub(run.first.max(first))).sum::<u64>()
         };
-        self.segments.iter().map(pages_of).sum::<u64>() * PAGE_SIZE
+        self.segments.iter().chain(self.members.iter().flatten()).map(pages_of).sum::<u64>() * PAGE_SIZE
     }
 
     /// Writes the plan into the child's directory, whole or not at all.
@@ -166,6 +163,10 @@ impl MemoryPlan {
 
     fn check(&self) -> Result<(), String> {
         check_segments(&self.segments)?;
+        self.members.iter().try_for_each(|segments| check_segments(segments))?;
+        if self.members.len() >= PROCESSES_MAX {
+            return Err(format!("it has {} processes beside the first", self.members.len()));
+        }
         if !self.extents.windows(2).all(|pair| pair[0].id < pair[1].id) {
             return Err("its extents are out of order".into());
         }
@@ -180,6 +181,23 @@ impl MemoryPlan {
         }
         Ok(())
     }
+}
+
+/// Which addresses of mappings show which pages, as far as they are registered.
+fn segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<Segment> {
+    let mut segments = Vec::new();
+    for mapping in mappings {
+        let (Backing::Anonymous { extent: Some(extent) } | Backing::PrivateFile { extent, .. }) = mapping.backing
+        else {
+            continue;
+        };
+        let behind = registered.partition_point(|range| range.end <= mapping.start);
+        for range in registered[behind..].iter().take_while(|range| range.start < mapping.end) {
+            let (start, end) = (range.start.max(mapping.start), range.end.min(mapping.end));
+            segments.push(Segment { start, end, extent, first_page: (start - mapping.start) / PAGE_SIZE });
+        }
+    }
+    segments
 }
 
 /// All pages of an extent that hold data: those that the seed's own owner has, and those that it inherits.
@@ -233,6 +251,7 @@ mod tests {
         MemoryPlan {
             sources: vec![source("n2.s01f3a96c5d217e84", 7002), source("n1.s00f3a96c5d217e84", 7001)],
             segments: vec![segment(0x10000, 4, 3, 0), segment(0x20000, 2, 0, 5)],
+            members: vec![vec![segment(0x10000, 1, 0, 0)]],
             extents: vec![
                 PlannedExtent { id: ExtentId(0), populated: vec![] },
                 PlannedExtent { id: ExtentId(3), populated: vec![inherited] },
@@ -257,6 +276,9 @@ mod tests {
         assert!(matches!(MemoryPlan::read(dir.path()), Err(PlanError::Read { .. })));
         let mut overlapping = plan();
         overlapping.segments[1].start = 0x13000;
+        let mut overlapping_later = plan();
+        let twice = overlapping_later.members[0][0];
+        overlapping_later.members[0].push(twice);
         let mut unordered = plan();
         unordered.extents.reverse();
         let mut empty_run = plan();
@@ -270,7 +292,9 @@ mod tests {
         let mut without_source = plan();
         without_source.sources.clear();
         without_source.extents.clear();
-        for wrong in [overlapping, unordered, empty_run, too_many, from_nowhere, from_beyond, without_source] {
+        for wrong in
+            [overlapping, overlapping_later, unordered, empty_run, too_many, from_nowhere, from_beyond, without_source]
+        {
             wrong.write(dir.path()).unwrap();
             assert!(matches!(MemoryPlan::read(dir.path()), Err(PlanError::Invalid { .. })));
         }

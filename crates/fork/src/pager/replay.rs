@@ -21,15 +21,18 @@ pub(super) struct Replayed {
     pub(super) next_space: SpaceNumber,
 }
 
-/// The spaces of a child with this plan. One whose userfaultfd has not arrived has none.
-pub(super) fn spaces_of(replay: Replay, plan: PageMap) -> Replayed {
-    let mut replayed = match (replay.snapshot, replay.state) {
-        (Some(snapshot), _) => from_snapshot(snapshot),
-        (None, State::Active { uffd }) => Replayed { spaces: [(0, (uffd, plan))].into(), next_space: 1 },
-        (None, State::Waiting { .. }) => Replayed { spaces: Spaces::new(), next_space: 0 },
+/// The spaces of a child with this plan, a map for each of its processes. One whose userfaultfd has not arrived has none.
+pub(super) fn spaces_of(replay: Replay, plan: &[PageMap]) -> Replayed {
+    let mut replayed = match (replay.snapshot, replay.state, plan) {
+        (Some(snapshot), ..) => from_snapshot(snapshot),
+        (None, State::Active { uffd }, [only]) => {
+            Replayed { spaces: [(0, (uffd, only.clone()))].into(), next_space: 1 }
+        }
+        // Of several each has a record.
+        (None, ..) => Replayed { spaces: Spaces::new(), next_space: plan.len() as SpaceNumber },
     };
     for record in replay.records {
-        replayed.follow(record);
+        replayed.follow(record, plan);
     }
     replayed
 }
@@ -40,8 +43,13 @@ fn from_snapshot(snapshot: Snapshot) -> Replayed {
 }
 
 impl Replayed {
-    fn follow(&mut self, record: Record) {
+    fn follow(&mut self, record: Record, plan: &[PageMap]) {
         match record {
+            Record::Arrived(space, uffd) => {
+                if let Some(map) = plan.get(space as usize) {
+                    self.spaces.insert(space, (uffd, map.clone()));
+                }
+            }
             Record::Closed(space) => drop(self.spaces.remove(&space)),
             Record::Message(parent, Message::Fork { number }) => {
                 if let Some((_, map)) = self.spaces.get(&parent) {
@@ -75,7 +83,7 @@ mod tests {
 
     fn replayed(snapshot: Option<Snapshot>, records: Vec<Record>) -> Vec<(SpaceNumber, RawFd, u64)> {
         let (state, counters) = (State::Active { uffd: 40 }, PagerCounters::default());
-        let replayed = spaces_of(Replay { state, counters, snapshot, records }, map());
+        let replayed = spaces_of(Replay { state, counters, snapshot, records }, &[map()]);
         let pages = |map: &PageMap| map.segments().map(Segment::pages).sum();
         replayed.spaces.iter().map(|(number, (uffd, map))| (*number, *uffd, pages(map))).collect()
     }
@@ -85,6 +93,21 @@ mod tests {
         let fork = |number| Record::Message(0, Message::Fork { number });
         let records = vec![fork(41), Record::Message(0, UNMAP), fork(42), Record::Closed(0), Record::Message(1, UNMAP)];
         assert_eq!(replayed(None, records), [(1, 41, 3), (2, 42, 3)]);
+    }
+
+    #[test]
+    fn processes_have_spaces_as_they_arrive() {
+        let records =
+            vec![Record::Arrived(2, 62), Record::Message(2, UNMAP), Record::Arrived(0, 60), Record::Arrived(9, 1)];
+        let replay = |state| {
+            let (counters, snapshot) = (PagerCounters::default(), None);
+            spaces_of(Replay { state, counters, snapshot, records: records.clone() }, &[map(), map(), map()])
+        };
+        for state in [State::Waiting { socket: 7 }, State::Active { uffd: 60 }] {
+            let replayed = replay(state);
+            let numbers: Vec<_> = replayed.spaces.iter().map(|(number, (uffd, _))| (*number, *uffd)).collect();
+            assert_eq!((numbers, replayed.next_space), (vec![(0, 60), (2, 62)], 3));
+        }
     }
 
     #[test]

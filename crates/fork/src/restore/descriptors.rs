@@ -9,8 +9,11 @@ use rustix::fs::OFlags;
 
 use super::RestoreError;
 use super::calls::{Made, O_ASYNC};
-use super::layout::{DESCRIPTOR_EPOLL, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED, DESCRIPTOR_SAME, PlanDescriptor, PlanEpoll};
+use super::layout::{
+    DESCRIPTOR_EPOLL, DESCRIPTOR_OPEN, DESCRIPTOR_PASSED, DESCRIPTOR_SAME, DESCRIPTOR_TAKEN, PlanDescriptor, PlanEpoll,
+};
 use super::objects::Objects;
+use super::tree::Place;
 use super::writer::PlanWriter;
 
 /// Flags that belong to the act of opening, not to the open file; and O_ASYNC, which open(2) only pretends to set.
@@ -26,7 +29,7 @@ pub const PAYLOAD_FD: u32 = 1000;
 /// Descriptors ascending, and the registrations of epolls.
 pub(super) fn tables(
     descriptor: &Descriptor,
-    (objects, made): (&Objects, &Made),
+    (objects, made, place): (&Objects, &Made, &Place<'_>),
     payload: Option<&Path>,
     writer: &mut PlanWriter,
 ) -> Result<(Vec<PlanDescriptor>, Vec<PlanEpoll>), RestoreError> {
@@ -44,6 +47,12 @@ pub(super) fn tables(
         };
         if let Some(first) = first_of.get(&entry.open_file) {
             planned.source = *first;
+        } else if let Some((pid, number)) =
+            place.taken_from(entry.open_file).filter(|_| objects.of_open_file(entry.open_file).is_none())
+        {
+            planned.kind = DESCRIPTOR_TAKEN;
+            planned.source = pid;
+            planned.flags = number;
         } else {
             first_of.insert(entry.open_file, entry.number);
             let file = &descriptor.open_files[entry.open_file as usize];
@@ -123,7 +132,7 @@ fn fill(
         | OpenFile::TimerFd { .. }
         | OpenFile::SignalFd { .. }
         | OpenFile::Inotify { .. }
-        | OpenFile::OwnPid { .. }
+        | OpenFile::Process { .. }
         | OpenFile::Terminal { .. }
         | OpenFile::Socket(_)
         | OpenFile::Standard(_) => return Err(RestoreError::NotMade { number: planned.number }),

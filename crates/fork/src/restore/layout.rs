@@ -23,6 +23,16 @@ pub(super) const THREAD_STACK_BYTES: u64 = 4096;
 
 pub(super) const PLAN_PAUSED: u32 = 1;
 pub(super) const PLAN_SESSION_LEADER: u32 = 2;
+pub(super) const PLAN_GROUP_LEADER: u32 = 4;
+pub(super) const PLAN_STOPPED: u32 = 8;
+pub(super) const PLAN_SUBREAPER: u32 = 16;
+
+pub(super) const KIN_ZOMBIE: u32 = 1;
+pub(super) const KIN_AFTER_SESSION: u32 = 2;
+pub(super) const KIN_SESSION_LEADER: u32 = 4;
+pub(super) const KIN_GROUP_LEADER: u32 = 8;
+pub(super) const KIN_STOPPED: u32 = 16;
+pub(super) const KIN_UNHEARD: u32 = 32;
 
 pub(super) const MAPPING_ANONYMOUS: u8 = 0;
 pub(super) const MAPPING_FILE: u8 = 1;
@@ -44,6 +54,7 @@ pub(super) const DESCRIPTOR_OPEN: u32 = 0;
 pub(super) const DESCRIPTOR_PASSED: u32 = 1;
 pub(super) const DESCRIPTOR_SAME: u32 = 2;
 pub(super) const DESCRIPTOR_EPOLL: u32 = 3;
+pub(super) const DESCRIPTOR_TAKEN: u32 = 4;
 
 pub(super) const CREDENTIALS_AS_THEY_ARE: u32 = u32::MAX;
 
@@ -183,6 +194,16 @@ structures! {
         pending: Span,
         name: [u8; 16],
     }
+    struct PlanKin {
+        plan_at: u64,
+        pid: u32,
+        exit_signal: u32,
+        flags: u32,
+        status: u32,
+        group: u32,
+        name: [u8; 16],
+        reserved: u32,
+    }
     struct PlanHeader {
         magic: u64,
         plan_bytes: u64,
@@ -195,6 +216,11 @@ structures! {
         leader_stack_offset: u64,
         parking_offset: u64,
         scratch_offset: u64,
+        gate_offset: u64,
+        process: u32,
+        process_count: u32,
+        group: u32,
+        gate: u32,
         flags: u32,
         fd_base: u32,
         umask: u32,
@@ -221,6 +247,7 @@ structures! {
         calls_at_last: Span,
         mm: [u64; 11],
         auxv: Span,
+        kin: Span,
     }
     /// What the daemon asks of a stub.
     struct StubRequest {
@@ -243,6 +270,8 @@ pub(super) struct Report {
     pub(super) error: i32,
     pub(super) step: u32,
     pub(super) detail: u32,
+    pub(super) process: u32,
+    pub(super) reserved: u32,
     pub(super) realtime_ns: u64,
     pub(super) marks_ns: [u64; MARK_COUNT],
 }
@@ -267,6 +296,7 @@ const _: () = {
     assert!(size_of::<PlanCredentials>() == c::CREDENTIALS_BYTES);
     assert!(size_of::<PlanThread>() == c::THREAD_BYTES);
     assert!(size_of::<PlanCall>() == c::CALL_BYTES);
+    assert!(size_of::<PlanKin>() == c::KIN_BYTES);
     assert!(size_of::<StubRequest>() == c::REQUEST_BYTES);
     assert!(size_of::<Report>() == c::REPORT_BYTES);
     assert!(offset_of!(PlanHeader, flags) == c::PLAN_FLAGS);
@@ -280,6 +310,9 @@ const _: () = {
     assert!(offset_of!(PlanCall, step) == c::CALL_STEP);
     assert!(offset_of!(PlanHeader, calls_at_last) == c::PLAN_CALLS);
     assert!(offset_of!(PlanMapping, flags) == c::MAPPING_FLAGS);
+    assert!(offset_of!(PlanHeader, kin) == c::PLAN_KIN);
+    assert!(offset_of!(PlanKin, name) == c::KIN_NAME);
+    assert!(offset_of!(Report, process) == c::REPORT_PROCESS);
     assert!(offset_of!(Report, realtime_ns) == c::REPORT_REALTIME);
     assert!(offset_of!(Report, marks_ns) == c::REPORT_MARKS);
     assert!(MARK_COUNT == c::MARK_COUNT);

@@ -30,6 +30,7 @@ mod region;
 mod report;
 mod stub;
 mod stub_map;
+mod tree;
 mod writer;
 
 use std::io;

@@ -37,6 +37,8 @@ pub(super) struct Objects {
     fds: Vec<OwnedFd>,
     by_open_file: HashMap<u32, u32>,
     shared: Vec<u32>,
+    /// A page that all processes of a tree map.
+    gate: Option<u32>,
     views: Views,
 }
 
@@ -50,7 +52,14 @@ impl Objects {
         mut caller: Option<OwnedFd>,
         views: Views,
     ) -> Result<Self, RestoreError> {
-        let mut objects = Self { fds: Vec::new(), by_open_file: HashMap::new(), shared: Vec::new(), views };
+        let (fds, by_open_file, shared_at) = (Vec::new(), HashMap::new(), Vec::new());
+        let mut objects = Self { fds, by_open_file, shared: shared_at, gate: None, views };
+        if !descriptor.members.is_empty() {
+            let made = farfork_sys::memfd::create("farfork-gate", false);
+            let gate = made.and_then(|gate| gate.set_len(farfork_wire::PAGE_SIZE).map(|()| gate));
+            let gate = gate.map_err(|e| RestoreError::object("the gate of its processes", e))?;
+            objects.gate = Some(objects.add(gate.into()));
+        }
         let input = objects.add(streams.input);
         let output = objects.add(streams.output);
         let error = objects.add(streams.error);
@@ -91,7 +100,7 @@ impl Objects {
                 | OpenFile::TimerFd { .. }
                 | OpenFile::SignalFd { .. }
                 | OpenFile::Inotify { .. }
-                | OpenFile::OwnPid { .. }
+                | OpenFile::Process { .. }
                 | OpenFile::Terminal { .. }
                 | OpenFile::Socket(_) => continue,
             };
@@ -125,6 +134,11 @@ impl Objects {
     /// Where the object of an open file stands among the passed descriptors; `None` for what the restorer opens.
     pub(super) fn of_open_file(&self, index: u32) -> Option<u32> {
         self.by_open_file.get(&index).copied()
+    }
+
+    /// Where the gate of a tree stands.
+    pub(super) fn gate(&self) -> Option<u32> {
+        self.gate
     }
 
     /// Where a shared object stands.

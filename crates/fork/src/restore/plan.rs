@@ -1,5 +1,6 @@
 //! Compiles a descriptor into a restore plan: flat tables, all addresses checked, for one container on one node.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
@@ -9,17 +10,18 @@ use farfork_wire::descriptor::{Credentials, Descriptor, PendingSignal, Thread};
 use zerocopy::IntoBytes;
 
 use super::address_space::AddressSpace;
-use super::calls::Calls;
+use super::calls::{Calls, Made};
 use super::descriptors::{self, PAYLOAD_FD};
 use super::filters;
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
-    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_MAGIC, PLAN_PAUSED, PLAN_SESSION_LEADER, PlanAction, PlanCredentials,
-    PlanEager, PlanHeader, PlanLimit, PlanThread, SIGINFO_BYTES, Span,
+    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_MAGIC, PLAN_PAUSED, PlanAction, PlanCredentials, PlanEager,
+    PlanHeader, PlanLimit, PlanThread, SIGINFO_BYTES, Span,
 };
 use super::objects::Objects;
 use super::region::Region;
 use super::stub_map::StubMap;
+use super::tree::Place;
 use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
 
@@ -33,6 +35,10 @@ pub(super) struct Plan {
     pub(super) bytes: Vec<u8>,
     /// The addresses that the child registers with userfaultfd; empty when there is nothing to page.
     pub(super) registered: Vec<Range<u64>>,
+    /// Where it says whom it forks.
+    pub(super) kin: Span,
+    /// Where open files stand that it makes by calls, as descriptors for others to take.
+    pub(super) made: HashMap<u32, u32>,
 }
 
 /// What a child shall have beyond what its seed says.
@@ -56,6 +62,8 @@ struct Tables {
     descriptors: Span,
     epolls: Span,
     calls: Calls,
+    made: Made,
+    kin: Span,
     actions: Span,
     limits: Span,
     credentials: Span,
@@ -66,17 +74,17 @@ struct Tables {
     cwd: u32,
 }
 
-/// Compiles the plan of `descriptor` for the stub whose map is `stub`.
+/// Compiles the plan of `descriptor`, a process at its `place` in a tree, for the stub whose map is `stub`.
 pub(super) fn compile(
     descriptor: &Descriptor,
     node: &LocalNode,
     stub: &StubMap,
     objects: &Objects,
-    wishes: &Wishes<'_>,
+    (wishes, place): (&Wishes<'_>, &Place<'_>),
 ) -> Result<Plan, RestoreError> {
     let mut writer = PlanWriter::new();
     let (credentials, credential_index) = credential_table(descriptor, node);
-    let tables = write_tables(descriptor, node, stub, objects, &credentials, wishes, &mut writer)?;
+    let tables = write_tables(descriptor, node, stub, objects, &credentials, (wishes, place), &mut writer)?;
     let mut threads = thread_table(descriptor, &credential_index, &mut writer)?;
 
     let frame_bytes = frame::frame_bytes(descriptor.threads.iter().map(|t| t.xstate.len()).max().unwrap_or(0));
@@ -85,8 +93,14 @@ pub(super) fn compile(
     let frames_bytes = frame_bytes * threads.len() as u64;
     let frames = writer.append(&vec![0; (frames_bytes + filter_bytes.next_multiple_of(PAGE_SIZE)) as usize])?;
     let parking = tables.space.specials.iter().map(|special| special.bytes).sum();
-    let region = Region::lay_out(threads.len() as u64, (frame_bytes, filter_bytes), writer.len(), parking)
-        .place(&occupied(descriptor, stub))?;
+    let region = Region::lay_out(
+        threads.len() as u64,
+        (frame_bytes, filter_bytes),
+        writer.len(),
+        parking,
+        objects.gate().is_some(),
+    )
+    .place(&occupied(descriptor, stub))?;
 
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
         planned.frame = region.frame(index);
@@ -98,9 +112,11 @@ pub(super) fn compile(
     writer.put(frames + frames_bytes as u32, &filters);
     threads.iter_mut().zip(lists).for_each(|(thread, list)| thread.filters = list);
     writer.put(threads_span.offset, threads.as_bytes());
-    let header = header(descriptor, &tables, &region, threads_span, frames, writer.len(), wishes.paused);
+    let (process, paused) = (Here { place, gate: objects.gate() }, wishes.paused);
+    let header = header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (paused, process));
     let registered = tables.space.registered.iter().map(|range| range.start..range.start + range.bytes).collect();
-    Ok(Plan { bytes: writer.finish(&header), registered })
+    let made = tables.made.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
+    Ok(Plan { bytes: writer.finish(&header), registered, kin: tables.kin, made })
 }
 
 fn occupied(descriptor: &Descriptor, stub: &StubMap) -> Vec<(u64, u64)> {
@@ -114,7 +130,7 @@ fn write_tables(
     stub: &StubMap,
     objects: &Objects,
     credentials: &[Credentials],
-    wishes: &Wishes<'_>,
+    (wishes, place): (&Wishes<'_>, &Place<'_>),
     writer: &mut PlanWriter,
 ) -> Result<Tables, RestoreError> {
     let process = &descriptor.process;
@@ -122,8 +138,9 @@ fn write_tables(
     let space = AddressSpace::plan(descriptor, &is_here, objects, stub, writer)?;
     let fd_base = fd_base(descriptor, wishes.payload);
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
-    let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, writer)?;
-    let (planned_descriptors, epolls) = descriptors::tables(descriptor, (objects, &made), wishes.payload, writer)?;
+    let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, place.number == 0, writer)?;
+    let files = (objects, &made, place);
+    let (planned_descriptors, epolls) = descriptors::tables(descriptor, files, wishes.payload, writer)?;
     let eager = eager_table(descriptor, writer)?;
     let actions: Vec<PlanAction> = process
         .signal_actions
@@ -156,7 +173,9 @@ fn write_tables(
         credentials: writer.table(&credentials)?,
         pending: pending_table(&process.pending_signals, writer)?,
         auxv: writer.table(&process.mm.auxv)?,
+        kin: writer.table(&place.kin())?,
         calls,
+        made,
         fd_base,
         exe: writer.text(&process.exe)?,
         cwd: writer.text(&process.cwd)?,
@@ -266,14 +285,19 @@ fn thread_table(
     descriptor.threads.iter().zip(credential_index).map(planned).collect()
 }
 
+/// Where a process stands.
+struct Here<'a> {
+    place: &'a Place<'a>,
+    gate: Option<u32>,
+}
+
 fn header(
     descriptor: &Descriptor,
     tables: &Tables,
     region: &Region,
-    threads: Span,
-    frames: u32,
+    (threads, frames): (Span, u32),
     plan_bytes: u64,
-    paused: bool,
+    (paused, Here { place, gate }): (bool, Here<'_>),
 ) -> PlanHeader {
     let process = &descriptor.process;
     let mm = &process.mm;
@@ -289,8 +313,12 @@ fn header(
         leader_stack_offset: region.leader_stack,
         parking_offset: region.parking,
         scratch_offset: region.scratch,
-        // The parent's session and group are not in the container: the child leads its own.
-        flags: PLAN_SESSION_LEADER | if paused { PLAN_PAUSED } else { 0 },
+        gate_offset: region.gate,
+        process: place.number,
+        process_count: place.count(),
+        group: place.group(),
+        gate: gate.unwrap_or(0),
+        flags: place.flags() | if paused { PLAN_PAUSED } else { 0 },
         fd_base: tables.fd_base,
         umask: process.umask,
         personality: process.personality,
@@ -328,5 +356,6 @@ fn header(
             mm.env_end,
         ],
         auxv: tables.auxv,
+        kin: tables.kin,
     }
 }

@@ -14,11 +14,12 @@ use farfork_wire::descriptor::{Backing, OpenFile};
 use super::clocks;
 use super::kernels;
 use super::objects::{Objects, StandardStreams, Views};
-use super::plan::{self, Plan, Wishes};
+use super::plan::Wishes;
 use super::processor;
 use super::report;
 use super::stub::{self, Request};
 use super::stub_map::StubMap;
+use super::tree::{self, Plans};
 use super::{LocalNode, RestoreError};
 use crate::phase;
 
@@ -50,7 +51,7 @@ pub struct ChildPlan<'a> {
 pub struct Prepared<'a> {
     descriptor: &'a Descriptor,
     control: BorrowedFd<'a>,
-    plan: Plan,
+    plans: Plans,
     objects: Objects,
 }
 
@@ -77,13 +78,13 @@ impl<'a> Prepared<'a> {
         let views = Views { node: node.root.clone(), container: format!("/proc/{stub_pid}/root").into() };
         let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller, views))?;
         let wishes = Wishes { payload, paused };
-        let plan = phase!("resume.plan", plan::compile(descriptor, node, &stub, &objects, &wishes))?;
-        Ok(Self { descriptor, control, plan, objects })
+        let plans = phase!("resume.plan", tree::compile(descriptor, node, &stub, &objects, &wishes))?;
+        Ok(Self { descriptor, control, plans, objects })
     }
 
-    /// The addresses whose pages the pager must serve, ascending.
-    pub fn registered(&self) -> &[Range<u64>] {
-        &self.plan.registered
+    /// The addresses whose pages the pager must serve, ascending, of each process.
+    pub fn registered(&self) -> Vec<&[Range<u64>]> {
+        self.plans.registered.iter().map(|ranges| &ranges[..]).collect()
     }
 
     /// Begins the child and waits until it stands, at most `limit`. `pager_socket` is where its userfaultfd goes,
@@ -97,7 +98,7 @@ impl<'a> Prepared<'a> {
         status_file: BorrowedFd<'_>,
         limit: Duration,
     ) -> Result<Restored, RestoreError> {
-        let plan = stub::plan_file(&self.plan.bytes).map_err(|e| RestoreError::object("the plan", e))?;
+        let plan = stub::plan_file(&self.plans.bytes).map_err(|e| RestoreError::object("the plan", e))?;
         let request = Request {
             plan: &plan,
             pager_socket,
@@ -143,8 +144,11 @@ fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError>
         Ok(_) => Ok(()),
         Err(cause) => Err(RestoreError::MissingFile { path: path.to_owned(), cause }),
     };
-    check(&descriptor.process.exe)?;
-    check(&descriptor.process.cwd)?;
+    let others = descriptor.members.iter().map(|member| &member.process);
+    for process in std::iter::once(&descriptor.process).chain(others) {
+        check(&process.exe)?;
+        check(&process.cwd)?;
+    }
     for file in &descriptor.open_files {
         if let OpenFile::NamedPipe { path, .. } = file {
             check_pipe(path, &root.join(path.trim_start_matches('/')))?;
@@ -161,7 +165,8 @@ fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError>
             check(path)?;
         }
     }
-    for mapping in &descriptor.mappings {
+    let others = descriptor.members.iter().flat_map(|member| &member.mappings);
+    for mapping in descriptor.mappings.iter().chain(others) {
         if let Backing::SharedFile { file, .. } = mapping.backing {
             check(&descriptor.mapped_files[file as usize].path)?;
         }

@@ -23,6 +23,8 @@ pub(super) struct Region {
     pub(super) thread_stacks: u64,
     pub(super) parking: u64,
     pub(super) scratch: u64,
+    /// 0 where there is none.
+    pub(super) gate: u64,
     pub(super) bytes: u64,
 }
 
@@ -33,6 +35,7 @@ impl Region {
         (frame_bytes, filter_bytes): (u64, u64),
         plan_bytes: u64,
         parking_bytes: u64,
+        has_gate: bool,
     ) -> Self {
         let frames = CODE_BYTES_MAX;
         let filters = frames + threads * frame_bytes;
@@ -51,7 +54,8 @@ impl Region {
             thread_stacks,
             parking,
             scratch,
-            bytes: scratch + PAGE_SIZE,
+            gate: if has_gate { scratch + PAGE_SIZE } else { 0 },
+            bytes: scratch + PAGE_SIZE * (1 + u64::from(has_gate)),
         }
     }
 
@@ -94,7 +98,7 @@ mod tests {
     use super::*;
 
     fn region() -> Region {
-        Region::lay_out(3, (4096, 0), 10_000, 32_768)
+        Region::lay_out(3, (4096, 0), 10_000, 32_768, false)
     }
 
     #[test]
@@ -103,7 +107,9 @@ mod tests {
         assert_eq!(r.plan, CODE_BYTES_MAX + 3 * 4096);
         assert_eq!(r.leader_stack - r.plan, 12_288);
         assert_eq!(r.stack_top(2), r.start + r.parking);
-        assert_eq!(r.bytes, r.scratch + 4096);
+        assert_eq!((r.bytes, r.gate), (r.scratch + 4096, 0));
+        let of_tree = Region::lay_out(3, (4096, 0), 10_000, 32_768, true);
+        assert_eq!((of_tree.gate, of_tree.bytes), (r.bytes, r.bytes + 4096));
     }
 
     #[test]

@@ -81,6 +81,10 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         50 => "making a terminal",
         51 => "making a System V semaphore set or message queue",
         52 => "forbidding huge pages",
+        53 => "meeting the other processes of its tree",
+        54 => "joining a process group",
+        55 => "waiting for what has become of a child",
+        56 => "taking a file from another process",
         _ => "doing something unknown to this farfork",
     }
 }
@@ -89,11 +93,12 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
 pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> String {
     let index = detail as usize;
     match step {
-        4 => format!("pid {detail}"),
+        4 | 55 => format!("pid {detail}"),
+        54 => format!("group {detail}"),
         11 => descriptor.mapped_files.get(index).map_or_else(String::new, |file| file.path.clone()),
         18 => descriptor.process.exe.clone(),
         20 => descriptor.process.cwd.clone(),
-        21..=24 | 39..=45 | 48 | 50 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
+        21..=24 | 39..=45 | 48 | 50 | 56 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
         25 | 33 => format!("signal {detail}"),
         26 => format!("limit {detail}"),
         38 => format!("timer {detail}"),

@@ -107,9 +107,13 @@ pub(super) fn understand(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Res
 }
 
 fn failure(report: &Report, descriptor: &Descriptor) -> RestoreError {
-    RestoreError::Step {
-        step: step_in_words(report.step),
-        object: object_of(report.step, report.detail, descriptor),
-        cause: io::Error::from_raw_os_error(report.error),
-    }
+    let member = report.process.checked_sub(1).and_then(|member| descriptor.members.get(member as usize));
+    let object = match member {
+        None => object_of(report.step, report.detail, descriptor),
+        Some(member) => {
+            let object = object_of(report.step, report.detail, &descriptor.with_first(member));
+            format!("pid {}{}{object}", member.process.pid, if object.is_empty() { "" } else { ", " })
+        }
+    };
+    RestoreError::Step { step: step_in_words(report.step), object, cause: io::Error::from_raw_os_error(report.error) }
 }

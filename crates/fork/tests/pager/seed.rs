@@ -109,6 +109,7 @@ impl Seed {
         let end = AREA + self.pages * PAGE_SIZE;
         MemoryPlan {
             sources: vec![Source { seed: self.id.clone(), token: self.token, owner }],
+            members: Vec::new(),
             segments: vec![Segment { start: AREA, end, extent: EXTENT, first_page: 0 }],
             extents: vec![PlannedExtent::own(EXTENT, &populated)],
             strategy,

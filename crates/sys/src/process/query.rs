@@ -5,16 +5,48 @@ use std::mem::size_of;
 use std::ptr;
 
 /// `KCMP_FILE`: compare two open file descriptions.
-const KCMP_FILE: libc::c_long = 0;
+const KCMP_FILE: libc::c_int = 0;
 
 /// Whether descriptors `a` and `b` of process `pid` lead to one open file description.
 ///
 /// # Errors
 /// EBADF when one of them is closed; EPERM when the caller may not look.
 pub fn same_open_file(pid: i32, a: u32, b: u32) -> io::Result<bool> {
-    let pid = libc::c_long::from(pid);
+    is_one_open_file((pid, a), (pid, b))
+}
+
+/// Whether a descriptor of one process and one of another, each `(pid, number)`, lead to one open file description.
+///
+/// # Errors
+/// As [`same_open_file`].
+pub fn is_one_open_file(a: (i32, u32), b: (i32, u32)) -> io::Result<bool> {
+    are_same((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))
+}
+
+/// What clone(2) may have two processes share; the numbers are kcmp(2)'s.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Table {
+    /// The address space.
+    Memory = 1,
+    /// File descriptors.
+    Files = 2,
+    /// Root, current directory and umask.
+    FileSystem = 3,
+    /// Dispositions of signals.
+    Signals = 4,
+}
+
+/// Whether two processes share a table.
+///
+/// # Errors
+/// ESRCH when one has ended; EPERM when the caller may not look.
+pub fn share_table(a: i32, b: i32, table: Table) -> io::Result<bool> {
+    are_same((a, b), table as libc::c_int, (0, 0))
+}
+
+fn are_same((a, b): (i32, i32), what: libc::c_int, (first, second): (u64, u64)) -> io::Result<bool> {
     // SAFETY: kcmp takes numbers only.
-    let order = unsafe { libc::syscall(libc::SYS_kcmp, pid, pid, KCMP_FILE, u64::from(a), u64::from(b)) };
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, a, b, what, first, second) };
     if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order == 0) }
 }
 

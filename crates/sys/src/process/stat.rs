@@ -7,6 +7,9 @@ use super::{malformed, read_piece};
 /// Kernel threads carry this in their flags.
 const PF_KTHREAD: u64 = 0x0020_0000;
 
+/// And tasks that are about to end this.
+const PF_EXITING: u64 = 0x4;
+
 /// Fields of `/proc/PID/stat`, addresses in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Stat {
@@ -45,6 +48,10 @@ pub struct Stat {
     pub env_end: u64,
     /// The processor that it runs on, or last ran on.
     pub processor: u32,
+    /// The signal that tells its parent of its end; 0 for none.
+    pub exit_signal: u32,
+    /// What wait(2) tells of it when it has ended.
+    pub exit_code: u32,
 }
 
 impl Stat {
@@ -60,6 +67,11 @@ impl Stat {
     /// Whether it is a thread of the kernel.
     pub fn is_kernel_thread(&self) -> bool {
         self.flags & PF_KTHREAD != 0
+    }
+
+    /// Whether it is about to end: what it has is going, and may look like nothing already.
+    pub fn is_exiting(&self) -> bool {
+        self.flags & PF_EXITING != 0
     }
 
     /// The name may hold anything, parentheses too: it ends at the last one.
@@ -91,6 +103,9 @@ impl Stat {
             env_start: word(50)?,
             env_end: word(51)?,
             processor: field(39)?.parse().ok()?,
+            // −1 of a thread that is no leader.
+            exit_signal: u32::try_from(field(38)?.parse::<i32>().ok()?).unwrap_or(0),
+            exit_code: field(52)?.parse().ok()?,
         })
     }
 }

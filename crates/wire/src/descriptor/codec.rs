@@ -14,7 +14,7 @@
 use super::{Descriptor, InvalidDescriptor};
 
 const MAGIC: [u8; 8] = *b"FARFORK\0";
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 const HEADER_BYTES: usize = 24;
 
 /// Largest descriptor, in bytes: 64 MiB hold a million mappings or a hundred thousand threads' names; what is larger

@@ -119,8 +119,10 @@ pub enum OpenFile {
         /// Ascending by number.
         watches: Vec<InotifyWatch>,
     },
-    /// A pidfd of the process itself.
-    OwnPid {
+    /// A pidfd of a process of the tree.
+    Process {
+        /// Its id.
+        pid: u32,
         /// O_* flags.
         flags: u32,
     },

@@ -141,8 +141,10 @@ impl Extent {
 /// Where the owner reads an extent. A reader never uses this: it names extent and offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtentSource {
-    /// The template's memory, from this address.
+    /// A template's memory, from this address.
     Template {
+        /// The process whose template it is, by its number.
+        process: u32,
         /// First address.
         address: u64,
     },

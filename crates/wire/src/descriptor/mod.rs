@@ -8,7 +8,8 @@
 //!              ├─ extents    ranges of memory that the owner serves, with the pages that hold data
 //!              ├─ layers     seeds that own pages which this one inherits
 //!              ├─ objects    shared memory, copied at capture
-//!              └─ files      open file descriptions and the descriptors that lead to them
+//!              ├─ files      open file descriptions and the descriptors that lead to them
+//!              └─ members    processes that descend from this one, if the seed is of a tree (see `tree`)
 //! ```
 //!
 //! Who receives a descriptor treats it as hostile: [`decode`] checks form, [`Descriptor::validate`] checks sense.
@@ -24,6 +25,7 @@ mod system_v;
 mod terminal;
 mod thread;
 mod timer;
+mod tree;
 mod validate;
 
 use serde::{Deserialize, Serialize};
@@ -45,6 +47,7 @@ pub use system_v::{MessageQueue, SemaphoreSet};
 pub use terminal::{TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
 pub use thread::{AltStack, EagerBytes, Rseq, Scheduling, Thread};
 pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
+pub use tree::{Kinship, Member, PROCESSES_MAX, Zombie};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
 
 use crate::NodeName;
@@ -85,6 +88,10 @@ pub struct Descriptor {
     /// Bytes that must be in place before a thread runs, because the kernel touches them where no page fault can
     /// be served (an exiting thread's robust list, clear_child_tid, rseq).
     pub eager: Vec<EagerBytes>,
+    /// Processes that descend from the first, whose own state stands above; parents before children.
+    pub members: Vec<Member>,
+    /// Children of any of them that have ended.
+    pub zombies: Vec<Zombie>,
 }
 
 /// Registers of CPUID that tell of instruction sets which programs may use.

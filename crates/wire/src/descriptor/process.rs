@@ -47,6 +47,8 @@ pub struct Process {
     pub memory_barriers: u32,
     /// Whether it has forbidden itself huge pages (PR_SET_THP_DISABLE).
     pub has_no_huge_pages: bool,
+    /// Whether orphans among its descendants become its children (PR_GET_CHILD_SUBREAPER).
+    pub is_subreaper: bool,
 }
 
 /// A filter of system calls (seccomp(2)).

@@ -1,10 +1,10 @@
 //! Whether what a process holds beside memory and files makes sense: timers, filters, locks, sockets.
 //! A restorer makes system calls from it; what only the kernel can judge is left to the kernel.
 
-use super::validate::require;
+use super::validate::{Part, require};
 use super::{
     Descriptor, InvalidDescriptor, OpenFile, SharedKind, Socket, SocketState, TERMINAL_NUMBER_MAX,
-    TERMINAL_SETTINGS_BYTES,
+    TERMINAL_SETTINGS_BYTES, TimeLeft,
 };
 
 /// Highest number of a POSIX timer, and of an inotify watch: beyond, it takes the restorer long to get there.
@@ -33,9 +33,7 @@ const TIME_NS_MAX: u64 = i64::MAX as u64;
 
 impl Descriptor {
     pub(super) fn validate_resources(&self) -> Result<(), InvalidDescriptor> {
-        self.validate_timers()?;
-        self.validate_filters()?;
-        self.validate_locks()?;
+        self.validate_timer_files()?;
         self.validate_inotifies()?;
         self.validate_sockets()?;
         self.validate_terminals()?;
@@ -50,52 +48,11 @@ impl Descriptor {
         Ok(())
     }
 
-    fn validate_timers(&self) -> Result<(), InvalidDescriptor> {
-        for timer in &self.process.interval_timers {
-            require(timer.which < INTERVAL_TIMERS, || format!("interval timer {}", timer.which))?;
-        }
-        let mut lowest = 0;
-        for timer in &self.process.posix_timers {
-            let is_told = timer.tid == 0 || self.threads.iter().any(|thread| thread.tid == timer.tid);
-            let fits = timer.id >= lowest && timer.id <= NUMBERS_MAX && timer.signal <= SIGNAL_MAX && is_told;
-            require(fits, || format!("POSIX timer {}", timer.id))?;
-            lowest = timer.id + 1;
-        }
-        let own = self.process.interval_timers.iter().map(|timer| timer.time);
-        let posix = self.process.posix_timers.iter().map(|timer| timer.time);
-        let files = self.open_files.iter().filter_map(|file| match file {
+    fn validate_timer_files(&self) -> Result<(), InvalidDescriptor> {
+        require_times(self.open_files.iter().filter_map(|file| match file {
             OpenFile::TimerFd { time, .. } => Some(*time),
             _ => None,
-        });
-        let mut times = own.chain(posix).chain(files);
-        let fit = times.all(|time| time.left_ns <= TIME_NS_MAX && time.interval_ns <= TIME_NS_MAX);
-        require(fit, || "a timer beyond the end of time".to_owned())
-    }
-
-    fn validate_filters(&self) -> Result<(), InvalidDescriptor> {
-        for (index, filter) in self.process.seccomp_filters.iter().enumerate() {
-            let bytes = filter.instructions.len();
-            let fits = bytes > 0 && bytes <= FILTER_BYTES_MAX && bytes.is_multiple_of(8);
-            require(fits, || format!("filter {index} of system calls has {bytes} bytes"))?;
-        }
-        let count = self.process.seccomp_filters.len();
-        let mut used = self.threads.iter().flat_map(|thread| &thread.seccomp_filters);
-        require(used.all(|index| (*index as usize) < count), || "a filter of system calls is missing".to_owned())
-    }
-
-    fn validate_locks(&self) -> Result<(), InvalidDescriptor> {
-        let is_open = |number: u32| self.file_descriptors.binary_search_by_key(&number, |entry| entry.number).is_ok();
-        for lock in &self.file_locks {
-            let end = lock.start.checked_add(lock.bytes);
-            let fits = is_open(lock.number) && end.is_some_and(|end| i64::try_from(end).is_ok());
-            require(fits, || format!("a lock held by fd {}", lock.number))?;
-        }
-        for owner in &self.file_owners {
-            let is_thread = owner.tid == 0 || self.threads.iter().any(|thread| thread.tid == owner.tid);
-            let fits = is_open(owner.number) && is_thread && owner.signal <= SIGNAL_MAX;
-            require(fits, || format!("the owner of fd {}", owner.number))?;
-        }
-        Ok(())
+        }))
     }
 
     fn validate_inotifies(&self) -> Result<(), InvalidDescriptor> {
@@ -177,4 +134,60 @@ impl Descriptor {
         }
         require(masters.iter().all(|count| *count == 1), || "a terminal that nothing drives, or two do".to_owned())
     }
+}
+
+impl Part<'_> {
+    /// What a process holds beside memory and files.
+    pub(super) fn validate_held(&self) -> Result<(), InvalidDescriptor> {
+        self.validate_timers()?;
+        self.validate_filters()?;
+        self.validate_locks()
+    }
+
+    fn validate_timers(&self) -> Result<(), InvalidDescriptor> {
+        for timer in &self.process.interval_timers {
+            require(timer.which < INTERVAL_TIMERS, || format!("interval timer {}", timer.which))?;
+        }
+        let mut lowest = 0;
+        for timer in &self.process.posix_timers {
+            let is_told = timer.tid == 0 || self.threads.iter().any(|thread| thread.tid == timer.tid);
+            let fits = timer.id >= lowest && timer.id <= NUMBERS_MAX && timer.signal <= SIGNAL_MAX && is_told;
+            require(fits, || format!("POSIX timer {}", timer.id))?;
+            lowest = timer.id + 1;
+        }
+        let own = self.process.interval_timers.iter().map(|timer| timer.time);
+        let posix = self.process.posix_timers.iter().map(|timer| timer.time);
+        require_times(own.chain(posix))
+    }
+
+    fn validate_filters(&self) -> Result<(), InvalidDescriptor> {
+        for (index, filter) in self.process.seccomp_filters.iter().enumerate() {
+            let bytes = filter.instructions.len();
+            let fits = bytes > 0 && bytes <= FILTER_BYTES_MAX && bytes.is_multiple_of(8);
+            require(fits, || format!("filter {index} of system calls has {bytes} bytes"))?;
+        }
+        let count = self.process.seccomp_filters.len();
+        let mut used = self.threads.iter().flat_map(|thread| &thread.seccomp_filters);
+        require(used.all(|index| (*index as usize) < count), || "a filter of system calls is missing".to_owned())
+    }
+
+    fn validate_locks(&self) -> Result<(), InvalidDescriptor> {
+        let is_open = |number: u32| self.file_descriptors.binary_search_by_key(&number, |entry| entry.number).is_ok();
+        for lock in self.file_locks {
+            let end = lock.start.checked_add(lock.bytes);
+            let fits = is_open(lock.number) && end.is_some_and(|end| i64::try_from(end).is_ok());
+            require(fits, || format!("a lock held by fd {}", lock.number))?;
+        }
+        for owner in self.file_owners {
+            let is_thread = owner.tid == 0 || self.threads.iter().any(|thread| thread.tid == owner.tid);
+            let fits = is_open(owner.number) && is_thread && owner.signal <= SIGNAL_MAX;
+            require(fits, || format!("the owner of fd {}", owner.number))?;
+        }
+        Ok(())
+    }
+}
+
+fn require_times(mut times: impl Iterator<Item = TimeLeft>) -> Result<(), InvalidDescriptor> {
+    let fit = times.all(|time| time.left_ns <= TIME_NS_MAX && time.interval_ns <= TIME_NS_MAX);
+    require(fit, || "a timer beyond the end of time".to_owned())
 }

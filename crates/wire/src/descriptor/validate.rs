@@ -1,7 +1,10 @@
 //! Whether a descriptor makes sense: each index within its list, each range within user space and in order.
 //! The restorer builds an address space from it, and relies on what is checked here.
 
-use super::{Backing, Descriptor, ExtentId, ExtentSource, Mapping, OpenFile};
+use super::{
+    Backing, Descriptor, EagerBytes, ExtentId, ExtentSource, FileDescriptor, FileLock, FileOwner, Mapping, OpenFile,
+    Process, Thread,
+};
 use crate::PAGE_SIZE;
 
 /// End of user space on x86-64 with four-level page tables, less its guard page.
@@ -30,18 +33,42 @@ pub(super) fn require(holds: bool, what: impl FnOnce() -> String) -> Result<(), 
     if holds { Ok(()) } else { Err(InvalidDescriptor { what: what() }) }
 }
 
+/// What one process of a tree has of its own, and the tables that are everybody's.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Part<'a> {
+    pub(super) tables: &'a Descriptor,
+    pub(super) process: &'a Process,
+    pub(super) threads: &'a [Thread],
+    pub(super) mappings: &'a [Mapping],
+    pub(super) file_descriptors: &'a [FileDescriptor],
+    pub(super) file_locks: &'a [FileLock],
+    pub(super) file_owners: &'a [FileOwner],
+    pub(super) eager: &'a [EagerBytes],
+}
+
 impl Descriptor {
     /// Checks all that a reader relies on.
     ///
     /// # Errors
     /// The first thing that does not make sense.
     pub fn validate(&self) -> Result<(), InvalidDescriptor> {
-        self.validate_threads()?;
-        self.validate_mappings()?;
+        self.validate_tree()?;
+        for part in self.parts() {
+            part.validate()?;
+        }
         self.validate_layers()?;
         self.validate_extents()?;
         self.validate_files()?;
-        self.validate_resources()?;
+        self.validate_resources()
+    }
+}
+
+impl Part<'_> {
+    fn validate(&self) -> Result<(), InvalidDescriptor> {
+        self.validate_threads()?;
+        self.validate_mappings()?;
+        self.validate_descriptors()?;
+        self.validate_held()?;
         self.validate_eager()
     }
 
@@ -52,11 +79,11 @@ impl Descriptor {
         require(leader == self.process.pid, || {
             format!("the first thread is {leader}, the process {}", self.process.pid)
         })?;
-        let mut tids: Vec<u32> = self.threads.iter().map(|thread| thread.tid).collect();
-        tids.sort_unstable();
-        require(tids.windows(2).all(|pair| pair[0] != pair[1]), || "two threads have one id".into())?;
-        require(tids[0] > 1, || format!("a thread has id {}, which its container needs itself", tids[0]))?;
-        for thread in &self.threads {
+        for thread in self.threads {
+            let tid = thread.tid;
+            // The first process may be the init of a pid namespace; the container's own has the id besides.
+            let may_be_init = std::ptr::eq(self.process, &self.tables.process) && tid == leader;
+            require(tid > 1 || (tid == 1 && may_be_init), || format!("a thread has id {tid}, which only an init has"))?;
             let (words, xstate) = (thread.registers.len(), thread.xstate.len());
             require(words == REGISTER_WORDS, || format!("thread {}: {words} registers", thread.tid))?;
             require((XSTATE_BYTES_MIN..=XSTATE_BYTES_MAX).contains(&xstate), || {
@@ -69,7 +96,7 @@ impl Descriptor {
 
     fn validate_mappings(&self) -> Result<(), InvalidDescriptor> {
         let mut lowest = 0;
-        for mapping in &self.mappings {
+        for mapping in self.mappings {
             let place = || format!("mapping {:#x}-{:#x}", mapping.start, mapping.end);
             let in_order = mapping.start >= lowest && mapping.start < mapping.end && mapping.end <= USER_SPACE_END;
             require(in_order, || format!("{}: out of order or of user space", place()))?;
@@ -87,13 +114,13 @@ impl Descriptor {
 
     fn validate_backing(&self, bytes: u64, backing: &Backing) -> Result<(), InvalidDescriptor> {
         let extent = |id: ExtentId| {
-            let known = self.extents.get(id.0 as usize);
+            let known = self.tables.extents.get(id.0 as usize);
             require(known.is_some_and(|extent| extent.bytes == bytes), || {
                 format!("extent {} is missing or of another length", id.0)
             })
         };
         let file = |index: u32, offset: u64| {
-            require((index as usize) < self.mapped_files.len(), || format!("file {index} is missing"))?;
+            require((index as usize) < self.tables.mapped_files.len(), || format!("file {index} is missing"))?;
             require(offset.is_multiple_of(PAGE_SIZE) && offset <= i64::MAX as u64 - bytes, || {
                 format!("file offset {offset}")
             })
@@ -104,12 +131,43 @@ impl Descriptor {
             Backing::PrivateFile { file: index, offset, extent: id } => file(index, offset).and_then(|()| extent(id)),
             Backing::SharedFile { file: index, offset, .. } => file(index, offset),
             Backing::SharedMemory { object, offset } => {
-                let known = (object as usize) < self.shared_objects.len();
+                let known = (object as usize) < self.tables.shared_objects.len();
                 require(known && offset.is_multiple_of(PAGE_SIZE), || format!("shared object {object} at {offset}"))
             }
         }
     }
 
+    fn validate_descriptors(&self) -> Result<(), InvalidDescriptor> {
+        let mut lowest = 0;
+        for descriptor in self.file_descriptors {
+            let number = descriptor.number;
+            require(number >= lowest && number < 1 << 20, || format!("file descriptor {number} is out of order"))?;
+            require((descriptor.open_file as usize) < self.tables.open_files.len(), || {
+                format!("file descriptor {number}: its file is missing")
+            })?;
+            lowest = number + 1;
+        }
+        Ok(())
+    }
+
+    fn validate_eager(&self) -> Result<(), InvalidDescriptor> {
+        for eager in self.eager {
+            let end = eager.address.checked_add(eager.bytes.len() as u64);
+            let whole = eager.address.is_multiple_of(PAGE_SIZE) && (eager.bytes.len() as u64).is_multiple_of(PAGE_SIZE);
+            let inside = end.is_some_and(|end| {
+                self.mappings.iter().any(|mapping| {
+                    mapping.start <= eager.address
+                        && end <= mapping.end
+                        && matches!(mapping.backing, Backing::Anonymous { .. })
+                })
+            });
+            require(whole && inside, || format!("eager bytes at {:#x} lie outside the map", eager.address))?;
+        }
+        Ok(())
+    }
+}
+
+impl Descriptor {
     fn validate_extents(&self) -> Result<(), InvalidDescriptor> {
         for (index, extent) in self.extents.iter().enumerate() {
             let pages = extent.bytes / PAGE_SIZE;
@@ -125,7 +183,10 @@ impl Descriptor {
             }
             self.validate_inherited(index, extent)?;
             match extent.source {
-                ExtentSource::Template { address } => {
+                ExtentSource::Template { process, address } => {
+                    require((process as usize) < self.process_count(), || {
+                        format!("extent {index}: process {process} is missing")
+                    })?;
                     let end = address.checked_add(extent.bytes);
                     let fits = address.is_multiple_of(PAGE_SIZE) && end.is_some_and(|end| end <= USER_SPACE_END);
                     require(fits, || format!("extent {index} lies outside user space"))?;
@@ -147,15 +208,6 @@ impl Descriptor {
     }
 
     fn validate_files(&self) -> Result<(), InvalidDescriptor> {
-        let mut lowest = 0;
-        for descriptor in &self.file_descriptors {
-            let number = descriptor.number;
-            require(number >= lowest && number < 1 << 20, || format!("file descriptor {number} is out of order"))?;
-            require((descriptor.open_file as usize) < self.open_files.len(), || {
-                format!("file descriptor {number}: its file is missing")
-            })?;
-            lowest = number + 1;
-        }
         for file in &self.open_files {
             if let OpenFile::Memory { object, .. } = file {
                 let known = (*object as usize) < self.shared_objects.len();
@@ -165,22 +217,6 @@ impl Descriptor {
         let is_caller = |file: &&OpenFile| matches!(file, OpenFile::Program { is_caller: true, .. });
         let callers = self.open_files.iter().filter(is_caller).count();
         require(callers <= 1, || format!("{callers} sockets at which it waits to be told what it is"))
-    }
-
-    fn validate_eager(&self) -> Result<(), InvalidDescriptor> {
-        for eager in &self.eager {
-            let end = eager.address.checked_add(eager.bytes.len() as u64);
-            let whole = eager.address.is_multiple_of(PAGE_SIZE) && (eager.bytes.len() as u64).is_multiple_of(PAGE_SIZE);
-            let inside = end.is_some_and(|end| {
-                self.mappings.iter().any(|mapping| {
-                    mapping.start <= eager.address
-                        && end <= mapping.end
-                        && matches!(mapping.backing, Backing::Anonymous { .. })
-                })
-            });
-            require(whole && inside, || format!("eager bytes at {:#x} lie outside the map", eager.address))?;
-        }
-        Ok(())
     }
 }
 

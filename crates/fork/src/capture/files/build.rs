@@ -6,28 +6,51 @@ use std::os::fd::AsFd;
 use farfork_sys::owner::{Owner, Whom};
 use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdInfo};
-use farfork_wire::descriptor::{EpollTarget, FileDescriptor, FileLock, FileOwner, OpenFile, StandardStream, Terminal};
+use farfork_wire::descriptor::{
+    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, OpenFile, StandardStream, Terminal,
+};
 
 use super::contents::{Contents, PipeState};
 use super::sockets::{self, Sockets};
-use super::{Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, leads_to, made, object, terminal};
+use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object, terminal};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
 use crate::capture::survey::Profile;
 
 const O_CLOEXEC: u32 = 0o2_000_000;
 
-/// The files of a descriptor.
+/// The descriptor that an open file was first met under, with its process; and the file's index.
+type First = ((i32, u32), u32);
+
+/// The open files of a tree of processes, in the making.
+#[derive(Debug, Default)]
+pub(crate) struct OpenFiles {
+    pub(crate) files: Vec<OpenFile>,
+    /// Those that the first process drives.
+    pub(crate) terminals: Vec<Terminal>,
+    /// By device and inode: the descriptors that open files were first met under, each with its process, and the files'
+    /// indices.
+    firsts: BTreeMap<(u64, u64), Vec<First>>,
+    /// Of the first process.
+    streams: Option<Streams>,
+}
+
+impl OpenFiles {
+    /// Where the standard streams of all but the first process lead.
+    pub(crate) fn streams(&self) -> Option<&Streams> {
+        self.streams.as_ref()
+    }
+}
+
+/// The files of a process.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
-    pub(crate) terminals: Vec<Terminal>,
-    pub(crate) open_files: Vec<OpenFile>,
     pub(crate) descriptors: Vec<FileDescriptor>,
     pub(crate) locks: Vec<FileLock>,
     pub(crate) owners: Vec<FileOwner>,
 }
 
-/// The threads of a process, for who is told of a file's readiness and whose a terminal is.
+/// The threads of a process, for who is told of a file's readiness and whose a terminal is; and the processes of its tree.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Threads<'a> {
     pub(crate) pid: i32,
@@ -35,6 +58,8 @@ pub(crate) struct Threads<'a> {
     pub(crate) group: i32,
     pub(crate) session: i32,
     pub(crate) profiles: &'a BTreeMap<i32, Profile>,
+    /// The ids that they know, by those that we do.
+    pub(crate) ids: &'a BTreeMap<i32, u32>,
 }
 
 impl Threads<'_> {
@@ -57,33 +82,35 @@ struct Builder<'a> {
     root: &'a str,
     fds: &'a [OpenFd],
     contents: &'a Contents,
+    /// What has pipes and sockets of all processes of the tree.
+    pool: &'a Contents,
     shared: &'a SharedCopies,
     threads: Threads<'a>,
     files: Files,
-    /// By device and inode: the descriptors that open files were first met under, and the files' indices.
-    firsts: BTreeMap<(u64, u64), Vec<(u32, u32)>>,
+    all: &'a mut OpenFiles,
     refusals: Vec<Refusal>,
 }
 
 impl Files {
-    /// All open files of `subject`, a copy of `pid`'s table whose contents were read when the copy was made. `infos` are
-    /// those of `fds`.
+    /// All files of `subject`, a copy of `pid`'s table whose contents were read when the copy was made; those that no other
+    /// process has brought are added to `all`. `infos` are those of `fds`. The first process comes first.
     pub(crate) fn build(
         (pid, subject): (i32, i32),
         root: &str,
         (fds, infos): (&[OpenFd], &[FdInfo]),
-        contents: &Contents,
+        (contents, pool): (&Contents, &Contents),
         shared: &SharedCopies,
         threads: Threads<'_>,
+        all: &mut OpenFiles,
     ) -> Result<Self, CaptureError> {
-        let (files, firsts, refusals) = (Self::default(), BTreeMap::new(), Vec::new());
-        let mut builder = Builder { pid, subject, root, fds, contents, shared, threads, files, firsts, refusals };
-        match terminal::describe((subject, threads.group, threads.session), fds, &contents.terminals) {
-            Ok(terminals) => builder.files.terminals = terminals,
-            Err((number, reason)) => {
-                return Err(CaptureError::refused(pid, vec![Refusal::new(object(pid, number), reason)]));
-            }
+        let (files, refusals) = (Self::default(), Vec::new());
+        if all.streams.is_none() {
+            all.streams = Some(Streams::of(subject, fds));
+            let told = terminal::describe((subject, threads.group, threads.session), fds, &contents.terminals);
+            let refuse = |(number, reason)| CaptureError::refused(pid, vec![Refusal::new(object(pid, number), reason)]);
+            all.terminals = told.map_err(refuse)?;
         }
+        let mut builder = Builder { pid, subject, root, fds, contents, pool, shared, threads, files, all, refusals };
         for (fd, info) in fds.iter().zip(infos) {
             builder.take(fd, info)?;
         }
@@ -99,14 +126,21 @@ impl Builder<'_> {
             _ => now,
         };
         let open_file = match self.known(fd) {
-            Some(index) => index,
+            Some((index, is_own)) => {
+                let is_duplicate = is_own || self.files.descriptors.iter().any(|known| known.open_file == index);
+                if !is_duplicate {
+                    self.hold_alone(fd, info);
+                }
+                index
+            }
             None => {
                 let file = self.open_file(fd, info)?;
-                let index = self.files.open_files.len() as u32;
-                self.files.open_files.push(file);
+                let index = self.all.files.len() as u32;
+                self.all.files.push(file);
                 if !fd.is_standard {
                     self.hold(fd, info);
-                    self.firsts.entry((fd.device, fd.inode)).or_default().push((fd.number, index));
+                    let first = ((self.subject, fd.number), index);
+                    self.all.firsts.entry((fd.device, fd.inode)).or_default().push(first);
                 }
                 index
             }
@@ -123,14 +157,16 @@ impl Builder<'_> {
         CaptureError::Unstable { pid: self.pid, what: format!("fd {}", fd.number) }
     }
 
-    /// The open file of an earlier descriptor that this one is a duplicate of. The three standard streams stay apart.
-    fn known(&self, fd: &OpenFd) -> Option<u32> {
+    /// The open file of an earlier descriptor that this one is a duplicate of, and whether that was the process's own. The
+    /// three standard streams stay apart.
+    fn known(&self, fd: &OpenFd) -> Option<(u32, bool)> {
         if fd.is_standard {
             return None;
         }
-        let same_inode = self.firsts.get(&(fd.device, fd.inode))?;
-        let is_same = |number: u32| process::same_open_file(self.subject, number, fd.number).unwrap_or(false);
-        same_inode.iter().find(|(number, _)| is_same(*number)).map(|(_, open_file)| *open_file)
+        let same_inode = self.all.firsts.get(&(fd.device, fd.inode))?;
+        let is_same = |first: (i32, u32)| process::is_one_open_file(first, (self.subject, fd.number)).unwrap_or(false);
+        let (first, open_file) = same_inode.iter().find(|(first, _)| is_same(*first))?;
+        Some((*open_file, first.0 == self.subject))
     }
 
     fn open_file(&mut self, fd: &OpenFd, info: &FdInfo) -> Result<OpenFile, CaptureError> {
@@ -145,7 +181,7 @@ impl Builder<'_> {
             Kind::TimerFd => self.told(fd, made::timer_fd(info, flags))?,
             Kind::SignalFd => self.told(fd, made::signal_fd(info, flags))?,
             Kind::Inotify => self.told(fd, made::inotify((self.subject, self.root), info, unread, flags))?,
-            Kind::Process => OpenFile::OwnPid { flags },
+            Kind::Process => self.pidfd(fd, info, flags)?,
             Kind::Socket => self.socket(fd, flags)?,
             Kind::Regular => OpenFile::Regular { path: self.path(fd), flags, offset },
             Kind::Directory => OpenFile::Directory { path: self.path(fd), flags, offset },
@@ -165,7 +201,12 @@ impl Builder<'_> {
                 let path = self.path(fd);
                 let is_master = fd.kind == Kind::TerminalMaster;
                 let number = self.contents.terminals.get(&fd.number).and_then(|end| end.number(fd));
-                let terminal = self.files.terminals.iter().position(|terminal| Some(terminal.number) == number);
+                let terminal = self.all.terminals.iter().position(|terminal| Some(terminal.number) == number);
+                let is_descendants = terminal.is_none() && self.threads.ids.len() > 1;
+                let reason = "a descendant of the process drives this terminal, which is not carried yet".to_owned();
+                if is_descendants {
+                    return self.told(fd, Err(reason));
+                }
                 let terminal = terminal.ok_or_else(|| self.unstable(fd))? as u32;
                 OpenFile::Terminal { terminal, path, is_master, flags }
             }
@@ -183,6 +224,19 @@ impl Builder<'_> {
     fn told(&self, fd: &OpenFd, made: Result<OpenFile, String>) -> Result<OpenFile, CaptureError> {
         let refuse = |reason| CaptureError::refused(self.pid, vec![Refusal::new(object(self.pid, fd.number), reason)]);
         made.map_err(refuse)
+    }
+
+    /// A pidfd of a process of the tree; others are not in a child's container.
+    fn pidfd(&self, fd: &OpenFd, info: &FdInfo, flags: u32) -> Result<OpenFile, CaptureError> {
+        let known = info.process.and_then(|pid| self.threads.ids.get(&pid));
+        let made = known.map(|pid| OpenFile::Process { pid: *pid, flags });
+        self.told(fd, made.ok_or_else(|| FOREIGN_PIDFD.to_owned()))
+    }
+
+    /// Locks by an open file that another process has brought: those that are a process's.
+    fn hold_alone(&mut self, fd: &OpenFd, info: &FdInfo) {
+        let locks = info.locks.iter().filter_map(|entry| made::lock(fd.number, entry).ok());
+        self.files.locks.extend(locks.filter(|lock| lock.kind == FileLockKind::Process));
     }
 
     /// What the process holds by an open file that was met for the first time.
@@ -204,7 +258,7 @@ impl Builder<'_> {
     }
 
     fn socket(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
-        let mut socket = match Sockets(&self.contents.sockets).describe(fd.inode, flags) {
+        let mut socket = match Sockets(&self.pool.sockets).describe(fd.inode, flags) {
             Ok(socket) => socket,
             Err(reason) => return self.told(fd, Err(reason)),
         };
@@ -216,7 +270,7 @@ impl Builder<'_> {
 
     fn named_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let can_read = flags & O_ACCMODE != O_WRONLY;
-        let state = match self.contents.pipes.get(&fd.inode) {
+        let state = match self.pool.pipes.get(&fd.inode) {
             Some(state) => state,
             None if can_read => return Err(self.unstable(fd)),
             None => &PipeState::EMPTY,
@@ -226,22 +280,22 @@ impl Builder<'_> {
         }
         let path = self.path(fd);
         let is_first = |file: &OpenFile| matches!(file, OpenFile::NamedPipe { path: other, content, .. } if *other == path && !content.is_empty());
-        let has_content = can_read && !self.files.open_files.iter().any(is_first);
+        let has_content = can_read && !self.all.files.iter().any(is_first);
         let content = if has_content { state.content.clone() } else { Vec::new() };
         Ok(OpenFile::NamedPipe { path, flags, capacity: state.capacity, content })
     }
 
     fn pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let is_write_end = flags & O_ACCMODE == O_WRONLY;
-        let state = match self.contents.pipes.get(&fd.inode) {
+        let state = match self.pool.pipes.get(&fd.inode) {
             Some(state) => state,
             // Only the end for writing is here: what was written is whoever's who reads outside.
             None if is_write_end => &PipeState::EMPTY,
             None => return Err(self.unstable(fd)),
         };
         let is_first = !self
+            .all
             .files
-            .open_files
             .iter()
             .any(|file| matches!(file, OpenFile::Pipe { pipe, is_write_end: false, .. } if *pipe == fd.inode));
         let (content, packets) = if !is_write_end && is_first {
@@ -268,17 +322,15 @@ impl Builder<'_> {
         info.epoll.iter().map(target).collect()
     }
 
-    /// Numbers 0, 1 and 2 are what their number says; another descriptor is the stream that it leads to, by preference
-    /// one of the direction that it is open in.
+    /// Numbers 0, 1 and 2 of the first process are what their number says; another descriptor is the stream that it leads to,
+    /// by preference one of its number, or of the direction that it is open in.
     fn stream_of(&self, fd: &OpenFd, info: &FdInfo) -> StandardStream {
         const STREAMS: [StandardStream; 3] = [StandardStream::Input, StandardStream::Output, StandardStream::Error];
-        if let Some(stream) = STREAMS.get(fd.number as usize) {
-            return *stream;
-        }
         let order: [u32; 3] = if info.flags & O_ACCMODE == O_RDONLY { [0, 1, 2] } else { [1, 2, 0] };
-        let leads =
-            |number: &u32| self.fds.iter().any(|stream| stream.number == *number && leads_to(self.subject, fd, stream));
-        let number = order.into_iter().find(leads).unwrap_or(order[0]);
+        let streams = self.all.streams.as_ref();
+        let led_to: Vec<u32> = streams.into_iter().flat_map(|streams| streams.led_to(self.subject, fd)).collect();
+        let mut preferred = std::iter::once(fd.number).chain(order);
+        let number = preferred.find(|number| led_to.contains(number)).unwrap_or(order[0]);
         STREAMS[number as usize]
     }
 }

@@ -117,6 +117,12 @@ impl Contents {
         Ok(())
     }
 
+    /// Takes on what another process of the tree has, by inode: pipes and sockets are between them.
+    pub(crate) fn absorb(&mut self, other: &mut Self) {
+        self.pipes.append(&mut other.pipes);
+        self.sockets.append(&mut other.sockets);
+    }
+
     /// A copy of a descriptor of the process.
     fn copy_of(&mut self, pid: i32, number: u32) -> io::Result<OwnedFd> {
         if self.process.is_none() {

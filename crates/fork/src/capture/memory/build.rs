@@ -196,7 +196,7 @@ impl Builder<'_> {
 
     fn push_extent(&mut self, entry: &MapEntry, populated: Vec<PageRun>) -> ExtentId {
         let id = ExtentId(self.memory.extents.len() as u32);
-        let source = ExtentSource::Template { address: entry.start };
+        let source = ExtentSource::Template { process: 0, address: entry.start };
         self.memory.extents.push(Extent { source, bytes: entry.bytes(), populated, inherited: Vec::new() });
         id
     }

@@ -52,6 +52,20 @@ impl Sources {
         find().map_err(failed)
     }
 
+    /// Takes on those of another process of the tree, which has the same namespace.
+    pub(super) fn absorb(&mut self, others: Self) {
+        for (set, count) in others.sets {
+            if !self.sets.iter().any(|(known, _)| known.id == set.id) {
+                self.sets.push((set, count));
+            }
+        }
+        for queue in others.queues {
+            if !self.queues.iter().any(|known| known.id == queue.id) {
+                self.queues.push(queue);
+            }
+        }
+    }
+
     /// In the namespace of the calling thread.
     fn look(pid: i32) -> io::Result<Self> {
         if !system_v::has_any()? {

@@ -132,7 +132,7 @@ impl Server<'_> {
     pub(in crate::pager) fn queue_recalled(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
-        if !child.spaces.contains_key(&0) || child.recalled.is_empty() {
+        if child.socket.is_some() || child.recalled.is_empty() {
             return;
         }
         let mut shares: BTreeMap<usize, VecDeque<Range<u64>>> = BTreeMap::new();
@@ -141,9 +141,10 @@ impl Server<'_> {
                 shares.entry(source).or_default().push_back(slots.clone());
             }
         }
-        for (source, slots) in shares {
-            let wish = Wish { child: key, space: 0, source, slots, is_recalled: true };
-            self.owners.queue(served.owners[source], wish);
+        let own = child.spaces.range(..child.own_spaces()).map(|(space, _)| *space);
+        for (space, (source, slots)) in own.flat_map(|space| shares.iter().map(move |share| (space, share))) {
+            let wish = Wish { child: key, space, source: *source, slots: slots.clone(), is_recalled: true };
+            self.owners.queue(served.owners[*source], wish);
         }
     }
 

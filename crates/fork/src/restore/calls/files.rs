@@ -70,9 +70,9 @@ pub(super) fn make(
                 bench.script.gives(0, number::SIGNALFD4, &arguments);
                 bench.put_aside(0, index);
             }
-            OpenFile::OwnPid { flags } => {
+            OpenFile::Process { pid, flags } => {
                 bench.script.about(STEP_OWN_PID, number);
-                let arguments = [value(descriptor.process.pid), value(nonblocking(*flags))];
+                let arguments = [value(*pid), value(nonblocking(*flags))];
                 bench.script.gives(0, number::PIDFD_OPEN, &arguments);
                 bench.put_aside(0, index);
             }

@@ -80,7 +80,7 @@ fn flags_of(descriptor: &Descriptor, number: u32) -> u32 {
             | OpenFile::TimerFd { flags, .. }
             | OpenFile::SignalFd { flags, .. }
             | OpenFile::Inotify { flags, .. }
-            | OpenFile::OwnPid { flags, .. }
+            | OpenFile::Process { flags, .. }
             | OpenFile::Terminal { flags, .. }
             | OpenFile::Program { flags, .. },
         ) => *flags,

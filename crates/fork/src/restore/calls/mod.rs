@@ -53,6 +53,11 @@ pub(super) struct Made {
 }
 
 impl Made {
+    /// Where the objects stand that a process has made, by their open files.
+    pub(super) fn slots(&self) -> &HashMap<u32, u32> {
+        &self.slots
+    }
+
     /// Where the object of an open file stands; `None` for what is not made by calls.
     pub(super) fn of_open_file(&self, index: u32) -> Option<u32> {
         self.slots.get(&index).copied()
@@ -61,23 +66,33 @@ impl Made {
 
 impl Calls {
     /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
-    /// whom the stub runs as.
+    /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says.
     pub(super) fn plan(
         descriptor: &Descriptor,
         (objects, fd_base): (&Objects, u32),
         owner: Option<&Credentials>,
+        is_first: bool,
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
         let passed = PASSED_OWN + objects.count() as u32;
         let mut script = Script::new(writer);
         process::forbid_huge_pages(descriptor, &mut script);
-        memory::make(descriptor, (objects, fd_base), &mut script)?;
+        if is_first {
+            memory::make(descriptor, (objects, fd_base), &mut script)?;
+        }
         let before_maps = script.finish()?;
         let mut script = Script::new(writer);
-        memory::seal(descriptor, (objects, fd_base), &mut script);
+        if is_first {
+            memory::seal(descriptor, (objects, fd_base), &mut script);
+        }
         process::oom_score(descriptor, &mut script)?;
-        queues::make(descriptor, &mut script)?;
-        let made = files::make(descriptor, fd_base, passed, Surroundings { objects, owner }, &mut script)?;
+        let made = match is_first {
+            true => {
+                queues::make(descriptor, &mut script)?;
+                files::make(descriptor, fd_base, passed, Surroundings { objects, owner }, &mut script)?
+            }
+            false => Made { slots: HashMap::new() },
+        };
         let before_files = script.finish()?;
         let mut script = Script::new(writer);
         locks::take(descriptor, &mut script)?;

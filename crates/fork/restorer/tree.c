@@ -1,0 +1,96 @@
+/* How the processes of a tree find together: they meet at the gate, join groups, and hear of each other's ends and stops. */
+#include "restorer.h"
+
+/* Waits until all processes have come here. */
+void meet(const struct plan *plan, u32 *word)
+{
+	if (plan->process_count == 1)
+		return;
+	if (__atomic_add_fetch(word, 1, __ATOMIC_ACQ_REL) == plan->process_count)
+		CALL3(futex, word, K_FUTEX_WAKE, K_FUTEX_ALL); /* zombies wait, too */
+	wait_for(word, plan->process_count);
+}
+
+/* Waits until something has become of all children that it is to become of. */
+static void await(const struct plan *plan, u32 flag, u32 what)
+{
+	const struct plan_kin *kin = at(plan, plan->kin.offset);
+	char info[SIGINFO_BYTES];
+	for (u32 i = 0; i < plan->kin.count; i++) {
+		u32 keep = kin[i].flags & KIN_UNHEARD ? K_WNOWAIT : 0;
+		long error;
+		if (!(kin[i].flags & flag))
+			continue;
+		do
+			error = CALL5(waitid, K_P_PID, kin[i].pid, info, what | keep | K_WALL, 0);
+		while (error == -K_EINTR);
+		check(plan, STEP_AWAIT_KIN, error, kin[i].pid);
+	}
+}
+
+/* All are born: groups have their leaders, and ids their processes. */
+void join_kin(const struct plan *plan)
+{
+	meet(plan, &gate_of(plan)->born);
+	if (plan->group != 0)
+		check(plan, STEP_GROUP, CALL2(setpgid, 0, plan->group), plan->group);
+	if (plan->flags & PLAN_SUBREAPER)
+		CALL5(prctl, K_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+	/* While SIGCHLD is as it was at birth: ignored, it would have nobody become a zombie. */
+	await(plan, KIN_ZOMBIE, K_WEXITED | K_WNOWAIT);
+}
+
+/* Ends and stops of children are things of the past: what the kernel tells of them now is taken back. */
+void await_kin(const struct plan *plan)
+{
+	u64 of_children = 1ull << (K_SIGCHLD - 1);
+	struct k_timespec at_once = { 0, 0 };
+	await(plan, KIN_STOPPED, K_WSTOPPED);
+	if (plan->kin.count > 0)
+		while (CALL4(rt_sigtimedwait, &of_children, 0, &at_once, sizeof of_children) > 0)
+			;
+}
+
+/* Complete. The first process opens, and all go; one that was stopped stops here, and goes when it is continued. */
+void pass_gate(const struct plan *plan)
+{
+	const struct plan_thread *leader = at(plan, plan->threads.offset);
+	struct gate *gate = gate_of(plan);
+	if (plan->process_count > 1 && plan->process == 0) {
+		__atomic_store_n(&gate->go, 1, __ATOMIC_RELEASE);
+		CALL3(futex, &gate->go, K_FUTEX_WAKE, K_FUTEX_ALL);
+	} else if (plan->process_count > 1) {
+		if (__atomic_add_fetch(&gate->ready, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
+			CALL3(futex, &gate->ready, K_FUTEX_WAKE, 1);
+	}
+	CALL3(close_range, plan->fd_base, ~0u, 0);
+	if (plan->flags & PLAN_STOPPED)
+		CALL2(kill, leader->tid, K_SIGSTOP);
+	if (plan->process != 0)
+		wait_for(&gate->go, 1);
+}
+
+/* Ends as the one did whose place it has. Its group may be another's, who must be born. */
+void become_zombie(const struct plan_kin *kin, int gate_file, u32 process_count)
+{
+	u64 none = 0;
+	if (kin->flags & KIN_SESSION_LEADER)
+		CALL0(setsid);
+	else if (kin->flags & KIN_GROUP_LEADER)
+		CALL2(setpgid, 0, 0);
+	if (kin->group != 0 && process_count > 1) {
+		long gate = CALL6(mmap, 0, sizeof(struct gate), K_PROT_READ | K_PROT_WRITE, K_MAP_SHARED, gate_file, 0);
+		if (gate > 0)
+			wait_for(&((struct gate *)gate)->born, process_count);
+	}
+	if (kin->group != 0)
+		CALL2(setpgid, 0, kin->group);
+	CALL5(prctl, K_PR_SET_NAME, kin->name, 0, 0, 0);
+	/* No core is written once more. */
+	CALL5(prctl, K_PR_SET_DUMPABLE, 0, 0, 0, 0);
+	CALL4(rt_sigprocmask, K_SIG_SETMASK, &none, 0, sizeof none);
+	if (kin->status & 0x7f)
+		CALL2(kill, kin->pid, kin->status & 0x7f);
+	for (;;)
+		CALL1(exit_group, kin->status >> 8 & 0xff);
+}

@@ -1,0 +1,78 @@
+//! A look at a running process, and at all that descends from it, that changes nothing: what a capture would carry.
+
+use farfork_sys::process::Status;
+
+use super::error::{CaptureError, Refusal};
+use super::files::{self, OpenFd, ProgramSockets, Streams};
+use super::survey::{Depth, Survey};
+use super::tree;
+
+/// What a capture of a process would carry, and what it would refuse.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct CheckReport {
+    /// The process.
+    pub pid: i32,
+    /// How many threads, of all processes.
+    pub threads: usize,
+    /// How many mappings.
+    pub mappings: usize,
+    /// Resident memory, in bytes.
+    pub memory_bytes: u64,
+    /// How many file descriptors.
+    pub file_descriptors: usize,
+    /// Everything that stands against a capture; empty if nothing does.
+    pub refusals: Vec<Refusal>,
+    /// What is good to know: what stays behind, what will differ.
+    pub notes: Vec<String>,
+}
+
+/// Looks at a process without touching it. `is_served`: it is a child of a seed, or was forked by one, and its missing pages
+/// are served by a pager of this node.
+///
+/// # Errors
+/// When there is nothing to look at; what cannot be carried is in the report.
+pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
+    let (threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0);
+    let (refusals, notes) = (Vec::new(), Vec::new());
+    let mut report = CheckReport { pid, threads, mappings, memory_bytes, file_descriptors, refusals, notes };
+    let depth = Depth::Thorough { is_served };
+    let survey = match Survey::of(pid, depth, &ProgramSockets::default(), None) {
+        Ok(survey) => survey,
+        Err(CaptureError::Refused { refusals, .. }) => return Ok(CheckReport { refusals, ..report }),
+        Err(error) => return Err(error),
+    };
+    let streams = Streams::of(pid, &survey.fds);
+    let mut files = vec![report.take(survey)?];
+    let descendants = tree::descendants(pid)?;
+    for (index, descendant) in descendants.iter().enumerate() {
+        match Survey::of(*descendant, depth, &ProgramSockets::default(), Some(&streams)) {
+            Ok(survey) => files.push(report.take(survey)?),
+            Err(CaptureError::Refused { refusals, .. }) => report.refusals.extend(refusals),
+            Err(CaptureError::Gone { .. }) => continue,
+            Err(error) => return Err(error),
+        }
+        let others: Vec<i32> = std::iter::once(pid).chain(descendants[..index].iter().copied()).collect();
+        report.refusals.extend(tree::refusals(*descendant, &others)?);
+    }
+    report.notes.extend(files::notes(&files)?);
+    if !descendants.is_empty() {
+        report.notes.insert(0, format!("its {} living descendants are carried with it", descendants.len()));
+    }
+    Ok(report)
+}
+
+impl CheckReport {
+    /// Adds what was seen of one process; gives its descriptors.
+    fn take(&mut self, survey: Survey) -> Result<(i32, Vec<OpenFd>), CaptureError> {
+        let pid = survey.pid;
+        self.threads += survey.profiles.len();
+        self.mappings += survey.maps.len();
+        self.memory_bytes += Status::read(pid).map_err(CaptureError::read(pid, "status"))?.resident_bytes;
+        self.file_descriptors += survey.fds.len();
+        self.refusals.extend(survey.refusals);
+        let is_first = pid == self.pid;
+        let named = |note: String| if is_first { note } else { format!("pid {pid}: {note}") };
+        self.notes.extend(survey.notes.into_iter().map(named));
+        Ok((pid, survey.fds))
+    }
+}

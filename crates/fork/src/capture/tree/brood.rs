@@ -1,0 +1,120 @@
+//! The children of a process, as the kernel lists them: for each thread those that it forked. The lists are opened while the
+//! process runs, and read once more when it stands.
+//!
+//! Templates of seeds are children, too; nobody else has children that end without a signal and are traced.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use farfork_sys::process::{Stat, Status};
+
+use crate::capture::error::CaptureError;
+
+/// Bytes of a list that are read at a time: the ids of some five hundred children.
+const PIECE_BYTES: usize = 4096;
+
+/// More than an id takes.
+const ID_BYTES: usize = 16;
+
+/// The lists of one process's children.
+#[derive(Debug)]
+pub(super) struct Brood {
+    lists: Vec<(i32, File)>,
+}
+
+/// A child.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// By its id.
+    Living(i32, Stat),
+    /// By its id here, and in its own pid namespace.
+    Dead(i32, u32, Stat),
+    /// It is about to be dead.
+    Dying,
+}
+
+impl Brood {
+    /// Opens the lists of a process's threads; those that end meanwhile have no children any more.
+    pub(super) fn open(pid: i32, tids: impl Iterator<Item = i32>) -> Self {
+        Self { lists: tids.filter_map(|tid| Some((tid, list(pid, tid).ok()?))).collect() }
+    }
+
+    /// The children of a process, as far as they are known.
+    pub(super) fn read(&self) -> Result<Vec<Found>, CaptureError> {
+        let mut found = Vec::new();
+        for (tid, list) in &self.lists {
+            let ids = ids(list).map_err(CaptureError::read(*tid, "the children"));
+            for id in ids? {
+                found.extend(look(id).map_err(CaptureError::read(id, "stat"))?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// All children of a process whose threads, these, stand.
+    pub(super) fn read_all(&mut self, pid: i32, tids: &[i32]) -> Result<Vec<Found>, CaptureError> {
+        self.lists.retain(|(tid, _)| tids.contains(tid));
+        for tid in tids {
+            if !self.lists.iter().any(|(known, _)| known == tid) {
+                let opened = list(pid, *tid).map_err(CaptureError::read(pid, "the children"))?;
+                self.lists.push((*tid, opened));
+            }
+        }
+        self.read()
+    }
+}
+
+fn list(pid: i32, tid: i32) -> io::Result<File> {
+    File::open(format!("/proc/{pid}/task/{tid}/children"))
+}
+
+fn ids(list: &File) -> io::Result<Vec<i32>> {
+    let (mut text, mut piece) = (Vec::new(), [0; PIECE_BYTES]);
+    loop {
+        match list.read_at(&mut piece, text.len() as u64) {
+            Ok(count) => {
+                text.extend_from_slice(&piece[..count]);
+                // The kernel breaks off before an id that has no room any more.
+                if count < PIECE_BYTES - ID_BYTES {
+                    break;
+                }
+            }
+            // The thread has ended.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound) || is_gone(&error) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let words = text.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
+    Ok(words.filter_map(|word| str::from_utf8(word).ok()?.parse().ok()).collect())
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+/// What a child is; nothing where it is a template, or was reaped.
+pub(super) fn look(id: i32) -> io::Result<Option<Found>> {
+    let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound || is_gone(error);
+    let stat = match Stat::read(id) {
+        Ok(stat) => stat,
+        Err(error) if gone(&error) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let has_ended = match stat.state {
+        'Z' => true,
+        'X' => return Ok(None),
+        _ => false,
+    };
+    if stat.exit_signal == 0 && (has_ended || Status::read(id).is_ok_and(|status| status.tracer != 0)) {
+        return Ok(None);
+    }
+    if !has_ended {
+        return Ok(Some(if stat.is_exiting() { Found::Dying } else { Found::Living(id, stat) }));
+    }
+    match Status::read(id) {
+        Ok(status) => Ok(Some(Found::Dead(id, status.namespace_ids.last().copied().unwrap_or(0), stat))),
+        Err(error) if gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,76 @@
+//! One descriptor of a tree, from one of each process.
+
+use farfork_wire::descriptor::{
+    Backing, Descriptor, Extent, ExtentId, ExtentSource, Layer, Mapping, Member, SharedObject,
+};
+
+use super::Kin;
+use crate::capture::files::OpenFiles;
+
+/// Puts the descriptors of all processes, the first one's first, into one, with the tables that were made for all.
+pub(in super::super) fn merge(
+    first: Descriptor,
+    others: Vec<Descriptor>,
+    kin: Kin,
+    open_files: OpenFiles,
+    (shared_objects, extents): (Vec<SharedObject>, Vec<Extent>),
+) -> Descriptor {
+    let OpenFiles { files, terminals, .. } = open_files;
+    let mut merged = Descriptor { open_files: files, terminals, zombies: kin.zombies, ..first };
+    let standing = kin.members.into_iter().zip(kin.are_stopped);
+    for (index, (one, (kinship, is_stopped))) in others.into_iter().zip(standing).enumerate() {
+        let Descriptor { process, threads, mut mappings, file_descriptors, file_locks, file_owners, eager, .. } = one;
+        let (extents, files) = (merged.extents.len() as u32, merged.mapped_files.len() as u32);
+        mappings.iter_mut().for_each(|mapping| shift(mapping, extents, files));
+        take_extents(&mut merged, one.extents, one.layers, index as u32 + 1);
+        merged.mapped_files.extend(one.mapped_files);
+        merged.members.push(Member {
+            kinship,
+            is_stopped,
+            process,
+            threads,
+            mappings,
+            file_descriptors,
+            file_locks,
+            file_owners,
+            eager,
+        });
+    }
+    let shared = merged.extents.len() as u32;
+    merged.extents.extend(extents);
+    let moved = |object: SharedObject| SharedObject { extent: ExtentId(object.extent.0 + shared), ..object };
+    merged.shared_objects = shared_objects.into_iter().map(moved).collect();
+    merged
+}
+
+/// The extents and files of a process stand behind those of others.
+fn shift(mapping: &mut Mapping, extents: u32, files: u32) {
+    match &mut mapping.backing {
+        Backing::Anonymous { extent: Some(extent) } => extent.0 += extents,
+        Backing::PrivateFile { file, extent, .. } => {
+            *file += files;
+            extent.0 += extents;
+        }
+        Backing::SharedFile { file, .. } => *file += files,
+        Backing::Anonymous { extent: None } | Backing::SharedMemory { .. } | Backing::Special(_) => {}
+    }
+}
+
+fn take_extents(merged: &mut Descriptor, extents: Vec<Extent>, layers: Vec<Layer>, process: u32) {
+    let known = &mut merged.layers;
+    let place = |layer: Layer| {
+        let at = known.iter().position(|known| known.seed == layer.seed);
+        at.unwrap_or_else(|| {
+            known.push(layer);
+            known.len() - 1
+        }) as u32
+    };
+    let places: Vec<u32> = layers.into_iter().map(place).collect();
+    merged.extents.extend(extents.into_iter().map(|mut extent| {
+        if let ExtentSource::Template { process: own, .. } = &mut extent.source {
+            *own = process;
+        }
+        extent.inherited.iter_mut().for_each(|run| run.layer = places[run.layer as usize]);
+        extent
+    }));
+}

@@ -1,0 +1,51 @@
+//! Whether a descendant can be made in one container with the others: it shares no table with them, and has no namespace of
+//! its own.
+
+use std::fs;
+
+use farfork_sys::process::{self, Table};
+
+use crate::capture::error::{CaptureError, Refusal};
+
+/// What clone(2) may have left shared, and how it is called there.
+const TABLES: [(Table, &str, &str); 4] = [
+    (Table::Memory, "its address space", "CLONE_VM"),
+    (Table::Files, "its descriptors", "CLONE_FILES"),
+    (Table::FileSystem, "root and current directory", "CLONE_FS"),
+    (Table::Signals, "its signal handlers", "CLONE_SIGHAND"),
+];
+
+/// Namespaces in which a process can differ from its parent.
+const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+
+/// What keeps `pid` from being made beside `others`, of which the first is the tree's first process.
+pub(in super::super) fn refusals(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {
+    let mut refusals = Vec::new();
+    for other in others {
+        for (table, what, flag) in TABLES {
+            let shared = process::share_table(pid, *other, table).map_err(CaptureError::read(pid, what))?;
+            let reason = || format!("it shares {what} with pid {other} ({flag}), which is not carried");
+            refusals.extend(shared.then(|| Refusal::new(format!("pid {pid}"), reason())));
+        }
+        if !refusals.is_empty() {
+            return Ok(refusals);
+        }
+    }
+    let Some(first) = others.first() else { return Ok(refusals) };
+    for namespace in NAMESPACES {
+        let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{namespace}"));
+        let is_same = matches!((of(pid), of(*first)), (Ok(own), Ok(others)) if own == others);
+        let reason = || {
+            format!(
+                "it is in another {namespace} namespace than pid {first}, from which it descends; that is not carried"
+            )
+        };
+        refusals.extend((!is_same).then(|| Refusal::new(format!("pid {pid}"), reason())));
+    }
+    let root = |pid: i32| fs::read_link(format!("/proc/{pid}/root")).ok();
+    if root(pid) != root(*first) {
+        let reason = format!("it has another root than pid {first} (chroot), which is not carried");
+        refusals.push(Refusal::new(format!("pid {pid}"), reason));
+    }
+    Ok(refusals)
+}

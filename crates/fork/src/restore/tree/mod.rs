@@ -1,0 +1,213 @@
+//! The plans of a tree of processes: who forks whom and when, and who takes which open file from whom.
+//!
+//! ```text
+//!  memfd   plan of the first ┊ plan of process 1 ┊ plan of process 2 ┊ …     each begins on a page
+//!            └ kin: 1, 2        └ kin: a zombie                               where the plan of each child stands
+//! ```
+//!
+//! A process alone is a tree, too: its memfd is its plan.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{Descriptor, FileDescriptor, Kinship, Member, Process, Zombie};
+use zerocopy::IntoBytes;
+
+use super::layout::{
+    KIN_AFTER_SESSION, KIN_GROUP_LEADER, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER,
+    PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
+};
+use super::objects::Objects;
+use super::plan::{self, Plan, Wishes};
+use super::stub_map::StubMap;
+use super::{LocalNode, RestoreError};
+
+/// SIGCHLD.
+const OF_CHILDREN: i32 = 17;
+
+/// Where a process stands in its tree.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'a> {
+    /// Its number.
+    pub(super) number: u32,
+    tree: &'a Descriptor,
+    /// Open files that the first process has made by calls, by the descriptors that it has for them.
+    made: &'a HashMap<u32, u32>,
+}
+
+/// The plans of all processes, in one file.
+#[derive(Debug)]
+pub(super) struct Plans {
+    /// What the stub, and the processes it becomes, map.
+    pub(super) bytes: Vec<u8>,
+    /// The addresses that each process registers with userfaultfd.
+    pub(super) registered: Vec<Vec<Range<u64>>>,
+}
+
+/// Compiles the plans of a descriptor's processes for the stub whose map is `stub`.
+pub(super) fn compile(
+    descriptor: &Descriptor,
+    node: &LocalNode,
+    stub: &StubMap,
+    objects: &Objects,
+    wishes: &Wishes<'_>,
+) -> Result<Plans, RestoreError> {
+    let nothing = HashMap::new();
+    let place = Place { number: 0, tree: descriptor, made: &nothing };
+    let first = plan::compile(descriptor, node, stub, objects, (wishes, &place))?;
+    let mut plans = Vec::with_capacity(descriptor.members.len());
+    // The payload is for the first.
+    let wishes = Wishes { payload: None, paused: false };
+    for (index, member) in descriptor.members.iter().enumerate() {
+        let place = Place { number: index as u32 + 1, tree: descriptor, made: &first.made };
+        plans.push(plan::compile(&descriptor.with_first(member), node, stub, objects, (&wishes, &place))?);
+    }
+    plans.insert(0, first);
+    Ok(join(plans, descriptor))
+}
+
+/// Puts plans behind one another, and into each where those of its children stand.
+fn join(mut plans: Vec<Plan>, descriptor: &Descriptor) -> Plans {
+    let mut places = Vec::with_capacity(plans.len());
+    let mut end = 0_u64;
+    for plan in &plans {
+        places.push(end);
+        end = (end + plan.bytes.len() as u64).next_multiple_of(PAGE_SIZE);
+    }
+    for (number, plan) in plans.iter_mut().enumerate() {
+        for (index, child) in children(descriptor, number as u32).enumerate() {
+            let at = plan.kin.offset as usize + index * size_of::<PlanKin>();
+            plan.bytes[at..at + size_of::<u64>()].copy_from_slice(places[child].as_bytes());
+        }
+    }
+    let mut bytes = Vec::with_capacity(end as usize);
+    let mut registered = Vec::with_capacity(plans.len());
+    for (plan, place) in plans.into_iter().zip(places) {
+        bytes.resize(place as usize, 0);
+        bytes.extend_from_slice(&plan.bytes);
+        registered.push(plan.registered);
+    }
+    Plans { bytes, registered }
+}
+
+/// The numbers of a process's children that live.
+fn children(descriptor: &Descriptor, number: u32) -> impl Iterator<Item = usize> {
+    let members = descriptor.members.iter().enumerate();
+    members.filter(move |(_, member)| member.kinship.parent == number).map(|(index, _)| index + 1)
+}
+
+impl Place<'_> {
+    /// How many processes there are.
+    pub(super) fn count(&self) -> u32 {
+        self.tree.process_count() as u32
+    }
+
+    fn member(&self) -> Option<&Member> {
+        self.tree.members.get((self.number as usize).checked_sub(1)?)
+    }
+
+    fn process(&self) -> &Process {
+        self.member().map_or(&self.tree.process, |member| &member.process)
+    }
+
+    /// How it begins. The session and group that the first process had are not in the container: it leads its own.
+    pub(super) fn flags(&self) -> u32 {
+        let process = self.process();
+        let (session, group) = self.member().map_or((process.pid, process.pid), |member| {
+            let Kinship { session, group, .. } = member.kinship;
+            (session, group)
+        });
+        let mut flags = if process.is_subreaper { PLAN_SUBREAPER } else { 0 };
+        if session == process.pid {
+            flags |= PLAN_SESSION_LEADER;
+        } else if group == process.pid {
+            flags |= PLAN_GROUP_LEADER;
+        }
+        if self.member().is_some_and(|member| member.is_stopped) {
+            flags |= PLAN_STOPPED;
+        }
+        flags
+    }
+
+    /// The process group that it joins; 0 where it leads one.
+    pub(super) fn group(&self) -> u32 {
+        let of_other = |member: &&Member| member.kinship.group != member.process.pid;
+        self.member().filter(of_other).map_or(0, |member| member.kinship.group)
+    }
+
+    /// Its children, the living first; where their plans stand is filled in later.
+    pub(super) fn kin(&self) -> Vec<PlanKin> {
+        let living = children(self.tree, self.number).map(|child| self.living(&self.tree.members[child - 1]));
+        let zombies = self.tree.zombies.iter().filter(|zombie| zombie.kinship.parent == self.number);
+        living.chain(zombies.map(|zombie| self.zombie(zombie))).collect()
+    }
+
+    fn living(&self, member: &Member) -> PlanKin {
+        let pid = member.process.pid;
+        let mut flags = self.birth(pid, &member.kinship);
+        if member.is_stopped {
+            // Nobody tells whether the stop was waited for: as long as its signal is pending, it was not.
+            let unheard = if self.has_pending_of_children() { KIN_UNHEARD } else { 0 };
+            flags |= KIN_STOPPED | unheard;
+        }
+        PlanKin {
+            plan_at: 0,
+            pid,
+            exit_signal: member.kinship.exit_signal,
+            flags,
+            status: 0,
+            group: 0,
+            name: [0; 16],
+            reserved: 0,
+        }
+    }
+
+    fn zombie(&self, zombie: &Zombie) -> PlanKin {
+        let Zombie { pid, kinship, status, name: text } = zombie;
+        let mut name = [0; 16];
+        name[..text.len()].copy_from_slice(text);
+        let (leads_session, leads_group) = (kinship.session == *pid, kinship.group == *pid);
+        let flags = self.birth(*pid, kinship) | KIN_ZOMBIE;
+        let own = if leads_session { KIN_SESSION_LEADER } else { 0 } | if leads_group { KIN_GROUP_LEADER } else { 0 };
+        PlanKin {
+            plan_at: 0,
+            pid: *pid,
+            exit_signal: kinship.exit_signal,
+            flags: flags | own,
+            status: *status,
+            group: if leads_group { 0 } else { kinship.group },
+            name,
+            reserved: 0,
+        }
+    }
+
+    /// Into the session that this process has, where it is not of the one that this was born into.
+    fn birth(&self, pid: u32, kinship: &Kinship) -> u32 {
+        let session = self.member().map_or(self.tree.process.pid, |member| member.kinship.session);
+        let is_after = kinship.session == session || kinship.session == pid;
+        if is_after { KIN_AFTER_SESSION } else { 0 }
+    }
+
+    fn has_pending_of_children(&self) -> bool {
+        let number = |info: &[u8]| info.first_chunk().map(|word| i32::from_ne_bytes(*word));
+        self.process().pending_signals.iter().any(|signal| number(&signal.siginfo) == Some(OF_CHILDREN))
+    }
+
+    /// The process, by its id, that this one takes an open file from, and its number there; `None` where it has its own way.
+    pub(super) fn taken_from(&self, open_file: u32) -> Option<(u32, u32)> {
+        if self.number == 0 {
+            return None;
+        }
+        if let Some(number) = self.made.get(&open_file) {
+            return Some((self.tree.process.pid, *number));
+        }
+        let has =
+            |files: &[FileDescriptor]| files.iter().find(|file| file.open_file == open_file).map(|file| file.number);
+        if let Some(number) = has(&self.tree.file_descriptors) {
+            return Some((self.tree.process.pid, number));
+        }
+        let older = &self.tree.members[..self.number as usize - 1];
+        older.iter().find_map(|member| Some((member.process.pid, has(&member.file_descriptors)?)))
+    }
+}

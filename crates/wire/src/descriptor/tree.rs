@@ -1,0 +1,161 @@
+//! Processes beside the first: a seed may be of a whole tree.
+//!
+//! ```text
+//!  descriptor ─┬─ process, threads, mappings, …   the first process, from which all others descend
+//!              ├─ members   each with the same of its own; extents, files and objects are one table for all
+//!              └─ zombies   that have ended, and whose parents have not heard of it
+//! ```
+//!
+//! Processes are numbered: the first is 0, the members follow from 1 on. A parent has a lower number than its children.
+
+use serde::{Deserialize, Serialize};
+
+use super::validate::{Part, require};
+use super::{Descriptor, EagerBytes, FileDescriptor, FileLock, FileOwner, InvalidDescriptor, Mapping, Process, Thread};
+
+/// Most processes of one seed, zombies included: each has a template, and a space in a pager.
+pub const PROCESSES_MAX: usize = 256;
+
+/// The kernel's limit on what signals there are.
+const SIGNAL_MAX: u32 = 64;
+
+/// How a process stands among the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kinship {
+    /// Number of the process whose child it is.
+    pub parent: u32,
+    /// Id of its process group.
+    pub group: u32,
+    /// Id of its session.
+    pub session: u32,
+    /// The signal that tells its parent of its end; 0 for none.
+    pub exit_signal: u32,
+}
+
+/// A process beside the first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// How it stands among the others.
+    pub kinship: Kinship,
+    /// Whether a signal has stopped it.
+    pub is_stopped: bool,
+    /// What it has as a whole.
+    pub process: Process,
+    /// Its threads; the first is the leader.
+    pub threads: Vec<Thread>,
+    /// Its memory map, in ascending order of address.
+    pub mappings: Vec<Mapping>,
+    /// File descriptors, ascending.
+    pub file_descriptors: Vec<FileDescriptor>,
+    /// Locks of files that it holds.
+    pub file_locks: Vec<FileLock>,
+    /// Who is told of files' readiness.
+    pub file_owners: Vec<FileOwner>,
+    /// Bytes that must be in place before it runs.
+    pub eager: Vec<EagerBytes>,
+}
+
+/// A process that has ended, and whose parent has not heard of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Zombie {
+    /// Its id.
+    pub pid: u32,
+    /// How it stands among the others.
+    pub kinship: Kinship,
+    /// What wait(2) will tell.
+    pub status: u32,
+    /// Its name (comm), at most 15 bytes.
+    pub name: Vec<u8>,
+}
+
+impl Descriptor {
+    /// How many processes there are, without zombies.
+    pub fn process_count(&self) -> usize {
+        1 + self.members.len()
+    }
+
+    /// The id of a process by its number.
+    pub fn pid_of(&self, number: u32) -> Option<u32> {
+        match number.checked_sub(1) {
+            None => Some(self.process.pid),
+            Some(member) => Some(self.members.get(member as usize)?.process.pid),
+        }
+    }
+
+    /// The same with a member in the place of the first process: what is made for one process can be made for it.
+    pub fn with_first(&self, member: &Member) -> Self {
+        let member = member.clone();
+        Self {
+            process: member.process,
+            threads: member.threads,
+            mappings: member.mappings,
+            file_descriptors: member.file_descriptors,
+            file_locks: member.file_locks,
+            file_owners: member.file_owners,
+            eager: member.eager,
+            origin: self.origin.clone(),
+            extents: self.extents.clone(),
+            layers: self.layers.clone(),
+            mapped_files: self.mapped_files.clone(),
+            shared_objects: self.shared_objects.clone(),
+            semaphore_sets: self.semaphore_sets.clone(),
+            message_queues: self.message_queues.clone(),
+            terminals: self.terminals.clone(),
+            open_files: self.open_files.clone(),
+            members: Vec::new(),
+            zombies: Vec::new(),
+        }
+    }
+
+    /// What each process has of its own, the first one's first.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        let first = Part {
+            tables: self,
+            process: &self.process,
+            threads: &self.threads,
+            mappings: &self.mappings,
+            file_descriptors: &self.file_descriptors,
+            file_locks: &self.file_locks,
+            file_owners: &self.file_owners,
+            eager: &self.eager,
+        };
+        let others = self.members.iter().map(|member| Part {
+            tables: self,
+            process: &member.process,
+            threads: &member.threads,
+            mappings: &member.mappings,
+            file_descriptors: &member.file_descriptors,
+            file_locks: &member.file_locks,
+            file_owners: &member.file_owners,
+            eager: &member.eager,
+        });
+        std::iter::once(first).chain(others)
+    }
+
+    /// Checks that the processes are a tree, and that no two of them have an id in common.
+    pub(super) fn validate_tree(&self) -> Result<(), InvalidDescriptor> {
+        let count = self.process_count() + self.zombies.len();
+        require(count <= PROCESSES_MAX, || format!("{count} processes"))?;
+        for (index, member) in self.members.iter().enumerate() {
+            let is_born_after = member.kinship.parent as usize <= index;
+            require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
+            member.kinship.validate(member.process.pid)?;
+        }
+        for zombie in &self.zombies {
+            let has_parent = (zombie.kinship.parent as usize) < self.process_count();
+            require(has_parent && zombie.name.len() < 16 && zombie.pid > 1, || format!("zombie {}", zombie.pid))?;
+            zombie.kinship.validate(zombie.pid)?;
+        }
+        let threads = self.parts().flat_map(|part| part.threads.iter().map(|thread| thread.tid));
+        let mut ids: Vec<u32> = threads.chain(self.zombies.iter().map(|zombie| zombie.pid)).collect();
+        ids.sort_unstable();
+        require(ids.windows(2).all(|pair| pair[0] != pair[1]), || "two threads have one id".into())
+    }
+}
+
+impl Kinship {
+    fn validate(&self, pid: u32) -> Result<(), InvalidDescriptor> {
+        let fits = self.group > 0 && self.session > 0 && self.exit_signal <= SIGNAL_MAX;
+        require(fits, || format!("process {pid} has no place in the tree"))
+    }
+}

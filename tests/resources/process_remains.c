@@ -1,0 +1,96 @@
+/* What has become of children: two have ended and nobody has waited for them, one is stopped, one dies when its parent does,
+ * and is then the child of the process itself, which takes in orphans. Nothing of it is told anew in the child. */
+#include "resource.h"
+
+#include <sys/prctl.h>
+
+enum { EXITED, KILLED, STOPPED, PARENT, ORPHAN, COUNT };
+
+static struct {
+    pid_t orphan;
+    int was_continued;
+} *shared;
+
+static pid_t pids[COUNT];
+static volatile sig_atomic_t told, told_before;
+
+static void hear(int signal) {
+    (void)signal;
+    told++;
+}
+
+static __attribute__((noreturn)) void live(int which) {
+    pid_t root = getppid();
+    switch (which) {
+    case EXITED: _exit(7);
+    case KILLED:
+        setpgid(0, 0);
+        raise(SIGTERM);
+        _exit(1);
+    case STOPPED:
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) _exit(1);
+        raise(SIGSTOP);
+        shared->was_continued = 1;
+        _exit(5);
+    default: break;
+    }
+    pid_t orphan = fork();
+    if (orphan == 0) {
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) _exit(1);
+        __atomic_store_n(&shared->orphan, getpid(), __ATOMIC_SEQ_CST);
+    }
+    while (getppid() == root || getpid() == shared->orphan) {
+        if (getpid() == shared->orphan && kill(root, 0) != 0) _exit(98);
+        usleep(20000);
+    }
+    _exit(98);
+}
+
+static char state_of(pid_t pid) {
+    char path[64], text[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return '-';
+    ssize_t length = read(file, text, sizeof text - 1);
+    close(file);
+    const char *end = strrchr(text, ')');
+    return length > 0 && end ? end[2] : '?';
+}
+
+static void set_up(void) {
+    siginfo_t info;
+    int status;
+    shared = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(shared != MAP_FAILED && prctl(PR_SET_CHILD_SUBREAPER, 1) == 0);
+    REQUIRE(signal(SIGCHLD, hear) != SIG_ERR);
+    for (int which = EXITED; which <= PARENT; which++) {
+        REQUIRE((pids[which] = fork()) >= 0);
+        if (pids[which] == 0) live(which);
+    }
+    REQUIRE(waitid(P_PID, (id_t)pids[EXITED], &info, WEXITED | WNOWAIT) == 0);
+    REQUIRE(waitid(P_PID, (id_t)pids[KILLED], &info, WEXITED | WNOWAIT) == 0);
+    REQUIRE(waitpid(pids[STOPPED], &status, WUNTRACED) == pids[STOPPED] && WIFSTOPPED(status));
+    REQUIRE(COMES_TRUE(__atomic_load_n(&shared->orphan, __ATOMIC_SEQ_CST) != 0));
+    pids[ORPHAN] = shared->orphan;
+    told_before = told;
+}
+
+static void check(void) {
+    int status, subreaper = 0;
+    REQUIRE(told == told_before, "told of children %d times, before %d", (int)told, (int)told_before);
+    REQUIRE(prctl(PR_GET_CHILD_SUBREAPER, &subreaper) == 0 && subreaper == 1);
+    REQUIRE(state_of(pids[EXITED]) == 'Z' && state_of(pids[KILLED]) == 'Z');
+    REQUIRE(getpgid(pids[KILLED]) == pids[KILLED] && getpgid(pids[EXITED]) == getpgrp());
+    REQUIRE(waitpid(-pids[KILLED], &status, 0) == pids[KILLED] && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+    REQUIRE(waitpid(pids[EXITED], &status, 0) == pids[EXITED] && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+
+    REQUIRE(state_of(pids[STOPPED]) == 'T' && !shared->was_continued, "state %c", state_of(pids[STOPPED]));
+    REQUIRE(waitpid(pids[STOPPED], &status, WUNTRACED | WNOHANG) == 0, "its stop is told again");
+    REQUIRE(kill(pids[STOPPED], SIGCONT) == 0);
+    REQUIRE(waitpid(pids[STOPPED], &status, 0) == pids[STOPPED] && WIFEXITED(status) && WEXITSTATUS(status) == 5);
+    REQUIRE(shared->was_continued);
+
+    REQUIRE(kill(pids[ORPHAN], 0) == 0 && kill(pids[PARENT], SIGKILL) == 0);
+    REQUIRE(waitpid(pids[PARENT], &status, 0) == pids[PARENT] && WIFSIGNALED(status));
+    REQUIRE(waitpid(pids[ORPHAN], &status, 0) == pids[ORPHAN] && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
