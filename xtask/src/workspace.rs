@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Folders that hold no source: version control, build products, caches.
-const FOLDERS_WITHOUT_SOURCE: [&str; 5] = [".git", ".cache", "target", "node_modules", "__pycache__"];
+/// What holds no source: version control (in a second work tree, a file), build products, caches.
+const WITHOUT_SOURCE: [&str; 5] = [".git", ".cache", "target", "node_modules", "__pycache__"];
 
 /// The root of a checked-out work tree.
 pub(crate) struct Workspace {
@@ -75,8 +75,10 @@ impl Workspace {
         for entry in fs::read_dir(folder).with_context(|| format!("{} cannot be listed", folder.display()))? {
             let entry = entry?;
             let kind = entry.file_type()?;
-            let is_source = !FOLDERS_WITHOUT_SOURCE.iter().any(|name| entry.file_name() == OsStr::new(name));
-            if kind.is_dir() && is_source {
+            if WITHOUT_SOURCE.iter().any(|name| entry.file_name() == OsStr::new(name)) {
+                continue;
+            }
+            if kind.is_dir() {
                 self.collect(&entry.path(), into)?;
             } else if kind.is_file()
                 && let Ok(text) = fs::read_to_string(entry.path())

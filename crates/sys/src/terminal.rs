@@ -118,6 +118,8 @@ mod tests {
     use std::io::Write;
     use std::os::fd::AsFd;
     use std::os::unix::fs::OpenOptionsExt;
+    use std::thread::sleep;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn a_new_one_is_locked_and_nothing_waits() {
@@ -134,8 +136,12 @@ mod tests {
         let other =
             options.read(true).write(true).custom_flags(libc::O_NOCTTY).open(format!("/dev/pts/{}", told.number));
         let other = other.unwrap();
-        // What is typed comes back as an echo.
+        // What is typed comes back as an echo, by a thread of the kernel.
         fd.write_all(b"typed").unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while readiness(fd.as_fd()).unwrap().unread_bytes < 5 && Instant::now() < deadline {
+            sleep(Duration::from_millis(1));
+        }
         assert_eq!(readiness(fd.as_fd()).unwrap().unread_bytes, 5);
         assert!(!master(fd.as_fd()).unwrap().is_locked && !is_exclusive(other.as_fd()).unwrap());
         assert!(master(std::fs::File::open("/dev/null").unwrap().as_fd()).is_err());
