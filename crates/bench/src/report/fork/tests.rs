@@ -68,12 +68,14 @@ fn a_row_is_below_the_reference_only_where_all_of_it_is() {
     (0..9).for_each(|_| report.samples.add(idle, 29.18).unwrap());
     let text = report.text();
     let rows: Vec<&str> = text.lines().filter(|line| line.trim_start().starts_with("1 ")).collect();
-    // The last is the peer's: eager clones, and lazy ones that were not measured.
+    // Those without a reference are of strategies, and the last of the peer: eager clones, and lazy ones that were not measured.
     let ends = [
         "0.65  1.54 above",
         "1.00 (0.90–1.20)  0.65",
         "2.92  10.0 mixed",
         "1.07  0.93 below",
+        "954   0.00    0.00",
+        "954   0.00    0.00",
         "3.00      –      –    –      –",
     ];
     assert_eq!(rows.len(), ends.len(), "{text}");
