@@ -5,10 +5,9 @@
 //!   piece: op u8 │ length u16 │ bytes          op 0: raw; else a frame: bytes begin with its id (u8)
 //! ```
 
+use farfork_wire::descriptor::DESCRIPTOR_VERSION;
 use farfork_wire::frame::HEADER_BYTES;
 
-/// As `farfork_wire::descriptor` has it; the target fails at once where it has another.
-pub const DESCRIPTOR_VERSION: u32 = 4;
 
 /// The bytes that a fuzzer's input stands for.
 pub fn stream(mut script: &[u8]) -> Vec<u8> {

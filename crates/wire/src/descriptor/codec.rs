@@ -14,7 +14,10 @@
 use super::{Descriptor, InvalidDescriptor};
 
 const MAGIC: [u8; 8] = *b"FARFORK\0";
-const VERSION: u32 = 7;
+
+/// The version of the format, which changes with every change of it: nodes of one cluster have the same release.
+pub const DESCRIPTOR_VERSION: u32 = 7;
+
 const HEADER_BYTES: usize = 24;
 
 /// Largest descriptor, in bytes: 64 MiB hold a million mappings or a hundred thousand threads' names; what is larger
@@ -29,7 +32,7 @@ pub enum DecodeError {
     Magic,
     /// Written by another version.
     #[error(
-        "the descriptor has version {found}, this farfork reads version {VERSION}; use the same release on both nodes"
+        "the descriptor has version {found}, this farfork reads version {DESCRIPTOR_VERSION}; use the same release on both nodes"
     )]
     Version {
         /// What was found.
@@ -65,7 +68,7 @@ pub fn encode(descriptor: &Descriptor) -> Vec<u8> {
     bytes[16..24].copy_from_slice(&body_bytes.to_le_bytes());
     let checksum = crc32c::crc32c(&bytes[16..]);
     bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[8..12].copy_from_slice(&DESCRIPTOR_VERSION.to_le_bytes());
     bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
     bytes
 }
@@ -80,7 +83,7 @@ pub fn decode(bytes: &[u8]) -> Result<Descriptor, DecodeError> {
         return Err(DecodeError::Magic);
     }
     let version = u32::from_le_bytes(word(8).ok_or(DecodeError::Magic)?);
-    if version != VERSION {
+    if version != DESCRIPTOR_VERSION {
         return Err(DecodeError::Version { found: version });
     }
     let checksum = u32::from_le_bytes(word(12).ok_or(DecodeError::Magic)?);

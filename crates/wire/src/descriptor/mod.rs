@@ -30,7 +30,7 @@ mod validate;
 
 use serde::{Deserialize, Serialize};
 
-pub use codec::{DESCRIPTOR_BYTES_MAX, DecodeError, decode, encode};
+pub use codec::{DESCRIPTOR_BYTES_MAX, DESCRIPTOR_VERSION, DecodeError, decode, encode};
 pub use file::{
     Descriptor as FileDescriptor, EpollTarget, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile,
     StandardStream,
