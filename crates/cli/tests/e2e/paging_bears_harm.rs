@@ -25,17 +25,21 @@ const RUN_LIMIT: Duration = Duration::from_secs(175);
 /// The soak, from its beginning to its end.
 static SOAK: Mutex<Option<Child>> = Mutex::new(None);
 
+fn start() -> Child {
+    Farfork::at("/nonexistent".as_ref()).spawn(&ARGUMENTS)
+}
+
 fn begins() {
     let mut soak = SOAK.lock().unwrap_or_else(PoisonError::into_inner);
-    let running = soak.get_or_insert_with(|| Farfork::at("/nonexistent".as_ref()).spawn(&ARGUMENTS));
+    let running = soak.get_or_insert_with(start);
     let ended = running.try_wait().expect("our own child");
     assert!(ended.is_none(), "it ended before it could begin: {ended:?}");
 }
 
 fn ends() {
+    let begun = SOAK.lock().unwrap_or_else(PoisonError::into_inner).take();
     // Where nothing else was to be run, or the beginning was not.
-    begins();
-    let soak = SOAK.lock().unwrap_or_else(PoisonError::into_inner).take().expect("it has begun");
+    let soak = begun.unwrap_or_else(start);
     let ended = deadline::wait_with_output(soak, "farfork stress paging", RUN_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
     let said: Value = serde_json::from_str(&ended.stdout).expect("JSON");
