@@ -32,6 +32,7 @@ fn programs() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     println!("cargo::rerun-if-env-changed=CXX");
     println!("cargo::rerun-if-changed=src/baseline/end.h");
+    println!("cargo::rerun-if-changed=src/workload/parent.h");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let library = library(&out);
     for source in SOURCES.map(PathBuf::from) {

@@ -13,8 +13,9 @@ use crate::error::BenchError;
 use crate::figure::Place;
 use crate::report::churn::ChurnReport;
 use crate::samples::Samples;
-use crate::workload::churn::{CHURN, Churn, Deed};
+use crate::workload::churn::{self, CHURN, Deed};
 use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::parent::Parent;
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
@@ -50,7 +51,7 @@ pub async fn run_churn(
     let mut cluster = Cluster::start(farfork, plan.encrypted).await?;
     let program = CHURN.install(cluster.scratch())?;
     let payload = cluster.scratch().join("deed");
-    let parent = Churn::start(&program, plan.mib, PAYLOAD_PATH.as_ref())?;
+    let parent = Parent::start(&CHURN, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
     let seed = cluster.prepare(parent.pid()).await?.seed;
     let (mut samples, mut done) = (Samples::new(None), 0);
     let steps = plan.runs * Deed::ALL.len() * PLACES.len();
@@ -61,11 +62,11 @@ pub async fn run_churn(
                     return Err(BenchError::Interrupted);
                 }
                 let us = match node {
-                    Some(place) => Churn::took_us(&cluster.fork(&seed, place, &deed.to_string()).await?.said)?,
+                    Some(place) => churn::took_us(&cluster.fork(&seed, place, &deed.to_string()).await?.said)?,
                     None => {
                         let file = |cause| BenchError::File { path: payload.clone(), cause };
                         fs::write(&payload, deed.to_string()).map_err(file)?;
-                        Churn::unforked_us(&program, plan.mib, &payload)?
+                        churn::unforked_us(&program, plan.mib, &payload)?
                     }
                 };
                 let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };

@@ -18,7 +18,8 @@ use crate::plan::IDLE;
 use crate::report::fault::FaultReport;
 use crate::samples::Samples;
 use crate::workload::micro::PAYLOAD_PATH;
-use crate::workload::single::{SINGLE, Single};
+use crate::workload::parent::Parent;
+use crate::workload::single::{self, SINGLE};
 
 /// Memory of the parent of the children that fault, in MiB: pages far from each other.
 const MEMORY_MIB: u64 = 64;
@@ -96,7 +97,7 @@ pub async fn run_fault(
     let samples = Samples::new(plan.samples_file.as_ref().map(create).transpose()?);
     let cluster = Cluster::start(farfork, plan.encrypted).await?;
     let (program, payload) = (SINGLE.install(cluster.scratch())?, PAYLOAD_PATH.as_ref());
-    let parents = [MEMORY_MIB, plan.stream_mib].map(|mib| Single::start(&program, mib, payload));
+    let parents = [MEMORY_MIB, plan.stream_mib].map(|mib| Parent::start(&SINGLE, &program, mib, payload));
     let [parent, streamed] = parents;
     let (parent, streamed) = (parent?, streamed?);
     let streams = Streams::start(plan, &program)?;
@@ -170,9 +171,9 @@ impl Course<'_> {
     /// The touches of one child, each of which is a fault for one page.
     async fn touches(&mut self, count: usize, gap: Duration) -> Result<Vec<f64>, BenchError> {
         let wanted = Wanted { strategy: "cow,first", ..Wanted::default() };
-        let payload = Single::payload(count, gap);
+        let payload = single::payload(count, gap);
         let child = self.cluster.fork_as(&self.seed, Place::Other, &payload, wanted).await?;
-        Single::touches_us(&child.said)
+        single::touches_us(&child.said)
     }
 
     async fn alone(&mut self) -> Result<(), BenchError> {
@@ -223,11 +224,11 @@ impl Course<'_> {
 }
 
 /// Parents whose memory is streamed at the same time.
-struct Streams(Vec<Single>);
+struct Streams(Vec<Parent>);
 
 impl Streams {
     fn start(plan: &FaultPlan, program: &Path) -> Result<Self, BenchError> {
-        let start = |_| Single::start(program, STREAMED_MIB, PAYLOAD_PATH.as_ref());
+        let start = |_| Parent::start(&SINGLE, program, STREAMED_MIB, PAYLOAD_PATH.as_ref());
         (0..plan.streams).map(start).collect::<Result<_, _>>().map(Self)
     }
 }

@@ -12,13 +12,12 @@
 // whoever drove it is gone.
 //
 // usage: churn MIB PAYLOAD
-#include "../baseline/end.h"
+#include "parent.h"
 
 #include <atomic>
 #include <cinttypes>
 #include <csignal>
 #include <cstring>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -39,12 +38,6 @@ size_t pages;
 std::vector<uint32_t> writings;
 std::atomic<uint64_t> wrong;
 uint64_t state = 1;
-
-uint64_t mixed(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 uint64_t drawn(uint64_t below) { return mixed(state += 0x9e3779b97f4a7c15u) % below; }
 
@@ -176,17 +169,8 @@ int main(int count, char **arguments) {
     madvise(memory, pages * PAGE_BYTES, MADV_NOHUGEPAGE);
     writings.resize(pages);
     for (size_t page = 0; page < pages; page++) fill(memory + page * PAGE_WORDS, page, 0);
-    puts("ready");
-    fflush(stdout);
-    char letter;
-    while (read(STDIN_FILENO, &letter, 1) == 1) {
-    }
-
-    char what[32] = "";
-    int fd = open(arguments[2], O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    if (read(fd, what, sizeof what - 1) <= 0) fail("the payload");
-    close(fd);
+    char what[32];
+    if (!wait_for_payload(arguments[2], what)) return 0;
     int64_t began_ns = now_ns();
     churn(what);
     printf("churned %" PRId64 " %" PRIu64 "\n", (now_ns() - began_ns) / 1000, wrong.load());

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use serde::Serialize;
 
 use crate::error::BenchError;
-use crate::program::{Image, Program, numbers};
+use crate::program::{Image, numbers};
 
 /// The program.
 pub(crate) const CHURN: Image = Image { name: "churn", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/churn")) };
@@ -51,54 +51,34 @@ impl Display for Deed {
     }
 }
 
-/// A running parent; it ends with this value.
-#[derive(Debug)]
-pub(crate) struct Churn(Program);
+/// How long the same takes in a process that was never forked, in µs. `payload` is a file that says what.
+pub(crate) fn unforked_us(program: &Path, mib: u64, payload: &Path) -> Result<f64, BenchError> {
+    let mut command = Command::new(program);
+    let output = command.arg(mib.to_string()).arg(payload).stdin(Stdio::null()).output();
+    let output = output.map_err(|cause| BenchError::Program { program: CHURN.name, cause })?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    took_us(said.trim().strip_prefix("ready\n").unwrap_or(&said))
+}
 
-impl Churn {
-    /// Starts the installed program with so much private memory. A child finds its payload in that file.
-    pub(crate) fn start(program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
-        let mut command = Command::new(program);
-        command.arg(mib.to_string()).arg(payload);
-        let mut program = Program::start(CHURN.name, &command)?;
-        let [] = program.answer("ready")?;
-        Ok(Self(program))
-    }
-
-    /// Its process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-
-    /// How long the same takes in a process that was never forked, in µs. `payload` is a file that says what.
-    pub(crate) fn unforked_us(program: &Path, mib: u64, payload: &Path) -> Result<f64, BenchError> {
-        let mut command = Command::new(program);
-        let output = command.arg(mib.to_string()).arg(payload).stdin(Stdio::null()).output();
-        let output = output.map_err(|cause| BenchError::Program { program: CHURN.name, cause })?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        Self::took_us(said.trim().strip_prefix("ready\n").unwrap_or(&said))
-    }
-
-    /// How long it took a child, in µs, as it has said.
-    ///
-    /// # Errors
-    /// It said something else, or pages were wrong.
-    pub(crate) fn took_us(said: &str) -> Result<f64, BenchError> {
-        match numbers(CHURN.name, said, "churned")? {
-            [us, 0] => Ok(us as f64),
-            [_, wrong] => Err(BenchError::Wrong { wrong: wrong.unsigned_abs(), what: "pages of a program" }),
-        }
+/// How long it took a child, in µs, as it has said.
+///
+/// # Errors
+/// It said something else, or pages were wrong.
+pub(crate) fn took_us(said: &str) -> Result<f64, BenchError> {
+    match numbers(CHURN.name, said, "churned")? {
+        [us, 0] => Ok(us as f64),
+        [_, wrong] => Err(BenchError::Wrong { wrong: wrong.unsigned_abs(), what: "pages of a program" }),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Churn;
+    use super::took_us;
 
     #[test]
     fn wrong_pages_are_an_error() {
-        assert_eq!(Churn::took_us("churned 1500 0\n").unwrap(), 1500.0);
-        assert!(Churn::took_us("churned 1500 2\n").unwrap_err().to_string().starts_with("2 pages"));
-        assert!(Churn::took_us("ready\n").is_err());
+        assert_eq!(took_us("churned 1500 0\n").unwrap(), 1500.0);
+        assert!(took_us("churned 1500 2\n").unwrap_err().to_string().starts_with("2 pages"));
+        assert!(took_us("ready\n").is_err());
     }
 }

@@ -4,5 +4,6 @@ pub(crate) mod calls;
 pub(crate) mod churn;
 pub(crate) mod handshakes;
 pub(crate) mod micro;
+pub(crate) mod parent;
 pub(crate) mod single;
 pub(crate) mod wander;

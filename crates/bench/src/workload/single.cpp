@@ -6,10 +6,9 @@
 // whoever drove it is gone.
 //
 // usage: single MIB PAYLOAD
-#include "../baseline/end.h"
+#include "parent.h"
 
 #include <cinttypes>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 #include <vector>
@@ -40,16 +39,8 @@ int main(int count, char **arguments) {
     madvise(area, pages * PAGE_BYTES, MADV_NOHUGEPAGE);
     auto *memory = static_cast<volatile uint64_t *>(area);
     for (uint64_t page = 0; page < pages; page++) memory[page * (PAGE_BYTES / 8)] = word_at(page);
-    puts("ready");
-    fflush(stdout);
-    char letter;
-    while (read(STDIN_FILENO, &letter, 1) == 1) {
-    }
-
-    char payload[64] = "";
-    int fd = open(arguments[2], O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    if (read(fd, payload, sizeof payload - 1) <= 0) fail("the payload");
+    char payload[64];
+    if (!wait_for_payload(arguments[2], payload)) return 0;
     size_t touches = 0;
     long gap_us = 0;
     if (sscanf(payload, "%zu %ld", &touches, &gap_us) != 2 || touches == 0 || touches > COUNT_MAX || touches > pages) {

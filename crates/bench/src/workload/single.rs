@@ -1,65 +1,43 @@
 //! A program whose children touch single pages, and tell how long each touch took. `single.cpp` says how.
 
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use crate::error::BenchError;
-use crate::program::{Image, Program};
+use crate::program::Image;
 
 /// The program.
 pub(crate) const SINGLE: Image = Image { name: "single", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/single")) };
 
-/// A running parent; it ends with this value.
-#[derive(Debug)]
-pub(crate) struct Single(Program);
+/// The payload of a child that touches so many pages, with a pause before each.
+pub(crate) fn payload(touches: usize, gap: Duration) -> String {
+    format!("{touches} {}", gap.as_micros())
+}
 
-impl Single {
-    /// Starts the installed program with so much private memory. A child finds its payload in that file.
-    pub(crate) fn start(program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
-        let mut command = Command::new(program);
-        command.arg(mib.to_string()).arg(payload);
-        let mut program = Program::start(SINGLE.name, &command)?;
-        let [] = program.answer("ready")?;
-        Ok(Self(program))
-    }
-
-    /// Its process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-
-    /// The payload of a child that touches so many pages, with a pause before each.
-    pub(crate) fn payload(touches: usize, gap: Duration) -> String {
-        format!("{touches} {}", gap.as_micros())
-    }
-
-    /// How long each touch of a child took, in µs, as it has said.
-    ///
-    /// # Errors
-    /// It said something else, or pages were wrong.
-    pub(crate) fn touches_us(said: &str) -> Result<Vec<f64>, BenchError> {
-        let strange = || BenchError::Answer { program: SINGLE.name, said: said.trim().to_owned(), expected: "touched" };
-        let numbers = said.trim().strip_prefix("touched ").ok_or_else(strange)?;
-        let numbers: Option<Vec<u64>> = numbers.split(' ').map(|number| number.parse().ok()).collect();
-        match numbers.ok_or_else(strange)?.split_first() {
-            Some((0, ns)) if !ns.is_empty() => Ok(ns.iter().map(|ns| *ns as f64 / 1e3).collect()),
-            Some((wrong, _)) => Err(BenchError::Wrong { wrong: *wrong, what: "pages of a child" }),
-            None => Err(strange()),
-        }
+/// How long each touch of a child took, in µs, as it has said.
+///
+/// # Errors
+/// It said something else, or pages were wrong.
+pub(crate) fn touches_us(said: &str) -> Result<Vec<f64>, BenchError> {
+    let strange = || BenchError::Answer { program: SINGLE.name, said: said.trim().to_owned(), expected: "touched" };
+    let numbers = said.trim().strip_prefix("touched ").ok_or_else(strange)?;
+    let numbers: Option<Vec<u64>> = numbers.split(' ').map(|number| number.parse().ok()).collect();
+    match numbers.ok_or_else(strange)?.split_first() {
+        Some((0, ns)) if !ns.is_empty() => Ok(ns.iter().map(|ns| *ns as f64 / 1e3).collect()),
+        Some((wrong, _)) => Err(BenchError::Wrong { wrong: *wrong, what: "pages of a child" }),
+        None => Err(strange()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Single;
+    use super::touches_us;
 
     #[test]
     fn touches_are_told_and_wrong_pages_are_an_error() {
-        assert_eq!(Single::touches_us("touched 0 1500 20000\n").unwrap(), [1.5, 20.0]);
-        assert!(Single::touches_us("touched 2 1500 20000\n").unwrap_err().to_string().starts_with("2 pages"));
+        assert_eq!(touches_us("touched 0 1500 20000\n").unwrap(), [1.5, 20.0]);
+        assert!(touches_us("touched 2 1500 20000\n").unwrap_err().to_string().starts_with("2 pages"));
         for said in ["", "touched", "touched 0", "touched x 1", "ready"] {
-            assert!(Single::touches_us(said).is_err(), "{said}");
+            assert!(touches_us(said).is_err(), "{said}");
         }
     }
 }

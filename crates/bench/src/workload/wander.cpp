@@ -8,12 +8,11 @@
 // it ends: it is the parent, and whoever drove it is gone.
 //
 // usage: wander MIB PAYLOAD
-#include "../baseline/end.h"
+#include "parent.h"
 
 #include <cerrno>
 #include <cinttypes>
 #include <csignal>
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,12 +36,6 @@ size_t pages;
 uint64_t **blocks;
 uint32_t *holds;
 uint64_t state, looks;
-
-uint64_t mixed(uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
 
 uint64_t drawn(uint64_t below) { return mixed(state += 0x9e3779b97f4a7c15u) % below; }
 
@@ -141,17 +134,8 @@ int main(int count, char **arguments) {
         return 2;
     }
     set_up(strtoull(arguments[1], nullptr, 10));
-    puts("ready");
-    fflush(stdout);
-    char letter;
-    while (read(STDIN_FILENO, &letter, 1) == 1) {
-    }
-
-    char payload[64] = "";
-    int fd = open(arguments[2], O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    if (read(fd, payload, sizeof payload - 1) <= 0) fail("the payload");
-    close(fd);
+    char payload[64];
+    if (!wait_for_payload(arguments[2], payload)) return 0;
     long ms = 0;
     int stays = 0;
     if (sscanf(payload, "%" SCNu64 " %ld %d", &state, &ms, &stays) != 3) {

@@ -1,17 +1,9 @@
 //! A program whose children wander through their memory, change it, and check every page. `wander.cpp` says how.
 
-use std::path::Path;
-use std::process::Command;
-
-use crate::error::BenchError;
-use crate::program::{Image, Program};
+use crate::program::Image;
 
 /// The program.
 pub(crate) const WANDER: Image = Image { name: "wander", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/wander")) };
-
-/// A running parent; it ends with this value.
-#[derive(Debug)]
-pub(crate) struct Wander(Program);
 
 /// What a child has said.
 #[derive(Debug, PartialEq, Eq)]
@@ -24,47 +16,31 @@ pub(crate) enum Said<'a> {
     Wrong(&'a str),
 }
 
-impl Wander {
-    /// Starts the installed program with so much private memory. A child finds its payload in that file.
-    pub(crate) fn start(program: &Path, mib: u64, payload: &Path) -> Result<Self, BenchError> {
-        let mut command = Command::new(program);
-        command.arg(mib.to_string()).arg(payload);
-        let mut program = Program::start(WANDER.name, &command)?;
-        let [] = program.answer("ready")?;
-        Ok(Self(program))
-    }
+/// The payload of a child that wanders for so long, on ways that depend on a number, and stays then or does not.
+pub(crate) fn payload(seed: u64, ms: u64, stays: bool) -> String {
+    format!("{seed} {ms} {}", u8::from(stays))
+}
 
-    /// Its process id.
-    pub(crate) fn pid(&self) -> u32 {
-        self.0.pid()
-    }
-
-    /// The payload of a child that wanders for so long, on ways that depend on a number, and stays then or does not.
-    pub(crate) fn payload(seed: u64, ms: u64, stays: bool) -> String {
-        format!("{seed} {ms} {}", u8::from(stays))
-    }
-
-    /// What a child's output means.
-    pub(crate) fn understand(output: &str) -> Said<'_> {
-        let text = output.trim();
-        match text.strip_prefix("sound ").and_then(|looks| looks.parse().ok()) {
-            Some(looks) => Said::Sound(looks),
-            None if text.is_empty() => Said::Nothing,
-            None => Said::Wrong(text),
-        }
+/// What a child's output means.
+pub(crate) fn understand(output: &str) -> Said<'_> {
+    let text = output.trim();
+    match text.strip_prefix("sound ").and_then(|looks| looks.parse().ok()) {
+        Some(looks) => Said::Sound(looks),
+        None if text.is_empty() => Said::Nothing,
+        None => Said::Wrong(text),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Said, Wander};
+    use super::{Said, understand};
 
     #[test]
     fn what_is_not_sound_is_wrong() {
-        assert_eq!(Wander::understand("sound 812\n"), Said::Sound(812));
-        assert_eq!(Wander::understand("\n"), Said::Nothing);
+        assert_eq!(understand("sound 812\n"), Said::Sound(812));
+        assert_eq!(understand("\n"), Said::Nothing);
         for said in ["wrong page 3 of 4", "sound", "sound x", "sound 1\nsound 2"] {
-            assert_eq!(Wander::understand(said), Said::Wrong(said));
+            assert_eq!(understand(said), Said::Wrong(said));
         }
     }
 }

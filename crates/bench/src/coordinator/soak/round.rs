@@ -15,7 +15,8 @@ use super::verdict::{Allowed, End, Verdict, judge};
 use crate::coordinator::cluster::told;
 use crate::error::BenchError;
 use crate::workload::micro::PAYLOAD_PATH;
-use crate::workload::wander::{Said, Wander};
+use crate::workload::parent::Parent;
+use crate::workload::wander::{self, Said, WANDER};
 
 /// From the last deed of a round to the end of any of its children: a child whose owner is gone asks for it for a minute.
 const END_LIMIT: Duration = Duration::from_secs(150);
@@ -36,7 +37,7 @@ pub(super) struct Round<'a> {
 
 /// A family under way.
 struct Living {
-    parent: Option<Wander>,
+    parent: Option<Parent>,
     /// The child that it is of.
     from: Option<Whose>,
     seed: String,
@@ -87,7 +88,7 @@ impl<'a> Round<'a> {
     /// A parent, its seed, and its children.
     async fn found(&mut self, family: &Family) -> Result<Living, Failure> {
         let failed = |error: BenchError| Failure::new(tonic::Code::Internal, "the parent", error);
-        let parent = Wander::start(self.program, family.mib, PAYLOAD_PATH.as_ref()).map_err(failed)?;
+        let parent = Parent::start(&WANDER, self.program, family.mib, PAYLOAD_PATH.as_ref()).map_err(failed)?;
         let request = v1::PrepareRequest { pid: parent.pid(), sealed: family.sealed, ..Default::default() };
         let seed = self.prepare(family.owner, request).await?;
         let children = self.fork(family.owner, &seed, &family.children).await?;
@@ -111,7 +112,7 @@ impl<'a> Round<'a> {
                 seed: seed.to_owned(),
                 nodes: vec![self.ground.nodes()[youth.node].name.clone()],
                 count: 1,
-                payloads: vec![Wander::payload(youth.seed, youth.ms, youth.stays).into_bytes()],
+                payloads: vec![wander::payload(youth.seed, youth.ms, youth.stays).into_bytes()],
                 options: Some(options),
                 ..Default::default()
             };
@@ -287,7 +288,7 @@ impl<'a> Round<'a> {
             if end.how.is_some() {
                 return Ok(end);
             }
-            if child.stays && !is_told && Wander::understand(&end.said) != Said::Nothing {
+            if child.stays && !is_told && wander::understand(&end.said) != Said::Nothing {
                 self.send(child, SIGTERM).await?;
                 is_told = true;
             }

@@ -2,7 +2,7 @@
 
 use farfork_node::api::v1::exit::How;
 
-use crate::workload::wander::{Said, Wander};
+use crate::workload::wander::{self, Said};
 
 /// Numbers of signals.
 const SIGBUS: u32 = 7;
@@ -42,7 +42,7 @@ pub(super) enum Verdict {
 
 /// Judges an end.
 pub(super) fn judge(end: &End, allowed: Allowed) -> Verdict {
-    match (Wander::understand(&end.said), &end.how) {
+    match (wander::understand(&end.said), &end.how) {
         (Said::Wrong(text), _) => Verdict::Fault(format!("it says `{text}`")),
         (Said::Sound(looks), Some(How::Code(0))) => Verdict::Sound(looks),
         (_, Some(How::Signal(SIGKILL))) if allowed.killed => Verdict::Killed,

@@ -1,0 +1,32 @@
+// What programs have in common that are parents and, forked, their own children: they wait between the two, and know what
+// their memory must hold.
+#pragma once
+
+#include "../baseline/end.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+// Says that the parent is ready, and waits on its standard input, which in a child is /dev/null: the read(2) returns 0, and the
+// child reads its payload. Tells whether there is one: without the file this is the parent, and whoever drove it is gone.
+template <size_t BYTES> bool wait_for_payload(const char *path, char (&payload)[BYTES]) {
+    puts("ready");
+    fflush(stdout);
+    char letter;
+    while (read(STDIN_FILENO, &letter, 1) == 1) {
+    }
+
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t length = read(fd, payload, BYTES - 1);
+    if (length <= 0) fail("the payload");
+    payload[length] = 0;
+    close(fd);
+    return true;
+}
+
+inline uint64_t mixed(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
