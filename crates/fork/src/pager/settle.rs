@@ -198,14 +198,16 @@ impl Server<'_> {
                 return Reply::Refused(format!("child {id}: that it settles cannot be written down: {error}"));
             }
             self.note_settling(key);
-        } else if child.settling.is_settled() {
-            child.leave_to_kernel(pid);
         }
         self.settle_some(BULK_READS_MAX);
-        match self.children.get(&key) {
-            Some(served) => Reply::Settling(served.child.settle_progress()),
-            None => Reply::Refused(format!("child {id} has ended")),
+        let Some(served) = self.children.get(&key) else {
+            return Reply::Refused(format!("child {id} has ended"));
+        };
+        // Who hears that it has settled need not ask again, so it is left to the kernel first.
+        if served.child.settling.is_settled() {
+            served.child.leave_to_kernel(pid);
         }
+        Reply::Settling(served.child.settle_progress())
     }
 
     /// Gives a child that settles its turns.

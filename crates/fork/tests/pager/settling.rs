@@ -13,6 +13,7 @@ use crate::seed::Owner;
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_settled_child_needs_neither_owner_nor_pager", needs_nobody),
     ("a_settled_child_is_left_to_the_kernel", is_left_to_the_kernel),
+    ("who_hears_that_a_child_has_settled_need_not_ask_again", is_heard_once),
     ("a_settled_child_is_settled_for_the_next_pager", is_settled_for_the_next_pager),
     ("settling_goes_on_under_the_next_pager", goes_on_under_the_next_pager),
     ("settling_that_fails_harms_nobody", failure_harms_nobody),
@@ -74,6 +75,19 @@ fn is_left_to_the_kernel() {
         stage.program.let_go();
         stage.program.expect_success();
         assert_eq!(stage.bed.stats(&stage.program).counters.faults, 1, "the kernel gives zeroes by itself");
+    });
+}
+
+fn is_heard_once() {
+    with_program("pause_between", one_by_one(), |stage| {
+        stage.program.meet();
+        stage.settle(true);
+        soon("the note", || stage.program.dir.join(SETTLED_FILE).exists().then_some(()));
+        assert!(stage.registered_areas() > 0, "nobody has heard of it");
+        assert_eq!(stage.settle(true), SettleState::Settled);
+        assert_eq!(stage.registered_areas(), 0);
+        stage.program.let_go();
+        stage.program.expect_success();
     });
 }
 
