@@ -8,6 +8,7 @@
 //! ```
 
 mod error;
+mod freezing;
 mod group;
 mod node;
 

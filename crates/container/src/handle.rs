@@ -224,6 +224,7 @@ impl RunningContainer {
 fn end(id: &str, init: &OwnedFd, init_pid: i32, cgroup: &ContainerCgroup) -> Result<(), ContainerError> {
     // ESRCH: it has ended already.
     let _ = pidfd::send_signal(init, Signal::KILL.as_raw());
+    cgroup.let_end();
     let ended = clone::reap(init, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false);
     if !ended {
         return Err(ContainerError::Stuck { id: id.to_owned(), init_pid, waited_ms: KILL_MS_MAX });

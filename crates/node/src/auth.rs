@@ -191,7 +191,8 @@ mod tests {
     #[test]
     fn each_role_may_do_its_part() {
         let reads = READS.map(|method| (NODE, method));
-        let changes = ["Prepare", "Fork", "Kill", "Drop", "Remove", "Unpause", "Attach", "Check", "NotYetInvented"];
+        let changes =
+            ["Prepare", "Fork", "Kill", "Drop", "Remove", "Pause", "Unpause", "Attach", "Check", "NotYetInvented"];
         let changes = changes.map(|method| (NODE, method));
         let nodes =
             ["Heartbeat", "Leave", "DescribeSeed", "StartChildren", "Tend", "WarmUp"].map(|method| (PEER, method));

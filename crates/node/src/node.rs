@@ -78,9 +78,18 @@ impl Node {
     }
 
     /// Who serves the missing pages of a process, where it is a child of this node or was forked by one.
-    pub(crate) fn lineage_of(&self, pid: u32) -> Option<Lineage> {
-        let child = self.children.of_process(pid)?;
-        Some(self.engine.lineage(&child, self.seeds.fabric_address()))
+    ///
+    /// # Errors
+    /// The child is paused: nothing can be asked of its processes.
+    pub(crate) fn lineage_of(&self, pid: u32) -> Result<Option<Lineage>, Failure> {
+        let Some(child) = self.children.of_process(pid) else { return Ok(None) };
+        if child.is_frozen() {
+            let id = &child.record().id;
+            let paused =
+                Failure::new(Code::FailedPrecondition, format!("process {pid}"), format!("child {id} is paused"));
+            return Err(paused.with_next_step(format!("let it go on first: `farfork unpause {id}`")));
+        }
+        Ok(Some(self.engine.lineage(&child, self.seeds.fabric_address())))
     }
 
     /// Where its control API listens.

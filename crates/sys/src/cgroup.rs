@@ -1,6 +1,7 @@
 //! Control groups: directories of a hierarchy, the processes in them, the numbers that their files hold. Which groups
 //! there are, and what is limited, is decided above.
 
+pub mod freezer;
 pub mod hierarchy;
 
 use std::fs::{self, File};

@@ -18,6 +18,7 @@ mod man;
 mod node;
 mod nodes;
 mod pager;
+mod pause;
 mod prepare;
 mod prewarm;
 mod ps;
@@ -59,6 +60,7 @@ pub(crate) enum Command {
     Inspect(inspect::Inspect),
     Logs(logs::Logs),
     Kill(kill::Kill),
+    Pause(pause::Pause),
     Unpause(unpause::Unpause),
     Settle(settle::Settle),
     Core(core::Core),
@@ -93,6 +95,7 @@ impl Command {
             Command::Inspect(command) => block_on(command.run(global)),
             Command::Logs(command) => block_on(command.run(global)),
             Command::Kill(command) => block_on(command.run(global)),
+            Command::Pause(command) => block_on(command.run(global)),
             Command::Unpause(command) => block_on(command.run(global)),
             Command::Settle(command) => block_on(command.run(global)),
             Command::Core(command) => block_on(command.run(global)),

@@ -1,4 +1,4 @@
-//! `farfork unpause`: children that were forked with --paused begin.
+//! `farfork unpause`: children that stand still go on.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,9 @@ use farfork_node::limits::QUERY_TIMEOUT;
 use super::each::{self, Outcome};
 use crate::Global;
 
-/// Let children that were forked with --paused make their first step.
+/// Let children go on that `farfork pause` stopped, and those that were forked with --paused make their first step.
+///
+/// What runs goes on as it does.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

@@ -35,6 +35,16 @@ pub enum CgroupError {
         /// What the kernel said.
         cause: io::Error,
     },
+    /// Processes of a group do not stop.
+    #[error("it does not stop: {cause} of control group {} after {waited_ms} ms; one of its threads is in a system call that cannot be interrupted: try again", path.display())]
+    Freeze {
+        /// The group's directory.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+        /// How long was waited, in milliseconds.
+        waited_ms: u128,
+    },
     /// A limit is asked for that the machine cannot keep.
     #[error("no control group here has the `{controller}` controller; enable it, or go without this limit")]
     ControllerMissing {

@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use farfork_sys::cgroup;
-use farfork_sys::cgroup::hierarchy::{self, Base, Version};
+use farfork_sys::cgroup::hierarchy::{self, Base, Hierarchy, Version};
 
 use super::{CgroupError, ContainerCgroup, Place};
 
 /// The controllers that limits of containers need.
 const CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
+/// What pauses containers on a machine without the unified hierarchy, each group of which can be frozen.
+const FREEZER: &str = "freezer";
 
 /// The node's directory in each hierarchy, with the groups below it.
 #[derive(Debug, Clone)]
@@ -22,12 +24,18 @@ impl NodeCgroups {
     /// # Errors
     /// [`CgroupError::Detect`], [`CgroupError::Create`].
     pub fn create(name: &str) -> Result<Self, CgroupError> {
-        let mut hierarchies = hierarchy::mounted().map_err(CgroupError::Detect)?;
+        Self::create_in(hierarchy::mounted().map_err(CgroupError::Detect)?, name)
+    }
+
+    /// As [`NodeCgroups::create`], in these hierarchies.
+    pub(super) fn create_in(mut hierarchies: Vec<Hierarchy>, name: &str) -> Result<Self, CgroupError> {
         // Version 2 comes first: what it controls, version 1 cannot.
         hierarchies.sort_by_key(|hierarchy| hierarchy.version == Version::V1);
+        let is_unified = hierarchies.first().is_some_and(|hierarchy| hierarchy.version == Version::V2);
+        let wanted = [&CONTROLLERS[..], if is_unified { &[] } else { &[FREEZER] }].concat();
         let mut places: Vec<Place> = Vec::new();
         for hierarchy in &hierarchies {
-            let Base { directory, controllers } = hierarchy.base(&CONTROLLERS);
+            let Base { directory, controllers } = hierarchy.base(&wanted);
             if controllers.is_empty() && hierarchy.version == Version::V1 {
                 continue;
             }

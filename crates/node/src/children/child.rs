@@ -1,16 +1,17 @@
 //! One child of this node: what it is, what it is doing, and what can be done to it.
 
+mod pausing;
+
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use farfork_container::ContainerCgroup;
 use farfork_fork::pager::{LOST_FILE, MemoryPlan, PagerCounters, SETTLED_FILE, SettleProgress, SettleState};
-use farfork_fork::restore;
 use farfork_sys::identity::ProcessIdentity;
-use farfork_sys::pidfd;
 use farfork_sys::process::Residence;
 use farfork_wire::PAGE_SIZE;
 use tokio::net::unix::pipe;
@@ -26,7 +27,7 @@ use crate::failure::Failure;
 /// What a child is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Status {
-    /// Complete, waiting to make its first step.
+    /// It stands still, before its first step or later.
     Paused,
     /// It runs.
     Running,
@@ -55,27 +56,35 @@ pub(crate) struct Child {
     is_settled: watch::Sender<bool>,
     /// Our end of its standard input, until somebody attaches.
     stdin: Mutex<Option<pipe::Sender>>,
-    /// The socket that a paused child waits at.
+    /// The socket that a child waits at which was started paused. Held while it is paused and let go on.
     gate: Mutex<Option<OwnedFd>>,
+    /// Its container's, where that has not ended.
+    cgroup: Option<ContainerCgroup>,
 }
 
 impl Child {
-    /// A child that was just started: `gate` where it is paused, `stdin` where somebody will attach.
+    /// A child that was just started: `gate` where it is paused, `stdin` where somebody will attach. `cgroup` is its
+    /// container's.
     pub(super) fn started(
         record: Record,
         directory: PathBuf,
         stdin: Option<pipe::Sender>,
         gate: Option<OwnedFd>,
+        cgroup: Option<ContainerCgroup>,
     ) -> Self {
         let status = if gate.is_some() { Status::Paused } else { Status::Running };
         let (stdin, gate) = (Mutex::new(stdin), Mutex::new(gate));
         let (status, is_settled) = (watch::Sender::new(status), watch::Sender::new(false));
-        Self { record, directory, status, is_settled, stdin, gate }
+        Self { record, directory, status, is_settled, stdin, gate, cgroup }
     }
 
-    /// A child that an earlier daemon started. One that was paused then has ended with that daemon.
-    pub(super) fn adopted(record: Record, directory: PathBuf) -> Self {
-        let child = Self::started(record, directory, None, None);
+    /// A child that an earlier daemon started. One that waited for its first step then has ended with that daemon; one that
+    /// was paused later is so still.
+    pub(super) fn adopted(record: Record, directory: PathBuf, cgroup: Option<ContainerCgroup>) -> Self {
+        let child = Self::started(record, directory, None, None, cgroup);
+        if child.is_frozen() {
+            child.status.send_replace(Status::Paused);
+        }
         if let Some(ended) = child.record.ended.clone() {
             child.status.send_replace(Status::Ended(ended));
         }
@@ -198,48 +207,6 @@ impl Child {
             None => Output::open(&path).await,
         };
         opened.map_err(|error| self.failure(Code::Internal, format!("what it wrote cannot be read: {error}")))
-    }
-
-    /// Sends it a signal.
-    ///
-    /// # Errors
-    /// It has ended, or the number is no signal.
-    pub(crate) fn kill(&self, signal: u32) -> Result<(), Failure> {
-        let has_ended = || {
-            self.failure(Code::FailedPrecondition, "it has ended")
-                .with_next_step("forget it with `farfork rm`, or see how it ended with `farfork inspect`")
-        };
-        if self.ended().is_some() {
-            return Err(has_ended());
-        }
-        let identity: ProcessIdentity = self.record.process.parse().map_err(|error: io::Error| self.broken(&error))?;
-        let process = identity.open().map_err(|error| self.broken(&error))?.ok_or_else(has_ended)?;
-        match pidfd::send_signal(&process, signal.cast_signed()) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
-                Err(self.failure(Code::InvalidArgument, format!("{signal} is no signal")))
-            }
-            // ESRCH: it ended a moment ago.
-            Err(_) => Err(has_ended()),
-            Ok(()) => Ok(()),
-        }
-    }
-
-    /// Lets it make its first step.
-    ///
-    /// # Errors
-    /// It is not paused.
-    pub(crate) fn unpause(&self) -> Result<(), Failure> {
-        let gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let gate = gate.ok_or_else(|| self.failure(Code::FailedPrecondition, "it is not paused"))?;
-        restore::unpause(gate.as_fd()).map_err(|error| self.broken(&error))?;
-        self.status.send_if_modified(|status| {
-            let was_paused = *status == Status::Paused;
-            if was_paused {
-                *status = Status::Running;
-            }
-            was_paused
-        });
-        Ok(())
     }
 
     /// Nothing is left of its container, and the pager has forgotten it.

@@ -82,7 +82,8 @@ impl Children {
     pub(crate) fn add(&self, newborn: Newborn) -> Arc<Child> {
         let Newborn { record, container, stdin, gate } = newborn;
         let directory = self.run_dir.child(&record.id);
-        let child = Arc::new(Child::started(record, directory, stdin, gate));
+        let cgroup = Some(container.cgroup().clone());
+        let child = Arc::new(Child::started(record, directory, stdin, gate, cgroup));
         self.table().insert(child.record().id.clone(), child.clone());
         self.watch_over(child.clone(), container);
         child
@@ -117,7 +118,8 @@ impl Children {
     fn adopt_child(&self, record: Record, directory: PathBuf, running: &mut Vec<RunningContainer>) {
         let container = running.iter().position(|container| container.id() == record.container);
         let container = container.map(|index| running.swap_remove(index));
-        let child = Arc::new(Child::adopted(record, directory));
+        let cgroup = container.as_ref().map(|container| container.cgroup().clone());
+        let child = Arc::new(Child::adopted(record, directory, cgroup));
         self.table().insert(child.record().id.clone(), child.clone());
         match container {
             Some(container) => self.watch_over(child, container),

@@ -212,7 +212,8 @@ impl Hall {
                 self.node.engine.capture_and_hold(
                     pid,
                     asker,
-                    self.node.lineage_of(pid),
+                    // Who asks for itself is not paused.
+                    self.node.lineage_of(pid).unwrap_or(None),
                     Box::new(Captor { maker, visit }),
                 );
             }

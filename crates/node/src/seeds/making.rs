@@ -32,14 +32,14 @@ pub(crate) type Answer = Box<dyn FnOnce(Result<v1::Seed, Failure>) -> bool + Sen
 /// dropped.
 ///
 /// # Errors
-/// The name is taken, or nothing can be captured now; why the process is not captured is in the answer.
+/// The name is taken, it is a paused child's, or nothing can be captured now; why the process is not captured is in the answer.
 pub(crate) fn make(
     node: &Arc<Node>,
     pid: u32,
     mut options: PrepareOptions,
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
     let (freeze, asker) = (options.freeze, (std::mem::take(&mut options.sockets), options.offer.take()));
-    let lineage = node.lineage_of(pid);
+    let lineage = node.lineage_of(pid)?;
     let (answer, answered) = oneshot::channel();
     let maker = Maker::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
     node.engine.capture(pid, freeze, asker, lineage, Box::new(maker))?;

@@ -1,5 +1,7 @@
 //! Requests about children that are answered at once.
 
+use std::sync::Arc;
+
 use farfork_wire::ChildId;
 
 use super::route::{Place, ask_others, child_id, passed_on, place_of_child};
@@ -21,13 +23,26 @@ pub(crate) async fn kill(node: &Node, request: v1::KillRequest) -> Result<v1::Ki
     }
 }
 
-pub(super) async fn unpause(node: &Node, request: v1::UnpauseRequest) -> Result<v1::Child, Failure> {
+pub(super) async fn pause(node: &Arc<Node>, request: v1::PauseRequest) -> Result<v1::Child, Failure> {
     let id = child_id(&request.child)?;
     match place_of_child(node, &id)? {
         Place::Here => {
             let child = node.children.get(&id)?;
-            child.unpause()?;
-            Ok(child.as_ref().into())
+            node.blocking(move || child.pause().map(|()| child.as_ref().into())).await
+        }
+        Place::There(mut owner) => {
+            let answer = owner.pause(within(QUERY_TIMEOUT, request)).await;
+            answer.map(tonic::Response::into_inner).map_err(passed_on(format!("child {id}")))
+        }
+    }
+}
+
+pub(super) async fn unpause(node: &Arc<Node>, request: v1::UnpauseRequest) -> Result<v1::Child, Failure> {
+    let id = child_id(&request.child)?;
+    match place_of_child(node, &id)? {
+        Place::Here => {
+            let child = node.children.get(&id)?;
+            node.blocking(move || child.unpause().map(|()| child.as_ref().into())).await
         }
         Place::There(mut owner) => {
             let answer = owner.unpause(within(QUERY_TIMEOUT, request)).await;

@@ -53,6 +53,10 @@ impl v1::node_server::Node for ControlService {
         Ok(Response::new(children::kill(&self.0, request.into_inner()).await?))
     }
 
+    async fn pause(&self, request: Request<v1::PauseRequest>) -> Answer<v1::Child> {
+        Ok(Response::new(children::pause(&self.0, request.into_inner()).await?))
+    }
+
     async fn unpause(&self, request: Request<v1::UnpauseRequest>) -> Answer<v1::Child> {
         Ok(Response::new(children::unpause(&self.0, request.into_inner()).await?))
     }

@@ -1,0 +1,41 @@
+//! `farfork pause`: children stand still where they are.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_node::api::v1::PauseRequest;
+use farfork_node::client::within;
+use farfork_node::limits::QUERY_TIMEOUT;
+
+use super::each::{self, Outcome};
+use crate::Global;
+
+/// Have children stand still where they are, with all that they have forked, until `farfork unpause`.
+///
+/// A paused child uses no processor, and keeps its memory. Signals wait until it goes on, but for KILL, which ends it; its
+/// --timeout runs on. A system call that waits may end with EINTR, as after SIGSTOP and SIGCONT. What is paused stays so.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  farfork pause n2.c00f3a96c5d217e84
+  farfork ps --running --quiet | xargs farfork pause
+
+Exit status: 0 all stand still, 1 one or more do not, 2 wrong usage.")]
+pub(crate) struct Pause {
+    /// Ids of the children.
+    #[arg(required = true, value_name = "CHILD")]
+    children: Vec<String>,
+}
+
+impl Pause {
+    pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        let client = global.connection.open().await?;
+        let mut outcomes = Vec::new();
+        for child in self.children {
+            let request = PauseRequest { child: child.clone() };
+            let answer = client.clone().pause(within(QUERY_TIMEOUT, request)).await;
+            outcomes.push(Outcome::new("child", child, answer.map(drop)));
+        }
+        Ok(each::conclude("children", &outcomes, global.json))
+    }
+}

@@ -1,0 +1,162 @@
+//! Children may be paused: one that is stands still with all its threads, shows so, and goes on as if nothing had been;
+//! what is asked of it meanwhile is done, or refused with what to do.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, deadline};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("and_stand_still", stand_still),
+    Test::shared("while_their_pages_come", while_paging),
+    Test::shared("and_settled_and_looked_at", settled_and_looked_at),
+    Test::shared("and_killed", killed),
+    Test::alone("and_outlive_their_daemon", outlive_daemon),
+];
+
+const MEMORY_MIB: &str = "64";
+/// How long a child goes on touching memory.
+const PAGING_MS: u64 = 1500;
+/// Many times what lies between two lines of a child.
+const MOMENT: Duration = Duration::from_millis(60);
+/// For a child to do what it does every two milliseconds, or to end, on a busy machine.
+const LIMIT: Duration = Duration::from_secs(20);
+
+fn state(farfork: &Farfork, child: &Started) -> String {
+    farfork.json(&["inspect", &child.id])["state"].as_str().expect("a state").to_owned()
+}
+
+/// Processor time of all its threads, and what it has written: neither grows while it stands still.
+fn doings(farfork: &Farfork, child: &Started) -> (Vec<String>, usize) {
+    let tasks = fs::read_dir(format!("/proc/{}/task", child.pid)).expect("a child that lives");
+    let mut times: Vec<String> = tasks
+        .flatten()
+        .filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok())
+        .map(|text| text.split(' ').next().unwrap_or_default().to_owned())
+        .collect();
+    times.sort();
+    (times, farfork.json(&["logs", &child.id])["stdout"].as_str().expect("output").len())
+}
+
+fn require_still(farfork: &Farfork, child: &Started) {
+    let before = doings(farfork, child);
+    thread::sleep(MOMENT);
+    assert_eq!(doings(farfork, child), before, "{} does something", child.id);
+}
+
+fn require_going_on(farfork: &Farfork, child: &Started) {
+    let before = doings(farfork, child).1;
+    deadline::until("a child goes on", LIMIT, || (doings(farfork, child).1 > before).then_some(()));
+}
+
+/// A program with four workers beside its main thread, asked by another node than its own.
+fn stand_still(cluster: &Cluster) {
+    let parent = Parent::start(Program::Threads, &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
+    let (farfork, child, other) = (cluster.first(), &children[0], &children[1]);
+    require_going_on(farfork, child);
+    for _ in 0..2 {
+        farfork.json(&["pause", &child.id]);
+        assert_eq!((state(farfork, child).as_str(), state(farfork, other).as_str()), ("paused", "running"));
+    }
+    require_still(farfork, child);
+    let listed = farfork.run(&["ps"]).stdout;
+    let line = listed.lines().find(|line| line.contains(&child.id)).expect("a line of its own");
+    assert!(line.contains("paused"), "{line}");
+    for _ in 0..2 {
+        farfork.json(&["unpause", &child.id, &other.id]);
+        assert_eq!(state(farfork, child), "running");
+    }
+    require_going_on(farfork, child);
+    farfork.json(&["kill", "-s", "KILL", &child.id, &other.id]);
+    farfork.json_of_any(&["wait", &child.id]);
+    farfork.refused(&["pause", &child.id]).names(&[&child.id, "it has ended"]);
+    farfork.refused(&["unpause", &child.id]).names(&[&child.id, "it has ended"]);
+}
+
+/// Again and again, in the middle of faults, in loads and in system calls.
+fn while_paging(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let payloads = [format!("71 {PAGING_MS}"), format!("72 {PAGING_MS} calls")];
+    let children = seed.fork_detached(&payloads, &["--to", cluster.name(1), "--strategy", "cow"]);
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    for _ in 0..8 {
+        cluster.first().json(&[&["pause"], &ids[..]].concat());
+        children.iter().for_each(|child| require_still(cluster.first(), child));
+        cluster.first().json(&[&["unpause"], &ids[..]].concat());
+        thread::sleep(MOMENT);
+    }
+    seed.check_answers(&parent, &children, &[71, 72]);
+    parent.require_unharmed();
+}
+
+/// What needs no step of the child is done, and it stays paused.
+fn settled_and_looked_at(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &["16"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let child = seed.fork_detached(&["73 500".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]).remove(0);
+    let there = cluster.node(1);
+    there.json(&["pause", &child.id]);
+    there.refused(&["prepare", &child.pid.to_string()]).names(&[&child.id, "is paused", "farfork unpause"]);
+    let checked = there.run(&["check", &child.pid.to_string()]);
+    assert!(checked.stdout.contains("frozen"), "{}{}", checked.stdout, checked.stderr);
+    there.refused(&["rm", &child.id]).names(&["it has not ended", "farfork kill"]);
+    assert_eq!(there.json(&["settle", &child.id])["settled"], true);
+    let core = tempfile::NamedTempFile::new().expect("a file");
+    there.json(&["core", &child.id, "--output", &core.path().to_string_lossy()]);
+    assert!(fs::metadata(core.path()).is_ok_and(|file| file.len() > 0));
+    require_still(there, &child);
+    assert_eq!(state(there, &child), "paused");
+    there.json(&["unpause", &child.id]);
+    seed.check_answers(&parent, &[child], &[73]);
+}
+
+fn ended(farfork: &Farfork, child: &Started) -> Value {
+    farfork.json_of_any(&["wait", "--timeout", "20s", &child.id])["children"][0].clone()
+}
+
+/// KILL at once, by hand or when its time is over; TERM when it goes on.
+fn killed(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &["1"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let farfork = cluster.first();
+    let children = seed.fork_idle(2, &["--to", cluster.name(1)]);
+    let limited = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "2s"]).remove(0);
+    for child in children.iter().chain([&limited]) {
+        farfork.json(&["pause", &child.id]);
+    }
+    farfork.json(&["kill", "-s", "KILL", &children[0].id]);
+    assert_eq!(ended(farfork, &children[0])["signal"], 9);
+    farfork.json(&["kill", &children[1].id]);
+    require_still(farfork, &children[1]);
+    farfork.json(&["unpause", &children[1].id]);
+    assert_eq!(ended(farfork, &children[1])["signal"], 15);
+    assert_eq!(ended(farfork, &limited)["signal"], 9);
+}
+
+/// The next daemon finds it paused, and lets it go on.
+fn outlive_daemon() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Situation("paging"), &["16"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let child = seed.fork_detached(&["74 500".to_owned()], &["--to", cluster.name(1)]).remove(0);
+    cluster.node(1).json(&["pause", &child.id]);
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    let farfork = cluster.node(1);
+    assert_eq!(state(farfork, &child), "paused");
+    require_still(farfork, &child);
+    farfork.json(&["unpause", &child.id]);
+    deadline::until("the owner is known again", LIMIT, || {
+        farfork.run(&["inspect", seed.id()]).status.success().then_some(())
+    });
+    seed.check_answers(&parent, &[child], &[74]);
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}

@@ -1,0 +1,112 @@
+//! Pausing all that runs in a group, by the unified hierarchy where there is one, else by the freezer of version 1.
+
+use std::time::{Duration, Instant};
+
+use farfork_sys::cgroup::freezer;
+use farfork_sys::cgroup::hierarchy::Version;
+
+use super::{CgroupError, ContainerCgroup, Place};
+
+impl ContainerCgroup {
+    /// Stops all that runs in the group, and waits until it stands, at most `limit`. Where that fails all of it goes on.
+    ///
+    /// # Errors
+    /// [`CgroupError::ControllerMissing`], [`CgroupError::Freeze`].
+    pub fn freeze(&self, limit: Duration) -> Result<(), CgroupError> {
+        let (place, began) = (self.freezer()?, Instant::now());
+        freezer::freeze(&place.path, place.version, limit).map_err(|cause| CgroupError::Freeze {
+            path: place.path.clone(),
+            cause,
+            waited_ms: began.elapsed().as_millis(),
+        })
+    }
+
+    /// Lets all that was stopped go on; where nothing was, nothing happens.
+    ///
+    /// # Errors
+    /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
+    pub fn thaw(&self) -> Result<(), CgroupError> {
+        let place = self.freezer()?;
+        let failed = |cause| CgroupError::File { path: place.path.clone(), cause };
+        freezer::thaw(&place.path, place.version).map_err(failed)
+    }
+
+    /// Whether it was stopped, by this process or one before it.
+    pub fn is_frozen(&self) -> bool {
+        self.freezer().is_ok_and(|place| freezer::is_frozen(&place.path, place.version))
+    }
+
+    /// Lets what was killed end: the freezer of version 1 keeps even SIGKILL from its tasks.
+    pub(crate) fn let_end(&self) {
+        if self.freezer().is_ok_and(|place| place.version == Version::V1) && self.is_frozen() {
+            // What stands then does not end in time, and is reported.
+            let _ = self.thaw();
+        }
+    }
+
+    fn freezer(&self) -> Result<&Place, CgroupError> {
+        let can = |place: &&Place| place.version == Version::V2 || place.controllers.iter().any(|c| c == "freezer");
+        self.places.iter().find(can).ok_or(CgroupError::ControllerMissing { controller: "freezer" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::{Child, Command};
+
+    use farfork_sys::cgroup::hierarchy;
+
+    use super::super::NodeCgroups;
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    /// How much processor time a process has used, in ticks.
+    fn ticks_used(process: &Child) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", process.id())).unwrap();
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+
+    fn goes_on(process: &Child) -> bool {
+        let (before, deadline) = (ticks_used(process), Instant::now() + LIMIT);
+        std::iter::repeat_with(|| ticks_used(process) > before).any(|more| more || Instant::now() > deadline)
+            && ticks_used(process) > before
+    }
+
+    /// A process that is busy stops, is told to be frozen, and goes on.
+    fn stops_and_goes_on(version: Version) {
+        let mut hierarchies = hierarchy::mounted().unwrap();
+        hierarchies.retain(|hierarchy| hierarchy.version == version);
+        let name = format!("farfork-test-{}-{version:?}", std::process::id());
+        let node = NodeCgroups::create_in(hierarchies, &name).unwrap();
+        let group = node.group("paused").unwrap();
+        let mut process = Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        group.join(process.id().cast_signed()).unwrap();
+        group.freeze(LIMIT).unwrap();
+        group.freeze(LIMIT).unwrap();
+        let stood = ticks_used(&process);
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!((ticks_used(&process), group.is_frozen()), (stood, true));
+        group.thaw().unwrap();
+        group.thaw().unwrap();
+        assert!(goes_on(&process) && !group.is_frozen());
+        group.freeze(LIMIT).unwrap();
+        process.kill().unwrap();
+        group.let_end();
+        process.wait().unwrap();
+        group.remove().unwrap();
+        node.remove_empty();
+    }
+
+    #[test]
+    fn a_group_is_paused_in_the_unified_hierarchy() {
+        stops_and_goes_on(Version::V2);
+    }
+
+    #[test]
+    fn a_group_is_paused_by_the_freezer_of_version_1() {
+        stops_and_goes_on(Version::V1);
+    }
+}

@@ -1,0 +1,86 @@
+//! Freezing a control group: all its tasks, and those of the groups below, stop where they are until it is thawed. Version 2
+//! stops a task where a signal would, and lets SIGKILL and tracers reach it; version 1 keeps even those from it.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Seek as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::hierarchy::Version;
+
+/// Between two looks at a version 1 group on its way: looking is what makes the kernel count its tasks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Freezes a group and waits until all its tasks stand, at most `limit`. Where that fails it is thawed again.
+///
+/// # Errors
+/// `TimedOut` where a task does not stop in time: it is in uninterruptible sleep, or in a system call that waits for a page;
+/// else as writing the group's files: ENOENT where it has no freezer (before Linux 5.2).
+pub fn freeze(group: &Path, version: Version, limit: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    let frozen = match version {
+        Version::V2 => freeze_v2(group, deadline),
+        Version::V1 => freeze_v1(group, deadline),
+    };
+    if frozen.is_err() {
+        let _ = thaw(group, version);
+    }
+    frozen
+}
+
+/// Lets the tasks of a group go on; one that is not frozen stays so.
+///
+/// # Errors
+/// As writing the group's file.
+pub fn thaw(group: &Path, version: Version) -> io::Result<()> {
+    match version {
+        Version::V2 => super::write(group, "cgroup.freeze", "0"),
+        Version::V1 => super::write(group, "freezer.state", "THAWED"),
+    }
+}
+
+/// Whether a group was told to freeze; a group without a freezer was not.
+pub fn is_frozen(group: &Path, version: Version) -> bool {
+    let (file, word) = match version {
+        Version::V2 => ("cgroup.freeze", "0"),
+        Version::V1 => ("freezer.self_freezing", "0"),
+    };
+    fs::read_to_string(group.join(file)).is_ok_and(|state| state.trim() != word)
+}
+
+/// The kernel tells when the last task stands: a change of the events' file.
+fn freeze_v2(group: &Path, deadline: Instant) -> io::Result<()> {
+    let mut events = File::open(group.join("cgroup.events"))?;
+    super::write(group, "cgroup.freeze", "1")?;
+    let mut text = String::new();
+    loop {
+        text.clear();
+        events.rewind()?;
+        events.read_to_string(&mut text)?;
+        if text.lines().any(|line| line == "frozen 1") {
+            return Ok(());
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let left = Timespec::try_from(left).map_err(|_| io::ErrorKind::InvalidInput)?;
+        match poll(&mut [PollFd::new(&events, PollFlags::PRI)], Some(&left)) {
+            Err(error) if error != rustix::io::Errno::INTR => return Err(error.into()),
+            _ => {}
+        }
+    }
+}
+
+fn freeze_v1(group: &Path, deadline: Instant) -> io::Result<()> {
+    super::write(group, "freezer.state", "FROZEN")?;
+    while fs::read_to_string(group.join("freezer.state"))?.trim() != "FROZEN" {
+        if Instant::now() >= deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        std::thread::sleep(LOOK_INTERVAL);
+    }
+    Ok(())
+}
