@@ -55,6 +55,8 @@ pub struct Session<P> {
     inbox: Inbox,
     /// Decrypted bytes that TLS keeps.
     plain_left: usize,
+    /// Why the handshake failed: the pipe tells a reason once, and of whoever looks later only that it is at its end.
+    verdict: Option<PeerError>,
 }
 
 impl<P> std::fmt::Debug for Session<P> {
@@ -106,6 +108,7 @@ impl<P: Read + Write> Session<P> {
             shown: None,
             inbox: Inbox::default(),
             plain_left: 0,
+            verdict: None,
         }
     }
 
@@ -140,8 +143,19 @@ impl<P: Read + Write> Session<P> {
     /// Does of the handshake what can be done now; tells whether it is over.
     ///
     /// # Errors
-    /// As [`Self::receive`].
+    /// As [`Self::receive`]; once the peer was not let in, or did not let this side in, always the same.
     pub fn shake(&mut self) -> io::Result<bool> {
+        if let Some(verdict) = &self.verdict {
+            return Err(refusal(verdict.clone()));
+        }
+        let outcome = self.shake_on();
+        if let Err(error) = &outcome {
+            self.verdict = error.get_ref().and_then(|inner| inner.downcast_ref()).cloned();
+        }
+        outcome
+    }
+
+    fn shake_on(&mut self) -> io::Result<bool> {
         while self.state != State::Open {
             // A peer that refused may have closed: its reason counts, and has come before the pipe broke.
             let flushed = self.flush();

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use farfork_trust::{Credentials, Encryption, PeerError, Role, Session, member};
+use farfork_trust::{Credentials, Encryption, NODE_VALID, PeerError, Role, Session, member};
 use proptest::prelude::*;
 
 use crate::bed::{Bed, carry, found, name, open, pair, shake};
@@ -86,6 +86,19 @@ fn a_node_of_another_cluster_is_a_stranger() {
     let error = found(one);
     assert!(matches!(error, PeerError::UnknownAuthority { .. }), "{error}");
     assert!(error.to_string().contains("n1") && error.to_string().contains("join"), "{error}");
+}
+
+#[test]
+fn a_refusal_is_told_as_often_as_one_asks() {
+    let bed = Bed::new("blue");
+    let expired = bed.issue_at(Role::Node, "n2", SystemTime::now() - 2 * NODE_VALID, NODE_VALID);
+    let (mut client, mut server) = pair(&open(&expired, Encryption::On), &open(&bed.first, Encryption::On), None);
+    let first = found(shake(&mut client, &mut server).0);
+    drop(server);
+    let sends = found(client.send(&[IoSlice::new(b"a question")]).map(drop));
+    let receives = found(client.receive(&mut [IoSliceMut::new(&mut [0; 16])]).map(drop));
+    assert!(matches!(&first, PeerError::Refused(why) if why.contains("expired")), "{first}");
+    assert_eq!((&sends, &receives), (&first, &first));
 }
 
 #[test]
