@@ -79,7 +79,8 @@ enum farfork_fork_flag {
     FARFORK_FORK_OWNS_SEED = 2, /* the seed ends with this connection, whatever its ttl was */
 };
 
-/* Starts children of a seed. The payload of each is its index, in decimal digits. */
+/* Starts children of a seed. The payload of each is its index, in decimal digits. A request without the last two fields, as
+ * older libraries send it, sets no limits. */
 struct farfork_fork_request {
     struct farfork_header header;
     uint32_t batch;      /* a number of the sender's, which comes back in what is said of these children */
@@ -90,6 +91,8 @@ struct farfork_fork_request {
     char seed[FARFORK_ID_BYTES];
     char nodes[FARFORK_NODES_BYTES]; /* the children are spread over them in turn; empty: the daemon's own */
     char strategy[FARFORK_STRATEGY_BYTES]; /* as `farfork fork --strategy` takes it; empty: the default */
+    uint64_t memory_bytes_max;   /* what a child may use of memory; 0: no limit of its own */
+    uint64_t cpu_millicores_max; /* what a child may use of processors, in thousandths of one; 0: no limit of its own */
 };
 
 /* Kills a child of this connection; its end is told as any other. */
@@ -154,7 +157,7 @@ struct farfork_started_reply {
 
 enum farfork_how {
     FARFORK_ENDED_EXIT = 1,   /* value: its exit code */
-    FARFORK_ENDED_SIGNAL = 2, /* value: the signal that killed it */
+    FARFORK_ENDED_SIGNAL = 2, /* value: the signal that killed it; text: which limit it was killed for, or empty */
     FARFORK_ENDED_LOST = 3,   /* text: what is known */
 };
 

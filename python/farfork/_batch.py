@@ -75,7 +75,9 @@ class Batch:
         ran = time.monotonic() - self._started.get(index, time.monotonic())
         if self.timeout is not None and signal_name(value) == "SIGKILL" and ran >= self.timeout * 0.9:
             return ChildTimeout(child, f"it was killed, having run for {self.timeout} s", signal_number=value)
-        return ChildDied(child, f"it was killed by {signal_name(value)}", signal_number=value)
+        limit = message["text"]
+        cause = f"it was killed: {limit}" if limit else f"it was killed by {signal_name(value)}"
+        return ChildDied(child, cause, signal_number=value)
 
 
 def _read(fd: int) -> Any:

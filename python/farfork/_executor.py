@@ -35,7 +35,8 @@ class Executor(_Executor):
     children are taken first. At most ``max_children`` live at once. A child that runs for longer than ``timeout``
     seconds is killed, and its future raises :class:`ChildTimeout`. ``strategy`` says how their memory comes, as ``farfork fork
     --strategy`` does: ``"cow"``, ``"prefetch"`` (which is the default) or ``"eager"``, and behind commas ``"cache"`` and
-    ``"first"``.
+    ``"first"``. A child may use ``memory`` bytes of memory, and ``cpus`` processors (0.5 is half of one); one that needs more
+    memory is killed, and its future raises :class:`ChildDied`.
 
     Functions and arguments are not pickled: a child has this process's memory. Results and exceptions are.
 
@@ -49,15 +50,21 @@ class Executor(_Executor):
         max_children: int = MAX_CHILDREN,
         timeout: float | None = None,
         strategy: str = "",
+        memory: int | None = None,
+        cpus: float | None = None,
     ) -> None:
         if max_children < 1:
             raise ValueError("max_children must be 1 or more")
+        if (memory is not None and memory < 1) or (cpus is not None and cpus < 0.001):
+            raise ValueError("memory must be 1 byte or more, cpus 0.001 or more")
         if isinstance(nodes, str):
             nodes = nodes.split(",")
         self._nodes = ",".join(nodes) if nodes else ""
         self._max_children = max_children
         self._timeout = timeout
         self._strategy = strategy
+        self._memory_bytes_max = memory or 0
+        self._cpu_millicores_max = round((cpus or 0) * 1000)
         # Held over a checkpoint, and never given back in a child: there the collector's thread stands still.
         self._changed = threading.Condition(threading.RLock())
         self._connection: Connection | None = None
@@ -192,6 +199,8 @@ class Executor(_Executor):
                 seed=batch.seed,
                 nodes=self._nodes,
                 strategy=self._strategy,
+                memory_bytes_max=self._memory_bytes_max,
+                cpu_millicores_max=self._cpu_millicores_max,
             )
 
     def _give_up(self, number: int, index: int) -> None:

@@ -60,6 +60,8 @@ STRUCTURES = (
             ("seed", _ID),
             ("nodes", _NODES),
             ("strategy", _STRATEGY),
+            ("memory_bytes_max", "Q"),
+            ("cpu_millicores_max", "Q"),
         ),
     ),
     Structure(KILL, "kill_request", _PLACE),

@@ -10,6 +10,7 @@
 mod error;
 mod freezing;
 mod group;
+mod limits;
 mod node;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use farfork_sys::cgroup::hierarchy::Version;
 
 pub use self::error::CgroupError;
 pub use self::group::ContainerCgroup;
+pub use self::limits::{CPU_MILLICORES_MIN, Limits, MEMORY_BYTES_MIN, MemoryEnd};
 pub use self::node::NodeCgroups;
 
 /// Name of a container's control group below the node's.

@@ -27,7 +27,7 @@ mod record;
 mod root;
 
 pub use builder::OOM_SCORE_ADJUSTMENT;
-pub use cgroup::{CgroupError, ContainerCgroup, NodeCgroups};
+pub use cgroup::{CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, Limits, MEMORY_BYTES_MIN, MemoryEnd, NodeCgroups};
 pub use config::{ContainerConfig, HIDDEN_PATHS_VARIABLE, RootSpec};
 pub use error::ContainerError;
 pub use handle::{Container, RunningContainer};

@@ -115,6 +115,8 @@ structures! {
         seed: [u8; ID_BYTES],
         nodes: [u8; NODES_BYTES],
         strategy: [u8; STRATEGY_BYTES],
+        memory_bytes_max: u64,
+        cpu_millicores_max: u64,
     }
     /// Kills a child.
     "kill_request" KillRequest {

@@ -75,7 +75,12 @@ pub enum End<'a> {
     /// With this exit code.
     Exit(u32),
     /// By this signal.
-    Signal(u32),
+    Signal {
+        /// Which.
+        signal: u32,
+        /// Which limit it was killed for; empty where it was for none.
+        limit: &'a str,
+    },
     /// Nobody knows, but this.
     Lost(&'a str),
 }
@@ -117,7 +122,7 @@ impl Reply<'_> {
 fn ended(batch: u32, index: u32, end: End<'_>, has_result: bool) -> EndedReply {
     let (how, value, text) = match end {
         End::Exit(code) => (ENDED_EXIT, code, ""),
-        End::Signal(signal) => (ENDED_SIGNAL, signal, ""),
+        End::Signal { signal, limit } => (ENDED_SIGNAL, signal, limit),
         End::Lost(text) => (ENDED_LOST, 0, text),
     };
     let header = Header::of_reply(kind::ENDED);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use farfork_wire::SeedId;
-use zerocopy::{FromBytes, FromZeros as _, IntoBytes as _};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::layout::{
     self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, ForkRequest, Header, HelloRequest,
@@ -109,6 +109,10 @@ pub struct Fork {
     pub owns_seed: bool,
     /// A child that has run so long is killed.
     pub timeout: Option<Duration>,
+    /// What a child may use of memory, in bytes; 0 for no limit of its own.
+    pub memory_bytes_max: u64,
+    /// What a child may use of processors, in thousandths of one; 0 for no limit of its own.
+    pub cpu_millicores_max: u64,
 }
 
 impl Request {
@@ -125,8 +129,8 @@ impl Request {
             return Err(ProtocolError::Version { found: header.version });
         }
         let wish = match header.kind {
-            kind::CHECKPOINT => checkpoint(&read_checkpoint(bytes)?),
-            kind::FORK => fork(&read(bytes, header.kind)?),
+            kind::CHECKPOINT => checkpoint(&read_newer(bytes, header.kind, offset_of!(CheckpointRequest, pages))?),
+            kind::FORK => fork(&read_newer(bytes, header.kind, offset_of!(ForkRequest, memory_bytes_max))?),
             kind::KILL => {
                 let KillRequest { batch, index, .. } = read(bytes, header.kind)?;
                 Ok(Wish::Kill { batch, index })
@@ -147,14 +151,13 @@ fn read<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
     T::read_from_bytes(bytes).map_err(|_| ProtocolError::Length { kind, found: bytes.len() })
 }
 
-/// Older libraries know of no pages to offer.
-fn read_checkpoint(bytes: &[u8]) -> Result<CheckpointRequest, ProtocolError> {
-    const BYTES_WITHOUT_PAGES: usize = offset_of!(CheckpointRequest, pages);
-    if bytes.len() != BYTES_WITHOUT_PAGES {
-        return read(bytes, kind::CHECKPOINT);
+/// A message that older libraries send without its last fields, which are zero then: it ends after `older_bytes`.
+fn read_newer<T: FromBytes + IntoBytes>(bytes: &[u8], kind: u16, older_bytes: usize) -> Result<T, ProtocolError> {
+    if bytes.len() != older_bytes {
+        return read(bytes, kind);
     }
-    let mut request = CheckpointRequest::new_zeroed();
-    request.as_mut_bytes()[..BYTES_WITHOUT_PAGES].copy_from_slice(bytes);
+    let mut request = T::new_zeroed();
+    request.as_mut_bytes()[..older_bytes].copy_from_slice(bytes);
     Ok(request)
 }
 
@@ -184,6 +187,8 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         any_node: flags & FORK_ANY_NODE != 0,
         owns_seed: flags & FORK_OWNS_SEED != 0,
         timeout: milliseconds(request.timeout_ms),
+        memory_bytes_max: request.memory_bytes_max,
+        cpu_millicores_max: request.cpu_millicores_max,
     }))
 }
 
@@ -219,6 +224,8 @@ mod tests {
             seed: layout::text("n1.s00f3a96c5d217e84"),
             nodes: layout::text("n2,n3"),
             strategy: layout::text("cow,cache"),
+            memory_bytes_max: 64 << 20,
+            cpu_millicores_max: 500,
         }
     }
 
@@ -235,8 +242,13 @@ mod tests {
             any_node: false,
             owns_seed: true,
             timeout: Some(Duration::from_millis(1500)),
+            memory_bytes_max: 64 << 20,
+            cpu_millicores_max: 500,
         };
-        assert_eq!(request, Request { socket_inode: 7, wish: Wish::Fork(expected) });
+        assert_eq!(request, Request { socket_inode: 7, wish: Wish::Fork(expected.clone()) });
+        let older = &fork_request().as_bytes()[..offset_of!(ForkRequest, memory_bytes_max)].to_vec();
+        let unlimited = Fork { memory_bytes_max: 0, cpu_millicores_max: 0, ..expected };
+        assert_eq!(Request::decode(older).unwrap().wish, Wish::Fork(unlimited), "an older library sets no limits");
     }
 
     #[test]

@@ -112,6 +112,16 @@ pub fn read_number(group: &Path, file: &str) -> io::Result<u64> {
     text.trim().parse().map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// A number in a file of the group that has lines of a name and a number (`memory.events`).
+///
+/// # Errors
+/// As reading the file; `InvalidData` where it has no such line.
+pub fn read_entry(group: &Path, file: &str, name: &str) -> io::Result<u64> {
+    let text = fs::read_to_string(group.join(file))?;
+    let value = text.lines().find_map(|line| line.split_once(' ').filter(|(found, _)| *found == name));
+    value.and_then(|(_, value)| value.trim().parse().ok()).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
 /// Writes a file of the group.
 ///
 /// # Errors

@@ -64,6 +64,7 @@ class Futures(unittest.TestCase):
             (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_EXIT, value=3)),
             (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_EXIT, value=0)),
             (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=11)),
+            (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9, text="it needed more")),
             (ChildDied, message(_protocol.ENDED, how=_protocol.ENDED_LOST, text="nobody knows")),
         ]
         for error, end in ends:

@@ -75,6 +75,16 @@ class Executor(unittest.TestCase):
             with self.assertRaisesRegex(farfork.ChildNotStarted, "exclude each other"):
                 children.submit(square, 4).result(60)
 
+    def test_a_child_may_use_so_much_memory(self) -> None:
+        def take(size: int) -> int:
+            return len(os.urandom(size))
+
+        with executor(memory=256 << 20, cpus=1.5) as children:
+            small, large = children.submit(take, 1 << 20), children.submit(take, 512 << 20)
+            self.assertEqual(small.result(60), 1 << 20)
+            with self.assertRaisesRegex(farfork.ChildDied, "more than its 256.0 MiB of memory"):
+                large.result(60)
+
     def test_each_call_of_a_chunk_has_its_own_outcome(self) -> None:
         with executor() as children:
             raised = list(children.map(square, range(75, 81), chunksize=3, return_exceptions=True))

@@ -310,7 +310,7 @@ impl Cluster {
         while let Some(v1::WaitEvent { event, .. }) = events.message().await.map_err(told(child))? {
             match event {
                 Some(Event::Stdout(piece)) => said.extend(piece),
-                Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0..=1)) }), .. })) => break,
+                Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0..=1)), .. }), .. })) => break,
                 other => return Err(BenchError::Child { child: child.to_owned(), how: format!("{other:?}") }),
             }
         }

@@ -62,7 +62,7 @@ impl Wait {
 pub(crate) enum End {
     Ended {
         #[serde(flatten)]
-        child: ChildView,
+        child: Box<ChildView>,
         /// With --results: what it wrote to its standard output, unless it gave a result; as UTF-8.
         #[serde(skip_serializing_if = "Option::is_none")]
         stdout: Option<String>,
@@ -103,7 +103,7 @@ pub(crate) async fn collect(
                 let result = text(&mut given);
                 let stdout = (results && result.is_none()).then(|| text(&mut written).unwrap_or_default());
                 tell(&child, results, quiet);
-                ends.push(End::Ended { child: child.into(), stdout, result });
+                ends.push(End::Ended { child: Box::new(child.into()), stdout, result });
             }
             Some(Event::Error(error)) => {
                 let failure = Failure::from(error);

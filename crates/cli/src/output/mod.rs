@@ -18,11 +18,12 @@ use crate::Global;
 
 pub(crate) use bar::ByteBar;
 pub(crate) use cache::CacheView;
+pub(crate) use farfork_node::amount::bytes;
 pub(crate) use memory::{MemoryView, PagerView, memory_sum, memory_text, pager_sum, pager_text};
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};
 pub(crate) use table::Table;
-pub(crate) use units::{age, bytes, microseconds, shortened};
+pub(crate) use units::{age, microseconds, shortened};
 pub(crate) use views::{ChildView, NodeView, SealView, SeedView, exit_code, exit_text};
 
 /// Prints one JSON document on standard output.

@@ -2,22 +2,6 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-const BYTE_UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-
-/// `1536` → `1.5 KiB`.
-pub(crate) fn bytes(count: u64) -> String {
-    let mut figure = count as f64;
-    let mut unit = 0;
-    while figure >= 1024.0 && unit + 1 < BYTE_UNITS.len() {
-        figure /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{count} B"),
-        _ => format!("{figure:.1} {}", BYTE_UNITS[unit]),
-    }
-}
-
 /// `1234` → `1.23 ms`.
 pub(crate) fn microseconds(count: u64) -> String {
     match count {
@@ -56,7 +40,7 @@ pub(crate) fn shortened(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{bytes, microseconds, shortened};
+    use super::{microseconds, shortened};
 
     #[test]
     fn a_command_fits_and_cannot_move_the_cursor() {
@@ -67,10 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_the_unit_that_fits() {
-        assert_eq!(bytes(1023), "1023 B");
-        assert_eq!(bytes(1536), "1.5 KiB");
-        assert_eq!(bytes(256 << 20), "256.0 MiB");
+    fn times_have_the_unit_that_fits() {
         assert_eq!(microseconds(999), "999 µs");
         assert_eq!(microseconds(1_234), "1.23 ms");
         assert_eq!(microseconds(2_500_000), "2.50 s");

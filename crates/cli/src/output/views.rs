@@ -87,6 +87,8 @@ pub(crate) struct ChildView {
     pub(crate) exit_code: Option<u32>,
     /// The signal that killed it.
     pub(crate) signal: Option<u32>,
+    /// Which limit it was killed for.
+    pub(crate) limit: Option<String>,
     pub(crate) resume_us: u64,
     pub(crate) started_unix_ms: u64,
     /// 0 while it runs.
@@ -96,6 +98,9 @@ pub(crate) struct ChildView {
     pub(crate) memory_lost: Option<String>,
     /// Whether it has all of its memory, and needs its seed no more.
     pub(crate) settled: bool,
+    /// Null for no limit of its own; so the next one.
+    pub(crate) memory_bytes_max: Option<u64>,
+    pub(crate) cpus_max: Option<f64>,
 }
 
 impl From<v1::Child> for ChildView {
@@ -108,13 +113,14 @@ impl From<v1::Child> for ChildView {
             v1::ChildState::Lost => "lost",
         };
         let signal = match child.exit {
-            Some(v1::Exit { how: Some(How::Signal(signal)) }) => Some(signal),
+            Some(v1::Exit { how: Some(How::Signal(signal)), .. }) => Some(signal),
             _ => None,
         };
         Self {
             state,
             exit_code: child.exit.as_ref().and_then(exit_code),
             signal,
+            limit: child.exit.map(|exit| exit.limit).filter(|limit| !limit.is_empty()),
             child: child.id,
             node: child.node,
             seed: child.seed,
@@ -125,6 +131,8 @@ impl From<v1::Child> for ChildView {
             command: child.command,
             memory_lost: Some(child.memory_lost).filter(|reason| !reason.is_empty()),
             settled: child.is_settled,
+            memory_bytes_max: Some(child.memory_bytes_max).filter(|bytes| *bytes > 0),
+            cpus_max: Some(child.cpu_millicores_max as f64 / 1000.0).filter(|cpus| *cpus > 0.0),
         }
     }
 }
@@ -140,7 +148,9 @@ pub(crate) fn exit_code(exit: &v1::Exit) -> Option<u32> {
 
 /// How a child ended, in words.
 pub(crate) fn exit_text(exit: Option<&v1::Exit>) -> String {
+    let limit = exit.map(|exit| exit.limit.as_str()).filter(|limit| !limit.is_empty());
     match exit.and_then(|exit| exit.how.as_ref()) {
+        Some(How::Signal(_)) if let Some(limit) = limit => format!("killed: {limit}"),
         Some(How::Code(code)) => format!("exit {code}"),
         Some(How::Signal(signal)) => format!("killed by {}", crate::signal::name(*signal)),
         Some(How::Lost(why)) => format!("lost: {why}"),
@@ -179,13 +189,25 @@ impl From<v1::NodeView> for NodeView {
 
 #[cfg(test)]
 mod tests {
-    use super::exit_code;
+    use super::{exit_code, exit_text};
     use farfork_node::api::v1::{Exit, exit::How};
+
+    fn exit(how: How) -> Exit {
+        Exit { how: Some(how), limit: String::new() }
+    }
+
+    #[test]
+    fn a_limit_says_more_than_its_signal() {
+        let limit = "it needed more than its 64.0 MiB of memory";
+        let ended = Exit { limit: limit.to_owned(), ..exit(How::Signal(9)) };
+        assert_eq!(exit_text(Some(&ended)), format!("killed: {limit}"));
+        assert_eq!(exit_text(Some(&exit(How::Signal(9)))), "killed by SIGKILL");
+    }
 
     #[test]
     fn a_killed_child_has_the_shells_status() {
-        assert_eq!(exit_code(&Exit { how: Some(How::Signal(9)) }), Some(137));
-        assert_eq!(exit_code(&Exit { how: Some(How::Code(42)) }), Some(42));
-        assert_eq!(exit_code(&Exit { how: Some(How::Lost(String::new())) }), None);
+        assert_eq!(exit_code(&exit(How::Signal(9))), Some(137));
+        assert_eq!(exit_code(&exit(How::Code(42))), Some(42));
+        assert_eq!(exit_code(&exit(How::Lost(String::new()))), None);
     }
 }

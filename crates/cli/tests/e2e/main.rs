@@ -9,6 +9,7 @@
 mod benchmarks_run;
 mod children_are_forked_on;
 mod children_equal_their_parent;
+mod children_may_be_limited;
 mod children_may_be_paused;
 mod children_may_settle;
 mod cores_are_readable;
@@ -81,6 +82,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("nodes_may_be_slow", nodes_may_be_slow::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
     ("paging_bears_harm", paging_bears_harm::END),
+    ("children_may_be_limited", children_may_be_limited::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),

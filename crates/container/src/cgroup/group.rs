@@ -12,8 +12,6 @@ use super::{CgroupError, Place};
 /// Longest wait for the last process of a group to be gone, in milliseconds: those of a killed pid namespace take a
 /// few; freeing many gigabytes takes longer.
 const REMOVE_MS_MAX: u64 = 2_000;
-/// Period over which processor time is limited, in microseconds: the kernel's default.
-const CPU_PERIOD_US: u64 = 100_000;
 
 /// A container's (or service's) group, in every hierarchy that is used.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,31 +45,6 @@ impl ContainerCgroup {
     /// Moves a process that was born in the group's unified directory into the others.
     pub(crate) fn join_others(&self, pid: i32) -> Result<(), CgroupError> {
         self.places.iter().filter(|place| place.version == Version::V1).try_for_each(|place| join(place, pid))
-    }
-
-    /// Limits the memory of the group's processes together, in bytes.
-    ///
-    /// # Errors
-    /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
-    pub fn set_memory_bytes_max(&self, bytes: u64) -> Result<(), CgroupError> {
-        let place = self.with("memory")?;
-        write(place, by_version(place, "memory.limit_in_bytes", "memory.max"), &bytes.to_string())
-    }
-
-    /// Limits the processor time of the group's processes together, in thousandths of a core.
-    ///
-    /// # Errors
-    /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
-    pub fn set_cpu_millicores_max(&self, millicores: u64) -> Result<(), CgroupError> {
-        let place = self.with("cpu")?;
-        let quota_us = millicores * CPU_PERIOD_US / 1000;
-        match place.version {
-            Version::V2 => write(place, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")),
-            Version::V1 => {
-                write(place, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
-                write(place, "cpu.cfs_quota_us", &quota_us.to_string())
-            }
-        }
     }
 
     /// Limits the number of the group's tasks (threads count).
@@ -118,13 +91,13 @@ impl ContainerCgroup {
         failures.into_iter().next().map_or(Ok(()), Err)
     }
 
-    fn with(&self, controller: &'static str) -> Result<&Place, CgroupError> {
+    pub(super) fn with(&self, controller: &'static str) -> Result<&Place, CgroupError> {
         let has = |place: &&Place| place.controllers.iter().any(|c| c == controller);
         self.places.iter().find(has).ok_or(CgroupError::ControllerMissing { controller })
     }
 }
 
-fn by_version(place: &Place, v1: &'static str, v2: &'static str) -> &'static str {
+pub(super) fn by_version(place: &Place, v1: &'static str, v2: &'static str) -> &'static str {
     match place.version {
         Version::V1 => v1,
         Version::V2 => v2,
@@ -135,6 +108,6 @@ fn join(place: &Place, pid: i32) -> Result<(), CgroupError> {
     cgroup::join(&place.path, pid).map_err(|cause| CgroupError::Join { path: place.path.clone(), pid, cause })
 }
 
-fn write(place: &Place, file: &str, value: &str) -> Result<(), CgroupError> {
+pub(super) fn write(place: &Place, file: &str, value: &str) -> Result<(), CgroupError> {
     cgroup::write(&place.path, file, value).map_err(|cause| CgroupError::File { path: place.path.join(file), cause })
 }

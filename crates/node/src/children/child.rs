@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use farfork_container::ContainerCgroup;
@@ -19,10 +19,14 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::Code;
 
+use super::limit::Killer;
 use super::{Ended, Output, OutputWatch, Record};
 use crate::api::v1;
 use crate::engine::PagerLink;
 use crate::failure::Failure;
+
+/// What kills a child: it cannot be caught.
+pub(super) const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
 
 /// What a child is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,6 +64,8 @@ pub(crate) struct Child {
     gate: Mutex<Option<OwnedFd>>,
     /// Its container's, where that has not ended.
     cgroup: Option<ContainerCgroup>,
+    /// Who has killed it, if that went through this daemon.
+    killer: OnceLock<Killer>,
 }
 
 impl Child {
@@ -75,7 +81,8 @@ impl Child {
         let status = if gate.is_some() { Status::Paused } else { Status::Running };
         let (stdin, gate) = (Mutex::new(stdin), Mutex::new(gate));
         let (status, is_settled) = (watch::Sender::new(status), watch::Sender::new(false));
-        Self { record, directory, status, is_settled, stdin, gate, cgroup }
+        let killer = OnceLock::new();
+        Self { record, directory, status, is_settled, stdin, gate, cgroup, killer }
     }
 
     /// A child that an earlier daemon started. One that waited for its first step then has ended with that daemon; one that
@@ -209,6 +216,11 @@ impl Child {
         opened.map_err(|error| self.failure(Code::Internal, format!("what it wrote cannot be read: {error}")))
     }
 
+    /// Who has killed it, if that went through this daemon.
+    pub(super) fn killer(&self) -> Option<Killer> {
+        self.killer.get().copied()
+    }
+
     /// Nothing is left of its container, and the pager has forgotten it.
     pub(super) fn settle(&self) {
         self.is_settled.send_replace(true);
@@ -259,6 +271,7 @@ impl Stream {
 impl From<&Child> for v1::Child {
     fn from(child: &Child) -> Self {
         let Record { id, seed, command, process, resume_us, started_unix_ms, .. } = child.record();
+        let Record { memory_bytes_max, cpu_millicores_max, .. } = child.record();
         let (state, ended) = match &*child.status.borrow() {
             Status::Paused => (v1::ChildState::Paused, None),
             Status::Running => (v1::ChildState::Running, None),
@@ -275,12 +288,14 @@ impl From<&Child> for v1::Child {
             pid: pid.unwrap_or(0),
             state: state.into(),
             ended_unix_ms: ended.as_ref().map_or(0, |ended| ended.unix_ms),
-            exit: ended.map(|ended| ended.exit.into()),
+            exit: ended.map(v1::Exit::from),
             resume_us: *resume_us,
             started_unix_ms: *started_unix_ms,
             command: command.clone(),
             memory_lost: child.memory_lost().unwrap_or_default(),
             is_settled: child.memory_settled(),
+            memory_bytes_max: memory_bytes_max.unwrap_or(0),
+            cpu_millicores_max: cpu_millicores_max.unwrap_or(0),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::Ended;
 use crate::api::v1;
 
 /// How a child ended.
@@ -43,14 +44,14 @@ impl Exit {
     }
 }
 
-impl From<Exit> for v1::Exit {
-    fn from(exit: Exit) -> Self {
-        let how = match exit {
+impl From<Ended> for v1::Exit {
+    fn from(ended: Ended) -> Self {
+        let how = match ended.exit {
             Exit::Code(code) => v1::exit::How::Code(code),
             Exit::Signal(signal) => v1::exit::How::Signal(signal),
             Exit::Lost(why) => v1::exit::How::Lost(why),
         };
-        Self { how: Some(how) }
+        Self { how: Some(how), limit: ended.limit.unwrap_or_default() }
     }
 }
 

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use farfork_container::RunningContainer;
 use farfork_fork::resume::STATUS_FILE;
-use rustix::process::Signal;
 
-use super::{Child, Ended, Exit};
+use super::{Child, Ended, Exit, limit};
 use crate::clock;
 use crate::descriptor_watch::watch_readable;
 use crate::engine::PagerLink;
@@ -43,7 +42,7 @@ pub(super) fn conclude_past(child: &Child, pager: &PagerLink) {
         let file = child.directory().join(STATUS_FILE);
         let modified = fs::metadata(&file).and_then(|metadata| metadata.modified());
         let unix_ms = modified.map_or_else(|_| clock::unix_ms_now(), clock::unix_ms);
-        child.end(Ended { exit: Exit::read(&file), unix_ms, pager: pager.counts(&child.record().id) });
+        child.end(Ended { exit: Exit::read(&file), limit: None, unix_ms, pager: pager.counts(&child.record().id) });
     }
     pager.release(&child.record().id);
     child.settle();
@@ -76,8 +75,7 @@ async fn interfere(child: &Child) {
             None => std::future::pending().await,
         }
         tracing::info!(child = %child.record().id, "killed: its time is over");
-        // It may just have ended.
-        let _ = child.kill(Signal::KILL.as_raw().unsigned_abs());
+        child.kill_overdue();
     };
     let nobody_attached = async {
         tokio::time::sleep(ATTACH_GRACE).await;
@@ -91,8 +89,8 @@ async fn interfere(child: &Child) {
 fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let id = &child.record().id;
     let exit = Exit::read(&child.directory().join(STATUS_FILE));
-    let counts = pager.counts(id);
-    child.end(Ended { exit, unix_ms: clock::unix_ms_now(), pager: counts });
+    let (limit, counts) = (limit::of(child, &exit, container.cgroup()), pager.counts(id));
+    child.end(Ended { exit, limit, unix_ms: clock::unix_ms_now(), pager: counts });
     // The pager forgets a child only once its last process is gone, orphans included.
     match container.remove() {
         Ok(()) => {

@@ -8,6 +8,7 @@ mod child;
 mod counters;
 mod exit;
 mod life;
+mod limit;
 mod output;
 mod record;
 mod tally;
@@ -35,6 +36,7 @@ use crate::run_dir::RunDir;
 
 pub(crate) use child::{Child, Status, Stream};
 pub(crate) use exit::Exit;
+pub(crate) use limit::memory_limit;
 pub(crate) use output::{Output, OutputWatch};
 pub(crate) use record::{Ended, Record};
 use tally::Tally;

@@ -32,6 +32,12 @@ pub(crate) struct Record {
     pub(crate) started_unix_ms: u64,
     /// When it is to be killed, in milliseconds since 1970.
     pub(crate) deadline_unix_ms: Option<u64>,
+    /// What it may use of memory, in bytes. (Older daemons did not limit it; so the next one.)
+    #[serde(default)]
+    pub(crate) memory_bytes_max: Option<u64>,
+    /// What it may use of processors, in thousandths of one.
+    #[serde(default)]
+    pub(crate) cpu_millicores_max: Option<u64>,
     /// Whether its parent had huge pages. (Older daemons did not ask.)
     #[serde(default)]
     pub(crate) wants_huge_pages: bool,
@@ -44,6 +50,9 @@ pub(crate) struct Record {
 pub(crate) struct Ended {
     /// How it ended.
     pub(crate) exit: Exit,
+    /// Which limit it was killed for, as a clause. (Older daemons did not say.)
+    #[serde(default)]
+    pub(crate) limit: Option<String>,
     /// When, in milliseconds since 1970.
     pub(crate) unix_ms: u64,
     /// What its pager had counted.
@@ -87,8 +96,15 @@ mod tests {
             resume_us: 900,
             started_unix_ms: 1,
             deadline_unix_ms: None,
+            memory_bytes_max: Some(64 << 20),
+            cpu_millicores_max: None,
             wants_huge_pages: true,
-            ended: Some(Ended { exit: Exit::Signal(9), unix_ms: 2, pager: Some(pager) }),
+            ended: Some(Ended {
+                exit: Exit::Signal(9),
+                limit: Some("its time was over".to_owned()),
+                unix_ms: 2,
+                pager: Some(pager),
+            }),
         };
         let directory = tempfile::tempdir().unwrap();
         assert!(Record::read(directory.path()).is_err());

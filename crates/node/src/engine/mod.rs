@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_container::{Container, Pool, RootSpec};
+use farfork_container::{Container, Limits, Pool, RootSpec};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::phase;
@@ -32,7 +32,7 @@ use tokio::net::unix::pipe;
 use tonic::Code;
 
 use crate::api::v1;
-use crate::children::{Child, Newborn, Record, Stream};
+use crate::children::{self, Child, Newborn, Record, Stream};
 use crate::clock;
 use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
@@ -188,6 +188,7 @@ impl Engine {
 
         let taken = phase!("resume.container", self.pool.take(options.root, requested + START_TIMEOUT));
         let container = taken.map_err(|error| failed(&error))?;
+        container.cgroup().limit(&options.limits).map_err(|error| failed(&error))?;
         for (host_path, inside_path) in &options.binds {
             phase!("resume.bind", container.bind(host_path, inside_path)).map_err(|error| failed(&error))?;
         }
@@ -203,7 +204,11 @@ impl Engine {
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
-        let restored = resume::resume(request, &self.node, self.pager.client()).map_err(|error| failed(&error))?;
+        let restored = resume::resume(request, &self.node, self.pager.client());
+        let restored = restored.map_err(|error| match limit_of_memory(&container, &options.limits) {
+            Some(limit) => failed(&limit),
+            None => failed(&error),
+        })?;
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| failed(&error))?;
         let recording = phase!("resume.record");
         let record = self.record(unfinished.id(), &source, &container, &restored, options, requested_at);
@@ -247,6 +252,8 @@ impl Engine {
             resume_us: u64::try_from(stood_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
             started_unix_ms,
             deadline_unix_ms: options.timeout.map(|limit| clock::after(started_unix_ms, limit)),
+            memory_bytes_max: options.limits.memory_bytes_max,
+            cpu_millicores_max: options.limits.cpu_millicores_max,
             wants_huge_pages: source.descriptor.mappings.iter().any(|mapping| mapping.flags.huge_page),
             ended: None,
         })
@@ -285,6 +292,12 @@ fn identity(pid: i32) -> io::Result<ProcessIdentity> {
         }
         found => found,
     }
+}
+
+/// Which limit a container was killed for before its child stood.
+fn limit_of_memory(container: &Container, limits: &Limits) -> Option<String> {
+    let end = container.cgroup().memory_end()?;
+    Some(children::memory_limit(end, limits.memory_bytes_max))
 }
 
 /// A process's program and arguments; empty when it has ended.

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_container::RootSpec;
+use farfork_container::{CPU_MILLICORES_MIN, Limits, MEMORY_BYTES_MIN, RootSpec};
 use farfork_fabric::{Address, SeedKey};
 use farfork_fork::pager::Strategy;
 use farfork_wire::Token;
 use tonic::Code;
 
+use crate::amount;
 use crate::api::v1;
 use crate::failure::Failure;
 
@@ -37,6 +38,8 @@ pub(crate) struct StartOptions {
     pub(crate) timeout: Option<Duration>,
     /// How its memory comes.
     pub(crate) strategy: Strategy,
+    /// What it may use.
+    pub(crate) limits: Limits,
 }
 
 impl TryFrom<v1::SeedAccess> for SeedAccess {
@@ -57,7 +60,8 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
     type Error = Failure;
 
     fn try_from(options: v1::ChildOptions) -> Result<Self, Failure> {
-        let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy } = options;
+        let limits = limits_of(&options)?;
+        let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, .. } = options;
         let mut checked: Vec<(PathBuf, PathBuf)> = Vec::new();
         let mut root = RootSpec::Overlay;
         for path in shared {
@@ -71,8 +75,25 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         }
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
         let strategy = strategy_of(&strategy)?;
-        Ok(Self { root, binds: checked, paused, attached, timeout, strategy })
+        Ok(Self { root, binds: checked, paused, attached, timeout, strategy, limits })
     }
+}
+
+fn limits_of(options: &v1::ChildOptions) -> Result<Limits, Failure> {
+    let refuse = |object: &str, cause: String| Err(Failure::new(Code::InvalidArgument, object, cause));
+    let asked = |amount: u64| (amount > 0).then_some(amount);
+    let limits = Limits {
+        memory_bytes_max: asked(options.memory_bytes_max),
+        cpu_millicores_max: asked(options.cpu_millicores_max),
+    };
+    if limits.memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
+        return refuse("memory limit", format!("no child can run in less than {}", amount::bytes(MEMORY_BYTES_MIN)));
+    }
+    if limits.cpu_millicores_max.is_some_and(|millicores| millicores < CPU_MILLICORES_MIN) {
+        let least = CPU_MILLICORES_MIN as f64 / 1000.0;
+        return refuse("processor limit", format!("the kernel gives no less than {least} of a processor"));
+    }
+    Ok(limits)
 }
 
 fn strategy_of(text: &str) -> Result<Strategy, Failure> {
@@ -95,7 +116,7 @@ fn absolute(path: String) -> Result<PathBuf, Failure> {
 mod tests {
     use farfork_fork::pager::{Paging, Strategy};
 
-    use super::{RootSpec, StartOptions};
+    use super::{Limits, RootSpec, StartOptions};
     use crate::api::v1::{Bind, ChildOptions};
 
     #[test]
@@ -118,6 +139,18 @@ mod tests {
         assert_eq!(options("cow").unwrap().strategy.paging, Paging::Cow);
         let refused = options("slow").unwrap_err().to_string();
         assert!(refused.contains("strategy slow") && refused.contains("prefetch"), "{refused}");
+    }
+
+    #[test]
+    fn limits_are_absent_or_sensible() {
+        let options = |memory_bytes_max, cpu_millicores_max| {
+            StartOptions::try_from(ChildOptions { memory_bytes_max, cpu_millicores_max, ..ChildOptions::default() })
+        };
+        assert_eq!(options(0, 0).unwrap().limits, Limits::default());
+        let limits = Limits { memory_bytes_max: Some(64 << 20), cpu_millicores_max: Some(1500) };
+        assert_eq!(options(64 << 20, 1500).unwrap().limits, limits);
+        assert!(options(4096, 0).unwrap_err().to_string().contains("memory"));
+        assert!(options(0, 1).unwrap_err().to_string().contains("processor"));
     }
 
     #[test]

@@ -112,7 +112,13 @@ fn request(fork: &Fork) -> v1::ForkRequest {
         any_node: fork.any_node,
         count: fork.count,
         payloads: indices.map(|index| index.to_string().into_bytes()).collect(),
-        options: Some(v1::ChildOptions { timeout_ms, strategy: fork.strategy.clone(), ..v1::ChildOptions::default() }),
+        options: Some(v1::ChildOptions {
+            timeout_ms,
+            strategy: fork.strategy.clone(),
+            memory_bytes_max: fork.memory_bytes_max,
+            cpu_millicores_max: fork.cpu_millicores_max,
+            ..v1::ChildOptions::default()
+        }),
         profile: false,
     }
 }

@@ -108,9 +108,10 @@ async fn hear(batch: &Batch, waiting: &mut HashMap<String, Tended>, output: v1::
         }
         Some(Event::Ended(ended)) => {
             let Some(tended) = waiting.remove(&child) else { return };
-            match ended.exit.and_then(|exit| exit.how) {
+            let exit = ended.exit.unwrap_or_default();
+            match exit.how {
                 Some(How::Code(code)) => conclude(batch, tended, End::Exit(code)).await,
-                Some(How::Signal(signal)) => conclude(batch, tended, End::Signal(signal)).await,
+                Some(How::Signal(signal)) => conclude(batch, tended, End::Signal { signal, limit: &exit.limit }).await,
                 Some(How::Lost(why)) => conclude(batch, tended, End::Lost(&why)).await,
                 None => conclude(batch, tended, End::Lost("nothing is known of its end")).await,
             }

@@ -15,9 +15,13 @@ use serde_json::Value;
 use tonic::Code;
 
 use super::wait;
+use crate::size::parse_size;
 use crate::{Global, output, payload, seconds};
 use outcomes::Outcome;
 use profile::Profile;
+
+/// Most that a number of processors may say, in thousandths of one: more than any machine has.
+const CPU_MILLICORES_MAX: f64 = 1e6;
 
 /// Start children of a seed, here or on other nodes.
 ///
@@ -34,6 +38,7 @@ Examples:
   farfork fork $SEED --to n2,n3 -n 8 --detach --json
   farfork fork $SEED --to any --payloads tasks.jsonl > results.txt
   farfork fork $SEED --to n2 --strategy eager --profile
+  farfork fork $SEED -n 8 --cpus 0.5 --memory 512MiB --timeout 1m
   echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
 
 Exit status: that of an attached child, 128 + the signal that killed it; of several children, or with --detach, 0 when \
@@ -73,6 +78,13 @@ pub(crate) struct Fork {
     /// does not count, nor what this one touches, for measurements [default: prefetch].
     #[arg(long, value_name = "NAME[,cache][,first]", value_parser = parse_strategy)]
     strategy: Option<Strategy>,
+    /// What a child may use of processors, with all that it starts: 0.5 is half of one [default: all].
+    #[arg(long, value_name = "NUMBER", value_parser = parse_cpus)]
+    cpus: Option<u64>,
+    /// What a child may use of memory, with all that it starts and what it writes to files of its own; one that needs more is
+    /// killed, for example 512MiB or 2GiB [default: all].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<u64>,
     /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
@@ -126,6 +138,8 @@ impl Fork {
             attached: count == 1 && !self.detach && !json,
             timeout_ms: self.timeout.unwrap_or(0),
             strategy: self.strategy.map(|strategy| strategy.to_string()).unwrap_or_default(),
+            memory_bytes_max: self.memory.unwrap_or(0),
+            cpu_millicores_max: self.cpus.unwrap_or(0),
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         Ok(ForkRequest {
@@ -201,6 +215,15 @@ fn parse_strategy(text: &str) -> Result<Strategy, StrategyError> {
     text.parse()
 }
 
+/// Thousandths of a processor.
+fn parse_cpus(text: &str) -> Result<u64, String> {
+    let millicores = text.parse().ok().map(|cpus: f64| (cpus * 1000.0).round());
+    match millicores {
+        Some(millicores) if (1.0..=CPU_MILLICORES_MAX).contains(&millicores) => Ok(millicores as u64),
+        _ => Err("write it like 0.5 or 2".to_owned()),
+    }
+}
+
 fn parse_bind(text: &str) -> Result<Bind, String> {
     match text.split_once(':') {
         Some((from, to)) if from.starts_with('/') && to.starts_with('/') => {
@@ -212,7 +235,15 @@ fn parse_bind(text: &str) -> Result<Bind, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::parse_bind;
+    use super::{parse_bind, parse_cpus};
+
+    #[test]
+    fn processors_may_be_fractions() {
+        assert_eq!((parse_cpus("0.5"), parse_cpus("2")), (Ok(500), Ok(2000)));
+        for wrong in ["0", "-1", "NaN", "inf", "many", "1e9"] {
+            assert!(parse_cpus(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_bind_has_two_absolute_paths() {

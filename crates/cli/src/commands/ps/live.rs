@@ -89,7 +89,7 @@ mod tests {
     use farfork_node::api::v1::{ChildState, Exit, exit::How};
 
     fn child(id: &str, ended_unix_ms: u64) -> Child {
-        let exit = (ended_unix_ms > 0).then_some(Exit { how: Some(How::Code(0)) });
+        let exit = (ended_unix_ms > 0).then_some(Exit { how: Some(How::Code(0)), ..Exit::default() });
         let state = if exit.is_some() { ChildState::Exited } else { ChildState::Running };
         Child { id: id.to_owned(), node: "n1".to_owned(), exit, ended_unix_ms, state: state.into(), ..Child::default() }
     }

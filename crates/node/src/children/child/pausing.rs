@@ -12,17 +12,15 @@ use std::time::Duration;
 use farfork_fork::restore;
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
-use rustix::process::Signal;
 use tonic::Code;
 
-use super::{Child, Status};
+use super::super::limit::Killer;
+use super::{Child, SIGKILL, Status};
 use crate::failure::Failure;
 
 /// For all threads of a child to stand: less than a client waits for an answer. A system call that waits for a page of a slow
 /// link stands only when that has come.
 const PAUSE_LIMIT: Duration = Duration::from_secs(5);
-
-const KILL: u32 = Signal::KILL.as_raw().unsigned_abs();
 
 impl Child {
     /// Stops it where it is, with all that it has forked; what is paused stays so. Blocks.
@@ -78,6 +76,20 @@ impl Child {
     /// # Errors
     /// It has ended, or the number is no signal.
     pub(crate) fn kill(&self, signal: u32) -> Result<(), Failure> {
+        if signal == SIGKILL {
+            // Of two, the first one kills.
+            let _ = self.killer.set(Killer::Request);
+        }
+        self.send(signal)
+    }
+
+    /// Kills it, because its time is over. It may just have ended.
+    pub(in crate::children) fn kill_overdue(&self) {
+        let _ = self.killer.set(Killer::Deadline);
+        let _ = self.send(SIGKILL);
+    }
+
+    fn send(&self, signal: u32) -> Result<(), Failure> {
         let has_ended = || self.has_ended();
         self.require_living()?;
         let identity: ProcessIdentity = self.record.process.parse().map_err(|error: io::Error| self.broken(&error))?;
@@ -89,7 +101,7 @@ impl Child {
             // ESRCH: it ended a moment ago.
             Err(_) => Err(has_ended()),
             Ok(()) => {
-                if signal == KILL {
+                if signal == SIGKILL {
                     self.let_end();
                 }
                 Ok(())

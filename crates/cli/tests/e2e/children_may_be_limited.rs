@@ -1,0 +1,100 @@
+//! Children may be limited: one that needs more memory than it may have is killed, and its end says so; what it may use of
+//! processors is the kernel's to see to. Others are not limited by that.
+
+use std::fs;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("in_memory", in_memory),
+    Test::shared("in_processor_time", in_processor_time),
+    Test::shared("in_time", in_time),
+    Test::shared("and_senseless_limits_are_refused", senseless),
+];
+
+/// What the parent holds, in MiB: a child touches all of it to answer.
+const PARENT_MIB: &str = "128";
+
+fn in_memory(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &[PARENT_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let to = cluster.name(1);
+    let limited = seed.fork_detached(&["1".to_owned()], &["--to", to, "--memory", "64MiB"]);
+    let free = seed.fork_detached(&["2".to_owned()], &["--to", to]);
+    let id = limited[0].id.as_str();
+
+    let waited = cluster.first().run(&["wait", id]);
+    let told = "killed: it needed more than its 64.0 MiB of memory";
+    assert!(waited.stdout.contains(told), "{}{}", waited.stdout, waited.stderr);
+    let listed = cluster.node(2).run(&["ps"]).stdout;
+    assert!(listed.lines().any(|line| line.contains(id) && line.contains(told)), "{listed}");
+    let said = cluster.first().json(&["inspect", id]);
+    assert_eq!(said["memory_bytes_max"], 64 << 20, "{said}");
+    assert_eq!(said["limit"], told.trim_start_matches("killed: "), "{said}");
+    assert!(said["exit_code"] == 137 || said["exit_code"] == 135, "SIGKILL, or SIGBUS for a page without room: {said}");
+
+    seed.check_answers(&parent, &free, &[2]);
+    let unlimited = cluster.first().json(&["inspect", &free[0].id]);
+    assert!(unlimited["limit"].is_null() && unlimited["memory_bytes_max"].is_null(), "{unlimited}");
+    seed.fork_and_check(&parent, 3, &["--to", to, "--memory", "512MiB"]);
+    parent.require_unharmed();
+}
+
+fn in_processor_time(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["1"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let limited = seed.fork_idle(1, &["--cpus", "0.25"]);
+    let free = seed.fork_idle(1, &[]);
+    assert_eq!(quota_us(limited[0].pid), Some(25_000));
+    assert_eq!(quota_us(free[0].pid), None);
+    assert_eq!(cluster.first().json(&["inspect", &limited[0].id])["cpus_max"], 0.25);
+    kill(cluster.first(), &limited[0].id);
+    let said = cluster.first().json(&["inspect", &limited[0].id]);
+    assert!(said["signal"] == 9 && said["limit"].is_null(), "who is killed has met no limit: {said}");
+    kill(cluster.first(), &free[0].id);
+    parent.require_unharmed();
+}
+
+fn in_time(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["1"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_idle(1, &["--timeout", "200ms"]);
+    cluster.first().run(&["wait", &children[0].id]);
+    let said: Value = cluster.first().json(&["inspect", &children[0].id]);
+    assert_eq!(said["limit"], "it had run for its 200ms", "{said}");
+    parent.require_unharmed();
+}
+
+fn senseless(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["1"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let farfork = cluster.first();
+    farfork.refused(&["fork", seed.id(), "--detach", "--memory", "4KiB"]).names(&["memory limit", "1.0 MiB"]);
+    farfork.refused(&["fork", seed.id(), "--detach", "--cpus", "0.001"]).names(&["processor limit", "0.01"]);
+    assert_eq!(farfork.run(&["fork", seed.id(), "--cpus", "0"]).status.code(), Some(2));
+    parent.require_unharmed();
+}
+
+fn kill(farfork: &Farfork, id: &str) {
+    farfork.run(&["kill", id, "--signal", "KILL"]);
+    farfork.run(&["wait", id]);
+}
+
+/// Processor time that the group of a process may use in each tenth of a second; none for all there is.
+fn quota_us(pid: i32) -> Option<u64> {
+    let table = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("the child lives");
+    let group = |prefix: &str, line: &str| {
+        let path =
+            line.split_once("::").or_else(|| line.split_once(":cpu:")).or_else(|| line.split_once(":cpu,cpuacct:"));
+        path.map(|(_, path)| PathBuf::from(format!("{prefix}{path}")))
+    };
+    let prefixes = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/cpu"];
+    let groups = prefixes.iter().flat_map(|prefix| table.lines().filter_map(|line| group(prefix, line)));
+    let files = groups.flat_map(|group| [group.join("cpu.max"), group.join("cpu.cfs_quota_us")]);
+    let text = files.filter_map(|file| fs::read_to_string(file).ok()).next().expect("a group that limits processors");
+    text.split_whitespace().next().and_then(|first| first.parse().ok())
+}

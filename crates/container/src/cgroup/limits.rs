@@ -1,0 +1,108 @@
+//! What the processes of a group may use together, and whether that was too little for one of them. A group has limits only
+//! where they were asked for: writing them costs time, and a group is removed with its container, never used again.
+
+use std::io;
+
+use farfork_sys::cgroup;
+use farfork_sys::cgroup::hierarchy::Version;
+
+use super::group::{by_version, write};
+use super::{CgroupError, ContainerCgroup, Place};
+
+/// Period over which processor time is limited, in microseconds: the kernel's default.
+const CPU_PERIOD_US: u64 = 100_000;
+
+/// Least processor time, in thousandths of a processor: the kernel takes no less than a millisecond in a period.
+pub const CPU_MILLICORES_MIN: u64 = 10;
+
+/// Least memory, in bytes: what the kernel keeps for a few processes (page tables, stacks) and a program's first pages.
+pub const MEMORY_BYTES_MIN: u64 = 1 << 20;
+
+/// Most that the kernel charges a group with at once, in bytes: who is refused that has met the limit.
+const CHARGE_BYTES_MAX: u64 = 64 * 4096;
+
+/// What the processes of a container may use together; `None` for all that its node has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Memory, in bytes. There is no swap beyond it.
+    pub memory_bytes_max: Option<u64>,
+    /// Processor time, in thousandths of a processor.
+    pub cpu_millicores_max: Option<u64>,
+}
+
+/// What made the kernel kill a process of a group for want of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryEnd {
+    /// The group's own limit.
+    OwnLimit,
+    /// The machine, or what the node may use.
+    NodeFull,
+}
+
+impl ContainerCgroup {
+    /// Limits what the group's processes may use.
+    ///
+    /// # Errors
+    /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
+    pub fn limit(&self, limits: &Limits) -> Result<(), CgroupError> {
+        limits.memory_bytes_max.map_or(Ok(()), |bytes| self.set_memory_bytes_max(bytes))?;
+        limits.cpu_millicores_max.map_or(Ok(()), |millicores| self.set_cpu_millicores_max(millicores))
+    }
+
+    /// Limits the memory of the group's processes together, in bytes, and has none of it swapped out instead.
+    ///
+    /// # Errors
+    /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
+    pub fn set_memory_bytes_max(&self, bytes: u64) -> Result<(), CgroupError> {
+        let place = self.with("memory")?;
+        write(place, by_version(place, "memory.limit_in_bytes", "memory.max"), &bytes.to_string())?;
+        // Version 1 limits memory and swap as one sum, which may not be less than the memory.
+        let without_swap = match place.version {
+            Version::V1 => write(place, "memory.memsw.limit_in_bytes", &bytes.to_string()),
+            Version::V2 => write(place, "memory.swap.max", "0"),
+        };
+        match without_swap {
+            // A kernel that cannot swap has no such file.
+            Err(CgroupError::File { cause, .. }) if cause.kind() == io::ErrorKind::NotFound => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Limits the processor time of the group's processes together, in thousandths of a core.
+    ///
+    /// # Errors
+    /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
+    pub fn set_cpu_millicores_max(&self, millicores: u64) -> Result<(), CgroupError> {
+        let place = self.with("cpu")?;
+        let quota_us = millicores * CPU_PERIOD_US / 1000;
+        match place.version {
+            Version::V2 => write(place, "cpu.max", &format!("{quota_us} {CPU_PERIOD_US}")),
+            Version::V1 => {
+                write(place, "cpu.cfs_period_us", &CPU_PERIOD_US.to_string())?;
+                write(place, "cpu.cfs_quota_us", &quota_us.to_string())
+            }
+        }
+    }
+
+    /// Why the kernel killed a process of the group for want of memory; `None` where it killed none, or does not say.
+    pub fn memory_end(&self) -> Option<MemoryEnd> {
+        let place = self.with("memory").ok()?;
+        let killed =
+            cgroup::read_entry(&place.path, by_version(place, "memory.oom_control", "memory.events"), "oom_kill");
+        killed.ok().filter(|killed| *killed > 0)?;
+        Some(if has_met_limit(place) { MemoryEnd::OwnLimit } else { MemoryEnd::NodeFull })
+    }
+}
+
+fn has_met_limit(place: &Place) -> bool {
+    match place.version {
+        // Its count of failed charges stays 0 on kernels of today.
+        Version::V1 => {
+            let read = |file| cgroup::read_number(&place.path, file);
+            let (peak, limit) = (read("memory.max_usage_in_bytes"), read("memory.limit_in_bytes"));
+            peak.is_ok_and(|peak| limit.is_ok_and(|limit| peak + CHARGE_BYTES_MAX >= limit))
+        }
+        // Not of what is above: that has a file of its own.
+        Version::V2 => cgroup::read_entry(&place.path, "memory.events", "oom").is_ok_and(|times| times > 0),
+    }
+}

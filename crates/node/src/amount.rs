@@ -1,0 +1,29 @@
+//! Amounts of memory as people read them.
+
+const BYTE_UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/// `1536` → `1.5 KiB`.
+pub fn bytes(count: u64) -> String {
+    let mut figure = count as f64;
+    let mut unit = 0;
+    while figure >= 1024.0 && unit + 1 < BYTE_UNITS.len() {
+        figure /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{count} B"),
+        _ => format!("{figure:.1} {}", BYTE_UNITS[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bytes;
+
+    #[test]
+    fn amounts_have_the_unit_that_fits() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(256 << 20), "256.0 MiB");
+    }
+}
