@@ -1,8 +1,8 @@
 //! Sockets of other processes: what they are, and what waits in them, without taking it out.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::{mem, ptr};
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Most bytes of an option that is read.
 const OPTION_BYTES_MAX: usize = 256;
@@ -65,6 +65,20 @@ pub fn peer_address(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     address(|at, length| unsafe { libc::getpeername(socket.as_raw_fd(), at, length) })
 }
 
+/// How much of what was sent from a Unix socket the other end has not read, in bytes with the kernel's own (SIOCOUTQ): 0 for
+/// none.
+///
+/// # Errors
+/// As ioctl(2).
+pub fn unread_by_peer(socket: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the kernel writes one `int`, which outlives the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        0 => Ok(bytes.cast_unsigned()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// `call` gets a place for an address, and for its length.
 fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0_u8; mem::size_of::<libc::sockaddr_storage>()];
@@ -77,32 +91,139 @@ fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc:
 }
 
 /// What one look into a socket gave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct Peeked {
     /// How many bytes.
     pub bytes: usize,
     /// Whether the message is longer than the room for it.
     pub is_cut: bool,
-    /// Whether descriptors or credentials come with it.
-    pub has_ancillary: bool,
+    /// Copies of the descriptors that come with it (SCM_RIGHTS), close-on-exec.
+    pub files: Vec<OwnedFd>,
+    /// Whether there are more of them than this process may have.
+    pub lacks_files: bool,
+    /// Who sent it, where the socket tells (SO_PASSCRED).
+    pub sender: Option<Sender>,
 }
 
-/// Looks at what is next in a socket, and leaves it there; descriptors that come with it are not taken either. With
-/// SO_PEEK_OFF set, each look goes on behind the last.
+/// The sender of a message (SCM_CREDENTIALS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sender {
+    /// As this process sees it; 0 where it cannot, or where nobody has noted it.
+    pub pid: i32,
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// Room for all that the kernel sends beside bytes: 253 descriptors, credentials, a pidfd, a security label.
+const CONTROL_WORDS: usize = 512;
+
+/// Looks at what is next in a socket, and leaves it there. With SO_PEEK_OFF set, each look goes on behind the last.
 ///
 /// # Errors
 /// `WouldBlock` where nothing is (more); else as recvmsg(2).
 pub fn peek(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Peeked> {
+    let mut control = [0_u64; CONTROL_WORDS];
     let mut vector = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
-    // SAFETY: all-zero bytes are a valid msghdr: no address, no control data.
+    // SAFETY: all-zero bytes are a valid msghdr: no address.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    (message.msg_iov, message.msg_iovlen, message.msg_control) = (&raw mut vector, 1, ptr::null_mut());
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: `message` describes `into`; both outlive the call. There is no room for control data.
+    (message.msg_iov, message.msg_iovlen) = (&raw mut vector, 1);
+    (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), mem::size_of_val(&control));
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: `message` describes `into` and `control`, which outlive the call.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     if received < 0 {
         return Err(io::Error::last_os_error());
     }
     let has = |flag: libc::c_int| message.msg_flags & flag != 0;
-    Ok(Peeked { bytes: received as usize, is_cut: has(libc::MSG_TRUNC), has_ancillary: has(libc::MSG_CTRUNC) })
+    let mut peeked = Peeked {
+        bytes: received as usize,
+        is_cut: has(libc::MSG_TRUNC),
+        lacks_files: has(libc::MSG_CTRUNC),
+        ..Peeked::default()
+    };
+    peeked.take_control(&control, message.msg_controllen);
+    Ok(peeked)
+}
+
+/// Looks at the next `bytes` of a stream, which came in pieces, and gives how many come before the last piece. The kernel copies
+/// piece by piece, and stops before one that it finds no place for: the last byte is given none.
+///
+/// # Errors
+/// As recvmsg(2).
+pub fn peek_all_but_last(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
+    let mut room = vec![0_u8; bytes.saturating_sub(1)];
+    let mut vectors = [
+        libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() },
+        libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 },
+    ];
+    // SAFETY: all-zero bytes are a valid msghdr: no address, no control data.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (vectors.as_mut_ptr(), vectors.len());
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: `message` describes `room`, which outlives the call, and a byte at null, to which nothing can be written.
+    match unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) } {
+        received @ 0.. => Ok(received as usize),
+        _ => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::EFAULT) => Ok(0),
+            error => Err(error),
+        },
+    }
+}
+
+impl Peeked {
+    /// Takes what came beside the bytes: a header of length, level and type, then data, one behind the other.
+    fn take_control(&mut self, control: &[u64], control_bytes: usize) {
+        const HEADER_BYTES: usize = 16;
+        const SCM_PIDFD: i32 = 4;
+        let bytes: Vec<u8> = control.iter().flat_map(|word| word.to_ne_bytes()).take(control_bytes).collect();
+        let mut at = 0;
+        while let Some(header) = bytes.get(at..at + HEADER_BYTES) {
+            let word = |from: usize| i32::from_ne_bytes([0, 1, 2, 3].map(|byte| header[from + byte]));
+            let (length, level, kind) = (word(0) as usize, word(8), word(12));
+            let Some(data) = bytes.get(at + HEADER_BYTES..at + length) else { return };
+            let words: Vec<i32> =
+                data.chunks_exact(4).map(|one| i32::from_ne_bytes([one[0], one[1], one[2], one[3]])).collect();
+            match (level, kind, words.as_slice()) {
+                (libc::SOL_SOCKET, libc::SCM_RIGHTS, fds) => self.files.extend(fds.iter().map(|fd| owned(*fd))),
+                (libc::SOL_SOCKET, libc::SCM_CREDENTIALS, [pid, uid, gid]) => {
+                    let (pid, uid, gid) = (*pid, uid.cast_unsigned(), gid.cast_unsigned());
+                    self.sender = Some(Sender { pid, uid, gid });
+                }
+                (libc::SOL_SOCKET, SCM_PIDFD, [fd]) if *fd >= 0 => drop(owned(*fd)),
+                _ => {}
+            }
+            at += length.next_multiple_of(mem::size_of::<usize>());
+        }
+    }
+}
+
+fn owned(fd: i32) -> OwnedFd {
+    // SAFETY: the kernel has just made this descriptor for this process, and told nobody else of it.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn descriptors_are_looked_at_and_stay() {
+        let (one, other) = crate::fdpass::seqpacket_pair().unwrap();
+        let sent = crate::memfd::create("looked-at", false).unwrap();
+        crate::fdpass::send(one.as_fd(), b"two", &[sent.as_fd(), one.as_fd()]).unwrap();
+        let mut room = [0; 8];
+        for _ in 0..2 {
+            let peeked = peek(other.as_fd(), &mut room).unwrap();
+            assert_eq!((peeked.bytes, peeked.files.len(), peeked.lacks_files), (3, 2, false));
+            assert_eq!(peeked.sender, None);
+        }
+        assert_eq!(crate::fdpass::receive(other.as_fd(), &mut room, 2).unwrap().1.len(), 2);
+        crate::fdpass::tell_sender(other.as_fd()).unwrap();
+        crate::fdpass::send(one.as_fd(), b"whose", &[]).unwrap();
+        let told = peek(other.as_fd(), &mut room).unwrap().sender.unwrap();
+        assert_eq!(told.pid, std::process::id().cast_signed());
+    }
 }

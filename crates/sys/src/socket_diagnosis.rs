@@ -1,6 +1,8 @@
-//! What the kernel tells of Unix sockets by their inodes (sock_diag(7)): who is at the other end.
+//! What the kernel tells of sockets (sock_diag(7)): of Unix sockets by their inodes who is at the other end, of TCP
+//! connections by their addresses whether anybody has them.
 
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
@@ -13,7 +15,7 @@ use crate::{namespace, pidfd};
 pub struct Diagnosis(OwnedFd);
 
 /// What the kernel tells of a Unix socket.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UnixSocket {
     /// TCP_*: 1 connected, 7 not, 10 listening.
     pub state: u8,
@@ -25,10 +27,17 @@ pub struct UnixSocket {
     pub backlog: u32,
     /// Whether it was shut down for reading (1) and for writing (2).
     pub shut_down: u8,
+    /// Of a listening socket, the inodes of who waits to be accepted, in their order; 0 for who has gone. None of them where
+    /// they are too many to be told.
+    pub clients: Vec<u32>,
 }
 
 const HEADER_BYTES: usize = 16;
 const MESSAGE_BYTES: usize = 16;
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const REQUEST: u16 = 1;
+const ANY: u32 = u32::MAX;
 
 impl Diagnosis {
     /// In the network namespace of a process.
@@ -45,50 +54,115 @@ impl Diagnosis {
         thread::spawn(open).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())).map(Self)
     }
 
-    /// Asks about one socket.
+    /// Asks about a Unix socket.
     ///
     /// # Errors
     /// ENOENT where there is none of that inode in the namespace.
     pub fn unix_socket(&self, inode: u32) -> io::Result<UnixSocket> {
-        const SOCK_DIAG_BY_FAMILY: u16 = 20;
-        const REQUEST: u16 = 1;
         const SHOW_PEER_AND_QUEUE: u32 = 0x4 | 0x10;
-        const ANY: u32 = u32::MAX;
-        let mut request = Vec::with_capacity(40);
-        request.extend(40_u32.to_ne_bytes());
+        const SHOW_CLIENTS: u32 = 0x8;
+        let ask = |what: u32| {
+            let mut body = vec![AddressFamily::UNIX.as_raw() as u8, 0, 0, 0];
+            [ANY, inode, what, ANY, ANY].iter().for_each(|word| body.extend(word.to_ne_bytes()));
+            parse(&self.ask(&body)?)
+        };
+        match ask(SHOW_PEER_AND_QUEUE | SHOW_CLIENTS) {
+            // More than a page of clients.
+            Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => ask(SHOW_PEER_AND_QUEUE),
+            told => told,
+        }
+    }
+
+    /// Whether the TCP connection from `own` to `peer` is one that waits to be accepted, or has been left: no file leads to it.
+    /// `None` where there is no such connection.
+    ///
+    /// # Errors
+    /// A kernel that does not tell of TCP.
+    pub fn is_nobodys(&self, own: SocketAddr, peer: SocketAddr) -> io::Result<Option<bool>> {
+        const TCP: u8 = 6;
+        const STATE_AT: usize = HEADER_BYTES + 1;
+        const INODE_AT: usize = HEADER_BYTES + 68;
+        const LISTENING: u8 = 10;
+        let family = if own.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let mut body = vec![family.as_raw() as u8, TCP, 0, 0];
+        body.extend(ANY.to_ne_bytes());
+        [own.port(), peer.port()].iter().for_each(|port| body.extend(port.to_be_bytes()));
+        for address in [own.ip(), peer.ip()] {
+            let bytes = match address {
+                IpAddr::V4(address) => [&address.octets()[..], &[0; 12]].concat(),
+                IpAddr::V6(address) => address.octets().to_vec(),
+            };
+            body.extend(bytes);
+        }
+        // Any interface, any cookie.
+        [0, ANY, ANY].iter().for_each(|word| body.extend(word.to_ne_bytes()));
+        let answer = self.ask(&body)?;
+        match failure(&answer) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let inode = word_at(&answer, INODE_AT).ok_or_else(malformed)?;
+        Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
+    }
+
+    /// Sends a request, and gives the answer.
+    fn ask(&self, body: &[u8]) -> io::Result<Vec<u8>> {
+        /// The kernel tells at most a page, and some of what it was asked.
+        const ANSWER_BYTES_MAX: usize = 8192;
+        let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
+        request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
         request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
         request.extend(REQUEST.to_ne_bytes());
         request.extend([0; 8]);
-        request.extend([AddressFamily::UNIX.as_raw() as u8, 0, 0, 0]);
-        [ANY, inode, SHOW_PEER_AND_QUEUE, ANY, ANY].iter().for_each(|word| request.extend(word.to_ne_bytes()));
+        request.extend(body);
         send(&self.0, &request, SendFlags::empty())?;
-        let mut answer = [0; 4096];
-        let (length, _) = recv(&self.0, &mut answer, RecvFlags::empty())?;
-        parse(&answer[..length])
+        let mut answer = vec![0; ANSWER_BYTES_MAX];
+        let (length, _) = recv(&self.0, &mut answer[..], RecvFlags::empty())?;
+        answer.truncate(length);
+        Ok(answer)
     }
+}
+
+fn malformed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "an answer of sock_diag is not of its form")
+}
+
+fn word_at(answer: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?))
+}
+
+fn half_at(answer: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(answer.get(at..at + 2)?.try_into().ok()?))
+}
+
+/// What an answer says went wrong.
+fn failure(answer: &[u8]) -> io::Result<()> {
+    const ERROR: u16 = 2;
+    if half_at(answer, 4).ok_or_else(malformed)? == ERROR {
+        let errno = word_at(answer, HEADER_BYTES).ok_or_else(malformed)?.cast_signed();
+        return Err(io::Error::from_raw_os_error(-errno));
+    }
+    Ok(())
 }
 
 /// A header (length, type, flags, sequence, port), then a message and its attributes, or an error.
 fn parse(answer: &[u8]) -> io::Result<UnixSocket> {
-    const ERROR: u16 = 2;
-    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "an answer of sock_diag is not of its form");
-    let word = |at: usize| Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?));
-    let half = |at: usize| Some(u16::from_ne_bytes(answer.get(at..at + 2)?.try_into().ok()?));
-    if half(4).ok_or_else(malformed)? == ERROR {
-        let errno = word(HEADER_BYTES).ok_or_else(malformed)?.cast_signed();
-        return Err(io::Error::from_raw_os_error(-errno));
-    }
+    failure(answer)?;
+    let word = |at: usize| word_at(answer, at);
     let state = *answer.get(HEADER_BYTES + 2).ok_or_else(malformed)?;
     let mut told = UnixSocket { state, ..UnixSocket::default() };
     let mut at = HEADER_BYTES + MESSAGE_BYTES;
-    while let (Some(length @ 4..), Some(kind)) = (half(at), half(at + 2)) {
+    while let (Some(length @ 4..), Some(kind)) = (half_at(answer, at), half_at(answer, at + 2)) {
+        let data = at + 4..at + usize::from(length);
         match kind {
-            2 => told.peer = word(at + 4),
+            2 => told.peer = word(data.start),
+            3 => told.clients = data.clone().step_by(4).filter_map(word).collect(),
             4 => {
                 (told.waiting, told.backlog) =
-                    (word(at + 4).ok_or_else(malformed)?, word(at + 8).ok_or_else(malformed)?);
+                    (word(data.start).ok_or_else(malformed)?, word(data.start + 4).ok_or_else(malformed)?);
             }
-            6 => told.shut_down = *answer.get(at + 4).ok_or_else(malformed)?,
+            6 => told.shut_down = *answer.get(data.start).ok_or_else(malformed)?,
             _ => {}
         }
         at += usize::from(length).next_multiple_of(4);
@@ -114,10 +188,34 @@ mod tests {
         other.write_all(b"five!").unwrap();
         other.shutdown(std::net::Shutdown::Write).unwrap();
         let told = diagnosis.unix_socket(inode(&one)).unwrap();
-        assert_eq!(told, UnixSocket { state: 1, peer: Some(inode(&other)), waiting: 5, backlog: 0, shut_down: 1 });
+        let peer = Some(inode(&other));
+        assert_eq!(told, UnixSocket { state: 1, peer, waiting: 5, shut_down: 1, ..UnixSocket::default() });
         drop(other);
         assert_eq!(diagnosis.unix_socket(inode(&one)).unwrap().peer, Some(0));
         assert!(diagnosis.unix_socket(1).is_err());
         assert!(parse(&[0; 3]).is_err());
+    }
+
+    #[test]
+    fn who_waits_to_be_accepted_is_told() {
+        use std::net::{Ipv4Addr, TcpListener, TcpStream};
+        use std::os::unix::net::UnixListener;
+        let diagnosis = Diagnosis::open(std::process::id() as i32).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("listener");
+        let listener = UnixListener::bind(&path).unwrap();
+        let clients = [UnixStream::connect(&path).unwrap(), UnixStream::connect(&path).unwrap()];
+        let number =
+            std::fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&listener))).unwrap();
+        let told = diagnosis.unix_socket(number.ino() as u32).unwrap();
+        assert_eq!(told.clients, clients.each_ref().map(inode));
+
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (own, peer) = (client.peer_addr().unwrap(), client.local_addr().unwrap());
+        assert_eq!(diagnosis.is_nobodys(own, peer).unwrap(), Some(true));
+        let _server = listener.accept().unwrap();
+        assert_eq!(diagnosis.is_nobodys(own, peer).unwrap(), Some(false));
+        assert_eq!(diagnosis.is_nobodys(own, SocketAddr::new(peer.ip(), 1)).unwrap(), None);
     }
 }

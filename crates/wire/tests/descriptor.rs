@@ -5,10 +5,10 @@ use farfork_wire::Token;
 use farfork_wire::descriptor::{
     AltStack, Backing, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource,
     FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun, InotifyWatch,
-    IntervalTimer, Kinship, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Member, MessageQueue, Mm,
+    IntervalTimer, Kinship, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Member, Message, MessageQueue, Mm,
     NUMBERS_MAX, OpenFile, Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, REGISTER_WORDS, Scheduling,
-    SeccompFilter, SemaphoreSet, SharedKind, SharedObject, Socket, SocketState, StandardStream, TERMINAL_NUMBER_MAX,
-    TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, Zombie, decode, encode,
+    SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, Socket, SocketState, StandardStream,
+    TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, Zombie, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -83,7 +83,8 @@ fn posix_timer(id: u32) -> PosixTimer {
 }
 
 fn socket(pair: u32, end: u32) -> OpenFile {
-    let (options, received) = (Vec::new(), vec![b"word".to_vec()]);
+    let sender = Some(Sender { pid: 812, uid: 0, gid: 0 });
+    let (options, received) = (Vec::new(), vec![Message { bytes: b"word".to_vec(), files: vec![0], sender }]);
     let state = SocketState::Paired { pair, end, through: Vec::new() };
     OpenFile::Socket(Socket { family: 1, kind: 1, protocol: 0, flags: 2, state, options, received, shut_down: 0 })
 }
@@ -325,6 +326,16 @@ fn nonsense_about_resources_is_refused() {
                 let OpenFile::Socket(plain) = socket(1, 0) else { unreachable!("it is one") };
                 d.open_files.push(OpenFile::Socket(Socket { state: state(), ..plain }));
             }
+        }),
+        ("a message with a file that is not there", |d| {
+            let files = d.open_files.len() as u32;
+            let OpenFile::Socket(mut socket) = socket(8, 0) else { unreachable!("it is one") };
+            socket.received[0].files = vec![files + 1];
+            d.open_files.push(OpenFile::Socket(socket));
+        }),
+        ("files over the internet", |d| {
+            let OpenFile::Socket(socket) = socket(8, 0) else { unreachable!("it is one") };
+            d.open_files.push(OpenFile::Socket(Socket { family: 2, ..socket }));
         }),
         ("a third end", |d| d.open_files.push(socket(0, 2))),
         ("a semaphore set without a semaphore", |d| d.semaphore_sets[0].values.clear()),

@@ -26,7 +26,15 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("packet_pipe", |cluster| carried(cluster, "packet_pipe")),
     Test::shared("unix_stream_pair", |cluster| carried(cluster, "unix_stream_pair")),
     Test::shared("unix_message_pairs", |cluster| carried(cluster, "unix_message_pairs")),
-    Test::shared("unix_rights", |cluster| refused_at_its_stop(cluster, "unix_rights", &["fd 4", "on their way"])),
+    Test::shared("unix_rights", |cluster| carried(cluster, "unix_rights")),
+    Test::shared("refused_rights", |cluster| {
+        refused_at_its_stop(cluster, "refused_rights", &["eventpoll", "on its way"]);
+    }),
+    Test::shared("unix_waiting", |cluster| carried(cluster, "unix_waiting")),
+    Test::shared("refused_unix_waiting", |cluster| {
+        refused_at_its_stop(cluster, "refused_unix_waiting", &["fd 4", "accepted"]);
+    }),
+    Test::shared("tcp_waiting", |cluster| carried(cluster, "tcp_waiting")),
     Test::shared("unix_listeners", |cluster| carried(cluster, "unix_listeners")),
     Test::shared("unix_connected", |cluster| carried(cluster, "unix_connected")),
     Test::shared("unix_outside", |cluster| carried(cluster, "unix_outside")),

@@ -297,12 +297,13 @@ fn take_all(
     deadline: &Deadline,
 ) -> Result<(Vec<Taken>, Shared), CaptureError> {
     let nothing = || Ok(SharedCopies::default());
-    let copies = std::mem::replace(&mut read[0].0.copies, nothing())?;
+    let mut copies = std::mem::replace(&mut read[0].0.copies, nothing())?;
     let mut pool = std::mem::replace(&mut read[0].0.contents, Ok(Contents::default()))?;
     for (paused, _) in &mut read[1..] {
         if let Ok(contents) = &mut paused.contents {
             pool.absorb(contents);
         }
+        copies.absorb(std::mem::replace(&mut paused.copies, nothing())?);
     }
     let (mut taken, mut open_files) = (Vec::with_capacity(held.len()), OpenFiles::default());
     for ((index, relative), ((mut paused, snapshot), held)) in
@@ -319,6 +320,10 @@ fn take_all(
         }
         taken.push(one);
     }
+    let first = &taken[0];
+    let (pid, profiles, ids) = (first.snapshot.pid, &first.survey.profiles, &kin.ids);
+    let threads = Threads { pid, group: first.survey.stat.group, session: first.survey.stat.session, profiles, ids };
+    open_files.deliver((pid, &first.root), &pool, &copies, threads)?;
     Ok((taken, Shared { copies, open_files, kin }))
 }
 

@@ -5,6 +5,7 @@
 
 mod build;
 mod contents;
+mod flights;
 mod kind;
 mod made;
 mod sockets;
@@ -21,6 +22,7 @@ use rustix::fs::{AtFlags, readlinkat, statat};
 
 pub(super) use build::{Files, OpenFiles, Threads};
 pub(super) use contents::Contents;
+pub(super) use flights::Flights;
 pub(super) use kind::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
 
 use super::error::{CaptureError, Refusal};
@@ -302,14 +304,14 @@ fn strange_sockets(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal
     Ok(refusals)
 }
 
-/// Asks the kernel about Unix sockets of a process, where it has any.
+/// Asks the kernel about sockets of a process, where it has such whose other end only the kernel knows.
 pub(super) fn diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<Diagnosis>, CaptureError> {
     let copies = socket_copies(pid, fds).map_err(CaptureError::read(pid, "the sockets"))?;
-    let has_unix = copies.iter().any(|(_, copy)| sockets::is_unix(copy.as_fd()));
-    if !has_unix {
+    let has_any = copies.iter().any(|(_, copy)| sockets::has_hidden_end(copy.as_fd()));
+    if !has_any {
         return Ok(None);
     }
-    Diagnosis::open(pid).map(Some).map_err(CaptureError::read(pid, "the Unix sockets"))
+    Diagnosis::open(pid).map(Some).map_err(CaptureError::read(pid, "the sockets"))
 }
 
 /// Copies of the sockets beyond the standard streams. One that is closed meanwhile is left out.

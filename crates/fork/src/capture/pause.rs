@@ -15,6 +15,7 @@ use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
 use super::ask::{self, Answers};
+use super::deadline::Deadline;
 use super::error::CaptureError;
 use super::files::Contents;
 use super::filters::{self, Filters};
@@ -198,7 +199,7 @@ fn work(
     stopped.restore_others();
     times.ask = lap.take();
     let contents = Contents::read(pid, &prepared.survey.fds, prepared.survey.diagnosis.as_ref());
-    let copies = std::mem::take(&mut prepared.shared).copy(pid, injector.deadline());
+    let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());
     let listed = timers::list(pid);
     times.shared = lap.take();
     injector.finish(&mut running, |_| true)?;
@@ -210,6 +211,18 @@ fn work(
     times.clone = lap.take();
     let timers = listed.and_then(|listed| ask_timers(stopped, prepared, &listed, (lifeline, begun), injector));
     Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, clone, timers, template_space })
+}
+
+fn copy_shared(
+    prepared: &mut Prepared,
+    contents: Option<&Contents>,
+    deadline: &Deadline,
+) -> Result<SharedCopies, CaptureError> {
+    let (pid, mut shared) = (prepared.survey.pid, std::mem::take(&mut prepared.shared));
+    if let Some(contents) = contents {
+        shared.join(contents.flights()).map_err(CaptureError::read(pid, "shared memory on its way in a socket"))?;
+    }
+    shared.copy(pid, deadline)
 }
 
 /// POSIX timers, where there are any; and signals that came since the threads stand, such as a timer's.

@@ -19,7 +19,7 @@ use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
-use super::files::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
+use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX};
 use super::strip_root;
 use super::survey::Survey;
 use system_v::Segment;
@@ -138,6 +138,17 @@ impl SharedSources {
         self.1.absorb(others.1);
     }
 
+    /// Takes on memory that is on its way in sockets, which only the pause shows.
+    pub(super) fn join(&mut self, flights: &Flights) -> io::Result<()> {
+        for (path, link) in flights.memory() {
+            let source = Source::open(&path, link, &[])?;
+            if !self.0.iter().any(|known| known.key == source.key) {
+                self.0.push(source);
+            }
+        }
+        Ok(())
+    }
+
     fn prepare(&mut self, pid: i32) -> Result<(), CaptureError> {
         let mut total = 0;
         for source in &mut self.0 {
@@ -250,6 +261,17 @@ pub(super) struct SharedCopies {
 }
 
 impl SharedCopies {
+    /// Takes on what another process of the tree has that no other had before the pause.
+    pub(super) fn absorb(&mut self, other: Self) {
+        for ((key, named), copy) in other.keys.into_iter().zip(other.named).zip(other.copies) {
+            if !self.keys.contains(&key) {
+                self.keys.push(key);
+                self.named.push(named);
+                self.copies.push(copy);
+            }
+        }
+    }
+
     /// Index of the object of a device and inode.
     pub(super) fn index_of(&self, device: u64, inode: u64) -> Option<u32> {
         self.keys.iter().position(|key| *key == (device, inode)).map(|index| index as u32)

@@ -140,6 +140,6 @@ fn fill(
     Ok(())
 }
 
-fn reopen_flags(flags: u32) -> u32 {
+pub(super) fn reopen_flags(flags: u32) -> u32 {
     ((OFlags::from_bits_retain(flags) - ONLY_AT_OPEN) | OFlags::NOCTTY).bits()
 }

@@ -101,6 +101,7 @@ pub(super) fn compile(
         objects.gate().is_some(),
     )
     .place(&occupied(descriptor, stub))?;
+    writer.resolve(region.start + region.plan);
 
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
         planned.frame = region.frame(index);

@@ -12,11 +12,13 @@ const ALIGNMENT: usize = 8;
 #[derive(Debug)]
 pub(super) struct PlanWriter {
     bytes: Vec<u8>,
+    /// Words that are to hold addresses, and what each points to, as offsets.
+    pointers: Vec<(u32, u32)>,
 }
 
 impl PlanWriter {
     pub(super) fn new() -> Self {
-        Self { bytes: vec![0; size_of::<PlanHeader>()] }
+        Self { bytes: vec![0; size_of::<PlanHeader>()], pointers: Vec::new() }
     }
 
     /// Appends a table.
@@ -42,6 +44,18 @@ impl PlanWriter {
         let offset = self.append(text.as_bytes())?;
         self.bytes.push(0);
         Ok(offset)
+    }
+
+    /// Has the word at `offset` point to what stands at another.
+    pub(super) fn point(&mut self, offset: u32, to: u32) {
+        self.pointers.push((offset, to));
+    }
+
+    /// Gives those words their values, now that it is known at which address the plan will be.
+    pub(super) fn resolve(&mut self, address: u64) {
+        for (offset, to) in std::mem::take(&mut self.pointers) {
+            self.put(offset, &(address + u64::from(to)).to_ne_bytes());
+        }
     }
 
     /// How long it is by now.

@@ -16,6 +16,9 @@ const ADDRESS_BYTES_MAX: usize = 128;
 /// Most bytes of a socket option that is carried.
 const OPTION_BYTES_MAX: usize = 256;
 
+/// The kernel's SCM_MAX_FD.
+const FILES_OF_MESSAGE_MAX: usize = 253;
+
 /// Most bytes of a System V message that is carried: what the kernel's msgmax is rarely set above.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
 
@@ -90,12 +93,31 @@ impl Descriptor {
                     ends.push((*pair, *end));
                     vec![address, peer]
                 }
+                SocketState::Waiting { address, through, .. } => {
+                    require(!through.is_empty(), || "a connection that waits nowhere".to_owned())?;
+                    vec![address, through]
+                }
                 SocketState::Cut => Vec::new(),
             };
             let has_family = |address: &Vec<u8>| address.is_empty() || address.len() > 2;
             let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));
             let options = socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX);
             require(short && options, || "an address or option of a socket is too long".to_owned())?;
+            self.validate_messages(socket)?;
+        }
+        Ok(())
+    }
+
+    /// Unix sockets alone carry files, and say who sent what.
+    fn validate_messages(&self, socket: &Socket) -> Result<(), InvalidDescriptor> {
+        const UNIX: u32 = 1;
+        for message in &socket.received {
+            let are_open = message.files.iter().all(|file| (*file as usize) < self.open_files.len());
+            let fits = are_open && message.files.len() <= FILES_OF_MESSAGE_MAX;
+            let is_plain = message.files.is_empty() && message.sender.is_none();
+            require(fits && (is_plain || socket.family == UNIX), || {
+                format!("a message with {} open files", message.files.len())
+            })?;
         }
         Ok(())
     }

@@ -18,10 +18,32 @@ pub struct Socket {
     pub state: SocketState,
     /// Options that differ from those of a new socket, in the order in which they are to be set.
     pub options: Vec<SocketOption>,
-    /// What has arrived and was not read, a message each; of a stream, pieces of any length.
-    pub received: Vec<Vec<u8>>,
+    /// What has arrived and was not read.
+    pub received: Vec<Message>,
     /// Whether it was shut down for reading (1) and for writing (2).
     pub shut_down: u32,
+}
+
+/// A message that has arrived; of a stream, a piece of any length.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// May be none.
+    pub bytes: Vec<u8>,
+    /// Open files on their way with it (SCM_RIGHTS), by their indices.
+    pub files: Vec<u32>,
+    /// Who sent it, where the receiver is told (SO_PASSCRED) and the kernel knows.
+    pub sender: Option<Sender>,
+}
+
+/// A process that sent a message (SCM_CREDENTIALS).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sender {
+    /// One of the tree, by its id.
+    pub pid: u32,
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
 }
 
 /// What a socket is in the middle of.
@@ -60,6 +82,15 @@ pub enum SocketState {
         address: Vec<u8>,
         /// That of the other.
         peer: Vec<u8>,
+    },
+    /// Connected through a listening socket of the process, which has not accepted it, and has nothing sent.
+    Waiting {
+        /// Its own address, as bind(2) takes it; empty where it is not bound.
+        address: Vec<u8>,
+        /// That of the listening socket, as connect(2) takes it.
+        through: Vec<u8>,
+        /// Which comes first of those that wait, ascending.
+        turn: u32,
     },
     /// Connected with somebody else: a child finds the other end closed or, over TCP, the connection reset.
     Cut,

@@ -7,7 +7,7 @@ use farfork_sys::owner::{Owner, Whom};
 use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdInfo};
 use farfork_wire::descriptor::{
-    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, OpenFile, StandardStream, Terminal,
+    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, OpenFile, Sender, Socket, StandardStream, Terminal,
 };
 
 use super::contents::{Contents, PipeState};
@@ -31,6 +31,8 @@ pub(crate) struct OpenFiles {
     /// By device and inode: the descriptors that open files were first met under, each with its process, and the files'
     /// indices.
     firsts: BTreeMap<(u64, u64), Vec<First>>,
+    /// Inodes of sockets, by the files' indices.
+    pub(super) sockets: BTreeMap<u32, u64>,
     /// Of the first process.
     streams: Option<Streams>,
 }
@@ -75,20 +77,22 @@ impl Threads<'_> {
 }
 
 /// Builds them from the table of `subject`, the template (or the frozen parent).
-struct Builder<'a> {
+pub(super) struct Builder<'a> {
     /// For messages.
-    pid: i32,
-    subject: i32,
-    root: &'a str,
-    fds: &'a [OpenFd],
-    contents: &'a Contents,
+    pub(super) pid: i32,
+    pub(super) subject: i32,
+    pub(super) root: &'a str,
+    pub(super) fds: &'a [OpenFd],
+    pub(super) contents: &'a Contents,
     /// What has pipes and sockets of all processes of the tree.
-    pool: &'a Contents,
-    shared: &'a SharedCopies,
-    threads: Threads<'a>,
-    files: Files,
-    all: &'a mut OpenFiles,
-    refusals: Vec<Refusal>,
+    pub(super) pool: &'a Contents,
+    pub(super) shared: &'a SharedCopies,
+    pub(super) threads: Threads<'a>,
+    pub(super) files: Files,
+    pub(super) all: &'a mut OpenFiles,
+    pub(super) refusals: Vec<Refusal>,
+    /// Whether the descriptors are our own copies of some that are on their way in sockets.
+    pub(super) are_on_their_way: bool,
 }
 
 impl Files {
@@ -110,7 +114,21 @@ impl Files {
             let refuse = |(number, reason)| CaptureError::refused(pid, vec![Refusal::new(object(pid, number), reason)]);
             all.terminals = told.map_err(refuse)?;
         }
-        let mut builder = Builder { pid, subject, root, fds, contents, pool, shared, threads, files, all, refusals };
+        let are_on_their_way = false;
+        let mut builder = Builder {
+            pid,
+            subject,
+            root,
+            fds,
+            contents,
+            pool,
+            shared,
+            threads,
+            files,
+            all,
+            refusals,
+            are_on_their_way,
+        };
         for (fd, info) in fds.iter().zip(infos) {
             builder.take(fd, info)?;
         }
@@ -120,15 +138,28 @@ impl Files {
 
 impl Builder<'_> {
     fn take(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<(), CaptureError> {
-        let info = match self.contents.infos.get(&fd.number) {
-            Some(then) if (then.mount, then.inode) == (now.mount, now.inode) => then,
-            _ if fd.has_contents() => return Err(self.unstable(fd)),
-            _ => now,
-        };
-        let open_file = match self.known(fd) {
+        let open_file = self.index_of(fd, now)?;
+        let close_on_exec = self.info(fd, now)?.flags & O_CLOEXEC != 0;
+        self.files.descriptors.push(FileDescriptor { number: fd.number, open_file, close_on_exec });
+        Ok(())
+    }
+
+    /// What was told of a descriptor in the pause, where it was asked; else now.
+    fn info<'i>(&'i self, fd: &OpenFd, now: &'i FdInfo) -> Result<&'i FdInfo, CaptureError> {
+        match self.contents.infos.get(&fd.number) {
+            Some(then) if (then.mount, then.inode) == (now.mount, now.inode) => Ok(then),
+            _ if fd.has_contents() => Err(self.unstable(fd)),
+            _ => Ok(now),
+        }
+    }
+
+    /// The open file that a descriptor leads to, which is added where it is new.
+    pub(super) fn index_of(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<u32, CaptureError> {
+        let info = &self.info(fd, now)?.clone();
+        Ok(match self.known(fd) {
             Some((index, is_own)) => {
                 let is_duplicate = is_own || self.files.descriptors.iter().any(|known| known.open_file == index);
-                if !is_duplicate {
+                if !is_duplicate && !self.are_on_their_way {
                     self.hold_alone(fd, info);
                 }
                 index
@@ -138,19 +169,15 @@ impl Builder<'_> {
                 let index = self.all.files.len() as u32;
                 self.all.files.push(file);
                 if !fd.is_standard {
-                    self.hold(fd, info);
+                    if !self.are_on_their_way {
+                        self.hold(fd, info);
+                    }
                     let first = ((self.subject, fd.number), index);
                     self.all.firsts.entry((fd.device, fd.inode)).or_default().push(first);
                 }
                 index
             }
-        };
-        self.files.descriptors.push(FileDescriptor {
-            number: fd.number,
-            open_file,
-            close_on_exec: info.flags & O_CLOEXEC != 0,
-        });
-        Ok(())
+        })
     }
 
     fn unstable(&self, fd: &OpenFd) -> CaptureError {
@@ -222,7 +249,7 @@ impl Builder<'_> {
 
     /// What was made, or a refusal.
     fn told(&self, fd: &OpenFd, made: Result<OpenFile, String>) -> Result<OpenFile, CaptureError> {
-        let refuse = |reason| CaptureError::refused(self.pid, vec![Refusal::new(object(self.pid, fd.number), reason)]);
+        let refuse = |reason| CaptureError::refused(self.pid, vec![Refusal::new(self.object(fd), reason)]);
         made.map_err(refuse)
     }
 
@@ -257,15 +284,36 @@ impl Builder<'_> {
         }
     }
 
-    fn socket(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
+    fn socket(&mut self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
         let mut socket = match Sockets(&self.pool.sockets).describe(fd.inode, flags) {
             Ok(socket) => socket,
             Err(reason) => return self.told(fd, Err(reason)),
         };
+        if let Err(reason) = self.name_senders(fd.inode, &mut socket) {
+            return self.told(fd, Err(reason));
+        }
+        self.all.sockets.insert(self.all.files.len() as u32, fd.inode);
         let copy = pidfd::open(self.subject).and_then(|process| pidfd::get_fd(&process, fd.number));
         let options = copy.and_then(|copy| sockets::options(copy.as_fd()));
         socket.options = options.map_err(CaptureError::read(self.pid, format!("the options of fd {}", fd.number)))?;
         Ok(OpenFile::Socket(socket))
+    }
+
+    /// Who sent what, by ids that they know.
+    fn name_senders(&self, inode: u64, socket: &mut Socket) -> Result<(), String> {
+        let arrived = self.pool.sockets.get(&inode).map_or(&[][..], |contents| &contents.received);
+        for (message, arrived) in socket.received.iter_mut().zip(arrived) {
+            let Some(sender) = arrived.sender else { continue };
+            let pid = self.threads.ids.get(&sender.pid).ok_or_else(|| {
+                format!(
+                    "a message waits in it with the credentials of process {}, which does not descend from the one \
+                     captured: not carried; let it be read first",
+                    sender.pid
+                )
+            })?;
+            message.sender = Some(Sender { pid: *pid, uid: sender.uid, gid: sender.gid });
+        }
+        Ok(())
     }
 
     fn named_pipe(&self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {

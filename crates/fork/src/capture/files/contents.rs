@@ -12,6 +12,7 @@ use farfork_sys::socket_diagnosis::Diagnosis;
 use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee};
 use rustix::time::timerfd_gettime;
 
+use super::flights::Flights;
 use super::sockets::{self, SocketContents};
 use super::terminal::{self, TerminalEnd};
 use super::{Kind, O_ACCMODE, O_WRONLY, OpenFd};
@@ -41,6 +42,8 @@ pub(crate) struct Contents {
     pub(super) sockets: BTreeMap<u64, SocketContents>,
     /// Ends of pseudo-terminals, by descriptor number.
     pub(super) terminals: BTreeMap<u32, TerminalEnd>,
+    /// Files on their way in its sockets.
+    pub(super) flights: Flights,
     /// The process, opened when copies of its descriptors are wanted.
     process: Option<OwnedFd>,
 }
@@ -66,10 +69,11 @@ impl Contents {
                 _ => CaptureError::read(pid, format!("fd {number}"))(error),
             })?;
         }
+        contents.follow(diagnosis).map_err(CaptureError::read(pid, "what is on its way in its sockets"))?;
         Ok(contents)
     }
 
-    fn read_one(
+    pub(super) fn read_one(
         &mut self,
         pid: i32,
         (table, number): (&FdDirectory, u32),
@@ -121,6 +125,7 @@ impl Contents {
     pub(crate) fn absorb(&mut self, other: &mut Self) {
         self.pipes.append(&mut other.pipes);
         self.sockets.append(&mut other.sockets);
+        self.flights.append(&mut other.flights);
     }
 
     /// A copy of a descriptor of the process.

@@ -6,18 +6,19 @@
 
 mod options;
 mod tcp;
+mod unix;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Instant;
 
 use farfork_sys::socket;
 use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
-use farfork_wire::descriptor::{Socket, SocketState};
+use farfork_wire::descriptor::{Message, Socket, SocketState};
 
 pub(super) use options::options;
 use tcp::Tcp;
+pub(super) use unix::Arrived;
 
 const UNIX: u32 = 1;
 const INET: u32 = 2;
@@ -34,9 +35,6 @@ const SOL_SOCKET: u32 = 1;
 const CONNECTED: u8 = 1;
 const CLOSED: u8 = 7;
 const LISTENING: u8 = 10;
-
-/// Most bytes of a message in a socket's queue: more than the kernel lets anybody send by default.
-const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// What a socket is by birth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,8 +71,8 @@ pub(super) fn refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
 }
 
 /// Whether the kernel must be asked for a socket's other end.
-pub(super) fn is_unix(fd: BorrowedFd<'_>) -> bool {
-    Birth::of(fd).is_ok_and(|birth| birth.family == UNIX)
+pub(super) fn has_hidden_end(fd: BorrowedFd<'_>) -> bool {
+    Birth::of(fd).is_ok_and(|birth| birth.family == UNIX || tcp::is_over_loopback(fd, birth))
 }
 
 /// A socket as it stood.
@@ -88,8 +86,10 @@ pub(in super::super) struct SocketContents {
     unix: Option<UnixSocket>,
     /// Of a TCP socket.
     tcp: Option<Tcp>,
-    received: Vec<Vec<u8>>,
+    pub(super) received: Vec<Arrived>,
     shut_down: u32,
+    /// Of a Unix socket without a known other end, what that has not read.
+    unread_bytes: u32,
     /// Why it cannot be carried.
     refusal: Option<String>,
 }
@@ -108,86 +108,24 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
         tcp: None,
         received: Vec::new(),
         shut_down: 0,
+        unread_bytes: 0,
         refusal: birth.refusal(),
     };
     match birth.family {
         UNIX => contents.read_unix(fd, inode, diagnosis)?,
-        INET | INET6 if birth.kind == STREAM => contents.read_tcp(fd)?,
+        INET | INET6 if birth.kind == STREAM => contents.read_tcp(fd, diagnosis)?,
         _ => {}
     }
     Ok(contents)
 }
 
 impl SocketContents {
-    fn read_unix(&mut self, fd: BorrowedFd<'_>, inode: u64, diagnosis: Option<&Diagnosis>) -> io::Result<()> {
-        // One that was not there at the survey: once more.
-        let diagnosis = diagnosis.ok_or(io::ErrorKind::NotFound)?;
-        let told = diagnosis.unix_socket(inode as u32)?;
-        (self.state, self.backlog, self.shut_down) = (told.state, told.backlog, told.shut_down.into());
-        self.unix = Some(told);
-        if told.state != LISTENING {
-            self.read_queue(fd)?;
-        } else if told.waiting > 0 {
-            self.refuse(format!(
-                "{} connections wait at it to be accepted, which are not carried; try again",
-                told.waiting
-            ));
-        }
-        Ok(())
-    }
-
-    /// Looks at all that waits, from one to the next, and leaves it there.
-    fn read_queue(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        const SO_PEEK_OFF: u32 = 42;
-        let before = socket::number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
-        socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, 0)?;
-        let read = self.read_messages(fd);
-        socket::set_number_option(fd, SOL_SOCKET, SO_PEEK_OFF, before)?;
-        read
-    }
-
-    fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        // Most queues are empty, and room for a message takes longer to clear than to ask.
-        if !farfork_sys::wait::readable(fd, Instant::now())? {
-            return Ok(());
-        }
-        let mut room = vec![0; MESSAGE_BYTES_MAX];
-        loop {
-            let peeked = match socket::peek(fd, &mut room) {
-                Ok(peeked) => peeked,
-                // Nothing (more); or it is not connected.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::InvalidInput | io::ErrorKind::NotConnected
-                    ) =>
-                {
-                    return Ok(());
-                }
-                Err(error) => return Err(error),
-            };
-            if peeked.has_ancillary {
-                self.refuse("descriptors or credentials are on their way in it, which are not carried".to_owned());
-                return Ok(());
-            }
-            if peeked.is_cut {
-                self.refuse(format!("a message of more than {MESSAGE_BYTES_MAX} bytes waits in it"));
-                return Ok(());
-            }
-            let is_end = peeked.bytes == 0 && (self.birth.kind == STREAM || self.shut_down & 1 != 0);
-            if is_end {
-                return Ok(());
-            }
-            self.received.push(room[..peeked.bytes].to_vec());
-        }
-    }
-
     fn refuse(&mut self, reason: String) {
         self.refusal.get_or_insert(reason);
     }
 }
 
-/// The sockets of a process, by inode, and how its pairs are numbered.
+/// The sockets of a process, by inode, and how its pairs are numbered. Files and senders of messages are added by others.
 #[derive(Debug)]
 pub(super) struct Sockets<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
 
@@ -201,7 +139,9 @@ impl Sockets<'_> {
         let Birth { family, kind, protocol } = contents.birth;
         let state = self.state(inode, contents)?;
         let keeps_queue = !matches!(state, SocketState::Listening { .. });
-        let received = if keeps_queue { contents.received.clone() } else { Vec::new() };
+        let message = |one: &Arrived| Message { bytes: one.bytes.clone(), ..Message::default() };
+        let received: Vec<Message> =
+            if keeps_queue { contents.received.iter().map(message).collect() } else { Vec::new() };
         if matches!(state, SocketState::Idle { .. }) && !received.is_empty() {
             return Err("messages wait in it, whose senders are not carried; let it read them first".to_owned());
         }
@@ -211,6 +151,9 @@ impl Sockets<'_> {
 
     fn state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         let is_datagram = contents.birth.kind == DATAGRAM;
+        if let Some(waiting) = self.unix_waiting(inode, contents) {
+            return waiting;
+        }
         if contents.state == LISTENING {
             return Ok(SocketState::Listening { address: contents.bound(), backlog: contents.backlog });
         }
@@ -240,7 +183,7 @@ impl Sockets<'_> {
 
     /// The socket at the other end, when that has this one at its.
     fn mutual_peer(&self, inode: u64, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
-        let peer_of = |contents: &SocketContents| contents.unix?.peer.map(u64::from).filter(|peer| *peer != 0);
+        let peer_of = |contents: &SocketContents| contents.unix.as_ref()?.peer.map(u64::from).filter(|peer| *peer != 0);
         let peer = peer_of(contents)?;
         let other = self.0.get(&peer)?;
         (peer_of(other) == Some(inode)).then_some((peer, other))
@@ -277,7 +220,7 @@ impl Sockets<'_> {
 
 impl SocketContents {
     fn peer_is_none(&self) -> bool {
-        self.unix.is_none_or(|unix| unix.peer.is_none())
+        self.unix.as_ref().is_none_or(|unix| unix.peer.is_none())
     }
 
     /// Its address, where it was given one: more than a family; of the internet, a port.

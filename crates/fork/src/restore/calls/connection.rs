@@ -126,7 +126,7 @@ fn connected(
 
 impl End<'_> {
     fn arrived_bytes(&self) -> u32 {
-        let bytes: usize = self.socket.received.iter().map(Vec::len).sum();
+        let bytes: usize = self.socket.received.iter().map(|message| message.bytes.len()).sum();
         u32::try_from(bytes).unwrap_or(u32::MAX)
     }
 

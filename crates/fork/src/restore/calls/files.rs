@@ -10,13 +10,13 @@ use super::super::RestoreError;
 use super::super::layout::{STEP_OWN_PID, STEP_SIGNAL_FD, STEP_TIMER_FD};
 use super::socket::{self, Surroundings};
 use super::timer::timerspec;
-use super::{Argument, Made, Script, inotify, named_pipe, number, terminal, value};
+use super::{Argument, Made, Script, delivery, inotify, named_pipe, number, terminal, value};
 
 /// Makes objects and puts them aside.
 #[derive(Debug)]
 pub(super) struct Bench<'s, 'w> {
     pub(super) script: &'s mut Script<'w>,
-    fd_base: u32,
+    pub(super) fd_base: u32,
     next_slot: u32,
     slots: HashMap<u32, u32>,
 }
@@ -33,14 +33,20 @@ impl Bench<'_, '_> {
         self.put_away(from);
     }
 
-    /// Keeps descriptor `from` open until the child runs, out of the way.
-    pub(super) fn put_away(&mut self, from: u32) {
+    /// Where the next object will be put aside.
+    pub(super) fn next_place(&self) -> u32 {
+        self.fd_base + self.next_slot
+    }
+
+    /// Keeps descriptor `from` open until the child runs, out of the way. Gives where.
+    pub(super) fn put_away(&mut self, from: u32) -> u32 {
         let slot = self.next_slot;
         self.next_slot += 1;
         let place = u64::from(self.fd_base) + u64::from(slot);
         let close_on_exec = OFlags::CLOEXEC.bits();
         self.script.gives(place, number::DUP3, &[value(from), value(place), value(close_on_exec)]);
         self.script.gives(0, number::CLOSE, &[value(from)]);
+        self.fd_base + slot
     }
 }
 
@@ -83,6 +89,7 @@ pub(super) fn make(
             _ => {}
         }
     }
+    delivery::open_files(&mut bench, descriptor)?;
     terminal::make(&mut bench, descriptor, around.objects)?;
     socket::make(&mut bench, descriptor, around)?;
     Ok(Made { slots: bench.slots })

@@ -11,6 +11,7 @@
 //! Nothing in a descriptor chooses a call: the numbers are all in [`number`], and values only come from outside.
 
 mod connection;
+mod delivery;
 mod files;
 mod inotify;
 mod locks;
@@ -22,6 +23,7 @@ mod queues;
 mod socket;
 mod terminal;
 mod timer;
+mod waiting;
 
 use std::collections::HashMap;
 

@@ -2,22 +2,23 @@
 //! (SO_PEERCRED) hears of the child.
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Credentials, OpenFile, Socket, SocketState};
+use farfork_wire::descriptor::{Credentials, Message, OpenFile, Socket, SocketState};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::STEP_SOCKET;
 use super::super::objects::Objects;
+use super::delivery::{self, Late, is_late};
 use super::files::{Bench, number_of};
-use super::{Argument, Script, connection, number, value};
+use super::{Argument, Script, connection, number, value, waiting};
 
-const UNIX: u32 = 1;
+pub(super) const UNIX: u32 = 1;
 const INET6: u32 = 10;
 const STREAM: u32 = 1;
-const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
+pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
 const SOL_SOCKET: u32 = 1;
 const SO_SNDBUFFORCE: u32 = 32;
-const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
+pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 
 /// What a socket's maker knows beside the socket.
 #[derive(Debug, Clone, Copy)]
@@ -39,8 +40,7 @@ pub(super) fn make(
             _ => None,
         })
     };
-    let is_connection =
-        |socket: &Socket| matches!(socket.state, SocketState::Paired { .. } | SocketState::Connected { .. });
+    let mut late = Vec::new();
     for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
         bench.script.about(STEP_SOCKET, number_of(descriptor, index));
         match &socket.state {
@@ -52,9 +52,12 @@ pub(super) fn make(
                     Ok(())
                 })?;
             }
-            SocketState::Cut | SocketState::Paired { .. } | SocketState::Connected { .. } => {
-                cut(bench.script, socket, around)?
+            _ if is_late(socket) => {
+                let from = cut_later(bench, socket, around)?;
+                let to = bench.next_place();
+                late.push(Late { index, ends: [(to, Some(socket)), (from, None)] });
             }
+            _ => cut(bench.script, socket, around)?,
         }
         set_modes(bench.script, 0, socket);
         bench.put_aside(0, index);
@@ -68,14 +71,29 @@ pub(super) fn make(
             .ok_or(RestoreError::NotMade { number: number_of(descriptor, index) })?;
         bench.script.about(STEP_SOCKET, number_of(descriptor, index));
         connect(bench, descriptor, (socket, other), through, around)?;
+        let sends_later = is_late(socket) || is_late(other);
         for (fd, socket) in [(0, socket), (1, other)] {
-            set_options(bench.script, fd, socket, |_| true)?;
+            if !sends_later {
+                set_options(bench.script, fd, socket, |_| true)?;
+            }
             set_modes(bench.script, fd, socket);
         }
         bench.put_aside(1, other_index);
         bench.put_aside(0, index);
+        let places = (bench.place_of(index), bench.place_of(other_index));
+        if let (true, (Some(one), Some(two))) = (sends_later, places) {
+            late.push(Late { index, ends: [(one, Some(socket)), (two, Some(other))] });
+        }
     }
-    connection::make(bench, descriptor)
+    waiting::make(bench, descriptor, around)?;
+    connection::make(bench, descriptor)?;
+    delivery::send_all(bench, descriptor, around.objects, &late)
+}
+
+/// Two ends of the child's, or one that is still to become such.
+fn is_connection(socket: &Socket) -> bool {
+    use SocketState::{Connected, Paired, Waiting};
+    matches!(socket.state, Paired { .. } | Connected { .. } | Waiting { .. })
 }
 
 /// Made as descriptor 0, with its options, bound and connected.
@@ -98,7 +116,7 @@ fn idle(
     Ok(())
 }
 
-fn bind(
+pub(super) fn bind(
     script: &mut Script<'_>,
     socket: &Socket,
     address: &[u8],
@@ -166,6 +184,9 @@ fn connect(
         }
         Ok(())
     })?;
+    if is_late(socket) || is_late(other) {
+        return Ok(());
+    }
     for (from, to) in [(1, socket), (0, other)] {
         send(bench.script, from, to)?;
     }
@@ -188,20 +209,26 @@ fn listener_at(bench: &Bench<'_, '_>, descriptor: &Descriptor, through: &[u8]) -
     bench.place_of(index as u32)
 }
 
-/// Sends what `to` has received, from the other end, whose buffer is made large enough first; its own size comes later.
+/// Sends what `to` has received, from the other end.
 pub(super) fn send(script: &mut Script<'_>, from: u32, to: &Socket) -> Result<(), RestoreError> {
+    make_room(script, from, to)?;
+    for Message { bytes: message, .. } in &to.received {
+        let (bytes, length) = (script.bytes(message)?, message.len() as u64);
+        script.gives(length, number::SENDTO, &[value(from), bytes, value(length), value(MSG_DONTWAIT_NOSIGNAL)]);
+    }
+    Ok(())
+}
+
+/// Makes the buffer of the sender large enough for what `to` has received; its own size comes later.
+pub(super) fn make_room(script: &mut Script<'_>, from: u32, to: &Socket) -> Result<(), RestoreError> {
     /// What a message costs beside its bytes.
     const OVERHEAD_BYTES: usize = 2048;
     if to.received.is_empty() {
         return Ok(());
     }
-    let bytes: usize = to.received.iter().map(|message| message.len() + OVERHEAD_BYTES).sum();
+    let bytes: usize = to.received.iter().map(|message| message.bytes.len() + OVERHEAD_BYTES).sum();
     let room = script.bytes(&i32::try_from(bytes).unwrap_or(i32::MAX / 2).to_ne_bytes())?;
     script.gives(0, number::SETSOCKOPT, &[value(from), value(SOL_SOCKET), value(SO_SNDBUFFORCE), room, value(4_u32)]);
-    for message in &to.received {
-        let (bytes, length) = (script.bytes(message)?, message.len() as u64);
-        script.gives(length, number::SENDTO, &[value(from), bytes, value(length), value(MSG_DONTWAIT_NOSIGNAL)]);
-    }
     Ok(())
 }
 
@@ -221,6 +248,12 @@ fn cut(script: &mut Script<'_>, socket: &Socket, around: Surroundings<'_>) -> Re
     send(script, 1, socket)?;
     script.gives(0, number::CLOSE, &[value(1_u32)]);
     set_options(script, 0, socket, |_| true)
+}
+
+/// The same where the other end has still to send: it is put away. Gives where.
+fn cut_later(bench: &mut Bench<'_, '_>, socket: &Socket, around: Surroundings<'_>) -> Result<u32, RestoreError> {
+    as_owner(bench.script, around.owner, |script| pair(script, socket, socket.kind | SOCK_CLOEXEC))?;
+    Ok(bench.put_away(1))
 }
 
 /// A TCP connection that was reset: one over loopback, whose other end goes without a word.
@@ -274,7 +307,7 @@ pub(super) fn set_modes(script: &mut Script<'_>, fd: u32, socket: &Socket) {
 }
 
 /// Calls made as whom the child will run as: the kernel notes who made a connection.
-fn as_owner<'w>(
+pub(super) fn as_owner<'w>(
     script: &mut Script<'w>,
     owner: Option<&Credentials>,
     calls: impl FnOnce(&mut Script<'w>) -> Result<(), RestoreError>,

@@ -8,10 +8,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::BorrowedFd;
 
 use farfork_sys::socket;
+use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_wire::descriptor::SocketState;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{CONNECTED, INET, INET6, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, TCP};
+use super::unix::UNREAD_WAITING;
+use super::{Arrived, Birth, CONNECTED, INET, INET6, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, TCP};
 
 /// States of a connection, beside that of one in full use.
 const FIN_WAIT_1: u8 = 4;
@@ -37,6 +39,9 @@ pub(super) struct Tcp {
     arrived_bytes: u64,
     /// Bytes that wait for their turn to be sent.
     unsent_bytes: u32,
+    /// Whether no file leads to its other end, over the loopback: that waits to be accepted. `None` where the kernel does not
+    /// tell.
+    is_others_nobodys: Option<bool>,
 }
 
 /// What `struct tcp_info` tells.
@@ -71,20 +76,28 @@ impl Info {
 
 impl SocketContents {
     /// What the kernel tells, and what waits where both ends may be the process's own.
-    pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&Diagnosis>) -> io::Result<()> {
         const SO_NETNS_COOKIE: u32 = 71;
         let info = Info::read(fd)?;
+        let mut is_others_nobodys = None;
         (self.state, self.backlog) = (info.state, info.backlog);
         if self.state != LISTENING {
             self.read_ends(fd)?;
             if self.is_over_loopback() {
                 self.read_stream(fd)?;
+                is_others_nobodys = diagnosis.and_then(|diagnosis| self.is_others_nobodys(diagnosis));
             }
         }
         let network = socket::option(fd, SOL_SOCKET, SO_NETNS_COOKIE).unwrap_or_default();
         let (sent_bytes, arrived_bytes, unsent_bytes) = (info.sent_bytes, info.arrived_bytes, info.unsent_bytes);
-        self.tcp = Some(Tcp { waiting: info.waiting, network, sent_bytes, arrived_bytes, unsent_bytes });
+        let waiting = info.waiting;
+        self.tcp = Some(Tcp { waiting, network, sent_bytes, arrived_bytes, unsent_bytes, is_others_nobodys });
         Ok(())
+    }
+
+    fn is_others_nobodys(&self, diagnosis: &Diagnosis) -> Option<bool> {
+        let (own, peer) = (parse(&self.own)?, parse(self.peer.as_deref()?)?);
+        diagnosis.is_nobodys(peer, own).ok().map(|told| told == Some(true))
     }
 
     /// Which directions are shut down: for sending the state tells, for receiving a readiness.
@@ -111,7 +124,7 @@ impl SocketContents {
             if peeked.bytes as u64 != bytes {
                 return Err(io::ErrorKind::NotFound.into());
             }
-            self.received.push(room);
+            self.received.push(Arrived { bytes: room, ..Arrived::default() });
         }
         Ok(())
     }
@@ -125,15 +138,25 @@ impl SocketContents {
 
     /// Whether it is connected over addresses that every network has.
     fn is_over_loopback(&self) -> bool {
-        let ends = [parse(&self.own), self.peer.as_deref().and_then(parse)];
-        ends.iter().all(|end| end.is_some_and(|end| end.ip().is_loopback()))
+        self.peer.as_ref().is_some_and(|peer| are_of_loopback(&self.own, peer))
     }
+}
+
+/// The same of a socket that was not read yet.
+pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, birth: Birth) -> bool {
+    let is_tcp = birth.kind == STREAM && [INET, INET6].contains(&birth.family);
+    let ends = || Some((socket::own_address(fd).ok()?, socket::peer_address(fd).ok()?));
+    is_tcp && ends().is_some_and(|(own, peer)| are_of_loopback(&own, &peer))
+}
+
+fn are_of_loopback(own: &[u8], peer: &[u8]) -> bool {
+    [own, peer].iter().all(|end| parse(end).is_some_and(|end| end.ip().is_loopback()))
 }
 
 impl Sockets<'_> {
     /// A connection's state: with whom it is.
     pub(super) fn tcp_state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
-        let Some((other, peer)) = self.other_end(contents) else { return self.without_other_end(contents) };
+        let Some((other, peer)) = self.other_end(contents) else { return self.without_other_end(inode, contents) };
         if !contents.is_over_loopback() {
             return Err("both ends of its TCP connection are the process's own, and its addresses are not of the \
                         loopback: not carried; close it first"
@@ -159,7 +182,8 @@ impl Sockets<'_> {
     }
 
     /// Somebody else has the other end, or it waits at a socket of the process itself to be accepted.
-    fn without_other_end(&self, contents: &SocketContents) -> Result<SocketState, String> {
+    fn without_other_end(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
+        let waits = contents.tcp.as_ref().is_some_and(|tcp| tcp.is_others_nobodys != Some(false));
         let wanted = contents.peer.as_deref().and_then(parse);
         let waits_at = |listener: &SocketContents| {
             let is_it = |own: SocketAddr| {
@@ -169,12 +193,15 @@ impl Sockets<'_> {
                 && listener.tcp.as_ref().is_some_and(|tcp| tcp.waiting > 0)
                 && parse(&listener.own).is_some_and(is_it)
         };
-        if contents.is_over_loopback() && self.0.values().any(waits_at) {
-            return Err(
-                "it waits at a socket of the process to be accepted, which is not carried; try again".to_owned()
-            );
+        if !waits || !contents.is_over_loopback() || !self.0.values().any(waits_at) {
+            return Ok(SocketState::Cut);
         }
-        Ok(SocketState::Cut)
+        let (info, peer) = (contents.tcp.as_ref(), contents.peer.clone().unwrap_or_default());
+        if info.is_some_and(|tcp| tcp.unsent_bytes > 0 || tcp.sent_bytes > 0) {
+            return Err(UNREAD_WAITING.to_owned());
+        }
+        // In which order they wait, nobody tells: in that of their births.
+        Ok(SocketState::Waiting { address: contents.own.clone(), through: peer, turn: inode as u32 })
     }
 
     /// The socket at the other end of a connection, where that is one of the process, in the same network.
