@@ -4,6 +4,7 @@
 //! Servers are asked over their network; programs that compute say a result at their end. scripts/setup.sh installs them.
 
 mod computing;
+mod nginx;
 mod redis;
 mod web;
 
@@ -11,9 +12,12 @@ use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("redis", redis::redis),
-    Test::shared("nginx", web::nginx),
+    Test::shared("nginx", nginx::alone),
+    Test::shared("nginx_with_workers", nginx::with_workers),
     Test::shared("go_http_server", web::go_server),
     Test::shared("sqlite_in_a_transaction", computing::sqlite),
     Test::shared("numpy_and_threads", computing::numpy),
+    Test::shared("python_pool", computing::pool),
+    Test::shared("bash_pipeline", computing::pipeline),
     Test::shared("openmp_in_a_parallel_region", computing::open_mp),
 ];

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use farfork_sys::pidfd;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 /// Between two looks at a condition: short against what is measured, long against what it costs.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -48,6 +49,17 @@ pub(crate) fn wait_with_output(mut child: Child, what: &str, limit: Duration) ->
     let status = wait(&mut child, what, limit);
     let text = |reader: Option<JoinHandle<String>>| reader.map(|r| r.join().expect("a reader")).unwrap_or_default();
     Ended { status, stdout: text(stdout), stderr: text(stderr) }
+}
+
+/// Kills a process that leads a group, with all that are in it, and waits for it; one that was waited for has given its number
+/// back, and nobody is killed.
+pub(crate) fn kill_group(leader: &mut Child) {
+    let pid = Pid::from_child(leader);
+    let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    if waitid(WaitId::Pid(pid), only_look).is_ok() {
+        let _ = kill_process_group(pid, Signal::KILL);
+        let _ = leader.wait();
+    }
 }
 
 fn read_in_background(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {

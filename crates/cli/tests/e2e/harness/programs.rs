@@ -39,12 +39,14 @@ pub(crate) enum Program {
 impl Program {
     /// A command that starts it.
     pub(crate) fn command(self) -> Command {
-        let script = match self {
-            Self::Arrays => "parents/arrays.py".to_owned(),
-            Self::Real(name) if name.ends_with(".py") => format!("real/{name}"),
+        let (interpreter, script) = match self {
+            Self::Arrays => (python(), "parents/arrays.py".to_owned()),
+            Self::Real(name) if name.ends_with(".py") => (python(), format!("real/{name}")),
+            Self::Real(name) if name.ends_with(".sh") => ("bash".into(), format!("real/{name}")),
+            Self::Real(name) if name.ends_with(".js") => ("node".into(), format!("real/{name}")),
             _ => return Command::new(self.binary()),
         };
-        let mut command = Command::new(python());
+        let mut command = Command::new(interpreter);
         command.arg(sources().join(script));
         command
     }

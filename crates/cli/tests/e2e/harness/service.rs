@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use farfork_sys::{namespace, pidfd};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::{deadline, scratch};
@@ -23,7 +25,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(20);
 /// How much of a server's log a failure shows.
 const LOG_LINES_MAX: usize = 20;
 
-/// A running server; it is killed when this is dropped.
+/// A running server; it is killed with its workers when this is dropped.
 pub(crate) struct Service {
     process: Child,
     files: TempDir,
@@ -36,7 +38,7 @@ impl Service {
         let mut command = command(files.path());
         let log = File::create(files.path().join("log")).expect("a scratch directory can be written");
         let errors = log.try_clone().expect("a descriptor is left");
-        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        command.stdin(Stdio::null()).stdout(log).stderr(errors).process_group(0);
         let process = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/setup.sh"));
         let mut service = Self { process, files };
         deadline::until(&format!("{command:?} listens"), READY_LIMIT, || {
@@ -48,6 +50,11 @@ impl Service {
 
     pub(crate) fn pid_text(&self) -> String {
         self.process.id().to_string()
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).expect("our own child");
     }
 
     /// It has not ended.
@@ -65,9 +72,7 @@ impl Drop for Service {
             let lines: Vec<&str> = text.lines().collect();
             eprintln!("-- the server's log:\n{}", lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n"));
         }
-        // It may have ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        deadline::kill_group(&mut self.process);
     }
 }
 

@@ -1,6 +1,7 @@
 //! A program that says lines, which are read as they come; for programs that [`super::Parent`] does not know.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use super::deadline;
 
-/// A running program; it is killed when this is dropped.
+/// A running program; it is killed with its process group, which is its own, when this is dropped.
 pub(crate) struct Talker {
     process: Child,
     lines: Receiver<String>,
@@ -18,7 +19,7 @@ pub(crate) struct Talker {
 impl Talker {
     /// Starts it, with a pipe as its standard input.
     pub(crate) fn start(command: &mut Command) -> Result<Self, String> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit()).process_group(0);
         let mut process = command.spawn().map_err(|error| format!("{command:?}: {error}: run scripts/setup.sh"))?;
         let (sender, lines) = mpsc::channel();
         let stdout = BufReader::new(process.stdout.take().expect("a pipe"));
@@ -58,8 +59,6 @@ impl Talker {
 
 impl Drop for Talker {
     fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        deadline::kill_group(&mut self.process);
     }
 }

@@ -11,12 +11,22 @@ use crate::harness::{Cluster, Program, Seed, Started, Talker, scratch};
 const LINE_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn numpy(cluster: &Cluster) {
-    // Threads of BLAS would spin for each other beside the program's own.
-    on_its_way(cluster, || {
-        let mut command = Program::Real("matrices.py").command();
-        command.env("OPENBLAS_NUM_THREADS", "1");
-        command
-    });
+    on_its_way(cluster, || without_threads_of_blas("matrices.py"));
+}
+
+pub(super) fn pool(cluster: &Cluster) {
+    on_its_way(cluster, || without_threads_of_blas("pool.py"));
+}
+
+/// They would spin for each other beside the program's own.
+fn without_threads_of_blas(script: &'static str) -> Command {
+    let mut command = Program::Real(script).command();
+    command.env("OPENBLAS_NUM_THREADS", "1");
+    command
+}
+
+pub(super) fn pipeline(cluster: &Cluster) {
+    on_its_way(cluster, || Program::Real("pipeline.sh").command());
 }
 
 pub(super) fn open_mp(cluster: &Cluster) {

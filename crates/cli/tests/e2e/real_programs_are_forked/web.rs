@@ -1,56 +1,10 @@
-//! Servers of HTTP: nginx, and one in Go that keeps sums.
+//! Servers of HTTP, and one in Go that keeps sums.
 
-use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::Command;
 
 use crate::harness::service::{self, Load};
 use crate::harness::{Cluster, Program, Seed, Service, Started};
-
-/// What nginx serves: more than its buffers hold.
-const FILE_BYTES: usize = 300_000;
-
-pub(super) fn nginx(cluster: &Cluster) {
-    let port = service::free_port();
-    let content: String = (0..FILE_BYTES).map(|at| char::from(b'a' + (at * at % 23) as u8)).collect();
-    let mut server = Service::start(port, |directory| {
-        fs::write(directory.join("file"), &content).expect("a scratch directory can be written");
-        let configuration = directory.join("nginx.conf");
-        fs::write(&configuration, nginx_configuration(port)).expect("a scratch directory can be written");
-        let mut command = Command::new("nginx");
-        command.arg("-e").arg(directory.join("errors")).arg("-p").arg(directory).arg("-c").arg(configuration);
-        command
-    });
-    let expected = content.clone();
-    let load = Load::start(port, move |stream| assert_eq!(get(stream, "/file"), expected));
-    let (_seed, children) = children_of(cluster, &server);
-    for child in &children {
-        // Each on a new connection, and two on one.
-        let said = service::inside(child.pid, || {
-            let mut stream = service::connect(port);
-            [get(&mut stream, "/file"), get(&mut stream, "/file"), get(&mut service::connect(port), "/count")]
-        });
-        assert!(said[0] == content && said[1] == content, "{}: another file", child.id);
-        // These three, and whatever the load had open at the fork, which was reset.
-        let counted = said[2].lines().nth(2).and_then(|line| line.split_whitespace().nth(2)?.parse::<u64>().ok());
-        assert!(counted.is_some_and(|requests| requests >= 3), "{}: {}", child.id, said[2]);
-    }
-    assert!(load.stop() > 0, "the parent answered nobody");
-    assert_eq!(get(&mut service::connect(port), "/file"), content);
-    server.require_alive();
-    end(cluster, &children);
-}
-
-/// One process, which serves by itself.
-fn nginx_configuration(port: u16) -> String {
-    format!(
-        "daemon off;\nmaster_process off;\npid nginx.pid;\nevents {{ worker_connections 64; }}\nhttp {{\n  access_log off;\n  \
-         client_body_temp_path body;\n  proxy_temp_path proxy;\n  fastcgi_temp_path fastcgi;\n  uwsgi_temp_path uwsgi;\n  \
-         scgi_temp_path scgi;\n  keepalive_requests 1000000000;\n  server {{\n    listen 127.0.0.1:{port};\n    root .;\n    \
-         location = /count {{ stub_status; }}\n  }}\n}}\n"
-    )
-}
 
 /// Adds what it is asked to, and says the sum: the same as one that was asked for as much and never forked.
 pub(super) fn go_server(cluster: &Cluster) {
@@ -83,19 +37,19 @@ pub(super) fn go_server(cluster: &Cluster) {
 }
 
 /// The seed has to stay while they fetch its pages.
-fn children_of(cluster: &Cluster, server: &Service) -> (Seed, Vec<Started>) {
+pub(super) fn children_of(cluster: &Cluster, server: &Service) -> (Seed, Vec<Started>) {
     let seed = Seed::of_process(cluster.first(), &server.pid_text(), &[]);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
     (seed, children)
 }
 
-fn end(cluster: &Cluster, children: &[Started]) {
+pub(super) fn end(cluster: &Cluster, children: &[Started]) {
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
 }
 
 /// The body of an answer; the connection stays.
-fn get(stream: &mut TcpStream, path: &str) -> String {
+pub(super) fn get(stream: &mut TcpStream, path: &str) -> String {
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("the server reads");
     let mut reader = BufReader::new(stream);
     let (mut line, mut bytes) = (String::new(), 0);

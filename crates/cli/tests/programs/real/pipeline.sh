@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Processes in a pipeline, half of them bash itself, within a substitution and with another beside it: lines are on their way
+# between all of them at any time.
+#
+# usage: pipeline.sh
+set -euo pipefail
+readonly lines_count=120000
+
+exec 3>&1 # where `half` goes from inside
+
+numbers() {
+    local -i i
+    for ((i = 1; i <= lines_count; i++)); do
+        echo "$i $((i * i % 9973))"
+        ((i != lines_count / 10)) || echo half >&3
+    done
+}
+
+mixed() {
+    local -i number square sum=1
+    while read -r number square; do
+        sum='(sum * 31 + square) % 1000000007'
+        echo "$number $sum"
+    done
+}
+
+# All who hold the descriptor 4 have ended when this has.
+said=$({ numbers | mixed | awk '{ s = (s + $1 * $2) % 65537; print s, $2 }' | tee >(wc -l >&4) | sort -n -k 2 | sha256sum; } 4>&1)
+printf 'result %s\n.\n' "$(sort <<<"$said" | tr -s '[:space:]-' ' ')"
