@@ -232,8 +232,8 @@ fn outermost(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths
 }
 
-/// Where a container's processes are in the kernel's order of victims: before its seed's template (800), and that before
-/// what was there first: a child can be forked again.
+/// Where a container's processes are in the kernel's order of victims: before its seed's template, and that before what was
+/// there first: a child can be forked again.
 pub const OOM_SCORE_ADJUSTMENT: i32 = 900;
 
 /// A score may be raised by anyone; where even that fails, the kernel's own order is no worse than before.

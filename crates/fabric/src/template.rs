@@ -3,18 +3,19 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-use farfork_sys::{memory, pidfd};
+use farfork_sys::pidfd;
 use rustix::io::Errno;
 
-/// A template's memory. It is read by process number, which the kernel may give to another process once the template
-/// has ended; so each read checks afterwards that it had not.
+/// A template's memory, read by way of `/proc/PID/mem`: what process_vm_readv(2) reads, the kernel *copies* first where the
+/// template shares it with its parent (it pins pages, and those that are pinned must not be shared: since Linux 5.19), so
+/// that the template of a seed whose children read all would hold all of its memory once more. It also reads what the
+/// template's own protection hides.
 #[derive(Debug)]
 pub struct TemplateMemory {
     pidfd: OwnedFd,
-    pid: i32,
-    /// `/proc/PID/mem`, for what the template's own protection hides from process_vm_readv(2).
     mem: File,
 }
 
@@ -27,9 +28,10 @@ impl TemplateMemory {
     pub fn new(pidfd: OwnedFd) -> io::Result<Self> {
         let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", pidfd.as_raw_fd()))?;
         let field = info.lines().find_map(|line| line.strip_prefix("Pid:"));
-        let pid = field.and_then(|text| text.trim().parse().ok()).filter(|pid| *pid > 0).ok_or(Errno::SRCH)?;
+        let pid = field.and_then(|text| text.trim().parse::<i32>().ok()).filter(|pid| *pid > 0).ok_or(Errno::SRCH)?;
         let mem = File::open(format!("/proc/{pid}/mem"))?;
-        let template = Self { pidfd, pid, mem };
+        // The number may have become another process's meanwhile; what is open stays.
+        let template = Self { pidfd, mem };
         template.check_alive()?;
         Ok(template)
     }
@@ -40,7 +42,7 @@ impl TemplateMemory {
     /// ESRCH where the template has ended, else as pread(2) of /proc/PID/mem: EIO where nothing is mapped. The
     /// contents of `into` are then meaningless.
     pub fn read(&self, address: u64, into: &mut [u8]) -> io::Result<()> {
-        let read = memory::read_process_exact(self.pid, &self.mem, address, into);
+        let read = self.mem.read_exact_at(into, address);
         self.check_alive()?;
         read
     }

@@ -3,11 +3,18 @@
 use crate::harness::{Cluster, Parent, Program, Seed};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] = &[Test::alone("in_the_nodes_control_group", in_the_group)];
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("in_the_nodes_control_group", in_the_group),
+    Test::alone("and_children_go_before_templates", children_first),
+];
 
 /// What the parent holds, in MiB, and what the node's group may grow by: a child cannot fit, one of a small seed can.
 const PARENT_MIB: &str = "128";
 const ROOM_KB: u64 = 48 << 10;
+
+/// What the group of a parent's node may grow by. A child that takes all of it holds less than the template, by less than half
+/// of what the group may have.
+const ROOM_BESIDE_TEMPLATE_KB: u64 = 104 << 10;
 
 /// Signals that end a child without memory: the kernel's killer, or a page that could not be installed.
 const SIGKILL: i64 = 9;
@@ -37,4 +44,33 @@ fn in_the_group() {
     small.require_unharmed();
     drop((seed, small_seed));
     assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+fn children_first() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Situation("hungry"), &[PARENT_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let template = seed.template_pid();
+    let idle = seed.fork_idle(1, &[]);
+    assert_eq!([parent.pid(), template, idle[0].pid].map(oom_score_adj), [0, 450, 900]);
+    cluster.first().run(&["kill", "--signal", "KILL", &idle[0].id]);
+    cluster.first().run(&["wait", &idle[0].id]);
+
+    cluster.limit_memory(0, Some(ROOM_BESIDE_TEMPLATE_KB));
+    let children = seed.fork_detached(&["more".to_owned()], &[]);
+    let waited = cluster.first().run(&["wait", &children[0].id]);
+    assert!(waited.stdout.contains("killed: its node had no memory left"), "{}{}", waited.stdout, waited.stderr);
+    assert_eq!(seed.template_pid(), template, "the template holds more, and is there");
+
+    cluster.limit_memory(0, None);
+    seed.fork_and_check(&parent, 2, &[]);
+    parent.require_unharmed();
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// A process's place in the order of the kernel's victims.
+fn oom_score_adj(pid: i32) -> i32 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("the process lives");
+    text.trim().parse().expect("a number")
 }

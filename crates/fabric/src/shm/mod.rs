@@ -8,7 +8,7 @@
 //!     │ DATA …          GRANTED addresses + pidfd  │
 //!     │◀───────────────────────────────────────────│
 //!     │                         template           │
-//!     │ process_vm_readv, is it still alive?  │    │   then nobody is asked
+//!     │ /proc/PID/mem, is it still alive?     │    │   then nobody is asked
 //!     │──────────────────────────────────────▶│    │
 //! ```
 //!

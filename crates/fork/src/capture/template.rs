@@ -12,6 +12,7 @@
 use std::fs;
 use std::time::Duration;
 
+use farfork_container::OOM_SCORE_ADJUSTMENT;
 use farfork_sys::priority;
 use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace::{self, Registers, Report};
@@ -28,9 +29,6 @@ use super::state::Standing;
 use super::stop::stop_one;
 use super::stopped::Stopped;
 use super::turn::Turn;
-
-/// Where a template is in the kernel's order of victims: before everything with the default of 0, after children.
-const OOM_SCORE_ADJUSTMENT: i32 = 800;
 
 /// How long the end of a killed template is awaited.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -106,9 +104,9 @@ impl Clone {
     pub(super) fn lower_in_oom_order(&self) -> Result<(), CaptureError> {
         let path = format!("/proc/{}/oom_score_adj", self.pid);
         let now: i32 = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
-        if now < OOM_SCORE_ADJUSTMENT {
-            fs::write(&path, OOM_SCORE_ADJUSTMENT.to_string())
-                .map_err(CaptureError::read(self.pid, "oom_score_adj"))?;
+        let wanted = oom_score_adj(now);
+        if now < wanted {
+            fs::write(&path, wanted.to_string()).map_err(CaptureError::read(self.pid, "oom_score_adj"))?;
         }
         Ok(())
     }
@@ -188,5 +186,24 @@ impl Clone {
 impl Drop for Clone {
     fn drop(&mut self) {
         self.end(None);
+    }
+}
+
+/// Where a template is in the kernel's order of victims: half-way between the seed's children and its parent, or what has the
+/// default of 0. The kernel adds a thousandth of the memory for each point to what a process holds, so that a process goes
+/// before one that holds more only by less than their distance: a template holds as much as its parent, and often more
+/// than a child.
+fn oom_score_adj(parents: i32) -> i32 {
+    if parents < OOM_SCORE_ADJUSTMENT { i32::midpoint(parents.max(0), OOM_SCORE_ADJUSTMENT) } else { parents }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::oom_score_adj;
+
+    #[test]
+    fn a_template_goes_before_its_parent_and_after_children() {
+        assert_eq!((oom_score_adj(0), oom_score_adj(-1000), oom_score_adj(500)), (450, 450, 700));
+        assert_eq!((oom_score_adj(900), oom_score_adj(1000)), (900, 1000), "of a child that is forked on");
     }
 }

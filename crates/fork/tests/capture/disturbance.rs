@@ -111,7 +111,7 @@ fn a_template_is_handed_to_the_caller_and_is_first_for_the_oom_killer() {
     let template = captured.template.pid();
     assert_eq!(receive.recv().unwrap(), template);
     let score = std::fs::read_to_string(format!("/proc/{template}/oom_score_adj")).unwrap();
-    assert_eq!(score.trim(), "800");
+    assert_eq!(score.trim(), "450", "half-way between parents and children");
     assert_eq!(std::fs::read_dir(format!("/proc/{template}/fd")).unwrap().count(), 0, "it holds no file open");
 }
 
