@@ -8,6 +8,7 @@
 //! plan ──▶ coordinator ──▶ samples ──▶ report
 //!            │  cluster: two nodes on this machine, requests to them
 //!            │  fork, fault, churn: the courses of `farfork bench fork`, `fault` and `churn`
+//!            │  fanout: that of `farfork bench fanout`; forkers: that of `farfork stress fork`; crowd: many children at once
 //!            │  soak: that of `farfork stress paging`, on three nodes that are harmed
 //!            │  rpc, connect: those of `farfork bench rpc` and `connect`; stage, links: namespaces without nodes in them
 //!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
@@ -35,12 +36,15 @@ mod samples;
 mod workload;
 
 pub use baseline::criu::CriuError;
+pub use coordinator::census::Count;
 pub use coordinator::churn::{ChurnPlan, run_churn};
 pub use coordinator::connect::{ConnectCase, ConnectPlan, run_connect};
+pub use coordinator::fanout::{FanoutPlan, run_fanout};
 pub use coordinator::fault::{FaultPlan, run_fault};
 pub use coordinator::fork::{Progress, run};
+pub use coordinator::forkers::{ForkersOutcome, ForkersPlan, be_forker, stress_fork};
 pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
-pub use coordinator::soak::{Count, Kind, SoakOutcome, SoakPlan, Tally, soak_paging};
+pub use coordinator::soak::{Kind, SoakOutcome, SoakPlan, Tally, soak_paging};
 pub use coordinator::stage::Protection;
 pub use coordinator::stress::{StressOutcome, stress_rpc};
 pub use end::be_end;
@@ -48,6 +52,7 @@ pub use error::BenchError;
 pub use plan::{ForkPlan, Peer};
 pub use report::churn::ChurnReport;
 pub use report::connect::ConnectReport;
+pub use report::fanout::FanoutReport;
 pub use report::fault::FaultReport;
 pub use report::fork::ForkReport;
 pub use report::rpc::RpcReport;

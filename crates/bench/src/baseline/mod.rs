@@ -3,6 +3,7 @@
 
 pub(crate) mod connect;
 pub(crate) mod criu;
+pub(crate) mod crowd;
 pub(crate) mod echo;
 pub(crate) mod fault;
 pub(crate) mod link;

@@ -1,4 +1,4 @@
-//! Two nodes on this machine, and the requests that are measured: made through the API, as any client makes them.
+//! Nodes on this machine, two unless told otherwise, and the requests that are measured: made through the API, as any client makes them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,7 +33,7 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 /// The signal's number.
 const KILL: u32 = 9;
 
-/// Two nodes; they end with this value.
+/// Nodes; they end with this value.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     /// Taken when it ends.
@@ -85,16 +85,27 @@ impl Cluster {
     /// Starts both nodes. `farfork` is the program whose `node` command their daemons are; `encrypted`: whether what goes
     /// between their memories is.
     pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
+        Self::start_nodes(farfork, 2, encrypted, &[]).await
+    }
+
+    /// Starts so many, with these arguments more.
+    pub(crate) async fn start_nodes(
+        farfork: PathBuf,
+        nodes: usize,
+        encrypted: bool,
+        arguments: &[String],
+    ) -> Result<Self, BenchError> {
         let scratch = tempfile::Builder::new()
             .prefix(&format!("farfork-bench-{}-", std::process::id()))
             .tempdir_in(SCRATCH_PARENT)
             .map_err(|cause| BenchError::File { path: SCRATCH_PARENT.into(), cause })?;
         let name = format!("bench-{}", std::process::id());
-        let mut config = LocalClusterConfig::new(&name, scratch.path().join("cluster"), 2, farfork);
+        let mut config = LocalClusterConfig::new(&name, scratch.path().join("cluster"), nodes, farfork);
         let encryption = if encrypted { "on" } else { "off" };
         config.node_arguments = vec!["--encryption".to_owned(), encryption.to_owned()];
+        config.node_arguments.extend_from_slice(arguments);
         let local = LocalCluster::up(&config, &mut |_| ())?;
-        match acquainted(&local.nodes()[0]).await {
+        match acquainted(&local.nodes()[0], nodes).await {
             Ok(client) => Ok(Self { local: Some(local), client, scratch }),
             Err(error) => {
                 local.down()?;
@@ -116,7 +127,7 @@ impl Cluster {
     /// Makes the connection anew. Whoever drives a program for long does not see to it meanwhile, and probes of it that
     /// nobody answers end it.
     pub(crate) async fn reconnect(&mut self) -> Result<(), BenchError> {
-        self.client = acquainted(&self.nodes()[0]).await?;
+        self.client = acquainted(&self.nodes()[0], self.nodes().len()).await?;
         Ok(())
     }
 
@@ -249,7 +260,8 @@ impl Cluster {
         Ok(is_underway)
     }
 
-    async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
+    /// Ends a child.
+    pub(crate) async fn kill(&mut self, child: &str) -> Result<(), BenchError> {
         let request = v1::KillRequest { child: child.to_owned(), signal: KILL };
         self.client.kill(client::within(REQUEST_LIMIT, request)).await.map_err(told(child))?;
         // It ends by the signal, which is not how children of a benchmark should.
@@ -346,14 +358,14 @@ async fn settle(mut client: Client, child: &str) -> Result<Instant, BenchError> 
     Ok(Instant::now())
 }
 
-/// A client of a node that hears of the other one.
-async fn acquainted(node: &LocalNode) -> Result<Client, BenchError> {
+/// A client of a node that hears of all of so many.
+async fn acquainted(node: &LocalNode, all: usize) -> Result<Client, BenchError> {
     let mut client = client::connect(&node.socket).await?;
     let give_up = Instant::now() + ACQUAINTED_LIMIT;
     loop {
         let answer = client.list_nodes(client::within(REQUEST_LIMIT, v1::ListNodesRequest {})).await;
         let nodes = answer.map_err(told(&node.name))?.into_inner().nodes;
-        if nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == 2 {
+        if nodes.iter().filter(|node| node.state() == v1::NodeState::Alive).count() == all {
             return Ok(client);
         }
         if Instant::now() >= give_up {

@@ -2,6 +2,7 @@
 
 pub(crate) mod churn;
 pub(crate) mod connect;
+pub(crate) mod fanout;
 pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod rpc;

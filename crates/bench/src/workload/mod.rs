@@ -6,4 +6,5 @@ pub(crate) mod handshakes;
 pub(crate) mod micro;
 pub(crate) mod parent;
 pub(crate) mod single;
+pub(crate) mod sparse;
 pub(crate) mod wander;

@@ -18,6 +18,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_refuses_what_does_not_fit_into_memory", fork_refuses),
     Test::alone("connect_prints_every_case_and_leaves_nothing", connect),
     Test::alone("churn_finds_no_wrong_page_and_leaves_nothing", churn),
+    Test::alone("many_fanout_finds_no_wrong_result_and_leaves_nothing", fanout),
+    Test::alone("many_stress_fork_judges_and_leaves_nothing", stress_fork),
     Test::alone("a_missing_peer_is_named_with_what_to_do", missing_peer),
 ];
 
@@ -174,6 +176,41 @@ fn churn() {
     let found: BTreeSet<_> = figures.iter().map(keys).collect();
     assert_eq!((found.len(), figures.len()), (15, 15), "five deeds, unforked and on both nodes: {document}");
     assert!(figures.iter().all(|figure| figure["unforked_ratio"].as_f64() > Some(0.0)), "{document}");
+}
+
+/// Every result of every child is right: else the benchmark fails.
+fn fanout() {
+    let samples = scratch::file("");
+    let path = samples.path().to_str().expect("temporary names are text");
+    let document = run_benchmark("fanout", &["--children", "12", "--mib", "4", "--runs", "2", "--samples", path]);
+    let figures = document["figures"].as_array().expect("a list of figures");
+    assert_eq!(figures.len(), 3 * 6, "three who fork, six figures: {document}");
+    let of = |by: &str, name: &str| {
+        let is = |figure: &&Value| figure["by"] == by && figure["figure"] == name;
+        figures.iter().find(is).unwrap_or_else(|| panic!("no {by} {name} in {document}"))
+    };
+    for by in ["farfork", "local_fork_into_namespaces", "local_fork"] {
+        assert_eq!(of(by, "result_ms")["samples"], 24, "{document}");
+        for name in ["children_per_s", "first_result_ms", "answered_ms", "own_kib", "page_tables_kib"] {
+            assert!(of(by, name)["p50"].as_f64() > Some(0.0), "{by} {name}: {document}");
+        }
+    }
+    let lines = fs::read_to_string(samples.path()).expect("the samples were written");
+    // Of each who forks: each child's two times; a rate and a first result of each round; memory of five, in two parts.
+    assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 2 * 5));
+}
+
+/// Clients fork for a while, and nothing is left; a floor that nobody reaches fails the run.
+fn stress_fork() {
+    for (floor, passes) in [("0.1", true), ("100000", false)] {
+        let arguments = ["stress", "fork", "--nodes", "2", "--clients", "1", "--seconds", "2", "--mib", "4", "--json"];
+        let farfork = Farfork::at(Path::new("/nonexistent"));
+        let ended = farfork.run_within(RUN_LIMIT, &[&arguments[..], &["--floor", floor]].concat());
+        let said: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+        assert_eq!((&said["passed"], ended.status.success()), (&passes.into(), passes), "{said}");
+        assert!(said["outcome"]["children"].as_u64() > Some(2), "{said}");
+        assert_eq!(said["outcome"]["intervals_per_s"].as_array().map(Vec::len), Some(2), "{said}");
+    }
 }
 
 fn missing_peer() {

@@ -11,6 +11,7 @@ use farfork_sys::pidfd;
 use tempfile::TempDir;
 
 use super::script::{NODES, Server};
+use crate::coordinator::census::left_by;
 use crate::coordinator::cluster::{SCRATCH_PARENT, told};
 use crate::error::BenchError;
 
@@ -129,11 +130,7 @@ impl Ground {
         let Some(local) = self.local.take() else { return Ok(Vec::new()) };
         let nodes = local.nodes().to_vec();
         local.down()?;
-        let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
-        let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
-        let directories = nodes.iter().map(|node| node.run_dir.clone());
-        let left = groups.chain(names).chain(directories).filter(|path| path.exists());
-        Ok(left.map(|path| format!("{} is left after the nodes have ended", path.display())).collect())
+        Ok(left_by(&nodes))
     }
 
     fn signal(&self, node: usize, pid: i32, signal: i32) -> Result<(), BenchError> {

@@ -3,10 +3,9 @@
 //!
 //! ```text
 //! script ──▶ round ──▶ verdict ──▶ tally        script, verdict: pure
-//!              │  ground: the nodes, and harm    census: before the first round and after the last
+//!              │  ground: the nodes, and harm    `census`: before the first round and after the last
 //! ```
 
-mod census;
 mod ground;
 mod round;
 mod script;
@@ -20,22 +19,15 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde::Serialize;
 
-pub use self::census::Count;
 pub use self::script::Kind;
 pub use self::tally::Tally;
 
-use self::census::Census;
 use self::ground::Ground;
 use self::round::Round;
 use self::script::Script;
+use crate::coordinator::census::{Census, Count};
 use crate::error::BenchError;
 use crate::workload::wander::WANDER;
-
-/// For a node to let go of what it keeps for a while: connections for half a minute, statistics, threads.
-const LET_GO_LIMIT: Duration = Duration::from_secs(60);
-
-/// Between two counts.
-const COUNT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What is to be run.
 #[derive(Debug, Clone, Serialize)]
@@ -82,7 +74,7 @@ pub async fn soak_paging(
     let (mut tally, mut rng) = (Tally::default(), Rng::with_seed(plan.seed));
     let calm = Script::calm(&mut rng);
     Round::new(&mut ground, &mut tally, &program).run(&calm).await?;
-    let before = steady(&ground).await;
+    let before = Census::steady(ground.nodes()).await;
     let began = Instant::now();
     while began.elapsed().as_secs_f64() < plan.seconds && tally.faults.is_empty() {
         let script = Script::any(&mut rng);
@@ -93,38 +85,8 @@ pub async fn soak_paging(
         }
     }
     let elapsed_s = began.elapsed().as_secs_f64();
-    let counts = let_go(&ground, &before).await;
-    for leak in counts.iter().filter(|count| count.is_leak()) {
-        let Count { node, of, before, after, .. } = leak;
-        tally.fault(format!("{node} has {after} {of}, and had {before} at the start"));
-    }
+    let counts = before.let_go(ground.nodes()).await;
+    counts.iter().filter_map(Count::leak).for_each(|leak| tally.fault(leak));
     tally.faults.extend(ground.end()?);
     Ok(SoakOutcome { tally, elapsed_s, counts })
-}
-
-/// What the nodes have once no process or file of theirs comes or goes: containers are made in the background.
-async fn steady(ground: &Ground) -> Census {
-    let give_up = Instant::now() + LET_GO_LIMIT;
-    let mut last = Census::take(ground.nodes());
-    loop {
-        tokio::time::sleep(COUNT_INTERVAL).await;
-        let now = Census::take(ground.nodes());
-        let is_steady = last.compare(&now).iter().all(|count| count.slack > 0 || count.before == count.after);
-        if is_steady || Instant::now() >= give_up {
-            return now;
-        }
-        last = now;
-    }
-}
-
-/// Both counts, when nothing is left that was not there, or at the latest after the limit.
-async fn let_go(ground: &Ground, before: &Census) -> Vec<Count> {
-    let give_up = Instant::now() + LET_GO_LIMIT;
-    loop {
-        let counts = before.compare(&Census::take(ground.nodes()));
-        if !counts.iter().any(Count::is_leak) || Instant::now() >= give_up {
-            return counts;
-        }
-        tokio::time::sleep(COUNT_INTERVAL).await;
-    }
 }

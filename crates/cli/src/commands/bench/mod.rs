@@ -5,8 +5,10 @@ mod bar;
 mod churn;
 mod connect;
 mod end;
+mod fanout;
 mod fault;
 mod fork;
+mod forker;
 mod rpc;
 
 use std::process::ExitCode;
@@ -27,6 +29,7 @@ Examples:
   farfork bench connect
   farfork bench fault
   farfork bench churn
+  farfork bench fanout
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct Bench {
@@ -41,8 +44,11 @@ enum Benchmark {
     Connect(connect::Connect),
     Fault(fault::Fault),
     Churn(churn::Churn),
+    Fanout(fanout::Fanout),
     #[command(hide = true)]
     End(end::End),
+    #[command(hide = true)]
+    Forker(forker::Forker),
 }
 
 impl Bench {
@@ -53,7 +59,9 @@ impl Bench {
             Benchmark::Connect(benchmark) => benchmark.run(global),
             Benchmark::Fault(benchmark) => benchmark.run(global),
             Benchmark::Churn(benchmark) => benchmark.run(global),
+            Benchmark::Fanout(benchmark) => benchmark.run(global),
             Benchmark::End(end) => end.run(),
+            Benchmark::Forker(forker) => forker.run(),
         }
     }
 }

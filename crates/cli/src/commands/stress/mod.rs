@@ -1,5 +1,6 @@
 //! `farfork stress`: one long run a command, and a verdict on it. What runs is `crates/bench`'s part.
 
+mod fork;
 mod paging;
 mod rpc;
 
@@ -15,6 +16,7 @@ use crate::Global;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
+  farfork stress fork
   farfork stress paging
   farfork stress rpc
   farfork stress rpc --checksum --seconds 600
@@ -27,6 +29,7 @@ pub(crate) struct Stress {
 
 #[derive(Subcommand)]
 enum Test {
+    Fork(fork::Fork),
     Paging(paging::Paging),
     Rpc(rpc::Rpc),
 }
@@ -34,6 +37,7 @@ enum Test {
 impl Stress {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         match self.test {
+            Test::Fork(test) => test.run(global),
             Test::Paging(test) => test.run(global),
             Test::Rpc(test) => test.run(global),
         }

@@ -1,13 +1,20 @@
-//! What a node has of the machine: counted before a soak and after it, when nothing of it should be there any more.
+//! What a node has of the machine: counted before a long run and after it, when nothing of that should be there any more.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
 use farfork_sys::cgroup;
 use farfork_sys::process::{read_text, thread_count};
 use serde::Serialize;
+
+/// For a node to let go of what it keeps for a while: connections for half a minute, statistics, threads.
+const LET_GO_LIMIT: Duration = Duration::from_secs(60);
+
+/// Between two counts.
+const COUNT_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Descriptors that a node's servers may have more than at the start: connections come and go by themselves.
 const DESCRIPTORS_SLACK: u64 = 4;
@@ -38,6 +45,12 @@ impl Count {
     pub fn is_leak(&self) -> bool {
         self.after > self.before + self.slack
     }
+
+    /// What to say where something was left.
+    pub(super) fn leak(&self) -> Option<String> {
+        let Self { node, of, before, after, .. } = self;
+        self.is_leak().then(|| format!("{node} has {after} {of}, and had {before} at the start"))
+    }
 }
 
 /// What all nodes have.
@@ -54,12 +67,39 @@ struct Entry {
 
 impl Census {
     /// Counts.
-    pub(super) fn take(nodes: &[LocalNode]) -> Self {
+    fn take(nodes: &[LocalNode]) -> Self {
         Self(nodes.iter().flat_map(of_node).collect())
     }
 
+    /// What nodes have once no process or file of theirs comes or goes: containers are made in the background.
+    pub(super) async fn steady(nodes: &[LocalNode]) -> Self {
+        let give_up = Instant::now() + LET_GO_LIMIT;
+        let mut last = Self::take(nodes);
+        loop {
+            tokio::time::sleep(COUNT_INTERVAL).await;
+            let now = Self::take(nodes);
+            let is_steady = last.compare(&now).iter().all(|count| count.slack > 0 || count.before == count.after);
+            if is_steady || Instant::now() >= give_up {
+                return now;
+            }
+            last = now;
+        }
+    }
+
+    /// Both counts, when nothing is left that was not there, or at the latest after the limit.
+    pub(super) async fn let_go(&self, nodes: &[LocalNode]) -> Vec<Count> {
+        let give_up = Instant::now() + LET_GO_LIMIT;
+        loop {
+            let counts = self.compare(&Self::take(nodes));
+            if !counts.iter().any(Count::is_leak) || Instant::now() >= give_up {
+                return counts;
+            }
+            tokio::time::sleep(COUNT_INTERVAL).await;
+        }
+    }
+
     /// Both counts of everything.
-    pub(super) fn compare(&self, after: &Self) -> Vec<Count> {
+    fn compare(&self, after: &Self) -> Vec<Count> {
         let pairs = self.0.iter().zip(&after.0);
         let count = |(before, after): (&Entry, &Entry)| Count {
             node: before.node.clone(),
@@ -89,6 +129,15 @@ fn of_node(node: &LocalNode) -> Vec<Entry> {
         entry("threads", sum(|pid| thread_count(pid).unwrap_or_default() as u64), THREADS_SLACK),
         entry("KiB of memory", sum(memory_kib), MEMORY_SLACK_KIB),
     ]
+}
+
+/// What nodes that have ended have left on the machine.
+pub(super) fn left_by(nodes: &[LocalNode]) -> Vec<String> {
+    let groups = nodes.iter().flat_map(|node| node.cgroups.clone());
+    let names = nodes.iter().map(|node| Path::new("/run/netns").join(&node.netns));
+    let directories = nodes.iter().map(|node| node.run_dir.clone());
+    let left = groups.chain(names).chain(directories).filter(|path| path.exists());
+    left.map(|path| format!("{} is left after the nodes have ended", path.display())).collect()
 }
 
 fn descriptors(pid: i32) -> u64 {

@@ -1,0 +1,126 @@
+// A floor of a fan-out: a process forks children that touch four pages and say what they made of them, so many at once;
+// each in the namespaces of a container that was there before, or in its own. What namespaces there are is for children
+// one after the other, which costs less than new ones.
+// usage: crowd MIB AT_ONCE CONTAINERS          without containers: none
+// takes: COUNT FIRST                           children of these numbers
+//        0 NUMBER                              one that stays until the next line
+// says:  ready
+//        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
+//        held PID
+#include "../workload/sparse.h"
+
+#include <csignal>
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <vector>
+
+namespace {
+
+constexpr int NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET;
+
+struct Said {
+    uint64_t number, value;
+    int64_t result_ns;
+};
+
+struct Answer {
+    Said said;
+    int64_t answered_ns;
+};
+
+// Process 1 of a container, by which its namespaces are entered.
+int make_container() {
+    long pid = syscall(SYS_clone, SIGCHLD | CLONE_NEWPID | NAMESPACES, nullptr, nullptr, nullptr, nullptr);
+    if (pid < 0) fail("namespaces");
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        mount("", "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+        for (;;) pause();
+    }
+    int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    if (pidfd < 0) fail("pidfd_open");
+    return pidfd;
+}
+
+struct Crowd {
+    Sparse &memory;
+    const std::vector<int> &containers;
+    int ends[2];
+    size_t next = 0;
+
+    Crowd(Sparse &memory, const std::vector<int> &containers) : memory(memory), containers(containers) {
+        if (pipe(ends)) fail("pipe");
+    }
+
+    pid_t start(uint64_t number, bool stays) {
+        int container = containers.empty() ? -1 : containers[next++ % containers.size()];
+        if (container >= 0 && setns(container, CLONE_NEWPID)) fail("setns");
+        pid_t pid = fork();
+        if (pid < 0) fail("fork");
+        if (pid > 0) return pid;
+        if (container >= 0 && setns(container, NAMESPACES)) _exit(1);
+        // The crowd may be killed before it ends what stays; until the answer it lives.
+        if (stays) prctl(PR_SET_PDEATHSIG, SIGKILL);
+        uint64_t value = memory.touch(number);
+        Said said = {number, value, now_ns()};
+        if (write(ends[1], &said, sizeof said) != sizeof said) _exit(1);
+        if (stays) pause();
+        _exit(0);
+    }
+
+    Answer answer() {
+        Answer answer;
+        if (read(ends[0], &answer.said, sizeof answer.said) != sizeof answer.said) fail("an answer");
+        answer.answered_ns = now_ns();
+        return answer;
+    }
+
+    void fan(uint64_t count, uint64_t first, uint64_t at_once) {
+        std::vector<Answer> answers;
+        answers.reserve(count);
+        int64_t began = now_ns();
+        uint64_t started = 0;
+        while (answers.size() < count) {
+            while (started < count && started - answers.size() < at_once) start(first + started++, false);
+            answers.push_back(answer());
+            while (waitpid(-1, nullptr, WNOHANG) > 0) {
+            }
+        }
+        printf("fanned %lld\n", (long long)(now_ns() - began));
+        for (const Answer &a : answers)
+            printf("answered %lld %lld %lld %lld\n", (long long)a.said.number, (long long)a.said.value,
+                   (long long)(a.said.result_ns - began), (long long)(a.answered_ns - began));
+        fflush(stdout);
+    }
+};
+
+} // namespace
+
+int main(int count, char **arguments) {
+    if (count != 4) return 2;
+    std::vector<int> containers;
+    for (uint64_t i = strtoull(arguments[3], nullptr, 10); i > 0; i--) containers.push_back(make_container());
+    Sparse memory(strtoull(arguments[1], nullptr, 10));
+    Crowd crowd(memory, containers);
+    puts("ready");
+    fflush(stdout);
+    unsigned long long children, first;
+    pid_t held = 0;
+    while (scanf("%llu %llu", &children, &first) == 2) {
+        if (held) kill(held, SIGKILL);
+        held = 0;
+        if (children) {
+            crowd.fan(children, first, strtoull(arguments[2], nullptr, 10));
+            continue;
+        }
+        held = crowd.start(first, true);
+        crowd.answer();
+        printf("held %d\n", held);
+        fflush(stdout);
+    }
+    if (held) kill(held, SIGKILL);
+    return 0;
+}

@@ -1,0 +1,64 @@
+//! Floors of a fan-out: local forks of the same memory that do the same, with or without the namespaces of a container for
+//! each. `crowd.cpp` says how.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::error::BenchError;
+use crate::program::{Image, Program};
+use crate::workload::sparse;
+
+/// The program.
+pub(crate) const CROWD: Image = Image { name: "crowd", bytes: include_bytes!(concat!(env!("OUT_DIR"), "/crowd")) };
+
+/// Children at once: as many as a node starts at once.
+const AT_ONCE: u64 = 8;
+
+/// What became of a child, since the fan-out began.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Answered {
+    /// When it had its result.
+    pub(crate) result: Duration,
+    /// When whoever asked had it.
+    pub(crate) answered: Duration,
+}
+
+/// A process that forks crowds; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct LocalCrowd {
+    program: Program,
+    mib: u64,
+}
+
+impl LocalCrowd {
+    /// Starts it, with so much memory; its children are in so many containers by turns, or in none.
+    pub(crate) fn start(program: &Path, mib: u64, containers: u64) -> Result<Self, BenchError> {
+        let mut command = Command::new(program);
+        command.args([mib, AT_ONCE, containers].map(|number| number.to_string()));
+        let mut program = Program::start(CROWD.name, &command)?;
+        let [] = program.answer("ready")?;
+        Ok(Self { program, mib })
+    }
+
+    /// Forks children of these numbers; gives how long it took until the last answer, and what became of each.
+    pub(crate) fn fan_out(&mut self, first: u64, count: u64) -> Result<(Duration, Vec<Answered>), BenchError> {
+        self.program.say(&format!("{count} {first}\n"))?;
+        let ns = |ns: i64| Duration::from_nanos(ns.unsigned_abs());
+        let [took] = self.program.answer("fanned")?;
+        let one = |_| {
+            let [number, value, result, answered] = self.program.answer("answered")?;
+            sparse::check(number, value, number.unsigned_abs(), self.mib)?;
+            Ok(Answered { result: ns(result), answered: ns(answered) })
+        };
+        let all: Vec<Answered> = (0..count).map(one).collect::<Result<_, BenchError>>()?;
+        Ok((ns(took), all))
+    }
+
+    /// Forks a child that stays until the next request, having done what all do; its process id.
+    pub(crate) fn hold(&mut self, number: u64) -> Result<i32, BenchError> {
+        self.program.say(&format!("0 {number}\n"))?;
+        let [pid] = self.program.answer("held")?;
+        Ok(i32::try_from(pid).unwrap_or(0))
+    }
+}

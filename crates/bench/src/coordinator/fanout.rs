@@ -1,0 +1,214 @@
+//! The course of `farfork bench fanout`: many children of one seed over some nodes, in turn with local forks that do the same
+//! with and without the namespaces of a container; then what memory one child has for itself.
+
+use std::fs::{self, File};
+use std::io;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use farfork_sys::process::Residence;
+use serde::Serialize;
+
+use super::cluster::Cluster;
+use super::crowd::Crowd;
+use super::rpc::RpcProgress;
+use crate::baseline::crowd::{Answered, CROWD, LocalCrowd};
+use crate::error::BenchError;
+use crate::report::fanout::FanoutReport;
+use crate::samples::Samples;
+use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::parent::Parent;
+use crate::workload::sparse::SPARSE;
+
+/// Namespaces that local forks take in turn: more than there are children at once.
+const CONTAINERS: u64 = 16;
+
+/// Children whose memory is looked at, one after the other.
+const HELD: u64 = 5;
+
+/// What is to be measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct FanoutPlan {
+    /// Children of a fan-out.
+    pub children: u64,
+    /// Nodes that they are spread over.
+    pub nodes: usize,
+    /// Private memory of the parent, in MiB.
+    pub mib: u64,
+    /// Rounds in which everything is measured in turn.
+    pub runs: usize,
+    /// In a round, one fan-out follows the other until so many seconds have passed.
+    pub seconds: f64,
+    /// Containers that each node keeps ready; none: as many as it does by itself.
+    pub pool: Option<u64>,
+    /// Whether memory is encrypted between the nodes.
+    pub encrypted: bool,
+    /// Where each sample is written to.
+    #[serde(skip)]
+    pub samples_file: Option<PathBuf>,
+}
+
+/// Who forked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum By {
+    Farfork,
+    /// A floor: fork(2), into the namespaces of a container.
+    LocalForkIntoNamespaces,
+    /// A floor: fork(2).
+    LocalFork,
+}
+
+impl By {
+    pub(crate) const ALL: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Figure {
+    /// Children a second, of a round.
+    ChildrenPerS,
+    /// From the call until the first child's result was there, of each fan-out.
+    FirstResultMs,
+    /// From the call until a child had its result, of each child.
+    ResultMs,
+    /// From the call until who asked had it, of each child.
+    AnsweredMs,
+    /// Memory that a child alone has, which stays after its result.
+    OwnKib,
+    /// Its page tables.
+    PageTablesKib,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Key {
+    pub(crate) by: By,
+    pub(crate) figure: Figure,
+}
+
+/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+///
+/// # Errors
+/// What ended it early; a wrong result is such.
+pub async fn run_fanout(
+    plan: &FanoutPlan,
+    farfork: PathBuf,
+    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
+) -> Result<FanoutReport, BenchError> {
+    let file = |path: &PathBuf| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause });
+    let lines = plan.samples_file.as_ref().map(file).transpose()?;
+    let arguments = plan.pool.map_or_else(Vec::new, |pool| vec!["--pool".to_owned(), pool.to_string()]);
+    let mut cluster = Cluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
+    let mut course = Course::begin(plan, &mut cluster, Samples::new(lines)).await?;
+    let steps = plan.runs * By::ALL.len();
+    for done in 0..steps {
+        let by = By::ALL[done % By::ALL.len()];
+        if show(RpcProgress { done, steps, what: by.text().to_owned() }).is_break() {
+            return Err(BenchError::Interrupted);
+        }
+        course.round(by).await?;
+    }
+    course.look_at_memory(&mut cluster).await?;
+    let Course { samples, seed, .. } = course;
+    cluster.drop_seed(&seed).await?;
+    cluster.end()?;
+    FanoutReport::new(plan, samples).map_err(unwritten)
+}
+
+/// Everything that is measured with.
+struct Course<'a> {
+    plan: &'a FanoutPlan,
+    crowd: Crowd,
+    in_namespaces: LocalCrowd,
+    plain: LocalCrowd,
+    /// Kept running.
+    _parent: Parent,
+    seed: String,
+    samples: Samples<Key>,
+    /// The number of the next child.
+    next: u64,
+}
+
+impl<'a> Course<'a> {
+    async fn begin(plan: &'a FanoutPlan, cluster: &mut Cluster, samples: Samples<Key>) -> Result<Self, BenchError> {
+        let (program, floor) = (SPARSE.install(cluster.scratch())?, CROWD.install(cluster.scratch())?);
+        let parent = Parent::start(&SPARSE, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
+        let seed = cluster.prepare(parent.pid()).await?.seed;
+        let crowd = Crowd::of(cluster, &seed, plan.mib).await?;
+        let in_namespaces = LocalCrowd::start(&floor, plan.mib, CONTAINERS)?;
+        let plain = LocalCrowd::start(&floor, plan.mib, 0)?;
+        let mut course = Self { plan, crowd, in_namespaces, plain, _parent: parent, seed, samples, next: 1 };
+        // The first connects nodes, and brings the descriptor.
+        course.fan_out(By::Farfork, plan.nodes as u64).await?;
+        Ok(course)
+    }
+
+    /// A round of fan-outs.
+    async fn round(&mut self, by: By) -> Result<(), BenchError> {
+        let (mut children, mut spent) = (0, Duration::ZERO);
+        while children == 0 || spent.as_secs_f64() < self.plan.seconds {
+            let (took, answers) = self.fan_out(by, self.plan.children).await?;
+            spent += took;
+            children += answers.len();
+            let first = answers.iter().map(|answer| answer.result).min().unwrap_or_default();
+            self.add(by, Figure::FirstResultMs, ms(first))?;
+            for Answered { result, answered } in answers {
+                self.add(by, Figure::ResultMs, ms(result))?;
+                self.add(by, Figure::AnsweredMs, ms(answered))?;
+            }
+        }
+        self.add(by, Figure::ChildrenPerS, children as f64 / spent.as_secs_f64())
+    }
+
+    async fn fan_out(&mut self, by: By, count: u64) -> Result<(Duration, Vec<Answered>), BenchError> {
+        let first = self.next;
+        self.next += count;
+        let began = Instant::now();
+        match by {
+            By::Farfork => self.crowd.fan_out(first, count).await.map(|answers| (began.elapsed(), answers)),
+            By::LocalForkIntoNamespaces => self.in_namespaces.fan_out(first, count),
+            By::LocalFork => self.plain.fan_out(first, count),
+        }
+    }
+
+    async fn look_at_memory(&mut self, cluster: &mut Cluster) -> Result<(), BenchError> {
+        for number in self.next..self.next + HELD {
+            let (child, pid) = self.crowd.hold(number).await?;
+            self.add_memory(By::Farfork, pid)?;
+            cluster.kill(&child).await?;
+            let pid = self.in_namespaces.hold(number)?;
+            self.add_memory(By::LocalForkIntoNamespaces, pid)?;
+            let pid = self.plain.hold(number)?;
+            self.add_memory(By::LocalFork, pid)?;
+        }
+        Ok(())
+    }
+
+    fn add_memory(&mut self, by: By, pid: i32) -> Result<(), BenchError> {
+        let gone = |cause| BenchError::Program { program: SPARSE.name, cause };
+        let own = Residence::of(pid).map_err(gone)?.private_bytes;
+        self.add(by, Figure::OwnKib, own as f64 / 1024.0)?;
+        self.add(by, Figure::PageTablesKib, page_tables_kib(pid).map_err(gone)?)
+    }
+
+    fn add(&mut self, by: By, figure: Figure, value: f64) -> Result<(), BenchError> {
+        self.samples.add(Key { by, figure }, value).map_err(unwritten)
+    }
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn unwritten(cause: io::Error) -> BenchError {
+    BenchError::File { path: "the samples".into(), cause }
+}
+
+fn page_tables_kib(pid: i32) -> io::Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse().ok());
+    kib.ok_or_else(|| io::Error::other("its status tells of no page tables"))
+}

@@ -1,0 +1,153 @@
+//! What `farfork bench fanout` found: a table for people, one document for scripts.
+
+use std::io;
+
+use serde_json::{Value, json};
+
+use super::table::{Table, figure, spread};
+use crate::coordinator::fanout::{By, FanoutPlan, Figure, Key};
+use crate::machine::{Machine, load_average};
+use crate::samples::{Samples, Spread, merge};
+
+/// Figures of a fan-out, the most telling first.
+const FIGURES: [Figure; 6] = [
+    Figure::ChildrenPerS,
+    Figure::FirstResultMs,
+    Figure::ResultMs,
+    Figure::AnsweredMs,
+    Figure::OwnKib,
+    Figure::PageTablesKib,
+];
+
+/// All figures of a run.
+#[derive(Debug)]
+pub struct FanoutReport {
+    machine: Machine,
+    load_average: f64,
+    plan: FanoutPlan,
+    samples: Samples<Key>,
+}
+
+impl FanoutReport {
+    pub(crate) fn new(plan: &FanoutPlan, mut samples: Samples<Key>) -> io::Result<Self> {
+        samples.flush()?;
+        Ok(Self { machine: Machine::this(), load_average: load_average(), plan: plan.clone(), samples })
+    }
+
+    fn spread(&self, by: By, figure: Figure) -> Option<Spread> {
+        self.samples.spread(&Key { by, figure })
+    }
+
+    /// farfork's median ÷ a floor's.
+    fn ratio(&self, floor: By, figure: Figure) -> Option<f64> {
+        Some(self.spread(By::Farfork, figure)?.median / self.spread(floor, figure)?.median)
+    }
+
+    /// For scripts.
+    pub fn document(&self) -> Value {
+        let figure = |(key, spread): (&Key, Spread)| {
+            let mut figure = json!({
+                "samples": spread.count,
+                "p10": spread.p10,
+                "p50": spread.median,
+                "p90": spread.p90,
+                "p99": self.samples.percentile(key, 0.99),
+                "max": self.samples.percentile(key, 1.0),
+            });
+            merge(&mut figure, key);
+            figure
+        };
+        json!({
+            "benchmark": "fanout",
+            "machine": self.machine,
+            "load_average": self.load_average,
+            "plan": self.plan,
+            "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
+        })
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let FanoutPlan { children, nodes, mib, encrypted, .. } = &self.plan;
+        let headings = ["", "farfork", "p99", "into namespaces", "×", "fork()", "×"];
+        let title = format!("{children} children of a parent of {mib} MiB over {nodes} nodes, medians (p10–p90)");
+        let mut table = Table::new(&title, &headings);
+        for what in FIGURES {
+            let p99 = self.samples.percentile(&Key { by: By::Farfork, figure: what }, 0.99);
+            let mut row = vec![what.text().to_owned(), spread(self.spread(By::Farfork, what))];
+            row.push(p99.map_or("–".to_owned(), figure));
+            for floor in [By::LocalForkIntoNamespaces, By::LocalFork] {
+                let ratio = self.ratio(floor, what).map_or("–".to_owned(), figure);
+                row.extend([super::table::median(self.spread(floor, what)), ratio]);
+            }
+            table.row(row);
+        }
+        let link = if *encrypted { "encrypted" } else { "in clear" };
+        format!(
+            "{}, load {:.1}; farfork's link {link}\n\n{}\n\nfork(): local forks that touch and say the same; into namespaces: \
+             those of a container, made before. ×: farfork's\nmedian ÷ theirs. No result was wrong.\n",
+            self.machine.text(),
+            self.load_average,
+            table.text()
+        )
+    }
+}
+
+impl By {
+    /// As people read it.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Farfork => "farfork",
+            Self::LocalForkIntoNamespaces => "fork() into namespaces",
+            Self::LocalFork => "fork()",
+        }
+    }
+}
+
+impl Figure {
+    fn text(self) -> &'static str {
+        match self {
+            Self::ChildrenPerS => "children/s",
+            Self::FirstResultMs => "first result, ms",
+            Self::ResultMs => "a child's result, ms",
+            Self::AnsweredMs => "the same, received",
+            Self::OwnKib => "own memory, KiB",
+            Self::PageTablesKib => "page tables, KiB",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::COLUMNS_MAX;
+    use super::{By, FanoutPlan, FanoutReport, Figure, Key, Samples};
+
+    #[test]
+    fn floors_stand_beside_farfork() {
+        let mut samples = Samples::new(None);
+        for (by, value) in [(By::Farfork, 500.0), (By::LocalForkIntoNamespaces, 2000.0), (By::LocalFork, 4000.0)] {
+            samples.add(Key { by, figure: Figure::ChildrenPerS }, value).unwrap();
+            samples.add(Key { by, figure: Figure::ResultMs }, 1e6 / value).unwrap();
+        }
+        let plan = FanoutPlan {
+            children: 100,
+            nodes: 2,
+            mib: 16,
+            runs: 1,
+            seconds: 0.0,
+            pool: None,
+            encrypted: true,
+            samples_file: None,
+        };
+        let report = FanoutReport::new(&plan, samples).unwrap();
+        assert_eq!(report.ratio(By::LocalFork, Figure::ChildrenPerS), Some(0.125));
+        let (text, document) = (report.text(), report.document());
+        assert!(text.contains("0.25") && text.contains("0.12"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= COLUMNS_MAX + 20), "{text}");
+        assert_eq!(document["figures"].as_array().unwrap().len(), 6, "{document}");
+        assert_eq!(
+            (&document["plan"]["children"], &document["plan"]["samples_file"]),
+            (&100.into(), &serde_json::Value::Null)
+        );
+    }
+}

@@ -1,0 +1,23 @@
+// A parent whose children touch four pages each, and say what they made of them.
+// usage: sparse MIB PAYLOAD
+// payload: NUMBER [hold]
+// says: result NUMBER VALUE UNIX_NS, and stays with `hold`
+#include "sparse.h"
+
+#include <cstring>
+
+int main(int count, char **arguments) {
+    if (count != 3) return 2;
+    Sparse memory(strtoull(arguments[1], nullptr, 10));
+    char payload[64];
+    if (!wait_for_payload(arguments[2], payload)) return 0;
+    char *rest;
+    uint64_t number = strtoull(payload, &rest, 10);
+    uint64_t value = memory.touch(number);
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    dprintf(STDOUT_FILENO, "result %lld %lld %lld\n", (long long)number, (long long)value,
+            now.tv_sec * 1000000000LL + now.tv_nsec);
+    if (strstr(rest, "hold")) pause();
+    return 0;
+}

@@ -1,0 +1,33 @@
+// What the parents have in their memory whose children touch four pages of it, and what such a child makes of them: a number
+// that no other child has, which whoever asked for it can work out, too.
+#pragma once
+
+#include "parent.h"
+
+#include <sys/mman.h>
+
+constexpr size_t PAGE_WORDS = 4096 / sizeof(uint64_t);
+constexpr uint64_t TOUCHED = 4;
+
+struct Sparse {
+    uint64_t *words;
+    uint64_t pages;
+
+    explicit Sparse(uint64_t mib) : pages(mib << 8) {
+        void *at = mmap(nullptr, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (at == MAP_FAILED) fail("memory");
+        words = static_cast<uint64_t *>(at);
+        for (uint64_t i = 0; i < pages * PAGE_WORDS; i++) words[i] = mixed((i + 1) * 0x9e3779b97f4a7c15u);
+    }
+
+    // Reads and writes.
+    uint64_t touch(uint64_t number) {
+        uint64_t value = number;
+        for (uint64_t i = 0; i < TOUCHED; i++) {
+            uint64_t &word = words[mixed(number * TOUCHED + i + 1) % pages * PAGE_WORDS + i];
+            value = mixed(value ^ word);
+            word = value;
+        }
+        return value;
+    }
+};
