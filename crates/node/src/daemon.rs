@@ -38,8 +38,9 @@ use crate::options::Options;
 use crate::peers::Peers;
 use crate::program;
 use crate::run_dir::{Lock, RunDir, RunDirError};
-use crate::seeds::{self, EXPIRY_INTERVAL, Seeds};
+use crate::seeds::{self, Seeds};
 use crate::serve;
+use crate::service;
 use crate::trust::{self, EstablishError, Security};
 
 /// Why a daemon could not run.
@@ -144,7 +145,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), acquaintances, move || {
         u32::try_from(here.children.living()).unwrap_or(u32::MAX)
     }));
-    tasks.spawn(expire(node.clone()));
+    tasks.spawn(service::keep_leases(node.clone()));
     tasks.spawn(children::tend(node.clone()));
     tasks.spawn(trust::keep(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
@@ -301,16 +302,6 @@ fn listen_privately(path: &Path) -> Result<UnixListener, DaemonError> {
     let listener = UnixListener::bind(path).map_err(DaemonError::listen(path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(DaemonError::listen(path.display()))?;
     Ok(listener)
-}
-
-/// Drops seeds whose time is over.
-async fn expire(node: Arc<Node>) {
-    let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
-    loop {
-        ticks.tick().await;
-        let here = node.clone();
-        let _ = tokio::task::spawn_blocking(move || here.seeds.drop_expired()).await;
-    }
 }
 
 async fn wait_for_signal() {

@@ -1,11 +1,13 @@
 //! The seeds of this node: what is listed of them, their names, their end. Their memory is `farfork_fork::seed`'s
 //! business, which the fabric's server asks.
 
+mod label;
+mod lease;
 mod making;
 mod readiness;
 mod sealing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,6 +16,7 @@ use std::time::Duration;
 use farfork_fork::capture::{Offer, ProgramSockets};
 use farfork_fork::image::ImageError;
 use farfork_fork::seed::SeedTable;
+use farfork_sys::process::Residence;
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use tonic::Code;
 
@@ -22,6 +25,8 @@ use crate::clock;
 use crate::failure::Failure;
 use crate::limits::PREPARE_TIMEOUT;
 
+pub(crate) use label::check_labels;
+use lease::Lease;
 pub(crate) use making::{Maker, make};
 use readiness::Readiness;
 use sealing::Seal;
@@ -30,7 +35,7 @@ pub(crate) use sealing::{Found, find};
 /// Longest name of a seed, in bytes: it stands in a column of a table.
 const NAME_BYTES_MAX: usize = 63;
 
-/// Between two looks for seeds whose time is over: as precise as `--ttl` need be.
+/// Between two looks for leases that are over, or that it is time to renew: as precise as `--ttl` need be.
 pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How a seed is to be made.
@@ -40,8 +45,10 @@ pub(crate) struct PrepareOptions {
     pub(crate) name: String,
     /// Keep the parent stopped, as the template.
     pub(crate) freeze: bool,
-    /// Drop it after so long, in milliseconds; 0 for never.
+    /// Drop it when nobody has needed it for so long, in milliseconds; 0 for never.
     pub(crate) ttl_ms: u64,
+    /// Words to find it by.
+    pub(crate) labels: HashMap<String, String>,
     /// Copy its memory to an image, which outlives the template.
     pub(crate) sealed: bool,
     /// The process's connections to this daemon.
@@ -70,6 +77,8 @@ pub(crate) struct Seeds {
 struct Listed {
     view: v1::Seed,
     readiness: Arc<Readiness>,
+    /// Where it has a time to live.
+    lease: Option<Lease>,
     /// Where it is to be sealed, or is.
     seal: Option<Seal>,
 }
@@ -77,7 +86,8 @@ struct Listed {
 impl Listed {
     /// As it is shown.
     fn told(&self) -> v1::Seed {
-        v1::Seed { seal: self.seal.as_ref().map(Seal::view), ..self.view.clone() }
+        let expires_unix_ms = self.lease.map_or(0, |lease| lease.expires_unix_ms());
+        v1::Seed { seal: self.seal.as_ref().map(Seal::view), expires_unix_ms, ..self.view.clone() }
     }
 }
 
@@ -102,7 +112,8 @@ impl Seeds {
     /// A seed that has a time limit loses it.
     pub(crate) fn keep(&self, id: &SeedId) {
         if let Some(seed) = self.listed().get_mut(id) {
-            seed.view.expires_unix_ms = 0;
+            seed.lease = None;
+            seed.view.ttl_ms = 0;
         }
     }
 
@@ -152,6 +163,7 @@ impl Seeds {
             shared_memory_bytes: descriptor.shared_objects.iter().map(|object| object.bytes).sum(),
             template_pid: seed.template_pid().map_or(0, i32::unsigned_abs),
             working_set_bytes: seed.working_set_pages() * PAGE_SIZE,
+            own_bytes: seed.template_pid().and_then(|pid| Residence::of(pid).ok()).map(|held| held.private_bytes),
         })
     }
 
@@ -160,6 +172,8 @@ impl Seeds {
     /// # Errors
     /// There is none of that id, or its template has ended.
     pub(crate) fn access(&self, id: &SeedId) -> Result<v1::SeedAccess, Failure> {
+        // For the child that is about to be made: nobody knows of it yet.
+        self.renew_lease(id);
         let seed = self.table.get(id).ok_or_else(|| self.unknown(id))?;
         if !seed.has_memory() {
             let cause = "the process that holds its memory has ended: a child's seed ends with the child, and any may be killed for want of memory";
@@ -190,16 +204,26 @@ impl Seeds {
         Ok(())
     }
 
-    /// Ends the seeds whose time is over.
-    pub(crate) fn drop_expired(&self) {
+    /// The seeds with a lease of which it is time to learn who needs them.
+    pub(crate) fn leases_due(&self, now_unix_ms: u64) -> Vec<SeedId> {
+        let is_due = |seed: &Listed| seed.lease.is_some_and(|lease| lease.is_due(now_unix_ms));
+        self.listed().iter().filter(|(_, seed)| is_due(seed)).map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Somebody needs a seed: if it has a lease, that lasts as long again from now on.
+    pub(crate) fn renew_lease(&self, id: &SeedId) {
+        if let Some(lease) = self.listed().get_mut(id).and_then(|seed| seed.lease.as_mut()) {
+            lease.renew();
+        }
+    }
+
+    /// Ends a seed if its time is over. Somebody may have dropped it meanwhile, or forked it.
+    pub(crate) fn drop_expired(&self, id: &SeedId) {
         let now = clock::unix_ms_now();
-        let is_over = |seed: &Listed| (1..=now).contains(&seed.view.expires_unix_ms);
-        let over: Vec<SeedId> =
-            self.listed().iter().filter(|(_, seed)| is_over(seed)).map(|(id, _)| id.clone()).collect();
-        for id in over {
+        let is_over = |seed: &Listed| seed.lease.is_some_and(|lease| lease.is_over(now));
+        let is_over = self.listed().get(id).is_some_and(is_over);
+        if is_over && self.drop(id).is_ok() {
             tracing::info!(seed = %id, "dropped: its time is over");
-            // Somebody may have dropped it meanwhile.
-            let _ = self.drop(&id);
         }
     }
 

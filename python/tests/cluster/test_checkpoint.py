@@ -37,7 +37,7 @@ def children_of(seed: farfork.Seed, count: int) -> list[Any]:
     try:
         return list(command("wait", "--results", "--timeout", "30s", *ids, fails=True)["children"])
     finally:
-        command("drop", str(seed))
+        command("drop", "--force", str(seed))
 
 
 def end(child: farfork.Child, result: str) -> None:

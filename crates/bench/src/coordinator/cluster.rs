@@ -151,7 +151,7 @@ impl Cluster {
 
     /// Forgets a seed.
     pub(crate) async fn drop_seed(&mut self, seed: &str) -> Result<(), BenchError> {
-        let request = v1::DropRequest { seed: seed.to_owned() };
+        let request = v1::DropRequest { seed: seed.to_owned(), force: true };
         self.client.drop(client::within(REQUEST_LIMIT, request)).await.map_err(told(seed))?;
         Ok(())
     }

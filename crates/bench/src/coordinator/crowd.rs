@@ -182,7 +182,7 @@ async fn wait(
         let Running { number, id, .. } = &batch[index as usize];
         match event {
             Some(Event::Stdout(piece)) => said.push_str(&String::from_utf8_lossy(&piece)),
-            Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)) }), .. })) => {
+            Some(Event::Ended(v1::Child { exit: Some(v1::Exit { how: Some(How::Code(0)), .. }), .. })) => {
                 let result = sparse::result_at(&std::mem::take(&mut said), *number, mib)?;
                 let result = result.duration_since(sent_at).unwrap_or_default();
                 all.push(Answered { result, answered: sent.elapsed() });

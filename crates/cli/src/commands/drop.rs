@@ -8,31 +8,41 @@ use farfork_node::client::within;
 use farfork_node::limits::QUERY_TIMEOUT;
 
 use super::each::{self, Outcome};
+use super::seeds::{Label, labelled, parse_label};
 use crate::Global;
 
 /// Drop seeds, and free the memory that they hold.
 ///
-/// Children go on with the pages that they have. A page that is missing by then cannot come any more: the child that
-/// touches it gets SIGBUS, and its log says why.
+/// A seed that somebody needs stays: children, on any node, that have not all of their memory (see `farfork settle`), and seeds that
+/// were made of such children. With --force it is dropped all the same. Children go on with the pages that they have then; one that
+/// touches a page that is missing gets SIGBUS, and its log says why.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork drop $SEED
+  farfork drop --label team=blue
   farfork seeds --json | jq -r '.seeds[].seed' | xargs farfork drop
 
-Exit status: 0 all are dropped, 1 one or more are not, 2 wrong usage.")]
+Exit status: 0 all are dropped, 1 one or more are not, or are needed, 2 wrong usage.")]
 pub(crate) struct Drop {
     /// Ids or names.
-    #[arg(required = true, value_name = "SEED")]
+    #[arg(required_unless_present = "label", value_name = "SEED")]
     seeds: Vec<String>,
+    /// Those that have this label; all of them, where it is repeated.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label, conflicts_with = "seeds")]
+    label: Vec<Label>,
+    /// Also those that somebody needs.
+    #[arg(long)]
+    force: bool,
 }
 
 impl Drop {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
-        let client = global.connection.open().await?;
+        let mut client = global.connection.open().await?;
+        let seeds = if self.label.is_empty() { self.seeds } else { labelled(&mut client, &self.label).await? };
         let mut outcomes = Vec::new();
-        for seed in self.seeds {
-            let request = DropRequest { seed: seed.clone() };
+        for seed in seeds {
+            let request = DropRequest { seed: seed.clone(), force: self.force };
             let answer = client.clone().drop(within(QUERY_TIMEOUT, request)).await;
             outcomes.push(Outcome::new("seed", seed, answer.map(drop)));
         }

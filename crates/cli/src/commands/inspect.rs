@@ -57,6 +57,8 @@ struct SeedDetailView {
     template_pid: u32,
     /// What its children are known to touch, and get at once.
     working_set_bytes: u64,
+    /// What its template alone holds; null where it has none.
+    own_bytes: Option<u64>,
 }
 
 /// A node with what it keeps.
@@ -113,6 +115,7 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
         shared_memory_bytes: detail.shared_memory_bytes,
         template_pid: detail.template_pid,
         working_set_bytes: detail.working_set_bytes,
+        own_bytes: detail.own_bytes,
     }
 }
 

@@ -12,6 +12,7 @@ use farfork_node::limits::PREPARE_TIMEOUT;
 use serde::Serialize;
 use tonic::Code;
 
+use super::seeds::{Label, parse_label};
 use crate::output::{self, ByteBar, PhaseView, SeedView, bytes, microseconds, phase_table, phase_views, shortened};
 use crate::parents::{Parents, ProcessName, parse_process};
 use crate::{Global, seconds};
@@ -29,7 +30,7 @@ use crate::{Global, seconds};
 #[command(after_help = "\
 Examples:
   farfork prepare 4711
-  farfork prepare $(pidof python3) --name warm --ttl 10m
+  farfork prepare $(pidof python3) --name warm --ttl 10m --label team=blue
   farfork prepare 4711 --json | jq .pause_us
   farfork prepare 4711 --profile
   SEED=$(farfork prepare 4711 --sealed --wait)
@@ -46,9 +47,12 @@ pub(crate) struct Prepare {
     /// Keep the process stopped and use it as it is, until the seed is dropped or sealed.
     #[arg(long)]
     freeze: bool,
-    /// Drop the seed after this time, for example 30s, 10m or 2h [default: never].
+    /// Drop the seed when nobody has needed it for this time, for example 30s, 10m or 2h [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     ttl: Option<u64>,
+    /// A word to find the seed by, in `farfork seeds` and `drop`. Can be repeated.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
+    label: Vec<Label>,
     /// Copy the seed's memory to a file in the background, so that it outlives the process and the node's daemon.
     #[arg(long)]
     sealed: bool,
@@ -82,6 +86,7 @@ impl Prepare {
             ttl_ms: self.ttl.unwrap_or(0),
             profile: self.profile,
             sealed: self.sealed,
+            labels: self.label.into_iter().collect(),
         };
         let mut client = global.connection.open().await?;
         let answer = client.prepare(within(PREPARE_TIMEOUT, request)).await;

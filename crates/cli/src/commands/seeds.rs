@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use farfork_node::api::v1::{ListRequest, ListSeedsResponse, Seal, Seed};
-use farfork_node::client::within;
+use farfork_node::client::{Client, within};
 use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 
@@ -13,12 +13,13 @@ use crate::output::{self, SealView, SeedView, Table, age, bytes, microseconds, s
 
 /// List seeds of all nodes.
 ///
-/// PAUSE is how long the parent stood still. SEAL tells of a seed that is sealed: its memory is in an image, and it outlives
+/// PAUSE is how long the parent stood still, NEEDED BY how many children, and seeds that were made of such, want pages of it still. SEAL tells of a seed that is sealed: its memory is in an image, and it outlives
 /// its parent and its node's daemon.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   farfork seeds
+  farfork seeds --label team=blue
   farfork seeds --here --json | jq -r '.seeds[].seed'
 
 Exit status: 0 listed, 1 one or more nodes cannot be asked, 2 wrong usage.")]
@@ -26,15 +27,22 @@ pub(crate) struct Seeds {
     /// Only those of this node.
     #[arg(long)]
     here: bool,
+    /// Only those that have this label; all of them, where it is repeated.
+    #[arg(long, value_name = "NAME=VALUE", value_parser = parse_label)]
+    label: Vec<Label>,
 }
+
+/// A label's name and value.
+pub(super) type Label = (String, String);
 
 impl Seeds {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let mut client = global.connection.open().await?;
         let request = ListRequest { this_node_only: self.here };
         let answer = client.list_seeds(within(QUERY_TIMEOUT, request)).await;
-        let ListSeedsResponse { seeds, unanswered } =
+        let ListSeedsResponse { mut seeds, unanswered } =
             answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
+        seeds.retain(|seed| has_all(seed, &self.label));
         let unanswered: Vec<Failure> = unanswered.into_iter().map(Failure::from).collect();
         if global.json {
             let seeds: Vec<SeedView> = seeds.into_iter().map(SeedView::from).collect();
@@ -49,8 +57,27 @@ impl Seeds {
     }
 }
 
+/// A label as a user writes it.
+pub(super) fn parse_label(text: &str) -> Result<Label, String> {
+    let label = text.split_once('=').filter(|(name, _)| !name.is_empty());
+    label.map(|(name, value)| (name.to_owned(), value.to_owned())).ok_or_else(|| "write it like team=blue".to_owned())
+}
+
+/// Ids of the cluster's seeds that have these labels.
+pub(super) async fn labelled(client: &mut Client, labels: &[Label]) -> Result<Vec<String>, Failure> {
+    let answer = client.list_seeds(within(QUERY_TIMEOUT, ListRequest::default())).await;
+    let mut seeds = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner().seeds;
+    seeds.retain(|seed| has_all(seed, labels));
+    Ok(seeds.into_iter().map(|seed| seed.id).collect())
+}
+
+fn has_all(seed: &Seed, labels: &[Label]) -> bool {
+    labels.iter().all(|(name, value)| seed.labels.get(name) == Some(value))
+}
+
 fn table(seeds: Vec<Seed>) -> Table {
-    let headings = ["SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">PAUSE", ">AGE", "SEAL", "COMMAND"];
+    let headings =
+        ["SEED", "NAME", ">PARENT", ">THREADS", ">MEMORY", ">PAUSE", ">AGE", ">NEEDED BY", "SEAL", "COMMAND"];
     let mut table = Table::new(&headings);
     for seed in seeds {
         table.row([
@@ -61,6 +88,7 @@ fn table(seeds: Vec<Seed>) -> Table {
             bytes(seed.memory_bytes),
             microseconds(seed.pause_us),
             age(seed.created_unix_ms),
+            seed.needed_by_count.to_string(),
             seal_text(seed.seal),
             shortened(&seed.command),
         ]);

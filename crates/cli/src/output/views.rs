@@ -1,6 +1,8 @@
 //! Seeds, children and nodes as scripts see them. The names of these fields are a promise: they may be added to, never
 //! renamed.
 
+use std::collections::BTreeMap;
+
 use farfork_node::api::v1;
 use farfork_node::api::v1::exit::How;
 use serde::Serialize;
@@ -22,6 +24,12 @@ pub(crate) struct SeedView {
     pub(crate) created_unix_ms: u64,
     /// 0 for never.
     pub(crate) expires_unix_ms: u64,
+    /// How long it lives after the last that needs it; 0 for ever.
+    pub(crate) ttl_ms: u64,
+    pub(crate) labels: BTreeMap<String, String>,
+    /// Who needs it, some of them, and how many there are.
+    pub(crate) needed_by: Vec<String>,
+    pub(crate) needed_by_count: u32,
     /// Null where it is not to be sealed.
     pub(crate) seal: Option<SealView>,
 }
@@ -69,6 +77,10 @@ impl From<v1::Seed> for SeedView {
             frozen: seed.frozen,
             created_unix_ms: seed.created_unix_ms,
             expires_unix_ms: seed.expires_unix_ms,
+            ttl_ms: seed.ttl_ms,
+            labels: seed.labels.into_iter().collect(),
+            needed_by: seed.needed_by,
+            needed_by_count: seed.needed_by_count,
             seal: seed.seal.map(SealView::from),
         }
     }

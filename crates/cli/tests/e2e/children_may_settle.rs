@@ -144,7 +144,7 @@ fn not_without_seed(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     let children = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]);
     let id = children[0].id.as_str();
-    cluster.first().json(&["drop", seed.id()]);
+    cluster.first().json(&["drop", "--force", seed.id()]);
     cluster.first().refused(&["settle", id]).names(&[id, "does not settle"]);
     let said = cluster.first().json(&["inspect", id]);
     assert_eq!((&said["settled"], &said["memory_lost"]), (&false.into(), &serde_json::Value::Null), "{said}");

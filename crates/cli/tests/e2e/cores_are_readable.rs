@@ -158,7 +158,7 @@ fn failures(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     let child = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]).remove(0);
     cluster.first().refused(&["core", &child.id, "--output", "/nonexistent/core"]).names(&["/nonexistent/core"]);
-    cluster.first().json(&["drop", seed.id()]);
+    cluster.first().json(&["drop", "--force", seed.id()]);
     let directory = scratch::directory();
     let path = directory.path().join("core").to_string_lossy().into_owned();
     let refused = cluster.first().refused(&["core", &child.id, "--output", &path]);

@@ -116,7 +116,7 @@ fn daemon_of_parent() {
 
 fn dropped_seed() {
     let mut paging = Paging::start();
-    paging.cluster.first().json(&["drop", paging.seed.id()]);
+    paging.cluster.first().json(&["drop", "--force", paging.seed.id()]);
     paging.require_verdict();
     paging.stop();
 }

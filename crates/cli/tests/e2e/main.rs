@@ -42,6 +42,7 @@ mod random_processes_are_carried;
 mod real_programs_are_forked;
 mod refusals_are_named;
 mod resources_are_restored;
+mod seeds_live_while_needed;
 mod seeds_may_be_sealed;
 mod strategies_are_what_they_say;
 mod test;
@@ -87,6 +88,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("children_may_settle", children_may_settle::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),
     ("pages_are_remembered", pages_are_remembered::TESTS),
+    ("seeds_live_while_needed", seeds_live_while_needed::TESTS),
     ("seeds_may_be_sealed", seeds_may_be_sealed::TESTS),
     ("cores_are_readable", cores_are_readable::TESTS),
     ("strategies_are_what_they_say", strategies_are_what_they_say::TESTS),

@@ -81,7 +81,7 @@ fn dropped_seeds_leave(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     child(cluster, &parent, &seed, 64, &["--to", cluster.name(1), "--strategy", "cow,cache"]);
     assert!(cache(cluster, 1, "pages") >= PAGES);
-    cluster.first().json(&["drop", seed.id()]);
+    cluster.first().json(&["drop", "--force", seed.id()]);
     deadline::until("an empty cache", SOON, || (cache(cluster, 1, "pages") == 0).then_some(()));
     assert_eq!((cache(cluster, 1, "bytes"), cache(cluster, 1, "seeds")), (0, 0));
 }

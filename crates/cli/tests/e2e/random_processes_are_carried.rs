@@ -101,7 +101,7 @@ fn check(cluster: &Cluster, quarter: u64) {
 fn drop_seeds(cluster: &Cluster, prepared: &mut Vec<String>) {
     if !prepared.is_empty() {
         let ids: Vec<&str> = prepared.iter().map(String::as_str).collect();
-        cluster.first().json(&[&["drop"], &ids[..]].concat());
+        cluster.first().json(&[&["drop", "--force"], &ids[..]].concat());
         prepared.clear();
     }
 }

@@ -75,7 +75,7 @@ fn outlive_daemon() {
         let children = seed.fork_detached(&[format!("{number} 200")], &["--to", cluster.name(node)]);
         seed.check_answers(&parent, &children, &[number]);
     }
-    cluster.first().json(&["drop", "kept"]);
+    cluster.first().json(&["drop", "--force", "kept"]);
     assert!(!image.exists(), "an image goes with its seed");
     drop((seed, unsealed));
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -154,7 +154,7 @@ fn no_room() {
     let large = Seed::of_output(cluster.first(), &said.to_string());
     large.fork_and_check(&parent, 69, &["--to", cluster.name(1)]);
     parent.require_unharmed();
-    cluster.first().json(&["drop", &id]);
+    cluster.first().json(&["drop", "--force", &id]);
 
     let small_parent = Parent::start(Program::Waits, &["4"]);
     let small = sealed(&cluster, &small_parent);
@@ -192,7 +192,7 @@ fn damaged() {
     assert_eq!(said["children"][0]["exit_code"], 135, "SIGBUS: {said} {log}");
     assert!(log.contains("lost its memory"), "{log}");
     for seed in [&cut, &flipped] {
-        cluster.first().json(&["drop", seed.id()]);
+        cluster.first().json(&["drop", "--force", seed.id()]);
     }
     assert!(!cut_image.exists() && !flipped_image.exists());
     drop((cut, flipped));
@@ -230,14 +230,14 @@ fn dropped(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["256"]);
     for _ in 0..3 {
         let seed = Seed::with_options(cluster.first(), &parent, &["--sealed"]);
-        cluster.first().json(&["drop", seed.id()]);
+        cluster.first().json(&["drop", "--force", seed.id()]);
     }
     let seed = sealed(cluster, &parent);
     let directory = image_of(&seed.said).parent().expect("a directory").to_owned();
     deadline::until("one image is left", Duration::from_secs(10), || {
         (fs::read_dir(&directory).expect("the directory").count() == 1).then_some(())
     });
-    cluster.first().json(&["drop", seed.id()]);
+    cluster.first().json(&["drop", "--force", seed.id()]);
     assert_eq!(fs::read_dir(&directory).expect("the directory").count(), 0);
 }
 

@@ -23,7 +23,7 @@ fn eager(cluster: &Cluster) {
     let standing = cluster.first().json(&["inspect", id]);
     assert_eq!((&standing["settled"], &standing["memory"]["remote_bytes"]), (&true.into(), &0.into()), "{standing}");
     assert!(standing["pager"]["bytes_fetched"].as_u64() > Some(16 << 20), "{standing}");
-    cluster.first().json(&["drop", seed.id()]);
+    cluster.first().json(&["drop", "--force", seed.id()]);
     cluster.first().json(&["unpause", id]);
     seed.check_answers(&parent, &children, &[56]);
     let ended = pager_of(cluster, &children[0]);

@@ -38,6 +38,9 @@ pub(crate) struct Record {
     /// What it may use of processors, in thousandths of one.
     #[serde(default)]
     pub(crate) cpu_millicores_max: Option<u64>,
+    /// Seeds that own pages of its seed. (Older daemons did not say.)
+    #[serde(default)]
+    pub(crate) inherits: Vec<SeedId>,
     /// Whether its parent had huge pages. (Older daemons did not ask.)
     #[serde(default)]
     pub(crate) wants_huge_pages: bool,
@@ -98,6 +101,7 @@ mod tests {
             deadline_unix_ms: None,
             memory_bytes_max: Some(64 << 20),
             cpu_millicores_max: None,
+            inherits: vec!["n3.s00f3a96c5d217e84".parse().unwrap()],
             wants_huge_pages: true,
             ended: Some(Ended {
                 exit: Exit::Signal(9),

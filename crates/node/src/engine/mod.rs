@@ -254,6 +254,7 @@ impl Engine {
             deadline_unix_ms: options.timeout.map(|limit| clock::after(started_unix_ms, limit)),
             memory_bytes_max: options.limits.memory_bytes_max,
             cpu_millicores_max: options.limits.cpu_millicores_max,
+            inherits: source.descriptor.layers.iter().map(|layer| layer.seed.clone()).collect(),
             wants_huge_pages: source.descriptor.mappings.iter().any(|mapping| mapping.flags.huge_page),
             ended: None,
         })

@@ -1,5 +1,6 @@
 //! One connected program: its requests in order, and the replies, which come from all that goes on for it.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -208,7 +209,7 @@ pub(super) fn prepare_options(
 ) -> PrepareOptions {
     let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
     let offer = pages.map(|pages| Offer { mark: Pages::mark(&pages), pages });
-    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, sockets, offer }
+    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), sockets, offer }
 }
 
 /// What a parent is told.
@@ -231,10 +232,10 @@ impl Drop for Connection {
     }
 }
 
-/// Apart from the connection, which does not wait for it.
+/// Apart from the connection, which does not wait for it. The program knows what it does, and its children end with it.
 fn drop_seed(node: Arc<Node>, seed: SeedId) {
     tokio::spawn(async move {
-        if let Err(error) = service::drop_seed(&node, v1::DropRequest { seed: seed.to_string() }).await {
+        if let Err(error) = service::drop_seed(&node, v1::DropRequest { seed: seed.to_string(), force: true }).await {
             tracing::debug!(%error, "a program's seed was dropped already");
         }
     });

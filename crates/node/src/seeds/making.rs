@@ -15,6 +15,7 @@ use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use tokio::sync::oneshot;
 use tonic::Code;
 
+use super::lease::Lease;
 use super::readiness::Readiness;
 use super::sealing::{self, Seal};
 use super::{Listed, PrepareOptions, Seeds, count, name_taken};
@@ -129,7 +130,8 @@ impl Maker {
             return Err(name_taken(&view.name));
         }
         let seal = self.options.sealed.then(|| Seal::Underway(Arc::default()));
-        let seed = Listed { view, readiness: readiness.clone(), seal };
+        let lease = Lease::begin(self.options.ttl_ms, view.created_unix_ms);
+        let seed = Listed { view, readiness: readiness.clone(), lease, seal };
         let told = seed.told();
         listed.insert(id.clone(), seed);
         drop(listed);
@@ -146,15 +148,14 @@ impl Maker {
             parent_pid: self.pid,
             command: begun.arguments.join(" "),
             created_unix_ms,
-            expires_unix_ms: if ttl_ms > 0 { created_unix_ms.saturating_add(ttl_ms) } else { 0 },
+            ttl_ms,
+            labels: self.options.labels.clone(),
             threads: count(begun.times.threads),
             memory_bytes: begun.populated_bytes,
-            descriptor_bytes: 0,
             pause_us: u64::try_from(begun.times.pause.as_micros()).unwrap_or(u64::MAX),
             prepare_us: u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX),
             frozen: self.options.freeze,
-            phases: Vec::new(),
-            seal: None,
+            ..v1::Seed::default()
         }
     }
 
@@ -171,6 +172,7 @@ impl Seeds {
         let own = seed.descriptor().extents.iter().flat_map(|extent| &extent.populated).map(|run| run.count);
         let inherited = seed.descriptor().extents.iter().flat_map(|extent| &extent.inherited).map(|run| run.count);
         known.view.memory_bytes = own.chain(inherited).sum::<u64>() * PAGE_SIZE;
+        known.view.inherits = seed.descriptor().layers.iter().map(|layer| layer.seed.to_string()).collect();
         known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);
         self.table.insert(Arc::new(seed));
         None

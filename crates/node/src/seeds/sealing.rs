@@ -9,7 +9,7 @@
 //! A daemon that starts finds the images of its node and serves them, before anybody can ask for a page. An image that is
 //! damaged is refused by name, and stays for somebody to look at until its seed is dropped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use farfork_fork::seed::{Seed, SeedTable};
 use farfork_wire::{NodeName, SeedId};
 use serde::{Deserialize, Serialize};
 
+use super::lease::Lease;
 use super::readiness::Readiness;
 use super::{Listed, Seeds};
 use crate::api::v1;
@@ -48,6 +49,11 @@ struct About {
     descriptor_bytes: u64,
     pause_us: u64,
     prepare_us: u64,
+    /// (Older daemons had none; so the next one.)
+    #[serde(default)]
+    ttl_ms: u64,
+    #[serde(default)]
+    labels: HashMap<String, String>,
 }
 
 /// How the sealing of a seed stands.
@@ -129,7 +135,10 @@ fn open(path: &Path, id: &SeedId) -> Result<(Image, Listed), ImageError> {
     let readiness = Arc::new(Readiness::default());
     readiness.conclude(Ok(()));
     let seal = Some(Seal::Sealed { path: path.to_owned(), bytes: about.memory_bytes });
-    Ok((image, Listed { view: about.into_view(id), readiness, seal }))
+    // One of an older daemon has a time, and nothing to renew it by.
+    let ttl_ms = if about.expires_unix_ms > 0 { about.ttl_ms.max(1) } else { 0 };
+    let lease = Lease::found(ttl_ms, about.expires_unix_ms);
+    Ok((image, Listed { view: about.into_view(id), readiness, lease, seal }))
 }
 
 /// Writes the image of a seed that is complete, in a thread of its own.
@@ -176,7 +185,7 @@ impl Seeds {
         let listed = self.listed();
         let known = listed.get(id)?;
         let Some(Seal::Underway(progress)) = &known.seal else { return None };
-        Some((serde_json::to_vec(&About::of(&known.view)).ok()?, progress.clone()))
+        Some((serde_json::to_vec(&About::of(&known.told())).ok()?, progress.clone()))
     }
 
     /// From now on the seed is served from its image.
@@ -223,6 +232,8 @@ impl About {
             descriptor_bytes: view.descriptor_bytes,
             pause_us: view.pause_us,
             prepare_us: view.prepare_us,
+            ttl_ms: view.ttl_ms,
+            labels: view.labels.clone(),
         }
     }
 
@@ -234,12 +245,13 @@ impl About {
             parent_pid: self.parent_pid,
             command: self.command,
             created_unix_ms: self.created_unix_ms,
-            expires_unix_ms: self.expires_unix_ms,
             threads: self.threads,
             memory_bytes: self.memory_bytes,
             descriptor_bytes: self.descriptor_bytes,
             pause_us: self.pause_us,
             prepare_us: self.prepare_us,
+            ttl_ms: self.ttl_ms,
+            labels: self.labels,
             ..v1::Seed::default()
         }
     }

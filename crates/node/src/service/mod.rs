@@ -5,6 +5,7 @@ mod attach;
 mod children;
 mod control;
 mod core;
+mod dependents;
 mod fork;
 mod inspect;
 mod peer;
@@ -18,6 +19,7 @@ mod tend;
 
 pub(crate) use children::{kill, remove};
 pub(crate) use control::ControlService;
+pub(crate) use dependents::keep_leases;
 pub(crate) use fork::fork;
 pub(crate) use peer::PeerService;
 pub(crate) use seeds::{drop as drop_seed, prepare_with};

@@ -8,6 +8,7 @@ use farfork_wire::SeedId;
 use tonic::Code;
 use tracing::Instrument as _;
 
+use super::dependents::{self, Census};
 use super::route::{Place, ask_others, passed_on, place_of_seed};
 use crate::api::v1;
 use crate::api::v1::inspect_response::Object;
@@ -17,7 +18,7 @@ use crate::limits::{PREPARE_TIMEOUT, QUERY_TIMEOUT};
 use crate::metrics::Work;
 use crate::node::Node;
 use crate::phases::Recording;
-use crate::seeds::{self, PrepareOptions, check_name};
+use crate::seeds::{self, PrepareOptions, check_labels, check_name};
 
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
     let here = node.clone();
@@ -25,9 +26,11 @@ pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result
 }
 
 pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {
-    let v1::PrepareRequest { pid, name, freeze, ttl_ms, profile, sealed } = request;
+    let v1::PrepareRequest { pid, name, freeze, ttl_ms, profile, sealed, labels } = request;
+    check_labels(&labels)?;
     let (arrived, recording) = (Instant::now(), Recording::start(profile, &node.name, "prepare"));
-    let options = PrepareOptions { name, freeze, ttl_ms, sealed, sockets: ProgramSockets::default(), offer: None };
+    let sockets = ProgramSockets::default();
+    let options = PrepareOptions { name, freeze, ttl_ms, sealed, labels, sockets, offer: None };
     let prepared = prepare_with(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
     node.metrics.answered(Work::Prepare, arrived.elapsed());
@@ -51,13 +54,17 @@ pub(crate) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v
     let id = resolve(node, &request.seed).await?;
     match place_of_seed(node, &id)? {
         Place::Here => {
+            if !request.force {
+                dependents::require_unneeded(node, &id).await?;
+            }
             let here = node.clone();
             let seed = id.to_string();
             node.blocking(move || here.seeds.drop(&id)).await?;
             Ok(v1::DropResponse { seed })
         }
         Place::There(mut owner) => {
-            let answer = owner.drop(within(QUERY_TIMEOUT, v1::DropRequest { seed: id.to_string() })).await;
+            let request = v1::DropRequest { seed: id.to_string(), force: request.force };
+            let answer = owner.drop(within(QUERY_TIMEOUT, request)).await;
             answer.map(tonic::Response::into_inner).map_err(passed_on(format!("seed {id}")))
         }
     }
@@ -68,7 +75,12 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
     match place_of_seed(node, &id)? {
         Place::Here => {
             node.seeds.ready(&id).await?;
-            Ok(Object::Seed(node.seeds.detail(&id)?))
+            let here = node.clone();
+            let (seed, census) = (id.clone(), Census::take(node));
+            let (detail, census) = tokio::join!(node.blocking(move || here.seeds.detail(&seed)), census);
+            let mut detail = detail?;
+            detail.seed.iter_mut().for_each(|seed| census.tell(seed));
+            Ok(Object::Seed(detail))
         }
         Place::There(mut owner) => {
             // Its node answers when it is complete.
@@ -85,11 +97,13 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
     let mut seeds = node.seeds.all();
     let mut unanswered = Vec::new();
     if !request.this_node_only {
-        let (answers, failures) =
-            ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await }).await;
+        let census = Census::take(node);
+        let asked = ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await });
+        let ((answers, failures), census) = tokio::join!(asked, census);
         seeds.extend(answers.into_iter().flat_map(|answer: v1::ListSeedsResponse| answer.seeds));
         unanswered.extend(node.unreachable());
         unanswered.extend(failures.into_iter().map(Into::into));
+        seeds.iter_mut().for_each(|seed| census.tell(seed));
     }
     seeds.sort_by(|a, b| (a.created_unix_ms, &a.id).cmp(&(b.created_unix_ms, &b.id)));
     v1::ListSeedsResponse { seeds, unanswered }

@@ -206,7 +206,7 @@ impl<'a> Round<'a> {
     }
 
     async fn drop_seed(&self, owner: usize, seed: &str) -> Result<(), Failure> {
-        let request = v1::DropRequest { seed: seed.to_owned() };
+        let request = v1::DropRequest { seed: seed.to_owned(), force: true };
         let mut client = self.ground.client(owner).await?;
         client.drop(client::within(REQUEST_LIMIT, request)).await.map_err(told(seed))?;
         Ok(())

@@ -123,7 +123,7 @@ impl Seed {
 impl Drop for Seed {
     fn drop(&mut self) {
         // Its node may be gone, as some tests want it.
-        let command = self.farfork.command(&["drop", self.id()]).spawn();
+        let command = self.farfork.command(&["drop", "--force", self.id()]).spawn();
         let _ = command.and_then(|mut child| child.wait());
     }
 }

@@ -1,0 +1,124 @@
+//! Seeds live while they are needed: one that a child wants pages of is dropped neither by a user who does not insist nor by
+//! its lease; labels say which ones are meant.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, deadline};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("by_children", by_children),
+    Test::shared("by_seeds_of_children", by_seeds),
+    Test::shared("and_their_leases_with_them", leases),
+    Test::shared("and_are_found_by_labels", labels),
+    Test::alone("and_nodes_that_do_not_say_may_need_them", silent),
+];
+
+/// A time to live, and far more than it may take to be renewed or to run out.
+const TTL: &str = "2s";
+const LEASE_LIMIT: Duration = Duration::from_secs(30);
+
+fn by_children(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_idle(2, &["--to", &cluster.names(&[0, 1]), "--paused"]);
+    let (first, second) = (children[0].id.as_str(), children[1].id.as_str());
+    // Whichever node is asked.
+    for farfork in [cluster.first(), cluster.node(2)] {
+        let listed = find(farfork, seed.id());
+        assert_eq!(listed["needed_by_count"], 2, "{listed}");
+        farfork.refused(&["drop", seed.id()]).names(&[seed.id(), "needed by", first, second, "settle", "--force"]);
+    }
+    let inspected = cluster.first().json(&["inspect", seed.id()]);
+    assert_eq!(inspected["needed_by"].as_array().map(Vec::len), Some(2), "{inspected}");
+    assert!(inspected["own_bytes"].is_u64(), "{inspected}");
+
+    cluster.first().json(&["settle", first]);
+    cluster.first().refused(&["drop", seed.id()]).names(&[second]);
+    kill(cluster.first(), second);
+    cluster.first().json(&["drop", seed.id()]);
+    kill(cluster.first(), first);
+
+    let forced = Seed::of(cluster.first(), &parent);
+    let child = forced.fork_idle(1, &["--to", cluster.name(1), "--paused"]).remove(0);
+    cluster.first().json(&["drop", "--force", forced.id()]);
+    cluster.first().json(&["unpause", &child.id]);
+    let ended = cluster.first().run(&["wait", &child.id]);
+    assert!(ended.stdout.contains("SIGBUS") && ended.stderr.contains(forced.id()), "{}{}", ended.stdout, ended.stderr);
+    parent.require_unharmed();
+}
+
+fn by_seeds(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
+    let second = Seed::of_process(cluster.node(1), &child.pid.to_string(), &[]);
+    let grandchild = second.fork_idle(1, &["--to", cluster.name(2), "--paused"]).remove(0);
+    let refused = cluster.first().refused(&["drop", seed.id()]);
+    refused.names(&[&child.id, second.id(), &grandchild.id]);
+    cluster.first().refused(&["drop", second.id()]).names(&[&grandchild.id]);
+    kill(cluster.first(), &grandchild.id);
+    cluster.first().json(&["drop", second.id()]);
+    kill(cluster.first(), &child.id);
+    cluster.first().json(&["drop", seed.id()]);
+}
+
+fn leases(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--ttl", TTL]);
+    assert_eq!(seed.said["ttl_ms"], 2000, "{}", seed.said);
+    let child = seed.fork_idle(1, &["--to", cluster.name(1), "--paused"]).remove(0);
+    let end_ms = seed.said["expires_unix_ms"].as_u64().expect("it has a lease") + 4_000;
+    deadline::until("the lease is renewed twice", LEASE_LIMIT, || {
+        let expires_ms = find(cluster.node(1), seed.id())["expires_unix_ms"].as_u64().expect("it is there");
+        (expires_ms >= end_ms).then_some(())
+    });
+    kill(cluster.first(), &child.id);
+    deadline::until("the lease runs out", LEASE_LIMIT, || find(cluster.first(), seed.id()).is_null().then_some(()));
+}
+
+fn labels(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["1"]);
+    let blue = Seed::with_options(cluster.first(), &parent, &["--label", "team=blue", "--label", "size=1"]);
+    let red = Seed::with_options(cluster.first(), &parent, &["--label", "team=red", "--label", "size=1"]);
+    let listed = |options: &[&str]| {
+        let said = cluster.node(1).json(&[&["seeds"], options].concat());
+        let ids =
+            said["seeds"].as_array().expect("a list").iter().map(|seed| seed["seed"].as_str().unwrap().to_owned());
+        ids.collect::<Vec<String>>()
+    };
+    assert_eq!(listed(&["--label", "size=1"]), [blue.id(), red.id()]);
+    assert_eq!(listed(&["--label", "size=1", "--label", "team=red"]), [red.id()]);
+    assert_eq!(cluster.first().json(&["inspect", red.id()])["labels"]["team"], "red");
+    cluster.first().json(&["drop", "--label", "team=blue"]);
+    assert_eq!(listed(&["--label", "size=1"]), [red.id()]);
+    let pid = parent.pid_text();
+    cluster.first().refused(&["prepare", &pid, "--label", "a=b c"]).names(&["label `a=b c`", "letters"]);
+}
+
+fn silent() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Waits, &["1"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    cluster.cut(1);
+    let refused = cluster.first().refused(&["drop", seed.id()]);
+    refused.names(&["another node may need it", cluster.name(1), "--force"]);
+    cluster.first().json(&["drop", "--force", seed.id()]);
+    cluster.mend(1);
+    cluster.wait_until_all_are_alive();
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// A seed in the list of a node; null where it is not there.
+fn find(farfork: &Farfork, id: &str) -> Value {
+    let said = farfork.json(&["seeds"]);
+    let seeds = said["seeds"].as_array().expect("a list").iter();
+    seeds.into_iter().find(|seed| seed["seed"] == id).cloned().unwrap_or_default()
+}
+
+fn kill(farfork: &Farfork, id: &str) {
+    farfork.run(&["kill", "--signal", "KILL", id]);
+    farfork.run(&["wait", id]);
+}

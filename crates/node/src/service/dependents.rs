@@ -1,0 +1,109 @@
+//! Who needs a seed: children of any node that have not all of their memory, and seeds that were made of such children.
+//! Nobody keeps count of them: the nodes are asked, so that nothing has to be corrected when one of them goes.
+
+use std::sync::Arc;
+
+use farfork_wire::SeedId;
+use tonic::Code;
+
+use super::route::ask_others;
+use crate::api::v1;
+use crate::clock;
+use crate::failure::Failure;
+use crate::node::Node;
+use crate::seeds::EXPIRY_INTERVAL;
+
+/// Most that are named of those that need a seed; their number is told in any case.
+const NAMED_MAX: usize = 8;
+
+/// What needs which seeds, in the whole cluster, at one time.
+#[derive(Debug, Default)]
+pub(super) struct Census {
+    /// Who, and what it needs.
+    needs: Vec<(String, Vec<String>)>,
+    /// Nodes that were not heard: what is there may need any seed.
+    pub(super) unanswered: Vec<Failure>,
+}
+
+impl Census {
+    /// Asks all nodes.
+    pub(super) async fn take(node: &Node) -> Self {
+        let children = ask_others(node, |mut asked, question| async move { asked.list_children(question).await });
+        let seeds = ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await });
+        let ((children, deaf), (seeds, _)): ((Vec<v1::ListChildrenResponse>, _), (Vec<v1::ListSeedsResponse>, _)) =
+            tokio::join!(children, seeds);
+        let own: Vec<v1::Child> = node.children.all().iter().map(|child| child.as_ref().into()).collect();
+        let children = children.into_iter().flat_map(|answer| answer.children).chain(own);
+        let seeds = seeds.into_iter().flat_map(|answer| answer.seeds).chain(node.seeds.all());
+        let of_child = |child: v1::Child| {
+            let needs_memory = child.exit.is_none() && !child.is_settled && child.memory_lost.is_empty();
+            needs_memory.then(|| (child.id, [vec![child.seed], child.inherits].concat()))
+        };
+        let of_seed = |seed: v1::Seed| (!seed.inherits.is_empty()).then_some((seed.id, seed.inherits));
+        let silent = node.unreachable().into_iter().map(Failure::from);
+        Self {
+            needs: children.filter_map(of_child).chain(seeds.filter_map(of_seed)).collect(),
+            unanswered: silent.chain(deaf).collect(),
+        }
+    }
+
+    /// Who needs a seed.
+    fn of(&self, seed: &str) -> Vec<&str> {
+        let needing = self.needs.iter().filter(|(_, seeds)| seeds.iter().any(|needed| needed == seed));
+        needing.map(|(who, _)| who.as_str()).collect()
+    }
+
+    /// Says in a seed's view who needs it.
+    pub(super) fn tell(&self, seed: &mut v1::Seed) {
+        let needing = self.of(&seed.id);
+        seed.needed_by_count = u32::try_from(needing.len()).unwrap_or(u32::MAX);
+        seed.needed_by = needing.into_iter().take(NAMED_MAX).map(str::to_owned).collect();
+    }
+}
+
+/// Refuses to drop a seed that is needed.
+///
+/// # Errors
+/// It is, or may be: a node does not say.
+pub(super) async fn require_unneeded(node: &Node, id: &SeedId) -> Result<(), Failure> {
+    let (text, census) = (id.to_string(), Census::take(node).await);
+    let refuse = |cause: String| Failure::new(Code::FailedPrecondition, format!("seed {id}"), cause);
+    let force = format!("`farfork drop --force {id}` drops it all the same: what they miss is SIGBUS then");
+    let needing = census.of(&text);
+    if !needing.is_empty() {
+        let more =
+            if needing.len() > NAMED_MAX { format!(" and {} more", needing.len() - NAMED_MAX) } else { String::new() };
+        let named = needing[..needing.len().min(NAMED_MAX)].join(", ");
+        let step = format!("let children end, or have their memory with `farfork settle`; {force}");
+        return Err(refuse(format!("it is needed by {named}{more}")).with_next_step(step));
+    }
+    match census.unanswered.first() {
+        Some(failure) => {
+            let cause = format!("children on another node may need it ({}: {})", failure.object(), failure.cause());
+            Err(refuse(cause).with_next_step(format!("see `farfork nodes`; {force}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Drops the seeds whose leases are over, and renews those of seeds that are needed, as long as the daemon runs.
+pub(crate) async fn keep_leases(node: Arc<Node>) {
+    let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let due = node.seeds.leases_due(clock::unix_ms_now());
+        if due.is_empty() {
+            continue;
+        }
+        let census = Census::take(&node).await;
+        for id in due {
+            if !census.of(&id.to_string()).is_empty() {
+                node.seeds.renew_lease(&id);
+            } else if census.unanswered.is_empty() {
+                let here = node.clone();
+                let _ = tokio::task::spawn_blocking(move || here.seeds.drop_expired(&id)).await;
+            }
+        }
+    }
+}
