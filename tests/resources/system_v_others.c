@@ -1,4 +1,4 @@
-/* System V semaphores and a message queue that another process uses, and a segment that is not attached: objects of a
+/* System V semaphores and a message queue that another process uses, and a segment that another has made: objects of a
  * namespace, not of a process. A child is told that they are not there, and never sees others in their place. */
 #include "resource.h"
 
@@ -15,14 +15,20 @@ static void remove_all(void) {
 }
 
 static void set_up(void) {
+    struct {
+        long type;
+    } message = {2};
     int status, key = 0x46480000 + (getpid() & 0xffff);
     semaphores = semget(key, 3, IPC_CREAT | IPC_EXCL | 0600), queue = msgget(key, IPC_CREAT | IPC_EXCL | 0600);
-    segment = shmget(key, 4096, IPC_CREAT | IPC_EXCL | 0600);
-    REQUIRE(semaphores >= 0 && queue >= 0 && segment >= 0);
-    at_end(remove_all);
+    REQUIRE(semaphores >= 0 && queue >= 0);
     pid_t other = fork();
-    if (other == 0) _exit(semctl(semaphores, 1, SETVAL, 5) != 0);
+    if (other == 0) {
+        segment = shmget(key, 4096, IPC_CREAT | IPC_EXCL | 0600);
+        _exit(semctl(semaphores, 1, SETVAL, 5) != 0 || msgsnd(queue, &message, 0, IPC_NOWAIT) != 0 || segment < 0);
+    }
     REQUIRE(waitpid(other, &status, 0) == other && status == 0);
+    REQUIRE((segment = shmget(key, 0, 0)) >= 0);
+    at_end(remove_all);
 }
 
 static void check(void) {

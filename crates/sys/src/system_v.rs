@@ -1,5 +1,7 @@
-//! System V semaphores and message queues of the calling thread's IPC namespace: looked at, never changed (sysvipc(7)).
+//! System V shared memory, semaphores and message queues of the calling thread's IPC namespace: looked at, never changed
+//! (sysvipc(7)).
 
+use std::fs::File;
 use std::{io, mem, ptr};
 
 /// Whether there is any semaphore set or message queue.
@@ -18,6 +20,37 @@ pub fn has_any() -> io::Result<bool> {
     // SAFETY: with this command the kernel writes one struct msginfo to where the type says msqid_ds; it outlives the call.
     checked(unsafe { libc::msgctl(0, MSG_INFO, (&raw mut queues).cast()) })?;
     Ok(sets.semusz > 0 || queues.msgpool > 0)
+}
+
+/// Whether there is any segment of shared memory.
+///
+/// # Errors
+/// As shmctl(2).
+pub fn has_any_segment() -> io::Result<bool> {
+    const SHM_INFO: libc::c_int = 14;
+    // `struct shm_info`: how many segments are in use, then five longs.
+    let mut info = [0_u64; 6];
+    // SAFETY: with this command the kernel writes one struct shm_info, of six words, which outlives the call.
+    checked(unsafe { libc::shmctl(0, SHM_INFO, info.as_mut_ptr().cast()) })?;
+    Ok(info[0].to_ne_bytes()[..4] != [0; 4])
+}
+
+/// Opens what is in a segment of shared memory of `bytes`, for reading: it is attached for that moment, which shows in its times
+/// and in who was the last to attach it.
+///
+/// # Errors
+/// As shmat(2), and of a file of `/proc/self/map_files`.
+pub fn open_segment(id: u32, bytes: u64) -> io::Result<File> {
+    // SAFETY: the kernel chooses where, and maps nothing over what is there.
+    let at = unsafe { libc::shmat(id.cast_signed(), ptr::null(), libc::SHM_RDONLY) };
+    if at.addr() == usize::MAX {
+        return Err(io::Error::last_os_error());
+    }
+    let (start, pages) = (at.addr() as u64, bytes.next_multiple_of(rustix::param::page_size() as u64));
+    let opened = File::open(format!("/proc/self/map_files/{start:x}-{:x}", start + pages));
+    // SAFETY: it was attached right here, and nobody else knows of it.
+    checked(unsafe { libc::shmdt(at) })?;
+    opened
 }
 
 /// The values of a set of `count` semaphores.

@@ -36,8 +36,9 @@ pub(super) const SEGMENT_PREFIX: &[u8] = b"/SYSV";
 /// Mode bits that are carried.
 const PERMISSIONS: u32 = 0o7777;
 
-fn has_segments(survey: &Survey) -> bool {
-    survey.maps.iter().any(|entry| entry.path.starts_with(SEGMENT_PREFIX))
+/// The segments that a process has attached, by their numbers.
+fn attached_segments(survey: &Survey) -> Vec<u64> {
+    survey.maps.iter().filter(|entry| entry.path.starts_with(SEGMENT_PREFIX)).map(|entry| entry.inode).collect()
 }
 
 /// Device and inode.
@@ -113,7 +114,7 @@ impl SharedSources {
         let opened = survey.fds.iter().filter(|fd| fd.kind == Kind::Memory && !fd.is_standard);
         let opened = opened.map(|fd| (format!("/proc/{pid}/fd/{}", fd.number), &fd.link));
         let mut sources: BTreeMap<Key, Source> = BTreeMap::new();
-        let segments = if has_segments(survey) { system_v::segments(pid)? } else { Vec::new() };
+        let (segments, made) = system_v::segments(pid, &attached_segments(survey))?;
         for (path, link) in opened.chain(mapped) {
             let source = Source::open(&path, link, &segments).map_err(|source| match source.kind() {
                 io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: "its shared memory".to_owned() },
@@ -121,6 +122,10 @@ impl SharedSources {
                     CaptureError::Read { pid, what: format!("shared memory {}", String::from_utf8_lossy(link)), source }
                 }
             })?;
+            sources.entry(source.key).or_insert(source);
+        }
+        for (segment, file) in made {
+            let source = Source::of(file, segment).map_err(CaptureError::read(pid, "System V shared memory"))?;
             sources.entry(source.key).or_insert(source);
         }
         let mut sources = Self(sources.into_values().collect(), queues::Sources::find(pid)?);
@@ -207,6 +212,13 @@ impl Source {
             _ => (String::new(), SharedKind::Memory),
         };
         Ok(Self { key: (metadata.dev(), metadata.ino()), name, kind, file, prepared: Vec::new() })
+    }
+
+    /// A segment that is not attached.
+    fn of(file: File, segment: Segment) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        let key = (metadata.dev(), metadata.ino());
+        Ok(Self { key, name: String::new(), kind: segment.kind(), file, prepared: Vec::new() })
     }
 
     /// Offset and length, in bytes, of each run of data.

@@ -1,15 +1,16 @@
 //! System V semaphores and message queues, which belong to a namespace and to no process (sysvipc(7)).
 //!
 //! Those are carried that the process was the last to change: a set of semaphores by any of them, a queue by its last message
-//! sent or received. The kernel tells nobody more of who uses them: one that the process has made and nobody has used yet is not
-//! carried, nor is what an ending process would take back (SEM_UNDO).
+//! sent or received. The kernel tells nobody more of who uses them, nor who has made them: of those that nobody has used yet all are
+//! carried that the process's user has made. What an ending process would take back (SEM_UNDO) is not a child's, as after fork(2).
 
-use std::os::fd::AsFd;
-use std::{fs, io, thread};
+use std::os::unix::fs::MetadataExt;
+use std::{fs, io};
 
-use farfork_sys::{namespace, pidfd, system_v};
+use farfork_sys::system_v;
 use farfork_wire::descriptor::{FileStatus, MessageQueue, SemaphoreSet};
 
+use super::system_v::{is_elsewhere, within};
 use crate::capture::error::CaptureError;
 
 /// Mode bits that are carried.
@@ -43,9 +44,8 @@ impl Sources {
     /// Those of `pid`.
     pub(super) fn find(pid: i32) -> Result<Self, CaptureError> {
         let failed = CaptureError::read(pid, "System V semaphores and message queues");
-        let namespace_of = |process: &str| fs::read_link(format!("/proc/{process}/ns/ipc"));
         let find = || -> io::Result<Self> {
-            let is_elsewhere = namespace_of(&pid.to_string())? != namespace_of("self")?;
+            let is_elsewhere = is_elsewhere(pid)?;
             let found = within(pid, is_elsewhere, move || Self::look(pid))?;
             Ok(Self { is_elsewhere, ..found })
         };
@@ -72,13 +72,18 @@ impl Sources {
             return Ok(Self::default());
         }
         let malformed = || io::Error::from(io::ErrorKind::InvalidData);
+        let user = fs::metadata(format!("/proc/{pid}"))?.uid();
         let sets = fs::read_to_string("/proc/sysvipc/sem")?;
-        let mut found = Self { queues: used_queues(&fs::read_to_string("/proc/sysvipc/msg")?, pid), ..Self::default() };
-        for (identity, count) in parse_sets(&sets).ok_or_else(malformed)? {
+        let queues = own_queues(&fs::read_to_string("/proc/sysvipc/msg")?, pid, user);
+        let mut found = Self { queues, ..Self::default() };
+        for Set { identity, count, maker, was_changed } in parse_sets(&sets).ok_or_else(malformed)? {
             // One that is removed meanwhile is nobody's.
-            let is_used =
-                (0..count).any(|number| system_v::last_pid(identity.id, number).is_ok_and(|last| last == pid));
-            found.sets.extend(is_used.then_some((identity, count)));
+            let last = |number| system_v::last_pid(identity.id, number).ok();
+            let is_used = (0..count).any(|number| last(number) == Some(pid));
+            let is_new = || maker == user && !was_changed && (0..count).all(|number| last(number) == Some(0));
+            if is_used || is_new() {
+                found.sets.push((identity, count));
+            }
         }
         Ok(found)
     }
@@ -118,38 +123,37 @@ impl Sources {
 const EINVAL: i32 = rustix::io::Errno::INVAL.raw_os_error();
 const EIDRM: i32 = rustix::io::Errno::IDRM.raw_os_error();
 
-/// Done in the namespace of a process. Only who is in one is told of it: for another, a thread of its own goes there.
-fn within<T: Send + 'static>(
-    pid: i32,
-    is_elsewhere: bool,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    if !is_elsewhere {
-        return work();
-    }
-    let there = move || {
-        namespace::enter_ipc(pidfd::open(pid)?.as_fd())?;
-        work()
-    };
-    thread::spawn(there).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
+/// A set of semaphores, as it is listed.
+#[derive(Debug)]
+struct Set {
+    identity: Identity,
+    count: u32,
+    /// The user.
+    maker: u32,
+    /// By semop(2).
+    was_changed: bool,
 }
 
-/// Sets, with how many semaphores each has. Columns: key, id, mode in octal, count, uid, gid, and more.
-fn parse_sets(text: &str) -> Option<Vec<(Identity, u32)>> {
+/// Columns: key, id, mode in octal, count, uid, gid, uid and gid of the maker, time of the last change, and more.
+fn parse_sets(text: &str) -> Option<Vec<Set>> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
-        Some((identity(&words, 4)?, words.get(3)?.parse().ok()?))
+        let number = |at: usize| words.get(at)?.parse::<u64>().ok();
+        let (count, maker, was_changed) = (number(3)? as u32, number(6)? as u32, number(8)? != 0);
+        Some(Set { identity: identity(&words, 4)?, count, maker, was_changed })
     };
     text.lines().skip(1).map(line).collect()
 }
 
-/// Those of which a process is the last sender or receiver. Columns: key, id, mode in octal, bytes, messages, last sender, last
-/// receiver, uid, gid, and more.
-fn used_queues(text: &str, pid: i32) -> Vec<Identity> {
+/// Those of which a process is the last sender or receiver, or that nobody has used and its user has made. Columns: key, id, mode
+/// in octal, bytes, messages, last sender, last receiver, uid, gid, uid and gid of the maker, times sent and received, and more.
+fn own_queues(text: &str, pid: i32, user: u32) -> Vec<Identity> {
     let line = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         let is_own = words.get(5..7)?.iter().any(|word| word.parse() == Ok(pid));
-        if is_own { identity(&words, 7) } else { None }
+        let unused = [4, 5, 6, 11, 12].map(|at| words.get(at).copied());
+        let is_new = || words.get(9)?.parse().ok().filter(|maker: &u32| *maker == user && unused == [Some("0"); 5]);
+        if is_own || is_new().is_some() { identity(&words, 7) } else { None }
     };
     text.lines().skip(1).filter_map(line).collect()
 }
@@ -169,11 +173,16 @@ mod tests {
     fn lists_are_read() {
         let sets = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n\
                     -559038737      32769   600          3  1000   100  1000   100 1700000000 1700000000\n";
-        let [(set, 3)] = parse_sets(sets).unwrap()[..] else { panic!("{:?}", parse_sets(sets)) };
+        let parsed = parse_sets(sets).unwrap();
+        let [Set { identity: set, count: 3, maker: 1000, was_changed: true }] = &parsed[..] else {
+            panic!("{parsed:?}")
+        };
         assert_eq!((set.key, set.id, set.status.mode, set.status.gid), (0xdead_beef, 32769, 0o600, 100));
         let queues = "       key      msqid perms      cbytes       qnum lspid lrpid   uid   gid  cuid  cgid      stime      rtime      ctime\n\
-                      5  0  640  12  1  77  78  1000  100  1000  100  1  1  1\n";
-        assert_eq!(used_queues(queues, 78)[0].status, FileStatus { mode: 0o640, uid: 1000, gid: 100 });
-        assert!(used_queues(queues, 79).is_empty() && parse_sets("header\n1 2\n").is_none());
+                      5  0  640  12  1  77  78  1000  100  1000  100  1  1  1\n\
+                      6  1  600  0  0  0  0  1000  100  7  100  0  0  1\n";
+        assert_eq!(own_queues(queues, 78, 0)[0].status, FileStatus { mode: 0o640, uid: 1000, gid: 100 });
+        assert_eq!(own_queues(queues, 79, 7)[0].key, 6);
+        assert!(own_queues(queues, 79, 1000).is_empty() && parse_sets("header\n1 2\n").is_none());
     }
 }

@@ -1,9 +1,12 @@
 //! Segments of System V shared memory: which there are in the namespace of a process (sysvipc(7)).
+//!
+//! Those that a process has attached are in its memory map; of others, those are carried that it has made.
 
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::{io, thread};
+use std::{fs, io, thread};
 
-use farfork_sys::{namespace, pidfd};
+use farfork_sys::{namespace, pidfd, system_v};
 use farfork_wire::descriptor::{FileStatus, SharedKind};
 
 use crate::capture::error::CaptureError;
@@ -17,6 +20,9 @@ pub(super) struct Segment {
     mode: u32,
     uid: u32,
     gid: u32,
+    bytes: u64,
+    /// The process that made it, as we see it.
+    maker: i32,
 }
 
 impl Segment {
@@ -29,15 +35,48 @@ impl Segment {
     }
 }
 
-/// All segments in the namespace of a process. Only who is in a namespace is told: a thread of its own goes there.
-pub(super) fn segments(pid: i32) -> Result<Vec<Segment>, CaptureError> {
-    let read = move || -> io::Result<String> {
-        namespace::enter_ipc(pidfd::open(pid)?.as_fd())?;
-        std::fs::read_to_string("/proc/sysvipc/shm")
+/// A segment, and what is in it.
+pub(super) type Opened = (Segment, File);
+
+/// All segments in the namespace of a process, and what is in those that it has made. Only who is in a namespace is told, and
+/// the look shows in the segments' times: what is `attached` is not looked at here.
+pub(super) fn segments(pid: i32, attached: &[u64]) -> Result<(Vec<Segment>, Vec<Opened>), CaptureError> {
+    let attached = attached.to_vec();
+    let read = move || -> io::Result<_> {
+        if !system_v::has_any_segment()? {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let all = parse(&fs::read_to_string("/proc/sysvipc/shm")?).ok_or(io::ErrorKind::InvalidData)?;
+        let is_made = |one: &&Segment| one.maker == pid && !attached.contains(&one.id.into());
+        let open = |one: &Segment| Ok((*one, system_v::open_segment(one.id, one.bytes)?));
+        let made = all.iter().filter(is_made).map(open).collect::<io::Result<Vec<_>>>()?;
+        Ok((all, made))
     };
-    let text = thread::spawn(read).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()));
-    let segments = text.and_then(|text| parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into()));
-    segments.map_err(CaptureError::read(pid, "System V shared memory"))
+    is_elsewhere(pid)
+        .and_then(|is_elsewhere| within(pid, is_elsewhere, read))
+        .map_err(CaptureError::read(pid, "System V shared memory"))
+}
+
+/// Whether a process's objects are in a namespace that is not ours.
+pub(super) fn is_elsewhere(pid: i32) -> io::Result<bool> {
+    let namespace_of = |process: &str| fs::read_link(format!("/proc/{process}/ns/ipc"));
+    Ok(namespace_of(&pid.to_string())? != namespace_of("self")?)
+}
+
+/// Done in the namespace of a process. Only who is in one is told of it: for another, a thread of its own goes there.
+pub(super) fn within<T: Send + 'static>(
+    pid: i32,
+    is_elsewhere: bool,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    if !is_elsewhere {
+        return work();
+    }
+    let there = move || {
+        namespace::enter_ipc(pidfd::open(pid)?.as_fd())?;
+        work()
+    };
+    thread::spawn(there).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))
 }
 
 /// Columns: key, id, mode in octal, size, two pids, count, uid, gid, and more.
@@ -51,6 +90,8 @@ fn parse(text: &str) -> Option<Vec<Segment>> {
             mode: u32::from_str_radix(words.get(2)?, 8).ok()?,
             uid: number(7)?,
             gid: number(8)?,
+            bytes: words.get(3)?.parse().ok()?,
+            maker: words.get(4)?.parse().ok()?,
         })
     };
     text.lines().skip(1).map(line).collect()
@@ -70,7 +111,8 @@ mod tests {
             status: FileStatus { mode: 0o640, uid: 1000, gid: 100 },
             is_removed: true,
         };
-        assert_eq!(parse(text).unwrap()[0].kind(), expected);
+        let segment = parse(text).unwrap()[0];
+        assert_eq!((segment.kind(), segment.bytes, segment.maker), (expected, 12288, 9999));
         assert!(parse("header\n1 2\n").is_none());
     }
 }

@@ -84,6 +84,10 @@ pub(super) const IPC_EXCLUSIVE: u32 = 0o2000;
 const IPC_RMID: u32 = 0;
 pub(super) const IPC_SET: u32 = 1;
 
+/// Where a segment is attached to be filled that the child has not attached: while nothing of the child's is mapped yet, and far
+/// above the restorer's region. Were something there, the call would fail.
+const FILLED_AT: u64 = 0x4000_0000_0000;
+
 fn make_segment(
     (source, bytes): (u32, u64),
     (key, id, status): (u32, u32, FileStatus),
@@ -95,8 +99,8 @@ fn make_segment(
     script.gives(id.into(), number::SHMGET, &[value(key), value(bytes), value(flags)]);
     let owner = script.words(&owner_words(key, status))?;
     script.gives(0, number::SHMCTL, &[value(id), value(IPC_SET), owner]);
-    if let Some(first) = attached.first() {
-        let place = first.start;
+    if bytes > 0 {
+        let place = attached.first().map_or(FILLED_AT, |first| first.start);
         script.gives(place, number::SHMAT, &[value(id), value(place), value(0_u32)]);
         for offset in (0..bytes).step_by(COPY_BYTES_MAX as usize) {
             let length = (bytes - offset).min(COPY_BYTES_MAX);
