@@ -341,6 +341,7 @@ enum step {
 	STEP_GROUP = 54,
 	STEP_AWAIT_KIN = 55,
 	STEP_TAKE_DESCRIPTOR = 56,
+	STEP_BRIDGE = 57,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

@@ -6,24 +6,29 @@ use std::os::unix::fs::FileExt;
 use std::sync::OnceLock;
 
 use farfork_sys::process;
+use farfork_wire::descriptor::VDSO_BYTES_MAX;
 use object::Object;
-
-/// Larger than any vdso: two to four pages on x86-64.
-const VDSO_BYTES_MAX: u64 = 1 << 20;
 
 /// Build id of this kernel's vdso; empty where it cannot be read.
 pub(crate) fn vdso_build_id() -> &'static [u8] {
     static BUILD_ID: OnceLock<Vec<u8>> = OnceLock::new();
+    let read = || Some(object::File::parse(vdso_image()).ok()?.build_id().ok()??.to_vec());
     BUILD_ID.get_or_init(|| read().unwrap_or_default())
+}
+
+/// The vdso of this kernel, whole pages; empty where it cannot be read.
+pub(crate) fn vdso_image() -> &'static [u8] {
+    static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();
+    IMAGE.get_or_init(|| read().unwrap_or_default())
 }
 
 fn read() -> Option<Vec<u8>> {
     let own = process::maps(rustix::process::getpid().as_raw_nonzero().get()).ok()?;
     let vdso = own.iter().find(|entry| entry.path == b"[vdso]")?;
-    let bytes = (vdso.end - vdso.start).min(VDSO_BYTES_MAX);
-    let mut image = vec![0; usize::try_from(bytes).ok()?];
+    let bytes = usize::try_from(vdso.end - vdso.start).ok().filter(|bytes| *bytes <= VDSO_BYTES_MAX)?;
+    let mut image = vec![0; bytes];
     File::open("/proc/self/mem").ok()?.read_exact_at(&mut image, vdso.start).ok()?;
-    Some(object::File::parse(&*image).ok()?.build_id().ok()??.to_vec())
+    Some(image)
 }
 
 #[cfg(test)]

@@ -230,7 +230,7 @@ fn assemble(
     leftovers: Leftovers,
     pager: &Arc<PagerLink>,
 ) -> Result<Running, DaemonError> {
-    let Options { name, listen, fabric_port, join, pool_size, metrics, images, .. } = options;
+    let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
     // Before anybody can ask: a seed that is unknown is lost to its children.
@@ -246,7 +246,8 @@ fn assemble(
         incarnation: random_number().map_err(DaemonError::system("draw a random number"))?,
         children: 0,
     };
-    let local = LocalNode::detect().map_err(DaemonError::system("learn what this machine is"))?;
+    let detected = LocalNode::detect().map_err(DaemonError::system("learn what this machine is"))?;
+    let local = LocalNode { bridges_vdso, ..detected };
     let pool = Pool::start(containers, pool_size)?;
     let credentials = security.credentials().cloned();
     let own_fabric = shm_server.address();

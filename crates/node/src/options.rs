@@ -27,6 +27,8 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// Where it keeps the images of sealed seeds; below its run directory where that is not said.
     pub images: Option<PathBuf>,
+    /// Whether its children are led from their parent's vdso to the one here also where both are the same: to try that.
+    pub bridges_vdso: bool,
     /// Who it is, and whom it trusts.
     pub trust: TrustOptions,
 }

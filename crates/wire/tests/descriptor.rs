@@ -8,7 +8,7 @@ use farfork_wire::descriptor::{
     IntervalTimer, Kinship, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Member, Message, MessageQueue, Mm,
     NUMBERS_MAX, OpenFile, Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, REGISTER_WORDS, Scheduling,
     SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, Socket, SocketState, StandardStream,
-    TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, Zombie, decode, encode,
+    TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, VDSO_BYTES_MAX, Zombie, decode, encode,
 };
 use proptest::prelude::*;
 
@@ -100,6 +100,7 @@ fn origin() -> Origin {
         kernel_release: "6.18".into(),
         boot_id: "b".into(),
         vdso_build_id: vec![1; 20],
+        vdso_image: vec![0x7f; 64],
         xcr0: 7,
         xstate_bytes: 832,
         cpu_features: [1, 2, 3, 4, 5, 6, 7, u32::MAX],
@@ -337,6 +338,7 @@ fn nonsense_about_resources_is_refused() {
             let OpenFile::Socket(socket) = socket(8, 0) else { unreachable!("it is one") };
             d.open_files.push(OpenFile::Socket(Socket { family: 2, ..socket }));
         }),
+        ("a vdso that is none", |d| d.origin.vdso_image = vec![0; VDSO_BYTES_MAX + 1]),
         ("a third end", |d| d.open_files.push(socket(0, 2))),
         ("a semaphore set without a semaphore", |d| d.semaphore_sets[0].values.clear()),
         ("a message of a type that there is not", |d| d.message_queues[0].messages[0].0 = 0),

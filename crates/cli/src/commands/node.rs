@@ -77,6 +77,9 @@ pub(crate) struct Node {
     /// directory].
     #[arg(long, env = "FARFORK_IMAGES", value_name = "DIR")]
     images: Option<PathBuf>,
+    /// Lead all children from their parent's vdso to the one here, as between kernels of different builds: to try that on one.
+    #[arg(long)]
+    bridge_vdso: bool,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -98,6 +101,7 @@ impl Node {
             cache_bytes_max: self.cache,
             metrics: self.metrics,
             images: self.images,
+            bridges_vdso: self.bridge_vdso,
             trust: TrustOptions {
                 directory: global.trust().root().to_owned(),
                 encryption: self.encryption,

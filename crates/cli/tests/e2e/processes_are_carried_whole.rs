@@ -47,6 +47,9 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_its_stop(cluster, "refused_tcp_waiting", &["fd 4", "accepted"]);
     }),
     Test::shared("inotify", |cluster| carried(cluster, "inotify")),
+    Test::shared("refused_inotify", |cluster| {
+        refused_at_its_stop(cluster, "refused_inotify", &["fd 3", "bytes of events"])
+    }),
     Test::shared("process_tree", |cluster| carried(cluster, "process_tree")),
     Test::shared("process_remains", |cluster| carried(cluster, "process_remains")),
     Test::shared("process_loop", |cluster| carried(cluster, "process_loop")),
@@ -69,6 +72,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("sealed_memfd", |cluster| carried(cluster, "sealed_memfd")),
     Test::shared("system_v_memory", |cluster| carried(cluster, "system_v_memory")),
     Test::shared("system_v_semaphores", |cluster| carried(cluster, "system_v_semaphores")),
+    Test::shared("system_v_made", |cluster| carried(cluster, "system_v_made")),
     Test::shared("system_v_others", |cluster| carried(cluster, "system_v_others")),
     Test::shared("posix_shared_memory", |cluster| carried(cluster, "posix_shared_memory")),
     Test::shared("growing_memory", |cluster| carried(cluster, "growing_memory")),
@@ -81,6 +85,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("privileges", |cluster| carried(cluster, "privileges")),
     Test::shared("limits", |cluster| carried(cluster, "limits")),
     Test::shared("out_of_memory_score", |cluster| carried(cluster, "out_of_memory_score")),
+    Test::shared("vdso", |cluster| carried(cluster, "vdso")),
+    Test::alone("vdso_of_another_kernel", bridged),
     Test::shared("memory_barriers", |cluster| carried(cluster, "memory_barriers")),
     Test::shared("terminal_pair", |cluster| carried(cluster, "terminal_pair")),
     Test::shared("refused_terminal", |cluster| refused(cluster, "refused_terminal", &["fd 3", "/dev/pts", "other"])),
@@ -153,6 +159,25 @@ fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&
     subject.parent.kill();
     cluster.first().json(&["unpause", &children[0].id]);
     require_pass(cluster.first(), &children);
+}
+
+/// As from a kernel of another build; and a child of a child, which is led twice.
+fn bridged() {
+    let others = Cluster::start_with(2, &["--bridge-vdso"]);
+    carried(&others, "vdso");
+    carried(&others, "process_tree");
+    let subject = Subject::start("vdso");
+    let seed = Seed::of(others.first(), &subject.parent);
+    let middle = seed.fork_idle(1, &["--to", others.name(1)]).remove(0);
+    assert_ne!(place_of_vdso(subject.parent.pid()), place_of_vdso(middle.pid), "no bridge");
+    let again = Seed::of_process(others.node(1), &middle.pid.to_string(), &[]);
+    require_pass(others.node(1), &again.fork_detached(&["1".to_owned()], &["--to", others.name(0)]));
+    subject.check();
+}
+
+fn place_of_vdso(pid: i32) -> String {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
+    maps.lines().find(|line| line.ends_with("[vdso]")).expect("a vdso").to_owned()
 }
 
 /// Started by unshare(1), which is not of the tree.

@@ -164,6 +164,7 @@ fn origin(options: &CaptureOptions, xstate: &[u8], clocks: Clocks) -> Origin {
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
         boot_id: boot_id.trim().to_owned(),
         vdso_build_id: kernel::vdso_build_id().to_vec(),
+        vdso_image: kernel::vdso_image().to_vec(),
         xcr0: state::xcr0(xstate),
         xstate_bytes: xstate.len() as u32,
         cpu_features: farfork_sys::cpu::features(),

@@ -16,6 +16,7 @@ use super::layout::{
 };
 use super::objects::Objects;
 use super::stub_map::StubMap;
+use super::vdso::Bridge;
 use super::writer::PlanWriter;
 use crate::identity;
 
@@ -28,6 +29,8 @@ pub(super) struct AddressSpace {
     pub(super) registered: Vec<PlanRange>,
     /// Pages that must not be touched.
     pub(super) guards: Vec<PlanRange>,
+    /// What stands in the place of the parent's vdso where the kernel here has another.
+    pub(super) vdso: Option<Vec<u8>>,
 }
 
 /// Whether each mapped file of the descriptor is the same file on this node. `root` is the root of the child's view.
@@ -43,10 +46,14 @@ impl AddressSpace {
         descriptor: &Descriptor,
         is_here: &[bool],
         objects: &Objects,
-        stub: &StubMap,
+        (stub, bridge): (&StubMap, Option<&Bridge>),
         writer: &mut PlanWriter,
     ) -> Result<Self, RestoreError> {
         let mut space = Self::default();
+        if let Some(bridge) = bridge {
+            let placed = bridge.place(descriptor, stub)?;
+            (space.specials, space.vdso) = (placed.specials, Some(placed.image));
+        }
         let mut opened = HashMap::new();
         for mapping in &descriptor.mappings {
             space.guards.extend(guards_of(mapping));
@@ -73,7 +80,10 @@ impl AddressSpace {
                     }
                     _ => space.add(mapping, MAPPING_PASSED, objects.of_shared(object), offset, MAPPING_SHARED),
                 },
-                Backing::Special(kind) => space.specials.push(special(mapping, kind, stub)?),
+                Backing::Special(kind) => match bridge {
+                    Some(bridge) => space.add_bridge(mapping, kind, bridge)?,
+                    None => space.specials.push(special(mapping, kind, stub)?),
+                },
             }
         }
         // The restorer opens each file once: its mappings must stand together.
@@ -105,6 +115,19 @@ impl AddressSpace {
             Some(last) if last.start + last.bytes == mapping.start => last.bytes += mapping.end - mapping.start,
             _ => self.registered.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start }),
         }
+    }
+
+    /// The parent's vdso, which is filled before it can be executed, and what it had its data in.
+    fn add_bridge(&mut self, mapping: &Mapping, kind: SpecialMapping, bridge: &Bridge) -> Result<(), RestoreError> {
+        const PROT_READ_WRITE: u8 = 3;
+        let is_vdso = kind == SpecialMapping::Vdso;
+        if is_vdso && !bridge.fits(mapping) {
+            let (wanted, found) = (mapping.end - mapping.start, self.vdso.as_ref().map(|image| image.len() as u64));
+            return Err(RestoreError::KernelsDiffer { kind, wanted, found });
+        }
+        let protection = if is_vdso { PROT_READ_WRITE } else { 0 };
+        self.add(&Mapping { protection, ..mapping.clone() }, MAPPING_ANONYMOUS, 0, 0, 0);
+        Ok(())
     }
 
     /// Another file to open.

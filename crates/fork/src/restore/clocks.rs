@@ -25,6 +25,7 @@ mod tests {
             kernel_release: String::new(),
             boot_id: String::new(),
             vdso_build_id: Vec::new(),
+            vdso_image: Vec::new(),
             xcr0: 7,
             xstate_bytes: 832,
             cpu_features: Default::default(),

@@ -38,6 +38,7 @@ const CONTEXT_REGISTERS: [usize; 18] = [9, 8, 7, 6, 3, 2, 1, 0, 14, 13, 4, 5, 12
 const CS: usize = 17;
 const SS: usize = 20;
 /// Index of FS base and GS base in `user_regs_struct`.
+pub(super) const INSTRUCTION_POINTER: usize = 16;
 pub(super) const FS_BASE: usize = 21;
 pub(super) const GS_BASE: usize = 22;
 

@@ -1,20 +1,24 @@
 //! Whether this node's kernel can go on with what a program began on another's. Nothing is started where it cannot.
 //!
 //! A child keeps the addresses of the functions in the vdso, and gets this kernel's vdso in the old one's place: only
-//! another build of it has them elsewhere, under the same release and in as many pages too.
+//! another build of it has them elsewhere, under the same release and in as many pages too. Then there is a
+//! [bridge](super::vdso).
 
 use farfork_wire::descriptor::Origin;
 
+use super::vdso::Bridge;
 use super::{LocalNode, RestoreError};
 
-/// Fails unless the kernels are of one build.
-pub(super) fn check(origin: &Origin, node: &LocalNode) -> Result<(), RestoreError> {
+/// What a child needs beside the vdso of the kernel here: nothing where the kernels are of one build.
+pub(super) fn check(origin: &Origin, node: &LocalNode) -> Result<Option<Bridge>, RestoreError> {
     let is_same_boot = !origin.boot_id.is_empty() && origin.boot_id == node.boot_id;
     let is_same_build = !origin.vdso_build_id.is_empty() && origin.vdso_build_id == node.vdso_build_id;
-    if is_same_boot || is_same_build {
-        return Ok(());
+    if (is_same_boot || is_same_build) && !node.bridges_vdso {
+        return Ok(None);
     }
-    Err(RestoreError::OtherKernel { wanted: origin.kernel_release.clone(), found: node.kernel_release.clone() })
+    let (wanted, found) = (origin.kernel_release.clone(), node.kernel_release.clone());
+    let bridge = Bridge::between(&origin.vdso_image, crate::kernel::vdso_image());
+    bridge.map(Some).ok_or(RestoreError::OtherKernel { wanted, found })
 }
 
 #[cfg(test)]
@@ -29,6 +33,7 @@ mod tests {
             kernel_release: node.kernel_release.clone(),
             boot_id: "another".to_owned(),
             vdso_build_id: node.vdso_build_id.clone(),
+            vdso_image: crate::kernel::vdso_image().to_vec(),
             xcr0: 0,
             xstate_bytes: 0,
             cpu_features: Default::default(),
@@ -40,15 +45,25 @@ mod tests {
 
     #[test]
     fn the_same_build_of_the_kernel_will_do() {
-        let (origin, node) = of_another_machine();
-        check(&origin, &node).unwrap();
+        let (origin, mut node) = of_another_machine();
+        assert_eq!(check(&origin, &node).unwrap(), None);
+        node.bridges_vdso = true;
+        assert!(check(&origin, &node).unwrap().is_some());
     }
 
     #[test]
-    fn another_build_is_refused_with_both_releases() {
+    fn another_build_is_bridged() {
+        let (mut origin, node) = of_another_machine();
+        origin.vdso_build_id[0] ^= 1;
+        assert!(check(&origin, &node).unwrap().is_some());
+    }
+
+    #[test]
+    fn another_build_that_cannot_be_read_is_refused_with_both_releases() {
         let (mut origin, node) = of_another_machine();
         origin.kernel_release = "6.1.0-other".to_owned();
         origin.vdso_build_id[0] ^= 1;
+        origin.vdso_image.truncate(1000);
         let said = check(&origin, &node).unwrap_err().to_string();
         assert!(said.contains("6.1.0-other") && said.contains(&node.kernel_release), "{said}");
     }
@@ -56,9 +71,9 @@ mod tests {
     #[test]
     fn a_vdso_that_could_not_be_read_is_no_proof() {
         let (mut origin, mut node) = of_another_machine();
-        (origin.vdso_build_id, node.vdso_build_id) = (Vec::new(), Vec::new());
+        (origin.vdso_build_id, node.vdso_build_id, origin.vdso_image) = (Vec::new(), Vec::new(), Vec::new());
         assert!(check(&origin, &node).is_err());
         origin.boot_id = node.boot_id.clone();
-        check(&origin, &node).unwrap();
+        assert_eq!(check(&origin, &node).unwrap(), None);
     }
 }

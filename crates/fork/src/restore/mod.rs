@@ -31,6 +31,7 @@ mod report;
 mod stub;
 mod stub_map;
 mod tree;
+mod vdso;
 mod writer;
 
 use std::io;
@@ -57,6 +58,8 @@ pub struct LocalNode {
     pub kernel_release: String,
     /// Build id of the kernel's vdso; empty where it could not be read.
     pub vdso_build_id: Vec<u8>,
+    /// Whether children are led from their parent's vdso to the one here although the two are of one build: to try that.
+    pub bridges_vdso: bool,
     /// Extended-state components that the CPU here has enabled.
     pub xcr0: u64,
     /// Bytes that the extended state needs here.
@@ -83,6 +86,7 @@ impl LocalNode {
             boot_id: boot_id.trim().to_owned(),
             kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
             vdso_build_id: kernel::vdso_build_id().to_vec(),
+            bridges_vdso: false,
             xcr0: state.xcr0,
             xstate_bytes: state.bytes,
             cpu_features: farfork_sys::cpu::features(),
@@ -147,6 +151,17 @@ pub enum RestoreError {
         /// Release of the one here.
         found: String,
     },
+    /// A thread would go on in code that is not there.
+    #[error(
+        "thread {tid} was inside a function of its kernel's vdso, and this node's kernel has another: prepare the parent again, or fork it to a node with the same build of the kernel"
+    )]
+    InsideVdso {
+        /// The thread.
+        tid: u32,
+    },
+    /// The kernel here maps no vdso.
+    #[error("this node's kernel gives programs no vdso: start it without vdso=0")]
+    NoVdso,
     /// The kernels lay out their own mappings otherwise.
     #[error(
         "the kernels differ: {kind:?} has {wanted} bytes in the seed, {found:?} here; fork it to a node with the same kernel"

@@ -16,12 +16,13 @@ use super::filters;
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
     CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_MAGIC, PLAN_PAUSED, PlanAction, PlanCredentials, PlanEager,
-    PlanHeader, PlanLimit, PlanThread, SIGINFO_BYTES, Span,
+    PlanHeader, PlanLimit, PlanSpecial, PlanThread, SIGINFO_BYTES, Span,
 };
 use super::objects::Objects;
 use super::region::Region;
 use super::stub_map::StubMap;
 use super::tree::Place;
+use super::vdso::{self, Bridge};
 use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
 
@@ -48,6 +49,8 @@ pub(super) struct Wishes<'a> {
     pub(super) payload: Option<&'a Path>,
     /// Whether the child waits before its first instruction.
     pub(super) paused: bool,
+    /// To the vdso of the kernel here, where the parent's had another.
+    pub(super) bridge: Option<&'a Bridge>,
 }
 
 /// Where each table stands; the header is written last, when the region is known.
@@ -100,7 +103,7 @@ pub(super) fn compile(
         parking,
         objects.gate().is_some(),
     )
-    .place(&occupied(descriptor, stub))?;
+    .place(&occupied(descriptor, stub, &tables.space.specials))?;
     writer.resolve(region.start + region.plan);
 
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
@@ -120,9 +123,10 @@ pub(super) fn compile(
     Ok(Plan { bytes: writer.finish(&header), registered, kin: tables.kin, made })
 }
 
-fn occupied(descriptor: &Descriptor, stub: &StubMap) -> Vec<(u64, u64)> {
+fn occupied(descriptor: &Descriptor, stub: &StubMap, specials: &[PlanSpecial]) -> Vec<(u64, u64)> {
     let future = descriptor.mappings.iter().map(|mapping| (mapping.start, mapping.end));
-    future.chain(stub.ranges()).collect()
+    let moved = specials.iter().map(|special| (special.to, special.to + special.bytes));
+    future.chain(stub.ranges()).chain(moved).collect()
 }
 
 fn write_tables(
@@ -136,13 +140,18 @@ fn write_tables(
 ) -> Result<Tables, RestoreError> {
     let process = &descriptor.process;
     let is_here = super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id);
-    let space = AddressSpace::plan(descriptor, &is_here, objects, stub, writer)?;
+    let space = AddressSpace::plan(descriptor, &is_here, objects, (stub, wishes.bridge), writer)?;
     let fd_base = fd_base(descriptor, wishes.payload);
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
-    let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, place.number == 0, writer)?;
+    let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
+    let (calls, made) =
+        Calls::plan(descriptor, (objects, fd_base), owner, (place.number == 0, bridged.clone()), writer)?;
     let files = (objects, &made, place);
     let (planned_descriptors, epolls) = descriptors::tables(descriptor, files, wishes.payload, writer)?;
-    let eager = eager_table(descriptor, writer)?;
+    let mut eager = eager_table(descriptor, writer)?;
+    if let (Some(image), Some(place)) = (&space.vdso, bridged) {
+        eager.push(PlanEager { address: place.start, offset: writer.append(image)?, bytes: image.len() as u32 });
+    }
     let actions: Vec<PlanAction> = process
         .signal_actions
         .iter()

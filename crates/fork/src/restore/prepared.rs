@@ -72,12 +72,12 @@ impl<'a> Prepared<'a> {
     pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
         let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, paused } = wanted;
         processor::check(&descriptor.origin, node)?;
-        kernels::check(&descriptor.origin, node)?;
+        let bridge = kernels::check(&descriptor.origin, node)?;
         phase!("resume.check", check_files(descriptor, &node.root))?;
         let stub = phase!("resume.stub", StubMap::read(stub_pid)).map_err(RestoreError::Control)?;
         let views = Views { node: node.root.clone(), container: format!("/proc/{stub_pid}/root").into() };
         let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller, views))?;
-        let wishes = Wishes { payload, paused };
+        let wishes = Wishes { payload, paused, bridge: bridge.as_ref() };
         let plans = phase!("resume.plan", tree::compile(descriptor, node, &stub, &objects, &wishes))?;
         Ok(Self { descriptor, control, plans, objects })
     }

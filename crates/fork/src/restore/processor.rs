@@ -39,6 +39,7 @@ mod tests {
             kernel_release: String::new(),
             boot_id: String::new(),
             vdso_build_id: Vec::new(),
+            vdso_image: Vec::new(),
             xcr0: node.xcr0,
             xstate_bytes: node.xstate_bytes,
             cpu_features: node.cpu_features,

@@ -61,21 +61,7 @@ impl Region {
 
     /// The same, placed in the highest hole below the search's top that no range of `occupied` comes near.
     pub(super) fn place(mut self, occupied: &[(u64, u64)]) -> Result<Self, RestoreError> {
-        let mut ranges: Vec<(u64, u64)> = occupied.iter().copied().filter(|range| range.0 < SEARCH_TOP).collect();
-        ranges.sort_unstable();
-        let wanted = self.bytes + 2 * MARGIN_BYTES;
-        let mut top = SEARCH_TOP;
-        for (start, end) in ranges.into_iter().rev() {
-            if end.saturating_add(wanted) <= top {
-                break;
-            }
-            top = top.min(start);
-        }
-        // The lowest megabyte stays free as well: addresses there are what null pointers hit.
-        if top < wanted + MARGIN_BYTES {
-            return Err(RestoreError::NoHole { bytes: self.bytes });
-        }
-        self.start = (top - MARGIN_BYTES - self.bytes) & !(PAGE_SIZE - 1);
+        self.start = highest_hole(self.bytes, occupied).ok_or(RestoreError::NoHole { bytes: self.bytes })?;
         Ok(self)
     }
 
@@ -91,6 +77,22 @@ impl Region {
             thread => self.start + self.thread_stacks + thread * THREAD_STACK_BYTES,
         }
     }
+}
+
+/// The highest place for so many bytes that no range of `occupied` comes near.
+pub(super) fn highest_hole(bytes: u64, occupied: &[(u64, u64)]) -> Option<u64> {
+    let mut ranges: Vec<(u64, u64)> = occupied.iter().copied().filter(|range| range.0 < SEARCH_TOP).collect();
+    ranges.sort_unstable();
+    let wanted = bytes + 2 * MARGIN_BYTES;
+    let mut top = SEARCH_TOP;
+    for (start, end) in ranges.into_iter().rev() {
+        if end.saturating_add(wanted) <= top {
+            break;
+        }
+        top = top.min(start);
+    }
+    // The lowest megabyte stays free as well: addresses there are what null pointers hit.
+    (top >= wanted + MARGIN_BYTES).then(|| (top - MARGIN_BYTES - bytes) & !(PAGE_SIZE - 1))
 }
 
 #[cfg(test)]

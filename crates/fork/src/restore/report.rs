@@ -85,6 +85,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         54 => "joining a process group",
         55 => "waiting for what has become of a child",
         56 => "taking a file from another process",
+        57 => "leading to the vdso of this kernel",
         _ => "doing something unknown to this farfork",
     }
 }

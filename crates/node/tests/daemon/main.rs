@@ -62,6 +62,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         fabric_port: 0,
         join: join.map(|join| join.parse().expect("an address")).into_iter().collect(),
         pool_size: 1,
+        bridges_vdso: false,
         cache_bytes_max: 1 << 20,
         metrics: None,
         images: None,

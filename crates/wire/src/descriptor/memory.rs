@@ -110,6 +110,11 @@ pub enum SpecialMapping {
     VvarVclock,
 }
 
+impl SpecialMapping {
+    /// All there are.
+    pub const ALL: [Self; 3] = [Self::Vdso, Self::Vvar, Self::VvarVclock];
+}
+
 /// A range of memory that the owner serves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {

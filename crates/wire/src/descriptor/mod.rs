@@ -97,6 +97,9 @@ pub struct Descriptor {
 /// Registers of CPUID that tell of instruction sets which programs may use.
 pub const CPU_FEATURE_WORDS: usize = 8;
 
+/// Larger than any vdso: two to four pages on x86-64.
+pub const VDSO_BYTES_MAX: usize = 64 << 10;
+
 /// Where and when a seed was captured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
@@ -108,6 +111,8 @@ pub struct Origin {
     pub boot_id: String,
     /// Build id of the vdso there, whose addresses the program knows; empty where it could not be read.
     pub vdso_build_id: Vec<u8>,
+    /// The vdso itself, a library of [some pages](VDSO_BYTES_MAX): where its functions are, for a node whose kernel has another.
+    pub vdso_image: Vec<u8>,
     /// Extended-state components that the CPU there has enabled (XCR0).
     pub xcr0: u64,
     /// Size of the extended state in the registers below, in bytes.

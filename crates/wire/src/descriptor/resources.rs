@@ -4,7 +4,7 @@
 use super::validate::{Part, require};
 use super::{
     Descriptor, InvalidDescriptor, OpenFile, SharedKind, Socket, SocketState, TERMINAL_NUMBER_MAX,
-    TERMINAL_SETTINGS_BYTES, TimeLeft,
+    TERMINAL_SETTINGS_BYTES, TimeLeft, VDSO_BYTES_MAX,
 };
 
 /// Highest number of a POSIX timer, and of an inotify watch: beyond, it takes the restorer long to get there.
@@ -36,6 +36,8 @@ const TIME_NS_MAX: u64 = i64::MAX as u64;
 
 impl Descriptor {
     pub(super) fn validate_resources(&self) -> Result<(), InvalidDescriptor> {
+        let vdso_bytes = self.origin.vdso_image.len();
+        require(vdso_bytes <= VDSO_BYTES_MAX, || format!("a vdso of {vdso_bytes} bytes"))?;
         self.validate_timer_files()?;
         self.validate_inotifies()?;
         self.validate_sockets()?;

@@ -2,12 +2,14 @@
 //!
 //! Both are filled from a memfd that the daemon passes, before anything is mapped.
 
+use std::ops::Range;
+
 use farfork_wire::descriptor::{Backing, FileStatus, Mapping, SharedKind};
 use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
-use super::super::layout::STEP_SHARED_MEMORY;
+use super::super::layout::{STEP_BRIDGE, STEP_SHARED_MEMORY};
 use super::super::objects::{Objects, waits_for_maps};
 use super::{Script, number, value};
 
@@ -40,6 +42,13 @@ pub(super) fn make(
         }
     }
     Ok(())
+}
+
+/// What has been written is code from now on.
+pub(super) fn protect_code(place: &Range<u64>, script: &mut Script<'_>) {
+    const PROT_READ_EXEC: u32 = 5;
+    script.about(STEP_BRIDGE, 0);
+    script.gives(0, number::MPROTECT, &[value(place.start), value(place.end - place.start), value(PROT_READ_EXEC)]);
 }
 
 /// Seals that only what is mapped by then may break.

@@ -26,6 +26,7 @@ mod timer;
 mod waiting;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::Credentials;
@@ -68,12 +69,13 @@ impl Made {
 
 impl Calls {
     /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
-    /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says.
+    /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says. `vdso` is where
+    /// a bridge stands.
     pub(super) fn plan(
         descriptor: &Descriptor,
         (objects, fd_base): (&Objects, u32),
         owner: Option<&Credentials>,
-        is_first: bool,
+        (is_first, vdso): (bool, Option<Range<u64>>),
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
         let passed = PASSED_OWN + objects.count() as u32;
@@ -84,6 +86,9 @@ impl Calls {
         }
         let before_maps = script.finish()?;
         let mut script = Script::new(writer);
+        if let Some(place) = vdso {
+            memory::protect_code(&place, &mut script);
+        }
         if is_first {
             memory::seal(descriptor, (objects, fd_base), &mut script);
         }

@@ -58,7 +58,7 @@ pub(super) fn compile(
     let first = plan::compile(descriptor, node, stub, objects, (wishes, &place))?;
     let mut plans = Vec::with_capacity(descriptor.members.len());
     // The payload is for the first.
-    let wishes = Wishes { payload: None, paused: false };
+    let wishes = Wishes { payload: None, paused: false, ..*wishes };
     for (index, member) in descriptor.members.iter().enumerate() {
         let place = Place { number: index as u32 + 1, tree: descriptor, made: &first.made };
         plans.push(plan::compile(&descriptor.with_first(member), node, stub, objects, (&wishes, &place))?);
