@@ -1,8 +1,8 @@
 //! On which CPU threads run, and how the calling one is moved. A move is a push, not a fence: afterwards the thread may run
 //! wherever it could before.
 
-use std::fs;
-use std::io;
+use std::path::Path;
+use std::{fs, io, iter};
 
 pub use rustix::thread::sched_getcpu as current;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -14,6 +14,35 @@ const WORDS_BEFORE_CPU: usize = 36;
 pub fn of_process(pid: i32) -> Option<usize> {
     cpu_of_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
+
+/// The CPUs that a process may choose from: those of its control group; bit N of word M is CPU 32 × M + N. `None` where that cannot
+/// be told.
+pub fn offered_to(pid: i32) -> Option<Vec<u32>> {
+    let path = fs::read_to_string(format!("/proc/{pid}/cpuset")).ok()?;
+    let path = path.trim().trim_start_matches('/');
+    // Version 1, then 2, where a group without a choice of its own has the one of a group above.
+    let first = Path::new("/sys/fs/cgroup/cpuset").join(path).join("cpuset.effective_cpus");
+    let unified = Path::new("/sys/fs/cgroup").join(path);
+    let second = unified.ancestors().take_while(|group| group.starts_with("/sys/fs/cgroup"));
+    let mut files = iter::once(first).chain(second.map(|group| group.join("cpuset.cpus.effective")));
+    set_of_list(files.find_map(|file| fs::read_to_string(file).ok())?.trim())
+}
+
+/// A list such as `0-3,6`.
+fn set_of_list(list: &str) -> Option<Vec<u32>> {
+    let mut words = Vec::new();
+    for range in list.split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        for cpu in first.parse::<usize>().ok()?..=last.parse::<usize>().ok().filter(|last| *last < CPUS_MAX)? {
+            words.resize(words.len().max(cpu / 32 + 1), 0);
+            words[cpu / 32] |= 1 << (cpu % 32);
+        }
+    }
+    Some(words)
+}
+
+/// The most that any kernel is built for.
+const CPUS_MAX: usize = 8192;
 
 /// How many CPUs the calling thread may use.
 ///
@@ -74,6 +103,13 @@ mod tests {
         let mut set = CpuSet::new();
         cpus.iter().for_each(|cpu| set.set(*cpu));
         set
+    }
+
+    #[test]
+    fn lists_are_sets() {
+        assert_eq!(set_of_list("0-2,33"), Some(vec![7, 2]));
+        assert_eq!((set_of_list(""), set_of_list("1-x"), set_of_list("9999")), (Some(Vec::new()), None, None));
+        assert!(offered_to(std::process::id() as i32).is_none_or(|cpus| cpus.iter().any(|word| *word != 0)));
     }
 
     #[test]

@@ -44,6 +44,7 @@ fn thread(tid: u32) -> Thread {
         credentials: None,
         parent_death_signal: 0,
         timer_slack_ns: 50_000,
+        cpus: vec![1],
         seccomp_filters: Vec::new(),
     }
 }
@@ -103,7 +104,7 @@ fn origin() -> Origin {
         vdso_image: vec![0x7f; 64],
         xcr0: 7,
         xstate_bytes: 832,
-        cpu_features: [1, 2, 3, 4, 5, 6, 7, u32::MAX],
+        cpu_features: [1, 2, 3, 4, 5, 6, 7, 8, u32::MAX],
         monotonic_ns: 1,
         boottime_ns: 2,
     }

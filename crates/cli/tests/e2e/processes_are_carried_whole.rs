@@ -84,6 +84,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("system_call_filter", |cluster| carried(cluster, "system_call_filter")),
     Test::shared("privileges", |cluster| carried(cluster, "privileges")),
     Test::shared("limits", |cluster| carried(cluster, "limits")),
+    Test::shared("affinity", |cluster| carried(cluster, "affinity")),
     Test::shared("out_of_memory_score", |cluster| carried(cluster, "out_of_memory_score")),
     Test::shared("vdso", |cluster| carried(cluster, "vdso")),
     Test::alone("vdso_of_another_kernel", bridged),

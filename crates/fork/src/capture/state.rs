@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
+use farfork_sys::affinity;
 use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace;
 use farfork_wire::descriptor::{
@@ -66,13 +67,24 @@ pub(super) fn threads(
     securebits: u32,
 ) -> Result<Vec<Thread>, CaptureError> {
     let leader = credentials(&profile(profiles, snapshot.pid, snapshot.pid)?.status, securebits);
+    let offered = affinity::offered_to(snapshot.pid);
     let mut threads = Vec::with_capacity(snapshot.threads.len());
     for (((thread, standing), answers), filters) in snapshot.threads.iter().zip(standing).zip(answers).zip(filters) {
         let profile = profile(profiles, snapshot.pid, thread.tid)?;
         let filters = std::mem::take(filters);
-        threads.push(describe(thread, standing, answers, profile, (&leader, filters), securebits));
+        let described = describe(thread, standing, answers, profile, (&leader, filters), securebits);
+        threads.push(Thread { cpus: chosen(&profile.status.cpus, offered.as_deref()), ..described });
     }
     Ok(threads)
+}
+
+/// What a thread may run on, where that is less than its control group has. A child on another node is not to be kept to the CPUs
+/// that the parent's group happened to have.
+fn chosen(cpus: &[u32], offered: Option<&[u32]>) -> Vec<u32> {
+    let Some(offered) = offered else { return Vec::new() };
+    let word = |set: &[u32], index: usize| set.get(index).copied().unwrap_or(0);
+    let is_less = (0..offered.len()).any(|index| word(offered, index) & !word(cpus, index) != 0);
+    if is_less { cpus[..cpus.len().min(offered.len())].to_vec() } else { Vec::new() }
 }
 
 fn profile(profiles: &BTreeMap<i32, Profile>, pid: i32, tid: i32) -> Result<&Profile, CaptureError> {
@@ -108,6 +120,7 @@ fn describe(
         credentials: (own != *leader).then_some(own),
         parent_death_signal: answers.parent_death_signal,
         timer_slack_ns: profile.timer_slack_ns,
+        cpus: Vec::new(),
         seccomp_filters: filters,
     }
 }

@@ -5,7 +5,7 @@
 use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
 /// How many registers of CPUID are looked at.
-const WORDS: usize = 8;
+const WORDS: usize = 9;
 
 enum Register {
     Eax,
@@ -84,8 +84,10 @@ const TABLE: [Word; WORDS] = [
             (12, "avx512_bitalg"),
             (14, "avx512_vpopcntdq"),
             (22, "rdpid"),
+            (23, "key_locker"),
             (27, "movdiri"),
             (28, "movdir64b"),
+            (29, "enqcmd"),
         ],
     },
     Word {
@@ -109,8 +111,10 @@ const TABLE: [Word; WORDS] = [
             (0, "sha512"),
             (1, "sm3"),
             (2, "sm4"),
+            (3, "raoint"),
             (4, "avx_vnni"),
             (5, "avx512_bf16"),
+            (7, "cmpccxadd"),
             (21, "amx_fp16"),
             (23, "avx_ifma"),
         ],
@@ -123,6 +127,19 @@ const TABLE: [Word; WORDS] = [
         bits: &[(0, "lahf_lm"), (5, "abm"), (6, "sse4a"), (11, "xop"), (16, "fma4"), (21, "tbm")],
     },
     Word { leaf: 0x8000_0001, subleaf: 0, register: Register::Edx, bits: &[(27, "rdtscp")] },
+    Word {
+        leaf: 0x7,
+        subleaf: 1,
+        register: Register::Edx,
+        bits: &[
+            (4, "avx_vnni_int8"),
+            (5, "avx_ne_convert"),
+            (8, "amx_complex"),
+            (10, "avx_vnni_int16"),
+            (19, "avx10"),
+            (21, "apx_f"),
+        ],
+    },
 ];
 
 /// What this CPU has, as the kernel lets programs see it.

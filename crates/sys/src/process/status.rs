@@ -41,6 +41,8 @@ pub struct Status {
     pub locked_bytes: u64,
     /// PR_SET_THP_DISABLE, or a kernel without huge pages.
     pub has_no_huge_pages: bool,
+    /// CPUs that it may run on; bit N of word M is CPU 32 × M + N.
+    pub cpus: Vec<u32>,
     /// Whether the processor keeps a shadow stack of it.
     pub has_shadow_stack: bool,
 }
@@ -100,6 +102,11 @@ impl Status {
             "SigIgn" => self.signals_ignored = hex()?,
             "SigCgt" => self.signals_caught = hex()?,
             "THP_enabled" => self.has_no_huge_pages = value == "0",
+            "Cpus_allowed" => {
+                let words: Option<Vec<u32>> =
+                    value.rsplit(',').map(|word| u32::from_str_radix(word, 16).ok()).collect();
+                self.cpus = words?;
+            }
             "x86_Thread_features" => self.has_shadow_stack = value.split(' ').any(|feature| feature == "shstk"),
             "VmLck" => self.locked_bytes = value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10,
             "VmRSS" => self.resident_bytes = value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10,
@@ -128,10 +135,11 @@ mod tests {
     #[test]
     fn nested_ids_and_sets_are_read() {
         let status = Status::parse(
-            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nCapBnd:\tff\nUmask:\t0022\nTHP_enabled:\t0\nx86_Thread_features:\tshstk wrss \n",
+            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nCapBnd:\tff\nUmask:\t0022\nTHP_enabled:\t0\nCpus_allowed:\t1,80000000\nx86_Thread_features:\tshstk wrss \n",
         );
         let status = status.unwrap();
         assert_eq!((status.namespace_ids, status.capabilities[3], status.umask), (vec![9, 2], 0xff, 0o22));
+        assert_eq!(status.cpus, [0x8000_0000, 1]);
         assert!(status.has_shadow_stack && status.has_no_huge_pages);
     }
 }

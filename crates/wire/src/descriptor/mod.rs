@@ -95,7 +95,7 @@ pub struct Descriptor {
 }
 
 /// Registers of CPUID that tell of instruction sets which programs may use.
-pub const CPU_FEATURE_WORDS: usize = 8;
+pub const CPU_FEATURE_WORDS: usize = 9;
 
 /// Larger than any vdso: two to four pages on x86-64.
 pub const VDSO_BYTES_MAX: usize = 64 << 10;

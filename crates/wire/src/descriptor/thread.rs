@@ -38,6 +38,9 @@ pub struct Thread {
     pub parent_death_signal: u32,
     /// PR_GET_TIMERSLACK, in nanoseconds.
     pub timer_slack_ns: u64,
+    /// CPUs that it has chosen to run on, of those that its control group has; bit N of word M is CPU 32 × M + N. Empty where it
+    /// has chosen none.
+    pub cpus: Vec<u32>,
     /// Its filters of system calls, in the order in which they were installed: indices into the process's.
     pub seccomp_filters: Vec<u32>,
 }

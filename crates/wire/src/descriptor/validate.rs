@@ -16,6 +16,9 @@ pub const REGISTER_WORDS: usize = 27;
 /// Most threads of one seed: pid_max of a small kernel.
 pub const THREADS_MAX: usize = 32_768;
 
+/// Words of a set of CPUs: the most that any kernel is built for, 8192.
+const CPU_WORDS_MAX: usize = 8192 / 32;
+
 /// Largest extended state, in bytes: AMX makes it 11 KiB.
 pub const XSTATE_BYTES_MAX: usize = 16 << 10;
 
@@ -89,6 +92,7 @@ impl Part<'_> {
             require((XSTATE_BYTES_MIN..=XSTATE_BYTES_MAX).contains(&xstate), || {
                 format!("thread {}: {xstate} bytes of extended state", thread.tid)
             })?;
+            require(thread.cpus.len() <= CPU_WORDS_MAX, || format!("thread {tid}: too many CPUs"))?;
             require(thread.name.len() < 16, || format!("thread {}: its name is too long", thread.tid))?;
         }
         Ok(())

@@ -105,6 +105,7 @@ impl Calls {
         locks::take(descriptor, &mut script)?;
         locks::tell_owners(descriptor, &mut script)?;
         process::register_barriers(descriptor, &mut script);
+        process::choose_cpus(descriptor, &mut script)?;
         timer::make(descriptor, &mut script)?;
         Ok((Self { before_maps, before_files, at_last: script.finish()? }, made))
     }

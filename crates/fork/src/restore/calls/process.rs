@@ -33,6 +33,17 @@ pub(super) fn register_barriers(descriptor: &Descriptor, script: &mut Script<'_>
     }
 }
 
+/// Where its threads have chosen CPUs, as far as the node has them; where it has none of a thread's, that one runs anywhere.
+pub(super) fn choose_cpus(descriptor: &Descriptor, script: &mut Script<'_>) -> Result<(), RestoreError> {
+    for thread in descriptor.threads.iter().filter(|thread| !thread.cpus.is_empty()) {
+        let mut set: Vec<u8> = thread.cpus.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        set.resize(set.len().next_multiple_of(size_of::<u64>()), 0);
+        let (bytes, length) = (script.bytes(&set)?, set.len() as u64);
+        script.may_fail(number::SCHED_SETAFFINITY, &[value(thread.tid), value(length), bytes]);
+    }
+    Ok(())
+}
+
 /// Before anything is mapped that might have some.
 pub(super) fn forbid_huge_pages(descriptor: &Descriptor, script: &mut Script<'_>) {
     const PR_SET_THP_DISABLE: u32 = 41;
