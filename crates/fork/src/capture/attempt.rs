@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  running   survey ─ open shared memory
-//!  ┌ pause   stop all ─ registers ─ ask ─ contents of files ─ shared memory ─ clone ─ let go
-//!  └ running                     template: map ─ set apart, asked ∥ files, scan
+//!  ┌ pause   stop all ─ registers ─ ask ─ contents of files ─ shared memory ─ likeness ─ clone ─ let go
+//!  └ running                     template: map ─ set apart, asked ∥ files
 //! ```
 
 use std::fs::File;
@@ -24,6 +24,7 @@ use super::filters::Filters;
 use super::inherited::{self, Subject};
 use super::inject::Injector;
 use super::lifeline::Lifeline;
+use super::likeness::Likeness;
 use super::lineage::Inheritance;
 use super::memory::AddressSpace;
 use super::pause::{self, Paused, Prepared};
@@ -140,8 +141,7 @@ pub(super) struct Taken {
     pub(super) leftovers: Vec<u8>,
     /// The memory of what holds it.
     pub(super) mem: File,
-    /// The directory that the process takes for its root.
-    pub(super) root: String,
+    pub(super) likeness: Likeness,
     pub(super) files: Files,
     pub(super) posix_timers: Vec<PosixTimer>,
     pub(super) filters: Filters,
@@ -151,9 +151,10 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// Pages that hold something, in bytes.
+    /// Pages that hold something, in bytes; while nobody has looked for them, those that the process had written.
     pub(super) fn populated_bytes(&self) -> u64 {
-        self.space.populated_bytes() + self.inheritance.bytes()
+        let written = || self.survey.profiles.get(&self.survey.pid).map_or(0, |leader| leader.status.anonymous_bytes);
+        self.space.populated_bytes().unwrap_or_else(written) + self.inheritance.bytes()
     }
 }
 
@@ -323,7 +324,7 @@ fn take_all(
     let first = &taken[0];
     let (pid, profiles, ids) = (first.snapshot.pid, &first.survey.profiles, &kin.ids);
     let threads = Threads { pid, group: first.survey.stat.group, session: first.survey.stat.session, profiles, ids };
-    open_files.deliver((pid, &first.root), &pool, &copies, threads)?;
+    open_files.deliver((pid, &first.likeness.root), &pool, &copies, threads)?;
     Ok((taken, Shared { copies, open_files, kin }))
 }
 
@@ -360,7 +361,8 @@ fn prepare(
     // The pager knows a clone of a child by pages that nobody else has.
     let offer = options.offer.clone().filter(|_| search.is_none() && streams.is_none());
     let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
-    Ok(Prepared { survey, shared, mem, offer, gadgets, search })
+    let sockets = streams.is_none().then(|| options.sockets.clone());
+    Ok(Prepared { survey, shared, mem, sockets, offer, gadgets, search })
 }
 
 /// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; files
@@ -378,19 +380,27 @@ fn take(
     let Prepared { survey, search, .. } = prepared;
     let (answers, mem) = (paused.answers(&snapshot)?, open_memory(subject)?);
     let leftovers = paused.lifeline.leftovers(paused.desks(), (pid, &mem))?;
-    let Paused { standing, lifeline, clocks, timers, filters, template_space, .. } = paused;
+    let Paused { standing, lifeline, clocks, timers, filters, template_space, likeness, .. } = paused;
     // First, so that the template is a process like any other for all that follows.
     let lack = match (search, template_space?) {
         (Some(search), Some(space)) => Some(phase!("prepare.leave", search.take(space))?),
         _ => None,
     };
     let posix_timers = timers?;
-    let root = state::link(pid, subject, "root")?;
+    let mut likeness = likeness?;
+    let personality = likeness.personality;
     let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), of_tree.copies)?;
-    let files = || phase!("prepare.files", take_files(options, (&survey, subject), &root, of_tree));
+    let files = || phase!("prepare.files", take_files(options, (&survey, subject), &mut likeness, of_tree));
     let subject = held.subject(&snapshot, &survey, &mem);
-    let files = phase!("prepare.apart", set_apart(held, &subject, &mut space, (&lifeline, injector), files))?;
-    let inheritance = lack.map(|lack| lack.inheritance(pid, &space)).transpose()?.unwrap_or_default();
+    let files =
+        phase!("prepare.apart", set_apart(held, &subject, (&mut space, personality), (&lifeline, injector), files))?;
+    let inheritance = match lack {
+        Some(lack) => {
+            phase!("prepare.scan", space.scan())?;
+            lack.inheritance(pid, &space)?
+        }
+        None => Inheritance::default(),
+    };
     Ok(Taken {
         snapshot,
         survey,
@@ -400,7 +410,7 @@ fn take(
         lifeline,
         leftovers,
         mem,
-        root,
+        likeness,
         files,
         posix_timers,
         filters,
@@ -409,50 +419,50 @@ fn take(
     })
 }
 
-/// Sets a clone apart, takes `files` meanwhile and finds out how much memory there is. A clone is also asked whether areas are
-/// sealed; those of a parent are asked for their flags themselves.
+/// Sets a clone apart and takes `files` meanwhile. A clone is also asked whether areas are sealed; those of a parent are asked
+/// for their flags themselves.
 fn set_apart(
     held: &Held,
     subject: &Subject<'_>,
-    space: &mut AddressSpace,
+    (space, personality): (&mut AddressSpace, u32),
     (lifeline, injector): (&Lifeline, &mut Injector<'_>),
     files: impl FnOnce() -> Result<Files, CaptureError>,
 ) -> Result<Files, CaptureError> {
     let pid = space.pid();
-    let (files, regions) = match held {
-        Held::Clone(clone) => {
-            let probes = Probes::of(clone.pid, space.entries());
-            let meanwhile = || Ok((files()?, phase!("prepare.scan", space.scan())?));
-            let (results, taken) = inherited::set_apart(subject, probes.first(), (lifeline, injector), meanwhile)?;
+    match held {
+        Held::Clone(_) => {
+            let probes = Probes::of(personality, space.entries());
+            let (results, files) = inherited::set_apart(subject, probes.first(), (lifeline, injector), files)?;
             probes.finish(pid, subject, results, (lifeline, injector))?;
-            taken
+            Ok(files)
         }
         Held::Parent(_) => {
             let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
             space.flag(&areas, &[])?;
-            (files()?, space.scan()?)
+            files()
         }
-    };
-    space.take_regions(regions);
-    Ok(files)
+    }
 }
 
 fn take_files(
     options: &CaptureOptions,
     (survey, subject): (&Survey, i32),
-    root: &str,
+    likeness: &mut Likeness,
     of_tree: OfTree<'_>,
 ) -> Result<Files, CaptureError> {
     let OfTree { copies, contents, pool, kin, open_files } = of_tree;
     let pid = survey.pid;
     let is_first = open_files.streams().is_none();
     let sockets = if is_first { options.sockets.clone() } else { options.sockets.of_descendant() };
-    let (fds, infos) = files::copied_fds((pid, subject), &survey.fds, &sockets, open_files.streams())?;
+    let (fds, infos) = match likeness.fds.take() {
+        Some(fds) => fds,
+        None => files::copied_fds((pid, subject), &survey.fds, &sockets, open_files.streams())?,
+    };
     let refusals = files::refusals(pid, subject, &fds)?;
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
     }
     let (group, session) = (survey.stat.group, survey.stat.session);
     let threads = Threads { pid, group, session, profiles: &survey.profiles, ids: &kin.ids };
-    Files::build((pid, subject), root, (&fds, &infos), (contents, pool), copies, threads, open_files)
+    Files::build((pid, subject), &likeness.root, (&fds, &infos), (contents, pool), copies, threads, open_files)
 }

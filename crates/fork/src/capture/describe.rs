@@ -2,7 +2,7 @@
 //! Nothing is refused here any more but what only the kernel's own flags of an area tell.
 //!
 //! ```text
-//!  template   its files closed ─ asked ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
+//!  template   its files closed ─ asked ─ its pages ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
 //! ```
 
 use std::ops::Range;
@@ -30,7 +30,7 @@ pub(super) fn describe_all(
     deadline: &Deadline,
 ) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
     let Shared { mut copies, open_files, kin } = shared;
-    let root = taken[0].root.clone();
+    let root = taken[0].likeness.root.clone();
     let mut descriptors = Vec::with_capacity(taken.len());
     for (held, taken) in held.iter_mut().zip(taken) {
         descriptors.push(describe(options, held, taken, &copies, deadline)?);
@@ -61,25 +61,27 @@ fn describe(
     let oom_score_adj = oom_score_adj(taken.snapshot.pid, held.pid())?;
     let subject = held.subject(&taken.snapshot, &taken.survey, &taken.mem);
     let asked = phase!("prepare.inherited", Inherited::ask(&subject, (&taken.lifeline, &mut injector)));
-    let flagged = phase!("prepare.flags", flags(held, &mut taken, &mut injector));
+    let flagged = phase!("prepare.scan", taken.space.scan());
+    let flagged = flagged.and_then(|()| phase!("prepare.flags", flags(held, &mut taken, &mut injector)));
     let tidied = phase!("prepare.tidy", tidy(held, &taken, &mut injector));
     held.settle();
     flagged.and(tidied)?;
     let inherited = asked?;
     let (pid, subject) = (taken.snapshot.pid, held.pid());
-    let Taken { snapshot, survey, clocks, standing, mut answers, mem, root, files, space, .. } = taken;
+    let Taken { snapshot, survey, clocks, standing, mut answers, mem, likeness, files, space, .. } = taken;
     answers[0].alt_stack = inherited.alt_stack;
     let inheritance = taken.inheritance;
     let segments = space.segments();
-    let memory = phase!("prepare.memory", MemoryMap::build(space, &root, copies, &inheritance))?;
+    let memory = phase!("prepare.memory", MemoryMap::build(space, &likeness.root, copies, &inheritance))?;
     leave_segments(held, &segments, &mut injector)?;
     let entered = phase!("prepare.state");
     let mut filters = taken.filters;
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
-    let threads =
-        state::threads(&snapshot, standing, &answers, &survey.profiles, &mut filters.of_threads, inherited.securebits)?;
+    let of_process = (inherited.securebits, likeness.timer_slack_ns);
+    let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, &mut filters.of_threads, of_process)?;
     let is_subreaper = answers[0].is_subreaper;
-    let process = state::process(&survey, &snapshot, (subject, &root), inherited, timers, is_subreaper, oom_score_adj)?;
+    let process =
+        state::process(&survey, &snapshot, (subject, likeness), inherited, timers, is_subreaper, oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
     let eager = phase!(

@@ -6,6 +6,7 @@
 //!                                      ├─ tree: who belongs to it, and how many become one
 //!                                      ├─ inject, script, lifeline, rescue, ask: system calls made on the process's behalf
 //!                                      ├─ files, shared: what fork shares is copied inside the pause
+//!                                      ├─ likeness: what its template has as the process has it
 //!                                      ├─ template: the clone that never runs
 //!                                      └─ files, memory/space, inherited, seals: what is asked of it before the answer
 //!           ─▶ answer; then describe ──── twin, memory, state, eager: the rest, read from the template
@@ -33,6 +34,7 @@ mod glibc;
 mod inherited;
 mod inject;
 mod lifeline;
+mod likeness;
 mod lineage;
 mod memory;
 mod owner;

@@ -22,7 +22,7 @@ use farfork_sys::{pidfd, wait};
 use super::attempt::{self, Attempted, Held, Shared, Taken};
 use super::deadline::Deadline;
 use super::error::CaptureError;
-use super::{CaptureOptions, CaptureTimes, Captured, describe, ready, state};
+use super::{CaptureOptions, CaptureTimes, Captured, describe, ready};
 
 /// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
 /// hangs in a system call of the kernel's own making (a file of /proc whose lock is held).
@@ -162,7 +162,7 @@ pub(super) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, Cap
 /// The life of an owner thread. `is_told` is called when who asked for the capture knows how it went.
 pub(super) fn own(job: Job, is_told: impl FnOnce()) {
     let Job { pid, mut options, phase, mut observer } = job;
-    let (kept, keep) = match io::pipe() {
+    let (kept, keep) = match ready::pipe() {
         Ok(ends) => ends,
         Err(error) => {
             observer.begun(Err(CaptureError::Thread(error)));
@@ -182,7 +182,7 @@ pub(super) fn own(job: Job, is_told: impl FnOnce()) {
     };
     let begun = Begun {
         template_pid: held[0].pid(),
-        arguments: state::arguments(pid, held[0].pid()).unwrap_or_default(),
+        arguments: taken[0].likeness.arguments.clone(),
         populated_bytes: taken.iter().map(Taken::populated_bytes).sum(),
         times,
     };

@@ -3,7 +3,7 @@
 //! ```text
 //!  leader    map pages ─ asks, clones itself ············································· unmap pages
 //!  others              ─ ask ─ registers back
-//!  we        registers ─ · · · · · · · · · · · contents of files, shared memory · · · · ·  let go
+//!  we        registers ─ · · · · · · · · · contents of files, shared memory, likeness · · ·  let go
 //! ```
 
 use std::fs::File;
@@ -17,10 +17,11 @@ use super::CaptureTimes;
 use super::ask::{self, Answers};
 use super::deadline::Deadline;
 use super::error::CaptureError;
-use super::files::Contents;
+use super::files::{Contents, ProgramSockets};
 use super::filters::{self, Filters};
 use super::inject::Injector;
 use super::lifeline::{Lifeline, Offer, Room, Task};
+use super::likeness::Likeness;
 use super::lineage::Search;
 use super::rescue::{Gadgets, Rescue};
 use super::script::{self, EndSignal, Running};
@@ -37,6 +38,8 @@ pub(super) struct Prepared {
     pub(super) survey: Survey,
     pub(super) shared: SharedSources,
     pub(super) mem: File,
+    /// The connections of the first process of a tree.
+    pub(super) sockets: Option<ProgramSockets>,
     /// Pages that the process offers for its calls.
     pub(super) offer: Option<Offer>,
     /// Code of the program's that makes calls in it safer; not looked for where pages are offered.
@@ -51,6 +54,7 @@ pub(super) struct Paused {
     pub(super) lifeline: Lifeline,
     pub(super) contents: Result<Contents, CaptureError>,
     pub(super) copies: Result<SharedCopies, CaptureError>,
+    pub(super) likeness: Result<Likeness, CaptureError>,
     pub(super) clocks: Clocks,
     pub(super) timers: Result<Vec<PosixTimer>, CaptureError>,
     pub(super) filters: Filters,
@@ -115,8 +119,8 @@ pub(super) fn pause(
         let thread = (leader.tid, &leader.registers);
         phase!("prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
     }
-    let Work { asked, contents, copies, clone, timers, template_space } = worked?;
-    Ok(Paused { standing, lifeline, contents, copies, clocks, timers, filters, clone, template_space, asked })
+    let Work { asked, contents, copies, likeness, clone, timers, template_space } = worked?;
+    Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, clone, template_space, asked })
 }
 
 /// The pages for the threads' calls: those that the process offers, or some that are mapped in it, with what brings it back
@@ -175,6 +179,7 @@ struct Work {
     asked: Asked,
     contents: Result<Contents, CaptureError>,
     copies: Result<SharedCopies, CaptureError>,
+    likeness: Result<Likeness, CaptureError>,
     clone: Option<Clone>,
     timers: Result<Vec<PosixTimer>, CaptureError>,
     template_space: Result<Option<u32>, CaptureError>,
@@ -201,6 +206,7 @@ fn work(
     let contents = Contents::read(pid, &prepared.survey.fds, prepared.survey.diagnosis.as_ref());
     let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());
     let listed = timers::list(pid);
+    let likeness = Likeness::read(pid, &prepared.survey.fds, prepared.sockets.as_ref());
     times.shared = lap.take();
     injector.finish(&mut running, |_| true)?;
     let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
@@ -210,7 +216,7 @@ fn work(
     let template_space = search.map_or(Ok(None), |search| phase!("prepare.lineage", search.find(lifeline)));
     times.clone = lap.take();
     let timers = listed.and_then(|listed| ask_timers(stopped, prepared, &listed, (lifeline, begun), injector));
-    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, clone, timers, template_space })
+    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, likeness, clone, timers, template_space })
 }
 
 fn copy_shared(

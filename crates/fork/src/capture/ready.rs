@@ -3,6 +3,8 @@
 //!
 //! A thread that has captured stays with its template; another is made ready in its place when the answer is out.
 
+use std::cell::Cell;
+use std::io::{self, PipeReader, PipeWriter};
 use std::sync::mpsc::{self, SyncSender};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -51,8 +53,20 @@ pub(super) fn take(job: Job) -> Result<(), Box<Job>> {
     }
 }
 
-/// Touches what a capture in this thread will need: its timer, its heap, its stack.
+thread_local! {
+    /// What this thread's template will be kept by.
+    static PIPE: Cell<Option<(PipeReader, PipeWriter)>> = const { Cell::new(None) };
+}
+
+/// A pipe; the calling thread's, where it was made ready.
+pub(super) fn pipe() -> io::Result<(PipeReader, PipeWriter)> {
+    PIPE.take().map_or_else(io::pipe, Ok)
+}
+
+/// Makes or touches what a capture in this thread will need: a pipe, its timer, its heap, its stack.
 pub(super) fn warm_up() {
+    // Where none can be made now, one is when it is needed, or that fails.
+    PIPE.set(io::pipe().ok());
     // Its timer is kept for the next.
     drop(Deadline::after(Duration::from_secs(1)));
     let mut heap = vec![0_u8; HEAP_BYTES];

@@ -4,7 +4,7 @@
 //! A template is asked to protect each of its areas as it is protected. Where an area is sealed, that is refused (EPERM);
 //! anywhere else the kernel sees that nothing changes, and does nothing. Never asked of a parent.
 
-use farfork_sys::process::{self, MapEntry};
+use farfork_sys::process::MapEntry;
 
 use super::error::{CaptureError, Refusal};
 use super::inherited::{PROBES_MAX, Subject};
@@ -22,10 +22,9 @@ pub(super) struct Probes<'a> {
 impl<'a> Probes<'a> {
     /// For all areas of a template that are the program's own. None where what is readable may be run as well
     /// (READ_IMPLIES_EXEC): there such a call changes areas, and their flags have to tell.
-    pub(super) fn of(template: i32, entries: &'a [MapEntry]) -> Self {
+    pub(super) fn of(personality: u32, entries: &'a [MapEntry]) -> Self {
         const READ_IMPLIES_EXEC: u32 = 0x40_0000;
-        let personality = process::read_line(&format!("/proc/{template}/personality")).unwrap_or_default();
-        if u32::from_str_radix(personality.trim(), 16).is_ok_and(|flags| flags & READ_IMPLIES_EXEC != 0) {
+        if personality & READ_IMPLIES_EXEC != 0 {
             return Self::default();
         }
         let entries: Vec<&MapEntry> = entries.iter().filter(|entry| !entry.path.starts_with(b"[v")).collect();

@@ -14,6 +14,7 @@ use farfork_wire::descriptor::{
 use super::ask::{Answers, word};
 use super::error::CaptureError;
 use super::inherited::Inherited;
+use super::likeness::Likeness;
 use super::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
 use super::{restart, strip_root};
@@ -57,14 +58,14 @@ pub(super) fn xcr0(xstate: &[u8]) -> u64 {
     xstate.get(XCR0_AT..XCR0_AT + 8).map_or(0, |bytes| word(bytes, 0))
 }
 
-/// The threads of a stopped process, the leader first.
+/// The threads of a stopped process, the leader, whose timer slack is given, first.
 pub(super) fn threads(
     snapshot: &Snapshot,
     standing: Vec<Standing>,
     answers: &[Answers],
     profiles: &BTreeMap<i32, Profile>,
     filters: &mut [Vec<u32>],
-    securebits: u32,
+    (securebits, timer_slack_ns): (u32, u64),
 ) -> Result<Vec<Thread>, CaptureError> {
     let leader = credentials(&profile(profiles, snapshot.pid, snapshot.pid)?.status, securebits);
     let offered = affinity::offered_to(snapshot.pid);
@@ -72,7 +73,8 @@ pub(super) fn threads(
     for (((thread, standing), answers), filters) in snapshot.threads.iter().zip(standing).zip(answers).zip(filters) {
         let profile = profile(profiles, snapshot.pid, thread.tid)?;
         let filters = std::mem::take(filters);
-        let described = describe(thread, standing, answers, profile, (&leader, filters), securebits);
+        let of_process = (securebits, timer_slack_ns);
+        let described = describe(thread, standing, answers, profile, (&leader, filters), of_process);
         threads.push(Thread { cpus: chosen(&profile.status.cpus, offered.as_deref()), ..described });
     }
     Ok(threads)
@@ -97,7 +99,7 @@ fn describe(
     answers: &Answers,
     profile: &Profile,
     (leader, filters): (&Credentials, Vec<u32>),
-    securebits: u32,
+    (securebits, timer_slack_ns): (u32, u64),
 ) -> Thread {
     let own = credentials(&profile.status, securebits);
     Thread {
@@ -119,7 +121,7 @@ fn describe(
         },
         credentials: (own != *leader).then_some(own),
         parent_death_signal: answers.parent_death_signal,
-        timer_slack_ns: profile.timer_slack_ns,
+        timer_slack_ns: profile.timer_slack_ns.unwrap_or(timer_slack_ns),
         cpus: Vec::new(),
         seccomp_filters: filters,
     }
@@ -145,11 +147,11 @@ fn pending(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<PendingSignal> {
     signals.iter().map(|info| PendingSignal { siginfo: info.to_vec() }).collect()
 }
 
-/// The process as a whole; ids and OOM order of the parent, the rest from the subject.
+/// The process as a whole: ids and OOM order of the parent, what its likeness has, the rest from the subject.
 pub(super) fn process(
     survey: &Survey,
     snapshot: &Snapshot,
-    (subject, root): (i32, &str),
+    (subject, likeness): (i32, Likeness),
     inherited: Inherited,
     (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
     is_subreaper: bool,
@@ -161,16 +163,16 @@ pub(super) fn process(
     let leader = profile(&survey.profiles, pid, pid)?;
     let limits = process::limits(subject).map_err(read("limits"))?;
     let limit = |(resource, (soft, hard)): (usize, (u64, u64))| Limit { resource: resource as u32, soft, hard };
-    let personality = fs::read_to_string(format!("/proc/{subject}/personality")).map_err(read("personality"))?;
+    let path = |name: &str| link(pid, subject, name).map(|path| strip_root(&path, &likeness.root).to_owned());
     Ok(Process {
         pid: leader.inner_id(),
         is_group_leader: survey.stat.group == pid,
         is_session_leader: survey.stat.session == pid,
-        exe: strip_root(&link(pid, subject, "exe")?, root).to_owned(),
-        arguments: arguments(pid, subject)?,
-        cwd: strip_root(&link(pid, subject, "cwd")?, root).to_owned(),
+        exe: path("exe")?,
+        cwd: path("cwd")?,
+        arguments: likeness.arguments,
         umask: status.umask,
-        personality: u32::from_str_radix(personality.trim(), 16).unwrap_or(0),
+        personality: likeness.personality,
         dumpable: inherited.dumpable,
         oom_score_adj,
         credentials: credentials(&leader.status, inherited.securebits),

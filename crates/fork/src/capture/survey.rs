@@ -22,24 +22,30 @@ pub(super) struct Profile {
     pub(super) name: Vec<u8>,
     pub(super) status: Status,
     pub(super) scheduling: SchedulingAttributes,
-    pub(super) timer_slack_ns: u64,
+    /// Not known of the main thread: that of a process that stands is ([`Likeness`](super::likeness::Likeness)).
+    pub(super) timer_slack_ns: Option<u64>,
 }
 
 impl Profile {
     pub(super) fn read(pid: i32, tid: i32) -> std::io::Result<Self> {
-        Self::with(tid, process::name(pid, tid)?, Status::read(tid)?)
+        let profile = Self::with(tid, process::name(pid, tid)?, Status::read(tid)?)?;
+        Ok(Self { timer_slack_ns: Some(timer_slack_ns(tid)?), ..profile })
     }
 
     /// That of a thread whose name and status were read already.
     fn with(tid: i32, name: Vec<u8>, status: Status) -> std::io::Result<Self> {
-        let slack = process::read_line(&format!("/proc/{tid}/timerslack_ns"))?;
-        Ok(Self { name, status, scheduling: process::scheduling(tid)?, timer_slack_ns: slack.parse().unwrap_or(0) })
+        Ok(Self { name, status, scheduling: process::scheduling(tid)?, timer_slack_ns: None })
     }
 
     /// Its id in the innermost pid namespace: what the program itself knows.
     pub(super) fn inner_id(&self) -> u32 {
         self.status.namespace_ids.last().copied().unwrap_or(0)
     }
+}
+
+/// What the kernel may add to a thread's timers.
+pub(super) fn timer_slack_ns(tid: i32) -> std::io::Result<u64> {
+    Ok(process::read_line(&format!("/proc/{tid}/timerslack_ns"))?.parse().unwrap_or(0))
 }
 
 /// What a running process looks like.

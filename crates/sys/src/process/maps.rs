@@ -138,7 +138,7 @@ pub fn smaps(pid: i32) -> io::Result<Vec<MapEntry>> {
 /// Reads a file that the kernel makes record by record, some 4 KiB a call; the buffer spares the calls that find out
 /// how large the next may be.
 fn read_records(path: &str) -> io::Result<Vec<u8>> {
-    const EXPECTED_BYTES: usize = 64 << 10;
+    const EXPECTED_BYTES: usize = 32 << 10;
     let mut bytes = Vec::with_capacity(EXPECTED_BYTES);
     // With a limit, no call asks for the file's size first: it has none.
     File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;

@@ -37,6 +37,8 @@ pub struct Status {
     pub signals_caught: u64,
     /// Resident memory, in bytes.
     pub resident_bytes: u64,
+    /// Memory of its own that it has written, in bytes: resident, or swapped out.
+    pub anonymous_bytes: u64,
     /// Memory that is locked, in bytes.
     pub locked_bytes: u64,
     /// PR_SET_THP_DISABLE, or a kernel without huge pages.
@@ -82,6 +84,7 @@ impl Status {
     /// Takes one line; `None` if its value is not of its form.
     fn take(&mut self, key: &str, value: &str) -> Option<()> {
         let hex = || u64::from_str_radix(value, 16).ok();
+        let bytes = || Some(value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10);
         match key {
             "State" => self.state = value.get(..1)?.to_owned(),
             "Tgid" => self.process = value.parse().ok()?,
@@ -108,8 +111,9 @@ impl Status {
                 self.cpus = words?;
             }
             "x86_Thread_features" => self.has_shadow_stack = value.split(' ').any(|feature| feature == "shstk"),
-            "VmLck" => self.locked_bytes = value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10,
-            "VmRSS" => self.resident_bytes = value.strip_suffix(" kB")?.parse::<u64>().ok()? << 10,
+            "VmLck" => self.locked_bytes = bytes()?,
+            "VmRSS" => self.resident_bytes = bytes()?,
+            "RssAnon" | "VmSwap" => self.anonymous_bytes += bytes()?,
             _ => {}
         }
         Some(())
@@ -129,7 +133,7 @@ mod tests {
         let status = Status::read(std::process::id() as i32).unwrap();
         assert_eq!(status.process, std::process::id() as i32);
         assert_eq!(status.uids[0], rustix::process::getuid().as_raw());
-        assert!(status.resident_bytes > 0);
+        assert!(status.resident_bytes > 0 && status.anonymous_bytes > 0);
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl MemoryMap {
         shared: &SharedCopies,
         inheritance: &Inheritance,
     ) -> Result<Self, CaptureError> {
-        let AddressSpace { pid, subject, entries, regions } = space;
+        let AddressSpace { pid, subject, entries, regions, .. } = space;
         let (file_indices, memory) = (BTreeMap::new(), Self::default());
         let mut builder = Builder { pid, subject, root, shared, inheritance, regions, file_indices, memory };
         // MADV_DONTFORK: a template does not have them, a frozen parent does.

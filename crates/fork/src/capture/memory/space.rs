@@ -32,8 +32,9 @@ pub(crate) struct AddressSpace {
     pub(super) subject: i32,
     /// Ascending.
     pub(super) entries: Vec<MapEntry>,
-    /// Pages that hold something, ascending.
+    /// Pages that hold something, ascending; empty until they were looked for.
     pub(super) regions: Vec<Region>,
+    is_scanned: bool,
 }
 
 impl AddressSpace {
@@ -49,7 +50,7 @@ impl AddressSpace {
         if !found.is_empty() {
             return Err(CaptureError::refused(pid, found));
         }
-        let space = Self { pid, subject, entries, regions: Vec::new() };
+        let space = Self { pid, subject, entries, regions: Vec::new(), is_scanned: false };
         if space.entries.iter().any(|entry| kind(entry) == Ok(Kind::SharedObject) && !space.is_copied(entry, shared)) {
             return Err(CaptureError::Unstable { pid, what: "its shared memory".to_owned() });
         }
@@ -66,13 +67,15 @@ impl AddressSpace {
         &self.entries
     }
 
-    /// How much its pages hold that are its own, in bytes.
-    pub(crate) fn populated_bytes(&self) -> u64 {
-        self.regions
+    /// How much its pages hold that are its own, in bytes, if they were looked for.
+    pub(crate) fn populated_bytes(&self) -> Option<u64> {
+        let bytes = self
+            .regions
             .iter()
             .filter(|region| !region.is_file() && !region.is_guard())
             .map(|region| region.end - region.start)
-            .sum()
+            .sum();
+        self.is_scanned.then_some(bytes)
     }
 
     /// The areas without a file that hold most of the memory, at most `count`; none where all together hold little.
@@ -144,19 +147,18 @@ impl AddressSpace {
         shared.index_of(entry.device, entry.inode).is_some() || by_link()
     }
 
-    /// Finds the pages that hold something, in as few walks as can be.
-    pub(crate) fn scan(&self) -> Result<Vec<Region>, CaptureError> {
+    /// Finds the pages that hold something, in as few walks as can be, unless they are known.
+    pub(crate) fn scan(&mut self) -> Result<(), CaptureError> {
+        if self.is_scanned {
+            return Ok(());
+        }
         let unread = |pid| CaptureError::read(pid, "the page map");
         let (mut tables, mut found) = (PageTables::open(self.subject).map_err(unread(self.pid))?, Vec::new());
         for (range, detail) in walks(&self.entries) {
             tables.populated(range.start, range.end, detail, &mut found).map_err(unread(self.pid))?;
         }
-        Ok(found)
-    }
-
-    /// Takes what [`Self::scan`] has found.
-    pub(crate) fn take_regions(&mut self, found: Vec<Region>) {
-        self.regions = found;
+        (self.regions, self.is_scanned) = (found, true);
+        Ok(())
     }
 }
 
