@@ -183,16 +183,24 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
 
     // A stop costs some dozen wake-ups; on a busy machine each would wait for its turn. Without the right to, so be it.
     let real_time = RealTime::enter();
+    // Who asks itself waits for the answer, and has no other use for its processor.
+    let asks_itself = options.sockets.caller.is_some();
+    let mut beside = if asks_itself { Beside::join(&family.relatives[0].prepared.survey.stat) } else { None };
     let paused_at = Instant::now();
     let tids = phase!("prepare.stop", family.stop(options, deadline, look))?;
     times.stop = paused_at.elapsed();
-    let beside = Beside::join(pid, times.stop);
+    beside = beside.or_else(|| Beside::join_busy(pid, times.stop));
     let standing = stand(&mut family, &tids, options, deadline, turn, &mut times)?;
     let kin = Kin::of(&family);
     let released = standing.into_iter().map(Standing::release);
     let (held, read): (Vec<Held>, Vec<Read>) = phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
-    drop((beside, real_time));
+    drop(real_time);
+    // Others need theirs now.
+    let mut beside = beside.filter(|_| asks_itself);
+    if let Some(beside) = &mut beside {
+        held.iter().filter_map(Held::clone).for_each(|clone| beside.take_along(clone.pid));
+    }
 
     let mut given_up = GivenUp { held, lifelines: lifelines(&family, &read), turn };
     let kin = kin.map_err(|refusals| CaptureError::refused(pid, refusals))?;
