@@ -7,7 +7,7 @@ use std::process::Command;
 /// Static, so that a program's memory map is its own on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "src/workload/micro.cpp",
     "src/baseline/link.cpp",
     "src/baseline/echo.cpp",
@@ -15,6 +15,7 @@ const SOURCES: [&str; 10] = [
     "src/workload/single.cpp",
     "src/workload/wander.cpp",
     "src/workload/churn.cpp",
+    "src/workload/tree.cpp",
     "src/baseline/fault.cpp",
     "src/workload/sparse.cpp",
     "src/baseline/crowd.cpp",

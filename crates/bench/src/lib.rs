@@ -7,7 +7,7 @@
 //! ```text
 //! plan ──▶ coordinator ──▶ samples ──▶ report
 //!            │  cluster: two nodes on this machine, requests to them
-//!            │  fork, fault, churn: the courses of `farfork bench fork`, `fault` and `churn`
+//!            │  fork, fault, churn, tree: the courses of `farfork bench fork`, `fault`, `churn` and `tree`
 //!            │  fanout: that of `farfork bench fanout`; forkers: that of `farfork stress fork`; crowd: many children at once
 //!            │  soak: that of `farfork stress paging`, on three nodes that are harmed
 //!            │  rpc, connect: those of `farfork bench rpc` and `connect`; stage, links: namespaces without nodes in them
@@ -47,6 +47,7 @@ pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
 pub use coordinator::soak::{Kind, SoakOutcome, SoakPlan, Tally, soak_paging};
 pub use coordinator::stage::Protection;
 pub use coordinator::stress::{StressOutcome, stress_rpc};
+pub use coordinator::tree::{TreePlan, run_tree};
 pub use end::be_end;
 pub use error::BenchError;
 pub use plan::{ForkPlan, Peer};
@@ -56,4 +57,5 @@ pub use report::fanout::FanoutReport;
 pub use report::fault::FaultReport;
 pub use report::fork::ForkReport;
 pub use report::rpc::RpcReport;
+pub use report::tree::TreeReport;
 pub use workload::micro::{Access, Order, PageSize};

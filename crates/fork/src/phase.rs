@@ -8,6 +8,10 @@ macro_rules! phase {
     ($name:literal) => {
         ::tracing::debug_span!(target: "farfork::phase", $name).entered()
     };
+    // Of work that is awaited: while it waits, the phase is nobody else's.
+    (await $name:literal, $work:expr) => {
+        ::tracing::Instrument::instrument($work, ::tracing::debug_span!(target: "farfork::phase", $name)).await
+    };
     ($name:literal, $work:expr) => {{
         let _phase = $crate::phase!($name);
         $work

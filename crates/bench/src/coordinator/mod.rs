@@ -15,3 +15,4 @@ pub(crate) mod rpc;
 pub(crate) mod soak;
 pub(crate) mod stage;
 pub(crate) mod stress;
+pub(crate) mod tree;

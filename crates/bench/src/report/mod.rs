@@ -7,3 +7,4 @@ pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod rpc;
 mod table;
+pub(crate) mod tree;

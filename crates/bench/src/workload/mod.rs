@@ -7,4 +7,5 @@ pub(crate) mod micro;
 pub(crate) mod parent;
 pub(crate) mod single;
 pub(crate) mod sparse;
+pub(crate) mod tree;
 pub(crate) mod wander;

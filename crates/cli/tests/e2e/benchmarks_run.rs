@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("churn_finds_no_wrong_page_and_leaves_nothing", churn),
     Test::alone("many_fanout_finds_no_wrong_result_and_leaves_nothing", fanout),
     Test::alone("many_stress_fork_judges_and_leaves_nothing", stress_fork),
+    Test::alone("tree_prints_every_figure_and_leaves_nothing", tree),
     Test::alone("a_missing_peer_is_named_with_what_to_do", missing_peer),
 ];
 
@@ -211,6 +212,19 @@ fn stress_fork() {
         assert!(said["outcome"]["children"].as_u64() > Some(2), "{said}");
         assert_eq!(said["outcome"]["intervals_per_s"].as_array().map(Vec::len), Some(2), "{said}");
     }
+}
+
+/// Trees of each size have a pause, beside its floors.
+fn tree() {
+    let arguments = ["--processes", "1,3", "--mib", "1", "--shared-mib", "1", "--runs", "2"];
+    let document = run_benchmark("tree", &arguments);
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let keys = |figure: &Value| (figure["processes"].as_u64(), figure["figure"].to_string());
+    let found: BTreeSet<_> = figures.iter().map(keys).collect();
+    assert_eq!((found.len(), figures.len()), (8, 8), "four figures of two sizes: {document}");
+    assert!(figures.iter().all(|figure| figure["p50_ms"].as_f64() > Some(0.0)), "{document}");
+    let pauses = figures.iter().filter(|figure| figure["figure"] == "pause");
+    assert!(pauses.clone().count() == 2 && pauses.clone().all(|pause| pause["above_floor_ms"].is_number()));
 }
 
 fn missing_peer() {

@@ -27,10 +27,12 @@ use super::lifeline::Lifeline;
 use super::likeness::Likeness;
 use super::lineage::Inheritance;
 use super::memory::AddressSpace;
-use super::pause::{self, Paused, Prepared};
+use super::pause::{Paused, Prepared};
+use super::post::at_once;
 use super::rescue::Gadgets;
 use super::seals::Probes;
 use super::shared::{SharedCopies, SharedSources};
+use super::stand::{Read, Standing, stand};
 use super::state;
 use super::stopped::{Snapshot, Stopped};
 use super::survey::{Depth, SEGMENT_OF_DESCENDANT, Survey};
@@ -104,7 +106,7 @@ impl Held {
             let mut injector = Injector::new(pid, syscall_at, &deadline);
             let registers = &stopped.snapshot.leader().registers;
             let unmapped =
-                open_memory(pid).and_then(|mem| lifeline.unmap((pid, registers), (None, &mem), &mut injector));
+                open_memory(pid).and_then(|mem| at_once(lifeline.unmap((pid, registers), (None, &mem), &mut injector)));
             if let Err(error) = unmapped {
                 tracing::warn!(pid, %error, "pages that were mapped for its capture stay in a process");
             }
@@ -189,7 +191,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     let paused_at = Instant::now();
     let tids = phase!("prepare.stop", family.stop(options, deadline, look))?;
     times.stop = paused_at.elapsed();
-    beside = beside.or_else(|| Beside::join_busy(pid, times.stop));
+    beside = beside.or_else(|| Beside::join_busy(pid, times.stop / family.relatives.len() as u32));
     let standing = stand(&mut family, &tids, options, deadline, turn, &mut times)?;
     let kin = Kin::of(&family);
     let released = standing.into_iter().map(Standing::release);
@@ -208,72 +210,6 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     times.threads = taken.iter().map(|taken| taken.snapshot.threads.len()).sum();
     times.total = begun.elapsed();
     Ok(Attempted { held: std::mem::take(&mut given_up.held), taken, shared, times })
-}
-
-/// A process that stands, and what the pause has yielded.
-struct Standing {
-    stopped: Stopped,
-    paused: Paused,
-}
-
-/// The same of one that goes on.
-type Read = (Paused, Snapshot);
-
-impl Standing {
-    /// Lets it go; in freeze mode it stays.
-    fn release(mut self) -> (Held, Read) {
-        match self.paused.clone.take() {
-            Some(clone) => (Held::Clone(clone), (self.paused, self.stopped.release())),
-            None => {
-                let snapshot = self.stopped.snapshot.clone();
-                (Held::Parent(self.stopped), (self.paused, snapshot))
-            }
-        }
-    }
-}
-
-/// All that is done while all stand: one process after the other.
-fn stand(
-    family: &mut Family,
-    tids: &[Vec<i32>],
-    options: &CaptureOptions,
-    deadline: &Deadline,
-    turn: &Turn,
-    times: &mut CaptureTimes,
-) -> Result<Vec<Standing>, CaptureError> {
-    let taken = family.relatives.iter().zip(tids).map(|(one, tids)| Stopped::take(one.pid(), tids));
-    let mut stopped: Vec<Stopped> =
-        phase!("prepare.registers", taken.collect::<Vec<_>>()).into_iter().collect::<Result<_, _>>()?;
-    let all: Vec<i32> = tids.iter().flatten().copied().collect();
-    let (mut paused, mut failed, mut last_space) = (Vec::with_capacity(tids.len()), None, None);
-    for (one, stopped) in family.relatives.iter_mut().zip(&mut stopped) {
-        if let (Some(search), Some(last)) = (&mut one.prepared.search, last_space) {
-            search.skip(last);
-        }
-        let mut injector = Injector::new(one.pid(), one.prepared.survey.syscall_at, deadline).beside(&all);
-        let mut own = CaptureTimes::default();
-        let done = pause::pause(stopped, &mut one.prepared, &mut injector, options.freeze, &mut own);
-        stopped.withhold(&mut injector.withheld);
-        times.add_pause(&own);
-        match done {
-            Ok(one) => {
-                last_space = one.template_space.as_ref().ok().copied().flatten().or(last_space);
-                paused.push(one);
-            }
-            Err(error) => {
-                failed = Some(error);
-                break;
-            }
-        }
-    }
-    match failed {
-        None => Ok(stopped.into_iter().zip(paused).map(|(stopped, paused)| Standing { stopped, paused }).collect()),
-        Some(error) => {
-            drop(stopped);
-            paused.into_iter().filter_map(|one| one.clone).for_each(|mut clone| clone.end(Some(turn)));
-            Err(error)
-        }
-    }
 }
 
 /// Templates of an attempt that may still fail. Unless they are taken out, they are given up when this is dropped.

@@ -17,6 +17,7 @@ use super::error::CaptureError;
 use super::inherited::Inherited;
 use super::inject::{Call, Injector};
 use super::memory::MemoryMap;
+use super::post::at_once;
 use super::shared::{SharedCopies, SharedCopy};
 use super::{CaptureOptions, eager, inherited, state, tree, twin};
 use crate::{kernel, phase};
@@ -144,7 +145,7 @@ fn tidy(held: &Held, taken: &Taken, injector: &mut Injector<'_>) -> Result<(), C
     };
     let left = taken.lifeline.give_back(&taken.leftovers, &taken.mem);
     left.map_err(CaptureError::read(taken.snapshot.pid, "the pages that it offers"))?;
-    taken.lifeline.unmap((held.pid(), registers), (None, &taken.mem), injector)
+    at_once(taken.lifeline.unmap((held.pid(), registers), (None, &taken.mem), injector))
 }
 
 /// A template that has a segment of System V shared memory attached is counted by the kernel (`shm_nattch`), and programs look
@@ -154,7 +155,7 @@ fn leave_segments(held: &Held, segments: &[Range<u64>], injector: &mut Injector<
     let Held::Clone(clone) = held else { return Ok(()) };
     for area in segments {
         let call = Call::new("munmap", MUNMAP, [area.start, area.end - area.start]);
-        injector.call(clone.pid, &clone.registers, call)?;
+        at_once(injector.call(clone.pid, &clone.registers, call))?;
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ use super::ask::{PRCTL, alt_stack_call, parse_alt_stack, word};
 use super::error::CaptureError;
 use super::inject::{Call, Injector};
 use super::lifeline::{DESKS_BYTES_MIN, Lifeline};
+use super::post::at_once;
 use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running};
 use super::template::Clone;
 
@@ -138,7 +139,7 @@ impl Subject<'_> {
         lifeline: &Lifeline,
         injector: &mut Injector<'_>,
     ) -> Result<Vec<u8>, CaptureError> {
-        injector.finish(&mut vec![running], |_| true)?;
+        at_once(injector.finish(&mut vec![running], |_| true))?;
         let mut desk = vec![0; bytes];
         self.mem
             .read_exact_at(&mut desk, lifeline.desk(0))
@@ -151,7 +152,7 @@ impl Subject<'_> {
 pub(super) fn close_files(clone: &Clone, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
     const CLOSE_RANGE: u64 = 436;
     let call = Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), 0]);
-    injector.call(clone.pid, &clone.registers, call).map(drop)
+    at_once(injector.call(clone.pid, &clone.registers, call)).map(drop)
 }
 
 /// The calls whose results are the answers come first. All signals are asked for: that is cheaper than to learn from

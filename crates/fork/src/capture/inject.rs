@@ -24,6 +24,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::deadline::{Deadline, Silence};
 use super::error::CaptureError;
+use super::post::Post;
 use super::rescue::Rescue;
 use super::script::Running;
 
@@ -76,21 +77,22 @@ pub(super) struct Injector<'a> {
     deadline: &'a Deadline,
     /// A tracee that appeared by itself: the newborn of a clone with CLONE_PTRACE.
     newborn: Option<i32>,
-    /// Threads that stand, of all processes of the tree: whatever they report, none is a newborn.
-    standing: &'a [i32],
+    /// Who has the reports, where other processes of the tree stand, too; else each wait is one of this thread.
+    post: Option<&'a Post<'a>>,
     /// Signals that arrived meanwhile (those that cannot be blocked), to be sent again when the thread is let go.
     pub(super) withheld: Vec<(i32, i32)>,
 }
 
 impl<'a> Injector<'a> {
     pub(super) fn new(pid: i32, syscall_at: u64, deadline: &'a Deadline) -> Self {
-        Self { pid, syscall_at, deadline, newborn: None, standing: &[], withheld: Vec::new() }
+        Self { pid, syscall_at, deadline, newborn: None, post: None, withheld: Vec::new() }
     }
 
-    /// The same, while these threads stand.
-    pub(super) fn beside(mut self, standing: &'a [i32]) -> Self {
-        self.standing = standing;
-        self
+    /// The same on a way beside others.
+    pub(super) fn on_way(pid: i32, syscall_at: u64, post: &'a Post<'a>) -> Self {
+        let mut alone = Self::new(pid, syscall_at, post.deadline());
+        alone.post = Some(post);
+        alone
     }
 
     /// When the attempt must be over.
@@ -104,34 +106,36 @@ impl<'a> Injector<'a> {
     }
 
     /// Makes one call in one thread, whose other registers are `base`, and gives its result.
-    pub(super) fn call(&mut self, tid: i32, base: &Registers, call: Call) -> Result<u64, CaptureError> {
+    pub(super) async fn call(&mut self, tid: i32, base: &Registers, call: Call) -> Result<u64, CaptureError> {
         let registers = call.registers(base, self.syscall_at);
-        self.call_with(tid, &registers, call)
+        self.call_with(tid, &registers, call).await
     }
 
     /// The same, with something that brings the thread back should we die meanwhile.
-    pub(super) fn call_safely(
+    pub(super) async fn call_safely(
         &mut self,
         (tid, base): (i32, &Registers),
         call: Call,
         rescue: Option<&Rescue>,
         mem: &File,
     ) -> Result<u64, CaptureError> {
-        let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) else { return self.call(tid, base, call) };
+        let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) else {
+            return self.call(tid, base, call).await;
+        };
         let registers = rescue.place(call.registers(base, self.syscall_at));
-        let result = self.call_with(tid, &registers, call);
+        let result = self.call_with(tid, &registers, call).await;
         rescue.disarm(mem);
         result
     }
 
-    fn call_with(&mut self, tid: i32, registers: &Registers, call: Call) -> Result<u64, CaptureError> {
+    async fn call_with(&mut self, tid: i32, registers: &Registers, call: Call) -> Result<u64, CaptureError> {
         let resume = |gone: io::Result<()>| gone.map_err(CaptureError::trace("resume", tid));
         ptrace::set_registers(tid, registers).map_err(CaptureError::trace("set the registers of", tid))?;
         resume(ptrace::resume_to_syscall(tid))?;
         let mut has_entered = false;
         let mut in_time = Ok(());
         loop {
-            let (signal, event) = self.next_stop(tid, &mut in_time)?;
+            let (signal, event) = self.next_stop(tid, &mut in_time).await?;
             match (has_entered, signal, event) {
                 (false, SYSCALL_STOP, 0) => {
                     has_entered = true;
@@ -157,14 +161,14 @@ impl<'a> Injector<'a> {
     }
 
     /// Waits until the scripts have ended for which `must` says so; those and others that have are taken out.
-    pub(super) fn finish(
+    pub(super) async fn finish(
         &mut self,
         running: &mut Vec<Running>,
         must: impl Fn(&Running) -> bool,
     ) -> Result<(), CaptureError> {
         let (mut in_time, mut failed) = (Ok(()), Ok(()));
         while running.iter().any(&must) {
-            let Some((tid, report)) = self.next_report(&mut in_time)? else { continue };
+            let Some((tid, report)) = self.next_report(&mut in_time).await? else { continue };
             let Some(at) = running.iter().position(|one| one.tid() == tid) else {
                 self.note(tid, report)?;
                 continue;
@@ -187,13 +191,13 @@ impl<'a> Injector<'a> {
     }
 
     /// Waits for the newborn of a clone.
-    pub(super) fn wait_newborn(&mut self) -> Result<i32, CaptureError> {
+    pub(super) async fn wait_newborn(&mut self) -> Result<i32, CaptureError> {
         let mut in_time = Ok(());
         loop {
             if let Some(newborn) = self.newborn.take() {
                 return Ok(newborn);
             }
-            if let Some((tid, report)) = self.next_report(&mut in_time)? {
+            if let Some((tid, report)) = self.next_report(&mut in_time).await? {
                 self.note(tid, report)?;
             }
             std::mem::replace(&mut in_time, Ok(()))?;
@@ -201,9 +205,13 @@ impl<'a> Injector<'a> {
     }
 
     /// The next stop of one thread.
-    fn next_stop(&mut self, tid: i32, in_time: &mut Result<(), CaptureError>) -> Result<(i32, i32), CaptureError> {
+    async fn next_stop(
+        &mut self,
+        tid: i32,
+        in_time: &mut Result<(), CaptureError>,
+    ) -> Result<(i32, i32), CaptureError> {
         loop {
-            match self.next_report(in_time)? {
+            match self.next_report(in_time).await? {
                 Some((from, Report::Stopped { signal, event })) if from == tid => return Ok((signal, event)),
                 Some((from, report)) => self.note(from, report)?,
                 None => {}
@@ -212,8 +220,12 @@ impl<'a> Injector<'a> {
     }
 
     /// The next report; `None`, and `in_time` an error, each time that the deadline is found to be over.
-    fn next_report(&self, in_time: &mut Result<(), CaptureError>) -> Result<Option<(i32, Report)>, CaptureError> {
-        match self.deadline.next_report() {
+    async fn next_report(&self, in_time: &mut Result<(), CaptureError>) -> Result<Option<(i32, Report)>, CaptureError> {
+        let next = match self.post {
+            Some(post) => post.next(self.pid).await,
+            None => self.deadline.next_report(),
+        };
+        match next {
             Ok(report) => Ok(Some(report)),
             Err(Silence::TimedOut) => {
                 let (limit, phase) = (self.deadline.limit(), "system calls made on its behalf");
@@ -229,7 +241,7 @@ impl<'a> Injector<'a> {
         match report {
             Report::Ended => Err(CaptureError::Gone { pid: self.pid }),
             // It stands again: somebody has sent it a signal that stops or continues.
-            Report::Stopped { .. } if self.standing.contains(&tid) => Ok(()),
+            Report::Stopped { .. } if self.post.is_some_and(|post| post.knows(tid)) => Ok(()),
             Report::Stopped { .. } => {
                 self.newborn = Some(tid);
                 Ok(())

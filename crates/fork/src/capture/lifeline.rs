@@ -91,7 +91,7 @@ pub(super) struct Task {
 
 impl Lifeline {
     /// Maps the pages, in the leader, whose signals are blocked.
-    pub(super) fn map(
+    pub(super) async fn map(
         snapshot: &Snapshot,
         room: Room,
         end: EndSignal,
@@ -103,7 +103,7 @@ impl Lifeline {
         const PRIVATE_ANONYMOUS: u64 = 0x22;
         let leader = snapshot.leader();
         let call = Call::new("mmap", MMAP, [0, room.bytes, READ_WRITE_EXECUTE, PRIVATE_ANONYMOUS, u64::MAX, 0]);
-        let start = injector.call_safely((leader.tid, &leader.registers), call, rescue, mem);
+        let start = injector.call_safely((leader.tid, &leader.registers), call, rescue, mem).await;
         let start = start.map_err(|error| refused(snapshot.pid, error))?;
         Ok(Self { code: start, start, room, mapped: start..start + room.bytes, end })
     }
@@ -188,7 +188,7 @@ impl Lifeline {
     }
 
     /// Unmaps the pages, in the parent or in its template, where they were mapped.
-    pub(super) fn unmap(
+    pub(super) async fn unmap(
         &self,
         thread: (i32, &Registers),
         (rescue, mem): (Option<&Rescue>, &File),
@@ -199,7 +199,7 @@ impl Lifeline {
             return Ok(());
         }
         let call = Call::new("munmap", MUNMAP, [self.mapped.start, self.room.bytes]);
-        injector.call_safely(thread, call, rescue, mem).map(drop)
+        injector.call_safely(thread, call, rescue, mem).await.map(drop)
     }
 }
 

@@ -96,7 +96,7 @@ impl Paused {
 }
 
 /// All of the pause between stop and release.
-pub(super) fn pause(
+pub(super) async fn pause(
     stopped: &mut Stopped,
     prepared: &mut Prepared,
     injector: &mut Injector<'_>,
@@ -112,12 +112,13 @@ pub(super) fn pause(
     let end = end_signal(&stopped.snapshot, &prepared.survey)?;
     stopped.snapshot.leader().block_signals(end)?;
     times.registers = begun.elapsed();
-    let (lifeline, rescue) = phase!("prepare.lifeline", reach(&stopped.snapshot, prepared, &standing, end, injector))?;
-    let worked = work(stopped, prepared, (&standing, &lifeline, end, begun), injector, freeze, times);
+    let (lifeline, rescue) =
+        phase!(await "prepare.lifeline", reach(&stopped.snapshot, prepared, &standing, end, injector))?;
+    let worked = work(stopped, prepared, (&standing, &lifeline, end, begun), injector, freeze, times).await;
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
         let thread = (leader.tid, &leader.registers);
-        phase!("prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
+        phase!(await "prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
     }
     let Work { asked, contents, copies, likeness, clone, timers, template_space } = worked?;
     Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, clone, template_space, asked })
@@ -125,7 +126,7 @@ pub(super) fn pause(
 
 /// The pages for the threads' calls: those that the process offers, or some that are mapped in it, with what brings it back
 /// from the calls that do that.
-fn reach(
+async fn reach(
     snapshot: &Snapshot,
     prepared: &Prepared,
     standing: &[Standing],
@@ -140,7 +141,7 @@ fn reach(
     }
     let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
     let rescue = Rescue::prepare(snapshot.leader(), &standing[0], gadgets, &survey.maps, mem);
-    let lifeline = Lifeline::map(snapshot, room, end, (rescue.as_ref(), mem), injector)?;
+    let lifeline = Lifeline::map(snapshot, room, end, (rescue.as_ref(), mem), injector).await?;
     Ok((lifeline, rescue))
 }
 
@@ -186,7 +187,7 @@ struct Work {
 }
 
 /// The threads do theirs, and we what we can meanwhile.
-fn work(
+async fn work(
     stopped: &mut Stopped,
     prepared: &mut Prepared,
     (standing, lifeline, end, begun): (&[Standing], &Lifeline, EndSignal, Instant),
@@ -200,7 +201,7 @@ fn work(
     tasks[0].calls.extend((!freeze).then(clone_call));
     lifeline.fill(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
     let mut running = start(&stopped.snapshot, &tasks, lifeline, end, injector)?;
-    injector.finish(&mut running, |one| one.tid() != pid)?;
+    injector.finish(&mut running, |one| one.tid() != pid).await?;
     stopped.restore_others();
     times.ask = lap.take();
     let contents = Contents::read(pid, &prepared.survey.fds, prepared.survey.diagnosis.as_ref());
@@ -208,14 +209,17 @@ fn work(
     let listed = timers::list(pid);
     let likeness = Likeness::read(pid, &prepared.survey.fds, prepared.sockets.as_ref());
     times.shared = lap.take();
-    injector.finish(&mut running, |_| true)?;
+    injector.finish(&mut running, |_| true).await?;
     let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
     let desks: Vec<(Vec<u8>, Vec<u8>)> = desks.map_err(CaptureError::read(pid, "the answers of its threads"))?;
-    let clone = if freeze { None } else { Some(born(&tasks[0], &desks[0].0, &prepared.survey, injector)?) };
+    let clone = if freeze { None } else { Some(born(&tasks[0], &desks[0].0, &prepared.survey, injector).await?) };
     let search = prepared.search.as_ref().filter(|_| clone.is_some());
     let template_space = search.map_or(Ok(None), |search| phase!("prepare.lineage", search.find(lifeline)));
     times.clone = lap.take();
-    let timers = listed.and_then(|listed| ask_timers(stopped, prepared, &listed, (lifeline, begun), injector));
+    let timers = match listed {
+        Ok(listed) => ask_timers(stopped, prepared, &listed, (lifeline, begun), injector).await,
+        Err(error) => Err(error),
+    };
     Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, likeness, clone, timers, template_space })
 }
 
@@ -232,7 +236,7 @@ fn copy_shared(
 }
 
 /// POSIX timers, where there are any; and signals that came since the threads stand, such as a timer's.
-fn ask_timers(
+async fn ask_timers(
     stopped: &mut Stopped,
     prepared: &Prepared,
     listed: &[Listed],
@@ -246,7 +250,7 @@ fn ask_timers(
     }
     let inner_id = |tid: i32| survey.profiles.get(&tid).map(Profile::inner_id);
     let leader = (stopped.snapshot.leader(), survey.inner_id());
-    let timers = timers::ask(leader, listed, inner_id, (lifeline, &prepared.mem, begun), injector)?;
+    let timers = timers::ask(leader, listed, inner_id, (lifeline, &prepared.mem, begun), injector).await?;
     stopped.take_late_signals()?;
     Ok(timers)
 }
@@ -272,12 +276,12 @@ fn start(
 }
 
 /// The clone, which the leader made with the last call of its task.
-fn born(task: &Task, script: &[u8], survey: &Survey, injector: &mut Injector<'_>) -> Result<Clone, CaptureError> {
+async fn born(task: &Task, script: &[u8], survey: &Survey, injector: &mut Injector<'_>) -> Result<Clone, CaptureError> {
     let last = task.calls.len() - 1;
     let inner_pid = task.calls[last].checked(survey.pid, script::result(script, last))?;
     let is_filtered = survey.profiles.get(&survey.pid).is_some_and(|leader| leader.status.seccomp != 0);
     let options = if is_filtered { ptrace::OPTION_SUSPEND_SECCOMP } else { 0 };
-    Clone::born(inner_pid, survey.pid, survey.stat.start_ticks, options, injector)
+    Clone::born(inner_pid, survey.pid, survey.stat.start_ticks, options, injector).await
 }
 
 /// Time between two points.

@@ -106,7 +106,7 @@ struct Source {
 pub(super) struct SharedSources(Vec<Source>, queues::Sources);
 
 impl SharedSources {
-    /// Opens every object that the survey found, and prepares memory for its copy.
+    /// Opens every object that the survey found.
     pub(super) fn open(survey: &Survey) -> Result<Self, CaptureError> {
         let pid = survey.pid;
         let mapped = survey.maps.iter().filter(|entry| super::memory::is_shared_object(entry));
@@ -128,9 +128,7 @@ impl SharedSources {
             let source = Source::of(file, segment).map_err(CaptureError::read(pid, "System V shared memory"))?;
             sources.entry(source.key).or_insert(source);
         }
-        let mut sources = Self(sources.into_values().collect(), queues::Sources::find(pid)?);
-        sources.prepare(pid)?;
-        Ok(sources)
+        Ok(Self(sources.into_values().collect(), queues::Sources::find(pid)?))
     }
 
     /// Takes on the objects of another process of the tree.
@@ -154,7 +152,12 @@ impl SharedSources {
         Ok(())
     }
 
-    fn prepare(&mut self, pid: i32) -> Result<(), CaptureError> {
+    /// Prepares memory for copies of all but what other processes of the tree have, too, which `others` are of.
+    pub(super) fn prepare<'a>(
+        &mut self,
+        pid: i32,
+        others: impl Iterator<Item = &'a Self> + Clone,
+    ) -> Result<(), CaptureError> {
         let mut total = 0;
         for source in &mut self.0 {
             let runs = source.data().map_err(CaptureError::read(pid, "shared memory"))?;
@@ -164,6 +167,9 @@ impl SharedSources {
                     "it has more than {SHARED_BYTES_MAX} bytes of shared memory, too much to copy while it stands still"
                 );
                 return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
+            }
+            if others.clone().any(|other| other.0.iter().any(|known| known.key == source.key)) {
+                continue;
             }
             // Not zero: the allocator would give pages that are not there yet, to be faulted in inside the pause.
             source.prepared =

@@ -3,6 +3,8 @@
 //! A thread is seized, then interrupted; the list of threads is read again until it holds no new one while all known
 //! ones stand. What has not stopped cannot be let go either: that takes the end of the tracing thread.
 
+use std::time::Duration;
+
 use farfork_sys::process::{self, Status};
 use farfork_sys::ptrace::{self, EVENT_STOP, Report};
 
@@ -10,8 +12,79 @@ use super::deadline::{Deadline, Silence};
 use super::error::{CaptureError, Refusal};
 use super::freezer;
 
+/// How long threads may take to stop that are let go at once.
+const LET_GO_LIMIT: Duration = Duration::from_millis(100);
+
+/// Threads that were told to stop before they are waited for: all processes of a tree take the time of one.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    awaited: Vec<i32>,
+    standing: Vec<i32>,
+}
+
+impl Told {
+    /// Has the threads of a process stop. What does not work out is found when it is waited for.
+    pub(super) fn tell(&mut self, pid: i32) {
+        for tid in process::threads(pid).unwrap_or_default() {
+            if matches!(seize(pid, tid), Ok(true)) {
+                let _ = ptrace::interrupt(tid);
+                self.awaited.push(tid);
+            }
+        }
+    }
+
+    /// Whether a thread stands already, or was told to stop; then it is for the caller to wait for.
+    fn take(&mut self, tid: i32) -> Option<Progress> {
+        let taken = |tids: &mut Vec<i32>| tids.iter().position(|known| *known == tid).map(|at| tids.swap_remove(at));
+        match (taken(&mut self.standing), taken(&mut self.awaited)) {
+            (Some(_), _) => Some(Progress::Stands),
+            (None, Some(_)) => Some(Progress::Told),
+            (None, None) => None,
+        }
+    }
+
+    /// Hears of a thread that somebody else waits for.
+    fn hear(&mut self, tid: i32, report: Report) {
+        let known = self.awaited.contains(&tid);
+        self.awaited.retain(|other| {
+            *other != tid || !matches!(report, Report::Ended | Report::Stopped { event: EVENT_STOP, .. })
+        });
+        if known && matches!(report, Report::Stopped { event: EVENT_STOP, .. }) {
+            self.standing.push(tid);
+        }
+    }
+
+    /// Lets go of all that nobody has waited for, and that go on as they were.
+    pub(super) fn let_go(&mut self) {
+        let deadline = Deadline::after(LET_GO_LIMIT);
+        while !self.awaited.is_empty() {
+            match deadline.next_report() {
+                Ok((tid, report @ Report::Stopped { signal, event: 0 })) if self.awaited.contains(&tid) => {
+                    self.hear(tid, report);
+                    drop(ptrace::resume(tid, signal));
+                }
+                Ok((tid, report)) => self.hear(tid, report),
+                Err(_) => break,
+            }
+        }
+        self.standing.drain(..).for_each(|tid| drop(ptrace::detach(tid)));
+    }
+}
+
+/// How far a thread has come that was told to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    Told,
+    Stands,
+}
+
 /// Seizes and interrupts every thread, and waits until all stand.
 pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, CaptureError> {
+    stop_told(pid, deadline, &mut Told::default())
+}
+
+/// The same of a process whose threads may have been told to stop.
+pub(super) fn stop_told(pid: i32, deadline: &Deadline, told: &mut Told) -> Result<Vec<i32>, CaptureError> {
     let mut standing: Vec<i32> = Vec::new();
     let mut ended: Vec<i32> = Vec::new();
     // One thread needs no list.
@@ -25,15 +98,21 @@ pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, Ca
         if new.is_empty() {
             break;
         }
-        let mut awaited = Vec::with_capacity(new.len());
+        let (mut awaited, mut seized) = (Vec::with_capacity(new.len()), Vec::with_capacity(new.len()));
         for tid in new {
-            if seize(pid, tid)? { awaited.push(tid) } else { ended.push(tid) }
+            match told.take(tid) {
+                Some(Progress::Stands) => standing.push(tid),
+                Some(Progress::Told) => awaited.push(tid),
+                None if seize(pid, tid)? => seized.push(tid),
+                None => ended.push(tid),
+            }
         }
-        for tid in &awaited {
+        for tid in &seized {
             // ESRCH: it has ended meanwhile, which the wait reports.
             let _ = ptrace::interrupt(*tid);
         }
-        await_stops(pid, awaited, deadline, &mut standing, &mut ended)?;
+        awaited.append(&mut seized);
+        await_stops(pid, awaited, deadline, (&mut standing, &mut ended), told)?;
         // Who stands makes no other: where the kernel counts as many, there is none.
         if process::thread_count(pid).is_ok_and(|count| count == standing.len()) {
             break;
@@ -55,7 +134,7 @@ pub(super) fn stop_one(tid: i32, deadline: &Deadline) -> Result<(), CaptureError
         return Err(CaptureError::Gone { pid: tid });
     }
     ptrace::interrupt(tid).map_err(CaptureError::trace("interrupt", tid))?;
-    await_stops(tid, vec![tid], deadline, &mut Vec::new(), &mut Vec::new())
+    await_stops(tid, vec![tid], deadline, (&mut Vec::new(), &mut Vec::new()), &mut Told::default())
 }
 
 /// Whether a thread was seized; not if it has ended meanwhile.
@@ -88,8 +167,8 @@ fn await_stops(
     pid: i32,
     mut awaited: Vec<i32>,
     deadline: &Deadline,
-    standing: &mut Vec<i32>,
-    ended: &mut Vec<i32>,
+    (standing, ended): (&mut Vec<i32>, &mut Vec<i32>),
+    told: &mut Told,
 ) -> Result<(), CaptureError> {
     while !awaited.is_empty() {
         let (tid, report) = match deadline.next_report() {
@@ -97,6 +176,9 @@ fn await_stops(
             Err(Silence::TimedOut) => return Err(not_stopped(pid, awaited[0], deadline)),
             Err(Silence::NoTracee) => return Err(CaptureError::Gone { pid }),
         };
+        if !awaited.contains(&tid) && !standing.contains(&tid) {
+            told.hear(tid, report);
+        }
         match report {
             // The kernel passes the leader's end on to its parent when we are gone.
             Report::Ended if tid == pid => return Err(CaptureError::Gone { pid }),

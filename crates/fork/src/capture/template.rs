@@ -23,6 +23,7 @@ use super::error::CaptureError;
 use super::filters;
 use super::inject::{Call, Injector, read_registers};
 use super::open_memory;
+use super::post::at_once;
 use super::rescue::{Gadgets, Rescue};
 use super::script::EndSignal;
 use super::state::Standing;
@@ -74,14 +75,14 @@ pub(super) fn reap_call(inner_id: u64) -> Call {
 impl Clone {
     /// Takes on the newborn of a clone, whose id in the parent's pid namespace is `inner_pid`; `options` of ptrace are those that
     /// it needs beside its own.
-    pub(super) fn born(
+    pub(super) async fn born(
         inner_pid: u64,
         parent: i32,
         parent_start_ticks: u64,
         options: usize,
         injector: &mut Injector<'_>,
     ) -> Result<Self, CaptureError> {
-        let pid = injector.wait_newborn()?;
+        let pid = injector.wait_newborn().await?;
         ptrace::set_options(pid, ptrace::OPTION_EXIT_KILL | ptrace::OPTION_TRACE_SYSCALL_GOOD | options)
             .map_err(CaptureError::trace("set the options of template", pid))?;
         // It runs for a moment only where we make it, and we wait for that. Without the right to, so be it.
@@ -177,7 +178,7 @@ impl Clone {
         filters::suspend(pid, &status)?;
         leader.block_signals(EndSignal::for_process(&status, &stopped.snapshot))?;
         let call = reap_call(self.inner_pid);
-        let reaped = injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem);
+        let reaped = at_once(injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem));
         stopped.withhold(&mut injector.withheld);
         reaped.map(drop)
     }

@@ -101,7 +101,7 @@ pub(super) fn refusals(pid: i32, timers: &[Listed]) -> Vec<Refusal> {
 
 /// Asks for the time left of each; the process stands still since `since`, the leader has done its other calls. `inner_id` tells
 /// a thread's id in the process's own namespace.
-pub(super) fn ask(
+pub(super) async fn ask(
     (leader, leader_id): (&StoppedThread, u32),
     listed: &[Listed],
     inner_id: impl Fn(i32) -> Option<u32>,
@@ -110,7 +110,7 @@ pub(super) fn ask(
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let mut timers = Vec::with_capacity(listed.len());
     for some in listed.chunks(TIMERS_PER_SCRIPT) {
-        let (desk, passed_ns) = run((leader, leader_id), some, (lifeline, mem, since), injector)?;
+        let (desk, passed_ns) = run((leader, leader_id), some, (lifeline, mem, since), injector).await?;
         for (index, timer) in some.iter().enumerate() {
             let changed = || CaptureError::Unstable { pid: leader.tid, what: format!("POSIX timer {}", timer.id) };
             if script::result(&desk, index) != 0 {
@@ -129,7 +129,7 @@ pub(super) fn ask(
 }
 
 /// Runs one script on the leader's desk; what is there then, and how long the process had stood still.
-fn run(
+async fn run(
     (leader, leader_id): (&StoppedThread, u32),
     timers: &[Listed],
     (lifeline, mem, since): (&Lifeline, &File, Instant),
@@ -148,7 +148,7 @@ fn run(
     let running = lifeline.running(0, leader.tid, calls.len());
     let passed_ns = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
     injector.start(&running, &leader.registers)?;
-    injector.finish(&mut vec![running], |_| true)?;
+    injector.finish(&mut vec![running], |_| true).await?;
     let mut desk = vec![0; DESKS_BYTES_MIN as usize];
     mem.read_exact_at(&mut desk, lifeline.desk(0)).map_err(failed("read the answers of"))?;
     lifeline.give_back(&before, mem).map_err(failed("write the calls of"))?;

@@ -21,6 +21,7 @@ use super::error::CaptureError;
 use super::inherited::Subject;
 use super::inject::{Call, Injector};
 use super::lifeline::Lifeline;
+use super::post::at_once;
 use super::script;
 use super::template::{Clone, clone_call, reap_call};
 
@@ -42,13 +43,13 @@ pub(super) fn areas(
     let desk = subject.run(&calls, lifeline, injector)?;
     let result = |index: usize| calls[index].checked(clone.pid, script::result(&desk, index));
     let inner_id = result(large.len())?;
-    let twin = Twin(injector.wait_newborn()?);
+    let twin = Twin(at_once(injector.wait_newborn())?);
     ptrace::set_options(twin.0, ptrace::OPTION_EXIT_KILL).map_err(CaptureError::trace("set the options of", twin.0))?;
     // The marks are judged when the twin is sure to end.
     let marked: Result<Vec<u64>, _> = (0..large.len()).map(result).collect();
     let areas = process::smaps(twin.0).map_err(CaptureError::read(clone.pid, "the memory map"));
     twin.end(injector.deadline());
-    injector.call(clone.pid, &clone.registers, reap_call(inner_id))?;
+    at_once(injector.call(clone.pid, &clone.registers, reap_call(inner_id)))?;
     marked.and(areas)
 }
 

@@ -10,6 +10,7 @@ mod fault;
 mod fork;
 mod forker;
 mod rpc;
+mod tree;
 
 use std::process::ExitCode;
 
@@ -30,6 +31,7 @@ Examples:
   farfork bench fault
   farfork bench churn
   farfork bench fanout
+  farfork bench tree
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct Bench {
@@ -45,6 +47,7 @@ enum Benchmark {
     Fault(fault::Fault),
     Churn(churn::Churn),
     Fanout(fanout::Fanout),
+    Tree(tree::Tree),
     #[command(hide = true)]
     End(end::End),
     #[command(hide = true)]
@@ -60,6 +63,7 @@ impl Bench {
             Benchmark::Fault(benchmark) => benchmark.run(global),
             Benchmark::Churn(benchmark) => benchmark.run(global),
             Benchmark::Fanout(benchmark) => benchmark.run(global),
+            Benchmark::Tree(benchmark) => benchmark.run(global),
             Benchmark::End(end) => end.run(),
             Benchmark::Forker(forker) => forker.run(),
         }

@@ -27,7 +27,7 @@ use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::files::{ProgramSockets, Streams};
 use super::pause::Prepared;
-use super::stop;
+use super::stop::{self, Told};
 use super::turn::Turn;
 use brood::{Brood, Found};
 
@@ -114,7 +114,8 @@ impl Relative {
 impl Family {
     /// Looks at a running process, and at all that descends from it; `prepare` looks at one.
     pub(super) fn survey(pid: i32, options: &CaptureOptions, prepare: impl Prepare) -> Result<Self, CaptureError> {
-        let first = prepare(pid, &options.sockets, None)?;
+        let mut first = prepare(pid, &options.sockets, None)?;
+        first.shared.prepare(pid, std::iter::empty())?;
         let streams = Streams::of(pid, &first.survey.fds);
         let mut family = Self { relatives: vec![Relative::of(first, 0, None)], dead: Vec::new(), streams };
         let (mut index, mut refusals) = (0, Vec::new());
@@ -142,7 +143,12 @@ impl Family {
         prepare: impl Prepare,
     ) -> Result<Vec<Vec<i32>>, CaptureError> {
         let mut standing = Vec::new();
-        let stopped = self.stop_all(options, deadline, &prepare, &mut standing);
+        let mut told = Told::default();
+        if self.relatives.len() > 1 {
+            self.relatives.iter().for_each(|one| told.tell(one.pid()));
+        }
+        let stopped = self.stop_all(options, deadline, (&prepare, &mut told), &mut standing);
+        told.let_go();
         if stopped.is_err() {
             // Nothing of them was changed.
             standing.iter().flatten().for_each(|tid| drop(ptrace::detach(*tid)));
@@ -157,7 +163,7 @@ impl Family {
         &mut self,
         options: &CaptureOptions,
         deadline: &Deadline,
-        prepare: &impl Prepare,
+        (prepare, told): (&impl Prepare, &mut Told),
         standing: &mut Vec<Vec<i32>>,
     ) -> Result<(), CaptureError> {
         let surveyed = self.relatives.drain(1..).map(|one| (one.pid(), one));
@@ -175,7 +181,7 @@ impl Family {
             while index < self.relatives.len() {
                 if index == standing.len() {
                     let pid = self.relatives[index].pid();
-                    match stop::stop_threads(pid, deadline) {
+                    match stop::stop_told(pid, deadline, told) {
                         Ok(tids) => standing.push(tids),
                         Err(error) if index > 0 && is_of_an_end(pid, &error) => {
                             self.bury(index)?;
@@ -262,7 +268,8 @@ impl Family {
         let unstable = || CaptureError::Unstable { pid, what: "another capture of it is under way".to_owned() };
         let turn = Turn::wait(pid, patience).ok_or_else(unstable)?;
         let sockets = options.sockets.of_descendant();
-        let prepared = prepare(pid, &sockets, Some(&self.streams))?;
+        let mut prepared = prepare(pid, &sockets, Some(&self.streams))?;
+        prepared.shared.prepare(pid, self.relatives.iter().map(|one| &one.prepared.shared))?;
         let others: Vec<i32> = self.relatives.iter().map(Relative::pid).collect();
         let refusals = refusals(pid, &others)?;
         if !refusals.is_empty() {

@@ -1,0 +1,100 @@
+//! The course of `farfork bench tree`: trees of several sizes, in turn, and in each turn `fork()` of every process first.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::cluster::Cluster;
+use super::rpc::RpcProgress;
+use crate::error::BenchError;
+use crate::report::tree::TreeReport;
+use crate::samples::Samples;
+use crate::workload::tree::{TREE, Tree};
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct TreePlan {
+    /// How many processes each tree has.
+    pub processes: Vec<u64>,
+    /// Private memory of each process, in MiB.
+    pub mib: u64,
+    /// Memory that the processes of a tree share, in MiB.
+    pub shared_mib: u64,
+    /// Rounds in which every tree is measured in turn.
+    pub runs: usize,
+}
+
+/// A figure, in ms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Key {
+    pub(crate) processes: u64,
+    pub(crate) figure: Figure,
+}
+
+/// A span of time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Figure {
+    /// A floor: `fork()` of each process, one after the other.
+    Forks,
+    /// A floor: memcpy of the memory that they share.
+    Copy,
+    /// How long the tree stands still, from its first thread that stops to its last one that goes on.
+    Pause,
+    /// Another process asks for a seed of it: from its request to the answer.
+    Prepare,
+}
+
+/// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
+///
+/// # Errors
+/// What ended it early.
+pub async fn run_tree(
+    plan: &TreePlan,
+    farfork: PathBuf,
+    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
+) -> Result<TreeReport, BenchError> {
+    let mut cluster = Cluster::start(farfork, true).await?;
+    let program = TREE.install(cluster.scratch())?;
+    let start = |processes: &u64| Ok((*processes, Tree::start(&program, *processes, plan.mib, plan.shared_mib)?));
+    let mut trees: Vec<(u64, Tree)> = plan.processes.iter().map(start).collect::<Result<_, BenchError>>()?;
+    let (mut samples, mut done) = (Samples::new(None), 0);
+    let steps = plan.runs * trees.len();
+    for _ in 0..plan.runs {
+        for (processes, tree) in &mut trees {
+            if show(RpcProgress { done, steps, what: format!("{processes} processes") }).is_break() {
+                return Err(BenchError::Interrupted);
+            }
+            measure(&mut cluster, *processes, tree, &mut samples).await?;
+            done += 1;
+        }
+    }
+    drop(trees);
+    cluster.end()?;
+    Ok(TreeReport::new(plan, samples))
+}
+
+/// One round of a tree whose processes have written to all of their pages before each fork.
+async fn measure(
+    cluster: &mut Cluster,
+    processes: u64,
+    tree: &mut Tree,
+    samples: &mut Samples<Key>,
+) -> Result<(), BenchError> {
+    tree.write_all()?;
+    let (forks_ms, copy_ms) = (tree.forks_ms()?, tree.copy_ms()?);
+    tree.write_all()?;
+    let prepared = cluster.prepare(tree.pid()).await?;
+    cluster.drop_seed(&prepared.seed).await?;
+    for (figure, ms) in [
+        (Figure::Forks, forks_ms),
+        (Figure::Copy, copy_ms),
+        (Figure::Pause, prepared.pause_us as f64 / 1e3),
+        (Figure::Prepare, prepared.answer.as_secs_f64() * 1e3),
+    ] {
+        let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };
+        samples.add(Key { processes, figure }, ms).map_err(unwritten)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,141 @@
+// A tree of processes whose pause is measured. The first forks PROCESSES - 1 others; each holds MIB of private memory of its
+// own, every page filled, and all map SHARED_MIB that one process's writes show in another's. The first obeys commands of one
+// letter that come on its standard input, and passes them on to the others, one after the other:
+//
+//   w  each writes to every page of its own, as a busy program would;   answers `written NS`
+//   f  each calls fork(), the other side ends at once;                  answers `forked NS`, the calls alone, summed up
+//   m  the first copies the shared memory to memory that it has had;    answers `copied NS`
+//
+// usage: tree PROCESSES MIB SHARED_MIB
+#include "../baseline/end.h"
+
+#include <csignal>
+#include <cstring>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+constexpr size_t PAGE_BYTES = 4096;
+// Standard streams; what is above is a process's own.
+constexpr unsigned STREAMS = 3;
+
+// How the first process speaks to another.
+struct Member {
+    int command;
+    int answer;
+};
+
+size_t own_bytes, shared_bytes;
+unsigned char *own, *shared_memory, *copy;
+
+unsigned char *map(size_t bytes, int kind) {
+    if (bytes == 0) return nullptr;
+    void *at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) fail("mmap");
+    // Small pages: what a page costs must not come from fewer pages.
+    madvise(at, bytes, MADV_NOHUGEPAGE);
+    memset(at, 0x5a, bytes);
+    return static_cast<unsigned char *>(at);
+}
+
+int64_t write_all() {
+    int64_t began_ns = now_ns();
+    for (size_t at = 0; at < own_bytes; at += PAGE_BYTES) own[at]++;
+    return now_ns() - began_ns;
+}
+
+int64_t time_fork() {
+    int64_t began_ns = now_ns();
+    pid_t pid = fork();
+    int64_t ended_ns = now_ns();
+    if (pid == 0) _exit(0);
+    if (pid < 0 || waitpid(pid, nullptr, 0) != pid) fail("fork");
+    return ended_ns - began_ns;
+}
+
+int64_t time_copy() {
+    int64_t began_ns = now_ns();
+    if (shared_bytes > 0) memcpy(copy, shared_memory, shared_bytes);
+    return now_ns() - began_ns;
+}
+
+int64_t obey(char command) { return command == 'f' ? time_fork() : write_all(); }
+
+[[noreturn]] void be_member(Member member) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    own = map(own_bytes, MAP_PRIVATE);
+    int64_t ns = 0;
+    char command;
+    do {
+        if (write(member.answer, &ns, sizeof ns) != sizeof ns) _exit(1);
+        if (read(member.command, &command, 1) != 1) _exit(0);
+        ns = obey(command);
+    } while (true);
+}
+
+int64_t await(const Member &member) {
+    int64_t ns;
+    if (read(member.answer, &ns, sizeof ns) != sizeof ns) fail("a process of the tree");
+    return ns;
+}
+
+Member bear() {
+    int command[2], answer[2];
+    if (pipe(command) || pipe(answer)) fail("pipe");
+    pid_t pid = fork();
+    if (pid < 0) fail("fork");
+    if (pid == 0) {
+        // None of another's pipes, whose end would then be told to nobody.
+        int above = answer[1] + 1;
+        Member member = {dup2(command[0], above), dup2(answer[1], above + 1)};
+        close_range(STREAMS, static_cast<unsigned>(answer[1]), 0);
+        be_member(member);
+    }
+    close(command[0]);
+    close(answer[1]);
+    Member member = {command[1], answer[0]};
+    await(member);
+    return member;
+}
+
+int64_t ask_all(const std::vector<Member> &members, char command) {
+    int64_t ns = obey(command);
+    for (const Member &member : members) {
+        if (write(member.command, &command, 1) != 1) fail("a process of the tree");
+        ns += await(member);
+    }
+    return ns;
+}
+
+} // namespace
+
+int main(int count, char **arguments) {
+    if (count != 4) {
+        fputs("usage: tree PROCESSES MIB SHARED_MIB\n", stderr);
+        return 2;
+    }
+    own_bytes = strtoul(arguments[2], nullptr, 10) << 20;
+    shared_bytes = strtoul(arguments[3], nullptr, 10) << 20;
+    shared_memory = map(shared_bytes, MAP_SHARED);
+    std::vector<Member> members;
+    for (long left = strtol(arguments[1], nullptr, 10) - 1; left > 0; left--) members.push_back(bear());
+    own = map(own_bytes, MAP_PRIVATE);
+    copy = map(shared_bytes, MAP_PRIVATE);
+    // What has been touched for the floor alone is no part of the process.
+    if (copy) madvise(copy, shared_bytes, MADV_DONTFORK);
+    puts("ready");
+    for (;;) {
+        fflush(stdout);
+        char command;
+        if (read(STDIN_FILENO, &command, 1) != 1) return 0;
+        switch (command) {
+        case 'w': printf("written %lld\n", static_cast<long long>(ask_all(members, 'w'))); break;
+        case 'f': printf("forked %lld\n", static_cast<long long>(ask_all(members, 'f'))); break;
+        case 'm': printf("copied %lld\n", static_cast<long long>(time_copy())); break;
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! All that is done while the processes of a tree stand: each goes its way through the [`pause`], and is let go when the last
+//! one has.
+
+use super::attempt::Held;
+use super::deadline::Deadline;
+use super::error::CaptureError;
+use super::inject::Injector;
+use super::pause::{self, Paused, Prepared};
+use super::post::{Post, Way};
+use super::stopped::{Snapshot, Stopped};
+use super::tree::Family;
+use super::turn::Turn;
+use super::{CaptureOptions, CaptureTimes};
+use crate::phase;
+
+/// A process that stands, and what the pause has yielded.
+pub(super) struct Standing {
+    stopped: Stopped,
+    paused: Paused,
+}
+
+/// The same of one that goes on.
+pub(super) type Read = (Paused, Snapshot);
+
+impl Standing {
+    /// Lets it go; in freeze mode it stays.
+    pub(super) fn release(mut self) -> (Held, Read) {
+        match self.paused.clone.take() {
+            Some(clone) => (Held::Clone(clone), (self.paused, self.stopped.release())),
+            None => {
+                let snapshot = self.stopped.snapshot.clone();
+                (Held::Parent(self.stopped), (self.paused, snapshot))
+            }
+        }
+    }
+}
+
+/// All that is done while all stand.
+pub(super) fn stand(
+    family: &mut Family,
+    tids: &[Vec<i32>],
+    options: &CaptureOptions,
+    deadline: &Deadline,
+    turn: &Turn,
+    times: &mut CaptureTimes,
+) -> Result<Vec<Standing>, CaptureError> {
+    let taken = family.relatives.iter().zip(tids).map(|(one, tids)| Stopped::take(one.pid(), tids));
+    let mut stopped: Vec<Stopped> =
+        phase!("prepare.registers", taken.collect::<Vec<_>>()).into_iter().collect::<Result<_, _>>()?;
+    let post = Post::of(tids, deadline);
+    let (mut all, mut failed) = (Vec::with_capacity(tids.len()), None);
+    for (paused, own) in pass(family, &mut stopped, options.freeze, &post) {
+        times.add_pause(&own);
+        match paused {
+            Ok(paused) => all.push(paused),
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    match failed {
+        None => Ok(stopped.into_iter().zip(all).map(|(stopped, paused)| Standing { stopped, paused }).collect()),
+        Some(error) => {
+            drop(stopped);
+            all.into_iter().filter_map(|one| one.clone).for_each(|mut clone| clone.end(Some(turn)));
+            Err(error)
+        }
+    }
+}
+
+type Passed = (Result<Paused, CaptureError>, CaptureTimes);
+
+/// Has all processes go their ways through the pause: beside one another, but those that a pager serves one after the other. It
+/// knows a clone by an address, which may be the same in several.
+fn pass(family: &mut Family, stopped: &mut [Stopped], freeze: bool, post: &Post<'_>) -> Vec<Passed> {
+    let is_served = family.relatives.iter().any(|one| one.prepared.search.is_some());
+    let ways = family.relatives.iter_mut().zip(stopped);
+    if !is_served {
+        let mut all: Vec<(i32, Way<'_, Passed>)> = Vec::with_capacity(ways.len());
+        for (one, stopped) in ways {
+            all.push((one.pid(), Box::pin(pass_one(&mut one.prepared, stopped, freeze, post))));
+        }
+        return post.run(all);
+    }
+    let (mut passed, mut last_space): (Vec<Passed>, _) = (Vec::with_capacity(ways.len()), None);
+    for (one, stopped) in ways {
+        if let (Some(search), Some(last)) = (&mut one.prepared.search, last_space) {
+            search.skip(last);
+        }
+        let pid = one.pid();
+        let mut done = post.run(vec![(pid, Box::pin(pass_one(&mut one.prepared, stopped, freeze, post)))]);
+        let space = |(paused, _): &Passed| paused.as_ref().ok()?.template_space.as_ref().ok().copied().flatten();
+        last_space = done.first().and_then(space).or(last_space);
+        passed.append(&mut done);
+        if passed.last().is_some_and(|(paused, _)| paused.is_err()) {
+            break;
+        }
+    }
+    passed
+}
+
+async fn pass_one(prepared: &mut Prepared, stopped: &mut Stopped, freeze: bool, post: &Post<'_>) -> Passed {
+    let mut injector = Injector::on_way(prepared.survey.pid, prepared.survey.syscall_at, post);
+    let mut times = CaptureTimes::default();
+    let paused = pause::pause(stopped, prepared, &mut injector, freeze, &mut times).await;
+    stopped.withhold(&mut injector.withheld);
+    (paused, times)
+}
