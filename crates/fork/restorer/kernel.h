@@ -49,6 +49,7 @@ static inline void clear_bytes(void *at, u64 bytes)
  * without a C library, so the few that are needed stand here. */
 enum {
 	K_EINTR = 4,
+	K_ETIMEDOUT = 110,
 	K_ENOENT = 2,
 	K_EINVAL = 22,
 	K_O_RDONLY = 0,
@@ -123,7 +124,10 @@ enum {
 	K_SIGSTOP = 19,
 	K_P_PID = 1,
 	K_WSTOPPED = 2,
+	K_WNOHANG = 1,
 	K_WEXITED = 4,
+	K_CLD_EXITED = 1,
+	K_CLD_STOPPED = 5,
 	K_WNOWAIT = 0x01000000,
 	K_WALL = 0x40000000,
 	K_PR_SET_CHILD_SUBREAPER = 36,

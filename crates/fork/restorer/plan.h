@@ -281,6 +281,7 @@ enum report_kind {
 	REPORT_FAILED = 2,   /* error, step and detail say what */
 	REPORT_RESTORED = 3, /* the child is complete; it runs on, or waits when it is to be paused */
 	REPORT_ENDED = 4,    /* detail: wait status of the child */
+	REPORT_KIN_ENDED = 5, /* another process of the tree, detail: its id; status: how */
 };
 
 /* What went wrong where; src/restore/report.rs has the words. */
@@ -361,7 +362,7 @@ struct report {
 	u32 step;
 	u32 detail; /* index, signal or number that the step was at; the wait status in REPORT_ENDED */
 	u32 process; /* number in its tree; 0 where it has none yet */
-	u32 reserved;
+	u32 status;  /* wait status, in REPORT_KIN_ENDED */
 	u64 realtime_ns;
 	u64 marks_ns[MARK_COUNT]; /* CLOCK_REALTIME, in REPORT_RESTORED; which clocks else the child has may be its own */
 };

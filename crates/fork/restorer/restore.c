@@ -83,7 +83,7 @@ void restore(const struct plan *plan)
 	set_limits(plan);
 	if (plan->process == 0) {
 		if (plan->process_count > 1)
-			wait_for(&gate_of(plan)->ready, plan->process_count - 1);
+			await_others(plan, &gate_of(plan)->ready, plan->process_count - 1);
 		report_restored(plan);
 	}
 	pass_gate(plan);

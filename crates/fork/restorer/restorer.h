@@ -46,6 +46,7 @@ HIDDEN void make_calls(const struct plan *plan, struct plan_span calls);
 
 /* tree.c */
 HIDDEN void meet(const struct plan *plan, u32 *word);
+HIDDEN void await_others(const struct plan *plan, u32 *word, u32 wanted);
 HIDDEN void join_kin(const struct plan *plan);
 HIDDEN void await_kin(const struct plan *plan);
 HIDDEN void pass_gate(const struct plan *plan);
@@ -71,6 +72,12 @@ static inline u64 realtime_ns(void)
 	return (u64)now.seconds * 1000000000ull + (u64)now.nanoseconds;
 }
 
+static inline void send_words(int socket, struct report *report)
+{
+	report->realtime_ns = realtime_ns();
+	CALL6(sendto, socket, report, sizeof *report, K_MSG_NOSIGNAL, 0, 0);
+}
+
 static inline void send_marked(int socket, u32 kind, u32 step, long error, u32 detail, u32 process,
 			       const u64 *marks_ns)
 {
@@ -83,8 +90,7 @@ static inline void send_marked(int socket, u32 kind, u32 step, long error, u32 d
 	report.process = process;
 	if (marks_ns)
 		copy_bytes(report.marks_ns, marks_ns, sizeof report.marks_ns);
-	report.realtime_ns = realtime_ns();
-	CALL6(sendto, socket, &report, sizeof report, K_MSG_NOSIGNAL, 0, 0);
+	send_words(socket, &report);
 }
 
 static inline void send_report(int socket, u32 kind, u32 step, long error, u32 detail)

@@ -1,6 +1,57 @@
 /* How the processes of a tree find together: they meet at the gate, join groups, and hear of each other's ends and stops. */
 #include "restorer.h"
 
+/* Between two looks at the children: nobody else tells of the end of one that the others wait for. */
+#define LOOK_INTERVAL_NS 10000000
+
+/* What waitid(2) tells, as far as it is read. */
+struct told {
+	i32 signal, error, code, padding, pid, uid, status;
+	char rest[SIGINFO_BYTES - 7 * sizeof(i32)];
+};
+
+/* A child that is to live has ended, and the tree will never be complete. Where it said itself what it failed at, that is known
+ * before. */
+static __attribute__((noreturn)) void lose_kin(const struct plan *plan, const struct told *told)
+{
+	struct report report;
+	clear_bytes(&report, sizeof report);
+	report.kind = REPORT_KIN_ENDED;
+	report.process = plan->process;
+	report.detail = (u32)told->pid;
+	report.status = told->code == K_CLD_EXITED ? (u32)told->status << 8 : (u32)told->status;
+	send_words(control_of(plan), &report);
+	for (;;)
+		CALL1(exit_group, 127);
+}
+
+static void look_at_kin(const struct plan *plan)
+{
+	const struct plan_kin *kin = at(plan, plan->kin.offset);
+	for (u32 i = 0; i < plan->kin.count; i++) {
+		struct told told;
+		clear_bytes(&told, sizeof told);
+		if (kin[i].flags & KIN_ZOMBIE)
+			continue;
+		CALL5(waitid, K_P_PID, kin[i].pid, &told, K_WEXITED | K_WNOHANG | K_WNOWAIT | K_WALL, 0);
+		if (told.pid != 0)
+			lose_kin(plan, &told);
+	}
+}
+
+/* Waits for other processes; sees whether children of this one still live. */
+void await_others(const struct plan *plan, u32 *word, u32 wanted)
+{
+	struct k_timespec interval = { 0, LOOK_INTERVAL_NS };
+	for (;;) {
+		u32 seen = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+		if (seen == wanted)
+			return;
+		if (CALL4(futex, word, K_FUTEX_WAIT, seen, &interval) == -K_ETIMEDOUT)
+			look_at_kin(plan);
+	}
+}
+
 /* Waits until all processes have come here. */
 void meet(const struct plan *plan, u32 *word)
 {
@@ -8,23 +59,27 @@ void meet(const struct plan *plan, u32 *word)
 		return;
 	if (__atomic_add_fetch(word, 1, __ATOMIC_ACQ_REL) == plan->process_count)
 		CALL3(futex, word, K_FUTEX_WAKE, K_FUTEX_ALL); /* zombies wait, too */
-	wait_for(word, plan->process_count);
+	await_others(plan, word, plan->process_count);
 }
 
 /* Waits until something has become of all children that it is to become of. */
 static void await(const struct plan *plan, u32 flag, u32 what)
 {
 	const struct plan_kin *kin = at(plan, plan->kin.offset);
-	char info[SIGINFO_BYTES];
 	for (u32 i = 0; i < plan->kin.count; i++) {
-		u32 keep = kin[i].flags & KIN_UNHEARD ? K_WNOWAIT : 0;
+		struct told told;
 		long error;
 		if (!(kin[i].flags & flag))
 			continue;
+		/* An end comes in a stop's place. */
 		do
-			error = CALL5(waitid, K_P_PID, kin[i].pid, info, what | keep | K_WALL, 0);
+			error = CALL5(waitid, K_P_PID, kin[i].pid, &told, what | K_WEXITED | K_WNOWAIT | K_WALL, 0);
 		while (error == -K_EINTR);
 		check(plan, STEP_AWAIT_KIN, error, kin[i].pid);
+		if (!(kin[i].flags & KIN_ZOMBIE) && told.code != K_CLD_STOPPED)
+			lose_kin(plan, &told);
+		if (!(what & K_WNOWAIT) && !(kin[i].flags & KIN_UNHEARD))
+			CALL5(waitid, K_P_PID, kin[i].pid, &told, what | K_WALL, 0);
 	}
 }
 
@@ -61,7 +116,10 @@ void pass_gate(const struct plan *plan)
 		CALL3(futex, &gate->go, K_FUTEX_WAKE, K_FUTEX_ALL);
 	} else if (plan->process_count > 1) {
 		if (__atomic_add_fetch(&gate->ready, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
-			CALL3(futex, &gate->ready, K_FUTEX_WAKE, 1);
+			CALL3(futex, &gate->ready, K_FUTEX_WAKE, K_FUTEX_ALL);
+		/* Its children are looked after until they are complete, too; but a parent may be waiting for it to stop. */
+		if (plan->kin.count > 0 && !(plan->flags & PLAN_STOPPED))
+			await_others(plan, &gate->ready, plan->process_count - 1);
 	}
 	CALL3(close_range, plan->fd_base, ~0u, 0);
 	if (plan->flags & PLAN_STOPPED)

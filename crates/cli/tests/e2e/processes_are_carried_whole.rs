@@ -10,10 +10,11 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::fs::{FileType, Mode};
 use tempfile::TempDir;
 
 use crate::harness::seed::waits_of;
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, appearance, scratch};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, appearance, deadline, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -51,6 +52,8 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_its_stop(cluster, "refused_inotify", &["fd 3", "bytes of events"])
     }),
     Test::shared("process_tree", |cluster| carried(cluster, "process_tree")),
+    Test::shared("trees_are_forked_on", trees_are_forked_on),
+    Test::shared("one_that_dies_while_it_is_restored_is_named", one_dies),
     Test::shared("process_remains", |cluster| carried(cluster, "process_remains")),
     Test::shared("process_loop", |cluster| carried(cluster, "process_loop")),
     Test::shared("init_of_a_namespace", first_of_a_namespace),
@@ -179,6 +182,71 @@ fn bridged() {
 fn place_of_vdso(pid: i32) -> String {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it lives");
     maps.lines().find(|line| line.ends_with("[vdso]")).expect("a vdso").to_owned()
+}
+
+/// A tree that is a child itself, whose pages are still elsewhere, and a child of that.
+fn trees_are_forked_on(cluster: &Cluster) {
+    let subject = Subject::start("process_tree");
+    let first = Seed::of(cluster.first(), &subject.parent);
+    let (mut seeds, mut middles) = (vec![first], Vec::new());
+    for index in [1, 2] {
+        let options = ["--to", cluster.name(index), "--strategy", "cow"];
+        let middle = seeds[seeds.len() - 1].fork_idle(1, &options).remove(0);
+        let seed = Seed::of_process(cluster.node(index), &middle.pid.to_string(), &[]);
+        for to in [0, 1, 2] {
+            let children = seed.fork_detached(&["1".to_owned()], &["--to", cluster.name(to)]);
+            require_pass(cluster.node(index), &children);
+        }
+        seeds.push(seed);
+        middles.push((index, middle));
+    }
+    for (index, middle) in middles {
+        cluster.node(index).json(&["kill", "--signal", "KILL", &middle.id]);
+    }
+    subject.check();
+}
+
+/// Somebody kills a process of a tree that waits for a file, while the others wait for it. It is told at once, not when there was time
+/// enough to be complete.
+fn one_dies(cluster: &Cluster) {
+    let files = scratch::directory();
+    let path = files.path().join("file");
+    fs::write(&path, "").expect("a scratch directory can be written");
+    let mut command = Command::new("bash");
+    command.args(["-c", "sleep 60 3< \"$0\" & echo ready $$ 0; wait"]).arg(&path);
+    let parent = Parent::start_command(&mut command);
+    let sleeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("it waits");
+    let sleeper = sleeper.trim();
+    let seed = Seed::of(cluster.first(), &parent);
+    // Nobody ever writes into it, so that nobody is done with opening it.
+    fs::remove_file(&path).expect("it was there");
+    rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("mkfifo(3)");
+    let fork = cluster.first().spawn(&["fork", seed.id(), "--detach", "--to", cluster.name(1)]);
+    let opening = deadline::until("a process of the child opens the file", OPEN_LIMIT, || opens_as(sleeper));
+    let process = farfork_sys::pidfd::open(opening).expect("it waits");
+    farfork_sys::pidfd::send_signal(&process, 9).expect("it waits");
+    let ended = deadline::wait_with_output(fork, "farfork fork", OPEN_LIMIT);
+    let process = farfork_sys::pidfd::open(sleeper.parse().expect("a number")).expect("it sleeps");
+    farfork_sys::pidfd::send_signal(&process, 9).expect("it sleeps");
+    let expected = format!("process {sleeper} of the child died while it was restored (wait status 0x9)");
+    assert!(!ended.status.success() && ended.stderr.contains(&expected), "{}: {}", ended.status, ended.stderr);
+}
+
+/// For a child to be restored up to its files, on a busy machine.
+const OPEN_LIMIT: Duration = Duration::from_secs(20);
+
+/// The process that is in open(2), and has this id in a pid namespace inside of ours.
+fn opens_as(inner_id: &str) -> Option<i32> {
+    const OPEN: &str = "2";
+    let ids = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    ids.into_iter().find(|id| {
+        let (status, call) = (format!("/proc/{id}/status"), format!("/proc/{id}/syscall"));
+        let status = fs::read_to_string(status).unwrap_or_default();
+        let known = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+        let known: Vec<&str> = known.split_whitespace().collect();
+        let is_inside = known.len() > 1 && known.last() == Some(&inner_id);
+        is_inside && fs::read_to_string(call).is_ok_and(|call| call.split(' ').next() == Some(OPEN))
+    })
 }
 
 /// Started by unshare(1), which is not of the tree.

@@ -56,9 +56,15 @@ impl Told {
 
     /// Lets go of all that nobody has waited for, and that go on as they were.
     pub(super) fn let_go(&mut self) {
-        let deadline = Deadline::after(LET_GO_LIMIT);
-        while !self.awaited.is_empty() {
+        // A timer costs more than to look.
+        let deadline = (!self.awaited.is_empty()).then(|| Deadline::after(LET_GO_LIMIT));
+        while let Some(deadline) = deadline.as_ref().filter(|_| !self.awaited.is_empty()) {
             match deadline.next_report() {
+                Ok((tid, Report::Ended)) if self.awaited.contains(&tid) => {
+                    // Until it is taken, the kernel tells of this end in the place of others' stops.
+                    let _ = ptrace::reap(tid);
+                    self.hear(tid, Report::Ended);
+                }
                 Ok((tid, report @ Report::Stopped { signal, event: 0 })) if self.awaited.contains(&tid) => {
                     self.hear(tid, report);
                     drop(ptrace::resume(tid, signal));

@@ -88,6 +88,7 @@ pub(super) const REPORT_READY: u32 = 1;
 pub(super) const REPORT_FAILED: u32 = 2;
 pub(super) const REPORT_RESTORED: u32 = 3;
 pub(super) const REPORT_ENDED: u32 = 4;
+pub(super) const REPORT_KIN_ENDED: u32 = 5;
 
 /// Longest text for /proc/self/timens_offsets.
 pub(super) const TIME_OFFSETS_BYTES_MAX: usize = 112;
@@ -272,7 +273,7 @@ pub(super) struct Report {
     pub(super) step: u32,
     pub(super) detail: u32,
     pub(super) process: u32,
-    pub(super) reserved: u32,
+    pub(super) status: u32,
     pub(super) realtime_ns: u64,
     pub(super) marks_ns: [u64; MARK_COUNT],
 }

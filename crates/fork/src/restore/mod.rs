@@ -262,6 +262,16 @@ pub enum RestoreError {
         /// wait(2) status.
         wait_status: u32,
     },
+    /// So did another process of its tree, without which it is not complete.
+    #[error(
+        "process {pid} of the child died while it was restored (wait status {wait_status:#x}); its pages may be lost: see the node's log"
+    )]
+    MemberDied {
+        /// Its id in the child.
+        pid: u32,
+        /// wait(2) status.
+        wait_status: u32,
+    },
     /// Nothing heard in time.
     #[error("the child did not stand within {limit:?}: the seed's node may be out of reach")]
     Silent {

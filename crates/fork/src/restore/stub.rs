@@ -11,8 +11,8 @@ use zerocopy::{IntoBytes, TryFromBytes};
 
 use super::RestoreError;
 use super::layout::{
-    MARK_COUNT, PASSED_OWN, REPORT_ENDED, REPORT_FAILED, REPORT_READY, REPORT_RESTORED, REQUEST_MAGIC, Report,
-    StubRequest, TIME_OFFSETS_BYTES_MAX,
+    MARK_COUNT, PASSED_OWN, REPORT_ENDED, REPORT_FAILED, REPORT_KIN_ENDED, REPORT_READY, REPORT_RESTORED,
+    REQUEST_MAGIC, Report, StubRequest, TIME_OFFSETS_BYTES_MAX,
 };
 use super::objects::Objects;
 use super::report::{object_of, step_in_words};
@@ -102,6 +102,7 @@ pub(super) fn understand(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Res
         }
         REPORT_FAILED => Err(failure(&report, descriptor)),
         REPORT_ENDED => Err(RestoreError::Died { wait_status: report.detail }),
+        REPORT_KIN_ENDED => Err(RestoreError::MemberDied { pid: report.detail, wait_status: report.status }),
         _ => Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
     }
 }
