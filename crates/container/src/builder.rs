@@ -21,6 +21,7 @@ use crate::cgroup::{ContainerCgroup, NodeCgroups, group_name};
 use crate::config::{ContainerConfig, RootSpec};
 use crate::error::ContainerError;
 use crate::handle::{Container, Parts};
+use crate::outsider::Outsider;
 use crate::record;
 use crate::root::layout::Layout;
 use crate::root::{self, PRIVATE_DIR};
@@ -133,6 +134,23 @@ impl Builder {
         let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
         record::create(&self.config.records_dir(), container.id(), &init)?;
         Ok(container)
+    }
+
+    /// Starts the init program outside of containers, in the group of zygotes.
+    pub(crate) fn start_outside(&self) -> Result<Outsider, ContainerError> {
+        let group = self.cgroups.zygotes()?;
+        let birthplace = group.open_birthplace()?;
+        let (ours, its) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
+        let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
+        let init = Init {
+            image: self.image.as_fd(),
+            name: c"farfork-zygote",
+            fds: [null.as_fd(), null.as_fd(), null.as_fd(), its.as_fd()],
+            cgroup: birthplace.as_ref().map(AsFd::as_fd),
+        };
+        let outsider = Outsider::new(clone::spawn_beside(&init).map_err(ContainerError::Init)?, ours);
+        group.join_others(outsider.pid())?;
+        Ok(outsider)
     }
 
     /// Removes a container's record.

@@ -9,6 +9,7 @@
 
 mod error;
 mod freezing;
+mod gathering;
 mod group;
 mod limits;
 mod node;

@@ -83,6 +83,22 @@ impl Container {
         &self.parts().cgroup
     }
 
+    /// The control group to be born in, for whom init does not fork; `None` without a unified hierarchy.
+    ///
+    /// # Errors
+    /// [`ContainerError::Cgroup`].
+    pub fn birthplace(&self) -> Result<Option<File>, ContainerError> {
+        Ok(self.cgroup().open_birthplace()?)
+    }
+
+    /// Moves who was born there into the container's other control groups.
+    ///
+    /// # Errors
+    /// [`ContainerError::Cgroup`].
+    pub fn gather(&self) -> Result<(), ContainerError> {
+        Ok(self.cgroup().gather()?)
+    }
+
     /// Which root it has.
     pub fn root(&self) -> RootSpec {
         self.spec

@@ -11,6 +11,7 @@ use crate::cgroup::NodeCgroups;
 use crate::config::{ContainerConfig, RootSpec};
 use crate::error::ContainerError;
 use crate::handle::Container;
+use crate::outsider::Outsider;
 
 /// Most containers kept ready: each holds a few hundred KiB of kernel memory, and a burst of forks larger than this
 /// is limited by restoring children, not by building containers.
@@ -85,6 +86,14 @@ impl Pool {
     /// The node's control groups.
     pub fn cgroups(&self) -> &NodeCgroups {
         self.shared.builder.cgroups()
+    }
+
+    /// Starts the init program outside of containers, for a zygote.
+    ///
+    /// # Errors
+    /// [`ContainerError`] as the first step that fails.
+    pub fn start_outside(&self) -> Result<Outsider, ContainerError> {
+        self.shared.builder.start_outside()
     }
 
     /// How many containers of a kind are ready to be taken.

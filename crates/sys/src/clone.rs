@@ -1,4 +1,4 @@
-//! Processes born into a new pid namespace and control group (clone3(2)), by the shortest way from `clone3` to `exec`.
+//! Processes born into a new pid namespace, or the caller's, and a control group (clone3(2)), by the shortest way from `clone3` to `exec`.
 //!
 //! The calling process has many threads, so that its copy may do nothing but system calls until it is another program:
 //! a lock that another thread held is held for ever in the copy. What the program needs is made ready before.
@@ -54,6 +54,18 @@ pub struct Born {
 /// # Errors
 /// As clone3(2), dup3(2), execveat(2); `TimedOut` where the exec does not come about. Nothing is left in these cases.
 pub fn spawn_init(init: &Init<'_>) -> io::Result<Born> {
+    spawn(init, libc::CLONE_NEWPID as u64)
+}
+
+/// The same in the pid namespace of the caller.
+///
+/// # Errors
+/// As [`spawn_init`].
+pub fn spawn_beside(init: &Init<'_>) -> io::Result<Born> {
+    spawn(init, 0)
+}
+
+fn spawn(init: &Init<'_>, namespaces: u64) -> io::Result<Born> {
     let apart = |fd: BorrowedFd<'_>| fcntl_dupfd_cloexec(fd, FDS_APART_MIN);
     let image = apart(init.image)?;
     let fds = [apart(init.fds[0])?, apart(init.fds[1])?, apart(init.fds[2])?, apart(init.fds[3])?];
@@ -69,7 +81,7 @@ pub fn spawn_init(init: &Init<'_>) -> io::Result<Born> {
 
     let every_signal = block_signals();
     // SAFETY: `become_init` only makes system calls, on memory of this frame, which the copy has for itself.
-    let born = unsafe { clone_into_namespace(init.cgroup, &plan) };
+    let born = unsafe { clone_into(namespaces, init.cgroup, &plan) };
     restore_signals(&every_signal);
     let born = born?;
 
@@ -109,11 +121,11 @@ struct Plan<'a> {
 
 /// # Safety
 /// See `become_init`, which the copy runs.
-unsafe fn clone_into_namespace(cgroup: Option<BorrowedFd<'_>>, plan: &Plan<'_>) -> io::Result<Born> {
+unsafe fn clone_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, plan: &Plan<'_>) -> io::Result<Born> {
     let mut pidfd: RawFd = -1;
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    args.flags = (libc::CLONE_NEWPID | libc::CLONE_PIDFD) as u64;
+    args.flags = namespaces | libc::CLONE_PIDFD as u64;
     args.pidfd = ptr::from_mut(&mut pidfd) as u64;
     args.exit_signal = libc::SIGCHLD as u64;
     if let Some(cgroup) = cgroup {

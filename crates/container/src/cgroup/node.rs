@@ -88,6 +88,14 @@ impl NodeCgroups {
         self.group("templates")
     }
 
+    /// The group of the node's zygotes, whose memory is the node's own.
+    ///
+    /// # Errors
+    /// As [`NodeCgroups::group`].
+    pub fn zygotes(&self) -> Result<ContainerCgroup, CgroupError> {
+        self.group("zygotes")
+    }
+
     /// Names of the groups below the node's.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self

@@ -1,0 +1,58 @@
+//! A process of the init program outside of containers, in the daemon's own namespaces: it has memory that children in
+//! containers will share, and a control group of the node's for it.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use farfork_sys::clone::{self, Born};
+use farfork_sys::pidfd;
+use rustix::process::Signal;
+
+/// Where it is in the kernel's order of victims: behind children (900), and before templates, half-way between those and their
+/// parents, without which nothing could be made again.
+const OOM_SCORE_ADJUSTMENT: i32 = 850;
+/// Longest wait for its end, in milliseconds: it is killed at once, but may have much memory to give back.
+const KILL_MS_MAX: u64 = 2_000;
+
+/// The process. Dropping it kills it; it ends by itself when the daemon does.
+#[derive(Debug)]
+pub struct Outsider {
+    born: Born,
+    control: OwnedFd,
+}
+
+impl Outsider {
+    pub(crate) fn new(born: Born, control: OwnedFd) -> Self {
+        let score = OOM_SCORE_ADJUSTMENT.to_string();
+        if let Err(error) = fs::write(format!("/proc/{}/oom_score_adj", born.pid), score) {
+            tracing::warn!(pid = born.pid, %error, "a zygote keeps its place in the OOM killer's order");
+        }
+        Self { born, control }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        self.born.pid
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        pidfd::wait_exit(&self.born.pidfd, Duration::ZERO).unwrap_or(false)
+    }
+
+    /// Our end of the socket (SOCK_SEQPACKET) whose other end is its descriptor 3.
+    pub fn control(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+}
+
+impl Drop for Outsider {
+    fn drop(&mut self) {
+        // ESRCH: it has ended already.
+        let _ = pidfd::send_signal(&self.born.pidfd, Signal::KILL.as_raw());
+        if !clone::reap(&self.born.pidfd, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false) {
+            tracing::warn!(pid = self.born.pid, "a zygote that was killed has not ended");
+        }
+    }
+}
