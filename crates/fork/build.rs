@@ -30,8 +30,19 @@ const FLAGS: &[&str] = &[
     "-Wl,--strip-all",
 ];
 
-const SOURCES: [&str; 8] =
-    ["stub.c", "restore.c", "address_space.c", "calls.c", "files.c", "tree.c", "credentials.c", "threads.c"];
+const SOURCES: [&str; 11] = [
+    "stub.c",
+    "request.c",
+    "birth.c",
+    "zygote.c",
+    "restore.c",
+    "address_space.c",
+    "calls.c",
+    "files.c",
+    "tree.c",
+    "credentials.c",
+    "threads.c",
+];
 
 fn run(command: &mut Command) -> Vec<u8> {
     let output =

@@ -108,10 +108,9 @@ void guard_all(const struct plan *plan)
 /* Behind the guards, which locked memory does not take. On fault: pages come one by one from the pager, as anywhere else. */
 void lock_all(const struct plan *plan)
 {
-	const struct plan_mapping *mapping = at(plan, plan->mappings.offset);
-	for (u32 i = 0; i < plan->mappings.count; i++)
-		if (mapping[i].flags & MAPPING_LOCKED)
-			check(plan, STEP_ADVISE, CALL3(mlock2, mapping[i].start, mapping[i].bytes, K_MLOCK_ONFAULT), i);
+	const struct plan_range *locked = at(plan, plan->locked.offset);
+	for (u32 i = 0; i < plan->locked.count; i++)
+		check(plan, STEP_ADVISE, CALL3(mlock2, locked[i].start, locked[i].bytes, K_MLOCK_ONFAULT), i);
 }
 
 /* Before the areas are registered: neither a call nor a fault a page. */
@@ -159,7 +158,12 @@ void hand_to_pager(const struct plan *plan)
 		struct k_uffdio_register area = { range[i].start, range[i].bytes, K_UFFDIO_REGISTER_MODE_MISSING, 0 };
 		check(plan, STEP_REGISTER, CALL3(ioctl, uffd, K_UFFDIO_REGISTER, &area), i);
 	}
-	send_descriptor(plan, (int)plan->fd_base + CHILD_KEEP, uffd);
+	/* A zygote keeps it itself: nothing of its program runs, and no copy of it gets far whose pages nobody serves. */
+	if (plan->flags & PLAN_ZYGOTE)
+		check(plan, STEP_KEEP_USERFAULTFD,
+		      CALL3(dup3, uffd, (int)plan->fd_base + CHILD_KEEP, K_O_CLOEXEC), 0);
+	else
+		send_descriptor(plan, (int)plan->fd_base + CHILD_KEEP, uffd);
 	send_descriptor(plan, (int)plan->fd_base + PASSED_PAGER, uffd);
 	CALL1(close, uffd);
 }

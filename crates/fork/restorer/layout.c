@@ -38,6 +38,8 @@ int main(void)
 	OFFSET("PLAN_CALLS", plan, calls_at_last);
 	OFFSET("MAPPING_FLAGS", plan_mapping, flags);
 	OFFSET("PLAN_KIN", plan, kin);
+	OFFSET("PLAN_LOCKED", plan, locked);
+	OFFSET("PLAN_ZYGOTE_AT", plan, zygote);
 	OFFSET("KIN_NAME", plan_kin, name);
 	OFFSET("REPORT_PROCESS", report, process);
 	OFFSET("REPORT_REALTIME", report, realtime_ns);

@@ -17,8 +17,9 @@
 
 #define PLAN_MAGIC 0x4e414c504b465246ull /* "FRFKPLAN" */
 #define REQUEST_MAGIC 0x51455246u	 /* "FREQ" */
+#define AWAIT_MAGIC 0x54494157u		 /* "WAIT" */
 #define SIGINFO_BYTES 128
-#define CODE_BYTES_MAX 16384		 /* also asserted by restorer.ld */
+#define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call needs under 4 KiB */
 #define THREAD_STACK_BYTES 4096		 /* a thread's part of it under 1 KiB */
 
@@ -34,6 +35,8 @@ enum plan_flag {
 	PLAN_GROUP_LEADER = 4,	 /* begin a process group */
 	PLAN_STOPPED = 8,	 /* stop, complete, before the first instruction */
 	PLAN_SUBREAPER = 16,	 /* be the parent of orphans */
+	PLAN_ZYGOTE = 32,	 /* with its memory complete, stop, and fork as asked (zygote.c) */
+	PLAN_COPY = 64,		 /* of a zygote: its memory is there */
 };
 
 enum mapping_kind {
@@ -45,7 +48,6 @@ enum mapping_kind {
 enum mapping_flag {
 	MAPPING_GROWS_DOWN = 1,
 	MAPPING_NO_RESERVE = 2,
-	MAPPING_LOCKED = 4,
 	MAPPING_HUGE_PAGE = 8,
 	MAPPING_NO_HUGE_PAGE = 16,
 	MAPPING_WIPE_ON_FORK = 32,
@@ -255,14 +257,23 @@ struct plan {
 	u64 mm[11];		  /* in the order of struct prctl_mm_map */
 	struct plan_span auxv;	  /* u64 each */
 	struct plan_span kin;	  /* children, in the order of their births */
+	struct plan_span locked;  /* plan_range: what is locked in memory */
+	struct plan_range zygote; /* of a copy: the region of the zygote, which it leaves */
 };
 
 /* What the daemon asks of a stub: this message with descriptors, then more messages until all have come.
- * passed[0] the plan, [1] the socket that the userfaultfd goes to, [2] the file for the wait status, [3…] the child's. */
+ * passed[0] the plan, [1] the socket that the userfaultfd goes to, [2] the file for the wait status, [3…] the child's.
+ *
+ * A stub outside of containers becomes a zygote: pid is 0, and passed[2] nobody's. A zygote is asked for children by the same
+ * message, where passed[1] is the first process of the child's container, [2] the child's control socket, and the last one
+ * the control group to be born in. The container's stub is then told to wait for that child, which it did not fork: magic
+ * AWAIT_MAGIC, passed[0] the file for the wait status, [1] the socket with the child's userfaultfd in it. */
 struct stub_request {
 	u32 magic;
 	u32 passed_count;
 	u32 pid;
+	u32 midwife; /* asked of a zygote: number of the process that forks the child in its container, and ends */
+	u32 reserved;
 	u32 time_offsets_bytes; /* 0: stay in the node's time namespace */
 	char time_offsets[112]; /* for /proc/self/timens_offsets */
 };
@@ -274,6 +285,10 @@ enum passed {
 	CHILD_KEEP = PASSED_PLAN,      /* in the child, once the plan is mapped: a socket that the stub keeps, see stub.c */
 	CHILD_CONTROL = PASSED_STATUS, /* in the child: the control socket */
 	PASSED_OWN = 3,		       /* how many of these are farfork's own */
+	PASSED_CONTAINER = PASSED_PAGER, /* to a zygote */
+	AWAITED_STATUS = 0,	       /* to a stub that did not fork its child */
+	AWAITED_KEEP = 1,
+	AWAITED_OWN = 2,
 	PASSED_MAX = 1024,
 };
 
@@ -344,6 +359,9 @@ enum step {
 	STEP_AWAIT_KIN = 55,
 	STEP_TAKE_DESCRIPTOR = 56,
 	STEP_BRIDGE = 57,
+	STEP_ENTER_CONTAINER = 58,
+	STEP_MIDWIFE = 59,
+	STEP_LEAVE_ZYGOTE = 60,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

@@ -46,12 +46,9 @@ static void report_restored(const struct plan *plan)
 	}
 }
 
-void restore(const struct plan *plan)
+/* All that a zygote has too. */
+static void build_memory(const struct plan *plan)
 {
-	const struct plan_thread *leader = at(plan, plan->threads.offset);
-	struct scratch *scratch = scratch_of(plan);
-
-	mark(plan, MARK_ENTERED);
 	park_special(plan);
 	unmap_stub(plan);
 	make_calls(plan, plan->calls_before_maps);
@@ -65,6 +62,31 @@ void restore(const struct plan *plan)
 	mark(plan, MARK_REGISTERED);
 	place_special(plan);
 	set_mm(plan);
+}
+
+/* What of its memory a copy of a zygote does not share with others. */
+static void complete_memory(const struct plan *plan)
+{
+	leave_zygote(plan);
+	make_calls(plan, plan->calls_before_maps);
+	map_all(plan);
+	lock_all(plan);
+	mark(plan, MARK_MAPPED);
+	mark(plan, MARK_REGISTERED);
+}
+
+void restore(const struct plan *plan)
+{
+	const struct plan_thread *leader = at(plan, plan->threads.offset);
+	struct scratch *scratch = scratch_of(plan);
+
+	mark(plan, MARK_ENTERED);
+	if (plan->flags & PLAN_COPY)
+		complete_memory(plan);
+	else
+		build_memory(plan);
+	if (plan->flags & PLAN_ZYGOTE)
+		be_zygote(plan);
 	join_kin(plan);
 	set_process(plan);
 	make_calls(plan, plan->calls_before_files);

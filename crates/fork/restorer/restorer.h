@@ -27,6 +27,35 @@ struct gate {
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
+/* The daemon's socket, as whoever starts the stub leaves it. */
+#define CONTROL_FD 3
+
+struct passed_set {
+	u32 count;
+	i32 fds[PASSED_MAX];
+};
+
+/* What all that is forked needs. */
+struct request {
+	struct passed_set passed;
+	int keep;
+	u64 requested_ns;
+};
+
+/* request.c */
+HIDDEN __attribute__((noreturn)) void leave(int status);
+HIDDEN __attribute__((noreturn)) void fail(enum step step, long error, u32 detail);
+HIDDEN void receive_request(struct stub_request *request, struct passed_set *passed);
+
+/* birth.c */
+HIDDEN void set_time(const struct stub_request *request);
+HIDDEN long fork_with(u32 pid_wanted, u32 exit_signal, int cgroup);
+HIDDEN __attribute__((noreturn)) void become_child(const struct request *request, u64 plan_at);
+
+/* zygote.c */
+HIDDEN __attribute__((noreturn)) void be_zygote(const struct plan *plan);
+HIDDEN void leave_zygote(const struct plan *plan);
+
 /* restore.c: turns the calling process, a fork of the stub, into the child. Runs in the copy of the code inside the region. */
 HIDDEN __attribute__((noreturn)) void restore(const struct plan *plan);
 
@@ -59,6 +88,7 @@ HIDDEN void open_descriptors(const struct plan *plan);
 HIDDEN void set_credentials(const struct plan *plan, u32 index);
 
 /* threads.c */
+HIDDEN long start_task(struct k_clone_args *args, void (*run)(void *), void *given);
 HIDDEN void start_threads(const struct plan *plan);
 HIDDEN void become_leader(const struct plan *plan, const struct plan_thread *leader);
 HIDDEN void raise_pending(const struct plan *plan, struct plan_span pending, u32 tid);

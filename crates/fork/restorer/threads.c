@@ -104,8 +104,9 @@ void wait_for(u32 *word, u32 wanted)
 	}
 }
 
-static __attribute__((noreturn, used)) void run_thread(struct start *start)
+static __attribute__((noreturn)) void run_thread(void *argument)
 {
+	const struct start *start = argument;
 	const struct plan *plan = start->plan;
 	const struct plan_thread *thread = start->thread;
 	struct scratch *scratch = scratch_of(plan);
@@ -117,11 +118,11 @@ static __attribute__((noreturn, used)) void run_thread(struct start *start)
 	enter(plan, thread);
 }
 
-/* The new thread takes its argument from a register that the call keeps: it has no stack frame yet. */
-static long start_thread(struct k_clone_args *args, struct start *start)
+/* The new task takes its argument from a register that the call keeps: it has no stack frame yet. */
+long start_task(struct k_clone_args *args, void (*run)(void *), void *given)
 {
-	register struct start *argument __asm__("r12") = start;
-	register void (*entry)(struct start *) __asm__("r13") = (void (*)(struct start *))run_thread;
+	register void *argument __asm__("r12") = given;
+	register void (*entry)(void *) __asm__("r13") = run;
 	long result;
 	__asm__ volatile("syscall\n\t"
 			 "test %%rax, %%rax\n\t"
@@ -155,7 +156,7 @@ void start_threads(const struct plan *plan)
 		args.stack_size = THREAD_STACK_BYTES - 64; /* `start` stands above */
 		args.set_tid = (u64)&tid;
 		args.set_tid_size = 1;
-		check(plan, STEP_THREAD, start_thread(&args, start), thread[i].tid);
+		check(plan, STEP_THREAD, start_task(&args, run_thread, start), thread[i].tid);
 	}
 }
 

@@ -16,3 +16,4 @@ mod phase;
 pub mod restore;
 pub mod resume;
 pub mod seed;
+pub mod zygote;

@@ -124,7 +124,7 @@ pub enum ResumeError {
 }
 
 impl ResumeError {
-    fn local(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn local(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |cause| Self::Local { what, cause }
     }
 }
@@ -156,7 +156,7 @@ impl SeedSource {
     }
 
     /// The seeds that pages of its children come from: itself, and its layers.
-    fn sources(&self) -> Vec<Source> {
+    pub(crate) fn sources(&self) -> Vec<Source> {
         let layers = self.descriptor.layers.iter().map(|layer| {
             let Layer { seed, token, owner } = layer;
             let owner = self.own.address_of(seed, &Address::Tcp(*owner));
@@ -172,7 +172,7 @@ impl SeedSource {
     }
 
     /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.
-    fn fetch_shared(&self, deadline: Instant) -> Result<Vec<File>, ResumeError> {
+    pub(crate) fn fetch_shared(&self, deadline: Instant) -> Result<Vec<File>, ResumeError> {
         let objects = &self.descriptor.shared_objects;
         if objects.is_empty() {
             return Ok(Vec::new());
@@ -230,6 +230,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         caller,
         payload: payload.as_deref(),
         paused: paused || is_eager,
+        zygote: None,
     })?;
     let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &prepared.registered(), strategy);
     phase!("resume.memory", plan.write(directory))?;
@@ -237,13 +238,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     farfork_sys::fdpass::tell_sender(pager_end.as_fd()).map_err(ResumeError::local("a socket"))?;
     // The pager takes the child on while the stub builds it: neither waits for the other.
     let adoption = phase!("resume.ask", pager.begin_adoption(child, directory, pager_end));
-    let status_file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(directory.join(STATUS_FILE))
-        .map_err(ResumeError::local("the status file"))?;
+    let status_file = status_file(directory)?;
     let left = deadline.saturating_duration_since(Instant::now());
     let restored = phase!("resume.child", prepared.start(child_end.as_fd(), status_file.as_fd(), left));
     phase!("resume.adopt", adoption.wait())?;
@@ -255,4 +250,11 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         }
     }
     Ok(restored)
+}
+
+/// Where the container's stub leaves the wait status.
+pub(crate) fn status_file(directory: &Path) -> Result<File, ResumeError> {
+    let mut options = OpenOptions::new();
+    let opened = options.write(true).create(true).truncate(true).mode(0o600).open(directory.join(STATUS_FILE));
+    opened.map_err(ResumeError::local("the status file"))
 }

@@ -31,6 +31,7 @@ use super::settle::Settling;
 use super::space::Space;
 use super::strategy::{Paging, Strategy};
 use super::working_set::Trace;
+use super::zygotes::Brood;
 
 /// Name of the file in the child's directory that says why its memory is lost, if it is.
 pub const LOST_FILE: &str = "lost";
@@ -104,14 +105,16 @@ pub(super) struct Child {
     pub(super) trace: Trace,
     /// Slots that an earlier child of the seed touched, in order, until they are queued.
     pub(super) recalled: VecDeque<Range<u64>>,
+    /// It is a zygote.
+    pub(super) zygote: Option<Brood>,
     /// Its directory.
     pub(super) dir: PathBuf,
-    journal: Journal,
+    pub(super) journal: Journal,
     /// It was full and could not be replaced, which was said.
     journal_failed: bool,
     /// The maps of its own processes, as its plan has them.
     maps: Vec<PageMap>,
-    next_space: SpaceNumber,
+    pub(super) next_space: SpaceNumber,
     /// Own processes that are still to be heard of.
     missed: SpaceNumber,
 }
@@ -129,7 +132,8 @@ impl Child {
         let mut child = Self::of(id, dir, plan, journal);
         child.socket = Some(ManuallyDrop::new(socket));
         // A successor would not know what came before, and of who has everything at once nothing is seen.
-        if child.strategy.paging != Paging::Eager && !child.strategy.first {
+        // No more is of a zygote, which touches nothing.
+        if child.strategy.paging != Paging::Eager && !child.strategy.first && child.zygote.is_none() {
             child.trace = Trace::new(child.populated.slots());
         }
         Ok(child)
@@ -157,7 +161,7 @@ impl Child {
         Ok(child)
     }
 
-    fn of(id: ChildId, dir: &Path, plan: MemoryPlan, journal: Journal) -> Self {
+    pub(super) fn of(id: ChildId, dir: &Path, plan: MemoryPlan, journal: Journal) -> Self {
         let maps: Vec<PageMap> = iter::once(plan.segments).chain(plan.members).map(PageMap::of).collect();
         Self {
             id,
@@ -173,6 +177,7 @@ impl Child {
             settling: Settling::Idle,
             trace: Trace::default(),
             recalled: VecDeque::new(),
+            zygote: plan.is_zygote.then(Brood::default),
             dir: dir.to_owned(),
             journal,
             journal_failed: false,
@@ -318,6 +323,9 @@ impl Child {
         let new = self.next_space;
         self.next_space += 1;
         let uffd = Userfaultfd::from_number(number)?;
+        if let Some(brood) = self.zygote.as_mut().filter(|_| parent == 0) {
+            brood.copy = Some(new);
+        }
         if let Some(parent) = self.spaces.get(&parent) {
             self.spaces.insert(new, parent.forked(uffd, self.populated.slots()));
         }

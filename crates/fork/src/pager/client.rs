@@ -85,6 +85,22 @@ impl PagerClient {
         Adoption { client: self, request, uffd_socket, asked }
     }
 
+    /// Has what a zygote has just forked served as a child of its own, whose memory plan stands in `child_dir`; `pid` is its
+    /// process. `keep` is where
+    /// its userfaultfd goes, too. No other copy of the zygote may be made meanwhile.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where the zygote's own memory is lost, or the plan is another's; [`ClientError::Silent`].
+    pub fn transfer(
+        &self,
+        zygote: &ChildId,
+        (child, child_dir, pid): (&ChildId, &Path, i32),
+        keep: BorrowedFd<'_>,
+    ) -> Result<(), ClientError> {
+        let (zygote, child, dir) = (zygote.clone(), child.clone(), child_dir.to_owned());
+        self.call(&Request::Transfer { zygote, child, dir, pid }, &[keep]).map(drop)
+    }
+
     /// Has a child forgotten whose processes have been ended, and waits until the last is gone. Only then may its
     /// directory be removed.
     ///

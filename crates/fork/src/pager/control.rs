@@ -85,6 +85,7 @@ impl Server<'_> {
                 Reply::Done
             }
             Request::Adopt { child, dir } => self.adopt(child, &dir, fd),
+            Request::Transfer { zygote, child, dir, pid } => self.transfer(&zygote, (&child, &dir, pid), fd),
             Request::Release { child } => self.release(&child),
             Request::Stats { child } => match self.key_of(&child).and_then(|key| self.children.get(&key)) {
                 Some(served) => Reply::Stats(served.child.stats()),

@@ -5,7 +5,7 @@
 //!  pager.plan, mode 0600: it holds the seeds' tokens
 //!  0            8
 //!  ┌────────────┬──────────────────────┐
-//!  │ FFPLAN4\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
+//!  │ FFPLAN5\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
 //!  └────────────┴──────────────────────┘
 //! ```
 
@@ -33,7 +33,7 @@ const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u6
 /// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
 const POPULATED_PAGES_MAX: u64 = 1 << 30;
 
-pub(super) const MAGIC: &[u8; 8] = b"FFPLAN4\n";
+pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";
 
 /// What a child's pages come from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +49,8 @@ pub struct MemoryPlan {
     pub extents: Vec<PlannedExtent>,
     /// How the child's pages are fetched.
     pub strategy: Strategy,
+    /// Whether it is no child but a zygote: what it forks are children of their own.
+    pub is_zygote: bool,
 }
 
 /// Why there is no usable plan.
@@ -99,7 +101,7 @@ impl MemoryPlan {
         ids.dedup();
         let populated = |id: ExtentId| populated(id, &descriptor.extents[id.0 as usize]);
         let extents = ids.into_iter().map(|id| PlannedExtent { id, populated: populated(id) }).collect();
-        Self { sources, segments, members, extents, strategy }
+        Self { sources, segments, members, extents, strategy, is_zygote: false }
     }
 
     /// Memory that holds data and that the child sees, in bytes: what there is to fetch.
@@ -257,6 +259,7 @@ mod tests {
                 PlannedExtent { id: ExtentId(3), populated: vec![inherited] },
             ],
             strategy: Strategy::default(),
+            is_zygote: false,
         }
     }
 

@@ -24,7 +24,7 @@ pub(super) struct SlotRun {
 }
 
 /// All populated pages of a plan, in ascending order of extent and page.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Populated {
     runs: Vec<SlotRun>,
     slots: u64,

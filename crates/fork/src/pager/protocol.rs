@@ -23,7 +23,7 @@ use super::trusting::Trusting;
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Changes with every change of the messages below.
-const FORM: u8 = 1;
+const FORM: u8 = 2;
 
 const MAGIC: [u8; 4] = [b'F', b'F', b'P', FORM];
 
@@ -83,6 +83,18 @@ pub(super) enum Request {
         child: ChildId,
         /// Its directory, with the memory plan.
         dir: PathBuf,
+    },
+    /// Serve what a zygote has just forked as a child. The message carries the socket into which the child's userfaultfd goes
+    /// as well, for others to keep. May be repeated.
+    Transfer {
+        /// The zygote.
+        zygote: ChildId,
+        /// The child.
+        child: ChildId,
+        /// Its directory, with the memory plan.
+        dir: PathBuf,
+        /// Its own process.
+        pid: i32,
     },
     /// Forget a child that has ended. May be repeated.
     Release {

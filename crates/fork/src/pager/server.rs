@@ -248,6 +248,7 @@ impl<'a> Server<'a> {
         keys.into_iter().for_each(|key| self.sweep_child(key));
         self.keep_up_cache();
         self.report_all();
+        self.fill_zygotes();
         self.close_idle_owners();
         if self.children.is_empty() && !self.station.is_reachable() {
             tracing::warn!("the run directory is gone and nobody is served: the pager ends");
@@ -270,6 +271,14 @@ impl<'a> Server<'a> {
     /// As epoll_ctl(2), socket(2). It is then not served, its descriptors are as before.
     pub(super) fn take_in(&mut self, child: Child) -> io::Result<()> {
         let owners = self.attach_all(&child.sources)?;
+        self.seat(child, owners)
+    }
+
+    /// Serves a child whose owners are connected to.
+    ///
+    /// # Errors
+    /// As epoll_ctl(2), of a child whose userfaultfd has not come.
+    pub(super) fn seat(&mut self, child: Child, owners: Vec<OwnerKey>) -> io::Result<()> {
         let key = self.next_child;
         self.next_child += 1;
         if let Some(socket) = &child.socket {

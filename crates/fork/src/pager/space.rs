@@ -88,6 +88,12 @@ impl Space {
         }
     }
 
+    /// The same space, asked for anew by whoever serves it from now on: what was on its way comes to nobody.
+    pub(super) fn moved(mut self, slots: u64) -> Self {
+        self.dropped(0..slots);
+        self
+    }
+
     /// Closes the userfaultfd of a space that is gone.
     pub(super) fn close(self) {
         drop(ManuallyDrop::into_inner(self.uffd));

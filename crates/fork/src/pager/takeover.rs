@@ -14,6 +14,7 @@ use super::registry::Registry;
 use super::server::Server;
 use super::settle::Settling;
 use super::station::Station;
+use super::zygotes;
 
 /// Reads what was served, closes what nobody knows (the predecessor's own descriptors), and has every waiting thread
 /// ask again.
@@ -38,6 +39,7 @@ pub(super) fn begin(station: &Station) -> io::Result<Server<'_>> {
             }
         }
     }
+    zygotes::leave_to_children(&mut children);
     close_all_but(&keep)?;
     // Children wait for every turn of it, and it waits for owners in between.
     if let Err(error) = farfork_sys::turn::set(farfork_sys::turn::SHORTEST) {

@@ -11,8 +11,8 @@ use super::RestoreError;
 use super::calls::is_attached;
 use super::layout::{
     MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_FILE, MAPPING_GROWS_DOWN, MAPPING_HUGE_PAGE,
-    MAPPING_LOCKED, MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM,
-    MAPPING_SEQUENTIAL, MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
+    MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM, MAPPING_SEQUENTIAL,
+    MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
 };
 use super::objects::Objects;
 use super::stub_map::StubMap;
@@ -31,6 +31,22 @@ pub(super) struct AddressSpace {
     pub(super) guards: Vec<PlanRange>,
     /// What stands in the place of the parent's vdso where the kernel here has another.
     pub(super) vdso: Option<Vec<u8>>,
+    /// What is locked in memory, which no fork inherits.
+    pub(super) locked: Vec<PlanRange>,
+}
+
+/// Which part of an address space is planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// A child's, whole.
+    Whole,
+    /// What copies of a zygote have of it: all that is private to a process.
+    Zygote,
+    /// What a copy of a zygote makes for itself; `zygote`, start and length, is the region that it leaves.
+    Copy {
+        /// Where the zygote's restorer is.
+        zygote: (u64, u64),
+    },
 }
 
 /// Whether each mapped file of the descriptor is the same file on this node. `root` is the root of the child's view.
@@ -46,7 +62,7 @@ impl AddressSpace {
         descriptor: &Descriptor,
         is_here: &[bool],
         objects: &Objects,
-        (stub, bridge): (&StubMap, Option<&Bridge>),
+        (stub, bridge, part): (&StubMap, Option<&Bridge>, Part),
         writer: &mut PlanWriter,
     ) -> Result<Self, RestoreError> {
         let mut space = Self::default();
@@ -56,6 +72,17 @@ impl AddressSpace {
         }
         let mut opened = HashMap::new();
         for mapping in &descriptor.mappings {
+            if mapping.flags.locked && part != Part::Zygote {
+                space.locked.push(PlanRange { start: mapping.start, bytes: mapping.end - mapping.start });
+            }
+            let is_planned = match part {
+                Part::Whole => true,
+                Part::Zygote => !is_shared(mapping),
+                Part::Copy { .. } => is_shared(mapping),
+            };
+            if !is_planned {
+                continue;
+            }
             space.guards.extend(guards_of(mapping));
             match mapping.backing {
                 Backing::Anonymous { extent } => space.add_anonymous(mapping, extent, descriptor),
@@ -154,6 +181,11 @@ impl AddressSpace {
     }
 }
 
+/// Whether a fork would leave a mapping in common with its parent.
+fn is_shared(mapping: &Mapping) -> bool {
+    matches!(mapping.backing, Backing::SharedFile { .. } | Backing::SharedMemory { .. })
+}
+
 fn guards_of(mapping: &Mapping) -> impl Iterator<Item = PlanRange> {
     let start = mapping.start;
     let range = move |run: &PageRun| PlanRange { start: start + run.first * PAGE_SIZE, bytes: run.count * PAGE_SIZE };
@@ -165,7 +197,6 @@ fn flags_of(mapping: &Mapping) -> u16 {
     [
         (flags.grows_down, MAPPING_GROWS_DOWN),
         (flags.no_reserve, MAPPING_NO_RESERVE),
-        (flags.locked, MAPPING_LOCKED),
         (flags.huge_page, MAPPING_HUGE_PAGE),
         (flags.no_huge_page, MAPPING_NO_HUGE_PAGE),
         (flags.wipe_on_fork, MAPPING_WIPE_ON_FORK),

@@ -16,8 +16,9 @@ macro_rules! structures {
 
 pub(super) const PLAN_MAGIC: u64 = 0x4e41_4c50_4b46_5246;
 pub(super) const REQUEST_MAGIC: u32 = 0x5145_5246;
+pub(super) const AWAIT_MAGIC: u32 = 0x5449_4157;
 pub(super) const SIGINFO_BYTES: usize = 128;
-pub(super) const CODE_BYTES_MAX: u64 = 16384;
+pub(super) const CODE_BYTES_MAX: u64 = 20480;
 pub(super) const LEADER_STACK_BYTES: u64 = 16384;
 pub(super) const THREAD_STACK_BYTES: u64 = 4096;
 
@@ -26,6 +27,8 @@ pub(super) const PLAN_SESSION_LEADER: u32 = 2;
 pub(super) const PLAN_GROUP_LEADER: u32 = 4;
 pub(super) const PLAN_STOPPED: u32 = 8;
 pub(super) const PLAN_SUBREAPER: u32 = 16;
+pub(super) const PLAN_ZYGOTE: u32 = 32;
+pub(super) const PLAN_COPY: u32 = 64;
 
 pub(super) const KIN_ZOMBIE: u32 = 1;
 pub(super) const KIN_AFTER_SESSION: u32 = 2;
@@ -40,7 +43,6 @@ pub(super) const MAPPING_PASSED: u8 = 2;
 
 pub(super) const MAPPING_GROWS_DOWN: u16 = 1;
 pub(super) const MAPPING_NO_RESERVE: u16 = 2;
-pub(super) const MAPPING_LOCKED: u16 = 4;
 pub(super) const MAPPING_HUGE_PAGE: u16 = 8;
 pub(super) const MAPPING_NO_HUGE_PAGE: u16 = 16;
 pub(super) const MAPPING_WIPE_ON_FORK: u16 = 32;
@@ -251,12 +253,16 @@ structures! {
         mm: [u64; 11],
         auxv: Span,
         kin: Span,
+        locked: Span,
+        zygote: PlanRange,
     }
     /// What the daemon asks of a stub.
     struct StubRequest {
         magic: u32,
         passed_count: u32,
         pid: u32,
+        midwife: u32,
+        reserved: u32,
         time_offsets_bytes: u32,
         time_offsets: [u8; TIME_OFFSETS_BYTES_MAX],
     }
@@ -314,6 +320,8 @@ const _: () = {
     assert!(offset_of!(PlanHeader, calls_at_last) == c::PLAN_CALLS);
     assert!(offset_of!(PlanMapping, flags) == c::MAPPING_FLAGS);
     assert!(offset_of!(PlanHeader, kin) == c::PLAN_KIN);
+    assert!(offset_of!(PlanHeader, locked) == c::PLAN_LOCKED);
+    assert!(offset_of!(PlanHeader, zygote) == c::PLAN_ZYGOTE_AT);
     assert!(offset_of!(PlanKin, name) == c::KIN_NAME);
     assert!(offset_of!(Report, process) == c::REPORT_PROCESS);
     assert!(offset_of!(Report, realtime_ns) == c::REPORT_REALTIME);

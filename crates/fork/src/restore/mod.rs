@@ -33,6 +33,7 @@ mod stub_map;
 mod tree;
 mod vdso;
 mod writer;
+mod zygote;
 
 use std::io;
 use std::path::PathBuf;
@@ -46,6 +47,7 @@ pub use descriptors::PAYLOAD_FD;
 pub use objects::StandardStreams;
 pub use prepared::{ChildPlan, Prepared, Restored, unpause};
 pub use stub::STUB_IMAGE;
+pub use zygote::{Cradle, Region, ZygotePlan, unfit_for_zygote};
 
 /// What a node is, as far as restoring depends on it.
 #[derive(Debug, Clone)]

@@ -121,6 +121,12 @@ impl Objects {
         Ok(objects)
     }
 
+    /// None, for what has none.
+    pub(super) fn none() -> Self {
+        let nowhere = Views { node: PathBuf::new(), container: PathBuf::new() };
+        Self { fds: Vec::new(), by_open_file: HashMap::new(), shared: Vec::new(), gate: None, views: nowhere }
+    }
+
     fn add(&mut self, fd: OwnedFd) -> u32 {
         self.fds.push(fd);
         PASSED_OWN + self.fds.len() as u32 - 1

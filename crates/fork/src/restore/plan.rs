@@ -9,14 +9,14 @@ use farfork_wire::descriptor::{Credentials, Descriptor, PendingSignal, Thread};
 
 use zerocopy::IntoBytes;
 
-use super::address_space::AddressSpace;
+use super::address_space::{AddressSpace, Part};
 use super::calls::{Calls, Made};
 use super::descriptors::{self, PAYLOAD_FD};
 use super::filters;
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
-    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_MAGIC, PLAN_PAUSED, PlanAction, PlanCredentials, PlanEager,
-    PlanHeader, PlanLimit, PlanSpecial, PlanThread, SIGINFO_BYTES, Span,
+    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_COPY, PLAN_MAGIC, PLAN_PAUSED, PLAN_ZYGOTE, PlanAction,
+    PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanRange, PlanSpecial, PlanThread, SIGINFO_BYTES, Span,
 };
 use super::objects::Objects;
 use super::region::Region;
@@ -36,6 +36,8 @@ pub(super) struct Plan {
     pub(super) bytes: Vec<u8>,
     /// The addresses that the child registers with userfaultfd; empty when there is nothing to page.
     pub(super) registered: Vec<Range<u64>>,
+    /// Where its restorer is: start and length.
+    pub(super) region: (u64, u64),
     /// Where it says whom it forks.
     pub(super) kin: Span,
     /// Where open files stand that it makes by calls, as descriptors for others to take.
@@ -51,6 +53,8 @@ pub(super) struct Wishes<'a> {
     pub(super) paused: bool,
     /// To the vdso of the kernel here, where the parent's had another.
     pub(super) bridge: Option<&'a Bridge>,
+    /// Which part of its address space is planned, and whose: a zygote has nothing else of what is planned.
+    pub(super) part: Part,
 }
 
 /// Where each table stands; the header is written last, when the region is known.
@@ -62,6 +66,7 @@ struct Tables {
     registered: Span,
     eager: Span,
     guards: Span,
+    locked: Span,
     descriptors: Span,
     epolls: Span,
     calls: Calls,
@@ -116,11 +121,12 @@ pub(super) fn compile(
     writer.put(frames + frames_bytes as u32, &filters);
     threads.iter_mut().zip(lists).for_each(|(thread, list)| thread.filters = list);
     writer.put(threads_span.offset, threads.as_bytes());
-    let (process, paused) = (Here { place, gate: objects.gate() }, wishes.paused);
-    let header = header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (paused, process));
+    let process = Here { place, gate: objects.gate() };
+    let header = header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (wishes, process));
     let registered = tables.space.registered.iter().map(|range| range.start..range.start + range.bytes).collect();
     let made = tables.made.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
-    Ok(Plan { bytes: writer.finish(&header), registered, kin: tables.kin, made })
+    let region = (region.start, region.bytes);
+    Ok(Plan { bytes: writer.finish(&header), registered, region, kin: tables.kin, made })
 }
 
 fn occupied(descriptor: &Descriptor, stub: &StubMap, specials: &[PlanSpecial]) -> Vec<(u64, u64)> {
@@ -140,15 +146,17 @@ fn write_tables(
 ) -> Result<Tables, RestoreError> {
     let process = &descriptor.process;
     let is_here = super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id);
-    let space = AddressSpace::plan(descriptor, &is_here, objects, (stub, wishes.bridge), writer)?;
+    let space = AddressSpace::plan(descriptor, &is_here, objects, (stub, wishes.bridge, wishes.part), writer)?;
     let fd_base = fd_base(descriptor, wishes.payload);
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
     let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
-    let (calls, made) =
-        Calls::plan(descriptor, (objects, fd_base), owner, (place.number == 0, bridged.clone()), writer)?;
+    let has_memory = matches!(wishes.part, Part::Copy { .. });
+    let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
+    let whose = (makes_shared, bridged.clone(), has_memory);
+    let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, whose, writer)?;
     let files = (objects, &made, place);
     let (planned_descriptors, epolls) = descriptors::tables(descriptor, files, wishes.payload, writer)?;
-    let mut eager = eager_table(descriptor, writer)?;
+    let mut eager = if has_memory { Vec::new() } else { eager_table(descriptor, writer)? };
     if let (Some(image), Some(place)) = (&space.vdso, bridged) {
         eager.push(PlanEager { address: place.start, offset: writer.append(image)?, bytes: image.len() as u32 });
     }
@@ -175,6 +183,7 @@ fn write_tables(
         specials: writer.table(&space.specials)?,
         registered: writer.table(&space.registered)?,
         guards: writer.table(&space.guards)?,
+        locked: writer.table(&space.locked)?,
         eager: writer.table(&eager)?,
         descriptors: writer.table(&planned_descriptors)?,
         epolls: writer.table(&epolls)?,
@@ -301,16 +310,28 @@ struct Here<'a> {
     gate: Option<u32>,
 }
 
+/// What it is to be, and the region of the zygote that it is a copy of.
+fn flags(wishes: &Wishes<'_>, place: &Place<'_>) -> (u32, PlanRange) {
+    let paused = if wishes.paused { PLAN_PAUSED } else { 0 };
+    let (part, (start, bytes)) = match wishes.part {
+        Part::Whole => (place.flags(), (0, 0)),
+        // It was born into a session of its own.
+        Part::Zygote => (PLAN_ZYGOTE, (0, 0)),
+        Part::Copy { zygote } => (place.flags() | PLAN_COPY, zygote),
+    };
+    (part | paused, PlanRange { start, bytes })
+}
+
 fn header(
     descriptor: &Descriptor,
     tables: &Tables,
     region: &Region,
     (threads, frames): (Span, u32),
     plan_bytes: u64,
-    (paused, Here { place, gate }): (bool, Here<'_>),
+    (wishes, Here { place, gate }): (&Wishes<'_>, Here<'_>),
 ) -> PlanHeader {
-    let process = &descriptor.process;
-    let mm = &process.mm;
+    let (process, mm) = (&descriptor.process, &descriptor.process.mm);
+    let (flags, zygote) = flags(wishes, place);
     PlanHeader {
         magic: PLAN_MAGIC,
         plan_bytes,
@@ -328,7 +349,7 @@ fn header(
         process_count: place.count(),
         group: place.group(),
         gate: gate.unwrap_or(0),
-        flags: place.flags() | if paused { PLAN_PAUSED } else { 0 },
+        flags,
         fd_base: tables.fd_base,
         umask: process.umask,
         personality: process.personality,
@@ -367,5 +388,7 @@ fn header(
         ],
         auxv: tables.auxv,
         kin: tables.kin,
+        locked: tables.locked,
+        zygote,
     }
 }

@@ -11,6 +11,7 @@ use farfork_sys::clock::Clocks;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, OpenFile};
 
+use super::address_space::Part;
 use super::clocks;
 use super::kernels;
 use super::objects::{Objects, StandardStreams, Views};
@@ -20,6 +21,7 @@ use super::report;
 use super::stub::{self, Request};
 use super::stub_map::StubMap;
 use super::tree::{self, Plans};
+use super::zygote::Region;
 use super::{LocalNode, RestoreError};
 use crate::phase;
 
@@ -44,15 +46,17 @@ pub struct ChildPlan<'a> {
     pub payload: Option<&'a Path>,
     /// Whether the child waits, complete, before its first instruction.
     pub paused: bool,
+    /// The zygote that it is to be a copy of.
+    pub zygote: Option<Region>,
 }
 
 /// A child that is planned but not yet begun: the pager must hear of its memory first.
 #[derive(Debug)]
 pub struct Prepared<'a> {
-    descriptor: &'a Descriptor,
-    control: BorrowedFd<'a>,
-    plans: Plans,
-    objects: Objects,
+    pub(super) descriptor: &'a Descriptor,
+    pub(super) control: BorrowedFd<'a>,
+    pub(super) plans: Plans,
+    pub(super) objects: Objects,
 }
 
 /// A child that stands.
@@ -70,14 +74,19 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// A mismatch of CPU, kernel or files; nothing was started.
     pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
-        let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, paused } = wanted;
+        let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, paused, zygote } =
+            wanted;
         processor::check(&descriptor.origin, node)?;
         let bridge = kernels::check(&descriptor.origin, node)?;
         phase!("resume.check", check_files(descriptor, &node.root))?;
-        let stub = phase!("resume.stub", StubMap::read(stub_pid)).map_err(RestoreError::Control)?;
+        let read = || phase!("resume.stub", StubMap::read(stub_pid)).map_err(RestoreError::Control);
+        let (stub, part) = match zygote {
+            None => (read()?, Part::Whole),
+            Some(Region(zygote)) => (StubMap::of_zygote(&descriptor.mappings, zygote), Part::Copy { zygote }),
+        };
         let views = Views { node: node.root.clone(), container: format!("/proc/{stub_pid}/root").into() };
         let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller, views))?;
-        let wishes = Wishes { payload, paused, bridge: bridge.as_ref() };
+        let wishes = Wishes { payload, paused, bridge: bridge.as_ref(), part };
         let plans = phase!("resume.plan", tree::compile(descriptor, node, &stub, &objects, &wishes))?;
         Ok(Self { descriptor, control, plans, objects })
     }
@@ -101,15 +110,19 @@ impl<'a> Prepared<'a> {
         let plan = stub::plan_file(&self.plans.bytes).map_err(|e| RestoreError::object("the plan", e))?;
         let request = Request {
             plan: &plan,
-            pager_socket,
-            status_file,
+            pager_or_container: pager_socket,
+            status_or_control: status_file,
             objects: &self.objects,
+            birthplace: None,
             pid: self.descriptor.process.pid,
+            midwife: 0,
             time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
         };
         farfork_sys::fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
         let asked_ns = report::realtime_ns();
         stub::send(self.control, &request).map_err(RestoreError::Control)?;
+        // The child's alone: an end of a pipe that is held here would show.
+        drop((plan, self.objects));
         let started = stub::wait_restored(self.control, limit, self.descriptor)?;
         report::tell_phases(asked_ns, &started.marks_ns, started.realtime_ns);
         Ok(Restored { pid: started.pid, realtime_ns: started.realtime_ns })
@@ -136,7 +149,7 @@ fn check_pipe(path: &str, here: &Path) -> Result<(), RestoreError> {
 }
 
 /// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.
-fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError> {
+pub(super) fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError> {
     // What is told of the process itself is there as soon as the child is, whether a parent of its number is here or not.
     let own = format!("/proc/{}", descriptor.process.pid);
     let check = |path: &str| match root.join(path.trim_start_matches('/')).metadata() {

@@ -86,6 +86,9 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         55 => "waiting for what has become of a child",
         56 => "taking a file from another process",
         57 => "leading to the vdso of this kernel",
+        58 => "entering the child's container",
+        59 => "having it forked by a process of its container",
+        60 => "leaving what only the zygote needs",
         _ => "doing something unknown to this farfork",
     }
 }

@@ -11,7 +11,7 @@ use zerocopy::{IntoBytes, TryFromBytes};
 
 use super::RestoreError;
 use super::layout::{
-    MARK_COUNT, PASSED_OWN, REPORT_ENDED, REPORT_FAILED, REPORT_KIN_ENDED, REPORT_READY, REPORT_RESTORED,
+    AWAIT_MAGIC, MARK_COUNT, PASSED_OWN, REPORT_ENDED, REPORT_FAILED, REPORT_KIN_ENDED, REPORT_READY, REPORT_RESTORED,
     REQUEST_MAGIC, Report, StubRequest, TIME_OFFSETS_BYTES_MAX,
 };
 use super::objects::Objects;
@@ -31,14 +31,21 @@ pub(super) struct Started {
     pub(super) marks_ns: [u64; MARK_COUNT],
 }
 
-/// What a stub is asked for.
+/// What a stub, or a zygote, is asked for.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
     pub(super) plan: &'a File,
-    pub(super) pager_socket: BorrowedFd<'a>,
-    pub(super) status_file: BorrowedFd<'a>,
+    /// Where the userfaultfd goes; of a zygote's copy, the first process of its container.
+    pub(super) pager_or_container: BorrowedFd<'a>,
+    /// The file for the wait status; of a zygote's copy, its control socket.
+    pub(super) status_or_control: BorrowedFd<'a>,
     pub(super) objects: &'a Objects,
+    /// To be born in: of a zygote's copy.
+    pub(super) birthplace: Option<BorrowedFd<'a>>,
+    /// 0: to be a zygote itself.
     pub(super) pid: u32,
+    /// Number of the process that forks a zygote's copy in its container.
+    pub(super) midwife: u32,
     pub(super) time_offsets: &'a str,
 }
 
@@ -51,13 +58,17 @@ pub(super) fn plan_file(bytes: &[u8]) -> io::Result<File> {
 
 /// Sends the request, in as many messages as its descriptors need.
 pub(super) fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result<()> {
-    let mut fds: Vec<BorrowedFd<'_>> = vec![request.plan.as_fd(), request.pager_socket, request.status_file];
+    let mut fds: Vec<BorrowedFd<'_>> =
+        vec![request.plan.as_fd(), request.pager_or_container, request.status_or_control];
     fds.extend(request.objects.as_fds());
+    fds.extend(request.birthplace);
     let text = request.time_offsets.as_bytes();
     let mut message = StubRequest {
         magic: REQUEST_MAGIC,
-        passed_count: PASSED_OWN + request.objects.count() as u32,
+        passed_count: fds.len() as u32,
         pid: request.pid,
+        midwife: request.midwife,
+        reserved: 0,
         time_offsets_bytes: text.len() as u32,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
@@ -68,11 +79,48 @@ pub(super) fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result
     rest.chunks(FDS_PER_MESSAGE_MAX).try_for_each(|chunk| fdpass::send(control, &[0; 4], chunk))
 }
 
+/// Tells a stub to wait for a child, by its number in the container, that a zygote has forked; `status_file` is where it
+/// leaves the wait status, `keep` a socket that it keeps.
+pub(super) fn have_awaited(
+    control: BorrowedFd<'_>,
+    pid: u32,
+    (status_file, keep): (BorrowedFd<'_>, BorrowedFd<'_>),
+) -> io::Result<()> {
+    let message = StubRequest {
+        magic: AWAIT_MAGIC,
+        passed_count: 2,
+        pid,
+        midwife: 0,
+        reserved: 0,
+        time_offsets_bytes: 0,
+        time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
+    };
+    fdpass::send(control, message.as_bytes(), &[status_file, keep])
+}
+
 /// Waits until the child stands, or it is known why it does not.
 pub(super) fn wait_restored(
     control: BorrowedFd<'_>,
     limit: Duration,
     descriptor: &Descriptor,
+) -> Result<Started, RestoreError> {
+    wait(control, limit, descriptor, REPORT_RESTORED)
+}
+
+/// Waits until a zygote can be asked for another copy: the last is born, or has said why not.
+pub(super) fn wait_ready(
+    control: BorrowedFd<'_>,
+    limit: Duration,
+    descriptor: &Descriptor,
+) -> Result<Started, RestoreError> {
+    wait(control, limit, descriptor, REPORT_READY)
+}
+
+fn wait(
+    control: BorrowedFd<'_>,
+    limit: Duration,
+    descriptor: &Descriptor,
+    wanted: u32,
 ) -> Result<Started, RestoreError> {
     let deadline = Instant::now() + limit;
     loop {
@@ -81,24 +129,30 @@ pub(super) fn wait_restored(
         }
         let mut bytes = [0; size_of::<Report>()];
         let (received, pid) = fdpass::receive_with_sender(control, &mut bytes).map_err(RestoreError::Control)?;
-        if let Some(started) = understand(&bytes[..received], pid, descriptor)? {
-            return Ok(started);
+        let (kind, told) = hear(&bytes[..received], pid, descriptor)?;
+        if kind == wanted {
+            return Ok(told);
         }
     }
 }
 
 /// What a message says: that the child stands, nothing yet, or that it will not.
 pub(super) fn understand(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Result<Option<Started>, RestoreError> {
+    let (kind, told) = hear(bytes, pid, descriptor)?;
+    Ok(Some(told).filter(|_| kind == REPORT_RESTORED))
+}
+
+/// A message that says no ill: its kind, and what it tells.
+fn hear(bytes: &[u8], pid: i32, descriptor: &Descriptor) -> Result<(u32, Started), RestoreError> {
     let report = match Report::try_read_from_bytes(bytes) {
         Ok(report) => report,
         Err(_) if bytes.is_empty() => return Err(RestoreError::StubGone),
         Err(_) => return Err(RestoreError::Control(io::ErrorKind::InvalidData.into())),
     };
     match report.kind {
-        REPORT_READY => Ok(None),
-        REPORT_RESTORED => {
-            let Report { realtime_ns, marks_ns, .. } = report;
-            Ok(Some(Started { pid, realtime_ns, marks_ns }))
+        REPORT_READY | REPORT_RESTORED => {
+            let Report { kind, realtime_ns, marks_ns, .. } = report;
+            Ok((kind, Started { pid, realtime_ns, marks_ns }))
         }
         REPORT_FAILED => Err(failure(&report, descriptor)),
         REPORT_ENDED => Err(RestoreError::Died { wait_status: report.detail }),

@@ -1,14 +1,16 @@
-//! The address space of a waiting stub: what its fork must get out of the way, and where its vdso is.
+//! The address space of a waiting stub, or of a zygote: what its fork must keep clear of, and where its vdso is.
 
 use std::io;
 
 use farfork_sys::process::{self, MapEntry};
-use farfork_wire::descriptor::{SpecialMapping, USER_SPACE_END};
+use farfork_wire::descriptor::{Mapping, SpecialMapping, USER_SPACE_END};
 
 /// The ranges that a stub has mapped.
 #[derive(Debug)]
 pub(super) struct StubMap {
-    entries: Vec<MapEntry>,
+    ranges: Vec<(u64, u64)>,
+    /// The kernel's own mappings among them, where they have to be moved.
+    specials: Vec<MapEntry>,
 }
 
 impl StubMap {
@@ -20,12 +22,20 @@ impl StubMap {
         let mut entries = process::maps(pid)?;
         // [vsyscall] lies beyond what can be unmapped.
         entries.retain(|entry| entry.end <= USER_SPACE_END);
-        Ok(Self { entries })
+        let ranges = entries.iter().map(|entry| (entry.start, entry.end)).collect();
+        entries.retain(|entry| entry.path.starts_with(b"["));
+        Ok(Self { ranges, specials: entries })
+    }
+
+    /// That of a zygote with these mappings, and its restorer at `region`, start and length.
+    pub(super) fn of_zygote(mappings: &[Mapping], region: (u64, u64)) -> Self {
+        let mapped = mappings.iter().map(|mapping| (mapping.start, mapping.end));
+        Self { ranges: mapped.chain([(region.0, region.0 + region.1)]).collect(), specials: Vec::new() }
     }
 
     /// Every range.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.entries.iter().map(|entry| (entry.start, entry.end))
+        self.ranges.iter().copied()
     }
 
     /// Where the kernel's mapping of this kind is.
@@ -35,6 +45,6 @@ impl StubMap {
             SpecialMapping::Vvar => b"[vvar]",
             SpecialMapping::VvarVclock => b"[vvar_vclock]",
         };
-        self.entries.iter().find(|entry| entry.path == name).map(|entry| (entry.start, entry.end))
+        self.specials.iter().find(|entry| entry.path == name).map(|entry| (entry.start, entry.end))
     }
 }

@@ -14,6 +14,7 @@ mod settling;
 mod several;
 mod simulated;
 mod trusting;
+mod zygotes;
 
 use libtest_mimic::{Arguments, Trial};
 
@@ -40,6 +41,7 @@ fn main() {
         several::ALL,
         simulated::ALL,
         trusting::ALL,
+        zygotes::ALL,
     ]
     .into_iter()
     .flatten();

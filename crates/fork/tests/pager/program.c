@@ -300,6 +300,29 @@ static void fork_and_check(void)
 	}
 }
 
+/* As a zygote does: it touches nothing itself, and each process that it forks is a child of its own soon, with what that forks
+ * before the test has said so. */
+static void bear_copies(void)
+{
+	for (int round = 0; round < 4; round++) {
+		rendezvous();
+		pid_t copy = fork();
+		CHECK(copy >= 0);
+		if (!copy) {
+			pid_t inner = fork();
+			CHECK(inner >= 0);
+			if (inner)
+				CHECK(!munmap(AREA + 10 * PAGE, 5 * PAGE));
+			check_shuffled(AREA + 15 * PAGE, 15, pages - 15, 30 + round, inner ? 0 : 20);
+			if (inner)
+				wait_child(inner);
+			exit(0);
+		}
+		rendezvous();
+		wait_child(copy);
+	}
+}
+
 static void protect(void)
 {
 	for (unsigned long page = 0; page < pages; page += 4)
@@ -676,6 +699,7 @@ static const struct {
 	{"unmap", unmap, 0},
 	{"remap", remap, 0},
 	{"fork", fork_and_check, 0},
+	{"bear_copies", bear_copies, 0},
 	{"protect", protect, 0},
 	{"system_calls", system_calls, 0},
 	{"chaos", chaos, 0},

@@ -113,6 +113,7 @@ impl Seed {
             segments: vec![Segment { start: AREA, end, extent: EXTENT, first_page: 0 }],
             extents: vec![PlannedExtent::own(EXTENT, &populated)],
             strategy,
+            is_zygote: false,
         }
     }
 }

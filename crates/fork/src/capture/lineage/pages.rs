@@ -163,7 +163,7 @@ mod tests {
         let sources = vec![source(0, "tcp:127.0.0.1:1"), source(1, "shm:/run/x"), source(2, "tcp:127.0.0.1:3")];
         let extents = [0, 2].map(|id| PlannedExtent { id: ExtentId(id), populated: runs(id) }).into();
         let (segments, members) = (Vec::new(), Vec::new());
-        MemoryPlan { sources, segments, members, extents, strategy: Strategy::default() }
+        MemoryPlan { sources, segments, members, extents, strategy: Strategy::default(), is_zygote: false }
     }
 
     proptest! {

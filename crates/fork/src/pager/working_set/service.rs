@@ -44,7 +44,8 @@ impl Child {
     /// Takes a working set: what of it is to be fetched waits in `recalled`.
     fn recall(&mut self, set: &[Pages]) {
         let mut on_trial = Vec::new();
-        for (extent, page, is_on_trial) in Pages::each(set).take(SET_PAGES_MAX as usize) {
+        let slots_max = if self.zygote.is_some() { self.zygote_room() } else { SET_PAGES_MAX };
+        for (extent, page, is_on_trial) in Pages::each(set).take(slots_max as usize) {
             let Some(slot) = self.populated.slot_of(extent, page) else { continue };
             if is_on_trial {
                 on_trial.push(slot);

@@ -70,12 +70,12 @@ impl Made {
 impl Calls {
     /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
     /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says. `vdso` is where
-    /// a bridge stands.
+    /// a bridge stands; `is_copy`: it is forked from a zygote.
     pub(super) fn plan(
         descriptor: &Descriptor,
         (objects, fd_base): (&Objects, u32),
         owner: Option<&Credentials>,
-        (is_first, vdso): (bool, Option<Range<u64>>),
+        (is_first, vdso, is_copy): (bool, Option<Range<u64>>, bool),
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
         let passed = PASSED_OWN + objects.count() as u32;
@@ -92,7 +92,7 @@ impl Calls {
         if is_first {
             memory::seal(descriptor, (objects, fd_base), &mut script);
         }
-        process::oom_score(descriptor, &mut script)?;
+        process::oom_score(descriptor, is_copy, &mut script)?;
         let made = match is_first {
             true => {
                 queues::make(descriptor, &mut script)?;

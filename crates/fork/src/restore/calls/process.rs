@@ -8,10 +8,11 @@ use super::super::RestoreError;
 use super::super::layout::{STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE};
 use super::{Script, number, value};
 
-/// A container's processes go before all others of the node; one that is to go even earlier does.
-pub(super) fn oom_score(descriptor: &Descriptor, script: &mut Script<'_>) -> Result<(), RestoreError> {
-    let score = descriptor.process.oom_score_adj;
-    if score <= OOM_SCORE_ADJUSTMENT {
+/// A container's processes go before all others of the node; one that is to go even earlier does. A copy of a zygote has the
+/// zygote's place, which is behind.
+pub(super) fn oom_score(descriptor: &Descriptor, is_copy: bool, script: &mut Script<'_>) -> Result<(), RestoreError> {
+    let score = descriptor.process.oom_score_adj.max(OOM_SCORE_ADJUSTMENT);
+    if score == OOM_SCORE_ADJUSTMENT && !is_copy {
         return Ok(());
     }
     script.about(STEP_OOM_SCORE, 0);

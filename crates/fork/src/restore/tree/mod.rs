@@ -43,6 +43,8 @@ pub(super) struct Plans {
     pub(super) bytes: Vec<u8>,
     /// The addresses that each process registers with userfaultfd.
     pub(super) registered: Vec<Vec<Range<u64>>>,
+    /// Where the first one's restorer is: start and length.
+    pub(super) region: (u64, u64),
 }
 
 /// Compiles the plans of a descriptor's processes for the stub whose map is `stub`.
@@ -81,6 +83,7 @@ fn join(mut plans: Vec<Plan>, descriptor: &Descriptor) -> Plans {
             plan.bytes[at..at + size_of::<u64>()].copy_from_slice(places[child].as_bytes());
         }
     }
+    let region = plans[0].region;
     let mut bytes = Vec::with_capacity(end as usize);
     let mut registered = Vec::with_capacity(plans.len());
     for (plan, place) in plans.into_iter().zip(places) {
@@ -88,7 +91,7 @@ fn join(mut plans: Vec<Plan>, descriptor: &Descriptor) -> Plans {
         bytes.extend_from_slice(&plan.bytes);
         registered.push(plan.registered);
     }
-    Plans { bytes, registered }
+    Plans { bytes, registered, region }
 }
 
 /// The numbers of a process's children that live.

@@ -1,0 +1,143 @@
+/* From a process of the stub's program to the restorer inside the child's region: birth with its number, time, descriptors out
+ * of the way, the children that it forks itself. */
+#include "restorer.h"
+
+/* Children to come are born in a new time namespace, whose clocks go on from the parent's (time_namespaces(7)). */
+void set_time(const struct stub_request *request)
+{
+	if (request->time_offsets_bytes == 0)
+		return;
+	long error = CALL1(unshare, K_CLONE_NEWTIME);
+	if (error < 0)
+		fail(STEP_TIME_NAMESPACE, error, 0);
+	long file = CALL3(open, "/proc/self/timens_offsets", K_O_WRONLY | K_O_CLOEXEC, 0);
+	if (file < 0)
+		fail(STEP_TIME_NAMESPACE, file, 1);
+	long written = CALL3(write, file, request->time_offsets, request->time_offsets_bytes);
+	if (written != (long)request->time_offsets_bytes)
+		fail(STEP_TIME_NAMESPACE, written, 2);
+	CALL1(close, file);
+}
+
+/* Moves farfork's descriptors above all that the child will have, and closes the rest. */
+static void move_descriptors(const struct passed_set *passed, int keep, u32 fd_base)
+{
+	for (u32 i = 0; i < passed->count; i++) {
+		long moved = CALL3(fcntl, passed->fds[i], K_F_DUPFD_CLOEXEC, fd_base + i);
+		if (moved != fd_base + i)
+			fail(STEP_MOVE_DESCRIPTORS, moved, i);
+	}
+	/* The plan is mapped and the status file is the stub's: their places are taken. */
+	long control = CALL3(dup3, CONTROL_FD, fd_base + CHILD_CONTROL, K_O_CLOEXEC);
+	if (control < 0)
+		fail(STEP_MOVE_DESCRIPTORS, control, CHILD_CONTROL);
+	long moved = CALL3(dup3, keep, fd_base + CHILD_KEEP, K_O_CLOEXEC);
+	if (moved < 0)
+		fail(STEP_MOVE_DESCRIPTORS, moved, CHILD_KEEP);
+	CALL3(close_range, 0, fd_base - 1, 0);
+	CALL3(close_range, fd_base + passed->count, ~0u, 0);
+}
+
+/* `cgroup`: to be born in, or -1. Who is to be pid 1, as the stub is here, is so in a pid namespace inside the container's, and
+ * has a /proc that shows it. */
+long fork_with(u32 pid_wanted, u32 exit_signal, int cgroup)
+{
+	i32 pid = (i32)pid_wanted;
+	struct k_clone_args args;
+	clear_bytes(&args, sizeof args);
+	args.flags = pid_wanted == 1 ? K_CLONE_NEWPID | K_CLONE_NEWNS : 0;
+	args.exit_signal = exit_signal;
+	if (cgroup >= 0) {
+		args.flags |= K_CLONE_INTO_CGROUP;
+		args.cgroup = (u64)cgroup;
+	}
+	args.set_tid = (u64)&pid;
+	args.set_tid_size = 1;
+	return CALL2(clone3, &args, sizeof args);
+}
+
+/* Forks one child, which goes its own way. */
+static void bear(const struct request *request, const struct plan *head, const struct plan_kin *kin)
+{
+	long child = fork_with(kin->pid, kin->exit_signal, -1);
+	if (child < 0)
+		fail(STEP_FORK, child, kin->pid);
+	if (child != 0)
+		return;
+	if (kin->flags & KIN_ZOMBIE)
+		become_zombie(kin, request->passed.fds[head->gate], head->process_count);
+	become_child(request, kin->plan_at);
+}
+
+/* Begins session and group, and forks the children, those that are of the old session before. All is read from the file: the
+ * address space is still a copy of the stub's, and stays so until no child is to have it. */
+static void bear_all(const struct request *request, u64 plan_at, const struct plan *head)
+{
+	for (u32 after = 0; after < 2; after++) {
+		for (u32 i = 0; i < head->kin.count; i++) {
+			struct plan_kin kin;
+			long got = CALL4(pread64, request->passed.fds[PASSED_PLAN], &kin, sizeof kin,
+					 plan_at + head->kin.offset + i * sizeof kin);
+			if (got != sizeof kin)
+				fail(STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 2);
+			if ((kin.flags & KIN_AFTER_SESSION ? 1 : 0) == after)
+				bear(request, head, &kin);
+		}
+		if (after)
+			break;
+		long error = 0;
+		if (head->flags & PLAN_SESSION_LEADER)
+			error = CALL0(setsid);
+		else if (head->flags & PLAN_GROUP_LEADER)
+			error = CALL2(setpgid, 0, 0);
+		if (error < 0)
+			fail(STEP_SESSION, error, 0);
+	}
+}
+
+/* In the fork: maps the region, copies the code there, and goes on in the copy. */
+void become_child(const struct request *request, u64 plan_at)
+{
+	const struct passed_set *passed = &request->passed;
+	struct plan head;
+	u64 born_ns = realtime_ns();
+	long got = CALL4(pread64, passed->fds[PASSED_PLAN], &head, sizeof head, plan_at);
+	if (got != sizeof head || head.magic != PLAN_MAGIC)
+		fail(STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 0);
+	bear_all(request, plan_at, &head);
+
+	long region = CALL6(mmap, head.region_start, head.region_bytes, K_PROT_READ | K_PROT_WRITE,
+			    K_MAP_PRIVATE | K_MAP_ANONYMOUS | K_MAP_FIXED_NOREPLACE, -1, 0);
+	if (region != (long)head.region_start)
+		fail(STEP_MAP_REGION, region, 0);
+	long plan = CALL6(mmap, head.region_start + head.plan_offset, head.plan_bytes, K_PROT_READ | K_PROT_WRITE,
+			  K_MAP_PRIVATE | K_MAP_FIXED, passed->fds[PASSED_PLAN], plan_at);
+	if (plan != (long)(head.region_start + head.plan_offset))
+		fail(STEP_MAP_PLAN, plan, 1);
+	if (head.process_count > 1) {
+		long gate = CALL6(mmap, head.region_start + head.gate_offset, sizeof(struct gate),
+				  K_PROT_READ | K_PROT_WRITE, K_MAP_SHARED | K_MAP_FIXED, passed->fds[head.gate], 0);
+		if (gate < 0)
+			fail(STEP_MEET, gate, 0);
+	}
+	copy_bytes((void *)region, image_start, image_end - image_start);
+	copy_bytes((void *)(region + head.code_bytes), (void *)(plan + head.frames),
+		   head.keep_bytes - head.code_bytes);
+	long error = CALL3(mprotect, region, head.code_bytes, K_PROT_READ | K_PROT_EXEC);
+	if (error < 0)
+		fail(STEP_PROTECT_CODE, error, 0);
+	move_descriptors(passed, request->keep, head.fd_base);
+	scratch_of(&head)->marks_ns[MARK_REQUEST] = request->requested_ns;
+	scratch_of(&head)->marks_ns[MARK_BORN] = born_ns;
+
+	u64 entry = (u64)region + ((u64)restore - (u64)image_start);
+	u64 stack_top = (u64)region + head.leader_stack_offset + LEADER_STACK_BYTES;
+	__asm__ volatile("mov %0, %%rsp\n\t"
+			 "xor %%ebp, %%ebp\n\t"
+			 "call *%1\n\t"
+			 "ud2"
+			 :
+			 : "r"(stack_top), "r"(entry), "D"(plan)
+			 : "memory");
+	__builtin_unreachable();
+}

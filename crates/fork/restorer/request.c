@@ -1,0 +1,57 @@
+/* How a stub, and what it becomes, hears what the daemon asks, and gives up. */
+#include "restorer.h"
+
+__attribute__((noreturn)) void leave(int status)
+{
+	for (;;)
+		CALL1(exit_group, status);
+}
+
+__attribute__((noreturn)) void fail(enum step step, long error, u32 detail)
+{
+	send_report(CONTROL_FD, REPORT_FAILED, step, error, detail);
+	leave(1);
+}
+
+/* One message with its descriptors. Gives its length; 0 when the daemon is gone. */
+static long receive(void *into, u64 bytes, struct passed_set *passed)
+{
+	struct {
+		struct k_cmsghdr header;
+		i32 fds[253];
+	} control;
+	struct k_iovec vector = { into, bytes };
+	struct k_msghdr message = { 0, 0, &vector, 1, &control, sizeof control, 0 };
+	long received;
+
+	do
+		received = CALL3(recvmsg, CONTROL_FD, &message, K_MSG_CMSG_CLOEXEC);
+	while (received == -K_EINTR);
+	if (received <= 0 || message.control_bytes < sizeof control.header)
+		return received;
+	if (control.header.level != K_SOL_SOCKET || control.header.type != K_SCM_RIGHTS)
+		return -K_EINVAL;
+	u64 count = (control.header.bytes - sizeof control.header) / sizeof(i32);
+	if (passed->count + count > PASSED_MAX)
+		return -K_EINVAL;
+	for (u64 i = 0; i < count; i++)
+		passed->fds[passed->count++] = control.fds[i];
+	return received;
+}
+
+void receive_request(struct stub_request *request, struct passed_set *passed)
+{
+	long received = receive(request, sizeof *request, passed);
+	if (received == 0)
+		leave(0);
+	u32 own = request->magic == AWAIT_MAGIC ? AWAITED_OWN : PASSED_OWN;
+	if (received != sizeof *request || (request->magic != REQUEST_MAGIC && request->magic != AWAIT_MAGIC) ||
+	    request->time_offsets_bytes > sizeof request->time_offsets || request->passed_count < own)
+		fail(STEP_RECEIVE, received < 0 ? received : -K_EINVAL, 0);
+	while (passed->count < request->passed_count) {
+		u32 word;
+		received = receive(&word, sizeof word, passed);
+		if (received <= 0)
+			fail(STEP_RECEIVE, received, passed->count);
+	}
+}

@@ -1,0 +1,66 @@
+//! Zygotes: what they fork is transferred to children of their own, one scenario a sentence.
+
+use std::fs;
+use std::os::fd::AsFd;
+
+use farfork_fork::pager::{ClientError, MemoryPlan, Strategy};
+use farfork_sys::fdpass;
+use farfork_wire::{ChildId, NodeName, Token};
+
+use crate::bed::{Bed, Program};
+use crate::seed::{Owner, Seed};
+
+/// All scenarios, by name.
+pub(crate) const ALL: &[(&str, fn())] = &[("a_zygotes_copies_are_served_as_children_whoever_dies", copies)];
+
+const PAGES: u64 = 1024;
+
+/// Asks for the newest copy of a zygote to be served as a child; gives what its stub would keep.
+fn transfer(bed: &Bed, zygote: &Program, child: &ChildId, plan: &MemoryPlan) -> Result<usize, ClientError> {
+    let dir = bed.dir.path().join(child.to_string());
+    fs::create_dir_all(&dir).unwrap();
+    plan.write(&dir).unwrap();
+    let (keep, kept) = fdpass::seqpacket_pair().unwrap();
+    let pid = zygote.process.id() as i32;
+    bed.client.transfer(&zygote.id, (child, &dir, pid), keep.as_fd())?;
+    Ok(fdpass::receive(kept.as_fd(), &mut [0; 4], 1).unwrap().1.len())
+}
+
+fn copies() {
+    let seed = Seed::new(PAGES, false);
+    let owner = Owner::start(&seed);
+    let bed = Bed::new();
+    let plan = seed.plan(owner.address(), Strategy::default());
+    let mut zygote = bed.start("bear_copies", PAGES, &MemoryPlan { is_zygote: true, ..plan.clone() });
+    let children: Vec<ChildId> =
+        (0..4).map(|number| ChildId::new(NodeName::new("n3").unwrap(), 1000 + number)).collect();
+    for (round, child) in children.iter().enumerate() {
+        zygote.meet();
+        zygote.let_go();
+        zygote.meet();
+        if round == 1 {
+            bed.kill_pager();
+        }
+        if round == 2 {
+            let mut others = plan.clone();
+            others.sources[0].token = Token::from_bytes([9; 16]);
+            let refused = transfer(&bed, &zygote, child, &others).unwrap_err().to_string();
+            assert!(refused.contains("not its zygote's"), "{refused}");
+        }
+        assert_eq!(transfer(&bed, &zygote, child, &plan).unwrap(), 1, "its userfaultfd is kept");
+        if round == 3 {
+            bed.kill_pager();
+        }
+        zygote.let_go();
+    }
+    zygote.expect_success();
+    for child in &children[..3] {
+        let counters = bed.client.stats(child).unwrap().counters;
+        assert!(counters.pages_fetched > seed.populated_pages() / 2, "its pages are its own: {counters:?}");
+    }
+    let zygotes = bed.stats(&zygote).counters;
+    assert!(zygotes.faults < 100, "it had to do with none of them for long: {zygotes:?}");
+    children.iter().for_each(|child| bed.client.release(child).unwrap());
+    bed.finish(zygote);
+    bed.end();
+}
