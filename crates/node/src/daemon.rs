@@ -146,6 +146,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
         u32::try_from(here.children.living()).unwrap_or(u32::MAX)
     }));
     tasks.spawn(service::keep_leases(node.clone()));
+    tasks.spawn(keep_up_zygotes(node.clone()));
     tasks.spawn(children::tend(node.clone()));
     tasks.spawn(trust::keep(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
@@ -179,6 +180,7 @@ struct Running {
 impl Running {
     /// All that blocks of a stop, once the children have ended.
     fn stop(self) {
+        self.node.engine.end_zygotes();
         self.node.seeds.drop_all();
         self.node.pager.stop();
         // Whoever comes now is told that nobody is here.
@@ -230,7 +232,7 @@ fn assemble(
     leftovers: Leftovers,
     pager: &Arc<PagerLink>,
 ) -> Result<Running, DaemonError> {
-    let Options { name, listen, fabric_port, join, pool_size, metrics, images, bridges_vdso, .. } = options;
+    let Options { name, listen, fabric_port, join, pool_size, zygotes_max, metrics, images, bridges_vdso, .. } = options;
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
     // Before anybody can ask: a seed that is unknown is lost to its children.
@@ -251,7 +253,8 @@ fn assemble(
     let pool = Pool::start(containers, pool_size)?;
     let credentials = security.credentials().cloned();
     let own_fabric = shm_server.address();
-    let engine = Engine::new(name.clone(), run_dir.clone(), local, pool, pager.clone(), own_fabric, credentials);
+    let engine =
+        Engine::new(name.clone(), (run_dir.clone(), zygotes_max), local, pool, pager.clone(), own_fabric, credentials);
     let children = take_over(&run_dir, pager, leftovers)?;
     let seeds = Seeds::new(name, seeds, fabric_address, images, found);
     let node = Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, children, engine, pager.clone()));
@@ -303,6 +306,18 @@ fn listen_privately(path: &Path) -> Result<UnixListener, DaemonError> {
     let listener = UnixListener::bind(path).map_err(DaemonError::listen(path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(DaemonError::listen(path.display()))?;
     Ok(listener)
+}
+
+/// Ends zygotes that are of no use, as long as the daemon runs.
+async fn keep_up_zygotes(node: Arc<Node>) {
+    let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
+    loop {
+        ticks.tick().await;
+        let here = node.clone();
+        let is_dropped = move |seed: &SeedId| *seed.node() == here.name && !here.seeds.is_listed(seed);
+        let here = node.clone();
+        let _ = tokio::task::spawn_blocking(move || here.engine.keep_up_zygotes(is_dropped)).await;
+    }
 }
 
 async fn wait_for_signal() {

@@ -21,6 +21,8 @@ pub struct Options {
     pub join: Vec<SocketAddr>,
     /// Containers that it keeps ready.
     pub pool_size: usize,
+    /// Zygotes that it keeps at most; 0 for none.
+    pub zygotes_max: usize,
     /// Most bytes of memory in which it keeps pages of other nodes' seeds.
     pub cache_bytes_max: u64,
     /// Where Prometheus reads its metrics; port 0 for any free one. Whoever can reach it may.

@@ -113,6 +113,11 @@ impl RunDir {
         self.children().join(id.to_string())
     }
 
+    /// Where the zygotes' directories are.
+    pub fn zygotes(&self) -> PathBuf {
+        self.root.join("zygotes")
+    }
+
     /// Makes the directory, for its owner alone, and takes it for this daemon.
     ///
     /// # Errors
@@ -125,6 +130,7 @@ impl RunDir {
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(self.children()).map_err(io("make it"))?;
+        builder.create(self.zygotes()).map_err(io("make it"))?;
         self.require_own()?;
         fs::set_permissions(&self.root, Permissions::from_mode(0o700)).map_err(io("close it to others"))?;
         let file = OpenOptions::new()

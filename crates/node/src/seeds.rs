@@ -187,6 +187,11 @@ impl Seeds {
         })
     }
 
+    /// Whether there is a seed of that id.
+    pub(crate) fn is_listed(&self, id: &SeedId) -> bool {
+        self.listed().contains_key(id)
+    }
+
     /// Ends a seed, its template and its image.
     ///
     /// # Errors

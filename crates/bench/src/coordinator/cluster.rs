@@ -85,7 +85,9 @@ impl Cluster {
     /// Starts both nodes. `farfork` is the program whose `node` command their daemons are; `encrypted`: whether what goes
     /// between their memories is.
     pub(crate) async fn start(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
-        Self::start_nodes(farfork, 2, encrypted, &[]).await
+        // What is measured in two is how a child is restored, not how a further one is forked.
+        let arguments = ["--zygotes", "0"].map(str::to_owned);
+        Self::start_nodes(farfork, 2, encrypted, &arguments).await
     }
 
     /// Starts so many, with these arguments more.

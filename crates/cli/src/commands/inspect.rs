@@ -11,7 +11,7 @@ use farfork_node::limits::QUERY_TIMEOUT;
 use serde::Serialize;
 
 use crate::Global;
-use crate::output::{self, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView};
+use crate::output::{self, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView, ZygotesView};
 
 /// Show all that is known of a seed, a child or a node, one field a line.
 ///
@@ -68,6 +68,8 @@ struct NodeDetailView {
     node: NodeView,
     /// Null where its pager does not answer.
     cache: Option<CacheView>,
+    /// Null of a node of an earlier release.
+    zygotes: Option<ZygotesView>,
 }
 
 impl Inspect {
@@ -82,6 +84,7 @@ impl Inspect {
             Some(Object::Node(detail)) => serde_json::to_value(NodeDetailView {
                 node: detail.node.unwrap_or_default().into(),
                 cache: detail.cache.map(CacheView::from),
+                zygotes: detail.zygotes.map(ZygotesView::from),
             })?,
             None => anyhow::bail!("{}: the node's answer is empty", self.id),
         };

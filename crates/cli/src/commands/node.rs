@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Args;
 use farfork_node::daemon;
+use farfork_node::limits::ZYGOTES_MAX_DEFAULT;
 use farfork_node::options::{Options, TrustOptions};
 use farfork_node::run_dir::DEFAULT_RUN_DIR;
 use farfork_trust::{Encryption, JoinToken, read_private};
@@ -66,6 +67,10 @@ pub(crate) struct Node {
     /// Containers that it keeps ready for children.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pool: usize,
+    /// Zygotes that it keeps at most: copies of seeds that were forked here, from which further children are forked; 0 for
+    /// none.
+    #[arg(long, value_name = "N", default_value_t = ZYGOTES_MAX_DEFAULT)]
+    zygotes: usize,
     /// Most memory that it keeps pages in for children of the strategy `cache`, like 512MiB; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     cache: u64,
@@ -98,6 +103,7 @@ impl Node {
             fabric_port: self.fabric_port.unwrap_or(behind),
             join: self.join,
             pool_size: self.pool,
+            zygotes_max: self.zygotes,
             cache_bytes_max: self.cache,
             metrics: self.metrics,
             images: self.images,

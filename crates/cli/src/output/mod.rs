@@ -8,6 +8,7 @@ mod summary;
 mod table;
 mod units;
 mod views;
+mod zygotes;
 
 use std::io::{self, Write as _};
 
@@ -25,6 +26,7 @@ pub(crate) use summary::{summarize, summary_table};
 pub(crate) use table::Table;
 pub(crate) use units::{age, microseconds, shortened};
 pub(crate) use views::{ChildView, NodeView, SealView, SeedView, exit_code, exit_text};
+pub(crate) use zygotes::ZygotesView;
 
 /// Prints one JSON document on standard output.
 pub(crate) fn json(document: &impl Serialize) {

@@ -46,6 +46,7 @@ mod seeds_live_while_needed;
 mod seeds_may_be_sealed;
 mod strategies_are_what_they_say;
 mod test;
+mod zygotes_are_forked;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -85,6 +86,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("paging_bears_harm", paging_bears_harm::END),
     ("children_may_be_limited", children_may_be_limited::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
+    ("zygotes_are_forked", zygotes_are_forked::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),
     ("pages_are_remembered", pages_are_remembered::TESTS),

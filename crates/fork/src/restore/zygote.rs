@@ -54,9 +54,9 @@ pub struct Cradle<'a> {
     pub birthplace: BorrowedFd<'a>,
 }
 
-/// Why no zygote is made of a seed: what it has that a fork would leave in common, or that only a birth from the start can
-/// give. `None`: one is.
-pub fn unfit_for_zygote(descriptor: &Descriptor) -> Option<&'static str> {
+/// Why no zygote is made of a seed on this node: what it has that a fork would leave in common, or that only a birth from
+/// the start can give. `None`: one is.
+pub fn unfit_for_zygote(descriptor: &Descriptor, node: &LocalNode) -> Option<&'static str> {
     let is_empty = |extent: &Extent| extent.populated.is_empty() && extent.inherited.is_empty();
     if !descriptor.members.is_empty() || !descriptor.zombies.is_empty() {
         return Some("it is of several processes");
@@ -66,6 +66,9 @@ pub fn unfit_for_zygote(descriptor: &Descriptor) -> Option<&'static str> {
     }
     if descriptor.extents.iter().all(is_empty) {
         return Some("it has no memory of its own");
+    }
+    if !matches!(kernels::check(&descriptor.origin, node), Ok(None)) {
+        return Some("its kernel was another");
     }
     None
 }
@@ -85,7 +88,7 @@ impl<'a> ZygotePlan<'a> {
         let mut bare = descriptor.clone();
         bare.file_descriptors.clear();
         bare.threads.truncate(1);
-        let wishes = Wishes { payload: None, paused: false, part: Part::Zygote };
+        let wishes = Wishes { payload: None, paused: false, bridge: None, part: Part::Zygote };
         let plans = tree::compile(&bare, node, &stub, &Objects::none(), &wishes)?;
         Ok(Self { descriptor, plans })
     }

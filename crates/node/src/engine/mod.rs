@@ -8,6 +8,7 @@ mod options;
 mod pager;
 mod prewarm;
 mod unfinished;
+mod zygotes;
 
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
@@ -23,10 +24,11 @@ use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
-use farfork_fork::resume::{self, OwnSeeds, ResumeRequest, SeedSource};
+use farfork_fork::resume::{self, OwnSeeds, ResumeError, ResumeRequest, SeedSource};
+use farfork_fork::zygote::{has_not_run, resume_from};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_trust::Credentials;
-use farfork_wire::{ChildId, NodeName};
+use farfork_wire::{ChildId, NodeName, SeedId};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use tonic::Code;
@@ -42,6 +44,7 @@ use nest::Nests;
 pub(crate) use options::{SeedAccess, StartOptions};
 pub(crate) use pager::{PagerError, PagerLink};
 use unfinished::Unfinished;
+use zygotes::{Kept, Zygotes};
 
 /// Descriptors of seeds that are kept after a fork, for the next one: a node works with few seeds at a time.
 const SOURCES_MAX: usize = 16;
@@ -54,6 +57,7 @@ const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 pub(crate) struct Engine {
     name: NodeName,
     nests: Nests,
+    zygotes: Zygotes,
     node: LocalNode,
     pool: Pool,
     pager: Arc<PagerLink>,
@@ -68,16 +72,21 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(
         name: NodeName,
-        run_dir: RunDir,
+        (run_dir, zygotes_max): (RunDir, usize),
         node: LocalNode,
         pool: Pool,
         pager: Arc<PagerLink>,
         own_fabric: Address,
         credentials: Option<Credentials>,
     ) -> Self {
+        let zygotes = Zygotes::new(name.clone(), run_dir.clone(), pager.clone(), zygotes_max);
+        // Made now, the group is no more at the end than at the start.
+        if let Some(error) = (zygotes_max > 0).then(|| pool.cgroups().zygotes().err()).flatten() {
+            tracing::warn!(%error, "the control group of zygotes is not made yet");
+        }
         let nests = Nests::new(name.clone(), run_dir);
         let own = OwnSeeds { node: name.clone(), address: own_fabric };
-        Self { name, nests, node, pool, pager, own, credentials, sources: Mutex::default() }
+        Self { name, nests, zygotes, node, pool, pager, own, credentials, sources: Mutex::default() }
     }
 
     /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `asker`: its connections to this
@@ -169,14 +178,41 @@ impl Engine {
         payload: Option<&[u8]>,
         requested: Instant,
     ) -> Result<Newborn, Failure> {
-        let requested_at = SystemTime::now() - requested.elapsed();
         let source = phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
+        let start = |zygote: Option<&Kept>| self.start_from(&source, zygote, options, (index, payload), requested);
+        if let Some(kept) = self.zygotes.of(&source.key.seed, options) {
+            match start(Some(&*kept)) {
+                Ok(newborn) => {
+                    self.zygotes.copied();
+                    return Ok(newborn);
+                }
+                Err(broken) => {
+                    // One that was killed says nothing of the next.
+                    self.zygotes.retire(&source.key.seed, !kept.zygote().has_ended());
+                    let Broken { failure, has_run } = broken;
+                    if has_run {
+                        return Err(failure);
+                    }
+                    tracing::warn!(%failure, "a zygote is given up: children of its seed are restored one by one");
+                }
+            }
+        }
+        start(None).map_err(|broken| broken.failure)
+    }
+
+    /// Starts a child, as a copy of a zygote or from the beginning.
+    fn start_from(
+        &self,
+        source: &SeedSource,
+        zygote: Option<&Kept>,
+        options: &StartOptions,
+        (index, payload): (u32, Option<&[u8]>),
+        requested: Instant,
+    ) -> Result<Newborn, Broken> {
+        let requested_at = SystemTime::now() - requested.elapsed();
         let failed = |cause: &dyn std::fmt::Display| {
-            Failure::new(
-                Code::FailedPrecondition,
-                format!("a child of seed {} on node {}", access.key.seed, self.name),
-                cause,
-            )
+            let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
+            Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), has_run: false }
         };
         let nest = phase!("resume.nest", self.nests.take()).map_err(|error| failed(&error))?;
         let unfinished = Unfinished::begin(nest, &self.pager);
@@ -195,7 +231,7 @@ impl Engine {
         let request = ResumeRequest {
             child: unfinished.id(),
             directory: unfinished.directory(),
-            source: &source,
+            source,
             container: &container,
             streams,
             caller: caller.map_err(|error| failed(&error))?,
@@ -204,21 +240,72 @@ impl Engine {
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
-        let restored = resume::resume(request, &self.node, self.pager.client());
-        let restored = restored.map_err(|error| match limit_of_memory(&container, &options.limits) {
-            Some(limit) => failed(&limit),
-            None => failed(&error),
+        let resumed = self.resume(zygote, request, &container);
+        let (restored, gate) = resumed.map_err(|error| {
+            let limit = limit_of_memory(&container, &options.limits);
+            let Broken { failure, .. } = limit.map_or_else(|| failed(&error), |limit| failed(&limit));
+            Broken { failure, has_run: !has_not_run(&error) }
         })?;
-        let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| failed(&error))?;
+        let has_run = |error: &dyn std::fmt::Display| Broken { has_run: true, ..failed(error) };
+        let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| has_run(&error))?;
         let recording = phase!("resume.record");
-        let record = self.record(unfinished.id(), &source, &container, &restored, options, requested_at);
-        let record = record.map_err(|error| failed(&error))?;
-        record.write(unfinished.directory()).map_err(|error| failed(&error))?;
+        let record = self.record(unfinished.id(), source, &container, &restored, options, requested_at);
+        let record = record.map_err(|error| has_run(&error))?;
+        record.write(unfinished.directory()).map_err(|error| has_run(&error))?;
         drop(recording);
         let running = phase!("resume.part", container.into_running());
-        let (container, control) = running.map_err(|error| failed(&error))?;
+        let (container, control) = running.map_err(|error| has_run(&error))?;
         unfinished.finish();
-        Ok(Newborn { record, container, stdin, gate: options.paused.then_some(control) })
+        let gate = options.paused.then(|| gate.unwrap_or(control));
+        Ok(Newborn { record, container, stdin, gate })
+    }
+
+    /// Has the child made; gives the socket on which a copy of a zygote waits where it is to be paused.
+    fn resume(
+        &self,
+        zygote: Option<&Kept>,
+        request: ResumeRequest<'_>,
+        container: &Container,
+    ) -> Result<(Restored, Option<OwnedFd>), ResumeError> {
+        let pager = self.pager.client();
+        let Some(kept) = zygote else {
+            return Ok((resume::resume(request, &self.node, pager)?, None));
+        };
+        let (restored, control) = resume_from(kept.zygote(), request, &self.node, pager)?;
+        // It runs: whatever is wrong now, it is not made again.
+        if let Err(error) = phase!("resume.gather", container.gather()) {
+            tracing::warn!(%error, "a child stays in control groups of its zygote");
+        }
+        Ok((restored, Some(control)))
+    }
+
+    /// Makes ready what the next child of a seed, started so, will need, at leisure.
+    pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions) {
+        self.make_ready();
+        // It is known, unless its fork failed.
+        if let Ok(source) = self.source(access, Instant::now()) {
+            self.zygotes.hatch(&source, options, (&self.node, &self.pool));
+        }
+    }
+
+    /// How many zygotes there are, and how many children were made of any.
+    pub(crate) fn zygotes(&self) -> v1::ZygoteUse {
+        self.zygotes.counts()
+    }
+
+    /// Ends zygotes that nobody used for long, and those of seeds that are no more.
+    pub(crate) fn keep_up_zygotes(&self, is_dropped: impl Fn(&SeedId) -> bool) {
+        self.zygotes.keep_up(is_dropped);
+    }
+
+    /// Ends the zygote of a seed that is no more.
+    pub(crate) fn retire_zygote(&self, seed: &SeedId) {
+        self.zygotes.retire(seed, false);
+    }
+
+    /// Ends all zygotes: the node stops.
+    pub(crate) fn end_zygotes(&self) {
+        self.zygotes.end_all();
     }
 
     /// Makes ready what the next child will need, at leisure.
@@ -282,6 +369,13 @@ impl Engine {
         sources.push_back(fetched.clone());
         Ok(fetched)
     }
+}
+
+/// A child that could not be started.
+struct Broken {
+    failure: Failure,
+    /// It may have run: it is not to be started again.
+    has_run: bool,
 }
 
 /// Which process the child is. One that has already ended, as a short job may have, is given a start time that no process

@@ -71,6 +71,10 @@ impl Told<'_> {
     fn containers(&mut self, node: &Node) -> fmt::Result {
         let ready = |root| count(node.engine.containers_ready(root));
         let roots = [("overlay", ready(RootSpec::Overlay)), ("shared", ready(RootSpec::Shared))];
+        let zygotes = node.engine.zygotes();
+        let help = "Copies of seeds that further children on this node are forked from";
+        self.gauge(("zygotes", help, None), zygotes.kept.into())?;
+        self.counter("zygote_children", "Children of this node that were forked from a zygote", zygotes.children)?;
         self.gauges(("pool_containers", "Containers that are ready for children to come", None), "root", &roots)
     }
 

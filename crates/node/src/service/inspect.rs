@@ -31,18 +31,19 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
 
 async fn inspect_node(node: &Arc<Node>, view: View) -> Result<v1::NodeDetail, Failure> {
     let (name, object) = (view.member.name.clone(), format!("node {}", view.member.name));
-    let cache = match place(node, &name, &object)? {
+    let (cache, zygotes) = match place(node, &name, &object)? {
         Place::Here => {
             let pager = node.pager.clone();
-            node.blocking(move || Ok(pager.cache().map(v1::CacheUse::from))).await?
+            let cache = node.blocking(move || Ok(pager.cache().map(v1::CacheUse::from))).await?;
+            (cache, Some(node.engine.zygotes()))
         }
         Place::There(mut there) => {
             let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: name.to_string() });
             match there.inspect(request).await.map_err(passed_on(&object))?.into_inner().object {
-                Some(Object::Node(detail)) => detail.cache,
+                Some(Object::Node(detail)) => (detail.cache, detail.zygotes),
                 _ => return Err(Failure::new(Code::Internal, object, "its answer is of something else")),
             }
         }
     };
-    Ok(v1::NodeDetail { node: Some(view.into()), cache })
+    Ok(v1::NodeDetail { node: Some(view.into()), cache, zygotes })
 }

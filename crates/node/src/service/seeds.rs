@@ -59,7 +59,12 @@ pub(crate) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v
             }
             let here = node.clone();
             let seed = id.to_string();
-            node.blocking(move || here.seeds.drop(&id)).await?;
+            let drop = move || {
+                here.seeds.drop(&id)?;
+                here.engine.retire_zygote(&id);
+                Ok(())
+            };
+            node.blocking(drop).await?;
             Ok(v1::DropResponse { seed })
         }
         Place::There(mut owner) => {

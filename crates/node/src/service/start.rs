@@ -63,11 +63,11 @@ pub(super) fn start_children(
                 let mut phases = recording.finish();
                 phases::delay(&mut phases, waited);
                 conclude(&batch, spec.index, started, phases).await;
-                let here = batch.node.clone();
+                let (here, source, options) = (batch.node.clone(), batch.source.clone(), batch.options.clone());
                 // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
                 drop(batch);
                 // Only a panic could fail, and the next child then makes its own.
-                let _ = tokio::task::spawn_blocking(move || here.engine.make_ready()).await;
+                let _ = tokio::task::spawn_blocking(move || here.engine.make_ready_for(&source, &options)).await;
             });
         }
     });

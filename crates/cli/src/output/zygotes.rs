@@ -1,0 +1,19 @@
+//! What a node keeps for further children of seeds that were forked there, as scripts see it.
+
+use farfork_node::api::v1::ZygoteUse;
+use serde::Serialize;
+
+/// The API says what each is.
+#[derive(Debug, Serialize)]
+pub(crate) struct ZygotesView {
+    pub(crate) kept: u32,
+    pub(crate) kept_max: u32,
+    pub(crate) children: u64,
+}
+
+impl From<ZygoteUse> for ZygotesView {
+    fn from(zygotes: ZygoteUse) -> Self {
+        let ZygoteUse { kept, kept_max, children } = zygotes;
+        Self { kept, kept_max, children }
+    }
+}

@@ -1,0 +1,121 @@
+//! Further children of a seed on a node are forked from a zygote: each is right and its own, whoever dies meanwhile, and
+//! nothing of the zygote is left behind it.
+
+use std::fs;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("and_their_children_are_right_whoever_dies", whoever_dies),
+    Test::alone("where_they_may_be", where_they_may_be),
+];
+
+/// For a zygote to stand, or to be gone.
+const SOON: Duration = Duration::from_secs(10);
+/// How long each child goes on touching memory; and well into it.
+const PAGING_MS: u64 = 1500;
+const MOMENT: Duration = Duration::from_millis(400);
+const AT_ONCE: u64 = 6;
+
+/// What a node says of its zygotes.
+fn told(cluster: &Cluster, node: usize, what: &str) -> u64 {
+    let told: Value = cluster.first().json(&["inspect", cluster.name(node)]);
+    told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
+}
+
+fn wait_for_zygote(cluster: &Cluster, node: usize) {
+    deadline::until("a zygote", SOON, || (told(cluster, node, "kept") == 1).then_some(()));
+}
+
+/// A copy is its container's in every control group, and goes before its zygote where memory runs out.
+fn require_own_place(pid: i32) {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).expect("it runs");
+    assert_eq!(read("oom_score_adj").trim(), "900");
+    let groups = read("cgroup");
+    assert!(groups.contains("/pool-") && !groups.contains("zygotes"), "{groups}");
+}
+
+/// Children that touch memory while what they need is killed under them.
+fn whoever_dies() {
+    let cluster = Cluster::start_with(2, &["--zygotes", "8"]);
+    let mut parent = Parent::start(Program::Situation("paging"), &["32"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let there = ["--to", cluster.name(1)];
+    let page = |numbers: &[u64]| {
+        let payloads: Vec<String> = numbers.iter().map(|number| format!("{number} {PAGING_MS}")).collect();
+        seed.fork_detached(&payloads, &there)
+    };
+    let one = |number: u64| {
+        let children = seed.fork_detached(&[format!("{number} 1")], &there);
+        seed.check_answers(&parent, &children, &[number]);
+    };
+    one(1);
+    wait_for_zygote(&cluster, 1);
+
+    let numbers: Vec<u64> = (10..10 + AT_ONCE).collect();
+    let children = page(&numbers);
+    assert_eq!(told(&cluster, 1, "children"), AT_ONCE, "each is a copy");
+    children.iter().for_each(|child| require_own_place(child.pid));
+    thread::sleep(MOMENT);
+    cluster.kill_pager(1);
+    let more: Vec<u64> = (20..20 + AT_ONCE).collect();
+    let after = page(&more);
+    assert_eq!(told(&cluster, 1, "children"), 2 * AT_ONCE, "the zygote outlives the pager");
+    seed.check_answers(&parent, &children, &numbers);
+    seed.check_answers(&parent, &after, &more);
+
+    let children = page(&numbers);
+    thread::sleep(MOMENT);
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    assert_eq!(told(&cluster, 1, "kept"), 0, "it ends with its daemon");
+    seed.check_answers(&parent, &children, &numbers);
+    one(2);
+    wait_for_zygote(&cluster, 1);
+    one(3);
+    assert_eq!(told(&cluster, 1, "children"), 1);
+    parent.require_unharmed();
+    drop((seed, parent));
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// None where they are switched off, for children that are to be first ones, and of seeds that were dropped.
+fn where_they_may_be() {
+    let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 1, &["--strategy", "first"]);
+    seed.fork_and_check(&parent, 2, &[]);
+    wait_for_zygote(&cluster, 0);
+    for (number, option) in [(3, "first"), (4, "cow"), (5, "eager")] {
+        seed.fork_and_check(&parent, number, &["--strategy", option]);
+    }
+    assert_eq!(told(&cluster, 0, "children"), 0, "who asks for another way has it");
+    seed.fork_and_check(&parent, 6, &[]);
+    assert_eq!(told(&cluster, 0, "children"), 1);
+
+    let other = Parent::start(Program::Waits, &["4"]);
+    let others = Seed::of(cluster.first(), &other);
+    others.fork_and_check(&other, 7, &[]);
+    deadline::until("the other's zygote in its place", SOON, || {
+        others.fork_and_check(&other, 8, &[]);
+        (told(&cluster, 0, "children") >= 2).then_some(())
+    });
+    assert_eq!(told(&cluster, 0, "kept"), 1, "no more than there may be");
+    cluster.first().json(&["drop", others.id()]);
+    assert_eq!(told(&cluster, 0, "kept"), 0, "it goes with its seed");
+    drop((seed, others));
+
+    let without = Cluster::start_with(1, &["--zygotes", "0"]);
+    let seed = Seed::of(without.first(), &parent);
+    for number in 1..4 {
+        seed.fork_and_check(&parent, number, &[]);
+    }
+    assert_eq!((told(&without, 0, "kept_max"), told(&without, 0, "children")), (0, 0));
+}

@@ -1,0 +1,239 @@
+//! The zygotes of a node: which seeds have one, since when it was last used, and when it goes.
+//!
+//! ```text
+//!  first child stands ─▶ hatching ─┬─▶ ready ─▶ copies … ─▶ retired: unused for long, room for another's, seed dropped,
+//!                                  └─▶ unfit: why              or a copy of it failed
+//! ```
+//!
+//! A zygote is the node's, in a directory of its own, and ends with the daemon. What an earlier daemon left is forgotten
+//! when the next one starts.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_container::Pool;
+use farfork_fork::pager::Paging;
+use farfork_fork::restore::{LocalNode, unfit_for_zygote};
+use farfork_fork::resume::SeedSource;
+use farfork_fork::zygote::Zygote;
+use farfork_wire::{ChildId, NodeName, SeedId};
+
+use super::{PagerLink, StartOptions, random_number};
+use crate::api::v1::ZygoteUse;
+use crate::limits::START_TIMEOUT;
+use crate::run_dir::RunDir;
+
+/// An unused zygote goes after this: who forks a seed again later than that can wait a millisecond. No node is told that
+/// another's seed was dropped: for so long it keeps what is of no use.
+const IDLE_LIMIT: Duration = Duration::from_secs(20);
+/// Seeds of which it is remembered that they have none: more than a node works with at a time.
+const UNFIT_MAX: usize = 64;
+
+/// The zygotes of a node.
+#[derive(Debug)]
+pub(super) struct Zygotes {
+    node: NodeName,
+    run_dir: RunDir,
+    pager: Arc<PagerLink>,
+    /// Most that are kept; 0 for none at all.
+    max: usize,
+    table: Mutex<BTreeMap<SeedId, Entry>>,
+    copies: AtomicU64,
+}
+
+/// What is known of a seed's zygote.
+#[derive(Debug)]
+enum Entry {
+    Hatching,
+    Ready { zygote: Arc<Kept>, used: Instant },
+    Unfit,
+}
+
+/// A zygote that goes, with all that is left of it, when nobody has it any more.
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// Taken when it goes.
+    zygote: Option<Zygote>,
+    pager: Arc<PagerLink>,
+}
+
+impl Kept {
+    /// The zygote.
+    pub(super) fn zygote(&self) -> &Zygote {
+        self.zygote.as_ref().expect("only a drop takes it")
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let Some(zygote) = self.zygote.take() else { return };
+        let (id, directory) = (zygote.id().clone(), zygote.directory().to_owned());
+        drop(zygote);
+        forget(&self.pager, &id, &directory);
+    }
+}
+
+impl Zygotes {
+    /// None yet; what an earlier daemon left is forgotten.
+    pub(super) fn new(node: NodeName, run_dir: RunDir, pager: Arc<PagerLink>, max: usize) -> Self {
+        for entry in fs::read_dir(run_dir.zygotes()).into_iter().flatten().flatten() {
+            match entry.file_name().to_str().and_then(|name| name.parse().ok()) {
+                Some(id) => forget(&pager, &id, &entry.path()),
+                None => remove(&entry.path()),
+            }
+        }
+        Self { node, run_dir, pager, max, table: Mutex::default(), copies: AtomicU64::new(0) }
+    }
+
+    /// The zygote for a child that is to be started so.
+    pub(super) fn of(&self, seed: &SeedId, options: &StartOptions) -> Option<Arc<Kept>> {
+        match self.table().get_mut(seed) {
+            Some(Entry::Ready { zygote, used }) if is_plain(options) => {
+                *used = Instant::now();
+                Some(zygote.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// A child was made of one.
+    pub(super) fn copied(&self) {
+        self.copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many there are, and how many children were made of any.
+    pub(super) fn counts(&self) -> ZygoteUse {
+        let kept = self.table().values().filter(|entry| matches!(entry, Entry::Ready { .. })).count();
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        ZygoteUse { kept: count(kept), kept_max: count(self.max), children: self.copies.load(Ordering::Relaxed) }
+    }
+
+    /// Makes a seed's zygote, where a child was started so that it would have used one, and there is none.
+    pub(super) fn hatch(&self, source: &SeedSource, options: &StartOptions, (node, pool): (&LocalNode, &Pool)) {
+        let seed = &source.key.seed;
+        if self.max == 0 || !is_plain(options) || !self.reserve(seed) {
+            return;
+        }
+        if let Some(reason) = unfit_for_zygote(&source.descriptor, node) {
+            tracing::debug!(%seed, reason, "it has no zygote");
+            return self.settle(seed, Entry::Unfit);
+        }
+        match self.make(source, node, pool) {
+            Ok(zygote) => {
+                tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote stands");
+                let zygote = Arc::new(Kept { zygote: Some(zygote), pager: self.pager.clone() });
+                self.settle(seed, Entry::Ready { zygote, used: Instant::now() });
+            }
+            Err(error) => {
+                tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one");
+                self.settle(seed, Entry::Unfit);
+            }
+        }
+    }
+
+    fn make(&self, source: &SeedSource, node: &LocalNode, pool: &Pool) -> Result<Zygote, Box<dyn std::error::Error>> {
+        let id = ChildId::new(self.node.clone(), random_number()?);
+        let directory = self.run_dir.zygotes().join(id.to_string());
+        DirBuilder::new().mode(0o700).create(&directory)?;
+        let made = pool.start_outside().map_err(Into::into).and_then(|process| {
+            let pager = (self.pager.client(), START_TIMEOUT);
+            Zygote::hatch((id.clone(), &directory), process, source, node, pager).map_err(Into::into)
+        });
+        if made.is_err() {
+            forget(&self.pager, &id, &directory);
+        }
+        made
+    }
+
+    /// Tells whether the caller is to make the zygote of a seed.
+    fn reserve(&self, seed: &SeedId) -> bool {
+        let mut table = self.table();
+        let is_new = !table.contains_key(seed);
+        if is_new {
+            table.insert(seed.clone(), Entry::Hatching);
+        }
+        is_new
+    }
+
+    /// Enters what came of a zygote, unless its seed was dropped meanwhile; the one that was not used for longest makes room.
+    fn settle(&self, seed: &SeedId, entry: Entry) {
+        let mut gone = Vec::new();
+        {
+            let mut table = self.table();
+            match table.get_mut(seed) {
+                Some(reserved) => *reserved = entry,
+                None => gone.push(entry),
+            }
+            let used = |entry: &Entry| if let Entry::Ready { used, .. } = entry { Some(*used) } else { None };
+            let ready = table.values().filter_map(used).count();
+            if ready > self.max
+                && let Some((_, oldest)) =
+                    table.iter().filter_map(|(seed, entry)| Some((used(entry)?, seed.clone()))).min()
+            {
+                gone.extend(table.remove(&oldest));
+            }
+            if table.len() - ready.min(table.len()) > UNFIT_MAX {
+                table.retain(|_, entry| !matches!(entry, Entry::Unfit));
+            }
+        }
+        // Its end takes a while: not under the lock.
+        drop(gone);
+    }
+
+    /// Ends a seed's zygote; `is_unfit`: it gets no other.
+    pub(super) fn retire(&self, seed: &SeedId, is_unfit: bool) {
+        let gone = if is_unfit { self.table().insert(seed.clone(), Entry::Unfit) } else { self.table().remove(seed) };
+        drop(gone);
+    }
+
+    /// Ends zygotes that nobody used for long, and those of seeds that are no more.
+    pub(super) fn keep_up(&self, is_dropped: impl Fn(&SeedId) -> bool) {
+        let is_over = |(seed, entry): &(&SeedId, &Entry)| {
+            matches!(entry, Entry::Ready { used, .. } if used.elapsed() > IDLE_LIMIT) || is_dropped(seed)
+        };
+        let over: Vec<SeedId> = self.table().iter().filter(is_over).map(|(seed, _)| seed.clone()).collect();
+        over.iter().for_each(|seed| self.retire(seed, false));
+    }
+
+    /// Ends all of them.
+    pub(super) fn end_all(&self) {
+        let all = std::mem::take(&mut *self.table());
+        drop(all);
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<SeedId, Entry>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a child that is started so can be a copy of a zygote, and is to be. Limits count what it did not touch itself
+/// otherwise than whoever set them expects, files that are shown elsewhere may be mapped, and who asks for another strategy
+/// wants to see it.
+fn is_plain(options: &StartOptions) -> bool {
+    let strategy = &options.strategy;
+    strategy.paging == Paging::Prefetch
+        && !strategy.first
+        && options.binds.is_empty()
+        && options.limits == farfork_container::Limits::default()
+}
+
+/// Has the pager forget a zygote that has ended, and removes its directory.
+fn forget(pager: &PagerLink, id: &ChildId, directory: &Path) {
+    pager.release(id);
+    remove(directory);
+}
+
+fn remove(directory: &Path) {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(directory = %directory.display(), %error, "the directory of a zygote is not removed");
+        }
+        _ => {}
+    }
+}
