@@ -22,6 +22,7 @@ use farfork_fabric::{Exporter, Secured, shm, tcp};
 use farfork_fork::capture;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::seed::SeedTable;
+use farfork_wire::SeedId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -38,7 +39,7 @@ use crate::options::Options;
 use crate::peers::Peers;
 use crate::program;
 use crate::run_dir::{Lock, RunDir, RunDirError};
-use crate::seeds::{self, Seeds};
+use crate::seeds::{self, EXPIRY_INTERVAL, Seeds};
 use crate::serve;
 use crate::service;
 use crate::trust::{self, EstablishError, Security};
@@ -232,7 +233,8 @@ fn assemble(
     leftovers: Leftovers,
     pager: &Arc<PagerLink>,
 ) -> Result<Running, DaemonError> {
-    let Options { name, listen, fabric_port, join, pool_size, zygotes_max, metrics, images, bridges_vdso, .. } = options;
+    let Options { name, listen, fabric_port, join, pool_size, zygotes_max, metrics, images, bridges_vdso, .. } =
+        options;
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
     // Before anybody can ask: a seed that is unknown is lost to its children.
