@@ -67,8 +67,8 @@ pub(crate) struct Node {
     /// Containers that it keeps ready for children.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pool: usize,
-    /// Zygotes that it keeps at most: copies of seeds that were forked here, from which further children are forked; 0 for
-    /// none.
+    /// Zygotes that it keeps at most: copies of seeds that were forked here, from which further children are forked, each
+    /// with up to 16 MiB of memory; 0 for none.
     #[arg(long, value_name = "N", default_value_t = ZYGOTES_MAX_DEFAULT)]
     zygotes: usize,
     /// Most memory that it keeps pages in for children of the strategy `cache`, like 512MiB; 0 for none.
