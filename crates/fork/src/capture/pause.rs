@@ -10,11 +10,11 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
+use farfork_sys::ptrace;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
 use super::ask::{self, Answers};
-use super::born::Born;
 use super::deadline::Deadline;
 use super::error::CaptureError;
 use super::files::{Contents, ProgramSockets};
@@ -29,7 +29,7 @@ use super::shared::{SharedCopies, SharedSources};
 use super::state::Standing;
 use super::stopped::{Snapshot, Stopped};
 use super::survey::{Profile, Survey};
-use super::template::clone_call;
+use super::template::{Clone, clone_call};
 use super::timers::{self, Listed};
 use crate::phase;
 
@@ -58,9 +58,10 @@ pub(super) struct Paused {
     pub(super) clocks: Clocks,
     pub(super) timers: Result<Vec<PosixTimer>, CaptureError>,
     pub(super) filters: Filters,
-    pub(super) born: Born,
-    /// Whether nothing of the lifeline stays.
-    pub(super) unmapped: Result<(), CaptureError>,
+    /// `None` in freeze mode.
+    pub(super) clone: Option<Clone>,
+    /// The number that the process's pager has for the clone, where it has one.
+    pub(super) template_space: Result<Option<u32>, CaptureError>,
     asked: Asked,
 }
 
@@ -114,15 +115,13 @@ pub(super) async fn pause(
     let (lifeline, rescue) =
         phase!(await "prepare.lifeline", reach(&stopped.snapshot, prepared, &standing, end, injector))?;
     let worked = work(stopped, prepared, (&standing, &lifeline, end, begun), injector, freeze, times).await;
-    let mut unmapped = Ok(());
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
         let thread = (leader.tid, &leader.registers);
-        let unmap = lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector);
-        unmapped = phase!(await "prepare.unmap", unmap);
+        phase!(await "prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
     }
-    let Work { asked, contents, copies, likeness, born, timers } = worked?;
-    Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, born, unmapped, asked })
+    let Work { asked, contents, copies, likeness, clone, timers, template_space } = worked?;
+    Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, clone, template_space, asked })
 }
 
 /// The pages for the threads' calls: those that the process offers, or some that are mapped in it, with what brings it back
@@ -182,8 +181,9 @@ struct Work {
     contents: Result<Contents, CaptureError>,
     copies: Result<SharedCopies, CaptureError>,
     likeness: Result<Likeness, CaptureError>,
-    born: Born,
+    clone: Option<Clone>,
     timers: Result<Vec<PosixTimer>, CaptureError>,
+    template_space: Result<Option<u32>, CaptureError>,
 }
 
 /// The threads do theirs, and we what we can meanwhile.
@@ -212,14 +212,15 @@ async fn work(
     injector.finish(&mut running, |_| true).await?;
     let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
     let desks: Vec<(Vec<u8>, Vec<u8>)> = desks.map_err(CaptureError::read(pid, "the answers of its threads"))?;
-    let (leader, made) = (stopped.snapshot.leader(), (&tasks[0], desks[0].0.as_slice()));
-    let born = if freeze { Born::complete(None) } else { Born::of(made, leader, prepared, lifeline, injector).await? };
+    let clone = if freeze { None } else { Some(born(&tasks[0], &desks[0].0, &prepared.survey, injector).await?) };
+    let search = prepared.search.as_ref().filter(|_| clone.is_some());
+    let template_space = search.map_or(Ok(None), |search| phase!("prepare.lineage", search.find(lifeline)));
     times.clone = lap.take();
     let timers = match listed {
         Ok(listed) => ask_timers(stopped, prepared, &listed, (lifeline, begun), injector).await,
         Err(error) => Err(error),
     };
-    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, likeness, born, timers })
+    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, likeness, clone, timers, template_space })
 }
 
 fn copy_shared(
@@ -272,6 +273,15 @@ fn start(
         all.push(running);
     }
     Ok(all)
+}
+
+/// The clone, which the leader made with the last call of its task.
+async fn born(task: &Task, script: &[u8], survey: &Survey, injector: &mut Injector<'_>) -> Result<Clone, CaptureError> {
+    let last = task.calls.len() - 1;
+    let inner_pid = task.calls[last].checked(survey.pid, script::result(script, last))?;
+    let is_filtered = survey.profiles.get(&survey.pid).is_some_and(|leader| leader.status.seccomp != 0);
+    let options = if is_filtered { ptrace::OPTION_SUSPEND_SECCOMP } else { 0 };
+    Clone::born(inner_pid, survey.pid, survey.stat.start_ticks, options, injector).await
 }
 
 /// Time between two points.

@@ -25,10 +25,6 @@ fn without_threads_of_blas(script: &'static str) -> Command {
     command
 }
 
-pub(super) fn node(cluster: &Cluster) {
-    on_its_way(cluster, || Program::Real("timers.js").command());
-}
-
 pub(super) fn pipeline(cluster: &Cluster) {
     on_its_way(cluster, || Program::Real("pipeline.sh").command());
 }

@@ -95,7 +95,7 @@ static void *restarter(void *unused) {
 int main(int count, char **words) {
     begin();
     int spinning = count > 1 && !strcmp(words[1], "spinning");
-    // Its tracers die. A stop whose tracer dies ends epoll_wait with EINTR, which no one is left to undo.
+    // A stop whose tracer dies ends epoll_wait with EINTR, which no one is left to undo.
     int tolerant = count > 3;
     // Ballast, in mebibytes, makes a clone take its time.
     if (count > 2) memset(malloc(strtoul(words[2], NULL, 10) << 20), 1, strtoul(words[2], NULL, 10) << 20);
@@ -106,7 +106,6 @@ int main(int count, char **words) {
     pthread_mutex_init(&robust, &attributes);
     uint64_t *data = CHECK(mmap(NULL, DATA_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     for (uint64_t page = 0; page < DATA_PAGES; page++) data[page * PAGE / 8] = known(page);
-    if (tolerant) CHECK(madvise(data, DATA_PAGES * PAGE, MADV_DONTFORK));
     tell("data", (unsigned long)data);
 
     pthread_t thread;
