@@ -168,10 +168,12 @@ fn memory_kib(pid: i32) -> u64 {
     status.lines().filter_map(of).sum::<u64>()
 }
 
-/// Files and directories; what the node says of itself grows.
+/// Files and directories, but for what the node says of itself, which grows, and of others, once it has heard of any.
 fn files_below(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
-    let kept = entries.filter(|path| path.extension().is_none_or(|extension| extension != "log"));
+    let is_told =
+        |path: &Path| path.extension().is_some_and(|extension| extension == "log") || path.ends_with("members.json");
+    let kept = entries.filter(|path| !is_told(path));
     kept.map(|path| 1 + if path.is_dir() && !path.is_symlink() { files_below(&path) } else { 0 }).sum()
 }
 
