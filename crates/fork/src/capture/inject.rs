@@ -111,7 +111,8 @@ impl<'a> Injector<'a> {
         self.call_with(tid, &registers, call).await
     }
 
-    /// The same, with something that brings the thread back should we die meanwhile.
+    /// The same, with something that brings the thread back should we die meanwhile. The thread's registers still lead there
+    /// when this returns: it is for the caller to disarm, once they lead elsewhere.
     pub(super) async fn call_safely(
         &mut self,
         (tid, base): (i32, &Registers),
@@ -123,9 +124,7 @@ impl<'a> Injector<'a> {
             return self.call(tid, base, call).await;
         };
         let registers = rescue.place(call.registers(base, self.syscall_at));
-        let result = self.call_with(tid, &registers, call).await;
-        rescue.disarm(mem);
-        result
+        self.call_with(tid, &registers, call).await
     }
 
     async fn call_with(&mut self, tid: i32, registers: &Registers, call: Call) -> Result<u64, CaptureError> {
@@ -155,9 +154,19 @@ impl<'a> Injector<'a> {
 
     /// Lets a thread run its script.
     pub(super) fn start(&self, running: &Running, base: &Registers) -> Result<(), CaptureError> {
+        self.aim(running, base)?;
+        self.go(running)
+    }
+
+    /// Has a thread's registers lead to its script: from here on that brings it back.
+    pub(super) fn aim(&self, running: &Running, base: &Registers) -> Result<(), CaptureError> {
         let (tid, registers) = (running.tid(), running.registers(base));
-        ptrace::set_registers(tid, &registers).map_err(CaptureError::trace("set the registers of", tid))?;
-        ptrace::resume(tid, 0).map_err(CaptureError::trace("resume", tid))
+        ptrace::set_registers(tid, &registers).map_err(CaptureError::trace("set the registers of", tid))
+    }
+
+    /// Lets a thread go where its registers lead.
+    pub(super) fn go(&self, running: &Running) -> Result<(), CaptureError> {
+        ptrace::resume(running.tid(), 0).map_err(CaptureError::trace("resume", running.tid()))
     }
 
     /// Waits until the scripts have ended for which `must` says so; those and others that have are taken out.

@@ -23,7 +23,7 @@ use super::inject::Injector;
 use super::lifeline::{Lifeline, Offer, Room, Task};
 use super::likeness::Likeness;
 use super::lineage::Search;
-use super::rescue::{Gadgets, Rescue};
+use super::rescue::{self, Gadgets, Rescue};
 use super::script::{self, EndSignal, Running};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::Standing;
@@ -114,11 +114,15 @@ pub(super) async fn pause(
     times.registers = begun.elapsed();
     let (lifeline, rescue) =
         phase!(await "prepare.lifeline", reach(&stopped.snapshot, prepared, &standing, end, injector))?;
-    let worked = work(stopped, prepared, (&standing, &lifeline, end, begun), injector, freeze, times).await;
+    let reached = (&lifeline, rescue.as_ref());
+    let worked = work(stopped, prepared, (&standing, reached, end, begun), injector, freeze, times).await;
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
         let thread = (leader.tid, &leader.registers);
-        phase!(await "prepare.unmap", lifeline.unmap(thread, (rescue.as_ref(), &prepared.mem), injector))?;
+        let rescued = (rescue.as_ref(), &prepared.mem);
+        let unmapped = phase!(await "prepare.unmap", lifeline.unmap(thread, rescued, injector));
+        rescue::leave(leader, rescued);
+        unmapped?;
     }
     let Work { asked, contents, copies, likeness, clone, timers, template_space } = worked?;
     Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, clone, template_space, asked })
@@ -141,8 +145,14 @@ async fn reach(
     }
     let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
     let rescue = Rescue::prepare(snapshot.leader(), &standing[0], gadgets, &survey.maps, mem);
-    let lifeline = Lifeline::map(snapshot, room, end, (rescue.as_ref(), mem), injector).await?;
-    Ok((lifeline, rescue))
+    let rescued = (rescue.as_ref(), mem);
+    match Lifeline::map(snapshot, room, end, rescued, injector).await {
+        Ok(lifeline) => Ok((lifeline, rescue)),
+        Err(error) => {
+            rescue::leave(snapshot.leader(), rescued);
+            Err(error)
+        }
+    }
 }
 
 /// A thread that was born since the survey.
@@ -190,7 +200,7 @@ struct Work {
 async fn work(
     stopped: &mut Stopped,
     prepared: &mut Prepared,
-    (standing, lifeline, end, begun): (&[Standing], &Lifeline, EndSignal, Instant),
+    (standing, (lifeline, rescue), end, begun): (&[Standing], (&Lifeline, Option<&Rescue>), EndSignal, Instant),
     injector: &mut Injector<'_>,
     freeze: bool,
     times: &mut CaptureTimes,
@@ -200,7 +210,7 @@ async fn work(
     let (mut tasks, tid_addresses) = ask::tasks(&stopped.snapshot, standing, &prepared.survey, lifeline);
     tasks[0].calls.extend((!freeze).then(clone_call));
     lifeline.fill(&stopped.snapshot, standing, &tasks, &prepared.mem)?;
-    let mut running = start(&stopped.snapshot, &tasks, lifeline, end, injector)?;
+    let mut running = start(&stopped.snapshot, &tasks, lifeline, (rescue, &prepared.mem), end, injector)?;
     injector.finish(&mut running, |one| one.tid() != pid).await?;
     stopped.restore_others();
     times.ask = lap.take();
@@ -260,6 +270,7 @@ fn start(
     snapshot: &Snapshot,
     tasks: &[Task],
     lifeline: &Lifeline,
+    (rescue, mem): (Option<&Rescue>, &File),
     end: EndSignal,
     injector: &Injector<'_>,
 ) -> Result<Vec<Running>, CaptureError> {
@@ -269,7 +280,14 @@ fn start(
         if index > 0 {
             thread.block_signals(end)?;
         }
-        injector.start(&running, &thread.registers)?;
+        injector.aim(&running, &thread.registers)?;
+        // Its clone would have it, too.
+        if index == 0
+            && let Some(rescue) = rescue
+        {
+            rescue.disarm(mem);
+        }
+        injector.go(&running)?;
         all.push(running);
     }
     Ok(all)

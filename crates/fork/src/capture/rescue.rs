@@ -9,7 +9,7 @@
 //! ```
 //!
 //! As long as we live, the thread is stopped behind the call. If we die it returns into rt_sigreturn(2), which loads
-//! everything that it had. Where the program has no such code (or no such stack) the call is made in the vdso, without.
+//! everything that it had. So the frame stays until the thread's registers lead elsewhere: to its script, or back. Where the program has no such code (or no such stack) the call is made in the vdso, without.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -144,7 +144,7 @@ impl Rescue {
         mem.write_all_at(&self.frame, self.address).is_ok()
     }
 
-    /// Puts back what was there.
+    /// Puts back what was there. Not while the thread's registers lead to the frame.
     pub(super) fn disarm(&self, mem: &File) {
         // The process can only have been killed: nothing left to put back.
         let _ = mem.write_all_at(&self.saved, self.address);
@@ -153,6 +153,14 @@ impl Rescue {
     /// Where to make a call, and with which stack pointer.
     pub(super) fn place(&self, registers: Registers) -> Registers {
         Registers { rip: self.gadgets.syscall_return, rsp: self.address, ..registers }
+    }
+}
+
+/// Has the leader's registers lead away from its rescue, which is of no use then.
+pub(super) fn leave(leader: &StoppedThread, (rescue, mem): (Option<&Rescue>, &File)) {
+    leader.restore();
+    if let Some(rescue) = rescue {
+        rescue.disarm(mem);
     }
 }
 

@@ -24,7 +24,7 @@ use super::filters;
 use super::inject::{Call, Injector, read_registers};
 use super::open_memory;
 use super::post::at_once;
-use super::rescue::{Gadgets, Rescue};
+use super::rescue::{self, Gadgets, Rescue};
 use super::script::EndSignal;
 use super::state::Standing;
 use super::stop::stop_one;
@@ -179,6 +179,7 @@ impl Clone {
         leader.block_signals(EndSignal::for_process(&status, &stopped.snapshot))?;
         let call = reap_call(self.inner_pid);
         let reaped = at_once(injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem));
+        rescue::leave(leader, (rescue.as_ref(), &mem));
         stopped.withhold(&mut injector.withheld);
         reaped.map(drop)
     }
