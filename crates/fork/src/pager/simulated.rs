@@ -17,6 +17,7 @@ use super::protocol::Reply;
 use super::server::Server;
 use super::station::{PagerError, Station};
 use super::trusting::Trusting;
+use super::watch::Source;
 
 /// A pager on a node of a world.
 pub struct SimulatedPager<'a> {
@@ -75,9 +76,19 @@ impl SimulatedPager<'_> {
         served.child.lost.as_deref()
     }
 
-    /// Readable while a process waits for the pager.
+    /// Readable while a process waits for the pager, or something came for it from its world.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.server.watch.descriptor()
+    }
+
+    /// Whether a process waits for the pager.
+    ///
+    /// # Errors
+    /// As epoll_wait(2).
+    pub fn is_waited_for(&mut self) -> io::Result<bool> {
+        let mut ready = Vec::new();
+        self.server.watch.wait(Duration::ZERO, &mut ready)?;
+        Ok(ready.iter().any(|source| matches!(source, Source::Space(..) | Source::Socket(_))))
     }
 
     /// One round of its loop: what processes say, what came for them, what is due.

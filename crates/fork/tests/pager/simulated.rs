@@ -5,6 +5,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::sim::world::{NodeId, Place};
@@ -44,6 +45,9 @@ const PAGE_LIMIT: Duration = Duration::from_secs(120);
 
 /// The same, when nothing is wrong any more: a connection may have to be made anew.
 const CALM_LIMIT: Duration = Duration::from_secs(30);
+
+/// Between two looks at the program while something else came for the pager, of real time.
+const LOOK_INTERVAL: Duration = Duration::from_micros(20);
 
 /// For the program to do something that needs nobody, of real time.
 const REAL_LIMIT: Duration = Duration::from_secs(30);
@@ -120,8 +124,11 @@ impl Scene {
         let deadline = self.world.now() + limit;
         while !has_answered(program, pager) {
             loop {
+                let was_lost = pager.loss(&program.id).is_some();
                 self.go_on(pager, deadline);
-                if what == 'd' || is_there(program, page) {
+                // Who waits when memory is lost is woken, and asks once more, in real time.
+                let is_woken = !was_lost && pager.loss(&program.id).is_some();
+                if what == 'd' || is_woken || is_there(program, page) {
                     break;
                 }
                 assert!(self.world.now() < deadline, "page {page} has not come within {limit:?}");
@@ -177,14 +184,24 @@ impl Scene {
     }
 }
 
-/// Waits until the program has answered, or waits for the pager; tells whether it has answered.
-fn has_answered(program: &Program, pager: &SimulatedPager<'_>) -> bool {
-    let (answers, pager) = (program.answers(), pager.descriptor());
-    let mut watched = [PollFd::new(&answers, PollFlags::IN), PollFd::new(&pager, PollFlags::IN)];
-    let limit = Timespec { tv_sec: REAL_LIMIT.as_secs() as i64, tv_nsec: 0 };
-    let count = poll(&mut watched, Some(&limit)).unwrap();
-    assert!(count > 0, "the program neither answers nor waits for the pager: it was not woken");
-    !watched[0].revents().is_empty()
+/// Waits until the program has answered, or waits for the pager; tells whether it has answered. What comes from the world must not
+/// count: how far it has got by then would depend on how fast the program is.
+fn has_answered(program: &Program, pager: &mut SimulatedPager<'_>) -> bool {
+    let give_up = Instant::now() + REAL_LIMIT;
+    loop {
+        let (answers, waits) = (program.answers(), pager.descriptor());
+        let mut watched = [PollFd::new(&answers, PollFlags::IN), PollFd::new(&waits, PollFlags::IN)];
+        let limit = Timespec { tv_sec: REAL_LIMIT.as_secs() as i64, tv_nsec: 0 };
+        poll(&mut watched, Some(&limit)).unwrap();
+        if !watched[0].revents().is_empty() {
+            return true;
+        }
+        if pager.is_waited_for().unwrap() {
+            return false;
+        }
+        assert!(Instant::now() < give_up, "the program neither answers nor waits for the pager: it was not woken");
+        sleep(LOOK_INTERVAL);
+    }
 }
 
 /// Whether a page of the program is there, or said to be lost (`/proc/PID/pagemap`, see proc_pid_pagemap(5)).
