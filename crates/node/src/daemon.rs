@@ -315,6 +315,10 @@ async fn keep_up_zygotes(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
     loop {
         ticks.tick().await;
+        // An idle node is not woken for nothing.
+        if !node.engine.has_zygotes() {
+            continue;
+        }
         let here = node.clone();
         let is_dropped = move |seed: &SeedId| *seed.node() == here.name && !here.seeds.is_listed(seed);
         let here = node.clone();

@@ -293,6 +293,11 @@ impl Engine {
         self.zygotes.counts()
     }
 
+    /// Whether anything is known of a zygote: else there is nothing to keep up.
+    pub(crate) fn has_zygotes(&self) -> bool {
+        !self.zygotes.is_empty()
+    }
+
     /// Ends zygotes that nobody used for long, and those of seeds that are no more.
     pub(crate) fn keep_up_zygotes(&self, is_dropped: impl Fn(&SeedId) -> bool) {
         self.zygotes.keep_up(is_dropped);

@@ -192,6 +192,11 @@ impl Zygotes {
         drop(gone);
     }
 
+    /// Whether nothing is known of any seed's.
+    pub(super) fn is_empty(&self) -> bool {
+        self.table().is_empty()
+    }
+
     /// Ends zygotes that nobody used for long, and those of seeds that are no more.
     pub(super) fn keep_up(&self, is_dropped: impl Fn(&SeedId) -> bool) {
         let is_over = |(seed, entry): &(&SeedId, &Entry)| {
