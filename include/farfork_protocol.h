@@ -77,6 +77,7 @@ struct farfork_pages {
 enum farfork_fork_flag {
     FARFORK_FORK_ANY_NODE = 1,  /* the nodes with the fewest children first */
     FARFORK_FORK_OWNS_SEED = 2, /* the seed ends with this connection, whatever its ttl was */
+    FARFORK_FORK_UNTRUSTED = 4, /* as `farfork fork --untrusted` */
 };
 
 /* Starts children of a seed. The payload of each is its index, in decimal digits. A request without the last two fields, as

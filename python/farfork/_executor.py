@@ -36,7 +36,8 @@ class Executor(_Executor):
     seconds is killed, and its future raises :class:`ChildTimeout`. ``strategy`` says how their memory comes, as ``farfork fork
     --strategy`` does: ``"cow"``, ``"prefetch"`` (which is the default) or ``"eager"``, and behind commas ``"cache"`` and
     ``"first"``. A child may use ``memory`` bytes of memory, and ``cpus`` processors (0.5 is half of one); one that needs more
-    memory is killed, and its future raises :class:`ChildDied`.
+    memory is killed, and its future raises :class:`ChildDied`. With ``untrusted``, children have no capabilities, and are kept from
+    devices and system calls that could lead out of their containers, as ``farfork fork --untrusted`` has it.
 
     Functions and arguments are not pickled: a child has this process's memory. Results and exceptions are.
 
@@ -52,6 +53,7 @@ class Executor(_Executor):
         strategy: str = "",
         memory: int | None = None,
         cpus: float | None = None,
+        untrusted: bool = False,
     ) -> None:
         if max_children < 1:
             raise ValueError("max_children must be 1 or more")
@@ -65,6 +67,9 @@ class Executor(_Executor):
         self._strategy = strategy
         self._memory_bytes_max = memory or 0
         self._cpu_millicores_max = round((cpus or 0) * 1000)
+        self._flags = _protocol.FORK_OWNS_SEED | (0 if nodes else _protocol.FORK_ANY_NODE)
+        if untrusted:
+            self._flags |= _protocol.FORK_UNTRUSTED
         # Held over a checkpoint, and never given back in a child: there the collector's thread stands still.
         self._changed = threading.Condition(threading.RLock())
         self._connection: Connection | None = None
@@ -188,13 +193,12 @@ class Executor(_Executor):
             calls = batch.take(self._max_children - living)
             if not calls:
                 return
-            any_node = 0 if self._nodes else _protocol.FORK_ANY_NODE
             self._connect().send(
                 _protocol.FORK,
                 batch=batch.number,
                 first=calls.start,
                 count=len(calls),
-                flags=_protocol.FORK_OWNS_SEED | any_node,
+                flags=self._flags,
                 timeout_ms=round((batch.timeout or 0) * 1000),
                 seed=batch.seed,
                 nodes=self._nodes,

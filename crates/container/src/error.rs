@@ -64,6 +64,14 @@ pub enum ContainerError {
         /// What is wrong.
         cause: io::Error,
     },
+    /// What a container shows cannot be protected from those in it.
+    #[error("container {id} cannot be protected from what is to run in it: {cause}")]
+    Protect {
+        /// The container.
+        id: String,
+        /// What is wrong.
+        cause: io::Error,
+    },
     /// A file cannot be put into a container.
     #[error("cannot write {} in container {id}: {cause}", path.display())]
     PutFile {

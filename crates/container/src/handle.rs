@@ -21,6 +21,7 @@ use crate::config::RootSpec;
 use crate::error::ContainerError;
 use crate::record;
 use crate::root::PRIVATE_DIR;
+use crate::root::protection::{self, Protection};
 
 /// How often a path is looked up anew that contains `..`: openat2(2) gives up with EAGAIN when anything was mounted or
 /// renamed anywhere meanwhile.
@@ -123,6 +124,15 @@ impl Container {
             inside_path: inside_path.to_owned(),
             cause,
         })
+    }
+
+    /// Takes away from the container what those in it are not trusted with. All that it is to show must have been bound.
+    ///
+    /// # Errors
+    /// [`ContainerError::Protect`]; it may have been done in part.
+    pub fn protect(&self, protection: Protection) -> Result<(), ContainerError> {
+        let protected = protection::protect((self.init_pid(), self.init()), protection);
+        protected.map_err(|cause| ContainerError::Protect { id: self.id().to_owned(), cause })
     }
 
     /// Writes a file into the container's [`PRIVATE_DIR`], over one of that name; gives the path that it has inside.

@@ -36,3 +36,4 @@ pub use leftover::{Leftovers, clean_leftovers};
 pub use outsider::Outsider;
 pub use pool::Pool;
 pub use root::PRIVATE_DIR;
+pub use root::protection::Protection;

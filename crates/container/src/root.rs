@@ -7,6 +7,7 @@
 mod hiding;
 pub(crate) mod layout;
 mod plan;
+pub(crate) mod protection;
 
 use std::fs;
 use std::io;
@@ -115,7 +116,7 @@ fn copy_ownership(from: &Path, to: &Path) -> io::Result<()> {
 
 fn copy_read_only(point: &Path, target: &Path, attributes: Attributes) -> io::Result<()> {
     mount::attach(mount::copy(point, Depth::Single)?.as_fd(), target)?;
-    mount::make_read_only(target, attributes)
+    mount::restrict(target, attributes | Attributes::MOUNT_ATTR_RDONLY)
 }
 
 /// Covers a path of the calling thread's root, so that what the node has there cannot be reached.

@@ -361,6 +361,7 @@ enum step {
 	STEP_ENTER_CONTAINER = 58,
 	STEP_MIDWIFE = 59,
 	STEP_LEAVE_ZYGOTE = 60,
+	STEP_FORBID_SETTINGS = 61,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

@@ -1,6 +1,7 @@
 //! Resume: a seed becomes a running child on this node. Here the descriptor, the container, the restorer and the pager
 //! come together; each does its own part in its own module.
 
+use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -78,6 +79,8 @@ pub struct ResumeRequest<'a> {
     pub payload: Option<&'a [u8]>,
     /// Whether it waits, complete, before its first instruction.
     pub paused: bool,
+    /// Whether it is to have no more rights than its own data needs.
+    pub untrusted: bool,
     /// How its pages are fetched.
     pub strategy: Strategy,
     /// How long all this may take.
@@ -214,14 +217,18 @@ impl SeedSource {
 /// [`ResumeError`]; the caller drops the container, and tells the pager to release the child. A child that the pager
 /// refuses may have run up to the first page that it misses.
 pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
-    let ResumeRequest { child, directory, source, container, streams, caller, payload, paused, strategy, limit } =
-        request;
+    let ResumeRequest { child, directory, source, container, streams, caller, payload, .. } = request;
+    let ResumeRequest { paused, untrusted, strategy, limit, .. } = request;
     let (deadline, is_eager) = (Instant::now() + limit, strategy.paging == Paging::Eager);
     let put = |bytes| phase!("resume.payload", container.put_file(PAYLOAD_NAME, bytes, 0o444));
     let payload = payload.map(put).transpose()?;
     let shared = phase!("resume.shared", source.fetch_shared(deadline))?;
+    let descriptor = match untrusted {
+        true => Cow::Owned(restore::confined(&source.descriptor)),
+        false => Cow::Borrowed(&*source.descriptor),
+    };
     let prepared = Prepared::new(ChildPlan {
-        descriptor: &source.descriptor,
+        descriptor: &descriptor,
         node,
         stub_pid: container.init_pid(),
         control: container.control(),
@@ -231,6 +238,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         payload: payload.as_deref(),
         paused: paused || is_eager,
         zygote: None,
+        untrusted,
     })?;
     let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &prepared.registered(), strategy);
     phase!("resume.memory", plan.write(directory))?;

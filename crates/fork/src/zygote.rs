@@ -103,8 +103,8 @@ pub fn resume_from(
     node: &LocalNode,
     pager: &PagerClient,
 ) -> Result<(Restored, OwnedFd), ResumeError> {
-    let ResumeRequest { child, directory, source, container, streams, caller, payload, paused, strategy, limit } =
-        request;
+    let ResumeRequest { child, directory, source, container, streams, caller, payload, .. } = request;
+    let ResumeRequest { paused, strategy, limit, .. } = request;
     let deadline = Instant::now() + limit;
     let birthplace = container.birthplace()?.ok_or_else(|| ResumeError::Local {
         what: "a child from a zygote",
@@ -123,6 +123,7 @@ pub fn resume_from(
         payload: payload.as_deref(),
         paused,
         zygote: Some(zygote.region),
+        untrusted: false,
     })?;
     let registered = [&zygote.registered[..]];
     let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &registered, strategy);

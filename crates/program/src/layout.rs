@@ -74,6 +74,8 @@ pub mod kind {
 pub const FORK_ANY_NODE: u32 = 1;
 /// `FARFORK_FORK_OWNS_SEED`.
 pub const FORK_OWNS_SEED: u32 = 2;
+/// `FARFORK_FORK_UNTRUSTED`.
+pub const FORK_UNTRUSTED: u32 = 4;
 
 /// `FARFORK_ENDED_EXIT`.
 pub const ENDED_EXIT: u32 = 1;

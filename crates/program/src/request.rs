@@ -8,8 +8,8 @@ use farfork_wire::SeedId;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::layout::{
-    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, ForkRequest, Header, HelloRequest,
-    KillRequest, kind,
+    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, FORK_UNTRUSTED, ForkRequest, Header,
+    HelloRequest, KillRequest, kind,
 };
 
 /// Why bytes are no request.
@@ -107,6 +107,8 @@ pub struct Fork {
     pub any_node: bool,
     /// Whether the seed ends with the connection.
     pub owns_seed: bool,
+    /// Whether children are kept from what could lead out of their containers.
+    pub untrusted: bool,
     /// A child that has run so long is killed.
     pub timeout: Option<Duration>,
     /// What a child may use of memory, in bytes; 0 for no limit of its own.
@@ -173,7 +175,7 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
     if count == 0 || first.checked_add(count).is_none() {
         return Err(ProtocolError::Field { field: "count" });
     }
-    if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED) != 0 {
+    if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED | FORK_UNTRUSTED) != 0 {
         return Err(ProtocolError::Field { field: "flags" });
     }
     let nodes = text(&request.nodes, "nodes")?;
@@ -186,6 +188,7 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         strategy: text(&request.strategy, "strategy")?,
         any_node: flags & FORK_ANY_NODE != 0,
         owns_seed: flags & FORK_OWNS_SEED != 0,
+        untrusted: flags & FORK_UNTRUSTED != 0,
         timeout: milliseconds(request.timeout_ms),
         memory_bytes_max: request.memory_bytes_max,
         cpu_millicores_max: request.cpu_millicores_max,
@@ -219,7 +222,7 @@ mod tests {
             batch: 3,
             first: 10,
             count: 5,
-            flags: FORK_OWNS_SEED,
+            flags: FORK_OWNS_SEED | FORK_UNTRUSTED,
             timeout_ms: 1500,
             seed: layout::text("n1.s00f3a96c5d217e84"),
             nodes: layout::text("n2,n3"),
@@ -241,6 +244,7 @@ mod tests {
             strategy: "cow,cache".to_owned(),
             any_node: false,
             owns_seed: true,
+            untrusted: true,
             timeout: Some(Duration::from_millis(1500)),
             memory_bytes_max: 64 << 20,
             cpu_millicores_max: 500,
@@ -271,7 +275,7 @@ mod tests {
         let decode = |request: ForkRequest| Request::decode(request.as_bytes()).map(drop);
         assert_eq!(decode(ForkRequest { first: u32::MAX, ..fork_request() }), field("count"));
         assert_eq!(decode(ForkRequest { count: 0, ..fork_request() }), field("count"));
-        assert_eq!(decode(ForkRequest { flags: 4, ..fork_request() }), field("flags"));
+        assert_eq!(decode(ForkRequest { flags: 8, ..fork_request() }), field("flags"));
         assert_eq!(decode(ForkRequest { seed: layout::text("n1"), ..fork_request() }), field("seed"));
         assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));
         assert_eq!(decode(ForkRequest { strategy: [b'c'; 32], ..fork_request() }), field("strategy"));

@@ -107,13 +107,14 @@ pub fn make_private(point: &Path) -> io::Result<()> {
     Ok(mount_change(point, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
 }
 
-/// Makes the mount at `point` refuse writes, and what `attributes` has, and nothing else.
+/// Makes the mount at `point` refuse what `attributes` has (writes, devices, other users' rights, programs), and nothing else.
 ///
 /// # Errors
-/// As mount(2).
-pub fn make_read_only(point: &Path, attributes: Attributes) -> io::Result<()> {
-    let mut flags = MountFlags::BIND | MountFlags::RDONLY;
+/// As mount(2): EBUSY where something is open for writing there that is to refuse writes.
+pub fn restrict(point: &Path, attributes: Attributes) -> io::Result<()> {
+    let mut flags = MountFlags::BIND;
     for (attribute, flag) in [
+        (Attributes::MOUNT_ATTR_RDONLY, MountFlags::RDONLY),
         (Attributes::MOUNT_ATTR_NOSUID, MountFlags::NOSUID),
         (Attributes::MOUNT_ATTR_NODEV, MountFlags::NODEV),
         (Attributes::MOUNT_ATTR_NOEXEC, MountFlags::NOEXEC),

@@ -85,6 +85,17 @@ class Executor(unittest.TestCase):
             with self.assertRaisesRegex(farfork.ChildDied, "more than its 256.0 MiB of memory"):
                 large.result(60)
 
+    def test_a_child_may_be_untrusted(self) -> None:
+        def rights() -> dict[str, str]:
+            with open("/proc/self/status") as status:
+                fields = (line.split(":", 1) for line in status)
+                return {name: value.strip() for name, value in fields if name in ("CapEff", "NoNewPrivs", "Seccomp")}
+
+        with executor(untrusted=True) as children:
+            found = list(children.map(lambda number: (square(number), rights()), range(3)))
+        nothing = {"CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
+        self.assertEqual(found, [(square(number), nothing) for number in range(3)])
+
     def test_each_call_of_a_chunk_has_its_own_outcome(self) -> None:
         with executor() as children:
             raised = list(children.map(square, range(75, 81), chunksize=3, return_exceptions=True))

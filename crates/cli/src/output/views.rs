@@ -113,6 +113,10 @@ pub(crate) struct ChildView {
     /// Null for no limit of its own; so the next one.
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) cpus_max: Option<f64>,
+    /// Whether it is kept from what could lead out of its container.
+    pub(crate) untrusted: bool,
+    /// Whether it cannot write files.
+    pub(crate) read_only: bool,
 }
 
 impl From<v1::Child> for ChildView {
@@ -145,6 +149,8 @@ impl From<v1::Child> for ChildView {
             settled: child.is_settled,
             memory_bytes_max: Some(child.memory_bytes_max).filter(|bytes| *bytes > 0),
             cpus_max: Some(child.cpu_millicores_max as f64 / 1000.0).filter(|cpus| *cpus > 0.0),
+            untrusted: child.untrusted,
+            read_only: child.read_only,
         }
     }
 }

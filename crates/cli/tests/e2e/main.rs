@@ -11,6 +11,7 @@ mod children_are_forked_on;
 mod children_equal_their_parent;
 mod children_may_be_limited;
 mod children_may_be_paused;
+mod children_may_be_untrusted;
 mod children_may_settle;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
@@ -85,6 +86,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("memory_may_run_out", memory_may_run_out::TESTS),
     ("paging_bears_harm", paging_bears_harm::END),
     ("children_may_be_limited", children_may_be_limited::TESTS),
+    ("children_may_be_untrusted", children_may_be_untrusted::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),
     ("children_may_settle", children_may_settle::TESTS),

@@ -65,6 +65,11 @@ pub(super) fn steps<'a>(mounts: &'a [Mount], masked: &[PathBuf]) -> Vec<Step<'a>
     visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| step(mount, &visible)).collect()
 }
 
+/// Whether a mount shows the kernel, or devices, rather than data.
+pub(super) fn is_view(mount: &Mount) -> bool {
+    takes_subtree(mount) || VIEWS.contains(&mount.filesystem.as_str())
+}
+
 /// Whether the mounts below this one come with it, or are left out with it.
 fn takes_subtree(mount: &Mount) -> bool {
     matches!(mount.filesystem.as_str(), "proc" | "sysfs")

@@ -80,6 +80,7 @@ pub(super) const STEP_TERMINAL: u32 = 50;
 pub(super) const STEP_QUEUE: u32 = 51;
 pub(super) const STEP_HUGE_PAGES: u32 = 52;
 pub(super) const STEP_BRIDGE: u32 = 57;
+pub(super) const STEP_FORBID_SETTINGS: u32 = 61;
 
 /// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_OWN: u32 = 3;

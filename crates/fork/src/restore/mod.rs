@@ -17,6 +17,7 @@
 mod address_space;
 mod calls;
 mod clocks;
+mod confinement;
 mod descriptors;
 mod filters;
 pub(crate) mod frame;
@@ -43,6 +44,7 @@ use farfork_wire::descriptor::{CPU_FEATURE_WORDS, Credentials, SpecialMapping};
 
 use crate::kernel;
 
+pub(crate) use confinement::confined;
 pub use descriptors::PAYLOAD_FD;
 pub use objects::StandardStreams;
 pub use prepared::{ChildPlan, Prepared, Restored, unpause};

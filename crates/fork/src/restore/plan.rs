@@ -51,6 +51,8 @@ pub(super) struct Wishes<'a> {
     pub(super) payload: Option<&'a Path>,
     /// Whether the child waits before its first instruction.
     pub(super) paused: bool,
+    /// Whether the child can write nothing of /proc.
+    pub(super) untrusted: bool,
     /// To the vdso of the kernel here, where the parent's had another.
     pub(super) bridge: Option<&'a Bridge>,
     /// Which part of its address space is planned, and whose: a zygote has nothing else of what is planned.
@@ -152,7 +154,7 @@ fn write_tables(
     let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
     let has_memory = matches!(wishes.part, Part::Copy { .. });
     let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
-    let whose = (makes_shared, bridged.clone(), has_memory);
+    let whose = (makes_shared, bridged.clone(), has_memory, wishes.untrusted);
     let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, whose, writer)?;
     let files = (objects, &made, place);
     let (planned_descriptors, epolls) = descriptors::tables(descriptor, files, wishes.payload, writer)?;

@@ -48,6 +48,8 @@ pub struct ChildPlan<'a> {
     pub paused: bool,
     /// The zygote that it is to be a copy of.
     pub zygote: Option<Region>,
+    /// Whether it can write nothing of /proc. What else an untrusted child lacks, its descriptor lacks.
+    pub untrusted: bool,
 }
 
 /// A child that is planned but not yet begun: the pager must hear of its memory first.
@@ -74,8 +76,8 @@ impl<'a> Prepared<'a> {
     /// # Errors
     /// A mismatch of CPU, kernel or files; nothing was started.
     pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
-        let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, paused, zygote } =
-            wanted;
+        let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, .. } = wanted;
+        let ChildPlan { paused, zygote, untrusted, .. } = wanted;
         processor::check(&descriptor.origin, node)?;
         let bridge = kernels::check(&descriptor.origin, node)?;
         phase!("resume.check", check_files(descriptor, &node.root))?;
@@ -86,7 +88,7 @@ impl<'a> Prepared<'a> {
         };
         let views = Views { node: node.root.clone(), container: format!("/proc/{stub_pid}/root").into() };
         let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller, views))?;
-        let wishes = Wishes { payload, paused, bridge: bridge.as_ref(), part };
+        let wishes = Wishes { payload, paused, untrusted, bridge: bridge.as_ref(), part };
         let plans = phase!("resume.plan", tree::compile(descriptor, node, &stub, &objects, &wishes))?;
         Ok(Self { descriptor, control, plans, objects })
     }

@@ -89,6 +89,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         58 => "entering the child's container",
         59 => "having it forked by a process of its container",
         60 => "leaving what only the zygote needs",
+        61 => "making /proc read-only",
         _ => "doing something unknown to this farfork",
     }
 }

@@ -88,7 +88,8 @@ impl<'a> ZygotePlan<'a> {
         let mut bare = descriptor.clone();
         bare.file_descriptors.clear();
         bare.threads.truncate(1);
-        let wishes = Wishes { payload: None, paused: false, bridge: None, part: Part::Zygote };
+        let part = Part::Zygote;
+        let wishes = Wishes { payload: None, paused: false, untrusted: false, bridge: None, part };
         let plans = tree::compile(&bare, node, &stub, &Objects::none(), &wishes)?;
         Ok(Self { descriptor, plans })
     }

@@ -38,6 +38,12 @@ pub(crate) struct Record {
     /// What it may use of processors, in thousandths of one.
     #[serde(default)]
     pub(crate) cpu_millicores_max: Option<u64>,
+    /// Whether it lacks what could lead out of its container. (Older daemons trusted all; so the next one.)
+    #[serde(default)]
+    pub(crate) untrusted: bool,
+    /// Whether it cannot write files.
+    #[serde(default)]
+    pub(crate) read_only: bool,
     /// Seeds that own pages of its seed. (Older daemons did not say.)
     #[serde(default)]
     pub(crate) inherits: Vec<SeedId>,
@@ -101,6 +107,8 @@ mod tests {
             deadline_unix_ms: None,
             memory_bytes_max: Some(64 << 20),
             cpu_millicores_max: None,
+            untrusted: true,
+            read_only: false,
             inherits: vec!["n3.s00f3a96c5d217e84".parse().unwrap()],
             wants_huge_pages: true,
             ended: Some(Ended {

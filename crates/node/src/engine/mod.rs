@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_container::{Container, Limits, Pool, RootSpec};
+use farfork_container::{Container, Limits, Pool, Protection, RootSpec};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::phase;
@@ -228,6 +228,9 @@ impl Engine {
         for (host_path, inside_path) in &options.binds {
             phase!("resume.bind", container.bind(host_path, inside_path)).map_err(|error| failed(&error))?;
         }
+        if options.protection != Protection::default() {
+            phase!("resume.protect", container.protect(options.protection)).map_err(|error| failed(&error))?;
+        }
         let request = ResumeRequest {
             child: unfinished.id(),
             directory: unfinished.directory(),
@@ -237,6 +240,7 @@ impl Engine {
             caller: caller.map_err(|error| failed(&error))?,
             payload,
             paused: options.paused,
+            untrusted: options.protection.untrusted,
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
@@ -346,6 +350,8 @@ impl Engine {
             deadline_unix_ms: options.timeout.map(|limit| clock::after(started_unix_ms, limit)),
             memory_bytes_max: options.limits.memory_bytes_max,
             cpu_millicores_max: options.limits.cpu_millicores_max,
+            untrusted: options.protection.untrusted,
+            read_only: options.protection.read_only,
             inherits: source.descriptor.layers.iter().map(|layer| layer.seed.clone()).collect(),
             wants_huge_pages: source.descriptor.mappings.iter().any(|mapping| mapping.flags.huge_page),
             ended: None,

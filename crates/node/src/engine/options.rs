@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_container::{CPU_MILLICORES_MIN, Limits, MEMORY_BYTES_MIN, RootSpec};
+use farfork_container::{CPU_MILLICORES_MIN, Limits, MEMORY_BYTES_MIN, Protection, RootSpec};
 use farfork_fabric::{Address, SeedKey};
 use farfork_fork::pager::Strategy;
 use farfork_wire::Token;
@@ -40,6 +40,8 @@ pub(crate) struct StartOptions {
     pub(crate) strategy: Strategy,
     /// What it may use.
     pub(crate) limits: Limits,
+    /// What it is kept from.
+    pub(crate) protection: Protection,
 }
 
 impl TryFrom<v1::SeedAccess> for SeedAccess {
@@ -61,7 +63,9 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
 
     fn try_from(options: v1::ChildOptions) -> Result<Self, Failure> {
         let limits = limits_of(&options)?;
-        let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, .. } = options;
+        let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
+            options;
+        let protection = Protection { untrusted, read_only };
         let mut checked: Vec<(PathBuf, PathBuf)> = Vec::new();
         let mut root = RootSpec::Overlay;
         for path in shared {
@@ -75,7 +79,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         }
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
         let strategy = strategy_of(&strategy)?;
-        Ok(Self { root, binds: checked, paused, attached, timeout, strategy, limits })
+        Ok(Self { root, binds: checked, paused, attached, timeout, strategy, limits, protection })
     }
 }
 

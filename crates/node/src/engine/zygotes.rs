@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use farfork_container::Pool;
+use farfork_container::{Limits, Pool, Protection};
 use farfork_fork::pager::Paging;
 use farfork_fork::restore::{LocalNode, unfit_for_zygote};
 use farfork_fork::resume::SeedSource;
@@ -219,13 +219,14 @@ impl Zygotes {
 
 /// Whether a child that is started so can be a copy of a zygote, and is to be. Limits count what it did not touch itself
 /// otherwise than whoever set them expects, files that are shown elsewhere may be mapped, and who asks for another strategy
-/// wants to see it.
+/// wants to see it. An untrusted one shares no memory with others.
 fn is_plain(options: &StartOptions) -> bool {
     let strategy = &options.strategy;
     strategy.paging == Paging::Prefetch
         && !strategy.first
         && options.binds.is_empty()
-        && options.limits == farfork_container::Limits::default()
+        && options.limits == Limits::default()
+        && options.protection == Protection::default()
 }
 
 /// Has the pager forget a zygote that has ended, and removes its directory.

@@ -117,6 +117,7 @@ fn request(fork: &Fork) -> v1::ForkRequest {
             strategy: fork.strategy.clone(),
             memory_bytes_max: fork.memory_bytes_max,
             cpu_millicores_max: fork.cpu_millicores_max,
+            untrusted: fork.untrusted,
             ..v1::ChildOptions::default()
         }),
         profile: false,

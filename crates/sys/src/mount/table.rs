@@ -44,6 +44,14 @@ pub fn of_process() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/self/mountinfo")?)
 }
 
+/// Mounts as a process sees them; those outside of its root are left out.
+///
+/// # Errors
+/// As [`of_this_thread`]; the process has ended.
+pub fn of(pid: i32) -> io::Result<Vec<Mount>> {
+    parse(&std::fs::read(format!("/proc/{pid}/mountinfo"))?)
+}
+
 /// Takes the text of a `mountinfo` file apart.
 ///
 /// # Errors

@@ -39,6 +39,7 @@ Examples:
   farfork fork $SEED --to any --payloads tasks.jsonl > results.txt
   farfork fork $SEED --to n2 --strategy eager --profile
   farfork fork $SEED -n 8 --cpus 0.5 --memory 512MiB --timeout 1m
+  farfork fork $SEED --untrusted --memory 512MiB --timeout 1m
   echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
 
 Exit status: that of an attached child, 128 + the signal that killed it; of several children, or with --detach, 0 when \
@@ -88,6 +89,14 @@ pub(crate) struct Fork {
     /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
+    /// Keep the child from what could lead out of its container: no capabilities, and none to come by; no devices but the
+    /// harmless ones; nothing of the kernel's that it could write; no system calls that it does not need.
+    #[arg(long)]
+    untrusted: bool,
+    /// Let the child write no files, but in /dev/shm, and its standard streams. A file that its parent has open for
+    /// writing refuses the fork.
+    #[arg(long)]
+    read_only: bool,
     /// Say where the time went, phase by phase, and what the children's memory cost until their ends; with --detach,
     /// so far.
     #[arg(long)]
@@ -140,6 +149,8 @@ impl Fork {
             strategy: self.strategy.map(|strategy| strategy.to_string()).unwrap_or_default(),
             memory_bytes_max: self.memory.unwrap_or(0),
             cpu_millicores_max: self.cpus.unwrap_or(0),
+            untrusted: self.untrusted,
+            read_only: self.read_only,
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         Ok(ForkRequest {

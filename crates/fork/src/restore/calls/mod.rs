@@ -70,12 +70,12 @@ impl Made {
 impl Calls {
     /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
     /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says. `vdso` is where
-    /// a bridge stands; `is_copy`: it is forked from a zygote.
+    /// a bridge stands; `is_copy`: it is forked from a zygote; `untrusted`: it can write nothing of /proc.
     pub(super) fn plan(
         descriptor: &Descriptor,
         (objects, fd_base): (&Objects, u32),
         owner: Option<&Credentials>,
-        (is_first, vdso, is_copy): (bool, Option<Range<u64>>, bool),
+        (is_first, vdso, is_copy, untrusted): (bool, Option<Range<u64>>, bool, bool),
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
         let passed = PASSED_OWN + objects.count() as u32;
@@ -100,6 +100,9 @@ impl Calls {
             }
             false => Made { slots: HashMap::new() },
         };
+        if is_first && untrusted {
+            process::forbid_settings(&mut script)?;
+        }
         let before_files = script.finish()?;
         let mut script = Script::new(writer);
         locks::take(descriptor, &mut script)?;

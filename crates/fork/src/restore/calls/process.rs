@@ -3,9 +3,10 @@
 use farfork_container::OOM_SCORE_ADJUSTMENT;
 use farfork_wire::Descriptor;
 use rustix::fs::OFlags;
+use rustix::mount::MountFlags;
 
 use super::super::RestoreError;
-use super::super::layout::{STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE};
+use super::super::layout::{STEP_FORBID_SETTINGS, STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE};
 use super::{Script, number, value};
 
 /// A container's processes go before all others of the node; one that is to go even earlier does. A copy of a zygote has the
@@ -21,6 +22,20 @@ pub(super) fn oom_score(descriptor: &Descriptor, is_copy: bool, script: &mut Scr
     script.gives(0, number::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
     script.gives(length, number::WRITE, &[value(0_u32), bytes, value(length)]);
     script.gives(0, number::CLOSE, &[value(0_u32)]);
+    Ok(())
+}
+
+/// Makes /proc read-only, for all who see this mount of it: to root of the container, the kernel's settings are files like others.
+/// Behind the last that is written there for the child, and before it opens any file.
+pub(super) fn forbid_settings(script: &mut Script<'_>) -> Result<(), RestoreError> {
+    const ACCESS: MountFlags =
+        MountFlags::RDONLY.union(MountFlags::NOSUID).union(MountFlags::NODEV).union(MountFlags::NOEXEC);
+    /// MS_REMOUNT.
+    const REMOUNT: u32 = 32;
+    script.about(STEP_FORBID_SETTINGS, 0);
+    let flags = value((ACCESS | MountFlags::BIND).bits() | REMOUNT);
+    let (none, point) = (value(0_u32), script.text("/proc")?);
+    script.gives(0, number::MOUNT, &[none, point, none, flags, none]);
     Ok(())
 }
 

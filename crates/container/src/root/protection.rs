@@ -1,0 +1,177 @@
+//! Takes away from the root of a container that exists already what those in it are not trusted with: devices, programs with
+//! other users' rights, what of the kernel can be written; and, where that is wanted, all other writing.
+//!
+//! ```text
+//!  /dev       a directory with null, zero, full, random, urandom, tty, and the container's own pts, shm and mqueue
+//!  /sys …     views of the kernel: read-only; those for debuggers are covered
+//!  /proc      is made read-only by the child, when nothing of it is to be written any more
+//!  the rest   no devices, no set-user-id programs
+//! ```
+//!
+//! Root of a container may write what belongs to root without any capability, and read the node's disk by its device: that is
+//! what this is against. It holds only against who has no capability to mount.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::thread;
+
+use farfork_sys::mount::table::{self, Attributes, Mount};
+use farfork_sys::mount::{self, Depth};
+use farfork_sys::namespace;
+
+use super::plan::is_view;
+use super::{PRIVATE_DIR, mask};
+use crate::config::RootSpec;
+
+/// What those in a container are kept from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Protection {
+    /// What could lead out of it: devices, the kernel's settings, other users' rights.
+    pub untrusted: bool,
+    /// Writing files, but for shared memory, terminals and the private directory.
+    pub read_only: bool,
+}
+
+/// Where devices are.
+const DEVICES: &str = "/dev";
+/// Devices that are no way to anything.
+const HARMLESS: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+/// What else programs expect there.
+const LINKS: [(&str, &str); 5] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+/// Directories there, with their modes: a mount of the container's own, or an empty one.
+const DIRECTORIES: [(&str, u32); 3] = [("pts", 0o755), ("shm", 0o1777), ("mqueue", 0o1777)];
+/// File systems that are for debuggers of the kernel, or show it from the inside.
+const INNER_VIEWS: [&str; 5] = ["bpf", "debugfs", "efivarfs", "pstore", "tracefs"];
+
+/// Protects the root that the first process of a container sees, by a thread that goes there and ends.
+pub(crate) fn protect((init_pid, init): (i32, &OwnedFd), protection: Protection) -> io::Result<()> {
+    // Its own /proc shows no thread of ours.
+    let mounts = table::of(init_pid)?;
+    thread::scope(|scope| {
+        let body = || {
+            namespace::enter_mounts(init.as_fd())?;
+            protect_here(&mounts, protection)
+        };
+        let thread = thread::Builder::new().name("protect".to_owned()).spawn_scoped(scope, body)?;
+        thread.join().unwrap_or_else(|_| Err(io::Error::other("its thread panicked; see the log")))
+    })
+}
+
+fn protect_here(mounts: &[Mount], protection: Protection) -> io::Result<()> {
+    let visible = table::visible(mounts);
+    for mount in visible.iter().filter(|mount| mount.filesystem != "proc") {
+        let attributes = mount.attributes | refused_by(mount, protection);
+        if attributes != mount.attributes {
+            mount::restrict(&mount.point, attributes).map_err(at(&mount.point))?;
+        }
+        if protection.untrusted && INNER_VIEWS.contains(&mount.filesystem.as_str()) {
+            mask(&mount.point, RootSpec::Shared).map_err(io::Error::other)?;
+        }
+    }
+    if protection.untrusted {
+        replace_devices(&visible, protection.read_only).map_err(at(Path::new(DEVICES)))?;
+    }
+    Ok(())
+}
+
+/// What a mount is to refuse.
+fn refused_by(mount: &Mount, protection: Protection) -> Attributes {
+    let is_device = mount.point.starts_with(DEVICES);
+    let is_own = mount.point == Path::new(PRIVATE_DIR) || (is_device && mount.point != Path::new(DEVICES));
+    let mut refused = Attributes::empty();
+    if protection.untrusted {
+        refused |= Attributes::MOUNT_ATTR_NOSUID;
+        // There the harmless devices are taken from; then it is covered.
+        if !is_device {
+            refused |= Attributes::MOUNT_ATTR_NODEV;
+        }
+        if is_view(mount) && !is_device {
+            refused |= Attributes::MOUNT_ATTR_RDONLY;
+        }
+    }
+    if protection.read_only && !is_own {
+        refused |= Attributes::MOUNT_ATTR_RDONLY;
+    }
+    refused
+}
+
+/// Covers /dev with one that has nothing but what any program may have.
+fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
+    let devices = Path::new(DEVICES);
+    let copy = |name: &'static str| Ok((name, mount::copy(&devices.join(name), Depth::Single)?));
+    let nodes = HARMLESS.into_iter().filter(|name| devices.join(name).exists());
+    let nodes = nodes.map(copy).collect::<io::Result<Vec<_>>>()?;
+    let names = DIRECTORIES.into_iter().map(|(name, _)| name);
+    let is_mount = |name: &&str| visible.iter().any(|mount| mount.point == devices.join(name));
+    let own = names.filter(is_mount).map(copy).collect::<io::Result<Vec<_>>>()?;
+
+    let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
+    let options = [("source", "farfork"), ("size", "64k"), ("mode", "755")];
+    mount::attach(mount::create("tmpfs", &options, attributes)?.as_fd(), devices)?;
+    for (name, mode) in DIRECTORIES {
+        fs::create_dir(devices.join(name))?;
+        fs::set_permissions(devices.join(name), fs::Permissions::from_mode(mode))?;
+    }
+    LINKS.into_iter().try_for_each(|(name, target)| symlink(target, devices.join(name)))?;
+    for (name, node) in nodes {
+        let point = devices.join(name);
+        fs::File::create(&point)?;
+        mount::attach(node.as_fd(), &point)?;
+        // Not what the mount refuses that it was taken from.
+        mount::restrict(&point, Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NOEXEC)?;
+    }
+    own.iter().try_for_each(|(name, directory)| mount::attach(directory.as_fd(), &devices.join(name)))?;
+    if read_only { mount::restrict(devices, attributes | Attributes::MOUNT_ATTR_RDONLY) } else { Ok(()) }
+}
+
+fn at(point: &Path) -> impl Fn(io::Error) -> io::Error + '_ {
+    move |cause| io::Error::new(cause.kind(), format!("{}: {cause}", point.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CONTAINER: &str = "\
+27 1 0:50 / / rw - overlay farfork rw
+23 27 0:22 / /sys rw - sysfs sysfs rw
+31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw
+24 27 0:6 / /dev rw - devtmpfs devtmpfs rw
+25 24 0:23 / /dev/shm rw - overlay farfork rw
+41 27 0:38 / /run/farfork rw - tmpfs farfork rw
+";
+
+    fn refused(point: &str, untrusted: bool, read_only: bool) -> Attributes {
+        let mounts = table::parse(CONTAINER.as_bytes()).unwrap();
+        let mount = mounts.iter().find(|mount| mount.point == Path::new(point)).unwrap();
+        refused_by(mount, Protection { untrusted, read_only })
+    }
+
+    #[test]
+    fn views_of_the_kernel_cannot_be_written() {
+        let all = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV | Attributes::MOUNT_ATTR_RDONLY;
+        assert_eq!(refused("/sys", true, false), all);
+        assert_eq!(refused("/sys/fs/cgroup", true, false), all);
+        assert_eq!(refused("/", true, false), all - Attributes::MOUNT_ATTR_RDONLY);
+        assert_eq!(refused("/dev", true, false), Attributes::MOUNT_ATTR_NOSUID);
+    }
+
+    #[test]
+    fn a_read_only_root_leaves_what_is_the_childs_alone() {
+        assert_eq!(refused("/", false, true), Attributes::MOUNT_ATTR_RDONLY);
+        assert_eq!(refused("/dev", false, true), Attributes::MOUNT_ATTR_RDONLY);
+        for own in ["/dev/shm", "/run/farfork"] {
+            assert_eq!(refused(own, false, true), Attributes::empty(), "{own}");
+        }
+        assert_eq!(refused("/", false, false), Attributes::empty());
+    }
+}

@@ -1,0 +1,268 @@
+//! The filter of system calls of untrusted children (seccomp(2)), as the kernel's classic BPF. Pure.
+//!
+//! ```text
+//!  not x86-64?                           kill: numbers of another table mean other calls
+//!  newer than this list, or of x32?      ENOSYS, as on a kernel that lacks the call: programs have another way
+//!  clone3?                               ENOSYS: what it asks for is in memory, which a filter cannot see; libraries use clone
+//!  denied?                               EPERM
+//!  clone with a namespace?               EPERM
+//!  a socket that leaves the network?     EPERM
+//!  else                                  allowed
+//! ```
+//!
+//! What is denied reaches the kernel's inner parts, other processes, mounts or namespaces; that most of it needs a capability,
+//! which the child lacks, is a second lock on the same door.
+
+/// The first number that this list knows nothing of (Linux 6.18 ends before it). Numbers of x32 are far above.
+const UNKNOWN: u32 = 470;
+
+/// Name and number (x86-64) of each call that is denied.
+const DENIED: [(&str, u32); 66] = [
+    // Mounts and roots.
+    ("mount", 165),
+    ("umount2", 166),
+    ("pivot_root", 155),
+    ("chroot", 161),
+    ("open_tree", 428),
+    ("move_mount", 429),
+    ("fsopen", 430),
+    ("fsconfig", 431),
+    ("fsmount", 432),
+    ("fspick", 433),
+    ("mount_setattr", 442),
+    ("open_tree_attr", 467),
+    ("open_by_handle_at", 304),
+    // Namespaces; clone(2) is looked at below.
+    ("unshare", 272),
+    ("setns", 308),
+    // Other processes, and their memory and files.
+    ("ptrace", 101),
+    ("process_vm_readv", 310),
+    ("process_vm_writev", 311),
+    ("process_madvise", 440),
+    ("pidfd_getfd", 438),
+    ("kcmp", 312),
+    ("migrate_pages", 256),
+    ("move_pages", 279),
+    // Large parts of the kernel that few programs need.
+    ("bpf", 321),
+    ("perf_event_open", 298),
+    ("userfaultfd", 323),
+    ("io_uring_setup", 425),
+    ("io_uring_enter", 426),
+    ("io_uring_register", 427),
+    ("fanotify_init", 300),
+    ("lookup_dcookie", 212),
+    // Keys, which no namespace divides.
+    ("add_key", 248),
+    ("request_key", 249),
+    ("keyctl", 250),
+    // The machine: its kernel, clocks, names, disks.
+    ("init_module", 175),
+    ("finit_module", 313),
+    ("delete_module", 176),
+    ("create_module", 174),
+    ("query_module", 178),
+    ("get_kernel_syms", 177),
+    ("kexec_load", 246),
+    ("kexec_file_load", 320),
+    ("reboot", 169),
+    ("syslog", 103),
+    ("settimeofday", 164),
+    ("clock_settime", 227),
+    ("clock_adjtime", 305),
+    ("adjtimex", 159),
+    ("sethostname", 170),
+    ("setdomainname", 171),
+    ("iopl", 172),
+    ("ioperm", 173),
+    ("swapon", 167),
+    ("swapoff", 168),
+    ("quotactl", 179),
+    ("quotactl_fd", 443),
+    ("acct", 163),
+    ("vhangup", 153),
+    // Long dead.
+    ("nfsservctl", 180),
+    ("uselib", 134),
+    ("ustat", 136),
+    ("sysfs", 139),
+    ("_sysctl", 156),
+    ("afs_syscall", 183),
+    ("tuxcall", 184),
+    ("security", 185),
+];
+
+const CLONE: u32 = 56;
+const CLONE3: u32 = 435;
+const SOCKET: u32 = 41;
+
+/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET. (NEWTIME's bit is the end signal's here.)
+const NAMESPACES: u32 = 0x7e02_0000;
+
+/// AF_ALG leads into the kernel's ciphers; AF_VSOCK to the machine that this one is a guest of, past all network namespaces.
+const FAMILIES: [u32; 2] = [38, 40];
+
+/// AUDIT_ARCH_X86_64.
+const X86_64: u32 = 0xc000_003e;
+
+/// SECCOMP_RET_*.
+const ALLOW: u32 = 0x7fff_0000;
+const REFUSE: u32 = 0x0005_0000 | EPERM;
+const NOT_THERE: u32 = 0x0005_0000 | ENOSYS;
+const KILL: u32 = 0x8000_0000;
+const EPERM: u32 = 1;
+const ENOSYS: u32 = 38;
+
+/// Codes of classic BPF: load a word, jump if equal, at least, or of common bits with a constant, return.
+const LOAD: u16 = 0x20;
+const IF_EQUAL: u16 = 0x15;
+const IF_AT_LEAST: u16 = 0x35;
+const IF_ANY_BIT: u16 = 0x45;
+const RETURN: u16 = 0x06;
+
+/// Offsets in `struct seccomp_data`: the lower half of the first argument is what clone(2) and socket(2) look at.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const FIRST_ARGUMENT: u32 = 16;
+
+/// An instruction: code, jumps where its condition holds and does not (counted from the next one), constant.
+type Instruction = (u16, u8, u8, u32);
+
+/// The filter, as the kernel's `struct sock_filter`s.
+pub(super) fn instructions() -> Vec<u8> {
+    let bytes = |(code, then, otherwise, constant): Instruction| {
+        let mut bytes = [0; 8];
+        bytes[..2].copy_from_slice(&code.to_ne_bytes());
+        bytes[2..4].copy_from_slice(&[then, otherwise]);
+        bytes[4..].copy_from_slice(&constant.to_ne_bytes());
+        bytes
+    };
+    program().into_iter().flat_map(bytes).collect()
+}
+
+fn program() -> Vec<Instruction> {
+    let mut program = vec![
+        (LOAD, 0, 0, ARCHITECTURE),
+        (IF_EQUAL, 1, 0, X86_64),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, NUMBER),
+        (IF_AT_LEAST, 0, 1, UNKNOWN),
+        (RETURN, 0, 0, NOT_THERE),
+        (IF_EQUAL, 0, 1, CLONE3),
+        (RETURN, 0, 0, NOT_THERE),
+    ];
+    let calls = DENIED.map(|(_, number)| number);
+    program.extend(refused_if(IF_EQUAL, &calls));
+    program.extend(refused_if_argument(CLONE, IF_ANY_BIT, &[NAMESPACES]));
+    program.extend(refused_if_argument(SOCKET, IF_EQUAL, &FAMILIES));
+    program.push((RETURN, 0, 0, ALLOW));
+    program
+}
+
+/// Refuses the call where what is loaded meets one of these; else goes on behind.
+fn refused_if(condition: u16, constants: &[u32]) -> Vec<Instruction> {
+    let count = constants.len();
+    let mut tests: Vec<Instruction> = constants
+        .iter()
+        .enumerate()
+        // To the refusal behind all tests; the last one jumps over it.
+        .map(|(index, constant)| (condition, (count - 1 - index) as u8, u8::from(index + 1 == count), *constant))
+        .collect();
+    tests.push((RETURN, 0, 0, REFUSE));
+    tests
+}
+
+/// The same of the first argument of one call; nothing else of that call is looked at.
+fn refused_if_argument(call: u32, condition: u16, constants: &[u32]) -> Vec<Instruction> {
+    let tests = refused_if(condition, constants);
+    // Over the load, the tests and the answer.
+    let mut all = vec![(IF_EQUAL, 0, tests.len() as u8 + 2, call), (LOAD, 0, 0, FIRST_ARGUMENT)];
+    all.extend(tests);
+    all.push((RETURN, 0, 0, ALLOW));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel would do; the jumps must all be forwards, and end at an answer.
+    fn answer(architecture: u32, number: u32, argument: u32) -> u32 {
+        let program = program();
+        let (mut at, mut word) = (0, 0);
+        loop {
+            let (code, then, otherwise, constant) = program[at];
+            at += 1;
+            let holds = match code {
+                RETURN => return constant,
+                LOAD => {
+                    word = match constant {
+                        NUMBER => number,
+                        ARCHITECTURE => architecture,
+                        FIRST_ARGUMENT => argument,
+                        other => panic!("nothing is at {other}"),
+                    };
+                    continue;
+                }
+                IF_EQUAL => word == constant,
+                IF_AT_LEAST => word >= constant,
+                IF_ANY_BIT => word & constant != 0,
+                other => panic!("no such code: {other:#x}"),
+            };
+            at += usize::from(if holds { then } else { otherwise });
+        }
+    }
+
+    #[test]
+    fn each_denied_call_is_refused_and_others_are_not() {
+        for number in 0..UNKNOWN {
+            let is_denied = DENIED.iter().any(|(_, denied)| *denied == number);
+            let wanted = match number {
+                CLONE3 => NOT_THERE,
+                _ if is_denied => REFUSE,
+                _ => ALLOW,
+            };
+            assert_eq!(answer(X86_64, number, 0), wanted, "call {number}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_other_tables_are_no_way_around() {
+        const X32: u32 = 0x4000_0000;
+        const I386: u32 = 0x4000_0003;
+        assert_eq!(answer(X86_64, X32 | 165, 0), NOT_THERE);
+        assert_eq!(answer(X86_64, UNKNOWN, 0), NOT_THERE);
+        assert_eq!(answer(I386, 21, 0), KILL);
+    }
+
+    #[test]
+    fn threads_may_be_made_and_namespaces_not() {
+        const THREAD: u32 = 0x003d_0f00;
+        const SIGCHLD: u32 = 17;
+        assert_eq!((answer(X86_64, CLONE, THREAD), answer(X86_64, CLONE, SIGCHLD)), (ALLOW, ALLOW));
+        for bit in (0..32).map(|bit| 1 << bit).filter(|bit| NAMESPACES & bit != 0) {
+            assert_eq!(answer(X86_64, CLONE, SIGCHLD | bit), REFUSE, "{bit:#x}");
+        }
+    }
+
+    #[test]
+    fn sockets_stay_in_the_network() {
+        let inet = 2;
+        assert_eq!(answer(X86_64, SOCKET, inet), ALLOW);
+        FAMILIES.iter().for_each(|family| assert_eq!(answer(X86_64, SOCKET, *family), REFUSE));
+    }
+
+    /// Numbers are easily mistaken: the system's own table decides, where it is there.
+    #[test]
+    fn numbers_are_those_of_the_kernel() {
+        let Ok(header) = std::fs::read_to_string("/usr/include/x86_64-linux-gnu/asm/unistd_64.h") else { return };
+        let number_of = |name: &str| {
+            let line = header.lines().find_map(|line| line.strip_prefix(&format!("#define __NR_{name} ")))?;
+            line.trim().parse::<u32>().ok()
+        };
+        for (name, number) in DENIED.into_iter().chain([("clone", CLONE), ("clone3", CLONE3), ("socket", SOCKET)]) {
+            assert!(number_of(name).is_none_or(|found| found == number), "{name} is {:?}", number_of(name));
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! What an untrusted child has less of than its parent: it is its descriptor that is changed, so that whatever restores any child
+//! does the rest. What its container shows it no more is the container's business.
+//!
+//! Each thread of each process gets, on top of what the parent had, no capabilities, no way to new ones, and a filter of system
+//! calls. The filter is the first of a thread's: the kernel asks all of them and goes by the strictest answer, whatever the
+//! order, and one of the parent's may forbid to install further ones. All are installed by the last steps of a thread's
+//! restoring (`restorer/threads.c`), when nothing of it needs a right any more.
+
+mod filter;
+
+use farfork_container::OOM_SCORE_ADJUSTMENT;
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{Credentials, Process, SeccompFilter, Thread};
+
+/// The seed's state as an untrusted child is to have it.
+pub(crate) fn confined(descriptor: &Descriptor) -> Descriptor {
+    let mut descriptor = descriptor.clone();
+    confine(&mut descriptor.process, &mut descriptor.threads);
+    for member in &mut descriptor.members {
+        confine(&mut member.process, &mut member.threads);
+    }
+    descriptor
+}
+
+fn confine(process: &mut Process, threads: &mut [Thread]) {
+    // A container's place is what it has anyway; nothing of /proc can be written there.
+    process.oom_score_adj = process.oom_score_adj.min(OOM_SCORE_ADJUSTMENT);
+    take_rights(&mut process.credentials);
+    let ours = process.seccomp_filters.len() as u32;
+    process.seccomp_filters.push(SeccompFilter { flags: 0, instructions: filter::instructions() });
+    for thread in threads {
+        if let Some(credentials) = &mut thread.credentials {
+            take_rights(credentials);
+        }
+        thread.seccomp_filters.insert(0, ours);
+    }
+}
+
+fn take_rights(credentials: &mut Credentials) {
+    credentials.capabilities_inheritable = 0;
+    credentials.capabilities_permitted = 0;
+    credentials.capabilities_effective = 0;
+    credentials.capabilities_bounding = 0;
+    credentials.capabilities_ambient = 0;
+    credentials.no_new_privileges = true;
+}
