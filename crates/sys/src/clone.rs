@@ -1,25 +1,27 @@
 //! Processes born into a new pid namespace, or the caller's, and a control group (clone3(2)), by the shortest way from `clone3` to `exec`.
 //!
-//! The calling process has many threads, so that its copy may do nothing but system calls until it is another program:
-//! a lock that another thread held is held for ever in the copy. What the program needs is made ready before.
+//! Until it is another program, the process uses the caller's memory on a stack of its own, while the calling thread waits
+//! (CLONE_VM, CLONE_VFORK): a copy of a daemon's memory takes longer to make than all else, and whoever wrote to that
+//! afterwards would pay for it too. It may do nothing but system calls meanwhile: a lock that another thread holds may
+//! be held for long. What the program needs is made ready before.
 
+use std::cell::UnsafeCell;
 use std::ffi::CStr;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
 
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::pipe::{PipeFlags, pipe_with};
 
 /// Descriptors that an init is given, from number 0 on.
 pub const INIT_FDS: usize = 4;
 /// Descriptors are first moved here and above, so that placing one cannot overwrite another.
 const FDS_APART_MIN: RawFd = 16;
-/// Longest wait for the exec of a process just born, in milliseconds: it takes well below one; a machine that swaps
-/// may need longer, one that needs seconds is of no use.
-const EXEC_MS_MAX: i64 = 5_000;
+/// The process's stack until its exec, in bytes: some frames that make system calls, unoptimised.
+const STACK_BYTES: usize = 32 << 10;
+/// Longest wait for a process whose exec failed to be gone, in milliseconds: it ends at once.
+const END_MS_MAX: u64 = 5_000;
 /// `linux/sched.h`; libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
 /// Signals are numbered from 1 to this.
@@ -52,7 +54,7 @@ pub struct Born {
 /// child of the calling process (exit signal SIGCHLD), which has to [`reap`] it.
 ///
 /// # Errors
-/// As clone3(2), dup3(2), execveat(2); `TimedOut` where the exec does not come about. Nothing is left in these cases.
+/// As clone3(2), dup3(2), execveat(2). Nothing is left in these cases.
 pub fn spawn_init(init: &Init<'_>) -> io::Result<Born> {
     spawn(init, libc::CLONE_NEWPID as u64)
 }
@@ -69,29 +71,26 @@ fn spawn(init: &Init<'_>, namespaces: u64) -> io::Result<Born> {
     let apart = |fd: BorrowedFd<'_>| fcntl_dupfd_cloexec(fd, FDS_APART_MIN);
     let image = apart(init.image)?;
     let fds = [apart(init.fds[0])?, apart(init.fds[1])?, apart(init.fds[2])?, apart(init.fds[3])?];
-    let (report, low) = pipe_with(PipeFlags::CLOEXEC)?;
-    let reporter = apart(low.as_fd())?;
-    drop(low); // the pipe ends with its last writer
     let plan = Plan {
         image: image.as_raw_fd(),
         name: init.name,
         fds: [fds[0].as_raw_fd(), fds[1].as_raw_fd(), fds[2].as_raw_fd(), fds[3].as_raw_fd()],
-        reporter: reporter.as_raw_fd(),
+        failure: UnsafeCell::new(0),
     };
 
     let every_signal = block_signals();
-    // SAFETY: `become_init` only makes system calls, on memory of this frame, which the copy has for itself.
+    // SAFETY: every signal is blocked, and `become_init` only makes system calls, on what this frame holds until it has
+    // another program's memory, or has ended.
     let born = unsafe { clone_into(namespaces, init.cgroup, &plan) };
     restore_signals(&every_signal);
     let born = born?;
 
-    drop(reporter);
-    match exec_outcome(File::from(report)) {
-        Ok(()) => Ok(born),
-        Err(error) => {
-            let _ = crate::pidfd::send_signal(&born.pidfd, libc::SIGKILL);
-            let _ = reap(&born.pidfd, Duration::from_millis(EXEC_MS_MAX as u64));
-            Err(error)
+    // SAFETY: the process that wrote there runs another program now, or none.
+    match unsafe { plan.failure.get().read_volatile() } {
+        0 => Ok(born),
+        errno => {
+            let _ = reap(&born.pidfd, Duration::from_millis(END_MS_MAX));
+            Err(io::Error::from_raw_os_error(errno))
         }
     }
 }
@@ -111,81 +110,114 @@ pub fn reap(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
     Ok(true)
 }
 
-/// All that the copy needs, as plain numbers and pointers.
+/// All that the process needs, as plain numbers and pointers.
 struct Plan<'a> {
     image: RawFd,
     name: &'a CStr,
     fds: [RawFd; INIT_FDS],
-    reporter: RawFd,
+    /// The error number of what failed before the exec; 0 for nothing.
+    failure: UnsafeCell<i32>,
 }
 
 /// # Safety
-/// See `become_init`, which the copy runs.
+/// See `become_init`, which the process runs.
 unsafe fn clone_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, plan: &Plan<'_>) -> io::Result<Born> {
     let mut pidfd: RawFd = -1;
+    let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    args.flags = namespaces | libc::CLONE_PIDFD as u64;
+    args.flags = namespaces | (libc::CLONE_PIDFD | libc::CLONE_VM | libc::CLONE_VFORK) as u64;
     args.pidfd = ptr::from_mut(&mut pidfd) as u64;
     args.exit_signal = libc::SIGCHLD as u64;
+    args.stack = stack.as_mut_ptr() as u64;
+    args.stack_size = STACK_BYTES as u64;
     if let Some(cgroup) = cgroup {
         args.flags |= CLONE_INTO_CGROUP;
         args.cgroup = cgroup.as_raw_fd() as u64;
     }
-    // SAFETY: without CLONE_VM the copy goes on with this very stack, in memory of its own; `args` and `pidfd` outlive
-    // the call. In the copy, the only thread, nothing of libc but raw system calls runs from here on.
-    match unsafe { libc::syscall(libc::SYS_clone3, &args, size_of::<libc::clone_args>()) } {
-        // SAFETY: this is the copy, with `plan` in its own memory.
-        0 => unsafe { become_init(plan) },
+    // SAFETY: `args`, `pidfd`, `plan` and `stack` outlive the call, which returns here when the process has given this
+    // memory up. The process begins on the stack's aligned end, and never leaves `become_init`.
+    let pid = unsafe { clone3_on_stack(&args, plan) };
+    match pid {
         pid if pid > 0 => {
             // SAFETY: clone3 succeeded with CLONE_PIDFD: `pidfd` is a new descriptor that nobody else owns.
             let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
             Ok(Born { pid: pid as i32, pidfd })
         }
-        _ => Err(io::Error::last_os_error()),
+        errno => Err(io::Error::from_raw_os_error(-errno as i32)),
     }
 }
 
-/// The copy's whole life before it is another program.
+/// clone3(2) of a process that runs `become_init` on the stack that `args` names. Gives its number, or a negative error number.
 ///
 /// # Safety
-/// To be called only in a process just copied, with all signals blocked. It calls nothing that takes a lock, allocates
-/// or unwinds: system calls by number, errno in thread-local memory of its own.
-unsafe fn become_init(plan: &Plan<'_>) -> ! {
+/// `args` must ask for a stack, and share or copy memory such that `plan` is there.
+unsafe fn clone3_on_stack(args: &libc::clone_args, plan: &Plan<'_>) -> i64 {
+    let mut result = libc::SYS_clone3;
+    // SAFETY: the caller goes on behind the call as after any system call, all of its registers and its stack as they were. The
+    // process has the same registers but for the stack: it calls a function that does not return.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, {plan}",
+            "call {become_init}",
+            "ud2",
+            "2:",
+            plan = in(reg) ptr::from_ref(plan),
+            become_init = sym become_init,
+            inlateout("rax") result,
+            in("rdi") ptr::from_ref(args),
+            in("rsi") size_of::<libc::clone_args>(),
+            // Not late: the kernel spoils them before what is passed to the process is used there.
+            out("rcx") _,
+            out("r11") _,
+        );
+    }
+    result
+}
+
+/// The process's whole life before it is another program.
+///
+/// # Safety
+/// To be called only in a process just made, with all signals blocked. It calls nothing that takes a lock, allocates
+/// or unwinds: system calls by number, errno in memory of a thread that waits.
+unsafe extern "C" fn become_init(plan: *const Plan<'_>) -> ! {
+    // SAFETY: whoever made the process waits with it in hand.
+    let plan = unsafe { &*plan };
     let argv = [plan.name.as_ptr(), ptr::null()];
     let environment = [ptr::null::<libc::c_char>()];
-    // SAFETY: all pointers are to this frame or to `plan`, alive until exec or exit; the descriptors are the copy's.
+    // SAFETY: all pointers are to this frame or to `plan`, alive until exec or exit; the table of descriptors is the process's.
     unsafe {
         for (number, fd) in plan.fds.iter().enumerate() {
-            step(libc::syscall(libc::SYS_dup3, *fd, number, 0), plan.reporter);
+            step(libc::syscall(libc::SYS_dup3, *fd, number, 0), plan);
         }
         // All others go with the exec, also those that some library opened without close-on-exec.
         let last = libc::c_uint::MAX;
-        step(libc::syscall(libc::SYS_close_range, INIT_FDS, last, libc::CLOSE_RANGE_CLOEXEC), plan.reporter);
-        step(libc::syscall(libc::SYS_setsid), plan.reporter);
+        step(libc::syscall(libc::SYS_close_range, INIT_FDS, last, libc::CLOSE_RANGE_CLOEXEC), plan);
+        step(libc::syscall(libc::SYS_setsid), plan);
         reset_signals();
         let path = c"".as_ptr();
         let (argv, environment) = (argv.as_ptr(), environment.as_ptr());
-        step(
-            libc::syscall(libc::SYS_execveat, plan.image, path, argv, environment, libc::AT_EMPTY_PATH),
-            plan.reporter,
-        );
+        step(libc::syscall(libc::SYS_execveat, plan.image, path, argv, environment, libc::AT_EMPTY_PATH), plan);
         libc::_exit(127)
     }
 }
 
-/// Ends the copy, with the error number told to the parent, when a system call has failed.
+/// Ends the process, with the error number left for whoever made it, when a system call has failed.
 ///
 /// # Safety
 /// As `become_init`.
-unsafe fn step(result: libc::c_long, reporter: RawFd) {
+unsafe fn step(result: libc::c_long, plan: &Plan<'_>) {
     if result >= 0 {
         return;
     }
-    // SAFETY: errno is this thread's; the pointer is to this frame; `_exit` runs no handlers.
+    // SAFETY: errno is the waiting thread's, which does not read `failure` before this process has ended; `_exit` runs no
+    // handlers.
     unsafe {
-        let errno: i32 = *libc::__errno_location();
-        libc::syscall(libc::SYS_write, reporter, &errno, size_of::<i32>());
+        plan.failure.get().write_volatile(*libc::__errno_location());
         libc::_exit(127)
     }
 }
@@ -208,7 +240,7 @@ unsafe fn reset_signals() {
     }
 }
 
-/// Blocks every signal for the calling thread, so that no handler of this process runs in the copy. Gives the old mask.
+/// Blocks every signal for the calling thread, so that no handler of this process runs in the new one. Gives the old mask.
 fn block_signals() -> libc::sigset_t {
     // SAFETY: both sets live on this frame; sigfillset initialises one, pthread_sigmask the other.
     unsafe {
@@ -223,19 +255,4 @@ fn block_signals() -> libc::sigset_t {
 fn restore_signals(mask: &libc::sigset_t) {
     // SAFETY: the set was filled in by `block_signals`.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, ptr::null_mut()) };
-}
-
-/// What the copy reports: nothing, by the close-on-exec of its end, or an error number.
-fn exec_outcome(mut report: File) -> io::Result<()> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let limit = Timespec { tv_sec: EXEC_MS_MAX / 1000, tv_nsec: EXEC_MS_MAX % 1000 * 1_000_000 };
-    let ready = rustix::io::retry_on_intr(|| poll(&mut [PollFd::new(&report, PollFlags::IN)], Some(&limit)))?;
-    if ready == 0 {
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    let mut errno = [0; size_of::<i32>()];
-    match report.read(&mut errno)? {
-        0 => Ok(()),
-        _ => Err(io::Error::from_raw_os_error(i32::from_ne_bytes(errno))),
-    }
 }
