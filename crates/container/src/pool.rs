@@ -1,4 +1,4 @@
-//! Containers ahead of need: a thread keeps a number of them built; who takes one makes it build the next. Those with a
+//! Containers ahead of need: some threads keep a number of them built; who takes one makes them build the next. Those with a
 //! shared root are kept once the first was asked for.
 
 use std::collections::VecDeque;
@@ -18,12 +18,15 @@ use crate::outsider::Outsider;
 const SIZE_MAX: usize = 256;
 /// Pause after a container could not be built, in milliseconds; a request that waits is told at once.
 const RETRY_MS: u64 = 500;
+/// Threads that build. Most of the time that one takes to build a container it waits: for grace periods of the kernel, and for
+/// the container's first process.
+const FILLERS: usize = 4;
 
 /// Containers ready to be taken. Dropping it ends those that were not taken.
 #[derive(Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
-    filler: Option<JoinHandle<()>>,
+    fillers: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -31,7 +34,7 @@ struct Shared {
     builder: Arc<Builder>,
     size: usize,
     state: Mutex<State>,
-    /// A container was taken, a request waits, or the pool stops: for the filler.
+    /// A container was taken, a request waits, or the pool stops: for the fillers.
     wanted: Condvar,
     /// A container is there, or one could not be built: for requests.
     supplied: Condvar,
@@ -41,7 +44,7 @@ struct Shared {
 struct State {
     overlay: Shelf,
     shared: Shelf,
-    /// Containers that no longer show the node's mounts as they are: for the filler to end.
+    /// Containers that no longer show the node's mounts as they are: for a filler to end.
     stale: Vec<Container>,
     /// Requests that wait.
     waiting: usize,
@@ -55,6 +58,8 @@ struct State {
 #[derive(Debug, Default)]
 struct Shelf {
     ready: VecDeque<Container>,
+    /// How many are being built for it.
+    building: usize,
     /// How many shall be ready.
     size: usize,
 }
@@ -75,12 +80,14 @@ impl Pool {
             wanted: Condvar::new(),
             supplied: Condvar::new(),
         });
-        let filler = Arc::clone(&shared);
-        let filler = thread::Builder::new()
-            .name("container-pool".to_owned())
-            .spawn(move || filler.fill())
-            .map_err(ContainerError::Thread)?;
-        Ok(Self { shared, filler: Some(filler) })
+        let mut pool = Self { shared, fillers: Vec::new() };
+        for _ in 0..FILLERS.min(size) {
+            let shared = Arc::clone(&pool.shared);
+            let thread = thread::Builder::new().name("container-pool".to_owned());
+            // Those that there are end with the pool.
+            pool.fillers.push(thread.spawn(move || shared.fill()).map_err(ContainerError::Thread)?);
+        }
+        Ok(pool)
     }
 
     /// The node's control groups.
@@ -120,7 +127,7 @@ impl Drop for Pool {
         self.shared.lock().stopping = true;
         self.shared.wanted.notify_all();
         self.shared.supplied.notify_all();
-        if let Some(filler) = self.filler.take() {
+        for filler in self.fillers.drain(..) {
             let _ = filler.join();
         }
         let mut state = self.shared.lock();
@@ -142,7 +149,7 @@ impl State {
 
     /// Of which kind too few are ready. Nobody waits for one with a shared root.
     fn lacking(&self) -> Option<RootSpec> {
-        let lacks = |shelf: &Shelf| shelf.ready.len() < shelf.size;
+        let lacks = |shelf: &Shelf| shelf.ready.len() + shelf.building < shelf.size;
         let overlay = lacks(&self.overlay).then_some(RootSpec::Overlay);
         overlay.or_else(|| lacks(&self.shared).then_some(RootSpec::Shared))
     }
@@ -159,7 +166,7 @@ impl State {
 }
 
 impl Shared {
-    /// One with a shared root; the first makes the filler keep more of them.
+    /// One with a shared root; the first makes the fillers keep more of them.
     fn take_or_build(&self) -> Result<Container, ContainerError> {
         let ready = self.lock().pop_current(RootSpec::Shared);
         let container = ready.map_or_else(|| self.builder.build(RootSpec::Shared), Ok)?;
@@ -198,7 +205,7 @@ impl Shared {
         taken
     }
 
-    /// The filler thread: builds while there are too few, one at a time, and never holds the lock meanwhile.
+    /// A filler thread: builds while there are too few, one at a time, and never holds the lock meanwhile.
     fn fill(&self) {
         let mut state = self.lock();
         while !state.stopping {
@@ -213,9 +220,11 @@ impl Shared {
                 state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
+            state.shelf(root).building += 1;
             drop(state);
             let built = self.builder.build(root);
             state = self.lock();
+            state.shelf(root).building -= 1;
             match (built, root) {
                 (Ok(container), root) => state.shelf(root).ready.push_back(container),
                 (Err(error), RootSpec::Overlay) => state = self.note_failure(state, error),
