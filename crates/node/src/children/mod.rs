@@ -14,7 +14,7 @@ mod record;
 mod tally;
 mod tending;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -49,7 +49,9 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(8);
 #[derive(Debug)]
 pub(crate) struct Children {
     run_dir: RunDir,
-    table: Mutex<BTreeMap<ChildId, Arc<Child>>>,
+    table: Arc<Mutex<BTreeMap<ChildId, Arc<Child>>>>,
+    /// Those that ended, and of which nothing is left but what is listed: the first to end first.
+    settled: Arc<Mutex<VecDeque<Arc<Child>>>>,
     tally: Tally,
     output: Arc<OutputWatch>,
     pager: Arc<PagerLink>,
@@ -77,7 +79,8 @@ impl Children {
     /// As inotify_init1(2).
     pub(crate) fn new(run_dir: RunDir, pager: Arc<PagerLink>) -> io::Result<Self> {
         let output = OutputWatch::start()?;
-        Ok(Self { run_dir, table: Mutex::default(), tally: Tally::default(), output, pager, lives: Mutex::default() })
+        let (table, settled, lives) = (Arc::default(), Arc::default(), Mutex::default());
+        Ok(Self { run_dir, table, settled, tally: Tally::default(), output, pager, lives })
     }
 
     /// Takes a child that was just started, and watches over it.
@@ -113,6 +116,8 @@ impl Children {
                 tracing::warn!(%error, "a container is not removed");
             }
         }
+        let ended_ms = |child: &Arc<Child>| child.ended().map(|ended| ended.unix_ms);
+        self.settled().make_contiguous().sort_by_key(ended_ms);
         self.keep_to_limit();
         Ok(())
     }
@@ -125,12 +130,24 @@ impl Children {
         self.table().insert(child.record().id.clone(), child.clone());
         match container {
             Some(container) => self.watch_over(child, container),
-            None => life::conclude_past(&child, &self.pager),
+            None => {
+                life::conclude_past(&child, &self.pager);
+                self.settled().push_back(child);
+            }
         }
     }
 
     fn watch_over(&self, child: Arc<Child>, container: RunningContainer) {
-        let life = life::watch_over(child, container, self.pager.clone());
+        let life = life::watch_over(child.clone(), container, self.pager.clone());
+        let (table, settled) = (self.table.clone(), self.settled.clone());
+        let life = async move {
+            life.await;
+            let mut settled = lock(&settled);
+            // Who forgets it now looks for it here afterwards.
+            if child.is_settled() && lock(&table).contains_key(&child.record().id) {
+                settled.push_back(child);
+            }
+        };
         let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
         while lives.try_join_next().is_some() {}
         lives.spawn(life);
@@ -210,11 +227,12 @@ impl Children {
 
     /// Forgets the children that ended first, where there are too many.
     pub(crate) fn keep_to_limit(&self) {
-        let ended = |child: Arc<Child>| Some((child.ended()?.unix_ms, child)).filter(|(_, child)| child.is_settled());
-        let mut ended: Vec<(u64, Arc<Child>)> = self.all().into_iter().filter_map(ended).collect();
-        ended.sort_by_key(|(unix_ms, _)| *unix_ms);
-        let surplus = ended.len().saturating_sub(ENDED_CHILDREN_MAX);
-        ended[..surplus].iter().for_each(|(_, child)| self.forget(child));
+        let surplus: Vec<Arc<Child>> = {
+            let mut settled = self.settled();
+            let surplus = settled.len().saturating_sub(ENDED_CHILDREN_MAX);
+            settled.drain(..surplus).collect()
+        };
+        surplus.iter().for_each(|child| self.forget(child));
     }
 
     /// Each of two who forget a child at the same time may find its directory gone.
@@ -228,6 +246,7 @@ impl Children {
             was_there
         };
         if was_there {
+            self.settled().retain(|settled| !std::ptr::eq(&**settled, child));
             remove_directory(child.directory());
         }
     }
@@ -244,8 +263,17 @@ impl Children {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<ChildId, Arc<Child>>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
+
+    fn settled(&self) -> MutexGuard<'_, VecDeque<Arc<Child>>> {
+        lock(&self.settled)
+    }
+}
+
+/// Every change is complete under its lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn remove_directory(directory: &std::path::Path) {
