@@ -347,6 +347,12 @@ impl Drop for Cluster {
     }
 }
 
+/// Arguments for nodes, of what is to be otherwise than by default.
+pub(crate) fn node_arguments(options: &[(&str, Option<u64>)]) -> Vec<String> {
+    let given = options.iter().filter_map(|(name, value)| Some([(*name).to_owned(), (*value)?.to_string()]));
+    given.flatten().collect()
+}
+
 /// Has a child take all of its memory; when it had.
 async fn settle(mut client: Client, child: &str) -> Result<Instant, BenchError> {
     let request = v1::SettleRequest { child: child.to_owned() };

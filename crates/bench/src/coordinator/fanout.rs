@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use farfork_sys::process::Residence;
 use serde::Serialize;
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, node_arguments};
 use super::crowd::Crowd;
 use super::rpc::RpcProgress;
 use crate::baseline::crowd::{Answered, CROWD, LocalCrowd};
@@ -23,6 +23,9 @@ use crate::workload::sparse::SPARSE;
 
 /// Namespaces that local forks take in turn: more than there are children at once.
 const CONTAINERS: u64 = 16;
+
+/// Between two local fan-outs, for what came on the connections to nodes meanwhile.
+const PROBES_TURN: Duration = Duration::from_millis(2);
 
 /// Children whose memory is looked at, one after the other.
 const HELD: u64 = 5;
@@ -42,6 +45,8 @@ pub struct FanoutPlan {
     pub seconds: f64,
     /// Containers that each node keeps ready; none: as many as it does by itself.
     pub pool: Option<u64>,
+    /// Zygotes that each node keeps; none: as many as it does by itself.
+    pub zygotes: Option<u64>,
     /// Whether memory is encrypted between the nodes.
     pub encrypted: bool,
     /// Where each sample is written to.
@@ -99,7 +104,7 @@ pub async fn run_fanout(
 ) -> Result<FanoutReport, BenchError> {
     let file = |path: &PathBuf| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause });
     let lines = plan.samples_file.as_ref().map(file).transpose()?;
-    let arguments = plan.pool.map_or_else(Vec::new, |pool| vec!["--pool".to_owned(), pool.to_string()]);
+    let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
     let mut cluster = Cluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
     let mut course = Course::begin(plan, &mut cluster, Samples::new(lines)).await?;
     let steps = plan.runs * By::ALL.len();
@@ -168,8 +173,8 @@ impl<'a> Course<'a> {
         let began = Instant::now();
         match by {
             By::Farfork => self.crowd.fan_out(first, count).await.map(|answers| (began.elapsed(), answers)),
-            By::LocalForkIntoNamespaces => self.in_namespaces.fan_out(first, count),
-            By::LocalFork => self.plain.fan_out(first, count),
+            By::LocalForkIntoNamespaces => answering(self.in_namespaces.fan_out(first, count)).await,
+            By::LocalFork => answering(self.plain.fan_out(first, count)).await,
         }
     }
 
@@ -196,6 +201,12 @@ impl<'a> Course<'a> {
     fn add(&mut self, by: By, figure: Figure, value: f64) -> Result<(), BenchError> {
         self.samples.add(Key { by, figure }, value).map_err(unwritten)
     }
+}
+
+/// Local forks are waited for by the thread that answers the nodes' probes too, which end a connection that is silent for long.
+async fn answering<T>(waited_for: T) -> T {
+    tokio::time::sleep(PROBES_TURN).await;
+    waited_for
 }
 
 fn ms(time: Duration) -> f64 {

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::census::{Census, Count, left_by};
-use super::cluster::Cluster;
+use super::cluster::{Cluster, node_arguments};
 use super::crowd::Crowd;
 use crate::end::say;
 use crate::error::BenchError;
@@ -48,6 +48,10 @@ pub struct ForkersPlan {
     pub floor_per_s: f64,
     /// Private memory of the parent, in MiB.
     pub mib: u64,
+    /// Containers that each node keeps ready; none: as many as it does by itself.
+    pub pool: Option<u64>,
+    /// Zygotes that each node keeps; none: as many as it does by itself.
+    pub zygotes: Option<u64>,
     /// Whether memory is encrypted between the nodes.
     pub encrypted: bool,
 }
@@ -100,7 +104,8 @@ pub async fn stress_fork(
     farfork: &Path,
     show: &mut dyn FnMut(&ForkersOutcome) -> ControlFlow<()>,
 ) -> Result<ForkersOutcome, BenchError> {
-    let mut cluster = Cluster::start_nodes(farfork.to_owned(), plan.nodes, plan.encrypted, &[]).await?;
+    let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
+    let mut cluster = Cluster::start_nodes(farfork.to_owned(), plan.nodes, plan.encrypted, &arguments).await?;
     let program = SPARSE.install(cluster.scratch())?;
     let parent = Parent::start(&SPARSE, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
     let seed = cluster.prepare(parent.pid()).await?.seed;

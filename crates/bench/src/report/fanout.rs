@@ -136,6 +136,7 @@ mod tests {
             runs: 1,
             seconds: 0.0,
             pool: None,
+            zygotes: None,
             encrypted: true,
             samples_file: None,
         };

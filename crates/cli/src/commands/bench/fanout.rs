@@ -46,6 +46,9 @@ pub(crate) struct Fanout {
     /// Containers that each node keeps ready [default: as many as a node does by itself].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     pool: Option<u64>,
+    /// Zygotes that each node keeps, 0 for none [default: as many as a node does by itself].
+    #[arg(long, value_name = "N")]
+    zygotes: Option<u64>,
     /// Whether memory is encrypted between the nodes; they prove who they are either way.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
@@ -65,6 +68,7 @@ impl Fanout {
             runs: self.runs as usize,
             seconds: self.seconds.unwrap_or(0.0),
             pool: self.pool,
+            zygotes: self.zygotes,
             encrypted: self.encryption == "on",
             samples_file: self.samples,
         };

@@ -42,6 +42,12 @@ pub(crate) struct Fork {
     /// Private memory of the parent, in MiB.
     #[arg(long, value_name = "MIB", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     mib: u64,
+    /// Containers that each node keeps ready [default: as many as a node does by itself].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
+    pool: Option<u64>,
+    /// Zygotes that each node keeps, 0 for none [default: as many as a node does by itself].
+    #[arg(long, value_name = "N")]
+    zygotes: Option<u64>,
     /// Whether memory is encrypted between the nodes; they prove who they are either way.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
@@ -57,6 +63,8 @@ impl Fork {
             seconds: self.seconds,
             floor_per_s: self.floor,
             mib: self.mib,
+            pool: self.pool,
+            zygotes: self.zygotes,
             encrypted: self.encryption == "on",
         };
         let interruption = Interruption::watch()?;
