@@ -41,7 +41,7 @@ impl Zygote {
         (pager, limit): (&PagerClient, Duration),
     ) -> Result<Self, ResumeError> {
         let until = Instant::now() + limit;
-        let planned = ZygotePlan::new(&source.descriptor, node, process.pid())?;
+        let planned = ZygotePlan::new(&source.descriptor, node, (process.pid(), process.control()))?;
         let registered = planned.registered();
         let strategy = Strategy::default();
         let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &registered, strategy);

@@ -20,6 +20,9 @@ use super::report::{object_of, step_in_words};
 /// The stub: a program of a few KiB without a C library, to be run as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
 
+/// For a stub to say that it waits: the first thing that it does.
+const WORD_LIMIT: Duration = Duration::from_secs(5);
+
 /// A child that stands.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Started {
@@ -47,6 +50,18 @@ pub(super) struct Request<'a> {
     /// Number of the process that forks a zygote's copy in its container.
     pub(super) midwife: u32,
     pub(super) time_offsets: &'a str,
+}
+
+/// Waits until a new stub has said that it waits, without hearing it. Who started it knows that it is executed: the kernel may be
+/// mapping it still, and its container may have no `/proc` yet.
+///
+/// # Errors
+/// `TimedOut`.
+pub(super) fn wait_for_word(control: BorrowedFd<'_>) -> io::Result<()> {
+    match farfork_sys::wait::readable(control, Instant::now() + WORD_LIMIT)? {
+        true => Ok(()),
+        false => Err(io::Error::new(io::ErrorKind::TimedOut, "its first process says nothing")),
+    }
 }
 
 /// A plan as a file that can be passed.

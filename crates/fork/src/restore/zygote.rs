@@ -74,15 +74,20 @@ pub fn unfit_for_zygote(descriptor: &Descriptor, node: &LocalNode) -> Option<&'s
 }
 
 impl<'a> ZygotePlan<'a> {
-    /// Checks that this node can hold the zygote, and compiles its plan for the stub of this pid, which is in the daemon's
-    /// namespaces.
+    /// Checks that this node can hold the zygote, and compiles its plan for the stub of this pid and at this socket, which is in
+    /// the daemon's namespaces.
     ///
     /// # Errors
     /// A mismatch of CPU, kernel or files; nothing was started.
-    pub fn new(descriptor: &'a Descriptor, node: &LocalNode, stub_pid: i32) -> Result<Self, RestoreError> {
+    pub fn new(
+        descriptor: &'a Descriptor,
+        node: &LocalNode,
+        (stub_pid, control): (i32, BorrowedFd<'_>),
+    ) -> Result<Self, RestoreError> {
         processor::check(&descriptor.origin, node)?;
         kernels::check(&descriptor.origin, node)?;
         check_files(descriptor, &node.root)?;
+        stub::wait_for_word(control).map_err(RestoreError::Control)?;
         let stub = StubMap::read(stub_pid).map_err(RestoreError::Control)?;
         // Files and threads are each child's own.
         let mut bare = descriptor.clone();
