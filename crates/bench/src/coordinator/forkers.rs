@@ -241,7 +241,16 @@ mod tests {
 
     #[test]
     fn each_kind_of_fault_fails_the_run() {
-        let plan = ForkersPlan { nodes: 2, clients: 2, seconds: 20.0, floor_per_s: 0.1, mib: 1, encrypted: true };
+        let plan = ForkersPlan {
+            nodes: 2,
+            clients: 2,
+            seconds: 20.0,
+            floor_per_s: 0.1,
+            mib: 1,
+            pool: None,
+            zygotes: None,
+            encrypted: true,
+        };
         let good = ForkersOutcome { children: 400, per_s: 20.0, longest_gap_ms: 9_000.0, ..ForkersOutcome::default() };
         let count = |after| Count { node: "n1".to_owned(), of: "mounts", before: 1, after, slack: 0 };
         let judged = |mut outcome: ForkersOutcome| {
