@@ -67,5 +67,5 @@ pub const STREAM_MESSAGES_MAX: usize = 16;
 /// For an attached fork's caller to come back and attach before the child's standard input is closed.
 pub const ATTACH_GRACE: Duration = Duration::from_secs(30);
 
-/// Zygotes that a node keeps unless told otherwise: none, until a soak with them has passed (docs/decisions/013-zygotes.md).
-pub const ZYGOTES_MAX_DEFAULT: usize = 0;
+/// Zygotes that a node keeps unless told otherwise: a node works with few seeds at a time, and each has 16 MiB at most.
+pub const ZYGOTES_MAX_DEFAULT: usize = 8;
