@@ -13,8 +13,9 @@
 //
 // A child opens PAYLOAD: without that file it ends (it is the parent, and whoever drove it is gone); if the file says
 // `touch` it touches every page, then compares every byte with what its parent held. It says
-// `child FIRST_NS SPOKE_NS TOUCH_NS FAULTS WRONG`: when (CLOCK_REALTIME) its first instruction ran, and when it could have
-// spoken; how long touching took, with how many page faults; how many pages were not its parent's.
+// `child FIRST_NS SPOKE_NS TOUCH_NS FAULTS WRONG SHARED_KIB PRIVATE_KIB`: when (CLOCK_REALTIME) its first instruction ran,
+// and when it could have spoken; how long touching took, with how many page faults; how many pages were not its parent's;
+// how much of its memory others have, too, and how much is its own (smaps_rollup of proc(5)).
 //
 // PAGES says in what pages the memory is: `small`, or `huge` where the machine has them.
 //
@@ -235,6 +236,29 @@ bool is_told_to_touch() {
     return length > 0 && strcmp(payload, "touch") == 0;
 }
 
+struct Resident {
+    unsigned long shared_kib;
+    unsigned long private_kib;
+};
+
+// Of this process; all zeroes where the kernel does not tell.
+Resident resident_memory() {
+    Resident resident{};
+    FILE *rollup = fopen("/proc/self/smaps_rollup", "r");
+    if (rollup == nullptr) return resident;
+    char line[128];
+    while (fgets(line, sizeof line, rollup) != nullptr) {
+        unsigned long kib;
+        if (sscanf(line, "Shared_Clean: %lu", &kib) == 1 || sscanf(line, "Shared_Dirty: %lu", &kib) == 1) {
+            resident.shared_kib += kib;
+        } else if (sscanf(line, "Private_Clean: %lu", &kib) == 1 || sscanf(line, "Private_Dirty: %lu", &kib) == 1) {
+            resident.private_kib += kib;
+        }
+    }
+    fclose(rollup);
+    return resident;
+}
+
 [[noreturn]] void be_child(uint64_t first_ticks) {
     int64_t spoke_ns = now_ns(CLOCK_REALTIME);
     auto since_first_ns = static_cast<int64_t>(static_cast<double>(__rdtsc() - first_ticks) * ns_per_tick);
@@ -245,8 +269,10 @@ bool is_told_to_touch() {
         touched = touch_all(access_mode);
         wrong = wrong_pages(access_mode == Access::write ? MARK : 0);
     }
-    say("child %lld %lld %lld %ld %llu", static_cast<long long>(first_ns), static_cast<long long>(spoke_ns),
-        static_cast<long long>(touched.ns), touched.faults, static_cast<unsigned long long>(wrong));
+    Resident resident = resident_memory();
+    say("child %lld %lld %lld %ld %llu %lu %lu", static_cast<long long>(first_ns), static_cast<long long>(spoke_ns),
+        static_cast<long long>(touched.ns), touched.faults, static_cast<unsigned long long>(wrong), resident.shared_kib,
+        resident.private_kib);
     _exit(wrong != 0);
 }
 

@@ -99,6 +99,10 @@ pub(crate) struct ChildReport {
     pub(crate) spoke_unix_ns: i64,
     /// How long it touched its pages; 0 if it was not told to.
     pub(crate) touch_ns: i64,
+    /// What of its memory was there at its end that others have, too.
+    pub(crate) shared_bytes: u64,
+    /// What was there that is its own.
+    pub(crate) private_bytes: u64,
 }
 
 impl ChildReport {
@@ -107,9 +111,12 @@ impl ChildReport {
     /// # Errors
     /// It is none, or pages were wrong.
     pub(crate) fn parse(said: &str) -> Result<Self, BenchError> {
-        let [first_unix_ns, spoke_unix_ns, touch_ns, _faults, wrong] = numbers(MICRO.name, said, "child")?;
+        let [first_unix_ns, spoke_unix_ns, touch_ns, _faults, wrong, shared_kib, private_kib] =
+            numbers(MICRO.name, said, "child")?;
         require_right(wrong, "pages of a child")?;
-        Ok(Self { first_unix_ns, spoke_unix_ns, touch_ns })
+        let bytes = |kib: i64| kib.cast_unsigned() << 10;
+        let (shared_bytes, private_bytes) = (bytes(shared_kib), bytes(private_kib));
+        Ok(Self { first_unix_ns, spoke_unix_ns, touch_ns, shared_bytes, private_bytes })
     }
 }
 
@@ -208,9 +215,10 @@ mod tests {
 
     #[test]
     fn a_wrong_page_is_an_error() {
-        let report = ChildReport::parse("child 10 20 30 4 0\n").unwrap();
+        let report = ChildReport::parse("child 10 20 30 4 0 8 12\n").unwrap();
         assert_eq!((report.first_unix_ns, report.spoke_unix_ns, report.touch_ns), (10, 20, 30));
-        let error = ChildReport::parse("child 10 20 30 4 1\n").unwrap_err();
+        assert_eq!((report.shared_bytes, report.private_bytes), (8 << 10, 12 << 10));
+        let error = ChildReport::parse("child 10 20 30 4 1 8 12\n").unwrap_err();
         assert!(error.to_string().starts_with("1 pages of a child"), "{error}");
     }
 

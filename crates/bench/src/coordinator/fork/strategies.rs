@@ -39,10 +39,13 @@ pub(crate) struct ChildFigures {
     pub(crate) cached_bytes: f64,
     /// Memory of the seed that it never fetched, at its end.
     pub(crate) remote_bytes: f64,
+    /// What of its memory others had too at its end, its programs' files for one, and what was its own.
+    pub(crate) shared_bytes: f64,
+    pub(crate) private_bytes: f64,
 }
 
 /// One child.
-struct Sample([f64; 7]);
+struct Sample([f64; 9]);
 
 impl Course<'_> {
     /// Measures all strategies of the plan, in turn.
@@ -83,6 +86,8 @@ impl Course<'_> {
             network_bytes as f64,
             (pager.pages_cached * PAGE_BYTES) as f64,
             remote_bytes as f64,
+            report.shared_bytes as f64,
+            report.private_bytes as f64,
         ]))
     }
 }
@@ -101,5 +106,7 @@ fn medians(samples: &[Sample]) -> ChildFigures {
         network_bytes: median(4),
         cached_bytes: median(5),
         remote_bytes: median(6),
+        shared_bytes: median(7),
+        private_bytes: median(8),
     }
 }

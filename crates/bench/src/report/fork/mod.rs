@@ -40,6 +40,7 @@ impl ForkReport {
             Some(self.resume()),
             Some(self.execution()),
             self.of_strategies(),
+            self.of_memory(),
             self.peer(),
         ];
         let tables: Vec<String> = tables.into_iter().flatten().map(|table| table.text()).collect();

@@ -1,4 +1,4 @@
-//! The table of strategies: what the first child of a seed on another node cost, and the second.
+//! The tables of strategies: what the first child of a seed on another node cost, and the second; and where their memory was.
 
 use super::ForkReport;
 use crate::coordinator::fork::strategies::{ChildFigures, StrategyFigures};
@@ -9,29 +9,40 @@ const MIB_BYTES: f64 = (1 << 20) as f64;
 impl ForkReport {
     /// None where no strategies were asked for.
     pub(super) fn of_strategies(&self) -> Option<Table> {
-        let headings =
-            ["MiB", "strategy", "child", "n", "whole", "touching", "faults", "reads", "network", "cache", "remote"];
-        let mut table = Table::new(
-            "Strategies: every page once in a child on another node, the seed's first and its second",
-            &headings,
-        );
+        let title = "Strategies: every page once in a child on another node, the seed's first and its second";
+        let headings = ["MiB", "strategy", "child", "n", "whole", "touching", "faults", "reads", "network", "cache"];
+        self.each_child(title, &headings, |child| {
+            vec![
+                child.samples.to_string(),
+                figure(child.whole_ms),
+                figure(child.touching_ms),
+                format!("{:.0}", child.faults_missing),
+                format!("{:.0}", child.round_trips),
+                mib_of(child.network_bytes),
+                mib_of(child.cached_bytes),
+            ]
+        })
+    }
+
+    /// None where no strategies were asked for.
+    pub(super) fn of_memory(&self) -> Option<Table> {
+        let headings = ["MiB", "strategy", "child", "n", "shared", "private", "remote"];
+        self.each_child("Strategies: where the memory of these children was at their end", &headings, |child| {
+            let [shared, private, remote] = [child.shared_bytes, child.private_bytes, child.remote_bytes].map(mib_of);
+            vec![child.samples.to_string(), shared, private, remote]
+        })
+    }
+
+    fn each_child(
+        &self,
+        title: &str,
+        headings: &[&'static str],
+        cells: impl Fn(&ChildFigures) -> Vec<String>,
+    ) -> Option<Table> {
+        let mut table = Table::new(title, headings);
         for StrategyFigures { mib, strategy, first, second } in &self.strategies {
             for (name, child) in [("first", first), ("second", second)] {
-                let ChildFigures { samples, whole_ms, touching_ms, .. } = child;
-                let mib_of = |bytes: f64| figure(bytes / MIB_BYTES);
-                table.row([
-                    mib.to_string(),
-                    strategy.clone(),
-                    name.to_owned(),
-                    samples.to_string(),
-                    figure(*whole_ms),
-                    figure(*touching_ms),
-                    format!("{:.0}", child.faults_missing),
-                    format!("{:.0}", child.round_trips),
-                    mib_of(child.network_bytes),
-                    mib_of(child.cached_bytes),
-                    mib_of(child.remote_bytes),
-                ]);
+                table.row([mib.to_string(), strategy.clone(), name.to_owned()].into_iter().chain(cells(child)));
             }
         }
         (!self.strategies.is_empty()).then_some(table)
@@ -42,8 +53,13 @@ impl ForkReport {
             "whole: from the request to the last page, ms; touching: of that, in the child itself.",
             "faults: those whose page had to be asked for; reads: of the owner.",
             "network, cache, remote: MiB from the owner, kept by the child's node, never fetched.",
+            "shared, private: MiB that others have, too (its program's files), and that are the child's own.",
         ];
         let is_wanted = !self.strategies.is_empty();
         legend.into_iter().filter(|_| is_wanted).map(str::to_owned).collect()
     }
+}
+
+fn mib_of(bytes: f64) -> String {
+    figure(bytes / MIB_BYTES)
 }
