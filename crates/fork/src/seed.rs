@@ -77,8 +77,14 @@ impl Seed {
         Ok(Self { key, encoded, descriptor, memory: Memory::Template(held), times, working_set })
     }
 
-    /// The seed of an image.
+    /// The seed of an image, with the working set that is kept beside it.
     pub fn of_image(image: Image) -> Self {
+        let descriptor = image.descriptor();
+        let working_set = Remembered::found(&image.kept_set(), |extent, page| has_data(descriptor, extent, page));
+        Self::with_image(image, Arc::new(working_set))
+    }
+
+    fn with_image(image: Image, working_set: Arc<Remembered>) -> Self {
         let head = image.head();
         Self {
             key: Arc::new(SeedKey { seed: head.seed.clone(), token: head.token }),
@@ -86,7 +92,7 @@ impl Seed {
             encoded: head.descriptor.clone(),
             memory: Memory::Image(Box::new(image)),
             times: CaptureTimes::default(),
-            working_set: Arc::default(),
+            working_set,
         }
     }
 
@@ -103,7 +109,9 @@ impl Seed {
 
     /// The same seed, whose memory is in its image now.
     pub fn moved_to(&self, image: Image) -> Self {
-        Self { working_set: self.working_set.clone(), ..Self::of_image(image) }
+        let moved = Self::with_image(image, self.working_set.clone());
+        moved.keep_working_set();
+        moved
     }
 
     /// Its id and what opens it.
@@ -154,18 +162,31 @@ impl Seed {
 
     /// Takes what was seen of a child.
     fn learn(&self, report: &Report) {
-        let has = |extent: ExtentId, page: u64| {
-            let extent = self.descriptor.extents.get(extent.0 as usize);
-            extent.is_some_and(|extent| extent.has_data(page))
-        };
-        self.working_set.learn(report, has);
+        if self.working_set.learn(report, |extent, page| has_data(&self.descriptor, extent, page)) {
+            self.keep_working_set();
+        }
     }
+
+    /// Beside its image, if it has one, for whoever serves it next.
+    fn keep_working_set(&self) {
+        let Memory::Image(image) = &self.memory else { return };
+        let set = self.working_set.bytes();
+        if !set.is_empty()
+            && let Err(error) = image.keep_set(&set)
+        {
+            tracing::warn!(seed = %self.key.seed, %error, "a working set is not kept: the node's next daemon learns it anew");
+        }
+    }
+}
+
+fn has_data(descriptor: &Descriptor, extent: ExtentId, page: u64) -> bool {
+    descriptor.extents.get(extent.0 as usize).is_some_and(|extent| extent.has_data(page))
 }
 
 impl Region for Seed {
     fn extent_bytes(&self, extent: ExtentId) -> Option<u64> {
         if extent == ExtentId::WORKING_SET {
-            return Some(self.working_set.bytes());
+            return Some(self.working_set.bytes().len() as u64);
         }
         if extent == ExtentId::DESCRIPTOR {
             return Some(self.encoded.len() as u64);

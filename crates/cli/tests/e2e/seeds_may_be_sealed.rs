@@ -15,6 +15,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("and_outlive_daemon_and_parent", outlive_daemon),
     Test::alone("and_outlive_a_daemon_that_stops", outlive_stop),
+    Test::alone("and_remember_what_children_touch", remember_touches),
     Test::alone("while_children_page", while_paging),
     Test::alone("unless_the_disk_is_full", no_room),
     Test::alone("and_damage_is_found", damaged),
@@ -94,6 +95,38 @@ fn outlive_stop() {
     assert!(!unfinished.exists(), "what was never finished is removed");
     seed.fork_and_check(&parent, 64, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 65, &[]);
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// The next daemon knows which pages children touch, and one that finds a set without its image removes it.
+fn remember_touches() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Waits, &["16"]);
+    let seed = sealed(&cluster, &parent);
+    let set = image_of(&seed.said).with_extension("set");
+    let told = || cluster.first().json(&["inspect", seed.id()])["working_set_bytes"].as_u64().expect("a number");
+    seed.fork_and_check(&parent, 69, &["--to", cluster.name(1)]);
+    let known =
+        deadline::until("a working set", SEALED_LIMIT, || Some(told()).filter(|bytes| *bytes > 0 && set.exists()));
+    assert_eq!(fs::metadata(&set).expect("the set").permissions().mode() & 0o777, 0o600);
+    cluster.stop_daemon(0);
+    // The child may have told more of itself before it ended.
+    let stray = set.with_file_name(format!("{}.s0123456789abcdef.set", cluster.name(0)));
+    fs::copy(&set, &stray).expect("the directory is there");
+    cluster.restart_daemon(0);
+    cluster.wait_until_all_are_alive();
+    assert!(told() >= known, "{} of {known} bytes are remembered", told());
+    assert!(!stray.exists(), "a set without an image is removed");
+    seed.fork_and_check(&parent, 70, &["--to", cluster.name(1)]);
+    // It is an advice, and nobody's bytes: whatever stands in it, children are right.
+    cluster.stop_daemon(0);
+    fs::write(&set, b"FFWSET1\nsomething else entirely").expect("the set");
+    cluster.restart_daemon(0);
+    cluster.wait_until_all_are_alive();
+    seed.fork_and_check(&parent, 71, &["--to", cluster.name(1)]);
+    cluster.first().json(&["drop", "--force", seed.id()]);
+    assert!(!set.exists(), "it goes with its seed");
     drop(seed);
     assert_eq!(cluster.stop(), Vec::<String>::new());
 }

@@ -6,11 +6,12 @@
 //!
 //! An image is written whole or not at all, for its owner alone (mode 0600: it has the parent's memory, and the token that
 //! opens the seed). Each page has a checksum, which is looked at whenever the page is read: a damaged image is an error,
-//! never a wrong byte. When images are made and removed is the daemon's business.
+//! never a wrong byte. Beside it stands which pages the seed's children touch (`working_set`). When images are made and removed is the daemon's business.
 
 mod format;
 mod pages;
 mod reader;
+mod working_set;
 mod writer;
 
 use std::io;
@@ -18,6 +19,7 @@ use std::path::PathBuf;
 
 pub use format::Head;
 pub use reader::Image;
+pub use working_set::set_path;
 pub use writer::{Progress, write};
 
 /// Why there is no image, or none that can be used.

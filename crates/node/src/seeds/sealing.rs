@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
-use farfork_fork::image::{Image, ImageError, Progress};
+use farfork_fork::image::{Image, ImageError, Progress, set_path};
 use farfork_fork::seed::{Seed, SeedTable};
 use farfork_wire::{NodeName, SeedId};
 use serde::{Deserialize, Serialize};
@@ -30,8 +30,11 @@ use crate::node::Node;
 /// What the file of an image ends with; before it stands the seed's id.
 const SUFFIX: &str = ".image";
 
+/// What the file of a working set ends with; it stands beside an image.
+const SET_SUFFIX: &str = ".set";
+
 /// What the file of one that was never finished ends with.
-const UNFINISHED_SUFFIX: &str = ".image.new";
+const UNFINISHED_SUFFIXES: [&str; 2] = [".image.new", ".set.new"];
 
 /// How much less a thread that writes an image counts than others (nice(2)): children and parents come first.
 const NICENESS: i32 = 10;
@@ -106,7 +109,8 @@ pub(crate) fn find(directory: &Path, node: &NodeName, table: &SeedTable) -> Foun
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let id = |suffix| name.strip_suffix(suffix)?.parse::<SeedId>().ok().filter(|id| id.node() == node);
-        if id(UNFINISHED_SUFFIX).is_some() {
+        let is_left = |image: SeedId| !directory.join(format!("{image}{SUFFIX}")).exists();
+        if UNFINISHED_SUFFIXES.into_iter().find_map(id).is_some() || id(SET_SUFFIX).is_some_and(is_left) {
             let _ = fs::remove_file(&path);
         } else if let Some(id) = id(SUFFIX) {
             match open(&path, &id) {
@@ -212,11 +216,13 @@ pub(super) fn discard(seal: &Seal) {
     }
 }
 
-/// Removes an image.
+/// Removes an image, and what stands beside it.
 pub(super) fn remove(path: &Path) {
     if let Err(error) = fs::remove_file(path) {
         tracing::warn!(image = %path.display(), %error, "an image is not removed");
     }
+    // There is none before the first child.
+    let _ = fs::remove_file(set_path(path));
 }
 
 impl About {

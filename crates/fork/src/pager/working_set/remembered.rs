@@ -9,7 +9,7 @@ use std::thread;
 
 use farfork_wire::descriptor::ExtentId;
 
-use super::message::Report;
+use super::message::{Report, decode};
 use super::set::WorkingSet;
 
 /// Most reports that wait to be learnt. What comes beyond is refused: the next child's report says the same.
@@ -24,12 +24,30 @@ pub struct Remembered {
 }
 
 impl Remembered {
-    /// Takes what was seen of a child, as far as the seed `has` the pages.
-    pub fn learn(&self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) {
+    /// Takes what was seen of a child, as far as the seed `has` the pages; tells whether children read another set now.
+    pub fn learn(&self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) -> bool {
         let mut set = self.set.lock().unwrap_or_else(PoisonError::into_inner);
         set.learn(report, has);
-        let served = (set.encoded(), set.pages());
-        *self.served.write().unwrap_or_else(PoisonError::into_inner) = served;
+        self.serve(&mut set)
+    }
+
+    /// One that was kept, as [`Remembered::bytes`] gave it, as far as the seed `has` the pages. How often pages were doubted is
+    /// forgotten: it is found out again.
+    pub fn found(kept: &[u8], has: impl Fn(ExtentId, u64) -> bool) -> Self {
+        let found = Self::default();
+        let mut set = found.set.lock().unwrap_or_else(PoisonError::into_inner);
+        set.recall(&decode(kept), has);
+        found.serve(&mut set);
+        drop(set);
+        found
+    }
+
+    fn serve(&self, set: &mut WorkingSet) -> bool {
+        let now = (set.encoded(), set.pages());
+        let mut served = self.served.write().unwrap_or_else(PoisonError::into_inner);
+        let is_another = *served != now;
+        *served = now;
+        is_another
     }
 
     /// How many pages it has.
@@ -37,15 +55,15 @@ impl Remembered {
         self.served.read().unwrap_or_else(PoisonError::into_inner).1
     }
 
-    /// How long it is as children read it.
-    pub fn bytes(&self) -> u64 {
-        self.served.read().unwrap_or_else(PoisonError::into_inner).0.len() as u64
+    /// As children read it.
+    pub fn bytes(&self) -> Arc<Vec<u8>> {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
     /// Fills `into` with what children read from `offset` on: its pages in order, those marked that are on trial; and
     /// with zeroes behind that.
     pub fn read(&self, offset: u64, into: &mut [u8]) {
-        let set = self.served.read().unwrap_or_else(PoisonError::into_inner).0.clone();
+        let set = self.bytes();
         let rest = usize::try_from(offset).ok().and_then(|offset| set.get(offset..)).unwrap_or_default();
         let count = rest.len().min(into.len());
         into[..count].copy_from_slice(&rest[..count]);

@@ -64,6 +64,15 @@ impl WorkingSet {
         self.encoded = None;
     }
 
+    /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that were on trial then are
+    /// the ones of which least was known.
+    pub(super) fn recall(&mut self, kept: &[Pages], has: impl Fn(ExtentId, u64) -> bool) {
+        let pages = Pages::each(kept).take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
+        let new = self.note_touches(pages.map(|(extent, page, on_trial)| (extent, page, !on_trial)).collect(), None);
+        self.rebuild(new);
+        self.encoded = None;
+    }
+
     /// As children read it: its pages in order, those marked that are on trial.
     pub(super) fn encoded(&mut self) -> Arc<Vec<u8>> {
         if self.encoded.is_none() {

@@ -124,3 +124,24 @@ fn a_set_is_bounded_and_the_surest_stay() {
     set.learn(&hostile, has);
     assert!(set.pages() <= SET_PAGES_MAX);
 }
+
+#[test]
+fn what_was_kept_is_recalled_and_goes_on_learning() {
+    let mut set = WorkingSet::default();
+    let touched: Vec<u64> = (0..64).map(|page| 100 - page).collect();
+    set.learn(&report(&touched, &[]), has);
+    set.learn(&fetched(report(&[500, 501], &[])), has);
+    let (pages, on_trial) = read(&mut set);
+    assert!(!on_trial.is_empty(), "some are");
+
+    let mut recalled = WorkingSet::default();
+    recalled.recall(&decode(&set.encoded()), |_, page| page != 500);
+    let wanted: Vec<u64> = pages.iter().copied().filter(|page| *page != 500).collect();
+    assert_eq!(read(&mut recalled), (wanted, vec![501]), "as it was, but for what the seed has not");
+    for _ in 0..DOUBTS_MAX {
+        recalled.learn(&report(&[], &[501]), has);
+    }
+    assert!(!read(&mut recalled).0.contains(&501), "what nobody wants leaves");
+    recalled.recall(&decode(b"FFWSET1\nsomething else entirely"), |_, _| false);
+    assert_eq!(read(&mut recalled).0.len(), 64, "garbage changes nothing");
+}

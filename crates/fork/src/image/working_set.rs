@@ -1,0 +1,53 @@
+//! The working set of a sealed seed, in a file beside its image: what the next daemon's first children get at once.
+//!
+//! ```text
+//!  ID.image ◀── the seed's memory          ID.set ◀── which of it children touch, as they read it of the owner
+//! ```
+//!
+//! Only an advice, so that it has no checksum: whichever pages it names are fetched as they are, or left out where the seed has no such.
+//! Nor does it wait for the disk: what a crash takes is learnt again.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use super::Image;
+use super::writer::UNFINISHED;
+
+/// What the file's name ends with, in place of the image's.
+const EXTENSION: &str = "set";
+
+/// Most bytes of one: as many as a set of single pages has, each with its extent, number and count.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// Where the working set of the seed of this image is kept.
+pub fn set_path(image: &Path) -> PathBuf {
+    image.with_extension(EXTENSION)
+}
+
+impl Image {
+    /// Keeps the seed's working set beside the image, in place of the one before; nothing where the image was removed.
+    ///
+    /// # Errors
+    /// As open(2), write(2) and rename(2).
+    pub fn keep_set(&self, set: &[u8]) -> io::Result<()> {
+        let path = set_path(self.path());
+        let aside = path.with_extension(format!("{EXTENSION}.{UNFINISHED}"));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+        file.write_all(set)?;
+        fs::rename(&aside, &path)?;
+        // Who removes an image does that first, and then what stands beside it: this may have come in between.
+        if !self.path().exists() {
+            let _ = fs::remove_file(&path);
+        }
+        Ok(())
+    }
+
+    /// The working set that is kept beside the image; none where there is none, or what is there is too long for one.
+    pub fn kept_set(&self) -> Vec<u8> {
+        let path = set_path(self.path());
+        let is_fit = fs::metadata(&path).is_ok_and(|found| found.len() <= BYTES_MAX);
+        if is_fit { fs::read(&path).unwrap_or_default() } else { Vec::new() }
+    }
+}
