@@ -123,7 +123,7 @@ impl Region for Seed {
         match extent {
             EXTENT => Some(self.pages * PAGE_SIZE),
             ExtentId::DESCRIPTOR => Some(DESCRIPTOR.len() as u64),
-            ExtentId::WORKING_SET => Some(self.working_set.bytes()),
+            ExtentId::WORKING_SET => Some(self.working_set.bytes().len() as u64),
             _ => None,
         }
     }
