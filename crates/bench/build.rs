@@ -7,7 +7,7 @@ use std::process::Command;
 /// Static, so that a program's memory map is its own on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 13] = [
     "src/workload/micro.cpp",
     "src/baseline/link.cpp",
     "src/baseline/echo.cpp",
@@ -19,6 +19,8 @@ const SOURCES: [&str; 11] = [
     "src/baseline/fault.cpp",
     "src/workload/sparse.cpp",
     "src/baseline/crowd.cpp",
+    "src/workload/turns.cpp",
+    "src/baseline/halts.cpp",
 ];
 
 /// The C library, for the program that makes seeds of itself.
@@ -37,6 +39,7 @@ fn programs() {
     println!("cargo::rerun-if-changed=src/baseline/end.h");
     println!("cargo::rerun-if-changed=src/workload/parent.h");
     println!("cargo::rerun-if-changed=src/workload/sparse.h");
+    println!("cargo::rerun-if-changed=src/workload/turns.h");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let library = library(&out);
     for source in SOURCES.map(PathBuf::from) {

@@ -9,6 +9,7 @@
 //!            │  cluster: two nodes on this machine, requests to them
 //!            │  fork, fault, churn, tree: the courses of `farfork bench fork`, `fault`, `churn` and `tree`
 //!            │  fanout: that of `farfork bench fanout`; forkers: that of `farfork stress fork`; crowd: many children at once
+//!            │  pool, warm_start: those of `farfork bench pool` and `warm-start`; warm: children that are paused between requests
 //!            │  soak: that of `farfork stress paging`, on three nodes that are harmed
 //!            │  rpc, connect: those of `farfork bench rpc` and `connect`; stage, links: namespaces without nodes in them
 //!            ├─▶ workload/   programs that are measured    ─┐ programs in C++, carried in the library
@@ -43,11 +44,13 @@ pub use coordinator::fanout::{FanoutPlan, run_fanout};
 pub use coordinator::fault::{FaultPlan, run_fault};
 pub use coordinator::fork::{Progress, run};
 pub use coordinator::forkers::{ForkersOutcome, ForkersPlan, be_forker, stress_fork};
+pub use coordinator::pool::{PoolPlan, run_pool};
 pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
 pub use coordinator::soak::{Kind, SoakOutcome, SoakPlan, Tally, soak_paging};
 pub use coordinator::stage::Protection;
 pub use coordinator::stress::{StressOutcome, stress_rpc};
 pub use coordinator::tree::{TreePlan, run_tree};
+pub use coordinator::warm_start::{WarmStartPlan, run_warm_start};
 pub use end::be_end;
 pub use error::BenchError;
 pub use plan::{ForkPlan, Peer};
@@ -56,6 +59,8 @@ pub use report::connect::ConnectReport;
 pub use report::fanout::FanoutReport;
 pub use report::fault::FaultReport;
 pub use report::fork::ForkReport;
+pub use report::pool::PoolReport;
 pub use report::rpc::RpcReport;
 pub use report::tree::TreeReport;
+pub use report::warm_start::WarmStartReport;
 pub use workload::micro::{Access, Order, PageSize};

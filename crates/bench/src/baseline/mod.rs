@@ -6,4 +6,5 @@ pub(crate) mod criu;
 pub(crate) mod crowd;
 pub(crate) mod echo;
 pub(crate) mod fault;
+pub(crate) mod halts;
 pub(crate) mod link;

@@ -72,6 +72,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) strategy: &'a str,
     /// Whether it waits before its first instruction.
     pub(crate) paused: bool,
+    /// A directory of this machine that it sees, and where.
+    pub(crate) bind: Option<(&'a Path, &'a Path)>,
 }
 
 /// A child that takes all of its memory and never runs.
@@ -240,7 +242,7 @@ impl Cluster {
         let mut children = Vec::new();
         for seed in seeds {
             // Nothing is fetched for a child that never runs before it is told to settle.
-            let wanted = Wanted { strategy: "cow,first", paused: true };
+            let wanted = Wanted { strategy: "cow,first", paused: true, ..Wanted::default() };
             children.push(self.begin(seed, place, "none", wanted).await?);
         }
         let asked = Instant::now();
@@ -272,16 +274,19 @@ impl Cluster {
     }
 
     /// Starts one child; gives its id.
-    async fn begin(
+    pub(crate) async fn begin(
         &mut self,
         seed: &str,
         place: Place,
         payload: &str,
         wanted: Wanted<'_>,
     ) -> Result<String, BenchError> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let bind = wanted.bind.map(|(from, to)| v1::Bind { from: text(from), to: text(to) });
         let options = v1::ChildOptions {
             strategy: wanted.strategy.to_owned(),
             paused: wanted.paused,
+            binds: bind.into_iter().collect(),
             ..v1::ChildOptions::default()
         };
         let request = v1::ForkRequest {

@@ -5,6 +5,8 @@ pub(crate) mod connect;
 pub(crate) mod fanout;
 pub(crate) mod fault;
 pub(crate) mod fork;
+pub(crate) mod pool;
 pub(crate) mod rpc;
 mod table;
 pub(crate) mod tree;
+pub(crate) mod warm_start;

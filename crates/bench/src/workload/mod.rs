@@ -8,4 +8,5 @@ pub(crate) mod parent;
 pub(crate) mod single;
 pub(crate) mod sparse;
 pub(crate) mod tree;
+pub(crate) mod turns;
 pub(crate) mod wander;

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::turns::mixed;
 use crate::error::BenchError;
 use crate::program::{Image, numbers};
 
@@ -19,12 +20,6 @@ pub(crate) fn value_of(number: u64, mib: u64) -> u64 {
         let index = mixed(number.wrapping_mul(TOUCHED).wrapping_add(i + 1)) % pages * PAGE_WORDS + i;
         mixed(value ^ mixed((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     })
-}
-
-fn mixed(z: u64) -> u64 {
-    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// When a child of this number had its result, as it has said.

@@ -21,6 +21,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("many_fanout_finds_no_wrong_result_and_leaves_nothing", fanout),
     Test::alone("many_stress_fork_judges_and_leaves_nothing", stress_fork),
     Test::alone("tree_prints_every_figure_and_leaves_nothing", tree),
+    Test::alone("pool_prints_every_figure_and_leaves_nothing", pool),
+    Test::alone("warm_start_finds_the_best_number_and_leaves_nothing", warm_start),
     Test::alone("a_missing_peer_is_named_with_what_to_do", missing_peer),
 ];
 
@@ -225,6 +227,47 @@ fn tree() {
     assert!(figures.iter().all(|figure| figure["p50_ms"].as_f64() > Some(0.0)), "{document}");
     let pauses = figures.iter().filter(|figure| figure["figure"] == "pause");
     assert!(pauses.clone().count() == 2 && pauses.clone().all(|pause| pause["above_floor_ms"].is_number()));
+}
+
+/// Children are created and paused at both paces, beside their floors; every result is right: else the benchmark fails.
+fn pool() {
+    let document = run_benchmark("pool", &["--pool", "2", "--mib", "4", "--runs", "2"]);
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let keys = |figure: &Value| ["figure", "by", "pace"].map(|key| figure[key].to_string());
+    let found: BTreeSet<_> = figures.iter().map(keys).collect();
+    // Three who create: two figures at two paces, and a burst; three who pause: three figures at two paces.
+    assert_eq!((found.len(), figures.len()), (3 * (2 * 2 + 1) + 3 * 3 * 2, 33), "{document}");
+    for figure in figures {
+        assert_eq!((figure["samples"].as_u64(), figure["p50_us"].as_f64() > Some(0.0)), (Some(2), true), "{figure}");
+    }
+    let of = |name: &str| {
+        let is = |figure: &&Value| figure["figure"] == name && figure["by"] == "farfork" && figure["pace"] == "idle";
+        figures.iter().find(is).and_then(|figure| figure["p90_us"].as_f64())
+    };
+    assert!(of("unpause") <= of("unpause_to_answer"), "it answers when it was let go on: {document}");
+}
+
+/// More and more at once take turns until that brings no more; every answer is right: else the benchmark fails.
+fn warm_start() {
+    let samples = scratch::file("");
+    let path = samples.path().to_str().expect("temporary names are text");
+    let arguments = ["--seconds", "0.1", "--mib", "4", "--runs", "2", "--samples", path];
+    let document = run_benchmark("warm-start", &arguments);
+    let best = document["best"].as_array().expect("a list of the best");
+    assert_eq!(best.len(), 3, "{document}");
+    let figures = document["figures"].as_array().expect("a list of figures");
+    let measured: BTreeSet<_> = figures.iter().map(|figure| figure["parallel"].as_u64()).collect();
+    assert!(measured.len() >= 2 && measured.contains(&Some(1)) && measured.contains(&Some(2)), "{document}");
+    assert_eq!(figures.len(), measured.len() * 9, "three figures of three who pause: {document}");
+    for best in best {
+        assert!(measured.contains(&best["parallel"].as_u64()) && best["runs_per_s"].as_f64() > Some(10.0), "{best}");
+    }
+    let lines = fs::read_to_string(samples.path()).expect("the samples were written");
+    assert_eq!(lines.lines().count(), figures.len() * 2);
+    let document =
+        run_benchmark("warm-start", &["--parallel", "3", "--steps", "1000", "--seconds", "0.1", "--runs", "1"]);
+    let is_given = |figure: &Value| figure["parallel"].as_u64() == Some(3);
+    assert!(document["figures"].as_array().is_some_and(|figures| figures.iter().all(is_given)), "{document}");
 }
 
 fn missing_peer() {

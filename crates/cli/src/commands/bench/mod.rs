@@ -9,8 +9,10 @@ mod fanout;
 mod fault;
 mod fork;
 mod forker;
+mod pool;
 mod rpc;
 mod tree;
+mod warm_start;
 
 use std::process::ExitCode;
 
@@ -32,6 +34,8 @@ Examples:
   farfork bench churn
   farfork bench fanout
   farfork bench tree
+  farfork bench pool
+  farfork bench warm-start
 
 Exit status: 0 measured, 1 failed, 2 wrong usage.")]
 pub(crate) struct Bench {
@@ -48,6 +52,8 @@ enum Benchmark {
     Churn(churn::Churn),
     Fanout(fanout::Fanout),
     Tree(tree::Tree),
+    Pool(pool::Pool),
+    WarmStart(warm_start::WarmStart),
     #[command(hide = true)]
     End(end::End),
     #[command(hide = true)]
@@ -64,6 +70,8 @@ impl Bench {
             Benchmark::Churn(benchmark) => benchmark.run(global),
             Benchmark::Fanout(benchmark) => benchmark.run(global),
             Benchmark::Tree(benchmark) => benchmark.run(global),
+            Benchmark::Pool(benchmark) => benchmark.run(global),
+            Benchmark::WarmStart(benchmark) => benchmark.run(global),
             Benchmark::End(end) => end.run(),
             Benchmark::Forker(forker) => forker.run(),
         }
