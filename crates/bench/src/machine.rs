@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use farfork_sys::memory_info::MemoryInfo;
 use serde::Serialize;
 
 /// What a reader needs to compare figures.
@@ -19,7 +20,7 @@ impl Machine {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         let processor = line_of("/proc/cpuinfo", "model name").unwrap_or_default();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { kernel, processor, processors, memory_mib: memory_mib("MemTotal") }
+        Self { kernel, processor, processors, memory_mib: memory().total_bytes >> 20 }
     }
 
     /// In words.
@@ -31,7 +32,7 @@ impl Machine {
 
 /// Memory that is free or can be freed, in MiB.
 pub(crate) fn available_mib() -> u64 {
-    memory_mib("MemAvailable")
+    memory().available_bytes >> 20
 }
 
 /// How many threads wanted a processor, on average over the last minute: what else the machine did.
@@ -40,9 +41,9 @@ pub(crate) fn load_average() -> f64 {
     text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(f64::NAN)
 }
 
-fn memory_mib(name: &str) -> u64 {
-    let line = line_of("/proc/meminfo", name).unwrap_or_default();
-    line.trim_end_matches("kB").trim().parse::<u64>().unwrap_or(0) / 1024
+/// Nothing where the kernel does not say.
+fn memory() -> MemoryInfo {
+    MemoryInfo::read().unwrap_or(MemoryInfo { total_bytes: 0, available_bytes: 0 })
 }
 
 fn line_of(path: &str, name: &str) -> Option<String> {

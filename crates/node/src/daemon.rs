@@ -29,7 +29,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::acquaintances::Acquaintances;
-use crate::children::{self, Children};
+use crate::children::{self, ChildBudget, Children};
 use crate::engine::{Engine, PagerError, PagerLink, random_number};
 use crate::failure::Failure;
 use crate::heartbeat;
@@ -235,6 +235,7 @@ fn assemble(
 ) -> Result<Running, DaemonError> {
     let Options { name, listen, fabric_port, join, pool_size, zygotes_max, metrics, images, bridges_vdso, .. } =
         options;
+    let child_budget = ChildBudget::new(options.child_memory_bytes_max);
     let metrics = metrics.map(listen_for_metrics).transpose()?;
     let seeds = Arc::new(SeedTable::default());
     // Before anybody can ask: a seed that is unknown is lost to its children.
@@ -258,8 +259,9 @@ fn assemble(
     let engine =
         Engine::new(name.clone(), (run_dir.clone(), zygotes_max), local, pool, pager.clone(), own_fabric, credentials);
     let children = take_over(&run_dir, pager, leftovers)?;
-    let seeds = Seeds::new(name, seeds, fabric_address, images, found);
-    let node = Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, children, engine, pager.clone()));
+    let seeds = Seeds::new(name, seeds, fabric_address, (images, options.seed_budget), found);
+    let node =
+        Arc::new(Node::new(Arc::new(Peers::new(me, security)), seeds, (children, child_budget), engine, pager.clone()));
     Ok(Running { run_dir, node, control, join, metrics, _fabric: (tcp_server, shm_server), _lock: lock })
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use tonic::Code;
 
 use crate::api::v1;
-use crate::children::Children;
+use crate::children::{ChildBudget, Children};
 use crate::engine::{Engine, PagerLink};
 use crate::failure::Failure;
 use crate::limits::STARTING_MAX;
@@ -26,6 +26,7 @@ pub(crate) struct Node {
     pub(crate) peers: Arc<Peers>,
     pub(crate) seeds: Seeds,
     pub(crate) children: Children,
+    pub(crate) child_budget: ChildBudget,
     pub(crate) engine: Engine,
     pub(crate) pager: Arc<PagerLink>,
     pub(crate) metrics: Metrics,
@@ -37,12 +38,13 @@ impl Node {
     pub(crate) fn new(
         peers: Arc<Peers>,
         seeds: Seeds,
-        children: Children,
+        (children, child_budget): (Children, ChildBudget),
         engine: Engine,
         pager: Arc<PagerLink>,
     ) -> Self {
         let starting = Arc::new(Semaphore::new(STARTING_MAX));
-        Self { name: peers.my_name(), peers, seeds, children, engine, pager, metrics: Metrics::new(), starting }
+        let (name, metrics) = (peers.my_name(), Metrics::new());
+        Self { name, peers, seeds, children, child_budget, engine, pager, metrics, starting }
     }
 
     /// Runs work that blocks, on a thread of its own.

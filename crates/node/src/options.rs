@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use farfork_trust::{Encryption, JoinToken};
 use farfork_wire::NodeName;
 
+pub use crate::seeds::SeedBudget;
+
 /// How a node is run.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -25,6 +27,10 @@ pub struct Options {
     pub zygotes_max: usize,
     /// Most bytes of memory in which it keeps pages of other nodes' seeds.
     pub cache_bytes_max: u64,
+    /// What its seeds' templates may come to hold.
+    pub seed_budget: SeedBudget,
+    /// What the memory limits of its children may come to together; all that the machine has where that is not said.
+    pub child_memory_bytes_max: Option<u64>,
     /// Where Prometheus reads its metrics; port 0 for any free one. Whoever can reach it may.
     pub metrics: Option<SocketAddr>,
     /// Where it keeps the images of sealed seeds; below its run directory where that is not said.

@@ -1,6 +1,7 @@
 //! The seeds of this node: what is listed of them, their names, their end. Their memory is `farfork_fork::seed`'s
 //! business, which the fabric's server asks.
 
+mod budget;
 mod label;
 mod lease;
 mod making;
@@ -25,6 +26,8 @@ use crate::clock;
 use crate::failure::Failure;
 use crate::limits::PREPARE_TIMEOUT;
 
+use budget::Holding;
+pub use budget::SeedBudget;
 pub(crate) use label::check_labels;
 use lease::Lease;
 pub(crate) use making::{Maker, make};
@@ -67,6 +70,8 @@ pub(crate) struct Seeds {
     fabric_address: SocketAddr,
     /// Where images are.
     images: PathBuf,
+    /// What templates may come to hold.
+    budget: SeedBudget,
     listed: Mutex<BTreeMap<SeedId, Listed>>,
     /// Images that were found and cannot be used.
     refused: Mutex<BTreeMap<SeedId, ImageError>>,
@@ -81,6 +86,8 @@ struct Listed {
     lease: Option<Lease>,
     /// Where it is to be sealed, or is.
     seal: Option<Seal>,
+    /// What a template of it may come to hold.
+    held: Holding,
 }
 
 impl Listed {
@@ -97,11 +104,11 @@ impl Seeds {
         node: NodeName,
         table: Arc<SeedTable>,
         fabric_address: SocketAddr,
-        images: PathBuf,
+        (images, budget): (PathBuf, SeedBudget),
         found: Found,
     ) -> Self {
         let Found { listed, refused } = found;
-        Self { node, table, fabric_address, images, listed: Mutex::new(listed), refused: Mutex::new(refused) }
+        Self { node, table, fabric_address, images, budget, listed: Mutex::new(listed), refused: Mutex::new(refused) }
     }
 
     /// Where the fabric serves them.
@@ -153,8 +160,10 @@ impl Seeds {
     /// # Errors
     /// There is none of that id.
     pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
-        let view = self.listed().get(id).map(Listed::told);
-        let (Some(view), Some(seed)) = (view, self.table.get(id)) else { return Err(self.unknown(id)) };
+        let listed = self.listed().get(id).map(|seed| (seed.told(), seed.holding().bytes));
+        let (Some((view, held_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
+            return Err(self.unknown(id));
+        };
         let descriptor = seed.descriptor();
         Ok(v1::SeedDetail {
             seed: Some(view),
@@ -164,6 +173,7 @@ impl Seeds {
             template_pid: seed.template_pid().map_or(0, i32::unsigned_abs),
             working_set_bytes: seed.working_set_pages() * PAGE_SIZE,
             own_bytes: seed.template_pid().and_then(|pid| Residence::of(pid).ok()).map(|held| held.private_bytes),
+            held_bytes_max,
         })
     }
 

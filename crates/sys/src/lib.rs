@@ -17,6 +17,7 @@ pub mod identity;
 pub mod mapping;
 pub mod memfd;
 pub mod memory;
+pub mod memory_info;
 pub mod mount;
 pub mod namespace;
 pub mod owner;

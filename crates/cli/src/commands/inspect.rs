@@ -11,7 +11,7 @@ use farfork_node::limits::QUERY_TIMEOUT;
 use serde::Serialize;
 
 use crate::Global;
-use crate::output::{self, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView, ZygotesView};
+use crate::output::{self, BudgetView, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView, ZygotesView};
 
 /// Show all that is known of a seed, a child or a node, one field a line.
 ///
@@ -59,6 +59,8 @@ struct SeedDetailView {
     working_set_bytes: u64,
     /// What its template alone holds; null where it has none.
     own_bytes: Option<u64>,
+    /// Most that it may come to hold alone; of a node of an earlier release 0.
+    held_bytes_max: u64,
 }
 
 /// A node with what it keeps.
@@ -70,6 +72,8 @@ struct NodeDetailView {
     cache: Option<CacheView>,
     /// Null of a node of an earlier release.
     zygotes: Option<ZygotesView>,
+    /// So it is.
+    memory: Option<BudgetView>,
 }
 
 impl Inspect {
@@ -85,6 +89,7 @@ impl Inspect {
                 node: detail.node.unwrap_or_default().into(),
                 cache: detail.cache.map(CacheView::from),
                 zygotes: detail.zygotes.map(ZygotesView::from),
+                memory: detail.memory.map(BudgetView::from),
             })?,
             None => anyhow::bail!("{}: the node's answer is empty", self.id),
         };
@@ -119,6 +124,7 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
         template_pid: detail.template_pid,
         working_set_bytes: detail.working_set_bytes,
         own_bytes: detail.own_bytes,
+        held_bytes_max: detail.held_bytes_max,
     }
 }
 

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_node::daemon;
 use farfork_node::limits::ZYGOTES_MAX_DEFAULT;
-use farfork_node::options::{Options, TrustOptions};
+use farfork_node::options::{Options, SeedBudget, TrustOptions};
 use farfork_node::run_dir::DEFAULT_RUN_DIR;
 use farfork_trust::{Encryption, JoinToken, read_private};
 use farfork_wire::NodeName;
@@ -74,6 +74,17 @@ pub(crate) struct Node {
     /// Most memory that it keeps pages in for children of the strategy `cache`, like 512MiB; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     cache: u64,
+    /// Most memory that the templates of this node's seeds may come to hold, like 8GiB: a prepare beyond that is refused
+    /// [default: no bound].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    seed_memory: Option<u64>,
+    /// The same for the seeds of processes of one user [default: no bound].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    seed_memory_per_user: Option<u64>,
+    /// Most memory that children with --memory may use together: a fork beyond that is refused [default: what the machine
+    /// has].
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    child_memory: Option<u64>,
     /// Serve metrics for Prometheus at http://IP:PORT/metrics, to whoever can reach it; a port alone is one of 127.0.0.1
     /// [default: none].
     #[arg(long, value_name = "[IP:]PORT", value_parser = parse_metrics)]
@@ -105,6 +116,8 @@ impl Node {
             pool_size: self.pool,
             zygotes_max: self.zygotes,
             cache_bytes_max: self.cache,
+            seed_budget: SeedBudget { bytes_max: self.seed_memory, user_bytes_max: self.seed_memory_per_user },
+            child_memory_bytes_max: self.child_memory,
             metrics: self.metrics,
             images: self.images,
             bridges_vdso: self.bridge_vdso,

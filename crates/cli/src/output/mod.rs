@@ -1,6 +1,7 @@
 //! What commands print: tables and sentences for people, JSON with stable keys for scripts.
 
 mod bar;
+mod budget;
 mod cache;
 mod memory;
 mod phases;
@@ -18,6 +19,7 @@ use serde::Serialize;
 use crate::Global;
 
 pub(crate) use bar::ByteBar;
+pub(crate) use budget::BudgetView;
 pub(crate) use cache::CacheView;
 pub(crate) use farfork_node::amount::bytes;
 pub(crate) use memory::{MemoryView, PagerView, memory_sum, memory_text, pager_sum, pager_text};

@@ -24,6 +24,7 @@ mod links_may_be_cut;
 mod lists_may_be_watched;
 mod many_children_of_one_seed;
 mod members_are_let_in;
+mod memory_is_admitted;
 mod memory_may_run_out;
 mod memory_operations;
 mod metrics_are_served;
@@ -85,6 +86,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("nodes_may_be_slow", nodes_may_be_slow::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),
     ("paging_bears_harm", paging_bears_harm::END),
+    ("memory_is_admitted", memory_is_admitted::TESTS),
     ("children_may_be_limited", children_may_be_limited::TESTS),
     ("children_may_be_untrusted", children_may_be_untrusted::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),

@@ -4,6 +4,7 @@
 //! finds it: `child.json` says what it is, `stdout` and `stderr` are what it wrote, `exit` is left by its container's
 //! stub when it ends.
 
+mod budget;
 mod child;
 mod counters;
 mod exit;
@@ -34,6 +35,7 @@ use crate::failure::Failure;
 use crate::limits::ENDED_CHILDREN_MAX;
 use crate::run_dir::RunDir;
 
+pub(crate) use budget::ChildBudget;
 pub(crate) use child::{Child, Status, Stream};
 pub(crate) use exit::Exit;
 pub(crate) use limit::memory_limit;
@@ -188,6 +190,13 @@ impl Children {
     /// How many have not ended.
     pub(crate) fn living(&self) -> usize {
         self.table().values().filter(|child| child.ended().is_none()).count()
+    }
+
+    /// What those that have not ended may use together, by their limits.
+    pub(crate) fn limits_bytes(&self) -> u64 {
+        let table = self.table();
+        let living = table.values().filter(|child| child.ended().is_none());
+        living.filter_map(|child| child.record().memory_bytes_max).sum()
     }
 
     /// What the pager has counted for all children that this node has had. Blocks: it is asked for each that runs.

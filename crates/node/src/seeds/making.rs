@@ -15,6 +15,7 @@ use farfork_wire::{PAGE_SIZE, SeedId, Token};
 use tokio::sync::oneshot;
 use tonic::Code;
 
+use super::budget::{Holding, holdings};
 use super::lease::Lease;
 use super::readiness::Readiness;
 use super::sealing::{self, Seal};
@@ -110,9 +111,12 @@ impl Maker {
     /// For a seed of a process that is about to be captured.
     ///
     /// # Errors
-    /// The name is taken.
+    /// The name is taken, or there is no room for what its template would hold.
     pub(crate) fn new(node: Arc<Node>, pid: u32, options: PrepareOptions, answer: Answer) -> Result<Self, Failure> {
         node.seeds.check_free(&options.name)?;
+        if !options.freeze {
+            node.seeds.check_room(pid)?;
+        }
         Ok(Self { node, pid, options, began: Instant::now(), answer: Some(answer), unfinished: None })
     }
 
@@ -129,9 +133,13 @@ impl Maker {
         if listed.values().any(|other| !view.name.is_empty() && other.view.name == view.name) {
             return Err(name_taken(&view.name));
         }
+        let held = Holding::new(self.pid, begun.populated_bytes);
+        if !self.options.freeze {
+            self.node.seeds.budget.admit(self.pid, held, &holdings(listed.iter()))?;
+        }
         let seal = self.options.sealed.then(|| Seal::Underway(Arc::default()));
         let lease = Lease::begin(self.options.ttl_ms, view.created_unix_ms);
-        let seed = Listed { view, readiness: readiness.clone(), lease, seal };
+        let seed = Listed { view, readiness: readiness.clone(), lease, seal, held };
         let told = seed.told();
         listed.insert(id.clone(), seed);
         drop(listed);
@@ -169,8 +177,10 @@ impl Seeds {
     fn serve(&self, id: &SeedId, seed: Seed) -> Option<Seed> {
         let mut listed = self.listed();
         let Some(known) = listed.get_mut(id) else { return Some(seed) };
+        let shared = seed.descriptor().shared_objects.iter().map(|object| object.bytes).sum::<u64>();
         let own = seed.descriptor().extents.iter().flat_map(|extent| &extent.populated).map(|run| run.count);
         let inherited = seed.descriptor().extents.iter().flat_map(|extent| &extent.inherited).map(|run| run.count);
+        known.held.bytes = own.clone().sum::<u64>() * PAGE_SIZE + shared;
         known.view.memory_bytes = own.chain(inherited).sum::<u64>() * PAGE_SIZE;
         known.view.inherits = seed.descriptor().layers.iter().map(|layer| layer.seed.to_string()).collect();
         known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);

@@ -21,6 +21,7 @@ use farfork_fork::seed::{Seed, SeedTable};
 use farfork_wire::{NodeName, SeedId};
 use serde::{Deserialize, Serialize};
 
+use super::budget::Holding;
 use super::lease::Lease;
 use super::readiness::Readiness;
 use super::{Listed, Seeds};
@@ -142,7 +143,7 @@ fn open(path: &Path, id: &SeedId) -> Result<(Image, Listed), ImageError> {
     // One of an older daemon has a time, and nothing to renew it by.
     let ttl_ms = if about.expires_unix_ms > 0 { about.ttl_ms.max(1) } else { 0 };
     let lease = Lease::found(ttl_ms, about.expires_unix_ms);
-    Ok((image, Listed { view: about.into_view(id), readiness, lease, seal }))
+    Ok((image, Listed { view: about.into_view(id), readiness, lease, seal, held: Holding::default() }))
 }
 
 /// Writes the image of a seed that is complete, in a thread of its own.

@@ -31,19 +31,30 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
 
 async fn inspect_node(node: &Arc<Node>, view: View) -> Result<v1::NodeDetail, Failure> {
     let (name, object) = (view.member.name.clone(), format!("node {}", view.member.name));
-    let (cache, zygotes) = match place(node, &name, &object)? {
+    let (cache, zygotes, memory) = match place(node, &name, &object)? {
         Place::Here => {
             let pager = node.pager.clone();
             let cache = node.blocking(move || Ok(pager.cache().map(v1::CacheUse::from))).await?;
-            (cache, Some(node.engine.zygotes()))
+            (cache, Some(node.engine.zygotes()), Some(memory_budget(node)))
         }
         Place::There(mut there) => {
             let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: name.to_string() });
             match there.inspect(request).await.map_err(passed_on(&object))?.into_inner().object {
-                Some(Object::Node(detail)) => (detail.cache, detail.zygotes),
+                Some(Object::Node(detail)) => (detail.cache, detail.zygotes, detail.memory),
                 _ => return Err(Failure::new(Code::Internal, object, "its answer is of something else")),
             }
         }
     };
-    Ok(v1::NodeDetail { node: Some(view.into()), cache, zygotes })
+    Ok(v1::NodeDetail { node: Some(view.into()), cache, zygotes, memory })
+}
+
+/// What this node has promised of its memory.
+fn memory_budget(node: &Node) -> v1::MemoryBudget {
+    let (seeds_bytes, seeds_bytes_max) = node.seeds.held_bytes();
+    v1::MemoryBudget {
+        seeds_bytes,
+        seeds_bytes_max: seeds_bytes_max.unwrap_or(0),
+        children_bytes: node.children.limits_bytes(),
+        children_bytes_max: node.child_budget.bytes_max().unwrap_or(0),
+    }
 }

@@ -84,7 +84,11 @@ async fn start_one(batch: &Arc<Batch>, index: u32, payload: Option<Vec<u8>>) -> 
         let _entered = phase.enter();
         let Batch { node, source, options, shared_payload, .. } = &*here;
         let payload = payload.as_deref().or(shared_payload.as_deref());
+        let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
+        let room =
+            node.child_budget.admit(&object, options.limits.memory_bytes_max, || node.children.limits_bytes())?;
         let newborn = node.engine.start(source, options, index, payload, requested)?;
+        drop(room);
         let child = phase!("resume.watch", node.children.add(newborn));
         Ok((child, tracing::debug_span!(target: phases::TARGET, "resume.return")))
     });

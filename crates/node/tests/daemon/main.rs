@@ -12,7 +12,7 @@ use std::path::Path;
 
 use farfork_fork::pager::{self, PagerConfig};
 use farfork_node::daemon;
-use farfork_node::options::{Options, TrustOptions};
+use farfork_node::options::{Options, SeedBudget, TrustOptions};
 use farfork_trust::{Credentials, Directory, Encryption, JoinToken};
 use farfork_wire::NodeName;
 use libtest_mimic::{Arguments, Trial};
@@ -65,6 +65,8 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         bridges_vdso: false,
         zygotes_max: 0,
         cache_bytes_max: 1 << 20,
+        seed_budget: SeedBudget::default(),
+        child_memory_bytes_max: None,
         metrics: None,
         images: None,
         trust,

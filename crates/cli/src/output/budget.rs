@@ -1,0 +1,26 @@
+//! What a node has promised of its memory, as scripts see it.
+
+use farfork_node::api::v1::MemoryBudget;
+use serde::Serialize;
+
+/// The API says what each is.
+#[derive(Debug, Serialize)]
+pub(crate) struct BudgetView {
+    pub(crate) seeds_bytes: u64,
+    /// Null for no bound.
+    pub(crate) seeds_bytes_max: Option<u64>,
+    pub(crate) children_bytes: u64,
+    pub(crate) children_bytes_max: Option<u64>,
+}
+
+impl From<MemoryBudget> for BudgetView {
+    fn from(budget: MemoryBudget) -> Self {
+        let bound = |bytes: u64| (bytes > 0).then_some(bytes);
+        Self {
+            seeds_bytes: budget.seeds_bytes,
+            seeds_bytes_max: bound(budget.seeds_bytes_max),
+            children_bytes: budget.children_bytes,
+            children_bytes_max: bound(budget.children_bytes_max),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! How much memory the machine has, and how much of it is left (proc_meminfo(5)).
+
+use std::fs;
+use std::io;
+
+/// The machine's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// All that the kernel has.
+    pub total_bytes: u64,
+    /// What is free or can be freed.
+    pub available_bytes: u64,
+}
+
+impl MemoryInfo {
+    /// As it is now.
+    ///
+    /// # Errors
+    /// As reading /proc.
+    pub fn read() -> io::Result<Self> {
+        Self::parse(&fs::read_to_string("/proc/meminfo")?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let bytes = |name: &str| {
+            let value = text.lines().find_map(|line| line.strip_prefix(name))?.trim();
+            Some(value.strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+        };
+        Some(Self { total_bytes: bytes("MemTotal:")?, available_bytes: bytes("MemAvailable:")? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::MemoryInfo;
+
+    #[test]
+    fn lines_are_found_by_name() {
+        let text = "MemTotal:       25166 kB\nMemFree:  7 kB\nMemAvailable:   100 kB\n";
+        let parsed = MemoryInfo { total_bytes: 25_166 << 10, available_bytes: 100 << 10 };
+        assert_eq!(MemoryInfo::parse(text), Some(parsed));
+        assert_eq!(MemoryInfo::parse("MemTotal: 1 kB\n"), None);
+        let now = MemoryInfo::read().unwrap();
+        assert!(now.total_bytes >= now.available_bytes && now.available_bytes > 0, "{now:?}");
+    }
+}
