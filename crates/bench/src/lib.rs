@@ -46,7 +46,7 @@ pub use coordinator::fork::{Progress, run};
 pub use coordinator::forkers::{ForkersOutcome, ForkersPlan, be_forker, stress_fork};
 pub use coordinator::pool::{PoolPlan, run_pool};
 pub use coordinator::rpc::{RpcCase, RpcPlan, RpcProgress, RunOutcome, run_rpc};
-pub use coordinator::soak::{Kind, SoakOutcome, SoakPlan, Tally, soak_paging};
+pub use coordinator::soak::{Kind, Rate, SoakOutcome, SoakPlan, Tally, soak_paging};
 pub use coordinator::stage::Protection;
 pub use coordinator::stress::{StressOutcome, stress_rpc};
 pub use coordinator::tree::{TreePlan, run_tree};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
+use farfork_cluster::local::LocalNode;
 use farfork_node::api::v1::fork_outcome::Result as Outcome;
 use farfork_node::api::v1::wait_event::Event;
 use farfork_node::api::v1::{self, exit::How};
@@ -14,7 +15,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tonic::Code;
 
-use super::cluster::{Cluster, told};
+use super::cluster::told;
 use crate::baseline::crowd::Answered;
 use crate::error::BenchError;
 use crate::workload::sparse;
@@ -42,14 +43,19 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    /// Of a seed of so many MiB, on all nodes.
-    pub(crate) async fn of(cluster: &Cluster, seed: &str, mib: u64) -> Result<Self, BenchError> {
+    /// Of a seed of so many MiB, on all of these nodes, of which the first is asked.
+    pub(crate) async fn of(all: &[LocalNode], seed: &str, mib: u64) -> Result<Self, BenchError> {
         let mut nodes = BTreeMap::new();
-        for node in cluster.nodes() {
+        for node in all {
             nodes.insert(node.name.clone(), client::connect(&node.socket).await?);
         }
-        let asked = client::connect(&cluster.nodes()[0].socket).await?;
+        let asked = client::connect(&all[0].socket).await?;
         Ok(Self { seed: seed.to_owned(), mib, nodes, asked, forgets: false })
+    }
+
+    /// The same, whose children are forgotten by their nodes.
+    pub(crate) fn forgetting(self) -> Self {
+        Self { forgets: true, ..self }
     }
 
     /// Of such a seed, on one node, which is asked, and forgets the children.

@@ -85,6 +85,8 @@ pub(crate) enum Figure {
     OwnKib,
     /// Its page tables.
     PageTablesKib,
+    /// Both.
+    MemoryKib,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -141,7 +143,7 @@ impl<'a> Course<'a> {
         let (program, floor) = (SPARSE.install(cluster.scratch())?, CROWD.install(cluster.scratch())?);
         let parent = Parent::start(&SPARSE, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
-        let crowd = Crowd::of(cluster, &seed, plan.mib).await?;
+        let crowd = Crowd::of(cluster.nodes(), &seed, plan.mib).await?;
         let in_namespaces = LocalCrowd::start(&floor, plan.mib, CONTAINERS)?;
         let plain = LocalCrowd::start(&floor, plan.mib, 0)?;
         let mut course = Self { plan, crowd, in_namespaces, plain, _parent: parent, seed, samples, next: 1 };
@@ -193,9 +195,11 @@ impl<'a> Course<'a> {
 
     fn add_memory(&mut self, by: By, pid: i32) -> Result<(), BenchError> {
         let gone = |cause| BenchError::Program { program: SPARSE.name, cause };
-        let own = Residence::of(pid).map_err(gone)?.private_bytes;
-        self.add(by, Figure::OwnKib, own as f64 / 1024.0)?;
-        self.add(by, Figure::PageTablesKib, page_tables_kib(pid).map_err(gone)?)
+        let own = Residence::of(pid).map_err(gone)?.private_bytes as f64 / 1024.0;
+        let tables = page_tables_kib(pid).map_err(gone)?;
+        self.add(by, Figure::OwnKib, own)?;
+        self.add(by, Figure::PageTablesKib, tables)?;
+        self.add(by, Figure::MemoryKib, own + tables)
     }
 
     fn add(&mut self, by: By, figure: Figure, value: f64) -> Result<(), BenchError> {

@@ -10,13 +10,14 @@ use crate::machine::{Machine, load_average};
 use crate::samples::{Samples, Spread, merge};
 
 /// Figures of a fan-out, the most telling first.
-const FIGURES: [Figure; 6] = [
+const FIGURES: [Figure; 7] = [
     Figure::ChildrenPerS,
     Figure::FirstResultMs,
     Figure::ResultMs,
     Figure::AnsweredMs,
     Figure::OwnKib,
     Figure::PageTablesKib,
+    Figure::MemoryKib,
 ];
 
 /// All figures of a run.
@@ -113,6 +114,7 @@ impl Figure {
             Self::AnsweredMs => "the same, received",
             Self::OwnKib => "own memory, KiB",
             Self::PageTablesKib => "page tables, KiB",
+            Self::MemoryKib => "both, KiB",
         }
     }
 }

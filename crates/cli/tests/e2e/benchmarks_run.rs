@@ -187,20 +187,20 @@ fn fanout() {
     let path = samples.path().to_str().expect("temporary names are text");
     let document = run_benchmark("fanout", &["--children", "12", "--mib", "4", "--runs", "2", "--samples", path]);
     let figures = document["figures"].as_array().expect("a list of figures");
-    assert_eq!(figures.len(), 3 * 6, "three who fork, six figures: {document}");
+    assert_eq!(figures.len(), 3 * 7, "three who fork, seven figures: {document}");
     let of = |by: &str, name: &str| {
         let is = |figure: &&Value| figure["by"] == by && figure["figure"] == name;
         figures.iter().find(is).unwrap_or_else(|| panic!("no {by} {name} in {document}"))
     };
     for by in ["farfork", "local_fork_into_namespaces", "local_fork"] {
         assert_eq!(of(by, "result_ms")["samples"], 24, "{document}");
-        for name in ["children_per_s", "first_result_ms", "answered_ms", "own_kib", "page_tables_kib"] {
+        for name in ["children_per_s", "first_result_ms", "answered_ms", "own_kib", "page_tables_kib", "memory_kib"] {
             assert!(of(by, name)["p50"].as_f64() > Some(0.0), "{by} {name}: {document}");
         }
     }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
-    // Of each who forks: each child's two times; a rate and a first result of each round; memory of five, in two parts.
-    assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 2 * 5));
+    // Of each who forks: each child's two times; a rate and a first result of each round; memory of five, in two parts and both.
+    assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 3 * 5));
 }
 
 /// Clients fork for a while, and nothing is left; a floor that nobody reaches fails the run.

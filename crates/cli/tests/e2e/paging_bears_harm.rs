@@ -14,13 +14,15 @@ use crate::test::Test;
 pub(crate) const BEGINNING: &[Test] = &[Test::alone("for_long", begins)];
 
 /// Stands behind them.
-pub(crate) const END: &[Test] = &[Test::alone("and_loses_nothing", ends)];
+pub(crate) const END: &[Test] =
+    &[Test::alone("and_loses_nothing", ends).within(|| RUN_LIMIT + Duration::from_secs(10))];
 
 /// The same choices in each run, so that what fails can be looked at again.
-const ARGUMENTS: [&str; 7] = ["stress", "paging", "--seconds", "45", "--seed", "1", "--json"];
+const ARGUMENTS: [&str; 7] = ["stress", "paging", "--seconds", "60", "--seed", "1", "--json"];
 
-/// Rounds begin for 45 s, the last one may have to wait for a minute, and for another at most nodes let go of things.
-const RUN_LIMIT: Duration = Duration::from_secs(175);
+/// Rounds begin for a minute, the last one may have to wait for another, and for two at most nodes let go of things and are
+/// timed.
+const RUN_LIMIT: Duration = Duration::from_secs(240);
 
 /// The soak, from its beginning to its end.
 static SOAK: Mutex<Option<Child>> = Mutex::new(None);
@@ -47,6 +49,8 @@ fn ends() {
     for done in ["rounds", "sound", "pages_verified", "seeds"] {
         assert!(outcome[done].as_u64() > Some(0), "{said}");
     }
+    assert!(outcome["rate_after"]["of_floor"].as_f64() > Some(0.0), "{said}");
     let deeds = outcome["deeds"].as_object().expect("deeds by kind");
+    assert!(deeds["fan_out"].as_u64() > Some(0), "{said}");
     assert!(deeds.len() > 1 && outcome["counts"].as_array().is_some_and(|counts| !counts.is_empty()), "{said}");
 }

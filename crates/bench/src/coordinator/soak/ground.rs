@@ -18,6 +18,12 @@ use crate::error::BenchError;
 /// What a node keeps of others' pages: little enough to be full at times.
 const CACHE: &str = "16MiB";
 
+/// Zygotes that a node keeps: fewer than there are seeds at times.
+const ZYGOTES: &str = "4";
+
+/// For zygotes to go whose seeds are no more.
+const ZYGOTES_LIMIT: Duration = Duration::from_secs(40);
+
 /// For nodes to hear of each other again: some heartbeats.
 const ACQUAINTED_LIMIT: Duration = Duration::from_secs(30);
 
@@ -55,7 +61,8 @@ impl Ground {
         let run_dir = scratch.path().join("cluster");
         let mut config = LocalClusterConfig::new(&format!("soak-{pid}"), run_dir, NODES, farfork);
         let encryption = if encrypted { "on" } else { "off" };
-        config.node_arguments = ["--encryption", encryption, "--cache", CACHE].map(str::to_owned).to_vec();
+        config.node_arguments =
+            ["--encryption", encryption, "--cache", CACHE, "--zygotes", ZYGOTES].map(str::to_owned).to_vec();
         let ground = Self { local: Some(LocalCluster::up(&config, &mut |_| ())?), scratch };
         ground.acquaint().await?;
         Ok(ground)
@@ -83,6 +90,30 @@ impl Ground {
                 if Instant::now() >= give_up {
                     let (seconds, run_dir) = (ACQUAINTED_LIMIT.as_secs(), node.run_dir.clone());
                     return Err(BenchError::Strangers { seconds, run_dir });
+                }
+                tokio::time::sleep(ASK_INTERVAL).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until no node keeps a zygote: they are no leak, and are not to hide any.
+    pub(super) async fn wait_for_no_zygotes(&self) -> Result<(), BenchError> {
+        let give_up = Instant::now() + ZYGOTES_LIMIT;
+        for node in 0..NODES {
+            let name = &self.nodes()[node].name;
+            let mut client = self.client(node).await?;
+            loop {
+                let request = v1::InspectRequest { id: name.clone() };
+                let answer = client.inspect(client::within(REQUEST_LIMIT, request)).await.map_err(told(name))?;
+                let kept = match answer.into_inner().object {
+                    Some(v1::inspect_response::Object::Node(detail)) => {
+                        detail.zygotes.map_or(0, |zygotes| zygotes.kept)
+                    }
+                    _ => 0,
+                };
+                if kept == 0 || Instant::now() >= give_up {
+                    break;
                 }
                 tokio::time::sleep(ASK_INTERVAL).await;
             }

@@ -1,12 +1,15 @@
 //! The course of `farfork stress paging`: rounds of families on nodes that are harmed, until the time is over, between two
-//! counts of what the nodes have of the machine.
+//! counts of what the nodes have of the machine, and two measurements of how fast they fork.
 //!
 //! ```text
 //! script ──▶ round ──▶ verdict ──▶ tally        script, verdict: pure
-//!              │  ground: the nodes, and harm    `census`: before the first round and after the last
+//!              │  ground: the nodes, and harm    `census`, `rate`: before the first round and after the last
+//!              │  fan: many children at once
 //! ```
 
+mod fan;
 mod ground;
+mod rate;
 mod round;
 mod script;
 mod tally;
@@ -19,10 +22,12 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use serde::Serialize;
 
+pub use self::rate::Rate;
 pub use self::script::Kind;
 pub use self::tally::Tally;
 
 use self::ground::Ground;
+use self::rate::Programs;
 use self::round::Round;
 use self::script::Script;
 use crate::coordinator::census::{Census, Count};
@@ -50,6 +55,10 @@ pub struct SoakOutcome {
     pub elapsed_s: f64,
     /// What the nodes had, and have.
     pub counts: Vec<Count>,
+    /// How fast children came before the first round.
+    pub rate_before: Rate,
+    /// After the last one.
+    pub rate_after: Rate,
 }
 
 impl SoakOutcome {
@@ -70,10 +79,12 @@ pub async fn soak_paging(
     show: &mut dyn FnMut(&Tally, Duration) -> ControlFlow<()>,
 ) -> Result<SoakOutcome, BenchError> {
     let mut ground = Ground::start(farfork, plan.encrypted).await?;
-    let program = WANDER.install(ground.scratch())?;
+    let (program, rates) = (WANDER.install(ground.scratch())?, Programs::install(ground.scratch())?);
     let (mut tally, mut rng) = (Tally::default(), Rng::with_seed(plan.seed));
     let calm = Script::calm(&mut rng);
     Round::new(&mut ground, &mut tally, &program).run(&calm).await?;
+    let rate_before = rates.measure_first(&ground).await?;
+    ground.wait_for_no_zygotes().await?;
     let before = Census::steady(ground.nodes()).await;
     let began = Instant::now();
     while began.elapsed().as_secs_f64() < plan.seconds && tally.faults.is_empty() {
@@ -85,8 +96,13 @@ pub async fn soak_paging(
         }
     }
     let elapsed_s = began.elapsed().as_secs_f64();
+    let rate_after = rates.measure_last(&ground, &rate_before).await?;
+    if !rate_after.is_kept(&rate_before) {
+        tally.fault(format!("{rate_after:?} at the end, {rate_before:?} at the start"));
+    }
+    ground.wait_for_no_zygotes().await?;
     let counts = before.let_go(ground.nodes()).await;
     counts.iter().filter_map(Count::leak).for_each(|leak| tally.fault(leak));
     tally.faults.extend(ground.end()?);
-    Ok(SoakOutcome { tally, elapsed_s, counts })
+    Ok(SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after })
 }

@@ -44,17 +44,21 @@ struct Living {
     owner: usize,
     /// Whether pages of its seed may be gone.
     is_taken: bool,
+    /// Whether its seed goes by itself when nobody needs it.
+    has_lease: bool,
     children: Vec<Grown>,
 }
 
 /// A child under way.
 #[derive(Clone)]
-struct Grown {
-    id: String,
-    node: usize,
-    pid: u32,
-    is_killed: bool,
-    stays: bool,
+pub(super) struct Grown {
+    pub(super) id: String,
+    pub(super) node: usize,
+    pub(super) pid: u32,
+    pub(super) is_killed: bool,
+    pub(super) stays: bool,
+    /// It may meet its limit of memory.
+    pub(super) is_limited: bool,
 }
 
 impl<'a> Round<'a> {
@@ -69,7 +73,11 @@ impl<'a> Round<'a> {
     pub(super) async fn run(mut self, script: &Script) -> Result<(), BenchError> {
         for family in &script.families {
             let outcome = self.found(family).await;
-            let living = self.allowed(outcome, "a family of a parent")?;
+            let mut living = self.allowed(outcome, "a family of a parent")?;
+            if let Some(living) = &mut living {
+                let outcome = self.fork(living, &family.children).await;
+                self.of_lease(living.has_lease, outcome, "a child of a parent")?;
+            }
             self.families.push(living);
         }
         for (pause_ms, deed) in &script.deeds {
@@ -85,14 +93,19 @@ impl<'a> Round<'a> {
         Ok(())
     }
 
-    /// A parent, its seed, and its children.
+    /// A parent and its seed.
     async fn found(&mut self, family: &Family) -> Result<Living, Failure> {
         let failed = |error: BenchError| Failure::new(tonic::Code::Internal, "the parent", error);
         let parent = Parent::start(&WANDER, self.program, family.mib, PAYLOAD_PATH.as_ref()).map_err(failed)?;
-        let request = v1::PrepareRequest { pid: parent.pid(), sealed: family.sealed, ..Default::default() };
+        let request = v1::PrepareRequest {
+            pid: parent.pid(),
+            sealed: family.sealed,
+            ttl_ms: family.ttl_ms,
+            ..Default::default()
+        };
         let seed = self.prepare(family.owner, request).await?;
-        let children = self.fork(family.owner, &seed, &family.children).await?;
-        Ok(Living { parent: Some(parent), from: None, seed, owner: family.owner, is_taken: false, children })
+        let (owner, has_lease) = (family.owner, family.ttl_ms > 0);
+        Ok(Living { parent: Some(parent), from: None, seed, owner, is_taken: false, has_lease, children: Vec::new() })
     }
 
     async fn prepare(&mut self, node: usize, request: v1::PrepareRequest) -> Result<String, Failure> {
@@ -103,20 +116,20 @@ impl<'a> Round<'a> {
         Ok(answer.into_inner().id)
     }
 
-    /// Children of a seed, each on its node.
-    async fn fork(&mut self, owner: usize, seed: &str, youths: &[Youth]) -> Result<Vec<Grown>, Failure> {
-        let mut children = Vec::new();
+    /// Children of a family, each on its node; those that come before one that fails are there.
+    async fn fork(&mut self, living: &mut Living, youths: &[Youth]) -> Result<(), Failure> {
         for youth in youths {
+            let seed = &living.seed;
             let options = v1::ChildOptions { strategy: youth.strategy.to_owned(), ..Default::default() };
             let request = v1::ForkRequest {
-                seed: seed.to_owned(),
+                seed: seed.clone(),
                 nodes: vec![self.ground.nodes()[youth.node].name.clone()],
                 count: 1,
                 payloads: vec![wander::payload(youth.seed, youth.ms, youth.stays).into_bytes()],
                 options: Some(options),
                 ..Default::default()
             };
-            let mut client = self.ground.client(owner).await?;
+            let mut client = self.ground.client(living.owner).await?;
             let mut outcomes =
                 client.fork(client::within(REQUEST_LIMIT, request)).await.map_err(told(seed))?.into_inner();
             let outcome = outcomes.message().await.map_err(told(seed))?;
@@ -126,10 +139,10 @@ impl<'a> Round<'a> {
                 None => return Err(Failure::new(tonic::Code::Internal, seed, "the node told of no child")),
             };
             self.tally.children += 1;
-            let (node, stays) = (youth.node, youth.stays);
-            children.push(Grown { id: child.id, node, pid: child.pid, is_killed: false, stays });
+            let (node, stays, is_killed, is_limited) = (youth.node, youth.stays, false, false);
+            living.children.push(Grown { id: child.id, node, pid: child.pid, is_killed, stays, is_limited });
         }
-        Ok(children)
+        Ok(())
     }
 
     async fn carry_out(&mut self, deed: &Deed) -> Result<(), BenchError> {
@@ -159,6 +172,7 @@ impl<'a> Round<'a> {
                 self.is_harmed = true;
                 self.ground.stall(*node, *server, Duration::from_millis(*ms)).await?;
             }
+            Deed::FanOut(fan) => self.fan_out(fan).await?,
         }
         Ok(())
     }
@@ -184,7 +198,7 @@ impl<'a> Round<'a> {
     }
 
     /// It may have ended by itself, and been forgotten by no one but us.
-    async fn send(&mut self, child: &Grown, signal: i32) -> Result<(), BenchError> {
+    pub(super) async fn send(&mut self, child: &Grown, signal: i32) -> Result<(), BenchError> {
         let request = v1::KillRequest { child: child.id.clone(), signal: signal.cast_unsigned() };
         let outcome = match self.ground.client(child.node).await {
             Ok(mut client) => client.kill(client::within(REQUEST_LIMIT, request)).await.map_err(told(&child.id)),
@@ -223,7 +237,7 @@ impl<'a> Round<'a> {
             Ok(())
         };
         let outcome = settled.await;
-        self.of_child_that_may_have_ended(outcome, "a settle").map(|_| ())
+        self.unless_ended(outcome, "a settle").map(|_| ())
     }
 
     async fn fork_on(&mut self, from: Whose, youths: &[Youth]) -> Result<(), BenchError> {
@@ -231,21 +245,24 @@ impl<'a> Round<'a> {
             self.families.push(None);
             return Ok(());
         };
-        let founded = async {
-            let request = v1::PrepareRequest { pid: child.pid, ..Default::default() };
-            let seed = self.prepare(child.node, request).await?;
-            let mut living =
-                Living { parent: None, from: Some(from), seed, owner: child.node, is_taken: false, children: vec![] };
-            let outcome = self.fork(child.node, &living.seed, youths).await;
-            outcome.map(|children| {
-                living.children = children;
-                // Their memory is a copy of its, in which it says whether it stays.
-                living.children.iter_mut().for_each(|grown| grown.stays = child.stays);
-                living
-            })
-        };
-        let outcome = founded.await;
-        let living = self.of_child_that_may_have_ended(outcome, "a fork of a child")?;
+        let request = v1::PrepareRequest { pid: child.pid, ..Default::default() };
+        let prepared = self.prepare(child.node, request).await;
+        let seed = self.unless_ended(prepared, "a seed of a child")?;
+        let mut living = seed.map(|seed| Living {
+            parent: None,
+            from: Some(from),
+            seed,
+            owner: child.node,
+            is_taken: false,
+            has_lease: false,
+            children: Vec::new(),
+        });
+        if let Some(living) = &mut living {
+            let outcome = self.fork(living, youths).await;
+            // Their memory is a copy of its, in which it says whether it stays.
+            living.children.iter_mut().for_each(|grown| grown.stays = child.stays);
+            self.unless_ended(outcome, "a fork of a child")?;
+        }
         self.families.push(living);
         Ok(())
     }
@@ -256,7 +273,7 @@ impl<'a> Round<'a> {
         let lost = living.is_taken || self.is_cut_off(living.from);
         for child in &living.children {
             let end = self.wait(child, give_up).await?;
-            let allowed = Allowed { killed: child.is_killed, lost };
+            let allowed = Allowed { killed: child.is_killed, lost, limited: child.is_limited };
             let verdict = judge(&end, allowed);
             if let Verdict::Fault(text) = &verdict {
                 self.tally.fault(format!("child {} of {}: {text}", child.id, living.seed));
@@ -266,7 +283,7 @@ impl<'a> Round<'a> {
             self.required(outcome, "a removal")?;
         }
         let outcome = self.drop_seed(living.owner, &living.seed).await;
-        if lost {
+        if lost || living.has_lease {
             return Ok(());
         }
         self.required(outcome, "a drop at the end").map(|_| ())
@@ -310,9 +327,10 @@ impl<'a> Round<'a> {
             Some(v1::inspect_response::Object::Child(detail)) => detail.child.unwrap_or_default(),
             _ => v1::Child::default(),
         };
-        let how = detail.exit.and_then(|exit| exit.how);
+        let exit = detail.exit.unwrap_or_default();
+        let (how, limit) = (exit.how, exit.limit);
         let output = if child.stays || how.is_some() { self.output(child).await? } else { String::new() };
-        Ok((End { how, said: String::new(), memory_lost: detail.memory_lost }, output))
+        Ok((End { how, said: String::new(), memory_lost: detail.memory_lost, limit }, output))
     }
 
     async fn output(&self, child: &Grown) -> Result<String, BenchError> {
@@ -335,7 +353,11 @@ impl<'a> Round<'a> {
     }
 
     /// What a request came to: refused for what was done to its node before, or wrongly.
-    fn allowed<T>(&mut self, outcome: Result<T, Failure>, what: &'static str) -> Result<Option<T>, BenchError> {
+    pub(super) fn allowed<T>(
+        &mut self,
+        outcome: Result<T, Failure>,
+        what: &'static str,
+    ) -> Result<Option<T>, BenchError> {
         match outcome {
             Err(failure) if self.is_harmed => {
                 self.tally.refused(format!("{what}: {failure}"));
@@ -345,8 +367,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Likewise, of a child that may have ended before it was asked for.
-    fn of_child_that_may_have_ended<T>(
+    /// Likewise, of a child or seed that may have ended before it was asked for, or of a child that may end at once.
+    pub(super) fn unless_ended<T>(
         &mut self,
         outcome: Result<T, Failure>,
         what: &'static str,
@@ -357,11 +379,34 @@ impl<'a> Round<'a> {
         outcome
     }
 
+    /// What a request of a seed came to that may go by itself, or may not.
+    pub(super) fn of_lease<T>(
+        &mut self,
+        has_lease: bool,
+        outcome: Result<T, Failure>,
+        what: &'static str,
+    ) -> Result<Option<T>, BenchError> {
+        if has_lease { self.unless_ended(outcome, what) } else { self.allowed(outcome, what) }
+    }
+
     fn required<T>(&mut self, outcome: Result<T, Failure>, what: &'static str) -> Result<Option<T>, BenchError> {
         outcome.map(Some).or_else(|failure| {
             self.tally.fault(format!("{what}: {failure}"));
             Ok(None)
         })
+    }
+
+    /// A family's seed, its owner, and whether it goes by itself.
+    pub(super) fn seed_of(&self, family: usize) -> Option<(String, usize, bool)> {
+        let living = self.families.get(family)?.as_ref()?;
+        Some((living.seed.clone(), living.owner, living.has_lease))
+    }
+
+    /// More children of a family, behind those that deeds name.
+    pub(super) fn take_in(&mut self, family: usize, children: Vec<Grown>) {
+        if let Some(living) = self.living(family) {
+            living.children.extend(children);
+        }
     }
 
     fn living(&mut self, family: usize) -> Option<&mut Living> {

@@ -25,6 +25,13 @@ const PAUSE_MS: std::ops::Range<u64> = 0..400;
 /// shorter than the fabric takes to give a page up.
 const AWAY_MS: std::ops::Range<u64> = 100..2000;
 
+/// Leases, in ms: shorter than most rounds.
+const TTL_MS: std::ops::Range<u64> = 1000..4000;
+
+/// Children of a fan-out: three nodes have eight containers ready each; and how long one wanders, in ms.
+const FAN_COUNT: std::ops::Range<u64> = 4..40;
+const FAN_MS: std::ops::Range<u64> = 10..600;
+
 /// How memory may come.
 const STRATEGIES: [&str; 8] =
     ["cow", "prefetch", "eager", "cow,cache", "prefetch,cache", "cow,first", "prefetch,first", "eager,cache"];
@@ -46,6 +53,8 @@ pub(super) struct Family {
     pub(super) owner: usize,
     /// Whether the seed's memory is copied to an image.
     pub(super) sealed: bool,
+    /// Its lease, in ms; 0 for none. It is not to run out while anybody needs the seed.
+    pub(super) ttl_ms: u64,
     pub(super) children: Vec<Youth>,
 }
 
@@ -59,6 +68,20 @@ pub(super) struct Youth {
     pub(super) ms: u64,
     /// Whether it is there until it is told to end: something was forked from it.
     pub(super) stays: bool,
+}
+
+/// Many children of a family at once, over all nodes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fan {
+    pub(super) family: usize,
+    pub(super) count: u64,
+    /// Their ways depend on it, and on their number.
+    pub(super) seed: u64,
+    pub(super) ms: u64,
+    /// Those that are killed at once.
+    pub(super) kills: usize,
+    /// What each may use, where that is limited.
+    pub(super) memory_mib: Option<u64>,
 }
 
 /// One of a node's own processes.
@@ -108,6 +131,8 @@ pub(super) enum Deed {
         server: Server,
         ms: u64,
     },
+    /// More children of a family than containers are ready, at once.
+    FanOut(Fan),
 }
 
 /// The kinds of deeds, as they are counted.
@@ -132,6 +157,8 @@ pub enum Kind {
     CutLink,
     /// A daemon or pager stood still for a while.
     Stall,
+    /// Many children were forked at once.
+    FanOut,
 }
 
 impl Kind {
@@ -147,6 +174,7 @@ impl Kind {
             Self::KillDaemon => "daemons killed",
             Self::CutLink => "links cut",
             Self::Stall => "daemons and pagers halted",
+            Self::FanOut => "fan-outs",
         }
     }
 }
@@ -163,6 +191,7 @@ impl Deed {
             Self::KillDaemon { .. } => Kind::KillDaemon,
             Self::CutLink { .. } => Kind::CutLink,
             Self::Stall { .. } => Kind::Stall,
+            Self::FanOut(_) => Kind::FanOut,
         }
     }
 }
@@ -175,6 +204,7 @@ impl Script {
             mib: 4,
             owner,
             sealed: true,
+            ttl_ms: 0,
             children: (0..NODES).map(|node| Youth { node, ..youth(rng) }).collect(),
         };
         Self { families: (0..NODES).map(family).collect(), deeds: Vec::new() }
@@ -186,7 +216,10 @@ impl Script {
         let mut script = Self { families, deeds: Vec::new() };
         let mut sizes: Vec<usize> = script.families.iter().map(|family| family.children.len()).collect();
         for _ in 0..rng.usize(0..=DEEDS_MAX) {
-            let deed = deed(rng, &sizes);
+            let deed = match rng.u8(0..4) {
+                0 => Deed::FanOut(fan(rng, &script.families)),
+                _ => deed(rng, &sizes),
+            };
             if let Deed::ForkOn { from, children } = &deed {
                 sizes.push(children.len());
                 script.keep(*from);
@@ -209,6 +242,7 @@ fn family(rng: &mut Rng) -> Family {
         mib: 1 << rng.u32(0..=MIB_BITS_MAX),
         owner: rng.usize(0..NODES),
         sealed: rng.u8(0..6) == 0,
+        ttl_ms: if rng.u8(0..3) == 0 { rng.u64(TTL_MS) } else { 0 },
         children: youths(rng),
     }
 }
@@ -224,6 +258,21 @@ fn youth(rng: &mut Rng) -> Youth {
         seed: rng.u64(..),
         ms: rng.u64(WANDER_MS),
         stays: false,
+    }
+}
+
+/// Of a family that a round begins with: children of others are copies of children.
+fn fan(rng: &mut Rng, families: &[Family]) -> Fan {
+    let family = rng.usize(0..families.len());
+    let count = rng.u64(FAN_COUNT);
+    let limits = [None, None, Some(families[family].mib / 2 + 2), Some(families[family].mib * 4 + 64)];
+    Fan {
+        family,
+        count,
+        seed: rng.u64(..),
+        ms: rng.u64(FAN_MS),
+        kills: if rng.bool() { rng.usize(0..=count as usize / 2) } else { 0 },
+        memory_mib: limits[rng.usize(0..limits.len())],
     }
 }
 
@@ -278,10 +327,13 @@ mod tests {
                         assert!(script.families.get(from.family).is_none_or(|f| f.children[from.child].stays));
                         sizes.push(children.len());
                     }
+                    Deed::FanOut(fan) => {
+                        assert!(fan.family < script.families.len() && fan.kills as u64 <= fan.count);
+                    }
                     _ => {}
                 }
             }
         }
-        assert_eq!(kinds.len(), 9);
+        assert_eq!(kinds.len(), 10);
     }
 }

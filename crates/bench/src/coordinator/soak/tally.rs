@@ -23,6 +23,8 @@ pub struct Tally {
     pub sound: u64,
     /// Those that were killed.
     pub killed: u64,
+    /// Those that needed more memory than they might have, and were told so.
+    pub limited: u64,
     /// Those that lost pages with a seed that was taken from them, and were told so.
     pub lost: u64,
     /// How often a page was looked at, every byte of it.
@@ -64,6 +66,7 @@ impl Tally {
             }
             Verdict::Killed => self.killed += 1,
             Verdict::Lost => self.lost += 1,
+            Verdict::Limited => self.limited += 1,
             Verdict::Fault(_) => {}
         }
     }

@@ -8,6 +8,9 @@ use crate::workload::wander::{self, Said};
 const SIGBUS: u32 = 7;
 const SIGKILL: u32 = 9;
 
+/// What a child says that could not do without memory that it may not have.
+const FAILURE: u32 = 1;
+
 /// How a child ended, and what it had said.
 #[derive(Debug, Clone)]
 pub(super) struct End {
@@ -16,6 +19,8 @@ pub(super) struct End {
     pub(super) said: String,
     /// Why its node says that pages of it are lost.
     pub(super) memory_lost: String,
+    /// Which limit its node says that it met.
+    pub(super) limit: String,
 }
 
 /// What a child may end by beside its own will.
@@ -25,6 +30,8 @@ pub(super) struct Allowed {
     pub(super) killed: bool,
     /// A seed that it has pages of was taken away.
     pub(super) lost: bool,
+    /// It may use so much memory and no more.
+    pub(super) limited: bool,
 }
 
 /// What is to be said of it.
@@ -36,6 +43,8 @@ pub(super) enum Verdict {
     Killed,
     /// It lost pages, as it may, and was told why.
     Lost,
+    /// It met its limit, as it may, and was told so.
+    Limited,
     /// It ended in another way than it may.
     Fault(String),
 }
@@ -45,6 +54,11 @@ pub(super) fn judge(end: &End, allowed: Allowed) -> Verdict {
     match (wander::understand(&end.said), &end.how) {
         (Said::Wrong(text), _) => Verdict::Fault(format!("it says `{text}`")),
         (Said::Sound(looks), Some(How::Code(0))) => Verdict::Sound(looks),
+        (_, Some(How::Signal(SIGKILL | SIGBUS) | How::Code(FAILURE) | How::Lost(_)))
+            if allowed.limited && !end.limit.is_empty() =>
+        {
+            Verdict::Limited
+        }
         (_, Some(How::Signal(SIGKILL))) if allowed.killed => Verdict::Killed,
         (_, Some(How::Signal(SIGBUS))) if allowed.lost && !end.memory_lost.is_empty() => Verdict::Lost,
         (_, Some(How::Signal(SIGBUS))) if allowed.lost => {
@@ -53,7 +67,8 @@ pub(super) fn judge(end: &End, allowed: Allowed) -> Verdict {
         (_, None) => Verdict::Fault("it does not end".to_owned()),
         (_, Some(how)) => {
             let why = if end.memory_lost.is_empty() { "no memory lost" } else { &end.memory_lost };
-            Verdict::Fault(format!("it ended by {how:?} ({why}), having said `{}`", end.said.trim()))
+            let limit = if end.limit.is_empty() { "no limit met" } else { &end.limit };
+            Verdict::Fault(format!("it ended by {how:?} ({why}, {limit}), having said `{}`", end.said.trim()))
         }
     }
 }
@@ -63,13 +78,29 @@ mod tests {
     use super::{Allowed, End, How, SIGBUS, SIGKILL, Verdict, judge};
 
     fn judged(how: How, said: &str, memory_lost: &str, allowed: Allowed) -> Verdict {
-        judge(&End { how: Some(how), said: said.to_owned(), memory_lost: memory_lost.to_owned() }, allowed)
+        let (said, memory_lost) = (said.to_owned(), memory_lost.to_owned());
+        judge(&End { how: Some(how), said, memory_lost, limit: String::new() }, allowed)
+    }
+
+    #[test]
+    fn a_limit_is_met_only_where_there_is_one_and_its_node_says_so() {
+        let end = |how, limit: &str, said: &str| {
+            let (limit, said) = (limit.to_owned(), said.to_owned());
+            End { how: Some(how), said, memory_lost: String::new(), limit }
+        };
+        let limited = Allowed { limited: true, ..Allowed::default() };
+        for how in [How::Signal(SIGKILL), How::Signal(SIGBUS), How::Code(1), How::Lost("its container".to_owned())] {
+            assert_eq!(judge(&end(how.clone(), "it needed more", ""), limited), Verdict::Limited);
+            assert!(matches!(judge(&end(how.clone(), "", ""), limited), Verdict::Fault(_)));
+            assert!(matches!(judge(&end(how.clone(), "it needed more", ""), Allowed::default()), Verdict::Fault(_)));
+            assert!(matches!(judge(&end(how, "it needed more", "wrong page 3"), limited), Verdict::Fault(_)));
+        }
     }
 
     #[test]
     fn an_end_is_right_only_where_something_allows_it() {
-        let (nothing, killed, lost) =
-            (Allowed::default(), Allowed { killed: true, lost: false }, Allowed { killed: false, lost: true });
+        let nothing = Allowed::default();
+        let (killed, lost) = (Allowed { killed: true, ..nothing }, Allowed { lost: true, ..nothing });
         let is_fault = |verdict| matches!(verdict, Verdict::Fault(_));
         assert_eq!(judged(How::Code(0), "sound 5\n", "", nothing), Verdict::Sound(5));
         assert_eq!(judged(How::Signal(SIGKILL), "", "", killed), Verdict::Killed);
@@ -77,8 +108,16 @@ mod tests {
         assert!(is_fault(judged(How::Signal(SIGKILL), "", "", lost)));
         assert!(is_fault(judged(How::Signal(SIGBUS), "", "gone", killed)));
         assert!(is_fault(judged(How::Signal(SIGBUS), "", "", lost)), "without a reason");
-        assert!(is_fault(judged(How::Code(1), "wrong page 5", "gone", Allowed { killed: true, lost: true })));
+        assert!(is_fault(judged(
+            How::Code(1),
+            "wrong page 5",
+            "gone",
+            Allowed { killed: true, lost: true, limited: false }
+        )));
         assert!(is_fault(judged(How::Code(0), "", "", nothing)), "it has not looked");
-        assert!(is_fault(judge(&End { how: None, said: String::new(), memory_lost: String::new() }, lost)));
+        assert!(is_fault(judge(
+            &End { how: None, said: String::new(), memory_lost: String::new(), limit: String::new() },
+            lost
+        )));
     }
 }

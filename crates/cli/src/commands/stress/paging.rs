@@ -19,12 +19,13 @@ use crate::{Global, output, privilege};
 /// Have children page from each other's nodes while these are harmed, and judge.
 ///
 /// Three nodes on this machine, and rounds of random choice: parents of 1 to 32 MiB, children with any strategy on any
-/// node, children of children, sealed seeds; meanwhile children, parents, pagers and daemons are killed, seeds dropped, links
+/// node, children of children, fan-outs of more children than containers are ready, children with little memory, sealed seeds,
+/// seeds with short leases, zygotes; meanwhile children, parents, pagers and daemons are killed, seeds dropped, links
 /// cut, daemons and pagers halted for up to two seconds, children settled. Each child changes its memory all the time,
 /// and compares every byte of every page with what it must be.
 ///
 /// It passes when no child ever found a wrong byte; each ended as it should, or as it may after what was done to it, and was told
-/// why; and the nodes have no more processes, namespaces, mounts, control groups, files, descriptors, threads and memory
+/// why; the nodes fork at least nine tenths as many children a second as before the first round; and they have no more processes, namespaces, mounts, control groups, files, descriptors, threads and memory
 /// afterwards than before.
 #[derive(Args)]
 #[command(after_help = "\
@@ -84,11 +85,15 @@ fn sums(tally: &Tally) -> String {
 }
 
 fn text(plan: &SoakPlan, outcome: &SoakOutcome) -> String {
-    let SoakOutcome { tally, elapsed_s, counts } = outcome;
+    let SoakOutcome { tally, elapsed_s, counts, rate_before, rate_after } = outcome;
     let mut lines = vec![format!("{} in {elapsed_s:.0} s", sums(tally))];
-    let Tally { seeds, sound, killed, lost, refusals, .. } = tally;
+    let Tally { seeds, sound, killed, lost, limited, refusals, .. } = tally;
     lines.push(format!(
-        "{seeds} seeds; children: {sound} sound, {killed} killed, {lost} lost pages with a seed that was taken"
+        "{seeds} seeds; children: {sound} sound, {killed} killed, {limited} met their limit, {lost} lost pages with a seed that was taken"
+    ));
+    lines.push(format!(
+        "{:.0} children a second at the start, {:.3} of local forks; {:.0} at the end, {:.3}",
+        rate_before.per_s, rate_before.of_floor, rate_after.per_s, rate_after.of_floor
     ));
     let deeds = tally.deeds.iter().map(|(kind, count)| format!("{} {count}", kind.text()));
     lines.push(format!("deeds: {}; {refusals} requests refused meanwhile", deeds.collect::<Vec<_>>().join(", ")));
