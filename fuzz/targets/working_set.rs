@@ -12,16 +12,20 @@ const PAGES: u64 = 1 << 16;
 
 fuzz_target!(|input: &[u8]| {
     let Some((kind, bytes)) = input.split_first() else { return };
-    match kind % 2 {
+    match kind % 3 {
         0 => _ = decoders::set_pages(bytes),
-        _ => learn(bytes),
+        1 => learn(bytes),
+        _ => check(&Remembered::found(bytes, has)),
     }
 });
+
+fn has(extent: ExtentId, page: u64) -> bool {
+    extent.0 < EXTENTS && page < PAGES
+}
 
 /// The input: reports, each behind its length (u16).
 fn learn(mut input: &[u8]) {
     let remembered = Remembered::default();
-    let has = |extent: ExtentId, page: u64| extent.0 < EXTENTS && page < PAGES;
     while let Some((length, rest)) = input.split_first_chunk() {
         let (bytes, behind) = rest.split_at(rest.len().min(usize::from(u16::from_le_bytes(*length))));
         if let Some(report) = decoders::report(bytes) {
@@ -29,7 +33,11 @@ fn learn(mut input: &[u8]) {
         }
         input = behind;
     }
-    let mut served = vec![0; remembered.bytes() as usize + 64];
+    check(&remembered);
+}
+
+fn check(remembered: &Remembered) {
+    let mut served = vec![0; remembered.bytes().len() + 64];
     remembered.read(0, &mut served);
     assert!(remembered.pages() <= decoders::SET_PAGES_MAX, "a set has its bounds");
     assert_eq!(decoders::pages_of_set(&served), remembered.pages(), "what is served is what is read");
