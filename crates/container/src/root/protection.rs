@@ -52,6 +52,9 @@ const DIRECTORIES: [(&str, u32); 3] = [("pts", 0o755), ("shm", 0o1777), ("mqueue
 /// File systems that are for debuggers of the kernel, or show it from the inside.
 const INNER_VIEWS: [&str; 5] = ["bpf", "debugfs", "efivarfs", "pstore", "tracefs"];
 
+/// What the child protects itself, and what mounts something when it is touched.
+const LEFT_ALONE: [&str; 2] = ["proc", "autofs"];
+
 /// Protects the root that the first process of a container sees, by a thread that goes there and ends.
 pub(crate) fn protect((init_pid, init): (i32, &OwnedFd), protection: Protection) -> io::Result<()> {
     // Its own /proc shows no thread of ours.
@@ -68,16 +71,17 @@ pub(crate) fn protect((init_pid, init): (i32, &OwnedFd), protection: Protection)
 
 fn protect_here(mounts: &[Mount], protection: Protection) -> io::Result<()> {
     let visible = table::visible(mounts);
-    for mount in visible.iter().filter(|mount| mount.filesystem != "proc") {
+    for mount in visible.iter().filter(|mount| !LEFT_ALONE.contains(&mount.filesystem.as_str())) {
         let attributes = mount.attributes | refused_by(mount, protection);
         if attributes != mount.attributes {
             mount::restrict(&mount.point, attributes).map_err(at(&mount.point))?;
         }
-        if protection.untrusted && INNER_VIEWS.contains(&mount.filesystem.as_str()) {
-            mask(&mount.point, RootSpec::Shared).map_err(io::Error::other)?;
-        }
     }
     if protection.untrusted {
+        // Behind the above: what lies below a cover can be reached no more.
+        for point in inner_views(&visible) {
+            mask(point, RootSpec::Shared).map_err(io::Error::other)?;
+        }
         replace_devices(&visible, protection.read_only).map_err(at(Path::new(DEVICES)))?;
     }
     Ok(())
@@ -102,6 +106,14 @@ fn refused_by(mount: &Mount, protection: Protection) -> Attributes {
         refused |= Attributes::MOUNT_ATTR_RDONLY;
     }
     refused
+}
+
+/// Where views from the inside are, the outermost only.
+fn inner_views<'a>(visible: &[&'a Mount]) -> Vec<&'a Path> {
+    let all = visible.iter().filter(|mount| INNER_VIEWS.contains(&mount.filesystem.as_str()));
+    let points: Vec<&Path> = all.map(|mount| mount.point.as_path()).collect();
+    let is_below = |point: &Path| points.iter().any(|above| *above != point && point.starts_with(above));
+    points.iter().copied().filter(|point| !is_below(point)).collect()
 }
 
 /// Covers /dev with one that has nothing but what any program may have.
@@ -145,6 +157,8 @@ mod tests {
 27 1 0:50 / / rw - overlay farfork rw
 23 27 0:22 / /sys rw - sysfs sysfs rw
 31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup rw
+32 23 0:29 / /sys/kernel/debug rw - debugfs debugfs rw
+33 32 0:30 / /sys/kernel/debug/tracing rw - tracefs tracefs rw
 24 27 0:6 / /dev rw - devtmpfs devtmpfs rw
 25 24 0:23 / /dev/shm rw - overlay farfork rw
 41 27 0:38 / /run/farfork rw - tmpfs farfork rw
@@ -163,6 +177,12 @@ mod tests {
         assert_eq!(refused("/sys/fs/cgroup", true, false), all);
         assert_eq!(refused("/", true, false), all - Attributes::MOUNT_ATTR_RDONLY);
         assert_eq!(refused("/dev", true, false), Attributes::MOUNT_ATTR_NOSUID);
+    }
+
+    #[test]
+    fn views_from_the_inside_are_covered_once() {
+        let mounts = table::parse(CONTAINER.as_bytes()).unwrap();
+        assert_eq!(inner_views(&table::visible(&mounts)), [Path::new("/sys/kernel/debug")]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use farfork_container::{ContainerError, RootSpec};
+use farfork_container::{ContainerError, Protection, RootSpec};
 
 use crate::probe::{Node, ask, take, try_ask};
 
@@ -140,6 +140,31 @@ fn a_shared_root_is_the_nodes() {
     assert!(!path.exists(), "the node sees the container's payload");
     assert!(path.parent().unwrap().exists(), "the container's mount has a place on the node while it is there");
     assert!(container.bind(Path::new("/etc"), Path::new("/not-there")).is_err());
+}
+
+#[test]
+fn what_its_processes_are_not_trusted_with_is_gone() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    for root in [RootSpec::Overlay, RootSpec::Shared] {
+        let container = take(&pool, root);
+        let file = node.path().join("data");
+        fs::write(&file, "node").unwrap();
+        container.protect(Protection { untrusted: true, read_only: true }).unwrap();
+        let devices = ask(&container, "D/dev");
+        let mut names: Vec<&str> = devices.lines().collect();
+        names.sort_unstable();
+        let wanted = "fd full mqueue null ptmx pts random shm stderr stdin stdout tty urandom zero";
+        assert_eq!(names.join(" "), wanted, "{root:?}");
+        ask(&container, "W/dev/null anything");
+        for path in ["/sys/kernel/mm/transparent_hugepage/enabled", "/dev/more", "/tmp/more", file.to_str().unwrap()] {
+            let refused = try_ask(&container, &format!("W{path} more")).unwrap_err();
+            assert!(refused.contains("Read-only"), "{root:?}, {path}: {refused}");
+        }
+        assert_eq!(ask(&container, &format!("R{}", file.display())), "node");
+    }
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!table.lines().any(|line| line.contains(" /sys ro")), "the node's own mounts are as they were");
 }
 
 #[test]
