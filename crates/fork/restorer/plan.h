@@ -18,6 +18,7 @@
 #define PLAN_MAGIC 0x4e414c504b465246ull /* "FRFKPLAN" */
 #define REQUEST_MAGIC 0x51455246u	 /* "FREQ" */
 #define AWAIT_MAGIC 0x54494157u		 /* "WAIT" */
+#define NETWORK_MAGIC 0x5754454eu	 /* "NETW" */
 #define SIGINFO_BYTES 128
 #define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call needs under 4 KiB */
@@ -266,7 +267,10 @@ struct plan {
  * A stub outside of containers becomes a zygote: pid is 0, and passed[2] nobody's. A zygote is asked for children by the same
  * message, where passed[1] is the first process of the child's container, [2] the child's control socket, and the last one
  * the control group to be born in. The container's stub is then told to wait for that child, which it did not fork: magic
- * AWAIT_MAGIC, passed[0] the file for the wait status, [1] the socket with the child's userfaultfd in it. */
+ * AWAIT_MAGIC, passed[0] the file for the wait status, [1] the socket with the child's userfaultfd in it.
+ *
+ * Before all that a stub may be told to leave its container's network for another: magic NETWORK_MAGIC, passed[0] the
+ * namespace. It says that it is there, and then once more that it is ready. */
 struct stub_request {
 	u32 magic;
 	u32 passed_count;
@@ -288,6 +292,8 @@ enum passed {
 	AWAITED_STATUS = 0,	       /* to a stub that did not fork its child */
 	AWAITED_KEEP = 1,
 	AWAITED_OWN = 2,
+	NETWORK_PASSED = 0,	       /* to a stub that is to enter another network */
+	NETWORK_OWN = 1,
 	PASSED_MAX = 1024,
 };
 
@@ -362,6 +368,7 @@ enum step {
 	STEP_MIDWIFE = 59,
 	STEP_LEAVE_ZYGOTE = 60,
 	STEP_FORBID_SETTINGS = 61,
+	STEP_ENTER_NETWORK = 62,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

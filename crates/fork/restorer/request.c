@@ -39,13 +39,28 @@ static long receive(void *into, u64 bytes, struct passed_set *passed)
 	return received;
 }
 
+/* How many descriptors at least come with a message; 0: it is none of ours. */
+static u32 own_of(u32 magic)
+{
+	switch (magic) {
+	case REQUEST_MAGIC:
+		return PASSED_OWN;
+	case AWAIT_MAGIC:
+		return AWAITED_OWN;
+	case NETWORK_MAGIC:
+		return NETWORK_OWN;
+	default:
+		return 0;
+	}
+}
+
 void receive_request(struct stub_request *request, struct passed_set *passed)
 {
 	long received = receive(request, sizeof *request, passed);
 	if (received == 0)
 		leave(0);
-	u32 own = request->magic == AWAIT_MAGIC ? AWAITED_OWN : PASSED_OWN;
-	if (received != sizeof *request || (request->magic != REQUEST_MAGIC && request->magic != AWAIT_MAGIC) ||
+	u32 own = own_of(request->magic);
+	if (received != sizeof *request || own == 0 ||
 	    request->time_offsets_bytes > sizeof request->time_offsets || request->passed_count < own)
 		fail(STEP_RECEIVE, received < 0 ? received : -K_EINVAL, 0);
 	while (passed->count < request->passed_count) {

@@ -66,6 +66,16 @@ static __attribute__((noreturn)) void bear_child(const struct stub_request *aske
 	reap(child, status_file);
 }
 
+/* The network of others in its container's place: what it forks is born there. It says when it is there. */
+static void enter_network(const struct passed_set *passed)
+{
+	long error = CALL2(setns, passed->fds[NETWORK_PASSED], K_CLONE_NEWNET);
+	if (error < 0)
+		fail(STEP_ENTER_NETWORK, error, 0);
+	CALL1(close, passed->fds[NETWORK_PASSED]);
+	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
+}
+
 __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 {
 	struct stub_request asked;
@@ -84,6 +94,12 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
 
 	receive_request(&asked, &request.passed);
+	if (asked.magic == NETWORK_MAGIC) {
+		enter_network(&request.passed);
+		request.passed.count = 0;
+		send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
+		receive_request(&asked, &request.passed);
+	}
 	request.requested_ns = realtime_ns();
 	if (asked.magic == AWAIT_MAGIC) {
 		/* It is ours since before anybody was told that it stands; it may have ended since. */

@@ -4,7 +4,7 @@
 //!   client ──▶ serve ──▶ service ──▶ node ─┬─ peers, heartbeat   the other nodes
 //! programs ──▶ program ────▲              ├─ seeds              what children are made from
 //!                                          ├─ children           what runs here
-//!                                          └─ engine             starts a child: container, restore, pager
+//!                                          └─ engine             starts a child: container, network, restore, pager
 //! ```
 //!
 //! `phases` gathers where a request's time went, `metrics` tells Prometheus of all of them.
@@ -27,6 +27,7 @@ mod gate;
 mod heartbeat;
 pub mod limits;
 mod metrics;
+mod network;
 mod node;
 pub mod options;
 mod peers;

@@ -58,6 +58,9 @@ pub const PROGRAM_CONNECTIONS_MAX: usize = 1024;
 /// Ended children that a node still lists; the oldest go first.
 pub const ENDED_CHILDREN_MAX: usize = 1024;
 
+/// Connections to one published port of a child that are led into it at once: each has two descriptors of the daemon's.
+pub const PUBLISHED_CONNECTIONS_MAX: usize = 1024;
+
 /// A piece of a child's output, in bytes: large enough to stream at the speed of a disk.
 pub const OUTPUT_CHUNK_BYTES: usize = 64 << 10;
 

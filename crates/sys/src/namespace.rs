@@ -2,7 +2,7 @@
 //! into a thread made for it.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
@@ -54,6 +54,18 @@ pub fn enter_ipc(pidfd: BorrowedFd<'_>) -> io::Result<()> {
 /// As setns(2).
 pub fn enter_network_of(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::NETWORK)?)
+}
+
+/// A new network namespace, with a loopback interface that is up; it ends with the last who holds it or is in it. The calling
+/// thread is in it from now on.
+///
+/// # Errors
+/// As unshare(2) and ioctl(SIOCSIFFLAGS).
+pub fn unshare_network() -> io::Result<OwnedFd> {
+    // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
+    raise_loopback()?;
+    Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
 }
 
 /// Makes the mount at `new_root` the root of the calling thread's mount namespace and lets go of the old one. No mount

@@ -117,6 +117,10 @@ pub(crate) struct ChildView {
     pub(crate) untrusted: bool,
     /// Whether it cannot write files.
     pub(crate) read_only: bool,
+    /// `private`, `shared` or `host`.
+    pub(crate) network: &'static str,
+    /// Ports of its node and its own, as `--publish` takes them.
+    pub(crate) publish: Vec<String>,
 }
 
 impl From<v1::Child> for ChildView {
@@ -132,8 +136,15 @@ impl From<v1::Child> for ChildView {
             Some(v1::Exit { how: Some(How::Signal(signal)), .. }) => Some(signal),
             _ => None,
         };
+        let network = match child.network() {
+            v1::Network::Unspecified | v1::Network::Private => "private",
+            v1::Network::Shared => "shared",
+            v1::Network::Host => "host",
+        };
         Self {
             state,
+            network,
+            publish: child.publish.iter().map(|port| format!("{}:{}", port.node, port.child)).collect(),
             exit_code: child.exit.as_ref().and_then(exit_code),
             signal,
             limit: child.exit.map(|exit| exit.limit).filter(|limit| !limit.is_empty()),

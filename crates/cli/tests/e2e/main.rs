@@ -12,6 +12,7 @@ mod children_equal_their_parent;
 mod children_may_be_limited;
 mod children_may_be_paused;
 mod children_may_be_untrusted;
+mod children_may_choose_networks;
 mod children_may_settle;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
@@ -89,6 +90,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("memory_is_admitted", memory_is_admitted::TESTS),
     ("children_may_be_limited", children_may_be_limited::TESTS),
     ("children_may_be_untrusted", children_may_be_untrusted::TESTS),
+    ("children_may_choose_networks", children_may_choose_networks::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),
     ("children_may_settle", children_may_settle::TESTS),

@@ -17,6 +17,7 @@ macro_rules! structures {
 pub(super) const PLAN_MAGIC: u64 = 0x4e41_4c50_4b46_5246;
 pub(super) const REQUEST_MAGIC: u32 = 0x5145_5246;
 pub(super) const AWAIT_MAGIC: u32 = 0x5449_4157;
+pub(super) const NETWORK_MAGIC: u32 = 0x5754_454e;
 pub(super) const SIGINFO_BYTES: usize = 128;
 pub(super) const CODE_BYTES_MAX: u64 = 20480;
 pub(super) const LEADER_STACK_BYTES: u64 = 16384;

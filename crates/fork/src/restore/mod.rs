@@ -23,6 +23,7 @@ mod filters;
 pub(crate) mod frame;
 mod kernels;
 mod layout;
+mod network;
 mod objects;
 mod plan;
 mod prepared;
@@ -46,9 +47,10 @@ use crate::kernel;
 
 pub(crate) use confinement::confined;
 pub use descriptors::PAYLOAD_FD;
+pub use network::taking_socket;
 pub use objects::StandardStreams;
 pub use prepared::{ChildPlan, Prepared, Restored, unpause};
-pub use stub::STUB_IMAGE;
+pub use stub::{STUB_IMAGE, enter_network};
 pub use zygote::{Cradle, Region, ZygotePlan, unfit_for_zygote};
 
 /// What a node is, as far as restoring depends on it.
@@ -218,6 +220,14 @@ pub enum RestoreError {
     SharedSocket {
         /// Its path.
         path: String,
+    },
+    /// A socket that shares its port with others.
+    #[error(
+        "{socket} of the child would take what is sent to others at this address: leave --net host away, and --publish a port"
+    )]
+    TakingSocket {
+        /// Its descriptor and address.
+        socket: String,
     },
     /// Terminals that the node's own processes use.
     #[error(

@@ -90,6 +90,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         59 => "having it forked by a process of its container",
         60 => "leaving what only the zygote needs",
         61 => "making /proc read-only",
+        62 => "entering another network",
         _ => "doing something unknown to this farfork",
     }
 }
@@ -115,13 +116,14 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
 }
 
 fn path_of_descriptor(number: u32, descriptor: &Descriptor) -> String {
-    use farfork_wire::descriptor::OpenFile::{Device, Directory, NamedPipe, Regular};
+    use farfork_wire::descriptor::OpenFile::{Device, Directory, NamedPipe, Regular, Socket};
     let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == number);
     let file = entry.and_then(|entry| descriptor.open_files.get(entry.open_file as usize));
     match file {
         Some(Regular { path, .. } | Directory { path, .. } | Device { path, .. } | NamedPipe { path, .. }) => {
             format!(" ({path})")
         }
+        Some(Socket(socket)) => socket.bound_to().map_or_else(String::new, |address| format!(" ({address})")),
         _ => String::new(),
     }
 }

@@ -11,8 +11,8 @@ use zerocopy::{IntoBytes, TryFromBytes};
 
 use super::RestoreError;
 use super::layout::{
-    AWAIT_MAGIC, MARK_COUNT, REPORT_ENDED, REPORT_FAILED, REPORT_KIN_ENDED, REPORT_READY, REPORT_RESTORED,
-    REQUEST_MAGIC, Report, StubRequest, TIME_OFFSETS_BYTES_MAX,
+    AWAIT_MAGIC, MARK_COUNT, NETWORK_MAGIC, REPORT_ENDED, REPORT_FAILED, REPORT_KIN_ENDED, REPORT_READY,
+    REPORT_RESTORED, REQUEST_MAGIC, Report, StubRequest, TIME_OFFSETS_BYTES_MAX,
 };
 use super::objects::Objects;
 use super::report::{object_of, step_in_words};
@@ -111,6 +111,31 @@ pub(super) fn have_awaited(
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
     fdpass::send(control, message.as_bytes(), &[status_file, keep])
+}
+
+/// Has a stub that was asked for nothing yet leave its container's network for another, and waits until it is there.
+///
+/// # Errors
+/// The stub cannot be talked to, or may not enter; the container is of no use any more.
+pub fn enter_network(
+    control: BorrowedFd<'_>,
+    network: BorrowedFd<'_>,
+    descriptor: &Descriptor,
+    limit: Duration,
+) -> Result<(), RestoreError> {
+    fdpass::tell_sender(control).map_err(RestoreError::Control)?;
+    wait_ready(control, limit, descriptor)?;
+    let message = StubRequest {
+        magic: NETWORK_MAGIC,
+        passed_count: 1,
+        pid: 0,
+        midwife: 0,
+        reserved: 0,
+        time_offsets_bytes: 0,
+        time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
+    };
+    fdpass::send(control, message.as_bytes(), &[network]).map_err(RestoreError::Control)?;
+    wait_ready(control, limit, descriptor).map(drop)
 }
 
 /// Waits until the child stands, or it is known why it does not.

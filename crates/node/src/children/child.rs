@@ -271,7 +271,8 @@ impl Stream {
 impl From<&Child> for v1::Child {
     fn from(child: &Child) -> Self {
         let Record { id, seed, command, process, resume_us, started_unix_ms, .. } = child.record();
-        let Record { memory_bytes_max, cpu_millicores_max, inherits, untrusted, read_only, .. } = child.record();
+        let Record { memory_bytes_max, cpu_millicores_max, inherits, .. } = child.record();
+        let Record { untrusted, read_only, network, publish, .. } = child.record();
         let (state, ended) = match &*child.status.borrow() {
             Status::Paused => (v1::ChildState::Paused, None),
             Status::Running => (v1::ChildState::Running, None),
@@ -299,6 +300,8 @@ impl From<&Child> for v1::Child {
             inherits: inherits.iter().map(ToString::to_string).collect(),
             untrusted: *untrusted,
             read_only: *read_only,
+            network: v1::Network::from(*network).into(),
+            publish: publish.iter().copied().map(Into::into).collect(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Watches over a child from its start to its end: keeps its time limit, hears when its container ends, and cleans up.
+//! Watches over a child from its start to its end: keeps its time limit, leads connections to it, hears when its container ends, and cleans up.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,6 +13,7 @@ use crate::clock;
 use crate::descriptor_watch::watch_readable;
 use crate::engine::PagerLink;
 use crate::limits::ATTACH_GRACE;
+use crate::network::{Published, forward};
 
 /// A container's init, as something to wait for: its pidfd is readable once it has ended.
 struct Init(Arc<RunningContainer>);
@@ -24,11 +25,16 @@ impl AsFd for Init {
 }
 
 /// Watches until the child has ended and nothing is left of its container.
-pub(super) async fn watch_over(child: Arc<Child>, container: RunningContainer, pager: Arc<PagerLink>) {
+pub(super) async fn watch_over(
+    child: Arc<Child>,
+    (container, published): (RunningContainer, Vec<Published>),
+    pager: Arc<PagerLink>,
+) {
     let container = Arc::new(container);
     tokio::select! {
         () = container_end(&container) => {}
         () = interfere(&child) => {}
+        () = forward(published, container.clone()) => {}
     }
     let cleaning = tokio::task::spawn_blocking(move || conclude(&child, &container, &pager));
     if let Err(panic) = cleaning.await {

@@ -33,6 +33,7 @@ use tonic::Code;
 use crate::engine::PagerLink;
 use crate::failure::Failure;
 use crate::limits::ENDED_CHILDREN_MAX;
+use crate::network::Published;
 use crate::run_dir::RunDir;
 
 pub(crate) use budget::ChildBudget;
@@ -72,6 +73,8 @@ pub(crate) struct Newborn {
     pub(crate) stdin: Option<pipe::Sender>,
     /// The socket that it waits at, where it is paused.
     pub(crate) gate: Option<OwnedFd>,
+    /// Ports of the node that lead to it.
+    pub(crate) published: Vec<Published>,
 }
 
 impl Children {
@@ -87,12 +90,12 @@ impl Children {
 
     /// Takes a child that was just started, and watches over it.
     pub(crate) fn add(&self, newborn: Newborn) -> Arc<Child> {
-        let Newborn { record, container, stdin, gate } = newborn;
+        let Newborn { record, container, stdin, gate, published } = newborn;
         let directory = self.run_dir.child(&record.id);
         let cgroup = Some(container.cgroup().clone());
         let child = Arc::new(Child::started(record, directory, stdin, gate, cgroup));
         self.table().insert(child.record().id.clone(), child.clone());
-        self.watch_over(child.clone(), container);
+        self.watch_over(child.clone(), container, published);
         child
     }
 
@@ -131,7 +134,13 @@ impl Children {
         let child = Arc::new(Child::adopted(record, directory, cgroup));
         self.table().insert(child.record().id.clone(), child.clone());
         match container {
-            Some(container) => self.watch_over(child, container),
+            Some(container) => {
+                let published = Published::take(&child.record().publish).unwrap_or_else(|failure| {
+                    tracing::warn!(child = %child.record().id, %failure, "a child's ports lead to it no more");
+                    Vec::new()
+                });
+                self.watch_over(child, container, published);
+            }
             None => {
                 life::conclude_past(&child, &self.pager);
                 self.settled().push_back(child);
@@ -139,8 +148,8 @@ impl Children {
         }
     }
 
-    fn watch_over(&self, child: Arc<Child>, container: RunningContainer) {
-        let life = life::watch_over(child.clone(), container, self.pager.clone());
+    fn watch_over(&self, child: Arc<Child>, container: RunningContainer, published: Vec<Published>) {
+        let life = life::watch_over(child.clone(), (container, published), self.pager.clone());
         let (table, settled) = (self.table.clone(), self.settled.clone());
         let life = async move {
             life.await;

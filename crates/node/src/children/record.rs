@@ -9,6 +9,7 @@ use farfork_wire::{ChildId, SeedId};
 use serde::{Deserialize, Serialize};
 
 use super::Exit;
+use crate::network::{Network, Port};
 
 /// Name of the file in the child's directory.
 const RECORD_FILE: &str = "child.json";
@@ -44,6 +45,12 @@ pub(crate) struct Record {
     /// Whether it cannot write files.
     #[serde(default)]
     pub(crate) read_only: bool,
+    /// Its network. (Older daemons had private ones only.)
+    #[serde(default)]
+    pub(crate) network: Network,
+    /// Ports of the node that lead to it.
+    #[serde(default)]
+    pub(crate) publish: Vec<Port>,
     /// Seeds that own pages of its seed. (Older daemons did not say.)
     #[serde(default)]
     pub(crate) inherits: Vec<SeedId>,
@@ -91,7 +98,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, Exit, PagerCounters, Record};
+    use super::{Ended, Exit, Network, PagerCounters, Port, Record};
 
     #[test]
     fn a_record_survives_its_file() {
@@ -109,6 +116,8 @@ mod tests {
             cpu_millicores_max: None,
             untrusted: true,
             read_only: false,
+            network: Network::Private,
+            publish: vec![Port { node: 8080, child: 80 }],
             inherits: vec!["n3.s00f3a96c5d217e84".parse().unwrap()],
             wants_huge_pages: true,
             ended: Some(Ended {

@@ -23,7 +23,7 @@ use farfork_container::{Container, Limits, Pool, Protection, RootSpec};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::phase;
-use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
+use farfork_fork::restore::{LocalNode, RestoreError, Restored, StandardStreams};
 use farfork_fork::resume::{self, OwnSeeds, ResumeError, ResumeRequest, SeedSource};
 use farfork_fork::zygote::{has_not_run, resume_from};
 use farfork_sys::identity::ProcessIdentity;
@@ -38,6 +38,7 @@ use crate::children::{self, Child, Newborn, Record, Stream};
 use crate::clock;
 use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
+use crate::network::{FanOut, Network, Published};
 use crate::run_dir::RunDir;
 
 use nest::Nests;
@@ -173,13 +174,14 @@ impl Engine {
     pub(crate) fn start(
         &self,
         access: &SeedAccess,
-        options: &StartOptions,
+        (options, fan_out): (&StartOptions, &FanOut),
         index: u32,
         payload: Option<&[u8]>,
         requested: Instant,
     ) -> Result<Newborn, Failure> {
         let source = phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
-        let start = |zygote: Option<&Kept>| self.start_from(&source, zygote, options, (index, payload), requested);
+        let start =
+            |zygote: Option<&Kept>| self.start_from(&source, zygote, (options, fan_out), (index, payload), requested);
         if let Some(kept) = self.zygotes.of(&source.key.seed, options) {
             match start(Some(&*kept)) {
                 Ok(newborn) => {
@@ -205,7 +207,7 @@ impl Engine {
         &self,
         source: &SeedSource,
         zygote: Option<&Kept>,
-        options: &StartOptions,
+        (options, fan_out): (&StartOptions, &FanOut),
         (index, payload): (u32, Option<&[u8]>),
         requested: Instant,
     ) -> Result<Newborn, Broken> {
@@ -214,6 +216,7 @@ impl Engine {
             let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
             Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), has_run: false }
         };
+        let published = Published::take(&options.publish).map_err(|failure| Broken { failure, has_run: false })?;
         let nest = phase!("resume.nest", self.nests.take()).map_err(|error| failed(&error))?;
         let unfinished = Unfinished::begin(nest, &self.pager);
         let opened = phase!("resume.streams", streams(unfinished.directory(), options.attached));
@@ -231,6 +234,9 @@ impl Engine {
         if options.protection != Protection::default() {
             phase!("resume.protect", container.protect(options.protection)).map_err(|error| failed(&error))?;
         }
+        let entered =
+            phase!("resume.network", options.network.enter(&container, fan_out, &source.descriptor, START_TIMEOUT));
+        entered.map_err(|error| failed(&error))?;
         let request = ResumeRequest {
             child: unfinished.id(),
             directory: unfinished.directory(),
@@ -248,6 +254,7 @@ impl Engine {
         let (restored, gate) = resumed.map_err(|error| {
             let limit = limit_of_memory(&container, &options.limits);
             let Broken { failure, .. } = limit.map_or_else(|| failed(&error), |limit| failed(&limit));
+            let failure = if is_taken(&error, options.network) { failure.with_next_step(TAKEN) } else { failure };
             Broken { failure, has_run: !has_not_run(&error) }
         })?;
         let has_run = |error: &dyn std::fmt::Display| Broken { has_run: true, ..failed(error) };
@@ -261,7 +268,7 @@ impl Engine {
         let (container, control) = running.map_err(|error| has_run(&error))?;
         unfinished.finish();
         let gate = options.paused.then(|| gate.unwrap_or(control));
-        Ok(Newborn { record, container, stdin, gate })
+        Ok(Newborn { record, container, stdin, gate, published })
     }
 
     /// Has the child made; gives the socket on which a copy of a zygote waits where it is to be paused.
@@ -352,6 +359,8 @@ impl Engine {
             cpu_millicores_max: options.limits.cpu_millicores_max,
             untrusted: options.protection.untrusted,
             read_only: options.protection.read_only,
+            network: options.network,
+            publish: options.publish.clone(),
             inherits: source.descriptor.layers.iter().map(|layer| layer.seed.clone()).collect(),
             wants_huge_pages: source.descriptor.mappings.iter().any(|mapping| mapping.flags.huge_page),
             ended: None,
@@ -380,6 +389,17 @@ impl Engine {
         sources.push_back(fetched.clone());
         Ok(fetched)
     }
+}
+
+/// What a user can do where a port of the child's is somebody else's.
+const TAKEN: &str = "another process of that network has it, its parent or another child perhaps: fork it with a network of its own (--net private)";
+
+/// Whether an address of the child's is not free in a network that it has with others.
+fn is_taken(error: &ResumeError, network: Network) -> bool {
+    let in_use = rustix::io::Errno::ADDRINUSE.raw_os_error();
+    let is_address = |cause: &io::Error| cause.raw_os_error() == Some(in_use);
+    network != Network::Private
+        && matches!(error, ResumeError::Restore(RestoreError::Step { cause, .. }) if is_address(cause))
 }
 
 /// A child that could not be started.

@@ -13,6 +13,7 @@ use tonic::Code;
 use crate::amount;
 use crate::api::v1;
 use crate::failure::Failure;
+use crate::network::{Network, Port};
 
 /// A seed, where it is, and what opens it.
 #[derive(Debug, Clone)]
@@ -42,6 +43,10 @@ pub(crate) struct StartOptions {
     pub(crate) limits: Limits,
     /// What it is kept from.
     pub(crate) protection: Protection,
+    /// Its network.
+    pub(crate) network: Network,
+    /// Ports of the node that lead to it.
+    pub(crate) publish: Vec<Port>,
 }
 
 impl TryFrom<v1::SeedAccess> for SeedAccess {
@@ -63,6 +68,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
 
     fn try_from(options: v1::ChildOptions) -> Result<Self, Failure> {
         let limits = limits_of(&options)?;
+        let (network, publish) = network_of(&options)?;
         let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
             options;
         let protection = Protection { untrusted, read_only };
@@ -79,7 +85,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         }
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
         let strategy = strategy_of(&strategy)?;
-        Ok(Self { root, binds: checked, paused, attached, timeout, strategy, limits, protection })
+        Ok(Self { root, binds: checked, paused, attached, timeout, strategy, limits, protection, network, publish })
     }
 }
 
@@ -98,6 +104,22 @@ fn limits_of(options: &v1::ChildOptions) -> Result<Limits, Failure> {
         return refuse("processor limit", format!("the kernel gives no less than {least} of a processor"));
     }
     Ok(limits)
+}
+
+fn network_of(options: &v1::ChildOptions) -> Result<(Network, Vec<Port>), Failure> {
+    let refuse = |object: &str, cause: &str| Err(Failure::new(Code::InvalidArgument, object, cause));
+    let network = Network::from(options.network());
+    let publish: Vec<Port> = options.publish.iter().copied().map(Port::try_from).collect::<Result<_, _>>()?;
+    if network != Network::Private && !publish.is_empty() {
+        return refuse("published ports", "they lead to a network of the child's own: leave --publish or --net away");
+    }
+    if network == Network::Host && options.untrusted {
+        return refuse(
+            "an untrusted child",
+            "the node's network has what trusts whoever is in it: leave --net host away",
+        );
+    }
+    Ok((network, publish))
 }
 
 fn strategy_of(text: &str) -> Result<Strategy, Failure> {

@@ -27,6 +27,7 @@ use farfork_wire::{ChildId, NodeName, SeedId};
 use super::{PagerLink, StartOptions, random_number};
 use crate::api::v1::ZygoteUse;
 use crate::limits::START_TIMEOUT;
+use crate::network::Network;
 use crate::run_dir::RunDir;
 
 /// An unused zygote goes after this: who forks a seed again later than that can wait a millisecond. No node is told that
@@ -219,7 +220,8 @@ impl Zygotes {
 
 /// Whether a child that is started so can be a copy of a zygote, and is to be. Limits count what it did not touch itself
 /// otherwise than whoever set them expects, files that are shown elsewhere may be mapped, and who asks for another strategy
-/// wants to see it. An untrusted one shares no memory with others.
+/// wants to see it. An untrusted one shares no memory with others; and a
+/// zygote knows of no network but the container's.
 fn is_plain(options: &StartOptions) -> bool {
     let strategy = &options.strategy;
     strategy.paging == Paging::Prefetch
@@ -227,6 +229,7 @@ fn is_plain(options: &StartOptions) -> bool {
         && options.binds.is_empty()
         && options.limits == Limits::default()
         && options.protection == Protection::default()
+        && options.network == Network::Private
 }
 
 /// Has the pager forget a zygote that has ended, and removes its directory.

@@ -23,13 +23,14 @@ use tracing::Instrument as _;
 
 use super::route::passed_on;
 use super::stream::infallible;
-use super::{seeds, start};
+use super::{children, seeds, start};
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
 use crate::client::within;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
 use crate::metrics::Work;
+use crate::network::Network;
 use crate::node::Node;
 use crate::phases::{self, Recording};
 
@@ -164,6 +165,7 @@ async fn relay_outcomes(
     missing: &mut BTreeSet<u32>,
 ) -> Result<(), Failure> {
     let object = format!("node `{target}`");
+    let options = share.options.clone().unwrap_or_default();
     let mut source = if *target == node.name {
         Source::Here(start::start_children(node, share)?)
     } else {
@@ -181,6 +183,11 @@ async fn relay_outcomes(
         () = sink.closed() => None,
     } {
         missing.remove(&outcome.index);
+        if let Some(Outcome::Child(child)) = &outcome.result
+            && !is_as_asked(child, &options)
+        {
+            outcome.result = Some(Outcome::Error(end_misunderstood(node, &object, child).await.into()));
+        }
         phases::delay(&mut outcome.phases, delay);
         if sink.send(outcome).await.is_err() {
             missing.clear();
@@ -188,6 +195,25 @@ async fn relay_outcomes(
         }
     }
     Ok(())
+}
+
+/// Whether a child is kept from what it is to be kept from, in the network that it is to be in: a node of an earlier release
+/// does not read what it does not know.
+fn is_as_asked(child: &v1::Child, options: &v1::ChildOptions) -> bool {
+    let network = |of: v1::Network| Network::from(of);
+    (child.untrusted, child.read_only) == (options.untrusted, options.read_only)
+        && network(child.network()) == network(options.network())
+        && child.publish == options.publish
+}
+
+/// Ends a child that is not as it was to be; what is told instead.
+async fn end_misunderstood(node: &Node, object: &str, child: &v1::Child) -> Failure {
+    let signal = rustix::process::Signal::KILL.as_raw().unsigned_abs();
+    if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
+        tracing::warn!(%failure, "a child that is not as it was to be is not ended");
+    }
+    let cause = "it is of an earlier release, which knows neither untrusted children nor networks; its child was ended";
+    Failure::new(Code::FailedPrecondition, object, cause).with_next_step("run the same release on all nodes")
 }
 
 /// Where outcomes come from.
@@ -207,8 +233,8 @@ impl Source {
 
 #[cfg(test)]
 mod tests {
-    use super::{check, shares};
-    use crate::api::v1::ForkRequest;
+    use super::{check, is_as_asked, shares};
+    use crate::api::v1::{Child, ChildOptions, ForkRequest, Network};
     use farfork_wire::NodeName;
 
     fn request(count: u32, payloads: &[&str]) -> ForkRequest {
@@ -224,6 +250,15 @@ mod tests {
             let request = request(count, &vec!["p"; payloads]);
             assert_eq!(check(&request).is_ok(), is_right, "{count} children, {payloads} payloads");
         }
+    }
+
+    #[test]
+    fn what_an_earlier_release_starts_is_not_taken_for_more() {
+        let (plain, network) = (ChildOptions::default(), Network::Private.into());
+        assert!(is_as_asked(&Child::default(), &ChildOptions { network, ..plain.clone() }));
+        assert!(!is_as_asked(&Child::default(), &ChildOptions { untrusted: true, ..plain.clone() }));
+        let network = Network::Host.into();
+        assert!(!is_as_asked(&Child::default(), &ChildOptions { network, ..plain }));
     }
 
     #[test]

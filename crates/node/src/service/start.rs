@@ -15,6 +15,7 @@ use crate::engine::{SeedAccess, StartOptions};
 use crate::failure::Failure;
 use crate::limits::STREAM_MESSAGES_MAX;
 use crate::metrics::Work;
+use crate::network::FanOut;
 use crate::node::Node;
 use crate::phases::{self, Recording};
 
@@ -24,6 +25,7 @@ struct Batch {
     node: Arc<Node>,
     source: SeedAccess,
     options: StartOptions,
+    fan_out: FanOut,
     shared_payload: Option<Vec<u8>>,
     profile: bool,
     arrived: Instant,
@@ -42,6 +44,7 @@ pub(super) fn start_children(
         node: node.clone(),
         source: SeedAccess::try_from(seed.ok_or_else(missing)?)?,
         options: StartOptions::try_from(options.unwrap_or_default())?,
+        fan_out: FanOut::default(),
         shared_payload,
         profile,
         arrived: Instant::now(),
@@ -82,12 +85,12 @@ async fn start_one(batch: &Arc<Batch>, index: u32, payload: Option<Vec<u8>>) -> 
     let starting = tokio::task::spawn_blocking(move || {
         drop(queued);
         let _entered = phase.enter();
-        let Batch { node, source, options, shared_payload, .. } = &*here;
+        let Batch { node, source, options, fan_out, shared_payload, .. } = &*here;
         let payload = payload.as_deref().or(shared_payload.as_deref());
         let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
         let room =
             node.child_budget.admit(&object, options.limits.memory_bytes_max, || node.children.limits_bytes())?;
-        let newborn = node.engine.start(source, options, index, payload, requested)?;
+        let newborn = node.engine.start(source, (options, fan_out), index, payload, requested)?;
         drop(room);
         let child = phase!("resume.watch", node.children.add(newborn));
         Ok((child, tracing::debug_span!(target: phases::TARGET, "resume.return")))

@@ -1,6 +1,8 @@
 //! Sockets. Those whose two ends the process holds are rebuilt with what is on its way between them; those that listen or
 //! are bound are bound again, in the child's own network and file system; a connection to anybody else has ended.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
 use serde::{Deserialize, Serialize};
 
 /// A socket.
@@ -96,6 +98,32 @@ pub enum SocketState {
     Cut,
 }
 
+impl Socket {
+    /// Where on the internet others reach it; `None` where they do not, or another way.
+    pub fn bound_to(&self) -> Option<SocketAddr> {
+        match &self.state {
+            SocketState::Idle { address, .. } | SocketState::Listening { address, .. } => {
+                internet_address(address).filter(|address| address.port() != 0)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// An address of the internet, as bind(2) takes it; one of version 4 in the clothes of version 6 is one of version 4.
+pub fn internet_address(address: &[u8]) -> Option<SocketAddr> {
+    const INET: u16 = 2;
+    const INET6: u16 = 10;
+    let family = u16::from_ne_bytes(address.get(..2)?.try_into().ok()?);
+    let port = u16::from_be_bytes(address.get(2..4)?.try_into().ok()?);
+    let ip: IpAddr = match family {
+        INET => Ipv4Addr::from(<[u8; 4]>::try_from(address.get(4..8)?).ok()?).into(),
+        INET6 => Ipv6Addr::from(<[u8; 16]>::try_from(address.get(8..24)?).ok()?).to_canonical(),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, port))
+}
+
 /// An option of a socket (setsockopt(2)).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOption {
@@ -105,4 +133,20 @@ pub struct SocketOption {
     pub name: u32,
     /// Its value, as setsockopt(2) takes it.
     pub value: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_addresses_are_of_version_4() {
+        const INET6: u16 = 10;
+        let mut address = vec![0; 28];
+        address[..2].copy_from_slice(&INET6.to_ne_bytes());
+        address[2..4].copy_from_slice(&80_u16.to_be_bytes());
+        address[18..24].copy_from_slice(&[255, 255, 127, 0, 0, 1]);
+        assert_eq!(internet_address(&address), Some("127.0.0.1:80".parse().unwrap()));
+        assert_eq!(internet_address(&[1, 0, b'/']), None);
+    }
 }

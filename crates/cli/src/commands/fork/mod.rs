@@ -7,9 +7,9 @@ mod profile;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use farfork_fork::pager::{Strategy, StrategyError};
-use farfork_node::api::v1::{Bind, ChildOptions, ForkRequest};
+use farfork_node::api::v1::{Bind, ChildOptions, ForkRequest, Network, PublishedPort};
 use farfork_node::failure::Failure;
 use serde_json::Value;
 use tonic::Code;
@@ -22,6 +22,24 @@ use profile::Profile;
 
 /// Most that a number of processors may say, in thousandths of one: more than any machine has.
 const CPU_MILLICORES_MAX: f64 = 1e6;
+
+/// Which network a child is in.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Net {
+    Private,
+    Shared,
+    Host,
+}
+
+impl From<Net> for Network {
+    fn from(net: Net) -> Self {
+        match net {
+            Net::Private => Self::Private,
+            Net::Shared => Self::Shared,
+            Net::Host => Self::Host,
+        }
+    }
+}
 
 /// Start children of a seed, here or on other nodes.
 ///
@@ -39,6 +57,7 @@ Examples:
   farfork fork $SEED --to any --payloads tasks.jsonl > results.txt
   farfork fork $SEED --to n2 --strategy eager --profile
   farfork fork $SEED -n 8 --cpus 0.5 --memory 512MiB --timeout 1m
+  farfork fork $SEED --to n2 --detach --publish 8080:80
   farfork fork $SEED --untrusted --memory 512MiB --timeout 1m
   echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
 
@@ -89,6 +108,14 @@ pub(crate) struct Fork {
     /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
+    /// The child's network: `private`, its own, with nothing but a loopback interface, and no way out; `shared`, one such for all
+    /// children of this fork on the same node; `host`, the node's, with its interfaces, names and ports [default: private].
+    #[arg(long, value_name = "KIND")]
+    net: Option<Net>,
+    /// Have a TCP port of the child's node, at all of its addresses, lead to a port of its private network, at its loopback
+    /// address. Ends with the child. Can be repeated.
+    #[arg(long, value_name = "NODEPORT:CHILDPORT", value_parser = parse_publish)]
+    publish: Vec<PublishedPort>,
     /// Keep the child from what could lead out of its container: no capabilities, and none to come by; no devices but the
     /// harmless ones; nothing of the kernel's that it could write; no system calls that it does not need.
     #[arg(long)]
@@ -149,6 +176,8 @@ impl Fork {
             strategy: self.strategy.map(|strategy| strategy.to_string()).unwrap_or_default(),
             memory_bytes_max: self.memory.unwrap_or(0),
             cpu_millicores_max: self.cpus.unwrap_or(0),
+            network: self.net.map_or(Network::Private, Network::from).into(),
+            publish: self.publish,
             untrusted: self.untrusted,
             read_only: self.read_only,
         };
@@ -244,9 +273,25 @@ fn parse_bind(text: &str) -> Result<Bind, String> {
     }
 }
 
+fn parse_publish(text: &str) -> Result<PublishedPort, String> {
+    let port = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
+    match text.split_once(':').map(|(node, child)| (port(node), port(child))) {
+        Some((Some(node), Some(child))) => Ok(PublishedPort { node: node.into(), child: child.into() }),
+        _ => Err("write it like 8080:80, the node's port first".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{parse_bind, parse_cpus};
+    use super::{PublishedPort, parse_bind, parse_cpus, parse_publish};
+
+    #[test]
+    fn ports_are_published_by_number() {
+        assert_eq!(parse_publish("8080:80"), Ok(PublishedPort { node: 8080, child: 80 }));
+        for wrong in ["8080", "0:80", "8080:0", "65536:80", "a:b", "1:2:3"] {
+            assert!(parse_publish(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn processors_may_be_fractions() {

@@ -4,12 +4,12 @@
 //! that waits with the sender, where nobody can look without taking the connection out of service: such a one is refused.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use farfork_sys::socket;
 use farfork_sys::socket_diagnosis::Diagnosis;
-use farfork_wire::descriptor::SocketState;
+use farfork_wire::descriptor::{SocketState, internet_address};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::unix::UNREAD_WAITING;
@@ -96,7 +96,7 @@ impl SocketContents {
     }
 
     fn is_others_nobodys(&self, diagnosis: &Diagnosis) -> Option<bool> {
-        let (own, peer) = (parse(&self.own)?, parse(self.peer.as_deref()?)?);
+        let (own, peer) = (internet_address(&self.own)?, internet_address(self.peer.as_deref()?)?);
         diagnosis.is_nobodys(peer, own).ok().map(|told| told == Some(true))
     }
 
@@ -150,7 +150,7 @@ pub(super) fn is_over_loopback(fd: BorrowedFd<'_>, birth: Birth) -> bool {
 }
 
 fn are_of_loopback(own: &[u8], peer: &[u8]) -> bool {
-    [own, peer].iter().all(|end| parse(end).is_some_and(|end| end.ip().is_loopback()))
+    [own, peer].iter().all(|end| internet_address(end).is_some_and(|end| end.ip().is_loopback()))
 }
 
 impl Sockets<'_> {
@@ -184,14 +184,14 @@ impl Sockets<'_> {
     /// Somebody else has the other end, or it waits at a socket of the process itself to be accepted.
     fn without_other_end(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {
         let waits = contents.tcp.as_ref().is_some_and(|tcp| tcp.is_others_nobodys != Some(false));
-        let wanted = contents.peer.as_deref().and_then(parse);
+        let wanted = contents.peer.as_deref().and_then(internet_address);
         let waits_at = |listener: &SocketContents| {
             let is_it = |own: SocketAddr| {
                 wanted.is_some_and(|to| to.port() == own.port() && (own.ip().is_unspecified() || own.ip() == to.ip()))
             };
             listener.state == LISTENING
                 && listener.tcp.as_ref().is_some_and(|tcp| tcp.waiting > 0)
-                && parse(&listener.own).is_some_and(is_it)
+                && internet_address(&listener.own).is_some_and(is_it)
         };
         if !waits || !contents.is_over_loopback() || !self.0.values().any(waits_at) {
             return Ok(SocketState::Cut);
@@ -206,41 +206,14 @@ impl Sockets<'_> {
 
     /// The socket at the other end of a connection, where that is one of the process, in the same network.
     fn other_end(&self, contents: &SocketContents) -> Option<(u64, &SocketContents)> {
-        let (own, peer) = (parse(&contents.own)?, parse(contents.peer.as_deref()?)?);
+        let (own, peer) = (internet_address(&contents.own)?, internet_address(contents.peer.as_deref()?)?);
         let network = &contents.tcp.as_ref()?.network;
         let is_it = |other: &SocketContents| {
             other.birth.kind == STREAM
                 && other.tcp.as_ref().is_some_and(|tcp| tcp.network == *network)
-                && parse(&other.own) == Some(peer)
-                && other.peer.as_deref().and_then(parse) == Some(own)
+                && internet_address(&other.own) == Some(peer)
+                && other.peer.as_deref().and_then(internet_address) == Some(own)
         };
         self.0.iter().find(|(_, other)| is_it(other)).map(|(inode, other)| (*inode, other))
-    }
-}
-
-/// An address of the internet; one of version 4 in the clothes of version 6 is one of version 4.
-fn parse(address: &[u8]) -> Option<SocketAddr> {
-    let family = u32::from(u16::from_ne_bytes(address.get(..2)?.try_into().ok()?));
-    let port = u16::from_be_bytes(address.get(2..4)?.try_into().ok()?);
-    let ip: IpAddr = match family {
-        INET => Ipv4Addr::from(<[u8; 4]>::try_from(address.get(4..8)?).ok()?).into(),
-        INET6 => Ipv6Addr::from(<[u8; 16]>::try_from(address.get(8..24)?).ok()?).to_canonical(),
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, port))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mapped_addresses_are_of_version_4() {
-        let mut address = vec![0; 28];
-        address[..2].copy_from_slice(&(INET6 as u16).to_ne_bytes());
-        address[2..4].copy_from_slice(&80_u16.to_be_bytes());
-        address[18..24].copy_from_slice(&[255, 255, 127, 0, 0, 1]);
-        assert_eq!(parse(&address), Some("127.0.0.1:80".parse().unwrap()));
-        assert_eq!(parse(&[1, 0, b'/']), None);
     }
 }

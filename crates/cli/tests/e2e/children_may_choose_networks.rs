@@ -1,0 +1,198 @@
+//! Children may choose networks: their own, into which ports of the node lead, one for all of a fork, or the node's. Their
+//! parent's server is not touched by any.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use farfork_sys::namespace;
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("ports_of_the_node_lead_to_a_child", published),
+    Test::shared("a_published_port_has_one_child", taken_port),
+    Test::alone("a_new_daemon_leads_to_its_children", new_daemon),
+    Test::shared("children_of_a_fork_meet_in_a_shared_one", shared),
+    Test::shared("the_nodes_has_its_interfaces", host),
+    Test::shared("in_the_nodes_a_port_belongs_to_one", port_of_the_node),
+    Test::shared("what_makes_no_sense_is_refused", senseless),
+];
+
+/// For a child to be where it serves, and for a port to be free again.
+const LIMIT: Duration = Duration::from_secs(20);
+const REQUEST_LIMIT: Duration = Duration::from_secs(5);
+
+fn parent(kind: &str) -> Parent {
+    Parent::start(Program::Situation("networks"), &[kind])
+}
+
+/// What a server says to a request, made in the network of a node.
+fn ask(cluster: &Cluster, node: usize, ip: IpAddr, port: u16, path: &str) -> io::Result<String> {
+    let network = File::open(Path::new("/run/netns").join(cluster.netns(node)))?;
+    let body = move || {
+        namespace::enter_network(network.as_fd())?;
+        request(SocketAddr::new(ip, port), path)
+    };
+    thread::scope(|scope| scope.spawn(body).join().expect("a request does not panic"))
+}
+
+fn request(address: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, REQUEST_LIMIT)?;
+    stream.set_read_timeout(Some(REQUEST_LIMIT))?;
+    // At once: a server that has read the first piece answers, and closes.
+    stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer.lines().last().unwrap_or_default().to_owned())
+}
+
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// The parent's own server, in the network of the tests.
+fn check_parents_server(port: u16) {
+    let answer = request(SocketAddr::new(LOOPBACK, port), "/");
+    assert_eq!(answer.expect("the parent's server answers"), "parent");
+}
+
+fn port_of(parent: &Parent) -> u16 {
+    u16::try_from(parent.answer_to(0)).expect("its hash is its port")
+}
+
+fn address_of(cluster: &Cluster, node: usize) -> IpAddr {
+    let said = cluster.first().json(&["inspect", cluster.name(node)]);
+    let address: SocketAddr = said["address"].as_str().expect("a node has an address").parse().expect("an address");
+    address.ip()
+}
+
+fn published(cluster: &Cluster) {
+    let mut parent = parent("listen");
+    let (seed, port) = (Seed::of(cluster.first(), &parent), port_of(&parent));
+    let ports = format!("18080:{port}");
+    let child = seed.fork_detached(&["7 serve".to_owned()], &["--to", cluster.name(1), "--publish", &ports]);
+    for (from, ip) in [(1, LOOPBACK), (1, address_of(cluster, 1)), (0, address_of(cluster, 1))] {
+        let answer = deadline::until("the child answers", LIMIT, || {
+            ask(cluster, from, ip, 18_080, "/").ok().filter(|answer| !answer.is_empty())
+        });
+        assert_eq!(answer, "child 7", "from node {from} to {ip}");
+    }
+    check_parents_server(port);
+    let said = cluster.first().json(&["inspect", &child[0].id]);
+    assert!(said["publish"] == serde_json::json!([ports]) && said["network"] == "private", "{said}");
+
+    assert_eq!(ask(cluster, 1, LOOPBACK, 18_080, "/quit").expect("the child answers"), "child 7");
+    seed.check_answers(&parent, &child, &[7]);
+    deadline::until("the port ends with the child", LIMIT, || ask(cluster, 1, LOOPBACK, 18_080, "/").err());
+    check_parents_server(port);
+    parent.require_unharmed();
+}
+
+fn taken_port(cluster: &Cluster) {
+    let mut parent = parent("listen");
+    let seed = Seed::of(cluster.first(), &parent);
+    let options = ["--to", cluster.name(1), "--publish", "18081:80"];
+    let child = &seed.fork_idle(1, &options)[0];
+    let again = [&["fork", seed.id(), "--detach"], &options[..]].concat();
+    cluster.first().refused(&again).names(&["port 18081", "in use", "another"]);
+    cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
+    cluster.first().run(&["wait", &child.id]);
+    deadline::until("the port is free again", LIMIT, || cluster.first().run(&again).status.success().then_some(()));
+    parent.require_unharmed();
+}
+
+fn new_daemon() {
+    let cluster = Cluster::start(2);
+    let mut parent = parent("listen");
+    let (seed, port) = (Seed::of(cluster.first(), &parent), port_of(&parent));
+    let ports = format!("18082:{port}");
+    let options = ["--to", cluster.name(1), "--publish", &ports, "--strategy", "eager"];
+    let child = seed.fork_detached(&["9 serve".to_owned()], &options);
+    let answers = || ask(&cluster, 1, LOOPBACK, 18_082, "/").ok().filter(|answer| answer == "child 9");
+    deadline::until("the child answers", LIMIT, answers);
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    deadline::until("the child answers by way of the new daemon", LIMIT, answers);
+    cluster.wait_until_all_are_alive();
+    assert_eq!(ask(&cluster, 1, LOOPBACK, 18_082, "/quit").expect("the child answers"), "child 9");
+    seed.check_answers(&parent, &child, &[9]);
+    parent.require_unharmed();
+    drop(seed);
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+fn network_of(pid: i32) -> PathBuf {
+    fs::read_link(format!("/proc/{pid}/ns/net")).expect("it lives")
+}
+
+fn shared(cluster: &Cluster) {
+    let mut parent = parent("nothing");
+    let seed = Seed::of(cluster.first(), &parent);
+    let options = ["--to", cluster.name(1), "--net", "shared"];
+    let payloads = ["1 host 7000", "2 meet 7000"].map(str::to_owned);
+    let children = seed.fork_detached(&payloads, &options);
+    assert_eq!(cluster.first().json(&["inspect", &children[0].id])["network"], "shared");
+    seed.check_answers(&parent, &children, &[1, 2]);
+    let idle = seed.fork_idle(2, &options);
+    let other = seed.fork_idle(1, &options);
+    let alone = seed.fork_idle(2, &["--to", cluster.name(1)]);
+    let networks: Vec<PathBuf> =
+        [&idle, &other, &alone].into_iter().flatten().map(|child| network_of(child.pid)).collect();
+    assert_eq!(networks[0], networks[1], "one for all of a fork");
+    for (index, network) in networks.iter().enumerate().skip(2) {
+        assert!(!networks[..index].contains(network), "network {index} is another's: {networks:?}");
+    }
+    assert!(!networks.contains(&network_of(cluster.daemon_pid(1))));
+    parent.require_unharmed();
+}
+
+fn host(cluster: &Cluster) {
+    let mut parent = parent("nothing");
+    let seed = Seed::of(cluster.first(), &parent);
+    let interfaces = |options: &[&str]| {
+        let ended = seed.fork_attached("5 look", &[&["--to", cluster.name(1)], options].concat());
+        assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
+        let lines = ended.stdout.lines().filter_map(|line| line.strip_prefix("interface "));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(interfaces(&[]), ["lo"]);
+    assert_eq!(interfaces(&["--net", "shared"]), ["lo"]);
+    let of_node = interfaces(&["--net", "host"]);
+    assert!(of_node.contains(&"lo".to_owned()) && of_node.contains(&"eth0".to_owned()), "{of_node:?}");
+    let child = &seed.fork_idle(1, &["--to", cluster.name(1), "--net", "host"])[0];
+    assert_eq!(network_of(child.pid), network_of(cluster.daemon_pid(1)));
+    assert_eq!(cluster.first().json(&["inspect", &child.id])["network"], "host");
+    parent.require_unharmed();
+}
+
+fn port_of_the_node(cluster: &Cluster) {
+    let mut parent = parent("listen");
+    let (seed, port) = (Seed::of(cluster.first(), &parent), port_of(&parent));
+    let options = ["--to", cluster.name(1), "--net", "host"];
+    // The parent is in another network, where it keeps its port.
+    let child = seed.fork_detached(&["3 serve".to_owned()], &options);
+    let answers = || ask(cluster, 0, address_of(cluster, 1), port, "/").ok().filter(|answer| answer == "child 3");
+    deadline::until("the child answers at the node's address", LIMIT, answers);
+    let again = [&["fork", seed.id(), "--detach"], &options[..]].concat();
+    cluster.first().refused(&again).names(&["making a socket", &format!(":{port}"), "in use", "--net private"]);
+    assert_eq!(answers().as_deref(), Some("child 3"), "the first has its port still");
+    assert_eq!(ask(cluster, 1, LOOPBACK, port, "/quit").expect("the child answers"), "child 3");
+    seed.check_answers(&parent, &child, &[3]);
+    check_parents_server(port);
+    parent.require_unharmed();
+}
+
+fn senseless(cluster: &Cluster) {
+    let mut sharing = parent("share");
+    let (seed, port) = (Seed::of(cluster.first(), &sharing), port_of(&sharing));
+    let refused = |options: &[&str]| cluster.first().refused(&[&["fork", seed.id(), "--detach"], options].concat());
+    refused(&["--net", "host"]).names(&["fd 3", &format!(":{port}"), "would take what is sent to others"]);
+    refused(&["--net", "host", "--untrusted"]).names(&["untrusted", "--net host"]);
+    refused(&["--net", "shared", "--publish", "18083:80"]).names(&["published ports", "--net"]);
+    check_parents_server(port);
+    sharing.require_unharmed();
+}

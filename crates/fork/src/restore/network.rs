@@ -1,0 +1,38 @@
+//! What a child would take from others, were it in a network with them.
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{OpenFile, Socket};
+
+const DATAGRAMS: u32 = 2;
+const SOL_SOCKET: u32 = 1;
+const SO_REUSEADDR: u32 = 2;
+const SO_REUSEPORT: u32 = 15;
+
+/// The first socket, by descriptor and address, that the kernel would bind although its parent has the same one, and then give some
+/// of what is meant for the parent. All others are refused by the kernel, as long as the parent is there.
+pub fn taking_socket(descriptor: &Descriptor) -> Option<String> {
+    descriptor.open_files.iter().enumerate().find_map(|(index, file)| match file {
+        OpenFile::Socket(socket) if takes(socket) => {
+            let address = socket.bound_to()?;
+            let files = descriptor.file_descriptors.iter();
+            let members = descriptor.members.iter().flat_map(|member| &member.file_descriptors);
+            let found = files.chain(members).find(|file| file.open_file == index as u32);
+            Some(
+                found
+                    .map_or_else(|| format!("a socket at {address}"), |file| format!("fd {} ({address})", file.number)),
+            )
+        }
+        _ => None,
+    })
+}
+
+fn takes(socket: &Socket) -> bool {
+    let has = |name: u32| {
+        let is_it = |level: u32, found: u32| (level, found) == (SOL_SOCKET, name);
+        socket
+            .options
+            .iter()
+            .any(|option| is_it(option.level, option.name) && option.value.iter().any(|byte| *byte != 0))
+    };
+    has(SO_REUSEPORT) || (socket.kind == DATAGRAMS && has(SO_REUSEADDR))
+}

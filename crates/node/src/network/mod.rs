@@ -1,0 +1,103 @@
+//! Networks of children: their containers' own, one for all of a fan-out, or the node's; and the ports of the node that lead into a
+//! child's own.
+//!
+//! ```text
+//!  private    each child alone with a loopback interface      --publish 8080:80: the node's port 8080 leads to its port 80
+//!  shared     the children of one fork on this node, alone with one
+//!  host       the node's interfaces, addresses and ports
+//! ```
+
+mod ports;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use farfork_container::Container;
+use farfork_fork::restore::{RestoreError, enter_network, taking_socket};
+use farfork_sys::namespace;
+use farfork_wire::Descriptor;
+use serde::{Deserialize, Serialize};
+
+use crate::api::v1;
+
+pub(crate) use ports::{Port, Published, forward};
+
+/// Which network a child is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Network {
+    /// Its own.
+    #[default]
+    Private,
+    /// That of all children of its fork on this node.
+    Shared,
+    /// The node's.
+    Host,
+}
+
+/// The network that the children of one fork on this node share: made for the first, gone with the last.
+#[derive(Debug, Default)]
+pub(crate) struct FanOut(Mutex<Option<Arc<OwnedFd>>>);
+
+impl FanOut {
+    fn network(&self) -> io::Result<Arc<OwnedFd>> {
+        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(network) = &*made {
+            return Ok(network.clone());
+        }
+        let thread = thread::Builder::new().name("network".to_owned()).spawn(namespace::unshare_network)?;
+        let network = thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that makes it panicked")))?;
+        Ok(made.insert(Arc::new(network)).clone())
+    }
+}
+
+impl Network {
+    /// Has all that is to run in a container be in this network.
+    ///
+    /// # Errors
+    /// It cannot be made or entered, or is none for such a seed; the container is of no use any more.
+    pub(crate) fn enter(
+        self,
+        container: &Container,
+        fan_out: &FanOut,
+        descriptor: &Descriptor,
+        limit: Duration,
+    ) -> Result<(), RestoreError> {
+        let object = |cause| RestoreError::Object { object: "the network", cause };
+        let network = match self {
+            Self::Private => return Ok(()),
+            Self::Shared => fan_out.network().map_err(object)?,
+            Self::Host => {
+                if let Some(socket) = taking_socket(descriptor) {
+                    return Err(RestoreError::TakingSocket { socket });
+                }
+                Arc::new(File::open("/proc/self/ns/net").map_err(object)?.into())
+            }
+        };
+        enter_network(container.control(), network.as_fd(), descriptor, limit)
+    }
+}
+
+impl From<v1::Network> for Network {
+    fn from(network: v1::Network) -> Self {
+        match network {
+            v1::Network::Unspecified | v1::Network::Private => Self::Private,
+            v1::Network::Shared => Self::Shared,
+            v1::Network::Host => Self::Host,
+        }
+    }
+}
+
+impl From<Network> for v1::Network {
+    fn from(network: Network) -> Self {
+        match network {
+            Network::Private => Self::Private,
+            Network::Shared => Self::Shared,
+            Network::Host => Self::Host,
+        }
+    }
+}

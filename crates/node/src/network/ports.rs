@@ -1,0 +1,173 @@
+//! Ports of the node that lead to a child: the daemon accepts a connection, and makes another inside the child's network, to its
+//! loopback address. Bytes go both ways until both have ended, or the child has.
+//!
+//! A socket stays in the network that it was made in: a thread goes there, makes one, and ends.
+
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farfork_container::RunningContainer;
+use farfork_sys::namespace;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use serde::{Deserialize, Serialize};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tonic::Code;
+
+use crate::api::v1;
+use crate::failure::Failure;
+use crate::limits::PUBLISHED_CONNECTIONS_MAX;
+
+/// Until a daemon without descriptors for further connections tries again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A port of the node that leads to one of a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Port {
+    /// On the node, at all of its addresses of version 4.
+    pub(crate) node: u16,
+    /// In the child's own network.
+    pub(crate) child: u16,
+}
+
+/// A port of the node that nobody else has now.
+#[derive(Debug)]
+pub(crate) struct Published {
+    port: Port,
+    listener: TcpListener,
+}
+
+impl Published {
+    /// Takes the ports; all of them or none. Must be called within the runtime.
+    ///
+    /// # Errors
+    /// One is taken, or may not be.
+    pub(crate) fn take(ports: &[Port]) -> Result<Vec<Self>, Failure> {
+        ports.iter().map(|port| Self::take_one(*port)).collect()
+    }
+
+    fn take_one(port: Port) -> Result<Self, Failure> {
+        let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port.node));
+        let listen = || {
+            let listener = std::net::TcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            TcpListener::from_std(listener)
+        };
+        let listener = listen().map_err(|error| {
+            Failure::new(Code::FailedPrecondition, format!("port {} of the node", port.node), error)
+                .with_next_step("publish another one, or see with `ss -ltnp` who has it")
+        })?;
+        Ok(Self { port, listener })
+    }
+
+    /// Leads connections into the container until this is dropped.
+    async fn serve(self, container: Arc<RunningContainer>) {
+        let mut connections = JoinSet::new();
+        loop {
+            if connections.len() >= PUBLISHED_CONNECTIONS_MAX {
+                connections.join_next().await;
+            }
+            tokio::select! {
+                accepted = self.listener.accept() => match accepted {
+                    Ok((stream, _)) => drop(connections.spawn(lead(stream, container.clone(), self.port))),
+                    Err(error) => {
+                        tracing::warn!(port = %self.port, %error, "a connection is not accepted");
+                        tokio::time::sleep(RETRY_INTERVAL).await;
+                    }
+                },
+                Some(_) = connections.join_next() => {}
+            }
+        }
+    }
+}
+
+/// Leads connections to these ports into the container. Never returns; what is under way ends when this is dropped.
+pub(crate) async fn forward(published: Vec<Published>, container: Arc<RunningContainer>) {
+    let mut serving = JoinSet::new();
+    for one in published {
+        serving.spawn(one.serve(container.clone()));
+    }
+    drop(container);
+    while serving.join_next().await.is_some() {}
+    std::future::pending().await
+}
+
+/// One connection. Whoever made it is told by its end that nobody listens inside.
+async fn lead(mut outside: TcpStream, container: Arc<RunningContainer>, port: Port) {
+    match connect(container, port.child).await {
+        // Its ends are heard of by both sides.
+        Ok(mut inside) => drop(copy_bidirectional(&mut outside, &mut inside).await),
+        Err(error) => tracing::debug!(%port, %error, "a connection to a published port leads nowhere"),
+    }
+}
+
+async fn connect(container: Arc<RunningContainer>, port: u16) -> io::Result<TcpStream> {
+    let (told, made) = oneshot::channel();
+    thread::Builder::new().name("port".to_owned()).spawn(move || told.send(socket_in(&container)))?;
+    let socket = made.await.map_err(|_| io::Error::other("the thread that makes a socket panicked"))??;
+    TcpSocket::from_std_stream(socket).connect((Ipv4Addr::LOCALHOST, port).into()).await
+}
+
+/// A socket in the container's network, not connected yet.
+fn socket_in(container: &RunningContainer) -> io::Result<std::net::TcpStream> {
+    use std::os::fd::AsFd as _;
+    namespace::enter_network_of(container.init().as_fd())?;
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    Ok(socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?.into())
+}
+
+/// As `--publish` takes it.
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.node, self.child)
+    }
+}
+
+impl TryFrom<v1::PublishedPort> for Port {
+    type Error = Failure;
+
+    fn try_from(port: v1::PublishedPort) -> Result<Self, Failure> {
+        let v1::PublishedPort { node, child } = port;
+        let number = |number: u32| u16::try_from(number).ok().filter(|number| *number > 0);
+        match (number(node), number(child)) {
+            (Some(node), Some(child)) => Ok(Self { node, child }),
+            _ => Err(Failure::new(Code::InvalidArgument, format!("ports {node}:{child}"), "ports are 1 to 65535")),
+        }
+    }
+}
+
+impl From<Port> for v1::PublishedPort {
+    fn from(port: Port) -> Self {
+        Self { node: port.node.into(), child: port.child.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Port, Published, v1};
+
+    #[test]
+    fn ports_are_numbers_of_ports() {
+        let port = |node, child| Port::try_from(v1::PublishedPort { node, child });
+        assert_eq!(port(8080, 80).unwrap().to_string(), "8080:80");
+        for wrong in [(0, 80), (80, 0), (65_536, 80)] {
+            assert!(port(wrong.0, wrong.1).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_port_is_taken_once() {
+        let free = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+        let node = free.local_addr().unwrap().port();
+        let refused = Published::take(&[Port { node, child: 80 }]).unwrap_err().to_string();
+        assert!(refused.contains(&format!("port {node}")) && refused.contains("in use"), "{refused}");
+        drop(free);
+        Published::take(&[Port { node, child: 80 }]).unwrap();
+    }
+}
