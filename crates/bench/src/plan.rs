@@ -19,8 +19,11 @@ const RUNS_MIN: usize = 3;
 const RUNS_MIN_LATE: usize = 1;
 
 /// Time for all steps, unless the plan says otherwise: with nodes to start and memory to fill, a run stays below five
-/// minutes.
-const TIME_MAX: Duration = Duration::from_secs(200);
+/// minutes, and has all samples of sizes that take no time themselves.
+const TIME_MAX: Duration = Duration::from_secs(230);
+
+/// The same beside a peer, whose slowest clone is waited for although its time is over.
+const TIME_MAX_WITH_PEER: Duration = Duration::from_secs(200);
 
 /// What CRIU's commands take by themselves, roughly.
 const CRIU_COMMANDS: Duration = Duration::from_millis(400);
@@ -78,6 +81,12 @@ impl Default for ForkPlan {
 }
 
 impl ForkPlan {
+    /// With somebody else to measure, or nobody.
+    pub fn beside(peer: Option<Peer>) -> Self {
+        let time_max = if peer.is_some() { TIME_MAX_WITH_PEER } else { TIME_MAX };
+        Self { peer, time_max, ..Self::default() }
+    }
+
     /// What each program is told of its memory.
     pub(crate) fn manner(&self) -> Manner {
         Manner { order: self.order, access: self.access, page_size: self.page_size }
@@ -207,7 +216,7 @@ impl Quota {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{Mode, Quota, Step, What, share};
+    use super::{Mode, Quota, RUNS, Step, TIME_MAX, What, share};
     use crate::figure::{Pace, Place};
 
     const PAUSE_FOR_THOUGHT: What = What::Resume(Place::Own, Pace::Idle);
@@ -226,6 +235,14 @@ mod tests {
         let needed: Duration = steps.iter().map(|step| step.estimate() * 20).sum();
         let slowest = steps.iter().map(|step| step.estimate() * 20).max().unwrap();
         assert!(share(&steps, 20, needed) >= slowest);
+    }
+
+    #[test]
+    fn small_sizes_have_all_their_samples() {
+        let steps = Step::all(&crate::reference::SIZES_MIB, &[]);
+        let limit = share(&steps, RUNS, TIME_MAX);
+        let small = steps.iter().filter(|step| step.mib <= 16 && !matches!(step.what, What::Prepare(Pace::Idle)));
+        small.for_each(|step| assert!(step.estimate() * RUNS as u32 <= limit, "{step:?} within {limit:?}"));
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(crate) struct Fork {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     runs: Option<u64>,
     /// Seconds for all samples: figures that take longer get fewer of them, but three while time is left
-    /// [default: 200].
+    /// [default: 230, with a peer 200].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     within: Option<u64>,
     /// Touch the pages from the first to the last; else at random.
@@ -108,7 +108,7 @@ impl Fork {
         let peer = self.peer.map(|_| Peer::Criu);
         let encrypted = self.encryption == "on";
         let strategies = self.strategies;
-        let mut plan = ForkPlan { peer, encrypted, strategies, samples_file: self.samples, ..ForkPlan::default() };
+        let mut plan = ForkPlan { encrypted, strategies, samples_file: self.samples, ..ForkPlan::beside(peer) };
         if !self.mib.is_empty() {
             plan.sizes_mib = self.mib;
             plan.sizes_mib.sort_unstable();
