@@ -54,14 +54,17 @@ struct farfork_header {
     uint64_t socket_inode; /* of the sender's end of the connection (fstat(2)), in requests; 0 in replies */
 };
 
-/* Makes a seed of the sender, which goes on waiting on this very socket. A request without the last two fields, as older
- * libraries send it, offers no pages. */
+/* Makes a seed of the sender, which goes on waiting on this very socket. Older libraries end their requests before `pages`, and
+ * offer none, or before `kept_thread`. */
 struct farfork_checkpoint_request {
     struct farfork_header header;
     uint64_t ttl_ms; /* the seed is dropped after so long; 0: never */
     char name[FARFORK_NAME_BYTES];
     uint64_t pages; /* where the pages begin that it offers, or 0 */
     uint64_t pages_bytes;
+    /* The thread that waits (gettid(2)), if it has kept itself to one CPU until the answer comes, and else may run on all; or 0.
+     * Its children may run anywhere. It says so beside pages only. */
+    uint64_t kept_thread;
 };
 
 /* Pages that a sender offers, for the system calls that a capture has its threads make; without them the daemon maps some in

@@ -24,7 +24,7 @@ const SOURCES: [&str; 13] = [
 ];
 
 /// The C library, for the program that makes seeds of itself.
-const LIBRARY: [&str; 5] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c", "pages.c"];
+const LIBRARY: [&str; 6] = ["callbacks.c", "checkpoint.c", "connection.c", "error.c", "pages.c", "processor.c"];
 
 fn main() {
     programs();

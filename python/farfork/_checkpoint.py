@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import ClassVar, Literal, Union
 
-from . import _connection, _pages, _protocol
+from . import _connection, _pages, _processor, _protocol
 from ._connection import Connection
 from ._errors import CheckpointError
 from ._hooks import AtFork
@@ -116,12 +116,16 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
     was_frozen = gc.get_freeze_count() > _frozen_at_import
     gc.freeze()
     answer: tuple[Message, list[int]] | None = None
+    kept = _processor.keep() if pages else 0
+    request = {"ttl_ms": ttl_ms, "name": name, "pages": pages, "pages_bytes": pages_bytes, "kept_thread": kept}
     try:
-        connection.send(_protocol.CHECKPOINT, ttl_ms=ttl_ms, name=name, pages=pages, pages_bytes=pages_bytes)
+        connection.send(_protocol.CHECKPOINT, **request)
         answer = connection.receive()
     except OSError as error:
         raise CheckpointError(f"the node's daemon: {error}") from None
     finally:
+        # In a child, too.
+        _processor.leave(kept)
         if answer is None or answer[0].kind != _protocol.CHILD:
             if not was_frozen:
                 gc.unfreeze()

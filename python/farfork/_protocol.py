@@ -46,7 +46,7 @@ STRUCTURES = (
     Structure(
         CHECKPOINT,
         "checkpoint_request",
-        (("ttl_ms", "Q"), ("name", _NAME), ("pages", "Q"), ("pages_bytes", "Q")),
+        (("ttl_ms", "Q"), ("name", _NAME), ("pages", "Q"), ("pages_bytes", "Q"), ("kept_thread", "Q")),
     ),
     Structure(
         FORK,

@@ -90,9 +90,13 @@ static int become(const union farfork_message *reply, const int fds[FARFORK_FDS_
 static int ask(int connection, struct farfork_checkpoint_request *request, struct farfork_outcome *outcome) {
     union farfork_message reply;
     int fds[FARFORK_FDS_MAX];
-    if (connection_send(connection, &request->header, sizeof *request) < 0 ||
-        connection_receive(connection, &reply, fds) < 0) {
-        int error = errno;
+    if (request->pages) request->kept_thread = processor_keep();
+    int failed = connection_send(connection, &request->header, sizeof *request) < 0 ||
+                 connection_receive(connection, &reply, fds) < 0;
+    int error = errno;
+    /* In a child, too: what this thread has on its stack is as it was. */
+    processor_leave(request->kept_thread);
+    if (failed) {
         callbacks_in_parent();
         errno = error;
         return -1;

@@ -20,6 +20,12 @@ HIDDEN int connection_receive(int connection, union farfork_message *reply, int 
 /* Offers pages of this program's with a request, where it may have such. One thread at a time. */
 HIDDEN void pages_offer(struct farfork_checkpoint_request *request);
 
+/* Has the calling thread stay on its processor, if it may run on all: gives its id, or 0 where it is left as it is. */
+HIDDEN uint64_t processor_keep(void);
+
+/* Lets the thread run on all again, which processor_keep() has named. */
+HIDDEN void processor_leave(uint64_t kept_thread);
+
 HIDDEN void callbacks_before(void);
 HIDDEN void callbacks_in_parent(void);
 HIDDEN void callbacks_in_child(void);

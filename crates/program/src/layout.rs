@@ -99,6 +99,7 @@ structures! {
         name: [u8; NAME_BYTES],
         pages: u64,
         pages_bytes: u64,
+        kept_thread: u64,
     }
     /// What the pages that a program offers begin with, behind the first.
     "pages" Pages {

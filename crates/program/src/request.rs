@@ -67,8 +67,8 @@ pub enum Wish {
         name: String,
         /// The seed is dropped after so long.
         ttl: Option<Duration>,
-        /// Pages of its own that it offers for the calls of a capture.
-        pages: Option<Range<u64>>,
+        /// What it offers.
+        offered: Option<Offered>,
     },
     /// Children of a seed.
     Fork(Fork),
@@ -86,6 +86,15 @@ pub enum Wish {
         /// Which.
         seed: SeedId,
     },
+}
+
+/// What a program does for its capture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offered {
+    /// Pages of its own for the calls of it.
+    pub pages: Range<u64>,
+    /// The thread, by its own id, that has kept itself to one CPU for it and else may run on all.
+    pub kept_thread: Option<u32>,
 }
 
 /// Children of a seed.
@@ -131,8 +140,12 @@ impl Request {
             return Err(ProtocolError::Version { found: header.version });
         }
         let wish = match header.kind {
-            kind::CHECKPOINT => checkpoint(&read_newer(bytes, header.kind, offset_of!(CheckpointRequest, pages))?),
-            kind::FORK => fork(&read_newer(bytes, header.kind, offset_of!(ForkRequest, memory_bytes_max))?),
+            kind::CHECKPOINT => {
+                const OLDER: [usize; 2] =
+                    [offset_of!(CheckpointRequest, pages), offset_of!(CheckpointRequest, kept_thread)];
+                checkpoint(&read_newer(bytes, header.kind, &OLDER)?)
+            }
+            kind::FORK => fork(&read_newer(bytes, header.kind, &[offset_of!(ForkRequest, memory_bytes_max)])?),
             kind::KILL => {
                 let KillRequest { batch, index, .. } = read(bytes, header.kind)?;
                 Ok(Wish::Kill { batch, index })
@@ -153,21 +166,22 @@ fn read<T: FromBytes>(bytes: &[u8], kind: u16) -> Result<T, ProtocolError> {
     T::read_from_bytes(bytes).map_err(|_| ProtocolError::Length { kind, found: bytes.len() })
 }
 
-/// A message that older libraries send without its last fields, which are zero then: it ends after `older_bytes`.
-fn read_newer<T: FromBytes + IntoBytes>(bytes: &[u8], kind: u16, older_bytes: usize) -> Result<T, ProtocolError> {
-    if bytes.len() != older_bytes {
+/// A message that older libraries send without its last fields, which are zero then: it ends after one of `older_bytes`.
+fn read_newer<T: FromBytes + IntoBytes>(bytes: &[u8], kind: u16, older_bytes: &[usize]) -> Result<T, ProtocolError> {
+    if !older_bytes.contains(&bytes.len()) {
         return read(bytes, kind);
     }
     let mut request = T::new_zeroed();
-    request.as_mut_bytes()[..older_bytes].copy_from_slice(bytes);
+    request.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
     Ok(request)
 }
 
 fn checkpoint(request: &CheckpointRequest) -> Result<Wish, ProtocolError> {
-    let CheckpointRequest { pages: start, pages_bytes, .. } = *request;
+    let CheckpointRequest { pages: start, pages_bytes, kept_thread, .. } = *request;
     let end = start.checked_add(pages_bytes).ok_or(ProtocolError::Field { field: "pages" })?;
-    let pages = (start != 0 && pages_bytes != 0).then_some(start..end);
-    Ok(Wish::Checkpoint { name: text(&request.name, "name")?, ttl: milliseconds(request.ttl_ms), pages })
+    let kept_thread = u32::try_from(kept_thread).ok().filter(|thread| *thread > 0);
+    let offered = (start != 0 && pages_bytes != 0).then_some(Offered { pages: start..end, kept_thread });
+    Ok(Wish::Checkpoint { name: text(&request.name, "name")?, ttl: milliseconds(request.ttl_ms), offered })
 }
 
 fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
@@ -258,12 +272,15 @@ mod tests {
     #[test]
     fn a_checkpoint_is_read() {
         let (header, name) = (header(kind::CHECKPOINT), layout::text("warm"));
-        let request = CheckpointRequest { header, ttl_ms: 0, name, pages: 0x5000, pages_bytes: 0x3000 };
+        let request = CheckpointRequest { header, ttl_ms: 0, name, pages: 0x5000, pages_bytes: 0x3000, kept_thread: 7 };
         let wish = |bytes: &[u8]| Request::decode(bytes).map(|request| request.wish);
-        let expected = |pages| Ok(Wish::Checkpoint { name: "warm".to_owned(), ttl: None, pages });
-        assert_eq!(wish(request.as_bytes()), expected(Some(0x5000..0x8000)));
+        let expected = |offered| Ok(Wish::Checkpoint { name: "warm".to_owned(), ttl: None, offered });
+        let offered = |kept_thread| Some(Offered { pages: 0x5000..0x8000, kept_thread });
+        assert_eq!(wish(request.as_bytes()), expected(offered(Some(7))));
+        let older = &request.as_bytes()[..offset_of!(CheckpointRequest, kept_thread)];
+        assert_eq!(wish(older), expected(offered(None)), "an older library keeps no thread to a CPU");
         let older = &request.as_bytes()[..offset_of!(CheckpointRequest, pages)];
-        assert_eq!(wish(older), expected(None), "an older library offers none");
+        assert_eq!(wish(older), expected(None), "a still older one offers nothing");
         assert_eq!(wish(CheckpointRequest { pages: 0, ..request }.as_bytes()), expected(None));
         let beyond = CheckpointRequest { pages_bytes: u64::MAX, ..request };
         assert_eq!(wish(beyond.as_bytes()), Err(ProtocolError::Field { field: "pages" }));

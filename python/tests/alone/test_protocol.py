@@ -12,7 +12,7 @@ class Protocol(unittest.TestCase):
 
     def test_absent_fields_are_zero_or_empty(self) -> None:
         message = _protocol.decode(_protocol.encode(_protocol.CHECKPOINT, 5))
-        self.assertEqual(dict(message), {"ttl_ms": 0, "name": "", "pages": 0, "pages_bytes": 0})
+        self.assertEqual(dict(message), {"ttl_ms": 0, "name": "", "pages": 0, "pages_bytes": 0, "kept_thread": 0})
 
     def test_a_text_that_does_not_fit_is_refused(self) -> None:
         for name in ("x" * 64, "a\0b"):

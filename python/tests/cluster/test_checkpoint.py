@@ -72,6 +72,19 @@ class Checkpoint(unittest.TestCase):
                 self.assertNotEqual(held[:8], bytes(8), "there is no code in them")
                 self.assertEqual(self.results(who, 2), [digest] * 2)
 
+    def test_it_may_run_where_it_could_on_both_sides(self) -> None:
+        allowed = os.sched_getaffinity(0)
+        for cpus in (allowed, {min(allowed)}):
+            os.sched_setaffinity(0, cpus)
+            who = farfork.checkpoint()
+            now = os.sched_getaffinity(0)
+            if who.is_child:
+                end(who, str(now == cpus))
+            else:
+                os.sched_setaffinity(0, allowed)
+                self.assertEqual(now, cpus)
+                self.assertEqual(self.results(who, 2), ["True"] * 2)
+
     def test_a_large_result_comes_whole(self) -> None:
         who = farfork.checkpoint()
         if who.is_child:

@@ -290,6 +290,10 @@ fn prepare(
     streams: Option<&Streams>,
 ) -> Result<Prepared, CaptureError> {
     let mut survey = Survey::of(pid, Depth::Quick, sockets, streams)?;
+    let kept_thread = options.offer.as_ref().and_then(|offer| offer.kept_thread);
+    if let (Some(thread), None) = (kept_thread, streams) {
+        survey.let_run_anywhere(thread);
+    }
     let mut refusals = std::mem::take(&mut survey.refusals);
     if options.freeze && options.lineage.is_some() {
         let reason =

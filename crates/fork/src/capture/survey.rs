@@ -148,6 +148,12 @@ impl Survey {
         self.profiles.get(&self.pid).map_or(0, Profile::inner_id)
     }
 
+    /// A thread, by its own id, is kept to a CPU only until it has its answer: it has not chosen that for its life.
+    pub(super) fn let_run_anywhere(&mut self, thread: u32) {
+        let kept = self.profiles.values_mut().filter(|profile| profile.inner_id() == thread);
+        kept.for_each(|profile| profile.status.cpus.fill(u32::MAX));
+    }
+
     /// The vdso is code that each process has; its `syscall` instruction is the one that capture uses.
     fn find_vdso(&mut self) -> Result<(), CaptureError> {
         let pid = self.pid;

@@ -134,7 +134,7 @@ pub(crate) fn options() -> CaptureOptions {
 pub(crate) fn offer(start: u64) -> Offer {
     const PAGES_BYTES: u64 = 256 << 10;
     let mark = [0x6b72_616d_u64.to_ne_bytes(), start.to_ne_bytes()].concat();
-    Offer { pages: start..start + PAGES_BYTES, mark }
+    Offer { pages: start..start + PAGES_BYTES, mark, kept_thread: None }
 }
 
 /// The page's word that the programs' `known` gives.

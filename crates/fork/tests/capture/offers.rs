@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Captured, Offer};
 
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
 use crate::harness::{Parent, known, mapping_at, offer, options, word};
 
 const PAGE: u64 = 4096;
@@ -94,6 +97,27 @@ fn pages_that_no_fork_hands_down_are_refused() {
         still_runs(&mut parent);
         parent.capture().unwrap_or_else(|error| panic!("{what}: {error}"));
     }
+}
+
+/// What a thread has chosen is carried; where it waits on one CPU for its answer alone, nothing is.
+#[test]
+fn a_thread_that_is_kept_to_a_cpu_for_its_capture_has_not_chosen_it() {
+    let parent = Parent::start("offers", &["plain", "1"]);
+    let (pid, start) = (Pid::from_raw(parent.pid()), parent.told("pages"));
+    let cpus = sched_getaffinity(pid).unwrap();
+    if cpus.count() < 2 {
+        return;
+    }
+    let mut first = CpuSet::new();
+    first.set((0..CpuSet::MAX_CPU).find(|cpu| cpus.is_set(*cpu)).unwrap());
+    sched_setaffinity(pid, &first).unwrap();
+    let chosen = |kept_thread| {
+        let captured = capture_with(&parent, Offer { kept_thread, ..offer(start) }).unwrap();
+        captured.descriptor.threads.iter().map(|thread| thread.cpus.is_empty()).collect::<Vec<_>>()
+    };
+    assert_eq!(chosen(None), [false, true]);
+    assert_eq!(chosen(Some(parent.pid().unsigned_abs())), [true, true]);
+    assert_eq!(sched_getaffinity(pid).unwrap(), first, "the process is left as it is");
 }
 
 /// Nothing is mapped that could be written and executed.

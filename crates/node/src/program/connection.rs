@@ -3,14 +3,13 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use farfork_fork::capture::{Offer, ProgramSockets};
 use farfork_program::layout::Pages;
-use farfork_program::{Fork, Reply, Request, Wish};
+use farfork_program::{Fork, Offered, Reply, Request, Wish};
 use farfork_wire::SeedId;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tonic::Code;
@@ -122,7 +121,7 @@ impl Connection {
 
     async fn grant(&mut self, socket: &Socket, socket_inode: u64, wish: Wish) -> io::Result<()> {
         match wish {
-            Wish::Checkpoint { name, ttl, pages } => match self.checkpoint(socket_inode, name, ttl, pages).await {
+            Wish::Checkpoint { name, ttl, offered } => match self.checkpoint(socket_inode, name, ttl, offered).await {
                 Ok(seed) => self.tell_parent(socket, seed).await,
                 Err(failure) => self.fail(&failure).await,
             },
@@ -148,10 +147,10 @@ impl Connection {
         socket_inode: u64,
         name: String,
         ttl: Option<Duration>,
-        pages: Option<Range<u64>>,
+        offered: Option<Offered>,
     ) -> Result<v1::Seed, Failure> {
         let sockets = self.registry.sockets(self.pid, socket_inode);
-        service::prepare_with(&self.node, self.pid, prepare_options(name, ttl, sockets, pages)).await
+        service::prepare_with(&self.node, self.pid, prepare_options(name, ttl, sockets, offered)).await
     }
 
     /// A program may fork its own seeds.
@@ -205,10 +204,10 @@ pub(super) fn prepare_options(
     name: String,
     ttl: Option<Duration>,
     sockets: ProgramSockets,
-    pages: Option<Range<u64>>,
+    offered: Option<Offered>,
 ) -> PrepareOptions {
     let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
-    let offer = pages.map(|pages| Offer { mark: Pages::mark(&pages), pages });
+    let offer = offered.map(|Offered { pages, kept_thread }| Offer { mark: Pages::mark(&pages), pages, kept_thread });
     PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), sockets, offer }
 }
 

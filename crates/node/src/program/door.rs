@@ -10,7 +10,6 @@
 //! A thread ends after every capture, as ptrace would have it: what did not stop for one is let go by its tracer's end.
 
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +17,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_fork::capture::{self, Begun, CaptureError, Captured, Observer};
-use farfork_program::{REQUEST_BYTES_MAX, Request, Wish};
+use farfork_program::{Offered, REQUEST_BYTES_MAX, Request, Wish};
 use farfork_sys::fdpass;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{Shutdown, SocketFlags};
@@ -181,10 +180,10 @@ impl Hall {
             }
         };
         let request = first.as_ref().and_then(|message| Request::decode(message).ok());
-        if let (Some(Request { socket_inode, wish: Wish::Checkpoint { name, ttl, pages } }), Ok(Some(pid))) =
+        if let (Some(Request { socket_inode, wish: Wish::Checkpoint { name, ttl, offered } }), Ok(Some(pid))) =
             (request, fdpass::peer_pid(socket.as_fd()))
         {
-            return Some((socket, place, Checkpoint { pid: pid.unsigned_abs(), socket_inode, name, ttl, pages }));
+            return Some((socket, place, Checkpoint { pid: pid.unsigned_abs(), socket_inode, name, ttl, offered }));
         }
         self.pass_on(Arrival { socket, first, registered: None, place });
         None
@@ -192,11 +191,11 @@ impl Hall {
 
     /// Makes a seed of a program, which waits for the answer at its socket.
     fn checkpoint(self: Arc<Self>, socket: OwnedFd, place: OwnedSemaphorePermit, request: Checkpoint) {
-        let Checkpoint { pid, socket_inode, name, ttl, pages } = request;
+        let Checkpoint { pid, socket_inode, name, ttl, offered } = request;
         let registered = self.registry.register(pid, socket_inode);
         let sockets = self.registry.sockets(pid, socket_inode);
         let asking = Arc::new(Asking { pid, since: Instant::now(), socket, is_told: AtomicBool::new(false) });
-        let options = prepare_options(name, ttl, sockets, pages);
+        let options = prepare_options(name, ttl, sockets, offered);
         let asker = (options.sockets.clone(), options.offer.clone());
         let told = asking.clone();
         let answer = move |made: Result<v1::Seed, Failure>| match made {
@@ -241,7 +240,7 @@ struct Checkpoint {
     socket_inode: u64,
     name: String,
     ttl: Option<Duration>,
-    pages: Option<Range<u64>>,
+    offered: Option<Offered>,
 }
 
 /// A program's first message, of no bytes at its end; `None` if it says nothing for now.

@@ -1,10 +1,11 @@
-/* Asks for its own checkpoint, from a thread, twice, with callbacks around it. Says `seed ID` for each, then waits. A child
- * checks that its callbacks ran in order and that its threads go on, and gives `result SEED-NUMBER PAYLOAD` and a
- * megabyte. */
+/* Asks for its own checkpoint, from a thread, twice, with callbacks around it, the second time having chosen a CPU. Says
+ * `seed ID` for each, then waits. A child checks that its callbacks ran in order, that its threads go on and that they may run
+ * where they could, and gives `result SEED-NUMBER PAYLOAD` and a megabyte. */
 #include "../forked.h"
 
 #include <farfork.h>
 #include <pthread.h>
+#include <sched.h>
 
 #define FILLING_BYTES (1 << 20)
 
@@ -43,6 +44,12 @@ static int ask(int number) {
     return told;
 }
 
+static cpu_set_t allowed(void) {
+    cpu_set_t cpus;
+    REQUIRE(sched_getaffinity(0, sizeof cpus, &cpus) == 0);
+    return cpus;
+}
+
 __attribute__((noreturn)) static void be_child(struct farfork_outcome *who, int number) {
     static char filling[FILLING_BYTES];
     char text[128];
@@ -61,12 +68,18 @@ __attribute__((noreturn)) static void be_child(struct farfork_outcome *who, int 
 static void *checkpoints(void *unused) {
     (void)unused;
     struct farfork_options options = {.ttl_ms = 600000};
+    cpu_set_t cpus = allowed();
     for (int number = 1; number <= 2; number++) {
         struct farfork_outcome who;
         REQUIRE(farfork_checkpoint(&options, &who) == 0, "%s", farfork_error());
+        cpu_set_t now = allowed();
+        REQUIRE(CPU_EQUAL(&now, &cpus), "it may run on %d CPUs", CPU_COUNT(&now));
         if (who.is_child) be_child(&who, number);
         REQUIRE(!who.payload && who.result_fd < 0 && farfork_result(&who, "x", 1) < 0);
         say("seed %s", who.seed);
+        CPU_ZERO(&cpus);
+        CPU_SET(sched_getcpu(), &cpus);
+        REQUIRE(sched_setaffinity(0, sizeof cpus, &cpus) == 0);
     }
     return NULL;
 }

@@ -35,6 +35,8 @@ pub struct Offer {
     pub pages: Range<u64>,
     /// What the second of them must begin with: nobody writes to a process's memory by mistake.
     pub mark: Vec<u8>,
+    /// The thread, by its own id, that has kept itself to one CPU for the capture and else may run on all.
+    pub kept_thread: Option<u32>,
 }
 
 impl Offer {
