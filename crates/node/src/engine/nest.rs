@@ -77,14 +77,21 @@ impl Nests {
         ready.map_or_else(|| Nest::make(&self.node, &self.run_dir), Ok)
     }
 
-    /// Makes one for a child to come, in place of one that was taken.
+    /// Makes as many as are kept, in place of those that were taken.
     pub(super) fn refill(&self) {
-        if self.ready().len() >= READY_MAX {
-            return;
+        while self.ready().len() < READY_MAX {
+            match Nest::make(&self.node, &self.run_dir) {
+                Ok(nest) => self.keep(nest),
+                Err(error) => return tracing::debug!(%error, "no directory is made ahead of need"),
+            }
         }
-        match Nest::make(&self.node, &self.run_dir) {
-            Ok(nest) => self.ready().push(nest),
-            Err(error) => tracing::debug!(%error, "no directory is made ahead of need"),
+    }
+
+    /// Unless another has made the last one meanwhile: then it goes.
+    fn keep(&self, nest: Nest) {
+        let mut ready = self.ready();
+        if ready.len() < READY_MAX {
+            ready.push(nest);
         }
     }
 
@@ -102,7 +109,7 @@ pub(super) fn remove(directory: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Nests, RunDir};
+    use super::{Nests, READY_MAX, RunDir};
     use std::fs;
 
     #[test]
@@ -113,13 +120,14 @@ mod tests {
         let nests = Nests::new("n1".parse().unwrap(), run_dir.clone());
         nests.refill();
         let count = || fs::read_dir(run_dir.children()).unwrap().count();
-        assert_eq!(count(), 1);
+        assert_eq!(count(), READY_MAX);
         let (id, directory) = nests.take().unwrap().into_parts();
         assert_eq!(directory, run_dir.child(&id));
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
         let other = nests.take().unwrap();
         assert_ne!(other.id, id, "none is given twice");
         nests.refill();
+        assert_eq!(count(), READY_MAX + 2);
         drop((other, nests));
         assert_eq!(count(), 1, "what a child has stays");
     }
