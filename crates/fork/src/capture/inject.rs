@@ -169,7 +169,8 @@ impl<'a> Injector<'a> {
         ptrace::resume(running.tid(), 0).map_err(CaptureError::trace("resume", running.tid()))
     }
 
-    /// Waits until the scripts have ended for which `must` says so; those and others that have are taken out.
+    /// Waits until the scripts have ended for which `must` says so; those and others that have are taken out. The registers of
+    /// their threads lead home then: the desks are free.
     pub(super) async fn finish(
         &mut self,
         running: &mut Vec<Running>,
@@ -183,8 +184,10 @@ impl<'a> Injector<'a> {
                 continue;
             };
             let Report::Stopped { signal, event } = report else { return Err(CaptureError::Gone { pid: self.pid }) };
-            if running[at].has_ended(signal, event, &read_registers(tid)?) {
-                running.swap_remove(at);
+            let registers = read_registers(tid)?;
+            if running[at].has_ended(signal, event, &registers) {
+                let home = running.swap_remove(at).home(&registers);
+                ptrace::set_registers(tid, &home).map_err(CaptureError::trace("set the registers of", tid))?;
                 continue;
             }
             if Running::has_failed(signal, event) {
@@ -248,6 +251,13 @@ impl<'a> Injector<'a> {
     /// A report of a thread that nothing is under way in: the newborn's first stop, or an end.
     fn note(&mut self, tid: i32, report: Report) -> Result<(), CaptureError> {
         match report {
+            // A clone that somebody has killed: who uses it will find that. The threads at work must not be left for it, and the
+            // kernel tells of it until it is taken.
+            Report::Ended if self.post.is_some_and(|post| !post.knows(tid)) => {
+                let _ = ptrace::reap(tid);
+                self.newborn.get_or_insert(tid);
+                Ok(())
+            }
             Report::Ended => Err(CaptureError::Gone { pid: self.pid }),
             // It stands again: somebody has sent it a signal that stops or continues.
             Report::Stopped { .. } if self.post.is_some_and(|post| post.knows(tid)) => Ok(()),

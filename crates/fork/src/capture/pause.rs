@@ -110,7 +110,6 @@ pub(super) async fn pause(
     look_at_new_threads(&stopped.snapshot, &mut prepared.survey)?;
     let filters = take_filters(&stopped.snapshot, &prepared.survey)?;
     let end = end_signal(&stopped.snapshot, &prepared.survey)?;
-    stopped.snapshot.leader().block_signals(end)?;
     times.registers = begun.elapsed();
     let (lifeline, rescue) =
         phase!(await "prepare.lifeline", reach(&stopped.snapshot, prepared, &standing, end, injector))?;
@@ -146,13 +145,14 @@ async fn reach(
     let gadgets = prepared.gadgets.or_else(|| Gadgets::find(survey.pid, &survey.maps));
     let rescue = Rescue::prepare(snapshot.leader(), &standing[0], gadgets, &survey.maps, mem);
     let rescued = (rescue.as_ref(), mem);
-    match Lifeline::map(snapshot, room, end, rescued, injector).await {
-        Ok(lifeline) => Ok((lifeline, rescue)),
-        Err(error) => {
-            rescue::leave(snapshot.leader(), rescued);
-            Err(error)
-        }
+    let mapped = match rescue::enter(snapshot.leader(), end, rescued) {
+        Ok(()) => Lifeline::map(snapshot, room, end, rescued, injector).await,
+        Err(error) => Err(error),
+    };
+    if mapped.is_err() {
+        rescue::leave(snapshot.leader(), rescued);
     }
+    mapped.map(|lifeline| (lifeline, rescue))
 }
 
 /// A thread that was born since the survey.
@@ -277,10 +277,9 @@ fn start(
     let mut all = Vec::with_capacity(tasks.len());
     for (index, (thread, task)) in snapshot.threads.iter().zip(tasks).enumerate() {
         let running = lifeline.running(index, thread.tid, task.calls.len());
-        if index > 0 {
-            thread.block_signals(end)?;
-        }
         injector.aim(&running, &thread.registers)?;
+        // Only now: should we die, its script unblocks them.
+        thread.block_signals(end)?;
         // Its clone would have it, too.
         if index == 0
             && let Some(rescue) = rescue

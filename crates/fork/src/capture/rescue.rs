@@ -9,7 +9,8 @@
 //! ```
 //!
 //! As long as we live, the thread is stopped behind the call. If we die it returns into rt_sigreturn(2), which loads
-//! everything that it had. So the frame stays until the thread's registers lead elsewhere: to its script, or back. Where the program has no such code (or no such stack) the call is made in the vdso, without.
+//! everything that it had. So the frame stays until the thread's registers lead elsewhere: to its script, or back. Where the
+//! program has no such code (or no such stack) the call is made in the vdso, without.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -18,11 +19,13 @@ use std::sync::{Mutex, PoisonError};
 
 use farfork_sys::memory::read_process;
 use farfork_sys::process::MapEntry;
-use farfork_sys::ptrace::Registers;
+use farfork_sys::ptrace::{self, Registers};
 use farfork_wire::descriptor::AltStack;
 use memchr::memmem;
 
+use super::error::CaptureError;
 use super::restart;
+use super::script::EndSignal;
 use super::state::Standing;
 use super::stopped::StoppedThread;
 use crate::restore::frame::{FrameState, frame_bytes, lay_out};
@@ -150,10 +153,31 @@ impl Rescue {
         let _ = mem.write_all_at(&self.saved, self.address);
     }
 
+    /// Where the thread loads everything that it had.
+    fn home(&self, registers: &Registers) -> Registers {
+        const RETURN_ADDRESS_BYTES: u64 = 8;
+        let (rip, rsp) = (self.gadgets.sigreturn, self.address + RETURN_ADDRESS_BYTES);
+        Registers { rip, rsp, orig_rax: u64::MAX, ..*registers }
+    }
+
     /// Where to make a call, and with which stack pointer.
     pub(super) fn place(&self, registers: Registers) -> Registers {
         Registers { rip: self.gadgets.syscall_return, rsp: self.address, ..registers }
     }
+}
+
+/// Has the leader's registers lead to its rescue, and then blocks its signals: who is killed in between leaves no thread whose
+/// signals nobody unblocks. To be followed by [`leave`], whatever comes of it.
+pub(super) fn enter(
+    leader: &StoppedThread,
+    end: EndSignal,
+    (rescue, mem): (Option<&Rescue>, &File),
+) -> Result<(), CaptureError> {
+    if let Some(rescue) = rescue.filter(|rescue| rescue.arm(mem)) {
+        let home = rescue.home(&leader.registers);
+        ptrace::set_registers(leader.tid, &home).map_err(CaptureError::trace("set the registers of", leader.tid))?;
+    }
+    leader.block_signals(end)
 }
 
 /// Has the leader's registers lead away from its rescue, which is of no use then.

@@ -46,6 +46,9 @@ pub(super) const CODE: [u8; 56] = [
 /// Offset of the instruction behind the calls' `syscall`.
 const BEHIND_SYSCALL: u64 = 0x23;
 
+/// Offset of the rt_sigreturn.
+const HOME: u64 = 0x31;
+
 const TGKILL: u64 = 234;
 
 /// The signal that a script ends with. Its delivery is what the thread stops at; it is never delivered, unless we die.
@@ -115,6 +118,12 @@ impl Running {
         Registers { rip: self.code, r15: self.script, rsp: self.rsp, orig_rax: u64::MAX, rax: 0, ..*base }
     }
 
+    /// Registers of a script that has ended, which lead home whatever is written to the desk from now on: should we die, the
+    /// thread must not read its next call there.
+    pub(super) fn home(&self, ended: &Registers) -> Registers {
+        Registers { rip: self.code + HOME, rsp: self.rsp, orig_rax: u64::MAX, ..*ended }
+    }
+
     /// Whether a stop is the script's end: its own signal, sent by its own last call.
     pub(super) fn has_ended(&self, signal: i32, event: i32, registers: &Registers) -> bool {
         let place = (registers.rip, registers.r15);
@@ -140,9 +149,9 @@ mod tests {
         let jump = |at: usize| (at + 2).wrapping_add_signed(isize::from(CODE[at + 1].cast_signed()));
         let syscall = CODE.windows(2).position(|window| window == [0x0f, 0x05]).unwrap();
         assert_eq!(syscall as u64 + 2, BEHIND_SYSCALL);
-        assert_eq!((CODE[7], jump(7)), (0x74, 0x31), "the end is the rt_sigreturn");
+        assert_eq!((CODE[7], jump(7)), (0x74, HOME as usize), "the end is the rt_sigreturn");
         assert_eq!((CODE[0x2f], jump(0x2f)), (0xeb, 0), "the loop begins at the beginning");
-        assert_eq!(CODE[0x31..], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
+        assert_eq!(CODE[HOME as usize..], [0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
     }
 
     #[test]

@@ -176,12 +176,11 @@ impl StoppedThread {
         ptrace::set_signal_mask(self.tid, end.mask()).map_err(CaptureError::trace("block the signals of", self.tid))
     }
 
-    /// Puts its registers and signal mask back, in this order: one that waits in sigwaitinfo(2) was found with another mask where
-    /// the mask came first.
+    /// Puts its signal mask and registers back. The registers last: until then they lead to what puts back both, should we die.
     pub(super) fn restore(&self) {
         // A thread that was killed meanwhile has nothing left to restore.
-        let _ = ptrace::set_registers(self.tid, &self.registers);
         let _ = ptrace::set_signal_mask(self.tid, self.signal_mask);
+        let _ = ptrace::set_registers(self.tid, &self.registers);
     }
 }
 

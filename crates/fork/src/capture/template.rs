@@ -138,6 +138,10 @@ impl Clone {
 
     fn await_end(&self) -> bool {
         let deadline = Deadline::after(END_LIMIT);
+        // Its end may have been taken before, when it was killed by somebody else.
+        if !matches!(ptrace::reap(self.pid), Ok(false)) {
+            return true;
+        }
         while !deadline.is_over() {
             match deadline.next_report() {
                 Ok((tid, Report::Ended)) if tid == self.pid => return ptrace::reap(tid).unwrap_or(true),
@@ -176,10 +180,11 @@ impl Clone {
         let rescue = Rescue::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
         let mut injector = Injector::new(pid, self.syscall_at, &deadline);
         filters::suspend(pid, &status)?;
-        leader.block_signals(EndSignal::for_process(&status, &stopped.snapshot))?;
+        let (rescued, end) = ((rescue.as_ref(), &mem), EndSignal::for_process(&status, &stopped.snapshot));
         let call = reap_call(self.inner_pid);
-        let reaped = at_once(injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem));
-        rescue::leave(leader, (rescue.as_ref(), &mem));
+        let reaped = rescue::enter(leader, end, rescued)
+            .and_then(|()| at_once(injector.call_safely((pid, &leader.registers), call, rescue.as_ref(), &mem)));
+        rescue::leave(leader, rescued);
         stopped.withhold(&mut injector.withheld);
         reaped.map(drop)
     }

@@ -77,6 +77,12 @@ impl Parent {
         }
     }
 
+    /// What it said last, and its status, when it has ended by itself.
+    pub(crate) fn say_how_it_ended(&mut self) -> String {
+        let status = self.child.wait().expect("it is our child");
+        format!("{status}; {:?}", self.lines.iter().last())
+    }
+
     /// Writes to its standard input.
     pub(crate) fn write(&mut self, bytes: &[u8]) {
         let stdin: &mut ChildStdin = self.child.stdin.as_mut().expect("its input is a pipe");

@@ -4,6 +4,7 @@
 
 mod contents;
 mod disturbance;
+mod ended_within;
 mod flags;
 mod harness;
 mod images;

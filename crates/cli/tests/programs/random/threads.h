@@ -113,17 +113,23 @@ static void make_threads(void) {
     }
 }
 
-/* A child's main thread may be the first: the others have all signals blocked until they are what they were. */
-static int is_awake(int tid) {
+/* Looks until a thread is stated as it is, a millisecond apart. */
+#define LOOKS_MAX 5000
+
+/* Who looks may be the first that runs again: other threads of a child have all signals blocked until they are what they were,
+ * and one that was stopped in sigwaitinfo(2) blocks what it waits for until it has come there again. */
+static int is_awake(const struct worker *worker) {
     char path[64];
-    snprintf(path, sizeof path, "/proc/self/task/%d/status", tid);
-    return strstr(read_whole(path), "SigBlk:\tfffffffffffbfeff") == NULL;
+    snprintf(path, sizeof path, "/proc/self/task/%d/status", atomic_load(&worker->tid));
+    const char *line = strstr(read_whole(path), "SigBlk:\t");
+    uint64_t blocked = line ? strtoul(line + strlen("SigBlk:\t"), NULL, 16) : 0;
+    return blocked != 0xfffffffffffbfeff && !(worker->wait == 6 && blocked >> (SIGRTMAX - 1) & 1);
 }
 
 /* As others see them. */
 static void state_threads(void) {
     for (unsigned i = 0; i < workers_count; i++)
-        while (!is_awake(atomic_load(&workers[i].tid))) usleep(1000);
+        for (int looks = 0; looks < LOOKS_MAX && !is_awake(&workers[i]); looks++) usleep(1000);
     static const char *const words[] = {"Name:", "SigPnd:", "SigBlk:", "CapEff:", "NoNewPrivs:", "Seccomp:"};
     for (unsigned i = 0; i < workers_count; i++) {
         char path[64];

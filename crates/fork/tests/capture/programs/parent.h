@@ -52,6 +52,8 @@ static inline uint64_t known(uint64_t page) { return page * 0x9e3779b97f4a7c15UL
 // Pages to offer for the calls of a capture: one for code, the others to write to, with a mark (a word, and their address).
 static inline char *offer(int flags, int code_rights) {
     char *pages = CHECK(mmap(NULL, PAGES_BYTES, PROT_READ | PROT_WRITE, flags | MAP_ANONYMOUS, -1, 0));
+    // Who takes this for calls to make ends with the first.
+    for (size_t at = PAGE + 64; at < PAGES_BYTES; at += 64) *(uint64_t *)(pages + at) = SYS_exit_group;
     // What is not used must stay as it is.
     for (size_t at = 2 * PAGE + 64; at < PAGES_BYTES; at += 512) *(uint64_t *)(pages + at) = known(at);
     uint64_t mark[2] = {0x6b72616d, (uint64_t)pages};

@@ -8,6 +8,9 @@
 
 #define DATA_PAGES 2048
 
+// Pages of it, every second, that a process keeps from fork(2) whose tracers die.
+#define UNFORKED_PLACES 60
+
 static pthread_mutex_t robust, lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t never = PTHREAD_COND_INITIALIZER;
 
@@ -95,7 +98,7 @@ static void *restarter(void *unused) {
 int main(int count, char **words) {
     begin();
     int spinning = count > 1 && !strcmp(words[1], "spinning");
-    // A stop whose tracer dies ends epoll_wait with EINTR, which no one is left to undo.
+    // Its tracers die. A stop whose tracer dies ends epoll_wait with EINTR, which no one is left to undo.
     int tolerant = count > 3;
     // Ballast, in mebibytes, makes a clone take its time.
     if (count > 2) memset(malloc(strtoul(words[2], NULL, 10) << 20), 1, strtoul(words[2], NULL, 10) << 20);
@@ -106,6 +109,8 @@ int main(int count, char **words) {
     pthread_mutex_init(&robust, &attributes);
     uint64_t *data = CHECK(mmap(NULL, DATA_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     for (uint64_t page = 0; page < DATA_PAGES; page++) data[page * PAGE / 8] = known(page);
+    for (int place = 0; tolerant && place < UNFORKED_PLACES; place++)
+        CHECK(madvise((char *)data + 2 * place * PAGE, PAGE, MADV_DONTFORK));
     tell("data", (unsigned long)data);
 
     pthread_t thread;

@@ -1,0 +1,181 @@
+//! The capturing process is killed before each call of its own that changes anything in the parent, one after the other: at
+//! no moment of the pause is there a parent that could not go on as it was.
+//!
+//! ```text
+//!  this test ── traces ──▶ the victim ── captures ──▶ the parent
+//!              counts its calls of ptrace(2) and its writes to memory; SIGKILL before the one it is at
+//! ```
+
+use std::env;
+use std::io::{Read, Write};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_fork::capture::{self, CaptureOptions};
+use farfork_sys::process::{self, Status};
+use farfork_sys::ptrace::{self, Patience, Report};
+
+use crate::harness::{PATIENCE, Parent, offer, options};
+
+/// The parent, and where it has pages to offer (none are offered where that is empty), in the victim's environment.
+const PARENT: &str = "FARFORK_TEST_PARENT";
+const PAGES: &str = "FARFORK_TEST_PAGES";
+
+/// Places that the parent keeps from fork(2): the scripts of its second clone are longer than those of its first.
+const PLACES: usize = 60;
+
+/// PTRACE_O_TRACECLONE: threads that a tracee makes are traced, too.
+const OPTION_TRACE_CLONE: usize = 1 << 3;
+const SYSCALL_STOP: i32 = 5 | 0x80;
+const SIGCHLD: i32 = 17;
+
+/// The victim: captures once, when it is told to. Started by the tests below, and nothing by itself.
+#[test]
+#[ignore = "the victim of other tests"]
+fn captures_once() {
+    let Some(pid) = env::var(PARENT).ok().and_then(|pid| pid.parse().ok()) else { return };
+    let pages = env::var(PAGES).ok().and_then(|start| start.parse().ok());
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    capture::prepare(pid, CaptureOptions { offer: pages.map(offer), ..options() }).unwrap();
+}
+
+#[test]
+fn a_parent_is_whole_wherever_its_capture_ends() {
+    end_within_each_call(false);
+}
+
+#[test]
+fn so_it_is_where_it_offers_pages() {
+    end_within_each_call(true);
+}
+
+fn end_within_each_call(offers: bool) {
+    let mut parent = Parent::start("threads", &["quiet", "4", "tolerant"]);
+    let pages = if offers { parent.told("pages").to_string() } else { String::new() };
+    let whole = Wholeness::of(parent.pid());
+    assert_eq!(whole.kept_from_fork, PLACES);
+    let count = end_before(usize::MAX, &mut parent, &pages);
+    assert!(count > 50, "a capture changes more than {count} things");
+    // Backwards: what an early end leaves on the pages that the parent offers must not help a later one.
+    for calls in (0..count).rev() {
+        end_before(calls, &mut parent, &pages);
+        whole.require(parent.pid(), calls);
+        // What it says itself takes a while.
+        if calls % 16 == 0 {
+            parent.wait_for("round");
+        }
+    }
+    parent.wait_for("round");
+    parent.capture().unwrap();
+}
+
+/// Has a victim capture the parent, and kills it before it makes the call after `calls` others. Tells how many it made.
+fn end_before(calls: usize, parent: &mut Parent, pages: &str) -> usize {
+    let mut victim = Command::new(env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "ended_within::captures_once"])
+        .env(PARENT, parent.pid().to_string())
+        .env(PAGES, pages)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let pid = victim.id() as i32;
+    seize_all(pid);
+    victim.stdin.take().unwrap().write_all(b"!").unwrap();
+    let made = follow(&mut victim, parent.pid(), calls).unwrap_or_else(|| {
+        panic!("the parent ended while calls before {calls} were made: {}", parent.say_how_it_ended());
+    });
+    victim.wait().unwrap();
+    made
+}
+
+/// All threads of the victim, which must have reached its reading of standard input: those that it makes later are traced from
+/// their births.
+fn seize_all(pid: i32) {
+    let begun = Instant::now();
+    let reads = |tid: &i32| {
+        let call = std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/syscall")).unwrap_or_default();
+        call.starts_with("0 0x0 ")
+    };
+    while !process::threads(pid).unwrap().iter().any(reads) {
+        assert!(begun.elapsed() < PATIENCE, "the victim never waits");
+        thread::sleep(Duration::from_millis(1));
+    }
+    for tid in process::threads(pid).unwrap() {
+        ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD | OPTION_TRACE_CLONE).unwrap();
+    }
+}
+
+/// How many calls the victim made; `None` where the parent has ended.
+fn follow(victim: &mut Child, parent: i32, calls: usize) -> Option<usize> {
+    let (pid, mut made) = (victim.id() as i32, 0);
+    loop {
+        let Some((tid, report)) = ptrace::wait_any(Patience::Sleep).unwrap() else { continue };
+        match report {
+            Report::Ended if tid == parent => return None,
+            Report::Ended if tid == pid => return Some(made),
+            Report::Ended => drop(ptrace::reap(tid)),
+            Report::Stopped { signal: SYSCALL_STOP, .. } => {
+                let changes = is_change(tid);
+                if changes && made == calls {
+                    victim.kill().unwrap();
+                    continue;
+                }
+                made += usize::from(changes);
+                drop(ptrace::resume_to_syscall(tid));
+            }
+            // A thread's birth, on either side; and SIGCHLD, with which the kernel tells the victim of the parent's stops.
+            Report::Stopped { event, signal } if event != 0 || signal == SIGCHLD => {
+                drop(ptrace::resume_to_syscall(tid));
+            }
+            Report::Stopped { signal, .. } => drop(ptrace::resume(tid, signal)),
+        }
+    }
+}
+
+/// Whether a thread that stands at a system call is about to make one that changes something in a tracee.
+fn is_change(tid: i32) -> bool {
+    const PTRACE: u64 = 101;
+    const PWRITE: u64 = 18;
+    /// CONT, DETACH, SYSCALL; SETOPTIONS, SETREGSET, SEIZE, INTERRUPT, SETSIGMASK.
+    const REQUESTS: [u64; 8] = [7, 17, 24, 0x4200, 0x4205, 0x4206, 0x4207, 0x420b];
+    const NOT_MADE_YET: u64 = (rustix::io::Errno::NOSYS.raw_os_error() as u64).wrapping_neg();
+    let Ok(Some(registers)) = ptrace::registers(tid) else { return false };
+    let is_entry = registers.rax == NOT_MADE_YET;
+    is_entry && (registers.orig_rax == PWRITE || registers.orig_rax == PTRACE && REQUESTS.contains(&registers.rdi))
+}
+
+/// What a parent is as the kernel tells it, and what no capture may leave otherwise.
+struct Wholeness {
+    /// Of each thread: its id, and what it blocks.
+    masks: Vec<(i32, u64)>,
+    kept_from_fork: usize,
+}
+
+impl Wholeness {
+    fn of(pid: i32) -> Self {
+        let mask = |tid: i32| (tid, Status::read(tid).map_or(0, |status| status.signals_blocked));
+        let masks = process::threads(pid).expect("the parent lives").into_iter().map(mask).collect();
+        let areas = process::smaps(pid).expect("the parent lives");
+        Self { masks, kept_from_fork: areas.iter().filter(|area| area.has_flag("dc")).count() }
+    }
+
+    /// What a script was about it ends by itself.
+    fn require(&self, pid: i32, calls: usize) {
+        let begun = Instant::now();
+        loop {
+            let now = Self::of(pid);
+            if (&now.masks, now.kept_from_fork) == (&self.masks, self.kept_from_fork) {
+                return;
+            }
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "before call {calls}: {:?}, {} places kept",
+                now.masks,
+                now.kept_from_fork
+            );
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
