@@ -4,6 +4,7 @@ use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -21,6 +22,10 @@ use crate::{Global, privilege};
 
 /// More than a token's file has, in bytes.
 const TOKEN_BYTES_MAX: u64 = 1024;
+
+/// How long a thread for what blocks stays without work. They take turns, so that a call every half second keeps all of them that were
+/// started within that time: with the runtime's 10 s, twenty, each with a stack and a heap of its own.
+const IDLE_THREAD_LIMIT: Duration = Duration::from_secs(2);
 
 /// Run this machine's daemon, until SIGTERM or SIGINT.
 ///
@@ -129,7 +134,8 @@ impl Node {
             },
         };
         let object = format!("node {}", options.name);
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let mut runtime = tokio::runtime::Builder::new_multi_thread();
+        let runtime = runtime.enable_all().thread_keep_alive(IDLE_THREAD_LIMIT).build()?;
         runtime.block_on(daemon::run(options)).context(object)?;
         Ok(ExitCode::SUCCESS)
     }

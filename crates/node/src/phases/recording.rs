@@ -53,8 +53,14 @@ impl Drop for Running {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, PoisonError};
+
     use super::{Recording, TARGET};
     use tracing_subscriber::layer::SubscriberExt as _;
+
+    /// Who listens is remembered for each place in the program, for all threads together: where one test comes to such a place for the
+    /// first time while the other begins to listen, it may be remembered that nobody does.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
     fn work() {
         let _outer = tracing::debug_span!(target: TARGET, "work.do").entered();
@@ -71,6 +77,7 @@ mod tests {
 
     #[test]
     fn only_the_phases_of_who_asked_are_told() {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let subscriber = tracing_subscriber::registry().with(super::super::layer());
         tracing::subscriber::with_default(subscriber, || {
             let node = "n1".parse().unwrap();
@@ -88,6 +95,7 @@ mod tests {
 
     #[test]
     fn without_a_collector_nothing_is_told() {
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let recording = Recording::start(true, &"n1".parse().unwrap(), "prepare");
         recording.span().in_scope(work);
         assert!(recording.finish().is_empty());

@@ -25,8 +25,9 @@ use crate::{Global, output, privilege};
 /// and compares every byte of every page with what it must be.
 ///
 /// It passes when no child ever found a wrong byte; each ended as it should, or as it may after what was done to it, and was told
-/// why; the nodes fork at least nine tenths as many children a second as before the first round; and they have no more processes, namespaces, mounts, control groups, files, descriptors, threads and memory
-/// afterwards than before.
+/// why; the nodes fork at least nine tenths as many children a second as before the first round, where the run took five minutes or
+/// more; and they have no more processes, namespaces, mounts, control groups, files, descriptors, threads and memory afterwards than
+/// before.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
