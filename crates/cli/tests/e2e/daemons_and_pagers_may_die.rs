@@ -107,6 +107,8 @@ fn daemon_of_parent() {
     paging.cluster.kill_daemon(0);
     paging.require_verdict();
     paging.cluster.restart_daemon(0);
+    // It knows where the others are, and lists them once they have answered.
+    paging.cluster.wait_until_all_are_alive();
     let seed = Seed::of(paging.cluster.first(), &paging.parent);
     let children = seed.fork_detached(&["21 100".to_owned()], &["--to", paging.cluster.name(1)]);
     seed.check_answers(&paging.parent, &children, &[21]);
