@@ -3,9 +3,12 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
+use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Value, json};
+
+use crate::error::BenchError;
 
 /// Samples of each figure, in the order of their keys, and a file that each one is written to as it comes.
 #[derive(Debug)]
@@ -31,6 +34,16 @@ impl<K: Ord + Serialize> Samples<K> {
     /// None yet.
     pub(crate) fn new(lines: Option<File>) -> Self {
         Self { values: BTreeMap::new(), lines: lines.map(BufWriter::new) }
+    }
+
+    /// None yet; each is to be written into a new file at this path, if there is one.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub(crate) fn written_to(path: Option<&Path>) -> Result<Self, BenchError> {
+        let create =
+            |path: &Path| File::create(path).map_err(|cause| BenchError::File { path: path.to_owned(), cause });
+        Ok(Self::new(path.map(create).transpose()?))
     }
 
     /// Takes a sample.

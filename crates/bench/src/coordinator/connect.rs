@@ -1,7 +1,6 @@
 //! The course of `farfork bench connect`: for each number of clients and threads, the floor and farfork's connections with
 //! each protection in turn, several times, so that what else the machine does meets all of them.
 
-use std::fs::File;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -99,8 +98,7 @@ pub fn run_connect(
     farfork: &Path,
     show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
 ) -> Result<ConnectReport, BenchError> {
-    let create = |path: &PathBuf| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause });
-    let samples = Samples::new(plan.samples_file.as_ref().map(create).transpose()?);
+    let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
     let stage = Stage::new("connect", farfork, clients)?;
     let floor = CONNECT.install(stage.scratch.path())?;

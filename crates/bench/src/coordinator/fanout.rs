@@ -1,7 +1,7 @@
 //! The course of `farfork bench fanout`: many children of one seed over some nodes, in turn with local forks that do the same
 //! with and without the namespaces of a container; then what memory one child has for itself.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -104,11 +104,10 @@ pub async fn run_fanout(
     farfork: PathBuf,
     show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
 ) -> Result<FanoutReport, BenchError> {
-    let file = |path: &PathBuf| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause });
-    let lines = plan.samples_file.as_ref().map(file).transpose()?;
+    let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
     let mut cluster = Cluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
-    let mut course = Course::begin(plan, &mut cluster, Samples::new(lines)).await?;
+    let mut course = Course::begin(plan, &mut cluster, samples).await?;
     let steps = plan.runs * By::ALL.len();
     for done in 0..steps {
         let by = By::ALL[done % By::ALL.len()];

@@ -1,7 +1,6 @@
 //! The course of `farfork bench fault`: single faults of a child on another node, back to back and after idleness, alone and
 //! beside a stream to another child of that node, in turn with what two bare programs need for the same.
 
-use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -93,8 +92,7 @@ pub async fn run_fault(
     farfork: PathBuf,
     show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
 ) -> Result<FaultReport, BenchError> {
-    let create = |path: &PathBuf| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause });
-    let samples = Samples::new(plan.samples_file.as_ref().map(create).transpose()?);
+    let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let cluster = Cluster::start(farfork, plan.encrypted).await?;
     let (program, payload) = (SINGLE.install(cluster.scratch())?, PAYLOAD_PATH.as_ref());
     let parents = [MEMORY_MIB, plan.stream_mib].map(|mib| Parent::start(&SINGLE, &program, mib, payload));

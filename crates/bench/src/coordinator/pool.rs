@@ -1,7 +1,6 @@
 //! The course of `farfork bench pool`: a child is created in a container of the pool, one after the other and many at once; one
 //! that is warm is let go on, and paused. In turn with local forks that do the same, back to back and after a while of nothing.
 
-use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -98,11 +97,10 @@ pub async fn run_pool(
     farfork: PathBuf,
     show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
 ) -> Result<PoolReport, BenchError> {
-    let file = |path: &PathBuf| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause });
-    let lines = plan.samples_file.as_ref().map(file).transpose()?;
+    let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let arguments = ["--pool".to_owned(), plan.pool.to_string()];
     let mut cluster = Cluster::start_nodes(farfork, 1, true, &arguments).await?;
-    let mut course = Course::begin(plan, &mut cluster, Samples::new(lines)).await?;
+    let mut course = Course::begin(plan, &mut cluster, samples).await?;
     for done in 0..plan.runs {
         if show(RpcProgress { done, steps: plan.runs, what: "creating and pausing".to_owned() }).is_break() {
             return Err(BenchError::Interrupted);

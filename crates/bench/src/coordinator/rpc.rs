@@ -171,12 +171,10 @@ pub fn run_rpc(
     show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
 ) -> Result<RpcReport, BenchError> {
     let file = |path: &PathBuf, cause| BenchError::File { path: path.clone(), cause };
-    let samples_file =
-        plan.samples_file.as_ref().map(|path| std::fs::File::create(path).map_err(|cause| file(path, cause)));
+    let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
     let stage = Stage::new("rpc", farfork, clients)?;
     let echo = ECHO.install(stage.scratch.path())?;
-    let samples = Samples::new(samples_file.transpose()?);
     let mut course = Course { plan, stage, echo, samples, outcomes: Vec::new() };
     let steps: Vec<_> = plan.cases.iter().flat_map(|case| course.steps(case)).collect();
     let total = steps.len() * plan.runs;

@@ -1,7 +1,6 @@
 //! The course of `farfork bench warm-start`: C children that stand paused, each of which runs a function whenever it is let
 //! go on; in turn with local forks that are stopped by a signal and by a bare freezer. C is doubled as long as that brings more.
 
-use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,10 +83,9 @@ pub async fn run_warm_start(
     farfork: PathBuf,
     show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
 ) -> Result<WarmStartReport, BenchError> {
-    let file = |path: &PathBuf| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause });
-    let lines = plan.samples_file.as_ref().map(file).transpose()?;
+    let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let mut cluster = Cluster::start_nodes(farfork, 1, true, &[]).await?;
-    let mut course = Course::begin(plan, &mut cluster, Samples::new(lines)).await?;
+    let mut course = Course::begin(plan, &mut cluster, samples).await?;
     let found = match plan.parallel.as_slice() {
         [] => course.search(&mut cluster, show).await?,
         given => given.to_vec(),

@@ -6,7 +6,8 @@
 //!
 //! An image is written whole or not at all, for its owner alone (mode 0600: it has the parent's memory, and the token that
 //! opens the seed). Each page has a checksum, which is looked at whenever the page is read: a damaged image is an error,
-//! never a wrong byte. Beside it stands which pages the seed's children touch (`working_set`). When images are made and removed is the daemon's business.
+//! never a wrong byte. Beside it stands which pages the seed's children touch (`working_set`). When images are made and
+//! removed is the daemon's business.
 
 mod format;
 mod pages;

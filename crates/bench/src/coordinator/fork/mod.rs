@@ -5,7 +5,6 @@
 mod steps;
 pub(crate) mod strategies;
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -51,11 +50,7 @@ pub async fn run(
     require_memory(plan)?;
     let (peers, notes) = peers(plan).await?;
     let (began, load_before) = (Instant::now(), machine::load_average());
-    let lines = plan
-        .samples_file
-        .as_ref()
-        .map(|path| File::create(path).map_err(|cause| BenchError::File { path: path.clone(), cause }));
-    let samples = Samples::new(lines.transpose()?);
+    let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let steps = Step::all(&plan.sizes_mib, &peers);
     progress(Progress { done: 0, steps: steps.len(), mib: None });
     let mut course = Course::start(plan, farfork, samples).await?;
