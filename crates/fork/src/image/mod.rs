@@ -27,12 +27,14 @@ pub use writer::{Progress, write};
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file system would be too full afterwards.
-    #[error("image {} needs {needed_bytes} bytes, and {free_bytes} are free there: make room, or keep images elsewhere", path.display())]
+    #[error("image {} needs {image_bytes} bytes and leaves {kept_bytes} to others, and {free_bytes} are free there: make room, or keep images elsewhere", path.display())]
     NoRoom {
         /// The file.
         path: PathBuf,
-        /// Its size, and what is left free for others.
-        needed_bytes: u64,
+        /// Its size.
+        image_bytes: u64,
+        /// What is left free for others.
+        kept_bytes: u64,
         /// What there is.
         free_bytes: u64,
     },

@@ -18,8 +18,12 @@ use super::pages::Pages;
 /// Pages read and written at a time: 1 MiB, between two looks whether the image is still wanted.
 const CHUNK_PAGES: u64 = 256;
 
-/// One in so many blocks of the file system stays free: others write there too, and most file systems slow down when full.
+/// One in so many blocks of the file system stays free, up to [`FREE_BYTES`]: others write there too, and most file systems slow
+/// down when full.
 const FREE_PART: u64 = 20;
+
+/// What stays free at most. A twentieth of a large disk is more than others need, and would refuse images for which there is room.
+const FREE_BYTES: u64 = 1 << 30;
 
 /// What a file is called until it is whole.
 pub(super) const UNFINISHED: &str = "new";
@@ -120,18 +124,34 @@ fn copy(
     Ok(checksums)
 }
 
+/// What stays free of a file system of that size.
+fn kept_free(file_system_bytes: u64) -> u64 {
+    (file_system_bytes / FREE_PART).min(FREE_BYTES)
+}
+
 /// Takes the room for all of it now: a file system that fills up meanwhile is no reason to stop half-way.
 fn reserve(file: &File, bytes: u64, path: &Path) -> Result<(), ImageError> {
     let failed = |errno: rustix::io::Errno| ImageError::Write { path: path.to_owned(), source: errno.into() };
     let room = rustix::fs::fstatvfs(file).map_err(failed)?;
     let free_bytes = room.f_bavail * room.f_frsize;
-    let needed_bytes = bytes + room.f_blocks * room.f_frsize / FREE_PART;
-    if needed_bytes > free_bytes {
-        return Err(ImageError::NoRoom { path: path.to_owned(), needed_bytes, free_bytes });
+    let kept_bytes = kept_free(room.f_blocks * room.f_frsize);
+    if bytes + kept_bytes > free_bytes {
+        return Err(ImageError::NoRoom { path: path.to_owned(), image_bytes: bytes, kept_bytes, free_bytes });
     }
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
         // A file system that cannot reserve tells when it is full.
         Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
         Err(errno) => Err(failed(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_file_system_keeps_a_twentieth_and_a_large_one_a_gibibyte() {
+        assert_eq!(kept_free(64 << 20), (64 << 20) / 20);
+        assert_eq!(kept_free(256 << 30), 1 << 30);
     }
 }
