@@ -46,6 +46,12 @@ pub struct ForkPlan {
     pub access: Access,
     /// In what pages the parents have their memory.
     pub page_size: PageSize,
+    /// Threads of each parent, the first among them.
+    pub threads: u64,
+    /// Mappings of each parent beside its memory, and what every program has.
+    pub mappings: u64,
+    /// Whether each resume is that of its seed's first child on the node, which does not know the seed yet; else of a later one.
+    pub first: bool,
     /// Strategies that are measured beside each other, as `farfork fork --strategy` takes them.
     pub strategies: Vec<String>,
     /// Whether memory is encrypted between the nodes, as it is unless both are told not to.
@@ -72,6 +78,9 @@ impl Default for ForkPlan {
             order: Order::Random,
             access: Access::Read,
             page_size: PageSize::Small,
+            threads: 1,
+            mappings: 0,
+            first: false,
             strategies: Vec::new(),
             encrypted: true,
             peer: None,
@@ -87,9 +96,10 @@ impl ForkPlan {
         Self { peer, time_max, ..Self::default() }
     }
 
-    /// What each program is told of its memory.
+    /// What each program is told.
     pub(crate) fn manner(&self) -> Manner {
-        Manner { order: self.order, access: self.access, page_size: self.page_size }
+        let Self { order, access, page_size, threads, mappings, .. } = *self;
+        Manner { order, access, page_size, threads, mappings }
     }
 }
 

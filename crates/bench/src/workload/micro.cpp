@@ -17,9 +17,10 @@
 // and when it could have spoken; how long touching took, with how many page faults; how many pages were not its parent's;
 // how much of its memory others have, too, and how much is its own (smaps_rollup of proc(5)).
 //
-// PAGES says in what pages the memory is: `small`, or `huge` where the machine has them.
+// PAGES says in what pages the memory is: `small`, or `huge` where the machine has them. It has THREADS threads, of which all
+// but the first wait, and MAPPINGS mappings beside that memory and what every program has.
 //
-// usage: micro MIB ORDER ACCESS PAYLOAD PAGES
+// usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS
 #include <farfork.h>
 
 #include <cstdarg>
@@ -33,6 +34,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <x86intrin.h>
 
@@ -308,17 +310,39 @@ void map(size_t bytes, bool in_huge_pages) {
     memory = reinterpret_cast<volatile uint64_t *>(start);
 }
 
+// Pages that neighbours' protection keeps apart, each written to.
+void map_apart(uint64_t mappings) {
+    if (mappings == 0) return;
+    void *at = mmap(nullptr, mappings * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) give_up("mmap");
+    auto *byte = static_cast<char *>(at);
+    for (uint64_t i = 0; i < mappings; i++) {
+        byte[i * PAGE_BYTES] = 1;
+        if (i % 2 == 1 && mprotect(byte + i * PAGE_BYTES, PAGE_BYTES, PROT_READ) != 0) give_up("mprotect");
+    }
+}
+
+// Threads beside the first, which wait for ever.
+void wait_in_threads(unsigned long threads) {
+    for (unsigned long i = 1; i < threads; i++)
+        std::thread([] {
+            for (;;) pause();
+        }).detach();
+}
+
 } // namespace
 
 int main(int count, char **arguments) {
-    if (count != 6) {
-        fputs("usage: micro MIB ORDER ACCESS PAYLOAD PAGES\n", stderr);
+    if (count != 8) {
+        fputs("usage: micro MIB ORDER ACCESS PAYLOAD PAGES THREADS MAPPINGS\n", stderr);
         return 2;
     }
     order = strcmp(arguments[2], "random") == 0 ? Order::random : Order::sequential;
     access_mode = strcmp(arguments[3], "write") == 0 ? Access::write : Access::read;
     payload_path = arguments[4];
     map(strtoul(arguments[1], nullptr, 10) << 20, strcmp(arguments[5], "huge") == 0);
+    map_apart(strtoul(arguments[7], nullptr, 10));
+    wait_in_threads(strtoul(arguments[6], nullptr, 10));
     calibrate();
     fill();
     say("ready %d", getpid());

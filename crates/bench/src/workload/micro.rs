@@ -55,12 +55,16 @@ pub enum PageSize {
     Huge,
 }
 
-/// What a child does to its memory, and in what pages its parent has that.
+/// What a child does to its memory, and what its parent is made of.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Manner {
     pub(crate) order: Order,
     pub(crate) access: Access,
     pub(crate) page_size: PageSize,
+    /// Threads, the first among them.
+    pub(crate) threads: u64,
+    /// Mappings beside the memory that is touched, and what every program has.
+    pub(crate) mappings: u64,
 }
 
 impl Display for PageSize {
@@ -149,9 +153,9 @@ impl Micro {
         node: Option<&Path>,
     ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
-        let Manner { order, access, page_size } = manner;
+        let Manner { order, access, page_size, threads, mappings } = manner;
         command.args([&mib.to_string(), &order.to_string(), &access.to_string()]).arg(payload);
-        command.arg(page_size.to_string());
+        command.args([page_size.to_string(), threads.to_string(), mappings.to_string()]);
         command.envs(node.map(|socket| ("FARFORK_SOCKET", socket)));
         let mut program = Program::start(MICRO.name, &command)?;
         let [_pid] = program.answer("ready")?;
@@ -211,6 +215,8 @@ pub(crate) fn ms(ns: i64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::{Access, ChildReport, MICRO, Manner, Micro, Order, PAYLOAD_PATH, PageSize};
 
     #[test]
@@ -227,17 +233,21 @@ mod tests {
     fn the_program_touches_every_page_of_its_forks() {
         let scratch = tempfile::tempdir().unwrap();
         let program = MICRO.install(scratch.path()).unwrap();
-        for (mib, order, access, page_size) in [
-            (1, Order::Random, Access::Read, PageSize::Small),
-            (3, Order::Random, Access::Write, PageSize::Small),
-            (5, Order::Sequential, Access::Write, PageSize::Huge),
+        for (mib, order, access, page_size, threads, mappings) in [
+            (1, Order::Random, Access::Read, PageSize::Small, 1, 0),
+            (3, Order::Random, Access::Write, PageSize::Small, 4, 150),
+            (5, Order::Sequential, Access::Write, PageSize::Huge, 1, 0),
         ] {
-            let manner = Manner { order, access, page_size };
+            let manner = Manner { order, access, page_size, threads, mappings };
             let mut micro = Micro::start(&program, mib, manner, PAYLOAD_PATH.as_ref(), None).unwrap();
             assert!(micro.fork_ms().unwrap() > 0.0);
             assert!(micro.touch_ms().unwrap() > 0.0);
             micro.write_all().unwrap();
             assert!(micro.copy_ms().unwrap().is_some(), "every page is copied");
+            let of_process = |what| format!("/proc/{}/{what}", micro.pid());
+            assert_eq!(fs::read_dir(of_process("task")).unwrap().count() as u64, threads);
+            let maps = fs::read_to_string(of_process("maps")).unwrap();
+            assert!(maps.lines().count() as u64 > mappings, "its own come on top");
         }
     }
 }

@@ -64,10 +64,22 @@ impl Course<'_> {
     }
 
     async fn resume(&mut self, subject: &mut Subject, place: Place, pace: Pace) -> Result<(), BenchError> {
+        if self.plan.first {
+            return self.resume_first(subject, place, pace).await;
+        }
         let seed = self.seed_known_on(subject, place).await?;
         rest(pace).await;
         let child = self.cluster.fork(&seed, place, STAMP).await?;
         self.add_resume(subject.mib, place, pace, &child)
+    }
+
+    /// The child of a seed that the node has not heard of.
+    async fn resume_first(&mut self, subject: &Subject, place: Place, pace: Pace) -> Result<(), BenchError> {
+        let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
+        rest(pace).await;
+        let child = self.cluster.fork(&seed, place, STAMP).await?;
+        self.add_resume(subject.mib, place, pace, &child)?;
+        self.cluster.drop_seed(&seed).await
     }
 
     async fn execute(&mut self, subject: &mut Subject, place: Place) -> Result<(), BenchError> {

@@ -54,10 +54,14 @@ impl ForkReport {
 
     fn head(&self) -> String {
         let machine = Machine::this().text();
-        let ForkPlan { order, access, page_size, runs, encrypted, .. } = &self.plan;
+        let ForkPlan { order, access, page_size, threads, mappings, runs, encrypted, .. } = &self.plan;
         let link = if *encrypted { "encrypted" } else { "in clear" };
+        let size = match (threads, mappings) {
+            (1, 0) => String::new(),
+            _ => format!("\nIt has {threads} threads, and {mappings} mappings beside its own."),
+        };
         format!(
-            "A process with MiB of private memory in {page_size} pages, forked on its node and onto another.\n\
+            "A process with MiB of private memory in {page_size} pages, forked on its node and onto another.{size}\n\
              {machine}, load {:.1} before.\n\
              Times in ms: medians of up to {runs} samples, with the 10th and 90th percentiles in brackets.\n\
              Pages touched: {order}, {access}; between the nodes {link}. Measured in {:.0} s.",
@@ -110,7 +114,10 @@ impl ForkReport {
     }
 
     fn resume(&self) -> Table {
-        let title = "Resume: from the request to the child's first instruction, in a container of its own";
+        let title = match self.plan.first {
+            true => "Resume of a seed's first child on the node: from the request to its first instruction",
+            false => "Resume: from the request to the child's first instruction, in a container of its own",
+        };
         let headings = ["MiB", "n", "own node", "after idle", "other node", "after idle", "ref.", "verdict"];
         let mut table = Table::new(title, &headings);
         for &mib in &self.plan.sizes_mib {

@@ -20,6 +20,9 @@ use crate::{Global, output, privilege};
 /// Largest size, in MiB: a terabyte.
 const MIB_MAX: u64 = 1 << 20;
 
+/// Mappings of the program's making at most: half of what the kernel allows a process (`vm.max_map_count`).
+const MAPPINGS_MAX: u64 = 32_768;
+
 /// Measure prepare, resume and execution of a process of several sizes.
 ///
 /// Starts two nodes on this machine, and for each size a program that holds so much private memory. Measures, back to
@@ -37,6 +40,8 @@ Examples:
   farfork bench fork --mib 1,64 --runs 5               a first impression, in seconds
   farfork bench fork --write --samples samples.jsonl   pages are written; each sample goes to a file
   farfork bench fork --huge                            the program's memory is in huge pages
+  farfork bench fork --threads 4 --mappings 150 --first
+                                                       first children of a larger program's seeds
   farfork bench fork --strategies cow --strategies eager --strategies prefetch,cache
                                                        these side by side, too
   farfork bench fork --peer criu                       beside CRIU, in the same run
@@ -64,6 +69,15 @@ pub(crate) struct Fork {
     /// Have the program's memory in huge pages of 2 MiB; else in small ones of 4 KiB.
     #[arg(long)]
     huge: bool,
+    /// Threads of the program; all but the first wait.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    threads: u64,
+    /// Mappings of the program, beside its memory and what every program has.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=MAPPINGS_MAX))]
+    mappings: u64,
+    /// Measure the resume of each seed's first child on a node, which has to fetch the seed's description; else of later ones.
+    #[arg(long)]
+    first: bool,
     /// Measure this strategy too, as `farfork fork --strategy` takes it: a first child of a seed on the other node, and a second, up to
     /// five times; for several, again.
     #[arg(long, value_name = "STRATEGY")]
@@ -107,8 +121,15 @@ impl Fork {
     fn plan(self) -> ForkPlan {
         let peer = self.peer.map(|_| Peer::Criu);
         let encrypted = self.encryption == "on";
-        let strategies = self.strategies;
-        let mut plan = ForkPlan { encrypted, strategies, samples_file: self.samples, ..ForkPlan::beside(peer) };
+        let mut plan = ForkPlan {
+            encrypted,
+            threads: self.threads,
+            mappings: self.mappings,
+            first: self.first,
+            strategies: self.strategies,
+            samples_file: self.samples,
+            ..ForkPlan::beside(peer)
+        };
         if !self.mib.is_empty() {
             plan.sizes_mib = self.mib;
             plan.sizes_mib.sort_unstable();
