@@ -31,6 +31,7 @@ install_system_packages() {
     done
     # Some of the tests' parents are Go programs; any Go since 1.19 will do.
     command -v go >/dev/null || missing+=(golang-go)
+    command -v node >/dev/null || missing+=(nodejs)
     ((${#missing[@]} > 0)) || return 0
 
     [[ $(id -u) -eq 0 ]] || fail "needs root to install ${missing[*]}"

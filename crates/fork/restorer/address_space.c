@@ -46,6 +46,7 @@ static void advise(const struct plan *plan, const struct plan_mapping *mapping, 
 		{ MAPPING_SEQUENTIAL, K_MADV_SEQUENTIAL },
 		{ MAPPING_RANDOM, K_MADV_RANDOM },
 		{ MAPPING_MERGEABLE, K_MADV_MERGEABLE },
+		{ MAPPING_DONT_FORK, K_MADV_DONTFORK },
 	};
 	for (u32 i = 0; i < sizeof advice_of / sizeof advice_of[0]; i++)
 		if (mapping->flags & advice_of[i][0]) {

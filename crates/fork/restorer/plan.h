@@ -57,6 +57,7 @@ enum mapping_flag {
 	MAPPING_SEQUENTIAL = 256,
 	MAPPING_RANDOM = 512,
 	MAPPING_MERGEABLE = 1024,
+	MAPPING_DONT_FORK = 2048,
 };
 
 struct plan_mapping {

@@ -18,6 +18,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("sqlite_in_a_transaction", computing::sqlite),
     Test::shared("numpy_and_threads", computing::numpy),
     Test::shared("python_pool", computing::pool),
+    Test::shared("node_timers_and_worker", computing::node),
+    Test::shared("node_on_its_second_way", computing::node_again),
     Test::shared("bash_pipeline", computing::pipeline),
     Test::shared("openmp_in_a_parallel_region", computing::open_mp),
 ];

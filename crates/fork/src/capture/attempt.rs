@@ -8,6 +8,7 @@
 //! ```
 
 use std::fs::File;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
@@ -139,6 +140,8 @@ pub(super) struct Taken {
     pub(super) standing: Vec<state::Standing>,
     pub(super) answers: Vec<Answers>,
     pub(super) lifeline: Lifeline,
+    /// What a fork would not have handed down, and the template has.
+    pub(super) unforked: Vec<Range<u64>>,
     /// What its desks must hold in the end.
     pub(super) leftovers: Vec<u8>,
     /// The memory of what holds it.
@@ -195,7 +198,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     let standing = stand(&mut family, &tids, options, deadline, turn, &mut times)?;
     let kin = Kin::of(&family);
     let released = standing.into_iter().map(Standing::release);
-    let (held, read): (Vec<Held>, Vec<Read>) = phase!("prepare.release", released.unzip());
+    let (held, mut read): (Vec<Held>, Vec<Read>) = phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
     drop(real_time);
     // Others need theirs now.
@@ -204,6 +207,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
         held.iter().filter_map(Held::clone).for_each(|clone| beside.take_along(clone.pid));
     }
 
+    read.iter_mut().filter_map(|(paused, _)| paused.born.outdone.take()).for_each(|mut clone| clone.end(Some(turn)));
     let mut given_up = GivenUp { held, lifelines: lifelines(&family, &read), turn };
     let kin = kin.map_err(|refusals| CaptureError::refused(pid, refusals))?;
     let (taken, shared) = take_all(options, family, read, (&given_up.held, kin), deadline)?;
@@ -327,10 +331,14 @@ fn take(
     let (pid, subject) = (snapshot.pid, held.pid());
     let Prepared { survey, search, .. } = prepared;
     let (answers, mem) = (paused.answers(&snapshot)?, open_memory(subject)?);
-    let leftovers = paused.lifeline.leftovers(paused.desks(), (pid, &mem))?;
-    let Paused { standing, lifeline, clocks, timers, filters, template_space, likeness, .. } = paused;
+    let mut leftovers = paused.lifeline.leftovers(paused.desks(), (pid, &mem))?;
+    if let (Some(desks), false) = (&paused.born.desks_before, leftovers.is_empty()) {
+        leftovers[..desks.len()].copy_from_slice(desks);
+    }
+    let Paused { standing, lifeline, clocks, timers, filters, born, unmapped, likeness, .. } = paused;
+    let unforked = unmapped.and(born.unforked)?;
     // First, so that the template is a process like any other for all that follows.
-    let lack = match (search, template_space?) {
+    let lack = match (search, born.template_space?) {
         (Some(search), Some(space)) => Some(phase!("prepare.leave", search.take(space))?),
         _ => None,
     };
@@ -356,6 +364,7 @@ fn take(
         standing,
         answers,
         lifeline,
+        unforked,
         leftovers,
         mem,
         likeness,

@@ -72,9 +72,9 @@ fn describe(
     let Taken { snapshot, survey, clocks, standing, mut answers, mem, likeness, files, space, .. } = taken;
     answers[0].alt_stack = inherited.alt_stack;
     let inheritance = taken.inheritance;
-    let segments = space.segments();
+    let not_its_own = [space.segments(), space.left_out()].concat();
     let memory = phase!("prepare.memory", MemoryMap::build(space, &likeness.root, copies, &inheritance))?;
-    leave_segments(held, &segments, &mut injector)?;
+    leave(held, &not_its_own, &mut injector)?;
     let entered = phase!("prepare.state");
     let mut filters = taken.filters;
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
@@ -130,6 +130,7 @@ fn flags(held: &Held, taken: &mut Taken, injector: &mut Injector<'_>) -> Result<
     let own = || process::smaps(clone.pid).map_err(CaptureError::read(taken.snapshot.pid, "the memory map"));
     let areas = areas.map_or_else(own, Ok)?;
     taken.space.flag(&areas, &marked)?;
+    taken.space.mark_unforked(&taken.unforked);
     taken.space.lock(&taken.survey.locked);
     Ok(())
 }
@@ -149,11 +150,11 @@ fn tidy(held: &Held, taken: &Taken, injector: &mut Injector<'_>) -> Result<(), C
 }
 
 /// A template that has a segment of System V shared memory attached is counted by the kernel (`shm_nattch`), and programs look
-/// at that: its contents were copied, and it lets go.
-fn leave_segments(held: &Held, segments: &[Range<u64>], injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+/// at that: its contents were copied, and it lets go. So it does of what children lack, which nobody shall read in it.
+fn leave(held: &Held, areas: &[Range<u64>], injector: &mut Injector<'_>) -> Result<(), CaptureError> {
     const MUNMAP: u64 = 11;
     let Held::Clone(clone) = held else { return Ok(()) };
-    for area in segments {
+    for area in areas {
         let call = Call::new("munmap", MUNMAP, [area.start, area.end - area.start]);
         at_once(injector.call(clone.pid, &clone.registers, call))?;
     }

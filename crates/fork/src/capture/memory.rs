@@ -111,8 +111,18 @@ pub(super) fn refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
         let object = format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end);
         Some(Refusal::new(object.trim_end(), reason))
     };
-    // A fork has no MADV_DONTFORK areas, whatever they are.
-    maps.iter().filter(|entry| !entry.has_flag("dc")).filter_map(refusal).collect()
+    maps.iter().filter(|entry| !is_left_out(entry)).filter_map(refusal).collect()
+}
+
+/// Whether children lack an area that its flags tell of: it is marked MADV_DONTFORK, and is no private memory
+/// without a file, or is marked MADV_DONTDUMP as well (decision 014).
+pub(super) fn is_left_out(entry: &MapEntry) -> bool {
+    entry.has_flag("dc") && (entry.has_flag("dd") || !is_private(entry))
+}
+
+/// Whether an area is private memory that has no file.
+pub(super) fn is_private(entry: &MapEntry) -> bool {
+    kind(entry) == Ok(Kind::Anonymous) && entry.inode == 0
 }
 
 /// What of a running process's map lies on a file system whose pages cannot be carried: what its flags would tell late.

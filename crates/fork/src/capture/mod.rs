@@ -7,7 +7,7 @@
 //!                                      ├─ inject, script, lifeline, rescue, ask: system calls made on the process's behalf
 //!                                      ├─ files, shared: what fork shares is copied inside the pause
 //!                                      ├─ likeness: what its template has as the process has it
-//!                                      ├─ template: the clone that never runs
+//!                                      ├─ template, born, unforked: the clone that never runs
 //!                                      └─ files, memory/space, inherited, seals: what is asked of it before the answer
 //!           ─▶ answer; then describe ──── twin, memory, state, eager: the rest, read from the template
 //! ```
@@ -22,6 +22,7 @@
 mod ask;
 mod attempt;
 mod beside;
+mod born;
 mod check;
 mod deadline;
 mod describe;
@@ -57,6 +58,7 @@ mod timers;
 mod tree;
 mod turn;
 mod twin;
+mod unforked;
 
 use std::fmt;
 use std::fs::File;

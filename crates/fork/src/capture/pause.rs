@@ -10,11 +10,11 @@ use std::fs::File;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
-use farfork_sys::ptrace;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
 use super::ask::{self, Answers};
+use super::born::Born;
 use super::deadline::Deadline;
 use super::error::CaptureError;
 use super::files::{Contents, ProgramSockets};
@@ -29,7 +29,7 @@ use super::shared::{SharedCopies, SharedSources};
 use super::state::Standing;
 use super::stopped::{Snapshot, Stopped};
 use super::survey::{Profile, Survey};
-use super::template::{Clone, clone_call};
+use super::template::clone_call;
 use super::timers::{self, Listed};
 use crate::phase;
 
@@ -58,10 +58,9 @@ pub(super) struct Paused {
     pub(super) clocks: Clocks,
     pub(super) timers: Result<Vec<PosixTimer>, CaptureError>,
     pub(super) filters: Filters,
-    /// `None` in freeze mode.
-    pub(super) clone: Option<Clone>,
-    /// The number that the process's pager has for the clone, where it has one.
-    pub(super) template_space: Result<Option<u32>, CaptureError>,
+    pub(super) born: Born,
+    /// Whether nothing of the lifeline stays.
+    pub(super) unmapped: Result<(), CaptureError>,
     asked: Asked,
 }
 
@@ -115,16 +114,16 @@ pub(super) async fn pause(
         phase!(await "prepare.lifeline", reach(&stopped.snapshot, prepared, &standing, end, injector))?;
     let reached = (&lifeline, rescue.as_ref());
     let worked = work(stopped, prepared, (&standing, reached, end, begun), injector, freeze, times).await;
+    let mut unmapped = Ok(());
     if !freeze || worked.is_err() {
         let leader = stopped.snapshot.leader();
         let thread = (leader.tid, &leader.registers);
         let rescued = (rescue.as_ref(), &prepared.mem);
-        let unmapped = phase!(await "prepare.unmap", lifeline.unmap(thread, rescued, injector));
+        unmapped = phase!(await "prepare.unmap", lifeline.unmap(thread, rescued, injector));
         rescue::leave(leader, rescued);
-        unmapped?;
     }
-    let Work { asked, contents, copies, likeness, clone, timers, template_space } = worked?;
-    Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, clone, template_space, asked })
+    let Work { asked, contents, copies, likeness, born, timers } = worked?;
+    Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, born, unmapped, asked })
 }
 
 /// The pages for the threads' calls: those that the process offers, or some that are mapped in it, with what brings it back
@@ -191,9 +190,8 @@ struct Work {
     contents: Result<Contents, CaptureError>,
     copies: Result<SharedCopies, CaptureError>,
     likeness: Result<Likeness, CaptureError>,
-    clone: Option<Clone>,
+    born: Born,
     timers: Result<Vec<PosixTimer>, CaptureError>,
-    template_space: Result<Option<u32>, CaptureError>,
 }
 
 /// The threads do theirs, and we what we can meanwhile.
@@ -222,15 +220,14 @@ async fn work(
     injector.finish(&mut running, |_| true).await?;
     let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
     let desks: Vec<(Vec<u8>, Vec<u8>)> = desks.map_err(CaptureError::read(pid, "the answers of its threads"))?;
-    let clone = if freeze { None } else { Some(born(&tasks[0], &desks[0].0, &prepared.survey, injector).await?) };
-    let search = prepared.search.as_ref().filter(|_| clone.is_some());
-    let template_space = search.map_or(Ok(None), |search| phase!("prepare.lineage", search.find(lifeline)));
+    let (leader, made) = (stopped.snapshot.leader(), (&tasks[0], desks[0].0.as_slice()));
+    let born = if freeze { Born::complete(None) } else { Born::of(made, leader, prepared, lifeline, injector).await? };
     times.clone = lap.take();
     let timers = match listed {
         Ok(listed) => ask_timers(stopped, prepared, &listed, (lifeline, begun), injector).await,
         Err(error) => Err(error),
     };
-    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, likeness, clone, timers, template_space })
+    Ok(Work { asked: Asked { tasks, tid_addresses, desks }, contents, copies, likeness, born, timers })
 }
 
 fn copy_shared(
@@ -290,15 +287,6 @@ fn start(
         all.push(running);
     }
     Ok(all)
-}
-
-/// The clone, which the leader made with the last call of its task.
-async fn born(task: &Task, script: &[u8], survey: &Survey, injector: &mut Injector<'_>) -> Result<Clone, CaptureError> {
-    let last = task.calls.len() - 1;
-    let inner_pid = task.calls[last].checked(survey.pid, script::result(script, last))?;
-    let is_filtered = survey.profiles.get(&survey.pid).is_some_and(|leader| leader.status.seccomp != 0);
-    let options = if is_filtered { ptrace::OPTION_SUSPEND_SECCOMP } else { 0 };
-    Clone::born(inner_pid, survey.pid, survey.stat.start_ticks, options, injector).await
 }
 
 /// Time between two points.

@@ -25,7 +25,7 @@ pub(super) type Read = (Paused, Snapshot);
 impl Standing {
     /// Lets it go; in freeze mode it stays.
     pub(super) fn release(mut self) -> (Held, Read) {
-        match self.paused.clone.take() {
+        match self.paused.born.clone.take() {
             Some(clone) => (Held::Clone(clone), (self.paused, self.stopped.release())),
             None => {
                 let snapshot = self.stopped.snapshot.clone();
@@ -60,7 +60,8 @@ pub(super) fn stand(
         None => Ok(stopped.into_iter().zip(all).map(|(stopped, paused)| Standing { stopped, paused }).collect()),
         Some(error) => {
             drop(stopped);
-            all.into_iter().filter_map(|one| one.clone).for_each(|mut clone| clone.end(Some(turn)));
+            let clones = all.into_iter().flat_map(|one| one.born.clone.into_iter().chain(one.born.outdone));
+            clones.for_each(|mut clone| clone.end(Some(turn)));
             Err(error)
         }
     }
@@ -87,7 +88,7 @@ fn pass(family: &mut Family, stopped: &mut [Stopped], freeze: bool, post: &Post<
         }
         let pid = one.pid();
         let mut done = post.run(vec![(pid, Box::pin(pass_one(&mut one.prepared, stopped, freeze, post)))]);
-        let space = |(paused, _): &Passed| paused.as_ref().ok()?.template_space.as_ref().ok().copied().flatten();
+        let space = |(paused, _): &Passed| paused.as_ref().ok()?.born.template_space.as_ref().ok().copied().flatten();
         last_space = done.first().and_then(space).or(last_space);
         passed.append(&mut done);
         if passed.last().is_some_and(|(paused, _)| paused.is_err()) {

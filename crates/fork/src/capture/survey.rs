@@ -199,10 +199,10 @@ impl Survey {
     }
 
     fn note_what_stays_behind(&mut self) {
-        let absent: u64 = self.maps.iter().filter(|entry| entry.has_flag("dc")).map(MapEntry::bytes).sum();
+        let absent: u64 = self.maps.iter().filter(|entry| memory::is_left_out(entry)).map(MapEntry::bytes).sum();
         if absent > 0 {
             self.notes.push(format!(
-                "{} KiB of its memory are marked MADV_DONTFORK: its children lack them, as after fork(2), and fail where they touch them (Node.js marks its heap so)",
+                "{} KiB of its memory are marked MADV_DONTFORK, and are shared, of a file, or marked MADV_DONTDUMP as well: its children lack them, as after fork(2), and fail where they touch them",
                 absent >> 10
             ));
         }

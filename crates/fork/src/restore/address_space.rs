@@ -10,9 +10,9 @@ use rustix::fs::OFlags;
 use super::RestoreError;
 use super::calls::is_attached;
 use super::layout::{
-    MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_FILE, MAPPING_GROWS_DOWN, MAPPING_HUGE_PAGE, MAPPING_MERGEABLE,
-    MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM, MAPPING_SEQUENTIAL, MAPPING_SHARED,
-    MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
+    MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_FILE, MAPPING_GROWS_DOWN, MAPPING_HUGE_PAGE,
+    MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM, MAPPING_SEQUENTIAL,
+    MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
 };
 use super::objects::Objects;
 use super::stub_map::StubMap;
@@ -204,6 +204,7 @@ fn flags_of(mapping: &Mapping) -> u16 {
         (flags.sequential, MAPPING_SEQUENTIAL),
         (flags.random, MAPPING_RANDOM),
         (flags.mergeable, MAPPING_MERGEABLE),
+        (flags.dont_fork, MAPPING_DONT_FORK),
     ]
     .into_iter()
     .filter(|(is_set, _)| *is_set)

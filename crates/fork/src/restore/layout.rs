@@ -52,6 +52,7 @@ pub(super) const MAPPING_SHARED: u16 = 128;
 pub(super) const MAPPING_SEQUENTIAL: u16 = 256;
 pub(super) const MAPPING_RANDOM: u16 = 512;
 pub(super) const MAPPING_MERGEABLE: u16 = 1024;
+pub(super) const MAPPING_DONT_FORK: u16 = 2048;
 
 pub(super) const DESCRIPTOR_OPEN: u32 = 0;
 pub(super) const DESCRIPTOR_PASSED: u32 = 1;

@@ -67,6 +67,9 @@ pub fn unfit_for_zygote(descriptor: &Descriptor, node: &LocalNode) -> Option<&'s
     if descriptor.extents.iter().all(is_empty) {
         return Some("it has no memory of its own");
     }
+    if descriptor.mappings.iter().any(|mapping| mapping.flags.dont_fork) {
+        return Some("it keeps memory from fork(2)");
+    }
     if !matches!(kernels::check(&descriptor.origin, node), Ok(None)) {
         return Some("its kernel was another");
     }

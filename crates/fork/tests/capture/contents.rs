@@ -130,7 +130,8 @@ fn private_memory_follows_the_rules_of_fork() {
     for freeze in [false, true] {
         let scene = scene(freeze);
         let dontfork = scene.parent.told("dontfork");
-        assert!(!scene.descriptor().mappings.iter().any(|one| one.start <= dontfork && dontfork < one.end));
+        let unforked = mapping_at(scene.descriptor(), dontfork);
+        assert!(unforked.flags.dont_fork && scene.anonymous("dontfork").unwrap() == [(0, 1)]);
         let wiped = mapping_at(scene.descriptor(), scene.parent.told("wipeonfork"));
         assert!(wiped.flags.wipe_on_fork && wiped.backing == Backing::Anonymous { extent: None });
         let sparse = mapping_at(scene.descriptor(), scene.parent.told("sparse"));

@@ -1,5 +1,6 @@
 //! The kernel's flags of areas are carried where there is so much memory that they are asked of a template's twin.
 
+use farfork_sys::process;
 use farfork_wire::descriptor::Backing;
 
 use crate::harness::{Parent, children, mapping_at};
@@ -20,17 +21,43 @@ fn areas_of_much_memory_keep_their_flags() {
             Backing::Anonymous { extent: None } => 0,
             other => panic!("{name}: {other:?}"),
         };
-        for (name, wiped, undumped, held) in
-            [("plain", false, false, AREA_PAGES), ("wiped", true, false, 0), ("undumped", false, true, AREA_PAGES)]
-        {
-            let flags = mapping(name).flags;
-            assert_eq!((flags.wipe_on_fork, flags.dont_dump, flags.no_huge_page), (wiped, undumped, true), "{name}");
+        for (name, flags, held) in [
+            ("plain", (false, false, false), AREA_PAGES),
+            ("wiped", (true, false, false), 0),
+            ("undumped", (false, true, false), AREA_PAGES),
+            ("unforked", (false, false, true), AREA_PAGES),
+        ] {
+            let told = mapping(name).flags;
+            assert_eq!((told.wipe_on_fork, told.dont_dump, told.dont_fork), flags, "{name}");
+            assert!(told.no_huge_page, "{name}");
             assert_eq!((mapping(name).start, pages(name)), (parent.told(name), held), "{name}");
         }
+        let key = parent.told("joined") + (1 << 19);
+        let around = [key - 1, key, key + (1 << 18) - 1, key + (1 << 18)];
+        let is_held = |at: u64| descriptor.mappings.iter().any(|one| one.start <= at && at < one.end);
+        assert_eq!(around.map(is_held), [true, false, false, true], "only the key is left out");
+        assert!(!has_area(captured.template.pid(), key) && has_area(captured.template.pid(), key - 1));
+        assert_eq!((marks(parent.pid(), key), marks(parent.pid(), key - 1)), (vec!["dc", "dd"], vec!["dd"]));
+        // What no fork and no core shall have is not even in the template.
         let absent = parent.told("absent");
+        assert!(!has_area(captured.template.pid(), absent));
+        for (name, flags) in [("unforked", vec!["dc"]), ("absent", vec!["dc", "dd"]), ("plain", vec![])] {
+            assert_eq!(marks(parent.pid(), parent.told(name)), flags, "the parent's {name}");
+        }
         assert!(!descriptor.mappings.iter().any(|one| one.start <= absent && absent < one.end));
         assert_eq!(children(captured.template.pid()), Vec::<i32>::new(), "the twin is gone");
         drop(captured);
         assert_eq!(children(parent.pid()), Vec::<i32>::new(), "so is the template");
     }
+}
+
+fn has_area(pid: i32, address: u64) -> bool {
+    process::maps(pid).unwrap().iter().any(|entry| entry.start <= address && address < entry.end)
+}
+
+/// Which of the marks that keep memory from copies an area has.
+pub(crate) fn marks(pid: i32, address: u64) -> Vec<&'static str> {
+    let areas = process::smaps(pid).unwrap();
+    let area = areas.iter().find(|entry| entry.start <= address && address < entry.end).unwrap();
+    ["dc", "dd"].into_iter().filter(|flag| area.has_flag(flag)).collect()
 }

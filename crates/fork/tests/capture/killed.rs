@@ -3,11 +3,12 @@
 use std::env;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farfork_fork::capture::{self, CaptureOptions};
 
-use crate::harness::{Parent, children, offer, options};
+use crate::flags::marks;
+use crate::harness::{PATIENCE, Parent, children, offer, options};
 
 /// The victim's parent, in its environment.
 const PARENT: &str = "FARFORK_TEST_PARENT";
@@ -44,6 +45,12 @@ fn a_parent_outlives_whoever_captures_it() {
         victim.kill().unwrap();
         victim.wait().unwrap();
         parent.wait_for("round");
+        // The clone may be under way, with the marks taken away: the script that it is in puts them back.
+        let begun = Instant::now();
+        while marks(parent.pid(), parent.told("data")) != ["dc"] {
+            assert!(begun.elapsed() < PATIENCE, "the marks stay away after kill {kill}");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
     let captured = parent.capture().unwrap();
     let spinner = captured.descriptor.threads.iter().find(|thread| thread.name == b"spinner").unwrap();

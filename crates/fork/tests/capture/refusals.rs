@@ -7,7 +7,7 @@ use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured,
 use crate::harness::{PATIENCE, Parent, options};
 
 /// What a parent has, and the object and a word of the reason that its refusal names.
-const REFUSED: [(&str, &str, &str); 9] = [
+const REFUSED: [(&str, &str, &str); 10] = [
     ("socket", "fd 3", "socket"),
     ("pidfd", "fd 3", "pidfd of another"),
     ("userfaultfd", "fd 3", "userfaultfd"),
@@ -16,6 +16,7 @@ const REFUSED: [(&str, &str, &str); 9] = [
     ("posix_timer", "POSIX timer 0", "processor time"),
     ("sealed", "mapping", "sealed"),
     ("unread_inotify", "fd 3", "events wait"),
+    ("unforked", "pid", "at 100 places"),
     ("nothing", "", ""),
 ];
 

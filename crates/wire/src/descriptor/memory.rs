@@ -50,6 +50,8 @@ pub struct MappingFlags {
     pub no_huge_page: bool,
     /// MADV_WIPEONFORK: a child sees zeroes.
     pub wipe_on_fork: bool,
+    /// MADV_DONTFORK: carried, but absent from what the child itself forks.
+    pub dont_fork: bool,
     /// MADV_DONTDUMP.
     pub dont_dump: bool,
     /// MADV_SEQUENTIAL.

@@ -25,6 +25,21 @@ fn without_threads_of_blas(script: &'static str) -> Command {
     command
 }
 
+pub(super) fn node(cluster: &Cluster) {
+    on_its_way(cluster, || Program::Real("timers.js").command());
+}
+
+/// What a child keeps from fork(2) is in its own children as well: pages that it has, and pages that it never touched.
+pub(super) fn node_again(cluster: &Cluster) {
+    let parent = start(&mut Program::Real("timers.js").command());
+    let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
+    let mut children = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "cow"]);
+    let second = Seed::of_process(cluster.node(1), &children[0].pid.to_string(), &[]);
+    children.extend(second.fork_idle(2, &["--to", &cluster.names(&[1, 2])]));
+    let expected = result(&parent);
+    require_results(cluster, &children, &expected);
+}
+
 pub(super) fn pipeline(cluster: &Cluster) {
     on_its_way(cluster, || Program::Real("pipeline.sh").command());
 }

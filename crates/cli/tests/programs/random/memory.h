@@ -72,7 +72,10 @@ static void advise_part(struct area *area, size_t pages) {
     int advice = ONE_OF(advices);
     REQUIRE(madvise(from, bytes, advice) == 0 || (advice == GUARD_INSTALL && errno == EINVAL), "advice %d", advice);
     if (advice == MADV_WIPEONFORK) area->wiped = from, area->wiped_end = from + bytes;
-    if (advice == MADV_DONTFORK) area->absent = from, area->absent_end = from + bytes;
+    /* A process that forks has it not, nor a core. */
+    if (advice != MADV_DONTFORK || one_in(2)) return;
+    REQUIRE(madvise(from, bytes, MADV_DONTDUMP) == 0);
+    area->absent = from, area->absent_end = from + bytes;
 }
 
 static void make_private(void) {

@@ -1,7 +1,10 @@
-/* What a program asks of fork(2) with madvise(2): memory that a child sees as zeroes, and memory that it does not have.
+/* What a program asks of fork(2) with madvise(2): memory that a child sees as zeroes; memory that is no forked process's, but
+ * a copy's of the whole process; and memory that is in no copy at all, nor in a core.
  * (Run without a fork, this program finds itself wrong, as it should.)
  */
 #include "../forked.h"
+
+#include <sys/wait.h>
 
 #define BYTES (64 * PAGE_BYTES)
 
@@ -12,17 +15,25 @@ static int is_mapped(void *at) {
 }
 
 int main(void) {
-    uint64_t *wiped = (uint64_t *)map_anonymous(BYTES), *left_out = (uint64_t *)map_anonymous(BYTES);
+    uint64_t *wiped = (uint64_t *)map_anonymous(BYTES), *own = (uint64_t *)map_anonymous(BYTES);
+    uint64_t *left_out = (uint64_t *)map_anonymous(BYTES);
     fill(wiped, BYTES, 300);
+    fill(own, BYTES, 350);
     fill(left_out, BYTES, 400);
-    REQUIRE(madvise(wiped, BYTES, MADV_WIPEONFORK) == 0 && madvise(left_out, BYTES, MADV_DONTFORK) == 0);
+    REQUIRE(madvise(wiped, BYTES, MADV_WIPEONFORK) == 0 && madvise(own, BYTES, MADV_DONTFORK) == 0);
+    REQUIRE(madvise(left_out, BYTES, MADV_DONTFORK) == 0 && madvise(left_out, BYTES, MADV_DONTDUMP) == 0);
 
     char payload[PAYLOAD_BYTES_MAX];
     ready(0);
     await_fork(payload);
 
     REQUIRE(is_zero(wiped, BYTES), "MADV_WIPEONFORK was not honoured");
-    REQUIRE(!is_mapped(left_out), "MADV_DONTFORK was not honoured");
+    REQUIRE(holds(own, BYTES, 350), "memory with MADV_DONTFORK was not carried");
+    REQUIRE(!is_mapped(left_out), "MADV_DONTFORK with MADV_DONTDUMP was not honoured");
+    pid_t forked = fork();
+    if (forked == 0) _exit(is_mapped(own));
+    int status;
+    REQUIRE(waitpid(forked, &status, 0) == forked && status == 0, "MADV_DONTFORK was forgotten");
     fill(wiped, BYTES, 500);
     REQUIRE(holds(wiped, BYTES, 500));
     finish(payload, 0);

@@ -12,7 +12,7 @@ use farfork_wire::descriptor::{
 };
 
 use super::space::AddressSpace;
-use super::{Kind, about, kind, merge};
+use super::{Kind, about, is_left_out, kind, merge};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::lineage::Inheritance;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
@@ -49,8 +49,7 @@ impl MemoryMap {
         let AddressSpace { pid, subject, entries, regions, .. } = space;
         let (file_indices, memory) = (BTreeMap::new(), Self::default());
         let mut builder = Builder { pid, subject, root, shared, inheritance, regions, file_indices, memory };
-        // MADV_DONTFORK: a template does not have them, a frozen parent does.
-        for entry in entries.iter().filter(|entry| !entry.has_flag("dc")) {
+        for entry in entries.iter().filter(|entry| !is_left_out(entry)) {
             builder.take(entry)?;
         }
         Ok(builder.memory)
@@ -229,6 +228,7 @@ fn flags(entry: &MapEntry, has_huge_pages: bool) -> MappingFlags {
         huge_page: entry.has_flag("hg") || has_huge_pages,
         no_huge_page: entry.has_flag("nh"),
         wipe_on_fork: entry.has_flag("wf"),
+        dont_fork: entry.has_flag("dc"),
         dont_dump: entry.has_flag("dd"),
         sequential: entry.has_flag("sr"),
         random: entry.has_flag("rr"),

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use farfork_sys::pagemap::{Detail, PageTables, Region};
 use farfork_sys::process::{self, MapEntry};
 
-use super::{Kind, kind, refusals};
+use super::{Kind, is_left_out, kind, refusals};
 use crate::capture::error::CaptureError;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
 use crate::phase;
@@ -127,6 +127,18 @@ impl AddressSpace {
             .for_each(|entry| entry.add_flag("lo"));
     }
 
+    /// Marks areas that a template has although no fork hands them down, ascending. Without their marks they may have become one
+    /// with their neighbours: those are parted again.
+    pub(crate) fn mark_unforked(&mut self, areas: &[Range<u64>]) {
+        let entries = std::mem::take(&mut self.entries);
+        self.entries = entries.into_iter().flat_map(|entry| parted(entry, areas)).collect();
+    }
+
+    /// Areas that children lack.
+    pub(crate) fn left_out(&self) -> Vec<Range<u64>> {
+        self.entries.iter().filter(|entry| is_left_out(entry)).map(|entry| entry.start..entry.end).collect()
+    }
+
     /// The pages that hold something, ascending.
     pub(crate) fn held(&self) -> impl Iterator<Item = Range<u64>> {
         self.regions.iter().map(|region| region.start..region.end)
@@ -160,6 +172,28 @@ impl AddressSpace {
         (self.regions, self.is_scanned) = (found, true);
         Ok(())
     }
+}
+
+/// The parts of an area that lie in one of these, which are ascending, with the mark MADV_DONTFORK, and those between them.
+/// None of them has a file.
+fn parted(entry: MapEntry, areas: &[Range<u64>]) -> Vec<MapEntry> {
+    let from = areas.partition_point(|area| area.end <= entry.start);
+    let (mut parts, mut at) = (Vec::new(), entry.start);
+    let part = |start: u64, end: u64| {
+        let mut part = entry.clone();
+        (part.start, part.end) = (start, end);
+        part
+    };
+    for area in areas[from..].iter().take_while(|area| area.start < entry.end) {
+        let (start, end) = (area.start.max(entry.start), area.end.min(entry.end));
+        parts.extend((at < start).then(|| part(at, start)));
+        let mut marked = part(start, end);
+        marked.add_flag("dc");
+        parts.push(marked);
+        at = end;
+    }
+    parts.extend((at < entry.end).then(|| part(at, entry.end)));
+    parts
 }
 
 /// The area among `others`, ascending, that has all of `entry`.

@@ -17,11 +17,20 @@ static void area(const char *name, size_t bytes, int advice) {
 
 int main(void) {
     begin();
-    place = CHECK(mmap(NULL, 4 * AREA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    place = CHECK(mmap(NULL, 5 * AREA_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
     area("plain", AREA_BYTES, -1);
     area("wiped", 1UL << 20, MADV_WIPEONFORK);
     area("undumped", AREA_BYTES, MADV_DONTDUMP);
+    area("unforked", AREA_BYTES, MADV_DONTFORK);
+    char *secret = place;
     area("absent", 1UL << 20, MADV_DONTFORK);
+    CHECK(madvise(secret, 1UL << 20, MADV_DONTDUMP));
+    // One area but for the mark: without it, both are one.
+    char *joined = CHECK(mmap(NULL, 1UL << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    CHECK(madvise(joined, 1UL << 20, MADV_DONTDUMP));
+    memset(joined, 1, 1UL << 20);
+    CHECK(madvise(joined + (1UL << 19), 1UL << 18, MADV_DONTFORK));
+    tell("joined", (unsigned long)joined);
     ready();
     for (;;) pause();
 }

@@ -37,6 +37,15 @@ static void make(const char *what) {
         char *at = CHECK(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
         CHECK(syscall(462 /* mseal */, at, PAGE, 0));
     }
+    // Beside another process, which goes through the pause at the same time.
+    if (!strcmp(what, "unforked")) {
+        if (CHECK(fork()) == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            for (;;) pause();
+        }
+        char *at = CHECK(mmap(NULL, 200 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        for (int place = 0; place < 100; place++) CHECK(madvise(at + 2 * place * PAGE, PAGE, MADV_DONTFORK));
+    }
 }
 
 int main(int count, char **words) {
