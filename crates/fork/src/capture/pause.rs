@@ -137,7 +137,7 @@ async fn reach(
 ) -> Result<(Lifeline, Option<Rescue>), CaptureError> {
     let Prepared { survey, mem, offer, .. } = prepared;
     let room = Room::of(standing);
-    let offered = offer.as_ref().and_then(|offer| Lifeline::offered(offer, room, end, (&survey.maps, mem)));
+    let offered = offer.as_ref().and_then(|offer| Lifeline::offered(offer, room, end, (snapshot, &survey.maps, mem)));
     if let Some(lifeline) = offered {
         return Ok((lifeline, None));
     }

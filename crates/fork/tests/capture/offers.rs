@@ -58,7 +58,7 @@ fn offered_pages_are_used_and_hold_the_same_in_parent_and_template() {
 
 #[test]
 fn what_is_no_pages_to_use_is_left_alone() {
-    for what in ["unmarked", "shared", "writable", "used"] {
+    for what in ["unmarked", "shared", "writable", "used", "occupied"] {
         let mut parent = Parent::start("offers", &[what]);
         let range = pages(&parent);
         let before = memory(parent.pid(), &range);

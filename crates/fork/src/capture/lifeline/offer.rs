@@ -9,7 +9,8 @@
 //! ```
 //!
 //! It says where they are and is not believed: pages that are anything but private memory without a file, of just these
-//! rights, that bear the mark and hold no other code, are left alone, and some are mapped as for any process. They stay: a
+//! rights, that bear the mark and hold no other code, are left alone, and some are mapped as for any process. So they are while
+//! a thread is on them: whoever captured the process before has died, and what is there brings that thread back. They stay: a
 //! child has what its parent has there, and what calls made in a template leave is undone ([`Lifeline::leftovers`]).
 
 use std::fs::File;
@@ -18,11 +19,13 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use farfork_sys::process::MapEntry;
+use farfork_sys::ptrace::Registers;
 use farfork_wire::PAGE_SIZE;
 
 use super::{DESKS_BYTES_MIN, Lifeline, Room};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::script::{CODE, EndSignal};
+use crate::capture::stopped::Snapshot;
 
 /// Rights as `/proc` shows them.
 const READ_WRITE: u8 = 3;
@@ -55,6 +58,12 @@ impl Offer {
         (is_mapped && self.is_marked(second, mem) && is_free(start, mem)).then_some(second)
     }
 
+    /// Whether a thread runs there, or has its stack there.
+    fn is_occupied(&self, snapshot: &Snapshot) -> bool {
+        let is_there = |one: &Registers| self.pages.contains(&one.rip) || self.pages.contains(&one.rsp);
+        snapshot.threads.iter().any(|thread| is_there(&thread.registers))
+    }
+
     fn is_marked(&self, page: u64, mem: &File) -> bool {
         let mut mark = vec![0; self.mark.len()];
         mem.read_exact_at(&mut mark, page).is_ok() && mark == self.mark
@@ -67,9 +76,9 @@ impl Lifeline {
         offer: &Offer,
         room: Room,
         end: EndSignal,
-        (maps, mem): (&[MapEntry], &File),
+        (snapshot, maps, mem): (&Snapshot, &[MapEntry], &File),
     ) -> Option<Self> {
-        let start = offer.writable(room.bytes, maps, mem)?;
+        let start = offer.writable(room.bytes, maps, mem).filter(|_| !offer.is_occupied(snapshot))?;
         Some(Self { code: offer.pages.start, start, room, mapped: 0..0, end })
     }
 

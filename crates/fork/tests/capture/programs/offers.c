@@ -7,6 +7,12 @@ static void *sleeper(void *unused) {
     return unused;
 }
 
+// As one stands that a capture was about when it died.
+static void *occupier(void *code) {
+    ((void (*)(void))code)();
+    return code;
+}
+
 int main(int count, char **words) {
     begin();
     const char *what = words[1];
@@ -22,6 +28,14 @@ int main(int count, char **words) {
         CHECK(mprotect(pages, PAGE, PROT_READ | PROT_WRITE));
         pages[1] = 1;
         CHECK(mprotect(pages, PAGE, PROT_READ | PROT_EXEC));
+    }
+    if (!strcmp(what, "occupied")) {
+        pthread_t id;
+        CHECK(mprotect(pages, PAGE, PROT_READ | PROT_WRITE));
+        memcpy(pages + PAGE / 2, "\xf3\x90\xeb\xfc", 4); // 1: pause; jmp 1b
+        CHECK(mprotect(pages, PAGE, PROT_READ | PROT_EXEC));
+        if (pthread_create(&id, NULL, occupier, pages + PAGE / 2)) die("occupier");
+        usleep(100 * 1000);
     }
     if (!strcmp(what, "absent")) CHECK(madvise(pages, PAGES_BYTES, MADV_DONTFORK));
     if (!strcmp(what, "wiped")) CHECK(madvise(pages, PAGE, MADV_WIPEONFORK));
