@@ -37,6 +37,7 @@ mod samples;
 mod workload;
 
 pub use baseline::criu::CriuError;
+pub use baseline::crowd::ChildNetwork;
 pub use coordinator::census::Count;
 pub use coordinator::churn::{ChurnPlan, run_churn};
 pub use coordinator::connect::{ConnectCase, ConnectPlan, run_connect};

@@ -18,7 +18,7 @@ use farfork_sys::mount::point::MountPoint;
 use farfork_sys::{fdpass, memfd, namespace};
 
 use crate::cgroup::{ContainerCgroup, NodeCgroups, group_name};
-use crate::config::{ContainerConfig, RootSpec};
+use crate::config::{ContainerConfig, ContainerSpec, NetworkSpec, RootSpec};
 use crate::error::ContainerError;
 use crate::handle::{Container, Parts};
 use crate::outsider::Outsider;
@@ -106,7 +106,7 @@ impl Builder {
     }
 
     /// Builds a container; takes a few milliseconds.
-    pub(crate) fn build(self: &Arc<Self>, spec: RootSpec) -> Result<Container, ContainerError> {
+    pub(crate) fn build(self: &Arc<Self>, spec: ContainerSpec) -> Result<Container, ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.build").entered();
         let living = Arc::clone(&self.living);
         if self.living() > self.config.containers_max {
@@ -114,7 +114,7 @@ impl Builder {
             return Err(ContainerError::Full { node, containers_max: self.config.containers_max });
         }
         let layout = self.layout();
-        let private_point = match spec {
+        let private_point = match spec.root {
             RootSpec::Overlay => None,
             RootSpec::Shared => Some(self.hold_private_point()?),
         };
@@ -183,7 +183,7 @@ impl Builder {
     fn start_init(
         self: &Arc<Self>,
         id: &str,
-        spec: RootSpec,
+        spec: ContainerSpec,
         cgroup: &ContainerCgroup,
     ) -> Result<(Born, OwnedFd), ContainerError> {
         let birthplace = cgroup.open_birthplace()?;
@@ -202,18 +202,21 @@ impl Builder {
     /// The builder thread.
     fn build_and_start(
         &self,
-        spec: RootSpec,
+        spec: ContainerSpec,
         control: &OwnedFd,
         birthplace: Option<&File>,
     ) -> Result<Born, ContainerError> {
         let unsharing = tracing::debug_span!(target: "farfork::phase", "container.unshare");
+        let has_network = spec.network == NetworkSpec::Own;
         unsharing
-            .in_scope(namespace::unshare_container)
+            .in_scope(|| namespace::unshare_container(has_network))
             .map_err(|cause| ContainerError::Namespace { operation: "make namespaces", cause })?;
-        namespace::raise_loopback()
-            .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause })?;
+        if has_network {
+            namespace::raise_loopback()
+                .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause })?;
+        }
         let rooting = tracing::debug_span!(target: "farfork::phase", "container.root");
-        rooting.in_scope(|| root::build(spec, &self.scratch, &self.masked))?;
+        rooting.in_scope(|| root::build(spec.root, &self.scratch, &self.masked))?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = Init {
             image: self.image.as_fd(),

@@ -64,8 +64,33 @@ fn fingerprint(path: &Path) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
+/// Which kind of container: what of it cannot be had later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct ContainerSpec {
+    /// Its root file system.
+    pub root: RootSpec,
+    /// Its network.
+    pub network: NetworkSpec,
+}
+
+impl From<RootSpec> for ContainerSpec {
+    fn from(root: RootSpec) -> Self {
+        Self { root, ..Self::default() }
+    }
+}
+
+/// Which network a container is built with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum NetworkSpec {
+    /// One of its own, with a loopback interface.
+    #[default]
+    Own,
+    /// The node's: for what is to be there, or is led into another before anything of it runs. None has to be made for it.
+    Nodes,
+}
+
 /// Which root file system a container has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum RootSpec {
     /// The node's files, under an overlay that takes the container's writes and vanishes with it.
     #[default]

@@ -17,7 +17,7 @@ use rustix::process::Signal;
 use crate::bind;
 use crate::builder::Builder;
 use crate::cgroup::ContainerCgroup;
-use crate::config::RootSpec;
+use crate::config::{ContainerSpec, NetworkSpec, RootSpec};
 use crate::error::ContainerError;
 use crate::record;
 use crate::root::PRIVATE_DIR;
@@ -36,7 +36,7 @@ pub struct Container {
     /// `None` once it was handed over.
     parts: Option<Parts>,
     control: Option<OwnedFd>,
-    spec: RootSpec,
+    spec: ContainerSpec,
     /// Of the node's mounts, when it was built.
     layout: u64,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Parts {
 }
 
 impl Container {
-    pub(crate) fn new(parts: Parts, control: OwnedFd, spec: RootSpec, layout: u64) -> Self {
+    pub(crate) fn new(parts: Parts, control: OwnedFd, spec: ContainerSpec, layout: u64) -> Self {
         Self { parts: Some(parts), control: Some(control), spec, layout }
     }
 
@@ -102,7 +102,12 @@ impl Container {
 
     /// Which root it has.
     pub fn root(&self) -> RootSpec {
-        self.spec
+        self.spec.root
+    }
+
+    /// Which network it was built with.
+    pub fn network(&self) -> NetworkSpec {
+        self.spec.network
     }
 
     /// Whether it shows the node's mounts as they are now.
@@ -118,7 +123,7 @@ impl Container {
     /// [`ContainerError::Bind`].
     pub fn bind(&self, host_path: &Path, inside_path: &Path) -> Result<(), ContainerError> {
         let masked = self.parts().builder.masked();
-        bind::bind(self.init(), self.spec, host_path, inside_path, masked).map_err(|cause| ContainerError::Bind {
+        bind::bind(self.init(), self.root(), host_path, inside_path, masked).map_err(|cause| ContainerError::Bind {
             id: self.id().to_owned(),
             host_path: host_path.to_owned(),
             inside_path: inside_path.to_owned(),

@@ -1,5 +1,5 @@
-//! Lean containers: a pid, mount, UTS, IPC and network namespace, a control group and a root file system, made ahead of
-//! need and handed out from a [`Pool`].
+//! Lean containers: a pid, mount, UTS, IPC and, where wanted, network namespace, a control group and a root file system, made
+//! ahead of need and handed out from a [`Pool`].
 //!
 //! A container is an empty place with one process, its *init*: a program that the caller gives, which waits on a socket
 //! for what to do. What runs in a container, and the time namespace that fits it, is the business of init and of the
@@ -29,7 +29,7 @@ mod root;
 
 pub use builder::OOM_SCORE_ADJUSTMENT;
 pub use cgroup::{CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, Limits, MEMORY_BYTES_MIN, MemoryEnd, NodeCgroups};
-pub use config::{ContainerConfig, HIDDEN_PATHS_VARIABLE, RootSpec};
+pub use config::{ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootSpec};
 pub use error::ContainerError;
 pub use handle::{Container, RunningContainer};
 pub use leftover::{Leftovers, clean_leftovers};

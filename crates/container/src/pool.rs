@@ -1,14 +1,14 @@
-//! Containers ahead of need: some threads keep a number of them built; who takes one makes them build the next. Those with a
-//! shared root are kept once the first was asked for.
+//! Containers ahead of need: some threads keep a number of them built; who takes one makes them build the next. Kinds other than
+//! the usual one are kept once the first was asked for.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::builder::Builder;
 use crate::cgroup::NodeCgroups;
-use crate::config::{ContainerConfig, RootSpec};
+use crate::config::{ContainerConfig, ContainerSpec};
 use crate::error::ContainerError;
 use crate::handle::Container;
 use crate::outsider::Outsider;
@@ -42,15 +42,12 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    overlay: Shelf,
-    shared: Shelf,
+    /// Each kind that was asked for; the usual one from the start.
+    shelves: BTreeMap<ContainerSpec, Shelf>,
     /// Containers that no longer show the node's mounts as they are: for a filler to end.
     stale: Vec<Container>,
     /// Requests that wait.
     waiting: usize,
-    /// How many builds have failed, and why the last one did.
-    failures: u64,
-    last_failure: Option<Arc<ContainerError>>,
     stopping: bool,
 }
 
@@ -62,6 +59,9 @@ struct Shelf {
     building: usize,
     /// How many shall be ready.
     size: usize,
+    /// How many builds have failed, and why the last one did.
+    failures: u64,
+    last_failure: Option<Arc<ContainerError>>,
 }
 
 impl Pool {
@@ -72,11 +72,12 @@ impl Pool {
     /// [`ContainerError`] as the first step that fails.
     pub fn start(config: ContainerConfig, size: usize) -> Result<Self, ContainerError> {
         let size = size.clamp(1, SIZE_MAX);
-        let overlay = Shelf { size, ..Shelf::default() };
+        let usual = Shelf { size, ..Shelf::default() };
+        let shelves = BTreeMap::from([(ContainerSpec::default(), usual)]);
         let shared = Arc::new(Shared {
             builder: Arc::new(Builder::new(config)?),
             size,
-            state: Mutex::new(State { overlay, ..State::default() }),
+            state: Mutex::new(State { shelves, ..State::default() }),
             wanted: Condvar::new(),
             supplied: Condvar::new(),
         });
@@ -104,20 +105,22 @@ impl Pool {
     }
 
     /// How many containers of a kind are ready to be taken.
-    pub fn ready(&self, root: RootSpec) -> usize {
-        self.shared.lock().shelf(root).ready.len()
+    pub fn ready(&self, kind: impl Into<ContainerSpec>) -> usize {
+        self.shared.lock().shelves.get(&kind.into()).map_or(0, |shelf| shelf.ready.len())
     }
 
-    /// Takes a container, waiting for it until `deadline`. One with a shared root is built for the request where none is
-    /// ready.
+    /// Takes a container, waiting for it until `deadline`. The first of a kind that is not the usual one is built for the
+    /// request.
     ///
     /// # Errors
     /// [`ContainerError::Empty`] when the time is over, [`ContainerError::Build`] when none is ready and one could not
     /// be built, [`ContainerError::Full`] at the limit on containers, [`ContainerError::Stopping`].
-    pub fn take(&self, root: RootSpec, deadline: Instant) -> Result<Container, ContainerError> {
-        match root {
-            RootSpec::Overlay => self.shared.take_ready(deadline),
-            RootSpec::Shared => self.shared.take_or_build(),
+    pub fn take(&self, kind: impl Into<ContainerSpec>, deadline: Instant) -> Result<Container, ContainerError> {
+        let kind = kind.into();
+        let is_kept = self.shared.lock().shelf(kind).size > 0;
+        match is_kept {
+            true => self.shared.take_ready(kind, deadline),
+            false => self.shared.build_first(kind),
         }
     }
 }
@@ -131,8 +134,8 @@ impl Drop for Pool {
             let _ = filler.join();
         }
         let mut state = self.shared.lock();
-        let State { overlay, shared, stale, .. } = &mut *state;
-        let unused = (std::mem::take(overlay), std::mem::take(shared), std::mem::take(stale));
+        let State { shelves, stale, .. } = &mut *state;
+        let unused = (std::mem::take(shelves), std::mem::take(stale));
         drop(state);
         drop(unused);
         self.shared.builder.close();
@@ -140,24 +143,21 @@ impl Drop for Pool {
 }
 
 impl State {
-    fn shelf(&mut self, root: RootSpec) -> &mut Shelf {
-        match root {
-            RootSpec::Overlay => &mut self.overlay,
-            RootSpec::Shared => &mut self.shared,
-        }
+    fn shelf(&mut self, kind: ContainerSpec) -> &mut Shelf {
+        self.shelves.entry(kind).or_default()
     }
 
-    /// Of which kind too few are ready. Nobody waits for one with a shared root.
-    fn lacking(&self) -> Option<RootSpec> {
-        let lacks = |shelf: &Shelf| shelf.ready.len() + shelf.building < shelf.size;
-        let overlay = lacks(&self.overlay).then_some(RootSpec::Overlay);
-        overlay.or_else(|| lacks(&self.shared).then_some(RootSpec::Shared))
+    /// Of which kind too few are ready: of several, the one that lacks most.
+    fn lacking(&self) -> Option<ContainerSpec> {
+        let lack = |shelf: &Shelf| shelf.size.saturating_sub(shelf.ready.len() + shelf.building);
+        let (kind, shelf) = self.shelves.iter().max_by_key(|(_, shelf)| lack(shelf))?;
+        (lack(shelf) > 0).then_some(*kind)
     }
 
     /// The container that has waited longest, if there is one that is as one built now would be.
-    fn pop_current(&mut self, root: RootSpec) -> Option<Container> {
+    fn pop_current(&mut self, kind: ContainerSpec) -> Option<Container> {
         loop {
-            match self.shelf(root).ready.pop_front()? {
+            match self.shelf(kind).ready.pop_front()? {
                 container if container.is_current() => return Some(container),
                 container => self.stale.push(container),
             }
@@ -166,29 +166,29 @@ impl State {
 }
 
 impl Shared {
-    /// One with a shared root; the first makes the fillers keep more of them.
-    fn take_or_build(&self) -> Result<Container, ContainerError> {
-        let ready = self.lock().pop_current(RootSpec::Shared);
-        let container = ready.map_or_else(|| self.builder.build(RootSpec::Shared), Ok)?;
-        self.lock().shared.size = self.size;
-        self.wanted.notify_one();
+    /// The first of a kind; it makes the fillers keep more of them.
+    fn build_first(&self, kind: ContainerSpec) -> Result<Container, ContainerError> {
+        let container = self.builder.build(kind)?;
+        self.lock().shelf(kind).size = self.size;
+        self.wanted.notify_all();
         Ok(container)
     }
 
-    fn take_ready(&self, deadline: Instant) -> Result<Container, ContainerError> {
+    fn take_ready(&self, kind: ContainerSpec, deadline: Instant) -> Result<Container, ContainerError> {
         let began = Instant::now();
         let mut state = self.lock();
-        let failures = state.failures;
+        let failures = state.shelf(kind).failures;
         let mut phase = None;
         state.waiting += 1;
         let taken = loop {
             if state.stopping {
                 break Err(ContainerError::Stopping { node: self.node() });
             }
-            if let Some(container) = state.pop_current(RootSpec::Overlay) {
+            if let Some(container) = state.pop_current(kind) {
                 break Ok(container);
             }
-            if let Some(cause) = state.last_failure.clone().filter(|_| state.failures != failures) {
+            let shelf = state.shelf(kind);
+            if let Some(cause) = shelf.last_failure.clone().filter(|_| shelf.failures != failures) {
                 break Err(ContainerError::Build { node: self.node(), cause });
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -216,30 +216,38 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            let Some(root) = state.lacking() else {
+            let Some(kind) = state.lacking() else {
                 state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
-            state.shelf(root).building += 1;
+            state.shelf(kind).building += 1;
             drop(state);
-            let built = self.builder.build(root);
+            let built = self.builder.build(kind);
             state = self.lock();
-            state.shelf(root).building -= 1;
-            match (built, root) {
-                (Ok(container), root) => state.shelf(root).ready.push_back(container),
-                (Err(error), RootSpec::Overlay) => state = self.note_failure(state, error),
-                // Who asks for the next one is told what is wrong.
-                (Err(_), RootSpec::Shared) => state.shared.size = 0,
+            state.shelf(kind).building -= 1;
+            match built {
+                Ok(container) => state.shelf(kind).ready.push_back(container),
+                Err(error) => state = self.note_failure(state, kind, error),
             }
             self.supplied.notify_all();
         }
     }
 
     /// Tells waiting requests, then pauses unless somebody is waiting for the next attempt.
-    fn note_failure<'a>(&'a self, mut state: MutexGuard<'a, State>, error: ContainerError) -> MutexGuard<'a, State> {
+    fn note_failure<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        kind: ContainerSpec,
+        error: ContainerError,
+    ) -> MutexGuard<'a, State> {
         tracing::warn!(node = self.builder.config().node, %error, "a container could not be built");
-        state.failures += 1;
-        state.last_failure = Some(Arc::new(error));
+        let shelf = state.shelf(kind);
+        shelf.failures += 1;
+        shelf.last_failure = Some(Arc::new(error));
+        if kind != ContainerSpec::default() {
+            // Who asks for the next one has it built.
+            shelf.size = 0;
+        }
         self.supplied.notify_all();
         let pause = Duration::from_millis(RETRY_MS);
         self.wanted.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0

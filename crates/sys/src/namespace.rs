@@ -9,13 +9,14 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{chdir, pivot_root};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
 
-/// Gives the calling thread mount, UTS, IPC and network namespaces of its own (and, with the first, its own root and
-/// working directory). Processes that it starts are born there.
+/// Gives the calling thread mount, UTS, IPC and, where wanted, network namespaces of its own (and, with the first, its own root
+/// and working directory). Processes that it starts are born there.
 ///
 /// # Errors
 /// As unshare(2): EPERM without CAP_SYS_ADMIN, ENOSPC at a limit on namespaces.
-pub fn unshare_container() -> io::Result<()> {
-    let flags = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC | UnshareFlags::NEWNET;
+pub fn unshare_container(with_network: bool) -> io::Result<()> {
+    let mut flags = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
+    flags.set(UnshareFlags::NEWNET, with_network);
     // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
     Ok(unsafe { unshare_unsafe(flags) }?)
 }

@@ -1,7 +1,7 @@
 // A floor of a fan-out: a process forks children that touch four pages and say what they made of them, so many at once;
 // each in the namespaces of a container that was there before, or in its own. What namespaces there are is for children
 // one after the other, which costs less than new ones.
-// usage: crowd MIB AT_ONCE CONTAINERS          without containers: none
+// usage: crowd MIB AT_ONCE CONTAINERS NETWORK  without containers: none; 0: each has a network, 1: all have one, 2: its own
 // takes: COUNT FIRST                           children of these numbers
 //        0 NUMBER                              one that stays until the next line
 // says:  ready
@@ -19,7 +19,9 @@
 
 namespace {
 
-constexpr int NAMESPACES = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNET;
+enum Network : uint64_t { PRIVATE, SHARED, HOST };
+
+int namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC;
 
 struct Said {
     uint64_t number, value;
@@ -33,7 +35,7 @@ struct Answer {
 
 // Process 1 of a container, by which its namespaces are entered.
 int make_container() {
-    long pid = syscall(SYS_clone, SIGCHLD | CLONE_NEWPID | NAMESPACES, nullptr, nullptr, nullptr, nullptr);
+    long pid = syscall(SYS_clone, SIGCHLD | CLONE_NEWPID | namespaces, nullptr, nullptr, nullptr, nullptr);
     if (pid < 0) fail("namespaces");
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -61,7 +63,7 @@ struct Crowd {
         pid_t pid = fork();
         if (pid < 0) fail("fork");
         if (pid > 0) return pid;
-        if (container >= 0 && setns(container, NAMESPACES)) _exit(1);
+        if (container >= 0 && setns(container, namespaces)) _exit(1);
         // The crowd may be killed before it ends what stays; until the answer it lives.
         if (stays) prctl(PR_SET_PDEATHSIG, SIGKILL);
         uint64_t value = memory.touch(number);
@@ -100,7 +102,10 @@ struct Crowd {
 } // namespace
 
 int main(int count, char **arguments) {
-    if (count != 4) return 2;
+    if (count != 5) return 2;
+    uint64_t network = strtoull(arguments[4], nullptr, 10);
+    if (network == PRIVATE) namespaces |= CLONE_NEWNET;
+    if (network == SHARED && unshare(CLONE_NEWNET)) fail("unshare");
     std::vector<int> containers;
     for (uint64_t i = strtoull(arguments[3], nullptr, 10); i > 0; i--) containers.push_back(make_container());
     Sparse memory(strtoull(arguments[1], nullptr, 10));

@@ -5,6 +5,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::error::BenchError;
 use crate::program::{Image, Program};
 use crate::workload::sparse;
@@ -14,6 +16,18 @@ pub(crate) const CROWD: Image = Image { name: "crowd", bytes: include_bytes!(con
 
 /// Children at once: as many as a node starts at once.
 const AT_ONCE: u64 = 8;
+
+/// Which network children are in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChildNetwork {
+    /// Each in its own.
+    Private,
+    /// All of a fan-out, on a node, in one.
+    Shared,
+    /// In the node's.
+    Host,
+}
 
 /// What became of a child, since the fan-out began.
 #[derive(Debug, Clone, Copy)]
@@ -32,10 +46,15 @@ pub(crate) struct LocalCrowd {
 }
 
 impl LocalCrowd {
-    /// Starts it, with so much memory; its children are in so many containers by turns, or in none.
-    pub(crate) fn start(program: &Path, mib: u64, containers: u64) -> Result<Self, BenchError> {
+    /// Starts it, with so much memory; its children are in so many containers by turns, of such networks, or in none.
+    pub(crate) fn start(
+        program: &Path,
+        mib: u64,
+        (containers, network): (u64, ChildNetwork),
+    ) -> Result<Self, BenchError> {
         let mut command = Command::new(program);
-        command.args([mib, AT_ONCE, containers].map(|number| number.to_string()));
+        let network = network as u64;
+        command.args([mib, AT_ONCE, containers, network].map(|number| number.to_string()));
         let mut program = Program::start(CROWD.name, &command)?;
         let [] = program.answer("ready")?;
         Ok(Self { program, mib })

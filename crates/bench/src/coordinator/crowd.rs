@@ -16,7 +16,7 @@ use futures_util::stream::FuturesUnordered;
 use tonic::Code;
 
 use super::cluster::told;
-use crate::baseline::crowd::Answered;
+use crate::baseline::crowd::{Answered, ChildNetwork};
 use crate::error::BenchError;
 use crate::workload::sparse;
 
@@ -40,6 +40,7 @@ pub(crate) struct Crowd {
     asked: Client,
     /// Whether children are forgotten once they have answered.
     forgets: bool,
+    network: v1::Network,
 }
 
 impl Crowd {
@@ -50,7 +51,7 @@ impl Crowd {
             nodes.insert(node.name.clone(), client::connect(&node.socket).await?);
         }
         let asked = client::connect(&all[0].socket).await?;
-        Ok(Self { seed: seed.to_owned(), mib, nodes, asked, forgets: false })
+        Ok(Self { seed: seed.to_owned(), mib, nodes, asked, forgets: false, network: v1::Network::Private })
     }
 
     /// The same, whose children are forgotten by their nodes.
@@ -58,11 +59,21 @@ impl Crowd {
         Self { forgets: true, ..self }
     }
 
+    /// The same, whose children are in such networks.
+    pub(crate) fn in_network(self, network: ChildNetwork) -> Self {
+        let network = match network {
+            ChildNetwork::Private => v1::Network::Private,
+            ChildNetwork::Shared => v1::Network::Shared,
+            ChildNetwork::Host => v1::Network::Host,
+        };
+        Self { network, ..self }
+    }
+
     /// Of such a seed, on one node, which is asked, and forgets the children.
     pub(crate) async fn at(node: &str, socket: &Path, seed: &str, mib: u64) -> Result<Self, BenchError> {
         let asked = client::connect(socket).await?;
         let nodes = BTreeMap::from([(node.to_owned(), asked.clone())]);
-        Ok(Self { seed: seed.to_owned(), mib, nodes, asked, forgets: true })
+        Ok(Self { seed: seed.to_owned(), mib, nodes, asked, forgets: true, network: v1::Network::Private })
     }
 
     /// Forks children of these numbers over all nodes; what became of each.
@@ -120,7 +131,7 @@ impl Crowd {
             nodes: self.nodes.keys().cloned().collect(),
             count: u32::try_from(payloads.len()).unwrap_or(u32::MAX),
             payloads,
-            options: Some(v1::ChildOptions::default()),
+            options: Some(v1::ChildOptions { network: self.network.into(), ..Default::default() }),
             ..Default::default()
         };
         let outcomes = self.asked.fork(client::within(FANOUT_LIMIT, request)).await;

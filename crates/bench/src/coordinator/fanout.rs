@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::cluster::{Cluster, node_arguments};
 use super::crowd::Crowd;
 use super::rpc::RpcProgress;
-use crate::baseline::crowd::{Answered, CROWD, LocalCrowd};
+use crate::baseline::crowd::{Answered, CROWD, ChildNetwork, LocalCrowd};
 use crate::error::BenchError;
 use crate::report::fanout::FanoutReport;
 use crate::samples::Samples;
@@ -47,6 +47,8 @@ pub struct FanoutPlan {
     pub pool: Option<u64>,
     /// Zygotes that each node keeps; none: as many as it does by itself.
     pub zygotes: Option<u64>,
+    /// Networks of the children, and of local forks into namespaces.
+    pub network: ChildNetwork,
     /// Whether memory is encrypted between the nodes.
     pub encrypted: bool,
     /// Where each sample is written to.
@@ -142,9 +144,9 @@ impl<'a> Course<'a> {
         let (program, floor) = (SPARSE.install(cluster.scratch())?, CROWD.install(cluster.scratch())?);
         let parent = Parent::start(&SPARSE, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
         let seed = cluster.prepare(parent.pid()).await?.seed;
-        let crowd = Crowd::of(cluster.nodes(), &seed, plan.mib).await?;
-        let in_namespaces = LocalCrowd::start(&floor, plan.mib, CONTAINERS)?;
-        let plain = LocalCrowd::start(&floor, plan.mib, 0)?;
+        let crowd = Crowd::of(cluster.nodes(), &seed, plan.mib).await?.in_network(plan.network);
+        let in_namespaces = LocalCrowd::start(&floor, plan.mib, (CONTAINERS, plan.network))?;
+        let plain = LocalCrowd::start(&floor, plan.mib, (0, ChildNetwork::Host))?;
         let mut course = Self { plan, crowd, in_namespaces, plain, _parent: parent, seed, samples, next: 1 };
         // The first connects nodes, and brings the descriptor.
         course.fan_out(By::Farfork, plan.nodes as u64).await?;

@@ -11,7 +11,7 @@ use super::cluster::Cluster;
 use super::crowd::Crowd;
 use super::rpc::RpcProgress;
 use super::warm::Warm;
-use crate::baseline::crowd::{Answered, CROWD, LocalCrowd};
+use crate::baseline::crowd::{Answered, CROWD, ChildNetwork, LocalCrowd};
 use crate::baseline::halts::{HALTS, Halts};
 use crate::error::BenchError;
 use crate::figure::Pace;
@@ -141,8 +141,8 @@ impl<'a> Course<'a> {
         let mut course = Self {
             plan,
             crowd: Crowd::at(&node.name, &node.socket, &seed, plan.mib).await?,
-            in_namespaces: LocalCrowd::start(&crowd, plan.mib, plan.pool)?,
-            plain: LocalCrowd::start(&crowd, plan.mib, 0)?,
+            in_namespaces: LocalCrowd::start(&crowd, plan.mib, (plan.pool, ChildNetwork::Private))?,
+            plain: LocalCrowd::start(&crowd, plan.mib, (0, ChildNetwork::Host))?,
             _parent: parent,
             seed,
             warm: Warm::start(cluster, plan.mib, 0).await?,

@@ -5,6 +5,7 @@ use std::io;
 use serde_json::{Value, json};
 
 use super::table::{Table, figure, spread};
+use crate::baseline::crowd::ChildNetwork;
 use crate::coordinator::fanout::{By, FanoutPlan, Figure, Key};
 use crate::machine::{Machine, load_average};
 use crate::samples::{Samples, Spread, merge};
@@ -69,9 +70,10 @@ impl FanoutReport {
 
     /// For people.
     pub fn text(&self) -> String {
-        let FanoutPlan { children, nodes, mib, encrypted, .. } = &self.plan;
+        let FanoutPlan { children, nodes, mib, network, encrypted, .. } = &self.plan;
         let headings = ["", "farfork", "p99", "into namespaces", "×", "fork()", "×"];
-        let title = format!("{children} children of a parent of {mib} MiB over {nodes} nodes, medians (p10–p90)");
+        let network = network.text();
+        let title = format!("{children} children of {mib} MiB, {network}, over {nodes} nodes, medians (p10–p90)");
         let mut table = Table::new(&title, &headings);
         for what in FIGURES {
             let p99 = self.samples.percentile(&Key { by: By::Farfork, figure: what }, 0.99);
@@ -91,6 +93,17 @@ impl FanoutReport {
             self.load_average,
             table.text()
         )
+    }
+}
+
+impl ChildNetwork {
+    /// As people read it.
+    fn text(self) -> &'static str {
+        match self {
+            Self::Private => "a network each",
+            Self::Shared => "a network for all of a node",
+            Self::Host => "in their node's network",
+        }
     }
 }
 
@@ -122,7 +135,7 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::super::table::COLUMNS_MAX;
-    use super::{By, FanoutPlan, FanoutReport, Figure, Key, Samples};
+    use super::{By, ChildNetwork, FanoutPlan, FanoutReport, Figure, Key, Samples};
 
     #[test]
     fn floors_stand_beside_farfork() {
@@ -139,6 +152,7 @@ mod tests {
             seconds: 0.0,
             pool: None,
             zygotes: None,
+            network: ChildNetwork::Shared,
             encrypted: true,
             samples_file: None,
         };
@@ -146,6 +160,7 @@ mod tests {
         assert_eq!(report.ratio(By::LocalFork, Figure::ChildrenPerS), Some(0.125));
         let (text, document) = (report.text(), report.document());
         assert!(text.contains("0.25") && text.contains("0.12"), "{text}");
+        assert!(text.contains("a network for all") && document["plan"]["network"] == "shared", "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS_MAX + 20), "{text}");
         assert_eq!(document["figures"].as_array().unwrap().len(), 6, "{document}");
         assert_eq!(

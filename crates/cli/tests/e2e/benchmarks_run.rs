@@ -183,6 +183,11 @@ fn churn() {
 
 /// Every result of every child is right: else the benchmark fails.
 fn fanout() {
+    for network in ["shared", "host"] {
+        let few = ["--children", "4", "--mib", "4", "--runs", "1", "--nodes", "1", "--net", network];
+        let document = run_benchmark("fanout", &few);
+        assert_eq!(document["plan"]["network"], network, "{document}");
+    }
     let samples = scratch::file("");
     let path = samples.path().to_str().expect("temporary names are text");
     let document = run_benchmark("fanout", &["--children", "12", "--mib", "4", "--runs", "2", "--samples", path]);

@@ -20,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("a_new_daemon_leads_to_its_children", new_daemon),
     Test::shared("children_of_a_fork_meet_in_a_shared_one", shared),
     Test::shared("the_nodes_has_its_interfaces", host),
+    Test::alone("copies_of_zygotes_are_where_they_are_to_be", copies),
     Test::shared("in_the_nodes_a_port_belongs_to_one", port_of_the_node),
     Test::shared("what_makes_no_sense_is_refused", senseless),
 ];
@@ -148,6 +149,72 @@ fn shared(cluster: &Cluster) {
     }
     assert!(!networks.contains(&network_of(cluster.daemon_pid(1))));
     parent.require_unharmed();
+}
+
+/// How many children a node has made of zygotes.
+fn copies_of(cluster: &Cluster, node: usize) -> u64 {
+    let told = cluster.first().json(&["inspect", cluster.name(node)]);
+    told["zygotes"]["children"].as_u64().unwrap_or_else(|| panic!("no zygotes in {told}"))
+}
+
+/// Whether a process of the daemon's, or a descriptor of it, keeps a network from ending.
+fn is_held(cluster: &Cluster, network: &Path) -> bool {
+    let links = |directory: String| fs::read_dir(directory).into_iter().flatten().flatten();
+    let of_daemon = links(format!("/proc/{}/fd", cluster.daemon_pid(1))).map(|entry| entry.path());
+    let of_processes = links("/proc".to_owned()).map(|entry| entry.path().join("ns/net"));
+    of_daemon.chain(of_processes).any(|link| fs::read_link(link).is_ok_and(|found| found == network))
+}
+
+/// Children of all networks by turns, forked from one zygote.
+fn copies() {
+    const EACH: usize = 3;
+    let cluster = Cluster::start(2);
+    let mut parent = parent("nothing");
+    let seed = Seed::of(cluster.first(), &parent);
+    let to = ["--to", cluster.name(1)];
+    deadline::until("a zygote that children are forked from", LIMIT, || {
+        let ended = seed.fork_attached("5 look", &to);
+        assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
+        (copies_of(&cluster, 1) > 0).then_some(())
+    });
+    let before = copies_of(&cluster, 1);
+    let of_node = network_of(cluster.daemon_pid(1));
+    let in_turn = |net: &str| {
+        let children = seed.fork_idle(EACH, &[&to[..], &["--net", net]].concat());
+        let networks: Vec<PathBuf> = children.iter().map(|child| network_of(child.pid)).collect();
+        (children, networks)
+    };
+    let mut seen: Vec<PathBuf> = vec![of_node.clone()];
+    for _ in 0..2 {
+        let (ended, shared) = in_turn("shared");
+        assert!(
+            shared.iter().all(|network| *network == shared[0]) && !seen.contains(&shared[0]),
+            "{shared:?} {seen:?}"
+        );
+        assert!(is_held(&cluster, &shared[0]));
+        let (_, host) = in_turn("host");
+        assert!(host.iter().all(|network| *network == of_node), "{host:?} {of_node:?}");
+        let (_, private) = in_turn("private");
+        seen.push(shared[0].clone());
+        for network in private {
+            assert!(!seen.contains(&network), "{network:?} {seen:?}");
+            seen.push(network);
+        }
+        for child in &ended {
+            cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
+        }
+        deadline::until("a shared network ends with its children", LIMIT, || {
+            (!is_held(&cluster, &shared[0])).then_some(())
+        });
+    }
+    assert_eq!(copies_of(&cluster, 1) - before, 6 * EACH as u64, "each is a copy");
+    // Those that meet talk, copies or not.
+    let meeting = ["1 host 7000", "2 meet 7000"].map(str::to_owned);
+    let children = seed.fork_detached(&meeting, &[&to[..], &["--net", "shared"]].concat());
+    seed.check_answers(&parent, &children, &[1, 2]);
+    parent.require_unharmed();
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
 fn host(cluster: &Cluster) {

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farfork_container::{ContainerError, Pool, RootSpec, clean_leftovers};
+use farfork_container::{ContainerError, ContainerSpec, NetworkSpec, Pool, RootSpec, clean_leftovers};
 use farfork_sys::identity::ProcessIdentity;
 
 use crate::probe::{Node, ask, take, try_ask, until};
@@ -141,6 +141,23 @@ fn what_a_crashed_daemon_left_is_removed() {
     assert!(group.directories().all(|directory| !directory.exists()));
     farfork_container::NodeCgroups::create(&node.config.cgroup_root_name).unwrap().remove_empty();
     assert_eq!(node.cgroup_dirs(), [""; 0]);
+}
+
+#[test]
+fn networks_of_their_own_and_the_nodes_are_kept_apart() {
+    const NODES: ContainerSpec = ContainerSpec { root: RootSpec::Overlay, network: NetworkSpec::Nodes };
+    let node = Node::new();
+    let pool = node.pool(2);
+    let network_of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();
+    let nodes = network_of(std::process::id().cast_signed());
+    for _ in 0..3 {
+        let [own, in_nodes] = [ContainerSpec::default(), NODES]
+            .map(|kind| pool.take(kind, Instant::now() + Duration::from_secs(20)).unwrap());
+        assert_ne!(network_of(own.init_pid()), nodes);
+        assert_eq!(network_of(in_nodes.init_pid()), nodes);
+        assert_eq!((own.network(), in_nodes.network()), (NetworkSpec::Own, NetworkSpec::Nodes));
+        until("two of each kind are ready", || [ContainerSpec::default(), NODES].iter().all(|k| pool.ready(*k) == 2));
+    }
 }
 
 #[test]

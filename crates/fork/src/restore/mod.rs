@@ -47,7 +47,7 @@ use crate::kernel;
 
 pub(crate) use confinement::confined;
 pub use descriptors::PAYLOAD_FD;
-pub use network::taking_socket;
+pub use network::{has_addresses, taking_socket};
 pub use objects::StandardStreams;
 pub use prepared::{ChildPlan, Prepared, Restored, unpause};
 pub use stub::{STUB_IMAGE, enter_network};

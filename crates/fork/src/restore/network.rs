@@ -26,6 +26,11 @@ pub fn taking_socket(descriptor: &Descriptor) -> Option<String> {
     })
 }
 
+/// Whether it has sockets with addresses, which belong to one in a network.
+pub fn has_addresses(descriptor: &Descriptor) -> bool {
+    descriptor.open_files.iter().any(|file| matches!(file, OpenFile::Socket(socket) if socket.has_address()))
+}
+
 fn takes(socket: &Socket) -> bool {
     let has = |name: u32| {
         let is_it = |level: u32, found: u32| (level, found) == (SOL_SOCKET, name);

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_container::{Container, Limits, Pool, Protection, RootSpec};
+use farfork_container::{Container, ContainerSpec, Limits, Pool, Protection};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::phase;
@@ -182,7 +182,7 @@ impl Engine {
         let source = phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
         let start =
             |zygote: Option<&Kept>| self.start_from(&source, zygote, (options, fan_out), (index, payload), requested);
-        if let Some(kept) = self.zygotes.of(&source.key.seed, options) {
+        if let Some(kept) = self.zygotes.of(&source, options) {
             match start(Some(&*kept)) {
                 Ok(newborn) => {
                     self.zygotes.copied();
@@ -225,7 +225,7 @@ impl Engine {
         let caller =
             phase!("resume.caller", caller::answered(&source.descriptor, identity, payload, unfinished.directory()));
 
-        let taken = phase!("resume.container", self.pool.take(options.root, requested + START_TIMEOUT));
+        let taken = phase!("resume.container", self.pool.take(options.container(), requested + START_TIMEOUT));
         let container = taken.map_err(|error| failed(&error))?;
         container.cgroup().limit(&options.limits).map_err(|error| failed(&error))?;
         for (host_path, inside_path) in &options.binds {
@@ -330,8 +330,8 @@ impl Engine {
     }
 
     /// How many containers of a kind are ready for children to come.
-    pub(crate) fn containers_ready(&self, root: RootSpec) -> usize {
-        self.pool.ready(root)
+    pub(crate) fn containers_ready(&self, kind: ContainerSpec) -> usize {
+        self.pool.ready(kind)
     }
 
     fn record(

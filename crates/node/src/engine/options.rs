@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_container::{CPU_MILLICORES_MIN, Limits, MEMORY_BYTES_MIN, Protection, RootSpec};
+use farfork_container::{CPU_MILLICORES_MIN, ContainerSpec, Limits, MEMORY_BYTES_MIN, Protection, RootSpec};
 use farfork_fabric::{Address, SeedKey};
 use farfork_fork::pager::Strategy;
 use farfork_wire::Token;
@@ -47,6 +47,13 @@ pub(crate) struct StartOptions {
     pub(crate) network: Network,
     /// Ports of the node that lead to it.
     pub(crate) publish: Vec<Port>,
+}
+
+impl StartOptions {
+    /// The kind of container that it is to be in.
+    pub(crate) fn container(&self) -> ContainerSpec {
+        ContainerSpec { root: self.root, network: self.network.of_container() }
+    }
 }
 
 impl TryFrom<v1::SeedAccess> for SeedAccess {

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use farfork_container::{Limits, Pool, Protection};
 use farfork_fork::pager::Paging;
-use farfork_fork::restore::{LocalNode, unfit_for_zygote};
+use farfork_fork::restore::{LocalNode, has_addresses, unfit_for_zygote};
 use farfork_fork::resume::SeedSource;
 use farfork_fork::zygote::Zygote;
 use farfork_wire::{ChildId, NodeName, SeedId};
@@ -93,9 +93,9 @@ impl Zygotes {
     }
 
     /// The zygote for a child that is to be started so.
-    pub(super) fn of(&self, seed: &SeedId, options: &StartOptions) -> Option<Arc<Kept>> {
-        match self.table().get_mut(seed) {
-            Some(Entry::Ready { zygote, used }) if is_plain(options) => {
+    pub(super) fn of(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<Kept>> {
+        match self.table().get_mut(&source.key.seed) {
+            Some(Entry::Ready { zygote, used }) if is_plain(source, options) => {
                 *used = Instant::now();
                 Some(zygote.clone())
             }
@@ -118,7 +118,7 @@ impl Zygotes {
     /// Makes a seed's zygote, where a child was started so that it would have used one, and there is none.
     pub(super) fn hatch(&self, source: &SeedSource, options: &StartOptions, (node, pool): (&LocalNode, &Pool)) {
         let seed = &source.key.seed;
-        if self.max == 0 || !is_plain(options) || !self.reserve(seed) {
+        if self.max == 0 || !is_plain(source, options) || !self.reserve(seed) {
             return;
         }
         if let Some(reason) = unfit_for_zygote(&source.descriptor, node) {
@@ -220,16 +220,16 @@ impl Zygotes {
 
 /// Whether a child that is started so can be a copy of a zygote, and is to be. Limits count what it did not touch itself
 /// otherwise than whoever set them expects, files that are shown elsewhere may be mapped, and who asks for another strategy
-/// wants to see it. An untrusted one shares no memory with others; and a
-/// zygote knows of no network but the container's.
-fn is_plain(options: &StartOptions) -> bool {
+/// wants to see it. An untrusted one shares no memory with others. Where another may have its sockets' addresses already, it is
+/// refused as a child that is no copy is: that says nothing of the zygote.
+fn is_plain(source: &SeedSource, options: &StartOptions) -> bool {
     let strategy = &options.strategy;
     strategy.paging == Paging::Prefetch
         && !strategy.first
         && options.binds.is_empty()
         && options.limits == Limits::default()
         && options.protection == Protection::default()
-        && options.network == Network::Private
+        && (options.network == Network::Private || !has_addresses(&source.descriptor))
 }
 
 /// Has the pager forget a zygote that has ended, and removes its directory.

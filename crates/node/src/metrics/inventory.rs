@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use farfork_cluster::membership::State;
-use farfork_container::RootSpec;
+use farfork_container::{ContainerSpec, NetworkSpec, RootSpec};
 use farfork_fork::pager::{CacheStats, PagerCounters};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
@@ -69,13 +69,16 @@ impl Told<'_> {
     }
 
     fn containers(&mut self, node: &Node) -> fmt::Result {
-        let ready = |root| count(node.engine.containers_ready(root));
-        let roots = [("overlay", ready(RootSpec::Overlay)), ("shared", ready(RootSpec::Shared))];
+        let ready = |root, network| count(node.engine.containers_ready(ContainerSpec { root, network }));
+        let roots = |network| [RootSpec::Overlay, RootSpec::Shared].map(|root| (name_of(root), ready(root, network)));
         let zygotes = node.engine.zygotes();
         let help = "Copies of seeds that further children on this node are forked from";
         self.gauge(("zygotes", help, None), zygotes.kept.into())?;
         self.counter("zygote_children", "Children of this node that were forked from a zygote", zygotes.children)?;
-        self.gauges(("pool_containers", "Containers that are ready for children to come", None), "root", &roots)
+        let help = "Containers that are ready for children to come";
+        self.gauges(("pool_containers", help, None), "root", &roots(NetworkSpec::Own))?;
+        let help = "The same for children that share a network or are in the node's";
+        self.gauges(("pool_containers_without_network", help, None), "root", &roots(NetworkSpec::Nodes))
     }
 
     fn nodes(&mut self, node: &Node) -> fmt::Result {
@@ -149,6 +152,14 @@ impl Told<'_> {
     fn seconds(&mut self, name: &str, help: &str, us: u64) -> fmt::Result {
         let metric = self.0.encode_descriptor(name, &sentence(help), Some(&Unit::Seconds), MetricType::Counter)?;
         ConstCounter::new(us as f64 / 1e6).encode(metric)
+    }
+}
+
+/// As the label says it.
+fn name_of(root: RootSpec) -> &'static str {
+    match root {
+        RootSpec::Overlay => "overlay",
+        RootSpec::Shared => "shared",
     }
 }
 

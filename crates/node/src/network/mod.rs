@@ -9,14 +9,13 @@
 
 mod ports;
 
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use farfork_container::Container;
+use farfork_container::{Container, NetworkSpec};
 use farfork_fork::restore::{RestoreError, enter_network, taking_socket};
 use farfork_sys::namespace;
 use farfork_wire::Descriptor;
@@ -56,7 +55,15 @@ impl FanOut {
 }
 
 impl Network {
-    /// Has all that is to run in a container be in this network.
+    /// The network that a container is built with for it.
+    pub(crate) fn of_container(self) -> NetworkSpec {
+        match self {
+            Self::Private => NetworkSpec::Own,
+            Self::Shared | Self::Host => NetworkSpec::Nodes,
+        }
+    }
+
+    /// Has all that is to run in a container, one that was built for it, be in this network.
     ///
     /// # Errors
     /// It cannot be made or entered, or is none for such a seed; the container is of no use any more.
@@ -68,17 +75,20 @@ impl Network {
         limit: Duration,
     ) -> Result<(), RestoreError> {
         let object = |cause| RestoreError::Object { object: "the network", cause };
-        let network = match self {
-            Self::Private => return Ok(()),
-            Self::Shared => fan_out.network().map_err(object)?,
-            Self::Host => {
-                if let Some(socket) = taking_socket(descriptor) {
-                    return Err(RestoreError::TakingSocket { socket });
-                }
-                Arc::new(File::open("/proc/self/ns/net").map_err(object)?.into())
+        if container.network() != self.of_container() {
+            return Err(object(io::Error::other("the container was built for another")));
+        }
+        match self {
+            Self::Private => Ok(()),
+            Self::Shared => {
+                let network = fan_out.network().map_err(object)?;
+                enter_network(container.control(), network.as_fd(), descriptor, limit)
             }
-        };
-        enter_network(container.control(), network.as_fd(), descriptor, limit)
+            Self::Host => match taking_socket(descriptor) {
+                Some(socket) => Err(RestoreError::TakingSocket { socket }),
+                None => Ok(()),
+            },
+        }
     }
 }
 

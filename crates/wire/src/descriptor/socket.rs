@@ -99,6 +99,16 @@ pub enum SocketState {
 }
 
 impl Socket {
+    /// Whether it has an address of any kind, as itself or by way of the one that listens.
+    pub fn has_address(&self) -> bool {
+        match &self.state {
+            SocketState::Idle { address, .. } => !address.is_empty(),
+            SocketState::Paired { through, .. } => !through.is_empty(),
+            SocketState::Listening { .. } | SocketState::Connected { .. } | SocketState::Waiting { .. } => true,
+            SocketState::Cut => false,
+        }
+    }
+
     /// Where on the internet others reach it; `None` where they do not, or another way.
     pub fn bound_to(&self) -> Option<SocketAddr> {
         match &self.state {

@@ -10,7 +10,7 @@ use farfork_node::client;
 use serde::Serialize;
 
 use super::ground::{Ground, REQUEST_LIMIT};
-use crate::baseline::crowd::{CROWD, LocalCrowd};
+use crate::baseline::crowd::{CROWD, ChildNetwork, LocalCrowd};
 use crate::coordinator::cluster::told;
 use crate::coordinator::crowd::Crowd;
 use crate::error::BenchError;
@@ -92,7 +92,7 @@ impl Programs {
     /// Every result is checked.
     async fn measure(&self, ground: &Ground) -> Result<Rate, BenchError> {
         let parent = Parent::start(&SPARSE, &self.parent, MIB, PAYLOAD_PATH.as_ref())?;
-        let mut floor = LocalCrowd::start(&self.floor, MIB, CONTAINERS)?;
+        let mut floor = LocalCrowd::start(&self.floor, MIB, (CONTAINERS, ChildNetwork::Private))?;
         let mut client = ground.client(0).await?;
         let request = v1::PrepareRequest { pid: parent.pid(), ..Default::default() };
         let object = format!("process {}", parent.pid());

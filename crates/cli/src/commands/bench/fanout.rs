@@ -9,6 +9,7 @@ use clap::Args;
 use farfork_bench::FanoutPlan;
 
 use super::bar;
+use crate::commands::fork::Net;
 use crate::{Global, output, privilege};
 
 /// Measure many children of one seed: how many a second, how soon each has its result, what memory each has for itself.
@@ -24,6 +25,7 @@ use crate::{Global, output, privilege};
 Examples:
   farfork bench fanout                                  200 children over two nodes, five rounds
   farfork bench fanout --children 1000 --seconds 60 --runs 1
+  farfork bench fanout --children 1000 --seconds 60 --runs 1 --net shared
   farfork bench fanout --children 100 --nodes 3 --json --samples samples.jsonl
 
 Exit status: 0 measured, 1 failed or a result was wrong, 2 wrong usage.")]
@@ -49,6 +51,10 @@ pub(crate) struct Fanout {
     /// Zygotes that each node keeps, 0 for none [default: as many as a node does by itself].
     #[arg(long, value_name = "N")]
     zygotes: Option<u64>,
+    /// The network of the children, and of local forks into namespaces: each its own, one for all of a fan-out on a node, or the
+    /// node's.
+    #[arg(long, value_name = "KIND", default_value = "private")]
+    net: Net,
     /// Whether memory is encrypted between the nodes; they prove who they are either way.
     #[arg(long, value_name = "on|off", value_parser = ["on", "off"], default_value = "on")]
     encryption: String,
@@ -69,6 +75,7 @@ impl Fanout {
             seconds: self.seconds.unwrap_or(0.0),
             pool: self.pool,
             zygotes: self.zygotes,
+            network: self.net.into(),
             encrypted: self.encryption == "on",
             samples_file: self.samples,
         };

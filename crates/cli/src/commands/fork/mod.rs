@@ -25,13 +25,23 @@ const CPU_MILLICORES_MAX: f64 = 1e6;
 
 /// Which network a child is in.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Net {
+pub(crate) enum Net {
     Private,
     Shared,
     Host,
 }
 
 impl From<Net> for Network {
+    fn from(net: Net) -> Self {
+        match net {
+            Net::Private => Self::Private,
+            Net::Shared => Self::Shared,
+            Net::Host => Self::Host,
+        }
+    }
+}
+
+impl From<Net> for farfork_bench::ChildNetwork {
     fn from(net: Net) -> Self {
         match net {
             Net::Private => Self::Private,
