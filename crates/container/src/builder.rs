@@ -23,7 +23,7 @@ use crate::error::ContainerError;
 use crate::handle::{Container, Parts};
 use crate::outsider::Outsider;
 use crate::record;
-use crate::root::layout::Layout;
+use crate::root::layout::{Blueprint, Layout};
 use crate::root::{self, PRIVATE_DIR};
 
 /// Everything that the containers of this daemon have in common.
@@ -97,7 +97,11 @@ impl Builder {
     /// Which of the node's mounts a container that is built now would show: one that was built before differs when file
     /// systems that matter to it were mounted or unmounted since.
     pub(crate) fn layout(&self) -> u64 {
-        self.layout.lock().unwrap_or_else(PoisonError::into_inner).now(&self.masked)
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner).now(&self.masked).number
+    }
+
+    fn blueprint(&self) -> Blueprint {
+        self.layout.lock().unwrap_or_else(PoisonError::into_inner).now(&self.masked).clone()
     }
 
     /// How many containers there are, in the pool and in use.
@@ -113,14 +117,15 @@ impl Builder {
             let node = self.config.node.clone();
             return Err(ContainerError::Full { node, containers_max: self.config.containers_max });
         }
-        let layout = self.layout();
+        let blueprint = self.blueprint();
+        let layout = blueprint.number;
         let private_point = match spec.root {
             RootSpec::Overlay => None,
             RootSpec::Shared => Some(self.hold_private_point()?),
         };
         let id = format!("{:x}-{}", self.started_us, self.next.fetch_add(1, Ordering::Relaxed));
         let cgroup = self.cgroups.group(&group_name(&id))?;
-        let built = self.start_init(&id, spec, &cgroup);
+        let built = self.start_init(&id, (spec, blueprint), &cgroup);
         let (init, control) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {
                 tracing::warn!(%error, "control group of a container that could not be built is left");
@@ -183,13 +188,13 @@ impl Builder {
     fn start_init(
         self: &Arc<Self>,
         id: &str,
-        spec: ContainerSpec,
+        plan: (ContainerSpec, Blueprint),
         cgroup: &ContainerCgroup,
     ) -> Result<(Born, OwnedFd), ContainerError> {
         let birthplace = cgroup.open_birthplace()?;
         let (ours, inits) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
         let (builder, phase) = (Arc::clone(self), tracing::Span::current());
-        let body = move || phase.in_scope(|| builder.build_and_start(spec, &inits, birthplace.as_ref()));
+        let body = move || phase.in_scope(|| builder.build_and_start(&plan, &inits, birthplace.as_ref()));
         let born = thread::Builder::new()
             .name(format!("build-{id}"))
             .spawn(body)
@@ -202,7 +207,7 @@ impl Builder {
     /// The builder thread.
     fn build_and_start(
         &self,
-        spec: ContainerSpec,
+        (spec, blueprint): &(ContainerSpec, Blueprint),
         control: &OwnedFd,
         birthplace: Option<&File>,
     ) -> Result<Born, ContainerError> {
@@ -216,7 +221,7 @@ impl Builder {
                 .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause })?;
         }
         let rooting = tracing::debug_span!(target: "farfork::phase", "container.root");
-        rooting.in_scope(|| root::build(spec.root, &self.scratch, &self.masked))?;
+        rooting.in_scope(|| root::build(spec.root, blueprint, &self.scratch, &self.masked))?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = Init {
             image: self.image.as_fd(),

@@ -14,13 +14,14 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use farfork_sys::mount::table::{self, Attributes};
+use farfork_sys::mount::table::Attributes;
 use farfork_sys::mount::{self, Depth};
 use farfork_sys::namespace;
 
 use crate::config::RootSpec;
 use crate::error::ContainerError;
 
+use self::layout::Blueprint;
 use self::plan::Step;
 
 /// The directory in which a container finds what was meant for it alone: a tmpfs of its own.
@@ -36,46 +37,65 @@ const TERMINAL_OPTIONS: [(&str, &str); 3] = [("gid", "5"), ("mode", "620"), ("pt
 /// Builds the root of the calling thread's mount namespace, which must be a new one.
 ///
 /// `scratch` is a directory of the node's over which, in this namespace only, the tmpfs of the upper layers is mounted.
-pub(crate) fn build(spec: RootSpec, scratch: &Path, masked: &[PathBuf]) -> Result<(), ContainerError> {
+pub(crate) fn build(
+    spec: RootSpec,
+    blueprint: &Blueprint,
+    scratch: &Path,
+    masked: &[PathBuf],
+) -> Result<(), ContainerError> {
     let whole = Path::new("/");
     mount::make_private(whole).map_err(at("private propagation", whole))?;
-    match spec {
-        RootSpec::Overlay => build_overlay(scratch, masked)?,
-        RootSpec::Shared => {}
-    }
-    for path in masked {
+    let overlays = match spec {
+        RootSpec::Overlay => build_overlay(blueprint, scratch, masked)?,
+        RootSpec::Shared => Vec::new(),
+    };
+    for path in masked.iter().filter(|path| !is_hidden(path, &overlays)) {
         mask(path, spec)?;
     }
     make_private_dir()
 }
 
-fn build_overlay(scratch: &Path, masked: &[PathBuf]) -> Result<(), ContainerError> {
-    let mounts = table::of_this_thread().map_err(ContainerError::MountTable)?;
-    let steps = plan::steps(&mounts, masked);
+/// Gives for each mount of the new root, in the order in which they were made, where it is, and whether it is an overlay.
+fn build_overlay<'a>(
+    blueprint: &'a Blueprint,
+    scratch: &Path,
+    masked: &[PathBuf],
+) -> Result<Vec<(&'a Path, bool)>, ContainerError> {
     let tmpfs = mount::create("tmpfs", &[("source", "farfork"), ("mode", "755")], Attributes::empty())
         .and_then(|tmpfs| mount::attach(tmpfs.as_fd(), scratch));
     tmpfs.map_err(at("the tmpfs of upper layers", scratch))?;
     let root = scratch.join("root");
     fs::create_dir(&root).map_err(at("a new root", &root))?;
-    for (number, step) in steps.iter().enumerate() {
+    let mut made = Vec::new();
+    for (number, step) in blueprint.steps.iter().enumerate() {
         let layers = scratch.join(number.to_string());
-        perform(step, &root, &layers, masked)?;
+        made.push((step.point(), perform(step, &root, &layers, masked)?));
     }
-    namespace::pivot(&root).map_err(at("the new root", Path::new("/")))
+    namespace::pivot(&root).map_err(at("the new root", Path::new("/")))?;
+    Ok(made)
 }
 
-/// Takes one step below `root`; `layers` does not exist yet.
-fn perform(step: &Step<'_>, root: &Path, layers: &Path, masked: &[PathBuf]) -> Result<(), ContainerError> {
+/// Whether the mount that shows a masked path is an overlay: that has something of its own in its place.
+fn is_hidden(path: &Path, made: &[(&Path, bool)]) -> bool {
+    let shows = made.iter().rev().filter(|(point, _)| path.starts_with(point) && path != *point);
+    shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, is_overlay)| *is_overlay)
+}
+
+/// Takes one step below `root`, and tells whether it has made an overlay; `layers` does not exist yet.
+fn perform(step: &Step, root: &Path, layers: &Path, masked: &[PathBuf]) -> Result<bool, ContainerError> {
     let point = step.point();
     let target = root.join(point.strip_prefix("/").unwrap_or(point));
-    match step {
-        Step::Overlay { attributes, .. } => match overlay(point, &target, layers, *attributes, masked) {
-            Err(error) if point != Path::new("/") => {
-                tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
-                copy_read_only(point, &target, *attributes).map_err(at("a read-only copy", point))
-            }
-            outcome => outcome.map_err(at("an overlay", point)),
-        },
+    let made = match step {
+        Step::Overlay { attributes, .. } => {
+            return match overlay(point, &target, layers, *attributes, masked) {
+                Err(error) if point != Path::new("/") => {
+                    tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
+                    copy_read_only(point, &target, *attributes).map_err(at("a read-only copy", point))?;
+                    Ok(false)
+                }
+                outcome => outcome.map_err(at("an overlay", point)),
+            };
+        }
         Step::Copy { depth, .. } => mount::copy(point, *depth)
             .and_then(|copy| mount::attach(copy.as_fd(), &target))
             .map_err(at("a copy of the node's mount", point)),
@@ -85,33 +105,38 @@ fn perform(step: &Step<'_>, root: &Path, layers: &Path, masked: &[PathBuf]) -> R
         Step::Terminals { attributes, .. } => mount::create("devpts", &TERMINAL_OPTIONS, *attributes)
             .and_then(|terminals| mount::attach(terminals.as_fd(), &target))
             .map_err(at("terminals", point)),
-    }
+    };
+    made.map(|()| false)
 }
 
 /// An overlay of the node's mount at `point`. Only directories can have one: a file that is mounted (as container
 /// engines do with `/etc/resolv.conf`) is shown read-only, a device or socket as it is.
-fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes, masked: &[PathBuf]) -> io::Result<()> {
-    let kind = fs::symlink_metadata(point)?.file_type();
-    if kind.is_file() {
-        return copy_read_only(point, target, attributes);
+fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes, masked: &[PathBuf]) -> io::Result<bool> {
+    let metadata = fs::symlink_metadata(point)?;
+    if metadata.is_file() {
+        return copy_read_only(point, target, attributes).map(|()| false);
     }
-    if !kind.is_dir() {
-        return mount::attach(mount::copy(point, Depth::Single)?.as_fd(), target);
+    if !metadata.is_dir() {
+        return mount::attach(mount::copy(point, Depth::Single)?.as_fd(), target).map(|()| false);
     }
     let (upper, work) = (layers.join("upper"), layers.join("work"));
-    fs::create_dir_all(&upper)?;
-    fs::create_dir(&work)?;
+    for directory in [layers, &upper, &work] {
+        fs::create_dir(directory)?;
+    }
     // The overlay's root takes owner and mode from the upper directory.
-    copy_ownership(point, &upper)?;
+    copy_ownership(&metadata, &upper)?;
     hiding::hide(point, &upper, masked)?;
-    mount::attach(mount::overlay(point, &upper, &work, attributes)?.as_fd(), target)
+    mount::attach(mount::overlay(point, &upper, &work, attributes)?.as_fd(), target)?;
+    Ok(true)
 }
 
-fn copy_ownership(from: &Path, to: &Path) -> io::Result<()> {
+/// To what was just made, by root.
+fn copy_ownership(from: &fs::Metadata, to: &Path) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, chown};
-    let metadata = fs::metadata(from)?;
-    chown(to, Some(metadata.uid()), Some(metadata.gid()))?;
-    fs::set_permissions(to, metadata.permissions())
+    if (from.uid(), from.gid()) != (0, 0) {
+        chown(to, Some(from.uid()), Some(from.gid()))?;
+    }
+    fs::set_permissions(to, from.permissions())
 }
 
 fn copy_read_only(point: &Path, target: &Path, attributes: Attributes) -> io::Result<()> {

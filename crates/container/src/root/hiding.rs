@@ -1,7 +1,8 @@
-//! Keeps what is masked out of an overlay itself. A cover can be taken off by root of a container; behind it there is
-//! nothing of the node's then, as the overlay has something of its own there that hides it.
+//! Keeps what is masked out of an overlay: the container's own layer has something empty in its place, which hides what the
+//! node has there, or will have. Root of a container can do with it what it likes, and finds nothing of the node's.
 
-use std::fs::{self, File};
+use std::collections::BTreeSet;
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -21,67 +22,71 @@ const ACCESS_LIST_BYTES_MAX: usize = 4096;
 
 /// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each masked path.
 pub(super) fn hide(point: &Path, upper: &Path, masked: &[PathBuf]) -> io::Result<()> {
-    for path in masked {
-        let Ok(below) = path.strip_prefix(point) else { continue };
-        let Some(parent) = below.parent() else { continue };
-        // Where there is not even a place for it, the container cannot show it, either.
-        if !point.join(parent).is_dir() {
-            continue;
+    let below = masked.iter().filter_map(|path| path.strip_prefix(point).ok());
+    let places: Vec<&Path> = below.filter(|place| place.parent().is_some()).collect();
+    // The outer ones come first.
+    let on_the_way: BTreeSet<&Path> = places.iter().flat_map(|place| place.ancestors().skip(1)).collect();
+    let mut made: Vec<(&Path, Option<Metadata>)> = Vec::new();
+    for directory in on_the_way.into_iter().filter(|directory| !directory.as_os_str().is_empty()) {
+        match fs::metadata(point.join(directory)) {
+            Ok(metadata) if metadata.is_dir() => {
+                copy_directory(&point.join(directory), &metadata, &upper.join(directory))?;
+                made.push((directory, Some(metadata)));
+            }
+            // Nothing yet: it would show through as soon as the node makes it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                make_opaque(&upper.join(directory), 0o755)?;
+                made.push((directory, None));
+            }
+            // Nothing can be below it.
+            _ => {}
         }
-        copy_parents(point, upper, parent)?;
-        let place = upper.join(below);
-        match fs::symlink_metadata(path) {
+    }
+    let has_room = |place: &Path| {
+        let parent = place.parent().unwrap_or(place);
+        parent.as_os_str().is_empty() || made.iter().any(|(directory, _)| *directory == parent)
+    };
+    for place in places.iter().filter(|place| has_room(place)) {
+        match fs::symlink_metadata(point.join(place)) {
             Ok(metadata) if !metadata.is_dir() => {
-                File::create(&place)?.set_permissions(fs::Permissions::from_mode(0o444))?;
+                File::create(upper.join(place))?.set_permissions(fs::Permissions::from_mode(0o444))?;
             }
-            // Or nothing yet: it would show through as soon as the node makes it.
-            _ => {
-                fs::create_dir(&place)?;
-                fs::set_permissions(&place, fs::Permissions::from_mode(0o555))?;
-                rustix::fs::setxattr(&place, OPAQUE.0, OPAQUE.1, XattrFlags::empty())?;
-            }
+            _ => make_opaque(&upper.join(place), 0o555)?,
         }
-        copy_times(point, upper, parent)?;
+    }
+    // Once they are filled.
+    made.iter().try_for_each(|(directory, metadata)| match metadata {
+        Some(metadata) => copy_times(metadata, &upper.join(directory)),
+        None => Ok(()),
+    })
+}
+
+/// A directory that shows nothing of the layer below.
+fn make_opaque(place: &Path, mode: u32) -> io::Result<()> {
+    fs::create_dir(place)?;
+    fs::set_permissions(place, fs::Permissions::from_mode(mode))?;
+    Ok(rustix::fs::setxattr(place, OPAQUE.0, OPAQUE.1, XattrFlags::empty())?)
+}
+
+/// A directory on the way: what the overlay shows of it comes from here.
+fn copy_directory(from: &Path, metadata: &Metadata, to: &Path) -> io::Result<()> {
+    fs::create_dir(to)?;
+    copy_ownership(metadata, to)?;
+    let mut list = [0; ACCESS_LIST_BYTES_MAX];
+    for name in ACCESS_LISTS {
+        // Most have none.
+        if let Ok(length) = rustix::fs::getxattr(from, name, &mut list) {
+            rustix::fs::setxattr(to, name, &list[..length], XattrFlags::empty())?;
+        }
     }
     Ok(())
 }
 
-/// The directories on the way: what the overlay shows of them comes from here.
-fn copy_parents(point: &Path, upper: &Path, parent: &Path) -> io::Result<()> {
-    for directory in outermost_first(parent) {
-        let (from, to) = (point.join(directory), upper.join(directory));
-        match fs::create_dir(&to) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-            made => made?,
-        }
-        copy_ownership(&from, &to)?;
-        for name in ACCESS_LISTS {
-            let mut list = vec![0; ACCESS_LIST_BYTES_MAX];
-            // Most have none.
-            if let Ok(length) = rustix::fs::getxattr(&from, name, &mut list) {
-                rustix::fs::setxattr(&to, name, &list[..length], XattrFlags::empty())?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Once they are filled.
-fn copy_times(point: &Path, upper: &Path, parent: &Path) -> io::Result<()> {
-    for directory in outermost_first(parent) {
-        let metadata = fs::metadata(point.join(directory))?;
-        let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
-        let times = Timestamps {
-            last_access: time(metadata.atime(), metadata.atime_nsec()),
-            last_modification: time(metadata.mtime(), metadata.mtime_nsec()),
-        };
-        utimensat(CWD, upper.join(directory), &times, rustix::fs::AtFlags::empty())?;
-    }
-    Ok(())
-}
-
-fn outermost_first(parent: &Path) -> Vec<&Path> {
-    let mut all: Vec<&Path> = parent.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
-    all.reverse();
-    all
+fn copy_times(from: &Metadata, to: &Path) -> io::Result<()> {
+    let time = |seconds, nanoseconds| Timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+    let times = Timestamps {
+        last_access: time(from.atime(), from.atime_nsec()),
+        last_modification: time(from.mtime(), from.mtime_nsec()),
+    };
+    Ok(utimensat(CWD, to, &times, rustix::fs::AtFlags::empty())?)
 }

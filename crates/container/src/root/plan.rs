@@ -28,20 +28,20 @@ const VIEWS: [&str; 16] = [
 
 /// One mount of the container's root.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step<'a> {
+pub(crate) enum Step {
     /// The node's mount under an overlay.
-    Overlay { point: &'a Path, attributes: Attributes },
+    Overlay { point: PathBuf, attributes: Attributes },
     /// The node's mount itself.
-    Copy { point: &'a Path, depth: Depth },
+    Copy { point: PathBuf, depth: Depth },
     /// POSIX message queues of the container's own IPC namespace.
-    Queues { point: &'a Path, attributes: Attributes },
+    Queues { point: PathBuf, attributes: Attributes },
     /// Pseudo-terminals of the container's own.
-    Terminals { point: &'a Path, attributes: Attributes },
+    Terminals { point: PathBuf, attributes: Attributes },
 }
 
-impl<'a> Step<'a> {
+impl Step {
     /// Where the mount is, on the node and in the container.
-    pub(super) fn point(&self) -> &'a Path {
+    pub(super) fn point(&self) -> &Path {
         match self {
             Self::Overlay { point, .. }
             | Self::Copy { point, .. }
@@ -53,7 +53,7 @@ impl<'a> Step<'a> {
 
 /// The mounts of a container's root in the order in which they have to be made, the root first. What lies below a
 /// `masked` path is left out.
-pub(super) fn steps<'a>(mounts: &'a [Mount], masked: &[PathBuf]) -> Vec<Step<'a>> {
+pub(super) fn steps(mounts: &[Mount], masked: &[PathBuf]) -> Vec<Step> {
     let mut visible = table::visible(mounts);
     // The table is in the order of mounting, which the order of directories need not be.
     visible.sort_by_key(|mount| mount.point.components().count());
@@ -75,8 +75,8 @@ fn takes_subtree(mount: &Mount) -> bool {
     matches!(mount.filesystem.as_str(), "proc" | "sysfs")
 }
 
-fn step<'a>(mount: &'a Mount, visible: &[&Mount]) -> Option<Step<'a>> {
-    let (point, attributes) = (mount.point.as_path(), mount.attributes);
+fn step(mount: &Mount, visible: &[&Mount]) -> Option<Step> {
+    let (point, attributes) = (mount.point.clone(), mount.attributes);
     match mount.filesystem.as_str() {
         // Of pid namespaces that are not the container's.
         "proc" => None,
@@ -85,10 +85,10 @@ fn step<'a>(mount: &'a Mount, visible: &[&Mount]) -> Option<Step<'a>> {
         "sysfs" => Some(Step::Copy { point, depth: Depth::Recursive }),
         "mqueue" => Some(Step::Queues { point, attributes }),
         "devpts" => Some(Step::Terminals { point, attributes }),
-        name if VIEWS.contains(&name) || point == Path::new("/dev") => Some(Step::Copy { point, depth: Depth::Single }),
+        name if VIEWS.contains(&name) || point == *"/dev" => Some(Step::Copy { point, depth: Depth::Single }),
         _ if shows_the_same(mount, visible) => None,
         // Nothing can be written there: it needs no layer for it.
-        _ if attributes.contains(Attributes::MOUNT_ATTR_RDONLY) && point != Path::new("/") => {
+        _ if attributes.contains(Attributes::MOUNT_ATTR_RDONLY) && point != *"/" => {
             Some(Step::Copy { point, depth: Depth::Single })
         }
         _ => Some(Step::Overlay { point, attributes }),
@@ -160,6 +160,6 @@ mod tests {
         let mounts = table::parse(NODE.as_bytes()).unwrap();
         let steps = steps(&mounts, &[]);
         let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
-        assert!(steps.contains(&Step::Overlay { point: Path::new("/dev/shm"), attributes }));
+        assert!(steps.contains(&Step::Overlay { point: "/dev/shm".into(), attributes }));
     }
 }

@@ -77,29 +77,34 @@ fn what_the_daemon_has_is_hidden() {
 }
 
 #[test]
-fn nothing_of_the_daemons_is_behind_the_cover() {
+fn nothing_of_the_daemons_can_be_uncovered() {
     let mut node = Node::new();
     let (keys, later) = (node.path().join("some/keys"), node.path().join("later/trust"));
+    let far = node.path().join("not/even/a/place");
     fs::create_dir(keys.parent().unwrap()).unwrap();
     fs::create_dir(later.parent().unwrap()).unwrap();
     fs::write(&keys, "private").unwrap();
     fs::write(keys.with_file_name("beside"), "seen").unwrap();
     node.config.masked_paths.push(keys.clone());
-    node.config.masked_places.push(later.clone());
+    node.config.masked_places.extend([later.clone(), far.clone()]);
     let pool = node.pool(1);
     let token = node.config.run_dir.join("token");
     let container = take(&pool, RootSpec::Overlay);
     // Made after the container was.
-    fs::create_dir(&later).unwrap();
-    fs::write(later.join("authority"), "private").unwrap();
-    for path in [&node.config.run_dir, &keys, &later] {
-        ask(&container, &format!("U{}", path.display()));
-        assert!(try_ask(&container, &format!("U{}", path.display())).is_err(), "there is one cover");
+    for made in [&later, &far] {
+        fs::create_dir_all(made).unwrap();
+        fs::write(made.join("authority"), "private").unwrap();
+    }
+    // The container's own layer hides it: there is no cover, which root could take off.
+    for path in [&node.config.run_dir, &keys, &later, &far] {
+        assert!(try_ask(&container, &format!("U{}", path.display())).is_err(), "{} is no mount", path.display());
     }
     assert_eq!(ask(&container, &format!("D{}", node.config.run_dir.display())), "");
-    assert_eq!(ask(&container, &format!("D{}", later.display())), "");
     assert!(try_ask(&container, &format!("R{}", token.display())).is_err());
-    assert!(try_ask(&container, &format!("R{}", later.join("authority").display())).is_err());
+    for made in [&later, &far] {
+        assert_eq!(ask(&container, &format!("D{}", made.display())), "");
+        assert!(try_ask(&container, &format!("R{}", made.join("authority").display())).is_err());
+    }
     assert_eq!(ask(&container, &format!("R{}", keys.display())), "");
     // What is beside it is there, and as it was.
     assert_eq!(ask(&container, &format!("R{}", keys.with_file_name("beside").display())), "seen");
