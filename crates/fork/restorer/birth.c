@@ -38,14 +38,14 @@ static void move_descriptors(const struct passed_set *passed, int keep, u32 fd_b
 	CALL3(close_range, fd_base + passed->count, ~0u, 0);
 }
 
-/* `cgroup`: to be born in, or -1. Who is to be pid 1, as the stub is here, is so in a pid namespace inside the container's, and
+/* `shared`: flags of what it has in common with the caller. `cgroup`: to be born in, or -1. Who is to be pid 1, as the stub is here, is so in a pid namespace inside the container's, and
  * has a /proc that shows it. */
-long fork_with(u32 pid_wanted, u32 exit_signal, int cgroup)
+long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup)
 {
 	i32 pid = (i32)pid_wanted;
 	struct k_clone_args args;
 	clear_bytes(&args, sizeof args);
-	args.flags = pid_wanted == 1 ? K_CLONE_NEWPID | K_CLONE_NEWNS : 0;
+	args.flags = shared | (pid_wanted == 1 ? K_CLONE_NEWPID | K_CLONE_NEWNS : 0);
 	args.exit_signal = exit_signal;
 	if (cgroup >= 0) {
 		args.flags |= K_CLONE_INTO_CGROUP;
@@ -56,10 +56,11 @@ long fork_with(u32 pid_wanted, u32 exit_signal, int cgroup)
 	return CALL2(clone3, &args, sizeof args);
 }
 
-/* Forks one child, which goes its own way. */
+/* Forks one child, which goes its own way. A directory in common is one from birth: each of those who have it sets it to the same,
+ * when all are born. */
 static void bear(const struct request *request, const struct plan *head, const struct plan_kin *kin)
 {
-	long child = fork_with(kin->pid, kin->exit_signal, -1);
+	long child = fork_with(kin->pid, kin->exit_signal, kin->flags & KIN_SAME_DIRECTORY ? K_CLONE_FS : 0, -1);
 	if (child < 0)
 		fail(STEP_FORK, child, kin->pid);
 	if (child != 0)

@@ -49,7 +49,7 @@ HIDDEN void receive_request(struct stub_request *request, struct passed_set *pas
 
 /* birth.c */
 HIDDEN void set_time(const struct stub_request *request);
-HIDDEN long fork_with(u32 pid_wanted, u32 exit_signal, int cgroup);
+HIDDEN long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup);
 HIDDEN __attribute__((noreturn)) void become_child(const struct request *request, u64 plan_at);
 
 /* zygote.c */

@@ -54,7 +54,7 @@ static __attribute__((noreturn)) void bear_child(const struct stub_request *aske
 	set_time(asked);
 	make_keep(keep);
 	request->keep = keep[1];
-	long child = fork_with(asked->pid, K_SIGCHLD, -1);
+	long child = fork_with(asked->pid, K_SIGCHLD, 0, -1);
 	if (child == 0) {
 		if (asked->pid == 1)
 			mount_proc();

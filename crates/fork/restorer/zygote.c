@@ -44,7 +44,7 @@ static __attribute__((noreturn)) void deliver(void *given)
 			   K_CLONE_NEWNS | K_CLONE_NEWUTS | K_CLONE_NEWIPC | K_CLONE_NEWNET);
 	if (error < 0)
 		fail(STEP_ENTER_CONTAINER, error, 0);
-	long copy = fork_with(order->asked.pid, K_SIGCHLD, passed->fds[passed->count - 1]);
+	long copy = fork_with(order->asked.pid, K_SIGCHLD, 0, passed->fds[passed->count - 1]);
 	if (copy == 0)
 		become_copy(order);
 	if (copy < 0)

@@ -175,7 +175,7 @@ fn descriptor() -> Descriptor {
 }
 
 fn kinship(parent: u32) -> Kinship {
-    Kinship { parent, group: 812, session: 812, exit_signal: 17 }
+    Kinship { parent, group: 812, session: 812, exit_signal: 17, shares_directory: parent > 0 }
 }
 
 fn member(pid: u32, parent: u32) -> Member {

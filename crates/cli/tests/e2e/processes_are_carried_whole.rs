@@ -67,6 +67,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_shared_tables", |cluster| {
         refused(cluster, "refused_shared_tables", &["CLONE_VM", "CLONE_FILES"]);
     }),
+    Test::shared("shared_directory", |cluster| carried(cluster, "shared_directory")),
     Test::shared("pidfd_of_itself", |cluster| carried(cluster, "pidfd_of_itself")),
     Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| carried(cluster, "deleted_files")),

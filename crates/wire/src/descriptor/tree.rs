@@ -30,6 +30,8 @@ pub struct Kinship {
     pub session: u32,
     /// The signal that tells its parent of its end; 0 for none.
     pub exit_signal: u32,
+    /// Whether it shares root, current directory and file mode creation mask with its parent (CLONE_FS).
+    pub shares_directory: bool,
 }
 
 /// A process beside the first.

@@ -35,7 +35,9 @@ impl Kin {
         let mut refusals = Vec::new();
         for one in others {
             match kin.kinship(first, (one.pid(), &one.stat), one.parent) {
-                Ok(kinship) => kin.members.push(kinship),
+                Ok(kinship) => {
+                    kin.members.push(Kinship { shares_directory: one.shares_directory, ..kinship });
+                }
                 Err(refusal) => refusals.push(refusal),
             }
             kin.are_stopped.push(one.is_stopped);
@@ -65,6 +67,7 @@ impl Kin {
             group: id("process group", stat.group, first.1.group)?,
             session: id("session", stat.session, first.1.session)?,
             exit_signal: stat.exit_signal,
+            shares_directory: false,
         })
     }
 

@@ -67,6 +67,8 @@ pub(super) struct Relative {
     stat: Stat,
     /// A signal had stopped it.
     is_stopped: bool,
+    /// Root, current directory and mask are its parent's (CLONE_FS).
+    shares_directory: bool,
     brood: Brood,
     /// That of the first process is with whoever captures.
     _turn: Option<Turn>,
@@ -99,12 +101,16 @@ impl Relative {
         let survey = &prepared.survey;
         let brood = Brood::open(survey.pid, survey.profiles.keys().copied());
         let stat = survey.stat.clone();
-        Self { prepared, parent, stat, is_stopped: false, brood, _turn: turn }
+        Self { prepared, parent, stat, is_stopped: false, shares_directory: false, brood, _turn: turn }
     }
 
-    /// Notes how it stands, now that it does.
-    fn note_standing(&mut self) -> Result<(), CaptureError> {
+    /// Notes how it stands, now that it and its parent do.
+    fn note_standing(&mut self, parent: i32) -> Result<(), CaptureError> {
         let pid = self.pid();
+        // Nobody comes to share what it did not when it was looked at.
+        if self.shares_directory && !one_of_all::share_directory(pid, parent)? {
+            return Err(CaptureError::Unstable { pid, what: "its current directory was made its own".to_owned() });
+        }
         self.stat = Stat::read(pid).map_err(CaptureError::read(pid, "stat"))?;
         self.is_stopped = ptrace::is_stopped_by_signal(pid).map_err(CaptureError::trace("look at the stop of", pid))?;
         Ok(())
@@ -196,7 +202,8 @@ impl Family {
                 index += 1;
             }
         }
-        self.relatives[1..].iter_mut().try_for_each(Relative::note_standing)
+        let pids: Vec<i32> = self.relatives.iter().map(Relative::pid).collect();
+        self.relatives[1..].iter_mut().try_for_each(|one| one.note_standing(pids[one.parent]))
     }
 
     /// Adds the children of a process that stands, as far as they are not known yet. Tells whether none ended meanwhile.
@@ -275,7 +282,8 @@ impl Family {
         if !refusals.is_empty() {
             return Err(CaptureError::refused(first, refusals));
         }
-        self.relatives.push(Relative::of(prepared, parent, Some(turn)));
+        let shares_directory = one_of_all::share_directory(pid, others[parent])?;
+        self.relatives.push(Relative { shares_directory, ..Relative::of(prepared, parent, Some(turn)) });
         Ok(())
     }
 }

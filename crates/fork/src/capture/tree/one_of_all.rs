@@ -1,17 +1,16 @@
-//! Whether a descendant can be made in one container with the others: it shares no table with them, and has no namespace of
-//! its own.
+//! Whether a descendant can be made in one container with the others: it shares no table with them that it could not be born
+//! with, and has no namespace of its own.
 
 use std::fs;
 
-use farfork_sys::process::{self, Table};
+use farfork_sys::process::{self, Stat, Table};
 
 use crate::capture::error::{CaptureError, Refusal};
 
 /// What clone(2) may have left shared, and how it is called there.
-const TABLES: [(Table, &str, &str); 4] = [
+const TABLES: [(Table, &str, &str); 3] = [
     (Table::Memory, "its address space", "CLONE_VM"),
     (Table::Files, "its descriptors", "CLONE_FILES"),
-    (Table::FileSystem, "root and current directory", "CLONE_FS"),
     (Table::Signals, "its signal handlers", "CLONE_SIGHAND"),
 ];
 
@@ -20,7 +19,7 @@ const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "ut
 
 /// What keeps `pid` from being made beside `others`, of which the first is the tree's first process.
 pub(in super::super) fn refusals(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {
-    let mut refusals = Vec::new();
+    let mut refusals: Vec<Refusal> = directory_of_others(pid, others)?.into_iter().collect();
     for other in others {
         for (table, what, flag) in TABLES {
             let shared = process::share_table(pid, *other, table).map_err(CaptureError::read(pid, what))?;
@@ -48,4 +47,26 @@ pub(in super::super) fn refusals(pid: i32, others: &[i32]) -> Result<Vec<Refusal
         refusals.push(Refusal::new(format!("pid {pid}"), reason));
     }
     Ok(refusals)
+}
+
+/// Whether a process has root, current directory and mask in common with another.
+pub(super) fn share_directory(pid: i32, other: i32) -> Result<bool, CaptureError> {
+    process::share_table(pid, other, Table::FileSystem).map_err(CaptureError::read(pid, "root and current directory"))
+}
+
+/// A directory that a process shares with others, but not with its parent: it is only to be had by birth.
+fn directory_of_others(pid: i32, others: &[i32]) -> Result<Option<Refusal>, CaptureError> {
+    let parent = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?.parent;
+    if others.contains(&parent) && share_directory(pid, parent)? {
+        return Ok(None);
+    }
+    for other in others {
+        if share_directory(pid, *other)? {
+            let reason = format!(
+                "it shares root and current directory with pid {other}, but not with its parent (CLONE_FS), which is not carried"
+            );
+            return Ok(Some(Refusal::new(format!("pid {pid}"), reason)));
+        }
+    }
+    Ok(None)
 }

@@ -15,7 +15,7 @@ use farfork_wire::descriptor::{Descriptor, FileDescriptor, Kinship, Member, Proc
 use zerocopy::IntoBytes;
 
 use super::layout::{
-    KIN_AFTER_SESSION, KIN_GROUP_LEADER, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER,
+    KIN_AFTER_SESSION, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER,
     PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
 };
 use super::objects::Objects;
@@ -148,7 +148,8 @@ impl Place<'_> {
 
     fn living(&self, member: &Member) -> PlanKin {
         let pid = member.process.pid;
-        let mut flags = self.birth(pid, &member.kinship);
+        let directory = if member.kinship.shares_directory { KIN_SAME_DIRECTORY } else { 0 };
+        let mut flags = self.birth(pid, &member.kinship) | directory;
         if member.is_stopped {
             // Nobody tells whether the stop was waited for: as long as its signal is pending, it was not.
             let unheard = if self.has_pending_of_children() { KIN_UNHEARD } else { 0 };
