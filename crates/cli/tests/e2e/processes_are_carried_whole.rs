@@ -68,6 +68,9 @@ pub(crate) const TESTS: &[Test] = &[
         refused(cluster, "refused_shared_tables", &["CLONE_VM", "CLONE_FILES"]);
     }),
     Test::shared("shared_directory", |cluster| carried(cluster, "shared_directory")),
+    Test::shared("refused_thread_apart", |cluster| {
+        refused(cluster, "refused_thread_apart", &["thread", "current directory of its own"]);
+    }),
     Test::shared("pidfd_of_itself", |cluster| carried(cluster, "pidfd_of_itself")),
     Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| carried(cluster, "deleted_files")),

@@ -19,6 +19,7 @@
 //! - What cannot be carried is refused by name, before memory, files or signals of the parent change.
 //! - The template never runs; it dies with its tracer, at its first instructions if need be.
 
+mod apart;
 mod ask;
 mod attempt;
 mod beside;

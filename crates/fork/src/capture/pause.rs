@@ -13,10 +13,11 @@ use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
+use super::apart;
 use super::ask::{self, Answers};
 use super::born::Born;
 use super::deadline::Deadline;
-use super::error::CaptureError;
+use super::error::{CaptureError, Refusal};
 use super::files::{Contents, ProgramSockets};
 use super::filters::{self, Filters};
 use super::inject::Injector;
@@ -212,6 +213,8 @@ async fn work(
     injector.finish(&mut running, |one| one.tid() != pid).await?;
     stopped.restore_others();
     times.ask = lap.take();
+    let apart: Vec<Refusal> =
+        stopped.snapshot.threads[1..].iter().filter_map(|one| apart::with_own_table(pid, one.tid)).collect();
     let contents = Contents::read(pid, &prepared.survey.fds, prepared.survey.diagnosis.as_ref());
     let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());
     let listed = timers::list(pid);
@@ -224,6 +227,7 @@ async fn work(
     let born = if freeze { Born::complete(None) } else { Born::of(made, leader, prepared, lifeline, injector).await? };
     times.clone = lap.take();
     let timers = match listed {
+        _ if !apart.is_empty() => Err(CaptureError::refused(pid, apart)),
         Ok(listed) => ask_timers(stopped, prepared, &listed, (lifeline, begun), injector).await,
         Err(error) => Err(error),
     };

@@ -14,7 +14,7 @@ use super::files::{self, OpenFd, ProgramSockets, Streams};
 use super::shared::SEGMENT_PREFIX;
 use super::stop::{is_in_vfork, traced};
 use super::timers;
-use super::{filters, freezer, inject, memory};
+use super::{apart, filters, freezer, inject, memory};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -178,6 +178,7 @@ impl Survey {
             let reason = format!("it has {} threads, more than {THREADS_MAX}", self.profiles.len());
             self.refusals.push(Refusal::new(format!("pid {pid}"), reason));
         }
+        self.refusals.extend(apart::refusals(pid, self.profiles.keys().copied()));
         for (tid, profile) in &self.profiles {
             self.refusals.extend(filters::refusal(pid, *tid, &profile.status));
             if profile.status.has_shadow_stack {

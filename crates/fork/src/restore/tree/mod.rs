@@ -15,8 +15,8 @@ use farfork_wire::descriptor::{Descriptor, FileDescriptor, Kinship, Member, Proc
 use zerocopy::IntoBytes;
 
 use super::layout::{
-    KIN_AFTER_SESSION, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER,
-    PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
+    KIN_AFTER_SESSION, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE,
+    PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
 };
 use super::objects::Objects;
 use super::plan::{self, Plan, Wishes};

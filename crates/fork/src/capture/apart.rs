@@ -1,0 +1,43 @@
+//! Threads that are not quite of their process: with descriptors, with root and current directory, or in namespaces of their own
+//! (unshare(2), setns(2)). A child's threads have all of that in common, so that such a process is refused.
+
+use std::fs;
+use std::path::PathBuf;
+
+use farfork_sys::process::{self, Table};
+
+use super::error::Refusal;
+
+/// What threads mostly share.
+const TABLES: [(Table, &str); 2] = [
+    (Table::Files, "it has descriptors of its own (unshare(2), CLONE_FILES)"),
+    (Table::FileSystem, "it has a root and a current directory of its own (unshare(2), CLONE_FS)"),
+];
+
+/// Namespaces that a thread can enter and keep its directory.
+const NAMESPACES: [&str; 3] = ["net", "ipc", "uts"];
+
+/// Those of a running process's threads. One that ends meanwhile is left out.
+pub(super) fn refusals(pid: i32, tids: impl Iterator<Item = i32>) -> Vec<Refusal> {
+    tids.filter(|tid| *tid != pid)
+        .filter_map(|tid| with_own_table(pid, tid).or_else(|| in_own_namespace(pid, tid)))
+        .collect()
+}
+
+/// What the kernel tells at once, for the pause.
+pub(super) fn with_own_table(pid: i32, tid: i32) -> Option<Refusal> {
+    let (_, reason) =
+        TABLES.into_iter().find(|(table, _)| matches!(process::share_table(pid, tid, *table), Ok(false)))?;
+    Some(refusal(pid, tid, reason))
+}
+
+fn in_own_namespace(pid: i32, tid: i32) -> Option<Refusal> {
+    let of = |tid: i32, name: &str| -> Option<PathBuf> { fs::read_link(format!("/proc/{tid}/ns/{name}")).ok() };
+    let is_own = |name: &&str| matches!((of(pid, name), of(tid, name)), (Some(all), Some(own)) if all != own);
+    let name = NAMESPACES.into_iter().find(is_own)?;
+    Some(refusal(pid, tid, &format!("it is in another {name} namespace than the other threads")))
+}
+
+fn refusal(pid: i32, tid: i32, reason: &str) -> Refusal {
+    Refusal::new(format!("pid {pid}, thread {tid}"), format!("{reason}, which is not carried"))
+}
