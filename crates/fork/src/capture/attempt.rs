@@ -7,6 +7,7 @@
 //!  └ running                     template: map ─ set apart, asked ∥ files
 //! ```
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -38,7 +39,7 @@ use super::state;
 use super::stopped::{Snapshot, Stopped};
 use super::survey::{Depth, SEGMENT_OF_DESCENDANT, Survey};
 use super::template::Clone;
-use super::tree::{Family, Kin};
+use super::tree::{Family, Kin, Relative};
 use super::turn::Turn;
 use super::{CaptureOptions, CaptureTimes, open_memory};
 use crate::phase;
@@ -255,13 +256,17 @@ fn take_all(
         copies.absorb(std::mem::replace(&mut paused.copies, nothing())?);
     }
     let (mut taken, mut open_files) = (Vec::with_capacity(held.len()), OpenFiles::default());
+    let templates: BTreeMap<i32, i32> =
+        family.relatives.iter().map(Relative::pid).zip(held.iter().map(Held::pid)).collect();
+    let streams = (&family.streams, &templates);
     for ((index, relative), ((mut paused, snapshot), held)) in
         family.relatives.into_iter().enumerate().zip(read.into_iter().zip(held))
     {
         let contents = std::mem::replace(&mut paused.contents, Ok(Contents::default()))?;
         let own = if index == 0 { &pool } else { &contents };
         let mut injector = Injector::new(snapshot.pid, relative.prepared.survey.syscall_at, deadline);
-        let of_tree = OfTree { copies: &copies, contents: own, pool: &pool, kin: &kin, open_files: &mut open_files };
+        let of_tree =
+            OfTree { copies: &copies, contents: own, pool: &pool, kin: &kin, streams, open_files: &mut open_files };
         let one = take(options, relative.prepared, paused, snapshot, (held, &mut injector), of_tree)?;
         if index > 0 && !one.space.segments().is_empty() {
             let pid = one.snapshot.pid;
@@ -284,6 +289,8 @@ struct OfTree<'a> {
     /// What has pipes and sockets of all.
     pool: &'a Contents,
     kin: &'a Kin,
+    /// Where the standard streams led before the pause, and the templates of all processes.
+    streams: (&'a Streams, &'a BTreeMap<i32, i32>),
     open_files: &'a mut OpenFiles,
 }
 
@@ -407,19 +414,27 @@ fn take_files(
     likeness: &mut Likeness,
     of_tree: OfTree<'_>,
 ) -> Result<Files, CaptureError> {
-    let OfTree { copies, contents, pool, kin, open_files } = of_tree;
+    let OfTree { copies, contents, pool, kin, streams: (before, templates), open_files } = of_tree;
     let pid = survey.pid;
     let is_first = open_files.streams().is_none();
     let sockets = if is_first { options.sockets.clone() } else { options.sockets.of_descendant() };
-    let (fds, infos) = match likeness.fds.take() {
+    let (mut fds, infos) = match likeness.fds.take() {
         Some(fds) => fds,
         None => files::copied_fds((pid, subject), &survey.fds, &sockets, open_files.streams())?,
     };
+    let now = if is_first { before.of_templates(&fds, |pid| templates.get(&pid).copied()) } else { None };
+    if let Some(streams) = now.as_ref().filter(|streams| streams.lead_inside()) {
+        streams.mark(subject, &mut fds);
+    }
     let refusals = files::refusals(pid, subject, &fds)?;
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
     }
     let (group, session) = (survey.stat.group, survey.stat.session);
     let threads = Threads { pid, group, session, profiles: &survey.profiles, ids: &kin.ids };
+    if is_first {
+        let streams = now.ok_or_else(|| CaptureError::Unstable { pid, what: "a standard stream".to_owned() })?;
+        open_files.begin((subject, streams), &fds, contents, threads)?;
+    }
     Files::build((pid, subject), &likeness.root, (&fds, &infos), (contents, pool), copies, threads, open_files)
 }

@@ -41,9 +41,10 @@ pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
         Err(CaptureError::Refused { refusals, .. }) => return Ok(CheckReport { refusals, ..report }),
         Err(error) => return Err(error),
     };
-    let streams = Streams::of(pid, &survey.fds);
+    let processes = tree::all(pid)?;
+    let streams = Streams::of(pid, &survey.fds).led_inside(&processes)?;
     let mut files = vec![report.take(survey)?];
-    let descendants = tree::descendants(pid)?;
+    let descendants = &processes[1..];
     for (index, descendant) in descendants.iter().enumerate() {
         match Survey::of(*descendant, depth, &ProgramSockets::default(), Some(&streams)) {
             Ok(survey) => files.push(report.take(survey)?),
@@ -51,8 +52,7 @@ pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
             Err(CaptureError::Gone { .. }) => continue,
             Err(error) => return Err(error),
         }
-        let others: Vec<i32> = std::iter::once(pid).chain(descendants[..index].iter().copied()).collect();
-        report.refusals.extend(tree::refusals(*descendant, &others)?);
+        report.refusals.extend(tree::refusals(*descendant, &processes[..=index])?);
     }
     report.notes.extend(files::notes(&files)?);
     if !descendants.is_empty() {

@@ -9,6 +9,7 @@ mod flights;
 mod kind;
 mod made;
 mod sockets;
+mod streams;
 mod terminal;
 mod watches;
 
@@ -24,6 +25,7 @@ pub(super) use build::{Files, OpenFiles, Threads};
 pub(super) use contents::Contents;
 pub(super) use flights::Flights;
 pub(super) use kind::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
+pub(super) use streams::Streams;
 
 use super::error::{CaptureError, Refusal};
 use kind::Inode;
@@ -55,32 +57,6 @@ pub(super) struct OpenFd {
     pub(super) is_standard: bool,
 }
 
-/// The standard streams of a tree of processes: those of the first.
-#[derive(Debug, Clone)]
-pub(super) struct Streams {
-    /// It, or its template.
-    pid: i32,
-    fds: Vec<OpenFd>,
-}
-
-impl Streams {
-    /// Those of `pid`, which has these descriptors.
-    pub(super) fn of(pid: i32, fds: &[OpenFd]) -> Self {
-        Self { pid, fds: fds.iter().filter(|fd| fd.number <= 2).cloned().collect() }
-    }
-
-    /// The first process.
-    pub(super) fn first(&self) -> i32 {
-        self.pid
-    }
-
-    /// Which of them a descriptor of a process leads to.
-    fn led_to(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
-        let leads = move |stream: &&OpenFd| leads_to((pid, fd), (self.pid, stream));
-        self.fds.iter().filter(leads).map(|stream| stream.number)
-    }
-}
-
 /// Every descriptor of a process, ascending. One that is closed meanwhile is left out. `streams`: of the tree whose first
 /// process it is not.
 pub(super) fn open_fds(
@@ -100,7 +76,9 @@ pub(super) fn open_fds(
         }
     }
     let own = streams.is_none().then(|| Streams::of(pid, &fds));
-    mark_standard(pid, &mut fds, streams.or(own.as_ref()));
+    if let Some(streams) = streams.or(own.as_ref()) {
+        streams.mark(pid, &mut fds);
+    }
     Ok(fds)
 }
 
@@ -137,7 +115,9 @@ pub(super) fn copied_fds(
         infos.push(info);
     }
     let own = streams.is_none().then(|| Streams::of(subject, &fds));
-    mark_standard(subject, &mut fds, streams.or(own.as_ref()));
+    if let Some(streams) = streams.or(own.as_ref()) {
+        streams.mark(subject, &mut fds);
+    }
     Ok((fds, infos))
 }
 
@@ -222,26 +202,6 @@ impl OpenFd {
             _ => None,
         }
     }
-}
-
-/// Numbers 0, 1 and 2 are standard streams, whatever they lead to: a parent that was started in the background has
-/// `/dev/null` there, and its children are still to be talked to. So is what shares their open file, and a pipe,
-/// terminal or socket that is the same as theirs.
-fn mark_standard(pid: i32, fds: &mut [OpenFd], streams: Option<&Streams>) {
-    for fd in fds.iter_mut() {
-        fd.is_standard = streams.is_some_and(|streams| streams.led_to(pid, fd).next().is_some());
-    }
-}
-
-/// Whether a descriptor leads where a standard stream does, each given with its process.
-fn leads_to((pid, fd): (i32, &OpenFd), (of, stream): (i32, &OpenFd)) -> bool {
-    if (pid, fd.number) == (of, stream.number) {
-        return true;
-    }
-    // `/dev/null` under another number is meant as such, even where it is the same open file.
-    let is_same_inode = (fd.device, fd.inode) == (stream.device, stream.inode) && fd.kind != Kind::Device;
-    let is_same_file = || process::is_one_open_file((pid, fd.number), (of, stream.number)).unwrap_or(false);
-    is_same_inode && (fd.is_stream() || is_same_file())
 }
 
 /// What of the open files of `subject`, a copy of `pid` or itself, cannot be carried, by name.

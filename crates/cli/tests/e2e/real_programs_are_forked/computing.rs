@@ -44,6 +44,10 @@ pub(super) fn pipeline(cluster: &Cluster) {
     on_its_way(cluster, || Program::Real("pipeline.sh").command());
 }
 
+pub(super) fn through_a_child(cluster: &Cluster) {
+    on_its_way(cluster, || Program::Real("tee.sh").command());
+}
+
 pub(super) fn open_mp(cluster: &Cluster) {
     on_its_way(cluster, || Program::Real("parallel.cpp").command());
 }

@@ -38,6 +38,22 @@ pub(crate) struct OpenFiles {
 }
 
 impl OpenFiles {
+    /// Those of a tree whose first process has these descriptors.
+    pub(crate) fn begin(
+        &mut self,
+        (subject, streams): (i32, Streams),
+        fds: &[OpenFd],
+        contents: &Contents,
+        threads: Threads<'_>,
+    ) -> Result<(), CaptureError> {
+        let told = terminal::describe((subject, threads.group, threads.session), fds, &contents.terminals);
+        let pid = threads.pid;
+        let refuse = |(number, reason)| CaptureError::refused(pid, vec![Refusal::new(object(pid, number), reason)]);
+        self.terminals = told.map_err(refuse)?;
+        self.streams = Some(streams);
+        Ok(())
+    }
+
     /// Where the standard streams of all but the first process lead.
     pub(crate) fn streams(&self) -> Option<&Streams> {
         self.streams.as_ref()
@@ -108,12 +124,6 @@ impl Files {
         all: &mut OpenFiles,
     ) -> Result<Self, CaptureError> {
         let (files, refusals) = (Self::default(), Vec::new());
-        if all.streams.is_none() {
-            all.streams = Some(Streams::of(subject, fds));
-            let told = terminal::describe((subject, threads.group, threads.session), fds, &contents.terminals);
-            let refuse = |(number, reason)| CaptureError::refused(pid, vec![Refusal::new(object(pid, number), reason)]);
-            all.terminals = told.map_err(refuse)?;
-        }
         let are_on_their_way = false;
         let mut builder = Builder {
             pid,

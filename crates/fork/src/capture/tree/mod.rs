@@ -41,8 +41,8 @@ pub(super) trait Prepare: Fn(i32, &ProgramSockets, Option<&Streams>) -> Result<P
 
 impl<F: Fn(i32, &ProgramSockets, Option<&Streams>) -> Result<Prepared, CaptureError>> Prepare for F {}
 
-/// The living descendants of a running process, each behind its parent.
-pub(super) fn descendants(pid: i32) -> Result<Vec<i32>, CaptureError> {
+/// A running process and its living descendants, each behind its parent.
+pub(super) fn all(pid: i32) -> Result<Vec<i32>, CaptureError> {
     let mut found = vec![pid];
     let mut index = 0;
     while index < found.len() && found.len() < PROCESSES_MAX {
@@ -55,7 +55,7 @@ pub(super) fn descendants(pid: i32) -> Result<Vec<i32>, CaptureError> {
         }
         index += 1;
     }
-    Ok(found.split_off(1))
+    Ok(found)
 }
 
 /// One process of a tree.
@@ -89,7 +89,7 @@ pub(super) struct Family {
     pub(super) relatives: Vec<Relative>,
     dead: Vec<Dead>,
     /// Where the standard streams of all of them lead.
-    streams: Streams,
+    pub(super) streams: Streams,
 }
 
 impl Relative {
@@ -123,6 +123,10 @@ impl Family {
         let mut first = prepare(pid, &options.sockets, None)?;
         first.shared.prepare(pid, std::iter::empty())?;
         let streams = Streams::of(pid, &first.survey.fds);
+        let streams = if streams.may_lead_inside() { streams.led_inside(&all(pid)?)? } else { streams };
+        if streams.lead_inside() {
+            streams.mark(pid, &mut first.survey.fds);
+        }
         let mut family = Self { relatives: vec![Relative::of(first, 0, None)], dead: Vec::new(), streams };
         let (mut index, mut refusals) = (0, Vec::new());
         while index < family.relatives.len() {
