@@ -113,6 +113,7 @@ pub(crate) struct ChildView {
     /// Null for no limit of its own; so the next one.
     pub(crate) memory_bytes_max: Option<u64>,
     pub(crate) cpus_max: Option<f64>,
+    pub(crate) processes_max: Option<u64>,
     /// Whether it is kept from what could lead out of its container.
     pub(crate) untrusted: bool,
     /// Whether it cannot write files.
@@ -160,6 +161,7 @@ impl From<v1::Child> for ChildView {
             settled: child.is_settled,
             memory_bytes_max: Some(child.memory_bytes_max).filter(|bytes| *bytes > 0),
             cpus_max: Some(child.cpu_millicores_max as f64 / 1000.0).filter(|cpus| *cpus > 0.0),
+            processes_max: Some(child.processes_max).filter(|most| *most > 0),
             untrusted: child.untrusted,
             read_only: child.read_only,
         }

@@ -12,6 +12,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("in_memory", in_memory),
     Test::shared("in_processor_time", in_processor_time),
+    Test::shared("in_processes", in_processes),
     Test::shared("in_time", in_time),
     Test::shared("and_senseless_limits_are_refused", senseless),
 ];
@@ -56,6 +57,38 @@ fn in_processor_time(cluster: &Cluster) {
     let said = cluster.first().json(&["inspect", &limited[0].id]);
     assert!(said["signal"] == 9 && said["limit"].is_null(), "who is killed has met no limit: {said}");
     kill(cluster.first(), &free[0].id);
+    parent.require_unharmed();
+}
+
+/// A child that forks as often as it can, and so do all that it forks: how many there were, once the kernel refused every further
+/// one with EAGAIN.
+fn multiply(seed: &Seed, options: &[&str]) -> u64 {
+    let ended = seed.fork_attached("7 multiply", options);
+    assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
+    let told = ended.stdout.lines().find_map(|line| line.strip_prefix("refused with EAGAIN at "));
+    told.and_then(|count| count.parse().ok()).unwrap_or_else(|| panic!("it was not refused: {}", ended.stdout))
+}
+
+fn in_processes(cluster: &Cluster) {
+    const UNTRUSTED: u64 = 1024;
+    let mut parent = Parent::start(Program::Situation("multiplying"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let to = ["--to", cluster.name(1)];
+    let beside = &seed.fork_idle(1, &to)[0];
+    assert_eq!(multiply(&seed, &[&to[..], &["--processes", "20"]].concat()), 20);
+    assert_eq!(multiply(&seed, &[&to[..], &["--untrusted"]].concat()), UNTRUSTED);
+    assert_eq!(multiply(&seed, &[&to[..], &["--untrusted", "--processes", "30"]].concat()), 30);
+    seed.fork_and_check(&parent, 3, &to);
+
+    let told = |options: &[&str]| {
+        let child = &seed.fork_idle(1, &[&to[..], options].concat())[0];
+        cluster.first().json(&["inspect", &child.id])["processes_max"].clone()
+    };
+    assert_eq!((told(&[]), told(&["--processes", "20"])), (Value::Null, 20.into()));
+    assert_eq!(told(&["--untrusted"]), UNTRUSTED);
+    assert_eq!(cluster.first().json(&["inspect", &beside.id])["state"], "running", "it is not harmed");
+    let refused = cluster.first().refused(&["fork", seed.id(), "--detach", "--processes", "1"]);
+    refused.names(&["has 2 processes and threads", "may have 1", "--processes"]);
     parent.require_unharmed();
 }
 

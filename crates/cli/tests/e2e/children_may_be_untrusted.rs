@@ -38,8 +38,10 @@ fn ways(seed: &Seed, options: &[&str]) -> Vec<String> {
 fn no_way_out(cluster: &Cluster) {
     let mut parent = escaping(cluster);
     let seed = Seed::of(cluster.first(), &parent);
-    let open = ways(&seed, &["--to", cluster.name(1), "--untrusted"]);
-    assert!(open.is_empty(), "{}", open.join("\n"));
+    for network in ["private", "shared"] {
+        let open = ways(&seed, &["--to", cluster.name(1), "--untrusted", "--net", network]);
+        assert!(open.is_empty(), "{network}: {}", open.join("\n"));
+    }
     let ended = seed.fork_idle(1, &["--untrusted"]);
     let said = cluster.first().json(&["inspect", &ended[0].id]);
     assert_eq!((&said["untrusted"], &said["read_only"]), (&true.into(), &false.into()), "{said}");

@@ -18,6 +18,9 @@ pub const CPU_MILLICORES_MIN: u64 = 10;
 /// Least memory, in bytes: what the kernel keeps for a few processes (page tables, stacks) and a program's first pages.
 pub const MEMORY_BYTES_MIN: u64 = 1 << 20;
 
+/// The container's own process, which is in its group.
+const INIT_TASKS: u64 = 1;
+
 /// Most that the kernel charges a group with at once, in bytes: who is refused that has met the limit.
 const CHARGE_BYTES_MAX: u64 = 64 * 4096;
 
@@ -28,6 +31,8 @@ pub struct Limits {
     pub memory_bytes_max: Option<u64>,
     /// Processor time, in thousandths of a processor.
     pub cpu_millicores_max: Option<u64>,
+    /// Processes and threads, besides the container's own.
+    pub tasks_max: Option<u64>,
 }
 
 /// What made the kernel kill a process of a group for want of memory.
@@ -46,7 +51,8 @@ impl ContainerCgroup {
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
     pub fn limit(&self, limits: &Limits) -> Result<(), CgroupError> {
         limits.memory_bytes_max.map_or(Ok(()), |bytes| self.set_memory_bytes_max(bytes))?;
-        limits.cpu_millicores_max.map_or(Ok(()), |millicores| self.set_cpu_millicores_max(millicores))
+        limits.cpu_millicores_max.map_or(Ok(()), |millicores| self.set_cpu_millicores_max(millicores))?;
+        limits.tasks_max.map_or(Ok(()), |tasks| self.set_tasks_max(tasks.saturating_add(INIT_TASKS)))
     }
 
     /// Limits the memory of the group's processes together, in bytes, and has none of it swapped out instead.

@@ -271,7 +271,7 @@ impl Stream {
 impl From<&Child> for v1::Child {
     fn from(child: &Child) -> Self {
         let Record { id, seed, command, process, resume_us, started_unix_ms, .. } = child.record();
-        let Record { memory_bytes_max, cpu_millicores_max, inherits, .. } = child.record();
+        let Record { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = child.record();
         let Record { untrusted, read_only, network, publish, .. } = child.record();
         let (state, ended) = match &*child.status.borrow() {
             Status::Paused => (v1::ChildState::Paused, None),
@@ -297,6 +297,7 @@ impl From<&Child> for v1::Child {
             is_settled: child.memory_settled(),
             memory_bytes_max: memory_bytes_max.unwrap_or(0),
             cpu_millicores_max: cpu_millicores_max.unwrap_or(0),
+            processes_max: processes_max.unwrap_or(0),
             inherits: inherits.iter().map(ToString::to_string).collect(),
             untrusted: *untrusted,
             read_only: *read_only,

@@ -39,6 +39,9 @@ pub(crate) struct Record {
     /// What it may use of processors, in thousandths of one.
     #[serde(default)]
     pub(crate) cpu_millicores_max: Option<u64>,
+    /// How many processes and threads it may have.
+    #[serde(default)]
+    pub(crate) processes_max: Option<u64>,
     /// Whether it lacks what could lead out of its container. (Older daemons trusted all; so the next one.)
     #[serde(default)]
     pub(crate) untrusted: bool,
@@ -114,6 +117,7 @@ mod tests {
             deadline_unix_ms: None,
             memory_bytes_max: Some(64 << 20),
             cpu_millicores_max: None,
+            processes_max: Some(20),
             untrusted: true,
             read_only: false,
             network: Network::Private,

@@ -216,6 +216,13 @@ impl Engine {
             let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
             Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), has_run: false }
         };
+        let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
+        if let Some(most) = most.filter(|most| *most < tasks) {
+            let cause = format!("the seed has {tasks} processes and threads, and its children may have {most}");
+            let next = "give them more (--processes)";
+            let failure = Broken { failure: failed(&cause).failure.with_next_step(next), has_run: false };
+            return Err(failure);
+        }
         let published = Published::take(&options.publish).map_err(|failure| Broken { failure, has_run: false })?;
         let nest = phase!("resume.nest", self.nests.take()).map_err(|error| failed(&error))?;
         let unfinished = Unfinished::begin(nest, &self.pager);
@@ -357,6 +364,7 @@ impl Engine {
             deadline_unix_ms: options.timeout.map(|limit| clock::after(started_unix_ms, limit)),
             memory_bytes_max: options.limits.memory_bytes_max,
             cpu_millicores_max: options.limits.cpu_millicores_max,
+            processes_max: options.limits.tasks_max,
             untrusted: options.protection.untrusted,
             read_only: options.protection.read_only,
             network: options.network,

@@ -15,6 +15,10 @@ use crate::api::v1;
 use crate::failure::Failure;
 use crate::network::{Network, Port};
 
+/// Processes and threads of an untrusted child that nobody set a limit for: more than nearly any program has, and few enough that
+/// a machine bears a dozen such children at their limit (the kernel's own is 32,768 on small ones).
+pub(crate) const UNTRUSTED_TASKS_MAX: u64 = 1024;
+
 /// A seed, where it is, and what opens it.
 #[derive(Debug, Clone)]
 pub(crate) struct SeedAccess {
@@ -102,6 +106,7 @@ fn limits_of(options: &v1::ChildOptions) -> Result<Limits, Failure> {
     let limits = Limits {
         memory_bytes_max: asked(options.memory_bytes_max),
         cpu_millicores_max: asked(options.cpu_millicores_max),
+        tasks_max: asked(options.processes_max).or(options.untrusted.then_some(UNTRUSTED_TASKS_MAX)),
     };
     if limits.memory_bytes_max.is_some_and(|bytes| bytes < MEMORY_BYTES_MIN) {
         return refuse("memory limit", format!("no child can run in less than {}", amount::bytes(MEMORY_BYTES_MIN)));
@@ -149,7 +154,7 @@ fn absolute(path: String) -> Result<PathBuf, Failure> {
 mod tests {
     use farfork_fork::pager::{Paging, Strategy};
 
-    use super::{Limits, RootSpec, StartOptions};
+    use super::{Limits, RootSpec, StartOptions, UNTRUSTED_TASKS_MAX};
     use crate::api::v1::{Bind, ChildOptions};
 
     #[test]
@@ -180,10 +185,20 @@ mod tests {
             StartOptions::try_from(ChildOptions { memory_bytes_max, cpu_millicores_max, ..ChildOptions::default() })
         };
         assert_eq!(options(0, 0).unwrap().limits, Limits::default());
-        let limits = Limits { memory_bytes_max: Some(64 << 20), cpu_millicores_max: Some(1500) };
+        let limits = Limits { memory_bytes_max: Some(64 << 20), cpu_millicores_max: Some(1500), ..Limits::default() };
         assert_eq!(options(64 << 20, 1500).unwrap().limits, limits);
         assert!(options(4096, 0).unwrap_err().to_string().contains("memory"));
         assert!(options(0, 1).unwrap_err().to_string().contains("processor"));
+    }
+
+    #[test]
+    fn an_untrusted_child_has_a_limit_on_processes() {
+        let tasks_max = |processes_max, untrusted| {
+            let options = ChildOptions { processes_max, untrusted, ..ChildOptions::default() };
+            StartOptions::try_from(options).unwrap().limits.tasks_max
+        };
+        assert_eq!((tasks_max(0, false), tasks_max(7, false)), (None, Some(7)));
+        assert_eq!((tasks_max(0, true), tasks_max(7, true)), (Some(UNTRUSTED_TASKS_MAX), Some(7)));
     }
 
     #[test]

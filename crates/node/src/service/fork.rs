@@ -197,13 +197,14 @@ async fn relay_outcomes(
     Ok(())
 }
 
-/// Whether a child is kept from what it is to be kept from, in the network that it is to be in: a node of an earlier release
+/// Whether a child is kept from what it is to be kept from, to the number of processes and in the network that it is to have: a node
 /// does not read what it does not know.
 fn is_as_asked(child: &v1::Child, options: &v1::ChildOptions) -> bool {
     let network = |of: v1::Network| Network::from(of);
     (child.untrusted, child.read_only) == (options.untrusted, options.read_only)
         && network(child.network()) == network(options.network())
         && child.publish == options.publish
+        && (options.processes_max == 0 || child.processes_max == options.processes_max)
 }
 
 /// Ends a child that is not as it was to be; what is told instead.
@@ -212,7 +213,8 @@ async fn end_misunderstood(node: &Node, object: &str, child: &v1::Child) -> Fail
     if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
         tracing::warn!(%failure, "a child that is not as it was to be is not ended");
     }
-    let cause = "it is of an earlier release, which knows neither untrusted children nor networks; its child was ended";
+    let cause =
+        "it is of an earlier release, which lacks one of --untrusted, --processes and --net; its child was ended";
     Failure::new(Code::FailedPrecondition, object, cause).with_next_step("run the same release on all nodes")
 }
 
@@ -257,6 +259,7 @@ mod tests {
         let (plain, network) = (ChildOptions::default(), Network::Private.into());
         assert!(is_as_asked(&Child::default(), &ChildOptions { network, ..plain.clone() }));
         assert!(!is_as_asked(&Child::default(), &ChildOptions { untrusted: true, ..plain.clone() }));
+        assert!(!is_as_asked(&Child::default(), &ChildOptions { processes_max: 9, ..plain.clone() }));
         let network = Network::Host.into();
         assert!(!is_as_asked(&Child::default(), &ChildOptions { network, ..plain }));
     }

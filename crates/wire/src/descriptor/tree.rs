@@ -71,6 +71,12 @@ pub struct Zombie {
 }
 
 impl Descriptor {
+    /// How many threads its processes have together, with those that have ended and were not heard of.
+    pub fn task_count(&self) -> u64 {
+        let of_members: usize = self.members.iter().map(|member| member.threads.len()).sum();
+        (self.threads.len() + of_members + self.zombies.len()) as u64
+    }
+
     /// How many processes there are, without zombies.
     pub fn process_count(&self) -> usize {
         1 + self.members.len()

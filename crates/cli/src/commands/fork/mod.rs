@@ -23,6 +23,9 @@ use profile::Profile;
 /// Most that a number of processors may say, in thousandths of one: more than any machine has.
 const CPU_MILLICORES_MAX: f64 = 1e6;
 
+/// Most processes that may be asked for: more than Linux numbers.
+const PROCESSES_MAX: u64 = 1 << 22;
+
 /// Which network a child is in.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum Net {
@@ -115,6 +118,10 @@ pub(crate) struct Fork {
     /// killed, for example 512MiB or 2GiB [default: all].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     memory: Option<u64>,
+    /// How many processes and threads a child may have: those beyond are refused with EAGAIN [default: as many as the node;
+    /// with --untrusted, 1024].
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=PROCESSES_MAX))]
+    processes: Option<u64>,
     /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
@@ -186,6 +193,7 @@ impl Fork {
             strategy: self.strategy.map(|strategy| strategy.to_string()).unwrap_or_default(),
             memory_bytes_max: self.memory.unwrap_or(0),
             cpu_millicores_max: self.cpus.unwrap_or(0),
+            processes_max: self.processes.unwrap_or(0),
             network: self.net.map_or(Network::Private, Network::from).into(),
             publish: self.publish,
             untrusted: self.untrusted,

@@ -13,6 +13,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/ptrace.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -73,7 +74,9 @@ static void try_processes(pid_t own) {
     int attached = ptrace(PTRACE_SEIZE, own, NULL, NULL) == 0;
     report("ptrace", attached);
     if (attached) ptrace(PTRACE_DETACH, own, NULL, NULL);
-    for (const char *const *path = (const char *const[]){"/proc/1/mem", "/proc/1/environ", "/proc/1/fd/3", NULL}; *path; path++) {
+    static const char *const of_first[] = {"/proc/1/mem",    "/proc/1/environ", "/proc/1/fd/3",   "/proc/1/root",
+                                           "/proc/1/ns/net", "/proc/1/ns/mnt",  "/proc/1/ns/pid", NULL};
+    for (const char *const *path = of_first; *path; path++) {
         int fd = open(*path, O_RDONLY | O_CLOEXEC);
         report(*path, fd >= 0);
         if (fd >= 0) close(fd);
@@ -93,6 +96,11 @@ static void count_processes(pid_t own) {
 
 static void try_calls(void) {
     char buffer[256] = {0};
+    int first = (int)syscall(SYS_pidfd_open, 1, 0);
+    report("a descriptor of the first process", first >= 0 && syscall(SYS_pidfd_getfd, first, 3, 0) >= 0);
+    report("namespaces of the first process", first >= 0 && setns(first, CLONE_NEWNET) == 0);
+    report("kill the first process", kill(1, SIGKILL) == 0 && kill(1, 0) != 0);
+    report("a priority above others", setpriority(PRIO_PROCESS, 0, -1) == 0);
     report("bpf", syscall(SYS_bpf, 0, buffer, sizeof buffer) >= 0);
     report("perf_event_open", syscall(SYS_perf_event_open, buffer, 0, -1, -1, 0) >= 0);
     report("keyctl", syscall(SYS_keyctl, KEYCTL_GET_KEYRING_ID, KEY_SPEC_USER_KEYRING, 1) >= 0);
