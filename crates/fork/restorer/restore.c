@@ -51,8 +51,12 @@ static void build_memory(const struct plan *plan)
 {
 	park_special(plan);
 	unmap_stub(plan);
-	make_calls(plan, plan->calls_before_maps);
+	/* Others attach what the first one has made. */
+	if (plan->process == 0)
+		make_calls(plan, plan->calls_before_maps);
 	meet(plan, &gate_of(plan)->named);
+	if (plan->process != 0)
+		make_calls(plan, plan->calls_before_maps);
 	map_all(plan);
 	guard_all(plan);
 	lock_all(plan);

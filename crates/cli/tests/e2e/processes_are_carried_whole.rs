@@ -60,9 +60,6 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_own_namespace", |cluster| {
         refused(cluster, "refused_own_namespace", &["uts namespace"]);
     }),
-    Test::shared("refused_childs_segment", |cluster| {
-        refused(cluster, "refused_childs_segment", &["System V shared memory"]);
-    }),
     Test::shared("pidfd_of_a_child", |cluster| carried(cluster, "pidfd_of_a_child")),
     Test::shared("refused_shared_tables", |cluster| {
         refused(cluster, "refused_shared_tables", &["CLONE_VM", "CLONE_FILES"]);
@@ -81,6 +78,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("system_v_memory", |cluster| carried(cluster, "system_v_memory")),
     Test::shared("system_v_semaphores", |cluster| carried(cluster, "system_v_semaphores")),
     Test::shared("system_v_made", |cluster| carried(cluster, "system_v_made")),
+    Test::shared("system_v_children", |cluster| carried(cluster, "system_v_children")),
     Test::shared("system_v_others", |cluster| carried(cluster, "system_v_others")),
     Test::shared("posix_shared_memory", |cluster| carried(cluster, "posix_shared_memory")),
     Test::shared("growing_memory", |cluster| carried(cluster, "growing_memory")),
@@ -99,6 +97,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("memory_barriers", |cluster| carried(cluster, "memory_barriers")),
     Test::shared("terminal_pair", |cluster| carried(cluster, "terminal_pair")),
     Test::shared("refused_terminal", |cluster| refused(cluster, "refused_terminal", &["fd 3", "/dev/pts", "other"])),
+    Test::shared("refused_childs_terminal", |cluster| {
+        refused_at_its_stop(cluster, "refused_childs_terminal", &["fd", "terminal"]);
+    }),
     Test::shared("refused_terminal_data", |cluster| {
         refused_at_its_stop(cluster, "refused_terminal_data", &["fd 4", "5 bytes", "wait"]);
     }),

@@ -37,7 +37,7 @@ use super::shared::{SharedCopies, SharedSources};
 use super::stand::{Read, Standing, stand};
 use super::state;
 use super::stopped::{Snapshot, Stopped};
-use super::survey::{Depth, SEGMENT_OF_DESCENDANT, Survey};
+use super::survey::{Depth, Survey};
 use super::template::Clone;
 use super::tree::{Family, Kin, Relative};
 use super::turn::Turn;
@@ -267,12 +267,7 @@ fn take_all(
         let mut injector = Injector::new(snapshot.pid, relative.prepared.survey.syscall_at, deadline);
         let of_tree =
             OfTree { copies: &copies, contents: own, pool: &pool, kin: &kin, streams, open_files: &mut open_files };
-        let one = take(options, relative.prepared, paused, snapshot, (held, &mut injector), of_tree)?;
-        if index > 0 && !one.space.segments().is_empty() {
-            let pid = one.snapshot.pid;
-            return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), SEGMENT_OF_DESCENDANT)]));
-        }
-        taken.push(one);
+        taken.push(take(options, relative.prepared, paused, snapshot, (held, &mut injector), of_tree)?);
     }
     let first = &taken[0];
     let (pid, profiles, ids) = (first.snapshot.pid, &first.survey.profiles, &kin.ids);

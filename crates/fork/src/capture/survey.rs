@@ -11,7 +11,6 @@ use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets, Streams};
-use super::shared::SEGMENT_PREFIX;
 use super::stop::{is_in_vfork, traced};
 use super::timers;
 use super::{apart, filters, freezer, inject, memory};
@@ -65,10 +64,6 @@ pub(super) struct Survey {
     pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
 }
-
-/// Why a process that is not the first of its tree is refused segments.
-pub(super) const SEGMENT_OF_DESCENDANT: &str =
-    "it has System V shared memory attached, which is carried of the first process of a tree only";
 
 /// sched(7).
 const SCHED_DEADLINE: u32 = 6;
@@ -127,9 +122,6 @@ impl Survey {
         survey.refuse_threads()?;
         survey.refusals.extend(memory::refusals(pid, &survey.maps));
         survey.refusals.extend(memory::file_system_refusals(pid, &survey.maps));
-        if streams.is_some() && survey.maps.iter().any(|entry| entry.path.starts_with(SEGMENT_PREFIX)) {
-            survey.refusals.push(Refusal::new(format!("pid {pid}"), SEGMENT_OF_DESCENDANT));
-        }
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
         survey.refusals.extend(files::foreign_pidfds(streams.map_or(pid, Streams::first), pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));

@@ -155,7 +155,7 @@ fn write_tables(
     let has_memory = matches!(wishes.part, Part::Copy { .. });
     let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
     let whose = (makes_shared, bridged.clone(), has_memory, wishes.untrusted);
-    let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, whose, writer)?;
+    let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, whose, place, writer)?;
     let files = (objects, &made, place);
     let (planned_descriptors, epolls) = descriptors::tables(descriptor, files, wishes.payload, writer)?;
     let mut eager = if has_memory { Vec::new() } else { eager_table(descriptor, writer)? };

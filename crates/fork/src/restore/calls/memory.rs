@@ -11,15 +11,17 @@ use rustix::fs::OFlags;
 use super::super::RestoreError;
 use super::super::layout::{STEP_BRIDGE, STEP_SHARED_MEMORY};
 use super::super::objects::{Objects, waits_for_maps};
+use super::super::tree::Place;
 use super::{Script, number, value};
 
 /// Most bytes of one call that copies: the kernel's MAX_RW_COUNT.
 const COPY_BYTES_MAX: u64 = 0x7fff_f000;
 
-/// The calls for all of it; `fd_base` is where passed descriptors begin.
+/// The calls for all of it; `fd_base` is where passed descriptors begin. It is made by the first process of a tree.
 pub(super) fn make(
     descriptor: &Descriptor,
     (objects, fd_base): (&Objects, u32),
+    place: &Place<'_>,
     script: &mut Script<'_>,
 ) -> Result<(), RestoreError> {
     for (index, object) in descriptor.shared_objects.iter().enumerate() {
@@ -32,16 +34,33 @@ pub(super) fn make(
                     fill_file(source, (path, *status), script)?;
                 }
             }
-            SharedKind::SystemV { key, id, status, is_removed } => {
+            SharedKind::SystemV { key, id, status, .. } => {
                 let attached = attached(descriptor, index as u32);
                 make_segment(source, (*key, *id, *status), &attached, script)?;
-                if *is_removed {
-                    script.gives(0, number::SHMCTL, &[value(*id), value(IPC_RMID), value(0_u32)]);
-                }
             }
         }
     }
+    attach(descriptor, place, script);
     Ok(())
+}
+
+/// Attaches the segments that a process has, where the first has made them. One that goes with the last who has it is removed as
+/// soon as somebody has: others can still attach it.
+pub(super) fn attach(descriptor: &Descriptor, place: &Place<'_>, script: &mut Script<'_>) {
+    for (index, object) in descriptor.shared_objects.iter().enumerate() {
+        let SharedKind::SystemV { id, is_removed, .. } = object.kind else { continue };
+        script.about(STEP_SHARED_MEMORY, index as u32);
+        for mapping in attached(descriptor, index as u32) {
+            let at = value(mapping.start);
+            script.gives(mapping.start, number::SHMAT, &[value(id), at, value(attach_flags(mapping))]);
+            let length = (mapping.end - mapping.start).next_multiple_of(PAGE_SIZE);
+            let protect = [at, value(length), value(u32::from(mapping.protection))];
+            script.gives(0, number::MPROTECT, &protect);
+        }
+        if is_removed && place.attaches_first(index as u32) {
+            script.gives(0, number::SHMCTL, &[value(id), value(IPC_RMID), value(0_u32)]);
+        }
+    }
 }
 
 /// What has been written is code from now on.
@@ -117,12 +136,6 @@ fn make_segment(
             script.gives(length, number::PREAD64, &read);
         }
         script.gives(0, number::SHMDT, &[value(place)]);
-    }
-    for mapping in attached {
-        script.gives(mapping.start, number::SHMAT, &[value(id), value(mapping.start), value(attach_flags(mapping))]);
-        let length = (mapping.end - mapping.start).next_multiple_of(PAGE_SIZE);
-        let protect = [value(mapping.start), value(length), value(u32::from(mapping.protection))];
-        script.gives(0, number::MPROTECT, &protect);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! and the like. The restorer carries the list out, one call after the other, without judging.
 //!
 //! ```text
-//!  before maps    shared memory that has a name
+//!  before maps    shared memory that has a name; of a tree, the first process makes it before others attach it
 //!  before files   objects      each made as descriptor 0, as nothing is open yet, and put aside above all that the child
 //!                              will have; then placed like those that the daemon passes
 //!  at last        timers, locks, who is told of what: with the child's own threads, files and credentials
@@ -34,6 +34,7 @@ use farfork_wire::descriptor::Credentials;
 use super::RestoreError;
 use super::layout::{CALL_ANY_RESULT, CALL_MAY_FAIL, PASSED_OWN, PlanCall, Span};
 use super::objects::Objects;
+use super::tree::Place;
 use super::writer::PlanWriter;
 
 use socket::Surroundings;
@@ -76,13 +77,16 @@ impl Calls {
         (objects, fd_base): (&Objects, u32),
         owner: Option<&Credentials>,
         (is_first, vdso, is_copy, untrusted): (bool, Option<Range<u64>>, bool, bool),
+        place: &Place<'_>,
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
         let passed = PASSED_OWN + objects.count() as u32;
         let mut script = Script::new(writer);
         process::forbid_huge_pages(descriptor, &mut script);
         if is_first {
-            memory::make(descriptor, (objects, fd_base), &mut script)?;
+            memory::make(descriptor, (objects, fd_base), place, &mut script)?;
+        } else if place.number > 0 {
+            memory::attach(descriptor, place, &mut script);
         }
         let before_maps = script.finish()?;
         let mut script = Script::new(writer);

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Descriptor, FileDescriptor, Kinship, Member, Process, Zombie};
+use farfork_wire::descriptor::{Backing, Descriptor, FileDescriptor, Kinship, Mapping, Member, Process, Zombie};
 use zerocopy::IntoBytes;
 
 use super::layout::{
@@ -196,6 +196,14 @@ impl Place<'_> {
     fn has_pending_of_children(&self) -> bool {
         let number = |info: &[u8]| info.first_chunk().map(|word| i32::from_ne_bytes(*word));
         self.process().pending_signals.iter().any(|signal| number(&signal.siginfo) == Some(OF_CHILDREN))
+    }
+
+    /// Whether no earlier process has a shared object mapped, and this one has, or nobody.
+    pub(super) fn attaches_first(&self, object: u32) -> bool {
+        let is_it = |mapping: &Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
+        let members = self.tree.members.iter().map(|member| &member.mappings);
+        let first = std::iter::once(&self.tree.mappings).chain(members).position(|all| all.iter().any(is_it));
+        first.unwrap_or(0) == self.number as usize
     }
 
     /// The process, by its id, that this one takes an open file from, and its number there; `None` where it has its own way.
