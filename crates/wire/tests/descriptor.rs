@@ -160,7 +160,11 @@ fn descriptor() -> Descriptor {
             socket(0, 1),
             OpenFile::Terminal { terminal: 0, path: "/dev/ptmx".into(), is_master: true, flags: 2 },
             OpenFile::Terminal { terminal: 0, path: "/dev/pts/3".into(), is_master: false, flags: 2 },
-            OpenFile::Inotify { flags: 0, watches: vec![InotifyWatch { number: 2, path: "/".into(), mask: 1 }] },
+            OpenFile::Inotify {
+                has_lost: true,
+                flags: 0,
+                watches: vec![InotifyWatch { number: 2, path: "/".into(), mask: 1 }],
+            },
         ],
         file_descriptors: vec![
             FileDescriptor { number: 1, open_file: 0, close_on_exec: false },
@@ -356,7 +360,7 @@ fn nonsense_about_resources_is_refused() {
         }),
         ("an inotify watch without a number", |d| {
             let watches = vec![InotifyWatch { number: 0, path: "/".into(), mask: 1 }];
-            d.open_files.push(OpenFile::Inotify { flags: 0, watches });
+            d.open_files.push(OpenFile::Inotify { has_lost: false, flags: 0, watches });
         }),
         ("shared memory with a path of its own choice", |d| {
             d.shared_objects[0].kind =

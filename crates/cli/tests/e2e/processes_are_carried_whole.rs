@@ -48,9 +48,7 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_its_stop(cluster, "refused_tcp_waiting", &["fd 4", "accepted"]);
     }),
     Test::shared("inotify", |cluster| carried(cluster, "inotify")),
-    Test::shared("refused_inotify", |cluster| {
-        refused_at_its_stop(cluster, "refused_inotify", &["fd 3", "bytes of events"])
-    }),
+    Test::shared("inotify_waiting", |cluster| carried(cluster, "inotify_waiting")),
     Test::shared("process_tree", |cluster| carried(cluster, "process_tree")),
     Test::shared("trees_are_forked_on", trees_are_forked_on),
     Test::shared("one_that_dies_while_it_is_restored_is_named", one_dies),

@@ -23,6 +23,7 @@ mod filters;
 pub(crate) mod frame;
 mod kernels;
 mod layout;
+mod lost_events;
 mod network;
 mod objects;
 mod plan;

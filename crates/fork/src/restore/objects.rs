@@ -16,6 +16,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::RestoreError;
 use super::layout::{PASSED_MAX, PASSED_OWN};
+use super::lost_events;
 
 /// What open(2) adds to the flags on 64-bit machines; rustix has no name for its number.
 const O_LARGEFILE: u32 = 0o100_000;
@@ -91,6 +92,10 @@ impl Objects {
                 OpenFile::Program { is_caller, flags } => {
                     let end = program_end(*flags, if *is_caller { caller.take() } else { None });
                     objects.add(end.map_err(|e| RestoreError::object("a connection to the daemon", e))?)
+                }
+                OpenFile::Inotify { has_lost: true, flags, .. } => {
+                    let made = lost_events::inotify(*flags);
+                    objects.add(made.map_err(|e| RestoreError::object("an inotify that has lost events", e))?)
                 }
                 OpenFile::Regular { .. }
                 | OpenFile::Directory { .. }

@@ -15,7 +15,7 @@ const REFUSED: [(&str, &str, &str); 10] = [
     ("named_pipe", "fd 3", "was deleted"),
     ("posix_timer", "POSIX timer 0", "processor time"),
     ("sealed", "mapping", "sealed"),
-    ("unread_inotify", "fd 3", "events wait"),
+    ("pathless_inotify", "fd 3", "path cannot be found"),
     ("unforked", "pid", "at 100 places"),
     ("nothing", "", ""),
 ];
@@ -42,7 +42,7 @@ fn each_is_named_and_the_parent_goes_on() {
 /// What is refused only when it stands still, and what nobody wants any more.
 #[test]
 fn a_parent_that_was_frozen_in_vain_keeps_its_memory_map() {
-    for what in ["sealed", "unread_inotify"] {
+    for what in ["sealed", "pathless_inotify"] {
         let mut parent = Parent::start("refused", &[what]);
         let before = memory_map(&parent);
         let options = CaptureOptions { freeze: true, ..options() };

@@ -112,8 +112,10 @@ pub enum OpenFile {
         /// O_* flags.
         flags: u32,
     },
-    /// inotify(7), with an empty queue.
+    /// inotify(7).
     Inotify {
+        /// Whether events waited to be read, at which nobody can look: a child is told that it has lost some.
+        has_lost: bool,
         /// O_* flags.
         flags: u32,
         /// Ascending by number.

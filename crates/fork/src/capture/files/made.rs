@@ -31,10 +31,7 @@ pub(super) fn inotify(
     unread: u64,
     flags: u32,
 ) -> Result<OpenFile, String> {
-    if unread > 0 {
-        return Err(format!("{unread} bytes of events wait to be read from it, which are not carried; try again"));
-    }
-    Ok(OpenFile::Inotify { flags, watches: watches::by_path(subject, root, &info.watches)? })
+    Ok(OpenFile::Inotify { has_lost: unread > 0, flags, watches: watches::by_path(subject, root, &info.watches)? })
 }
 
 /// A lock that is held by a descriptor; or why it cannot be carried.

@@ -82,7 +82,10 @@ pub(super) fn make(
                 bench.script.gives(0, number::PIDFD_OPEN, &arguments);
                 bench.put_aside(0, index);
             }
-            OpenFile::Inotify { flags, watches } => inotify::make(&mut bench, (index, number), *flags, watches)?,
+            OpenFile::Inotify { flags, watches, .. } => {
+                let passed = around.objects.of_open_file(index).map(|slot| fd_base + slot);
+                inotify::make(&mut bench, (index, number, passed), *flags, watches)?;
+            }
             OpenFile::NamedPipe { path, .. } if !bench.slots.contains_key(&index) => {
                 named_pipe::make(&mut bench, descriptor, path)?;
             }

@@ -1,6 +1,5 @@
 //! Numbers of the system calls that a child's resources are made with (x86-64), and of what they are asked for.
 
-pub(super) const READ: u32 = 0;
 pub(super) const WRITE: u32 = 1;
 pub(super) const OPEN: u32 = 2;
 pub(super) const CLOSE: u32 = 3;
@@ -46,7 +45,6 @@ pub(super) const TIMER_SETTIME: u32 = 223;
 pub(super) const TIMER_GETOVERRUN: u32 = 225;
 pub(super) const TIMER_DELETE: u32 = 226;
 pub(super) const INOTIFY_ADD_WATCH: u32 = 254;
-pub(super) const INOTIFY_RM_WATCH: u32 = 255;
 pub(super) const TIMERFD_CREATE: u32 = 283;
 pub(super) const TIMERFD_SETTIME: u32 = 286;
 pub(super) const ACCEPT4: u32 = 288;

@@ -12,11 +12,11 @@ static void make(const char *what) {
     if (!strcmp(what, "pidfd")) CHECK((int)syscall(SYS_pidfd_open, getppid(), 0));
     if (!strcmp(what, "userfaultfd")) CHECK((int)syscall(SYS_userfaultfd, 0));
     if (!strcmp(what, "device")) CHECK(open("/dev/fuse", O_RDWR));
-    if (!strcmp(what, "unread_inotify")) {
+    if (!strcmp(what, "pathless_inotify")) {
         char path[] = "/tmp/farfork-test-XXXXXX";
         int notify = CHECK(inotify_init()), file = CHECK(mkstemp(path));
         CHECK(inotify_add_watch(notify, path, IN_CLOSE_WRITE | IN_DELETE_SELF));
-        CHECK(close(file));
+        CHECK(file);
         CHECK(unlink(path));
     }
     if (!strcmp(what, "half_pipe")) {

@@ -1,0 +1,87 @@
+//! An inotify(7) that has lost events. What waits in a parent's queue nobody can look at without taking it out: a child learns that
+//! there was something, as from a queue that was full (IN_Q_OVERFLOW), and looks for itself at what it watches.
+//!
+//! The kernel alone writes that event, so the queue is filled here, and all in front of it is taken out.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+use rustix::fs::{Mode, OFlags, fchmod, fcntl_setfl};
+use rustix::io::{ioctl_fionread, read};
+
+/// Longest queue that is filled: the kernel's own setting is 16,384, which takes some 10 ms.
+const EVENTS_MAX: u64 = 1 << 20;
+
+/// Of an event without a name.
+const EVENT_BYTES: u64 = 16;
+
+/// Bytes that are taken out at a time: whole events.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// One that watches nothing, and in which that event alone waits; `flags` are its O_* flags.
+pub(super) fn inotify(flags: u32) -> io::Result<OwnedFd> {
+    let events = queue_events_max()?;
+    let notify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    let touched = [touchable()?, touchable()?];
+    let watch =
+        |file: &File| inotify::add_watch(&notify, format!("/proc/self/fd/{}", file.as_raw_fd()), WatchFlags::ATTRIB);
+    let watches = [watch(&touched[0])?, watch(&touched[1])?];
+    // In turn: of several equal events in a row the kernel keeps one.
+    for event in 0..=events {
+        fchmod(&touched[(event % 2) as usize], Mode::RUSR)?;
+    }
+    for watch in watches {
+        inotify::remove_watch(&notify, watch)?;
+    }
+    take(&notify, events * EVENT_BYTES)?;
+    if ioctl_fionread(&notify)? != EVENT_BYTES {
+        return Err(io::Error::other("its queue cannot be filled"));
+    }
+    fcntl_setfl(&notify, OFlags::from_bits_retain(flags) & OFlags::NONBLOCK)?;
+    Ok(notify)
+}
+
+fn touchable() -> io::Result<File> {
+    farfork_sys::memfd::create("farfork-events", false)
+}
+
+fn queue_events_max() -> io::Result<u64> {
+    const SETTING: &str = "/proc/sys/fs/inotify/max_queued_events";
+    let text = fs::read_to_string(SETTING)?;
+    let events = text.trim().parse().map_err(|_| io::ErrorKind::InvalidData)?;
+    if events > EVENTS_MAX {
+        return Err(io::Error::other(format!("{SETTING} is {events} here; set it to {EVENTS_MAX} at most")));
+    }
+    Ok(events)
+}
+
+fn take(notify: &OwnedFd, mut bytes: u64) -> io::Result<()> {
+    let mut piece = vec![0; PIECE_BYTES];
+    while bytes > 0 {
+        let wanted = bytes.min(PIECE_BYTES as u64) as usize;
+        bytes -= read(notify, &mut piece[..wanted])? as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_tells_of_a_loss_and_of_what_comes_after() {
+        let notify = inotify(OFlags::NONBLOCK.bits()).unwrap();
+        let (file, mut bytes) = (touchable().unwrap(), [0; 64]);
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let watch = inotify::add_watch(&notify, path, WatchFlags::ATTRIB).unwrap();
+        fchmod(&file, Mode::RUSR).unwrap();
+        assert_eq!(read(&notify, &mut bytes).unwrap(), 32);
+        let words: Vec<i32> = bytes.chunks(4).map(|word| i32::from_ne_bytes(word.try_into().unwrap())).collect();
+        const OVERFLOW: i32 = 0x4000;
+        const ATTRIB: i32 = 4;
+        assert_eq!(words[..8], [-1, OVERFLOW, 0, 0, watch, ATTRIB, 0, 0]);
+        assert_eq!(read(&notify, &mut bytes), Err(rustix::io::Errno::AGAIN));
+    }
+}
