@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::harness::{Cluster, Parent, Program, deadline};
 use crate::test::Test;
 
-pub(crate) const TESTS: &[Test] = &[Test::shared("a_thousand_rounds", a_thousand_rounds)];
+pub(crate) const TESTS: &[Test] = &[Test::shared("a_thousand_rounds", a_thousand_rounds).within(limit)];
 
 const ROUNDS: usize = 1000;
 /// Until connections and the allocator have what they keep: each of its arenas grows to what its threads once needed at a time,
@@ -17,6 +17,8 @@ const WARM_UP_ROUNDS: usize = 500;
 const MEMORY_GROWTH_KB_MAX: u64 = 400;
 /// Connections that come and go by themselves.
 const COUNT_SLACK: usize = 4;
+/// For a command, ten times what one takes on a machine that does nothing else: three thousand are run.
+const COMMAND_LIMIT: Duration = Duration::from_millis(200);
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What could grow.
@@ -26,6 +28,10 @@ struct Usage {
     descriptors: usize,
     threads: usize,
     children: usize,
+}
+
+fn limit() -> Duration {
+    COMMAND_LIMIT * (2 * (WARM_UP_ROUNDS + ROUNDS)) as u32 + SETTLE_LIMIT
 }
 
 fn a_thousand_rounds(cluster: &Cluster) {
