@@ -106,6 +106,17 @@ impl Spread {
     }
 }
 
+/// A figure for scripts: its key, the number of samples, and percentiles in so named a unit; in that of the key without one.
+pub(crate) fn document(key: &impl Serialize, spread: Spread, unit: Option<&str>) -> Value {
+    let mut document = json!({ "samples": spread.count });
+    for (name, value) in [("p10", spread.p10), ("p50", spread.median), ("p90", spread.p90)] {
+        let name = unit.map_or(name.to_owned(), |unit| format!("{name}_{unit}"));
+        document[name] = json!(value);
+    }
+    merge(&mut document, key);
+    document
+}
+
 /// Adds the fields of a key to an object.
 pub(crate) fn merge(object: &mut Value, key: &impl Serialize) {
     let fields = serde_json::to_value(key).expect("a key serialises");

@@ -2,15 +2,14 @@
 //! unforked.
 
 use std::fs;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
 use super::cluster::Cluster;
-use super::rpc::RpcProgress;
 use crate::error::BenchError;
 use crate::figure::Place;
+use crate::progress::{Show, tell};
 use crate::report::churn::ChurnReport;
 use crate::samples::Samples;
 use crate::workload::churn::{self, CHURN, Deed};
@@ -43,11 +42,7 @@ const PLACES: [Option<Place>; 3] = [None, Some(Place::Own), Some(Place::Other)];
 ///
 /// # Errors
 /// What ended it early; a wrong page is such.
-pub async fn run_churn(
-    plan: &ChurnPlan,
-    farfork: PathBuf,
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-) -> Result<ChurnReport, BenchError> {
+pub async fn run_churn(plan: &ChurnPlan, farfork: PathBuf, show: Show<'_>) -> Result<ChurnReport, BenchError> {
     let mut cluster = Cluster::start(farfork, plan.encrypted).await?;
     let program = CHURN.install(cluster.scratch())?;
     let payload = cluster.scratch().join("deed");
@@ -58,9 +53,7 @@ pub async fn run_churn(
     for _ in 0..plan.runs {
         for deed in Deed::ALL {
             for node in PLACES {
-                if show(RpcProgress { done, steps, what: deed.text().to_owned() }).is_break() {
-                    return Err(BenchError::Interrupted);
-                }
+                tell(show, done, steps, deed.text())?;
                 let us = match node {
                     Some(place) => churn::took_us(&cluster.fork(&seed, place, &deed.to_string()).await?.said)?,
                     None => {

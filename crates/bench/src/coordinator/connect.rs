@@ -3,19 +3,18 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde::Serialize;
 
 use super::links::Links;
-use super::rpc::RpcProgress;
 use super::stage::{CLIENT, Protection, SERVER, Stage, end_command};
 use crate::baseline::connect::{CONNECT, Connect};
 use crate::end::{End, Side, System};
 use crate::error::BenchError;
 use crate::program::Program;
+use crate::progress::{Show, tell};
 use crate::report::connect::ConnectReport;
 use crate::samples::Samples;
 
@@ -93,11 +92,7 @@ pub(crate) const P99_US: &str = "p99_us";
 ///
 /// # Errors
 /// What ended it early.
-pub fn run_connect(
-    plan: &ConnectPlan,
-    farfork: &Path,
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-) -> Result<ConnectReport, BenchError> {
+pub fn run_connect(plan: &ConnectPlan, farfork: &Path, show: Show<'_>) -> Result<ConnectReport, BenchError> {
     let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
     let stage = Stage::new("connect", farfork, clients)?;
@@ -109,9 +104,7 @@ pub fn run_connect(
     for case in &plan.cases {
         for _ in 0..plan.runs {
             for made in std::iter::once(Made::Floor).chain(PROTECTIONS.map(Made::Connections)) {
-                if show(RpcProgress { done, steps, what: describe(case, made) }).is_break() {
-                    return Err(BenchError::Interrupted);
-                }
+                tell(show, done, steps, describe(case, made))?;
                 course.step(case, made)?;
                 done += 1;
             }

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -12,9 +11,9 @@ use serde::Serialize;
 
 use super::cluster::{Cluster, node_arguments};
 use super::crowd::Crowd;
-use super::rpc::RpcProgress;
 use crate::baseline::crowd::{Answered, CROWD, ChildNetwork, LocalCrowd};
 use crate::error::BenchError;
+use crate::progress::{Show, tell};
 use crate::report::fanout::FanoutReport;
 use crate::samples::Samples;
 use crate::workload::micro::PAYLOAD_PATH;
@@ -101,11 +100,7 @@ pub(crate) struct Key {
 ///
 /// # Errors
 /// What ended it early; a wrong result is such.
-pub async fn run_fanout(
-    plan: &FanoutPlan,
-    farfork: PathBuf,
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-) -> Result<FanoutReport, BenchError> {
+pub async fn run_fanout(plan: &FanoutPlan, farfork: PathBuf, show: Show<'_>) -> Result<FanoutReport, BenchError> {
     let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
     let mut cluster = Cluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
@@ -113,9 +108,7 @@ pub async fn run_fanout(
     let steps = plan.runs * By::ALL.len();
     for done in 0..steps {
         let by = By::ALL[done % By::ALL.len()];
-        if show(RpcProgress { done, steps, what: by.text().to_owned() }).is_break() {
-            return Err(BenchError::Interrupted);
-        }
+        tell(show, done, steps, by.text())?;
         course.round(by).await?;
     }
     course.look_at_memory(&mut cluster).await?;

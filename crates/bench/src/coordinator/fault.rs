@@ -2,18 +2,17 @@
 //! beside a stream to another child of that node, in turn with what two bare programs need for the same.
 
 use std::io;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::cluster::{Cluster, Wanted};
-use super::rpc::RpcProgress;
 use crate::baseline::fault::{BareFaults, FAULT, Waiting};
 use crate::error::BenchError;
 use crate::figure::{Pace, Place};
 use crate::plan::IDLE;
+use crate::progress::{Show, tell};
 use crate::report::fault::FaultReport;
 use crate::samples::Samples;
 use crate::workload::micro::PAYLOAD_PATH;
@@ -87,11 +86,7 @@ pub(crate) struct Key {
 ///
 /// # Errors
 /// What ended it early.
-pub async fn run_fault(
-    plan: &FaultPlan,
-    farfork: PathBuf,
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-) -> Result<FaultReport, BenchError> {
+pub async fn run_fault(plan: &FaultPlan, farfork: PathBuf, show: Show<'_>) -> Result<FaultReport, BenchError> {
     let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let cluster = Cluster::start(farfork, plan.encrypted).await?;
     let (program, payload) = (SINGLE.install(cluster.scratch())?, PAYLOAD_PATH.as_ref());
@@ -108,9 +103,7 @@ pub async fn run_fault(
     let steps: Vec<Step> = steps.collect();
     for _ in 0..plan.runs {
         for step in steps.iter().copied() {
-            if show(RpcProgress { done, steps: plan.runs * steps.len(), what: step.text().to_owned() }).is_break() {
-                return Err(BenchError::Interrupted);
-            }
+            tell(show, done, plan.runs * steps.len(), step.text())?;
             match step {
                 Step::Alone => course.alone().await?,
                 Step::BesideStream => course.beside_stream().await?,

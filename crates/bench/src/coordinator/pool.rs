@@ -1,7 +1,6 @@
 //! The course of `farfork bench pool`: a child is created in a container of the pool, one after the other and many at once; one
 //! that is warm is let go on, and paused. In turn with local forks that do the same, back to back and after a while of nothing.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,12 +8,12 @@ use serde::Serialize;
 
 use super::cluster::Cluster;
 use super::crowd::Crowd;
-use super::rpc::RpcProgress;
 use super::warm::Warm;
 use crate::baseline::crowd::{Answered, CROWD, ChildNetwork, LocalCrowd};
 use crate::baseline::halts::{HALTS, Halts};
 use crate::error::BenchError;
 use crate::figure::Pace;
+use crate::progress::{Show, tell};
 use crate::report::pool::PoolReport;
 use crate::samples::Samples;
 use crate::workload::micro::PAYLOAD_PATH;
@@ -92,19 +91,13 @@ pub(crate) struct Key {
 ///
 /// # Errors
 /// What ended it early; a wrong result is such.
-pub async fn run_pool(
-    plan: &PoolPlan,
-    farfork: PathBuf,
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-) -> Result<PoolReport, BenchError> {
+pub async fn run_pool(plan: &PoolPlan, farfork: PathBuf, show: Show<'_>) -> Result<PoolReport, BenchError> {
     let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let arguments = ["--pool".to_owned(), plan.pool.to_string()];
     let mut cluster = Cluster::start_nodes(farfork, 1, true, &arguments).await?;
     let mut course = Course::begin(plan, &mut cluster, samples).await?;
     for done in 0..plan.runs {
-        if show(RpcProgress { done, steps: plan.runs, what: "creating and pausing".to_owned() }).is_break() {
-            return Err(BenchError::Interrupted);
-        }
+        tell(show, done, plan.runs, "creating and pausing")?;
         course.round().await?;
     }
     let Course { warm, samples, seed, .. } = course;

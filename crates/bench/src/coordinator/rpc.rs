@@ -13,6 +13,7 @@ use crate::baseline::echo::{ECHO, Echo};
 use crate::end::{End, Load, Side, System};
 use crate::error::BenchError;
 use crate::program::Program;
+use crate::progress::{Show, tell};
 use crate::report::rpc::RpcReport;
 use crate::samples::Samples;
 
@@ -150,26 +151,11 @@ pub struct RunOutcome {
     pub latency_us: [f64; 5],
 }
 
-/// What is told while it runs.
-#[derive(Debug, Clone)]
-pub struct RpcProgress {
-    /// Steps that were done.
-    pub done: usize,
-    /// All steps.
-    pub steps: usize,
-    /// What is measured now.
-    pub what: String,
-}
-
 /// Measures. `show` may end it before a step. `farfork` is the program whose `bench end` command the ends are.
 ///
 /// # Errors
 /// What ended it early.
-pub fn run_rpc(
-    plan: &RpcPlan,
-    farfork: &Path,
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-) -> Result<RpcReport, BenchError> {
+pub fn run_rpc(plan: &RpcPlan, farfork: &Path, show: Show<'_>) -> Result<RpcReport, BenchError> {
     let file = |path: &PathBuf, cause| BenchError::File { path: path.clone(), cause };
     let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
@@ -182,10 +168,7 @@ pub fn run_rpc(
     for case_steps in steps.chunk_by(|left, right| left.0 == right.0) {
         for _ in 0..plan.runs {
             for (case, measured) in case_steps {
-                let progress = RpcProgress { done, steps: total, what: describe(case, *measured) };
-                if show(progress).is_break() {
-                    return Err(BenchError::Interrupted);
-                }
+                tell(show, done, total, describe(case, *measured))?;
                 course.step(case, *measured)?;
                 done += 1;
             }

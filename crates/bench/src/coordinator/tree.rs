@@ -1,13 +1,12 @@
 //! The course of `farfork bench tree`: trees of several sizes, in turn, and in each turn `fork()` of every process first.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use serde::Serialize;
 
 use super::cluster::Cluster;
-use super::rpc::RpcProgress;
 use crate::error::BenchError;
+use crate::progress::{Show, tell};
 use crate::report::tree::TreeReport;
 use crate::samples::Samples;
 use crate::workload::tree::{TREE, Tree};
@@ -50,11 +49,7 @@ pub(crate) enum Figure {
 ///
 /// # Errors
 /// What ended it early.
-pub async fn run_tree(
-    plan: &TreePlan,
-    farfork: PathBuf,
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-) -> Result<TreeReport, BenchError> {
+pub async fn run_tree(plan: &TreePlan, farfork: PathBuf, show: Show<'_>) -> Result<TreeReport, BenchError> {
     let mut cluster = Cluster::start(farfork, true).await?;
     let program = TREE.install(cluster.scratch())?;
     let start = |processes: &u64| Ok((*processes, Tree::start(&program, *processes, plan.mib, plan.shared_mib)?));
@@ -63,9 +58,7 @@ pub async fn run_tree(
     let steps = plan.runs * trees.len();
     for _ in 0..plan.runs {
         for (processes, tree) in &mut trees {
-            if show(RpcProgress { done, steps, what: format!("{processes} processes") }).is_break() {
-                return Err(BenchError::Interrupted);
-            }
+            tell(show, done, steps, format!("{processes} processes"))?;
             measure(&mut cluster, *processes, tree, &mut samples).await?;
             done += 1;
         }

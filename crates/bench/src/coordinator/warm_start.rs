@@ -1,17 +1,16 @@
 //! The course of `farfork bench warm-start`: C children that stand paused, each of which runs a function whenever it is let
 //! go on; in turn with local forks that are stopped by a signal and by a bare freezer. C is doubled as long as that brings more.
 
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Serialize;
 
 use super::cluster::Cluster;
-use super::rpc::RpcProgress;
 use super::warm::Warm;
 use crate::baseline::halts::{HALTS, Halts};
 use crate::error::BenchError;
+use crate::progress::{Show, tell};
 use crate::report::warm_start::WarmStartReport;
 use crate::samples::{Samples, Spread};
 use crate::workload::turns::Turn;
@@ -81,7 +80,7 @@ pub(crate) struct Key {
 pub async fn run_warm_start(
     plan: &WarmStartPlan,
     farfork: PathBuf,
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
+    show: Show<'_>,
 ) -> Result<WarmStartReport, BenchError> {
     let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let mut cluster = Cluster::start_nodes(farfork, 1, true, &[]).await?;
@@ -93,7 +92,7 @@ pub async fn run_warm_start(
     let steps = plan.runs * found.len();
     for done in 0..steps {
         let parallel = found[done % found.len()];
-        step(show, done, steps, parallel)?;
+        tell(show, done, steps, format!("{parallel} at once"))?;
         course.warm.grow(&mut cluster, parallel).await?;
         for by in By::ALL {
             course.round(by, parallel).await?;
@@ -127,15 +126,11 @@ impl<'a> Course<'a> {
     }
 
     /// Numbers at once, each twice the one before, up to the first that brings no more than that.
-    async fn search(
-        &mut self,
-        cluster: &mut Cluster,
-        show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-    ) -> Result<Vec<usize>, BenchError> {
+    async fn search(&mut self, cluster: &mut Cluster, show: Show<'_>) -> Result<Vec<usize>, BenchError> {
         let (mut found, mut best) = (vec![1], 0.0);
         loop {
             let parallel = found.last().copied().unwrap_or(1);
-            step(show, 0, 1, parallel)?;
+            tell(show, 0, 1, format!("{parallel} at once"))?;
             self.warm.grow(cluster, parallel).await?;
             let (took, turns) = self.turns(By::Farfork, parallel).await?;
             let per_s = turns.len() as f64 / took.as_secs_f64();
@@ -179,17 +174,5 @@ impl<'a> Course<'a> {
         let outcome = halts.run(parallel, time, gap, self.next)?;
         self.next += (outcome.1.len() * parallel) as u64;
         Ok(outcome)
-    }
-}
-
-fn step(
-    show: &mut dyn FnMut(RpcProgress) -> ControlFlow<()>,
-    done: usize,
-    steps: usize,
-    parallel: usize,
-) -> Result<(), BenchError> {
-    match show(RpcProgress { done, steps, what: format!("{parallel} at once") }) {
-        ControlFlow::Break(()) => Err(BenchError::Interrupted),
-        ControlFlow::Continue(()) => Ok(()),
     }
 }

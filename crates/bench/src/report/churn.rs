@@ -6,7 +6,7 @@ use super::table::{Table, figure, spread};
 use crate::coordinator::churn::{ChurnPlan, Key};
 use crate::figure::Place;
 use crate::machine::{Machine, load_average};
-use crate::samples::{Samples, Spread, merge};
+use crate::samples::{Samples, Spread, document};
 use crate::workload::churn::Deed;
 
 /// All figures of a run.
@@ -35,14 +35,8 @@ impl ChurnReport {
     /// For scripts.
     pub fn document(&self) -> Value {
         let figure = |(key, spread): (&Key, Spread)| {
-            let mut figure = json!({
-                "samples": spread.count,
-                "p50_us": spread.median,
-                "p10_us": spread.p10,
-                "p90_us": spread.p90,
-                "unforked_ratio": self.ratio(key.deed, key.node),
-            });
-            merge(&mut figure, key);
+            let mut figure = document(key, spread, Some("us"));
+            figure["unforked_ratio"] = json!(self.ratio(key.deed, key.node));
             figure
         };
         json!({

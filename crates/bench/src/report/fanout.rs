@@ -8,7 +8,7 @@ use super::table::{Table, figure, spread};
 use crate::baseline::crowd::ChildNetwork;
 use crate::coordinator::fanout::{By, FanoutPlan, Figure, Key};
 use crate::machine::{Machine, load_average};
-use crate::samples::{Samples, Spread, merge};
+use crate::samples::{Samples, Spread, document};
 
 /// Figures of a fan-out, the most telling first.
 const FIGURES: [Figure; 7] = [
@@ -48,15 +48,9 @@ impl FanoutReport {
     /// For scripts.
     pub fn document(&self) -> Value {
         let figure = |(key, spread): (&Key, Spread)| {
-            let mut figure = json!({
-                "samples": spread.count,
-                "p10": spread.p10,
-                "p50": spread.median,
-                "p90": spread.p90,
-                "p99": self.samples.percentile(key, 0.99),
-                "max": self.samples.percentile(key, 1.0),
-            });
-            merge(&mut figure, key);
+            let mut figure = document(key, spread, None);
+            figure["p99"] = json!(self.samples.percentile(key, 0.99));
+            figure["max"] = json!(self.samples.percentile(key, 1.0));
             figure
         };
         json!({

@@ -7,7 +7,7 @@ use crate::baseline::fault::Waiting;
 use crate::coordinator::fault::{FaultPlan, Key, Timed};
 use crate::figure::Pace;
 use crate::machine::{Machine, load_average};
-use crate::samples::{Samples, Spread, merge};
+use crate::samples::{Samples, Spread, document};
 
 /// All figures of a run.
 #[derive(Debug)]
@@ -57,15 +57,9 @@ impl FaultReport {
     pub fn document(&self) -> Value {
         let figure = |(timed, pace, _): (Timed, Pace, _)| {
             let (key, spread) = (Key { timed, pace }, self.spread(timed, pace)?);
-            let mut figure = json!({
-                "samples": spread.count,
-                "p50_us": spread.median,
-                "p10_us": spread.p10,
-                "p90_us": spread.p90,
-                "p99_us": self.samples.percentile(&key, 0.99),
-                "floor_ratio": self.ratio(timed, pace),
-            });
-            merge(&mut figure, &key);
+            let mut figure = document(&key, spread, Some("us"));
+            figure["p99_us"] = json!(self.samples.percentile(&key, 0.99));
+            figure["floor_ratio"] = json!(self.ratio(timed, pace));
             Some(figure)
         };
         json!({

@@ -7,7 +7,7 @@ use crate::coordinator::pool::{By, Figure, Key, PoolPlan};
 use crate::error::BenchError;
 use crate::figure::Pace;
 use crate::machine::{Machine, load_average};
-use crate::samples::{Samples, merge};
+use crate::samples::{Samples, Spread, document};
 
 /// The rows of the table: what children are created by, and what they are paused by.
 const CREATING: [Figure; 3] = [Figure::Create, Figure::CreateAnswered, Figure::CreateInBurst];
@@ -31,16 +31,7 @@ impl PoolReport {
 
     /// For scripts.
     pub fn document(&self) -> Value {
-        let figure = |(key, spread): (&Key, crate::samples::Spread)| {
-            let mut figure = json!({
-                "samples": spread.count,
-                "p10_us": spread.p10,
-                "p50_us": spread.median,
-                "p90_us": spread.p90,
-            });
-            merge(&mut figure, key);
-            figure
-        };
+        let figure = |(key, spread): (&Key, Spread)| document(key, spread, Some("us"));
         json!({
             "benchmark": "pool",
             "machine": self.machine,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::table::{Table, figure, median, spread};
 use crate::coordinator::tree::{Figure, Key, TreePlan};
 use crate::machine::{Machine, load_average};
-use crate::samples::{Samples, Spread, merge};
+use crate::samples::{Samples, Spread, document};
 
 /// All figures of a run.
 #[derive(Debug)]
@@ -34,16 +34,10 @@ impl TreeReport {
     /// For scripts.
     pub fn document(&self) -> Value {
         let figure = |(key, spread): (&Key, Spread)| {
-            let mut figure = json!({
-                "samples": spread.count,
-                "p50_ms": spread.median,
-                "p10_ms": spread.p10,
-                "p90_ms": spread.p90,
-            });
+            let mut figure = document(key, spread, Some("ms"));
             if key.figure == Figure::Pause {
                 figure["above_floor_ms"] = json!(self.above_floor_ms(key.processes));
             }
-            merge(&mut figure, key);
             figure
         };
         json!({

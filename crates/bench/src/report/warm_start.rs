@@ -6,7 +6,7 @@ use super::table::{Table, median, spread};
 use crate::coordinator::warm_start::{By, Figure, Key, WarmStartPlan};
 use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
-use crate::samples::{Samples, Spread, merge};
+use crate::samples::{Samples, Spread, document};
 
 /// What the authors of the first remote fork in a kernel (MITOSIS) published for lean containers that are paused, by what
 /// runs in them: how many at once were best, and runs a second in all.
@@ -46,16 +46,7 @@ impl WarmStartReport {
 
     /// For scripts.
     pub fn document(&self) -> Value {
-        let figure = |(key, spread): (&Key, Spread)| {
-            let mut figure = json!({
-                "samples": spread.count,
-                "p10": spread.p10,
-                "p50": spread.median,
-                "p90": spread.p90,
-            });
-            merge(&mut figure, key);
-            figure
-        };
+        let figure = |(key, spread): (&Key, Spread)| document(key, spread, None);
         let best = By::ALL.iter().filter_map(|by| {
             let (parallel, per_s) = self.best(*by)?;
             Some(json!({ "by": by, "parallel": parallel, "runs_per_s": per_s }))

@@ -16,6 +16,7 @@ use crate::error::BenchError;
 use crate::figure::Key;
 use crate::machine;
 use crate::plan::{ForkPlan, Peer, Quota, Step, share};
+use crate::progress::{Show, tell};
 use crate::report::fork::ForkReport;
 use crate::samples::Samples;
 use crate::workload::micro::{MICRO, Micro, PAYLOAD_PATH};
@@ -27,35 +28,20 @@ const MEMORY_FACTOR: u64 = 5;
 /// Beside that, in MiB: the nodes, and what the machine needs itself.
 const MEMORY_BASE_MIB: u64 = 256;
 
-/// What a run is doing, for whoever shows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    /// Steps that are done.
-    pub done: usize,
-    /// All steps.
-    pub steps: usize,
-    /// The size that is measured now, in MiB; none before the first.
-    pub mib: Option<u64>,
-}
-
 /// Measures all of a plan. `farfork` is the program whose `node` command the nodes' daemons are.
 ///
 /// # Errors
 /// [`BenchError`] as the first thing that fails; a child with wrong memory is such.
-pub async fn run(
-    plan: &ForkPlan,
-    farfork: PathBuf,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<ForkReport, BenchError> {
+pub async fn run(plan: &ForkPlan, farfork: PathBuf, show: Show<'_>) -> Result<ForkReport, BenchError> {
     require_memory(plan)?;
     let (peers, notes) = peers(plan).await?;
     let (began, load_before) = (Instant::now(), machine::load_average());
     let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let steps = Step::all(&plan.sizes_mib, &peers);
-    progress(Progress { done: 0, steps: steps.len(), mib: None });
+    tell(show, 0, steps.len(), "starting two nodes")?;
     let mut course = Course::start(plan, farfork, samples).await?;
     course.notes = notes;
-    course.measure_all(&steps, progress).await?;
+    course.measure_all(&steps, show).await?;
     let Course { cluster, samples, notes, strategies, .. } = course;
     cluster.end()?;
     Ok(ForkReport { plan: plan.clone(), samples, strategies, notes, elapsed: began.elapsed(), load_before })
@@ -101,11 +87,11 @@ impl<'a> Course<'a> {
         self.start_micro(largest * (MEMORY_FACTOR - 1)).map(drop)
     }
 
-    async fn measure_all(&mut self, steps: &[Step], progress: &mut dyn FnMut(Progress)) -> Result<(), BenchError> {
+    async fn measure_all(&mut self, steps: &[Step], show: Show<'_>) -> Result<(), BenchError> {
         let end = Instant::now() + self.plan.time_max;
         let mut subject: Option<Subject> = None;
         for (done, step) in steps.iter().enumerate() {
-            progress(Progress { done, steps: steps.len(), mib: Some(step.mib) });
+            tell(show, done, steps.len(), format!("a process of {} MiB", step.mib))?;
             self.cluster.reconnect().await?;
             let is_next_size = subject.as_ref().is_none_or(|subject| subject.mib != step.mib);
             if is_next_size {
@@ -124,9 +110,7 @@ impl<'a> Course<'a> {
             self.measure(step.what, subject, quota).await?;
             self.flush()?;
         }
-        self.finish(subject).await?;
-        progress(Progress { done: steps.len(), steps: steps.len(), mib: None });
-        Ok(())
+        self.finish(subject).await
     }
 
     fn subject(&self, mib: u64) -> Result<Subject, BenchError> {

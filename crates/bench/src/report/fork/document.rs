@@ -6,7 +6,7 @@ use super::ForkReport;
 use crate::figure::{By, Key};
 use crate::machine::Machine;
 use crate::reference;
-use crate::samples::{Spread, merge};
+use crate::samples::{self, Spread};
 
 impl ForkReport {
     /// One document for scripts.
@@ -40,16 +40,10 @@ impl ForkReport {
 
 fn document_of(key: &Key, spread: Spread) -> Value {
     let reference = compared(key).then(|| reference::of(key.figure, key.mib)).flatten();
-    let mut document = json!({
-        "samples": spread.count,
-        "median": spread.median,
-        "p10": spread.p10,
-        "p90": spread.p90,
-        "reference": reference,
-        "below_reference": reference.map(|reference| spread.median < reference),
-    });
-    merge(&mut document, key);
-    document
+    let mut figure = samples::document(key, spread, None);
+    figure["reference"] = json!(reference);
+    figure["below_reference"] = json!(reference.map(|reference| spread.median < reference));
+    figure
 }
 
 /// Only what farfork and its peers do is compared with the reference: floors do something else.

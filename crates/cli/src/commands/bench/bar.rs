@@ -3,19 +3,19 @@
 use std::io::{IsTerminal as _, stderr};
 use std::ops::ControlFlow;
 
-use farfork_bench::RpcProgress;
+use farfork_bench::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::interruption::Interruption;
 
 /// How far the run is, on a terminal only.
-struct Bar(ProgressBar);
+pub(super) struct Bar(ProgressBar);
 
 /// Shows how far a run is, until it is dropped; the run ends when somebody wants that.
 ///
 /// # Errors
 /// As [`Interruption::watch`].
-pub(super) fn watched() -> anyhow::Result<impl FnMut(RpcProgress) -> ControlFlow<()>> {
+pub(super) fn watched() -> anyhow::Result<impl FnMut(Progress) -> ControlFlow<()>> {
     let (bar, interruption) = (Bar::new(), Interruption::watch()?);
     Ok(move |progress| {
         bar.show(progress);
@@ -24,14 +24,14 @@ pub(super) fn watched() -> anyhow::Result<impl FnMut(RpcProgress) -> ControlFlow
 }
 
 impl Bar {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
         bar.set_style(style.expect("the template is right"));
         Self(bar)
     }
 
-    fn show(&self, RpcProgress { done, steps, what }: RpcProgress) {
+    pub(super) fn show(&self, Progress { done, steps, what }: Progress) {
         self.0.set_length(steps as u64);
         self.0.set_position(done as u64);
         self.0.set_message(what);

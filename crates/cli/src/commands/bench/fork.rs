@@ -1,7 +1,7 @@
 //! `farfork bench fork`: prepare, resume and execution of a process of several sizes.
 
 use std::env;
-use std::io::{IsTerminal as _, stderr};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use farfork_bench::{Access, ForkPlan, ForkReport, Order, PageSize, Peer, Progress};
+use farfork_bench::{Access, ForkPlan, ForkReport, Order, PageSize, Peer};
 use farfork_node::failure::Failure;
-use indicatif::{ProgressBar, ProgressStyle};
 use tonic::Code;
 
+use super::bar::Bar;
 use crate::interruption::interrupted;
 use crate::{Global, output, privilege};
 
@@ -108,7 +108,10 @@ impl Fork {
     async fn measure(self, farfork: PathBuf) -> anyhow::Result<ForkReport> {
         let bar = Bar::new();
         let plan = self.plan();
-        let mut show = |progress| bar.show(progress);
+        let mut show = |progress| {
+            bar.show(progress);
+            ControlFlow::Continue(())
+        };
         tokio::select! {
             biased;
             () = interrupted() => {
@@ -151,32 +154,5 @@ impl Fork {
             plan.page_size = PageSize::Huge;
         }
         plan
-    }
-}
-
-/// How far the run is, on a terminal only.
-struct Bar(ProgressBar);
-
-impl Bar {
-    fn new() -> Self {
-        let bar = if stderr().is_terminal() { ProgressBar::new(1) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{msg:28} {bar:40} {elapsed} of about {duration}");
-        bar.set_style(style.expect("the template is right"));
-        Self(bar)
-    }
-
-    fn show(&self, Progress { done, steps, mib }: Progress) {
-        self.0.set_length(steps as u64);
-        self.0.set_position(done as u64);
-        self.0.set_message(match mib {
-            Some(mib) => format!("a process of {mib} MiB"),
-            None => "starting two nodes".to_owned(),
-        });
-    }
-}
-
-impl Drop for Bar {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
     }
 }

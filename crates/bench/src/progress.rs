@@ -1,0 +1,30 @@
+//! How far a run is: told before each step to whoever shows it, who may end the run there.
+
+use std::ops::ControlFlow;
+
+use crate::error::BenchError;
+
+/// What is told before a step.
+#[derive(Debug, Clone)]
+pub struct Progress {
+    /// Steps that were done.
+    pub done: usize,
+    /// All steps.
+    pub steps: usize,
+    /// What is measured now.
+    pub what: String,
+}
+
+/// Who is told.
+pub type Show<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+
+/// Tells how far the run is.
+///
+/// # Errors
+/// [`BenchError::Interrupted`]: it is to end here.
+pub(crate) fn tell(show: Show<'_>, done: usize, steps: usize, what: impl Into<String>) -> Result<(), BenchError> {
+    match show(Progress { done, steps, what: what.into() }) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(BenchError::Interrupted),
+    }
+}
