@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod acquaintances;
+mod affinity;
 pub mod amount;
 pub mod api;
 pub mod auth;

@@ -21,6 +21,7 @@ use farfork_sys::process::Residence;
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use tonic::Code;
 
+use crate::affinity;
 use crate::api::v1;
 use crate::clock;
 use crate::failure::Failure;
@@ -174,6 +175,7 @@ impl Seeds {
             working_set_bytes: seed.working_set_pages() * PAGE_SIZE,
             own_bytes: seed.template_pid().and_then(|pid| Residence::of(pid).ok()).map(|held| held.private_bytes),
             held_bytes_max,
+            affinity: affinity::distinct(descriptor.threads.iter().map(|thread| thread.cpus.as_slice())),
         })
     }
 

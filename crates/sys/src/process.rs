@@ -23,7 +23,7 @@ pub use maps::{MapEntry, maps, smaps};
 pub use query::{SchedulingAttributes, Table, is_one_open_file, robust_list, same_open_file, scheduling, share_table};
 pub use residence::Residence;
 pub use stat::Stat;
-pub use status::Status;
+pub use status::{Status, cpu_list};
 
 /// The ids of the threads of a process, as `/proc` lists them: ascending.
 ///

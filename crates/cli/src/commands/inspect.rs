@@ -16,7 +16,8 @@ use crate::output::{self, BudgetView, CacheView, ChildView, MemoryView, NodeView
 /// Show all that is known of a seed, a child or a node, one field a line.
 ///
 /// Units are in the names: `pause_us` are microseconds, `created_unix_ms` milliseconds since 1970. What a child's pager
-/// counted (faults, pages, bytes) is missing where it no longer counts. A node tells what it keeps of other nodes' seeds.
+/// counted (faults, pages, bytes) is missing where it no longer counts. `affinity` is, of a seed, the CPUs that its threads have
+/// chosen, and of a child those that its node lets them run on. A node tells what it keeps of other nodes' seeds.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -43,6 +44,8 @@ struct ChildDetailView {
     pager: Option<PagerView>,
     memory: Option<MemoryView>,
     directory: String,
+    /// CPUs that its threads may run on, each set once.
+    affinity: Vec<String>,
 }
 
 /// A seed with its parts.
@@ -61,6 +64,8 @@ struct SeedDetailView {
     own_bytes: Option<u64>,
     /// Most that it may come to hold alone; of a node of an earlier release 0.
     held_bytes_max: u64,
+    /// CPUs that its threads have chosen, each set once.
+    affinity: Vec<String>,
 }
 
 /// A node with what it keeps.
@@ -112,6 +117,7 @@ fn child(detail: ChildDetail) -> ChildDetailView {
         memory: detail.memory.map(MemoryView::from),
         child: detail.child.unwrap_or_default().into(),
         directory: detail.directory,
+        affinity: detail.affinity,
     }
 }
 
@@ -125,6 +131,7 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
         working_set_bytes: detail.working_set_bytes,
         own_bytes: detail.own_bytes,
         held_bytes_max: detail.held_bytes_max,
+        affinity: detail.affinity,
     }
 }
 

@@ -89,6 +89,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("privileges", |cluster| carried(cluster, "privileges")),
     Test::shared("limits", |cluster| carried(cluster, "limits")),
     Test::shared("affinity", |cluster| carried(cluster, "affinity")),
+    Test::shared("affinity_is_told", affinity_is_told),
     Test::shared("out_of_memory_score", |cluster| carried(cluster, "out_of_memory_score")),
     Test::shared("vdso", |cluster| carried(cluster, "vdso")),
     Test::alone("vdso_of_another_kernel", bridged),
@@ -207,6 +208,21 @@ fn trees_are_forked_on(cluster: &Cluster) {
     for (index, middle) in middles {
         cluster.node(index).json(&["kill", "--signal", "KILL", &middle.id]);
     }
+    subject.check();
+}
+
+/// Two threads have chosen a CPU each, the third has not.
+fn affinity_is_told(cluster: &Cluster) {
+    let subject = Subject::start("affinity");
+    let seed = Seed::of(cluster.first(), &subject.parent);
+    let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
+    let told = |id: &str| cluster.first().json(&["inspect", id])["affinity"].clone();
+    let chosen = told(seed.id());
+    assert_eq!(chosen.as_array().map(Vec::len), Some(2), "{chosen}");
+    let allowed = told(&child.id);
+    let has = |set: &serde_json::Value| allowed.as_array().is_some_and(|all| all.contains(set));
+    assert!(chosen.as_array().into_iter().flatten().all(has) && allowed != chosen, "{allowed}, of {chosen}");
+    cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
     subject.check();
 }
 

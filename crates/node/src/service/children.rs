@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
+use farfork_sys::process::{self, Status};
 use farfork_wire::ChildId;
 
 use super::route::{Place, ask_others, child_id, passed_on, place_of_child};
+use crate::affinity;
 use crate::api::v1;
 use crate::api::v1::inspect_response::Object;
+use crate::children::Child;
 use crate::client::within;
 use crate::failure::Failure;
 use crate::limits::QUERY_TIMEOUT;
@@ -82,13 +85,21 @@ async fn inspect_here(node: &Node, id: &ChildId) -> Result<Object, Failure> {
     };
     let directory = child.directory().display().to_string();
     let view = v1::Child::from(child.as_ref());
-    let memory = node.blocking(move || Ok(child.memory(counts.as_ref()))).await?;
+    let (memory, affinity) = node.blocking(move || Ok((child.memory(counts.as_ref()), affinity(&child)))).await?;
     Ok(Object::Child(v1::ChildDetail {
         child: Some(view),
         pager: counts.map(v1::PagerStats::from),
         directory,
         memory: Some(memory),
+        affinity,
     }))
+}
+
+/// Where its threads may run; a thread that ends meanwhile is left out.
+fn affinity(child: &Child) -> Vec<String> {
+    let tids = child.host_pid().ok().and_then(|pid| process::threads(pid).ok()).unwrap_or_default();
+    let sets: Vec<Vec<u32>> = tids.into_iter().filter_map(|tid| Some(Status::read(tid).ok()?.cpus)).collect();
+    affinity::distinct(sets.iter().map(Vec::as_slice))
 }
 
 /// The children of this node or of all; a node that does not answer in time is named instead.

@@ -49,6 +49,24 @@ pub struct Status {
     pub has_shadow_stack: bool,
 }
 
+/// CPUs as [`Status::cpus`] has them, in the way of cpuset(7): `0-3,8`.
+pub fn cpu_list(cpus: &[u32]) -> String {
+    let has = |cpu: usize| cpus.get(cpu / 32).is_some_and(|word| word & 1 << (cpu % 32) != 0);
+    let (mut list, mut cpu, end) = (Vec::new(), 0, cpus.len() * 32);
+    while cpu < end {
+        let first = cpu;
+        while has(cpu) {
+            cpu += 1;
+        }
+        match cpu - first {
+            0 => cpu += 1,
+            1 => list.push(first.to_string()),
+            _ => list.push(format!("{first}-{}", cpu - 1)),
+        }
+    }
+    list.join(",")
+}
+
 impl Status {
     /// Reads that of a process, or of a thread by its id.
     ///
@@ -144,6 +162,11 @@ mod tests {
         let status = status.unwrap();
         assert_eq!((status.namespace_ids, status.capabilities[3], status.umask), (vec![9, 2], 0xff, 0o22));
         assert_eq!(status.cpus, [0x8000_0000, 1]);
+        assert_eq!(cpu_list(&status.cpus), "31-32");
+        assert_eq!(
+            (cpu_list(&[0b1011]), cpu_list(&[u32::MAX]), cpu_list(&[])),
+            ("0-1,3".into(), "0-31".into(), String::new())
+        );
         assert!(status.has_shadow_stack && status.has_no_huge_pages);
     }
 }

@@ -1,0 +1,22 @@
+//! CPUs that threads may run on, as people are told of them.
+
+use std::collections::BTreeSet;
+
+use farfork_sys::process::cpu_list;
+
+/// Each of these sets once; not those of threads that have chosen none.
+pub(crate) fn distinct<'a>(sets: impl Iterator<Item = &'a [u32]>) -> Vec<String> {
+    let told: BTreeSet<String> = sets.filter(|cpus| !cpus.is_empty()).map(cpu_list).collect();
+    told.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_choice_is_told_once() {
+        let sets: [&[u32]; 4] = [&[2], &[], &[1], &[2]];
+        assert_eq!(distinct(sets.into_iter()), ["0", "1"]);
+    }
+}
