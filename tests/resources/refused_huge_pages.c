@@ -1,4 +1,4 @@
-/* A mapping of huge pages of hugetlbfs, not reserved, so that it needs none: not carried. */
+/* A private mapping of huge pages of hugetlbfs, not reserved, so that it needs none: not carried. */
 #include "resource.h"
 
 #define HUGE_BYTES (2UL << 20)

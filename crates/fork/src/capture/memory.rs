@@ -65,10 +65,21 @@ fn is_deleted(path: &[u8]) -> bool {
     path.ends_with(DELETED_SUFFIX)
 }
 
+/// What memory without a path is called that is in huge pages of hugetlbfs.
+const HUGE_PREFIX: &[u8] = b"/anon_hugepage";
+
+const HUGE: &str = "it is in huge pages of hugetlbfs, which are carried where they are shared and without a path or key: a fork of others can leave \
+                    the process without one that it needs";
+
+/// Whether memory that may be in huge pages of hugetlbfs is carried, in ordinary ones: it is copied in the pause, and nothing is left to
+/// copy when the process writes to it.
+pub(super) fn may_be_huge(entry: &MapEntry) -> bool {
+    entry.is_shared && (entry.path.starts_with(HUGE_PREFIX) || entry.path.starts_with(b"/memfd:"))
+}
+
 /// By VmFlags (proc_pid_smaps(5)), where they are known.
 fn refuse_by_flag(entry: &MapEntry) -> Result<(), &'static str> {
-    const REFUSED: [(&str, &str); 6] = [
-        ("ht", "it is in huge pages of hugetlbfs, which are not carried yet"),
+    const REFUSED: [(&str, &str); 5] = [
         ("um", "another process serves its page faults (userfaultfd); let that finish first"),
         ("uw", "another process tracks its writes (userfaultfd); let that finish first"),
         ("ui", "another process serves its page faults (userfaultfd); let that finish first"),
@@ -79,13 +90,16 @@ fn refuse_by_flag(entry: &MapEntry) -> Result<(), &'static str> {
     if !is_kernels && (entry.has_flag("pf") || entry.has_flag("io")) {
         return Err("it maps a device");
     }
+    if entry.has_flag("ht") && !may_be_huge(entry) {
+        return Err(HUGE);
+    }
     REFUSED.iter().find(|(flag, _)| entry.has_flag(flag)).map_or(Ok(()), |(_, reason)| Err(reason))
 }
 
 fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
     let path = entry.path.as_slice();
-    if path.starts_with(b"/anon_hugepage") {
-        return Err("it is in huge pages of hugetlbfs, which are not carried yet");
+    if path.starts_with(HUGE_PREFIX) && !may_be_huge(entry) {
+        return Err(HUGE);
     }
     if path.starts_with(b"/secretmem") {
         return Err("it is secret memory (memfd_secret), which nobody else may read");
@@ -131,7 +145,7 @@ pub(super) fn file_system_refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> 
     let mut refusals = Vec::new();
     // Both are file systems of the kernel's own: what lies on a device of a driver's is on neither.
     let is_kernels = |entry: &&MapEntry| entry.inode != 0 && rustix::fs::major(entry.device) == 0;
-    for entry in maps.iter().filter(is_kernels) {
+    for entry in maps.iter().filter(is_kernels).filter(|entry| !may_be_huge(entry)) {
         let link = || format!("/proc/{pid}/map_files/{}", entry.range_name());
         if let Some(reason) = *known.entry(entry.device).or_insert_with(|| refuse_by_file_system(&link())) {
             let name = String::from_utf8_lossy(&entry.path);
@@ -147,7 +161,7 @@ fn refuse_by_file_system(link: &str) -> Option<&'static str> {
     const SYSFS: u64 = 0x6265_6572;
     // What cannot be asked is found out by its flags.
     match rustix::fs::statfs(link).ok()?.f_type as u64 {
-        HUGETLBFS => Some("it is in huge pages of hugetlbfs, which are not carried yet"),
+        HUGETLBFS => Some(HUGE),
         SYSFS => Some("it maps a device"),
         _ => None,
     }

@@ -208,7 +208,7 @@ impl Source {
                 let segment = segments.iter().find(|segment| u64::from(segment.id) == metadata.ino());
                 (String::new(), segment.ok_or(io::ErrorKind::NotFound)?.kind())
             }
-            (_, Some(b"/dev/zero")) => (String::new(), SharedKind::Memory),
+            (_, Some(b"/dev/zero" | b"/anon_hugepage")) => (String::new(), SharedKind::Memory),
             (_, Some(path)) => {
                 (text(path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)), SharedKind::Deleted(status))
             }

@@ -199,6 +199,13 @@ impl Survey {
                 absent >> 10
             ));
         }
+        let huge: u64 = self.maps.iter().filter(|entry| entry.has_flag("ht")).map(MapEntry::bytes).sum();
+        if huge > 0 {
+            self.notes.push(format!(
+                "{} KiB of its memory are in huge pages of hugetlbfs: its children have them in ordinary ones",
+                huge >> 10
+            ));
+        }
         if self.stat.state == 'T' {
             self.notes.push("it is stopped by a signal; its children will run".to_owned());
         }
