@@ -30,7 +30,7 @@ const FLAGS: &[&str] = &[
     "-Wl,--strip-all",
 ];
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "stub.c",
     "request.c",
     "birth.c",
@@ -40,6 +40,7 @@ const SOURCES: [&str; 11] = [
     "calls.c",
     "files.c",
     "tree.c",
+    "zombie.c",
     "credentials.c",
     "threads.c",
 ];

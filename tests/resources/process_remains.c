@@ -1,10 +1,11 @@
-/* What has become of children: two have ended and nobody has waited for them, one is stopped, one dies when its parent does,
+/* What has become of children: three have ended and nobody has waited for them, one of them with a core, one is stopped, one dies when its parent does,
  * and is then the child of the process itself, which takes in orphans. Nothing of it is told anew in the child. */
 #include "resource.h"
 
 #include <sys/prctl.h>
+#include <sys/resource.h>
 
-enum { EXITED, KILLED, STOPPED, PARENT, ORPHAN, COUNT };
+enum { EXITED, KILLED, DUMPED, STOPPED, PARENT, ORPHAN, COUNT };
 
 static struct {
     pid_t orphan;
@@ -13,10 +14,26 @@ static struct {
 
 static pid_t pids[COUNT];
 static volatile sig_atomic_t told, told_before;
+static int is_dumped;
 
 static void hear(int signal) {
     (void)signal;
     told++;
+}
+
+static __attribute__((noreturn)) void leave_core(void) {
+    struct rlimit limit;
+    if (chdir(directory) != 0 || getrlimit(RLIMIT_CORE, &limit) != 0) _exit(1);
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_CORE, &limit) != 0) _exit(1);
+    abort();
+}
+
+/* Where cores are handed to a program, none is written once more. */
+static int writes_cores(void) {
+    char pattern[128] = "";
+    read_line("/proc/sys/kernel/core_pattern", "", pattern, sizeof pattern);
+    return strcmp(pattern, "core\n") == 0 || strcmp(pattern, "core.%p\n") == 0;
 }
 
 static __attribute__((noreturn)) void live(int which) {
@@ -27,6 +44,7 @@ static __attribute__((noreturn)) void live(int which) {
         setpgid(0, 0);
         raise(SIGTERM);
         _exit(1);
+    case DUMPED: leave_core();
     case STOPPED:
         if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) _exit(1);
         raise(SIGSTOP);
@@ -69,6 +87,8 @@ static void set_up(void) {
     }
     REQUIRE(waitid(P_PID, (id_t)pids[EXITED], &info, WEXITED | WNOWAIT) == 0);
     REQUIRE(waitid(P_PID, (id_t)pids[KILLED], &info, WEXITED | WNOWAIT) == 0);
+    REQUIRE(waitid(P_PID, (id_t)pids[DUMPED], &info, WEXITED | WNOWAIT) == 0);
+    is_dumped = info.si_code == CLD_DUMPED;
     REQUIRE(waitpid(pids[STOPPED], &status, WUNTRACED) == pids[STOPPED] && WIFSTOPPED(status));
     REQUIRE(COMES_TRUE(__atomic_load_n(&shared->orphan, __ATOMIC_SEQ_CST) != 0));
     pids[ORPHAN] = shared->orphan;
@@ -82,6 +102,12 @@ static void check(void) {
     REQUIRE(state_of(pids[EXITED]) == 'Z' && state_of(pids[KILLED]) == 'Z');
     REQUIRE(getpgid(pids[KILLED]) == pids[KILLED] && getpgid(pids[EXITED]) == getpgrp());
     REQUIRE(waitpid(-pids[KILLED], &status, 0) == pids[KILLED] && WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+    REQUIRE(waitpid(pids[DUMPED], &status, 0) == pids[DUMPED] && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    int is_expected = is_dumped && (!is_child || writes_cores());
+    REQUIRE(!WCOREDUMP(status) == !is_expected, "status %x", (unsigned)status);
+    char left[64];
+    snprintf(left, sizeof left, "/dev/shm/.farfork-core-%d", pids[DUMPED]);
+    REQUIRE(access(left, F_OK) != 0 && errno == ENOENT);
     REQUIRE(waitpid(pids[EXITED], &status, 0) == pids[EXITED] && WIFEXITED(status) && WEXITSTATUS(status) == 7);
 
     REQUIRE(state_of(pids[STOPPED]) == 'T' && !shared->was_continued, "state %c", state_of(pids[STOPPED]));

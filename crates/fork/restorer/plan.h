@@ -200,6 +200,7 @@ enum kin_flag {
 	KIN_GROUP_LEADER = 8,	/* so */
 	KIN_STOPPED = 16,	/* it stops by itself: to be waited for */
 	KIN_UNHEARD = 32,	/* the parent has not yet waited for its stop */
+	KIN_CORE = 128, /* a zombie that has left a core */
 	KIN_SAME_DIRECTORY = 64, /* root, directory and mask are the parent's, whoever changes them */
 };
 

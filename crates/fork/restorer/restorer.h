@@ -79,6 +79,7 @@ HIDDEN void await_others(const struct plan *plan, u32 *word, u32 wanted);
 HIDDEN void join_kin(const struct plan *plan);
 HIDDEN void await_kin(const struct plan *plan);
 HIDDEN void pass_gate(const struct plan *plan);
+HIDDEN void remove_cores(const struct plan *plan);
 HIDDEN __attribute__((noreturn)) void become_zombie(const struct plan_kin *kin, int gate, u32 process_count);
 
 /* files.c */

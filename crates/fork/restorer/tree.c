@@ -93,6 +93,7 @@ void join_kin(const struct plan *plan)
 		CALL5(prctl, K_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
 	/* While SIGCHLD is as it was at birth: ignored, it would have nobody become a zombie. */
 	await(plan, KIN_ZOMBIE, K_WEXITED | K_WNOWAIT);
+	remove_cores(plan);
 }
 
 /* Ends and stops of children are things of the past: what the kernel tells of them now is taken back. */
@@ -126,29 +127,4 @@ void pass_gate(const struct plan *plan)
 		CALL2(kill, leader->tid, K_SIGSTOP);
 	if (plan->process != 0)
 		wait_for(&gate->go, 1);
-}
-
-/* Ends as the one did whose place it has. Its group may be another's, who must be born. */
-void become_zombie(const struct plan_kin *kin, int gate_file, u32 process_count)
-{
-	u64 none = 0;
-	if (kin->flags & KIN_SESSION_LEADER)
-		CALL0(setsid);
-	else if (kin->flags & KIN_GROUP_LEADER)
-		CALL2(setpgid, 0, 0);
-	if (kin->group != 0 && process_count > 1) {
-		long gate = CALL6(mmap, 0, sizeof(struct gate), K_PROT_READ | K_PROT_WRITE, K_MAP_SHARED, gate_file, 0);
-		if (gate > 0)
-			wait_for(&((struct gate *)gate)->born, process_count);
-	}
-	if (kin->group != 0)
-		CALL2(setpgid, 0, kin->group);
-	CALL5(prctl, K_PR_SET_NAME, kin->name, 0, 0, 0);
-	/* No core is written once more. */
-	CALL5(prctl, K_PR_SET_DUMPABLE, 0, 0, 0, 0);
-	CALL4(rt_sigprocmask, K_SIG_SETMASK, &none, 0, sizeof none);
-	if (kin->status & 0x7f)
-		CALL2(kill, kin->pid, kin->status & 0x7f);
-	for (;;)
-		CALL1(exit_group, kin->status >> 8 & 0xff);
 }

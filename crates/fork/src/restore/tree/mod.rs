@@ -15,8 +15,8 @@ use farfork_wire::descriptor::{Backing, Descriptor, FileDescriptor, Kinship, Map
 use zerocopy::IntoBytes;
 
 use super::layout::{
-    KIN_AFTER_SESSION, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE,
-    PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
+    KIN_AFTER_SESSION, KIN_CORE, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD,
+    KIN_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
 };
 use super::objects::Objects;
 use super::plan::{self, Plan, Wishes};
@@ -25,6 +25,15 @@ use super::{LocalNode, RestoreError};
 
 /// SIGCHLD.
 const OF_CHILDREN: i32 = 17;
+
+/// In a wait status: a core was written.
+const CORE_BIT: u32 = 0x80;
+
+/// Whether a core that is written on this node is a file of its directory, by a name that the restorer knows.
+fn names_cores_plainly() -> bool {
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern");
+    pattern.is_ok_and(|pattern| matches!(pattern.trim_end(), "core" | "core.%p"))
+}
 
 /// Where a process stands in its tree.
 #[derive(Debug, Clone, Copy)]
@@ -172,7 +181,8 @@ impl Place<'_> {
         let mut name = [0; 16];
         name[..text.len()].copy_from_slice(text);
         let (leads_session, leads_group) = (kinship.session == *pid, kinship.group == *pid);
-        let flags = self.birth(*pid, kinship) | KIN_ZOMBIE;
+        let core = if status & CORE_BIT != 0 && names_cores_plainly() { KIN_CORE } else { 0 };
+        let flags = self.birth(*pid, kinship) | KIN_ZOMBIE | core;
         let own = if leads_session { KIN_SESSION_LEADER } else { 0 } | if leads_group { KIN_GROUP_LEADER } else { 0 };
         PlanKin {
             plan_at: 0,
