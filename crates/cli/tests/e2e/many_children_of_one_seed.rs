@@ -1,6 +1,8 @@
 //! Many children of one seed: each is its own, each right, and none costs the daemon more than two descriptors.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::harness::{Cluster, Parent, Program, Seed, deadline};
@@ -9,8 +11,21 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("two_hundred_over_two_nodes_twenty_at_once", two_hundred),
     Test::shared("at_most_two_descriptors_each", descriptors),
+    Test::alone("hundreds_alive_at_once", alive_at_once).within(alive_limit),
     Test::alone("from_a_pool_of_one", small_pool),
 ];
+
+/// How many children live at once: by default as many as a machine for tests bears beside others.
+const ALIVE_VARIABLE: &str = "FARFORK_ALIVE";
+const ALIVE: usize = 200;
+/// Children that one command asks for.
+const PORTION: usize = 50;
+/// Of a test with so many, most of which is what their start takes on a busy machine.
+const ALIVE_LIMIT: Duration = Duration::from_secs(180);
+const ALIVE_LIMIT_EACH: Duration = Duration::from_millis(100);
+/// Threads that a daemon or a pager may have more than without children, however many there are of these: what starts
+/// them at once stays for a while.
+const THREADS_SLACK: usize = 64;
 
 const ROUNDS: u64 = 10;
 const AT_ONCE: u64 = 20;
@@ -66,6 +81,55 @@ fn descriptors(cluster: &Cluster) {
         before.iter().all(is_back).then_some(())
     });
     parent.require_unharmed();
+}
+
+fn alive() -> usize {
+    let asked = std::env::var(ALIVE_VARIABLE).ok();
+    asked.map_or(ALIVE, |text| text.parse().expect("FARFORK_ALIVE is a number"))
+}
+
+fn alive_limit() -> Duration {
+    ALIVE_LIMIT + ALIVE_LIMIT_EACH * u32::try_from(alive()).expect("not so many children")
+}
+
+/// Copies of a zygote, children that were restored, and some that share a network, all at once: each lives, further ones are right,
+/// and the daemon and its pager pay in descriptors only.
+fn alive_at_once() {
+    let all = alive();
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 1, &[]);
+    let processes = [cluster.daemon_pid(0), cluster.pager_pid(0)];
+    let threads = || processes.map(|pid| fs::read_dir(format!("/proc/{pid}/task")).expect("it lives").count());
+    let (before, threads_before) = (cluster.descriptors(0), threads());
+
+    let kinds: [&[&str]; 5] = [&[], &["--net", "shared"], &[], &["--strategy", "cow"], &[]];
+    let mut children = Vec::new();
+    for options in kinds.into_iter().cycle() {
+        match PORTION.min(all - children.len()) {
+            0 => break,
+            portion => children.extend(seed.fork_detached(&vec!["7 still".to_owned(); portion], options)),
+        }
+    }
+    let lost: Vec<_> = children.iter().filter(|child| !Path::new(&format!("/proc/{}", child.pid)).exists()).collect();
+    assert!(lost.is_empty(), "{} of {all} do not live: {lost:?}", lost.len());
+    seed.fork_and_check(&parent, 2, &[]);
+    deadline::until("no process of the node has more descriptors than its children need", SETTLE_LIMIT, || {
+        let had = |process: &str| before.get(process).copied().unwrap_or(0);
+        let most = |process: &str| had(process) + all * DESCRIPTORS_EACH_MAX + DESCRIPTORS_SLACK;
+        cluster.descriptors(0).iter().all(|(process, count)| *count <= most(process)).then_some(())
+    });
+    for (now, before) in threads().into_iter().zip(threads_before) {
+        assert!(now <= before + THREADS_SLACK, "{now} threads for {all} children, {before} for one");
+    }
+
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).take(all / 2).collect();
+    cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
+    seed.fork_and_check(&parent, 3, &[]);
+    parent.require_unharmed();
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new(), "the others end with their node");
 }
 
 /// More children at once than containers that wait: they wait their turn.
