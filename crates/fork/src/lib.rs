@@ -11,6 +11,7 @@ pub mod huge;
 pub mod identity;
 pub mod image;
 mod kernel;
+pub mod owner_links;
 pub mod pager;
 mod phase;
 pub mod restore;

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farfork_container::{Container, ContainerError};
-use farfork_fabric::{Address, BlockingError, SeedKey};
-use farfork_trust::Credentials;
+use farfork_fabric::{Address, BlockingError, Connection, SeedKey};
 use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, Layer, SharedObject, USER_SPACE_END};
 use farfork_wire::{ChildId, Descriptor, NodeName, SeedId};
 
 use crate::eager::{self, EagerError};
+use crate::owner_links::OwnerLinks;
 use crate::pager::{ClientError, MemoryPlan, PagerClient, Paging, PlanError, Source, Strategy};
 use crate::phase;
 use crate::restore::{self, ChildPlan, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
@@ -53,8 +53,8 @@ pub struct SeedSource {
     pub key: Arc<SeedKey>,
     /// Where its owner serves it.
     pub owner: Address,
-    /// What is shown to its owner, and who that must be.
-    pub credentials: Option<Credentials>,
+    /// How the owner is reached.
+    pub links: Arc<OwnerLinks>,
     /// Its state.
     pub descriptor: Arc<Descriptor>,
     own: OwnSeeds,
@@ -141,21 +141,18 @@ impl SeedSource {
         key: Arc<SeedKey>,
         address: &Address,
         own: OwnSeeds,
-        credentials: Option<&Credentials>,
+        links: &Arc<OwnerLinks>,
         deadline: Instant,
     ) -> Result<Self, ResumeError> {
         let owner = own.address_of(&key.seed, address);
-        let connected =
-            phase!("descriptor.connect", farfork_fabric::connect_node(&owner, key.seed.node(), credentials));
-        let mut connection = connected.map_err(ResumeError::local("a connection"))?;
         let extent = ExtentId::DESCRIPTOR;
-        let read = phase!(
-            "descriptor.read",
-            farfork_fabric::fetch(&mut *connection, &key, extent, DESCRIPTOR_BYTES_MAX, deadline)
-        );
-        let bytes = read.map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })?;
+        let read = |connection: &mut dyn Connection| {
+            farfork_fabric::fetch(connection, &key, extent, DESCRIPTOR_BYTES_MAX, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })
+        };
+        let bytes = phase!("descriptor.read", links.with(&owner, key.seed.node(), read))?;
         let descriptor = Arc::new(phase!("descriptor.decode", farfork_wire::descriptor::decode(&bytes))?);
-        Ok(Self { key, owner, credentials: credentials.cloned(), descriptor, own })
+        Ok(Self { key, owner, links: Arc::clone(links), descriptor, own })
     }
 
     /// The seeds that pages of its children come from: itself, and its layers.
@@ -180,15 +177,15 @@ impl SeedSource {
         if objects.is_empty() {
             return Ok(Vec::new());
         }
-        let connected = farfork_fabric::connect_node(&self.owner, self.key.seed.node(), self.credentials.as_ref());
-        let mut connection = connected.map_err(ResumeError::local("a connection"))?;
-        objects.iter().map(|object| self.fetch_object(object, &mut *connection, deadline)).collect()
+        self.links.with(&self.owner, self.key.seed.node(), |connection| {
+            objects.iter().map(|object| self.fetch_object(object, connection, deadline)).collect()
+        })
     }
 
     fn fetch_object(
         &self,
         object: &SharedObject,
-        connection: &mut dyn farfork_fabric::Connection,
+        connection: &mut dyn Connection,
         deadline: Instant,
     ) -> Result<File, ResumeError> {
         use std::os::unix::fs::FileExt;

@@ -147,7 +147,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
         u32::try_from(here.children.living()).unwrap_or(u32::MAX)
     }));
     tasks.spawn(service::keep_leases(node.clone()));
-    tasks.spawn(keep_up_zygotes(node.clone()));
+    tasks.spawn(let_go_of_the_unused(node.clone()));
     tasks.spawn(children::tend(node.clone()));
     tasks.spawn(trust::keep(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
@@ -312,19 +312,19 @@ fn listen_privately(path: &Path) -> Result<UnixListener, DaemonError> {
     Ok(listener)
 }
 
-/// Ends zygotes that are of no use, as long as the daemon runs.
-async fn keep_up_zygotes(node: Arc<Node>) {
+/// Ends zygotes and closes connections that are of no use, as long as the daemon runs.
+async fn let_go_of_the_unused(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
     loop {
         ticks.tick().await;
         // An idle node is not woken for nothing.
-        if !node.engine.has_zygotes() {
+        if !node.engine.keeps_anything() {
             continue;
         }
         let here = node.clone();
         let is_dropped = move |seed: &SeedId| *seed.node() == here.name && !here.seeds.is_listed(seed);
         let here = node.clone();
-        let _ = tokio::task::spawn_blocking(move || here.engine.keep_up_zygotes(is_dropped)).await;
+        let _ = tokio::task::spawn_blocking(move || here.engine.let_go(is_dropped)).await;
     }
 }
 

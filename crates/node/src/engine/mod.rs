@@ -22,6 +22,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use farfork_container::{Container, ContainerSpec, Limits, Pool, Protection};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
+use farfork_fork::owner_links::OwnerLinks;
 use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, RestoreError, Restored, StandardStreams};
 use farfork_fork::resume::{self, OwnSeeds, ResumeError, ResumeRequest, SeedSource};
@@ -64,8 +65,8 @@ pub(crate) struct Engine {
     pager: Arc<PagerLink>,
     /// How children of this node's own seeds read them.
     own: OwnSeeds,
-    /// What is shown to owners of seeds.
-    credentials: Option<Credentials>,
+    /// How owners of seeds are reached.
+    links: Arc<OwnerLinks>,
     /// The latest last.
     sources: Mutex<VecDeque<Arc<SeedSource>>>,
 }
@@ -87,7 +88,8 @@ impl Engine {
         }
         let nests = Nests::new(name.clone(), run_dir);
         let own = OwnSeeds { node: name.clone(), address: own_fabric };
-        Self { name, nests, zygotes, node, pool, pager, own, credentials, sources: Mutex::default() }
+        let links = Arc::new(OwnerLinks::new(credentials));
+        Self { name, nests, zygotes, node, pool, pager, own, links, sources: Mutex::default() }
     }
 
     /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `asker`: its connections to this
@@ -311,14 +313,15 @@ impl Engine {
         self.zygotes.counts()
     }
 
-    /// Whether anything is known of a zygote: else there is nothing to keep up.
-    pub(crate) fn has_zygotes(&self) -> bool {
-        !self.zygotes.is_empty()
+    /// Whether something is kept for the next child: else there is nothing to let go of.
+    pub(crate) fn keeps_anything(&self) -> bool {
+        !self.zygotes.is_empty() || self.links.has_idle()
     }
 
-    /// Ends zygotes that nobody used for long, and those of seeds that are no more.
-    pub(crate) fn keep_up_zygotes(&self, is_dropped: impl Fn(&SeedId) -> bool) {
+    /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more, and connections to owners.
+    pub(crate) fn let_go(&self, is_dropped: impl Fn(&SeedId) -> bool) {
         self.zygotes.keep_up(is_dropped);
+        self.links.close_idle();
     }
 
     /// Ends the zygote of a seed that is no more.
@@ -384,7 +387,7 @@ impl Engine {
             return Ok(source);
         }
         let (key, own) = (access.key.clone(), self.own.clone());
-        let fetched = SeedSource::fetch(key, &access.owner, own, self.credentials.as_ref(), deadline);
+        let fetched = SeedSource::fetch(key, &access.owner, own, &self.links, deadline);
         let fetched = fetched.map_err(|error| {
             Failure::new(Code::Unavailable, format!("seed {}", access.key.seed), error)
                 .with_next_step("check it with `farfork seeds`, and its node with `farfork nodes`")

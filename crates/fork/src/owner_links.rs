@@ -1,0 +1,155 @@
+//! Connections to the owners of seeds, for what is read before a child has a pager: descriptors, and shared memory. One that
+//! was used is kept for a while. To connect anew is to prove anew who both ends are, which takes longer than such a read.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_fabric::{Address, Connection};
+use farfork_trust::Credentials;
+use farfork_wire::NodeName;
+
+use crate::resume::ResumeError;
+
+/// How long a connection is kept that nobody uses: as long as a user may think before the next fork.
+const IDLE_LIMIT: Duration = Duration::from_secs(30);
+
+/// Most connections that are kept so; the one that was used first goes first.
+const IDLE_MAX: usize = 8;
+
+/// Connections to owners.
+#[derive(Default)]
+pub struct OwnerLinks {
+    credentials: Option<Credentials>,
+    /// The latest last.
+    idle: Mutex<Vec<Idle>>,
+}
+
+struct Idle {
+    node: NodeName,
+    connection: Box<dyn Connection>,
+    since: Instant,
+}
+
+impl OwnerLinks {
+    /// None yet. `credentials` are shown to owners in the network, which then have to show theirs.
+    pub fn new(credentials: Option<Credentials>) -> Self {
+        Self { credentials, idle: Mutex::default() }
+    }
+
+    /// Has `read` read from the owner at `address`, which must be that node. The connection is kept unless that failed.
+    ///
+    /// # Errors
+    /// Those of `read`, and where this process cannot have another file descriptor.
+    pub(crate) fn with<T>(
+        &self,
+        address: &Address,
+        node: &NodeName,
+        read: impl FnOnce(&mut dyn Connection) -> Result<T, ResumeError>,
+    ) -> Result<T, ResumeError> {
+        let mut connection = match self.take(address, node) {
+            Some(connection) => connection,
+            None => farfork_fabric::connect_node(address, node, self.credentials.as_ref())
+                .map_err(ResumeError::local("a connection"))?,
+        };
+        let outcome = read(&mut *connection)?;
+        // On the same host nothing has to be proved, and a connection there holds on to the memory of its seeds' templates.
+        if matches!(address, Address::Tcp(_)) {
+            self.keep(Idle { node: node.clone(), connection, since: Instant::now() });
+        }
+        Ok(outcome)
+    }
+
+    /// Whether there are any that nobody uses.
+    pub fn has_idle(&self) -> bool {
+        !self.idle().is_empty()
+    }
+
+    /// Closes those that nobody has used for long.
+    pub fn close_idle(&self) {
+        self.close_unused_for(IDLE_LIMIT);
+    }
+
+    fn close_unused_for(&self, limit: Duration) {
+        self.idle().retain(|idle| idle.since.elapsed() < limit);
+    }
+
+    /// The one that was used last: the warmest.
+    fn take(&self, address: &Address, node: &NodeName) -> Option<Box<dyn Connection>> {
+        let mut idle = self.idle();
+        let found = idle.iter().rposition(|idle| idle.connection.address() == address && idle.node == *node)?;
+        Some(idle.remove(found).connection)
+    }
+
+    fn keep(&self, link: Idle) {
+        let mut idle = self.idle();
+        if idle.len() >= IDLE_MAX {
+            idle.remove(0);
+        }
+        idle.push(link);
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Idle>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for OwnerLinks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnerLinks").field("idle", &self.idle().len()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::net::TcpListener;
+    use std::sync::Arc;
+
+    use farfork_fabric::{Exporter, Registry, tcp};
+
+    use super::*;
+
+    /// Where it has its connection in memory: the same one comes from the same place.
+    fn place(connection: &mut dyn Connection) -> Result<usize, ResumeError> {
+        Ok(std::ptr::from_mut(connection).cast::<()>() as usize)
+    }
+
+    #[test]
+    fn a_connection_serves_the_next_read_of_that_owner_unless_one_failed() {
+        let exporter: Arc<dyn Exporter> = Arc::new(Registry::default());
+        let servers =
+            [(); 2].map(|()| tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap());
+        let [address, other] = servers.each_ref().map(tcp::Server::address);
+        let [n1, n2] = ["n1", "n2"].map(|name| NodeName::new(name).unwrap());
+        let links = OwnerLinks::default();
+        let first = links.with(&address, &n1, place).unwrap();
+        for (address, node) in [(&address, &n2), (&other, &n1)] {
+            assert_ne!(links.with(address, node, place).unwrap(), first, "that is another owner");
+        }
+        assert_eq!(links.with(&address, &n1, place).unwrap(), first);
+
+        let failed =
+            links.with(&address, &n1, |_| Err::<(), _>(ResumeError::local("a file")(io::Error::other("full"))));
+        assert_eq!(
+            (failed.unwrap_err().to_string().as_str(), links.idle().len()),
+            ("a file could not be made: full", 2)
+        );
+        links.close_idle();
+        assert!(links.has_idle(), "they were used just now");
+        links.close_unused_for(Duration::ZERO);
+        assert!(!links.has_idle());
+    }
+
+    #[test]
+    fn only_some_are_kept() {
+        let exporter: Arc<dyn Exporter> = Arc::new(Registry::default());
+        let server = tcp::Server::start(TcpListener::bind("127.0.0.1:0").unwrap(), &exporter).unwrap();
+        let links = OwnerLinks::default();
+        for number in 0..=IDLE_MAX {
+            links.with(&server.address(), &NodeName::new(&format!("n{number}")).unwrap(), place).unwrap();
+        }
+        assert_eq!(links.idle().len(), IDLE_MAX);
+        assert!(links.take(&server.address(), &NodeName::new("n0").unwrap()).is_none(), "the oldest went");
+    }
+}
