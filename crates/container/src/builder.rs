@@ -109,6 +109,12 @@ impl Builder {
         Arc::strong_count(&self.living) - 1
     }
 
+    /// The kind that is built where this one is asked for: where containers without limits have the same control groups as
+    /// others, there is one kind.
+    pub(crate) fn kind(&self, asked: ContainerSpec) -> ContainerSpec {
+        ContainerSpec { limited: asked.limited && self.cgroups.common().is_used(), ..asked }
+    }
+
     /// Builds a container; takes a few milliseconds.
     pub(crate) fn build(self: &Arc<Self>, spec: ContainerSpec) -> Result<Container, ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.build").entered();
@@ -124,7 +130,8 @@ impl Builder {
             RootSpec::Shared => Some(self.hold_private_point()?),
         };
         let id = format!("{:x}-{}", self.started_us, self.next.fetch_add(1, Ordering::Relaxed));
-        let cgroup = self.cgroups.group(&group_name(&id))?;
+        let name = group_name(&id);
+        let cgroup = if spec.limited { self.cgroups.group(&name)? } else { self.cgroups.unlimited(&name)? };
         let built = self.start_init(&id, (spec, blueprint), &cgroup);
         let (init, control) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {

@@ -5,11 +5,15 @@
 //! ```text
 //! OWN/farfork/NODE/pool-ID      a container          OWN: the group that the daemon was started in, so that what
 //! OWN/farfork/NODE/templates    a service's           limits the daemon limits what it starts
+//! OWN/farfork/NODE/children     version 1, beside the unified hierarchy: all containers without limits
 //! ```
+//!
+//! In a hierarchy of version 1 nobody can be born where the parent is not, and a group that limits nothing is of no use: so a
+//! container has one there only where it was built to have limits.
 
+mod common;
 mod error;
 mod freezing;
-mod gathering;
 mod group;
 mod limits;
 mod node;

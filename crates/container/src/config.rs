@@ -71,6 +71,8 @@ pub struct ContainerSpec {
     pub root: RootSpec,
     /// Its network.
     pub network: NetworkSpec,
+    /// Whether it is to have limits: else it has control groups of its own only where they cost next to nothing.
+    pub limited: bool,
 }
 
 impl From<RootSpec> for ContainerSpec {

@@ -92,14 +92,6 @@ impl Container {
         Ok(self.cgroup().open_birthplace()?)
     }
 
-    /// Moves who was born there into the container's other control groups.
-    ///
-    /// # Errors
-    /// [`ContainerError::Cgroup`].
-    pub fn gather(&self) -> Result<(), ContainerError> {
-        Ok(self.cgroup().gather()?)
-    }
-
     /// Which root it has.
     pub fn root(&self) -> RootSpec {
         self.spec.root

@@ -106,7 +106,7 @@ impl Pool {
 
     /// How many containers of a kind are ready to be taken.
     pub fn ready(&self, kind: impl Into<ContainerSpec>) -> usize {
-        self.shared.lock().shelves.get(&kind.into()).map_or(0, |shelf| shelf.ready.len())
+        self.shared.lock().shelves.get(&self.shared.builder.kind(kind.into())).map_or(0, |shelf| shelf.ready.len())
     }
 
     /// Takes a container, waiting for it until `deadline`. The first of a kind that is not the usual one is built for the
@@ -116,7 +116,7 @@ impl Pool {
     /// [`ContainerError::Empty`] when the time is over, [`ContainerError::Build`] when none is ready and one could not
     /// be built, [`ContainerError::Full`] at the limit on containers, [`ContainerError::Stopping`].
     pub fn take(&self, kind: impl Into<ContainerSpec>, deadline: Instant) -> Result<Container, ContainerError> {
-        let kind = kind.into();
+        let kind = self.shared.builder.kind(kind.into());
         let is_kept = self.shared.lock().shelf(kind).size > 0;
         match is_kept {
             true => self.shared.take_ready(kind, deadline),
@@ -207,6 +207,9 @@ impl Shared {
 
     /// A filler thread: builds while there are too few, one at a time, and never holds the lock meanwhile.
     fn fill(&self) {
+        if let Err(error) = self.builder.cgroups().common().enter() {
+            tracing::warn!(%error, "each container's init has to be moved into its control groups");
+        }
         let mut state = self.lock();
         while !state.stopping {
             let stale = std::mem::take(&mut state.stale);

@@ -93,6 +93,14 @@ pub fn join(group: &Path, pid: i32) -> io::Result<()> {
     write(group, "cgroup.procs", &pid.to_string())
 }
 
+/// Moves the calling thread alone into a version 1 group; what it starts, threads and processes, is born there.
+///
+/// # Errors
+/// As [`join`].
+pub fn join_alone(group: &Path) -> io::Result<()> {
+    write(group, "tasks", "0")
+}
+
 /// The processes of the group itself, not of those below, as numbers of the caller's pid namespace.
 ///
 /// # Errors

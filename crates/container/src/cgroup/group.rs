@@ -7,16 +7,19 @@ use std::time::Duration;
 use farfork_sys::cgroup;
 use farfork_sys::cgroup::hierarchy::Version;
 
+use super::common::Common;
 use super::{CgroupError, Place};
 
 /// Longest wait for the last process of a group to be gone, in milliseconds: those of a killed pid namespace take a
 /// few; freeing many gigabytes takes longer.
 const REMOVE_MS_MAX: u64 = 2_000;
 
-/// A container's (or service's) group, in every hierarchy that is used.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// A container's (or service's) group, in every hierarchy that is used for it.
+#[derive(Debug, Clone)]
 pub struct ContainerCgroup {
     pub(super) places: Vec<Place>,
+    /// Where its processes are in other hierarchies, without a group of their own there.
+    pub(super) common: Option<Common>,
 }
 
 impl ContainerCgroup {
@@ -42,9 +45,10 @@ impl ContainerCgroup {
         unified.map(open).transpose()
     }
 
-    /// Moves a process that was born in the group's unified directory into the others.
+    /// Moves a process that was born in the group's unified directory to where it belongs in other hierarchies.
     pub(crate) fn join_others(&self, pid: i32) -> Result<(), CgroupError> {
-        self.places.iter().filter(|place| place.version == Version::V1).try_for_each(|place| join(place, pid))
+        self.places.iter().filter(|place| place.version == Version::V1).try_for_each(|place| join(place, pid))?;
+        self.common.as_ref().map_or(Ok(()), |common| common.join(pid))
     }
 
     /// Limits the number of the group's tasks (threads count).
@@ -104,7 +108,7 @@ pub(super) fn by_version(place: &Place, v1: &'static str, v2: &'static str) -> &
     }
 }
 
-fn join(place: &Place, pid: i32) -> Result<(), CgroupError> {
+pub(super) fn join(place: &Place, pid: i32) -> Result<(), CgroupError> {
     cgroup::join(&place.path, pid).map_err(|cause| CgroupError::Join { path: place.path.clone(), pid, cause })
 }
 

@@ -1,5 +1,6 @@
 //! What the processes of a group may use together, and whether that was too little for one of them. A group has limits only
-//! where they were asked for: writing them costs time, and a group is removed with its container, never used again.
+//! where they were asked for: writing them costs time, and a group is removed with its container, never used again. In
+//! hierarchies of version 1 beside the unified one there is none without limits.
 
 use std::io;
 
@@ -45,7 +46,7 @@ pub enum MemoryEnd {
 }
 
 impl ContainerCgroup {
-    /// Limits what the group's processes may use.
+    /// Limits what the group's processes may use. A container's group must have been made for it.
     ///
     /// # Errors
     /// [`CgroupError::ControllerMissing`], [`CgroupError::File`].
@@ -92,12 +93,24 @@ impl ContainerCgroup {
 
     /// Why the kernel killed a process of the group for want of memory; `None` where it killed none, or does not say.
     pub fn memory_end(&self) -> Option<MemoryEnd> {
-        let place = self.with("memory").ok()?;
-        let killed =
-            cgroup::read_entry(&place.path, by_version(place, "memory.oom_control", "memory.events"), "oom_kill");
-        killed.ok().filter(|killed| *killed > 0)?;
+        let place = self.with("memory").ok().filter(|place| oom_kills(place) > 0)?;
         Some(if has_met_limit(place) { MemoryEnd::OwnLimit } else { MemoryEnd::NodeFull })
     }
+
+    /// As [`Self::memory_end`], of a group one of whose processes was killed. Where it has no count of its own, that of all
+    /// without limits tells of as many as the kernel has killed.
+    pub fn memory_end_of_killed(&self) -> Option<MemoryEnd> {
+        match &self.common {
+            Some(common) => common.tell_of_kill().then_some(MemoryEnd::NodeFull),
+            None => self.memory_end(),
+        }
+    }
+}
+
+/// How many processes of a group the kernel has killed for want of memory; none where it does not say.
+pub(super) fn oom_kills(place: &Place) -> u64 {
+    let file = by_version(place, "memory.oom_control", "memory.events");
+    cgroup::read_entry(&place.path, file, "oom_kill").unwrap_or(0)
 }
 
 fn has_met_limit(place: &Place) -> bool {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use farfork_sys::cgroup;
 use farfork_sys::cgroup::hierarchy::{self, Base, Hierarchy, Version};
 
+use super::common::Common;
 use super::{CgroupError, ContainerCgroup, Place};
 
 /// The controllers that limits of containers need.
@@ -15,7 +16,8 @@ const FREEZER: &str = "freezer";
 /// The node's directory in each hierarchy, with the groups below it.
 #[derive(Debug, Clone)]
 pub struct NodeCgroups {
-    places: Vec<Place>,
+    pub(super) places: Vec<Place>,
+    common: Common,
 }
 
 impl NodeCgroups {
@@ -44,13 +46,15 @@ impl NodeCgroups {
                 .map_err(|cause| CgroupError::Create { path: path.clone(), cause })?;
             places.push(Place { version: hierarchy.version, controllers, path });
         }
-        Ok(Self { places })
+        let bare = Self { places, common: Common::default() };
+        let common = bare.make_common()?;
+        Ok(Self { common, ..bare })
     }
 
     /// Directories that an earlier daemon used under another name, to be removed.
     pub(crate) fn former(directories: impl IntoIterator<Item = PathBuf>) -> Self {
         let place = |path| Place { version: Version::V1, controllers: Vec::new(), path };
-        Self { places: directories.into_iter().map(place).collect() }
+        Self { places: directories.into_iter().map(place).collect(), common: Common::default() }
     }
 
     /// The node's directory in each hierarchy.
@@ -63,20 +67,38 @@ impl NodeCgroups {
     /// # Errors
     /// [`CgroupError::Create`]; what was made until then is removed.
     pub fn group(&self, name: &str) -> Result<ContainerCgroup, CgroupError> {
-        let group = self.existing(name);
-        for place in &group.places {
-            if let Err(cause) = cgroup::create(&place.path) {
-                let _ = group.remove();
-                return Err(CgroupError::Create { path: place.path.clone(), cause });
-            }
-        }
-        Ok(group)
+        made(self.below(name))
+    }
+
+    /// The same without limits: only where processes can be born, and elsewhere in the group that all such have in common.
+    pub(crate) fn unlimited(&self, name: &str) -> Result<ContainerCgroup, CgroupError> {
+        made(self.without_others(self.below(name)))
     }
 
     /// The group `name` below the node's, which was made before, by this process or one before it.
     pub fn existing(&self, name: &str) -> ContainerCgroup {
+        let group = self.below(name);
+        let has_others = group.places.iter().skip(1).any(|place| place.path.exists());
+        if has_others { group } else { self.without_others(group) }
+    }
+
+    fn without_others(&self, mut group: ContainerCgroup) -> ContainerCgroup {
+        if self.common.is_used() {
+            group.places.truncate(1);
+            group.common = Some(self.common.clone());
+        }
+        group
+    }
+
+    /// The group that containers without limits have in common.
+    pub(crate) fn common(&self) -> &Common {
+        &self.common
+    }
+
+    pub(super) fn below(&self, name: &str) -> ContainerCgroup {
         let below = |place: &Place| Place { path: place.path.join(name), ..place.clone() };
-        ContainerCgroup { places: self.places.iter().map(below).collect() }
+        let places = self.places.iter().map(below).collect();
+        ContainerCgroup { places, common: None }
     }
 
     /// The group of the node's templates: apart from their parents', so that their copies of pages are not charged to
@@ -88,12 +110,13 @@ impl NodeCgroups {
         self.group("templates")
     }
 
-    /// The group of the node's zygotes, whose memory is the node's own.
+    /// The group of the node's zygotes, whose memory is the node's own. Where children have a group in common, they are in that:
+    /// their copies are born there.
     ///
     /// # Errors
     /// As [`NodeCgroups::group`].
     pub fn zygotes(&self) -> Result<ContainerCgroup, CgroupError> {
-        self.group("zygotes")
+        self.unlimited("zygotes")
     }
 
     /// Names of the groups below the node's.
@@ -113,6 +136,7 @@ impl NodeCgroups {
     /// Removes the node's directories, and those above them that were made for them and are empty now. Groups that
     /// still hold processes stay, and so do the directories above them.
     pub fn remove_empty(&self) {
+        self.common.wait_left();
         for name in self.names() {
             for place in self.existing(&name).places {
                 let _ = std::fs::remove_dir(place.path);
@@ -127,4 +151,14 @@ impl NodeCgroups {
             }
         }
     }
+}
+
+fn made(group: ContainerCgroup) -> Result<ContainerCgroup, CgroupError> {
+    for place in &group.places {
+        if let Err(cause) = cgroup::create(&place.path) {
+            let _ = group.remove();
+            return Err(CgroupError::Create { path: place.path.clone(), cause });
+        }
+    }
+    Ok(group)
 }

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use farfork_container::{ContainerError, Protection, RootSpec};
+use farfork_container::{ContainerError, ContainerSpec, Limits, Protection, RootSpec};
 
-use crate::probe::{Node, ask, take, try_ask};
+use crate::probe::{Node, ask, take, try_ask, until};
 
 fn own_namespace(kind: &str) -> String {
     fs::read_link(format!("/proc/self/ns/{kind}")).unwrap().to_str().unwrap().to_owned()
@@ -204,10 +205,35 @@ fn init_is_in_the_containers_control_group() {
     // What init starts is born there.
     ask(&container, "S");
     assert_eq!(container.cgroup().processes().len(), 2);
-    container.cgroup().set_memory_bytes_max(64 << 20).unwrap();
-    container.cgroup().set_cpu_millicores_max(500).unwrap();
+    // Nothing is made, or moved, where a group without limits is of no use.
+    let is_unified = Path::new("/sys/fs/cgroup").join("cgroup.controllers").exists();
+    let all = membership.lines().filter(|line| line.contains(&node.config.cgroup_root_name));
+    assert!(is_unified || all.clone().all(|line| line.ends_with(&name) || line.ends_with("/children")), "{membership}");
+    assert!(all.count() > own || is_unified, "{membership}");
+}
+
+#[test]
+fn a_container_that_is_to_have_limits_has_the_groups_for_them() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let kind = ContainerSpec { limited: true, ..ContainerSpec::default() };
+    let container = pool.take(kind, Instant::now() + Duration::from_secs(20)).unwrap();
+    until("another is ready", || pool.ready(kind) == 1);
+    let limits = Limits { memory_bytes_max: Some(64 << 20), cpu_millicores_max: Some(500), tasks_max: Some(9) };
+    container.cgroup().limit(&limits).unwrap();
+    ask(&container, "S");
+    for directory in container.cgroup().directories() {
+        let processes = fs::read_to_string(directory.join("cgroup.procs")).unwrap();
+        assert_eq!(processes.lines().count(), 2, "{}", directory.display());
+    }
     container.cgroup().set_tasks_max(10).unwrap();
     assert!(container.cgroup().memory_bytes().unwrap() > 0);
+    let directories: Vec<_> = container.cgroup().directories().map(Path::to_owned).collect();
+    let limit = |file: &str| directories.iter().find_map(|path| fs::read_to_string(path.join(file)).ok());
+    let memory = limit("memory.max").or_else(|| limit("memory.limit_in_bytes")).unwrap();
+    assert_eq!(memory.trim(), (64 << 20).to_string());
+    drop(container);
+    assert!(directories.iter().all(|directory| !directory.exists()));
 }
 
 #[test]

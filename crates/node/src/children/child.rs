@@ -28,6 +28,9 @@ use crate::failure::Failure;
 /// What kills a child: it cannot be caught.
 pub(super) const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();
 
+/// What a child gets that touches a page for which there is no room, or which is lost.
+pub(super) const SIGBUS: u32 = rustix::process::Signal::BUS.as_raw().unsigned_abs();
+
 /// What a child is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Status {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use farfork_container::{ContainerCgroup, MemoryEnd};
 
-use super::child::SIGKILL;
+use super::child::{SIGBUS, SIGKILL};
 use super::{Child, Exit};
 use crate::amount;
 
@@ -23,9 +23,10 @@ pub(super) fn of(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option
         (Exit::Code(_), _) | (_, Some(Killer::Request)) => None,
         (Exit::Signal(SIGKILL), Some(Killer::Deadline)) => Some(time_limit(child)),
         // SIGBUS: a page that there was no room for. Lost: its container's own process was the one to go.
-        (Exit::Signal(_) | Exit::Lost(_), _) => {
-            Some(memory_limit(cgroup.memory_end()?, child.record().memory_bytes_max))
+        (Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_), _) => {
+            Some(memory_limit(cgroup.memory_end_of_killed()?, child.record().memory_bytes_max))
         }
+        (Exit::Signal(_), _) => Some(memory_limit(cgroup.memory_end()?, child.record().memory_bytes_max)),
     }
 }
 

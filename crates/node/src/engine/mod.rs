@@ -259,9 +259,9 @@ impl Engine {
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
-        let resumed = self.resume(zygote, request, &container);
+        let resumed = self.resume(zygote, request);
         let (restored, gate) = resumed.map_err(|error| {
-            let limit = limit_of_memory(&container, &options.limits);
+            let limit = limit_of_memory(&container, &options.limits, &error);
             let Broken { failure, .. } = limit.map_or_else(|| failed(&error), |limit| failed(&limit));
             let failure = if is_taken(&error, options.network) { failure.with_next_step(TAKEN) } else { failure };
             Broken { failure, has_run: !has_not_run(&error) }
@@ -285,17 +285,12 @@ impl Engine {
         &self,
         zygote: Option<&Kept>,
         request: ResumeRequest<'_>,
-        container: &Container,
     ) -> Result<(Restored, Option<OwnedFd>), ResumeError> {
         let pager = self.pager.client();
         let Some(kept) = zygote else {
             return Ok((resume::resume(request, &self.node, pager)?, None));
         };
         let (restored, control) = resume_from(kept.zygote(), request, &self.node, pager)?;
-        // It runs: whatever is wrong now, it is not made again.
-        if let Err(error) = phase!("resume.gather", container.gather()) {
-            tracing::warn!(%error, "a child stays in control groups of its zygote");
-        }
         Ok((restored, Some(control)))
     }
 
@@ -432,9 +427,10 @@ fn identity(pid: i32) -> io::Result<ProcessIdentity> {
 }
 
 /// Which limit a container was killed for before its child stood.
-fn limit_of_memory(container: &Container, limits: &Limits) -> Option<String> {
-    let end = container.cgroup().memory_end()?;
-    Some(children::memory_limit(end, limits.memory_bytes_max))
+fn limit_of_memory(container: &Container, limits: &Limits, error: &ResumeError) -> Option<String> {
+    let cgroup = container.cgroup();
+    let end = if has_not_run(error) { cgroup.memory_end() } else { cgroup.memory_end_of_killed() };
+    Some(children::memory_limit(end?, limits.memory_bytes_max))
 }
 
 /// A process's program and arguments; empty when it has ended.

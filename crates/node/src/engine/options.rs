@@ -56,7 +56,8 @@ pub(crate) struct StartOptions {
 impl StartOptions {
     /// The kind of container that it is to be in.
     pub(crate) fn container(&self) -> ContainerSpec {
-        ContainerSpec { root: self.root, network: self.network.of_container() }
+        let limited = self.limits != Limits::default();
+        ContainerSpec { root: self.root, network: self.network.of_container(), limited }
     }
 }
 

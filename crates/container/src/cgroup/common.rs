@@ -1,0 +1,107 @@
+//! The group that all containers without limits have in common in hierarchies of version 1, beside the unified one. Threads of
+//! the daemon that start containers are in it, so that nothing has to be moved there.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use farfork_sys::cgroup;
+use farfork_sys::cgroup::hierarchy::Version;
+
+use super::limits::oom_kills;
+use super::{CgroupError, NodeCgroups, Place};
+
+/// Its name below the node's.
+const NAME: &str = "children";
+
+/// Longest wait for threads that have ended to be gone, and the pause between two looks.
+const LEAVE_LIMIT: Duration = Duration::from_millis(500);
+const LEAVE_PAUSE: Duration = Duration::from_millis(2);
+
+thread_local! {
+    /// Whether what this thread starts is born in the group.
+    static IS_IN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The group.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Common {
+    places: Vec<Place>,
+    /// How many of its processes the kernel had killed for want of memory when that was last told of one.
+    kills_told: Arc<AtomicU64>,
+}
+
+impl NodeCgroups {
+    /// Makes the group; in no place where the unified hierarchy is all there is, or there is none.
+    pub(super) fn make_common(&self) -> Result<Common, CgroupError> {
+        let is_unified = self.places.first().is_some_and(|place| place.version == Version::V2);
+        let places: Vec<Place> = match is_unified {
+            true => self.below(NAME).places.into_iter().filter(|place| place.version == Version::V1).collect(),
+            false => Vec::new(),
+        };
+        for place in &places {
+            cgroup::create(&place.path).map_err(|cause| CgroupError::Create { path: place.path.clone(), cause })?;
+        }
+        let common = Common { places, kills_told: Arc::default() };
+        common.kills_told.store(common.kills(), Ordering::Relaxed);
+        Ok(common)
+    }
+}
+
+impl Common {
+    /// Whether there is such a group.
+    pub(crate) fn is_used(&self) -> bool {
+        !self.places.is_empty()
+    }
+
+    /// Has all that the calling thread starts from now on be born in the group.
+    ///
+    /// # Errors
+    /// [`CgroupError::Join`].
+    pub(crate) fn enter(&self) -> Result<(), CgroupError> {
+        let enter = |place: &Place| {
+            cgroup::join_alone(&place.path).map_err(|cause| {
+                let pid = std::process::id().cast_signed();
+                CgroupError::Join { path: place.path.clone(), pid, cause }
+            })
+        };
+        self.places.iter().try_for_each(enter)?;
+        IS_IN.set(true);
+        Ok(())
+    }
+
+    /// Moves a process there that the calling thread has started, where it was not born there.
+    ///
+    /// # Errors
+    /// [`CgroupError::Join`].
+    pub(crate) fn join(&self, pid: i32) -> Result<(), CgroupError> {
+        if IS_IN.get() {
+            return Ok(());
+        }
+        self.places.iter().try_for_each(|place| super::group::join(place, pid))
+    }
+
+    /// Waits until this process has no threads there any more: those that have ended are there for a moment still.
+    pub(super) fn wait_left(&self) {
+        let deadline = Instant::now() + LEAVE_LIMIT;
+        let us = std::process::id().cast_signed();
+        let has_us = |place: &Place| cgroup::processes(&place.path).is_ok_and(|pids| pids.contains(&us));
+        while self.places.iter().any(has_us) && Instant::now() < deadline {
+            std::thread::sleep(LEAVE_PAUSE);
+        }
+    }
+
+    /// Whether the kernel has killed one of its processes for want of memory, of which nobody was told: that is asked for who was
+    /// killed.
+    pub(super) fn tell_of_kill(&self) -> bool {
+        let kills = self.kills();
+        let told = |told: u64| (told < kills).then_some(told + 1);
+        self.kills_told.fetch_update(Ordering::Relaxed, Ordering::Relaxed, told).is_ok()
+    }
+
+    fn kills(&self) -> u64 {
+        let place = self.places.iter().find(|place| place.controllers.iter().any(|name| name == "memory"));
+        place.map_or(0, oom_kills)
+    }
+}
