@@ -112,7 +112,7 @@ impl Builder {
     /// The kind that is built where this one is asked for: where containers without limits have the same control groups as
     /// others, there is one kind.
     pub(crate) fn kind(&self, asked: ContainerSpec) -> ContainerSpec {
-        ContainerSpec { limited: asked.limited && self.cgroups.common().is_used(), ..asked }
+        ContainerSpec { limited: asked.limited && self.cgroups.all_unlimited().is_used(), ..asked }
     }
 
     /// Builds a container; takes a few milliseconds.

@@ -11,12 +11,12 @@
 //! In a hierarchy of version 1 nobody can be born where the parent is not, and a group that limits nothing is of no use: so a
 //! container has one there only where it was built to have limits.
 
-mod common;
 mod error;
 mod freezing;
 mod group;
 mod limits;
 mod node;
+mod unlimited;
 
 use std::path::PathBuf;
 

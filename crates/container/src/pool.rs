@@ -1,5 +1,5 @@
 //! Containers ahead of need: some threads keep a number of them built; who takes one makes them build the next. Kinds other than
-//! the usual one are kept once the first was asked for.
+//! the usual one are kept once the first was asked for, until nobody asks any more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,6 +18,8 @@ use crate::outsider::Outsider;
 const SIZE_MAX: usize = 256;
 /// Pause after a container could not be built, in milliseconds; a request that waits is told at once.
 const RETRY_MS: u64 = 500;
+/// Containers of another kind than the usual one go after so long without use, as zygotes do.
+const UNUSED_LIMIT: Duration = Duration::from_secs(20);
 /// Threads that build. Most of the time that one takes to build a container it waits: for grace periods of the kernel, and for
 /// the container's first process.
 const FILLERS: usize = 4;
@@ -36,8 +38,6 @@ struct Shared {
     state: Mutex<State>,
     /// A container was taken, a request waits, or the pool stops: for the fillers.
     wanted: Condvar,
-    /// A container is there, or one could not be built: for requests.
-    supplied: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -62,6 +62,10 @@ struct Shelf {
     /// How many builds have failed, and why the last one did.
     failures: u64,
     last_failure: Option<Arc<ContainerError>>,
+    /// A container is there, or one could not be built: for requests.
+    supplied: Arc<Condvar>,
+    /// When one was last asked for.
+    used: Option<Instant>,
 }
 
 impl Pool {
@@ -79,7 +83,6 @@ impl Pool {
             size,
             state: Mutex::new(State { shelves, ..State::default() }),
             wanted: Condvar::new(),
-            supplied: Condvar::new(),
         });
         let mut pool = Self { shared, fillers: Vec::new() };
         for _ in 0..FILLERS.min(size) {
@@ -117,7 +120,7 @@ impl Pool {
     /// be built, [`ContainerError::Full`] at the limit on containers, [`ContainerError::Stopping`].
     pub fn take(&self, kind: impl Into<ContainerSpec>, deadline: Instant) -> Result<Container, ContainerError> {
         let kind = self.shared.builder.kind(kind.into());
-        let is_kept = self.shared.lock().shelf(kind).size > 0;
+        let is_kept = self.shared.lock().use_shelf(kind).size > 0;
         match is_kept {
             true => self.shared.take_ready(kind, deadline),
             false => self.shared.build_first(kind),
@@ -127,9 +130,12 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.lock().stopping = true;
+        {
+            let mut state = self.shared.lock();
+            state.stopping = true;
+            state.shelves.values().for_each(|shelf| shelf.supplied.notify_all());
+        }
         self.shared.wanted.notify_all();
-        self.shared.supplied.notify_all();
         for filler in self.fillers.drain(..) {
             let _ = filler.join();
         }
@@ -145,6 +151,30 @@ impl Drop for Pool {
 impl State {
     fn shelf(&mut self, kind: ContainerSpec) -> &mut Shelf {
         self.shelves.entry(kind).or_default()
+    }
+
+    fn use_shelf(&mut self, kind: ContainerSpec) -> &mut Shelf {
+        let shelf = self.shelf(kind);
+        shelf.used = Some(Instant::now());
+        shelf
+    }
+
+    /// Gives up kinds that were not asked for since, but for the usual one; tells when the next one is to go.
+    fn give_up_unused(&mut self, now: Instant) -> Option<Instant> {
+        let is_kept = |shelf: &Shelf| shelf.size > 0 || !shelf.ready.is_empty();
+        let others =
+            self.shelves.iter_mut().filter(|(kind, shelf)| **kind != ContainerSpec::default() && is_kept(shelf));
+        let mut next = None;
+        for (_, shelf) in others {
+            let goes = shelf.used.map_or(now, |used| used + UNUSED_LIMIT);
+            if goes <= now {
+                shelf.size = 0;
+                self.stale.extend(shelf.ready.drain(..));
+            } else {
+                next = next.into_iter().chain([goes]).min();
+            }
+        }
+        next
     }
 
     /// Of which kind too few are ready: of several, the one that lacks most.
@@ -198,7 +228,8 @@ impl Shared {
             }
             phase.get_or_insert_with(|| tracing::debug_span!(target: "farfork::phase", "container.wait").entered());
             self.wanted.notify_one();
-            state = self.supplied.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let supplied = state.shelf(kind).supplied.clone();
+            state = supplied.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
         state.waiting -= 1;
         self.wanted.notify_one();
@@ -207,11 +238,12 @@ impl Shared {
 
     /// A filler thread: builds while there are too few, one at a time, and never holds the lock meanwhile.
     fn fill(&self) {
-        if let Err(error) = self.builder.cgroups().common().enter() {
+        if let Err(error) = self.builder.cgroups().all_unlimited().enter() {
             tracing::warn!(%error, "each container's init has to be moved into its control groups");
         }
         let mut state = self.lock();
         while !state.stopping {
+            let next = state.give_up_unused(Instant::now());
             let stale = std::mem::take(&mut state.stale);
             if !stale.is_empty() {
                 drop(state);
@@ -220,7 +252,7 @@ impl Shared {
                 continue;
             }
             let Some(kind) = state.lacking() else {
-                state = self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.wait_wanted(state, next);
                 continue;
             };
             state.shelf(kind).building += 1;
@@ -229,10 +261,21 @@ impl Shared {
             state = self.lock();
             state.shelf(kind).building -= 1;
             match built {
-                Ok(container) => state.shelf(kind).ready.push_back(container),
+                Ok(container) => {
+                    let shelf = state.shelf(kind);
+                    shelf.ready.push_back(container);
+                    // It is for one: the others would only see that it is gone.
+                    shelf.supplied.notify_one();
+                }
                 Err(error) => state = self.note_failure(state, kind, error),
             }
-            self.supplied.notify_all();
+        }
+    }
+
+    fn wait_wanted<'a>(&self, state: MutexGuard<'a, State>, until: Option<Instant>) -> MutexGuard<'a, State> {
+        match until.map(|until| until.saturating_duration_since(Instant::now())) {
+            Some(left) => self.wanted.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            None => self.wanted.wait(state).unwrap_or_else(PoisonError::into_inner),
         }
     }
 
@@ -251,7 +294,7 @@ impl Shared {
             // Who asks for the next one has it built.
             shelf.size = 0;
         }
-        self.supplied.notify_all();
+        state.shelf(kind).supplied.notify_all();
         let pause = Duration::from_millis(RETRY_MS);
         self.wanted.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner).0
     }
@@ -263,5 +306,25 @@ impl Shared {
     /// The state stays usable when a thread has panicked: every change of it is complete under the lock.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RootSpec;
+
+    #[test]
+    fn kinds_that_nobody_asks_for_are_given_up() {
+        let mut state = State::default();
+        let (usual, other) = (ContainerSpec::default(), ContainerSpec::from(RootSpec::Shared));
+        for kind in [usual, other] {
+            state.use_shelf(kind).size = 3;
+        }
+        let now = Instant::now();
+        let goes = state.give_up_unused(now).expect("one of them goes one day");
+        assert!(goes > now && goes <= now + UNUSED_LIMIT);
+        assert_eq!(state.give_up_unused(goes), None);
+        assert_eq!([usual, other].map(|kind| state.shelf(kind).size), [3, 0]);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use farfork_sys::cgroup;
 use farfork_sys::cgroup::hierarchy::Version;
 
-use super::common::Common;
+use super::unlimited::Unlimited;
 use super::{CgroupError, Place};
 
 /// Longest wait for the last process of a group to be gone, in milliseconds: those of a killed pid namespace take a
@@ -19,7 +19,7 @@ const REMOVE_MS_MAX: u64 = 2_000;
 pub struct ContainerCgroup {
     pub(super) places: Vec<Place>,
     /// Where its processes are in other hierarchies, without a group of their own there.
-    pub(super) common: Option<Common>,
+    pub(super) common: Option<Unlimited>,
 }
 
 impl ContainerCgroup {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use farfork_sys::cgroup;
 use farfork_sys::cgroup::hierarchy::{self, Base, Hierarchy, Version};
 
-use super::common::Common;
+use super::unlimited::Unlimited;
 use super::{CgroupError, ContainerCgroup, Place};
 
 /// The controllers that limits of containers need.
@@ -17,7 +17,7 @@ const FREEZER: &str = "freezer";
 #[derive(Debug, Clone)]
 pub struct NodeCgroups {
     pub(super) places: Vec<Place>,
-    common: Common,
+    common: Unlimited,
 }
 
 impl NodeCgroups {
@@ -46,15 +46,15 @@ impl NodeCgroups {
                 .map_err(|cause| CgroupError::Create { path: path.clone(), cause })?;
             places.push(Place { version: hierarchy.version, controllers, path });
         }
-        let bare = Self { places, common: Common::default() };
-        let common = bare.make_common()?;
-        Ok(Self { common, ..bare })
+        let bare = Self { places, common: Unlimited::default() };
+        let unlimited = bare.make_unlimited()?;
+        Ok(Self { common: unlimited, ..bare })
     }
 
     /// Directories that an earlier daemon used under another name, to be removed.
     pub(crate) fn former(directories: impl IntoIterator<Item = PathBuf>) -> Self {
         let place = |path| Place { version: Version::V1, controllers: Vec::new(), path };
-        Self { places: directories.into_iter().map(place).collect(), common: Common::default() }
+        Self { places: directories.into_iter().map(place).collect(), common: Unlimited::default() }
     }
 
     /// The node's directory in each hierarchy.
@@ -91,7 +91,7 @@ impl NodeCgroups {
     }
 
     /// The group that containers without limits have in common.
-    pub(crate) fn common(&self) -> &Common {
+    pub(crate) fn all_unlimited(&self) -> &Unlimited {
         &self.common
     }
 

@@ -3,6 +3,7 @@
 //! Requests survive a pager that is killed under them: the socket stays, the next pager answers, and each request may
 //! be repeated.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use farfork_wire::{ChildId, SeedId};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::cache::{self, CacheStats};
+use super::counters::PagerCounters;
 use super::page_map::Segment;
 use super::protocol::{MESSAGE_BYTES_MAX, MessageError, Reply, Request, SEGMENTS_PER_REPLY_MAX, decode, encode};
 pub use super::protocol::{PagerHello, PagerStats, SettleProgress, SettleState, WarmProgress, WarmState};
@@ -24,6 +26,11 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Longest call. A pager answers in well under a millisecond; one that takes over from another needs some.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+thread_local! {
+    /// Where replies are read to: most are short, and to clear so much each time takes longer than the rest.
+    static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Why a request was not fulfilled.
 #[derive(Debug, thiserror::Error)]
@@ -102,19 +109,31 @@ impl PagerClient {
     }
 
     /// Has a child forgotten whose processes have been ended, and waits until the last is gone. Only then may its
-    /// directory be removed.
+    /// directory be removed. Gives what was done for it, where it was known.
     ///
     /// # Errors
     /// [`ClientError::StillRunning`], [`ClientError::Silent`].
-    pub fn release(&self, child: &ChildId) -> Result<(), ClientError> {
+    pub fn release(&self, child: &ChildId) -> Result<Option<PagerCounters>, ClientError> {
         let deadline = Instant::now() + CALL_LIMIT;
-        while self.call(&Request::Release { child: child.clone() }, &[])? != Reply::Done {
-            if Instant::now() >= deadline {
-                return Err(ClientError::StillRunning { child: child.clone() });
+        loop {
+            match self.release_at_once(child) {
+                Err(ClientError::StillRunning { .. }) if Instant::now() < deadline => std::thread::sleep(RETRY_PAUSE),
+                released => return released,
             }
-            std::thread::sleep(RETRY_PAUSE);
         }
-        Ok(())
+    }
+
+    /// As [`Self::release`], without waiting.
+    ///
+    /// # Errors
+    /// As [`Self::release`].
+    pub fn release_at_once(&self, child: &ChildId) -> Result<Option<PagerCounters>, ClientError> {
+        match self.call(&Request::Release { child: child.clone() }, &[])? {
+            Reply::Done => Ok(None),
+            Reply::Stats(stats) => Ok(Some(stats.counters)),
+            Reply::StillRunning => Err(ClientError::StillRunning { child: child.clone() }),
+            other => Err(unexpected(&other)),
+        }
     }
 
     /// What the pager is, and whom it trusts.
@@ -348,12 +367,14 @@ fn hear(socket: &OwnedFd, deadline: Instant) -> io::Result<Reply> {
     if !farfork_sys::wait::readable(socket.as_fd(), deadline)? {
         return Err(io::ErrorKind::TimedOut.into());
     }
-    let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-    let (length, _) = fdpass::receive(socket.as_fd(), &mut bytes, 0)?;
-    if length == 0 {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
-    decode(&bytes[..length]).map_err(io::Error::other)
+    MESSAGE.with_borrow_mut(|bytes| {
+        bytes.resize(MESSAGE_BYTES_MAX, 0);
+        let (length, _) = fdpass::receive(socket.as_fd(), bytes, 0)?;
+        if length == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        decode(&bytes[..length]).map_err(io::Error::other)
+    })
 }
 
 fn is_of_another_form(cause: &io::Error) -> bool {

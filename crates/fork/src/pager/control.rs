@@ -26,6 +26,8 @@ const CLIENTS_MAX: usize = 64;
 pub(super) struct Clients {
     sockets: BTreeMap<u64, OwnedFd>,
     next: u64,
+    /// Where requests are read to.
+    message: Vec<u8>,
 }
 
 impl Server<'_> {
@@ -62,8 +64,9 @@ impl Server<'_> {
     }
 
     fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
-        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
-        let (length, fds) = fdpass::receive(socket.as_fd(), &mut bytes, 1)?;
+        let bytes = &mut self.clients.message;
+        bytes.resize(MESSAGE_BYTES_MAX, 0);
+        let (length, fds) = fdpass::receive(socket.as_fd(), bytes, 1)?;
         if length == 0 {
             return Ok(());
         }
@@ -143,8 +146,9 @@ impl Server<'_> {
         let Some(served) = self.children.get_mut(&key) else { return Reply::Done };
         served.child.released = true;
         if served.child.spaces.is_empty() {
+            let stats = served.child.stats();
             self.forget(key);
-            Reply::Done
+            Reply::Stats(stats)
         } else {
             Reply::StillRunning
         }

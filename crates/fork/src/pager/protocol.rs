@@ -23,7 +23,7 @@ use super::trusting::Trusting;
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Changes with every change of the messages below.
-const FORM: u8 = 2;
+const FORM: u8 = 3;
 
 const MAGIC: [u8; 4] = [b'F', b'F', b'P', FORM];
 
@@ -96,7 +96,7 @@ pub(super) enum Request {
         /// Its own process.
         pid: i32,
     },
-    /// Forget a child that has ended. May be repeated.
+    /// Forget a child that has ended, and tell what was done for it. May be repeated.
     Release {
         /// The child.
         child: ChildId,
@@ -172,7 +172,7 @@ pub(super) enum Reply {
     StillRunning,
     /// The answer to `Hello`.
     Hello(PagerHello),
-    /// The answer to `Stats`.
+    /// The answer to `Stats`, and to `Release` of a child that was known.
     Stats(PagerStats),
     /// The answer to `Settle`.
     Settling(SettleProgress),

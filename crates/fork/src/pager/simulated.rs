@@ -61,7 +61,7 @@ impl SimulatedPager<'_> {
 
     /// Forgets a child whose processes are gone; whether they are.
     pub fn release(&mut self, child: &ChildId) -> bool {
-        self.server.release(child) == Reply::Done
+        self.server.release(child) != Reply::StillRunning
     }
 
     /// Whether the pager hears a child's page faults.

@@ -298,7 +298,9 @@ fn a_wrong_token_opens_nothing() {
     assert_eq!(program.expect_signal(), 7, "SIGBUS");
     let lost = bed.stats(&program).lost.expect("its memory is lost");
     assert!(lost.contains("token"), "{lost}");
-    bed.client.release(&program.id).unwrap();
+    let counted = bed.client.release(&program.id).unwrap().expect("it is told at the end what was done for it");
+    assert!(counted.faults > 0, "{counted:?}");
+    assert_eq!(bed.client.release(&program.id).unwrap(), None, "nothing is known of it any more");
     bed.end();
 }
 

@@ -60,7 +60,9 @@ fn copies() {
     }
     let zygotes = bed.stats(&zygote).counters;
     assert!(zygotes.faults < 100, "it had to do with none of them for long: {zygotes:?}");
-    children.iter().for_each(|child| bed.client.release(child).unwrap());
+    for child in &children {
+        bed.client.release(child).unwrap();
+    }
     bed.finish(zygote);
     bed.end();
 }

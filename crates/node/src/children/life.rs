@@ -95,12 +95,16 @@ async fn interfere(child: &Child) {
 fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let id = &child.record().id;
     let exit = Exit::read(&child.directory().join(STATUS_FILE));
-    let (limit, counts) = (limit::of(child, &exit, container.cgroup()), pager.counts(id));
+    let limit = limit::of(child, &exit, container.cgroup());
+    // With its first process all others have ended: one question is enough, but where something still looks at their memory.
+    let released = pager.release_at_once(id);
+    let counts = released.unwrap_or_else(|| pager.counts(id));
     child.end(Ended { exit, limit, unix_ms: clock::unix_ms_now(), pager: counts });
-    // The pager forgets a child only once its last process is gone, orphans included.
     match container.remove() {
         Ok(()) => {
-            pager.release(id);
+            if released.is_none() {
+                pager.release(id);
+            }
             child.settle();
         }
         Err(error) => tracing::warn!(child = %id, %error, "the container of a child that ended is not removed"),

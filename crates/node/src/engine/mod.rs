@@ -294,6 +294,11 @@ impl Engine {
         Ok((restored, Some(control)))
     }
 
+    /// Whether there is anything to make ready for the next child of a seed; when the node `is_idle`, also what is not needed soon.
+    pub(crate) fn has_to_make_ready(&self, seed: &SeedId, is_idle: bool) -> bool {
+        is_idle || self.nests.is_low() || !self.zygotes.knows(seed)
+    }
+
     /// Makes ready what the next child of a seed, started so, will need, at leisure.
     pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions) {
         self.make_ready();

@@ -17,8 +17,9 @@ use crate::children::Stream;
 use crate::limits::STARTING_MAX;
 use crate::run_dir::RunDir;
 
-/// Nests kept: as many as can be needed at once.
-const READY_MAX: usize = STARTING_MAX;
+/// Fewest nests that are to be there: as many as can be needed at once. As many again are made at a time.
+const READY_MIN: usize = STARTING_MAX;
+const READY_MAX: usize = 2 * READY_MIN;
 
 /// A child's directory with its files, all empty, for their owner alone. Dropping it removes it.
 #[derive(Debug)]
@@ -77,6 +78,11 @@ impl Nests {
         ready.map_or_else(|| Nest::make(&self.node, &self.run_dir), Ok)
     }
 
+    /// Whether more are to be made.
+    pub(super) fn is_low(&self) -> bool {
+        self.ready().len() < READY_MIN
+    }
+
     /// Makes as many as are kept, in place of those that were taken.
     pub(super) fn refill(&self) {
         while self.ready().len() < READY_MAX {
@@ -109,7 +115,7 @@ pub(super) fn remove(directory: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use super::{Nests, READY_MAX, RunDir};
+    use super::{Nests, READY_MAX, READY_MIN, RunDir};
     use std::fs;
 
     #[test]
@@ -124,11 +130,14 @@ mod tests {
         let (id, directory) = nests.take().unwrap().into_parts();
         assert_eq!(directory, run_dir.child(&id));
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
+        assert!(!nests.is_low());
         let other = nests.take().unwrap();
         assert_ne!(other.id, id, "none is given twice");
         nests.refill();
         assert_eq!(count(), READY_MAX + 2);
-        drop((other, nests));
+        let taken: Vec<_> = (0..=READY_MAX - READY_MIN).map(|_| nests.take().unwrap()).collect();
+        assert!(nests.is_low(), "before none is left");
+        drop((taken, other, nests));
         assert_eq!(count(), 1, "what a child has stays");
     }
 }

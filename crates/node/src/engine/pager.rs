@@ -90,6 +90,12 @@ impl PagerLink {
         }
     }
 
+    /// Has it forget a child all of whose processes have ended, as far as is known; `None` where it has not, else what it had
+    /// counted.
+    pub(crate) fn release_at_once(&self, child: &ChildId) -> Option<Option<PagerCounters>> {
+        self.client.release_at_once(child).ok()
+    }
+
     /// Ends it. Only where no child runs any more.
     pub(crate) fn stop(&self) {
         if let Err(error) = self.client.stop(STOP_LIMIT) {

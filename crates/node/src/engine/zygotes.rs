@@ -115,6 +115,11 @@ impl Zygotes {
         ZygoteUse { kept: count(kept), kept_max: count(self.max), children: self.copies.load(Ordering::Relaxed) }
     }
 
+    /// Whether it is known that a seed has one, or gets one, or is to have none.
+    pub(super) fn knows(&self, seed: &SeedId) -> bool {
+        self.max == 0 || self.table().contains_key(seed)
+    }
+
     /// Makes a seed's zygote, where a child was started so that it would have used one, and there is none.
     pub(super) fn hatch(&self, source: &SeedSource, options: &StartOptions, (node, pool): (&LocalNode, &Pool)) {
         let seed = &source.key.seed;

@@ -13,7 +13,7 @@ use crate::api::v1::fork_outcome::Result as Outcome;
 use crate::children::Child;
 use crate::engine::{SeedAccess, StartOptions};
 use crate::failure::Failure;
-use crate::limits::STREAM_MESSAGES_MAX;
+use crate::limits::{STARTING_MAX, STREAM_MESSAGES_MAX};
 use crate::metrics::Work;
 use crate::network::FanOut;
 use crate::node::Node;
@@ -69,8 +69,11 @@ pub(super) fn start_children(
                 let (here, source, options) = (batch.node.clone(), batch.source.clone(), batch.options.clone());
                 // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
                 drop(batch);
-                // Only a panic could fail, and the next child then makes its own.
-                let _ = tokio::task::spawn_blocking(move || here.engine.make_ready_for(&source, &options)).await;
+                let is_idle = here.starting.available_permits() == STARTING_MAX;
+                if here.engine.has_to_make_ready(&source.key.seed, is_idle) {
+                    // Only a panic could fail, and the next child then makes its own.
+                    let _ = tokio::task::spawn_blocking(move || here.engine.make_ready_for(&source, &options)).await;
+                }
             });
         }
     });

@@ -26,7 +26,7 @@ thread_local! {
 
 /// The group.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Common {
+pub(crate) struct Unlimited {
     places: Vec<Place>,
     /// How many of its processes the kernel had killed for want of memory when that was last told of one.
     kills_told: Arc<AtomicU64>,
@@ -34,7 +34,7 @@ pub(crate) struct Common {
 
 impl NodeCgroups {
     /// Makes the group; in no place where the unified hierarchy is all there is, or there is none.
-    pub(super) fn make_common(&self) -> Result<Common, CgroupError> {
+    pub(super) fn make_unlimited(&self) -> Result<Unlimited, CgroupError> {
         let is_unified = self.places.first().is_some_and(|place| place.version == Version::V2);
         let places: Vec<Place> = match is_unified {
             true => self.below(NAME).places.into_iter().filter(|place| place.version == Version::V1).collect(),
@@ -43,13 +43,13 @@ impl NodeCgroups {
         for place in &places {
             cgroup::create(&place.path).map_err(|cause| CgroupError::Create { path: place.path.clone(), cause })?;
         }
-        let common = Common { places, kills_told: Arc::default() };
-        common.kills_told.store(common.kills(), Ordering::Relaxed);
-        Ok(common)
+        let unlimited = Unlimited { places, kills_told: Arc::default() };
+        unlimited.kills_told.store(unlimited.kills(), Ordering::Relaxed);
+        Ok(unlimited)
     }
 }
 
-impl Common {
+impl Unlimited {
     /// Whether there is such a group.
     pub(crate) fn is_used(&self) -> bool {
         !self.places.is_empty()
