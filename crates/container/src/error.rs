@@ -104,7 +104,7 @@ pub enum ContainerError {
     },
     /// All containers that the node may have exist.
     #[error(
-        "node {node} has {containers_max} containers, the most it may have; wait for children to end, or raise the limit"
+        "node {node} has {containers_max} containers, the most it may have; wait for children to end, or fork on other nodes"
     )]
     Full {
         /// The node.

@@ -100,12 +100,19 @@ fn where_they_may_be() {
     seed.fork_and_check(&parent, 6, &[]);
     assert_eq!(told(&cluster, 0, "children"), 1);
 
+    // What a child lacks that has nothing to do with it.
+    let ports = ["--publish", "18091:80"];
+    let child = &seed.fork_idle(1, &ports)[0];
+    cluster.first().refused(&[&["fork", seed.id(), "--detach"], &ports[..]].concat()).names(&["port 18091", "in use"]);
+    assert_eq!((told(&cluster, 0, "children"), told(&cluster, 0, "kept")), (2, 1), "it stays");
+    cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
+
     let other = Parent::start(Program::Waits, &["4"]);
     let others = Seed::of(cluster.first(), &other);
     others.fork_and_check(&other, 7, &[]);
     deadline::until("the other's zygote in its place", SOON, || {
         others.fork_and_check(&other, 8, &[]);
-        (told(&cluster, 0, "children") >= 2).then_some(())
+        (told(&cluster, 0, "children") >= 3).then_some(())
     });
     assert_eq!(told(&cluster, 0, "kept"), 1, "no more than there may be");
     cluster.first().json(&["drop", others.id()]);

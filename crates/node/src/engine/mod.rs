@@ -190,11 +190,11 @@ impl Engine {
                     self.zygotes.copied();
                     return Ok(newborn);
                 }
-                Err(broken) => {
+                Err(Broken { failure, came: Came::Nowhere }) => return Err(failure),
+                Err(Broken { failure, came }) => {
                     // One that was killed says nothing of the next.
                     self.zygotes.retire(&source.key.seed, !kept.zygote().has_ended());
-                    let Broken { failure, has_run } = broken;
-                    if has_run {
+                    if came == Came::ToRun {
                         return Err(failure);
                     }
                     tracing::warn!(%failure, "a zygote is given up: children of its seed are restored one by one");
@@ -216,16 +216,16 @@ impl Engine {
         let requested_at = SystemTime::now() - requested.elapsed();
         let failed = |cause: &dyn std::fmt::Display| {
             let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
-            Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), has_run: false }
+            Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), came: Came::Nowhere }
         };
         let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
         if let Some(most) = most.filter(|most| *most < tasks) {
             let cause = format!("the seed has {tasks} processes and threads, and its children may have {most}");
             let next = "give them more (--processes)";
-            let failure = Broken { failure: failed(&cause).failure.with_next_step(next), has_run: false };
+            let failure = Broken { failure: failed(&cause).failure.with_next_step(next), came: Came::Nowhere };
             return Err(failure);
         }
-        let published = Published::take(&options.publish).map_err(|failure| Broken { failure, has_run: false })?;
+        let published = Published::take(&options.publish).map_err(|failure| Broken { failure, came: Came::Nowhere })?;
         let nest = phase!("resume.nest", self.nests.take()).map_err(|error| failed(&error))?;
         let unfinished = Unfinished::begin(nest, &self.pager);
         let opened = phase!("resume.streams", streams(unfinished.directory(), options.attached));
@@ -264,9 +264,10 @@ impl Engine {
             let limit = limit_of_memory(&container, &options.limits, &error);
             let Broken { failure, .. } = limit.map_or_else(|| failed(&error), |limit| failed(&limit));
             let failure = if is_taken(&error, options.network) { failure.with_next_step(TAKEN) } else { failure };
-            Broken { failure, has_run: !has_not_run(&error) }
+            let came = if has_not_run(&error) { Came::NotToRun } else { Came::ToRun };
+            Broken { failure, came }
         })?;
-        let has_run = |error: &dyn std::fmt::Display| Broken { has_run: true, ..failed(error) };
+        let has_run = |error: &dyn std::fmt::Display| Broken { came: Came::ToRun, ..failed(error) };
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| has_run(&error))?;
         let recording = phase!("resume.record");
         let record = self.record(unfinished.id(), source, &container, &restored, options, requested_at);
@@ -416,8 +417,18 @@ fn is_taken(error: &ResumeError, network: Network) -> bool {
 /// A child that could not be started.
 struct Broken {
     failure: Failure,
+    came: Came,
+}
+
+/// How far a child came that could not be started.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Came {
+    /// What it needs was not to be had: that says nothing of its zygote.
+    Nowhere,
+    /// It was begun, and has certainly not run: it may be made in another way.
+    NotToRun,
     /// It may have run: it is not to be started again.
-    has_run: bool,
+    ToRun,
 }
 
 /// Which process the child is. One that has already ended, as a short job may have, is given a start time that no process
