@@ -19,9 +19,12 @@ const NAMESPACES: [&str; 3] = ["net", "ipc", "uts"];
 
 /// Those of a running process's threads. One that ends meanwhile is left out.
 pub(super) fn refusals(pid: i32, tids: impl Iterator<Item = i32>) -> Vec<Refusal> {
-    tids.filter(|tid| *tid != pid)
-        .filter_map(|tid| with_own_table(pid, tid).or_else(|| in_own_namespace(pid, tid)))
-        .collect()
+    let mut others = tids.filter(|tid| *tid != pid).peekable();
+    if others.peek().is_none() {
+        return Vec::new();
+    }
+    let common = namespaces(pid);
+    others.filter_map(|tid| with_own_table(pid, tid).or_else(|| in_own_namespace((pid, &common), tid))).collect()
 }
 
 /// What the kernel tells at once, for the pause.
@@ -31,11 +34,15 @@ pub(super) fn with_own_table(pid: i32, tid: i32) -> Option<Refusal> {
     Some(refusal(pid, tid, reason))
 }
 
-fn in_own_namespace(pid: i32, tid: i32) -> Option<Refusal> {
-    let of = |tid: i32, name: &str| -> Option<PathBuf> { fs::read_link(format!("/proc/{tid}/ns/{name}")).ok() };
-    let is_own = |name: &&str| matches!((of(pid, name), of(tid, name)), (Some(all), Some(own)) if all != own);
-    let name = NAMESPACES.into_iter().find(is_own)?;
+fn in_own_namespace((pid, common): (i32, &[Option<PathBuf>]), tid: i32) -> Option<Refusal> {
+    let own = namespaces(tid);
+    let is_own = |at: &usize| matches!((&common[*at], &own[*at]), (Some(all), Some(own)) if all != own);
+    let name = NAMESPACES[(0..NAMESPACES.len()).find(is_own)?];
     Some(refusal(pid, tid, &format!("it is in another {name} namespace than the other threads")))
+}
+
+fn namespaces(tid: i32) -> [Option<PathBuf>; NAMESPACES.len()] {
+    NAMESPACES.map(|name| fs::read_link(format!("/proc/{tid}/ns/{name}")).ok())
 }
 
 fn refusal(pid: i32, tid: i32, reason: &str) -> Refusal {
