@@ -63,8 +63,12 @@ static void bear(const struct request *request, const struct plan *head, const s
 	long child = fork_with(kin->pid, kin->exit_signal, kin->flags & KIN_SAME_DIRECTORY ? K_CLONE_FS : 0, -1);
 	if (child < 0)
 		fail(STEP_FORK, child, kin->pid);
-	if (child != 0)
+	if (child != 0) {
+		/* It does so itself, but others must not come before it has. */
+		if ((kin->flags & KIN_ZOMBIE) && (kin->flags & KIN_GROUP_LEADER))
+			CALL2(setpgid, child, child);
 		return;
+	}
 	if (kin->flags & KIN_ZOMBIE)
 		become_zombie(kin, request->passed.fds[head->gate], head->process_count);
 	become_child(request, kin->plan_at);

@@ -201,6 +201,7 @@ enum kin_flag {
 	KIN_STOPPED = 16,	/* it stops by itself: to be waited for */
 	KIN_UNHEARD = 32,	/* the parent has not yet waited for its stop */
 	KIN_CORE = 128, /* a zombie that has left a core */
+	KIN_FORGOTTEN = 256, /* a zombie that was waited for: it leads a group until others have joined that */
 	KIN_SAME_DIRECTORY = 64, /* root, directory and mask are the parent's, whoever changes them */
 };
 

@@ -96,11 +96,16 @@ void join_kin(const struct plan *plan)
 	remove_cores(plan);
 }
 
-/* Ends and stops of children are things of the past: what the kernel tells of them now is taken back. */
+/* Ends and stops of children are things of the past: what the kernel tells of them now is taken back. All processes have come by
+ * here, and are in their groups. */
 void await_kin(const struct plan *plan)
 {
+	const struct plan_kin *kin = at(plan, plan->kin.offset);
 	u64 of_children = 1ull << (K_SIGCHLD - 1);
 	struct k_timespec at_once = { 0, 0 };
+	for (u32 i = 0; i < plan->kin.count; i++)
+		if (kin[i].flags & KIN_FORGOTTEN)
+			CALL4(wait4, kin[i].pid, 0, K_WALL, 0);
 	await(plan, KIN_STOPPED, K_WSTOPPED);
 	if (plan->kin.count > 0)
 		while (CALL4(rt_sigtimedwait, &of_children, 0, &at_once, sizeof of_children) > 0)

@@ -174,8 +174,12 @@ fn descriptor() -> Descriptor {
         file_owners: vec![FileOwner { number: 7, tid: 813, signal: 0 }],
         eager: vec![EagerBytes { address: 0x2000, bytes: vec![9; 0x1000] }],
         members: vec![member(820, 0), member(830, 1)],
-        zombies: vec![Zombie { pid: 840, kinship: kinship(2), status: 0x700, name: b"gone".to_vec() }],
+        zombies: vec![zombie()],
     }
+}
+
+fn zombie() -> Zombie {
+    Zombie { pid: 840, kinship: kinship(2), status: 0x700, name: b"gone".to_vec(), is_forgotten: true }
 }
 
 fn kinship(parent: u32) -> Kinship {

@@ -62,6 +62,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_shared_tables", |cluster| {
         refused(cluster, "refused_shared_tables", &["CLONE_VM", "CLONE_FILES"]);
     }),
+    Test::shared("leaderless_group", |cluster| carried(cluster, "leaderless_group")),
     Test::shared("shared_directory", |cluster| carried(cluster, "shared_directory")),
     Test::shared("refused_thread_apart", |cluster| {
         refused(cluster, "refused_thread_apart", &["thread", "current directory of its own"]);

@@ -68,6 +68,8 @@ pub struct Zombie {
     pub status: u32,
     /// Its name (comm), at most 15 bytes.
     pub name: Vec<u8>,
+    /// Whether its parent has heard of it after all: it only led a group in which others still are.
+    pub is_forgotten: bool,
 }
 
 impl Descriptor {

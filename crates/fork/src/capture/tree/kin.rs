@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use farfork_sys::process::Stat;
 use farfork_wire::descriptor::{Kinship, Zombie};
 
-use super::{Dead, Family};
+use super::{Dead, Family, Relative};
 use crate::capture::error::Refusal;
 
 /// How the processes of a tree belong together.
@@ -21,6 +21,8 @@ pub(in super::super) struct Kin {
     pub(super) zombies: Vec<Zombie>,
     /// The ids that processes know, by those that we do.
     pub(in super::super) ids: BTreeMap<i32, u32>,
+    /// Groups whose leaders have ended and were waited for, with their sessions.
+    leaderless: BTreeMap<u32, u32>,
 }
 
 impl Kin {
@@ -34,7 +36,8 @@ impl Kin {
         let first = (first[0].pid(), &first[0].stat);
         let mut refusals = Vec::new();
         for one in others {
-            match kin.kinship(first, (one.pid(), &one.stat), one.parent) {
+            let groups = one.prepared.survey.profiles.get(&one.pid()).map(|leader| leader.status.group_ids.as_slice());
+            match kin.kinship(first, (one.pid(), &one.stat, groups.unwrap_or(&[])), one.parent) {
                 Ok(kinship) => {
                     kin.members.push(Kinship { shares_directory: one.shares_directory, ..kinship });
                 }
@@ -43,32 +46,61 @@ impl Kin {
             kin.are_stopped.push(one.is_stopped);
         }
         for one in dead {
-            match kin.kinship(first, (one.pid, &one.stat), one.parent) {
+            match kin.kinship(first, (one.pid, &one.stat, &[]), one.parent) {
                 Ok(kinship) => kin.zombies.push(zombie(one, kinship)),
                 Err(refusal) => refusals.push(refusal),
             }
         }
         if refusals.is_empty() {
             kin.require_births(family, &mut refusals);
+            kin.remember_leaders(family, &mut refusals);
         }
         if refusals.is_empty() { Ok(kin) } else { Err(refusals) }
     }
 
-    fn kinship(&self, first: (i32, &Stat), (pid, stat): (i32, &Stat), parent: usize) -> Result<Kinship, Refusal> {
-        let id = |what: &str, id: i32, of_first: i32| {
+    /// `groups` are the ids of its process group in each pid namespace, where they are known.
+    fn kinship(
+        &mut self,
+        first: (i32, &Stat),
+        (pid, stat, groups): (i32, &Stat, &[u32]),
+        parent: usize,
+    ) -> Result<Kinship, Refusal> {
+        let known = |id: i32, of_first: i32| {
             let known = if id == of_first { self.ids.get(&first.0) } else { self.ids.get(&id) };
-            let reason = || {
-                format!("the process that leads its {what} ({id}) has ended, or is no descendant of pid {}", first.0)
-            };
-            known.copied().ok_or_else(|| Refusal::new(format!("pid {pid}"), reason()))
+            known.copied()
         };
-        Ok(Kinship {
-            parent: parent as u32,
-            group: id("process group", stat.group, first.1.group)?,
-            session: id("session", stat.session, first.1.session)?,
-            exit_signal: stat.exit_signal,
-            shares_directory: false,
-        })
+        let refuse = |what: &str, id: i32| {
+            let reason =
+                format!("the process that leads its {what} ({id}) has ended, or is no descendant of pid {}", first.0);
+            Refusal::new(format!("pid {pid}"), reason)
+        };
+        let session = known(stat.session, first.1.session).ok_or_else(|| refuse("session", stat.session))?;
+        let group = match (known(stat.group, first.1.group), groups.first(), groups.last()) {
+            (Some(group), ..) => group,
+            (None, Some(outer), Some(inner)) if *outer == stat.group.unsigned_abs() => {
+                self.leaderless.insert(*inner, session);
+                *inner
+            }
+            (None, ..) => return Err(refuse("process group", stat.group)),
+        };
+        Ok(Kinship { parent: parent as u32, group, session, exit_signal: stat.exit_signal, shares_directory: false })
+    }
+
+    /// A group whose leader has ended needs somebody to lead it for a moment, until others have joined it: a child of who leads its
+    /// session.
+    fn remember_leaders(&mut self, family: &Family, refusals: &mut Vec<Refusal>) {
+        for (group, session) in std::mem::take(&mut self.leaderless) {
+            let leads = |one: &Relative| self.ids.get(&one.pid()) == Some(&session);
+            let Some(parent) = family.relatives.iter().position(leads) else {
+                let reason =
+                    format!("the process that leads its session {session} has ended, and so has that of a group in it");
+                refusals.push(Refusal::new(format!("process group {group}"), reason));
+                continue;
+            };
+            let parent = parent as u32;
+            let kinship = Kinship { parent, group, session, exit_signal: 0, shares_directory: false };
+            self.zombies.push(Zombie { pid: group, kinship, status: 0, name: Vec::new(), is_forgotten: true });
+        }
     }
 
     /// Whether each process can be born into its session.
@@ -99,5 +131,6 @@ impl Kin {
 }
 
 fn zombie(dead: &Dead, kinship: Kinship) -> Zombie {
-    Zombie { pid: dead.inner_id, kinship, status: dead.stat.exit_code, name: dead.stat.name.clone() }
+    let (pid, status, name) = (dead.inner_id, dead.stat.exit_code, dead.stat.name.clone());
+    Zombie { pid, kinship, status, name, is_forgotten: false }
 }

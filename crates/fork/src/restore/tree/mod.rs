@@ -15,8 +15,8 @@ use farfork_wire::descriptor::{Backing, Descriptor, FileDescriptor, Kinship, Map
 use zerocopy::IntoBytes;
 
 use super::layout::{
-    KIN_AFTER_SESSION, KIN_CORE, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD,
-    KIN_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
+    KIN_AFTER_SESSION, KIN_CORE, KIN_FORGOTTEN, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SESSION_LEADER, KIN_STOPPED,
+    KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
 };
 use super::objects::Objects;
 use super::plan::{self, Plan, Wishes};
@@ -177,12 +177,13 @@ impl Place<'_> {
     }
 
     fn zombie(&self, zombie: &Zombie) -> PlanKin {
-        let Zombie { pid, kinship, status, name: text } = zombie;
+        let Zombie { pid, kinship, status, name: text, is_forgotten } = zombie;
         let mut name = [0; 16];
         name[..text.len()].copy_from_slice(text);
         let (leads_session, leads_group) = (kinship.session == *pid, kinship.group == *pid);
         let core = if status & CORE_BIT != 0 && names_cores_plainly() { KIN_CORE } else { 0 };
-        let flags = self.birth(*pid, kinship) | KIN_ZOMBIE | core;
+        let forgotten = if *is_forgotten { KIN_FORGOTTEN } else { 0 };
+        let flags = self.birth(*pid, kinship) | KIN_ZOMBIE | core | forgotten;
         let own = if leads_session { KIN_SESSION_LEADER } else { 0 } | if leads_group { KIN_GROUP_LEADER } else { 0 };
         PlanKin {
             plan_at: 0,
