@@ -26,9 +26,9 @@ use crate::protocol::{Ask, Outcome, Patience, Requester};
 use crate::transport::{Dialer, Security};
 use crate::{Address, Completion, FabricError, LinkError, Reply, SeedKey};
 
-/// Most bytes that one poll receives, so that a fast owner does not hold up the caller's other work: some 40 µs, with
+/// Most bytes that one poll receives, so that a fast owner does not hold up the caller's other work: some 20 µs, with
 /// decryption. A pager hears its children's faults in between.
-const RECEIVED_BYTES_MAX: usize = 128 << 10;
+const RECEIVED_BYTES_MAX: usize = 64 << 10;
 
 /// What became of asking for grants: `None` when there was no answer in time.
 #[derive(Debug)]

@@ -252,15 +252,18 @@ impl Child {
         }
     }
 
-    /// Installs what is left of a delivery, and cuts from it what is done.
-    pub(super) fn install(&mut self, delivery: &mut Delivery) -> Installed {
+    /// Installs what is left of a delivery, or `slots_max` of it, and cuts from it what is done.
+    pub(super) fn install(&mut self, delivery: &mut Delivery, slots_max: u64) -> Installed {
         let Delivery { read, data, offset } = delivery;
-        let Some(space) = self.spaces.get_mut(&read.space) else { return Installed::All };
-        while let Some(slots) = read.slots.first_mut() {
-            let Some(run) = self.populated.runs_of(slots.clone()).next() else {
+        let Some(space) = self.spaces.get_mut(&read.space) else { return Installed::Gone };
+        let mut room = slots_max;
+        while let Some(slots) = read.slots.first_mut().filter(|slots| room > 0 || slots.is_empty()) {
+            let Some(run) = self.populated.runs_of(slots.start..slots.end.min(slots.start.saturating_add(room))).next()
+            else {
                 read.slots.remove(0);
                 continue;
             };
+            room -= run.count;
             let bytes = (run.count * PAGE_SIZE) as usize;
             let Some(pages) = data.get(*offset..*offset + bytes) else {
                 return Installed::Failed(io::Error::other("the owner's reply is too short"));

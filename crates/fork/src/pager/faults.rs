@@ -23,6 +23,9 @@ use super::space::Need;
 use super::watch::Source;
 
 /// Pause when as much is on its way as a connection takes.
+/// Slots of a reply fetched ahead that are installed in one step, some 20 µs.
+const INSTALLED_SLOTS_MAX: u64 = 16;
+
 const CONNECTION_FULL_PAUSE: Duration = Duration::from_millis(1);
 
 impl Server<'_> {
@@ -332,14 +335,16 @@ impl Server<'_> {
         let outcome = match self.children.get_mut(&key) {
             Some(served) => {
                 let began = (Instant::now(), served.child.counters.pages_fetched);
-                let outcome = served.child.install(&mut delivery);
+                let slots_max = if delivery.read.lane == Lane::Bulk { INSTALLED_SLOTS_MAX } else { u64::MAX };
+                let outcome = served.child.install(&mut delivery, slots_max);
                 served.child.installed(&delivery.read, &outcome, began);
                 outcome
             }
-            None => Installed::All,
+            None => Installed::Gone,
         };
         match outcome {
-            Installed::All => {}
+            Installed::All if delivery.read.slots.is_empty() => {}
+            Installed::All => return self.arrived.push_front(delivery),
             Installed::Gone => self.close_space(key, space),
             Installed::Later { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
                 return self.retries.push(Task::Delivery(delivery), self.now, pause, paused_tries);

@@ -1,9 +1,9 @@
 //! The pager's loop: waits for faults, replies, requests and time, and has each answered. One loop serves all children;
 //! a second one, on another core, would have children of its own.
 //!
-//! Each round: replies first (they end somebody's wait), then what children say, then what is to be done again, then
-//! what may be fetched ahead; then all that was asked for goes out together. Last, one reply of pages fetched ahead is
-//! installed: whoever waits for a page waits for one such reply at most.
+//! Each round: single pages first (they end somebody's wait), then what children say, then what is to be done again, then
+//! what may be fetched ahead; then what somebody waits for is asked for. Last comes one step of a stream: some of it is
+//! received, or installed. Whoever waits for a page waits for one such step before it is asked for, and for one when it has come.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -85,6 +85,8 @@ pub(super) struct Server<'a> {
     pub(super) trusting: Trusting,
     /// A page was asked for in this round that a thread waits for, of the process of this pid, where that is known.
     pub(super) asked_for_one: Option<Option<i32>>,
+    /// Whether the last step of a stream received some of it.
+    received_last: bool,
     completions: Vec<Completion>,
     placement: Placement,
     spin: Spin,
@@ -131,6 +133,7 @@ impl<'a> Server<'a> {
             end: None,
             trusting,
             asked_for_one: None,
+            received_last: false,
             completions: Vec::new(),
             placement: Placement::default(),
             spin: Spin::new(now),
@@ -176,7 +179,7 @@ impl<'a> Server<'a> {
             let keys = self.owners.keys();
             self.to_poll.extend(keys.into_iter().flat_map(|key| [(key, Lane::Demand), (key, Lane::Bulk)]));
         }
-        self.poll_owners();
+        self.poll_owners(Lane::Demand);
         for source in ready {
             match *source {
                 Source::Space(child, space) => self.hear(child, space),
@@ -195,24 +198,41 @@ impl<'a> Server<'a> {
             }
         }
         self.fetch_ahead();
-        self.poll_owners();
-        // The owner works on what was just asked for, meanwhile.
-        let pid = self.asked_for_one.take().filter(|_| self.arrived.is_empty() && !self.owners.is_streaming());
-        if let Some(delivery) = self.arrived.pop_front() {
-            self.deliver(delivery, 0);
-        } else if let Some(pid) = pid {
-            self.placement.waits_for_one(pid, self.now);
+        self.poll_owners(Lane::Demand);
+        let streams = !self.arrived.is_empty() || self.owners.is_streaming();
+        match self.asked_for_one.take() {
+            Some(_) if streams => self.stand_back(),
+            Some(pid) => self.placement.waits_for_one(pid, self.now),
+            None => {}
         }
+        self.step_stream();
         if self.now >= self.next_sweep {
             self.sweep();
         }
     }
 
-    /// Sends and receives on all lanes that have something to do; who waits for a page comes first.
-    fn poll_owners(&mut self) {
-        let mut lanes: Vec<(OwnerKey, Lane)> = std::mem::take(&mut self.to_poll).into_iter().collect();
-        lanes.sort_by_key(|(_, lane)| *lane);
+    /// A page was asked for that a thread waits for: if its owner is to run on this CPU, it does so before the stream goes on.
+    fn stand_back(&mut self) {
+        if self.spin.look_again_for(self.now, STREAM_LOOK) {
+            self.spin.give_way();
+        }
+    }
+
+    /// One step of what is fetched ahead: sends and receives, or installs what was received, in turns where there is both to do.
+    fn step_stream(&mut self) {
+        let installs = !self.arrived.is_empty() && (self.to_poll.is_empty() || self.received_last);
+        self.received_last = !installs;
+        if !installs {
+            self.poll_owners(Lane::Bulk);
+        } else if let Some(delivery) = self.arrived.pop_front() {
+            self.deliver(delivery, 0);
+        }
+    }
+
+    /// Sends and receives on the lanes of this kind that have something to do.
+    fn poll_owners(&mut self, lane: Lane) {
         let mut completions = std::mem::take(&mut self.completions);
+        let lanes: Vec<_> = self.to_poll.extract_if(.., |(_, of)| *of == lane).collect();
         for (owner, lane) in lanes {
             self.owners.poll(owner, lane, self.now, &mut completions);
             if lane == Lane::Bulk && !completions.is_empty() {
