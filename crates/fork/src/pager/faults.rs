@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use std::io;
 use std::iter;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -22,10 +23,10 @@ use super::server::{Served, Server, TABLE_FULL_PAUSE};
 use super::space::Need;
 use super::watch::Source;
 
-/// Pause when as much is on its way as a connection takes.
 /// Slots of a reply fetched ahead that are installed in one step, some 20 µs.
 const INSTALLED_SLOTS_MAX: u64 = 16;
 
+/// Pause when as much is on its way as a connection takes.
 const CONNECTION_FULL_PAUSE: Duration = Duration::from_millis(1);
 
 impl Server<'_> {
@@ -181,7 +182,8 @@ impl Server<'_> {
                 child.counters.faults_cached += u64::from(cached.is_some() && is_first);
                 if cached.is_none() {
                     let pid = child.pid.filter(|_| space_number == 0);
-                    self.demand(fault, slot, (source, owner));
+                    let slots = self.along(fault, slot, (source, ahead.along.clone()));
+                    self.demand(fault, slots, (source, owner));
                     self.asked_for_one = Some(pid);
                 }
                 self.wish(key, space_number, ahead);
@@ -203,10 +205,21 @@ impl Server<'_> {
         }
     }
 
-    /// Asks for a page that somebody waits for.
-    fn demand(&mut self, fault: Fault, slot: u64, (source, owner): (usize, OwnerKey)) {
+    /// What to ask for where somebody waits for a slot: with it, what else of a range is wanted.
+    fn along(&mut self, fault: Fault, slot: u64, (source, along): (usize, Range<u64>)) -> Vec<Range<u64>> {
         let Fault { child, space, .. } = fault;
-        let slots = iter::once(slot..slot + 1).collect();
+        let alone = iter::once(slot..slot + 1).collect();
+        let Some(served) = self.children.get_mut(&child).filter(|_| along.end - along.start > 1) else { return alone };
+        let Child { spaces, populated, trace, .. } = &mut served.child;
+        let Some(known) = spaces.get(&space) else { return alone };
+        let (wanted, _) = known.wanted_from((source, populated), along, BULK_SLOTS);
+        trace.fetched(&wanted);
+        self.take_cached((child, space, source), wanted)
+    }
+
+    /// Asks for a page that somebody waits for, and what comes along with it.
+    fn demand(&mut self, fault: Fault, slots: Vec<Range<u64>>, (source, owner): (usize, OwnerKey)) {
+        let Fault { child, space, .. } = fault;
         if !self.ask(Read { child, space, slots, source, owner, lane: Lane::Demand, asked_at: self.now }) {
             let again = Task::Fault(Fault { is_first: false, ..fault });
             self.retries.push(again, self.now, CONNECTION_FULL_PAUSE, 0);
@@ -365,8 +378,9 @@ impl Server<'_> {
         let spaces = &mut served.child.spaces;
         if let Some(space) = spaces.get_mut(&read.space) {
             read.slots.iter().for_each(|slots| space.dropped(slots.clone()));
-            if settles || read.lane == Lane::Bulk && is_about_the_range(error) {
+            if settles || read.is_guess() && is_about_the_range(error) {
                 // Only a guess was wrong. Whoever waits for one of these pages asks for it alone.
+                space.ask_alone();
                 return space.wake_all();
             }
         }

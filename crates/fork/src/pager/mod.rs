@@ -56,6 +56,7 @@ mod templates;
 mod trusting;
 mod watch;
 mod working_set;
+mod zero_runs;
 mod zygotes;
 
 pub use cache::{CACHE_BYTES_MAX_DEFAULT, CacheStats};

@@ -97,6 +97,13 @@ pub(super) struct Read {
     pub(super) asked_at: Instant,
 }
 
+impl Read {
+    /// Whether it is for more than one page that somebody waits for.
+    pub(super) fn is_guess(&self) -> bool {
+        self.lane == Lane::Bulk || self.slots.iter().map(|slots| slots.end - slots.start).sum::<u64>() > 1
+    }
+}
+
 struct Owner {
     address: Address,
     node: NodeName,

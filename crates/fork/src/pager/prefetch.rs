@@ -8,14 +8,13 @@
 //!   and what was touched since.
 //! - *Runs.* Who goes through memory in order gets as much ahead as it went through so far, up to a limit.
 //! - *Streams.* Where so large a part of a neighbourhood, or of all, was touched that the rest will be wanted too, each
-//!   fault lets another region come, wherever it is. The faults keep it going: it ends soon after the last.
+//!   fault lets another region come, wherever it is. The faults keep it going: it ends soon after the last. And what
+//!   lies around the page comes along with it: whoever waits for single pages meanwhile pays a round trip for each.
 //!
 //! Touches of pages that are there already cannot be seen. Where half of the pages are, a fault among the other half
 //! stands for two touches.
 
 use std::ops::Range;
-
-use farfork_wire::PAGE_SIZE;
 
 /// Slots per region: 2 MiB of data.
 pub(super) const REGION_SLOTS: u64 = 512;
@@ -26,6 +25,9 @@ const WINDOWS_SLOTS: [u64; 3] = [1, 32, REGION_SLOTS];
 /// A process of so many slots, 4 MiB, has a whole region fetched at the first fault: that costs as much as some ten faults,
 /// and each process has more than that before it does anything of its own.
 const SMALL_SLOTS: u64 = 1024;
+
+/// Slots that come along with a page where all around it will be wanted, aligned: they cost some three faults.
+const ALONG_SLOTS: u64 = 32;
 
 /// First window of a region behind one that is fetched whole: the process may go through memory in order.
 const BEHIND_WHOLE: u8 = 1;
@@ -65,12 +67,6 @@ const RUNS: usize = 4;
 const RUN_SLOTS_MIN: u64 = 32;
 const RUN_SLOTS_MAX: u64 = 2048;
 
-/// Pages zeroed at the first fault of a run. Zeroing costs a tenth of a microsecond a page, a fault ten.
-const ZERO_PAGES_MIN: u64 = 16;
-
-/// Most pages zeroed at once, which takes about 50 µs: as long as other children may have to wait for a fetch.
-const ZERO_PAGES_MAX: u64 = 512;
-
 /// How a fault found its page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Found {
@@ -84,6 +80,8 @@ pub(super) enum Found {
 /// be among it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Ahead {
+    /// Around the fault, to come with its page.
+    pub(super) along: Range<u64>,
     /// Around the fault, or ahead of it.
     pub(super) window: Range<u64>,
     /// A region of the stream.
@@ -92,7 +90,7 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// Nothing.
-    pub(super) const NOTHING: Self = Self { window: 0..0, stream: 0..0 };
+    pub(super) const NOTHING: Self = Self { along: 0..0, window: 0..0, stream: 0..0 };
 }
 
 /// A part of the slots.
@@ -122,6 +120,7 @@ struct Run {
 #[derive(Debug, Clone)]
 pub(super) struct Readahead {
     window_slots_max: u64,
+    along_slots: u64,
     slots: u64,
     regions: Vec<Region>,
     /// Slots that are there or on their way.
@@ -143,6 +142,7 @@ impl Readahead {
     pub(super) fn new(slots: u64, window_slots_max: u64) -> Self {
         Self {
             window_slots_max: window_slots_max.max(1),
+            along_slots: window_slots_max.clamp(1, ALONG_SLOTS),
             slots,
             regions: vec![Region::default(); slots.div_ceil(REGION_SLOTS) as usize],
             here: 0,
@@ -167,11 +167,16 @@ impl Readahead {
         for_regions(slots, |region, count| self.regions[region].here -= count);
     }
 
+    /// Has pages come alone from now on.
+    pub(super) fn bring_alone(&mut self) {
+        self.along_slots = 1;
+    }
+
     /// What the fault at `slot` calls for. `follows`: the slot before it is there.
     pub(super) fn fault(&mut self, slot: u64, found: Found, follows: bool) -> Ahead {
         let alone = slot..slot + 1;
         if self.window_slots_max == 1 {
-            return Ahead { window: alone, stream: 0..0 };
+            return Ahead { along: alone.clone(), window: alone, stream: 0..0 };
         }
         let region = (slot / REGION_SLOTS) as usize;
         self.note_touch(region);
@@ -180,17 +185,18 @@ impl Readahead {
         let unlocked = all || self.is_wanted(region);
         let window = match (run, found) {
             (Some(run), _) => run,
-            (None, Found::Late) => alone,
+            (None, Found::Late) => alone.clone(),
             (None, Found::Missing) if unlocked || self.is_allowed() => self.window(slot),
-            (None, Found::Missing) => alone,
+            (None, Found::Missing) => alone.clone(),
         };
+        let along = if unlocked { aligned(slot, self.along_slots, self.slots) } else { alone };
         let goes_on = self.runs[0].last == slot && self.runs[0].end > slot;
         if found == Found::Missing && !goes_on {
             self.runs.rotate_right(1);
             self.runs[0] = Run { start: slot, last: slot, end: window.end, in_order: false };
         }
         let stream = if unlocked { self.stream(region, all) } else { 0..0 };
-        Ahead { window, stream }
+        Ahead { along, window, stream }
     }
 
     fn note_touch(&mut self, region: usize) {
@@ -248,8 +254,7 @@ impl Readahead {
         self.regions[region].level = (level + 1).min(levels);
         let window = WINDOWS_SLOTS[level.min(levels - 1) as usize].min(self.window_slots_max);
         self.unasked += window.saturating_sub(u64::from(self.regions[region].here) + 1);
-        let start = slot / window * window;
-        start..(start + window).min(self.slots)
+        aligned(slot, window, self.slots)
     }
 
     /// The next region of the stream, when the one before has been asked for mostly.
@@ -281,6 +286,12 @@ impl Readahead {
     }
 }
 
+/// The window of this size, aligned to it, that a slot lies in.
+fn aligned(slot: u64, window: u64, slots: u64) -> Range<u64> {
+    let start = slot / window * window;
+    start..(start + window).min(slots)
+}
+
 /// How many parts of touches a fault stands for, where `here` of so many slots are there, which nobody sees touched.
 fn parts_touched(slots: u64, here: u64) -> u64 {
     let missing = slots.saturating_sub(here).max(1);
@@ -295,24 +306,6 @@ fn for_regions(slots: Range<u64>, mut apply: impl FnMut(usize, u16)) {
         let end = slots.end.min((region + 1) * REGION_SLOTS);
         apply(region as usize, (end - next) as u16);
         next = end;
-    }
-}
-
-/// How many zeroes to map at once.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ZeroRuns {
-    /// Address behind the last run.
-    end: u64,
-    pages: u64,
-}
-
-impl ZeroRuns {
-    /// How many pages to zero from `address` on: twice as many as before where it goes on from the last run.
-    pub(super) fn pages_from(&mut self, address: u64) -> u64 {
-        let goes_on = address == self.end;
-        self.pages = if goes_on { (2 * self.pages).min(ZERO_PAGES_MAX) } else { ZERO_PAGES_MIN };
-        self.end = address + self.pages * PAGE_SIZE;
-        self.pages
     }
 }
 
@@ -347,10 +340,11 @@ mod tests {
             }
             self.faults += 1;
             let follows = slot > 0 && self.here[slot as usize - 1];
-            let Ahead { window, stream } = self.readahead.fault(slot, Found::Missing, follows);
+            let Ahead { along, window, stream } = self.readahead.fault(slot, Found::Missing, follows);
+            assert!(along.contains(&slot) && along.end <= self.here.len() as u64);
             assert!(window.contains(&slot) && window.end <= self.here.len() as u64);
             assert!(stream.end <= self.here.len() as u64);
-            self.fetch(slot);
+            along.for_each(|slot| self.fetch(slot));
             self.queue.extend(window.chain(stream));
             for _ in 0..self.slots_per_fault.min(self.queue.len()) {
                 let next = self.queue.pop_front().unwrap();
@@ -419,6 +413,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn who_waits_beside_its_own_stream_is_brought_a_window() {
+        for slots_per_fault in [0, 10, 40] {
+            let mut process = Process::new(GIB_SLOTS, slots_per_fault);
+            shuffled(GIB_SLOTS, 1).into_iter().for_each(|slot| process.touch(slot));
+            let most = GIB_SLOTS / ALL_PART + GIB_SLOTS / (ALONG_SLOTS + slots_per_fault as u64);
+            assert!(process.faults <= most, "{}", process.faults);
+        }
+    }
+
+    #[test]
+    fn pages_come_alone_once_others_could_not() {
+        let mut readahead = Readahead::new(4 * REGION_SLOTS, REGION_SLOTS);
+        let mut along = |slot| readahead.fault(slot, Found::Missing, false).along;
+        assert_eq!(along(700), 700..701);
+        assert_eq!((0..200).map(|touch| along(10 * touch + 5)).last(), Some(1984..2016), "all will be wanted");
+        readahead.bring_alone();
+        assert_eq!(readahead.fault(1700, Found::Missing, false).along, 1700..1701);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(8))]
         #[test]
@@ -428,15 +442,6 @@ mod tests {
             shuffled(GIB_SLOTS, seed).into_iter().take(touched).for_each(|slot| process.touch(slot));
             prop_assert!(process.moved <= GIB_SLOTS / 10, "{} of {touched}", process.moved);
         }
-    }
-
-    #[test]
-    fn zero_runs_grow_only_in_order() {
-        let mut runs = ZeroRuns::default();
-        assert_eq!(runs.pages_from(0x10000), 16);
-        assert_eq!(runs.pages_from(0x20000), 32);
-        assert_eq!(runs.pages_from(0x40000), 64);
-        assert_eq!(runs.pages_from(0x10000), 16);
     }
 
     #[derive(Debug, Clone)]

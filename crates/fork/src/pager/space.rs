@@ -16,7 +16,8 @@ use super::install::{Gap, Installed, install};
 use super::page_map::{PageMap, Segment};
 use super::page_set::PageSet;
 use super::populated::{Populated, SlotRun};
-use super::prefetch::{Ahead, Found, Readahead, ZeroRuns};
+use super::prefetch::{Ahead, Found, Readahead};
+use super::zero_runs::ZeroRuns;
 
 /// No process maps anything below: vm.mmap_min_addr of every distribution, and what a wake may not be asked for.
 const USER_SPACE_START: u64 = 64 << 10;
@@ -212,6 +213,11 @@ impl Space {
     pub(super) fn dropped(&mut self, slots: Range<u64>) {
         self.in_flight.without(&self.installed, slots.clone()).for_each(|lost| self.readahead.dropped(lost));
         self.in_flight.remove(slots);
+    }
+
+    /// Has pages that somebody waits for asked for alone from now on: what would have come along cannot be had.
+    pub(super) fn ask_alone(&mut self) {
+        self.readahead.bring_alone();
     }
 
     /// Nothing of the seed is missing any more: what is not there is zero from now on.

@@ -19,6 +19,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("pages_arrive_in_order_and_backwards", || run_once("touch_in_order")),
     ("single_pages_are_fetched_when_asked_so", single_pages_are_fetched_when_asked_so),
     ("cow_fetches_each_page_once_and_alone", cow_fetches_each_page_once_and_alone),
+    ("pages_come_alone_where_windows_cannot_be_had", pages_come_alone_where_windows_cannot_be_had),
     ("who_touches_little_of_much_gets_little", who_touches_little_of_much_gets_little),
     ("pages_of_this_host_are_told_apart", pages_of_this_host_are_told_apart),
     ("the_next_child_finds_connections_made", the_next_child_finds_connections_made),
@@ -135,6 +136,17 @@ fn cow_fetches_each_page_once_and_alone() {
         assert_eq!((counters.faults_missing, counters.round_trips), (populated, populated), "{counters:?}");
         assert_eq!(counters.faults_late, 0, "{counters:?}");
     });
+}
+
+fn pages_come_alone_where_windows_cannot_be_had() {
+    let seed = Seed::brittle(PAGES);
+    let (owner, bed) = (Owner::start(&seed), Bed::new());
+    let mut program = bed.start("touch_at_random", PAGES, &seed.plan(owner.address(), Strategy::default()));
+    program.expect_success();
+    let PagerStats { counters, .. } = bed.stats(&program);
+    assert_eq!(counters.pages_fetched, seed.populated_pages(), "{counters:?}");
+    bed.finish(program);
+    bed.end();
 }
 
 fn who_touches_little_of_much_gets_little() {

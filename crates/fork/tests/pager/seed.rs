@@ -55,6 +55,8 @@ pub(crate) struct Seed {
     ready: Vec<u8>,
     /// The pages that may be asked for, where it is not all of them.
     served: Option<BTreeSet<u64>>,
+    /// Whether only single pages can be read.
+    is_brittle: bool,
     /// What its children touch; how many reports of them came.
     working_set: Remembered,
     reports: AtomicU64,
@@ -63,23 +65,31 @@ pub(crate) struct Seed {
 
 impl Seed {
     pub(crate) fn new(pages: u64, ready: bool) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::made(pages, ready))
+    }
+
+    /// One of which nothing but single pages can be read.
+    pub(crate) fn brittle(pages: u64) -> Arc<Self> {
+        Arc::new(Self { is_brittle: true, ..Self::made(pages, false) })
+    }
+
+    fn made(pages: u64, ready: bool) -> Self {
+        Self {
             id: "n1.s00f3a96c5d217e84".parse().unwrap(),
             token: Token::from_bytes([7; 16]),
             pages,
             ready: if ready { (0..pages).flat_map(contents).collect() } else { Vec::new() },
             served: None,
+            is_brittle: false,
             working_set: Remembered::default(),
             reports: AtomicU64::new(0),
             learner: Learner::new(),
-        })
+        }
     }
 
     /// One that has some of the pages only: who asks for others asked the wrong seed.
     pub(crate) fn part(id: SeedId, token: Token, pages: u64, served: BTreeSet<u64>) -> Arc<Self> {
-        let (ready, served, working_set) = (Vec::new(), Some(served), Remembered::default());
-        let (reports, learner) = (AtomicU64::new(0), Learner::new());
-        Arc::new(Self { id, token, pages, ready, served, working_set, reports, learner })
+        Arc::new(Self { id, token, served: Some(served), ..Self::made(pages, false) })
     }
 
     /// How many of its pages hold data.
@@ -130,6 +140,9 @@ impl Region for Seed {
 
     fn read(&self, extent: ExtentId, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let (first, end) = (offset as usize, offset as usize + into.len());
+        if self.is_brittle && extent == EXTENT && into.len() as u64 > PAGE_SIZE {
+            return Err(rustix::io::Errno::IO.into());
+        }
         if extent == ExtentId::WORKING_SET {
             self.working_set.read(offset, into);
         } else if extent == ExtentId::DESCRIPTOR {
