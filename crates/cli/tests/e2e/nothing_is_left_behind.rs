@@ -13,7 +13,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("no_memory_in_the_control_groups", no_memory),
 ];
 
-/// An empty node's groups hold a few pages of the kernel's own; a forgotten child has hundreds.
+/// An empty node's groups hold what the kernel itself needs for the containers that are ready, 200 KiB each; a forgotten child has
+/// hundreds of pages.
 const GROUP_KB_MAX: u64 = 2048;
 const SETTLE_LIMIT: Duration = Duration::from_secs(15);
 
@@ -54,7 +55,7 @@ fn after_a_crash() {
 }
 
 fn no_memory() {
-    let cluster = Cluster::start(2);
+    let cluster = Cluster::start_with(2, &["--pool", "1"]);
     let mut parent = Parent::start(Program::Waits, &["64"]);
     let seed = Seed::of(cluster.first(), &parent);
     let numbers: Vec<u64> = (0..10).collect();
