@@ -9,7 +9,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farfork_fabric::{
     Address, Buffer, Completion, Connection, MessageRequest, ReadMode, ReadRequest, SeedKey, Span, SubmitError,
@@ -19,6 +19,7 @@ use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use super::journal::SpaceNumber;
 use super::populated::Populated;
 use super::working_set::Batch;
+use crate::owner_links::IDLE_LIMIT;
 
 /// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
 pub(super) const BULK_SLOTS: u64 = 32;
@@ -29,9 +30,6 @@ pub(super) const BULK_READS_MAX: usize = 4;
 
 /// With no more than so many on their way, others are asked for, in one go: a message costs as much as five pages.
 const BULK_READS_LEFT: usize = 2;
-
-/// How long connections are kept that no child needs: as long as a user may think before the next fork.
-const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Most owners whose connections are kept so; the one that was left first goes first. Each has a few descriptors.
 const IDLE_OWNERS_MAX: usize = 8;
