@@ -83,8 +83,14 @@ enum farfork_fork_flag {
     FARFORK_FORK_UNTRUSTED = 4, /* as `farfork fork --untrusted` */
 };
 
-/* Starts children of a seed. The payload of each is its index, in decimal digits. A request without the last two fields, as
- * older libraries send it, sets no limits. */
+enum farfork_network {
+    FARFORK_NETWORK_PRIVATE = 0, /* each child has one of its own */
+    FARFORK_NETWORK_SHARED = 1,  /* one for all children of the request on a node */
+    FARFORK_NETWORK_HOST = 2,    /* the node's */
+};
+
+/* Starts children of a seed. The payload of each is its index, in decimal digits. A request may end before memory_bytes_max or
+ * processes_max, as older libraries send it: what it does not have is 0. */
 struct farfork_fork_request {
     struct farfork_header header;
     uint32_t batch;      /* a number of the sender's, which comes back in what is said of these children */
@@ -97,6 +103,8 @@ struct farfork_fork_request {
     char strategy[FARFORK_STRATEGY_BYTES]; /* as `farfork fork --strategy` takes it; empty: the default */
     uint64_t memory_bytes_max;   /* what a child may use of memory; 0: no limit of its own */
     uint64_t cpu_millicores_max; /* what a child may use of processors, in thousandths of one; 0: no limit of its own */
+    uint32_t processes_max;      /* how many processes and threads a child may have; 0: no limit of its own */
+    uint32_t network;            /* enum farfork_network */
 };
 
 /* Kills a child of this connection; its end is told as any other. */
@@ -165,6 +173,13 @@ enum farfork_how {
     FARFORK_ENDED_LOST = 3,   /* text: what is known */
 };
 
+enum farfork_limit {
+    FARFORK_LIMIT_NONE = 0,
+    FARFORK_LIMIT_TIME = 1,        /* it ran for as long as it may */
+    FARFORK_LIMIT_MEMORY = 2,      /* it needed more memory than it may use */
+    FARFORK_LIMIT_NODE_MEMORY = 3, /* its node had no memory left */
+};
+
 /* A child has ended. With has_result, a descriptor to read its result from. */
 struct farfork_ended_reply {
     struct farfork_header header;
@@ -173,7 +188,7 @@ struct farfork_ended_reply {
     uint32_t how; /* enum farfork_how */
     uint32_t value;
     uint32_t has_result;
-    uint32_t reserved;
+    uint32_t limit; /* enum farfork_limit: which it was killed for */
     char text[FARFORK_TEXT_BYTES];
 };
 

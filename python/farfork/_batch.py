@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable
@@ -21,13 +20,10 @@ class Batch:
     number: int
     seed: str
     futures: list[ChildFuture[Any]]
-    #: How long a child may run, in seconds.
-    timeout: float | None
     #: Children that were asked for and have not ended.
     living: set[int] = field(default_factory=set)
     #: Up to where children were asked for.
     next: int = 0
-    _started: dict[int, float] = field(default_factory=dict)
 
     def take(self, room: int) -> range:
         """The next calls to be forked, as many as there is room for: consecutive ones, none of them cancelled."""
@@ -50,7 +46,6 @@ class Batch:
         index: int = message["index"]
         future = self.futures[index]
         future.child = message["child"]
-        self._started[index] = time.monotonic()
         return future.cancelled()
 
     def ended(self, message: Message, fds: list[int]) -> Callable[[], None]:
@@ -72,12 +67,10 @@ class Batch:
             return ChildDied(child, f"it is lost: {message['text']}")
         if how == _protocol.ENDED_EXIT:
             return ChildDied(child, f"it ended with exit status {value} before it gave a result", exit_code=value)
-        ran = time.monotonic() - self._started.get(index, time.monotonic())
-        if self.timeout is not None and signal_name(value) == "SIGKILL" and ran >= self.timeout * 0.9:
-            return ChildTimeout(child, f"it was killed, having run for {self.timeout} s", signal_number=value)
-        limit = message["text"]
-        cause = f"it was killed: {limit}" if limit else f"it was killed by {signal_name(value)}"
-        return ChildDied(child, cause, signal_number=value)
+        clause, limit = message["text"], message["limit"]
+        cause = f"it was killed: {clause}" if clause else f"it was killed by {signal_name(value)}"
+        died = ChildTimeout if limit == _protocol.LIMIT_TIME else ChildDied
+        return died(child, cause, signal_number=value, limit=_protocol.LIMITS.get(limit))
 
 
 def _read(fd: int) -> Any:

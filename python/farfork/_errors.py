@@ -30,8 +30,15 @@ class ChildNotStarted(Error):
 class ChildDied(Error):
     """A child ended before it gave a result; the others are unharmed."""
 
-    def __init__(self, child: str, cause: str, exit_code: int | None = None, signal_number: int | None = None) -> None:
-        super().__init__(child, cause, exit_code, signal_number)
+    def __init__(
+        self,
+        child: str,
+        cause: str,
+        exit_code: int | None = None,
+        signal_number: int | None = None,
+        limit: str | None = None,
+    ) -> None:
+        super().__init__(child, cause, exit_code, signal_number, limit)
         #: Its id, for ``farfork logs``.
         self.child = child
         #: Why, in words.
@@ -40,6 +47,8 @@ class ChildDied(Error):
         self.exit_code = exit_code
         #: The signal that killed it, if one did.
         self.signal = signal_number
+        #: Which limit it was killed for, if it was for one: ``"time"``, ``"memory"`` or ``"node_memory"``.
+        self.limit = limit
 
     def __str__(self) -> str:
         return f"child {self.child}: {self.cause}; see `farfork logs {self.child}`"

@@ -36,7 +36,9 @@ class Executor(_Executor):
     seconds is killed, and its future raises :class:`ChildTimeout`. ``strategy`` says how their memory comes, as ``farfork fork
     --strategy`` does: ``"cow"``, ``"prefetch"`` (which is the default) or ``"eager"``, and behind commas ``"cache"`` and
     ``"first"``. A child may use ``memory`` bytes of memory, and ``cpus`` processors (0.5 is half of one); one that needs more
-    memory is killed, and its future raises :class:`ChildDied`. With ``untrusted``, children have no capabilities, and are kept from
+    memory is killed, and its future raises :class:`ChildDied`. It may have ``processes`` processes and threads; to start more fails.
+    ``net`` says which network it has, as ``farfork fork --net`` does: ``"private"``, ``"shared"`` with the other children of its
+    call on its node, or ``"host"``, its node's. With ``untrusted``, children have no capabilities, and are kept from
     devices and system calls that could lead out of their containers, as ``farfork fork --untrusted`` has it.
 
     Functions and arguments are not pickled: a child has this process's memory. Results and exceptions are.
@@ -53,12 +55,18 @@ class Executor(_Executor):
         strategy: str = "",
         memory: int | None = None,
         cpus: float | None = None,
+        processes: int | None = None,
+        net: str = "private",
         untrusted: bool = False,
     ) -> None:
         if max_children < 1:
             raise ValueError("max_children must be 1 or more")
         if (memory is not None and memory < 1) or (cpus is not None and cpus < 0.001):
             raise ValueError("memory must be 1 byte or more, cpus 0.001 or more")
+        if processes is not None and not 1 <= processes < 1 << 32:
+            raise ValueError("processes must be 1 or more")
+        if net not in _protocol.NETWORKS:
+            raise ValueError(f"net must be one of {', '.join(_protocol.NETWORKS)}")
         if isinstance(nodes, str):
             nodes = nodes.split(",")
         self._nodes = ",".join(nodes) if nodes else ""
@@ -67,6 +75,8 @@ class Executor(_Executor):
         self._strategy = strategy
         self._memory_bytes_max = memory or 0
         self._cpu_millicores_max = round((cpus or 0) * 1000)
+        self._processes_max = processes or 0
+        self._network = _protocol.NETWORKS[net]
         self._flags = _protocol.FORK_OWNS_SEED | (0 if nodes else _protocol.FORK_ANY_NODE)
         if untrusted:
             self._flags |= _protocol.FORK_UNTRUSTED
@@ -162,7 +172,7 @@ class Executor(_Executor):
             ]
             try:
                 self._connect()
-                batch = Batch(number, who.id, futures, self._timeout)
+                batch = Batch(number, who.id, futures)
                 self._batches[number] = batch
                 self._fork(batch)
             except OSError as error:
@@ -199,12 +209,14 @@ class Executor(_Executor):
                 first=calls.start,
                 count=len(calls),
                 flags=self._flags,
-                timeout_ms=round((batch.timeout or 0) * 1000),
+                timeout_ms=round((self._timeout or 0) * 1000),
                 seed=batch.seed,
                 nodes=self._nodes,
                 strategy=self._strategy,
                 memory_bytes_max=self._memory_bytes_max,
                 cpu_millicores_max=self._cpu_millicores_max,
+                processes_max=self._processes_max,
+                network=self._network,
             )
 
     def _give_up(self, number: int, index: int) -> None:

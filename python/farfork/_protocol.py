@@ -15,6 +15,9 @@ SEED, CHILD, FAILED, STARTED, ENDED, WELCOME = 16, 17, 18, 19, 20, 21
 
 FORK_ANY_NODE, FORK_OWNS_SEED, FORK_UNTRUSTED = 1, 2, 4
 ENDED_EXIT, ENDED_SIGNAL, ENDED_LOST = 1, 2, 3
+NETWORKS = {"private": 0, "shared": 1, "host": 2}
+LIMIT_TIME, LIMIT_MEMORY, LIMIT_NODE_MEMORY = 1, 2, 3
+LIMITS = {LIMIT_TIME: "time", LIMIT_MEMORY: "memory", LIMIT_NODE_MEMORY: "node_memory"}
 
 _ID, _NAME, _NODES, _STRATEGY, _TEXT = "96s", "64s", "4096s", "32s", "2048s"
 _PLACE = (("batch", "I"), ("index", "I"))
@@ -62,6 +65,8 @@ STRUCTURES = (
             ("strategy", _STRATEGY),
             ("memory_bytes_max", "Q"),
             ("cpu_millicores_max", "Q"),
+            ("processes_max", "I"),
+            ("network", "I"),
         ),
     ),
     Structure(KILL, "kill_request", _PLACE),
@@ -75,7 +80,7 @@ STRUCTURES = (
     Structure(
         ENDED,
         "ended_reply",
-        (*_PLACE, ("how", "I"), ("value", "I"), ("has_result", "I"), ("reserved", "I"), ("text", _TEXT)),
+        (*_PLACE, ("how", "I"), ("value", "I"), ("has_result", "I"), ("limit", "I"), ("text", _TEXT)),
     ),
 )
 

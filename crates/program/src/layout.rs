@@ -77,6 +77,22 @@ pub const FORK_OWNS_SEED: u32 = 2;
 /// `FARFORK_FORK_UNTRUSTED`.
 pub const FORK_UNTRUSTED: u32 = 4;
 
+/// `FARFORK_NETWORK_PRIVATE`.
+pub const NETWORK_PRIVATE: u32 = 0;
+/// `FARFORK_NETWORK_SHARED`.
+pub const NETWORK_SHARED: u32 = 1;
+/// `FARFORK_NETWORK_HOST`.
+pub const NETWORK_HOST: u32 = 2;
+
+/// `FARFORK_LIMIT_NONE`.
+pub const LIMIT_NONE: u32 = 0;
+/// `FARFORK_LIMIT_TIME`.
+pub const LIMIT_TIME: u32 = 1;
+/// `FARFORK_LIMIT_MEMORY`.
+pub const LIMIT_MEMORY: u32 = 2;
+/// `FARFORK_LIMIT_NODE_MEMORY`.
+pub const LIMIT_NODE_MEMORY: u32 = 3;
+
 /// `FARFORK_ENDED_EXIT`.
 pub const ENDED_EXIT: u32 = 1;
 /// `FARFORK_ENDED_SIGNAL`.
@@ -120,6 +136,8 @@ structures! {
         strategy: [u8; STRATEGY_BYTES],
         memory_bytes_max: u64,
         cpu_millicores_max: u64,
+        processes_max: u32,
+        network: u32,
     }
     /// Kills a child.
     "kill_request" KillRequest {
@@ -180,7 +198,7 @@ structures! {
         how: u32,
         value: u32,
         has_result: u32,
-        reserved: u32,
+        limit: u32,
         text: [u8; TEXT_BYTES],
     }
 }

@@ -4,8 +4,8 @@ use farfork_wire::{ChildId, SeedId};
 use zerocopy::IntoBytes;
 
 use crate::layout::{
-    self, ChildReply, ENDED_EXIT, ENDED_LOST, ENDED_SIGNAL, EndedReply, FailedReply, Header, SeedReply, StartedReply,
-    WelcomeReply, kind,
+    self, ChildReply, ENDED_EXIT, ENDED_LOST, ENDED_SIGNAL, EndedReply, FailedReply, Header, LIMIT_MEMORY,
+    LIMIT_NODE_MEMORY, LIMIT_NONE, LIMIT_TIME, SeedReply, StartedReply, WelcomeReply, kind,
 };
 
 /// One message of the daemon.
@@ -78,11 +78,24 @@ pub enum End<'a> {
     Signal {
         /// Which.
         signal: u32,
-        /// Which limit it was killed for; empty where it was for none.
-        limit: &'a str,
+        /// Which limit it was killed for, where it was for one.
+        limit: Option<Limit>,
+        /// The same as a clause, or nothing.
+        why: &'a str,
     },
     /// Nobody knows, but this.
     Lost(&'a str),
+}
+
+/// A limit that a child was killed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// It ran for as long as it may.
+    Time,
+    /// It needed more memory than it may use.
+    Memory,
+    /// Its node had no memory left.
+    NodeMemory,
 }
 
 impl Reply<'_> {
@@ -122,12 +135,18 @@ impl Reply<'_> {
 fn ended(batch: u32, index: u32, end: End<'_>, has_result: bool) -> EndedReply {
     let (how, value, text) = match end {
         End::Exit(code) => (ENDED_EXIT, code, ""),
-        End::Signal { signal, limit } => (ENDED_SIGNAL, signal, limit),
+        End::Signal { signal, why, .. } => (ENDED_SIGNAL, signal, why),
         End::Lost(text) => (ENDED_LOST, 0, text),
+    };
+    let limit = match end {
+        End::Signal { limit: Some(Limit::Time), .. } => LIMIT_TIME,
+        End::Signal { limit: Some(Limit::Memory), .. } => LIMIT_MEMORY,
+        End::Signal { limit: Some(Limit::NodeMemory), .. } => LIMIT_NODE_MEMORY,
+        _ => LIMIT_NONE,
     };
     let header = Header::of_reply(kind::ENDED);
     let has_result = has_result.into();
-    EndedReply { header, batch, index, how, value, has_result, reserved: 0, text: layout::text(text) }
+    EndedReply { header, batch, index, how, value, has_result, limit, text: layout::text(text) }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::layout::{
     self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, FORK_UNTRUSTED, ForkRequest, Header,
-    HelloRequest, KillRequest, kind,
+    HelloRequest, KillRequest, NETWORK_HOST, NETWORK_PRIVATE, NETWORK_SHARED, kind,
 };
 
 /// Why bytes are no request.
@@ -124,6 +124,21 @@ pub struct Fork {
     pub memory_bytes_max: u64,
     /// What a child may use of processors, in thousandths of one; 0 for no limit of its own.
     pub cpu_millicores_max: u64,
+    /// How many processes and threads a child may have; 0 for no limit of its own.
+    pub processes_max: u32,
+    /// Which network a child has.
+    pub network: Network,
+}
+
+/// Which network a child has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    /// One of its own.
+    Private,
+    /// One for all children of a request on a node.
+    Shared,
+    /// Its node's.
+    Host,
 }
 
 impl Request {
@@ -145,7 +160,11 @@ impl Request {
                     [offset_of!(CheckpointRequest, pages), offset_of!(CheckpointRequest, kept_thread)];
                 checkpoint(&read_newer(bytes, header.kind, &OLDER)?)
             }
-            kind::FORK => fork(&read_newer(bytes, header.kind, &[offset_of!(ForkRequest, memory_bytes_max)])?),
+            kind::FORK => {
+                const OLDER: [usize; 2] =
+                    [offset_of!(ForkRequest, memory_bytes_max), offset_of!(ForkRequest, processes_max)];
+                fork(&read_newer(bytes, header.kind, &OLDER)?)
+            }
             kind::KILL => {
                 let KillRequest { batch, index, .. } = read(bytes, header.kind)?;
                 Ok(Wish::Kill { batch, index })
@@ -192,6 +211,12 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
     if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED | FORK_UNTRUSTED) != 0 {
         return Err(ProtocolError::Field { field: "flags" });
     }
+    let network = match request.network {
+        NETWORK_PRIVATE => Network::Private,
+        NETWORK_SHARED => Network::Shared,
+        NETWORK_HOST => Network::Host,
+        _ => return Err(ProtocolError::Field { field: "network" }),
+    };
     let nodes = text(&request.nodes, "nodes")?;
     Ok(Wish::Fork(Fork {
         batch,
@@ -206,6 +231,8 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         timeout: milliseconds(request.timeout_ms),
         memory_bytes_max: request.memory_bytes_max,
         cpu_millicores_max: request.cpu_millicores_max,
+        processes_max: request.processes_max,
+        network,
     }))
 }
 
@@ -243,6 +270,8 @@ mod tests {
             strategy: layout::text("cow,cache"),
             memory_bytes_max: 64 << 20,
             cpu_millicores_max: 500,
+            processes_max: 20,
+            network: NETWORK_SHARED,
         }
     }
 
@@ -262,11 +291,15 @@ mod tests {
             timeout: Some(Duration::from_millis(1500)),
             memory_bytes_max: 64 << 20,
             cpu_millicores_max: 500,
+            processes_max: 20,
+            network: Network::Shared,
         };
         assert_eq!(request, Request { socket_inode: 7, wish: Wish::Fork(expected.clone()) });
-        let older = &fork_request().as_bytes()[..offset_of!(ForkRequest, memory_bytes_max)].to_vec();
+        let older = |end: usize| Request::decode(&fork_request().as_bytes()[..end]).unwrap().wish;
+        let expected = Fork { processes_max: 0, network: Network::Private, ..expected };
+        assert_eq!(older(offset_of!(ForkRequest, processes_max)), Wish::Fork(expected.clone()), "an older library");
         let unlimited = Fork { memory_bytes_max: 0, cpu_millicores_max: 0, ..expected };
-        assert_eq!(Request::decode(older).unwrap().wish, Wish::Fork(unlimited), "an older library sets no limits");
+        assert_eq!(older(offset_of!(ForkRequest, memory_bytes_max)), Wish::Fork(unlimited), "a still older one");
     }
 
     #[test]
@@ -293,6 +326,7 @@ mod tests {
         assert_eq!(decode(ForkRequest { first: u32::MAX, ..fork_request() }), field("count"));
         assert_eq!(decode(ForkRequest { count: 0, ..fork_request() }), field("count"));
         assert_eq!(decode(ForkRequest { flags: 8, ..fork_request() }), field("flags"));
+        assert_eq!(decode(ForkRequest { network: 3, ..fork_request() }), field("network"));
         assert_eq!(decode(ForkRequest { seed: layout::text("n1"), ..fork_request() }), field("seed"));
         assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));
         assert_eq!(decode(ForkRequest { strategy: [b'c'; 32], ..fork_request() }), field("strategy"));

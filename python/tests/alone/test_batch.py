@@ -21,8 +21,8 @@ class Futures(unittest.TestCase):
     def kill(self) -> None:
         self.killed += 1
 
-    def batch(self, count: int, timeout: float | None = None) -> Batch:
-        return Batch(1, "n1.s0", [ChildFuture(self.kill) for _ in range(count)], timeout)
+    def batch(self, count: int) -> Batch:
+        return Batch(1, "n1.s0", [ChildFuture(self.kill) for _ in range(count)])
 
     def test_no_more_children_live_than_there_is_room_for(self) -> None:
         batch = self.batch(5)
@@ -76,12 +76,19 @@ class Futures(unittest.TestCase):
                 batch.futures[0].result(0)
             self.assertTrue(batch.is_over)
 
-    def test_a_kill_after_the_time_limit_is_a_timeout(self) -> None:
-        batch = self.batch(1, timeout=0.0)
-        batch.take(1)
-        batch.started(message(_protocol.STARTED, child="n2.c0"))
-        batch.ended(message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9), [])()
-        with self.assertRaises(ChildTimeout) as raised:
-            batch.futures[0].result(0)
-        self.assertIsInstance(raised.exception, FutureTimeoutError)
-        self.assertEqual(raised.exception.signal, 9)
+    def test_a_kill_for_its_time_is_a_timeout(self) -> None:
+        def raised(limit: int) -> ChildDied:
+            batch = self.batch(1)
+            batch.take(1)
+            batch.started(message(_protocol.STARTED, child="n2.c0"))
+            batch.ended(message(_protocol.ENDED, how=_protocol.ENDED_SIGNAL, value=9, limit=limit), [])()
+            with self.assertRaises(ChildDied) as raised:
+                batch.futures[0].result(0)
+            return raised.exception
+
+        timeout, memory, none = raised(_protocol.LIMIT_TIME), raised(_protocol.LIMIT_MEMORY), raised(0)
+        self.assertIsInstance(timeout, ChildTimeout)
+        self.assertIsInstance(timeout, FutureTimeoutError)
+        self.assertEqual((timeout.signal, timeout.limit), (9, "time"))
+        self.assertEqual((type(memory), memory.limit), (ChildDied, "memory"))
+        self.assertEqual((type(none), none.limit), (ChildDied, None))

@@ -82,8 +82,41 @@ class Executor(unittest.TestCase):
         with executor(memory=256 << 20, cpus=1.5) as children:
             small, large = children.submit(take, 1 << 20), children.submit(take, 512 << 20)
             self.assertEqual(small.result(60), 1 << 20)
-            with self.assertRaisesRegex(farfork.ChildDied, "more than its 256.0 MiB of memory"):
+            with self.assertRaisesRegex(farfork.ChildDied, "more than its 256.0 MiB of memory") as raised:
                 large.result(60)
+            self.assertEqual(raised.exception.limit, "memory")
+
+    def test_a_child_may_have_so_many_processes(self) -> None:
+        def start(count: int) -> str:
+            threads = [threading.Thread(target=time.sleep, args=(600,), daemon=True) for _ in range(count)]
+            try:
+                for thread in threads:
+                    thread.start()
+            except RuntimeError as error:
+                return str(error)
+            return "all"
+
+        with executor(processes=40) as children:
+            self.assertEqual(children.submit(start, 5).result(60), "all")
+            self.assertIn("can't start new thread", children.submit(start, 50).result(60))
+
+    def test_children_of_a_call_may_share_a_network(self) -> None:
+        def networks(net: str) -> int:
+            with executor(net=net) as children:
+                batch = children._start([partial(time.sleep, 600) for _ in range(4)])
+                while not all(future.running() or future.done() for future in batch):
+                    time.sleep(0.01)
+                own = {future.child for future in batch}
+                running = [child for child in command("ps", "--running")["children"] if child["child"] in own]
+                self.assertEqual([child["network"] for child in running], [net] * 4)
+                found = {os.readlink(f"/proc/{child['pid']}/ns/net") for child in running}
+                for future in batch:
+                    future.cancel()
+                return len(found)
+
+        self.assertEqual([networks(net) for net in ("private", "shared", "host")], [4, 2, 2])
+        with self.assertRaisesRegex(ValueError, "private, shared, host"):
+            executor(net="public")
 
     def test_a_child_may_be_untrusted(self) -> None:
         def rights() -> dict[str, str]:

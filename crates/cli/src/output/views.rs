@@ -101,6 +101,8 @@ pub(crate) struct ChildView {
     pub(crate) signal: Option<u32>,
     /// Which limit it was killed for.
     pub(crate) limit: Option<String>,
+    /// The same as a word: `time`, `memory` or `node_memory`.
+    pub(crate) limit_met: Option<&'static str>,
     pub(crate) resume_us: u64,
     pub(crate) started_unix_ms: u64,
     /// 0 while it runs.
@@ -148,6 +150,7 @@ impl From<v1::Child> for ChildView {
             publish: child.publish.iter().map(|port| format!("{}:{}", port.node, port.child)).collect(),
             exit_code: child.exit.as_ref().and_then(exit_code),
             signal,
+            limit_met: child.exit.as_ref().and_then(|exit| limit_word(exit.limit_met())),
             limit: child.exit.map(|exit| exit.limit).filter(|limit| !limit.is_empty()),
             child: child.id,
             node: child.node,
@@ -165,6 +168,15 @@ impl From<v1::Child> for ChildView {
             untrusted: child.untrusted,
             read_only: child.read_only,
         }
+    }
+}
+
+fn limit_word(limit: v1::Limit) -> Option<&'static str> {
+    match limit {
+        v1::Limit::Unspecified => None,
+        v1::Limit::Time => Some("time"),
+        v1::Limit::Memory => Some("memory"),
+        v1::Limit::NodeMemory => Some("node_memory"),
     }
 }
 
@@ -224,7 +236,7 @@ mod tests {
     use farfork_node::api::v1::{Exit, exit::How};
 
     fn exit(how: How) -> Exit {
-        Exit { how: Some(how), limit: String::new() }
+        Exit { how: Some(how), ..Exit::default() }
     }
 
     #[test]

@@ -51,7 +51,9 @@ impl From<Ended> for v1::Exit {
             Exit::Signal(signal) => v1::exit::How::Signal(signal),
             Exit::Lost(why) => v1::exit::How::Lost(why),
         };
-        Self { how: Some(how), limit: ended.limit.unwrap_or_default() }
+        let limit_met = ended.limit_met.map_or(v1::Limit::Unspecified, v1::Limit::from);
+        let limit = ended.limit_met.map(|limit| limit.to_string()).unwrap_or_default();
+        Self { how: Some(how), limit, limit_met: limit_met.into() }
     }
 }
 

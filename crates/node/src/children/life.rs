@@ -48,7 +48,7 @@ pub(super) fn conclude_past(child: &Child, pager: &PagerLink) {
         let file = child.directory().join(STATUS_FILE);
         let modified = fs::metadata(&file).and_then(|metadata| metadata.modified());
         let unix_ms = modified.map_or_else(|_| clock::unix_ms_now(), clock::unix_ms);
-        child.end(Ended { exit: Exit::read(&file), limit: None, unix_ms, pager: pager.counts(&child.record().id) });
+        child.end(Ended { exit: Exit::read(&file), limit_met: None, unix_ms, pager: pager.counts(&child.record().id) });
     }
     pager.release(&child.record().id);
     child.settle();
@@ -95,11 +95,11 @@ async fn interfere(child: &Child) {
 fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let id = &child.record().id;
     let exit = Exit::read(&child.directory().join(STATUS_FILE));
-    let limit = limit::of(child, &exit, container.cgroup());
+    let limit_met = limit::of(child, &exit, container.cgroup());
     // With its first process all others have ended: one question is enough, but where something still looks at their memory.
     let released = pager.release_at_once(id);
     let counts = released.unwrap_or_else(|| pager.counts(id));
-    child.end(Ended { exit, limit, unix_ms: clock::unix_ms_now(), pager: counts });
+    child.end(Ended { exit, limit_met, unix_ms: clock::unix_ms_now(), pager: counts });
     match container.remove() {
         Ok(()) => {
             if released.is_none() {

@@ -1,12 +1,60 @@
 //! Which limit a child was killed for: its time, its memory, or its node's memory.
 
+use std::fmt;
 use std::time::Duration;
 
 use farfork_container::{ContainerCgroup, MemoryEnd};
+use serde::{Deserialize, Serialize};
 
 use super::child::{SIGBUS, SIGKILL};
 use super::{Child, Exit};
 use crate::amount;
+use crate::api::v1;
+
+/// A limit that a child was killed for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Limit {
+    /// It had run for so many milliseconds.
+    Time(u64),
+    /// It needed more than so many bytes.
+    Memory(u64),
+    /// Its node had no memory left.
+    NodeMemory,
+}
+
+impl Limit {
+    /// What ended a child that the kernel killed for want of memory.
+    pub(crate) fn of_memory(end: MemoryEnd, own_bytes_max: Option<u64>) -> Self {
+        match (end, own_bytes_max) {
+            (MemoryEnd::OwnLimit, Some(bytes)) => Self::Memory(bytes),
+            _ => Self::NodeMemory,
+        }
+    }
+}
+
+impl From<Limit> for v1::Limit {
+    fn from(limit: Limit) -> Self {
+        match limit {
+            Limit::Time(_) => Self::Time,
+            Limit::Memory(_) => Self::Memory,
+            Limit::NodeMemory => Self::NodeMemory,
+        }
+    }
+}
+
+/// A clause, as what a child did.
+impl fmt::Display for Limit {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Time(ms) => {
+                write!(formatter, "it had run for its {}", humantime::format_duration(Duration::from_millis(ms)))
+            }
+            Self::Memory(bytes) => write!(formatter, "it needed more than its {} of memory", amount::bytes(bytes)),
+            Self::NodeMemory => formatter.write_str("its node had no memory left"),
+        }
+    }
+}
 
 /// Who has sent SIGKILL to a child through this daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,28 +66,20 @@ pub(super) enum Killer {
 }
 
 /// Which limit a child was killed for, where it was for one. Its control group must still be there.
-pub(super) fn of(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option<String> {
+pub(super) fn of(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option<Limit> {
+    let own_bytes_max = child.record().memory_bytes_max;
     match (exit, child.killer()) {
         (Exit::Code(_), _) | (_, Some(Killer::Request)) => None,
         (Exit::Signal(SIGKILL), Some(Killer::Deadline)) => Some(time_limit(child)),
         // SIGBUS: a page that there was no room for. Lost: its container's own process was the one to go.
         (Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_), _) => {
-            Some(memory_limit(cgroup.memory_end_of_killed()?, child.record().memory_bytes_max))
+            Some(Limit::of_memory(cgroup.memory_end_of_killed()?, own_bytes_max))
         }
-        (Exit::Signal(_), _) => Some(memory_limit(cgroup.memory_end()?, child.record().memory_bytes_max)),
+        (Exit::Signal(_), _) => Some(Limit::of_memory(cgroup.memory_end()?, own_bytes_max)),
     }
 }
 
-/// What ended a child that the kernel killed for want of memory.
-pub(crate) fn memory_limit(end: MemoryEnd, own_bytes_max: Option<u64>) -> String {
-    match (end, own_bytes_max) {
-        (MemoryEnd::OwnLimit, Some(limit)) => format!("it needed more than its {} of memory", amount::bytes(limit)),
-        _ => "its node had no memory left".to_owned(),
-    }
-}
-
-fn time_limit(child: &Child) -> String {
+fn time_limit(child: &Child) -> Limit {
     let record = child.record();
-    let limit_ms = record.deadline_unix_ms.unwrap_or(0).saturating_sub(record.started_unix_ms);
-    format!("it had run for its {}", humantime::format_duration(Duration::from_millis(limit_ms)))
+    Limit::Time(record.deadline_unix_ms.unwrap_or(0).saturating_sub(record.started_unix_ms))
 }

@@ -39,7 +39,7 @@ use crate::run_dir::RunDir;
 pub(crate) use budget::ChildBudget;
 pub(crate) use child::{Child, Status, Stream};
 pub(crate) use exit::Exit;
-pub(crate) use limit::memory_limit;
+pub(crate) use limit::Limit;
 pub(crate) use output::{Output, OutputWatch};
 pub(crate) use record::{Ended, Record};
 use tally::Tally;

@@ -170,7 +170,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(5);
 
     fn ended() -> Status {
-        Status::Ended(Ended { limit: None, exit: Exit::Code(0), unix_ms: 0, pager: None })
+        Status::Ended(Ended { limit_met: None, exit: Exit::Code(0), unix_ms: 0, pager: None })
     }
 
     #[tokio::test]

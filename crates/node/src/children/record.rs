@@ -8,7 +8,7 @@ use farfork_fork::pager::PagerCounters;
 use farfork_wire::{ChildId, SeedId};
 use serde::{Deserialize, Serialize};
 
-use super::Exit;
+use super::{Exit, Limit};
 use crate::network::{Network, Port};
 
 /// Name of the file in the child's directory.
@@ -69,9 +69,9 @@ pub(crate) struct Record {
 pub(crate) struct Ended {
     /// How it ended.
     pub(crate) exit: Exit,
-    /// Which limit it was killed for, as a clause. (Older daemons did not say.)
+    /// Which limit it was killed for. (Older daemons did not say.)
     #[serde(default)]
-    pub(crate) limit: Option<String>,
+    pub(crate) limit_met: Option<Limit>,
     /// When, in milliseconds since 1970.
     pub(crate) unix_ms: u64,
     /// What its pager had counted.
@@ -101,7 +101,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, Exit, Network, PagerCounters, Port, Record};
+    use super::{Ended, Exit, Limit, Network, PagerCounters, Port, Record};
 
     #[test]
     fn a_record_survives_its_file() {
@@ -126,7 +126,7 @@ mod tests {
             wants_huge_pages: true,
             ended: Some(Ended {
                 exit: Exit::Signal(9),
-                limit: Some("its time was over".to_owned()),
+                limit_met: Some(Limit::Time(1500)),
                 unix_ms: 2,
                 pager: Some(pager),
             }),

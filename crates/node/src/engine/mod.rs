@@ -35,7 +35,7 @@ use tokio::net::unix::pipe;
 use tonic::Code;
 
 use crate::api::v1;
-use crate::children::{self, Child, Newborn, Record, Stream};
+use crate::children::{Child, Limit, Newborn, Record, Stream};
 use crate::clock;
 use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
@@ -443,10 +443,10 @@ fn identity(pid: i32) -> io::Result<ProcessIdentity> {
 }
 
 /// Which limit a container was killed for before its child stood.
-fn limit_of_memory(container: &Container, limits: &Limits, error: &ResumeError) -> Option<String> {
+fn limit_of_memory(container: &Container, limits: &Limits, error: &ResumeError) -> Option<Limit> {
     let cgroup = container.cgroup();
     let end = if has_not_run(error) { cgroup.memory_end() } else { cgroup.memory_end_of_killed() };
-    Some(children::memory_limit(end?, limits.memory_bytes_max))
+    Some(Limit::of_memory(end?, limits.memory_bytes_max))
 }
 
 /// A process's program and arguments; empty when it has ended.

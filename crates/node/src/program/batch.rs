@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farfork_program::{Fork, Reply};
+use farfork_program::{Fork, Network, Reply};
 use farfork_wire::{ChildId, NodeName};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -118,9 +118,19 @@ fn request(fork: &Fork) -> v1::ForkRequest {
             memory_bytes_max: fork.memory_bytes_max,
             cpu_millicores_max: fork.cpu_millicores_max,
             untrusted: fork.untrusted,
+            processes_max: fork.processes_max.into(),
+            network: network_of(fork.network).into(),
             ..v1::ChildOptions::default()
         }),
         profile: false,
+    }
+}
+
+fn network_of(network: Network) -> v1::Network {
+    match network {
+        Network::Private => v1::Network::Private,
+        Network::Shared => v1::Network::Shared,
+        Network::Host => v1::Network::Host,
     }
 }
 

@@ -11,7 +11,7 @@ use std::io::{self, Write as _};
 use std::pin::Pin;
 use std::sync::Arc;
 
-use farfork_program::{End, Reply};
+use farfork_program::{End, Limit, Reply};
 use farfork_sys::memfd;
 use farfork_wire::NodeName;
 use tokio::sync::mpsc;
@@ -111,7 +111,10 @@ async fn hear(batch: &Batch, waiting: &mut HashMap<String, Tended>, output: v1::
             let exit = ended.exit.unwrap_or_default();
             match exit.how {
                 Some(How::Code(code)) => conclude(batch, tended, End::Exit(code)).await,
-                Some(How::Signal(signal)) => conclude(batch, tended, End::Signal { signal, limit: &exit.limit }).await,
+                Some(How::Signal(signal)) => {
+                    let limit = limit_of(exit.limit_met());
+                    conclude(batch, tended, End::Signal { signal, limit, why: &exit.limit }).await;
+                }
                 Some(How::Lost(why)) => conclude(batch, tended, End::Lost(&why)).await,
                 None => conclude(batch, tended, End::Lost("nothing is known of its end")).await,
             }
@@ -121,6 +124,15 @@ async fn hear(batch: &Batch, waiting: &mut HashMap<String, Tended>, output: v1::
             conclude(batch, tended, End::Lost(&Failure::from(error).to_string())).await;
         }
         None => {}
+    }
+}
+
+fn limit_of(limit: v1::Limit) -> Option<Limit> {
+    match limit {
+        v1::Limit::Unspecified => None,
+        v1::Limit::Time => Some(Limit::Time),
+        v1::Limit::Memory => Some(Limit::Memory),
+        v1::Limit::NodeMemory => Some(Limit::NodeMemory),
     }
 }
 
