@@ -19,23 +19,32 @@ void set_time(const struct stub_request *request)
 	CALL1(close, file);
 }
 
-/* Moves farfork's descriptors above all that the child will have, and closes the rest. */
-static void move_descriptors(const struct passed_set *passed, int keep, u32 fd_base)
+/* Moves farfork's descriptors above all that any process of the tree will have, and closes the rest: who is forked from here on is
+ * born with them there. The plan comes behind the others, as long as children are to find theirs in it: what is made later, when
+ * all have, takes its place. */
+static void move_descriptors(struct request *request, u32 fd_base)
 {
+	struct passed_set *passed = &request->passed;
 	for (u32 i = 0; i < passed->count; i++) {
 		long moved = CALL3(fcntl, passed->fds[i], K_F_DUPFD_CLOEXEC, fd_base + i);
 		if (moved != fd_base + i)
 			fail(STEP_MOVE_DESCRIPTORS, moved, i);
+		passed->fds[i] = (i32)moved;
 	}
-	/* The plan is mapped and the status file is the stub's: their places are taken. */
+	long plan = CALL3(dup3, passed->fds[PASSED_PLAN], fd_base + passed->count, K_O_CLOEXEC);
+	if (plan < 0)
+		fail(STEP_MOVE_DESCRIPTORS, plan, passed->count);
+	passed->fds[PASSED_PLAN] = (i32)plan;
+	/* The status file is the stub's: its place is taken, as the plan's was. */
 	long control = CALL3(dup3, CONTROL_FD, fd_base + CHILD_CONTROL, K_O_CLOEXEC);
 	if (control < 0)
 		fail(STEP_MOVE_DESCRIPTORS, control, CHILD_CONTROL);
-	long moved = CALL3(dup3, keep, fd_base + CHILD_KEEP, K_O_CLOEXEC);
-	if (moved < 0)
-		fail(STEP_MOVE_DESCRIPTORS, moved, CHILD_KEEP);
+	long keep = CALL3(dup3, request->keep, fd_base + CHILD_KEEP, K_O_CLOEXEC);
+	if (keep < 0)
+		fail(STEP_MOVE_DESCRIPTORS, keep, CHILD_KEEP);
+	request->control = (int)control;
 	CALL3(close_range, 0, fd_base - 1, 0);
-	CALL3(close_range, fd_base + passed->count, ~0u, 0);
+	CALL3(close_range, plan + 1, ~0u, 0);
 }
 
 /* `shared`: flags of what it has in common with the caller. `cgroup`: to be born in, or -1. Who is to be pid 1, as the stub is here, is so in a pid namespace inside the container's, and
@@ -56,13 +65,18 @@ long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup)
 	return CALL2(clone3, &args, sizeof args);
 }
 
-/* Forks one child, which goes its own way. A directory in common is one from birth: each of those who have it sets it to the same,
- * when all are born. */
-static void bear(const struct request *request, const struct plan *head, const struct plan_kin *kin)
+/* What a child has in common with its parent from birth. A directory each of those who have it sets to the same, when all are born. */
+static u64 shared_flags(const struct plan_kin *kin)
 {
-	long child = fork_with(kin->pid, kin->exit_signal, kin->flags & KIN_SAME_DIRECTORY ? K_CLONE_FS : 0, -1);
+	return (kin->flags & KIN_SAME_DIRECTORY ? K_CLONE_FS : 0) | (kin->flags & KIN_SAME_FILES ? K_CLONE_FILES : 0);
+}
+
+/* Forks one child, which goes its own way. */
+static void bear(struct request *request, const struct plan *head, const struct plan_kin *kin)
+{
+	long child = fork_with(kin->pid, kin->exit_signal, shared_flags(kin), -1);
 	if (child < 0)
-		fail(STEP_FORK, child, kin->pid);
+		fail_at(request->control, STEP_FORK, child, kin->pid);
 	if (child != 0) {
 		/* It does so itself, but others must not come before it has. */
 		if ((kin->flags & KIN_ZOMBIE) && (kin->flags & KIN_GROUP_LEADER))
@@ -76,7 +90,7 @@ static void bear(const struct request *request, const struct plan *head, const s
 
 /* Begins session and group, and forks the children, those that are of the old session before. All is read from the file: the
  * address space is still a copy of the stub's, and stays so until no child is to have it. */
-static void bear_all(const struct request *request, u64 plan_at, const struct plan *head)
+static void bear_all(struct request *request, u64 plan_at, const struct plan *head)
 {
 	for (u32 after = 0; after < 2; after++) {
 		for (u32 i = 0; i < head->kin.count; i++) {
@@ -84,7 +98,7 @@ static void bear_all(const struct request *request, u64 plan_at, const struct pl
 			long got = CALL4(pread64, request->passed.fds[PASSED_PLAN], &kin, sizeof kin,
 					 plan_at + head->kin.offset + i * sizeof kin);
 			if (got != sizeof kin)
-				fail(STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 2);
+				fail_at(request->control, STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 2);
 			if ((kin.flags & KIN_AFTER_SESSION ? 1 : 0) == after)
 				bear(request, head, &kin);
 		}
@@ -96,42 +110,43 @@ static void bear_all(const struct request *request, u64 plan_at, const struct pl
 		else if (head->flags & PLAN_GROUP_LEADER)
 			error = CALL2(setpgid, 0, 0);
 		if (error < 0)
-			fail(STEP_SESSION, error, 0);
+			fail_at(request->control, STEP_SESSION, error, 0);
 	}
 }
 
 /* In the fork: maps the region, copies the code there, and goes on in the copy. */
-void become_child(const struct request *request, u64 plan_at)
+void become_child(struct request *request, u64 plan_at)
 {
 	const struct passed_set *passed = &request->passed;
 	struct plan head;
 	u64 born_ns = realtime_ns();
 	long got = CALL4(pread64, passed->fds[PASSED_PLAN], &head, sizeof head, plan_at);
 	if (got != sizeof head || head.magic != PLAN_MAGIC)
-		fail(STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 0);
+		fail_at(request->control, STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 0);
+	if (head.process == 0)
+		move_descriptors(request, head.fd_base);
 	bear_all(request, plan_at, &head);
 
 	long region = CALL6(mmap, head.region_start, head.region_bytes, K_PROT_READ | K_PROT_WRITE,
 			    K_MAP_PRIVATE | K_MAP_ANONYMOUS | K_MAP_FIXED_NOREPLACE, -1, 0);
 	if (region != (long)head.region_start)
-		fail(STEP_MAP_REGION, region, 0);
+		fail_at(request->control, STEP_MAP_REGION, region, 0);
 	long plan = CALL6(mmap, head.region_start + head.plan_offset, head.plan_bytes, K_PROT_READ | K_PROT_WRITE,
 			  K_MAP_PRIVATE | K_MAP_FIXED, passed->fds[PASSED_PLAN], plan_at);
 	if (plan != (long)(head.region_start + head.plan_offset))
-		fail(STEP_MAP_PLAN, plan, 1);
+		fail_at(request->control, STEP_MAP_PLAN, plan, 1);
 	if (head.process_count > 1) {
 		long gate = CALL6(mmap, head.region_start + head.gate_offset, sizeof(struct gate),
 				  K_PROT_READ | K_PROT_WRITE, K_MAP_SHARED | K_MAP_FIXED, passed->fds[head.gate], 0);
 		if (gate < 0)
-			fail(STEP_MEET, gate, 0);
+			fail_at(request->control, STEP_MEET, gate, 0);
 	}
 	copy_bytes((void *)region, image_start, image_end - image_start);
 	copy_bytes((void *)(region + head.code_bytes), (void *)(plan + head.frames),
 		   head.keep_bytes - head.code_bytes);
 	long error = CALL3(mprotect, region, head.code_bytes, K_PROT_READ | K_PROT_EXEC);
 	if (error < 0)
-		fail(STEP_PROTECT_CODE, error, 0);
-	move_descriptors(passed, request->keep, head.fd_base);
+		fail_at(request->control, STEP_PROTECT_CODE, error, 0);
 	scratch_of(&head)->marks_ns[MARK_REQUEST] = request->requested_ns;
 	scratch_of(&head)->marks_ns[MARK_BORN] = born_ns;
 

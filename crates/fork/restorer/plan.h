@@ -20,6 +20,7 @@
 #define AWAIT_MAGIC 0x54494157u		 /* "WAIT" */
 #define NETWORK_MAGIC 0x5754454eu	 /* "NETW" */
 #define SIGINFO_BYTES 128
+#define PROCESSES_MAX 256
 #define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call needs under 4 KiB */
 #define THREAD_STACK_BYTES 4096		 /* a thread's part of it under 1 KiB */
@@ -38,6 +39,7 @@ enum plan_flag {
 	PLAN_SUBREAPER = 16,	 /* be the parent of orphans */
 	PLAN_ZYGOTE = 32,	 /* with its memory complete, stop, and fork as asked (zygote.c) */
 	PLAN_COPY = 64,		 /* of a zygote: its memory is there */
+	PLAN_SHARED_FILES = 128, /* processes of its tree, whichever, have one table of descriptors */
 };
 
 enum mapping_kind {
@@ -203,6 +205,7 @@ enum kin_flag {
 	KIN_CORE = 128, /* a zombie that has left a core */
 	KIN_FORGOTTEN = 256, /* a zombie that was waited for: it leads a group until others have joined that */
 	KIN_SAME_DIRECTORY = 64, /* root, directory and mask are the parent's, whoever changes them */
+	KIN_SAME_FILES = 512,	 /* so its descriptors, which the first of those who have them places */
 };
 
 /* A child that a process of a tree forks. */
@@ -234,8 +237,10 @@ struct plan {
 	u32 process_count; /* 1: it is alone, and has no gate */
 	u32 group;	   /* process group to be joined, or 0 */
 	u32 gate;	   /* index into the passed descriptors */
+	u32 table;	   /* number of the process that places its descriptors: its own, or one from which it has them */
+	u32 table_users;   /* how many processes have them */
 	u32 flags;
-	u32 fd_base; /* first number for farfork's own descriptors while it restores */
+	u32 fd_base; /* first number for farfork's own descriptors while it restores: one for all of a tree */
 	u32 umask;
 	u32 personality;
 	u32 dumpable;
@@ -289,7 +294,7 @@ enum passed {
 	PASSED_PLAN = 0,
 	PASSED_PAGER = 1,
 	PASSED_STATUS = 2,
-	CHILD_KEEP = PASSED_PLAN,      /* in the child, once the plan is mapped: a socket that the stub keeps, see stub.c */
+	CHILD_KEEP = PASSED_PLAN,      /* in the child, where the plan is behind the others: a socket that the stub keeps, see stub.c */
 	CHILD_CONTROL = PASSED_STATUS, /* in the child: the control socket */
 	PASSED_OWN = 3,		       /* how many of these are farfork's own */
 	PASSED_CONTAINER = PASSED_PAGER, /* to a zygote */

@@ -7,10 +7,15 @@ __attribute__((noreturn)) void leave(int status)
 		CALL1(exit_group, status);
 }
 
+__attribute__((noreturn)) void fail_at(int control, enum step step, long error, u32 detail)
+{
+	send_report(control, REPORT_FAILED, step, error, detail);
+	leave(1);
+}
+
 __attribute__((noreturn)) void fail(enum step step, long error, u32 detail)
 {
-	send_report(CONTROL_FD, REPORT_FAILED, step, error, detail);
-	leave(1);
+	fail_at(CONTROL_FD, step, error, detail);
 }
 
 /* One message with its descriptors. Gives its length; 0 when the daemon is gone. */

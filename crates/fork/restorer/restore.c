@@ -109,7 +109,7 @@ void restore(const struct plan *plan)
 	set_limits(plan);
 	if (plan->process == 0) {
 		if (plan->process_count > 1)
-			await_others(plan, &gate_of(plan)->ready, plan->process_count - 1);
+			await_all(plan);
 		report_restored(plan);
 	}
 	pass_gate(plan);

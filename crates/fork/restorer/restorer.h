@@ -23,6 +23,8 @@ struct gate {
 	u32 taken;  /* processes that have files of others */
 	u32 ready;  /* processes that are complete, but the first */
 	u32 go;	    /* set when all may leave */
+	u32 closed; /* processes that need none of farfork's descriptors any more, but the first; only where some have one table */
+	u32 done[PROCESSES_MAX]; /* so, by the process that places the table's */
 };
 
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -39,18 +41,20 @@ struct passed_set {
 struct request {
 	struct passed_set passed;
 	int keep;
+	int control; /* where to tell what goes wrong */
 	u64 requested_ns;
 };
 
 /* request.c */
 HIDDEN __attribute__((noreturn)) void leave(int status);
 HIDDEN __attribute__((noreturn)) void fail(enum step step, long error, u32 detail);
+HIDDEN __attribute__((noreturn)) void fail_at(int control, enum step step, long error, u32 detail);
 HIDDEN void receive_request(struct stub_request *request, struct passed_set *passed);
 
 /* birth.c */
 HIDDEN void set_time(const struct stub_request *request);
 HIDDEN long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup);
-HIDDEN __attribute__((noreturn)) void become_child(const struct request *request, u64 plan_at);
+HIDDEN __attribute__((noreturn)) void become_child(struct request *request, u64 plan_at);
 
 /* zygote.c */
 HIDDEN __attribute__((noreturn)) void be_zygote(const struct plan *plan);
@@ -78,6 +82,7 @@ HIDDEN void meet(const struct plan *plan, u32 *word);
 HIDDEN void await_others(const struct plan *plan, u32 *word, u32 wanted);
 HIDDEN void join_kin(const struct plan *plan);
 HIDDEN void await_kin(const struct plan *plan);
+HIDDEN void await_all(const struct plan *plan);
 HIDDEN void pass_gate(const struct plan *plan);
 HIDDEN void remove_cores(const struct plan *plan);
 HIDDEN __attribute__((noreturn)) void become_zombie(const struct plan_kin *kin, int gate, u32 process_count);

@@ -84,6 +84,7 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 	struct k_rlimit limit;
 
 	request.passed.count = 0;
+	request.control = CONTROL_FD;
 	CALL4(rt_sigprocmask, K_SIG_SETMASK, &all_signals, 0, sizeof all_signals);
 	if (CALL4(prlimit64, 0, K_RLIMIT_NOFILE, 0, &limit) == 0) {
 		limit.soft = limit.hard;

@@ -112,22 +112,46 @@ void await_kin(const struct plan *plan)
 			;
 }
 
+/* The first process waits until all others are complete; and need none of farfork's descriptors any more, where it may have a table
+ * in common with one of them. */
+void await_all(const struct plan *plan)
+{
+	struct gate *gate = gate_of(plan);
+	await_others(plan, &gate->ready, plan->process_count - 1);
+	if (plan->flags & PLAN_SHARED_FILES)
+		await_others(plan, &gate->closed, plan->process_count - 1);
+}
+
+/* A process among others needs farfork's descriptors no more. Of a table that it has in common with some, the last one closes them: they
+ * are the way in which the others tell what they fail at. The first process is told before it lets anybody go. */
+static void close_own(const struct plan *plan)
+{
+	struct gate *gate = gate_of(plan);
+	if (plan->table_users == 1 ||
+	    __atomic_add_fetch(&gate->done[plan->table], 1, __ATOMIC_ACQ_REL) == plan->table_users)
+		CALL3(close_range, plan->fd_base, ~0u, 0);
+	if (plan->process != 0 && (plan->flags & PLAN_SHARED_FILES) &&
+	    __atomic_add_fetch(&gate->closed, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
+		CALL3(futex, &gate->closed, K_FUTEX_WAKE, K_FUTEX_ALL);
+}
+
 /* Complete. The first process opens, and all go; one that was stopped stops here, and goes when it is continued. */
 void pass_gate(const struct plan *plan)
 {
 	const struct plan_thread *leader = at(plan, plan->threads.offset);
 	struct gate *gate = gate_of(plan);
-	if (plan->process_count > 1 && plan->process == 0) {
-		__atomic_store_n(&gate->go, 1, __ATOMIC_RELEASE);
-		CALL3(futex, &gate->go, K_FUTEX_WAKE, K_FUTEX_ALL);
-	} else if (plan->process_count > 1) {
+	if (plan->process != 0) {
 		if (__atomic_add_fetch(&gate->ready, 1, __ATOMIC_ACQ_REL) == plan->process_count - 1)
 			CALL3(futex, &gate->ready, K_FUTEX_WAKE, K_FUTEX_ALL);
 		/* Its children are looked after until they are complete, too; but a parent may be waiting for it to stop. */
 		if (plan->kin.count > 0 && !(plan->flags & PLAN_STOPPED))
 			await_others(plan, &gate->ready, plan->process_count - 1);
 	}
-	CALL3(close_range, plan->fd_base, ~0u, 0);
+	close_own(plan);
+	if (plan->process_count > 1 && plan->process == 0) {
+		__atomic_store_n(&gate->go, 1, __ATOMIC_RELEASE);
+		CALL3(futex, &gate->go, K_FUTEX_WAKE, K_FUTEX_ALL);
+	}
 	if (plan->flags & PLAN_STOPPED)
 		CALL2(kill, leader->tid, K_SIGSTOP);
 	if (plan->process != 0)

@@ -89,6 +89,7 @@ void be_zygote(const struct plan *plan)
 		order.request.passed.count = 0;
 		receive_request(&order.asked, &order.request.passed);
 		order.request.requested_ns = realtime_ns();
+		order.request.control = CONTROL_FD;
 		order.request.keep = CONTROL_FD; /* the pager keeps the copy's userfaultfd where the stub can */
 		long error = bear_copy(plan, &order);
 		if (error < 0)

@@ -60,7 +60,11 @@ pub(crate) const TESTS: &[Test] = &[
     }),
     Test::shared("pidfd_of_a_child", |cluster| carried(cluster, "pidfd_of_a_child")),
     Test::shared("refused_shared_tables", |cluster| {
-        refused(cluster, "refused_shared_tables", &["CLONE_VM", "CLONE_FILES"]);
+        refused(cluster, "refused_shared_tables", &["CLONE_VM"]);
+    }),
+    Test::shared("shared_files", |cluster| carried(cluster, "shared_files")),
+    Test::shared("refused_shared_files", |cluster| {
+        refused(cluster, "refused_shared_files", &["CLONE_FILES", "not with its parent"]);
     }),
     Test::shared("leaderless_group", |cluster| carried(cluster, "leaderless_group")),
     Test::shared("shared_directory", |cluster| carried(cluster, "shared_directory")),
@@ -74,6 +78,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("file_locks", |cluster| carried(cluster, "file_locks")),
     Test::shared("signal_driven_io", |cluster| carried(cluster, "signal_driven_io")),
     Test::shared("sealed_memfd", |cluster| carried(cluster, "sealed_memfd")),
+    Test::shared("many_shared_areas", |cluster| carried(cluster, "many_shared_areas")),
     Test::shared("system_v_memory", |cluster| carried(cluster, "system_v_memory")),
     Test::shared("system_v_semaphores", |cluster| carried(cluster, "system_v_semaphores")),
     Test::shared("system_v_made", |cluster| carried(cluster, "system_v_made")),

@@ -30,6 +30,7 @@ pub(super) const PLAN_STOPPED: u32 = 8;
 pub(super) const PLAN_SUBREAPER: u32 = 16;
 pub(super) const PLAN_ZYGOTE: u32 = 32;
 pub(super) const PLAN_COPY: u32 = 64;
+pub(super) const PLAN_SHARED_FILES: u32 = 128;
 
 pub(super) const KIN_ZOMBIE: u32 = 1;
 pub(super) const KIN_AFTER_SESSION: u32 = 2;
@@ -40,6 +41,7 @@ pub(super) const KIN_UNHEARD: u32 = 32;
 pub(super) const KIN_SAME_DIRECTORY: u32 = 64;
 pub(super) const KIN_CORE: u32 = 128;
 pub(super) const KIN_FORGOTTEN: u32 = 256;
+pub(super) const KIN_SAME_FILES: u32 = 512;
 
 pub(super) const MAPPING_ANONYMOUS: u8 = 0;
 pub(super) const MAPPING_FILE: u8 = 1;
@@ -231,6 +233,8 @@ structures! {
         process_count: u32,
         group: u32,
         gate: u32,
+        table: u32,
+        table_users: u32,
         flags: u32,
         fd_base: u32,
         umask: u32,

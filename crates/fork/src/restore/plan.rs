@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::path::Path;
 
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Credentials, Descriptor, PendingSignal, Thread};
+use farfork_wire::descriptor::{Credentials, Descriptor, Mm, PendingSignal, Thread};
 
 use zerocopy::IntoBytes;
 
 use super::address_space::{AddressSpace, Part};
 use super::calls::{Calls, Made};
-use super::descriptors::{self, PAYLOAD_FD};
+use super::descriptors;
 use super::filters;
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
@@ -25,9 +25,6 @@ use super::tree::Place;
 use super::vdso::{self, Bridge};
 use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
-
-/// First number for farfork's own descriptors while it restores, when the child has few.
-const FD_BASE_MIN: u32 = 64;
 
 /// A plan, ready for a stub.
 #[derive(Debug)]
@@ -149,7 +146,7 @@ fn write_tables(
     let process = &descriptor.process;
     let is_here = super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id);
     let space = AddressSpace::plan(descriptor, &is_here, objects, (stub, wishes.bridge, wishes.part), writer)?;
-    let fd_base = fd_base(descriptor, wishes.payload);
+    let fd_base = place.fd_base;
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
     let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
     let has_memory = matches!(wishes.part, Part::Copy { .. });
@@ -202,12 +199,6 @@ fn write_tables(
         cwd: writer.text(&process.cwd)?,
         space,
     })
-}
-
-/// Above all that the child will have.
-fn fd_base(descriptor: &Descriptor, payload: Option<&Path>) -> u32 {
-    let own = descriptor.file_descriptors.last().map_or(0, |entry| entry.number + 1);
-    own.max(payload.map_or(0, |_| PAYLOAD_FD + 1)).max(FD_BASE_MIN)
 }
 
 fn eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<PlanEager>, RestoreError> {
@@ -332,7 +323,7 @@ fn header(
     plan_bytes: u64,
     (wishes, Here { place, gate }): (&Wishes<'_>, Here<'_>),
 ) -> PlanHeader {
-    let (process, mm) = (&descriptor.process, &descriptor.process.mm);
+    let process = &descriptor.process;
     let (flags, zygote) = flags(wishes, place);
     PlanHeader {
         magic: PLAN_MAGIC,
@@ -351,6 +342,8 @@ fn header(
         process_count: place.count(),
         group: place.group(),
         gate: gate.unwrap_or(0),
+        table: place.table(),
+        table_users: place.table_users(),
         flags,
         fd_base: tables.fd_base,
         umask: process.umask,
@@ -375,22 +368,27 @@ fn header(
         calls_before_maps: tables.calls.before_maps,
         calls_before_files: tables.calls.before_files,
         calls_at_last: tables.calls.at_last,
-        mm: [
-            mm.start_code,
-            mm.end_code,
-            mm.start_data,
-            mm.end_data,
-            mm.start_brk,
-            mm.brk,
-            mm.start_stack,
-            mm.arg_start,
-            mm.arg_end,
-            mm.env_start,
-            mm.env_end,
-        ],
+        mm: addresses(&process.mm),
         auxv: tables.auxv,
         kin: tables.kin,
         locked: tables.locked,
         zygote,
     }
+}
+
+/// In the order of `struct prctl_mm_map`.
+fn addresses(mm: &Mm) -> [u64; 11] {
+    [
+        mm.start_code,
+        mm.end_code,
+        mm.start_data,
+        mm.end_data,
+        mm.start_brk,
+        mm.brk,
+        mm.start_stack,
+        mm.arg_start,
+        mm.arg_end,
+        mm.env_start,
+        mm.env_end,
+    ]
 }

@@ -32,6 +32,8 @@ pub struct Kinship {
     pub exit_signal: u32,
     /// Whether it shares root, current directory and file mode creation mask with its parent (CLONE_FS).
     pub shares_directory: bool,
+    /// Whether it has its parent's descriptors (CLONE_FILES), and so lists none itself.
+    pub shares_files: bool,
 }
 
 /// A process beside the first.
@@ -92,6 +94,17 @@ impl Descriptor {
         }
     }
 
+    /// The number of the process whose table of descriptors a process has: its own, or that of an ancestor.
+    pub fn table_of(&self, number: u32) -> u32 {
+        let mut table = number;
+        while let Some(member) = table.checked_sub(1).and_then(|index| self.members.get(index as usize))
+            && member.kinship.shares_files
+        {
+            table = member.kinship.parent;
+        }
+        table
+    }
+
     /// The same with a member in the place of the first process: what is made for one process can be made for it.
     pub fn with_first(&self, member: &Member) -> Self {
         let member = member.clone();
@@ -150,9 +163,11 @@ impl Descriptor {
             let is_born_after = member.kinship.parent as usize <= index;
             require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
             member.kinship.validate(member.process.pid)?;
+            let has_one_table = !member.kinship.shares_files || member.file_descriptors.is_empty();
+            require(has_one_table, || format!("process {} has two tables of descriptors", member.process.pid))?;
         }
         for zombie in &self.zombies {
-            let has_parent = (zombie.kinship.parent as usize) < self.process_count();
+            let has_parent = (zombie.kinship.parent as usize) < self.process_count() && !zombie.kinship.shares_files;
             require(has_parent && zombie.name.len() < 16 && zombie.pid > 1, || format!("zombie {}", zombie.pid))?;
             zombie.kinship.validate(zombie.pid)?;
         }

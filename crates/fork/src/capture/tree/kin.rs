@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use farfork_sys::process::Stat;
 use farfork_wire::descriptor::{Kinship, Zombie};
 
+use super::one_of_all::Common;
 use super::{Dead, Family, Relative};
 use crate::capture::error::Refusal;
 
@@ -39,7 +40,8 @@ impl Kin {
             let groups = one.prepared.survey.profiles.get(&one.pid()).map(|leader| leader.status.group_ids.as_slice());
             match kin.kinship(first, (one.pid(), &one.stat, groups.unwrap_or(&[])), one.parent) {
                 Ok(kinship) => {
-                    kin.members.push(Kinship { shares_directory: one.shares_directory, ..kinship });
+                    let Common { directory, files } = one.common;
+                    kin.members.push(Kinship { shares_directory: directory, shares_files: files, ..kinship });
                 }
                 Err(refusal) => refusals.push(refusal),
             }
@@ -83,7 +85,8 @@ impl Kin {
             }
             (None, ..) => return Err(refuse("process group", stat.group)),
         };
-        Ok(Kinship { parent: parent as u32, group, session, exit_signal: stat.exit_signal, shares_directory: false })
+        let (parent, exit_signal) = (parent as u32, stat.exit_signal);
+        Ok(Kinship { parent, group, session, exit_signal, shares_directory: false, shares_files: false })
     }
 
     /// A group whose leader has ended needs somebody to lead it for a moment, until others have joined it: a child of who leads its
@@ -98,7 +101,8 @@ impl Kin {
                 continue;
             };
             let parent = parent as u32;
-            let kinship = Kinship { parent, group, session, exit_signal: 0, shares_directory: false };
+            let (shares_directory, shares_files) = (false, false);
+            let kinship = Kinship { parent, group, session, exit_signal: 0, shares_directory, shares_files };
             self.zombies.push(Zombie { pid: group, kinship, status: 0, name: Vec::new(), is_forgotten: true });
         }
     }

@@ -19,7 +19,10 @@ pub(in super::super) fn merge(
     let mut merged = Descriptor { open_files: files, terminals, zombies: kin.zombies, ..first };
     let standing = kin.members.into_iter().zip(kin.are_stopped);
     for (index, (one, (kinship, is_stopped))) in others.into_iter().zip(standing).enumerate() {
-        let Descriptor { process, threads, mut mappings, file_descriptors, file_locks, file_owners, eager, .. } = one;
+        let Descriptor { process, threads, mut mappings, eager, .. } = one;
+        // What it has of its parent's is there already.
+        let held = (one.file_descriptors, one.file_locks, one.file_owners);
+        let (file_descriptors, file_locks, file_owners) = if kinship.shares_files { Default::default() } else { held };
         let (extents, files) = (merged.extents.len() as u32, merged.mapped_files.len() as u32);
         mappings.iter_mut().for_each(|mapping| shift(mapping, extents, files));
         take_extents(&mut merged, one.extents, one.layers, index as u32 + 1);

@@ -30,6 +30,7 @@ use super::pause::Prepared;
 use super::stop::{self, Told};
 use super::turn::Turn;
 use brood::{Brood, Found};
+use one_of_all::Common;
 
 pub(super) use kin::Kin;
 pub(super) use merge::merge;
@@ -67,8 +68,8 @@ pub(super) struct Relative {
     stat: Stat,
     /// A signal had stopped it.
     is_stopped: bool,
-    /// Root, current directory and mask are its parent's (CLONE_FS).
-    shares_directory: bool,
+    /// What it has in common with its parent.
+    common: Common,
     brood: Brood,
     /// That of the first process is with whoever captures.
     _turn: Option<Turn>,
@@ -101,15 +102,16 @@ impl Relative {
         let survey = &prepared.survey;
         let brood = Brood::open(survey.pid, survey.profiles.keys().copied());
         let stat = survey.stat.clone();
-        Self { prepared, parent, stat, is_stopped: false, shares_directory: false, brood, _turn: turn }
+        Self { prepared, parent, stat, is_stopped: false, common: Common::default(), brood, _turn: turn }
     }
 
     /// Notes how it stands, now that it and its parent do.
     fn note_standing(&mut self, parent: i32) -> Result<(), CaptureError> {
         let pid = self.pid();
         // Nobody comes to share what it did not when it was looked at.
-        if self.shares_directory && !one_of_all::share_directory(pid, parent)? {
-            return Err(CaptureError::Unstable { pid, what: "its current directory was made its own".to_owned() });
+        if self.common != Common::of(pid, parent)? {
+            let what = "its descriptors, or its current directory, were made its own".to_owned();
+            return Err(CaptureError::Unstable { pid, what });
         }
         self.stat = Stat::read(pid).map_err(CaptureError::read(pid, "stat"))?;
         self.is_stopped = ptrace::is_stopped_by_signal(pid).map_err(CaptureError::trace("look at the stop of", pid))?;
@@ -286,8 +288,8 @@ impl Family {
         if !refusals.is_empty() {
             return Err(CaptureError::refused(first, refusals));
         }
-        let shares_directory = one_of_all::share_directory(pid, others[parent])?;
-        self.relatives.push(Relative { shares_directory, ..Relative::of(prepared, parent, Some(turn)) });
+        let common = Common::of(pid, others[parent])?;
+        self.relatives.push(Relative { common, ..Relative::of(prepared, parent, Some(turn)) });
         Ok(())
     }
 }

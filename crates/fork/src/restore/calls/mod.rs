@@ -96,7 +96,10 @@ impl Calls {
         if is_first {
             memory::seal(descriptor, (objects, fd_base), &mut script);
         }
-        process::oom_score(descriptor, is_copy, &mut script)?;
+        // Whoever has its descriptors from another lets that one open files.
+        if place.table() == place.number {
+            process::oom_scores(descriptor, place, is_copy, &mut script)?;
+        }
         let made = match is_first {
             true => {
                 queues::make(descriptor, &mut script)?;

@@ -7,17 +7,30 @@ use rustix::mount::MountFlags;
 
 use super::super::RestoreError;
 use super::super::layout::{STEP_FORBID_SETTINGS, STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE};
+use super::super::tree::Place;
 use super::{Script, number, value};
 
 /// A container's processes go before all others of the node; one that is to go even earlier does. A copy of a zygote has the
 /// zygote's place, which is behind.
-pub(super) fn oom_score(descriptor: &Descriptor, is_copy: bool, script: &mut Script<'_>) -> Result<(), RestoreError> {
-    let score = descriptor.process.oom_score_adj.max(OOM_SCORE_ADJUSTMENT);
-    if score == OOM_SCORE_ADJUSTMENT && !is_copy {
-        return Ok(());
+pub(super) fn oom_scores(
+    descriptor: &Descriptor,
+    place: &Place<'_>,
+    is_copy: bool,
+    script: &mut Script<'_>,
+) -> Result<(), RestoreError> {
+    if is_copy || descriptor.process.oom_score_adj > OOM_SCORE_ADJUSTMENT {
+        oom_score("self", descriptor.process.oom_score_adj, script)?;
     }
+    let others = place.sharers().map(|member| &member.process);
+    others
+        .filter(|other| other.oom_score_adj > OOM_SCORE_ADJUSTMENT)
+        .try_for_each(|other| oom_score(&other.pid.to_string(), other.oom_score_adj, script))
+}
+
+fn oom_score(process: &str, score: i32, script: &mut Script<'_>) -> Result<(), RestoreError> {
     script.about(STEP_OOM_SCORE, 0);
-    let (path, text) = (script.text("/proc/self/oom_score_adj")?, score.to_string());
+    let (path, text) =
+        (script.text(&format!("/proc/{process}/oom_score_adj"))?, score.max(OOM_SCORE_ADJUSTMENT).to_string());
     let (bytes, length) = (script.bytes(text.as_bytes())?, text.len() as u64);
     script.gives(0, number::OPEN, &[path, value((OFlags::WRONLY | OFlags::CLOEXEC).bits())]);
     script.gives(length, number::WRITE, &[value(0_u32), bytes, value(length)]);

@@ -14,9 +14,11 @@ use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Backing, Descriptor, FileDescriptor, Kinship, Mapping, Member, Process, Zombie};
 use zerocopy::IntoBytes;
 
+use super::descriptors::PAYLOAD_FD;
 use super::layout::{
-    KIN_AFTER_SESSION, KIN_CORE, KIN_FORGOTTEN, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SESSION_LEADER, KIN_STOPPED,
-    KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
+    KIN_AFTER_SESSION, KIN_CORE, KIN_FORGOTTEN, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SAME_FILES,
+    KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER,
+    PLAN_SHARED_FILES, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
 };
 use super::objects::Objects;
 use super::plan::{self, Plan, Wishes};
@@ -25,6 +27,9 @@ use super::{LocalNode, RestoreError};
 
 /// SIGCHLD.
 const OF_CHILDREN: i32 = 17;
+
+/// First number for farfork's own descriptors while it restores, when the processes have few.
+const FD_BASE_MIN: u32 = 64;
 
 /// In a wait status: a core was written.
 const CORE_BIT: u32 = 0x80;
@@ -40,6 +45,8 @@ fn names_cores_plainly() -> bool {
 pub(super) struct Place<'a> {
     /// Its number.
     pub(super) number: u32,
+    /// First number for farfork's own descriptors while they are restored.
+    pub(super) fd_base: u32,
     tree: &'a Descriptor,
     /// Open files that the first process has made by calls, by the descriptors that it has for them.
     made: &'a HashMap<u32, u32>,
@@ -65,17 +72,27 @@ pub(super) fn compile(
     wishes: &Wishes<'_>,
 ) -> Result<Plans, RestoreError> {
     let nothing = HashMap::new();
-    let place = Place { number: 0, tree: descriptor, made: &nothing };
+    let fd_base = fd_base(descriptor, wishes.payload.is_some(), objects.count() as u32);
+    let place = Place { number: 0, fd_base, tree: descriptor, made: &nothing };
     let first = plan::compile(descriptor, node, stub, objects, (wishes, &place))?;
     let mut plans = Vec::with_capacity(descriptor.members.len());
     // The payload is for the first.
     let wishes = Wishes { payload: None, paused: false, ..*wishes };
     for (index, member) in descriptor.members.iter().enumerate() {
-        let place = Place { number: index as u32 + 1, tree: descriptor, made: &first.made };
+        let place = Place { number: index as u32 + 1, fd_base, tree: descriptor, made: &first.made };
         plans.push(plan::compile(&descriptor.with_first(member), node, stub, objects, (&wishes, &place))?);
     }
     plans.insert(0, first);
     Ok(join(plans, descriptor))
+}
+
+/// Above all that any of the processes will have, and above where a stub gets what it is `passed`: it is one number for all, as they may
+/// have one table.
+fn fd_base(descriptor: &Descriptor, has_payload: bool, passed: u32) -> u32 {
+    let tables = descriptor.members.iter().map(|member| &member.file_descriptors);
+    let last = |table: &Vec<FileDescriptor>| table.last().map_or(0, |entry| entry.number + 1);
+    let own = std::iter::once(&descriptor.file_descriptors).chain(tables).map(last).max().unwrap_or(0);
+    own.max(if has_payload { PAYLOAD_FD + 1 } else { 0 }).max(FD_BASE_MIN + passed)
 }
 
 /// Puts plans behind one another, and into each where those of its children stand.
@@ -123,6 +140,25 @@ impl Place<'_> {
         self.member().map_or(&self.tree.process, |member| &member.process)
     }
 
+    /// The number of the process that places its descriptors: of those who have them in common, the first.
+    pub(super) fn table(&self) -> u32 {
+        self.tree.table_of(self.number)
+    }
+
+    /// How many processes have its descriptors.
+    pub(super) fn table_users(&self) -> u32 {
+        let table = self.table();
+        (0..self.count()).filter(|number| self.tree.table_of(*number) == table).count() as u32
+    }
+
+    /// The processes that have its descriptors, but do not place them.
+    pub(super) fn sharers(&self) -> impl Iterator<Item = &Member> {
+        let members = self.tree.members.iter().zip(1..);
+        members
+            .filter(|(_, number)| *number != self.number && self.tree.table_of(*number) == self.number)
+            .map(|(member, _)| member)
+    }
+
     /// How it begins. The session and group that the first process had are not in the container: it leads its own.
     pub(super) fn flags(&self) -> u32 {
         let process = self.process();
@@ -138,6 +174,9 @@ impl Place<'_> {
         }
         if self.member().is_some_and(|member| member.is_stopped) {
             flags |= PLAN_STOPPED;
+        }
+        if self.tree.members.iter().any(|member| member.kinship.shares_files) {
+            flags |= PLAN_SHARED_FILES;
         }
         flags
     }
@@ -158,7 +197,8 @@ impl Place<'_> {
     fn living(&self, member: &Member) -> PlanKin {
         let pid = member.process.pid;
         let directory = if member.kinship.shares_directory { KIN_SAME_DIRECTORY } else { 0 };
-        let mut flags = self.birth(pid, &member.kinship) | directory;
+        let files = if member.kinship.shares_files { KIN_SAME_FILES } else { 0 };
+        let mut flags = self.birth(pid, &member.kinship) | directory | files;
         if member.is_stopped {
             // Nobody tells whether the stop was waited for: as long as its signal is pending, it was not.
             let unheard = if self.has_pending_of_children() { KIN_UNHEARD } else { 0 };

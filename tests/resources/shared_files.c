@@ -1,0 +1,128 @@
+/* Processes that have their descriptors in common with their parents (clone(2), CLONE_FILES): a child, and its child; beside another
+ * child that has its own, and a child that has them from it. What one of them opens or closes is so for all who share. */
+#include "resource.h"
+
+#include <sched.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+
+#define DESCRIPTORS_MAX 4096
+#define PAYLOAD 1000 /* children find theirs open there */
+#define HIGH 900     /* of the child's that has its own */
+
+enum { ROOT, SHARER, GRANDCHILD, APART, APARTS_CHILD, COUNT };
+
+static struct {
+    uint32_t is_ready[COUNT], is_asked[COUNT], has_answered[COUNT];
+    int counted[COUNT], opened, apart_opened, is_like_before[COUNT];
+    pid_t pids[COUNT];
+} *shared;
+
+static int file, counter, ends[2];
+
+static pid_t born(int flags) { return (pid_t)syscall(SYS_clone, flags | SIGCHLD, 0, 0, 0, 0); }
+
+/* How many descriptors are open. */
+static int count(void) {
+    int found = 0;
+    for (int number = 0; number < DESCRIPTORS_MAX; number++)
+        found += number != PAYLOAD && fcntl(number, F_GETFD) >= 0;
+    return found;
+}
+
+static int set_score(const char *score) {
+    int own = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    int is_set = own >= 0 && write(own, score, strlen(score)) == (ssize_t)strlen(score);
+    return close(own) == 0 && is_set;
+}
+
+static int has_score(int wanted) {
+    char text[16] = "";
+    int own = open("/proc/self/oom_score_adj", O_RDONLY | O_CLOEXEC);
+    int is_read = own >= 0 && read(own, text, sizeof text - 1) > 0;
+    return close(own) == 0 && is_read && atoi(text) == wanted;
+}
+
+/* What each finds when it is asked, in the order of the questions. */
+static int look(int which) {
+    uint64_t value;
+    char byte;
+    switch (which) {
+    case GRANDCHILD:
+        if (lseek(file, 0, SEEK_CUR) != 5 || fcntl(file, F_GETFD) != FD_CLOEXEC || fcntl(ends[0], F_GETFD) != 0) return 0;
+        if (read(counter, &value, sizeof value) != sizeof value || value != 7) return 0;
+        shared->opened = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (read(ends[0], &byte, 1) != 1 || byte != 'p' || close(ends[0]) != 0) return 0;
+        return shared->opened >= 0 && lseek(file, 9, SEEK_SET) == 9;
+    case SHARER:
+        return fcntl(shared->opened, F_GETFD) == FD_CLOEXEC && lseek(file, 0, SEEK_CUR) == 9 && has_score(1000);
+    case APART:
+        if (fcntl(shared->opened, F_GETFD) != -1 || fcntl(ends[0], F_GETFD) != 0) return 0;
+        shared->apart_opened = dup(HIGH);
+        return shared->apart_opened >= 0 && lseek(file, 0, SEEK_CUR) == 9;
+    case APARTS_CHILD: return fcntl(shared->apart_opened, F_GETFD) == 0 && close(shared->apart_opened) == 0;
+    default: return 0;
+    }
+}
+
+static __attribute__((noreturn)) void live(int which, pid_t parent) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(1);
+    if (which == SHARER && !set_score("1000")) _exit(2);
+    if (which == APART && dup2(counter, HIGH) != HIGH) _exit(3);
+    if (which == SHARER || which == APART) {
+        pid_t self = getpid(), child = born(CLONE_FILES);
+        if (child < 0) _exit(4);
+        if (child == 0) live(which + 1, self);
+    }
+    shared->pids[which] = getpid();
+    __atomic_store_n(&shared->is_ready[which], 1, __ATOMIC_SEQ_CST);
+    while (!__atomic_load_n(&shared->is_asked[which], __ATOMIC_SEQ_CST)) usleep(1000);
+    shared->counted[which] = count();
+    shared->is_like_before[which] = look(which);
+    __atomic_store_n(&shared->has_answered[which], 1, __ATOMIC_SEQ_CST);
+    for (;;) pause();
+}
+
+static int before;
+
+static void set_up(void) {
+    shared = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(shared != MAP_FAILED);
+    pid_t self = getpid();
+    REQUIRE((file = open(path_of("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) >= 0);
+    REQUIRE(write(file, "0123456789", 10) == 10);
+    REQUIRE((counter = eventfd(0, EFD_NONBLOCK)) >= 0);
+    REQUIRE(pipe(ends) == 0 && write(ends[1], "p", 1) == 1);
+    for (int which = SHARER; which < COUNT; which += 2) {
+        pid_t child = born(which == SHARER ? CLONE_FILES : 0);
+        REQUIRE(child >= 0);
+        if (child == 0) live(which, self);
+        REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which + 1], __ATOMIC_SEQ_CST)));
+        REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)));
+    }
+    uint64_t value = 7;
+    REQUIRE(write(counter, &value, sizeof value) == sizeof value);
+    /* They are others' too, who were born before. */
+    REQUIRE(lseek(file, 5, SEEK_SET) == 5);
+    before = count();
+}
+
+static void ask(int which) {
+    __atomic_store_n(&shared->is_asked[which], 1, __ATOMIC_SEQ_CST);
+    REQUIRE(COMES_TRUE(__atomic_load_n(&shared->has_answered[which], __ATOMIC_SEQ_CST)), "process %d", which);
+    REQUIRE(shared->is_like_before[which], "process %d", which);
+}
+
+static void check(void) {
+    REQUIRE(count() == before, "%d, not %d", count(), before);
+    ask(GRANDCHILD);
+    REQUIRE(shared->counted[GRANDCHILD] == before, "%d, not %d", shared->counted[GRANDCHILD], before);
+    REQUIRE(fcntl(shared->opened, F_GETFD) == FD_CLOEXEC && count() == before);
+    REQUIRE(fcntl(ends[0], F_GETFD) == -1 && errno == EBADF && lseek(file, 0, SEEK_CUR) == 9);
+    ask(SHARER);
+    ask(APART);
+    REQUIRE(shared->counted[APART] == before + 1, "%d, not %d", shared->counted[APART], before + 1);
+    ask(APARTS_CHILD);
+    REQUIRE(shared->counted[APARTS_CHILD] == before + 2, "%d", shared->counted[APARTS_CHILD]);
+    REQUIRE(kill(shared->pids[SHARER], SIGKILL) == 0 && kill(shared->pids[APART], SIGKILL) == 0);
+}
