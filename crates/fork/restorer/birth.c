@@ -71,36 +71,66 @@ static u64 shared_flags(const struct plan_kin *kin)
 	return (kin->flags & KIN_SAME_DIRECTORY ? K_CLONE_FS : 0) | (kin->flags & KIN_SAME_FILES ? K_CLONE_FILES : 0);
 }
 
-/* Forks one child, which goes its own way. */
-static void bear(struct request *request, const struct plan *head, const struct plan_kin *kin)
+/* A child that a process is to have. All is read from the file: the address space is still a copy of the stub's, and stays so until no
+ * child is to have it. */
+static struct plan_kin read_kin(const struct request *request, u64 plan_at, const struct plan *head, u32 index)
+{
+	struct plan_kin kin;
+	long got = CALL4(pread64, request->passed.fds[PASSED_PLAN], &kin, sizeof kin,
+			 plan_at + head->kin.offset + index * sizeof kin);
+	if (got != sizeof kin)
+		fail_at(request->control, STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 2);
+	return kin;
+}
+
+/* Forks one child, which goes its own way. Gives its id; 0 in the child. */
+static long bear(const struct request *request, const struct plan_kin *kin)
 {
 	long child = fork_with(kin->pid, kin->exit_signal, shared_flags(kin), -1);
 	if (child < 0)
 		fail_at(request->control, STEP_FORK, child, kin->pid);
+	return child;
+}
+
+/* Who has ended led a session, and others inherited that: it begins it again, and has them. When it ends they are its parent's, as they
+ * were before. */
+static void bear_heirs(struct request *request, u64 plan_at, const struct plan *head, u32 leader)
+{
+	CALL0(setsid);
+	for (u32 i = 0; i < head->kin.count; i++) {
+		struct plan_kin kin = read_kin(request, plan_at, head, i);
+		if ((kin.flags & KIN_HEIR) && kin.group == leader && bear(request, &kin) == 0)
+			become_child(request, kin.plan_at);
+	}
+}
+
+static void bear_and_leave(struct request *request, u64 plan_at, const struct plan *head, const struct plan_kin *kin)
+{
+	long child = bear(request, kin);
 	if (child != 0) {
 		/* It does so itself, but others must not come before it has. */
-		if ((kin->flags & KIN_ZOMBIE) && (kin->flags & KIN_GROUP_LEADER))
+		if ((kin->flags & KIN_ZOMBIE) && (kin->flags & KIN_GROUP_LEADER) && !(kin->flags & KIN_SESSION_LEADER))
 			CALL2(setpgid, child, child);
 		return;
 	}
-	if (kin->flags & KIN_ZOMBIE)
-		become_zombie(kin, request->passed.fds[head->gate], head->process_count);
-	become_child(request, kin->plan_at);
+	if (!(kin->flags & KIN_ZOMBIE))
+		become_child(request, kin->plan_at);
+	if (kin->flags & KIN_SESSION_LEADER)
+		bear_heirs(request, plan_at, head, kin->pid);
+	become_zombie(kin, request->passed.fds[head->gate], head->process_count);
 }
 
-/* Begins session and group, and forks the children, those that are of the old session before. All is read from the file: the
- * address space is still a copy of the stub's, and stays so until no child is to have it. */
+/* Begins session and group, and forks the children, those that are of the old session before. Those who lose their parents meanwhile
+ * are to come to it, if they did. */
 static void bear_all(struct request *request, u64 plan_at, const struct plan *head)
 {
+	if (head->flags & PLAN_SUBREAPER)
+		CALL5(prctl, K_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
 	for (u32 after = 0; after < 2; after++) {
 		for (u32 i = 0; i < head->kin.count; i++) {
-			struct plan_kin kin;
-			long got = CALL4(pread64, request->passed.fds[PASSED_PLAN], &kin, sizeof kin,
-					 plan_at + head->kin.offset + i * sizeof kin);
-			if (got != sizeof kin)
-				fail_at(request->control, STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 2);
-			if ((kin.flags & KIN_AFTER_SESSION ? 1 : 0) == after)
-				bear(request, head, &kin);
+			struct plan_kin kin = read_kin(request, plan_at, head, i);
+			if (!(kin.flags & KIN_HEIR) && (kin.flags & KIN_AFTER_SESSION ? 1 : 0) == after)
+				bear_and_leave(request, plan_at, head, &kin);
 		}
 		if (after)
 			break;

@@ -206,6 +206,7 @@ enum kin_flag {
 	KIN_FORGOTTEN = 256, /* a zombie that was waited for: it leads a group until others have joined that */
 	KIN_SAME_DIRECTORY = 64, /* root, directory and mask are the parent's, whoever changes them */
 	KIN_SAME_FILES = 512,	 /* so its descriptors, which the first of those who have them places */
+	KIN_HEIR = 1024, /* born by a zombie, the leader of its session, and the parent's when that has ended */
 };
 
 /* A child that a process of a tree forks. */
@@ -215,7 +216,7 @@ struct plan_kin {
 	u32 exit_signal;
 	u32 flags;
 	u32 status; /* of a zombie */
-	u32 group;  /* so: to be joined, or 0 */
+	u32 group;  /* so: to be joined, or 0; of an heir, by whom it is born */
 	char name[16];
 	u32 reserved;
 };

@@ -89,8 +89,6 @@ void join_kin(const struct plan *plan)
 	meet(plan, &gate_of(plan)->born);
 	if (plan->group != 0)
 		check(plan, STEP_GROUP, CALL2(setpgid, 0, plan->group), plan->group);
-	if (plan->flags & PLAN_SUBREAPER)
-		CALL5(prctl, K_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
 	/* While SIGCHLD is as it was at birth: ignored, it would have nobody become a zombie. */
 	await(plan, KIN_ZOMBIE, K_WEXITED | K_WNOWAIT);
 	remove_cores(plan);

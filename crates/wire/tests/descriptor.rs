@@ -183,7 +183,15 @@ fn zombie() -> Zombie {
 }
 
 fn kinship(parent: u32) -> Kinship {
-    Kinship { parent, group: 812, session: 812, exit_signal: 17, shares_directory: parent > 0, shares_files: false }
+    Kinship {
+        parent,
+        group: 812,
+        session: 812,
+        exit_signal: 17,
+        shares_directory: parent > 0,
+        shares_files: false,
+        is_heir: false,
+    }
 }
 
 fn member(pid: u32, parent: u32) -> Member {
@@ -305,6 +313,7 @@ fn nonsense_is_refused() {
         ("a zombie without a parent", |d| d.zombies[0].kinship.parent = 3),
         ("a process of another's id", |d| d.zombies[0].pid = 813),
         ("a process outside of any group", |d| d.members[1].kinship.group = 0),
+        ("a session from nowhere", |d| d.members[1].kinship.is_heir = true),
         ("a member of two tables of descriptors", |d| d.members[1].kinship.shares_files = true),
         ("a zombie with descriptors", |d| d.zombies[0].kinship.shares_files = true),
         ("a member's descriptor of no file", |d| d.members[1].file_descriptors[0].open_file = 9),

@@ -67,6 +67,8 @@ pub(crate) const TESTS: &[Test] = &[
         refused(cluster, "refused_shared_files", &["CLONE_FILES", "not with its parent"]);
     }),
     Test::shared("leaderless_group", |cluster| carried(cluster, "leaderless_group")),
+    Test::shared("leaderless_session", |cluster| carried(cluster, "leaderless_session")),
+    Test::shared("refused_session", |cluster| refused_at_its_stop(cluster, "refused_session", &["session"])),
     Test::shared("shared_directory", |cluster| carried(cluster, "shared_directory")),
     Test::shared("refused_thread_apart", |cluster| {
         refused(cluster, "refused_thread_apart", &["thread", "current directory of its own"]);

@@ -269,11 +269,18 @@ fn take_all(
             OfTree { copies: &copies, contents: own, pool: &pool, kin: &kin, streams, open_files: &mut open_files };
         taken.push(take(options, relative.prepared, paused, snapshot, (held, &mut injector), of_tree)?);
     }
+    kin.require_reapers(&reapers(&taken)).map_err(|refusals| CaptureError::refused(taken[0].survey.pid, refusals))?;
     let first = &taken[0];
     let (pid, profiles, ids) = (first.snapshot.pid, &first.survey.profiles, &kin.ids);
     let threads = Threads { pid, group: first.survey.stat.group, session: first.survey.stat.session, profiles, ids };
     open_files.deliver((pid, &first.likeness.root), &pool, &copies, threads)?;
     Ok((taken, Shared { copies, open_files, kin }))
+}
+
+/// Of each process its id, and whether it is the parent of those that its descendants leave.
+fn reapers(taken: &[Taken]) -> Vec<(u32, bool)> {
+    let reaps = |one: &Taken| one.answers[0].is_subreaper || one.survey.inner_id() == 1;
+    taken.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
 }
 
 /// What [`take`] needs of the tree.

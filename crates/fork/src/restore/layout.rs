@@ -42,6 +42,7 @@ pub(super) const KIN_SAME_DIRECTORY: u32 = 64;
 pub(super) const KIN_CORE: u32 = 128;
 pub(super) const KIN_FORGOTTEN: u32 = 256;
 pub(super) const KIN_SAME_FILES: u32 = 512;
+pub(super) const KIN_HEIR: u32 = 1024;
 
 pub(super) const MAPPING_ANONYMOUS: u8 = 0;
 pub(super) const MAPPING_FILE: u8 = 1;

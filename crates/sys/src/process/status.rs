@@ -17,6 +17,8 @@ pub struct Status {
     pub namespace_ids: Vec<u32>,
     /// Its process group's ids, in the same namespaces.
     pub group_ids: Vec<u32>,
+    /// Ids of its session, from this namespace's to its own.
+    pub session_ids: Vec<u32>,
     /// File mode creation mask.
     pub umask: u32,
     /// Real, effective, saved and file-system user id.
@@ -111,6 +113,7 @@ impl Status {
             "TracerPid" => self.tracer = value.parse().ok()?,
             "NSpid" => self.namespace_ids = numbers(value)?,
             "NSpgid" => self.group_ids = numbers(value)?,
+            "NSsid" => self.session_ids = numbers(value)?,
             "Umask" => self.umask = u32::from_str_radix(value, 8).ok()?,
             "Uid" => self.uids = numbers(value)?.try_into().ok()?,
             "Gid" => self.gids = numbers(value)?.try_into().ok()?,
@@ -160,11 +163,12 @@ mod tests {
     #[test]
     fn nested_ids_and_sets_are_read() {
         let status = Status::parse(
-            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nNSpgid:\t8\t1\nCapBnd:\tff\nUmask:\t0022\nTHP_enabled:\t0\nCpus_allowed:\t1,80000000\nx86_Thread_features:\tshstk wrss \n",
+            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nNSpgid:\t8\t1\nNSsid:\t7\t1\nCapBnd:\tff\nUmask:\t0022\nTHP_enabled:\t0\nCpus_allowed:\t1,80000000\nx86_Thread_features:\tshstk wrss \n",
         );
         let status = status.unwrap();
         assert_eq!((status.namespace_ids, status.capabilities[3], status.umask), (vec![9, 2], 0xff, 0o22));
         assert_eq!(status.group_ids, [8, 1]);
+        assert_eq!(status.session_ids, [7, 1]);
         assert_eq!(status.cpus, [0x8000_0000, 1]);
         assert_eq!(cpu_list(&status.cpus), "31-32");
         assert_eq!(

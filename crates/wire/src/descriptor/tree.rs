@@ -34,6 +34,8 @@ pub struct Kinship {
     pub shares_directory: bool,
     /// Whether it has its parent's descriptors (CLONE_FILES), and so lists none itself.
     pub shares_files: bool,
+    /// Whether who made its session has ended: a zombie, a child of its own parent, which has it from there.
+    pub is_heir: bool,
 }
 
 /// A process beside the first.
@@ -163,6 +165,11 @@ impl Descriptor {
             let is_born_after = member.kinship.parent as usize <= index;
             require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
             member.kinship.validate(member.process.pid)?;
+            let is_leader =
+                |zombie: &Zombie| zombie.pid == member.kinship.session && zombie.kinship.session == zombie.pid;
+            let is_left = |zombie: &Zombie| is_leader(zombie) && zombie.kinship.parent == member.kinship.parent;
+            let has_leader = !member.kinship.is_heir || self.zombies.iter().any(is_left);
+            require(has_leader, || format!("process {} has a session from nowhere", member.process.pid))?;
             let has_one_table = !member.kinship.shares_files || member.file_descriptors.is_empty();
             require(has_one_table, || format!("process {} has two tables of descriptors", member.process.pid))?;
         }

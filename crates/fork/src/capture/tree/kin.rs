@@ -1,11 +1,12 @@
 //! Who is whose child, in which group and in which session, by the ids that the processes themselves know.
 //!
 //! The session and the group of the first process are not in a child's container: there it leads its own, and who shared
-//! them with it shares these. A process can be born into the session that its parent has, or had before it began one.
+//! them with it shares these. A process can be born into the session that its parent has, or had before it began one; or into that of
+//! a child of its parent which has ended since, and left it to that.
 
 use std::collections::BTreeMap;
 
-use farfork_sys::process::Stat;
+use farfork_sys::process::{Stat, Status};
 use farfork_wire::descriptor::{Kinship, Zombie};
 
 use super::one_of_all::Common;
@@ -37,8 +38,8 @@ impl Kin {
         let first = (first[0].pid(), &first[0].stat);
         let mut refusals = Vec::new();
         for one in others {
-            let groups = one.prepared.survey.profiles.get(&one.pid()).map(|leader| leader.status.group_ids.as_slice());
-            match kin.kinship(first, (one.pid(), &one.stat, groups.unwrap_or(&[])), one.parent) {
+            let status = one.prepared.survey.profiles.get(&one.pid()).map(|leader| &leader.status);
+            match kin.kinship(first, (one.pid(), &one.stat, status), one.parent) {
                 Ok(kinship) => {
                     let Common { directory, files } = one.common;
                     kin.members.push(Kinship { shares_directory: directory, shares_files: files, ..kinship });
@@ -48,7 +49,7 @@ impl Kin {
             kin.are_stopped.push(one.is_stopped);
         }
         for one in dead {
-            match kin.kinship(first, (one.pid, &one.stat, &[]), one.parent) {
+            match kin.kinship(first, (one.pid, &one.stat, None), one.parent) {
                 Ok(kinship) => kin.zombies.push(zombie(one, kinship)),
                 Err(refusal) => refusals.push(refusal),
             }
@@ -60,11 +61,11 @@ impl Kin {
         if refusals.is_empty() { Ok(kin) } else { Err(refusals) }
     }
 
-    /// `groups` are the ids of its process group in each pid namespace, where they are known.
+    /// `status` is known of the living.
     fn kinship(
         &mut self,
         first: (i32, &Stat),
-        (pid, stat, groups): (i32, &Stat, &[u32]),
+        (pid, stat, status): (i32, &Stat, Option<&Status>),
         parent: usize,
     ) -> Result<Kinship, Refusal> {
         let known = |id: i32, of_first: i32| {
@@ -76,62 +77,123 @@ impl Kin {
                 format!("the process that leads its {what} ({id}) has ended, or is no descendant of pid {}", first.0);
             Refusal::new(format!("pid {pid}"), reason)
         };
-        let session = known(stat.session, first.1.session).ok_or_else(|| refuse("session", stat.session))?;
-        let group = match (known(stat.group, first.1.group), groups.first(), groups.last()) {
-            (Some(group), ..) => group,
-            (None, Some(outer), Some(inner)) if *outer == stat.group.unsigned_abs() => {
-                self.leaderless.insert(*inner, session);
-                *inner
+        let session = known(stat.session, first.1.session);
+        let session = session.or_else(|| outlived(stat.session, &status?.session_ids));
+        let session = session.ok_or_else(|| refuse("session", stat.session))?;
+        let group = match known(stat.group, first.1.group) {
+            Some(group) => group,
+            None => {
+                let group = status.and_then(|status| outlived(stat.group, &status.group_ids));
+                let group = group.ok_or_else(|| refuse("process group", stat.group))?;
+                self.leaderless.insert(group, session);
+                group
             }
-            (None, ..) => return Err(refuse("process group", stat.group)),
         };
-        let (parent, exit_signal) = (parent as u32, stat.exit_signal);
-        Ok(Kinship { parent, group, session, exit_signal, shares_directory: false, shares_files: false })
+        Ok(Kinship { exit_signal: stat.exit_signal, ..alone(parent as u32, group, session) })
     }
 
     /// A group whose leader has ended needs somebody to lead it for a moment, until others have joined it: a child of who leads its
-    /// session.
+    /// session, or of anybody in that.
     fn remember_leaders(&mut self, family: &Family, refusals: &mut Vec<Refusal>) {
         for (group, session) in std::mem::take(&mut self.leaderless) {
+            // Who made the session leads its first group, too.
+            if self.zombies.iter().any(|zombie| zombie.pid == group) {
+                continue;
+            }
             let leads = |one: &Relative| self.ids.get(&one.pid()) == Some(&session);
-            let Some(parent) = family.relatives.iter().position(leads) else {
-                let reason =
-                    format!("the process that leads its session {session} has ended, and so has that of a group in it");
+            let is_inside =
+                || self.members.iter().position(|kinship| kinship.session == session).map(|index| index + 1);
+            let Some(parent) = family.relatives.iter().position(leads).or_else(is_inside) else {
+                let reason = format!("nobody is in its session {session} who could make it again");
                 refusals.push(Refusal::new(format!("process group {group}"), reason));
                 continue;
             };
-            let parent = parent as u32;
-            let (shares_directory, shares_files) = (false, false);
-            let kinship = Kinship { parent, group, session, exit_signal: 0, shares_directory, shares_files };
-            self.zombies.push(Zombie { pid: group, kinship, status: 0, name: Vec::new(), is_forgotten: true });
+            self.zombies.push(momentary(group, alone(parent as u32, group, session)));
         }
     }
 
-    /// Whether each process can be born into its session.
-    fn require_births(&self, family: &Family, refusals: &mut Vec<Refusal>) {
-        let pid_of = |number: usize| self.ids[&family.relatives[number].pid()];
+    /// Whether each process can be born into its session. Where who made that has ended, one who ends again does, and leaves those
+    /// who inherited it to its parent.
+    fn require_births(&mut self, family: &Family, refusals: &mut Vec<Refusal>) {
         // By number: the session that a process is born into, and the one that it has.
-        let mut sessions = vec![(0, pid_of(0))];
-        let mut require = |pid: u32, outer: i32, kinship: &Kinship| {
-            let (born, has) = sessions[kinship.parent as usize];
-            let is_leader = kinship.session == pid;
-            if !is_leader && kinship.session != has && kinship.session != born {
-                let reason = format!(
-                    "its session {} is not its parent's: what made it so cannot be done again",
-                    kinship.session
-                );
-                refusals.push(Refusal::new(format!("pid {outer}"), reason));
+        let mut sessions = vec![(0, self.ids[&family.relatives[0].pid()])];
+        for (index, one) in family.relatives[1..].iter().enumerate() {
+            let (pid, mut kinship) = (self.ids[&one.pid()], self.members[index]);
+            kinship.is_heir = !is_born_of(&kinship, pid, &sessions) && self.leave(&kinship);
+            self.members[index] = kinship;
+            let (_, has) = sessions[kinship.parent as usize];
+            if kinship.is_heir {
+                sessions.push((kinship.session, kinship.session));
+                continue;
             }
-            let birth = if is_leader || kinship.session == has { has } else { born };
+            if !is_born_of(&kinship, pid, &sessions) {
+                refusals.push(strange(one.pid(), &kinship));
+            }
+            let birth = if kinship.session == pid || kinship.session == has {
+                has
+            } else {
+                sessions[kinship.parent as usize].0
+            };
             sessions.push((birth, kinship.session));
-        };
-        for (index, kinship) in self.members.iter().enumerate() {
-            require(pid_of(index + 1), family.relatives[index + 1].pid(), kinship);
         }
         for (zombie, dead) in self.zombies.iter().zip(&family.dead) {
-            require(zombie.pid, dead.pid, &zombie.kinship);
+            if !is_born_of(&zombie.kinship, zombie.pid, &sessions) {
+                refusals.push(strange(dead.pid, &zombie.kinship));
+            }
         }
     }
+
+    /// Whether who led a process's session, and has ended, was a child of its parent, and can have left it to that.
+    fn leave(&mut self, heir: &Kinship) -> bool {
+        if heir.shares_directory || heir.shares_files {
+            return false;
+        }
+        if let Some(leader) = self.zombies.iter().find(|zombie| zombie.pid == heir.session) {
+            return leader.kinship.parent == heir.parent && leader.kinship.session == leader.pid;
+        }
+        let is_alive = self.ids.values().any(|id| *id == heir.session);
+        if !is_alive {
+            self.zombies.push(momentary(heir.session, alone(heir.parent, heir.session, heir.session)));
+        }
+        !is_alive
+    }
+
+    /// Whether those who inherited sessions go to their parents when those who leave them end. `reapers`: of each process its id,
+    /// and whether others' children come to it.
+    pub(in super::super) fn require_reapers(&self, reapers: &[(u32, bool)]) -> Result<(), Vec<Refusal>> {
+        let heirs = self.members.iter().zip(&reapers[1..]).filter(|(kinship, _)| kinship.is_heir);
+        let lost = heirs.filter(|(kinship, _)| !reapers[kinship.parent as usize].1);
+        let refusals: Vec<Refusal> = lost.map(|(kinship, (heir, _))| strange(*heir as i32, kinship)).collect();
+        if refusals.is_empty() { Ok(()) } else { Err(refusals) }
+    }
+}
+
+/// Somebody without anything in common with its parent.
+fn alone(parent: u32, group: u32, session: u32) -> Kinship {
+    let (exit_signal, shares_directory, shares_files, is_heir) = (0, false, false, false);
+    Kinship { parent, group, session, exit_signal, shares_directory, shares_files, is_heir }
+}
+
+/// The id of a group or session, as its members know it, whose leader has ended: `ids` are what its id is in each pid namespace.
+fn outlived(id: i32, ids: &[u32]) -> Option<u32> {
+    let inner = ids.last().filter(|inner| **inner != 0)?;
+    (ids.first() == Some(&id.unsigned_abs())).then_some(*inner)
+}
+
+/// Whether a process makes its session, or has it from its parent, who had it when it was born or has it now.
+fn is_born_of(kinship: &Kinship, pid: u32, sessions: &[(u32, u32)]) -> bool {
+    let (born, has) = sessions[kinship.parent as usize];
+    [pid, born, has].contains(&kinship.session)
+}
+
+fn strange(pid: i32, kinship: &Kinship) -> Refusal {
+    let reason = format!("its session {} is not its parent's: what made it so cannot be done again", kinship.session);
+    Refusal::new(format!("pid {pid}"), reason)
+}
+
+/// Somebody who has ended, and of whom only an id is left, that of a group or a session.
+fn momentary(pid: u32, kinship: Kinship) -> Zombie {
+    Zombie { pid, kinship, status: 0, name: Vec::new(), is_forgotten: true }
 }
 
 fn zombie(dead: &Dead, kinship: Kinship) -> Zombie {

@@ -16,7 +16,7 @@ use zerocopy::IntoBytes;
 
 use super::descriptors::PAYLOAD_FD;
 use super::layout::{
-    KIN_AFTER_SESSION, KIN_CORE, KIN_FORGOTTEN, KIN_GROUP_LEADER, KIN_SAME_DIRECTORY, KIN_SAME_FILES,
+    KIN_AFTER_SESSION, KIN_CORE, KIN_FORGOTTEN, KIN_GROUP_LEADER, KIN_HEIR, KIN_SAME_DIRECTORY, KIN_SAME_FILES,
     KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER,
     PLAN_SHARED_FILES, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
 };
@@ -199,18 +199,22 @@ impl Place<'_> {
         let directory = if member.kinship.shares_directory { KIN_SAME_DIRECTORY } else { 0 };
         let files = if member.kinship.shares_files { KIN_SAME_FILES } else { 0 };
         let mut flags = self.birth(pid, &member.kinship) | directory | files;
+        if member.kinship.is_heir {
+            flags |= KIN_HEIR;
+        }
         if member.is_stopped {
             // Nobody tells whether the stop was waited for: as long as its signal is pending, it was not.
             let unheard = if self.has_pending_of_children() { KIN_UNHEARD } else { 0 };
             flags |= KIN_STOPPED | unheard;
         }
+        let group = if member.kinship.is_heir { member.kinship.session } else { 0 };
         PlanKin {
             plan_at: 0,
             pid,
             exit_signal: member.kinship.exit_signal,
             flags,
             status: 0,
-            group: 0,
+            group,
             name: [0; 16],
             reserved: 0,
         }
