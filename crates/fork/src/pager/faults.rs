@@ -182,6 +182,8 @@ impl Server<'_> {
                 child.counters.faults_cached += u64::from(cached.is_some() && is_first);
                 if cached.is_none() {
                     let pid = child.pid.filter(|_| space_number == 0);
+                    let is_alone = ahead.along.end - ahead.along.start <= 1;
+                    self.single_at = is_alone.then_some(self.now).or(self.single_at);
                     let slots = self.along(fault, slot, (source, ahead.along.clone()));
                     self.demand(fault, slots, (source, owner));
                     self.asked_for_one = Some(pid);

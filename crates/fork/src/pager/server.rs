@@ -4,6 +4,7 @@
 //! Each round: single pages first (they end somebody's wait), then what children say, then what is to be done again, then
 //! what may be fetched ahead; then what somebody waits for is asked for. Last comes one step of a stream: some of it is
 //! received, or installed. Whoever waits for a page waits for one such step before it is asked for, and for one when it has come.
+//! While nobody has waited for a single page lately, a round takes several steps.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -32,6 +33,13 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to look for the rest of a stream before sleeping. It is on its way: an owner needs some 100 µs for a reply,
 /// and whoever sleeps meanwhile may be woken on the owner's CPU.
 const STREAM_LOOK: Duration = Duration::from_micros(200);
+
+/// Steps of a stream in a round while nobody waits for single pages: what else a round does is done once for all of them.
+const CALM_STEPS: u32 = 4;
+
+/// How long after somebody waited for a single page the next such wait is expected: who thinks between two touches of memory
+/// far away does so for a millisecond or two.
+const CALM_AFTER: Duration = Duration::from_millis(10);
 
 /// How long a space is left alone whose messages cannot be read for want of a descriptor.
 pub(super) const TABLE_FULL_PAUSE: Duration = Duration::from_millis(50);
@@ -85,6 +93,8 @@ pub(super) struct Server<'a> {
     pub(super) trusting: Trusting,
     /// A page was asked for in this round that a thread waits for, of the process of this pid, where that is known.
     pub(super) asked_for_one: Option<Option<i32>>,
+    /// When somebody last waited for a page with which nothing came along.
+    pub(super) single_at: Option<Instant>,
     /// Whether the last step of a stream received some of it.
     received_last: bool,
     completions: Vec<Completion>,
@@ -133,6 +143,7 @@ impl<'a> Server<'a> {
             end: None,
             trusting,
             asked_for_one: None,
+            single_at: None,
             received_last: false,
             completions: Vec::new(),
             placement: Placement::default(),
@@ -175,10 +186,7 @@ impl<'a> Server<'a> {
             _ => None,
         });
         self.to_poll.extend(lanes);
-        if self.owners.next_timeout().is_some_and(|due| due <= self.now) {
-            let keys = self.owners.keys();
-            self.to_poll.extend(keys.into_iter().flat_map(|key| [(key, Lane::Demand), (key, Lane::Bulk)]));
-        }
+        self.note_due();
         self.poll_owners(Lane::Demand);
         for source in ready {
             match *source {
@@ -205,9 +213,17 @@ impl<'a> Server<'a> {
             Some(pid) => self.placement.waits_for_one(pid, self.now),
             None => {}
         }
-        self.step_stream();
+        self.advance_stream();
         if self.now >= self.next_sweep {
             self.sweep();
+        }
+    }
+
+    /// Has the lanes polled that want it though their descriptors are silent.
+    fn note_due(&mut self) {
+        if self.owners.next_timeout().is_some_and(|due| due <= self.now) {
+            let keys = self.owners.keys();
+            self.to_poll.extend(keys.into_iter().flat_map(|key| [(key, Lane::Demand), (key, Lane::Bulk)]));
         }
     }
 
@@ -215,6 +231,19 @@ impl<'a> Server<'a> {
     fn stand_back(&mut self) {
         if self.spin.look_again_for(self.now, STREAM_LOOK) {
             self.spin.give_way();
+        }
+    }
+
+    /// One step of what is fetched ahead, or several where nobody is likely to wait for them.
+    fn advance_stream(&mut self) {
+        self.step_stream();
+        let is_calm = self.single_at.is_none_or(|at| self.now.saturating_duration_since(at) >= CALM_AFTER);
+        for _ in 1..if is_calm { CALM_STEPS } else { 1 } {
+            self.note_due();
+            if self.to_poll.is_empty() && self.arrived.is_empty() {
+                return;
+            }
+            self.step_stream();
         }
     }
 
