@@ -20,6 +20,9 @@ use farfork_sys::affinity;
 /// Least time between two moves. One costs some 20 µs, and a sender that the kernel moves, too, is not to be chased.
 const MOVE_INTERVAL: Duration = Duration::from_millis(2);
 
+/// Longest time between two looks where a child runs that stays where it is: a look costs as much as a fault.
+const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(16);
+
 /// Faults for single pages in a row, with no stream between them, after which the next are taken to be of that kind.
 const SINGLE_FAULTS: u32 = 3;
 
@@ -31,13 +34,23 @@ const SPARE_THREADS: usize = 1;
 const LOAD_FILE: &str = "/proc/loadavg";
 
 /// When the pager's thread moved.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Placement {
     moved_at: Option<Instant>,
     /// When it was last looked where a child runs.
     looked_at: Option<Instant>,
+    /// How long after that it is looked again.
+    look_interval: Duration,
+    /// The process that was looked for then, and the CPU of the pager.
+    looked_for: Option<(i32, usize)>,
     /// Faults for single pages since the last part of a stream.
     single_faults: u32,
+}
+
+impl Default for Placement {
+    fn default() -> Self {
+        Self { moved_at: None, looked_at: None, look_interval: MOVE_INTERVAL, looked_for: None, single_faults: 0 }
+    }
 }
 
 impl Placement {
@@ -45,20 +58,33 @@ impl Placement {
     pub(super) fn waits_for_one(&mut self, pid: Option<i32>, now: Instant) {
         self.single_faults = self.single_faults.saturating_add(1);
         let Some(pid) = pid.filter(|_| self.single_faults > SINGLE_FAULTS) else { return };
-        if is_within(self.looked_at, now) {
+        let own = affinity::current();
+        if self.looked_for != Some((pid, own)) {
+            self.look_interval = MOVE_INTERVAL;
+        }
+        if is_within(self.looked_at, self.look_interval, now) {
             return;
         }
-        self.looked_at = Some(now);
-        if let Some(cpu) = affinity::of_process(pid).filter(|cpu| *cpu != affinity::current()) {
+        (self.looked_at, self.looked_for) = (Some(now), Some((pid, own)));
+        let elsewhere = affinity::of_process(pid).filter(|cpu| *cpu != own);
+        self.look_again(elsewhere.is_some());
+        if let Some(cpu) = elsewhere {
             tell(affinity::join(cpu));
         }
+    }
+
+    /// How soon to look again: who was found beside the pager is likely to stay.
+    fn look_again(&mut self, was_elsewhere: bool) {
+        let longer = (self.look_interval * 2).min(LOOK_INTERVAL_MAX);
+        self.look_interval = if was_elsewhere { MOVE_INTERVAL } else { longer };
     }
 
     /// Part of a stream has come, taken from the network on the CPU of this number: leaves it, if it is the own one.
     pub(super) fn stream_came(&mut self, incoming_cpu: Option<u32>, now: Instant) {
         self.single_faults = 0;
+        self.look_interval = MOVE_INTERVAL;
         let Some(incoming) = incoming_cpu.map(|cpu| cpu as usize) else { return };
-        if is_within(self.moved_at, now) || affinity::current() != incoming {
+        if is_within(self.moved_at, MOVE_INTERVAL, now) || affinity::current() != incoming {
             return;
         }
         self.moved_at = Some(now);
@@ -71,9 +97,9 @@ impl Placement {
     }
 }
 
-/// Whether something happened less than [`MOVE_INTERVAL`] ago.
-fn is_within(last: Option<Instant>, now: Instant) -> bool {
-    last.is_some_and(|last| now.saturating_duration_since(last) < MOVE_INTERVAL)
+/// Whether something happened less than an interval ago.
+fn is_within(last: Option<Instant>, interval: Duration, now: Instant) -> bool {
+    last.is_some_and(|last| now.saturating_duration_since(last) < interval)
 }
 
 fn tell(moved: std::io::Result<()>) {
@@ -91,7 +117,7 @@ fn runnable(load: &str) -> Option<usize> {
 mod tests {
     use std::time::Instant;
 
-    use super::{LOAD_FILE, MOVE_INTERVAL, Placement, SINGLE_FAULTS, affinity, runnable};
+    use super::{LOAD_FILE, LOOK_INTERVAL_MAX, MOVE_INTERVAL, Placement, SINGLE_FAULTS, affinity, runnable};
 
     #[test]
     fn what_would_run_is_read() {
@@ -130,6 +156,22 @@ mod tests {
         assert_eq!(faults(&mut placement, None, 9, now), None, "nobody knows where it runs");
         assert_eq!(faults(&mut placement, own, 1, now), Some(now));
         assert_eq!(faults(&mut placement, own, 9, now + MOVE_INTERVAL / 2), Some(now), "not twice in a row");
-        assert_eq!(faults(&mut placement, own, 1, now + MOVE_INTERVAL), Some(now + MOVE_INTERVAL));
+        let later = now + LOOK_INTERVAL_MAX;
+        assert_eq!(faults(&mut placement, own, 1, later), Some(later));
+    }
+
+    #[test]
+    fn it_looks_less_often_for_who_stays() {
+        let (mut placement, now) = (Placement::default(), Instant::now());
+        let mut looks = |elsewhere: &[bool]| {
+            elsewhere.iter().for_each(|elsewhere| placement.look_again(*elsewhere));
+            placement.look_interval
+        };
+        assert_eq!(looks(&[false]), 2 * MOVE_INTERVAL);
+        assert_eq!(looks(&[false; 9]), LOOK_INTERVAL_MAX);
+        assert_eq!(looks(&[true]), MOVE_INTERVAL);
+        assert_eq!(looks(&[false; 9]), LOOK_INTERVAL_MAX);
+        placement.stream_came(None, now);
+        assert_eq!(placement.look_interval, MOVE_INTERVAL, "what comes behind a stream is new");
     }
 }
