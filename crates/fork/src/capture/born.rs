@@ -5,6 +5,7 @@ use std::ops::Range;
 use farfork_sys::ptrace;
 
 use super::error::CaptureError;
+use super::huge;
 use super::inject::Injector;
 use super::lifeline::{Lifeline, Task};
 use super::lineage::Search;
@@ -50,7 +51,9 @@ impl Born {
         let first = clone_of(inner_pid, &prepared.survey, injector).await?;
         let mut born = Self::complete(Some(first));
         born.template_space = space(prepared, lifeline);
-        born.unforked = born.again(leader, prepared, lifeline, injector).await;
+        let unforked = born.again(leader, prepared, lifeline, injector).await;
+        let replaced = born.replace_huge(prepared, injector).await;
+        born.unforked = unforked.and_then(|areas| replaced.map(|()| areas));
         Ok(born)
     }
 
@@ -75,6 +78,13 @@ impl Born {
         self.desks_before = Some(second.desks_before);
         self.template_space = space(prepared, lifeline);
         second.marked.map(|()| unforked.areas)
+    }
+
+    /// What no clone may keep is replaced in all there are, whatever came of making them.
+    async fn replace_huge(&self, prepared: &Prepared, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+        let Some(clone) = &self.clone else { return Ok(()) };
+        let clones = (clone, self.outdone.as_ref());
+        phase!(await "prepare.huge", huge::replace(&prepared.survey, &prepared.mem, clones, injector))
     }
 }
 

@@ -68,13 +68,19 @@ fn is_deleted(path: &[u8]) -> bool {
 /// What memory without a path is called that is in huge pages of hugetlbfs.
 const HUGE_PREFIX: &[u8] = b"/anon_hugepage";
 
-const HUGE: &str = "it is in huge pages of hugetlbfs, which are carried where they are shared and without a path or key: a fork of others can leave \
-                    the process without one that it needs";
+const HUGE: &str = "it is in huge pages of hugetlbfs, which are carried where they have no path or key and the process is not frozen: a fork of \
+                    others can leave the process without one that it needs";
 
 /// Whether memory that may be in huge pages of hugetlbfs is carried, in ordinary ones: it is copied in the pause, and nothing is left to
 /// copy when the process writes to it.
 pub(super) fn may_be_huge(entry: &MapEntry) -> bool {
     entry.is_shared && (entry.path.starts_with(HUGE_PREFIX) || entry.path.starts_with(b"/memfd:"))
+}
+
+/// Whether an area is private memory in huge pages of hugetlbfs without a file: a clone gets ordinary ones in their place (`huge`).
+/// What still is such memory when a template is described is refused.
+pub(super) fn is_private_huge(entry: &MapEntry) -> bool {
+    !entry.is_shared && entry.path.starts_with(HUGE_PREFIX)
 }
 
 /// By VmFlags (proc_pid_smaps(5)), where they are known.
@@ -118,14 +124,14 @@ fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
 }
 
 /// What of a memory map cannot be carried, by name.
-pub(super) fn refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
+pub(super) fn refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
     let refusal = |entry: &MapEntry| {
         let reason = kind(entry).err()?;
         let name = String::from_utf8_lossy(&entry.path);
         let object = format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end);
         Some(Refusal::new(object.trim_end(), reason))
     };
-    maps.iter().filter(|entry| !is_left_out(entry)).filter_map(refusal).collect()
+    maps.into_iter().filter(|entry| !is_left_out(entry)).filter_map(refusal).collect()
 }
 
 /// Whether children lack an area that its flags tell of: it is marked MADV_DONTFORK, and is no private memory
@@ -145,7 +151,7 @@ pub(super) fn file_system_refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> 
     let mut refusals = Vec::new();
     // Both are file systems of the kernel's own: what lies on a device of a driver's is on neither.
     let is_kernels = |entry: &&MapEntry| entry.inode != 0 && rustix::fs::major(entry.device) == 0;
-    for entry in maps.iter().filter(is_kernels).filter(|entry| !may_be_huge(entry)) {
+    for entry in maps.iter().filter(is_kernels).filter(|entry| !may_be_huge(entry) && !is_private_huge(entry)) {
         let link = || format!("/proc/{pid}/map_files/{}", entry.range_name());
         if let Some(reason) = *known.entry(entry.device).or_insert_with(|| refuse_by_file_system(&link())) {
             let name = String::from_utf8_lossy(&entry.path);

@@ -33,6 +33,7 @@ mod files;
 mod filters;
 mod freezer;
 mod glibc;
+mod huge;
 mod inherited;
 mod inject;
 mod lifeline;

@@ -120,7 +120,9 @@ impl Survey {
         };
         survey.find_vdso()?;
         survey.refuse_threads()?;
-        survey.refusals.extend(memory::refusals(pid, &survey.maps));
+        survey
+            .refusals
+            .extend(memory::refusals(pid, survey.maps.iter().filter(|entry| !memory::is_private_huge(entry))));
         survey.refusals.extend(memory::file_system_refusals(pid, &survey.maps));
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
         survey.refusals.extend(files::foreign_pidfds(streams.map_or(pid, Streams::first), pid, &survey.fds)?);

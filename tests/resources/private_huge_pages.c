@@ -1,0 +1,72 @@
+/* Private memory in huge pages of hugetlbfs, written, read-only and untouched, some of it shared copy-on-write with a child: carried, in
+ * ordinary pages. The parent has as many huge pages as it has reserved and not one more: did its seed keep any, it could not write. */
+#include "huge_pages.h"
+
+#include <sys/prctl.h>
+
+enum { WRITTEN, READ_ONLY, UNTOUCHED, PAGES };
+
+static const uint64_t ASKED = 1, ANSWERED = 2;
+
+static char *area;
+static volatile uint64_t *told; /* between process and child, in ordinary memory */
+static pid_t other;
+
+static volatile uint64_t *words(int page) { return (volatile uint64_t *)(void *)(area + (size_t)page * HUGE_BYTES); }
+
+static int map(void) {
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
+    void *mapped = mmap(NULL, PAGES * HUGE_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
+    area = (char *)mapped;
+    return mapped != MAP_FAILED;
+}
+
+static void fill(int page, uint64_t first) {
+    for (size_t at = 0; at < HUGE_BYTES / sizeof first; at += 500) words(page)[at] = first + at;
+}
+
+static void require_filled(int page, uint64_t first) {
+    for (size_t at = 0; at < HUGE_BYTES / sizeof first; at += 500)
+        REQUIRE(words(page)[at] == first + at, "page %d, word %zu", page, at);
+    REQUIRE(words(page)[1] == 0);
+}
+
+/* A child has what it read, and no huge page to write to. */
+static void answer(pid_t parent) {
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(1);
+    for (;;) {
+        while (*told != ASKED) usleep(1000);
+        require_filled(READ_ONLY, 7);
+        *told = ANSWERED;
+    }
+}
+
+static void set_up(void) {
+    pid_t self = getpid();
+    void *shared = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(shared != MAP_FAILED);
+    told = (volatile uint64_t *)shared;
+    with_huge_pages(map);
+    REQUIRE(area_has_flag(area, "ht"));
+    fill(READ_ONLY, 7);
+    REQUIRE(mprotect(area + READ_ONLY * HUGE_BYTES, HUGE_BYTES, PROT_READ) == 0);
+    REQUIRE((other = fork()) >= 0);
+    if (other == 0) answer(self);
+    /* Only now: what its child had, too, it could not write to without one page more. */
+    fill(WRITTEN, 5);
+}
+
+static void check(void) {
+    for (int page = 0; page < PAGES; page++)
+        REQUIRE(area_has_flag((const void *)words(page), "ht") == !is_child, "page %d", page);
+    require_filled(WRITTEN, 5);
+    require_filled(READ_ONLY, 7);
+    fill(WRITTEN, is_child ? 11 : 13);
+    require_filled(WRITTEN, is_child ? 11 : 13);
+    for (size_t at = 0; at < HUGE_BYTES / sizeof(uint64_t); at += 512) REQUIRE(words(UNTOUCHED)[at] == 0);
+    fill(UNTOUCHED, 17);
+    require_filled(UNTOUCHED, 17);
+    *told = ASKED;
+    REQUIRE(COMES_TRUE(*told == ANSWERED), "a child of its own has it not");
+    REQUIRE(kill(other, SIGKILL) == 0);
+}
