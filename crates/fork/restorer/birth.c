@@ -141,6 +141,11 @@ static void bear_all(struct request *request, u64 plan_at, const struct plan *he
 			error = CALL2(setpgid, 0, 0);
 		if (error < 0)
 			fail_at(request->control, STEP_SESSION, error, 0);
+		/* Before those are born who are to have it, too: there is no other way to one. */
+		if (head->terminal != 0)
+			error = CALL3(ioctl, request->passed.fds[head->terminal], K_TIOCSCTTY, 0);
+		if (error < 0)
+			fail_at(request->control, STEP_TERMINAL, error, 0);
 	}
 }
 

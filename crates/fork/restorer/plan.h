@@ -241,6 +241,8 @@ struct plan {
 	u32 table;	   /* number of the process that places its descriptors: its own, or one from which it has them */
 	u32 table_users;   /* how many processes have them */
 	u32 flags;
+	u32 terminal; /* of the session that it begins: index into the passed descriptors, or 0 */
+	u32 reserved;
 	u32 fd_base; /* first number for farfork's own descriptors while it restores: one for all of a tree */
 	u32 umask;
 	u32 personality;

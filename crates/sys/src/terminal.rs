@@ -1,8 +1,8 @@
 //! Pseudo-terminals of other processes (pty(7)): their settings, who uses them, and whether anything waits in them. Nothing
-//! of it is taken out or changed: a terminal has no way to look at what waits.
+//! of it is taken out or changed: a terminal has no way to look at what waits. And their other ends, for those that are our own.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Bytes of `struct termios2`.
 pub const SETTINGS_BYTES: usize = 44;
@@ -93,6 +93,40 @@ pub fn readiness(fd: BorrowedFd<'_>) -> io::Result<Readiness> {
     })
 }
 
+/// Lets the other end be opened (unlockpt(3)).
+///
+/// # Errors
+/// As ioctl_tty(2).
+pub fn unlock(master: BorrowedFd<'_>) -> io::Result<()> {
+    const TIOCSPTLCK: libc::c_ulong = 0x4004_5431;
+    ask(master, TIOCSPTLCK, 0_i32).map(drop)
+}
+
+/// Opens the other end, which must be unlocked, for reading and writing; it does not become our controlling terminal.
+///
+/// # Errors
+/// As ioctl_tty(2) for TIOCGPTPEER.
+pub fn other_end(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    const TIOCGPTPEER: libc::c_ulong = 0x5441;
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: the request takes flags by value, and gives a descriptor that nobody else knows.
+    match unsafe { libc::ioctl(master.as_raw_fd(), TIOCGPTPEER, flags) } {
+        // SAFETY: see above.
+        fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The number of the pseudo-terminal whose other end `fd` is, by its device; `None` where it is another terminal.
+///
+/// # Errors
+/// As fstat(2).
+pub fn number_of_other_end(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    const MAJOR: u32 = 136;
+    let device = rustix::fs::fstat(fd)?.st_rdev;
+    Ok((rustix::fs::major(device) == MAJOR).then(|| rustix::fs::minor(device)))
+}
+
 /// Whether nobody else may open an end (TIOCEXCL).
 ///
 /// # Errors
@@ -102,9 +136,9 @@ pub fn is_exclusive(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(ask(fd, TIOCGEXCL, 0_u32)? != 0)
 }
 
-/// An ioctl(2) that writes a value of the type that it is for.
+/// An ioctl(2) that reads or writes a value of the type that it is for.
 fn ask<T: Copy>(fd: BorrowedFd<'_>, request: libc::c_ulong, mut value: T) -> io::Result<T> {
-    // SAFETY: each request of this file writes a value of the type that it is called with, all of plain numbers; the value
+    // SAFETY: each request of this file is for a value of the type that it is called with, all of plain numbers; the value
     // outlives the call.
     match unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut value) } {
         0.. => Ok(value),
@@ -117,7 +151,6 @@ mod tests {
     use super::*;
     use std::io::Write;
     use std::os::fd::AsFd;
-    use std::os::unix::fs::OpenOptionsExt;
     use std::thread::sleep;
     use std::time::{Duration, Instant};
 
@@ -130,12 +163,11 @@ mod tests {
             told.readiness,
             Readiness { unread_bytes: 0, has_news: false, is_writable: true, is_hung_up: false }
         );
-        // SAFETY: unlockpt(3) takes a descriptor that is open.
-        assert_eq!(unsafe { libc::unlockpt(fd.as_raw_fd()) }, 0);
-        let mut options = std::fs::File::options();
-        let other =
-            options.read(true).write(true).custom_flags(libc::O_NOCTTY).open(format!("/dev/pts/{}", told.number));
-        let other = other.unwrap();
+        assert!(other_end(fd.as_fd()).is_err(), "it is locked");
+        unlock(fd.as_fd()).unwrap();
+        let other = other_end(fd.as_fd()).unwrap();
+        assert_eq!(number_of_other_end(other.as_fd()).unwrap(), Some(told.number));
+        assert_eq!(number_of_other_end(std::fs::File::open("/dev/null").unwrap().as_fd()).unwrap(), None);
         // What is typed comes back as an echo, by a thread of the kernel.
         fd.write_all(b"typed").unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);

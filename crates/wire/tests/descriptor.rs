@@ -3,11 +3,11 @@
 
 use farfork_wire::Token;
 use farfork_wire::descriptor::{
-    AltStack, Backing, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource,
-    FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun, InotifyWatch,
-    IntervalTimer, Kinship, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Member, Message, MessageQueue, Mm,
-    NUMBERS_MAX, OpenFile, Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, REGISTER_WORDS, Scheduling,
-    SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, Socket, SocketState, StandardStream,
+    AltStack, Backing, ControlledSession, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId,
+    ExtentSource, FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun,
+    InotifyWatch, IntervalTimer, Kinship, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Member, Message,
+    MessageQueue, Mm, NUMBERS_MAX, OpenFile, Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, REGISTER_WORDS,
+    Scheduling, SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, Socket, SocketState, StandardStream,
     TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, VDSO_BYTES_MAX, Zombie, decode, encode,
 };
 use proptest::prelude::*;
@@ -222,7 +222,7 @@ fn terminal() -> Terminal {
         is_hung_up: false,
         is_packet_mode: true,
         is_exclusive: false,
-        is_controlling: true,
+        session: Some(ControlledSession { leader: 812, foreground: 812 }),
         status: Some(FileStatus { mode: 0o620, uid: 0, gid: 5 }),
     }
 }
@@ -365,6 +365,12 @@ fn nonsense_about_resources_is_refused() {
         ("a queue with a number of its own choice", |d| d.message_queues[0].id = u32::MAX),
         ("a terminal with too high a number", |d| d.terminals[0].number = TERMINAL_NUMBER_MAX + 1),
         ("two terminals of one number", |d| d.terminals.push(terminal())),
+        ("a terminal of a session that nobody leads", |d| {
+            d.terminals[0].session = Some(ControlledSession { leader: 999_999, foreground: d.process.pid });
+        }),
+        ("a group in the foreground that nobody is in", |d| {
+            d.terminals[0].session = Some(ControlledSession { leader: d.process.pid, foreground: 999_999 });
+        }),
         ("settings that are cut", |d| d.terminals[0].settings.truncate(9)),
         ("a terminal that nothing drives", |d| {
             d.open_files.retain(|file| !matches!(file, OpenFile::Terminal { is_master: true, .. }));

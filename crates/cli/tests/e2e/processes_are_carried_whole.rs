@@ -104,8 +104,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("memory_barriers", |cluster| carried(cluster, "memory_barriers")),
     Test::shared("terminal_pair", |cluster| carried(cluster, "terminal_pair")),
     Test::shared("refused_terminal", |cluster| refused(cluster, "refused_terminal", &["fd 3", "/dev/pts", "other"])),
-    Test::shared("refused_childs_terminal", |cluster| {
-        refused_at_its_stop(cluster, "refused_childs_terminal", &["fd", "terminal"]);
+    Test::shared("childs_terminal", |cluster| carried(cluster, "childs_terminal")),
+    Test::shared("terminal_of_a_session", |cluster| carried(cluster, "terminal_of_a_session")),
+    Test::shared("refused_terminal_given_up", |cluster| {
+        refused_at_its_stop(cluster, "refused_terminal_given_up", &["fd 3", "TIOCNOTTY"]);
     }),
     Test::shared("refused_terminal_data", |cluster| {
         refused_at_its_stop(cluster, "refused_terminal_data", &["fd 4", "5 bytes", "wait"]);

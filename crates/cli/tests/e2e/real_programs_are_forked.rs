@@ -22,5 +22,6 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("node_on_its_second_way", computing::node_again),
     Test::shared("bash_pipeline", computing::pipeline),
     Test::shared("bash_through_a_child", computing::through_a_child),
+    Test::shared("bash_in_a_terminal_of_python", computing::shell_in_a_terminal),
     Test::shared("openmp_in_a_parallel_region", computing::open_mp),
 ];

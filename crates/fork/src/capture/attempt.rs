@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock::Clocks;
 use farfork_sys::priority::RealTime;
 use farfork_sys::process;
-use farfork_wire::descriptor::PosixTimer;
+use farfork_wire::descriptor::{PosixTimer, Terminal};
 
 use super::ask::Answers;
 use super::beside::Beside;
@@ -246,6 +246,7 @@ fn take_all(
     (held, kin): (&[Held], Kin),
     deadline: &Deadline,
 ) -> Result<(Vec<Taken>, Shared), CaptureError> {
+    let terminals = terminals(&family, &read, &kin, held[0].pid())?;
     let nothing = || Ok(SharedCopies::default());
     let mut copies = std::mem::replace(&mut read[0].0.copies, nothing())?;
     let mut pool = std::mem::replace(&mut read[0].0.contents, Ok(Contents::default()))?;
@@ -255,7 +256,7 @@ fn take_all(
         }
         copies.absorb(std::mem::replace(&mut paused.copies, nothing())?);
     }
-    let (mut taken, mut open_files) = (Vec::with_capacity(held.len()), OpenFiles::default());
+    let (mut taken, mut open_files) = (Vec::with_capacity(held.len()), OpenFiles::of(terminals));
     let templates: BTreeMap<i32, i32> =
         family.relatives.iter().map(Relative::pid).zip(held.iter().map(Held::pid)).collect();
     let streams = (&family.streams, &templates);
@@ -272,7 +273,7 @@ fn take_all(
     kin.require_reapers(&reapers(&taken)).map_err(|refusals| CaptureError::refused(taken[0].survey.pid, refusals))?;
     let first = &taken[0];
     let (pid, profiles, ids) = (first.snapshot.pid, &first.survey.profiles, &kin.ids);
-    let threads = Threads { pid, group: first.survey.stat.group, session: first.survey.stat.session, profiles, ids };
+    let threads = Threads { pid, profiles, ids };
     open_files.deliver((pid, &first.likeness.root), &pool, &copies, threads)?;
     Ok((taken, Shared { copies, open_files, kin }))
 }
@@ -281,6 +282,15 @@ fn take_all(
 fn reapers(taken: &[Taken]) -> Vec<(u32, bool)> {
     let reaps = |one: &Taken| one.answers[0].is_subreaper || one.survey.inner_id() == 1;
     taken.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
+}
+
+/// Terminals that processes of the tree drive, by what was read of all their ends in the pause.
+fn terminals(family: &Family, read: &[Read], kin: &Kin, root: i32) -> Result<Vec<Terminal>, CaptureError> {
+    let pids = family.relatives.iter().map(Relative::pid);
+    let known = read.iter().zip(pids).filter_map(|((paused, _), pid)| Some((paused.contents.as_ref().ok()?, pid)));
+    let held = known.flat_map(|(contents, pid)| contents.terminals(pid));
+    files::describe_terminals(held, &kin.seats, root)
+        .map_err(|refusals| CaptureError::refused(family.relatives[0].pid(), refusals))
 }
 
 /// What [`take`] needs of the tree.
@@ -432,11 +442,10 @@ fn take_files(
     if !refusals.is_empty() {
         return Err(CaptureError::refused(pid, refusals));
     }
-    let (group, session) = (survey.stat.group, survey.stat.session);
-    let threads = Threads { pid, group, session, profiles: &survey.profiles, ids: &kin.ids };
+    let threads = Threads { pid, profiles: &survey.profiles, ids: &kin.ids };
     if is_first {
         let streams = now.ok_or_else(|| CaptureError::Unstable { pid, what: "a standard stream".to_owned() })?;
-        open_files.begin((subject, streams), &fds, contents, threads)?;
+        open_files.begin(streams);
     }
     Files::build((pid, subject), &likeness.root, (&fds, &infos), (contents, pool), copies, threads, open_files)
 }

@@ -54,6 +54,8 @@ pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
         }
         report.refusals.extend(tree::refusals(*descendant, &processes[..=index])?);
     }
+    let fds = files.iter().map(|(pid, fds)| (*pid, &fds[..]));
+    report.refusals.extend(files::unpaired_terminals(fds)?);
     report.notes.extend(files::notes(&files)?);
     if !descendants.is_empty() {
         report.notes.insert(0, format!("its {} living descendants are carried with it", descendants.len()));

@@ -237,6 +237,8 @@ structures! {
         table: u32,
         table_users: u32,
         flags: u32,
+        terminal: u32,
+        reserved: u32,
         fd_base: u32,
         umask: u32,
         personality: u32,

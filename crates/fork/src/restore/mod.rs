@@ -33,6 +33,7 @@ mod region;
 mod report;
 mod stub;
 mod stub_map;
+mod terminals;
 mod tree;
 mod vdso;
 mod writer;

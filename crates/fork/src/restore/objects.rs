@@ -16,7 +16,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::RestoreError;
 use super::layout::{PASSED_MAX, PASSED_OWN};
-use super::lost_events;
+use super::{lost_events, terminals};
 
 /// What open(2) adds to the flags on 64-bit machines; rustix has no name for its number.
 const O_LARGEFILE: u32 = 0o100_000;
@@ -40,6 +40,8 @@ pub(super) struct Objects {
     shared: Vec<u32>,
     /// A page that all processes of a tree map.
     gate: Option<u32>,
+    /// By the leaders of sessions: the terminals that control them.
+    controlling: HashMap<u32, u32>,
     views: Views,
 }
 
@@ -54,7 +56,8 @@ impl Objects {
         views: Views,
     ) -> Result<Self, RestoreError> {
         let (fds, by_open_file, shared_at) = (Vec::new(), HashMap::new(), Vec::new());
-        let mut objects = Self { fds, by_open_file, shared: shared_at, gate: None, views };
+        let controlling = HashMap::new();
+        let mut objects = Self { fds, by_open_file, shared: shared_at, gate: None, controlling, views };
         if !descriptor.members.is_empty() {
             let made = farfork_sys::memfd::create("farfork-gate", false);
             let gate = made.and_then(|gate| gate.set_len(farfork_wire::PAGE_SIZE).map(|()| gate));
@@ -119,6 +122,7 @@ impl Objects {
                 farfork_sys::memfd::seal(memfd, seals).map_err(|e| RestoreError::object("a memfd's seals", e))?;
             }
         }
+        objects.make_terminals(descriptor)?;
         let passed = objects.fds.len() + PASSED_OWN as usize;
         if passed > PASSED_MAX {
             return Err(RestoreError::TooManyObjects { passed, limit: PASSED_MAX });
@@ -129,12 +133,31 @@ impl Objects {
     /// None, for what has none.
     pub(super) fn none() -> Self {
         let nowhere = Views { node: PathBuf::new(), container: PathBuf::new() };
-        Self { fds: Vec::new(), by_open_file: HashMap::new(), shared: Vec::new(), gate: None, views: nowhere }
+        let (by_open_file, controlling) = (HashMap::new(), HashMap::new());
+        Self { fds: Vec::new(), by_open_file, shared: Vec::new(), gate: None, controlling, views: nowhere }
+    }
+
+    fn make_terminals(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
+        let made = terminals::make(descriptor, &self.views)?;
+        for (made, terminal) in made.into_iter().zip(&descriptor.terminals) {
+            let master = self.add(made.master);
+            self.by_open_file.insert(made.open_file, master);
+            if let (Some(session), Some(slave)) = (terminal.session, made.slave) {
+                let slave = self.add(slave);
+                self.controlling.insert(session.leader, slave);
+            }
+        }
+        Ok(())
     }
 
     fn add(&mut self, fd: OwnedFd) -> u32 {
         self.fds.push(fd);
         PASSED_OWN + self.fds.len() as u32 - 1
+    }
+
+    /// Where the terminal stands that controls the session of the process that leads it, by that one's id.
+    pub(super) fn controlling(&self, leader: u32) -> Option<u32> {
+        self.controlling.get(&leader).copied()
     }
 
     /// Whether what the child writes at a path is its own. What is shared is left as it is.
@@ -177,7 +200,7 @@ pub(super) struct Views {
 
 impl Views {
     /// Whether the directory of a path is another one in the container, which covers the node's.
-    fn is_private(&self, path: &str) -> bool {
+    pub(super) fn is_private(&self, path: &str) -> bool {
         // Links are followed here: an absolute one inside the container would lead out of it, seen from here.
         let directory = Path::new(path).parent().unwrap_or(Path::new("/"));
         let real = self.node.join(directory.strip_prefix("/").unwrap_or(directory)).canonicalize();

@@ -120,7 +120,7 @@ pub(super) fn compile(
     writer.put(frames + frames_bytes as u32, &filters);
     threads.iter_mut().zip(lists).for_each(|(thread, list)| thread.filters = list);
     writer.put(threads_span.offset, threads.as_bytes());
-    let process = Here { place, gate: objects.gate() };
+    let process = Here { place, gate: objects.gate(), terminal: objects.controlling(descriptor.process.pid) };
     let header = header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (wishes, process));
     let registered = tables.space.registered.iter().map(|range| range.start..range.start + range.bytes).collect();
     let made = tables.made.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
@@ -301,6 +301,8 @@ fn thread_table(
 struct Here<'a> {
     place: &'a Place<'a>,
     gate: Option<u32>,
+    /// Where the terminal stands that controls its session, if it leads one.
+    terminal: Option<u32>,
 }
 
 /// What it is to be, and the region of the zygote that it is a copy of.
@@ -321,7 +323,7 @@ fn header(
     region: &Region,
     (threads, frames): (Span, u32),
     plan_bytes: u64,
-    (wishes, Here { place, gate }): (&Wishes<'_>, Here<'_>),
+    (wishes, Here { place, gate, terminal }): (&Wishes<'_>, Here<'_>),
 ) -> PlanHeader {
     let process = &descriptor.process;
     let (flags, zygote) = flags(wishes, place);
@@ -345,6 +347,8 @@ fn header(
         table: place.table(),
         table_users: place.table_users(),
         flags,
+        terminal: terminal.unwrap_or(0),
+        reserved: 0,
         fd_base: tables.fd_base,
         umask: process.umask,
         personality: process.personality,

@@ -44,7 +44,7 @@ pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SeccompFilter,
 pub use resources::NUMBERS_MAX;
 pub use socket::{Message, Sender, Socket, SocketOption, SocketState, internet_address};
 pub use system_v::{MessageQueue, SemaphoreSet};
-pub use terminal::{TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
+pub use terminal::{ControlledSession, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
 pub use thread::{AltStack, EagerBytes, Rseq, Scheduling, Thread};
 pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
 pub use tree::{Kinship, Member, PROCESSES_MAX, Zombie};

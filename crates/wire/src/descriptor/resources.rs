@@ -3,7 +3,7 @@
 
 use super::validate::{Part, require};
 use super::{
-    Descriptor, InvalidDescriptor, OpenFile, SharedKind, Socket, SocketState, TERMINAL_NUMBER_MAX,
+    Descriptor, InvalidDescriptor, Member, OpenFile, SharedKind, Socket, SocketState, TERMINAL_NUMBER_MAX,
     TERMINAL_SETTINGS_BYTES, TimeLeft, VDSO_BYTES_MAX,
 };
 
@@ -135,7 +135,7 @@ impl Descriptor {
         Ok(())
     }
 
-    /// Each has one open file that drives it, and those of its other end are by its name.
+    /// Each has one open file that drives it, and those of its other end are by its name. A session has one.
     fn validate_terminals(&self) -> Result<(), InvalidDescriptor> {
         let mut lowest = 0;
         for terminal in &self.terminals {
@@ -144,6 +144,12 @@ impl Descriptor {
             let is_whole = terminal.settings.len() == TERMINAL_SETTINGS_BYTES;
             require(fits && is_whole, || format!("terminal {number}"))?;
             lowest = number + 1;
+        }
+        let sessions: Vec<_> = self.terminals.iter().filter_map(|terminal| terminal.session).collect();
+        for (index, session) in sessions.iter().enumerate() {
+            let is_new = sessions[..index].iter().all(|other| other.leader != session.leader);
+            let is_whole = is_new && self.has_session(session.leader) && self.has_group(session.foreground);
+            require(is_whole, || format!("the terminal of session {}", session.leader))?;
         }
         let mut masters = vec![0; self.terminals.len()];
         for file in &self.open_files {
@@ -157,6 +163,19 @@ impl Descriptor {
             masters[*terminal as usize] += u32::from(*is_master);
         }
         require(masters.iter().all(|count| *count == 1), || "a terminal that nothing drives, or two do".to_owned())
+    }
+}
+
+impl Descriptor {
+    /// Whether a living process leads a session of this number.
+    fn has_session(&self, leader: u32) -> bool {
+        let leads = |member: &Member| member.process.pid == leader && member.kinship.session == leader;
+        self.process.pid == leader || self.members.iter().any(leads)
+    }
+
+    /// Whether a living process is in a group of this number.
+    fn has_group(&self, group: u32) -> bool {
+        self.process.pid == group || self.members.iter().any(|member| member.kinship.group == group)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Pseudo-terminals of which the process has the end that drives them.
+//! Pseudo-terminals of which a process of the tree has the end that drives them.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,8 +27,17 @@ pub struct Terminal {
     pub is_packet_mode: bool,
     /// TIOCEXCL of the other end.
     pub is_exclusive: bool,
-    /// Whether it is the process's controlling terminal.
-    pub is_controlling: bool,
+    /// The session whose controlling terminal it is.
+    pub session: Option<ControlledSession>,
     /// Mode and owner of the other end; `None` where nobody has it open.
     pub status: Option<FileStatus>,
+}
+
+/// A session that a terminal controls (credentials(7)). All of its processes have it as theirs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlledSession {
+    /// The process that leads it.
+    pub leader: u32,
+    /// The process group in the foreground.
+    pub foreground: u32,
 }

@@ -64,6 +64,19 @@ fn on_its_way(cluster: &Cluster, command: impl Fn() -> Command) {
     assert_eq!(result(&parent), expected, "the parent");
 }
 
+/// A child finds nothing to read where the parent is told to go on, and goes on.
+pub(super) fn shell_in_a_terminal(cluster: &Cluster) {
+    let program = || start(&mut Program::Real("shell_in_a_terminal.py").command());
+    let (mut parent, mut never_forked) = (program(), program());
+    never_forked.tell("on\n").expect("it reads");
+    let expected = result(&never_forked);
+    let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
+    let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
+    require_results(cluster, &children, &expected);
+    parent.tell("on\n").expect("it reads");
+    assert_eq!(result(&parent), expected, "the parent");
+}
+
 /// Its file is the parent's, too: the parent goes on behind the children, each of which has its own from then on.
 pub(super) fn sqlite(cluster: &Cluster) {
     let directories = [scratch::directory(), scratch::directory()];

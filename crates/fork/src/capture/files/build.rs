@@ -12,7 +12,8 @@ use farfork_wire::descriptor::{
 
 use super::contents::{Contents, PipeState};
 use super::sockets::{self, Sockets};
-use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object, terminal};
+use super::terminal::TerminalEnd;
+use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
 use crate::capture::survey::Profile;
@@ -26,7 +27,7 @@ type First = ((i32, u32), u32);
 #[derive(Debug, Default)]
 pub(crate) struct OpenFiles {
     pub(crate) files: Vec<OpenFile>,
-    /// Those that the first process drives.
+    /// Those that its processes drive, ascending.
     pub(crate) terminals: Vec<Terminal>,
     /// By device and inode: the descriptors that open files were first met under, each with its process, and the files'
     /// indices.
@@ -38,20 +39,14 @@ pub(crate) struct OpenFiles {
 }
 
 impl OpenFiles {
-    /// Those of a tree whose first process has these descriptors.
-    pub(crate) fn begin(
-        &mut self,
-        (subject, streams): (i32, Streams),
-        fds: &[OpenFd],
-        contents: &Contents,
-        threads: Threads<'_>,
-    ) -> Result<(), CaptureError> {
-        let told = terminal::describe((subject, threads.group, threads.session), fds, &contents.terminals);
-        let pid = threads.pid;
-        let refuse = |(number, reason)| CaptureError::refused(pid, vec![Refusal::new(object(pid, number), reason)]);
-        self.terminals = told.map_err(refuse)?;
+    /// Those of a tree that drives these terminals.
+    pub(crate) fn of(terminals: Vec<Terminal>) -> Self {
+        Self { terminals, ..Self::default() }
+    }
+
+    /// The standard streams of the first process are known.
+    pub(crate) fn begin(&mut self, streams: Streams) {
         self.streams = Some(streams);
-        Ok(())
     }
 
     /// Where the standard streams of all but the first process lead.
@@ -68,13 +63,10 @@ pub(crate) struct Files {
     pub(crate) owners: Vec<FileOwner>,
 }
 
-/// The threads of a process, for who is told of a file's readiness and whose a terminal is; and the processes of its tree.
+/// The threads of a process, for who is told of a file's readiness; and the processes of its tree.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Threads<'a> {
     pub(crate) pid: i32,
-    /// Its process group and its session, as we see them.
-    pub(crate) group: i32,
-    pub(crate) session: i32,
     pub(crate) profiles: &'a BTreeMap<i32, Profile>,
     /// The ids that they know, by those that we do.
     pub(crate) ids: &'a BTreeMap<i32, u32>,
@@ -237,13 +229,8 @@ impl Builder<'_> {
             Kind::Terminal | Kind::TerminalMaster => {
                 let path = self.path(fd);
                 let is_master = fd.kind == Kind::TerminalMaster;
-                let number = self.contents.terminals.get(&fd.number).and_then(|end| end.number(fd));
+                let number = self.contents.terminals.get(&fd.number).and_then(TerminalEnd::number);
                 let terminal = self.all.terminals.iter().position(|terminal| Some(terminal.number) == number);
-                let is_descendants = terminal.is_none() && self.threads.ids.len() > 1;
-                let reason = "a descendant of the process drives this terminal, which is not carried yet".to_owned();
-                if is_descendants {
-                    return self.told(fd, Err(reason));
-                }
                 let terminal = terminal.ok_or_else(|| self.unstable(fd))? as u32;
                 OpenFile::Terminal { terminal, path, is_master, flags }
             }

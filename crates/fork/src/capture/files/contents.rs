@@ -14,7 +14,7 @@ use rustix::time::timerfd_gettime;
 
 use super::flights::Flights;
 use super::sockets::{self, SocketContents};
-use super::terminal::{self, TerminalEnd};
+use super::terminal::{self, HeldEnd, TerminalEnd};
 use super::{Kind, O_ACCMODE, O_WRONLY, OpenFd};
 use crate::capture::error::CaptureError;
 
@@ -119,6 +119,11 @@ impl Contents {
         }
         self.infos.insert(number, info);
         Ok(())
+    }
+
+    /// The ends of pseudo-terminals that a process has.
+    pub(crate) fn terminals(&self, pid: i32) -> impl Iterator<Item = HeldEnd<'_>> + Clone {
+        self.terminals.iter().map(move |(number, end)| (pid, *number, end))
     }
 
     /// Takes on what another process of the tree has, by inode: pipes and sockets are between them.

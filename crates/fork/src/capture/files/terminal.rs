@@ -1,8 +1,8 @@
-//! Pseudo-terminals of which the process has the end that drives them.
+//! Pseudo-terminals of which a process of the tree has the end that drives them.
 //!
 //! A terminal has no way to look at what waits in it without taking it out, so that one in which anything waits is refused.
 //! (A line that is being typed, and was not sent off yet, nobody is shown: it is lost, as when the terminal is flushed.)
-//! What other processes have open of it has no part in a child's, which finds no more than the process's own ends.
+//! What processes beside the tree have open of it has no part in a child's, which finds no more than the tree's own ends.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use farfork_sys::mount::table;
 use farfork_sys::pidfd;
 use farfork_sys::process::FdInfo;
 use farfork_sys::terminal::{self, Master, Readiness};
-use farfork_wire::descriptor::{FileStatus, TERMINAL_NUMBER_MAX, Terminal};
+use farfork_wire::descriptor::{ControlledSession, FileStatus, TERMINAL_NUMBER_MAX, Terminal};
 
 use super::{Kind, OpenFd, object};
 use crate::capture::error::{CaptureError, Refusal};
@@ -27,21 +27,34 @@ const PERMISSIONS: u32 = 0o7777;
 
 /// An end of a pseudo-terminal as it stood.
 #[derive(Debug)]
-pub(super) enum TerminalEnd {
+pub(crate) enum TerminalEnd {
     /// The one that drives it.
     Master(Master),
     /// The other, which programs take for a terminal.
-    Slave { readiness: Readiness, is_exclusive: bool },
+    Slave { number: Option<u32>, readiness: Readiness, is_exclusive: bool },
 }
 
 impl TerminalEnd {
-    /// The number of its terminal.
-    pub(super) fn number(&self, fd: &OpenFd) -> Option<u32> {
+    /// The number of its terminal, where it is a pseudo-terminal.
+    pub(super) fn number(&self) -> Option<u32> {
         match self {
             Self::Master(master) => Some(master.number),
-            Self::Slave { .. } => number_of_slave(fd),
+            Self::Slave { number, .. } => *number,
         }
     }
+}
+
+/// An end, with the process that has it and its number there.
+pub(crate) type HeldEnd<'a> = (i32, u32, &'a TerminalEnd);
+
+/// A process of the tree, as far as terminals concern it. Ids are as we see them, and as the child will know them.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) pid: i32,
+    pub(crate) session: (i32, u32),
+    pub(crate) group: (i32, u32),
+    /// Number of the terminal that controls it.
+    pub(crate) terminal: Option<u32>,
 }
 
 /// Looks at an end.
@@ -49,14 +62,9 @@ pub(super) fn read(copy: &OwnedFd, kind: &Kind) -> io::Result<TerminalEnd> {
     if *kind == Kind::TerminalMaster {
         return terminal::master(copy.as_fd()).map(TerminalEnd::Master);
     }
+    let number = terminal::number_of_other_end(copy.as_fd())?;
     let (readiness, is_exclusive) = (terminal::readiness(copy.as_fd())?, terminal::is_exclusive(copy.as_fd())?);
-    Ok(TerminalEnd::Slave { readiness, is_exclusive })
-}
-
-/// Which terminal a path of `/dev/pts` is.
-fn number_of_slave(fd: &OpenFd) -> Option<u32> {
-    let name = str::from_utf8(&fd.link).ok()?.rsplit_once('/')?;
-    if name.0.ends_with(DIRECTORY) { name.1.parse().ok() } else { None }
+    Ok(TerminalEnd::Slave { number, readiness, is_exclusive })
 }
 
 /// Ends of terminals beyond the standard streams.
@@ -64,31 +72,65 @@ fn ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
     fds.iter().filter(|fd| matches!(fd.kind, Kind::Terminal | Kind::TerminalMaster) && !fd.is_standard)
 }
 
-/// Terminals of `subject`, a copy of `pid` or itself, that are not of its own making, or that others have a part in.
+/// Ends of `subject`, a copy of `pid` or itself, that cannot be carried, whoever has the others.
 pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     if ends(fds).next().is_none() {
         return Ok(Vec::new());
     }
     let mut refusals = Vec::new();
-    let mut masters = Vec::new();
     let process = pidfd::open(subject).map_err(CaptureError::read(pid, "the terminals"))?;
     for fd in ends(fds).filter(|fd| fd.kind == Kind::TerminalMaster) {
         // One that was closed meanwhile is left out.
         let Ok(copy) = pidfd::get_fd(&process, fd.number) else { continue };
         let told = terminal::master(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
-        refusals.extend(refuse_master(subject, fd, &told, fds).map(|why| Refusal::new(object(pid, fd.number), why)));
-        masters.push(told.number);
+        refusals.extend(refuse_master(subject, fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
     }
-    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal) {
-        if !number_of_slave(fd).is_some_and(|number| masters.contains(&number)) || !is_own(subject, fd) {
-            let link = String::from_utf8_lossy(&fd.link);
-            let reason = format!(
-                "terminal {link}: only standard streams may lead to a terminal that is driven by somebody else than the process"
-            );
-            refusals.push(Refusal::new(object(pid, fd.number), reason));
-        }
+    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal && !is_own(subject, fd)) {
+        refusals.push(driven_by_another(pid, fd.number));
     }
     Ok(refusals)
+}
+
+fn driven_by_another(pid: i32, number: u32) -> Refusal {
+    let reason = "only standard streams may lead to a terminal that is driven by somebody else than the process or its descendants";
+    Refusal::new(object(pid, number), reason)
+}
+
+/// Ends of running processes whose other ends nobody of them has.
+pub(in crate::capture) fn unpaired<'a>(
+    processes: impl Iterator<Item = (i32, &'a [OpenFd])>,
+) -> Result<Vec<Refusal>, CaptureError> {
+    let mut found = Vec::new();
+    for (pid, fds) in processes.filter(|(_, fds)| ends(fds).next().is_some()) {
+        let process = pidfd::open(pid).map_err(CaptureError::read(pid, "the terminals"))?;
+        for fd in ends(fds) {
+            // One that was closed meanwhile is left out.
+            let Ok(copy) = pidfd::get_fd(&process, fd.number) else { continue };
+            let end = read(&copy, &fd.kind).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
+            found.push((pid, fd.number, end));
+        }
+    }
+    Ok(without_other_end(found.iter().map(|(pid, number, end)| (*pid, *number, end))))
+}
+
+fn without_other_end<'a>(held: impl Iterator<Item = HeldEnd<'a>> + Clone) -> Vec<Refusal> {
+    let has = |wanted: Option<u32>, is_master: bool| {
+        held.clone().any(|(_, _, end)| end.number() == wanted && matches!(end, TerminalEnd::Master(_)) == is_master)
+    };
+    let refusal = |(pid, fd, end): HeldEnd<'a>| match end {
+        TerminalEnd::Slave { number, .. } => (!has(*number, true)).then(|| driven_by_another(pid, fd)),
+        TerminalEnd::Master(master) => {
+            let is_alone = !has(end.number(), false) && !master.is_locked && !master.readiness.is_hung_up;
+            is_alone.then(|| {
+                let reason = format!(
+                    "it drives {DIRECTORY}/{}, which other processes use, or nobody has opened yet; close it first",
+                    master.number
+                );
+                Refusal::new(object(pid, fd), reason)
+            })
+        }
+    };
+    held.clone().filter_map(refusal).collect()
 }
 
 /// Whether the other end of a terminal is one of the process's own `/dev/pts`.
@@ -97,9 +139,8 @@ fn is_own(subject: i32, fd: &OpenFd) -> bool {
 }
 
 /// Why the end that drives a terminal cannot be carried, whatever waits in it.
-fn refuse_master(subject: i32, fd: &OpenFd, told: &Master, fds: &[OpenFd]) -> Option<String> {
+fn refuse_master(subject: i32, fd: &OpenFd, told: &Master) -> Option<String> {
     let number = told.number;
-    let has_slave = ends(fds).any(|fd| number_of_slave(fd) == Some(number));
     if !is_of_own_mounts(subject, fd) {
         return Some("it drives a terminal of another mount namespace, which is not carried".to_owned());
     }
@@ -112,12 +153,6 @@ fn refuse_master(subject: i32, fd: &OpenFd, told: &Master, fds: &[OpenFd]) -> Op
     if told.discipline != 0 {
         return Some(format!("its line discipline is {}, and only the usual one (0) is carried", told.discipline));
     }
-    if !has_slave && !told.is_locked && !told.readiness.is_hung_up {
-        let reason = format!(
-            "it drives {DIRECTORY}/{number}, which other processes use, or nobody has opened yet; close it first"
-        );
-        return Some(reason);
-    }
     None
 }
 
@@ -129,27 +164,28 @@ fn is_of_own_mounts(subject: i32, fd: &OpenFd) -> bool {
     mounts.iter().any(|mount| u64::from(mount.id) == opened.mount)
 }
 
-/// The terminals of a process, ascending; or the descriptor of one that cannot be carried, and why. The process group and
-/// the session are the parent's.
-pub(super) fn describe(
-    (subject, group, session): (i32, i32, i32),
-    fds: &[OpenFd],
-    found: &BTreeMap<u32, TerminalEnd>,
-) -> Result<Vec<Terminal>, (u32, String)> {
-    let mut terminals: BTreeMap<u32, Terminal> = BTreeMap::new();
-    for (fd, end) in ends(fds).filter_map(|fd| Some((fd, found.get(&fd.number)?))) {
-        let TerminalEnd::Master(master) = end else { continue };
-        let refused = |reason| (fd.number, reason);
-        refuse_what_waits(&master.readiness).map_err(refused)?;
-        let own = (group, session);
-        let terminal = described(master, own, fs::metadata(slave_path(subject, master.number)).ok());
-        terminals.insert(master.number, terminal.map_err(refused)?);
+/// The terminals of a tree, ascending; or what of them cannot be carried. `root` is whose files are the tree's.
+pub(in crate::capture) fn describe<'a>(
+    held: impl Iterator<Item = HeldEnd<'a>> + Clone,
+    seats: &[Seat],
+    root: i32,
+) -> Result<Vec<Terminal>, Vec<Refusal>> {
+    let unpaired = without_other_end(held.clone());
+    if !unpaired.is_empty() {
+        return Err(unpaired);
     }
-    for (fd, end) in ends(fds).filter_map(|fd| Some((fd, found.get(&fd.number)?))) {
-        let TerminalEnd::Slave { readiness, is_exclusive } = end else { continue };
-        refuse_what_waits(readiness).map_err(|reason| (fd.number, reason))?;
-        let terminal = number_of_slave(fd).and_then(|number| terminals.get_mut(&number));
-        terminal.ok_or((fd.number, "nothing of the process drives it".to_owned()))?.is_exclusive |= is_exclusive;
+    let mut terminals: BTreeMap<u32, Terminal> = BTreeMap::new();
+    for (pid, fd, end) in held.clone() {
+        let TerminalEnd::Master(master) = end else { continue };
+        let told = refuse_what_waits(&master.readiness).and_then(|()| described(master, seats, root));
+        terminals.insert(master.number, told.map_err(|reason| vec![Refusal::new(object(pid, fd), reason)])?);
+    }
+    for (pid, fd, end) in held {
+        let TerminalEnd::Slave { number, readiness, is_exclusive } = end else { continue };
+        refuse_what_waits(readiness).map_err(|reason| vec![Refusal::new(object(pid, fd), reason)])?;
+        if let Some(terminal) = number.and_then(|number| terminals.get_mut(&number)) {
+            terminal.is_exclusive |= is_exclusive;
+        }
     }
     Ok(terminals.into_values().collect())
 }
@@ -174,14 +210,8 @@ fn refuse_what_waits(readiness: &Readiness) -> Result<(), String> {
     Ok(())
 }
 
-fn described(master: &Master, (group, session): (i32, i32), status: Option<fs::Metadata>) -> Result<Terminal, String> {
-    let is_controlling = master.session == Some(session);
-    if master.session.is_some() && !is_controlling {
-        return Err("the terminal is the controlling one of another process's session, which is not carried".to_owned());
-    }
-    if is_controlling && ![0, group].contains(&master.foreground) {
-        return Err("another process group is in the foreground of its terminal, which is not carried".to_owned());
-    }
+fn described(master: &Master, seats: &[Seat], root: i32) -> Result<Terminal, String> {
+    let status = fs::metadata(slave_path(root, master.number)).ok();
     let status =
         status.map(|found| FileStatus { mode: found.mode() & PERMISSIONS, uid: found.uid(), gid: found.gid() });
     Ok(Terminal {
@@ -192,7 +222,31 @@ fn described(master: &Master, (group, session): (i32, i32), status: Option<fs::M
         is_hung_up: master.readiness.is_hung_up,
         is_packet_mode: master.is_packet_mode,
         is_exclusive: false,
-        is_controlling,
+        session: master.session.map(|session| controlled(master, session, seats)).transpose()?,
         status,
     })
+}
+
+/// The session that a terminal controls. It is a child's only where all processes of it have the terminal: those that are born to
+/// its leader have it from birth, and there is no other way to it.
+fn controlled(master: &Master, session: i32, seats: &[Seat]) -> Result<ControlledSession, String> {
+    let mut of_session = seats.iter().filter(|seat| seat.session.0 == session);
+    let Some(leader) = of_session.clone().next().map(|seat| seat.session.1) else {
+        return Err("the terminal is the controlling one of another process's session, which is not carried".to_owned());
+    };
+    if let Some(without) = of_session.find(|seat| seat.terminal != Some(master.number)) {
+        return Err(format!(
+            "the terminal is the controlling one of session {session}, but not of its process {} (TIOCNOTTY), which is not carried",
+            without.pid
+        ));
+    }
+    let in_foreground = seats.iter().find(|seat| (seat.session.0, seat.group.0) == (session, master.foreground));
+    match (master.foreground, in_foreground) {
+        // Nobody of those that we see: its leader, as for a new terminal.
+        (0, _) => Ok(ControlledSession { leader, foreground: leader }),
+        (_, Some(seat)) => Ok(ControlledSession { leader, foreground: seat.group.1 }),
+        (group, None) => Err(format!(
+            "process group {group} is in the foreground of the terminal, and has no process of the tree: not carried"
+        )),
+    }
 }

@@ -12,6 +12,7 @@ use farfork_wire::descriptor::{Kinship, Zombie};
 use super::one_of_all::Common;
 use super::{Dead, Family, Relative};
 use crate::capture::error::Refusal;
+use crate::capture::files::Seat;
 
 /// How the processes of a tree belong together.
 #[derive(Debug, Default)]
@@ -23,6 +24,8 @@ pub(in super::super) struct Kin {
     pub(super) zombies: Vec<Zombie>,
     /// The ids that processes know, by those that we do.
     pub(in super::super) ids: BTreeMap<i32, u32>,
+    /// Of the living, for whose a terminal is.
+    pub(in super::super) seats: Vec<Seat>,
     /// Groups whose leaders have ended and were waited for, with their sessions.
     leaderless: BTreeMap<u32, u32>,
 }
@@ -36,12 +39,15 @@ impl Kin {
         let mut kin = Self { ids, ..Self::default() };
         let (first, others) = relatives.split_at(1);
         let first = (first[0].pid(), &first[0].stat);
+        let own = kin.ids[&first.0];
+        kin.seats.push(seat(first, own, own));
         let mut refusals = Vec::new();
         for one in others {
             let status = one.prepared.survey.profiles.get(&one.pid()).map(|leader| &leader.status);
             match kin.kinship(first, (one.pid(), &one.stat, status), one.parent) {
                 Ok(kinship) => {
                     let Common { directory, files } = one.common;
+                    kin.seats.push(seat((one.pid(), &one.stat), kinship.session, kinship.group));
                     kin.members.push(Kinship { shares_directory: directory, shares_files: files, ..kinship });
                 }
                 Err(refusal) => refusals.push(refusal),
@@ -194,6 +200,10 @@ fn strange(pid: i32, kinship: &Kinship) -> Refusal {
 /// Somebody who has ended, and of whom only an id is left, that of a group or a session.
 fn momentary(pid: u32, kinship: Kinship) -> Zombie {
     Zombie { pid, kinship, status: 0, name: Vec::new(), is_forgotten: true }
+}
+
+fn seat((pid, stat): (i32, &Stat), session: u32, group: u32) -> Seat {
+    Seat { pid, session: (stat.session, session), group: (stat.group, group), terminal: stat.terminal }
 }
 
 fn zombie(dead: &Dead, kinship: Kinship) -> Zombie {

@@ -25,7 +25,7 @@ use farfork_wire::descriptor::PROCESSES_MAX;
 use super::CaptureOptions;
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
-use super::files::{ProgramSockets, Streams};
+use super::files::{self, ProgramSockets, Streams};
 use super::pause::Prepared;
 use super::stop::{self, Told};
 use super::turn::Turn;
@@ -144,6 +144,8 @@ impl Family {
             }
             index += 1;
         }
+        let fds = family.relatives.iter().map(|one| (one.pid(), &one.prepared.survey.fds[..]));
+        refusals.extend(files::unpaired_terminals(fds)?);
         if refusals.is_empty() { Ok(family) } else { Err(CaptureError::refused(pid, refusals)) }
     }
 

@@ -117,6 +117,7 @@ impl Calls {
         process::register_barriers(descriptor, &mut script);
         process::choose_cpus(descriptor, &mut script)?;
         timer::make(descriptor, &mut script)?;
+        terminal::choose_foreground(place.tree(), (objects, fd_base), descriptor.process.pid, &mut script)?;
         Ok((Self { before_maps, before_files, at_last: script.finish()? }, made))
     }
 }

@@ -1,4 +1,5 @@
-//! Pseudo-terminals, in the child's own `/dev/pts`: with the numbers that the program knows.
+//! What is set of pseudo-terminals, and their other ends: in the child's own `/dev/pts`, with the numbers that the program knows.
+//! The ends that drive them are passed (`terminals.rs`).
 
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{OpenFile, Terminal};
@@ -7,107 +8,99 @@ use rustix::fs::OFlags;
 use super::super::RestoreError;
 use super::super::layout::STEP_TERMINAL;
 use super::super::objects::Objects;
+use super::super::terminals::{DIRECTORY, opened};
 use super::files::{Bench, number_of};
-use super::{Argument, Script, number, value};
-
-const DIRECTORY: &str = "/dev/pts";
-const NEW_ONES: &str = "/dev/pts/ptmx";
+use super::{Script, number, value};
 
 /// From asm-generic/ioctls.h.
 const TCSETS2: u64 = 0x402c_542b;
 const TIOCEXCL: u64 = 0x540c;
-const TIOCSCTTY: u64 = 0x540e;
+const TIOCSPGRP: u64 = 0x5410;
 const TIOCSWINSZ: u64 = 0x5414;
 const TIOCPKT: u64 = 0x5420;
 const TIOCSPTLCK: u64 = 0x4004_5431;
 
-/// All of them, ascending: numbers are given from 0 on, in a `/dev/pts` where nobody has any yet.
+/// All of them. A zygote has none.
 pub(super) fn make(bench: &mut Bench<'_, '_>, descriptor: &Descriptor, objects: &Objects) -> Result<(), RestoreError> {
-    let mut next = 0;
     for (index, terminal) in descriptor.terminals.iter().enumerate() {
-        if !objects.is_private(&format!("{DIRECTORY}/{}", terminal.number)) {
-            return Err(RestoreError::SharedTerminal { number: terminal.number });
-        }
-        let ends = Ends::of(descriptor, index as u32)?;
-        bench.script.about(STEP_TERMINAL, number_of(descriptor, ends.master.0));
-        let both = (OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC).bits();
-        let new_ones = bench.script.text(NEW_ONES)?;
-        // Terminals that the program has closed: as long as they are open, their numbers are not given again.
-        for _ in next..terminal.number {
-            bench.script.gives(0, number::OPEN, &[new_ones, value(both)]);
-            bench.put_away(0);
-        }
-        one(bench, terminal, &ends)?;
-        next = terminal.number + 1;
+        let ends = Ends::of(descriptor, index as u32);
+        let Some(slot) = ends.master.and_then(|index| objects.of_open_file(index)) else { continue };
+        bench.script.about(STEP_TERMINAL, ends.master.map_or(0, |index| number_of(descriptor, index)));
+        one(bench, terminal, bench.fd_base + slot, &ends)?;
     }
     Ok(())
 }
 
-/// The open files of a terminal, with their indices.
-struct Ends<'a> {
-    /// Index, path, flags.
-    master: (u32, &'a str, u32),
+/// Of the process that leads the session that a terminal controls: which group is in its foreground. All groups are there.
+pub(super) fn choose_foreground(
+    descriptor: &Descriptor,
+    (objects, fd_base): (&Objects, u32),
+    process: u32,
+    script: &mut Script<'_>,
+) -> Result<(), RestoreError> {
+    let Some(slot) = objects.controlling(process) else { return Ok(()) };
+    let sessions = descriptor.terminals.iter().filter_map(|terminal| terminal.session);
+    for session in sessions.filter(|session| session.leader == process && session.foreground != process) {
+        script.about(STEP_TERMINAL, 0);
+        set_word(script, fd_base + slot, TIOCSPGRP, session.foreground)?;
+    }
+    Ok(())
+}
+
+/// The open files of a terminal.
+struct Ends {
+    /// Index.
+    master: Option<u32>,
     /// Index and flags.
     slaves: Vec<(u32, u32)>,
 }
 
-impl<'a> Ends<'a> {
-    fn of(descriptor: &'a Descriptor, wanted: u32) -> Result<Self, RestoreError> {
-        let (mut master, mut slaves) = (None, Vec::new());
+impl Ends {
+    fn of(descriptor: &Descriptor, wanted: u32) -> Self {
+        let mut ends = Self { master: None, slaves: Vec::new() };
         for (index, file) in descriptor.open_files.iter().enumerate() {
             match file {
-                OpenFile::Terminal { terminal, path, is_master: true, flags } if *terminal == wanted => {
-                    master = Some((index as u32, path.as_str(), *flags));
+                OpenFile::Terminal { terminal, is_master: true, .. } if *terminal == wanted => {
+                    ends.master = Some(index as u32);
                 }
                 OpenFile::Terminal { terminal, flags, .. } if *terminal == wanted => {
-                    slaves.push((index as u32, *flags));
+                    ends.slaves.push((index as u32, *flags));
                 }
                 _ => {}
             }
         }
-        Ok(Self { master: master.ok_or(RestoreError::NotMade { number: 0 })?, slaves })
+        ends
     }
 }
 
-/// The end that drives it as descriptor 0, the others as descriptor 1, one after the other. Where all others are closed,
-/// one is opened for a moment: it was, and is closed.
-fn one(bench: &mut Bench<'_, '_>, terminal: &Terminal, ends: &Ends<'_>) -> Result<(), RestoreError> {
-    let (index, path, flags) = ends.master;
-    let script = &mut *bench.script;
-    let path = script.text(path)?;
-    script.gives(0, number::OPEN, &[path, value(opened(flags))]);
-    set_word(script, TIOCSPTLCK, 0)?;
-    let slave = script.text(&format!("{DIRECTORY}/{}", terminal.number))?;
-    for (slave_index, flags) in &ends.slaves {
-        bench.script.gives(1, number::OPEN, &[slave, value(opened(*flags))]);
-        bench.put_aside(1, *slave_index);
+/// The other ends as descriptor 0, one after the other. Where all are closed, one is opened for a moment: it was, and is
+/// closed.
+fn one(bench: &mut Bench<'_, '_>, terminal: &Terminal, master: u32, ends: &Ends) -> Result<(), RestoreError> {
+    let slave = bench.script.text(&format!("{DIRECTORY}/{}", terminal.number))?;
+    for (index, flags) in &ends.slaves {
+        bench.script.gives(0, number::OPEN, &[slave, value(opened(*flags).bits())]);
+        bench.put_aside(0, *index);
     }
     let script = &mut *bench.script;
-    if terminal.is_hung_up || terminal.is_controlling {
-        script.gives(1, number::OPEN, &[slave, value((OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC).bits())]);
+    if terminal.is_hung_up {
+        script.gives(0, number::OPEN, &[slave, value(opened(OFlags::RDWR.bits()).bits())]);
+        script.gives(0, number::CLOSE, &[value(0_u32)]);
     }
     let settings = script.bytes(&terminal.settings)?;
-    script.gives(0, number::IOCTL, &[value(0_u32), value(TCSETS2), settings]);
+    script.gives(0, number::IOCTL, &[value(master), value(TCSETS2), settings]);
     let window: Vec<u8> = terminal.window.iter().flat_map(|count| count.to_ne_bytes()).collect();
     let window = script.bytes(&window)?;
-    script.gives(0, number::IOCTL, &[value(0_u32), value(TIOCSWINSZ), window]);
-    if terminal.is_controlling {
-        script.gives(0, number::IOCTL, &[value(1_u32), value(TIOCSCTTY), value(0_u32)]);
-    }
-    if terminal.is_hung_up || terminal.is_controlling {
-        script.gives(0, number::CLOSE, &[value(1_u32)]);
-    }
+    script.gives(0, number::IOCTL, &[value(master), value(TIOCSWINSZ), window]);
     if terminal.is_packet_mode {
-        set_word(script, TIOCPKT, 1)?;
+        set_word(script, master, TIOCPKT, 1)?;
     }
     if terminal.is_locked {
-        set_word(script, TIOCSPTLCK, 1)?;
+        set_word(script, master, TIOCSPTLCK, 1)?;
     }
     if let Some(status) = terminal.status {
         script.gives(0, number::CHOWN, &[slave, value(status.uid), value(status.gid)]);
         script.gives(0, number::CHMOD, &[slave, value(status.mode)]);
     }
-    bench.put_aside(0, index);
     if let Some(place) = ends.slaves.first().and_then(|(index, _)| bench.place_of(*index))
         && terminal.is_exclusive
     {
@@ -116,15 +109,9 @@ fn one(bench: &mut Bench<'_, '_>, terminal: &Terminal, ends: &Ends<'_>) -> Resul
     Ok(())
 }
 
-/// How an end is opened that is open with `flags`.
-fn opened(flags: u32) -> u32 {
-    let kept = OFlags::from_bits_retain(flags) & (OFlags::RWMODE | OFlags::NONBLOCK | OFlags::APPEND);
-    (kept | OFlags::NOCTTY | OFlags::CLOEXEC).bits()
-}
-
-/// A request to descriptor 0 that is told by a number.
-fn set_word(script: &mut Script<'_>, request: u64, word: u32) -> Result<(), RestoreError> {
-    let word: Argument = script.bytes(&word.to_ne_bytes())?;
-    script.gives(0, number::IOCTL, &[value(0_u32), value(request), word]);
+/// A request that is told by a number.
+fn set_word(script: &mut Script<'_>, fd: u32, request: u64, word: u32) -> Result<(), RestoreError> {
+    let word = script.bytes(&word.to_ne_bytes())?;
+    script.gives(0, number::IOCTL, &[value(fd), value(request), word]);
     Ok(())
 }

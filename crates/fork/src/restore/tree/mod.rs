@@ -132,6 +132,11 @@ impl Place<'_> {
         self.tree.process_count() as u32
     }
 
+    /// All of them.
+    pub(super) fn tree(&self) -> &Descriptor {
+        self.tree
+    }
+
     fn member(&self) -> Option<&Member> {
         self.tree.members.get((self.number as usize).checked_sub(1)?)
     }

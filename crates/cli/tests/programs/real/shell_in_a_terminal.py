@@ -1,0 +1,50 @@
+"""A shell in a terminal that this program drives, as an agent or a terminal emulator has one: it has a variable, a function and a
+job in the background, and waits at its prompt. When it is told to go on, the program asks for all of them, and interrupts a
+command in the foreground.
+
+usage: shell_in_a_terminal.py < what tells it to go on
+"""
+
+import os
+import pty
+import re
+import sys
+import time
+
+ENVIRONMENT = {"PATH": os.environ["PATH"], "TERM": "dumb", "PS1": "", "PS2": "", "HISTFILE": ""}
+
+
+class Shell:
+    def __init__(self) -> None:
+        self.pid, self.terminal = pty.fork()
+        if self.pid == 0:
+            os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], ENVIRONMENT)
+        self.text = ""
+        self.ask("stty -echo")
+
+    def ask(self, command: str) -> str:
+        """What a command says. The mark behind it is written so that an echo of it is none."""
+        os.write(self.terminal, f"{command}\nprintf '<%s>' end\n".encode())
+        while "<end>" not in self.text:
+            self.text += os.read(self.terminal, 4096).decode()
+        said, self.text = self.text.split("<end>", 1)
+        return " ".join(said.split())
+
+    def interrupt(self, command: str) -> str:
+        """Has a command interrupted once it is in the foreground, and says its status."""
+        os.write(self.terminal, f"{command}\n".encode())
+        while os.tcgetpgrp(self.terminal) == self.pid:
+            time.sleep(0.001)
+        os.write(self.terminal, b"\x03")
+        return re.sub(r"\^C", "", self.ask("echo $?")).strip()
+
+
+shell = Shell()
+shell.ask("cd /usr; number=7; double() { echo $((2 * $1)); }; sleep 1000 &")
+print("half", flush=True)
+sys.stdin.readline()
+answers = [shell.ask("double $((number * 3))"), shell.ask("pwd"), shell.ask("jobs -r | wc -l")]
+answers += [shell.ask("test -t 0 && echo terminal"), shell.interrupt("sleep 1000")]
+answers += [shell.ask("kill %1; wait %1; echo $?")[-3:]]
+print("result", *answers)
+print(".", flush=True)
