@@ -3,6 +3,7 @@
 #include "resource.h"
 
 #include <sys/file.h>
+#include <sys/prctl.h>
 
 #define HUGE_BYTES (2UL << 20)
 #define HUGE_PAGES_MAX 16
@@ -34,4 +35,12 @@ static void with_huge_pages(int (*use)(void)) {
     huge_keep(file, before);
     REQUIRE(close(file) == 0);
     REQUIRE(enough, "the kernel finds no huge page");
+}
+
+/* As fork(2), a child that ends with the process. */
+static pid_t fork_bound(void) {
+    pid_t self = getpid(), forked = fork();
+    REQUIRE(forked >= 0);
+    if (forked == 0 && (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != self)) _exit(1);
+    return forked;
 }

@@ -1,8 +1,6 @@
 /* Shared memory in huge pages of hugetlbfs, as databases have it, of a process and its child: carried, in ordinary pages. */
 #include "huge_pages.h"
 
-#include <sys/prctl.h>
-
 static volatile uint64_t *words;
 static pid_t other;
 
@@ -13,13 +11,10 @@ static int map(void) {
 }
 
 static void set_up(void) {
-    pid_t self = getpid();
     with_huge_pages(map);
     REQUIRE(area_has_flag((const void *)words, "ht"));
     for (size_t at = 0; at < HUGE_BYTES / sizeof *words; at += 500) words[at] = at + 1;
-    REQUIRE((other = fork()) >= 0);
-    if (other > 0) return;
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != self) _exit(1);
+    if ((other = fork_bound()) > 0) return;
     while (words[7] != 8) usleep(1000);
     words[8] = 9;
     for (;;) pause();

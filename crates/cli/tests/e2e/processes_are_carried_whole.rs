@@ -120,6 +120,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_pidfd", |cluster| refused(cluster, "refused_pidfd", &["fd 3", "pidfd"])),
     Test::shared("huge_pages_of_hugetlbfs", |cluster| carried(cluster, "huge_pages_of_hugetlbfs")),
     Test::shared("private_huge_pages", |cluster| carried(cluster, "private_huge_pages")),
+    Test::shared("system_v_huge_pages", |cluster| carried(cluster, "system_v_huge_pages")),
     Test::shared("refused_huge_pages", |cluster| refused(cluster, "refused_huge_pages", &["mapping", "hugetlbfs"])),
     Test::shared("refused_executable", |cluster| refused_at_its_stop(cluster, "refused_executable", &["executable"])),
     Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),

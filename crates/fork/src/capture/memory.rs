@@ -14,6 +14,7 @@ pub(super) use space::AddressSpace;
 
 use super::error::Refusal;
 use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
+use super::shared::SEGMENT_PREFIX;
 
 /// What an area of the address space is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,13 +69,14 @@ fn is_deleted(path: &[u8]) -> bool {
 /// What memory without a path is called that is in huge pages of hugetlbfs.
 const HUGE_PREFIX: &[u8] = b"/anon_hugepage";
 
-const HUGE: &str = "it is in huge pages of hugetlbfs, which are carried where they have no path or key and the process is not frozen: a fork of \
+const HUGE: &str = "it is in huge pages of hugetlbfs, which are carried where they have no path and the process is not frozen: a fork of \
                     others can leave the process without one that it needs";
 
 /// Whether memory that may be in huge pages of hugetlbfs is carried, in ordinary ones: it is copied in the pause, and nothing is left to
 /// copy when the process writes to it.
 pub(super) fn may_be_huge(entry: &MapEntry) -> bool {
-    entry.is_shared && (entry.path.starts_with(HUGE_PREFIX) || entry.path.starts_with(b"/memfd:"))
+    const PREFIXES: [&[u8]; 3] = [HUGE_PREFIX, b"/memfd:", SEGMENT_PREFIX];
+    entry.is_shared && PREFIXES.iter().any(|prefix| entry.path.starts_with(prefix))
 }
 
 /// Whether an area is private memory in huge pages of hugetlbfs without a file: a clone gets ordinary ones in their place (`huge`).
