@@ -1,5 +1,6 @@
-/* Processes that have their descriptors in common with their parents (clone(2), CLONE_FILES): a child, and its child; beside another
- * child that has its own, and a child that has them from it. What one of them opens or closes is so for all who share. */
+/* Processes that have their descriptors in common with their parents (clone(2), CLONE_FILES): a child, and its child; a child that is
+ * stopped; beside another child that has its own, and a child that has them from it. What one of them opens, closes or locks is so for all
+ * who share. */
 #include "resource.h"
 
 #include <sched.h>
@@ -10,7 +11,7 @@
 #define PAYLOAD 1000 /* children find theirs open there */
 #define HIGH 900     /* of the child's that has its own */
 
-enum { ROOT, SHARER, GRANDCHILD, APART, APARTS_CHILD, COUNT };
+enum { ROOT, SHARER, GRANDCHILD, APART, APARTS_CHILD, STOPPED, COUNT };
 
 static struct {
     uint32_t is_ready[COUNT], is_asked[COUNT], has_answered[COUNT];
@@ -43,6 +44,12 @@ static int has_score(int wanted) {
     return close(own) == 0 && is_read && atoi(text) == wanted;
 }
 
+/* Puts a lock on the file, or tells whether another table's processes have. */
+static int lock(int command) {
+    struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 2, .l_len = 3};
+    return fcntl(file, command, &range) == 0 && range.l_type == F_WRLCK;
+}
+
 /* What each finds when it is asked, in the order of the questions. */
 static int look(int which) {
     uint64_t value;
@@ -55,11 +62,12 @@ static int look(int which) {
         if (read(ends[0], &byte, 1) != 1 || byte != 'p' || close(ends[0]) != 0) return 0;
         return shared->opened >= 0 && lseek(file, 9, SEEK_SET) == 9;
     case SHARER:
-        return fcntl(shared->opened, F_GETFD) == FD_CLOEXEC && lseek(file, 0, SEEK_CUR) == 9 && has_score(1000);
+        return fcntl(shared->opened, F_GETFD) == FD_CLOEXEC && lseek(file, 0, SEEK_CUR) == 9 && has_score(1000) && !lock(F_GETLK);
     case APART:
         if (fcntl(shared->opened, F_GETFD) != -1 || fcntl(ends[0], F_GETFD) != 0) return 0;
         shared->apart_opened = dup(HIGH);
-        return shared->apart_opened >= 0 && lseek(file, 0, SEEK_CUR) == 9;
+        return shared->apart_opened >= 0 && lseek(file, 0, SEEK_CUR) == 9 && lock(F_GETLK);
+    case STOPPED: return fcntl(shared->opened, F_GETFD) == FD_CLOEXEC;
     case APARTS_CHILD: return fcntl(shared->apart_opened, F_GETFD) == 0 && close(shared->apart_opened) == 0;
     default: return 0;
     }
@@ -67,7 +75,7 @@ static int look(int which) {
 
 static __attribute__((noreturn)) void live(int which, pid_t parent) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) _exit(1);
-    if (which == SHARER && !set_score("1000")) _exit(2);
+    if (which == SHARER && !(set_score("1000") && lock(F_SETLK))) _exit(2);
     if (which == APART && dup2(counter, HIGH) != HIGH) _exit(3);
     if (which == SHARER || which == APART) {
         pid_t self = getpid(), child = born(CLONE_FILES);
@@ -88,18 +96,21 @@ static int before;
 static void set_up(void) {
     shared = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     REQUIRE(shared != MAP_FAILED);
+    int status;
     pid_t self = getpid();
     REQUIRE((file = open(path_of("file"), O_RDWR | O_CREAT | O_CLOEXEC, 0600)) >= 0);
     REQUIRE(write(file, "0123456789", 10) == 10);
     REQUIRE((counter = eventfd(0, EFD_NONBLOCK)) >= 0);
     REQUIRE(pipe(ends) == 0 && write(ends[1], "p", 1) == 1);
     for (int which = SHARER; which < COUNT; which += 2) {
-        pid_t child = born(which == SHARER ? CLONE_FILES : 0);
+        pid_t child = born(which == APART ? 0 : CLONE_FILES);
         REQUIRE(child >= 0);
         if (child == 0) live(which, self);
-        REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which + 1], __ATOMIC_SEQ_CST)));
-        REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)));
     }
+    for (int which = SHARER; which < COUNT; which++)
+        REQUIRE(COMES_TRUE(__atomic_load_n(&shared->is_ready[which], __ATOMIC_SEQ_CST)), "process %d", which);
+    REQUIRE(kill(shared->pids[STOPPED], SIGSTOP) == 0);
+    REQUIRE(waitpid(shared->pids[STOPPED], &status, WUNTRACED) == shared->pids[STOPPED] && WIFSTOPPED(status));
     uint64_t value = 7;
     REQUIRE(write(counter, &value, sizeof value) == sizeof value);
     /* They are others' too, who were born before. */
@@ -124,5 +135,9 @@ static void check(void) {
     REQUIRE(shared->counted[APART] == before + 1, "%d, not %d", shared->counted[APART], before + 1);
     ask(APARTS_CHILD);
     REQUIRE(shared->counted[APARTS_CHILD] == before + 2, "%d", shared->counted[APARTS_CHILD]);
-    REQUIRE(kill(shared->pids[SHARER], SIGKILL) == 0 && kill(shared->pids[APART], SIGKILL) == 0);
+    __atomic_store_n(&shared->is_asked[STOPPED], 1, __ATOMIC_SEQ_CST);
+    usleep(10000);
+    REQUIRE(!shared->has_answered[STOPPED] && kill(shared->pids[STOPPED], SIGCONT) == 0);
+    ask(STOPPED);
+    REQUIRE(kill(shared->pids[STOPPED], SIGKILL) == 0 && kill(shared->pids[SHARER], SIGKILL) == 0 && kill(shared->pids[APART], SIGKILL) == 0);
 }
