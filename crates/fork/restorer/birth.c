@@ -65,7 +65,7 @@ long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup)
 	return CALL2(clone3, &args, sizeof args);
 }
 
-/* What a child has in common with its parent from birth. A directory each of those who have it sets to the same, when all are born. */
+/* What a child has in common with its parent from birth. A directory is set by each of those who have it, to the same, when all are born. */
 static u64 shared_flags(const struct plan_kin *kin)
 {
 	return (kin->flags & KIN_SAME_DIRECTORY ? K_CLONE_FS : 0) | (kin->flags & KIN_SAME_FILES ? K_CLONE_FILES : 0);
@@ -120,8 +120,8 @@ static void bear_and_leave(struct request *request, u64 plan_at, const struct pl
 	become_zombie(kin, request->passed.fds[head->gate], head->process_count);
 }
 
-/* Begins session and group, and forks the children, those that are of the old session before. Those who lose their parents meanwhile
- * are to come to it, if they did. */
+/* Begins session and group, and forks the children, those that are of the old session before. Who is to be the parent of orphans is so
+ * before there can be any. */
 static void bear_all(struct request *request, u64 plan_at, const struct plan *head)
 {
 	if (head->flags & PLAN_SUBREAPER)

@@ -10,6 +10,7 @@
 
 int main(void)
 {
+	printf("pub(super) const PROCESSES_MAX: usize = %d;\n", PROCESSES_MAX);
 	SIZE("PLAN", plan);
 	SIZE("MAPPING", plan_mapping);
 	SIZE("RANGE", plan_range);

@@ -20,7 +20,7 @@
 #define AWAIT_MAGIC 0x54494157u		 /* "WAIT" */
 #define NETWORK_MAGIC 0x5754454eu	 /* "NETW" */
 #define SIGINFO_BYTES 128
-#define PROCESSES_MAX 256
+#define PROCESSES_MAX 256		 /* of a tree, as descriptors have it */
 #define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call needs under 4 KiB */
 #define THREAD_STACK_BYTES 4096		 /* a thread's part of it under 1 KiB */

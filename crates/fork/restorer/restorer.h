@@ -26,6 +26,7 @@ struct gate {
 	u32 closed; /* processes that need none of farfork's descriptors any more, but the first; only where some have one table */
 	u32 done[PROCESSES_MAX]; /* so, by the process that places the table's */
 };
+_Static_assert(sizeof(struct gate) <= 4096, "the gate is a page");
 
 #define HIDDEN __attribute__((visibility("hidden")))
 

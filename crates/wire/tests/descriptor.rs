@@ -314,6 +314,13 @@ fn nonsense_is_refused() {
         ("a process of another's id", |d| d.zombies[0].pid = 813),
         ("a process outside of any group", |d| d.members[1].kinship.group = 0),
         ("a session from nowhere", |d| d.members[1].kinship.is_heir = true),
+        ("an heir with another's descriptors", |d| {
+            d.zombies[0].kinship = Kinship { session: 840, ..kinship(1) };
+            d.members[1].kinship = Kinship { session: 840, shares_directory: false, is_heir: true, ..kinship(1) };
+            assert_eq!(d.validate(), Ok(()));
+            d.members[1].file_descriptors.clear();
+            d.members[1].kinship.shares_files = true;
+        }),
         ("a member of two tables of descriptors", |d| d.members[1].kinship.shares_files = true),
         ("a zombie with descriptors", |d| d.zombies[0].kinship.shares_files = true),
         ("a member's descriptor of no file", |d| d.members[1].file_descriptors[0].open_file = 9),

@@ -304,6 +304,7 @@ mod c {
 
 const _: () = {
     use std::mem::{offset_of, size_of};
+    assert!(farfork_wire::descriptor::PROCESSES_MAX == c::PROCESSES_MAX);
     assert!(size_of::<PlanHeader>() == c::PLAN_BYTES);
     assert!(size_of::<PlanMapping>() == c::MAPPING_BYTES);
     assert!(size_of::<PlanRange>() == c::RANGE_BYTES);

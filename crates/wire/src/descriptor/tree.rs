@@ -165,13 +165,7 @@ impl Descriptor {
             let is_born_after = member.kinship.parent as usize <= index;
             require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
             member.kinship.validate(member.process.pid)?;
-            let is_leader =
-                |zombie: &Zombie| zombie.pid == member.kinship.session && zombie.kinship.session == zombie.pid;
-            let is_left = |zombie: &Zombie| is_leader(zombie) && zombie.kinship.parent == member.kinship.parent;
-            let has_leader = !member.kinship.is_heir || self.zombies.iter().any(is_left);
-            require(has_leader, || format!("process {} has a session from nowhere", member.process.pid))?;
-            let has_one_table = !member.kinship.shares_files || member.file_descriptors.is_empty();
-            require(has_one_table, || format!("process {} has two tables of descriptors", member.process.pid))?;
+            member.validate_birth(&self.zombies)?;
         }
         for zombie in &self.zombies {
             let has_parent = (zombie.kinship.parent as usize) < self.process_count() && !zombie.kinship.shares_files;
@@ -182,6 +176,20 @@ impl Descriptor {
         let mut ids: Vec<u32> = threads.chain(self.zombies.iter().map(|zombie| zombie.pid)).collect();
         ids.sort_unstable();
         require(ids.windows(2).all(|pair| pair[0] != pair[1]), || "two threads have one id".into())
+    }
+}
+
+impl Member {
+    /// Whether what it has from birth is to be had so.
+    fn validate_birth(&self, zombies: &[Zombie]) -> Result<(), InvalidDescriptor> {
+        let Kinship { parent, session, shares_directory, shares_files, is_heir, .. } = self.kinship;
+        let leads = |zombie: &Zombie| zombie.pid == session && zombie.kinship.session == session;
+        let is_left = || zombies.iter().any(|zombie| leads(zombie) && zombie.kinship.parent == parent);
+        // Such a one is born by the zombie, and has nothing in common with that.
+        let has_origin = !is_heir || !shares_directory && !shares_files && is_left();
+        require(has_origin, || format!("process {} has a session from nowhere", self.process.pid))?;
+        let has_one_table = !shares_files || self.file_descriptors.is_empty();
+        require(has_one_table, || format!("process {} has two tables of descriptors", self.process.pid))
     }
 }
 
