@@ -159,6 +159,14 @@ impl Journal {
         Self::make(dir, state, PagerCounters::default(), &[])
     }
 
+    /// Makes a journal that begins behind a snapshot.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub(super) fn create_behind(dir: &Path, state: State, snapshot: &Snapshot) -> io::Result<Self> {
+        Self::make(dir, state, PagerCounters::default(), &encoded(snapshot)?)
+    }
+
     /// Reads a journal and goes on with it.
     ///
     /// # Errors
@@ -203,8 +211,7 @@ impl Journal {
     /// # Errors
     /// As [`Self::create`]; the journal is then as before.
     pub(super) fn restart(&mut self, state: State, snapshot: &Snapshot) -> io::Result<()> {
-        let bytes = postcard::to_stdvec(snapshot).map_err(io::Error::other)?;
-        *self = Self::make(&self.dir, state, counters_of(&self.mapping), &bytes)?;
+        *self = Self::make(&self.dir, state, counters_of(&self.mapping), &encoded(snapshot)?)?;
         Ok(())
     }
 
@@ -286,6 +293,10 @@ impl Journal {
         fs::rename(aside, dir.join(JOURNAL_FILE))?;
         Ok(journal)
     }
+}
+
+fn encoded(snapshot: &Snapshot) -> io::Result<Vec<u8>> {
+    postcard::to_stdvec(snapshot).map_err(io::Error::other)
 }
 
 fn record_at(index: usize) -> usize {

@@ -63,10 +63,7 @@ impl Child {
         });
         let snapshot = Snapshot { spaces: spaces.collect(), next_space: self.next_space.max(first + 1) - first };
         let uffd = self.spaces.get(&first).map_or(-1, Space::number);
-        let journal = Journal::create(dir, State::Active { uffd }).and_then(|mut journal| {
-            journal.restart(State::Active { uffd }, &snapshot)?;
-            Ok(journal)
-        });
+        let journal = Journal::create_behind(dir, State::Active { uffd }, &snapshot);
         let journal = journal.map_err(|source| refuse(ChildError::Journal { dir: dir.to_owned(), source }))?;
         let mut child = Self::of(id.clone(), dir, plan, journal);
         let is_same = child.populated == self.populated
