@@ -175,6 +175,8 @@ impl<'a> Course<'a> {
     }
 
     async fn look_at_memory(&mut self, cluster: &mut Cluster) -> Result<(), BenchError> {
+        // Zygotes go that nobody used while others forked, and the first child of all is none's copy.
+        self.fan_out(By::Farfork, self.plan.children).await?;
         for number in self.next..self.next + HELD {
             let (child, pid) = self.crowd.hold(number).await?;
             self.add_memory(By::Farfork, pid)?;
