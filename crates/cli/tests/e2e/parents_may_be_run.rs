@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::harness::memory::huge_kb;
 use crate::harness::{BINARY, Cluster, Parent, Program, Seed, deadline, scratch};
 use crate::test::Test;
 
@@ -103,11 +104,4 @@ fn tender_of(pid: i32) -> Option<i32> {
         String::from_utf8_lossy(&line).contains(&wanted)
     })
     .max()
-}
-
-/// How much of a process's memory is in huge pages, in KiB.
-fn huge_kb(pid: i32) -> u64 {
-    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
-    let line = rollup.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));
-    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }

@@ -7,15 +7,17 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::harness::memory::huge_kb;
 use crate::harness::{Cluster, Parent, Program, Seed, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("and_their_children_are_right_whoever_dies", whoever_dies),
     Test::alone("where_they_may_be", where_they_may_be),
+    Test::alone("in_huge_pages", in_huge_pages),
 ];
 
-/// For a zygote to stand, or to be gone.
+/// For a zygote to stand, to be gone, or to have its memory in huge pages.
 const SOON: Duration = Duration::from_secs(10);
 /// How long each child goes on touching memory; and well into it.
 const PAGING_MS: u64 = 1500;
@@ -125,4 +127,42 @@ fn where_they_may_be() {
         seed.fork_and_check(&parent, number, &[]);
     }
     assert_eq!((told(&without, 0, "kept_max"), told(&without, 0, "children")), (0, 0));
+}
+
+/// Processes that are in a group of zygotes.
+fn zygotes() -> Vec<i32> {
+    let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let is_zygote = |pid: &i32| {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        groups.lines().any(|line| line.ends_with("/zygotes"))
+    };
+    pids.filter(is_zygote).collect()
+}
+
+/// A zygote's memory is put together while copies are made of it; those that were there keep what they have, those that come
+/// share it.
+fn in_huge_pages() {
+    let cluster = Cluster::start_with(1, &["--zygotes", "1"]);
+    let mut parent = Parent::start(Program::Waits, &["8"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 1, &[]);
+    wait_for_zygote(&cluster, 0);
+    let before = seed.fork_idle(1, &[]);
+    let mut number = 2;
+    deadline::until("huge pages of a zygote", SOON, || {
+        seed.fork_and_check(&parent, number, &[]);
+        number += 1;
+        zygotes().into_iter().any(|pid| huge_kb(pid) > 0).then_some(())
+    });
+    let after = seed.fork_idle(1, &[]);
+    assert!(huge_kb(after[0].pid) > 0, "a copy has the zygote's");
+    let numbers: Vec<u64> = (100..100 + AT_ONCE).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let children = seed.fork_detached(&payloads, &[]);
+    seed.check_answers(&parent, &children, &numbers);
+    assert_eq!(told(&cluster, 0, "children"), number + AT_ONCE, "each but the first is a copy");
+    for child in before.iter().chain(&after) {
+        cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
+    }
+    parent.require_unharmed();
 }

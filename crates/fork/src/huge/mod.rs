@@ -2,8 +2,9 @@
 //! by MADV_COLLAPSE from outside. No program need ask for it, and the machine's settings need not change.
 //!
 //! What for: a fork, and so a prepare, copies an entry for each page, and a huge page has one where small ones have 512.
-//! `docs/decisions/012-huge-pages.md` has what it costs. What is shared with a fork of the process, or was said
-//! to stay small (MADV_NOHUGEPAGE), stays as it is. Which processes are tended, and when, is their callers' business.
+//! `docs/decisions/012-huge-pages.md` has what it costs. What is shared with a fork of the process, unless
+//! its tender is told otherwise, or was said to stay small (MADV_NOHUGEPAGE), stays as it is. Which processes are tended, and
+//! when, is their callers' business.
 
 mod units;
 
@@ -34,6 +35,8 @@ const ROUNDS_UNTRIED: u32 = 16;
 pub struct Tender {
     process: ProcessIdentity,
     pidfd: OwnedFd,
+    /// Whether what it shares with its forks is put together too.
+    takes_shared: bool,
     /// Units that stayed small.
     stubborn: BTreeSet<u64>,
     rounds: u32,
@@ -46,8 +49,20 @@ impl Tender {
     /// # Errors
     /// As pidfd_open(2).
     pub fn of(process: ProcessIdentity) -> io::Result<Option<Self>> {
-        let tender = |pidfd| Self { process, pidfd, stubborn: BTreeSet::new(), rounds: 0, pause: PAUSE_MIN };
+        let tender = |pidfd| Self {
+            process,
+            pidfd,
+            takes_shared: false,
+            stubborn: BTreeSet::new(),
+            rounds: 0,
+            pause: PAUSE_MIN,
+        };
         Ok(process.open()?.map(tender))
+    }
+
+    /// The same, which puts together what the process shares with its forks too: they keep the small pages, as long as they live.
+    pub fn of_shared(self) -> Self {
+        Self { takes_shared: true, ..self }
     }
 
     /// Tends it until it ends.
@@ -92,7 +107,8 @@ impl Tender {
             if began.elapsed() >= limit {
                 break;
             }
-            if self.stubborn.contains(&unit) || tables.are_shared(unit, unit + HUGE_PAGE_BYTES)? {
+            let stays = || Ok::<_, io::Error>(!self.takes_shared && tables.are_shared(unit, unit + HUGE_PAGE_BYTES)?);
+            if self.stubborn.contains(&unit) || stays()? {
                 continue;
             }
             let started = Instant::now();

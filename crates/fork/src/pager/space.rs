@@ -4,6 +4,7 @@
 //! here, or gone from the map before they came), and on their way. The order of things keeps them true: all messages are applied before a fault is judged, and while a message
 //! that was not yet read would change the map, the kernel refuses to fill any page (`Installed::Later`).
 
+use std::collections::BTreeSet;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -229,6 +230,23 @@ impl Space {
     pub(super) fn missing_slots(&self, slots: u64) -> u64 {
         let none = PageSet::default();
         self.installed.missing(&none, 0..slots).map(|run| run.end - run.start).sum()
+    }
+
+    /// The segment that covers an address.
+    pub(super) fn segment_at(&self, address: u64) -> Option<&Segment> {
+        self.map.at(address)
+    }
+
+    /// The addresses, multiples of `bytes`, of units of that size of which something is here.
+    pub(super) fn units_begun(&self, bytes: u64, populated: &Populated) -> BTreeSet<u64> {
+        let none = PageSet::default();
+        let here = self.installed.without(&none, 0..populated.slots()).flat_map(|slots| populated.runs_of(slots));
+        let units = here.filter_map(|run| {
+            let (address, pages) = self.map.place_of(run.extent, run.first_page)?;
+            let end = address + pages.min(run.count) * PAGE_SIZE;
+            Some((address - address % bytes..end).step_by(bytes as usize))
+        });
+        units.flatten().collect()
     }
 
     /// Of slots that are wanted, those that belong somewhere; the others are done with.

@@ -13,17 +13,22 @@
 //! killed in between leaves it in both: it is the child's.
 //!
 //! A zygote touches nothing itself. It is given the seed's working set when it is adopted, and looks for more of it
-//! while copies are made; what arrives is there for later copies. What its copies touch besides is told as any child's.
+//! while copies are made, and for what it lacks of whole huge pages, which the node makes of them: a copy of one costs a fork as
+//! little as that of a small page. What arrives is there for later copies. What its copies touch besides is told as any child's.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
-use farfork_wire::ChildId;
+use farfork_sys::huge_page::HUGE_PAGE_BYTES;
+use farfork_wire::{ChildId, PAGE_SIZE};
 
 use super::child::{Child, ChildError};
 use super::journal::{Journal, Snapshot, SpaceNumber, SpaceSnapshot, State};
+use super::page_map::Segment;
 use super::plan::MemoryPlan;
+use super::populated::Populated;
 use super::protocol::Reply;
 use super::server::Server;
 use super::space::Space;
@@ -31,8 +36,18 @@ use super::strategy::Paging;
 use super::watch::Source;
 use super::working_set::Trace;
 
-/// Most pages of a zygote, 16 MiB: they are small ones, and each costs a copy 20 ns of its fork.
+/// Most pages of a zygote's working set, 16 MiB: small ones cost each copy up to 100 ns of its fork, and as much of its end.
 const ZYGOTE_PAGES_MAX: u64 = 4096;
+
+/// Most pages of a zygote with those that make whole units, 32 MiB.
+const FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
+
+/// Pages of a huge one.
+const UNIT_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
+
+/// A zygote that has so large a part of a unit, a sixteenth, is given the rest: what was touched of it so far says that more will
+/// be, and a copy of one huge page takes as long as one of a small page.
+const UNIT_PART: u64 = 16;
 
 /// What a zygote has forked.
 #[derive(Debug, Clone, Copy, Default)]
@@ -44,11 +59,33 @@ pub(super) struct Brood {
 }
 
 impl Child {
-    /// How many more pages a zygote may have.
+    /// How many more pages of a working set a zygote may have.
     pub(super) fn zygote_room(&self) -> u64 {
+        ZYGOTE_PAGES_MAX.saturating_sub(self.zygote_pages())
+    }
+
+    /// How many pages a zygote has.
+    fn zygote_pages(&self) -> u64 {
         let slots = self.populated.slots();
-        let held = self.spaces.get(&0).map_or(0, |space| slots - space.missing_slots(slots));
-        ZYGOTE_PAGES_MAX.saturating_sub(held)
+        self.spaces.get(&0).map_or(0, |space| slots - space.missing_slots(slots))
+    }
+
+    /// What is missing, and not on its way, of the units of which a zygote has much: the node makes huge pages of whole ones.
+    fn missing_of_units(&self) -> Vec<Range<u64>> {
+        let Some(space) = self.spaces.get(&0) else { return Vec::new() };
+        let mut room = FILLED_PAGES_MAX.saturating_sub(self.zygote_pages());
+        let mut wanted = Vec::new();
+        let begun = space.units_begun(HUGE_PAGE_BYTES, &self.populated);
+        let whole = |unit: u64| unit_at(unit, space.segment_at(unit)?, &self.populated);
+        for unit in begun.into_iter().filter_map(whole) {
+            let (missing, _) = space.wanted(unit, UNIT_PAGES);
+            let count: u64 = missing.iter().map(|slots| slots.end - slots.start).sum();
+            if (1..=UNIT_PAGES - UNIT_PAGES / UNIT_PART).contains(&count) && count <= room {
+                room -= count;
+                wanted.extend(missing);
+            }
+        }
+        wanted
     }
 
     /// A child that is this zygote's newest copy, without its spaces yet.
@@ -84,6 +121,17 @@ impl Child {
         let oldest = self.spaces.range(1..).next().map(|(number, _)| *number);
         self.zygote.and_then(|brood| brood.copy).or(oldest).unwrap_or(1)
     }
+}
+
+/// The slots of the unit of a huge page's size at this address, where it lies within a segment and holds nothing but data.
+fn unit_at(unit: u64, segment: &Segment, populated: &Populated) -> Option<Range<u64>> {
+    if unit < segment.start || unit + HUGE_PAGE_BYTES > segment.end {
+        return None;
+    }
+    let page = segment.page_at(unit);
+    let slot = populated.slot_of(segment.extent, page)?;
+    let last = populated.slot_of(segment.extent, page + UNIT_PAGES - 1)?;
+    (last - slot == UNIT_PAGES - 1).then_some(slot..last + 1)
 }
 
 impl Server<'_> {
@@ -150,11 +198,22 @@ impl Server<'_> {
         let mut due = Vec::new();
         for child in self.children.values_mut().map(|served| &mut served.child) {
             let was_used = child.zygote.as_mut().is_some_and(|brood| std::mem::take(&mut brood.is_in_use));
-            if was_used && child.zygote_room() > 0 {
+            if was_used {
                 due.push(child.id.clone());
             }
         }
-        due.iter().for_each(|zygote| self.ask_for_set(zygote));
+        due.iter().for_each(|zygote| self.fill_zygote(zygote));
+    }
+
+    fn fill_zygote(&mut self, id: &ChildId) {
+        let Some(key) = self.key_of(id) else { return };
+        if let Some(child) = self.children.get_mut(&key).map(|served| &mut served.child) {
+            child.recalled.extend(child.missing_of_units());
+        }
+        self.queue_recalled(key);
+        if self.children.get(&key).is_some_and(|served| served.child.zygote_room() > 0) {
+            self.ask_for_set(id);
+        }
     }
 }
 
@@ -169,5 +228,32 @@ pub(super) fn leave_to_children(children: &mut [Child]) {
             zygote.spaces.remove(&number);
             zygote.journal.close_space(number);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_wire::descriptor::ExtentId;
+
+    use super::*;
+    use crate::pager::origin::{Origin, PlannedRun};
+
+    #[test]
+    fn units_are_found_by_address_where_all_is_data() {
+        let extent = ExtentId(3);
+        let run = |first, count| PlannedRun { first, count, origin: Origin { source: 0, extent, page: first } };
+        // A hole in the third unit.
+        let populated = Populated::of([(extent, &[run(0, 1300), run(1301, 1000)][..])]);
+        let segment =
+            |start: u64, pages: u64, first_page| Segment { start, end: start + pages * PAGE_SIZE, extent, first_page };
+        let base = 40 * HUGE_PAGE_BYTES;
+        let unit = |number: u64, segment: &Segment| unit_at(base + number * HUGE_PAGE_BYTES, segment, &populated);
+        let whole = segment(base, 2301, 0);
+        assert_eq!([0, 1, 3].map(|number| unit(number, &whole)), [Some(0..512), Some(512..1024), Some(1535..2047)]);
+        assert_eq!(unit(2, &whole), None, "a page is empty");
+        assert_eq!(unit(4, &whole), None, "it ends before");
+        assert_eq!(unit(0, &segment(base - PAGE_SIZE, 2000, 0)), Some(1..513));
+        assert_eq!(unit(0, &segment(base + PAGE_SIZE, 2000, 0)), None, "it begins behind");
+        assert_eq!(unit(0, &segment(base, 2000, 1790)), None, "there is no data at its end");
     }
 }

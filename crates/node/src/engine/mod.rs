@@ -319,9 +319,11 @@ impl Engine {
         !self.zygotes.is_empty() || self.links.has_idle()
     }
 
-    /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more, and connections to owners.
+    /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more, and connections to owners. The zygotes
+    /// that stay are tended.
     pub(crate) fn let_go(&self, is_dropped: impl Fn(&SeedId) -> bool) {
         self.zygotes.keep_up(is_dropped);
+        self.zygotes.put_together();
         self.links.close_idle();
     }
 

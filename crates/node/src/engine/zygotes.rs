@@ -18,10 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_container::{Limits, Pool, Protection};
+use farfork_fork::huge::Tender;
 use farfork_fork::pager::Paging;
 use farfork_fork::restore::{LocalNode, has_addresses, unfit_for_zygote};
 use farfork_fork::resume::SeedSource;
 use farfork_fork::zygote::Zygote;
+use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::{ChildId, NodeName, SeedId};
 
 use super::{PagerLink, StartOptions, random_number};
@@ -33,6 +35,10 @@ use crate::run_dir::RunDir;
 /// An unused zygote goes after this: who forks a seed again later than that can wait a millisecond. No node is told that
 /// another's seed was dropped: for so long it keeps what is of no use.
 const IDLE_LIMIT: Duration = Duration::from_secs(20);
+/// A zygote is in use for so long after its last copy: its pager looks every second for what it lacks.
+const USE_LIMIT: Duration = Duration::from_secs(3);
+/// For one look at what of a zygote's memory can become huge pages, and for making them.
+const HUGE_LIMIT: Duration = Duration::from_millis(100);
 /// Seeds of which it is remembered that they have none: more than a node works with at a time.
 const UNFIT_MAX: usize = 64;
 
@@ -212,6 +218,28 @@ impl Zygotes {
         over.iter().for_each(|seed| self.retire(seed, false));
     }
 
+    /// Makes huge pages of what is whole of zygotes that are in use: a fork copies an entry for each small page.
+    pub(super) fn put_together(&self) {
+        // None is kept from going meanwhile.
+        let tenders: Vec<_> = self.in_use().iter().map(|kept| tender_of(kept.zygote())).collect();
+        for tender in tenders {
+            let made = tender.and_then(|tender| tender.map_or(Ok(0), |mut tender| tender.round(HUGE_LIMIT)));
+            match made {
+                Ok(0) => {}
+                Ok(made) => tracing::debug!(made, "huge pages of a zygote"),
+                Err(error) => tracing::debug!(%error, "a zygote gets no huge pages"),
+            }
+        }
+    }
+
+    fn in_use(&self) -> Vec<Arc<Kept>> {
+        let in_use = |entry: &Entry| match entry {
+            Entry::Ready { zygote, used } if used.elapsed() < USE_LIMIT => Some(zygote.clone()),
+            _ => None,
+        };
+        self.table().values().filter_map(in_use).collect()
+    }
+
     /// Ends all of them.
     pub(super) fn end_all(&self) {
         let all = std::mem::take(&mut *self.table());
@@ -235,6 +263,11 @@ fn is_plain(source: &SeedSource, options: &StartOptions) -> bool {
         && options.limits == Limits::default()
         && options.protection == Protection::default()
         && (options.network == Network::Private || !has_addresses(&source.descriptor))
+}
+
+/// What puts a zygote's memory together; `None` where it has ended.
+fn tender_of(zygote: &Zygote) -> io::Result<Option<Tender>> {
+    Ok(Tender::of(ProcessIdentity::of(zygote.pid())?)?.map(Tender::of_shared))
 }
 
 /// Has the pager forget a zygote that has ended, and removes its directory.

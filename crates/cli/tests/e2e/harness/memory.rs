@@ -1,6 +1,7 @@
 //! Whether two processes have the same memory: every page that the one can read, but for what the kernel itself keeps
-//! there (vvar, vdso and the rseq area of each thread).
+//! there (vvar, vdso and the rseq area of each thread); and how much of one is in huge pages.
 
+use std::fs;
 use std::ops::Range;
 
 use farfork_sys::memory::read_process;
@@ -107,4 +108,11 @@ fn describe(expected: &[u8], found: &[u8]) -> String {
     let differing: Vec<usize> = (0..expected.len()).filter(|at| expected[*at] != found[*at]).collect();
     let kind = if found.iter().all(|byte| *byte == 0) { "all zero in the child" } else { "other data in the child" };
     format!("{} bytes, offsets {:#x} to {:#x}, {kind}", differing.len(), differing[0], differing[differing.len() - 1])
+}
+
+/// How much of a process's memory is in huge pages, in KiB.
+pub(crate) fn huge_kb(pid: i32) -> u64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    let line = rollup.lines().find_map(|line| line.strip_prefix("AnonHugePages:"));
+    line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
 }
