@@ -46,6 +46,38 @@ impl OwnSeeds {
     }
 }
 
+/// For pages of another seed that an image is to have: its owner reads them from memory, or from an image of its own.
+const INHERITED_LIMIT: Duration = Duration::from_secs(30);
+
+/// Reads seeds that others inherit from.
+#[derive(Debug, Clone)]
+pub struct OtherSeeds {
+    /// This node's.
+    pub own: OwnSeeds,
+    /// How others' owners are reached.
+    pub links: Arc<OwnerLinks>,
+}
+
+impl OtherSeeds {
+    /// Fills `into` from an offset of an extent. Blocks.
+    pub(crate) fn read(
+        &self,
+        layer: &Layer,
+        extent: ExtentId,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), ResumeError> {
+        let Layer { seed, token, owner } = layer;
+        let (address, key) =
+            (self.own.address_of(seed, &Address::Tcp(*owner)), SeedKey { seed: seed.clone(), token: *token });
+        let (key, deadline) = (Arc::new(key), Instant::now() + INHERITED_LIMIT);
+        self.links.with(&address, seed.node(), |connection| {
+            farfork_fabric::read_blocking(connection, &key, extent, offset, into, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "inherited memory", cause })
+        })
+    }
+}
+
 /// A seed as another node knows it.
 #[derive(Debug, Clone)]
 pub struct SeedSource {

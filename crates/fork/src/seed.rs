@@ -10,11 +10,12 @@ use std::time::Duration;
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, SeedKey, TemplateMemory};
 use farfork_sys::pidfd;
 use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
-use farfork_wire::{Descriptor, SeedId, Token};
+use farfork_wire::{Descriptor, PAGE_SIZE, SeedId, Token};
 
 use crate::capture::{CaptureTimes, Captured, SharedCopy, Template};
 use crate::image::{self, Head, Image, ImageError, Progress};
 use crate::pager::{Learner, Remembered, Report};
+use crate::resume::OtherSeeds;
 
 /// A seed: a descriptor, and the template or the image that holds its memory. Dropping it ends the template; an image stays.
 #[derive(Debug)]
@@ -96,15 +97,49 @@ impl Seed {
         }
     }
 
-    /// Writes the seed's image, with what the daemon wants to know again; and opens it. Blocks.
+    /// Writes the seed's image, with what the daemon wants to know again; and opens it. What it inherits is read by way of
+    /// `others`, and is its own in there. Blocks.
     ///
     /// # Errors
     /// [`ImageError`]; nothing is left then.
-    pub fn seal(&self, about: Vec<u8>, path: &Path, progress: &Progress) -> Result<Image, ImageError> {
-        let (seed, token) = (self.key.seed.clone(), self.key.token);
-        let head = Head { seed, token, descriptor: self.encoded.clone(), about };
-        image::write(self, &self.descriptor, &head, path, progress)?;
+    pub fn seal(
+        &self,
+        others: &OtherSeeds,
+        about: Vec<u8>,
+        path: &Path,
+        progress: &Progress,
+    ) -> Result<Image, ImageError> {
+        let (seed, token, whole) = (self.key.seed.clone(), self.key.token, image::whole(&self.descriptor));
+        let head = Head { seed, token, descriptor: encode(&whole), about };
+        let read = |extent, offset, into: &mut [u8]| self.read_all(others, extent, offset, into);
+        image::write(&read, &whole, &head, path, progress)?;
         Image::open(path)
+    }
+
+    /// Reads pages that the seed has or inherits.
+    fn read_all(
+        &self,
+        others: &OtherSeeds,
+        extent: ExtentId,
+        offset: u64,
+        mut into: &mut [u8],
+    ) -> Result<(), ImageError> {
+        let pages = offset / PAGE_SIZE..(offset + into.len() as u64) / PAGE_SIZE;
+        for piece in image::pieces(&self.descriptor.extents[extent.0 as usize], pages) {
+            let bytes = (piece.pages.end - piece.pages.start) * PAGE_SIZE;
+            let (part, rest) = into.split_at_mut(bytes as usize);
+            into = rest;
+            let Some(run) = piece.inherited else {
+                let read = self.read(extent, piece.pages.start * PAGE_SIZE, part);
+                read.map_err(|source| ImageError::Memory { source })?;
+                continue;
+            };
+            let layer = &self.descriptor.layers[run.layer as usize];
+            let there = (run.page + piece.pages.start - run.first) * PAGE_SIZE;
+            let failed = |cause| ImageError::Inherited { seed: layer.seed.clone(), cause: Box::new(cause) };
+            others.read(layer, run.extent, there, part).map_err(failed)?;
+        }
+        Ok(())
     }
 
     /// The same seed, whose memory is in its image now.

@@ -196,6 +196,7 @@ impl Seeds {
             seed: id.to_string(),
             fabric_address: self.fabric_address.to_string(),
             token: seed.key().token.expose().to_vec(),
+            inherits: !seed.descriptor().layers.is_empty(),
         })
     }
 

@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("while_what_they_forked_forks", storming),
     Test::shared("not_through_the_middle", not_through_middle),
     Test::shared("without_their_seed_where_they_settled", settled),
+    Test::shared("without_anybody_where_their_seed_is_sealed", sealed),
     Test::shared("and_told_whose_pages_are_lost", lost),
     Test::shared("and_their_seeds_end_with_them", seeds_end),
     Test::shared("and_never_stopped_for_good", never_frozen),
@@ -69,11 +70,11 @@ impl Middle {
 
     /// Makes a seed of it.
     fn prepare(&self) -> Seed {
-        self.prepare_process(self.child.pid)
+        self.prepare_process(self.child.pid, &[])
     }
 
-    fn prepare_process(&self, pid: i32) -> Seed {
-        let ended = self.farfork.run(&["prepare", &pid.to_string(), "--json"]);
+    fn prepare_process(&self, pid: i32, options: &[&str]) -> Seed {
+        let ended = self.farfork.run(&[&["prepare", &pid.to_string(), "--json"], options].concat());
         assert!(ended.status.success(), "{}", ended.stderr);
         Seed::of_output(&self.farfork, &ended.stdout)
     }
@@ -186,7 +187,7 @@ fn forked(cluster: &Cluster) {
     let pid = children.trim().parse().expect("one process");
     signal_to(pid, libc_signal::USR1);
     deadline::until("it lives, too", TOLD_LIMIT, || (middle.said("lived").last() == Some(&2)).then_some(()));
-    let second = middle.prepare_process(pid);
+    let second = middle.prepare_process(pid, &[]);
     check(&second, 9, 2, &["--to", cluster.name(2)]);
     check(&middle.prepare(), 9, 1, &["--to", cluster.name(2)]);
 }
@@ -243,6 +244,31 @@ fn settled(cluster: &Cluster) {
     let second = middle.prepare();
     drop(seed);
     check(&second, 10, 1, &["--to", cluster.name(2)]);
+}
+
+/// The image of a seed has what it inherits, too: its children need neither the middle, nor the first seed, nor its parent, and a
+/// node that knew the seed before does not go on asking there.
+fn sealed(cluster: &Cluster) {
+    let mut parent = generations();
+    let seed = Seed::of(cluster.first(), &parent);
+    let middle = Middle::of(cluster, &seed, 1, &COW);
+    middle.live();
+    let second = middle.prepare_process(middle.child.pid, &["--sealed"]);
+    check(&second, 12, 1, &["--to", cluster.name(2)]);
+    let said = deadline::until("the seed is sealed", TOLD_LIMIT, || {
+        Some(middle.farfork.json(&["inspect", second.id()])).filter(|said| said["seal"]["state"] != "sealing")
+    });
+    assert_eq!(said["seal"]["state"], "sealed", "{said}");
+    let middle_id = middle.child.id.clone();
+    drop(middle);
+    cluster.first().json_of_any(&["wait", "--timeout", "20s", &middle_id]);
+    cluster.first().json(&["drop", seed.id()]);
+    parent.kill();
+    for index in [2, 1, 0] {
+        check(&second, 13, 1, &["--to", cluster.name(index)]);
+    }
+    let grandchild = Middle::of(cluster, &second, 2, &[]);
+    assert_eq!(grandchild.live(), 2, "and a generation more");
 }
 
 /// The first seed is gone: who misses its pages hears so by its name, whoever does not goes on.

@@ -12,16 +12,23 @@
 mod format;
 mod pages;
 mod reader;
+mod whole;
 mod working_set;
 mod writer;
 
 use std::io;
 use std::path::PathBuf;
 
+use farfork_wire::SeedId;
+
+use crate::resume::ResumeError;
+
 pub use format::Head;
 pub use reader::Image;
+pub(crate) use whole::{pieces, whole};
 pub use working_set::set_path;
-pub use writer::{Progress, write};
+pub use writer::Progress;
+pub(crate) use writer::write;
 
 /// Why there is no image, or none that can be used.
 #[derive(Debug, thiserror::Error)]
@@ -38,11 +45,16 @@ pub enum ImageError {
         /// What there is.
         free_bytes: u64,
     },
-    /// Other seeds have a part of its memory.
+    /// Another seed has a part of its memory, and does not give it.
     #[error(
-        "other seeds have a part of its memory: settle the process, a child, with `farfork settle`, and prepare it again"
+        "seed {seed} has a part of its memory: {cause}; settle the process, a child, with `farfork settle` before it is prepared"
     )]
-    Inherited,
+    Inherited {
+        /// The seed.
+        seed: SeedId,
+        /// Why it does not.
+        cause: Box<ResumeError>,
+    },
     /// It cannot be written.
     #[error("image {} cannot be written: {source}", path.display())]
     Write {

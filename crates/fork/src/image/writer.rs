@@ -6,9 +6,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farfork_fabric::Region;
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::Descriptor;
+use farfork_wire::descriptor::{Descriptor, ExtentId};
 use rustix::fs::FallocateFlags;
 
 use super::ImageError;
@@ -63,12 +62,16 @@ impl Drop for Unfinished<'_> {
     }
 }
 
-/// Writes the image of a seed at `path`, whole or not at all. Takes as long as memory and file system need.
+/// Fills a buffer from an offset of an extent.
+pub(crate) type ReadMemory<'a> = &'a dyn Fn(ExtentId, u64, &mut [u8]) -> Result<(), ImageError>;
+
+/// Writes the image of a seed at `path`, whole or not at all. Takes as long as memory and file system need. `read` reads what the
+/// descriptor says that the seed has, which must be all.
 ///
 /// # Errors
 /// [`ImageError`]; nothing is left then.
-pub fn write(
-    region: &dyn Region,
+pub(crate) fn write(
+    read: ReadMemory<'_>,
     descriptor: &Descriptor,
     head: &Head,
     path: &Path,
@@ -76,9 +79,6 @@ pub fn write(
 ) -> Result<(), ImageError> {
     let failed = |source| ImageError::Write { path: path.to_owned(), source };
     let head = postcard::to_stdvec(head).map_err(|error| failed(io::Error::other(error)))?;
-    if descriptor.extents.iter().any(|extent| !extent.inherited.is_empty()) {
-        return Err(ImageError::Inherited);
-    }
     let pages = Pages::of(descriptor);
     let layout = Layout::of(head.len() as u64, pages.slots());
     progress.total_bytes.store(pages.slots() * PAGE_SIZE, Ordering::Relaxed);
@@ -87,7 +87,7 @@ pub fn write(
     let mut unfinished = Unfinished { path: &aside, file: opened.map_err(failed)?, is_finished: false };
     reserve(&unfinished.file, layout.file_bytes(), path)?;
 
-    let checksums = copy(region, &pages, layout, &unfinished.file, (path, progress))?;
+    let checksums = copy(read, &pages, layout, &unfinished.file, (path, progress))?;
     unfinished.file.write_all_at(&encode_index(&head, &checksums), 0).map_err(failed)?;
     unfinished.file.sync_data().map_err(failed)?;
     fs::rename(&aside, path).map_err(failed)?;
@@ -99,7 +99,7 @@ pub fn write(
 
 /// Copies all pages; gives their checksums.
 fn copy(
-    region: &dyn Region,
+    read: ReadMemory<'_>,
     pages: &Pages,
     layout: Layout,
     file: &File,
@@ -113,8 +113,7 @@ fn copy(
                 return Err(ImageError::Cancelled { path: path.to_owned() });
             }
             let chunk = &mut buffer[..(CHUNK_PAGES.min(run.count - done) * PAGE_SIZE) as usize];
-            let read = region.read(run.extent, (run.first_page + done) * PAGE_SIZE, chunk);
-            read.map_err(|source| ImageError::Memory { source })?;
+            read(run.extent, (run.first_page + done) * PAGE_SIZE, chunk)?;
             checksums.extend(chunk.chunks_exact(PAGE_SIZE as usize).map(crc32c::crc32c));
             let written = file.write_all_at(chunk, layout.page_at(run.first_slot + done));
             written.map_err(|source| ImageError::Write { path: path.to_owned(), source })?;

@@ -4,12 +4,14 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use farfork_fabric::Region;
+use farfork_fabric::{Address, Region};
 use farfork_fork::image::{Image, ImageError, Progress};
+use farfork_fork::resume::{OtherSeeds, OwnSeeds};
 use farfork_fork::seed::Seed;
 use farfork_wire::descriptor::ExtentId;
-use farfork_wire::{PAGE_SIZE, Token};
+use farfork_wire::{NodeName, PAGE_SIZE, Token};
 use tempfile::TempDir;
 
 use crate::harness::Parent;
@@ -30,13 +32,19 @@ fn scene() -> Scene {
     Scene { directory, _files: files, _parent: parent, seed }
 }
 
+/// A seed that inherits nothing asks nobody.
+fn nobody_else() -> OtherSeeds {
+    let own = OwnSeeds { node: NodeName::new("here").unwrap(), address: Address::Tcp(([127, 0, 0, 1], 1).into()) };
+    OtherSeeds { own, links: Arc::default() }
+}
+
 impl Scene {
     fn path(&self) -> PathBuf {
         self.directory.path().join("seed.image")
     }
 
     fn seal(&self) -> Image {
-        self.seed.seal(b"about".to_vec(), &self.path(), &Progress::default()).unwrap()
+        self.seed.seal(&nobody_else(), b"about".to_vec(), &self.path(), &Progress::default()).unwrap()
     }
 
     /// All extents, populated pages and others alike.
@@ -146,7 +154,7 @@ fn an_image_that_is_not_wanted_leaves_nothing() {
     let scene = scene();
     let progress = Progress::default();
     progress.cancel();
-    let cancelled = scene.seed.seal(Vec::new(), &scene.path(), &progress).unwrap_err();
+    let cancelled = scene.seed.seal(&nobody_else(), Vec::new(), &scene.path(), &progress).unwrap_err();
     assert!(matches!(cancelled, ImageError::Cancelled { .. }), "{cancelled}");
     assert_eq!(fs::read_dir(scene.directory.path()).unwrap().count(), 0);
 }
@@ -158,7 +166,7 @@ fn memory_that_cannot_be_read_leaves_nothing() {
     let template = farfork_sys::pidfd::open(scene.seed.template_pid().unwrap()).unwrap();
     farfork_sys::pidfd::send_signal(&template, 9).unwrap();
     assert!(farfork_sys::pidfd::wait_exit(&template, crate::harness::PATIENCE).unwrap());
-    let failed = scene.seed.seal(Vec::new(), &scene.path(), &Progress::default()).unwrap_err();
+    let failed = scene.seed.seal(&nobody_else(), Vec::new(), &scene.path(), &Progress::default()).unwrap_err();
     assert!(matches!(failed, ImageError::Memory { .. }), "{failed}");
     assert_eq!(fs::read_dir(scene.directory.path()).unwrap().count(), 0);
 }

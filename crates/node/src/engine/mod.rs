@@ -7,6 +7,7 @@ mod nest;
 mod options;
 mod pager;
 mod prewarm;
+mod sources;
 mod unfinished;
 mod zygotes;
 
@@ -16,7 +17,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_container::{Container, ContainerSpec, Limits, Pool, Protection};
@@ -25,7 +26,7 @@ use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observe
 use farfork_fork::owner_links::OwnerLinks;
 use farfork_fork::phase;
 use farfork_fork::restore::{LocalNode, RestoreError, Restored, StandardStreams};
-use farfork_fork::resume::{self, OwnSeeds, ResumeError, ResumeRequest, SeedSource};
+use farfork_fork::resume::{self, OtherSeeds, OwnSeeds, ResumeError, ResumeRequest, SeedSource};
 use farfork_fork::zygote::{has_not_run, resume_from};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_trust::Credentials;
@@ -48,9 +49,6 @@ pub(crate) use pager::{PagerError, PagerLink};
 use unfinished::Unfinished;
 use zygotes::{Kept, Zygotes};
 
-/// Descriptors of seeds that are kept after a fork, for the next one: a node works with few seeds at a time.
-const SOURCES_MAX: usize = 16;
-
 /// What reading `/proc/PID` gives for a process that ends meanwhile.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
@@ -63,10 +61,8 @@ pub(crate) struct Engine {
     node: LocalNode,
     pool: Pool,
     pager: Arc<PagerLink>,
-    /// How children of this node's own seeds read them.
-    own: OwnSeeds,
-    /// How owners of seeds are reached.
-    links: Arc<OwnerLinks>,
+    /// How seeds are read, this node's own and others'.
+    others: OtherSeeds,
     /// The latest last.
     sources: Mutex<VecDeque<Arc<SeedSource>>>,
 }
@@ -88,8 +84,8 @@ impl Engine {
         }
         let nests = Nests::new(name.clone(), run_dir);
         let own = OwnSeeds { node: name.clone(), address: own_fabric };
-        let links = Arc::new(OwnerLinks::new(credentials));
-        Self { name, nests, zygotes, node, pool, pager, own, links, sources: Mutex::default() }
+        let others = OtherSeeds { own, links: Arc::new(OwnerLinks::new(credentials)) };
+        Self { name, nests, zygotes, node, pool, pager, others, sources: Mutex::default() }
     }
 
     /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `asker`: its connections to this
@@ -316,7 +312,7 @@ impl Engine {
 
     /// Whether something is kept for the next child: else there is nothing to let go of.
     pub(crate) fn keeps_anything(&self) -> bool {
-        !self.zygotes.is_empty() || self.links.has_idle()
+        !self.zygotes.is_empty() || self.others.links.has_idle()
     }
 
     /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more, and connections to owners. The zygotes
@@ -324,7 +320,7 @@ impl Engine {
     pub(crate) fn let_go(&self, is_dropped: impl Fn(&SeedId) -> bool) {
         self.zygotes.keep_up(is_dropped);
         self.zygotes.put_together();
-        self.links.close_idle();
+        self.others.links.close_idle();
     }
 
     /// Ends the zygote of a seed that is no more.
@@ -379,29 +375,6 @@ impl Engine {
             wants_huge_pages: source.descriptor.mappings.iter().any(|mapping| mapping.flags.huge_page),
             ended: None,
         })
-    }
-
-    /// The seed's descriptor: from an earlier fork, or from its owner.
-    fn source(&self, access: &SeedAccess, deadline: Instant) -> Result<Arc<SeedSource>, Failure> {
-        let known =
-            |source: &&Arc<SeedSource>| source.key.seed == access.key.seed && source.key.token == access.key.token;
-        let cached = self.sources.lock().unwrap_or_else(PoisonError::into_inner).iter().find(known).cloned();
-        if let Some(source) = cached {
-            return Ok(source);
-        }
-        let (key, own) = (access.key.clone(), self.own.clone());
-        let fetched = SeedSource::fetch(key, &access.owner, own, &self.links, deadline);
-        let fetched = fetched.map_err(|error| {
-            Failure::new(Code::Unavailable, format!("seed {}", access.key.seed), error)
-                .with_next_step("check it with `farfork seeds`, and its node with `farfork nodes`")
-        })?;
-        let fetched = Arc::new(fetched);
-        let mut sources = self.sources.lock().unwrap_or_else(PoisonError::into_inner);
-        while sources.len() >= SOURCES_MAX {
-            sources.pop_front();
-        }
-        sources.push_back(fetched.clone());
-        Ok(fetched)
     }
 }
 

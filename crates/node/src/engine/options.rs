@@ -26,6 +26,8 @@ pub(crate) struct SeedAccess {
     pub(crate) key: Arc<SeedKey>,
     /// Its owner's fabric.
     pub(crate) owner: Address,
+    /// Whether other seeds have a part of its memory.
+    pub(crate) inherits: bool,
 }
 
 /// How a child is to be started.
@@ -71,7 +73,8 @@ impl TryFrom<v1::SeedAccess> for SeedAccess {
         let owner = access.fabric_address.parse().map(Address::Tcp).map_err(|error| refuse(&error))?;
         let token =
             <[u8; 16]>::try_from(access.token.as_slice()).map_err(|_| refuse(&"its token has a wrong length"))?;
-        Ok(Self { key: Arc::new(SeedKey { seed, token: Token::from_bytes(token) }), owner })
+        let key = Arc::new(SeedKey { seed, token: Token::from_bytes(token) });
+        Ok(Self { key, owner, inherits: access.inherits })
     }
 }
 

@@ -1,5 +1,5 @@
 //! Sealed seeds: their memory is copied to an image in the background, which takes the template's place and outlives this
-//! daemon.
+//! daemon, and all others that it inherits from.
 //!
 //! ```text
 //!  listed, underway ─┬─▶ sealed: served from the image; the template ends, a frozen parent goes on
@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::thread;
 
 use farfork_fork::image::{Image, ImageError, Progress, set_path};
+use farfork_fork::resume::OtherSeeds;
 use farfork_fork::seed::{Seed, SeedTable};
 use farfork_wire::{NodeName, SeedId};
 use serde::{Deserialize, Serialize};
@@ -149,20 +150,22 @@ fn open(path: &Path, id: &SeedId) -> Result<(Image, Listed), ImageError> {
 /// Writes the image of a seed that is complete, in a thread of its own.
 pub(super) fn begin(node: &Arc<Node>, id: &SeedId) {
     let (here, sealed) = (node.clone(), id.clone());
-    let started = thread::Builder::new().name("sealer".to_owned()).spawn(move || seal(&here.seeds, &sealed));
+    let started = thread::Builder::new()
+        .name("sealer".to_owned())
+        .spawn(move || seal(&here.seeds, here.engine.other_seeds(), &sealed));
     if let Err(error) = started {
         node.seeds.tell_seal(id, Seal::Failed(format!("there is no thread for it: {error}")));
     }
 }
 
-fn seal(seeds: &Seeds, id: &SeedId) {
+fn seal(seeds: &Seeds, others: &OtherSeeds, id: &SeedId) {
     // Where it may not, it competes with the others.
     let _ = rustix::process::nice(NICENESS);
     let (Some(seed), Some((about, progress))) = (seeds.table.get(id), seeds.about(id)) else { return };
     let path = seeds.image_path(id);
     // It may be there; where it cannot be made, neither can the image.
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(&seeds.images);
-    match seed.seal(about, &path, &progress) {
+    match seed.seal(others, about, &path, &progress) {
         Ok(image) => seeds.take_image(id, seed.moved_to(image)),
         Err(ImageError::Cancelled { .. }) => {}
         Err(error) => {
@@ -202,6 +205,7 @@ impl Seeds {
             return remove(&path);
         };
         known.view.frozen = false;
+        known.view.inherits.clear();
         known.seal = Some(Seal::Sealed { path, bytes: known.view.memory_bytes });
         self.table.insert(Arc::new(seed));
         tracing::info!(seed = %id, "sealed");
