@@ -33,6 +33,7 @@ pub(crate) struct MemoryView {
     pub(crate) shared_bytes: Option<u64>,
     pub(crate) private_bytes: Option<u64>,
     pub(crate) remote_bytes: Option<u64>,
+    pub(crate) file_bytes: Option<u64>,
 }
 
 impl From<PagerStats> for PagerView {
@@ -61,8 +62,8 @@ impl From<PagerStats> for PagerView {
 
 impl From<MemoryUse> for MemoryView {
     fn from(memory: MemoryUse) -> Self {
-        let MemoryUse { shared_bytes, private_bytes, remote_bytes } = memory;
-        Self { shared_bytes, private_bytes, remote_bytes }
+        let MemoryUse { shared_bytes, private_bytes, remote_bytes, file_bytes } = memory;
+        Self { shared_bytes, private_bytes, remote_bytes, file_bytes }
     }
 }
 
@@ -97,6 +98,7 @@ pub(crate) fn memory_sum<'a>(used: impl IntoIterator<Item = &'a MemoryUse>) -> M
         shared_bytes: add(sum.shared_bytes, one.shared_bytes),
         private_bytes: add(sum.private_bytes, one.private_bytes),
         remote_bytes: add(sum.remote_bytes, one.remote_bytes),
+        file_bytes: add(sum.file_bytes, one.file_bytes),
     })
 }
 
@@ -140,7 +142,10 @@ pub(crate) fn memory_text(memory: &MemoryUse) -> String {
     let told = |count: Option<u64>| count.map_or_else(|| "unknown".to_owned(), bytes);
     let resident = match (memory.shared_bytes, memory.private_bytes) {
         (None, None) => "gone, the child has ended".to_owned(),
-        (shared, private) => format!("{} shared, {} private", told(shared), told(private)),
+        (shared, private) => {
+            let of_files = told(memory.file_bytes);
+            format!("{} shared, {} private, {of_files} of it of this node's files", told(shared), told(private))
+        }
     };
     format!("memory  {resident}; {} never fetched", told(memory.remote_bytes))
 }

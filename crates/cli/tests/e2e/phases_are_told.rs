@@ -2,11 +2,12 @@
 //! children's memory cost.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde_json::Value;
 
 use crate::harness::seed::EXIT_RIGHT;
-use crate::harness::{Cluster, Parent, Program, Seed, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -15,6 +16,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("of_several_children", of_several),
     Test::shared("and_only_to_who_asks", only_to_who_asks),
 ];
+
+/// For a child to touch its program.
+const FILES_LIMIT: Duration = Duration::from_secs(20);
 
 /// What a phase has in JSON; a promise to scripts.
 const KEYS: [&str; 5] = ["depth", "duration_us", "name", "node", "start_us"];
@@ -50,7 +54,14 @@ fn of_a_fork(cluster: &Cluster) {
     let end_us = resume.0[0].start_us + told_us;
     assert!(end_us <= asked_us, "the child stood after {end_us} µs, its request was done after {asked_us}");
 
-    cluster.first().run(&["kill", child["child"].as_str().expect("an id")]);
+    let id = child["child"].as_str().expect("an id");
+    deadline::until("pages of its node's files are told, and no more than are resident", FILES_LIMIT, || {
+        let said = cluster.first().json(&["inspect", id]);
+        let [files, shared, private] =
+            ["file_bytes", "shared_bytes", "private_bytes"].map(|key| said["memory"][key].as_u64().unwrap_or(0));
+        (1..=shared + private).contains(&files).then_some(())
+    });
+    cluster.first().run(&["kill", id]);
 }
 
 fn of_several(cluster: &Cluster) {

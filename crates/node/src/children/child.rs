@@ -12,7 +12,7 @@ use std::time::Duration;
 use farfork_container::ContainerCgroup;
 use farfork_fork::pager::{LOST_FILE, MemoryPlan, PagerCounters, SETTLED_FILE, SettleProgress, SettleState};
 use farfork_sys::identity::ProcessIdentity;
-use farfork_sys::process::Residence;
+use farfork_sys::process::{self, Residence};
 use farfork_wire::PAGE_SIZE;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
@@ -178,7 +178,9 @@ impl Child {
     /// Where its memory is. Blocks: the kernel looks at each of its pages.
     pub(crate) fn memory(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
         let process = self.record.process.parse().ok().filter(|_| self.ended().is_none());
-        let residence = process.and_then(|process: ProcessIdentity| Residence::of(process.pid).ok());
+        let pid = process.map(|process: ProcessIdentity| process.pid);
+        let residence = pid.and_then(|pid| Residence::of(pid).ok());
+        let status = pid.and_then(|pid| process::Status::read(pid).ok());
         let seen = MemoryPlan::read(&self.directory).ok().map(|plan| plan.populated_bytes());
         let fetched = counted.map(|counted| (counted.pages_fetched + counted.pages_cached) * PAGE_SIZE);
         v1::MemoryUse {
@@ -188,6 +190,7 @@ impl Child {
                 true => Some(0),
                 false => seen.zip(fetched).map(|(seen, fetched)| seen.saturating_sub(fetched)),
             },
+            file_bytes: status.map(|status| status.file_bytes),
         }
     }
 

@@ -43,6 +43,8 @@ pub struct Status {
     pub resident_bytes: u64,
     /// Memory of its own that it has written, in bytes: resident, or swapped out.
     pub anonymous_bytes: u64,
+    /// Resident pages of files, as the file system has them.
+    pub file_bytes: u64,
     /// Memory that is locked, in bytes.
     pub locked_bytes: u64,
     /// PR_SET_THP_DISABLE, or a kernel without huge pages.
@@ -138,6 +140,7 @@ impl Status {
             "VmLck" => self.locked_bytes = bytes()?,
             "VmRSS" => self.resident_bytes = bytes()?,
             "RssAnon" | "VmSwap" => self.anonymous_bytes += bytes()?,
+            "RssFile" => self.file_bytes = bytes()?,
             _ => {}
         }
         Some(())
@@ -157,7 +160,7 @@ mod tests {
         let status = Status::read(std::process::id() as i32).unwrap();
         assert_eq!(status.process, std::process::id() as i32);
         assert_eq!(status.uids[0], rustix::process::getuid().as_raw());
-        assert!(status.resident_bytes > 0 && status.anonymous_bytes > 0);
+        assert!(status.resident_bytes > 0 && status.anonymous_bytes > 0 && status.file_bytes > 0);
     }
 
     #[test]
