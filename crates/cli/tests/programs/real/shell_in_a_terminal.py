@@ -31,12 +31,18 @@ class Shell:
         return " ".join(said.split())
 
     def interrupt(self, command: str) -> str:
-        """Has a command interrupted once it is in the foreground, and says its status."""
+        """Has a command interrupted once it is in the foreground, and says its status. Until it is a program of its own it is a copy of
+        the shell, which may not mind."""
         os.write(self.terminal, f"{command}\n".encode())
-        while os.tcgetpgrp(self.terminal) == self.pid:
+        while name_of(os.tcgetpgrp(self.terminal)) != command.split()[0]:
             time.sleep(0.001)
         os.write(self.terminal, b"\x03")
         return re.sub(r"\^C", "", self.ask("echo $?")).strip()
+
+
+def name_of(pid: int) -> str:
+    with open(f"/proc/{pid}/comm") as name:
+        return name.read().strip()
 
 
 shell = Shell()
