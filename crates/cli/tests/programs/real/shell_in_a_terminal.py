@@ -8,6 +8,7 @@ usage: shell_in_a_terminal.py < what tells it to go on
 import os
 import pty
 import re
+import signal
 import sys
 import time
 
@@ -18,6 +19,8 @@ class Shell:
     def __init__(self) -> None:
         self.pid, self.terminal = pty.fork()
         if self.pid == 0:
+            # Whoever runs in the background may have it ignored, and hands that down.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.execvpe("bash", ["bash", "--norc", "--noprofile", "--noediting", "-i"], ENVIRONMENT)
         self.text = ""
         self.ask("stty -echo")
