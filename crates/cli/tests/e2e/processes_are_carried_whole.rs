@@ -54,6 +54,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("one_that_dies_while_it_is_restored_is_named", one_dies),
     Test::shared("process_remains", |cluster| carried(cluster, "process_remains")),
     Test::shared("process_loop", |cluster| carried(cluster, "process_loop")),
+    Test::shared("program_loop", |cluster| carried(cluster, "program_loop")),
     Test::shared("init_of_a_namespace", first_of_a_namespace),
     Test::shared("refused_own_namespace", |cluster| {
         refused(cluster, "refused_own_namespace", &["uts namespace"]);

@@ -141,6 +141,11 @@ impl<'a> Injector<'a> {
                     resume(ptrace::interrupt(tid).and_then(|()| ptrace::resume(tid, 0)))?;
                 }
                 (true, _, EVENT_STOP) => break,
+                // It would fault there for ever.
+                (false, signal, event) if Running::has_failed(signal, event) => {
+                    let cause = io::Error::other("its vdso is not where it was");
+                    return Err(CaptureError::trace("make calls in", tid)(cause));
+                }
                 // A group stop, or a signal that cannot be blocked: the kernel, or we, repeat it at the end.
                 (_, signal, event) => {
                     self.withheld.extend((event == 0).then_some((tid, signal)));

@@ -43,6 +43,7 @@ mod memory;
 mod owner;
 mod pause;
 mod post;
+mod program;
 mod ready;
 mod rescue;
 mod restart;

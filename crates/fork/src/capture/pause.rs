@@ -7,6 +7,7 @@
 //! ```
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
@@ -47,6 +48,16 @@ pub(super) struct Prepared {
     pub(super) gadgets: Option<Gadgets>,
     /// What finds the clone among what a pager serves, where the process is served by one.
     pub(super) search: Option<Search>,
+}
+
+impl Prepared {
+    /// Whether all this is still of the process, now that it stands: it may have begun another program.
+    pub(super) fn is_current(&self) -> Result<bool, CaptureError> {
+        let Survey { pid, program, syscall_at, .. } = &self.survey;
+        // Of an address space that has ended nothing can be read.
+        let can_read = self.mem.read_at(&mut [0], *syscall_at).is_ok_and(|bytes| bytes == 1);
+        Ok(can_read && program.is_that_of(*pid)?)
+    }
 }
 
 /// What the pause yields. What can be judged later is judged later.

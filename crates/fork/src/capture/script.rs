@@ -130,8 +130,8 @@ impl Running {
         (signal, event) == (self.end.0, 0) && place == (self.code + BEHIND_SYSCALL, self.last)
     }
 
-    /// Whether a stop tells that the script cannot go on: all signals are blocked but the last, so that the thread itself has
-    /// caused this one. It happens on pages of the process's own, with a key (pkeys(7)) that the thread may not use.
+    /// Whether a stop tells that the thread cannot go on: all signals are blocked but a script's last, so that the thread itself
+    /// has caused this one. It happens on pages of the process's own, with a key (pkeys(7)) that the thread may not use.
     pub(super) fn has_failed(signal: i32, event: i32) -> bool {
         const SIGILL: i32 = 4;
         const SIGBUS: i32 = 7;

@@ -11,6 +11,7 @@ use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets, Streams};
+use super::program::Program;
 use super::stop::{is_in_vfork, traced};
 use super::timers;
 use super::{apart, filters, freezer, inject, memory};
@@ -51,6 +52,8 @@ pub(super) fn timer_slack_ns(tid: i32) -> std::io::Result<u64> {
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) pid: i32,
+    /// All else here is of a process that ran this.
+    pub(super) program: Program,
     pub(super) stat: Stat,
     pub(super) profiles: BTreeMap<i32, Profile>,
     pub(super) maps: Vec<MapEntry>,
@@ -64,6 +67,9 @@ pub(super) struct Survey {
     pub(super) refusals: Vec<Refusal>,
     pub(super) notes: Vec<String>,
 }
+
+/// How often a process is looked at anew that began another program meanwhile.
+const PROGRAMS_MAX: usize = 8;
 
 /// sched(7).
 const SCHED_DEADLINE: u32 = 6;
@@ -89,12 +95,31 @@ impl Survey {
         sockets: &ProgramSockets,
         streams: Option<&Streams>,
     ) -> Result<Self, CaptureError> {
-        let stat = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?;
-        let status = Status::read(pid).map_err(|_| CaptureError::Gone { pid })?;
-        let out_of_question = refuse_at_sight(pid, &stat, &status, sockets);
-        if !out_of_question.is_empty() {
-            return Err(CaptureError::refused(pid, out_of_question));
+        for _ in 0..PROGRAMS_MAX {
+            let stat = Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?;
+            let status = Status::read(pid).map_err(|_| CaptureError::Gone { pid })?;
+            let out_of_question = refuse_at_sight(pid, &stat, &status, sockets);
+            if !out_of_question.is_empty() {
+                return Err(CaptureError::refused(pid, out_of_question));
+            }
+            let program = Program::of(pid)?;
+            let survey = Self::of_program(program.clone(), (stat, status), depth, sockets, streams);
+            if program.is_that_of(pid)? {
+                return survey;
+            }
         }
+        Err(Program::changed(pid))
+    }
+
+    /// Looks at a process that runs `program`. Where it runs another in the end, nothing of this is to be relied upon.
+    fn of_program(
+        program: Program,
+        (stat, status): (Stat, Status),
+        depth: Depth,
+        sockets: &ProgramSockets,
+        streams: Option<&Streams>,
+    ) -> Result<Self, CaptureError> {
+        let pid = status.process;
         let maps = match depth {
             Depth::Quick => process::maps(pid),
             Depth::Thorough { .. } => process::smaps(pid),
@@ -108,6 +133,7 @@ impl Survey {
         let profiles = profiles(pid, stat.name.clone(), status)?;
         let mut survey = Self {
             pid,
+            program,
             stat,
             profiles,
             syscall_at: 0,

@@ -27,6 +27,7 @@ use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::files::{self, ProgramSockets, Streams};
 use super::pause::Prepared;
+use super::program::Program;
 use super::stop::{self, Told};
 use super::turn::Turn;
 use brood::{Brood, Found};
@@ -195,9 +196,13 @@ impl Family {
             while index < self.relatives.len() {
                 if index == standing.len() {
                     let pid = self.relatives[index].pid();
-                    match stop::stop_told(pid, deadline, told) {
-                        Ok(tids) => standing.push(tids),
+                    let stood = stop::stop_told(pid, deadline, told);
+                    let stood =
+                        stood.map(|tids| standing.push(tids)).and_then(|()| self.renew(index, options, prepare));
+                    match stood {
+                        Ok(()) => {}
                         Err(error) if index > 0 && is_of_an_end(pid, &error) => {
+                            standing.truncate(index);
                             self.bury(index)?;
                             orphans_possible = true;
                             continue;
@@ -282,17 +287,44 @@ impl Family {
         }
         let unstable = || CaptureError::Unstable { pid, what: "another capture of it is under way".to_owned() };
         let turn = Turn::wait(pid, patience).ok_or_else(unstable)?;
-        let sockets = options.sockets.of_descendant();
-        let mut prepared = prepare(pid, &sockets, Some(&self.streams))?;
-        prepared.shared.prepare(pid, self.relatives.iter().map(|one| &one.prepared.shared))?;
-        let others: Vec<i32> = self.relatives.iter().map(Relative::pid).collect();
-        let refusals = refusals(pid, &others)?;
-        if !refusals.is_empty() {
-            return Err(CaptureError::refused(first, refusals));
-        }
-        let common = Common::of(pid, others[parent])?;
+        let (prepared, common) = self.look_at(pid, parent, options, prepare)?;
         self.relatives.push(Relative { common, ..Relative::of(prepared, parent, Some(turn)) });
         Ok(())
+    }
+
+    /// Looks once more at one that stands, where it has begun another program since it was looked at.
+    fn renew(&mut self, index: usize, options: &CaptureOptions, prepare: &impl Prepare) -> Result<(), CaptureError> {
+        let Relative { prepared, parent, .. } = &self.relatives[index];
+        let pid = prepared.survey.pid;
+        if prepared.is_current()? {
+            return Ok(());
+        }
+        if index == 0 {
+            return Err(Program::changed(pid));
+        }
+        let (prepared, common) = self.look_at(pid, *parent, options, prepare)?;
+        let renewed = &mut self.relatives[index];
+        (renewed.prepared, renewed.common) = (prepared, common);
+        Ok(())
+    }
+
+    /// Looks at a process that is a child of another.
+    fn look_at(
+        &self,
+        pid: i32,
+        parent: usize,
+        options: &CaptureOptions,
+        prepare: impl Prepare,
+    ) -> Result<(Prepared, Common), CaptureError> {
+        let mut prepared = prepare(pid, &options.sockets.of_descendant(), Some(&self.streams))?;
+        let others = || self.relatives.iter().filter(|one| one.pid() != pid);
+        prepared.shared.prepare(pid, others().map(|one| &one.prepared.shared))?;
+        let refusals = refusals(pid, &others().map(Relative::pid).collect::<Vec<_>>())?;
+        if !refusals.is_empty() {
+            return Err(CaptureError::refused(self.relatives[0].pid(), refusals));
+        }
+        let common = Common::of(pid, self.relatives[parent].pid())?;
+        Ok((prepared, common))
     }
 }
 

@@ -1,0 +1,88 @@
+/* Processes that do nothing but begin programs: two that begin the next one in their own place, without end, and one whose
+ * children do so once. Whichever program is at its end or its beginning at the moment of the capture, none is left out, and none
+ * begins twice. */
+#include "resource.h"
+
+#define RUNNERS 2
+#define SHARED_FD 90
+
+static struct {
+    uint32_t stop;
+    uint64_t begun[RUNNERS], done;
+} *shared;
+
+static pid_t runners[RUNNERS], starter;
+
+static void begin(const char *role, int runner, uint64_t turn, pid_t root) {
+    char words[3][24];
+    snprintf(words[0], sizeof words[0], "%d", runner);
+    snprintf(words[1], sizeof words[1], "%llu", (unsigned long long)turn);
+    snprintf(words[2], sizeof words[2], "%d", root);
+    execl("/proc/self/exe", "program_loop", role, words[0], words[1], words[2], NULL);
+    _exit(90);
+}
+
+static int goes_on(pid_t root) {
+    return !__atomic_load_n(&shared->stop, __ATOMIC_SEQ_CST) && getppid() == root;
+}
+
+static void map_shared(void) {
+    shared = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, SHARED_FD, 0);
+    if (shared == MAP_FAILED) _exit(91);
+}
+
+/* Before main: whether this is the program that was asked for, or one of the many. */
+__attribute__((constructor)) static void be_one_of_many(int count, char **arguments) {
+    if (count < 5) return;
+    int runner = atoi(arguments[2]);
+    uint64_t turn = strtoull(arguments[3], NULL, 10);
+    pid_t root = atoi(arguments[4]);
+    map_shared();
+    if (strcmp(arguments[1], "once") == 0) _exit(3);
+    if (__atomic_load_n(&shared->begun[runner], __ATOMIC_SEQ_CST) != turn) _exit(92);
+    __atomic_store_n(&shared->begun[runner], turn + 1, __ATOMIC_SEQ_CST);
+    if (goes_on(root)) begin("again", runner, turn + 1, root);
+    _exit(0);
+}
+
+static __attribute__((noreturn)) void start_and_wait(pid_t root) {
+    while (goes_on(root)) {
+        int status;
+        pid_t pid = fork();
+        if (pid == 0) begin("once", 0, 0, root);
+        if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 3) _exit(93);
+        __atomic_add_fetch(&shared->done, 1, __ATOMIC_SEQ_CST);
+    }
+    _exit(0);
+}
+
+static int all_beyond(const uint64_t *begun, uint64_t done) {
+    for (int i = 0; i < RUNNERS; i++)
+        if (__atomic_load_n(&shared->begun[i], __ATOMIC_SEQ_CST) <= begun[i]) return 0;
+    return __atomic_load_n(&shared->done, __ATOMIC_SEQ_CST) > done;
+}
+
+static void set_up(void) {
+    pid_t root = getpid();
+    int fd = memfd_create("counts", 0);
+    REQUIRE(fd >= 0 && ftruncate(fd, PAGE_BYTES) == 0 && dup2(fd, SHARED_FD) == SHARED_FD && close(fd) == 0);
+    map_shared();
+    for (int i = 0; i < RUNNERS; i++) {
+        REQUIRE((runners[i] = fork()) >= 0);
+        if (runners[i] == 0) begin("again", i, 0, root);
+    }
+    REQUIRE((starter = fork()) >= 0);
+    if (starter == 0) start_and_wait(root);
+    REQUIRE(COMES_TRUE(all_beyond((uint64_t[RUNNERS]){10, 10}, 10)));
+}
+
+static void check(void) {
+    int status;
+    uint64_t begun[RUNNERS], done = __atomic_load_n(&shared->done, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < RUNNERS; i++) begun[i] = __atomic_load_n(&shared->begun[i], __ATOMIC_SEQ_CST) + 10;
+    REQUIRE(COMES_TRUE(all_beyond(begun, done + 10)), "a program did not go on");
+    __atomic_store_n(&shared->stop, 1, __ATOMIC_SEQ_CST);
+    for (int i = 0; i < RUNNERS; i++)
+        REQUIRE(waitpid(runners[i], &status, 0) == runners[i] && status == 0, "status %#x", status);
+    REQUIRE(waitpid(starter, &status, 0) == starter && status == 0, "status %#x", status);
+}
