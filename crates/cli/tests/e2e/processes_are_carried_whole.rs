@@ -246,8 +246,10 @@ fn one_dies(cluster: &Cluster) {
     let files = scratch::directory();
     let path = files.path().join("file");
     fs::write(&path, "").expect("a scratch directory can be written");
+    // Ready only once the other process has the file: until then a seed could be made without it.
+    let script = r#"sleep 60 3< "$0" & until [ -e /proc/$!/fd/3 ]; do :; done; echo ready $$ 0; wait"#;
     let mut command = Command::new("bash");
-    command.args(["-c", "sleep 60 3< \"$0\" & echo ready $$ 0; wait"]).arg(&path);
+    command.args(["-c", script]).arg(&path);
     let parent = Parent::start_command(&mut command);
     let sleeper = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid())).expect("it waits");
     let sleeper = sleeper.trim();
