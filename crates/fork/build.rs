@@ -30,10 +30,11 @@ const FLAGS: &[&str] = &[
     "-Wl,--strip-all",
 ];
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "stub.c",
     "request.c",
     "birth.c",
+    "sharer.c",
     "zygote.c",
     "restore.c",
     "address_space.c",

@@ -66,9 +66,10 @@ long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup)
 }
 
 /* What a child has in common with its parent from birth. A directory is set by each of those who have it, to the same, when all are born. */
-static u64 shared_flags(const struct plan_kin *kin)
+u64 shared_flags(const struct plan_kin *kin)
 {
-	return (kin->flags & KIN_SAME_DIRECTORY ? K_CLONE_FS : 0) | (kin->flags & KIN_SAME_FILES ? K_CLONE_FILES : 0);
+	return (kin->flags & KIN_SAME_DIRECTORY ? K_CLONE_FS : 0) | (kin->flags & KIN_SAME_FILES ? K_CLONE_FILES : 0) |
+	       (kin->flags & KIN_SAME_MEMORY ? K_CLONE_VM : 0) | (kin->flags & KIN_SAME_HANDLERS ? K_CLONE_SIGHAND : 0);
 }
 
 /* A child that a process is to have. All is read from the file: the address space is still a copy of the stub's, and stays so until no
@@ -120,6 +121,23 @@ static void bear_and_leave(struct request *request, u64 plan_at, const struct pl
 	become_zombie(kin, request->passed.fds[head->gate], head->process_count);
 }
 
+/* Its session and group, and the terminal that controls it: that before those are born who are to have it, too, as there is no other
+ * way to one. */
+void begin_session(const struct plan *head, int control)
+{
+	long error = 0;
+	if (head->flags & PLAN_SESSION_LEADER)
+		error = CALL0(setsid);
+	else if (head->flags & PLAN_GROUP_LEADER)
+		error = CALL2(setpgid, 0, 0);
+	if (error < 0)
+		fail_at(control, STEP_SESSION, error, 0);
+	if (head->terminal != 0)
+		error = CALL3(ioctl, head->fd_base + head->terminal, K_TIOCSCTTY, 0);
+	if (error < 0)
+		fail_at(control, STEP_TERMINAL, error, 0);
+}
+
 /* Begins session and group, and forks the children, those that are of the old session before. Who is to be the parent of orphans is so
  * before there can be any. */
 static void bear_all(struct request *request, u64 plan_at, const struct plan *head)
@@ -129,24 +147,38 @@ static void bear_all(struct request *request, u64 plan_at, const struct plan *he
 	for (u32 after = 0; after < 2; after++) {
 		for (u32 i = 0; i < head->kin.count; i++) {
 			struct plan_kin kin = read_kin(request, plan_at, head, i);
-			if (!(kin.flags & KIN_HEIR) && (kin.flags & KIN_AFTER_SESSION ? 1 : 0) == after)
+			if (!(kin.flags & (KIN_HEIR | KIN_SAME_MEMORY)) && (kin.flags & KIN_AFTER_SESSION ? 1 : 0) == after)
 				bear_and_leave(request, plan_at, head, &kin);
 		}
-		if (after)
-			break;
-		long error = 0;
-		if (head->flags & PLAN_SESSION_LEADER)
-			error = CALL0(setsid);
-		else if (head->flags & PLAN_GROUP_LEADER)
-			error = CALL2(setpgid, 0, 0);
-		if (error < 0)
-			fail_at(request->control, STEP_SESSION, error, 0);
-		/* Before those are born who are to have it, too: there is no other way to one. */
-		if (head->terminal != 0)
-			error = CALL3(ioctl, request->passed.fds[head->terminal], K_TIOCSCTTY, 0);
-		if (error < 0)
-			fail_at(request->control, STEP_TERMINAL, error, 0);
+		if (!after)
+			begin_session(head, request->control);
 	}
+}
+
+/* Maps the region of a plan, and copies the code there. Gives where the plan stands in it. */
+const struct plan *map_region(const struct plan *head, u64 plan_at, int plan_file, int control)
+{
+	long region = CALL6(mmap, head->region_start, head->region_bytes, K_PROT_READ | K_PROT_WRITE,
+			    K_MAP_PRIVATE | K_MAP_ANONYMOUS | K_MAP_FIXED_NOREPLACE, -1, 0);
+	if (region != (long)head->region_start)
+		fail_at(control, STEP_MAP_REGION, region, 0);
+	long plan = CALL6(mmap, head->region_start + head->plan_offset, head->plan_bytes, K_PROT_READ | K_PROT_WRITE,
+			  K_MAP_PRIVATE | K_MAP_FIXED, plan_file, plan_at);
+	if (plan != (long)(head->region_start + head->plan_offset))
+		fail_at(control, STEP_MAP_PLAN, plan, 1);
+	if (head->process_count > 1) {
+		long gate = CALL6(mmap, head->region_start + head->gate_offset, sizeof(struct gate),
+				  K_PROT_READ | K_PROT_WRITE, K_MAP_SHARED | K_MAP_FIXED, head->fd_base + head->gate, 0);
+		if (gate < 0)
+			fail_at(control, STEP_MEET, gate, 0);
+	}
+	copy_bytes((void *)region, image_start, image_end - image_start);
+	copy_bytes((void *)(region + head->code_bytes), (void *)(plan + head->frames),
+		   head->keep_bytes - head->code_bytes);
+	long error = CALL3(mprotect, region, head->code_bytes, K_PROT_READ | K_PROT_EXEC);
+	if (error < 0)
+		fail_at(control, STEP_PROTECT_CODE, error, 0);
+	return (const struct plan *)plan;
 }
 
 /* In the fork: maps the region, copies the code there, and goes on in the copy. */
@@ -161,32 +193,12 @@ void become_child(struct request *request, u64 plan_at)
 	if (head.process == 0)
 		move_descriptors(request, head.fd_base);
 	bear_all(request, plan_at, &head);
-
-	long region = CALL6(mmap, head.region_start, head.region_bytes, K_PROT_READ | K_PROT_WRITE,
-			    K_MAP_PRIVATE | K_MAP_ANONYMOUS | K_MAP_FIXED_NOREPLACE, -1, 0);
-	if (region != (long)head.region_start)
-		fail_at(request->control, STEP_MAP_REGION, region, 0);
-	long plan = CALL6(mmap, head.region_start + head.plan_offset, head.plan_bytes, K_PROT_READ | K_PROT_WRITE,
-			  K_MAP_PRIVATE | K_MAP_FIXED, passed->fds[PASSED_PLAN], plan_at);
-	if (plan != (long)(head.region_start + head.plan_offset))
-		fail_at(request->control, STEP_MAP_PLAN, plan, 1);
-	if (head.process_count > 1) {
-		long gate = CALL6(mmap, head.region_start + head.gate_offset, sizeof(struct gate),
-				  K_PROT_READ | K_PROT_WRITE, K_MAP_SHARED | K_MAP_FIXED, passed->fds[head.gate], 0);
-		if (gate < 0)
-			fail_at(request->control, STEP_MEET, gate, 0);
-	}
-	copy_bytes((void *)region, image_start, image_end - image_start);
-	copy_bytes((void *)(region + head.code_bytes), (void *)(plan + head.frames),
-		   head.keep_bytes - head.code_bytes);
-	long error = CALL3(mprotect, region, head.code_bytes, K_PROT_READ | K_PROT_EXEC);
-	if (error < 0)
-		fail_at(request->control, STEP_PROTECT_CODE, error, 0);
+	const struct plan *plan = map_region(&head, plan_at, passed->fds[PASSED_PLAN], request->control);
 	scratch_of(&head)->marks_ns[MARK_REQUEST] = request->requested_ns;
 	scratch_of(&head)->marks_ns[MARK_BORN] = born_ns;
 
-	u64 entry = (u64)region + ((u64)restore - (u64)image_start);
-	u64 stack_top = (u64)region + head.leader_stack_offset + LEADER_STACK_BYTES;
+	u64 entry = entry_of(&head);
+	u64 stack_top = head.region_start + head.leader_stack_offset + LEADER_STACK_BYTES;
 	__asm__ volatile("mov %0, %%rsp\n\t"
 			 "xor %%ebp, %%ebp\n\t"
 			 "call *%1\n\t"

@@ -61,11 +61,11 @@ void open_descriptors(const struct plan *plan)
 	const struct plan_epoll *watch = at(plan, plan->epolls.offset);
 	for (u32 i = 0; i < plan->descriptors.count; i++)
 		open_descriptor(plan, &wanted[i]);
-	meet(plan, &gate_of(plan)->opened);
+	meet(plan, &gate_of(plan)->opened, plan->process_count);
 	for (u32 i = 0; i < plan->descriptors.count; i++)
 		if (wanted[i].kind == DESCRIPTOR_TAKEN)
 			take_descriptor(plan, &wanted[i]);
-	meet(plan, &gate_of(plan)->taken);
+	meet(plan, &gate_of(plan)->taken, plan->process_count);
 	/* After all that they watch. */
 	for (u32 i = 0; i < plan->epolls.count; i++) {
 		struct k_epoll_event event = { watch[i].events, watch[i].data };

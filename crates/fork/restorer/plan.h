@@ -40,6 +40,7 @@ enum plan_flag {
 	PLAN_ZYGOTE = 32,	 /* with its memory complete, stop, and fork as asked (zygote.c) */
 	PLAN_COPY = 64,		 /* of a zygote: its memory is there */
 	PLAN_SHARED_FILES = 128, /* processes of its tree, whichever, have one table of descriptors */
+	PLAN_SAME_MEMORY = 256,	 /* its memory is its parent's, who has built it */
 };
 
 enum mapping_kind {
@@ -207,6 +208,8 @@ enum kin_flag {
 	KIN_SAME_DIRECTORY = 64, /* root, directory and mask are the parent's, whoever changes them */
 	KIN_SAME_FILES = 512,	 /* so its descriptors, which the first of those who have them places */
 	KIN_HEIR = 1024, /* born by a zombie, the leader of its session, and the parent's when that has ended */
+	KIN_SAME_MEMORY = 2048, /* its memory is the parent's, and it is born when that has been built (sharer.c) */
+	KIN_SAME_HANDLERS = 4096, /* so its signal handlers, which the parent sets */
 };
 
 /* A child that a process of a tree forks. */
@@ -242,6 +245,8 @@ struct plan {
 	u32 table_users;   /* how many processes have them */
 	u32 flags;
 	u32 terminal; /* of the session that it begins: index into the passed descriptors, or 0 */
+	u32 spaces;   /* how many processes build an address space */
+	u32 plan_file; /* descriptor of the file that all plans are in, until files are made */
 	u32 reserved;
 	u32 fd_base; /* first number for farfork's own descriptors while it restores: one for all of a tree */
 	u32 umask;

@@ -54,7 +54,7 @@ static void build_memory(const struct plan *plan)
 	/* Others attach what the first one has made. */
 	if (plan->process == 0)
 		make_calls(plan, plan->calls_before_maps);
-	meet(plan, &gate_of(plan)->named);
+	meet(plan, &gate_of(plan)->named, plan->spaces);
 	if (plan->process != 0)
 		make_calls(plan, plan->calls_before_maps);
 	map_all(plan);
@@ -85,12 +85,15 @@ void restore(const struct plan *plan)
 	struct scratch *scratch = scratch_of(plan);
 
 	mark(plan, MARK_ENTERED);
-	if (plan->flags & PLAN_COPY)
+	if (plan->flags & PLAN_SAME_MEMORY)
+		begin_sharing(plan);
+	else if (plan->flags & PLAN_COPY)
 		complete_memory(plan);
 	else
 		build_memory(plan);
 	if (plan->flags & PLAN_ZYGOTE)
 		be_zygote(plan);
+	bear_sharers(plan);
 	join_kin(plan);
 	set_process(plan);
 	make_calls(plan, plan->calls_before_files);

@@ -17,7 +17,7 @@ struct scratch {
 
 /* Words that the processes of a tree share, and meet at. */
 struct gate {
-	u32 named;  /* processes that have made shared memory that has a name */
+	u32 named;  /* processes that build an address space, and have made shared memory that has a name */
 	u32 born;   /* processes that have forked all of their children */
 	u32 opened; /* processes that have opened files */
 	u32 taken;  /* processes that have files of others */
@@ -56,6 +56,13 @@ HIDDEN void receive_request(struct stub_request *request, struct passed_set *pas
 HIDDEN void set_time(const struct stub_request *request);
 HIDDEN long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup);
 HIDDEN __attribute__((noreturn)) void become_child(struct request *request, u64 plan_at);
+HIDDEN u64 shared_flags(const struct plan_kin *kin);
+HIDDEN void begin_session(const struct plan *head, int control);
+HIDDEN const struct plan *map_region(const struct plan *head, u64 plan_at, int plan_file, int control);
+
+/* sharer.c */
+HIDDEN void bear_sharers(const struct plan *plan);
+HIDDEN void begin_sharing(const struct plan *plan);
 
 /* zygote.c */
 HIDDEN __attribute__((noreturn)) void be_zygote(const struct plan *plan);
@@ -79,7 +86,7 @@ HIDDEN void set_mm(const struct plan *plan);
 HIDDEN void make_calls(const struct plan *plan, struct plan_span calls);
 
 /* tree.c */
-HIDDEN void meet(const struct plan *plan, u32 *word);
+HIDDEN void meet(const struct plan *plan, u32 *word, u32 count);
 HIDDEN void await_others(const struct plan *plan, u32 *word, u32 wanted);
 HIDDEN void join_kin(const struct plan *plan);
 HIDDEN void await_kin(const struct plan *plan);
@@ -138,6 +145,12 @@ static inline void send_report(int socket, u32 kind, u32 step, long error, u32 d
 static inline const void *at(const struct plan *plan, u32 offset)
 {
 	return (const char *)plan + offset;
+}
+
+/* Where restore() is in the copy of the code. */
+static inline u64 entry_of(const struct plan *head)
+{
+	return head->region_start + ((u64)restore - (u64)image_start);
 }
 
 static inline struct scratch *scratch_of(const struct plan *plan)

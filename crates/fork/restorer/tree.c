@@ -52,14 +52,14 @@ void await_others(const struct plan *plan, u32 *word, u32 wanted)
 	}
 }
 
-/* Waits until all processes have come here. */
-void meet(const struct plan *plan, u32 *word)
+/* Waits until so many processes have come here. */
+void meet(const struct plan *plan, u32 *word, u32 count)
 {
 	if (plan->process_count == 1)
 		return;
-	if (__atomic_add_fetch(word, 1, __ATOMIC_ACQ_REL) == plan->process_count)
+	if (__atomic_add_fetch(word, 1, __ATOMIC_ACQ_REL) == count)
 		CALL3(futex, word, K_FUTEX_WAKE, K_FUTEX_ALL); /* zombies wait, too */
-	await_others(plan, word, plan->process_count);
+	await_others(plan, word, count);
 }
 
 /* Waits until something has become of all children that it is to become of. */
@@ -86,7 +86,7 @@ static void await(const struct plan *plan, u32 flag, u32 what)
 /* All are born: groups have their leaders, and ids their processes. */
 void join_kin(const struct plan *plan)
 {
-	meet(plan, &gate_of(plan)->born);
+	meet(plan, &gate_of(plan)->born, plan->process_count);
 	if (plan->group != 0)
 		check(plan, STEP_GROUP, CALL2(setpgid, 0, plan->group), plan->group);
 	/* While SIGCHLD is as it was at birth: ignored, it would have nobody become a zombie. */

@@ -7,8 +7,9 @@ use farfork_wire::descriptor::{
     ExtentSource, FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun,
     InotifyWatch, IntervalTimer, Kinship, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Member, Message,
     MessageQueue, Mm, NUMBERS_MAX, OpenFile, Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, REGISTER_WORDS,
-    Scheduling, SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, Socket, SocketState, StandardStream,
-    TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, VDSO_BYTES_MAX, Zombie, decode, encode,
+    Scheduling, SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, SignalAction, Socket, SocketState,
+    StandardStream, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, VDSO_BYTES_MAX, Zombie,
+    decode, encode,
 };
 use proptest::prelude::*;
 
@@ -190,8 +191,17 @@ fn kinship(parent: u32) -> Kinship {
         exit_signal: 17,
         shares_directory: parent > 0,
         shares_files: false,
+        shares_memory: false,
+        shares_handlers: false,
         is_heir: false,
     }
+}
+
+/// The second member has the address space of the first.
+fn shares_memory(descriptor: &mut Descriptor) {
+    descriptor.zombies.clear();
+    descriptor.members[1].kinship.shares_memory = true;
+    assert_eq!(descriptor.validate(), Ok(()));
 }
 
 fn member(pid: u32, parent: u32) -> Member {
@@ -331,6 +341,42 @@ fn nonsense_is_refused() {
         ("eager bytes over a file", |d| d.eager[0].address = 0x3000),
     ];
     require_refusal(changes);
+}
+
+#[test]
+fn nonsense_about_memory_in_common_is_refused() {
+    require_refusal(&[
+        ("a zombie with memory", |d| d.zombies[0].kinship.shares_memory = true),
+        ("a member of two address spaces", |d| {
+            shares_memory(d);
+            d.members[1].mappings = vec![d.mappings[2].clone()];
+        }),
+        ("another's signal handlers without its memory", |d| {
+            shares_memory(d);
+            d.members[1].kinship = Kinship { shares_memory: false, shares_handlers: true, ..d.members[1].kinship };
+        }),
+        ("signal handlers twice", |d| {
+            shares_memory(d);
+            d.members[1].kinship.shares_handlers = true;
+            assert_eq!(d.validate(), Ok(()));
+            let action = SignalAction { signal: 10, handler: 1, flags: 0, restorer: 0, mask: 0 };
+            d.members[1].process.signal_actions = vec![action];
+        }),
+        ("a session that its parent has left", |d| {
+            shares_memory(d);
+            d.members[0].kinship.session = 820;
+        }),
+        ("a zombie whose parent comes late", |d| {
+            shares_memory(d);
+            d.zombies = vec![zombie()];
+        }),
+        ("a child whose parent comes late", |d| {
+            shares_memory(d);
+            d.members[0].kinship.shares_memory = true;
+            assert_eq!(d.validate(), Ok(()));
+            d.members[1].kinship.shares_memory = false;
+        }),
+    ]);
 }
 
 #[test]

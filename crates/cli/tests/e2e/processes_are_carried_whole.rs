@@ -50,7 +50,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("inotify", |cluster| carried(cluster, "inotify")),
     Test::shared("inotify_waiting", |cluster| carried(cluster, "inotify_waiting")),
     Test::shared("process_tree", |cluster| carried(cluster, "process_tree")),
-    Test::shared("trees_are_forked_on", trees_are_forked_on),
+    Test::shared("trees_are_forked_on", |cluster| forked_on(cluster, "process_tree")),
     Test::shared("one_that_dies_while_it_is_restored_is_named", one_dies),
     Test::shared("process_remains", |cluster| carried(cluster, "process_remains")),
     Test::shared("process_loop", |cluster| carried(cluster, "process_loop")),
@@ -60,8 +60,12 @@ pub(crate) const TESTS: &[Test] = &[
         refused(cluster, "refused_own_namespace", &["uts namespace"]);
     }),
     Test::shared("pidfd_of_a_child", |cluster| carried(cluster, "pidfd_of_a_child")),
-    Test::shared("refused_shared_tables", |cluster| {
-        refused(cluster, "refused_shared_tables", &["CLONE_VM"]);
+    Test::shared("shared_memory_of_processes", |cluster| carried(cluster, "shared_memory_of_processes")),
+    Test::shared("shared_memory_is_forked_on", |cluster| forked_on(cluster, "shared_memory_of_processes")),
+    Test::shared("shared_memory_settles", |cluster| settled(cluster, "shared_memory_of_processes")),
+    Test::shared("shared_memory_is_not_frozen", not_frozen),
+    Test::shared("refused_shared_memory", |cluster| {
+        refused(cluster, "refused_shared_memory", &["CLONE_VM", "its parent"]);
     }),
     Test::shared("shared_files", |cluster| carried(cluster, "shared_files")),
     Test::shared("refused_shared_files", |cluster| {
@@ -122,8 +126,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("huge_pages_of_hugetlbfs", |cluster| carried(cluster, "huge_pages_of_hugetlbfs")),
     Test::shared("private_huge_pages", |cluster| carried(cluster, "private_huge_pages")),
     Test::shared("system_v_huge_pages", |cluster| carried(cluster, "system_v_huge_pages")),
-    Test::shared("hugetlbfs_files", |cluster| carried(cluster, "hugetlbfs_files")),
-    Test::shared("huge_pages_of_a_frozen_parent", huge_pages_of_a_frozen_parent),
+    Test::shared("refused_huge_pages", |cluster| refused(cluster, "refused_huge_pages", &["mapping", "hugetlbfs"])),
     Test::shared("refused_executable", |cluster| refused_at_its_stop(cluster, "refused_executable", &["executable"])),
     Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),
 ];
@@ -185,20 +188,6 @@ fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&
     require_pass(cluster.first(), &children);
 }
 
-/// It is its own template, and goes on with its huge pages when the seed is dropped.
-fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
-    for name in ["private_huge_pages", "hugetlbfs_files"] {
-        let subject = Subject::start(name);
-        let seed = Seed::with_options(cluster.first(), &subject.parent, &["--freeze"]);
-        for strategy in STRATEGIES {
-            let options = ["--to", cluster.name(1), "--strategy", strategy];
-            require_pass(cluster.first(), &seed.fork_detached(&["1".to_owned()], &options));
-        }
-        drop(seed);
-        subject.check();
-    }
-}
-
 /// As from a kernel of another build; and a child of a child, which is led twice.
 fn bridged() {
     let others = Cluster::start_with(2, &["--bridge-vdso"]);
@@ -219,8 +208,8 @@ fn place_of_vdso(pid: i32) -> String {
 }
 
 /// A tree that is a child itself, whose pages are still elsewhere, and a child of that.
-fn trees_are_forked_on(cluster: &Cluster) {
-    let subject = Subject::start("process_tree");
+fn forked_on(cluster: &Cluster, name: &'static str) {
+    let subject = Subject::start(name);
     let first = Seed::of(cluster.first(), &subject.parent);
     let (mut seeds, mut middles) = (vec![first], Vec::new());
     for index in [1, 2] {
@@ -237,6 +226,28 @@ fn trees_are_forked_on(cluster: &Cluster) {
     for (index, middle) in middles {
         cluster.node(index).json(&["kill", "--signal", "KILL", &middle.id]);
     }
+    subject.check();
+}
+
+/// From an image, with all of its pages before its first instruction.
+fn settled(cluster: &Cluster, name: &'static str) {
+    let subject = Subject::start(name);
+    let seed = Seed::with_options(cluster.first(), &subject.parent, &["--sealed", "--wait"]);
+    let options = ["--to", cluster.name(1), "--strategy", "cow", "--paused"];
+    let children = seed.fork_detached(&["1".to_owned()], &options);
+    assert_eq!(cluster.first().json(&["settle", &children[0].id])["settled"], true);
+    let files = scratch::directory();
+    cluster.first().json(&["core", &children[0].id, "--output", &files.path().join("core").to_string_lossy()]);
+    cluster.first().json(&["unpause", &children[0].id]);
+    require_pass(cluster.first(), &children);
+    subject.check();
+}
+
+/// It would be its own template twice.
+fn not_frozen(cluster: &Cluster) {
+    let subject = Subject::start("shared_memory_of_processes");
+    let pid = subject.parent.pid_text();
+    cluster.first().refused(&["prepare", "--freeze", &pid]).names(&["CLONE_VM", "--freeze"]);
     subject.check();
 }
 

@@ -183,7 +183,7 @@ pub(super) fn own(job: Job, is_told: impl FnOnce()) {
     let begun = Begun {
         template_pid: held[0].pid(),
         arguments: taken[0].likeness.arguments.clone(),
-        populated_bytes: taken.iter().map(Taken::populated_bytes).sum(),
+        populated_bytes: shared.kin.with_own_memory(&taken).map(Taken::populated_bytes).sum(),
         times,
     };
     let is_wanted = observer.begun(Ok(begun));

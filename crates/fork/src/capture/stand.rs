@@ -8,7 +8,7 @@ use super::inject::Injector;
 use super::pause::{self, Paused, Prepared};
 use super::post::{Post, Way};
 use super::stopped::{Snapshot, Stopped};
-use super::tree::Family;
+use super::tree::{Family, Relative};
 use super::turn::Turn;
 use super::{CaptureOptions, CaptureTimes};
 use crate::phase;
@@ -69,12 +69,14 @@ pub(super) fn stand(
 
 type Passed = (Result<Paused, CaptureError>, CaptureTimes);
 
-/// Has all processes go their ways through the pause: beside one another, but those that a pager serves one after the other. It
-/// knows a clone by an address, which may be the same in several.
+/// Has all processes go their ways through the pause: beside one another. One after the other go those that a pager serves, which
+/// knows a clone by an address that may be the same in several; and those of whom some have one memory, in which each clone shall
+/// find no pages but its own process's.
 fn pass(family: &mut Family, stopped: &mut [Stopped], freeze: bool, post: &Post<'_>) -> Vec<Passed> {
     let is_served = family.relatives.iter().any(|one| one.prepared.search.is_some());
+    let have_one_memory = family.relatives.iter().any(Relative::has_parents_memory);
     let ways = family.relatives.iter_mut().zip(stopped);
-    if !is_served {
+    if !is_served && !have_one_memory {
         let mut all: Vec<(i32, Way<'_, Passed>)> = Vec::with_capacity(ways.len());
         for (one, stopped) in ways {
             all.push((one.pid(), Box::pin(pass_one(&mut one.prepared, stopped, freeze, post))));

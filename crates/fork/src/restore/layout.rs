@@ -31,6 +31,7 @@ pub(super) const PLAN_SUBREAPER: u32 = 16;
 pub(super) const PLAN_ZYGOTE: u32 = 32;
 pub(super) const PLAN_COPY: u32 = 64;
 pub(super) const PLAN_SHARED_FILES: u32 = 128;
+pub(super) const PLAN_SAME_MEMORY: u32 = 256;
 
 pub(super) const KIN_ZOMBIE: u32 = 1;
 pub(super) const KIN_AFTER_SESSION: u32 = 2;
@@ -43,6 +44,8 @@ pub(super) const KIN_CORE: u32 = 128;
 pub(super) const KIN_FORGOTTEN: u32 = 256;
 pub(super) const KIN_SAME_FILES: u32 = 512;
 pub(super) const KIN_HEIR: u32 = 1024;
+pub(super) const KIN_SAME_MEMORY: u32 = 2048;
+pub(super) const KIN_SAME_HANDLERS: u32 = 4096;
 
 pub(super) const MAPPING_ANONYMOUS: u8 = 0;
 pub(super) const MAPPING_FILE: u8 = 1;
@@ -238,6 +241,8 @@ structures! {
         table_users: u32,
         flags: u32,
         terminal: u32,
+        spaces: u32,
+        plan_file: u32,
         reserved: u32,
         fd_base: u32,
         umask: u32,

@@ -15,7 +15,7 @@ use super::descriptors;
 use super::filters;
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
-    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PLAN_COPY, PLAN_MAGIC, PLAN_PAUSED, PLAN_ZYGOTE, PlanAction,
+    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PASSED_OWN, PLAN_COPY, PLAN_MAGIC, PLAN_PAUSED, PLAN_ZYGOTE, PlanAction,
     PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanRange, PlanSpecial, PlanThread, SIGINFO_BYTES, Span,
 };
 use super::objects::Objects;
@@ -35,6 +35,8 @@ pub(super) struct Plan {
     pub(super) registered: Vec<Range<u64>>,
     /// Where its restorer is: start and length.
     pub(super) region: (u64, u64),
+    /// The addresses, start and end, at which something is in its memory, with the restorer.
+    pub(super) occupied: Vec<(u64, u64)>,
     /// Where it says whom it forks.
     pub(super) kin: Span,
     /// Where open files stand that it makes by calls, as descriptors for others to take.
@@ -100,6 +102,7 @@ pub(super) fn compile(
     let frames_bytes = frame_bytes * threads.len() as u64;
     let frames = writer.append(&vec![0; (frames_bytes + filter_bytes.next_multiple_of(PAGE_SIZE)) as usize])?;
     let parking = tables.space.specials.iter().map(|special| special.bytes).sum();
+    let mut occupied = occupied(descriptor, stub, &tables.space.specials, place);
     let region = Region::lay_out(
         threads.len() as u64,
         (frame_bytes, filter_bytes),
@@ -107,7 +110,8 @@ pub(super) fn compile(
         parking,
         objects.gate().is_some(),
     )
-    .place(&occupied(descriptor, stub, &tables.space.specials))?;
+    .place(&occupied)?;
+    occupied.push((region.start, region.start + region.bytes));
     writer.resolve(region.start + region.plan);
 
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
@@ -120,18 +124,23 @@ pub(super) fn compile(
     writer.put(frames + frames_bytes as u32, &filters);
     threads.iter_mut().zip(lists).for_each(|(thread, list)| thread.filters = list);
     writer.put(threads_span.offset, threads.as_bytes());
-    let process = Here { place, gate: objects.gate(), terminal: objects.controlling(descriptor.process.pid) };
+    let process = Here {
+        place,
+        gate: objects.gate(),
+        terminal: objects.controlling(descriptor.process.pid),
+        plan_file: tables.fd_base + PASSED_OWN + objects.count() as u32,
+    };
     let header = header(descriptor, &tables, &region, (threads_span, frames), writer.len(), (wishes, process));
     let registered = tables.space.registered.iter().map(|range| range.start..range.start + range.bytes).collect();
     let made = tables.made.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
     let region = (region.start, region.bytes);
-    Ok(Plan { bytes: writer.finish(&header), registered, region, kin: tables.kin, made })
+    Ok(Plan { bytes: writer.finish(&header), registered, region, occupied, kin: tables.kin, made })
 }
 
-fn occupied(descriptor: &Descriptor, stub: &StubMap, specials: &[PlanSpecial]) -> Vec<(u64, u64)> {
+fn occupied(descriptor: &Descriptor, stub: &StubMap, specials: &[PlanSpecial], place: &Place<'_>) -> Vec<(u64, u64)> {
     let future = descriptor.mappings.iter().map(|mapping| (mapping.start, mapping.end));
     let moved = specials.iter().map(|special| (special.to, special.to + special.bytes));
-    future.chain(stub.ranges()).chain(moved).collect()
+    future.chain(stub.ranges()).chain(moved).chain(place.occupied.iter().copied()).collect()
 }
 
 fn write_tables(
@@ -303,6 +312,8 @@ struct Here<'a> {
     gate: Option<u32>,
     /// Where the terminal stands that controls its session, if it leads one.
     terminal: Option<u32>,
+    /// The descriptor of the file that all plans are in, behind those that are passed.
+    plan_file: u32,
 }
 
 /// What it is to be, and the region of the zygote that it is a copy of.
@@ -323,7 +334,7 @@ fn header(
     region: &Region,
     (threads, frames): (Span, u32),
     plan_bytes: u64,
-    (wishes, Here { place, gate, terminal }): (&Wishes<'_>, Here<'_>),
+    (wishes, Here { place, gate, terminal, plan_file }): (&Wishes<'_>, Here<'_>),
 ) -> PlanHeader {
     let process = &descriptor.process;
     let (flags, zygote) = flags(wishes, place);
@@ -348,6 +359,8 @@ fn header(
         table_users: place.table_users(),
         flags,
         terminal: terminal.unwrap_or(0),
+        spaces: place.spaces(),
+        plan_file,
         reserved: 0,
         fd_base: tables.fd_base,
         umask: process.umask,

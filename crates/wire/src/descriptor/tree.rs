@@ -34,6 +34,10 @@ pub struct Kinship {
     pub shares_directory: bool,
     /// Whether it has its parent's descriptors (CLONE_FILES), and so lists none itself.
     pub shares_files: bool,
+    /// Whether it has its parent's address space (CLONE_VM), and so lists no memory itself.
+    pub shares_memory: bool,
+    /// Whether it has its parent's signal handlers (CLONE_SIGHAND), and so lists none itself.
+    pub shares_handlers: bool,
     /// Whether who made its session has ended: a zombie, a child of its own parent, which has it from there.
     pub is_heir: bool,
 }
@@ -90,21 +94,30 @@ impl Descriptor {
 
     /// The id of a process by its number.
     pub fn pid_of(&self, number: u32) -> Option<u32> {
-        match number.checked_sub(1) {
-            None => Some(self.process.pid),
-            Some(member) => Some(self.members.get(member as usize)?.process.pid),
-        }
+        if number == 0 { Some(self.process.pid) } else { Some(self.member(number)?.process.pid) }
     }
 
     /// The number of the process whose table of descriptors a process has: its own, or that of an ancestor.
     pub fn table_of(&self, number: u32) -> u32 {
-        let mut table = number;
-        while let Some(member) = table.checked_sub(1).and_then(|index| self.members.get(index as usize))
-            && member.kinship.shares_files
-        {
-            table = member.kinship.parent;
+        self.origin_of(number, |kinship| kinship.shares_files)
+    }
+
+    /// The number of the process whose address space a process has: its own, or that of an ancestor.
+    pub fn memory_of(&self, number: u32) -> u32 {
+        self.origin_of(number, |kinship| kinship.shares_memory)
+    }
+
+    /// The nearest of a process and its ancestors that does not have something from its parent.
+    fn origin_of(&self, number: u32, has_parents: impl Fn(&Kinship) -> bool) -> u32 {
+        let mut origin = number;
+        while let Some(member) = self.member(origin).filter(|member| has_parents(&member.kinship)) {
+            origin = member.kinship.parent;
         }
-        table
+        origin
+    }
+
+    fn member(&self, number: u32) -> Option<&Member> {
+        self.members.get(number.checked_sub(1)? as usize)
     }
 
     /// The same with a member in the place of the first process: what is made for one process can be made for it.
@@ -166,9 +179,12 @@ impl Descriptor {
             require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
             member.kinship.validate(member.process.pid)?;
             member.validate_birth(&self.zombies)?;
+            member.validate_memory(self)?;
         }
         for zombie in &self.zombies {
-            let has_parent = (zombie.kinship.parent as usize) < self.process_count() && !zombie.kinship.shares_files;
+            let Kinship { parent, shares_files, shares_memory, .. } = zombie.kinship;
+            let is_alone = !shares_files && !shares_memory;
+            let has_parent = (parent as usize) < self.process_count() && self.memory_of(parent) == parent && is_alone;
             require(has_parent && zombie.name.len() < 16 && zombie.pid > 1, || format!("zombie {}", zombie.pid))?;
             zombie.kinship.validate(zombie.pid)?;
         }
@@ -190,6 +206,20 @@ impl Member {
         require(has_origin, || format!("process {} has a session from nowhere", self.process.pid))?;
         let has_one_table = !shares_files || self.file_descriptors.is_empty();
         require(has_one_table, || format!("process {} has two tables of descriptors", self.process.pid))
+    }
+
+    /// Who has its parent's memory is born when that has been built: so late, only others of that memory can be.
+    fn validate_memory(&self, tree: &Descriptor) -> Result<(), InvalidDescriptor> {
+        let Kinship { parent, session, shares_memory, shares_handlers, is_heir, .. } = self.kinship;
+        let pid = self.process.pid;
+        require(shares_memory || tree.memory_of(parent) == parent, || format!("process {pid} is born too late"))?;
+        let has_one = !shares_memory || self.mappings.is_empty() && self.eager.is_empty() && !is_heir;
+        require(has_one, || format!("process {pid} has two address spaces"))?;
+        let of_parent = tree.member(parent).map_or(tree.process.pid, |parent| parent.kinship.session);
+        let has_session = !shares_memory || [pid, of_parent].contains(&session);
+        require(has_session, || format!("process {pid} is born too late for its session"))?;
+        let has_handlers = !shares_handlers || shares_memory && self.process.signal_actions.is_empty();
+        require(has_handlers, || format!("process {pid} has signal handlers in another's memory, or twice"))
     }
 }
 

@@ -46,9 +46,15 @@ impl Kin {
             let status = one.prepared.survey.profiles.get(&one.pid()).map(|leader| &leader.status);
             match kin.kinship(first, (one.pid(), &one.stat, status), one.parent) {
                 Ok(kinship) => {
-                    let Common { directory, files } = one.common;
+                    let Common { directory, files, memory, handlers } = one.common;
                     kin.seats.push(seat((one.pid(), &one.stat), kinship.session, kinship.group));
-                    kin.members.push(Kinship { shares_directory: directory, shares_files: files, ..kinship });
+                    kin.members.push(Kinship {
+                        shares_directory: directory,
+                        shares_files: files,
+                        shares_memory: memory,
+                        shares_handlers: handlers,
+                        ..kinship
+                    });
                 }
                 Err(refusal) => refusals.push(refusal),
             }
@@ -63,8 +69,16 @@ impl Kin {
         if refusals.is_empty() {
             kin.require_births(family, &mut refusals);
             kin.remember_leaders(family, &mut refusals);
+            kin.require_late_births(family, &mut refusals);
         }
         if refusals.is_empty() { Ok(kin) } else { Err(refusals) }
+    }
+
+    /// Of something of each process, that of those whose memory is not their parents'.
+    pub(in super::super) fn with_own_memory<'a, T>(&'a self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
+        let (first, others) = all.split_at(1);
+        let others = others.iter().zip(&self.members).filter(|(_, kinship)| !kinship.shares_memory);
+        first.iter().chain(others.map(|(one, _)| one))
     }
 
     /// `status` is known of the living.
@@ -149,9 +163,33 @@ impl Kin {
         }
     }
 
+    /// Whether who has its parent's memory can be born when that is there: into the session that its parent has by then. What it
+    /// forked with memory of its own is refused before; what has ended since, here.
+    fn require_late_births(&self, family: &Family, refusals: &mut Vec<Refusal>) {
+        let session_of = |number: u32| match number.checked_sub(1) {
+            Some(member) => self.members[member as usize].session,
+            None => self.ids[&family.relatives[0].pid()],
+        };
+        let has_parents_memory = |number: u32| family.relatives[number as usize].has_parents_memory();
+        for (one, kinship) in
+            family.relatives[1..].iter().zip(&self.members).filter(|(_, kinship)| kinship.shares_memory)
+        {
+            if ![self.ids[&one.pid()], session_of(kinship.parent)].contains(&kinship.session) {
+                refusals.push(strange(one.pid(), kinship));
+            }
+        }
+        for zombie in self.zombies.iter().filter(|zombie| has_parents_memory(zombie.kinship.parent)) {
+            let parent = family.relatives[zombie.kinship.parent as usize].pid();
+            let reason = format!(
+                "it has ended, and its parent, pid {parent}, has its address space from another (CLONE_VM); that is not carried"
+            );
+            refusals.push(Refusal::new(format!("pid {}", zombie.pid), reason));
+        }
+    }
+
     /// Whether who led a process's session, and has ended, was a child of its parent, and can have left it to that.
     fn leave(&mut self, heir: &Kinship) -> bool {
-        if heir.shares_directory || heir.shares_files {
+        if heir.shares_directory || heir.shares_files || heir.shares_memory {
             return false;
         }
         if let Some(leader) = self.zombies.iter().find(|zombie| zombie.pid == heir.session) {
@@ -176,8 +214,17 @@ impl Kin {
 
 /// Somebody without anything in common with its parent.
 fn alone(parent: u32, group: u32, session: u32) -> Kinship {
-    let (exit_signal, shares_directory, shares_files, is_heir) = (0, false, false, false);
-    Kinship { parent, group, session, exit_signal, shares_directory, shares_files, is_heir }
+    Kinship {
+        parent,
+        group,
+        session,
+        exit_signal: 0,
+        shares_directory: false,
+        shares_files: false,
+        shares_memory: false,
+        shares_handlers: false,
+        is_heir: false,
+    }
 }
 
 /// The id of a group or session, as its members know it, whose leader has ended: `ids` are what its id is in each pid namespace.

@@ -1,7 +1,8 @@
 //! One descriptor of a tree, from one of each process.
 
+use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Backing, Descriptor, Extent, ExtentId, ExtentSource, Layer, Mapping, Member, SharedObject,
+    Backing, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource, Layer, Mapping, Member, SharedObject,
 };
 
 use super::Kin;
@@ -19,14 +20,22 @@ pub(in super::super) fn merge(
     let mut merged = Descriptor { open_files: files, terminals, zombies: kin.zombies, ..first };
     let standing = kin.members.into_iter().zip(kin.are_stopped);
     for (index, (one, (kinship, is_stopped))) in others.into_iter().zip(standing).enumerate() {
-        let Descriptor { process, threads, mut mappings, eager, .. } = one;
+        let Descriptor { mut process, threads, mut mappings, mut eager, .. } = one;
         // What it has of its parent's is there already.
+        if kinship.shares_handlers {
+            process.signal_actions.clear();
+        }
         let held = (one.file_descriptors, one.file_locks, one.file_owners);
         let (file_descriptors, file_locks, file_owners) = if kinship.shares_files { Default::default() } else { held };
-        let (extents, files) = (merged.extents.len() as u32, merged.mapped_files.len() as u32);
-        mappings.iter_mut().for_each(|mapping| shift(mapping, extents, files));
-        take_extents(&mut merged, one.extents, one.layers, index as u32 + 1);
-        merged.mapped_files.extend(one.mapped_files);
+        if kinship.shares_memory {
+            mappings.clear();
+            add_eager(eager_of(&mut merged, kinship.parent), std::mem::take(&mut eager));
+        } else {
+            let (extents, files) = (merged.extents.len() as u32, merged.mapped_files.len() as u32);
+            mappings.iter_mut().for_each(|mapping| shift(mapping, extents, files));
+            take_extents(&mut merged, one.extents, one.layers, index as u32 + 1);
+            merged.mapped_files.extend(one.mapped_files);
+        }
         merged.members.push(Member {
             kinship,
             is_stopped,
@@ -44,6 +53,27 @@ pub(in super::super) fn merge(
     let moved = |object: SharedObject| SharedObject { extent: ExtentId(object.extent.0 + shared), ..object };
     merged.shared_objects = shared_objects.into_iter().map(moved).collect();
     merged
+}
+
+/// The bytes that must be there before a process runs, which whoever built its memory puts there.
+fn eager_of(merged: &mut Descriptor, number: u32) -> &mut Vec<EagerBytes> {
+    match merged.memory_of(number).checked_sub(1) {
+        Some(member) => &mut merged.members[member as usize].eager,
+        None => &mut merged.eager,
+    }
+}
+
+/// Pages that are there already hold the same: all stood.
+fn add_eager(known: &mut Vec<EagerBytes>, others: Vec<EagerBytes>) {
+    let holds =
+        |piece: &EagerBytes, page: u64| (piece.address..piece.address + piece.bytes.len() as u64).contains(&page);
+    for EagerBytes { address, bytes } in others {
+        for (page, bytes) in (address..).step_by(PAGE_SIZE as usize).zip(bytes.chunks(PAGE_SIZE as usize)) {
+            if !known.iter().any(|piece| holds(piece, page)) {
+                known.push(EagerBytes { address: page, bytes: bytes.to_vec() });
+            }
+        }
+    }
 }
 
 /// The extents and files of a process stand behind those of others.

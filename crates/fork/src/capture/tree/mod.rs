@@ -99,6 +99,11 @@ impl Relative {
         self.prepared.survey.pid
     }
 
+    /// Whether its memory is its parent's (CLONE_VM).
+    pub(super) fn has_parents_memory(&self) -> bool {
+        self.common.memory
+    }
+
     fn of(prepared: Prepared, parent: usize, turn: Option<Turn>) -> Self {
         let survey = &prepared.survey;
         let brood = Brood::open(survey.pid, survey.profiles.keys().copied());
@@ -111,7 +116,7 @@ impl Relative {
         let pid = self.pid();
         // Nobody comes to share what it did not when it was looked at.
         if self.common != Common::of(pid, parent)? {
-            let what = "its descriptors, or its current directory, were made its own".to_owned();
+            let what = "what it shared with its parent was made its own".to_owned();
             return Err(CaptureError::Unstable { pid, what });
         }
         self.stat = Stat::read(pid).map_err(CaptureError::read(pid, "stat"))?;
@@ -324,8 +329,23 @@ impl Family {
             return Err(CaptureError::refused(self.relatives[0].pid(), refusals));
         }
         let common = Common::of(pid, self.relatives[parent].pid())?;
+        if common.memory && waits_in_vfork(self.relatives[parent].pid()) {
+            let what = "its parent waits for it in vfork(2)".to_owned();
+            return Err(CaptureError::Unstable { pid, what });
+        }
+        if common.memory && options.freeze {
+            let reason =
+                "it has its parent's address space (CLONE_VM), which cannot be frozen twice; leave `--freeze` out";
+            let refusal = Refusal::new(format!("pid {pid}"), reason);
+            return Err(CaptureError::refused(self.relatives[0].pid(), vec![refusal]));
+        }
         Ok((prepared, common))
     }
+}
+
+/// Whether a process has a child for a moment that it will have no more when it stands.
+fn waits_in_vfork(pid: i32) -> bool {
+    process::threads(pid).unwrap_or_default().into_iter().any(stop::is_in_vfork)
 }
 
 /// Whether an error is about a process that has ended meanwhile, or is about to.

@@ -7,11 +7,9 @@ use farfork_sys::process::{self, Stat, Table};
 
 use crate::capture::error::{CaptureError, Refusal};
 
-/// What clone(2) may have left shared and is not carried, and how it is called there.
-const REFUSED: [(Table, &str, &str); 2] =
-    [(Table::Memory, "its address space", "CLONE_VM"), (Table::Signals, "its signal handlers", "CLONE_SIGHAND")];
-
-/// What is carried where the parent has it, too.
+/// What clone(2) may have left shared, and how it is called there. It is carried where the parent has it, too.
+const MEMORY: (Table, &str, &str) = (Table::Memory, "its address space", "CLONE_VM");
+const HANDLERS: (Table, &str, &str) = (Table::Signals, "its signal handlers", "CLONE_SIGHAND");
 const DIRECTORY: (Table, &str, &str) = (Table::FileSystem, "root and current directory", "CLONE_FS");
 const FILES: (Table, &str, &str) = (Table::Files, "its descriptors", "CLONE_FILES");
 
@@ -21,19 +19,10 @@ const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "ut
 /// What keeps `pid` from being made beside `others`, of which the first is the tree's first process.
 pub(in super::super) fn refusals(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
-    for other in others {
-        for (table, what, flag) in REFUSED {
-            let shared = process::share_table(pid, *other, table).map_err(CaptureError::read(pid, what))?;
-            let reason = || format!("it shares {what} with pid {other} ({flag}), which is not carried");
-            refusals.extend(shared.then(|| Refusal::new(format!("pid {pid}"), reason())));
-        }
-        if !refusals.is_empty() {
-            return Ok(refusals);
-        }
-    }
-    for common in [DIRECTORY, FILES] {
+    for common in [MEMORY, HANDLERS, DIRECTORY, FILES] {
         refusals.extend(only_of_others(pid, others, common)?);
     }
+    refusals.extend(born_too_late(pid, others)?);
     let Some(first) = others.first() else { return Ok(refusals) };
     for namespace in NAMESPACES {
         let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{namespace}"));
@@ -60,16 +49,38 @@ pub(super) struct Common {
     pub(super) directory: bool,
     /// Descriptors (CLONE_FILES).
     pub(super) files: bool,
+    /// Address space (CLONE_VM).
+    pub(super) memory: bool,
+    /// Signal handlers (CLONE_SIGHAND).
+    pub(super) handlers: bool,
 }
 
 impl Common {
     pub(super) fn of(pid: i32, parent: i32) -> Result<Self, CaptureError> {
-        Ok(Self { directory: share(pid, parent, DIRECTORY)?, files: share(pid, parent, FILES)? })
+        let has = |common| share(pid, parent, common);
+        Ok(Self { directory: has(DIRECTORY)?, files: has(FILES)?, memory: has(MEMORY)?, handlers: has(HANDLERS)? })
     }
 }
 
 fn share(pid: i32, other: i32, (table, what, _): (Table, &str, &str)) -> Result<bool, CaptureError> {
     process::share_table(pid, other, table).map_err(CaptureError::read(pid, what))
+}
+
+/// A process with memory of its own whose parent has none: when that is born in a child, nobody can be forked any more.
+fn born_too_late(pid: i32, others: &[i32]) -> Result<Option<Refusal>, CaptureError> {
+    let parent_of = |pid: i32| Ok::<_, CaptureError>(Stat::read(pid).map_err(|_| CaptureError::Gone { pid })?.parent);
+    let parent = parent_of(pid)?;
+    if !others.contains(&parent) || share(pid, parent, MEMORY)? {
+        return Ok(None);
+    }
+    let before = parent_of(parent)?;
+    if !others.contains(&before) || !share(parent, before, MEMORY)? {
+        return Ok(None);
+    }
+    let reason = format!(
+        "its parent, pid {parent}, has its address space from pid {before} (CLONE_VM), and it has not; that is not carried"
+    );
+    Ok(Some(Refusal::new(format!("pid {pid}"), reason)))
 }
 
 /// A table that a process shares with others, but not with its parent: it is only to be had by birth.

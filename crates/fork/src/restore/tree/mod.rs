@@ -17,8 +17,8 @@ use zerocopy::IntoBytes;
 use super::descriptors::PAYLOAD_FD;
 use super::layout::{
     KIN_AFTER_SESSION, KIN_CORE, KIN_FORGOTTEN, KIN_GROUP_LEADER, KIN_HEIR, KIN_SAME_DIRECTORY, KIN_SAME_FILES,
-    KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER, PLAN_SESSION_LEADER,
-    PLAN_SHARED_FILES, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
+    KIN_SAME_HANDLERS, KIN_SAME_MEMORY, KIN_SESSION_LEADER, KIN_STOPPED, KIN_UNHEARD, KIN_ZOMBIE, PLAN_GROUP_LEADER,
+    PLAN_SAME_MEMORY, PLAN_SESSION_LEADER, PLAN_SHARED_FILES, PLAN_STOPPED, PLAN_SUBREAPER, PlanKin,
 };
 use super::objects::Objects;
 use super::plan::{self, Plan, Wishes};
@@ -50,6 +50,8 @@ pub(super) struct Place<'a> {
     tree: &'a Descriptor,
     /// Open files that the first process has made by calls, by the descriptors that it has for them.
     made: &'a HashMap<u32, u32>,
+    /// The addresses, start and end, at which something is in the memory that it has from its parent, restorers of others too.
+    pub(super) occupied: &'a [(u64, u64)],
 }
 
 /// The plans of all processes, in one file.
@@ -73,16 +75,26 @@ pub(super) fn compile(
 ) -> Result<Plans, RestoreError> {
     let nothing = HashMap::new();
     let fd_base = fd_base(descriptor, wishes.payload.is_some(), objects.count() as u32);
-    let place = Place { number: 0, fd_base, tree: descriptor, made: &nothing };
-    let first = plan::compile(descriptor, node, stub, objects, (wishes, &place))?;
-    let mut plans = Vec::with_capacity(descriptor.members.len());
+    let place = Place { number: 0, fd_base, tree: descriptor, made: &nothing, occupied: &[] };
+    let mut first = plan::compile(descriptor, node, stub, objects, (wishes, &place))?;
+    let made = std::mem::take(&mut first.made);
+    let mut plans = vec![first];
     // The payload is for the first.
     let wishes = Wishes { payload: None, paused: false, ..*wishes };
-    for (index, member) in descriptor.members.iter().enumerate() {
-        let place = Place { number: index as u32 + 1, fd_base, tree: descriptor, made: &first.made };
-        plans.push(plan::compile(&descriptor.with_first(member), node, stub, objects, (&wishes, &place))?);
+    for (member, number) in descriptor.members.iter().zip(1..) {
+        let holder = descriptor.memory_of(number);
+        let has_own = holder == number;
+        let occupied = if has_own { &[][..] } else { &plans[holder as usize].occupied };
+        let place = Place { number, fd_base, tree: descriptor, made: &made, occupied };
+        // Where the functions of another kernel's vdso lead is a matter of who builds the memory.
+        let wishes = Wishes { bridge: wishes.bridge.filter(|_| has_own), ..wishes };
+        let plan = plan::compile(&descriptor.with_first(member), node, stub, objects, (&wishes, &place))?;
+        if !has_own {
+            let (start, bytes) = plan.region;
+            plans[holder as usize].occupied.push((start, start + bytes));
+        }
+        plans.push(plan);
     }
-    plans.insert(0, first);
     Ok(join(plans, descriptor))
 }
 
@@ -118,6 +130,19 @@ fn join(mut plans: Vec<Plan>, descriptor: &Descriptor) -> Plans {
         registered.push(plan.registered);
     }
     Plans { bytes, registered, region }
+}
+
+/// What a process has in common with its parent.
+fn in_common(kinship: &Kinship) -> u32 {
+    [
+        (kinship.shares_directory, KIN_SAME_DIRECTORY),
+        (kinship.shares_files, KIN_SAME_FILES),
+        (kinship.shares_memory, KIN_SAME_MEMORY),
+        (kinship.shares_handlers, KIN_SAME_HANDLERS),
+    ]
+    .into_iter()
+    .filter(|(is_shared, _)| *is_shared)
+    .fold(0, |flags, (_, flag)| flags | flag)
 }
 
 /// The numbers of a process's children that live.
@@ -156,6 +181,11 @@ impl Place<'_> {
         (0..self.count()).filter(|number| self.tree.table_of(*number) == table).count() as u32
     }
 
+    /// How many processes build an address space.
+    pub(super) fn spaces(&self) -> u32 {
+        (0..self.count()).filter(|number| self.tree.memory_of(*number) == *number).count() as u32
+    }
+
     /// The processes that have its descriptors, but do not place them.
     pub(super) fn sharers(&self) -> impl Iterator<Item = &Member> {
         let members = self.tree.members.iter().zip(1..);
@@ -183,6 +213,9 @@ impl Place<'_> {
         if self.tree.members.iter().any(|member| member.kinship.shares_files) {
             flags |= PLAN_SHARED_FILES;
         }
+        if self.member().is_some_and(|member| member.kinship.shares_memory) {
+            flags |= PLAN_SAME_MEMORY;
+        }
         flags
     }
 
@@ -201,9 +234,7 @@ impl Place<'_> {
 
     fn living(&self, member: &Member) -> PlanKin {
         let pid = member.process.pid;
-        let directory = if member.kinship.shares_directory { KIN_SAME_DIRECTORY } else { 0 };
-        let files = if member.kinship.shares_files { KIN_SAME_FILES } else { 0 };
-        let mut flags = self.birth(pid, &member.kinship) | directory | files;
+        let mut flags = self.birth(pid, &member.kinship) | in_common(&member.kinship);
         if member.kinship.is_heir {
             flags |= KIN_HEIR;
         }
