@@ -61,8 +61,12 @@ impl Spin {
 
     /// Whether to look again rather than sleep.
     pub fn look_again(&self, now: Instant) -> bool {
-        let is_shared = self.shared_until.is_some_and(|until| now < until);
-        self.credit > 0 && !is_shared && self.look_again_for(now, SPIN_LIMIT)
+        self.credit > 0 && !self.shares_cpu(now) && self.look_again_for(now, SPIN_LIMIT)
+    }
+
+    /// Whether somebody else was seen to run on this CPU a moment ago.
+    pub fn shares_cpu(&self, now: Instant) -> bool {
+        [self.shared_until, self.crowded_until].into_iter().flatten().any(|until| now < until)
     }
 
     /// Whether to look again for something that is known to come, at most for so long, also where who is waited for, and
@@ -139,6 +143,7 @@ mod tests {
         spin.gave_way(now, now + KIN_LIMIT);
         now += KIN_LIMIT;
         spin.done(now);
+        assert!(spin.shares_cpu(now) && !spin.shares_cpu(now + SHARED_PAUSE));
         assert!(!spin.look_again(now) && spin.look_again_for(now, SPIN_LIMIT), "only a stream is worth it");
         now += SHARED_PAUSE;
         spin.done(now);
@@ -154,6 +159,7 @@ mod tests {
         spin.came(now);
         spin.done(now);
         assert!(!spin.look_again(now) && !spin.look_again_for(now, LATE));
+        assert!(spin.shares_cpu(now + 2 * SHARED_PAUSE));
         now += CROWDED_PAUSE;
         spin.done(now);
         assert!(spin.look_again(now), "they may have ended");

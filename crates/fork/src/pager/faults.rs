@@ -19,7 +19,7 @@ use super::journal::SpaceNumber;
 use super::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, OwnerKey, Read, Wish};
 use super::prefetch::Ahead;
 use super::retries::{Delivery, Fault, PAUSED_TRIES_MAX, Task};
-use super::server::{Served, Server, TABLE_FULL_PAUSE};
+use super::server::{AskedForOne, Served, Server, TABLE_FULL_PAUSE};
 use super::space::Need;
 use super::watch::Source;
 
@@ -186,7 +186,7 @@ impl Server<'_> {
                     self.single_at = is_alone.then_some(self.now).or(self.single_at);
                     let slots = self.along(fault, slot, (source, ahead.along.clone()));
                     self.demand(fault, slots, (source, owner));
-                    self.asked_for_one = Some(pid);
+                    self.asked_for_one = Some(AskedForOne { child: key, pid, owner, is_alone });
                 }
                 self.wish(key, space_number, ahead);
                 let Some((_, outcome)) = cached else { return };
@@ -334,7 +334,11 @@ impl Server<'_> {
                 }
                 let delivery = Delivery { read, data: reply.data, offset: 0 };
                 match lane {
-                    Lane::Demand => self.deliver(delivery, 0),
+                    Lane::Demand => {
+                        let alone = Some(delivery.read.child).filter(|_| !delivery.read.is_guess());
+                        self.brought_one = alone.or(self.brought_one);
+                        self.deliver(delivery, 0);
+                    }
                     Lane::Bulk => self.arrived.push_back(delivery),
                 }
             }

@@ -9,12 +9,13 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farfork_fabric::{
     Address, Buffer, Completion, Connection, MessageRequest, ReadMode, ReadRequest, SeedKey, Span, SubmitError,
 };
 use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::journal::SpaceNumber;
 use super::populated::Populated;
@@ -316,6 +317,25 @@ impl Owners {
             let is_told = |completion: &&Completion| matches!(self.asides.get(&completion.tag), Some((_, Aside::Told)));
             let told = completions[before..].iter().filter(is_told).count();
             owner.has_on_its_way(owner.bulk_reads + before + told - completions.len());
+        }
+    }
+
+    /// Whether a page that somebody waits for is on its way from this owner.
+    pub(super) fn is_waited_for(&self, key: OwnerKey) -> bool {
+        self.reads.values().any(|read| read.owner == key && read.lane == Lane::Demand)
+    }
+
+    /// Whether a stream is on its way to another child than this one.
+    pub(super) fn streams_to_others(&self, child: u64) -> bool {
+        self.reads.values().any(|read| read.lane == Lane::Bulk && read.child != child)
+    }
+
+    /// Sleeps until a lane has something to say, at most for so long.
+    pub(super) fn wait(&self, key: OwnerKey, lane: Lane, limit: Duration) {
+        let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+        if let Some(fd) = self.descriptor(key, lane) {
+            // Whoever is interrupted looks sooner.
+            let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout));
         }
     }
 

@@ -3,7 +3,8 @@
 //!
 //! Each round: single pages first (they end somebody's wait), then what children say, then what is to be done again, then
 //! what may be fetched ahead; then what somebody waits for is asked for. Last comes one step of a stream: some of it is
-//! received, or installed. Whoever waits for a page waits for one such step before it is asked for, and for one when it has come.
+//! received, or installed. Whoever waits for a page waits for one such step before it is asked for; others' streams then stand still
+//! until it has come, where that is soon.
 //! While nobody has waited for a single page lately, a round takes several steps.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -41,6 +42,12 @@ const CALM_STEPS: u32 = 4;
 /// far away does so for a millisecond or two.
 const CALM_AFTER: Duration = Duration::from_millis(10);
 
+/// How long a stream stands still for a page that somebody waits for: an owner nearby has sent it by then.
+const ANSWER_LIMIT: Duration = Duration::from_micros(100);
+
+/// For how long no stream stands still after one did in vain: an owner far away costs it no more than a twentieth.
+const IN_VAIN_PAUSE: Duration = Duration::from_millis(2);
+
 /// How long a space is left alone whose messages cannot be read for want of a descriptor.
 pub(super) const TABLE_FULL_PAUSE: Duration = Duration::from_millis(50);
 
@@ -60,6 +67,19 @@ pub(super) enum Ended {
 pub(super) struct Served {
     pub(super) child: Child,
     pub(super) owners: Vec<OwnerKey>,
+}
+
+/// A page was asked for that a thread waits for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AskedForOne {
+    /// The thread's child.
+    pub(super) child: u64,
+    /// Its process, where that is known.
+    pub(super) pid: Option<i32>,
+    /// Who was asked.
+    pub(super) owner: OwnerKey,
+    /// Whether nothing comes along with it.
+    pub(super) is_alone: bool,
 }
 
 /// The pager.
@@ -91,8 +111,12 @@ pub(super) struct Server<'a> {
     pub(super) end: Option<Ended>,
     /// Whom it trusts.
     pub(super) trusting: Trusting,
-    /// A page was asked for in this round that a thread waits for, of the process of this pid, where that is known.
-    pub(super) asked_for_one: Option<Option<i32>>,
+    /// Who was asked in this round for a page that a thread waits for.
+    pub(super) asked_for_one: Option<AskedForOne>,
+    /// The child to which such a page came in this round, alone.
+    pub(super) brought_one: Option<u64>,
+    /// When a stream last stood still for such a page in vain.
+    in_vain_at: Option<Instant>,
     /// When somebody last waited for a page with which nothing came along.
     pub(super) single_at: Option<Instant>,
     /// Whether the last step of a stream received some of it.
@@ -143,6 +167,8 @@ impl<'a> Server<'a> {
             end: None,
             trusting,
             asked_for_one: None,
+            brought_one: None,
+            in_vain_at: None,
             single_at: None,
             received_last: false,
             completions: Vec::new(),
@@ -209,9 +235,13 @@ impl<'a> Server<'a> {
         self.poll_owners(Lane::Demand);
         let streams = !self.arrived.is_empty() || self.owners.is_streaming();
         match self.asked_for_one.take() {
-            Some(_) if streams => self.stand_back(),
-            Some(pid) => self.placement.waits_for_one(pid, self.now),
+            Some(asked) if asked.is_alone && self.streams_to_others(asked.child) => self.stand_back(asked.owner),
+            Some(_) if streams => self.let_run(),
+            Some(asked) => self.placement.waits_for_one(asked.pid, self.now),
             None => {}
+        }
+        if self.brought_one.take().is_some_and(|child| self.streams_to_others(child)) {
+            self.let_run();
         }
         self.advance_stream();
         if self.now >= self.next_sweep {
@@ -227,8 +257,36 @@ impl<'a> Server<'a> {
         }
     }
 
-    /// A page was asked for that a thread waits for: if its owner is to run on this CPU, it does so before the stream goes on.
-    fn stand_back(&mut self) {
+    /// Whether anything comes to other children that nobody waits for. A child's own stream it wants as much as the page.
+    fn streams_to_others(&self, child: u64) -> bool {
+        self.arrived.iter().any(|delivery| delivery.read.child != child) || self.owners.streams_to_others(child)
+    }
+
+    /// An owner was asked for a page that a thread waits for: the stream stands still until it has come, where that is soon.
+    fn stand_back(&mut self, owner: OwnerKey) {
+        let was_in_vain = self.in_vain_at.is_some_and(|at| self.now.saturating_duration_since(at) < IN_VAIN_PAUSE);
+        if was_in_vain || self.owners.descriptor(owner, Lane::Demand).is_none() {
+            return self.let_run();
+        }
+        let until = Instant::now() + ANSWER_LIMIT;
+        while self.owners.is_waited_for(owner) {
+            let now = Instant::now();
+            if now >= until {
+                self.in_vain_at = Some(self.now);
+                return;
+            }
+            if self.spin.shares_cpu(now) {
+                self.owners.wait(owner, Lane::Demand, until - now);
+            } else {
+                self.spin.give_way();
+            }
+            self.to_poll.insert((owner, Lane::Demand));
+            self.poll_owners(Lane::Demand);
+        }
+    }
+
+    /// Who is to send a page that is waited for, or has got one, may have to run on this CPU: does so before the stream goes on.
+    fn let_run(&mut self) {
         if self.spin.look_again_for(self.now, STREAM_LOOK) {
             self.spin.give_way();
         }
