@@ -46,14 +46,17 @@ static void set_up(void) {
     REQUIRE(area_has_flag(area, "ht"));
     fill(READ_ONLY, 7);
     REQUIRE(mprotect(area + READ_ONLY * HUGE_BYTES, HUGE_BYTES, PROT_READ) == 0);
+    REQUIRE(madvise(area + READ_ONLY * HUGE_BYTES, HUGE_BYTES, MADV_DONTDUMP) == 0);
     if ((other = fork_bound()) == 0) answer();
     /* Only now: what its child had, too, it could not write to without one page more. */
     fill(WRITTEN, 5);
 }
 
 static void check(void) {
-    for (int page = 0; page < PAGES; page++)
+    for (int page = 0; page < PAGES; page++) {
         REQUIRE(area_has_flag((const void *)words(page), "ht") == !is_child, "page %d", page);
+        REQUIRE(area_has_flag((const void *)words(page), "dd") == (page == READ_ONLY), "page %d", page);
+    }
     require_filled(WRITTEN, 5);
     require_filled(READ_ONLY, 7);
     fill(WRITTEN, is_child ? 11 : 13);

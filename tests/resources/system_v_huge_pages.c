@@ -1,4 +1,5 @@
-/* A segment of System V shared memory in huge pages of hugetlbfs, of a process and its child: carried, in ordinary pages. */
+/* Segments of System V shared memory in huge pages of hugetlbfs, one of a process and its child, one that nobody has attached: carried, in
+ * ordinary pages. */
 #include "huge_pages.h"
 
 #include <sys/ipc.h>
@@ -7,13 +8,31 @@
 #define MAPPED_BYTES (2 * HUGE_BYTES)
 #define SEGMENT_BYTES (MAPPED_BYTES - PAGE_BYTES) /* which the kernel rounds up where it is mapped */
 
-static int id;
+static int id, unattached;
 static volatile uint64_t *words;
 static pid_t other;
 
 static int make(void) { return (id = shmget(IPC_PRIVATE, SEGMENT_BYTES, IPC_CREAT | SHM_HUGETLB | 0600)) >= 0; }
 
+static int make_unattached(void) {
+    return (unattached = shmget(IPC_PRIVATE, PAGE_BYTES, IPC_CREAT | SHM_HUGETLB | 0600)) >= 0;
+}
+
+/* Where nobody else has them: in the child, they go with its namespace. */
+static void remove_unattached(void) { shmctl(unattached, IPC_RMID, NULL); }
+
+static volatile uint64_t *attach(void) {
+    volatile uint64_t *at = (volatile uint64_t *)shmat(unattached, NULL, 0);
+    REQUIRE((intptr_t)at != -1);
+    return at;
+}
+
 static void set_up(void) {
+    with_huge_pages(make_unattached);
+    at_end(remove_unattached);
+    volatile uint64_t *at = attach();
+    at[511] = 11;
+    REQUIRE(shmdt((const void *)at) == 0);
     with_huge_pages(make);
     words = (volatile uint64_t *)shmat(id, NULL, 0);
     REQUIRE((intptr_t)words != -1 && shmctl(id, IPC_RMID, NULL) == 0);
@@ -35,5 +54,7 @@ static void check(void) {
     for (size_t at = HUGE_BYTES / sizeof *words; at < MAPPED_BYTES / sizeof *words; at += 512) REQUIRE(words[at] == 0);
     words[7] = 8;
     REQUIRE(COMES_TRUE(words[HUGE_BYTES / sizeof *words] == 9), "a child of its own has it not");
+    REQUIRE(shmctl(unattached, IPC_STAT, &segment) == 0 && segment.shm_nattch == 0);
+    REQUIRE(attach()[511] == 11);
     REQUIRE(kill(other, SIGKILL) == 0);
 }

@@ -13,6 +13,7 @@ pub mod fdpass;
 pub mod fork;
 pub mod handle;
 pub mod huge_page;
+pub mod hugetlbfs;
 pub mod identity;
 pub mod mapping;
 pub mod memfd;

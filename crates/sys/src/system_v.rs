@@ -4,6 +4,8 @@
 use std::fs::File;
 use std::{io, mem, ptr};
 
+use crate::process;
+
 /// Whether there is any semaphore set or message queue.
 ///
 /// # Errors
@@ -35,22 +37,28 @@ pub fn has_any_segment() -> io::Result<bool> {
     Ok(info[0].to_ne_bytes()[..4] != [0; 4])
 }
 
-/// Opens what is in a segment of shared memory of `bytes`, for reading: it is attached for that moment, which shows in its times
-/// and in who was the last to attach it.
+/// Opens what is in a segment of shared memory, for reading: it is attached for that moment, which shows in its times and in who was
+/// the last to attach it.
 ///
 /// # Errors
 /// As shmat(2), and of a file of `/proc/self/map_files`.
-pub fn open_segment(id: u32, bytes: u64) -> io::Result<File> {
+pub fn open_segment(id: u32) -> io::Result<File> {
     // SAFETY: the kernel chooses where, and maps nothing over what is there.
     let at = unsafe { libc::shmat(id.cast_signed(), ptr::null(), libc::SHM_RDONLY) };
     if at.addr() == usize::MAX {
         return Err(io::Error::last_os_error());
     }
-    let (start, pages) = (at.addr() as u64, bytes.next_multiple_of(rustix::param::page_size() as u64));
-    let opened = File::open(format!("/proc/self/map_files/{start:x}-{:x}", start + pages));
+    let opened = open_mapped(at.addr() as u64);
     // SAFETY: it was attached right here, and nobody else knows of it.
     checked(unsafe { libc::shmdt(at) })?;
     opened
+}
+
+/// Opens the file that this process has mapped from `start` on. How much of it: a segment in huge pages is rounded up to those.
+fn open_mapped(start: u64) -> io::Result<File> {
+    let maps = process::maps(std::process::id().cast_signed())?;
+    let mapped = maps.iter().find(|entry| entry.start == start).ok_or(io::ErrorKind::NotFound)?;
+    File::open(format!("/proc/self/map_files/{}", mapped.range_name()))
 }
 
 /// The values of a set of `count` semaphores.

@@ -24,6 +24,10 @@ const FD_LINK: &str = "anon_inode:[userfaultfd]";
 const API: u64 = 0xaa;
 /// UFFDIO_REGISTER_MODE_MISSING.
 const MODE_MISSING: u64 = 1;
+/// UFFDIO_REGISTER_MODE_MINOR.
+const MODE_MINOR: u64 = 4;
+/// UFFDIO_CONTINUE_MODE_DONTWAKE.
+const CONTINUE_WITHOUT_WAKE: u64 = 1;
 /// UFFD_PAGEFAULT_FLAG_WRITE.
 const FAULT_WRITE: u64 = 1;
 /// UFFDIO_WRITEPROTECT_MODE_DONTWAKE.
@@ -36,6 +40,8 @@ pub struct Features(pub u64);
 impl Features {
     /// Messages at fork, mremap, madvise(MADV_DONTNEED and the like) and munmap.
     pub const ALL_EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
+    /// UFFDIO_CONTINUE in files of hugetlbfs (since Linux 5.13).
+    pub const MINOR_HUGETLBFS: Features = Features(1 << 9);
     /// UFFDIO_POISON (since Linux 6.6).
     pub const POISON: Features = Features(1 << 14);
 
@@ -209,9 +215,31 @@ impl Userfaultfd {
     /// # Errors
     /// As UFFDIO_REGISTER: EINVAL where part is not mapped, or a private mapping of a disk file.
     pub fn register(&self, start: u64, bytes: u64) -> io::Result<()> {
+        self.register_as(MODE_MISSING, start, bytes)
+    }
+
+    /// Has pages of a range reported that its file has and it has not mapped.
+    ///
+    /// # Errors
+    /// As UFFDIO_REGISTER: EINVAL where part is not mapped, or of another file than one of shared memory.
+    pub fn register_minor(&self, start: u64, bytes: u64) -> io::Result<()> {
+        self.register_as(MODE_MINOR, start, bytes)
+    }
+
+    fn register_as(&self, mode: u64, start: u64, bytes: u64) -> io::Result<()> {
         let range = Range { start, bytes };
-        let mut argument = RegisterArgument { range, mode: MODE_MISSING, ioctls: 0 };
+        let mut argument = RegisterArgument { range, mode, ioctls: 0 };
         Ok(self.request::<{ opcode::read_write::<RegisterArgument>(0xaa, 0x00) }, _>(&mut argument)?)
+    }
+
+    /// Maps pages that the file of a range has (UFFDIO_CONTINUE), and makes none. Nobody is woken.
+    ///
+    /// # Errors
+    /// [`Stopped`] at the first page that the file has not (EFAULT, where nothing was done before it).
+    pub fn map_present(&self, start: u64, bytes: u64) -> Result<(), Stopped> {
+        let mut argument = RangeArgument { range: Range { start, bytes }, mode: CONTINUE_WITHOUT_WAKE, done: 0 };
+        let outcome = self.request::<{ opcode::read_write::<RangeArgument>(0xaa, 0x07) }, _>(&mut argument);
+        stopped(outcome, argument.done)
     }
 
     /// Ends what [`Self::register`] began; waiting threads go on (and find zeroes).
@@ -362,7 +390,7 @@ struct CopyArgument {
     done: i64,
 }
 
-/// `struct uffdio_zeropage` and `struct uffdio_poison`.
+/// `struct uffdio_zeropage`, `struct uffdio_continue` and `struct uffdio_poison`.
 #[repr(C)]
 struct RangeArgument {
     range: Range,

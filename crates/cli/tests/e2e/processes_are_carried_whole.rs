@@ -126,7 +126,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("huge_pages_of_hugetlbfs", |cluster| carried(cluster, "huge_pages_of_hugetlbfs")),
     Test::shared("private_huge_pages", |cluster| carried(cluster, "private_huge_pages")),
     Test::shared("system_v_huge_pages", |cluster| carried(cluster, "system_v_huge_pages")),
-    Test::shared("refused_huge_pages", |cluster| refused(cluster, "refused_huge_pages", &["mapping", "hugetlbfs"])),
+    Test::shared("hugetlbfs_files", |cluster| carried(cluster, "hugetlbfs_files")),
+    Test::shared("huge_pages_of_a_frozen_parent", huge_pages_of_a_frozen_parent),
     Test::shared("refused_executable", |cluster| refused_at_its_stop(cluster, "refused_executable", &["executable"])),
     Test::shared("refused_sealed_area", |cluster| refused(cluster, "refused_sealed_area", &["mapping", "sealed"])),
 ];
@@ -186,6 +187,20 @@ fn when_its_parent_has_ended(cluster: &Cluster, name: &'static str, options: &[&
     subject.parent.kill();
     cluster.first().json(&["unpause", &children[0].id]);
     require_pass(cluster.first(), &children);
+}
+
+/// It is its own template, and goes on with its huge pages when the seed is dropped.
+fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
+    for name in ["private_huge_pages", "hugetlbfs_files"] {
+        let subject = Subject::start(name);
+        let seed = Seed::with_options(cluster.first(), &subject.parent, &["--freeze"]);
+        for strategy in STRATEGIES {
+            let options = ["--to", cluster.name(1), "--strategy", strategy];
+            require_pass(cluster.first(), &seed.fork_detached(&["1".to_owned()], &options));
+        }
+        drop(seed);
+        subject.check();
+    }
 }
 
 /// As from a kernel of another build; and a child of a child, which is led twice.

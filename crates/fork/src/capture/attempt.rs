@@ -348,7 +348,7 @@ fn take(
     of_tree: OfTree<'_>,
 ) -> Result<Taken, CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
-    let Prepared { survey, search, .. } = prepared;
+    let Prepared { mut survey, search, .. } = prepared;
     let (answers, mem) = (paused.answers(&snapshot)?, open_memory(subject)?);
     let mut leftovers = paused.lifeline.leftovers(paused.desks(), (pid, &mem))?;
     if let (Some(desks), false) = (&paused.born.desks_before, leftovers.is_empty()) {
@@ -364,7 +364,8 @@ fn take(
     let posix_timers = timers?;
     let mut likeness = likeness?;
     let personality = likeness.personality;
-    let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), of_tree.copies)?;
+    let known = (of_tree.copies, &mut survey.file_systems);
+    let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), known)?;
     let files = || phase!("prepare.files", take_files(options, (&survey, subject), &mut likeness, of_tree));
     let subject = held.subject(&snapshot, &survey, &mem);
     let files =

@@ -14,7 +14,7 @@ use super::script;
 use super::stopped::StoppedThread;
 use super::survey::Survey;
 use super::template::Clone;
-use super::unforked::Unforked;
+use super::unforked::{Unforked, mapped_bytes};
 use crate::phase;
 
 /// The clone, and what came of making it. Who has it ends its clones when all processes of the tree have gone through the pause:
@@ -52,7 +52,7 @@ impl Born {
         let mut born = Self::complete(Some(first));
         born.template_space = space(prepared, lifeline);
         let unforked = born.again(leader, prepared, lifeline, injector).await;
-        let replaced = born.replace_huge(prepared, injector).await;
+        let replaced = born.replace_huge((leader.tid, lifeline), prepared, injector).await;
         born.unforked = unforked.and_then(|areas| replaced.map(|()| areas));
         Ok(born)
     }
@@ -81,10 +81,16 @@ impl Born {
     }
 
     /// What no clone may keep is replaced in all there are, whatever came of making them.
-    async fn replace_huge(&self, prepared: &Prepared, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+    async fn replace_huge(
+        &self,
+        (leader, lifeline): (i32, &Lifeline),
+        prepared: &Prepared,
+        injector: &mut Injector<'_>,
+    ) -> Result<(), CaptureError> {
         let Some(clone) = &self.clone else { return Ok(()) };
         let clones = (clone, self.outdone.as_ref());
-        phase!(await "prepare.huge", huge::replace(&prepared.survey, &prepared.mem, clones, injector))
+        let mapped = (mapped_bytes(leader)?, lifeline.mapped());
+        phase!(await "prepare.huge", huge::replace((&prepared.survey, &prepared.mem), mapped, clones, injector))
     }
 }
 

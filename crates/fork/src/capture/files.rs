@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use farfork_sys::process::{FdDirectory, FdInfo};
 use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_sys::{pidfd, process};
-use rustix::fs::{AtFlags, readlinkat, statat};
+use rustix::fs::readlinkat;
 
 pub(super) use build::{Files, OpenFiles, Threads};
 pub(super) use contents::Contents;
@@ -143,7 +143,7 @@ impl OpenFd {
         let inode = Inode::behind(links, &name)?;
         Ok(Self {
             number,
-            kind: kind::kind(&link, &inode, || is_place(links, &name)),
+            kind: kind::kind((links, &name), &link, &inode),
             device: inode.device,
             inode: inode.number,
             mount: inode.mount,
@@ -283,12 +283,6 @@ fn socket_copies(pid: i32, fds: &[OpenFd]) -> io::Result<Vec<(&OpenFd, OwnedFd)>
     }
     let process = pidfd::open(pid)?;
     Ok(wanted.filter_map(|fd| Some((fd, pidfd::get_fd(&process, fd.number).ok()?))).collect())
-}
-
-/// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.
-fn is_place(links: &FdDirectory, name: &str) -> bool {
-    const OWNERS_RIGHTS: u32 = 0o700;
-    statat(links, name, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNERS_RIGHTS == 0)
 }
 
 /// What a person should know of the open files of processes, the first one's first, although all of them are carried.

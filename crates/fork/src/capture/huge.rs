@@ -10,11 +10,18 @@
 //! First all areas, then all contents: from the first moment that could fail, nothing is shared.
 
 use std::fs::File;
+use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use farfork_sys::hugetlbfs;
+use farfork_sys::memory::{read_process_exact, write_process_exact};
 use farfork_sys::pagemap::{Detail, PageTables, Region};
 use farfork_sys::process::{self, MapEntry};
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::USER_SPACE_END;
 
+use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::inject::{Call, Injector};
 use super::survey::Survey;
@@ -28,17 +35,19 @@ const MMAP: u64 = 9;
 const MUNMAP: u64 = 11;
 const MADVISE: u64 = 28;
 
-/// Replaces such memory of a clone of a process that stands; `outdone` is a clone before it, which loses it.
+/// Replaces such memory of a clone of a process that stands, with so much mapped and this lifeline; `outdone` is a clone before it,
+/// which loses it.
 pub(super) async fn replace(
-    survey: &Survey,
-    mem: &File,
+    (survey, mem): (&Survey, &File),
+    (mapped_bytes, lifeline): (u64, Range<u64>),
     (clone, outdone): (&Clone, Option<&Clone>),
     injector: &mut Injector<'_>,
 ) -> Result<(), CaptureError> {
-    if !survey.maps.iter().any(memory::is_private_huge) {
+    if !has_any(survey, (mapped_bytes, lifeline)) {
         return Ok(());
     }
-    let maps = process::maps(clone.pid).map_err(CaptureError::read(survey.pid, "the memory map"))?;
+    let mut maps = process::maps(clone.pid).map_err(CaptureError::read(survey.pid, "the memory map"))?;
+    survey.file_systems.clone().mark(survey.pid, &mut maps);
     let areas: Vec<&MapEntry> = maps.iter().filter(|entry| memory::is_private_huge(entry)).collect();
     for area in &areas {
         let replaced = injector.call(clone.pid, &clone.registers, ordinary(area)).await;
@@ -48,14 +57,32 @@ pub(super) async fn replace(
             injector.call(outdone.pid, &outdone.registers, unmap).await?;
         }
     }
-    for area in &areas {
-        match injector.call(clone.pid, &clone.registers, in_huge_pages(area)).await {
+    for (area, advice) in areas.iter().flat_map(|area| advices(survey, area).map(move |advice| (area, advice))) {
+        let call = Call::new("madvise", MADVISE, [area.start, area.bytes(), advice]);
+        match injector.call(clone.pid, &clone.registers, call).await {
             // A kernel without transparent huge pages.
             Ok(_) | Err(CaptureError::Call { .. }) => {}
             Err(error) => return Err(error),
         }
     }
-    copy(survey.pid, mem, (clone.pid, &areas), injector)
+    let mut copy = Copy::new((survey.pid, mem), clone.pid, injector.deadline())?;
+    areas.into_iter().try_for_each(|area| copy.area(area))
+}
+
+/// Whether there may be such memory: there was some when the process was looked at, or it has mapped or unmapped something since.
+fn has_any(survey: &Survey, (mapped_bytes, lifeline): (u64, Range<u64>)) -> bool {
+    let own = survey.maps.iter().filter(|entry| entry.start < USER_SPACE_END);
+    let surveyed: u64 = own.map(MapEntry::bytes).sum();
+    !survey.huge.is_empty() || surveyed + (lifeline.end - lifeline.start) != mapped_bytes
+}
+
+/// What the kernel is told of the ordinary memory in the place of an area.
+fn advices(survey: &Survey, area: &MapEntry) -> impl Iterator<Item = u64> {
+    const MADV_HUGEPAGE: u64 = 14;
+    const SAID: [(&str, u64); 3] = [("dd", 16), ("sr", 2), ("rr", 1)];
+    let before = survey.huge.iter().find(|before| before.start <= area.start && area.end <= before.end);
+    let again = SAID.into_iter().filter(move |(flag, _)| before.is_some_and(|before| before.has_flag(flag)));
+    std::iter::once(MADV_HUGEPAGE).chain(again.map(|(_, advice)| advice))
 }
 
 /// The call that maps ordinary memory over an area. Nothing is reserved for what the area may never hold.
@@ -68,11 +95,6 @@ fn ordinary(area: &MapEntry) -> Call {
     Call::new("mmap", MMAP, [area.start, area.bytes(), u64::from(area.protection), flags, u64::MAX, 0])
 }
 
-fn in_huge_pages(area: &MapEntry) -> Call {
-    const MADV_HUGEPAGE: u64 = 14;
-    Call::new("madvise(MADV_HUGEPAGE)", MADVISE, [area.start, area.bytes(), MADV_HUGEPAGE])
-}
-
 /// A sealed area, for one, cannot be replaced.
 fn named(pid: i32, area: &MapEntry, error: CaptureError) -> CaptureError {
     let CaptureError::Call { source, .. } = error else { return error };
@@ -83,30 +105,80 @@ fn named(pid: i32, area: &MapEntry, error: CaptureError) -> CaptureError {
     CaptureError::refused(pid, vec![Refusal::new(object, reason)])
 }
 
-/// Copies what the process has touched of the areas. What it has not must not be read: that would take huge pages.
-fn copy(
+/// The copying of areas of a process that stands to its clone.
+struct Copy<'a> {
     pid: i32,
-    mem: &File,
-    (clone, areas): (i32, &[&MapEntry]),
-    injector: &Injector<'_>,
-) -> Result<(), CaptureError> {
-    let failed = |what| CaptureError::read(pid, what);
-    let (mut tables, mut touched) = (PageTables::open(pid).map_err(failed("the page map"))?, Vec::<Region>::new());
-    for area in areas {
-        tables.populated(area.start, area.end, Detail::Populated, &mut touched).map_err(failed("the page map"))?;
+    mem: &'a File,
+    tables: PageTables,
+    clone: i32,
+    clone_mem: File,
+    deadline: &'a Deadline,
+    chunk: Vec<u8>,
+}
+
+impl<'a> Copy<'a> {
+    fn new((pid, mem): (i32, &'a File), clone: i32, deadline: &'a Deadline) -> Result<Self, CaptureError> {
+        let tables = PageTables::open(pid).map_err(CaptureError::read(pid, "the page map"))?;
+        Ok(Self { pid, mem, tables, clone, clone_mem: open_memory(clone)?, deadline, chunk: vec![0; CHUNK_BYTES] })
     }
-    let (to, mut buffer) = (open_memory(clone)?, vec![0; CHUNK_BYTES]);
-    for region in &touched {
-        for at in (region.start..region.end).step_by(CHUNK_BYTES) {
-            let deadline = injector.deadline();
-            if deadline.is_over() {
-                let (limit, phase) = (deadline.limit(), "copying its memory in huge pages of hugetlbfs");
-                return Err(CaptureError::TimedOut { pid, limit, phase });
-            }
-            let chunk = &mut buffer[..CHUNK_BYTES.min((region.end - at) as usize)];
-            mem.read_exact_at(chunk, at).map_err(failed("its memory in huge pages of hugetlbfs"))?;
-            to.write_all_at(chunk, at).map_err(CaptureError::trace("fill the memory of template", clone))?;
+
+    /// Copies what the process has touched of an area, and what else its file has. Of what is neither, nothing must be read: that
+    /// would take huge pages.
+    fn area(&mut self, area: &MapEntry) -> Result<(), CaptureError> {
+        let mut touched = Vec::<Region>::new();
+        let found = self.tables.populated(area.start, area.end, Detail::Populated, &mut touched);
+        found.map_err(CaptureError::read(self.pid, "the page map"))?;
+        for at in touched.iter().flat_map(|region| chunks(region.start..region.end)) {
+            self.in_time()?;
+            let read = self.read(at.clone());
+            read.and_then(|()| self.write(&at)).map_err(self.failed())?;
         }
+        let file = self.file(area).map_err(self.failed())?;
+        let is_touched = |at: u64| touched.iter().any(|region| (region.start..region.end).contains(&at));
+        let parts = file.data.iter().filter_map(|part| memory::mapped_part(area, part)).flat_map(chunks);
+        for at in parts.filter(|at| !is_touched(at.start)) {
+            self.in_time()?;
+            let chunk = &mut self.chunk[..(at.end - at.start) as usize];
+            let read = file.file.read_exact_at(chunk, area.offset + at.start - area.start);
+            read.and_then(|()| self.write(&at)).map_err(self.failed())?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    fn in_time(&self) -> Result<(), CaptureError> {
+        let (pid, limit, phase) = (self.pid, self.deadline.limit(), "copying its memory in huge pages of hugetlbfs");
+        if self.deadline.is_over() { Err(CaptureError::TimedOut { pid, limit, phase }) } else { Ok(()) }
+    }
+
+    fn failed(&self) -> impl FnOnce(io::Error) -> CaptureError + use<> {
+        CaptureError::read(self.pid, "its memory in huge pages of hugetlbfs")
+    }
+
+    /// Of a page that the process shares with a child of its own, process_vm_readv(2) would have the kernel make a copy first.
+    fn read(&mut self, at: Range<u64>) -> io::Result<()> {
+        let chunk = &mut self.chunk[..(at.end - at.start) as usize];
+        if self.tables.are_shared(at.start, at.start + PAGE_SIZE)? {
+            return self.mem.read_exact_at(chunk, at.start);
+        }
+        read_process_exact(self.pid, self.mem, at.start, chunk)
+    }
+
+    fn write(&self, at: &Range<u64>) -> io::Result<()> {
+        write_process_exact(self.clone, &self.clone_mem, at.start, &self.chunk[..(at.end - at.start) as usize])
+    }
+
+    fn file(&self, area: &MapEntry) -> io::Result<Mapped> {
+        let file = File::open(format!("/proc/{}/map_files/{}", self.pid, area.range_name()))?;
+        Ok(Mapped { data: hugetlbfs::data(&file)?, file })
+    }
+}
+
+/// A file, and where it has data.
+struct Mapped {
+    file: File,
+    data: Vec<Range<u64>>,
+}
+
+fn chunks(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    range.clone().step_by(CHUNK_BYTES).map(move |at| at..range.end.min(at + CHUNK_BYTES as u64))
 }

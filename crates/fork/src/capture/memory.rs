@@ -1,20 +1,22 @@
 //! The memory map: what each area is, which are refused, and how they stand in a descriptor.
 
 mod build;
+mod file_systems;
 mod space;
 
-use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 
 use farfork_sys::process::MapEntry;
 use farfork_wire::descriptor::{PageRun, SpecialMapping, USER_SPACE_END};
 
 pub(super) use build::MemoryMap;
+pub(super) use file_systems::FileSystems;
 pub(super) use space::AddressSpace;
 
 use super::error::Refusal;
 use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
-use super::shared::SEGMENT_PREFIX;
+use file_systems::HUGE_FLAG;
 
 /// What an area of the address space is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,12 +44,13 @@ pub(super) fn kind(entry: &MapEntry) -> Result<Kind, &'static str> {
         b"[vvar]" => Kind::Special(SpecialMapping::Vvar),
         b"[vvar_vclock]" => Kind::Special(SpecialMapping::VvarVclock),
         path if entry.is_shared => {
-            if is_deleted(path) || path.starts_with(SHARED_MEMORY_PREFIX) {
+            if is_huge(entry) || is_deleted(path) || path.starts_with(SHARED_MEMORY_PREFIX) {
                 Kind::SharedObject
             } else {
                 Kind::SharedFile
             }
         }
+        _ if is_huge(entry) => Kind::Anonymous,
         // A private mapping of /dev/zero is anonymous memory.
         path if entry.inode == 0 || !path.starts_with(b"/") || is_deleted(path) || path == b"/dev/zero" => {
             Kind::Anonymous
@@ -66,23 +69,20 @@ fn is_deleted(path: &[u8]) -> bool {
     path.ends_with(DELETED_SUFFIX)
 }
 
-/// What memory without a path is called that is in huge pages of hugetlbfs.
-const HUGE_PREFIX: &[u8] = b"/anon_hugepage";
-
-const HUGE: &str = "it is in huge pages of hugetlbfs, which are carried where they have no path and the process is not frozen: a fork of \
-                    others can leave the process without one that it needs";
-
-/// Whether memory that may be in huge pages of hugetlbfs is carried, in ordinary ones: it is copied in the pause, and nothing is left to
-/// copy when the process writes to it.
-pub(super) fn may_be_huge(entry: &MapEntry) -> bool {
-    const PREFIXES: [&[u8]; 3] = [HUGE_PREFIX, b"/memfd:", SEGMENT_PREFIX];
-    entry.is_shared && PREFIXES.iter().any(|prefix| entry.path.starts_with(prefix))
+/// Whether an area is in huge pages of hugetlbfs, as a map tells that [`FileSystems`] has marked.
+fn is_huge(entry: &MapEntry) -> bool {
+    entry.has_flag(HUGE_FLAG)
 }
 
-/// Whether an area is private memory in huge pages of hugetlbfs without a file: a clone gets ordinary ones in their place (`huge`).
-/// What still is such memory when a template is described is refused.
+/// Whether an area is private memory in huge pages of hugetlbfs: a clone gets ordinary ones in their place (`huge`).
 pub(super) fn is_private_huge(entry: &MapEntry) -> bool {
-    !entry.is_shared && entry.path.starts_with(HUGE_PREFIX)
+    !entry.is_shared && is_huge(entry)
+}
+
+/// Where an area has a part of its file mapped.
+pub(super) fn mapped_part(entry: &MapEntry, part: &Range<u64>) -> Option<Range<u64>> {
+    let (first, behind) = (part.start.max(entry.offset), part.end.min(entry.offset + entry.bytes()));
+    (first < behind).then(|| entry.start + first - entry.offset..entry.start + behind - entry.offset)
 }
 
 /// By VmFlags (proc_pid_smaps(5)), where they are known.
@@ -98,17 +98,11 @@ fn refuse_by_flag(entry: &MapEntry) -> Result<(), &'static str> {
     if !is_kernels && (entry.has_flag("pf") || entry.has_flag("io")) {
         return Err("it maps a device");
     }
-    if entry.has_flag("ht") && !may_be_huge(entry) {
-        return Err(HUGE);
-    }
     REFUSED.iter().find(|(flag, _)| entry.has_flag(flag)).map_or(Ok(()), |(_, reason)| Err(reason))
 }
 
 fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
     let path = entry.path.as_slice();
-    if path.starts_with(HUGE_PREFIX) && !may_be_huge(entry) {
-        return Err(HUGE);
-    }
     if path.starts_with(b"/secretmem") {
         return Err("it is secret memory (memfd_secret), which nobody else may read");
     }
@@ -119,7 +113,7 @@ fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
         return Err("it is a shared mapping of an unknown kind");
     }
     let is_device = path.starts_with(b"/dev/") && !path.starts_with(b"/dev/shm/") && !path.starts_with(b"/dev/zero");
-    if is_device && !is_deleted(path) {
+    if is_device && !is_deleted(path) && !is_huge(entry) {
         return Err("it maps a device");
     }
     Ok(())
@@ -145,34 +139,6 @@ pub(super) fn is_left_out(entry: &MapEntry) -> bool {
 /// Whether an area is private memory that has no file.
 pub(super) fn is_private(entry: &MapEntry) -> bool {
     kind(entry) == Ok(Kind::Anonymous) && entry.inode == 0
-}
-
-/// What of a running process's map lies on a file system whose pages cannot be carried: what its flags would tell late.
-pub(super) fn file_system_refusals(pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
-    let mut known: BTreeMap<u64, Option<&'static str>> = BTreeMap::new();
-    let mut refusals = Vec::new();
-    // Both are file systems of the kernel's own: what lies on a device of a driver's is on neither.
-    let is_kernels = |entry: &&MapEntry| entry.inode != 0 && rustix::fs::major(entry.device) == 0;
-    for entry in maps.iter().filter(is_kernels).filter(|entry| !may_be_huge(entry) && !is_private_huge(entry)) {
-        let link = || format!("/proc/{pid}/map_files/{}", entry.range_name());
-        if let Some(reason) = *known.entry(entry.device).or_insert_with(|| refuse_by_file_system(&link())) {
-            let name = String::from_utf8_lossy(&entry.path);
-            refusals
-                .push(Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end), reason));
-        }
-    }
-    refusals
-}
-
-fn refuse_by_file_system(link: &str) -> Option<&'static str> {
-    const HUGETLBFS: u64 = 0x9584_58f6;
-    const SYSFS: u64 = 0x6265_6572;
-    // What cannot be asked is found out by its flags.
-    match rustix::fs::statfs(link).ok()?.f_type as u64 {
-        HUGETLBFS => Some(HUGE),
-        SYSFS => Some("it maps a device"),
-        _ => None,
-    }
 }
 
 /// Runs in ascending order, with those that touch or overlap made one.

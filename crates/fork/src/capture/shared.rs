@@ -11,6 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use farfork_sys::hugetlbfs;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
     Extent, ExtentId, ExtentSource, FileStatus, MessageQueue, PageRun, SemaphoreSet, SharedKind, SharedObject,
@@ -97,6 +98,8 @@ struct Source {
     name: String,
     kind: SharedKind,
     file: File,
+    /// Whether it lies on hugetlbfs.
+    is_huge: bool,
     /// Allocated and touched, where the data lay at the survey.
     prepared: Vec<Run>,
 }
@@ -200,6 +203,9 @@ impl Source {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let status = FileStatus { mode: metadata.mode() & PERMISSIONS, uid: metadata.uid(), gid: metadata.gid() };
         let undeleted = link.strip_suffix(DELETED_SUFFIX);
+        let is_huge = hugetlbfs::has(&file)?;
+        let named =
+            |path: &[u8]| (text(path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)), SharedKind::Deleted(status));
         let (name, kind) = match (link, undeleted) {
             (link, _) if link.starts_with(b"/memfd:") => {
                 (text(&undeleted.unwrap_or(link)[b"/memfd:".len()..]), SharedKind::Memory)
@@ -209,26 +215,29 @@ impl Source {
                 (String::new(), segment.ok_or(io::ErrorKind::NotFound)?.kind())
             }
             (_, Some(b"/dev/zero" | b"/anon_hugepage")) => (String::new(), SharedKind::Memory),
-            (_, Some(path)) => {
-                (text(path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)), SharedKind::Deleted(status))
-            }
+            (_, Some(path)) => named(path),
+            // Another node has its own of that path, if any.
+            (path, None) if is_huge => named(path),
             (link, None) if link.starts_with(SHARED_MEMORY_PREFIX) => {
                 (String::new(), SharedKind::Named { path: text(link), status })
             }
             _ => (String::new(), SharedKind::Memory),
         };
-        Ok(Self { key: (metadata.dev(), metadata.ino()), name, kind, file, prepared: Vec::new() })
+        Ok(Self { key: (metadata.dev(), metadata.ino()), name, kind, file, is_huge, prepared: Vec::new() })
     }
 
     /// A segment that is not attached.
     fn of(file: File, segment: Segment) -> io::Result<Self> {
         let metadata = file.metadata()?;
-        let key = (metadata.dev(), metadata.ino());
-        Ok(Self { key, name: String::new(), kind: segment.kind(), file, prepared: Vec::new() })
+        let (key, is_huge) = ((metadata.dev(), metadata.ino()), hugetlbfs::has(&file)?);
+        Ok(Self { key, name: String::new(), kind: segment.kind(), file, is_huge, prepared: Vec::new() })
     }
 
     /// Offset and length, in bytes, of each run of data.
     fn data(&self) -> io::Result<Vec<(u64, u64)>> {
+        if self.is_huge {
+            return Ok(hugetlbfs::data(&self.file)?.into_iter().map(|run| (run.start, run.end - run.start)).collect());
+        }
         let mut runs = Vec::new();
         let mut from = 0;
         loop {

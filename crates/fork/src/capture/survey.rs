@@ -11,6 +11,7 @@ use farfork_wire::descriptor::THREADS_MAX;
 
 use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets, Streams};
+use super::memory::FileSystems;
 use super::program::Program;
 use super::stop::{is_in_vfork, traced};
 use super::timers;
@@ -62,6 +63,9 @@ pub(super) struct Survey {
     pub(super) diagnosis: Option<Diagnosis>,
     /// Areas that are locked, which fork(2) makes no others.
     pub(super) locked: Vec<Range<u64>>,
+    /// Private areas in huge pages of hugetlbfs, with the kernel's flags, which a clone loses with them.
+    pub(super) huge: Vec<MapEntry>,
+    pub(super) file_systems: FileSystems,
     /// Address of a `syscall` instruction.
     pub(super) syscall_at: u64,
     pub(super) refusals: Vec<Refusal>,
@@ -129,7 +133,9 @@ impl Survey {
             maps.iter_mut().for_each(|entry| entry.clear_flag("um"));
         }
         let fds = files::open_fds(pid, sockets, streams)?;
-        let locked = if status.locked_bytes > 0 { locked_areas(pid)? } else { Vec::new() };
+        let mut file_systems = FileSystems::default();
+        file_systems.mark(pid, &mut maps);
+        let (locked, huge) = marked_areas(pid, &maps, &status)?;
         let profiles = profiles(pid, stat.name.clone(), status)?;
         let mut survey = Self {
             pid,
@@ -141,15 +147,15 @@ impl Survey {
             notes: Vec::new(),
             diagnosis: files::diagnosis(pid, &fds)?,
             locked,
+            huge,
+            file_systems,
             maps,
             fds,
         };
         survey.find_vdso()?;
         survey.refuse_threads()?;
-        survey
-            .refusals
-            .extend(memory::refusals(pid, survey.maps.iter().filter(|entry| !memory::is_private_huge(entry))));
-        survey.refusals.extend(memory::file_system_refusals(pid, &survey.maps));
+        survey.refusals.extend(memory::refusals(pid, &survey.maps));
+        survey.refusals.extend(survey.file_systems.refusals(pid, &survey.maps));
         survey.refusals.extend(files::refusals(pid, pid, &survey.fds)?);
         survey.refusals.extend(files::foreign_pidfds(streams.map_or(pid, Streams::first), pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
@@ -240,10 +246,18 @@ impl Survey {
     }
 }
 
-/// The areas that are locked. Only `smaps` tells, and only of the process itself.
-fn locked_areas(pid: i32) -> Result<Vec<Range<u64>>, CaptureError> {
+/// The areas that are locked, and private ones in huge pages. Only `smaps` tells their flags, and only of the process itself.
+fn marked_areas(
+    pid: i32,
+    maps: &[MapEntry],
+    status: &Status,
+) -> Result<(Vec<Range<u64>>, Vec<MapEntry>), CaptureError> {
+    if status.locked_bytes == 0 && !maps.iter().any(memory::is_private_huge) {
+        return Ok((Vec::new(), Vec::new()));
+    }
     let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
-    Ok(areas.iter().filter(|entry| entry.has_flag("lo")).map(|entry| entry.start..entry.end).collect())
+    let locked = areas.iter().filter(|entry| entry.has_flag("lo")).map(|entry| entry.start..entry.end).collect();
+    Ok((locked, areas.into_iter().filter(memory::is_private_huge).collect()))
 }
 
 /// What makes a process out of the question, without a closer look.

@@ -17,6 +17,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use farfork_sys::process::{self, MapEntry};
+use farfork_wire::PAGE_SIZE;
 
 use super::error::{CaptureError, Refusal};
 use super::inject::{Call, Injector};
@@ -57,7 +58,7 @@ struct Run {
 impl Unforked {
     /// What a clone lacks of a process that stands; `None` where that is nothing.
     pub(super) fn of(pid: i32, clone: i32) -> Result<Option<Self>, CaptureError> {
-        if mapped_pages(pid)? == mapped_pages(clone)? {
+        if mapped_bytes(pid)? == mapped_bytes(clone)? {
             return Ok(None);
         }
         let map = |pid: i32| process::maps(pid).map_err(CaptureError::read(pid, "the memory map"));
@@ -143,8 +144,8 @@ fn runs(map: &[MapEntry], is_wanted: impl Fn(&MapEntry) -> bool) -> Vec<Run> {
     runs
 }
 
-/// How much address space a process has, in pages.
-fn mapped_pages(pid: i32) -> Result<u64, CaptureError> {
+/// How much address space a process has.
+pub(super) fn mapped_bytes(pid: i32) -> Result<u64, CaptureError> {
     let line = process::read_line(&format!("/proc/{pid}/statm")).map_err(CaptureError::read(pid, "statm"))?;
-    Ok(line.split_whitespace().next().and_then(|pages| pages.parse().ok()).unwrap_or(0))
+    Ok(line.split_whitespace().next().and_then(|pages| pages.parse().ok()).map_or(0, |pages: u64| pages * PAGE_SIZE))
 }

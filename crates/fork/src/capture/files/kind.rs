@@ -6,8 +6,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
+use farfork_sys::hugetlbfs;
 use farfork_sys::process::FdDirectory;
-use rustix::fs::{AtFlags, FileType, StatxFlags, makedev, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, makedev, openat, statat, statx};
 
 /// What a descriptor leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,6 +62,8 @@ pub(super) struct Inode {
     pub(super) mount: u64,
     pub(super) links: u32,
     mode: u16,
+    /// Of the file system's blocks.
+    block_bytes: u32,
     /// The device that it stands for, where it stands for one.
     stands_for: u64,
 }
@@ -75,20 +78,21 @@ impl Inode {
             mount: found.stx_mnt_id,
             links: found.stx_nlink,
             mode: found.stx_mode,
+            block_bytes: found.stx_blksize,
             stands_for: makedev(found.stx_rdev_major, found.stx_rdev_minor),
         })
     }
 }
 
-/// What the link of a descriptor leads to. `is_place` tells whether the descriptor can neither be read nor written.
-pub(super) fn kind(link: &[u8], inode: &Inode, is_place: impl FnOnce() -> bool) -> Kind {
+/// What the link of a descriptor, `name` among `links`, leads to.
+pub(super) fn kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &Inode) -> Kind {
     let name = || String::from_utf8_lossy(link).into_owned();
     let file_type = FileType::from_raw_mode(inode.mode.into());
     if let Some(anonymous) = link.strip_prefix(b"anon_inode:") {
         return anonymous_kind(anonymous);
     }
     let is_plain = file_type.is_file() || file_type.is_dir();
-    if link.starts_with(b"/") && !is_plain && is_place() {
+    if link.starts_with(b"/") && !is_plain && is_place(links, number) {
         return Kind::Regular;
     }
     if file_type.is_socket() {
@@ -101,7 +105,7 @@ pub(super) fn kind(link: &[u8], inode: &Inode, is_place: impl FnOnce() -> bool) 
         Kind::Other(format!("block device {} cannot be carried", name()))
     } else if file_type.is_dir() {
         Kind::Directory
-    } else if file_type.is_file() && (link.starts_with(MEMFD_PREFIX) || is_shared_memory(link, inode)) {
+    } else if file_type.is_file() && is_memory(link, inode, || is_on_hugetlbfs(links, number)) {
         Kind::Memory
     } else if link.starts_with(b"/") && file_type.is_file() {
         Kind::Regular
@@ -112,15 +116,29 @@ pub(super) fn kind(link: &[u8], inode: &Inode, is_place: impl FnOnce() -> bool) 
     }
 }
 
-/// Whether a regular file is kept like memory that no path leads to: one that was deleted, or POSIX shared memory, which
-/// its processes go on writing to.
-fn is_shared_memory(link: &[u8], inode: &Inode) -> bool {
+/// Whether a regular file is kept like memory that no path leads to: one that was deleted, POSIX shared memory, which its processes
+/// go on writing to, or one in huge pages, which another node may have none of.
+fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool) -> bool {
+    /// The least that hugetlbfs has blocks of.
+    const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;
     let is_there = || {
         let found = fs::metadata(OsStr::from_bytes(link));
         found.is_ok_and(|found| (found.dev(), found.ino()) == (inode.device, inode.number))
     };
     let is_deleted = inode.links == 0 || (link.ends_with(DELETED_SUFFIX) && !is_there());
-    is_deleted || link.starts_with(SHARED_MEMORY_PREFIX)
+    let is_without_path = link.starts_with(MEMFD_PREFIX) || link.starts_with(SHARED_MEMORY_PREFIX);
+    is_without_path || is_deleted || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
+}
+
+/// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.
+fn is_place(links: &FdDirectory, number: &str) -> bool {
+    const OWNERS_RIGHTS: u32 = 0o700;
+    statat(links, number, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|link| link.st_mode & OWNERS_RIGHTS == 0)
+}
+
+fn is_on_hugetlbfs(links: &FdDirectory, number: &str) -> bool {
+    let place = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+    place.is_ok_and(|place| hugetlbfs::has(place).unwrap_or(false))
 }
 
 fn anonymous_kind(name: &[u8]) -> Kind {

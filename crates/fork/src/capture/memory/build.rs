@@ -1,9 +1,12 @@
 //! A memory map as a descriptor holds it, from the map and the page tables of the template.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
+use farfork_sys::hugetlbfs;
 use farfork_sys::pagemap::Region;
 use farfork_sys::process::MapEntry;
 use farfork_wire::PAGE_SIZE;
@@ -12,7 +15,7 @@ use farfork_wire::descriptor::{
 };
 
 use super::space::AddressSpace;
-use super::{Kind, about, is_left_out, kind, merge};
+use super::{Kind, about, is_left_out, is_private_huge, kind, mapped_part, merge};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::lineage::Inheritance;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
@@ -63,6 +66,7 @@ impl Builder<'_> {
             Kind::Skipped => return Ok(()),
             Kind::Special(special) => Backing::Special(special),
             Kind::Anonymous if is_wiped(entry) => Backing::Anonymous { extent: None },
+            Kind::Anonymous if is_private_huge(entry) => self.huge_file(entry)?,
             // A mapping of a deleted file, or of /dev/zero, has both the file's pages and written ones.
             Kind::Anonymous if entry.inode != 0 => self.written_file(entry)?,
             Kind::Anonymous => Backing::Anonymous { extent: self.anonymous(entry) },
@@ -116,6 +120,21 @@ impl Builder<'_> {
             Err(source) => return Err(self.refuse(entry, &about(entry, &source))),
         };
         let mut runs: Vec<PageRun> = pages_of_file(entry, file_bytes).into_iter().collect();
+        runs.extend(self.runs(entry, |_| true));
+        runs.sort_unstable_by_key(|run| run.first);
+        Ok(Backing::Anonymous { extent: self.extent(entry, merge(runs)) })
+    }
+
+    /// Private memory in huge pages of a process that is its own template, with what its file has: a page that neither has must
+    /// not be read, which would take one.
+    fn huge_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
+        let data = File::open(self.link(entry)).and_then(|file| hugetlbfs::data(&file));
+        let data = data.map_err(|source| self.refuse(entry, &about(entry, &source)))?;
+        let pages = |area: Range<u64>| PageRun {
+            first: (area.start - entry.start) / PAGE_SIZE,
+            count: (area.end - area.start) / PAGE_SIZE,
+        };
+        let mut runs: Vec<PageRun> = data.iter().filter_map(|data| mapped_part(entry, data)).map(pages).collect();
         runs.extend(self.runs(entry, |_| true));
         runs.sort_unstable_by_key(|run| run.first);
         Ok(Backing::Anonymous { extent: self.extent(entry, merge(runs)) })

@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use farfork_sys::pagemap::{Detail, PageTables, Region};
 use farfork_sys::process::{self, MapEntry};
 
-use super::{Kind, is_left_out, kind, refusals};
+use super::{FileSystems, Kind, is_left_out, is_private_huge, kind, refusals};
 use crate::capture::error::CaptureError;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
 use crate::phase;
@@ -42,13 +42,19 @@ impl AddressSpace {
     pub(crate) fn of(
         (pid, subject): (i32, i32),
         lifeline: Range<u64>,
-        shared: &SharedCopies,
+        (shared, file_systems): (&SharedCopies, &mut FileSystems),
     ) -> Result<Self, CaptureError> {
-        let map = phase!("prepare.map", process::maps(subject)).map_err(CaptureError::read(pid, "the memory map"))?;
+        let map = phase!("prepare.map", process::maps(subject)).map_err(CaptureError::read(pid, "the memory map"));
+        let mut map = map?;
+        file_systems.mark(subject, &mut map);
         let entries: Vec<MapEntry> = map.into_iter().flat_map(|entry| entry.without(&lifeline)).collect();
         let found = refusals(pid, &entries);
         if !found.is_empty() {
             return Err(CaptureError::refused(pid, found));
+        }
+        // A clone has none, but where one was mapped when nobody looked.
+        if subject != pid && entries.iter().any(is_private_huge) {
+            return Err(CaptureError::Unstable { pid, what: "its memory in huge pages of hugetlbfs".to_owned() });
         }
         let space = Self { pid, subject, entries, regions: Vec::new(), is_scanned: false };
         if space.entries.iter().any(|entry| kind(entry) == Ok(Kind::SharedObject) && !space.is_copied(entry, shared)) {

@@ -20,7 +20,6 @@ pub(super) struct Segment {
     mode: u32,
     uid: u32,
     gid: u32,
-    bytes: u64,
     /// The process that made it, as we see it.
     maker: i32,
 }
@@ -48,7 +47,7 @@ pub(super) fn segments(pid: i32, attached: &[u64]) -> Result<(Vec<Segment>, Vec<
         }
         let all = parse(&fs::read_to_string("/proc/sysvipc/shm")?).ok_or(io::ErrorKind::InvalidData)?;
         let is_made = |one: &&Segment| one.maker == pid && !attached.contains(&one.id.into());
-        let open = |one: &Segment| Ok((*one, system_v::open_segment(one.id, one.bytes)?));
+        let open = |one: &Segment| Ok((*one, system_v::open_segment(one.id)?));
         let made = all.iter().filter(is_made).map(open).collect::<io::Result<Vec<_>>>()?;
         Ok((all, made))
     };
@@ -90,7 +89,6 @@ fn parse(text: &str) -> Option<Vec<Segment>> {
             mode: u32::from_str_radix(words.get(2)?, 8).ok()?,
             uid: number(7)?,
             gid: number(8)?,
-            bytes: words.get(3)?.parse().ok()?,
             maker: words.get(4)?.parse().ok()?,
         })
     };
@@ -112,7 +110,7 @@ mod tests {
             is_removed: true,
         };
         let segment = parse(text).unwrap()[0];
-        assert_eq!((segment.kind(), segment.bytes, segment.maker), (expected, 12288, 9999));
+        assert_eq!((segment.kind(), segment.maker), (expected, 9999));
         assert!(parse("header\n1 2\n").is_none());
     }
 }

@@ -1,0 +1,118 @@
+//! Files of hugetlbfs: which of their pages are there. lseek(2) takes all of such a file for data, and what reads a page that is
+//! not there by way of a mapping takes one from the pool.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::ptr;
+
+use rustix::fs::fstatfs;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::userfaultfd::{Cause, Features, Stopped, Userfaultfd};
+
+/// What statfs(2) says of hugetlbfs.
+pub const MAGIC: u64 = 0x9584_58f6;
+
+/// Size of the blocks that stat(2) counts in, in bytes.
+const BLOCK_BYTES: u64 = 512;
+
+/// Whether a file lies on hugetlbfs.
+///
+/// # Errors
+/// As fstatfs(2).
+pub fn has(file: impl AsFd) -> io::Result<bool> {
+    Ok(fstatfs(file)?.f_type as u64 == MAGIC)
+}
+
+/// Where a file of hugetlbfs, open for reading, has pages, ascending. No page is taken for that.
+///
+/// # Errors
+/// As fstat(2), mmap(2) and userfaultfd(2). A file that has all of its pages, or none, needs neither of the latter two.
+pub fn data(file: &File) -> io::Result<Vec<Range<u64>>> {
+    let status = file.metadata()?;
+    let (bytes, page_bytes) = (status.len(), status.blksize());
+    let there = (status.blocks() * BLOCK_BYTES).min(bytes.next_multiple_of(page_bytes));
+    if there == 0 {
+        return Ok(Vec::new());
+    }
+    if there >= bytes {
+        return Ok(std::iter::once(0..bytes).collect());
+    }
+    let mut found = Probe::of(file, bytes.next_multiple_of(page_bytes))?.find(page_bytes, there)?;
+    if let Some(last) = found.last_mut() {
+        last.end = last.end.min(bytes);
+    }
+    Ok(found)
+}
+
+/// A mapping of a file that a userfaultfd has the kernel map only such pages into as are there (UFFDIO_CONTINUE).
+struct Probe {
+    start: u64,
+    bytes: u64,
+    faults: Userfaultfd,
+}
+
+impl Probe {
+    fn of(file: &File, bytes: u64) -> io::Result<Self> {
+        let faults = Userfaultfd::create()?;
+        faults.enable(Features::MINOR_HUGETLBFS)?;
+        // Private: a shared mapping would have to be writable to be registered. Without a reserve: it takes no page.
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses changes no memory in use.
+        let at = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes as usize, ProtFlags::READ, flags, file.as_fd(), 0)? };
+        let probe = Self { start: at.expose_provenance() as u64, bytes, faults };
+        probe.faults.register_minor(probe.start, probe.bytes)?;
+        Ok(probe)
+    }
+
+    /// Looks until `there` bytes were found.
+    fn find(&self, page_bytes: u64, there: u64) -> io::Result<Vec<Range<u64>>> {
+        let (mut runs, mut found, mut at) = (Vec::<Range<u64>>::new(), 0, 0);
+        while at < self.bytes && found < there {
+            let done = match self.faults.map_present(self.start + at, self.bytes - at) {
+                Ok(()) => self.bytes - at,
+                Err(Stopped { done: 0, cause: Cause::Other(error) }) if error.raw_os_error() == Some(libc::EFAULT) => {
+                    at += page_bytes;
+                    continue;
+                }
+                Err(Stopped { done: 0, cause }) => return Err(io::Error::other(format!("UFFDIO_CONTINUE: {cause:?}"))),
+                Err(Stopped { done, .. }) => done,
+            };
+            match runs.last_mut() {
+                Some(last) if last.end == at => last.end += done,
+                _ => runs.push(at..at + done),
+            }
+            found += done;
+            at += done;
+        }
+        Ok(runs)
+    }
+}
+
+impl Drop for Probe {
+    fn drop(&mut self) {
+        // SAFETY: it was mapped in `of`, with this length, and nothing refers to its memory.
+        let unmapped =
+            unsafe { rustix::mm::munmap(ptr::with_exposed_provenance_mut(self.start as usize), self.bytes as usize) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
+
+    /// Pages in one are shown by `hugetlbfs_files` of the end-to-end tests, which has the node keep some aside.
+    #[test]
+    fn a_file_without_pages_has_no_data() {
+        let file = File::from(memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).unwrap());
+        assert!(has(&file).unwrap() && !has(tempfile::tempfile().unwrap()).unwrap());
+        file.set_len(64 << 20).unwrap();
+        assert_eq!(data(&file).unwrap(), []);
+        assert_eq!(Probe::of(&file, 64 << 20).unwrap().find(2 << 20, 2 << 20).unwrap(), []);
+    }
+}
