@@ -213,11 +213,11 @@ impl Child {
     ///
     /// # Errors
     /// The file cannot be read or watched.
-    pub(crate) async fn output(&self, stream: Stream, follow: Option<&Arc<OutputWatch>>) -> Result<Output, Failure> {
+    pub(crate) fn output(&self, stream: Stream, follow: Option<&Arc<OutputWatch>>) -> Result<Output, Failure> {
         let path = self.directory.join(stream.file());
         let opened = match follow {
-            Some(watch) => Output::follow(&path, watch, self.status()).await,
-            None => Output::open(&path).await,
+            Some(watch) => Output::follow(&path, watch, self.status()),
+            None => Output::open(&path),
         };
         opened.map_err(|error| self.failure(Code::Internal, format!("what it wrote cannot be read: {error}")))
     }

@@ -1,15 +1,16 @@
 //! What children write: files, which grow and are read as they grow. One inotify instance of the daemon tells when.
 
 use std::collections::HashMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
-use tokio::fs::File;
-use tokio::io::AsyncReadExt as _;
+use rustix::io::{ReadWriteFlags, preadv2};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Notify, watch};
 
@@ -107,39 +108,37 @@ async fn deliver(watch: Weak<OutputWatch>) {
 
 /// Reads a file that a child writes to, piece by piece.
 pub(crate) struct Output {
-    file: File,
+    file: Arc<File>,
+    /// Up to where it was read.
+    offset: u64,
     /// Absent: what is there now is all.
     following: Option<(Following, watch::Receiver<Status>)>,
 }
 
 impl Output {
     /// What the file holds now.
-    pub(crate) async fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: File::open(path).await?, following: None })
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { file: Arc::new(File::open(path)?), offset: 0, following: None })
     }
 
     /// What the file holds, and will hold until the child has ended.
-    pub(crate) async fn follow(
-        path: &Path,
-        watch: &Arc<OutputWatch>,
-        status: watch::Receiver<Status>,
-    ) -> io::Result<Self> {
+    pub(crate) fn follow(path: &Path, watch: &Arc<OutputWatch>, status: watch::Receiver<Status>) -> io::Result<Self> {
         let following = Some((watch.follow(path)?, status));
-        Ok(Self { file: File::open(path).await?, following })
+        Ok(Self { following, ..Self::open(path)? })
     }
 
     /// The next piece; `None` at the end.
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let Some((following, status)) = &mut self.following else {
-                return read_piece(&mut self.file).await;
+                return read_piece(&self.file, &mut self.offset).await;
             };
             // Both are armed before the read, so that nothing that happens behind it is missed.
             let grown = following.grown.notified();
             tokio::pin!(grown);
             grown.as_mut().enable();
             let has_ended = matches!(*status.borrow_and_update(), Status::Ended(_));
-            let piece = read_piece(&mut self.file).await?;
+            let piece = read_piece(&self.file, &mut self.offset).await?;
             if piece.is_some() || has_ended {
                 return Ok(piece);
             }
@@ -151,9 +150,28 @@ impl Output {
     }
 }
 
-async fn read_piece(file: &mut File) -> io::Result<Option<Vec<u8>>> {
-    let mut piece = Vec::with_capacity(OUTPUT_CHUNK_BYTES);
-    let count = file.take(OUTPUT_CHUNK_BYTES as u64).read_to_end(&mut piece).await?;
+/// What was written lately is in the kernel's memory still: it is read here and now. To have another thread read it, and hear of
+/// that, takes longer than the read. What would have to be waited for is read by a thread that may wait.
+async fn read_piece(file: &Arc<File>, offset: &mut u64) -> io::Result<Option<Vec<u8>>> {
+    let left = file.metadata()?.len().saturating_sub(*offset);
+    if left == 0 {
+        return Ok(None);
+    }
+    let mut piece = vec![0; OUTPUT_CHUNK_BYTES.min(usize::try_from(left).unwrap_or(usize::MAX))];
+    let at_once = preadv2(file, &mut [IoSliceMut::new(&mut piece)], *offset, ReadWriteFlags::NOWAIT);
+    let count = match at_once {
+        Ok(count) => count,
+        // Not there, or this file system does not tell.
+        Err(_) => {
+            let (file, offset) = (file.clone(), *offset);
+            let reading = tokio::task::spawn_blocking(move || Ok((file.read_at(&mut piece, offset)?, piece)));
+            let (count, read) = reading.await.unwrap_or_else(|panic| Err(io::Error::other(panic)))?;
+            piece = read;
+            count
+        }
+    };
+    piece.truncate(count);
+    *offset += count as u64;
     Ok((count > 0).then_some(piece))
 }
 
@@ -180,7 +198,7 @@ mod tests {
         let mut writer = OpenOptions::new().create(true).append(true).open(&path).unwrap();
         let (status, receiver) = watch::channel(Status::Running);
         let watch = OutputWatch::start().unwrap();
-        let mut output = Output::follow(&path, &watch, receiver).await.unwrap();
+        let mut output = Output::follow(&path, &watch, receiver).unwrap();
 
         for piece in ["one", "two"] {
             writer.write_all(piece.as_bytes()).unwrap();
@@ -200,7 +218,7 @@ mod tests {
     async fn without_following_the_end_is_what_is_there() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"so far").unwrap();
-        let mut output = Output::open(file.path()).await.unwrap();
+        let mut output = Output::open(file.path()).unwrap();
         assert_eq!(output.next().await.unwrap().as_deref(), Some(&b"so far"[..]));
         assert_eq!(output.next().await.unwrap(), None);
     }

@@ -72,7 +72,7 @@ async fn pass_inputs_on(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput
 
 async fn pass_outputs_on(node: &Node, child: &Child, sink: &Sink<v1::AttachOutput>) -> Result<(), Failure> {
     let copy = |stream: Stream, wrap: fn(Vec<u8>) -> Output| async move {
-        let mut output = child.output(stream, Some(node.children.output())).await?;
+        let mut output = child.output(stream, Some(node.children.output()))?;
         while let Some(piece) = output.next().await.map_err(|error| unreadable(child, &error))? {
             if send(sink, v1::AttachOutput { output: Some(wrap(piece)) }).await.is_err() {
                 break;

@@ -127,7 +127,7 @@ async fn wait_here(
         }
         let (stream, event): (_, fn(Vec<u8>) -> Event) =
             if child.has_result() { (Stream::Result, Event::Result) } else { (Stream::Stdout, Event::Stdout) };
-        let mut output = child.output(stream, Some(node.children.output())).await?;
+        let mut output = child.output(stream, Some(node.children.output()))?;
         while let Some(piece) = output.next().await.map_err(|error| unreadable(child, &error))? {
             if send(sink, v1::WaitEvent { index, event: Some(event(piece)) }).await.is_err() {
                 return Ok(());
@@ -170,7 +170,7 @@ async fn logs_here(
             return Ok::<(), Failure>(());
         }
         let watch = request.follow.then(|| node.children.output());
-        let mut output = child.output(stream, watch).await?;
+        let mut output = child.output(stream, watch)?;
         while let Some(data) = output.next().await.map_err(|error| unreadable(child, &error))? {
             if send(sink, v1::LogChunk { stream: name.into(), data }).await.is_err() {
                 return Ok(());

@@ -65,7 +65,7 @@ async fn see_off(ward: Ward, sink: &Sink<v1::TendOutput>) -> Result<Option<Child
     let id = &child.record().id;
     let ended = child.wait().await;
     if child.has_result() {
-        let mut result = child.output(File::Result, None).await?;
+        let mut result = child.output(File::Result, None)?;
         while let Some(piece) = result.next().await.map_err(|error| unreadable(child, &error))? {
             if let Err(CallerGone) = send(sink, output(id.to_string(), Event::Result(piece))).await {
                 return Ok(None);
