@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_sys::fdpass;
@@ -26,6 +27,9 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Longest call. A pager answers in well under a millisecond; one that takes over from another needs some.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
+
+/// Most connections that are kept for the next request: one copy of a zygote is made at a time, while another child ends.
+const KEPT_MAX: usize = 2;
 
 thread_local! {
     /// Where replies are read to: most are short, and to clear so much each time takes longer than the rest.
@@ -67,12 +71,14 @@ pub enum ClientError {
 #[derive(Debug, Clone)]
 pub struct PagerClient {
     socket: PathBuf,
+    /// Connections on which nothing is under way: to make one takes both sides as long as a request.
+    kept: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
 impl PagerClient {
     /// A client of the pager of `run_dir`, which may still be starting.
     pub fn new(run_dir: &Path) -> Self {
-        Self { socket: run_dir.join(SOCKET_FILE) }
+        Self { socket: run_dir.join(SOCKET_FILE), kept: Arc::default() }
     }
 
     /// As [`Self::begin_adoption`], and waits for it.
@@ -313,17 +319,20 @@ impl PagerClient {
         &self,
         request: &Request,
         fds: &[BorrowedFd<'_>],
-        mut asked: io::Result<OwnedFd>,
+        mut asked: io::Result<Asked>,
     ) -> Result<Reply, ClientError> {
         let deadline = Instant::now() + CALL_LIMIT;
         loop {
-            match asked.and_then(|socket| hear(&socket, deadline)) {
+            let was_kept = asked.as_ref().is_ok_and(|asked| asked.was_kept);
+            match asked.and_then(|asked| self.hear(asked.socket, deadline)) {
                 Ok(Reply::Refused(reason)) => return Err(ClientError::Refused(reason)),
                 Err(cause) if is_of_another_form(&cause) => return Err(ClientError::Form(cause.to_string())),
                 Ok(reply) => return Ok(reply),
                 Err(cause) if Instant::now() + RETRY_PAUSE >= deadline => {
                     return Err(ClientError::Silent { socket: self.socket.clone(), cause });
                 }
+                // The pager has closed it since: it is no sign that there is none.
+                Err(_) if was_kept => self.kept().clear(),
                 Err(_) => std::thread::sleep(RETRY_PAUSE),
             }
             asked = self.ask(request, fds);
@@ -331,15 +340,43 @@ impl PagerClient {
     }
 
     /// Sends a request; gives the connection on which the reply will come.
-    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<OwnedFd> {
+    fn ask(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<Asked> {
+        let bytes = encode(request).map_err(io::Error::other)?;
+        let kept = self.kept().pop();
+        if let Some(socket) = kept
+            && fdpass::send(socket.as_fd(), &bytes, fds).is_ok()
+        {
+            return Ok(Asked { socket, was_kept: true });
+        }
         // Nonblocking: connecting to a full backlog fails at once, and is tried again.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(&self.socket)?)?;
-        let bytes = encode(request).map_err(io::Error::other)?;
         fdpass::send(socket.as_fd(), &bytes, fds)?;
-        Ok(socket)
+        Ok(Asked { socket, was_kept: false })
     }
+
+    /// Waits for a reply, and keeps the connection.
+    fn hear(&self, socket: OwnedFd, deadline: Instant) -> io::Result<Reply> {
+        let reply = hear(&socket, deadline)?;
+        let mut kept = self.kept();
+        if kept.len() < KEPT_MAX {
+            kept.push(socket);
+        }
+        Ok(reply)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that was sent.
+#[derive(Debug)]
+struct Asked {
+    socket: OwnedFd,
+    /// Whether the connection was there before: the pager may have closed it.
+    was_kept: bool,
 }
 
 /// A child that the pager was asked to serve.
@@ -349,7 +386,7 @@ pub struct Adoption<'a> {
     client: &'a PagerClient,
     request: Request,
     uffd_socket: OwnedFd,
-    asked: io::Result<OwnedFd>,
+    asked: io::Result<Asked>,
 }
 
 impl Adoption<'_> {

@@ -21,7 +21,7 @@ use super::watch::Source;
 /// Most clients connected at once: the daemon's threads. The longest silent one makes room for another.
 const CLIENTS_MAX: usize = 64;
 
-/// The clients that have not asked yet.
+/// The clients that are connected, and may ask.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     sockets: BTreeMap<u64, OwnedFd>,
@@ -54,21 +54,26 @@ impl Server<'_> {
         }
     }
 
-    /// Answers a client's request, and ends the connection.
+    /// Answers a client's request, and ends the connection of one that has gone.
     pub(super) fn converse(&mut self, client: u64) {
         let Some(socket) = self.clients.sockets.remove(&client) else { return };
-        self.watch.remove(Source::Client(client), &socket);
-        if let Err(error) = self.serve(&socket) {
-            tracing::warn!("a request to the pager was not answered: {error}");
+        match self.serve(&socket) {
+            Ok(true) => drop(self.clients.sockets.insert(client, socket)),
+            Ok(false) => self.watch.remove(Source::Client(client), &socket),
+            Err(error) => {
+                self.watch.remove(Source::Client(client), &socket);
+                tracing::warn!("a request to the pager was not answered: {error}");
+            }
         }
     }
 
-    fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
+    /// Tells whether there was a request: else the client has gone.
+    fn serve(&mut self, socket: &OwnedFd) -> io::Result<bool> {
         let bytes = &mut self.clients.message;
         bytes.resize(MESSAGE_BYTES_MAX, 0);
         let (length, fds) = fdpass::receive(socket.as_fd(), bytes, 1)?;
         if length == 0 {
-            return Ok(());
+            return Ok(false);
         }
         let reply = match decode::<Request>(&bytes[..length]) {
             Ok(request) => self.fulfil(request, fds.into_iter().next()),
@@ -77,7 +82,8 @@ impl Server<'_> {
             Err(error) => return Err(io::Error::other(error)),
         };
         let reply = encode(&reply).map_err(io::Error::other)?;
-        fdpass::send(socket.as_fd(), &reply, &[])
+        fdpass::send(socket.as_fd(), &reply, &[])?;
+        Ok(true)
     }
 
     fn fulfil(&mut self, request: Request, fd: Option<OwnedFd>) -> Reply {
@@ -172,6 +178,6 @@ impl Server<'_> {
     }
 
     pub(super) fn key_of(&self, id: &ChildId) -> Option<u64> {
-        self.children.iter().find(|(_, served)| served.child.id == *id).map(|(key, _)| *key)
+        self.keys.get(id).copied()
     }
 }

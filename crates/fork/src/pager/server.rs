@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Completion, Spin};
 use farfork_sys::userfaultfd::Message;
-use farfork_wire::{NodeName, SeedId};
+use farfork_wire::{ChildId, NodeName, SeedId};
 
 use super::cache::{CACHED_SLOTS_MAX, PageCache};
 use super::child::{Child, ChildSource};
@@ -87,6 +87,8 @@ pub(super) struct Server<'a> {
     pub(super) station: &'a Station,
     pub(super) watch: Watch,
     pub(super) children: BTreeMap<u64, Served>,
+    /// Theirs, by name.
+    pub(super) keys: BTreeMap<ChildId, u64>,
     pub(super) owners: Owners,
     pub(super) retries: Retries,
     pub(super) clients: Clients,
@@ -151,6 +153,7 @@ impl<'a> Server<'a> {
             station,
             watch,
             children: BTreeMap::new(),
+            keys: BTreeMap::new(),
             owners,
             retries: Retries::default(),
             clients: Clients::default(),
@@ -392,6 +395,7 @@ impl<'a> Server<'a> {
             self.watch.add(Source::Socket(key), &**socket)?;
         }
         let spaces: Vec<SpaceNumber> = child.spaces.keys().copied().collect();
+        self.keys.insert(child.id.clone(), key);
         self.children.insert(key, Served { child, owners });
         spaces.into_iter().for_each(|space| self.listen(key, space));
         self.note_settling(key);
@@ -456,6 +460,7 @@ impl<'a> Server<'a> {
     pub(super) fn forget(&mut self, key: u64) {
         self.report(key, true);
         let Some(Served { mut child, owners }) = self.children.remove(&key) else { return };
+        self.keys.remove(&child.id);
         self.station.registry().strike(&child.id);
         if let Some(socket) = &child.socket {
             self.watch.remove(Source::Socket(key), &**socket);
