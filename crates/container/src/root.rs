@@ -69,7 +69,8 @@ fn build_overlay<'a>(
     let mut made = Vec::new();
     for (number, step) in blueprint.steps.iter().enumerate() {
         let layers = scratch.join(number.to_string());
-        made.push((step.point(), perform(step, &root, &layers, masked)?));
+        let hidden = plan::hidden_by(step.point(), &blueprint.steps, masked);
+        made.push((step.point(), perform(step, &root, &layers, &hidden)?));
     }
     namespace::pivot(&root).map_err(at("the new root", Path::new("/")))?;
     Ok(made)
@@ -81,13 +82,14 @@ fn is_hidden(path: &Path, made: &[(&Path, bool)]) -> bool {
     shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, is_overlay)| *is_overlay)
 }
 
-/// Takes one step below `root`, and tells whether it has made an overlay; `layers` does not exist yet.
-fn perform(step: &Step, root: &Path, layers: &Path, masked: &[PathBuf]) -> Result<bool, ContainerError> {
+/// Takes one step below `root`, and tells whether it has made an overlay; `layers` does not exist yet, and begins the names of its
+/// own layers.
+fn perform(step: &Step, root: &Path, layers: &Path, hidden: &[&Path]) -> Result<bool, ContainerError> {
     let point = step.point();
     let target = root.join(point.strip_prefix("/").unwrap_or(point));
     let made = match step {
         Step::Overlay { attributes, .. } => {
-            return match overlay(point, &target, layers, *attributes, masked) {
+            return match overlay(point, &target, layers, *attributes, hidden) {
                 Err(error) if point != Path::new("/") => {
                     tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
                     copy_read_only(point, &target, *attributes).map_err(at("a read-only copy", point))?;
@@ -111,7 +113,7 @@ fn perform(step: &Step, root: &Path, layers: &Path, masked: &[PathBuf]) -> Resul
 
 /// An overlay of the node's mount at `point`. Only directories can have one: a file that is mounted (as container
 /// engines do with `/etc/resolv.conf`) is shown read-only, a device or socket as it is.
-fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes, masked: &[PathBuf]) -> io::Result<bool> {
+fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes, hidden: &[&Path]) -> io::Result<bool> {
     let metadata = fs::symlink_metadata(point)?;
     if metadata.is_file() {
         return copy_read_only(point, target, attributes).map(|()| false);
@@ -119,13 +121,12 @@ fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes, m
     if !metadata.is_dir() {
         return mount::attach(mount::copy(point, Depth::Single)?.as_fd(), target).map(|()| false);
     }
-    let (upper, work) = (layers.join("upper"), layers.join("work"));
-    for directory in [layers, &upper, &work] {
-        fs::create_dir(directory)?;
-    }
+    let (upper, work) = (layers.with_extension("upper"), layers.with_extension("work"));
+    fs::create_dir(&upper)?;
+    fs::create_dir(&work)?;
     // The overlay's root takes owner and mode from the upper directory.
     copy_ownership(&metadata, &upper)?;
-    hiding::hide(point, &upper, masked)?;
+    hiding::hide(point, &upper, hidden)?;
     mount::attach(mount::overlay(point, &upper, &work, attributes)?.as_fd(), target)?;
     Ok(true)
 }

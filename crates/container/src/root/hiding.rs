@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{CWD, Timespec, Timestamps, XattrFlags, utimensat};
 
@@ -20,9 +20,9 @@ const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_de
 /// Longest access list that is copied, in bytes: some hundred entries.
 const ACCESS_LIST_BYTES_MAX: usize = 4096;
 
-/// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each masked path.
-pub(super) fn hide(point: &Path, upper: &Path, masked: &[PathBuf]) -> io::Result<()> {
-    let below = masked.iter().filter_map(|path| path.strip_prefix(point).ok());
+/// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each hidden path.
+pub(super) fn hide(point: &Path, upper: &Path, hidden: &[&Path]) -> io::Result<()> {
+    let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
     let places: Vec<&Path> = below.filter(|place| place.parent().is_some()).collect();
     // The outer ones come first.
     let on_the_way: BTreeSet<&Path> = places.iter().flat_map(|place| place.ancestors().skip(1)).collect();

@@ -65,6 +65,23 @@ pub(super) fn steps(mounts: &[Mount], masked: &[PathBuf]) -> Vec<Step> {
     visible.iter().filter(|mount| !left_out(mount)).filter_map(|mount| step(mount, &visible)).collect()
 }
 
+/// What the layer of an overlay over `point` has to hide, that nothing masked shows through. Where another mount is on the way, that
+/// is its place: what the file system has below it is shown to nobody, not even to who takes that mount off.
+pub(super) fn hidden_by<'a>(point: &Path, steps: &'a [Step], masked: &'a [PathBuf]) -> Vec<&'a Path> {
+    let below = masked.iter().map(PathBuf::as_path).filter(|path| path.starts_with(point));
+    let mut hidden: Vec<&Path> = below.map(|path| mount_on_the_way(point, path, steps).unwrap_or(path)).collect();
+    hidden.sort();
+    hidden.dedup();
+    hidden
+}
+
+/// The outermost mount between the one at `point` and a path below.
+fn mount_on_the_way<'a>(point: &Path, path: &Path, steps: &'a [Step]) -> Option<&'a Path> {
+    let points = steps.iter().map(Step::point);
+    let between = points.filter(|other| *other != point && other.starts_with(point) && path.starts_with(other));
+    between.min_by_key(|other| other.components().count())
+}
+
 /// Whether a mount shows the kernel, or devices, rather than data.
 pub(super) fn is_view(mount: &Mount) -> bool {
     takes_subtree(mount) || VIEWS.contains(&mount.filesystem.as_str())
@@ -153,6 +170,18 @@ mod tests {
                 "Single /opt/tools",
             ]
         );
+    }
+
+    #[test]
+    fn a_mount_on_the_way_is_hidden_with_all_below_it() {
+        let overlay = |point: &str| Step::Overlay { point: point.into(), attributes: Attributes::empty() };
+        let steps = ["/", "/run", "/run/far", "/data"].map(overlay);
+        let masked = ["/run/far/n1/keys", "/run/far/n2", "/run/x", "/etc/far"].map(PathBuf::from);
+        let hidden = |point: &str| hidden_by(Path::new(point), &steps, &masked);
+        assert_eq!(hidden("/"), ["/etc/far", "/run"].map(Path::new));
+        assert_eq!(hidden("/run"), ["/run/far", "/run/x"].map(Path::new));
+        assert_eq!(hidden("/run/far"), ["/run/far/n1/keys", "/run/far/n2"].map(Path::new));
+        assert!(hidden("/data").is_empty());
     }
 
     #[test]
