@@ -6,7 +6,8 @@
  *  │ code │ frames │ plan (a memfd)   │ leader │ one stack a  │ parking │ scratch │
  *  │      │        │                  │ stack  │ thread       │         │         │
  *  └──────┴────────┴──────────────────┴────────┴──────────────┴─────────┴─────────┘
- *  └── stays ──────┘└── unmapped by the last thread that leaves ───────────────────┘
+ *  └─┘    └─ stay ─┘└── unmapped by the last thread that leaves ───────────────────┘
+ *  the code's first page stays, where a thread leaves from; the rest of it goes, too
  *
  * Of a tree of processes each has a plan of its own, page-aligned in one memfd, the first one's first; and behind the scratch
  * page a page that all of them share, the gate.
@@ -22,6 +23,7 @@
 #define SIGINFO_BYTES 128
 #define PROCESSES_MAX 256		 /* of a tree, as descriptors have it */
 #define CODE_BYTES_MAX 20480		 /* also asserted by restorer.ld */
+#define LAST_CODE_BYTES 4096		 /* likewise: what of the code stays in the child */
 #define LEADER_STACK_BYTES 16384	 /* the restorer's deepest call needs under 4 KiB */
 #define THREAD_STACK_BYTES 4096		 /* a thread's part of it under 1 KiB */
 

@@ -52,19 +52,27 @@ static void set_thread(const struct plan *plan, const struct plan_thread *thread
 	raise_pending(plan, thread->pending, thread->tid);
 }
 
-/* Enters the thread through its signal frame. Whoever is last takes the plan, the stacks and this page's neighbours away;
- * after the count nothing but registers is used, for the stack may be gone. Its filters of system calls come behind all calls but
+/* Enters the thread through its signal frame. Whoever is last takes the plan, the stacks and all other code away, which each child
+ * would have for itself as long as it lives; after the count nothing but registers is used, for the stack may be gone, and no code
+ * but this, which is in the first page. Its filters of system calls come behind all calls but
  * the last; where one cannot be installed the child ends here, rather than go on without. */
-void enter(const struct plan *plan, const struct plan_thread *thread)
+__attribute__((section(".text.last"), noinline)) void enter(const struct plan *plan,
+							    const struct plan_thread *thread)
 {
 	u64 gone = plan->region_start + plan->keep_bytes;
 	u64 gone_bytes = plan->region_bytes - plan->keep_bytes;
+	register u64 code __asm__("r8") = plan->region_start + LAST_CODE_BYTES;
+	register u64 code_bytes __asm__("r9") = plan->code_bytes - LAST_CODE_BYTES;
 	register u64 frame __asm__("r12") = thread->frame + 8; /* behind the return address, as a handler's ret leaves it */
 	register u32 *inside __asm__("r13") = &scratch_of(plan)->inside;
 	register u64 filter __asm__("r14") = thread->filters;
 	__asm__ volatile("mov %[frame], %%rsp\n\t"
 			 "lock decl (%[inside])\n\t"
 			 "jnz 1f\n\t"
+			 "mov %[munmap], %%eax\n\t"
+			 "syscall\n\t"
+			 "mov %[code], %%rdi\n\t"
+			 "mov %[code_bytes], %%rsi\n\t"
 			 "mov %[munmap], %%eax\n\t"
 			 "syscall\n"
 			 "1:\n\t"
@@ -88,7 +96,8 @@ void enter(const struct plan *plan, const struct plan_thread *thread)
 			 "4:\n\t"
 			 "ud2"
 			 : [filter] "+r"(filter), "+D"(gone), "+S"(gone_bytes)
-			 : [frame] "r"(frame), [inside] "r"(inside), [munmap] "i"(__NR_munmap),
+			 : [frame] "r"(frame), [inside] "r"(inside), [code] "r"(code),
+			   [code_bytes] "r"(code_bytes), [munmap] "i"(__NR_munmap),
 			   [sigreturn] "i"(__NR_rt_sigreturn), [seccomp] "i"(__NR_seccomp)
 			 : "rax", "rcx", "rdx", "r11", "memory");
 	__builtin_unreachable();

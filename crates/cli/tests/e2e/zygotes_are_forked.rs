@@ -42,6 +42,25 @@ fn require_own_place(pid: i32) {
     assert!(groups.contains("/pool-") && !groups.contains("zygotes"), "{groups}");
 }
 
+/// Of the code that builds a child, the page stays that its threads leave from: it is each child's own.
+fn require_little_left(pid: i32) {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let own: Vec<u64> = maps.lines().filter_map(code_bytes_of_restorer).collect();
+    assert_eq!(own, [4096], "{maps}");
+}
+
+/// The restorer's place is the highest below this that is free.
+const RESTORER_END: u64 = 0x2000_0000_0000;
+
+/// How large a mapping is, where it is of the restorer's code.
+fn code_bytes_of_restorer(line: &str) -> Option<u64> {
+    let (range, rest) = line.split_once(' ')?;
+    let (start, end) = range.split_once('-')?;
+    let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).expect("an address"));
+    let is_near = (RESTORER_END - (1 << 32)..RESTORER_END).contains(&start);
+    (is_near && rest.starts_with("r-xp")).then_some(end - start)
+}
+
 /// Children that touch memory while what they need is killed under them.
 fn whoever_dies() {
     let cluster = Cluster::start_with(2, &["--zygotes", "8"]);
@@ -62,7 +81,10 @@ fn whoever_dies() {
     let numbers: Vec<u64> = (10..10 + AT_ONCE).collect();
     let children = page(&numbers);
     assert_eq!(told(&cluster, 1, "children"), AT_ONCE, "each is a copy");
-    children.iter().for_each(|child| require_own_place(child.pid));
+    for child in &children {
+        require_own_place(child.pid);
+        require_little_left(child.pid);
+    }
     thread::sleep(MOMENT);
     cluster.kill_pager(1);
     let more: Vec<u64> = (20..20 + AT_ONCE).collect();
