@@ -1,17 +1,20 @@
-/* Processes that do nothing but begin programs: two that begin the next one in their own place, without end, and one whose
- * children do so once. Whichever program is at its end or its beginning at the moment of the capture, none is left out, and none
+/* Processes that do nothing but begin programs: two that begin the next one in their own place, without end, one whose children
+ * do so once, and one that waits for such children in vfork(2). Whichever program is at its end or its beginning at the moment of the capture, none is left out, and none
  * begins twice. */
 #include "resource.h"
 
+#include <spawn.h>
+
 #define RUNNERS 2
+#define STARTERS 2
 #define SHARED_FD 90
 
 static struct {
     uint32_t stop;
-    uint64_t begun[RUNNERS], done;
+    uint64_t begun[RUNNERS], done[STARTERS];
 } *shared;
 
-static pid_t runners[RUNNERS], starter;
+static pid_t runners[RUNNERS], starters[STARTERS];
 
 static void begin(const char *role, int runner, uint64_t turn, pid_t root) {
     char words[3][24];
@@ -45,21 +48,34 @@ __attribute__((constructor)) static void be_one_of_many(int count, char **argume
     _exit(0);
 }
 
-static __attribute__((noreturn)) void start_and_wait(pid_t root) {
+static pid_t start(int by_vfork, pid_t root) {
+    extern char **environ;
+    pid_t pid;
+    if (by_vfork) {
+        char *words[] = {"program_loop", "once", "0", "0", "0", NULL};
+        return posix_spawn(&pid, "/proc/self/exe", NULL, NULL, words, environ) == 0 ? pid : -1;
+    }
+    pid = fork();
+    if (pid == 0) begin("once", 0, 0, root);
+    return pid;
+}
+
+static __attribute__((noreturn)) void start_and_wait(int starter, pid_t root) {
     while (goes_on(root)) {
         int status;
-        pid_t pid = fork();
-        if (pid == 0) begin("once", 0, 0, root);
+        pid_t pid = start(starter, root);
         if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status) || WEXITSTATUS(status) != 3) _exit(93);
-        __atomic_add_fetch(&shared->done, 1, __ATOMIC_SEQ_CST);
+        __atomic_add_fetch(&shared->done[starter], 1, __ATOMIC_SEQ_CST);
     }
     _exit(0);
 }
 
-static int all_beyond(const uint64_t *begun, uint64_t done) {
-    for (int i = 0; i < RUNNERS; i++)
-        if (__atomic_load_n(&shared->begun[i], __ATOMIC_SEQ_CST) <= begun[i]) return 0;
-    return __atomic_load_n(&shared->done, __ATOMIC_SEQ_CST) > done;
+/* Whether each of them has begun more than `more` programs since it had begun so many. */
+static int all_beyond(const uint64_t *begun, const uint64_t *done, uint64_t more) {
+    int all = 1;
+    for (int i = 0; i < RUNNERS; i++) all &= __atomic_load_n(&shared->begun[i], __ATOMIC_SEQ_CST) > begun[i] + more;
+    for (int i = 0; i < STARTERS; i++) all &= __atomic_load_n(&shared->done[i], __ATOMIC_SEQ_CST) > done[i] + more;
+    return all;
 }
 
 static void set_up(void) {
@@ -71,18 +87,23 @@ static void set_up(void) {
         REQUIRE((runners[i] = fork()) >= 0);
         if (runners[i] == 0) begin("again", i, 0, root);
     }
-    REQUIRE((starter = fork()) >= 0);
-    if (starter == 0) start_and_wait(root);
-    REQUIRE(COMES_TRUE(all_beyond((uint64_t[RUNNERS]){10, 10}, 10)));
+    for (int i = 0; i < STARTERS; i++) {
+        REQUIRE((starters[i] = fork()) >= 0);
+        if (starters[i] == 0) start_and_wait(i, root);
+    }
+    REQUIRE(COMES_TRUE(all_beyond((uint64_t[RUNNERS]){0}, (uint64_t[STARTERS]){0}, 10)));
+}
+
+static void require_well_ended(pid_t pid) {
+    int status;
+    REQUIRE(waitpid(pid, &status, 0) == pid && status == 0, "status %#x", status);
 }
 
 static void check(void) {
-    int status;
-    uint64_t begun[RUNNERS], done = __atomic_load_n(&shared->done, __ATOMIC_SEQ_CST);
-    for (int i = 0; i < RUNNERS; i++) begun[i] = __atomic_load_n(&shared->begun[i], __ATOMIC_SEQ_CST) + 10;
-    REQUIRE(COMES_TRUE(all_beyond(begun, done + 10)), "a program did not go on");
+    uint64_t begun[RUNNERS], done[STARTERS];
+    memcpy(begun, shared->begun, sizeof begun), memcpy(done, shared->done, sizeof done);
+    REQUIRE(COMES_TRUE(all_beyond(begun, done, 10)), "a program did not go on");
     __atomic_store_n(&shared->stop, 1, __ATOMIC_SEQ_CST);
-    for (int i = 0; i < RUNNERS; i++)
-        REQUIRE(waitpid(runners[i], &status, 0) == runners[i] && status == 0, "status %#x", status);
-    REQUIRE(waitpid(starter, &status, 0) == starter && status == 0, "status %#x", status);
+    for (int i = 0; i < RUNNERS; i++) require_well_ended(runners[i]);
+    for (int i = 0; i < STARTERS; i++) require_well_ended(starters[i]);
 }

@@ -3,7 +3,8 @@
 //! A thread is seized, then interrupted; the list of threads is read again until it holds no new one while all known
 //! ones stand. What has not stopped cannot be let go either: that takes the end of the tracing thread.
 
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use farfork_sys::process::{self, Status};
 use farfork_sys::ptrace::{self, EVENT_STOP, Report};
@@ -225,6 +226,25 @@ fn not_stopped(pid: i32, tid: i32, deadline: &Deadline) -> CaptureError {
         format!("it is in state {state}; is the machine overloaded? try again")
     };
     CaptureError::NotStopped { pid, tid, waited: deadline.limit(), state }
+}
+
+/// How long a thread may sleep in vfork(2): mostly it is a moment, and it cannot be stopped there.
+const VFORK_LIMIT: Duration = Duration::from_millis(50);
+/// Between two looks at it.
+const VFORK_INTERVAL: Duration = Duration::from_micros(200);
+
+/// Whether a thread sleeps in one and the same vfork(2) for longer than is to be waited for.
+pub(super) fn stays_in_vfork(tid: i32) -> bool {
+    // It sleeps once in each.
+    let sleeps = || Status::read(tid).map(|status| status.voluntary_switches).ok();
+    let (before, deadline) = (sleeps(), Instant::now() + VFORK_LIMIT);
+    while is_in_vfork(tid) && sleeps() == before {
+        if Instant::now() >= deadline {
+            return true;
+        }
+        thread::sleep(VFORK_INTERVAL);
+    }
+    false
 }
 
 /// Whether a thread sleeps in vfork(2), or in clone(2) with CLONE_VFORK, as posix_spawn(3) does.

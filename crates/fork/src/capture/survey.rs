@@ -13,7 +13,7 @@ use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets, Streams};
 use super::memory::FileSystems;
 use super::program::Program;
-use super::stop::{is_in_vfork, traced};
+use super::stop::{stays_in_vfork, traced};
 use super::timers;
 use super::{apart, filters, freezer, inject, memory};
 
@@ -216,7 +216,7 @@ impl Survey {
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
             }
             // Who waits in vfork(2) waits as for a disk.
-            if profile.status.state == "D" && is_in_vfork(*tid) {
+            if profile.status.state == "D" && stays_in_vfork(*tid) {
                 let reason =
                     "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));

@@ -53,6 +53,8 @@ pub struct Status {
     pub cpus: Vec<u32>,
     /// Whether the processor keeps a shadow stack of it.
     pub has_shadow_stack: bool,
+    /// How often it has gone to sleep by itself.
+    pub voluntary_switches: u64,
 }
 
 /// CPUs as [`Status::cpus`] has them, in the way of cpuset(7): `0-3,8`.
@@ -137,6 +139,7 @@ impl Status {
                 self.cpus = words?;
             }
             "x86_Thread_features" => self.has_shadow_stack = value.split(' ').any(|feature| feature == "shstk"),
+            "voluntary_ctxt_switches" => self.voluntary_switches = value.parse().ok()?,
             "VmLck" => self.locked_bytes = bytes()?,
             "VmRSS" => self.resident_bytes = bytes()?,
             "RssAnon" | "VmSwap" => self.anonymous_bytes += bytes()?,
@@ -166,7 +169,7 @@ mod tests {
     #[test]
     fn nested_ids_and_sets_are_read() {
         let status = Status::parse(
-            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nNSpgid:\t8\t1\nNSsid:\t7\t1\nCapBnd:\tff\nUmask:\t0022\nTHP_enabled:\t0\nCpus_allowed:\t1,80000000\nx86_Thread_features:\tshstk wrss \n",
+            "Name:\tx: y\nState:\tS (sleeping)\nTgid:\t9\nNSpid:\t9\t2\nNSpgid:\t8\t1\nNSsid:\t7\t1\nCapBnd:\tff\nUmask:\t0022\nTHP_enabled:\t0\nCpus_allowed:\t1,80000000\nx86_Thread_features:\tshstk wrss \nvoluntary_ctxt_switches:\t7\n",
         );
         let status = status.unwrap();
         assert_eq!((status.namespace_ids, status.capabilities[3], status.umask), (vec![9, 2], 0xff, 0o22));
@@ -178,6 +181,6 @@ mod tests {
             (cpu_list(&[0b1011]), cpu_list(&[u32::MAX]), cpu_list(&[])),
             ("0-1,3".into(), "0-31".into(), String::new())
         );
-        assert!(status.has_shadow_stack && status.has_no_huge_pages);
+        assert!(status.has_shadow_stack && status.has_no_huge_pages && status.voluntary_switches == 7);
     }
 }
