@@ -81,6 +81,7 @@ enum farfork_fork_flag {
     FARFORK_FORK_ANY_NODE = 1,  /* the nodes with the fewest children first */
     FARFORK_FORK_OWNS_SEED = 2, /* the seed ends with this connection, whatever its ttl was */
     FARFORK_FORK_UNTRUSTED = 4, /* as `farfork fork --untrusted` */
+    FARFORK_FORK_USER_NAMESPACE = 8, /* as `--user-namespace` besides */
 };
 
 enum farfork_network {

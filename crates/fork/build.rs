@@ -30,12 +30,13 @@ const FLAGS: &[&str] = &[
     "-Wl,--strip-all",
 ];
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "stub.c",
     "request.c",
     "birth.c",
     "sharer.c",
     "zygote.c",
+    "bearer.c",
     "restore.c",
     "address_space.c",
     "calls.c",

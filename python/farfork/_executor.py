@@ -39,7 +39,8 @@ class Executor(_Executor):
     memory is killed, and its future raises :class:`ChildDied`. It may have ``processes`` processes and threads; to start more fails.
     ``net`` says which network it has, as ``farfork fork --net`` does: ``"private"``, ``"shared"`` with the other children of its
     call on its node, or ``"host"``, its node's. With ``untrusted``, children have no capabilities, and are kept from
-    devices and system calls that could lead out of their containers, as ``farfork fork --untrusted`` has it.
+    devices and system calls that could lead out of their containers, as ``farfork fork --untrusted`` has it; with
+    ``user_namespace`` besides, they are users that nobody else is on their nodes.
 
     Functions and arguments are not pickled: a child has this process's memory. Results and exceptions are.
 
@@ -58,6 +59,7 @@ class Executor(_Executor):
         processes: int | None = None,
         net: str = "private",
         untrusted: bool = False,
+        user_namespace: bool = False,
     ) -> None:
         if max_children < 1:
             raise ValueError("max_children must be 1 or more")
@@ -78,8 +80,12 @@ class Executor(_Executor):
         self._processes_max = processes or 0
         self._network = _protocol.NETWORKS[net]
         self._flags = _protocol.FORK_OWNS_SEED | (0 if nodes else _protocol.FORK_ANY_NODE)
+        if user_namespace and not untrusted:
+            raise ValueError("user_namespace is for untrusted children")
         if untrusted:
             self._flags |= _protocol.FORK_UNTRUSTED
+        if user_namespace:
+            self._flags |= _protocol.FORK_USER_NAMESPACE
         # Held over a checkpoint, and never given back in a child: there the collector's thread stands still.
         self._changed = threading.Condition(threading.RLock())
         self._connection: Connection | None = None

@@ -3,6 +3,7 @@
 //! A thread that has left the node's namespaces cannot simply return, and whatever it starts is born where it is: so it
 //! serves for one container and ends. It sees the container's root, and does nothing that needs the node's files.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,14 +18,16 @@ use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::{fdpass, memfd, namespace};
 
+use crate::bearer::{self, Bearer};
 use crate::cgroup::{ContainerCgroup, NodeCgroups, group_name};
-use crate::config::{ContainerConfig, ContainerSpec, NetworkSpec, RootSpec};
+use crate::config::{ContainerConfig, ContainerSpec, NetworkSpec, RootSpec, UsersSpec};
 use crate::error::ContainerError;
-use crate::handle::{Container, Parts};
+use crate::handle::{Asked, Container, Parts};
 use crate::outsider::Outsider;
 use crate::record;
 use crate::root::layout::{Blueprint, Layout};
 use crate::root::{self, PRIVATE_DIR};
+use crate::users::{Reserved, Users};
 
 /// Everything that the containers of this daemon have in common.
 #[derive(Debug)]
@@ -129,20 +132,29 @@ impl Builder {
             RootSpec::Overlay => None,
             RootSpec::Shared => Some(self.hold_private_point()?),
         };
-        let id = format!("{:x}-{}", self.started_us, self.next.fetch_add(1, Ordering::Relaxed));
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let id = format!("{:x}-{number}", self.started_us);
+        let reserved = match spec.users {
+            UsersSpec::Nodes => None,
+            UsersSpec::Own => Some(Reserved::take(number)?),
+        };
+        let numbers = reserved.as_ref().map(|reserved| reserved.numbers);
         let name = group_name(&id);
         let cgroup = if spec.limited { self.cgroups.group(&name)? } else { self.cgroups.unlimited(&name)? };
-        let built = self.start_init(&id, (spec, blueprint), &cgroup);
-        let (init, control) = built.inspect_err(|_| {
+        let built = self.start_init(&id, Plan { spec, blueprint, reserved }, &cgroup);
+        let (init, asked) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {
                 tracing::warn!(%error, "control group of a container that could not be built is left");
             }
         })?;
         // From here on the container removes itself, whatever fails.
-        let parts = Parts { id, init, cgroup, builder: Arc::clone(self), held: (living, private_point) };
-        let container = Container::new(parts, control, spec, layout);
-        container.cgroup().join_others(container.init_pid())?;
-        put_first_for_oom_killer(container.init_pid());
+        let parts = Parts { id, init, cgroup, builder: Arc::clone(self), held: (living, private_point), numbers };
+        let container = Container::new(parts, asked, spec, layout);
+        let processes = BTreeSet::from([container.init_pid(), container.asked_pid()]);
+        for process in processes {
+            container.cgroup().join_others(process)?;
+            put_first_for_oom_killer(process);
+        }
         let init = ProcessIdentity::of(container.init_pid()).map_err(ContainerError::Init)?;
         record::create(&self.config.records_dir(), container.id(), &init)?;
         Ok(container)
@@ -191,33 +203,27 @@ impl Builder {
         self.cgroups.remove_empty();
     }
 
-    /// Gives init and our end of its control socket.
+    /// Gives init and whom it is asked by.
     fn start_init(
         self: &Arc<Self>,
         id: &str,
-        plan: (ContainerSpec, Blueprint),
+        plan: Plan,
         cgroup: &ContainerCgroup,
-    ) -> Result<(Born, OwnedFd), ContainerError> {
+    ) -> Result<(Born, Asked), ContainerError> {
         let birthplace = cgroup.open_birthplace()?;
-        let (ours, inits) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
         let (builder, phase) = (Arc::clone(self), tracing::Span::current());
-        let body = move || phase.in_scope(|| builder.build_and_start(&plan, &inits, birthplace.as_ref()));
-        let born = thread::Builder::new()
+        let body = move || phase.in_scope(|| builder.build_and_start(&plan, birthplace.as_ref()));
+        thread::Builder::new()
             .name(format!("build-{id}"))
             .spawn(body)
             .map_err(ContainerError::Thread)?
             .join()
-            .map_err(|_| ContainerError::Thread(io::Error::other("it panicked; see the log")))??;
-        Ok((born, ours))
+            .map_err(|_| ContainerError::Thread(io::Error::other("it panicked; see the log")))?
     }
 
     /// The builder thread.
-    fn build_and_start(
-        &self,
-        (spec, blueprint): &(ContainerSpec, Blueprint),
-        control: &OwnedFd,
-        birthplace: Option<&File>,
-    ) -> Result<Born, ContainerError> {
+    fn build_and_start(&self, plan: &Plan, birthplace: Option<&File>) -> Result<(Born, Asked), ContainerError> {
+        let Plan { spec, blueprint, reserved } = plan;
         let unsharing = tracing::debug_span!(target: "farfork::phase", "container.unshare");
         let has_network = spec.network == NetworkSpec::Own;
         unsharing
@@ -228,17 +234,51 @@ impl Builder {
                 .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause })?;
         }
         let rooting = tracing::debug_span!(target: "farfork::phase", "container.root");
-        rooting.in_scope(|| root::build(spec.root, blueprint, &self.scratch, &self.masked))?;
+        let build = |users: Option<&Users>| {
+            rooting.in_scope(|| root::build((spec.root, users), blueprint, &self.scratch, &self.masked))
+        };
+        let Some(reserved) = reserved else {
+            build(None)?;
+            let (init, control) = self.spawn(clone::spawn_init, None, birthplace)?;
+            return Ok((init, (control, None)));
+        };
+        // Its user namespace is needed to build the root, and it moves there with the thread.
+        rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
+        let (init, waiter) = self.spawn(clone::spawn_init_apart, Some(&reserved.lock), birthplace)?;
+        let borne = Users::number(init.pid, reserved.numbers).map_err(ContainerError::Init).and_then(|users| {
+            build(Some(&users))?;
+            self.spawn(clone::spawn_beside, None, birthplace)
+        });
+        let (bearer, control) = borne.inspect_err(|_| bearer::end(&init))?;
+        Ok((init, (control, Some(Bearer::new(bearer, waiter)))))
+    }
+
+    /// Starts the init program where the thread is, and gives our end of its control socket. It holds `lock` open.
+    fn spawn(
+        &self,
+        spawn: impl FnOnce(&Init<'_>) -> io::Result<Born>,
+        lock: Option<&File>,
+        birthplace: Option<&File>,
+    ) -> Result<(Born, OwnedFd), ContainerError> {
+        let _phase = tracing::debug_span!(target: "farfork::phase", "container.spawn").entered();
+        let (ours, its) = fdpass::seqpacket_pair().map_err(ContainerError::Init)?;
         let null = File::options().read(true).write(true).open("/dev/null").map_err(ContainerError::Init)?;
         let init = Init {
             image: self.image.as_fd(),
             name: c"farfork-init",
-            fds: [null.as_fd(), null.as_fd(), null.as_fd(), control.as_fd()],
+            fds: [lock.unwrap_or(&null).as_fd(), null.as_fd(), null.as_fd(), its.as_fd()],
             cgroup: birthplace.map(AsFd::as_fd),
         };
-        let spawning = tracing::debug_span!(target: "farfork::phase", "container.spawn");
-        spawning.in_scope(|| clone::spawn_init(&init)).map_err(ContainerError::Init)
+        Ok((spawn(&init).map_err(ContainerError::Init)?, ours))
     }
+}
+
+/// What a container is built by.
+struct Plan {
+    spec: ContainerSpec,
+    blueprint: Blueprint,
+    /// For users of its own.
+    reserved: Option<Reserved>,
 }
 
 /// Leaves for whoever cleans up after this daemon where its control groups are.

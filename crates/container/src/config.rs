@@ -71,6 +71,8 @@ pub struct ContainerSpec {
     pub root: RootSpec,
     /// Its network.
     pub network: NetworkSpec,
+    /// Its users and groups.
+    pub users: UsersSpec,
     /// Whether it is to have limits: else it has control groups of its own only where they cost next to nothing.
     pub limited: bool,
 }
@@ -79,6 +81,16 @@ impl From<RootSpec> for ContainerSpec {
     fn from(root: RootSpec) -> Self {
         Self { root, ..Self::default() }
     }
+}
+
+/// Which users and groups those in a container are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum UsersSpec {
+    /// The node's.
+    #[default]
+    Nodes,
+    /// Numbers of its own, in a user namespace that its child enters. The node's files are shown as theirs.
+    Own,
 }
 
 /// Which network a container is built with.

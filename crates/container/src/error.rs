@@ -112,6 +112,14 @@ pub enum ContainerError {
         /// The limit.
         containers_max: usize,
     },
+    /// All ranges of users that containers may have are taken.
+    #[error(
+        "all {ranges} ranges of users that containers of this machine may have are taken; wait for children with --user-namespace to end"
+    )]
+    NoNumbers {
+        /// How many there are.
+        ranges: u32,
+    },
     /// The pool was empty and none came in time.
     #[error(
         "no container on node {node} within {waited_ms} ms: the pool of {size} is empty; ask for fewer children at a time, or make the pool larger"

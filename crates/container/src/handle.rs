@@ -10,13 +10,15 @@ use std::time::Duration;
 use farfork_sys::clone::{self, Born};
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::pidfd;
+use farfork_sys::user_namespace::Numbers;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 
+use crate::bearer::Bearer;
 use crate::bind;
 use crate::builder::Builder;
-use crate::cgroup::ContainerCgroup;
+use crate::cgroup::{ContainerCgroup, Limits};
 use crate::config::{ContainerSpec, NetworkSpec, RootSpec};
 use crate::error::ContainerError;
 use crate::record;
@@ -30,12 +32,17 @@ const RESOLVE_TRIES_MAX: usize = 100;
 /// have much memory to give back.
 const KILL_MS_MAX: u64 = 5_000;
 
+/// The bearer, and the midwife that it forks.
+const BEARER_TASKS: u64 = 2;
+
 /// A container with an init that waits for what to do. Dropping it kills all that is in it and removes it.
 #[derive(Debug)]
 pub struct Container {
     /// `None` once it was handed over.
     parts: Option<Parts>,
     control: Option<OwnedFd>,
+    /// Whom the socket leads to, if not to init.
+    bearer: Option<Bearer>,
     spec: ContainerSpec,
     /// Of the node's mounts, when it was built.
     layout: u64,
@@ -43,6 +50,9 @@ pub struct Container {
 
 /// What a container keeps from ending: the count of the node's containers, and the mount point that a shared root needs.
 pub(crate) type Held = (Arc<()>, Option<Arc<MountPoint>>);
+
+/// Whom a container is asked by: our end of a socket, and the process at the other end if that is not init.
+pub(crate) type Asked = (OwnedFd, Option<Bearer>);
 
 /// What a container consists of, in this process.
 #[derive(Debug)]
@@ -52,11 +62,13 @@ pub(crate) struct Parts {
     pub(crate) cgroup: ContainerCgroup,
     pub(crate) builder: Arc<Builder>,
     pub(crate) held: Held,
+    /// Of users of its own.
+    pub(crate) numbers: Option<Numbers>,
 }
 
 impl Container {
-    pub(crate) fn new(parts: Parts, control: OwnedFd, spec: ContainerSpec, layout: u64) -> Self {
-        Self { parts: Some(parts), control: Some(control), spec, layout }
+    pub(crate) fn new(parts: Parts, (control, bearer): Asked, spec: ContainerSpec, layout: u64) -> Self {
+        Self { parts: Some(parts), control: Some(control), bearer, spec, layout }
     }
 
     /// Its id, unique on the node.
@@ -74,7 +86,22 @@ impl Container {
         &self.parts().init.pidfd
     }
 
-    /// Our end of the socket (SOCK_SEQPACKET) whose other end is init's descriptor 3.
+    /// Who is asked for the child: its init, or one beside it with the node's rights where init has none.
+    pub fn asked_pid(&self) -> i32 {
+        self.bearer.as_ref().map_or_else(|| self.init_pid(), Bearer::pid)
+    }
+
+    /// Our end of the socket of init, where another is asked for the child.
+    pub fn waiter(&self) -> Option<BorrowedFd<'_>> {
+        self.bearer.as_ref().map(Bearer::waiter)
+    }
+
+    /// What its users are outside, if they are its own.
+    pub fn users(&self) -> Option<Numbers> {
+        self.parts().numbers
+    }
+
+    /// Our end of the socket (SOCK_SEQPACKET) whose other end is descriptor 3 of who is asked for the child.
     pub fn control(&self) -> BorrowedFd<'_> {
         self.control.as_ref().expect("only a drop takes it").as_fd()
     }
@@ -90,6 +117,27 @@ impl Container {
     /// [`ContainerError::Cgroup`].
     pub fn birthplace(&self) -> Result<Option<File>, ContainerError> {
         Ok(self.cgroup().open_birthplace()?)
+    }
+
+    /// Limits what those in it may use together; who bears the child has room besides, until it is dismissed.
+    ///
+    /// # Errors
+    /// [`ContainerError::Cgroup`].
+    pub fn limit(&self, limits: &Limits) -> Result<(), ContainerError> {
+        let room = if self.bearer.is_some() { BEARER_TASKS } else { 0 };
+        let tasks_max = limits.tasks_max.map(|tasks| tasks.saturating_add(room));
+        Ok(self.cgroup().limit(&Limits { tasks_max, ..*limits })?)
+    }
+
+    /// Waits for the end of who has borne the child, and takes the room away that it had under `limits`.
+    ///
+    /// # Errors
+    /// [`ContainerError::Cgroup`].
+    pub fn dismiss_bearer(&mut self, limits: &Limits) -> Result<(), ContainerError> {
+        let Some(bearer) = self.bearer.take() else { return Ok(()) };
+        bearer.await_end();
+        drop(bearer);
+        self.limit(&Limits { tasks_max: limits.tasks_max, ..Limits::default() })
     }
 
     /// Which root it has.
@@ -188,7 +236,7 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
-        drop(self.control.take());
+        drop((self.control.take(), self.bearer.take()));
         if let Err(error) = end(&parts.id, &parts.init.pidfd, parts.init.pid, &parts.cgroup) {
             // The record stays, for the next start of the daemon to try again.
             tracing::warn!(%error, "a container is not removed");

@@ -15,6 +15,7 @@
 //! a control group and a record in the run directory; [`clean_leftovers`] removes what a crashed daemon could not.
 #![forbid(unsafe_code)]
 
+mod bearer;
 mod bind;
 mod builder;
 mod cgroup;
@@ -26,10 +27,11 @@ mod outsider;
 mod pool;
 mod record;
 mod root;
+mod users;
 
 pub use builder::OOM_SCORE_ADJUSTMENT;
 pub use cgroup::{CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, Limits, MEMORY_BYTES_MIN, MemoryEnd, NodeCgroups};
-pub use config::{ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootSpec};
+pub use config::{ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootSpec, UsersSpec};
 pub use error::ContainerError;
 pub use handle::{Container, RunningContainer};
 pub use leftover::{Leftovers, clean_leftovers};

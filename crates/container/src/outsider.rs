@@ -5,15 +5,14 @@ use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use farfork_sys::clone::{self, Born};
+use farfork_sys::clone::Born;
 use farfork_sys::pidfd;
-use rustix::process::Signal;
+
+use crate::bearer;
 
 /// Where it is in the kernel's order of victims: behind children (900), and before templates, half-way between those and their
 /// parents, without which nothing could be made again.
 const OOM_SCORE_ADJUSTMENT: i32 = 850;
-/// Longest wait for its end, in milliseconds: it is killed at once, but may have much memory to give back.
-const KILL_MS_MAX: u64 = 2_000;
 
 /// The process. Dropping it kills it; it ends by itself when the daemon does.
 #[derive(Debug)]
@@ -49,10 +48,6 @@ impl Outsider {
 
 impl Drop for Outsider {
     fn drop(&mut self) {
-        // ESRCH: it has ended already.
-        let _ = pidfd::send_signal(&self.born.pidfd, Signal::KILL.as_raw());
-        if !clone::reap(&self.born.pidfd, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false) {
-            tracing::warn!(pid = self.born.pid, "a zygote that was killed has not ended");
-        }
+        bearer::end(&self.born);
     }
 }

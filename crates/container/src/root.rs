@@ -11,7 +11,7 @@ pub(crate) mod protection;
 
 use std::fs;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use farfork_sys::mount::table::Attributes;
@@ -20,6 +20,7 @@ use farfork_sys::namespace;
 
 use crate::config::RootSpec;
 use crate::error::ContainerError;
+use crate::users::Users;
 
 use self::layout::Blueprint;
 use self::plan::Step;
@@ -30,15 +31,14 @@ pub const PRIVATE_DIR: &str = "/run/farfork";
 /// Room in the container's private directory, in bytes: for a payload and small files; it is the node's memory.
 const PRIVATE_BYTES_MAX: u64 = 256 << 20;
 
-/// A file system of terminals as distributions mount it, so that grantpt(3) has nothing left to do; 5 is the group `tty`.
-/// Each mount of it is an instance of its own (Linux 4.7).
-const TERMINAL_OPTIONS: [(&str, &str); 3] = [("gid", "5"), ("mode", "620"), ("ptmxmode", "666")];
+/// The group `tty`.
+const TERMINAL_GROUP: u32 = 5;
 
 /// Builds the root of the calling thread's mount namespace, which must be a new one.
 ///
 /// `scratch` is a directory of the node's over which, in this namespace only, the tmpfs of the upper layers is mounted.
 pub(crate) fn build(
-    spec: RootSpec,
+    (spec, users): (RootSpec, Option<&Users>),
     blueprint: &Blueprint,
     scratch: &Path,
     masked: &[PathBuf],
@@ -46,20 +46,20 @@ pub(crate) fn build(
     let whole = Path::new("/");
     mount::make_private(whole).map_err(at("private propagation", whole))?;
     let overlays = match spec {
-        RootSpec::Overlay => build_overlay(blueprint, scratch, masked)?,
+        RootSpec::Overlay => build_overlay(blueprint, scratch, (masked, users))?,
         RootSpec::Shared => Vec::new(),
     };
     for path in masked.iter().filter(|path| !is_hidden(path, &overlays)) {
         mask(path, spec)?;
     }
-    make_private_dir()
+    make_private_dir(users)
 }
 
 /// Gives for each mount of the new root, in the order in which they were made, where it is, and whether it is an overlay.
 fn build_overlay<'a>(
     blueprint: &'a Blueprint,
     scratch: &Path,
-    masked: &[PathBuf],
+    (masked, users): (&[PathBuf], Option<&Users>),
 ) -> Result<Vec<(&'a Path, bool)>, ContainerError> {
     let tmpfs = mount::create("tmpfs", &[("source", "farfork"), ("mode", "755")], Attributes::empty())
         .and_then(|tmpfs| mount::attach(tmpfs.as_fd(), scratch));
@@ -70,7 +70,7 @@ fn build_overlay<'a>(
     for (number, step) in blueprint.steps.iter().enumerate() {
         let layers = scratch.join(number.to_string());
         let hidden = plan::hidden_by(step.point(), &blueprint.steps, masked);
-        made.push((step.point(), perform(step, &root, &layers, &hidden)?));
+        made.push((step.point(), perform(step, &root, &layers, (&hidden, users))?));
     }
     namespace::pivot(&root).map_err(at("the new root", Path::new("/")))?;
     Ok(made)
@@ -82,14 +82,17 @@ fn is_hidden(path: &Path, made: &[(&Path, bool)]) -> bool {
     shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, is_overlay)| *is_overlay)
 }
 
+/// What is hidden from a container, and its users, if they are not the node's.
+type Given<'a> = (&'a [&'a Path], Option<&'a Users>);
+
 /// Takes one step below `root`, and tells whether it has made an overlay; `layers` does not exist yet, and begins the names of its
 /// own layers.
-fn perform(step: &Step, root: &Path, layers: &Path, hidden: &[&Path]) -> Result<bool, ContainerError> {
+fn perform(step: &Step, root: &Path, layers: &Path, given: Given<'_>) -> Result<bool, ContainerError> {
     let point = step.point();
     let target = root.join(point.strip_prefix("/").unwrap_or(point));
     let made = match step {
         Step::Overlay { attributes, .. } => {
-            return match overlay(point, &target, layers, *attributes, hidden) {
+            return match overlay(point, &target, layers, *attributes, given) {
                 Err(error) if point != Path::new("/") => {
                     tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
                     copy_read_only(point, &target, *attributes).map_err(at("a read-only copy", point))?;
@@ -104,7 +107,7 @@ fn perform(step: &Step, root: &Path, layers: &Path, hidden: &[&Path]) -> Result<
         Step::Queues { attributes, .. } => mount::create("mqueue", &[], *attributes)
             .and_then(|queues| mount::attach(queues.as_fd(), &target))
             .map_err(at("message queues", point)),
-        Step::Terminals { attributes, .. } => mount::create("devpts", &TERMINAL_OPTIONS, *attributes)
+        Step::Terminals { attributes, .. } => terminals(*attributes, given.1)
             .and_then(|terminals| mount::attach(terminals.as_fd(), &target))
             .map_err(at("terminals", point)),
     };
@@ -113,7 +116,13 @@ fn perform(step: &Step, root: &Path, layers: &Path, hidden: &[&Path]) -> Result<
 
 /// An overlay of the node's mount at `point`. Only directories can have one: a file that is mounted (as container
 /// engines do with `/etc/resolv.conf`) is shown read-only, a device or socket as it is.
-fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes, hidden: &[&Path]) -> io::Result<bool> {
+fn overlay(
+    point: &Path,
+    target: &Path,
+    layers: &Path,
+    attributes: Attributes,
+    (hidden, users): Given<'_>,
+) -> io::Result<bool> {
     let metadata = fs::symlink_metadata(point)?;
     if metadata.is_file() {
         return copy_read_only(point, target, attributes).map(|()| false);
@@ -125,19 +134,53 @@ fn overlay(point: &Path, target: &Path, layers: &Path, attributes: Attributes, h
     fs::create_dir(&upper)?;
     fs::create_dir(&work)?;
     // The overlay's root takes owner and mode from the upper directory.
-    copy_ownership(&metadata, &upper)?;
-    hiding::hide(point, &upper, hidden)?;
-    mount::attach(mount::overlay(point, &upper, &work, attributes)?.as_fd(), target)?;
+    copy_ownership(&metadata, &upper, users)?;
+    hiding::hide(point, &upper, (hidden, users))?;
+    let lower = match users {
+        None => point.to_owned(),
+        Some(users) => show_as_theirs(point, &layers.with_extension("lower"), users)?,
+    };
+    mount::attach(mount::overlay(&lower, &upper, &work, attributes)?.as_fd(), target)?;
     Ok(true)
 }
 
+/// Has the node's files at `point` be of the container's users at `shown`, which does not exist yet, and gives where they are.
+fn show_as_theirs(point: &Path, shown: &Path, users: &Users) -> io::Result<PathBuf> {
+    let copy = mount::copy(point, Depth::Single)?;
+    match mount::number_owners(copy.as_fd(), users.namespace()) {
+        // It can show its files as they are only: they belong to nobody inside, who may do with them what anybody may.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput && point != Path::new("/") => {
+            return Ok(point.to_owned());
+        }
+        numbered => numbered.map_err(|cause| {
+            io::Error::new(cause.kind(), format!("its file system cannot show files as other users' ({cause})"))
+        })?,
+    }
+    fs::create_dir(shown)?;
+    mount::attach(copy.as_fd(), shown)?;
+    Ok(shown.to_owned())
+}
+
 /// To what was just made, by root.
-fn copy_ownership(from: &fs::Metadata, to: &Path) -> io::Result<()> {
+fn copy_ownership(from: &fs::Metadata, to: &Path, users: Option<&Users>) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, chown};
-    if (from.uid(), from.gid()) != (0, 0) {
-        chown(to, Some(from.uid()), Some(from.gid()))?;
+    let (user, group) = users.map_or_else(|| (from.uid(), from.gid()), |users| users.owner(from));
+    if (user, group) != (0, 0) {
+        chown(to, Some(user), Some(group))?;
     }
     fs::set_permissions(to, from.permissions())
+}
+
+/// A file system of terminals as distributions mount it, so that grantpt(3) has nothing left to do. Each mount of it is an instance
+/// of its own (Linux 4.7).
+fn terminals(attributes: Attributes, users: Option<&Users>) -> io::Result<OwnedFd> {
+    let group = outside(users, TERMINAL_GROUP);
+    mount::create("devpts", &[("gid", &*group), ("mode", "620"), ("ptmxmode", "666")], attributes)
+}
+
+/// What a number of the container's is on the node.
+fn outside(users: Option<&Users>, number: u32) -> String {
+    users.and_then(|users| users.numbers.outside(number)).unwrap_or(number).to_string()
 }
 
 fn copy_read_only(point: &Path, target: &Path, attributes: Attributes) -> io::Result<()> {
@@ -172,12 +215,12 @@ pub(crate) fn mask(path: &Path, spec: RootSpec) -> Result<(), ContainerError> {
 }
 
 /// The directory in which the container finds what was meant for it alone.
-fn make_private_dir() -> Result<(), ContainerError> {
+fn make_private_dir(users: Option<&Users>) -> Result<(), ContainerError> {
     let point = Path::new(PRIVATE_DIR);
     let make = || {
         fs::create_dir_all(point)?;
-        let size = PRIVATE_BYTES_MAX.to_string();
-        let options = [("source", "farfork"), ("size", size.as_str()), ("mode", "755")];
+        let (size, root) = (PRIVATE_BYTES_MAX.to_string(), outside(users, 0));
+        let options = [("source", "farfork"), ("size", &*size), ("mode", "755"), ("uid", &*root), ("gid", &*root)];
         let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
         mount::attach(mount::create("tmpfs", &options, attributes)?.as_fd(), point)
     };

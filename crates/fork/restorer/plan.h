@@ -249,7 +249,7 @@ struct plan {
 	u32 terminal; /* of the session that it begins: index into the passed descriptors, or 0 */
 	u32 spaces;   /* how many processes build an address space */
 	u32 plan_file; /* descriptor of the file that all plans are in, until files are made */
-	u32 reserved;
+	u32 users; /* index into the passed descriptors of whose user namespace it enters, or 0 */
 	u32 fd_base; /* first number for farfork's own descriptors while it restores: one for all of a tree */
 	u32 umask;
 	u32 personality;
@@ -288,13 +288,17 @@ struct plan {
  * the control group to be born in. The container's stub is then told to wait for that child, which it did not fork: magic
  * AWAIT_MAGIC, passed[0] the file for the wait status, [1] the socket with the child's userfaultfd in it.
  *
+ * A stub beside a container whose first process has users of its own is asked for the child as pid 1 is elsewhere, but with a
+ * midwife's number, where passed[2] is that first process, and the last one the socket that this one keeps. When the
+ * child stands, pid 1 is told to wait.
+ *
  * Before all that a stub may be told to leave its container's network for another: magic NETWORK_MAGIC, passed[0] the
  * namespace. It says that it is there, and then once more that it is ready. */
 struct stub_request {
 	u32 magic;
 	u32 passed_count;
 	u32 pid;
-	u32 midwife; /* asked of a zygote: number of the process that forks the child in its container, and ends */
+	u32 midwife; /* asked of a zygote or bearer: number of the process that forks the child in its container, and ends */
 	u32 reserved;
 	u32 time_offsets_bytes; /* 0: stay in the node's time namespace */
 	char time_offsets[112]; /* for /proc/self/timens_offsets */
@@ -308,6 +312,7 @@ enum passed {
 	CHILD_CONTROL = PASSED_STATUS, /* in the child: the control socket */
 	PASSED_OWN = 3,		       /* how many of these are farfork's own */
 	PASSED_CONTAINER = PASSED_PAGER, /* to a zygote */
+	PASSED_FIRST = PASSED_STATUS, /* to a bearer */
 	AWAITED_STATUS = 0,	       /* to a stub that did not fork its child */
 	AWAITED_KEEP = 1,
 	AWAITED_OWN = 2,
@@ -388,6 +393,7 @@ enum step {
 	STEP_LEAVE_ZYGOTE = 60,
 	STEP_FORBID_SETTINGS = 61,
 	STEP_ENTER_NETWORK = 62,
+	STEP_ENTER_USERS = 63,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

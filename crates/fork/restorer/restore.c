@@ -99,6 +99,7 @@ void restore(const struct plan *plan)
 	make_calls(plan, plan->calls_before_files);
 	open_descriptors(plan);
 	mark(plan, MARK_OPENED);
+	enter_users(plan);
 
 	scratch->inside = plan->threads.count;
 	start_threads(plan);

@@ -64,6 +64,14 @@ HIDDEN const struct plan *map_region(const struct plan *head, u64 plan_at, int p
 HIDDEN void bear_sharers(const struct plan *plan);
 HIDDEN void begin_sharing(const struct plan *plan);
 
+/* stub.c */
+HIDDEN void mount_proc(void);
+
+/* bearer.c */
+HIDDEN int has_rights(void);
+HIDDEN __attribute__((noreturn)) void bear_beside(const struct stub_request *asked, struct request *request);
+HIDDEN void enter_users(const struct plan *plan);
+
 /* zygote.c */
 HIDDEN __attribute__((noreturn)) void be_zygote(const struct plan *plan);
 HIDDEN void leave_zygote(const struct plan *plan);

@@ -27,7 +27,7 @@ static int keep_only(int status_file, int keep)
 	return top;
 }
 
-static void mount_proc(void)
+void mount_proc(void)
 {
 	long error = CALL5(mount, "proc", "/proc", "proc", 0xe /* nosuid, nodev, noexec */, 0);
 	if (error < 0)
@@ -90,7 +90,7 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 		limit.soft = limit.hard;
 		CALL4(prlimit64, 0, K_RLIMIT_NOFILE, &limit, 0);
 	}
-	if (CALL0(getpid) == 1)
+	if (CALL0(getpid) == 1 && has_rights())
 		mount_proc();
 	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
 
@@ -107,6 +107,8 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 		const i32 *fds = request.passed.fds;
 		reap(asked.pid, keep_only(fds[AWAITED_STATUS], fds[AWAITED_KEEP]));
 	}
+	if (asked.midwife != 0)
+		bear_beside(&asked, &request);
 	if (asked.pid == 0) {
 		request.keep = CONTROL_FD; /* it takes its own place later */
 		become_child(&request, 0);

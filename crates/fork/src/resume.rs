@@ -19,7 +19,7 @@ use crate::eager::{self, EagerError};
 use crate::owner_links::OwnerLinks;
 use crate::pager::{ClientError, MemoryPlan, PagerClient, Paging, PlanError, Source, Strategy};
 use crate::phase;
-use crate::restore::{self, ChildPlan, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
+use crate::restore::{self, ChildPlan, First, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
 
 /// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
 pub const STATUS_FILE: &str = "exit";
@@ -252,14 +252,15 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     let put = |bytes| phase!("resume.payload", container.put_file(PAYLOAD_NAME, bytes, 0o444));
     let payload = payload.map(put).transpose()?;
     let shared = phase!("resume.shared", source.fetch_shared(deadline))?;
+    let first = container.waiter().map(|waiter| First { init: container.init().as_fd(), waiter });
     let descriptor = match untrusted {
-        true => Cow::Owned(restore::confined(&source.descriptor)),
+        true => Cow::Owned(restore::confined(&source.descriptor, container.users())?),
         false => Cow::Borrowed(&*source.descriptor),
     };
     let prepared = Prepared::new(ChildPlan {
         descriptor: &descriptor,
         node,
-        stub_pid: container.init_pid(),
+        stub_pid: container.asked_pid(),
         control: container.control(),
         streams,
         shared,
@@ -268,6 +269,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         paused: paused || is_eager,
         zygote: None,
         untrusted,
+        users: first.zip(container.users()),
     })?;
     let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &prepared.registered(), strategy);
     phase!("resume.memory", plan.write(directory))?;

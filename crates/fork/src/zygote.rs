@@ -124,6 +124,7 @@ pub fn resume_from(
         paused,
         zygote: Some(zygote.region),
         untrusted: false,
+        users: None,
     })?;
     let registered = [&zygote.registered[..]];
     let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &registered, strategy);

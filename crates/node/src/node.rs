@@ -82,7 +82,7 @@ impl Node {
     /// Who serves the missing pages of a process, where it is a child of this node or was forked by one.
     ///
     /// # Errors
-    /// The child is paused: nothing can be asked of its processes.
+    /// The child is paused: nothing can be asked of its processes. Or its users are its own: seeds do not tell of that.
     pub(crate) fn lineage_of(&self, pid: u32) -> Result<Option<Lineage>, Failure> {
         let Some(child) = self.children.of_process(pid) else { return Ok(None) };
         if child.is_frozen() {
@@ -90,6 +90,11 @@ impl Node {
             let paused =
                 Failure::new(Code::FailedPrecondition, format!("process {pid}"), format!("child {id} is paused"));
             return Err(paused.with_next_step(format!("let it go on first: `farfork unpause {id}`")));
+        }
+        if child.record().user_namespace {
+            let cause = "its users are its own, in a user namespace, of which no seed can be made yet";
+            let refused = Failure::new(Code::FailedPrecondition, format!("process {pid}"), cause);
+            return Err(refused.with_next_step("fork children to be forked on without --user-namespace"));
         }
         Ok(Some(self.engine.lineage(&child, self.seeds.fabric_address())))
     }

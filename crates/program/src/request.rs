@@ -8,8 +8,8 @@ use farfork_wire::SeedId;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::layout::{
-    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, FORK_UNTRUSTED, ForkRequest, Header,
-    HelloRequest, KillRequest, NETWORK_HOST, NETWORK_PRIVATE, NETWORK_SHARED, kind,
+    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, FORK_UNTRUSTED, FORK_USER_NAMESPACE,
+    ForkRequest, Header, HelloRequest, KillRequest, NETWORK_HOST, NETWORK_PRIVATE, NETWORK_SHARED, kind,
 };
 
 /// Why bytes are no request.
@@ -118,6 +118,8 @@ pub struct Fork {
     pub owns_seed: bool,
     /// Whether children are kept from what could lead out of their containers.
     pub untrusted: bool,
+    /// Whether they are in user namespaces of their own besides.
+    pub user_namespace: bool,
     /// A child that has run so long is killed.
     pub timeout: Option<Duration>,
     /// What a child may use of memory, in bytes; 0 for no limit of its own.
@@ -208,7 +210,7 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
     if count == 0 || first.checked_add(count).is_none() {
         return Err(ProtocolError::Field { field: "count" });
     }
-    if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED | FORK_UNTRUSTED) != 0 {
+    if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED | FORK_UNTRUSTED | FORK_USER_NAMESPACE) != 0 {
         return Err(ProtocolError::Field { field: "flags" });
     }
     let network = match request.network {
@@ -228,6 +230,7 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         any_node: flags & FORK_ANY_NODE != 0,
         owns_seed: flags & FORK_OWNS_SEED != 0,
         untrusted: flags & FORK_UNTRUSTED != 0,
+        user_namespace: flags & FORK_USER_NAMESPACE != 0,
         timeout: milliseconds(request.timeout_ms),
         memory_bytes_max: request.memory_bytes_max,
         cpu_millicores_max: request.cpu_millicores_max,
@@ -263,7 +266,7 @@ mod tests {
             batch: 3,
             first: 10,
             count: 5,
-            flags: FORK_OWNS_SEED | FORK_UNTRUSTED,
+            flags: FORK_OWNS_SEED | FORK_UNTRUSTED | FORK_USER_NAMESPACE,
             timeout_ms: 1500,
             seed: layout::text("n1.s00f3a96c5d217e84"),
             nodes: layout::text("n2,n3"),
@@ -288,6 +291,7 @@ mod tests {
             any_node: false,
             owns_seed: true,
             untrusted: true,
+            user_namespace: true,
             timeout: Some(Duration::from_millis(1500)),
             memory_bytes_max: 64 << 20,
             cpu_millicores_max: 500,
@@ -325,7 +329,7 @@ mod tests {
         let decode = |request: ForkRequest| Request::decode(request.as_bytes()).map(drop);
         assert_eq!(decode(ForkRequest { first: u32::MAX, ..fork_request() }), field("count"));
         assert_eq!(decode(ForkRequest { count: 0, ..fork_request() }), field("count"));
-        assert_eq!(decode(ForkRequest { flags: 8, ..fork_request() }), field("flags"));
+        assert_eq!(decode(ForkRequest { flags: 16, ..fork_request() }), field("flags"));
         assert_eq!(decode(ForkRequest { network: 3, ..fork_request() }), field("network"));
         assert_eq!(decode(ForkRequest { seed: layout::text("n1"), ..fork_request() }), field("seed"));
         assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));

@@ -59,6 +59,15 @@ pub fn spawn_init(init: &Init<'_>) -> io::Result<Born> {
     spawn(init, libc::CLONE_NEWPID as u64)
 }
 
+/// The same in a user namespace of its own besides, which owns the pid namespace, and has no numbers yet: the program has no
+/// rights in it.
+///
+/// # Errors
+/// As [`spawn_init`].
+pub fn spawn_init_apart(init: &Init<'_>) -> io::Result<Born> {
+    spawn(init, (libc::CLONE_NEWPID | libc::CLONE_NEWUSER) as u64)
+}
+
 /// The same in the pid namespace of the caller.
 ///
 /// # Errors

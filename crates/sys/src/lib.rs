@@ -32,5 +32,6 @@ pub mod socket_diagnosis;
 pub mod system_v;
 pub mod terminal;
 pub mod turn;
+pub mod user_namespace;
 pub mod userfaultfd;
 pub mod wait;

@@ -6,7 +6,7 @@ pub mod table;
 pub mod watch;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::CWD;
@@ -97,6 +97,24 @@ pub fn copy(path: &Path, depth: Depth) -> io::Result<OwnedFd> {
 pub fn attach(mount: BorrowedFd<'_>, point: &Path) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_SYMLINKS;
     Ok(move_mount(mount, "", CWD, point, flags)?)
+}
+
+/// Has what [`copy`] gave show the owners of its files as the user namespace `users` numbers them: what belongs to 0 on the file
+/// system is of the one who is 0 inside, on all its mounts.
+///
+/// # Errors
+/// As mount_setattr(2): EINVAL where a file system cannot do that.
+pub fn number_owners(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid mount_attr, a plain C struct of numbers.
+    let mut wanted: libc::mount_attr = unsafe { std::mem::zeroed() };
+    wanted.attr_set = libc::MOUNT_ATTR_IDMAP;
+    wanted.userns_fd = users.as_raw_fd() as u64;
+    let (path, flags) = (c"".as_ptr(), libc::AT_EMPTY_PATH | libc::AT_RECURSIVE);
+    // SAFETY: both descriptors are open; the kernel reads an empty text, and one mount_attr of this frame.
+    let done = unsafe {
+        libc::syscall(libc::SYS_mount_setattr, mount.as_raw_fd(), path, flags, &wanted, size_of::<libc::mount_attr>())
+    };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Cuts the mount at `point`, and all on it, off the exchange of mounts with other namespaces.

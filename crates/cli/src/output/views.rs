@@ -118,6 +118,8 @@ pub(crate) struct ChildView {
     pub(crate) processes_max: Option<u64>,
     /// Whether it is kept from what could lead out of its container.
     pub(crate) untrusted: bool,
+    /// Whether its users and groups are its own.
+    pub(crate) user_namespace: bool,
     /// Whether it cannot write files.
     pub(crate) read_only: bool,
     /// `private`, `shared` or `host`.
@@ -166,6 +168,7 @@ impl From<v1::Child> for ChildView {
             cpus_max: Some(child.cpu_millicores_max as f64 / 1000.0).filter(|cpus| *cpus > 0.0),
             processes_max: Some(child.processes_max).filter(|most| *most > 0),
             untrusted: child.untrusted,
+            user_namespace: child.user_namespace,
             read_only: child.read_only,
         }
     }

@@ -9,7 +9,8 @@ use std::path::Path;
 
 use rustix::fs::{CWD, Timespec, Timestamps, XattrFlags, utimensat};
 
-use super::copy_ownership;
+use super::{Given, copy_ownership};
+use crate::users::Users;
 
 /// Marks a directory of an upper layer as one that shows nothing of the layer below.
 const OPAQUE: (&str, &[u8]) = ("trusted.overlay.opaque", b"y");
@@ -21,7 +22,7 @@ const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_de
 const ACCESS_LIST_BYTES_MAX: usize = 4096;
 
 /// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each hidden path.
-pub(super) fn hide(point: &Path, upper: &Path, hidden: &[&Path]) -> io::Result<()> {
+pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io::Result<()> {
     let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
     let places: Vec<&Path> = below.filter(|place| place.parent().is_some()).collect();
     // The outer ones come first.
@@ -30,7 +31,7 @@ pub(super) fn hide(point: &Path, upper: &Path, hidden: &[&Path]) -> io::Result<(
     for directory in on_the_way.into_iter().filter(|directory| !directory.as_os_str().is_empty()) {
         match fs::metadata(point.join(directory)) {
             Ok(metadata) if metadata.is_dir() => {
-                copy_directory(&point.join(directory), &metadata, &upper.join(directory))?;
+                copy_directory(&point.join(directory), (&metadata, users), &upper.join(directory))?;
                 made.push((directory, Some(metadata)));
             }
             // Nothing yet: it would show through as soon as the node makes it.
@@ -69,9 +70,9 @@ fn make_opaque(place: &Path, mode: u32) -> io::Result<()> {
 }
 
 /// A directory on the way: what the overlay shows of it comes from here.
-fn copy_directory(from: &Path, metadata: &Metadata, to: &Path) -> io::Result<()> {
+fn copy_directory(from: &Path, (metadata, users): (&Metadata, Option<&Users>), to: &Path) -> io::Result<()> {
     fs::create_dir(to)?;
-    copy_ownership(metadata, to)?;
+    copy_ownership(metadata, to, users)?;
     let mut list = [0; ACCESS_LIST_BYTES_MAX];
     for name in ACCESS_LISTS {
         // Most have none.

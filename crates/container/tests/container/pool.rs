@@ -4,7 +4,7 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use farfork_container::{ContainerError, ContainerSpec, NetworkSpec, Pool, RootSpec, clean_leftovers};
+use farfork_container::{ContainerError, ContainerSpec, NetworkSpec, Pool, RootSpec, UsersSpec, clean_leftovers};
 use farfork_sys::identity::ProcessIdentity;
 
 use crate::probe::{Node, ask, take, try_ask, until};
@@ -154,7 +154,8 @@ fn leave_groups(node: &Node) {
 
 #[test]
 fn networks_of_their_own_and_the_nodes_are_kept_apart() {
-    const NODES: ContainerSpec = ContainerSpec { root: RootSpec::Overlay, network: NetworkSpec::Nodes, limited: false };
+    const NODES: ContainerSpec =
+        ContainerSpec { root: RootSpec::Overlay, network: NetworkSpec::Nodes, users: UsersSpec::Nodes, limited: false };
     let node = Node::new();
     let pool = node.pool(2);
     let network_of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/net")).unwrap();

@@ -75,6 +75,7 @@ pub(super) const CALL_ANY_RESULT: u64 = u64::MAX;
 pub(super) const CALL_MAY_FAIL: u64 = u64::MAX - 1;
 
 /// Steps of calls, `enum step`.
+pub(super) const STEP_SCHEDULING: u32 = 31;
 pub(super) const STEP_TIMER: u32 = 38;
 pub(super) const STEP_TIMER_FD: u32 = 39;
 pub(super) const STEP_SIGNAL_FD: u32 = 40;
@@ -243,7 +244,7 @@ structures! {
         terminal: u32,
         spaces: u32,
         plan_file: u32,
-        reserved: u32,
+        users: u32,
         fd_base: u32,
         umask: u32,
         personality: u32,

@@ -15,6 +15,7 @@
 //! it out without judging. Capture is another module's, and so is the memory once the child runs (`pager`).
 
 mod address_space;
+mod bearer;
 mod calls;
 mod clocks;
 mod confinement;
@@ -47,6 +48,7 @@ use farfork_wire::descriptor::{CPU_FEATURE_WORDS, Credentials, SpecialMapping};
 
 use crate::kernel;
 
+pub use bearer::First;
 pub(crate) use confinement::confined;
 pub use descriptors::PAYLOAD_FD;
 pub use network::{has_addresses, taking_socket};
@@ -238,6 +240,12 @@ pub enum RestoreError {
     SharedTerminal {
         /// Its name in /dev/pts.
         number: u32,
+    },
+    /// What a user namespace does not let be.
+    #[error("the child cannot have users of its own: {cause}; leave --user-namespace away")]
+    NoUsers {
+        /// Why not.
+        cause: String,
     },
     /// A path with a zero byte.
     #[error("the path `{path}` contains a zero byte")]

@@ -155,6 +155,11 @@ impl Objects {
         PASSED_OWN + self.fds.len() as u32 - 1
     }
 
+    /// Passes something of the container's, too, and tells where it stands.
+    pub(super) fn pass(&mut self, fd: BorrowedFd<'_>) -> io::Result<u32> {
+        Ok(self.add(fd.try_clone_to_owned()?))
+    }
+
     /// Where the terminal stands that controls the session of the process that leads it, by that one's id.
     pub(super) fn controlling(&self, leader: u32) -> Option<u32> {
         self.controlling.get(&leader).copied()

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
+use farfork_sys::user_namespace::Numbers;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Credentials, Descriptor, Mm, PendingSignal, Thread};
 
@@ -11,6 +12,7 @@ use zerocopy::IntoBytes;
 
 use super::address_space::{AddressSpace, Part};
 use super::calls::{Calls, Made};
+use super::confinement;
 use super::descriptors;
 use super::filters;
 use super::frame::{self, FS_BASE, GS_BASE};
@@ -52,10 +54,21 @@ pub(super) struct Wishes<'a> {
     pub(super) paused: bool,
     /// Whether the child can write nothing of /proc.
     pub(super) untrusted: bool,
+    /// The users that it has instead of the node's.
+    pub(super) users: Option<Users>,
     /// To the vdso of the kernel here, where the parent's had another.
     pub(super) bridge: Option<&'a Bridge>,
     /// Which part of its address space is planned, and whose: a zygote has nothing else of what is planned.
     pub(super) part: Part,
+}
+
+/// Users of a container's own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Users {
+    /// Where the process stands, among the passed descriptors, whose user namespace is entered.
+    pub(super) passed: u32,
+    /// What they are outside.
+    pub(super) numbers: Numbers,
 }
 
 /// Where each table stands; the header is written last, when the region is known.
@@ -157,10 +170,13 @@ fn write_tables(
     let space = AddressSpace::plan(descriptor, &is_here, objects, (stub, wishes.bridge, wishes.part), writer)?;
     let fd_base = place.fd_base;
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
+    let numbered = wishes.users.and_then(|users| Some(confinement::outside(owner?, users.numbers)));
+    let owner = numbered.as_ref().or(owner);
     let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
     let has_memory = matches!(wishes.part, Part::Copy { .. });
     let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
-    let whose = (makes_shared, bridged.clone(), has_memory, wishes.untrusted);
+    let protection = (wishes.untrusted, wishes.users.is_some());
+    let whose = (makes_shared, bridged.clone(), has_memory, protection);
     let (calls, made) = Calls::plan(descriptor, (objects, fd_base), owner, whose, place, writer)?;
     let files = (objects, &made, place);
     let (planned_descriptors, epolls) = descriptors::tables(descriptor, files, wishes.payload, writer)?;
@@ -361,7 +377,7 @@ fn header(
         terminal: terminal.unwrap_or(0),
         spaces: place.spaces(),
         plan_file,
-        reserved: 0,
+        users: wishes.users.map_or(0, |users| users.passed),
         fd_base: tables.fd_base,
         umask: process.umask,
         personality: process.personality,

@@ -8,21 +8,23 @@ use std::path::Path;
 use std::time::Duration;
 
 use farfork_sys::clock::Clocks;
+use farfork_sys::user_namespace::Numbers;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Backing, OpenFile};
 
 use super::address_space::Part;
+use super::bearer::First;
 use super::clocks;
 use super::kernels;
 use super::objects::{Objects, StandardStreams, Views};
-use super::plan::Wishes;
+use super::plan::{Users, Wishes};
 use super::processor;
 use super::report;
 use super::stub::{self, Request};
 use super::stub_map::StubMap;
 use super::tree::{self, Plans};
-use super::zygote::Region;
-use super::{LocalNode, RestoreError};
+use super::zygote::{self, Region};
+use super::{LocalNode, RestoreError, bearer};
 use crate::phase;
 
 /// What a child is made from.
@@ -32,7 +34,7 @@ pub struct ChildPlan<'a> {
     pub descriptor: &'a Descriptor,
     /// This node.
     pub node: &'a LocalNode,
-    /// Pid of the container's stub as this process sees it.
+    /// Pid, as this process sees it, of the stub that forks the child.
     pub stub_pid: i32,
     /// The daemon's end of the stub's socket.
     pub control: BorrowedFd<'a>,
@@ -50,6 +52,8 @@ pub struct ChildPlan<'a> {
     pub zygote: Option<Region>,
     /// Whether it can write nothing of /proc. What else an untrusted child lacks, its descriptor lacks.
     pub untrusted: bool,
+    /// The container's first process, where another forks the child, and what the child's users are outside.
+    pub users: Option<(First<'a>, Numbers)>,
 }
 
 /// A child that is planned but not yet begun: the pager must hear of its memory first.
@@ -59,6 +63,7 @@ pub struct Prepared<'a> {
     pub(super) control: BorrowedFd<'a>,
     pub(super) plans: Plans,
     pub(super) objects: Objects,
+    first: Option<First<'a>>,
 }
 
 /// A child that stands.
@@ -77,7 +82,7 @@ impl<'a> Prepared<'a> {
     /// A mismatch of CPU, kernel or files; nothing was started.
     pub fn new(wanted: ChildPlan<'a>) -> Result<Self, RestoreError> {
         let ChildPlan { descriptor, node, stub_pid, control, streams, shared, caller, payload, .. } = wanted;
-        let ChildPlan { paused, zygote, untrusted, .. } = wanted;
+        let ChildPlan { paused, zygote, untrusted, users, .. } = wanted;
         processor::check(&descriptor.origin, node)?;
         let bridge = kernels::check(&descriptor.origin, node)?;
         phase!("resume.check", check_files(descriptor, &node.root))?;
@@ -88,10 +93,16 @@ impl<'a> Prepared<'a> {
             Some(Region(zygote)) => (StubMap::of_zygote(&descriptor.mappings, zygote), Part::Copy { zygote }),
         };
         let views = Views { node: node.root.clone(), container: format!("/proc/{stub_pid}/root").into() };
-        let objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller, views))?;
-        let wishes = Wishes { payload, paused, untrusted, bridge: bridge.as_ref(), part };
+        let mut objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller, views))?;
+        let enter = |(first, numbers): (First<'_>, Numbers)| {
+            let passed =
+                objects.pass(first.init).map_err(|e| RestoreError::object("a way to its user namespace", e))?;
+            Ok(Users { passed, numbers })
+        };
+        let numbered = users.map(enter).transpose()?;
+        let wishes = Wishes { payload, paused, untrusted, users: numbered, bridge: bridge.as_ref(), part };
         let plans = phase!("resume.plan", tree::compile(descriptor, node, &stub, &objects, &wishes))?;
-        Ok(Self { descriptor, control, plans, objects })
+        Ok(Self { descriptor, control, plans, objects, first: users.map(|(first, _)| first) })
     }
 
     /// The addresses whose pages the pager must serve, ascending, of each process.
@@ -116,17 +127,23 @@ impl<'a> Prepared<'a> {
             pager_or_container: pager_socket,
             status_or_control: status_file,
             objects: &self.objects,
-            birthplace: None,
+            last: None,
             pid: self.descriptor.process.pid,
-            midwife: 0,
+            midwife: self.first.map_or(0, |_| zygote::spare_pid(self.descriptor)),
             time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
         };
         farfork_sys::fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
         let asked_ns = report::realtime_ns();
-        stub::send(self.control, &request).map_err(RestoreError::Control)?;
+        let keep = match self.first {
+            Some(first) => Some((first, bearer::ask(self.control, first, (request, self.descriptor), limit)?)),
+            None => stub::send(self.control, &request).map(|()| None).map_err(RestoreError::Control)?,
+        };
         // The child's alone: an end of a pipe that is held here would show.
         drop((plan, self.objects));
-        let started = stub::wait_restored(self.control, limit, self.descriptor)?;
+        let started = match keep {
+            Some((first, keep)) => bearer::follow(self.control, (first, status_file, keep), self.descriptor, limit)?,
+            None => stub::wait_restored(self.control, limit, self.descriptor)?,
+        };
         report::tell_phases(asked_ns, &started.marks_ns, started.realtime_ns);
         Ok(Restored { pid: started.pid, realtime_ns: started.realtime_ns })
     }

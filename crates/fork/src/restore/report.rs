@@ -91,6 +91,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         60 => "leaving what only the zygote needs",
         61 => "making /proc read-only",
         62 => "entering another network",
+        63 => "entering the user namespace",
         _ => "doing something unknown to this farfork",
     }
 }

@@ -40,14 +40,14 @@ pub(super) struct Request<'a> {
     pub(super) plan: &'a File,
     /// Where the userfaultfd goes; of a zygote's copy, the first process of its container.
     pub(super) pager_or_container: BorrowedFd<'a>,
-    /// The file for the wait status; of a zygote's copy, its control socket.
+    /// The file for the wait status; of a zygote's copy, its control socket; of a bearer's child, the first process of its container.
     pub(super) status_or_control: BorrowedFd<'a>,
     pub(super) objects: &'a Objects,
-    /// To be born in: of a zygote's copy.
-    pub(super) birthplace: Option<BorrowedFd<'a>>,
+    /// Of a zygote's copy, the control group to be born in; of a bearer's child, the socket that keeps its userfaultfd.
+    pub(super) last: Option<BorrowedFd<'a>>,
     /// 0: to be a zygote itself.
     pub(super) pid: u32,
-    /// Number of the process that forks a zygote's copy in its container.
+    /// Number of the process that forks a zygote's copy, or a bearer's child, in its container.
     pub(super) midwife: u32,
     pub(super) time_offsets: &'a str,
 }
@@ -76,7 +76,7 @@ pub(super) fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result
     let mut fds: Vec<BorrowedFd<'_>> =
         vec![request.plan.as_fd(), request.pager_or_container, request.status_or_control];
     fds.extend(request.objects.as_fds());
-    fds.extend(request.birthplace);
+    fds.extend(request.last);
     let text = request.time_offsets.as_bytes();
     let mut message = StubRequest {
         magic: REQUEST_MAGIC,
@@ -94,23 +94,26 @@ pub(super) fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result
     rest.chunks(FDS_PER_MESSAGE_MAX).try_for_each(|chunk| fdpass::send(control, &[0; 4], chunk))
 }
 
-/// Tells a stub to wait for a child, by its number in the container, that a zygote has forked; `status_file` is where it
-/// leaves the wait status, `keep` a socket that it keeps.
+/// Tells a stub to wait for the child, which another has forked; `status_file` is where it leaves the wait status, `keep` a socket
+/// that it keeps.
 pub(super) fn have_awaited(
     control: BorrowedFd<'_>,
-    pid: u32,
     (status_file, keep): (BorrowedFd<'_>, BorrowedFd<'_>),
-) -> io::Result<()> {
+    descriptor: &Descriptor,
+) -> Result<(), RestoreError> {
+    // What is left unread when our end is closed would have the stub's reads fail.
+    fdpass::tell_sender(control).map_err(RestoreError::Control)?;
+    wait_ready(control, WORD_LIMIT, descriptor)?;
     let message = StubRequest {
         magic: AWAIT_MAGIC,
         passed_count: 2,
-        pid,
+        pid: descriptor.process.pid,
         midwife: 0,
         reserved: 0,
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
-    fdpass::send(control, message.as_bytes(), &[status_file, keep])
+    fdpass::send(control, message.as_bytes(), &[status_file, keep]).map_err(RestoreError::Control)
 }
 
 /// Has a stub that was asked for nothing yet leave its container's network for another, and waits until it is there.

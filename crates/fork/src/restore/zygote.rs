@@ -13,6 +13,7 @@
 //! The C side is `restorer/zygote.c`. Where a zygote lives, and who is asked for copies of it, is the node's business; whose
 //! userfaultfd is whose, the pager's.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock::Clocks;
 use farfork_sys::fdpass;
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::Extent;
+use farfork_wire::descriptor::{Extent, Kinship};
 
 use super::address_space::Part;
 use super::objects::Objects;
@@ -30,9 +31,6 @@ use super::stub::{self, Request};
 use super::stub_map::StubMap;
 use super::tree::{self, Plans};
 use super::{LocalNode, RestoreError, clocks, kernels, processor, report};
-
-/// For a stub of the pool to have said that it waits: it has long before it is given away.
-const AWAIT_LIMIT: Duration = Duration::from_secs(5);
 
 /// Where a zygote's restorer is: start and length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +95,7 @@ impl<'a> ZygotePlan<'a> {
         bare.file_descriptors.clear();
         bare.threads.truncate(1);
         let part = Part::Zygote;
-        let wishes = Wishes { payload: None, paused: false, untrusted: false, bridge: None, part };
+        let wishes = Wishes { payload: None, paused: false, untrusted: false, users: None, bridge: None, part };
         let plans = tree::compile(&bare, node, &stub, &Objects::none(), &wishes)?;
         Ok(Self { descriptor, plans })
     }
@@ -125,7 +123,7 @@ impl<'a> ZygotePlan<'a> {
             // Its place is taken by the control socket.
             status_or_control: plan.as_fd(),
             objects: &Objects::none(),
-            birthplace: None,
+            last: None,
             pid: 0,
             midwife: 0,
             time_offsets: "",
@@ -158,7 +156,7 @@ impl Prepared<'_> {
             pager_or_container: cradle.init,
             status_or_control: childs.as_fd(),
             objects: &self.objects,
-            birthplace: Some(cradle.birthplace),
+            last: Some(cradle.birthplace),
             pid: self.descriptor.process.pid,
             midwife: spare_pid(self.descriptor),
             time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
@@ -181,16 +179,17 @@ impl Prepared<'_> {
     /// # Errors
     /// The stub cannot be talked to.
     pub fn have_awaited(&self, status_file: BorrowedFd<'_>, keep: BorrowedFd<'_>) -> Result<(), RestoreError> {
-        let pid = self.descriptor.process.pid;
-        // What is left unread when our end is closed would have the stub's reads fail.
-        fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
-        stub::wait_ready(self.control, AWAIT_LIMIT, self.descriptor)?;
-        stub::have_awaited(self.control, pid, (status_file, keep)).map_err(RestoreError::Control)
+        stub::have_awaited(self.control, (status_file, keep), self.descriptor)
     }
 }
 
-/// A number that no process or thread of the seed has: 1 is the stub's.
-fn spare_pid(descriptor: &Descriptor) -> u32 {
-    let is_taken = |pid: &u32| descriptor.threads.iter().any(|thread| thread.tid == *pid);
-    (2..).find(|pid| !is_taken(pid)).expect("a seed has fewer threads than there are numbers")
+/// A number that no process, thread or group of the seed has: 1 is the stub's.
+pub(super) fn spare_pid(descriptor: &Descriptor) -> u32 {
+    let members = descriptor.members.iter();
+    let threads = descriptor.threads.iter().chain(members.clone().flat_map(|member| &member.threads));
+    let groups = |kinship: &Kinship| [kinship.group, kinship.session];
+    let zombies = descriptor.zombies.iter().flat_map(|zombie| [[zombie.pid; 2], groups(&zombie.kinship)]);
+    let others = members.map(|member| groups(&member.kinship)).chain(zombies).flatten();
+    let taken: BTreeSet<u32> = threads.map(|thread| thread.tid).chain(others).collect();
+    (2..).find(|pid| !taken.contains(pid)).expect("a seed has fewer threads than there are numbers")
 }

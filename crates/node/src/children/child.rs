@@ -278,7 +278,7 @@ impl From<&Child> for v1::Child {
     fn from(child: &Child) -> Self {
         let Record { id, seed, command, process, resume_us, started_unix_ms, .. } = child.record();
         let Record { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = child.record();
-        let Record { untrusted, read_only, network, publish, .. } = child.record();
+        let Record { untrusted, user_namespace, read_only, network, publish, .. } = child.record();
         let (state, ended) = match &*child.status.borrow() {
             Status::Paused => (v1::ChildState::Paused, None),
             Status::Running => (v1::ChildState::Running, None),
@@ -306,6 +306,7 @@ impl From<&Child> for v1::Child {
             processes_max: processes_max.unwrap_or(0),
             inherits: inherits.iter().map(ToString::to_string).collect(),
             untrusted: *untrusted,
+            user_namespace: *user_namespace,
             read_only: *read_only,
             network: v1::Network::from(*network).into(),
             publish: publish.iter().copied().map(Into::into).collect(),

@@ -45,6 +45,9 @@ pub(crate) struct Record {
     /// Whether it lacks what could lead out of its container. (Older daemons trusted all; so the next one.)
     #[serde(default)]
     pub(crate) untrusted: bool,
+    /// Whether it is in a user namespace of its own.
+    #[serde(default)]
+    pub(crate) user_namespace: bool,
     /// Whether it cannot write files.
     #[serde(default)]
     pub(crate) read_only: bool,
@@ -119,6 +122,7 @@ mod tests {
             cpu_millicores_max: None,
             processes_max: Some(20),
             untrusted: true,
+            user_namespace: true,
             read_only: false,
             network: Network::Private,
             publish: vec![Port { node: 8080, child: 80 }],

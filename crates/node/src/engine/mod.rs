@@ -20,7 +20,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_container::{Container, ContainerSpec, Limits, Pool, Protection};
+use farfork_container::{Container, ContainerSpec, Limits, Pool, Protection, UsersSpec};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::owner_links::OwnerLinks;
@@ -231,8 +231,8 @@ impl Engine {
             phase!("resume.caller", caller::answered(&source.descriptor, identity, payload, unfinished.directory()));
 
         let taken = phase!("resume.container", self.pool.take(options.container(), requested + START_TIMEOUT));
-        let container = taken.map_err(|error| failed(&error))?;
-        container.cgroup().limit(&options.limits).map_err(|error| failed(&error))?;
+        let mut container = taken.map_err(|error| failed(&error))?;
+        container.limit(&options.limits).map_err(|error| failed(&error))?;
         for (host_path, inside_path) in &options.binds {
             phase!("resume.bind", container.bind(host_path, inside_path)).map_err(|error| failed(&error))?;
         }
@@ -264,6 +264,7 @@ impl Engine {
             Broken { failure, came }
         })?;
         let has_run = |error: &dyn std::fmt::Display| Broken { came: Came::ToRun, ..failed(error) };
+        container.dismiss_bearer(&options.limits).map_err(|error| has_run(&error))?;
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| has_run(&error))?;
         let recording = phase!("resume.record");
         let record = self.record(unfinished.id(), source, &container, &restored, options, requested_at);
@@ -368,6 +369,7 @@ impl Engine {
             cpu_millicores_max: options.limits.cpu_millicores_max,
             processes_max: options.limits.tasks_max,
             untrusted: options.protection.untrusted,
+            user_namespace: options.users == UsersSpec::Own,
             read_only: options.protection.read_only,
             network: options.network,
             publish: options.publish.clone(),

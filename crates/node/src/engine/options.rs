@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_container::{CPU_MILLICORES_MIN, ContainerSpec, Limits, MEMORY_BYTES_MIN, Protection, RootSpec};
+use farfork_container::{
+    CPU_MILLICORES_MIN, ContainerSpec, Limits, MEMORY_BYTES_MIN, NetworkSpec, Protection, RootSpec, UsersSpec,
+};
 use farfork_fabric::{Address, SeedKey};
 use farfork_fork::pager::Strategy;
 use farfork_wire::Token;
@@ -49,6 +51,8 @@ pub(crate) struct StartOptions {
     pub(crate) limits: Limits,
     /// What it is kept from.
     pub(crate) protection: Protection,
+    /// Its users and groups.
+    pub(crate) users: UsersSpec,
     /// Its network.
     pub(crate) network: Network,
     /// Ports of the node that lead to it.
@@ -59,7 +63,12 @@ impl StartOptions {
     /// The kind of container that it is to be in.
     pub(crate) fn container(&self) -> ContainerSpec {
         let limited = self.limits != Limits::default();
-        ContainerSpec { root: self.root, network: self.network.of_container(), limited }
+        let network = match self.users {
+            UsersSpec::Nodes => self.network.of_container(),
+            // Its first process stays where it is made, and shows the child what that network has.
+            UsersSpec::Own => NetworkSpec::Own,
+        };
+        ContainerSpec { root: self.root, network, users: self.users, limited }
     }
 }
 
@@ -83,6 +92,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
 
     fn try_from(options: v1::ChildOptions) -> Result<Self, Failure> {
         let limits = limits_of(&options)?;
+        let users = users_of(&options)?;
         let (network, publish) = network_of(&options)?;
         let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
             options;
@@ -100,7 +110,19 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         }
         let timeout = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
         let strategy = strategy_of(&strategy)?;
-        Ok(Self { root, binds: checked, paused, attached, timeout, strategy, limits, protection, network, publish })
+        Ok(Self {
+            root,
+            binds: checked,
+            paused,
+            attached,
+            timeout,
+            strategy,
+            limits,
+            protection,
+            users,
+            network,
+            publish,
+        })
     }
 }
 
@@ -120,6 +142,23 @@ fn limits_of(options: &v1::ChildOptions) -> Result<Limits, Failure> {
         return refuse("processor limit", format!("the kernel gives no less than {least} of a processor"));
     }
     Ok(limits)
+}
+
+fn users_of(options: &v1::ChildOptions) -> Result<UsersSpec, Failure> {
+    let refuse = |cause: &str, next: &str| {
+        Err(Failure::new(Code::InvalidArgument, "a user namespace", cause).with_next_step(next))
+    };
+    match options {
+        v1::ChildOptions { user_namespace: false, .. } => Ok(UsersSpec::Nodes),
+        v1::ChildOptions { untrusted: false, .. } => {
+            refuse("only untrusted children have one of their own", "fork it with --untrusted, too")
+        }
+        v1::ChildOptions { binds, shared, .. } if !binds.is_empty() || !shared.is_empty() => refuse(
+            "the node's own files cannot be shown as those of its users yet",
+            "leave --shared and --bind, or --user-namespace, away",
+        ),
+        _ => Ok(UsersSpec::Own),
+    }
 }
 
 fn network_of(options: &v1::ChildOptions) -> Result<(Network, Vec<Port>), Failure> {
@@ -158,7 +197,7 @@ fn absolute(path: String) -> Result<PathBuf, Failure> {
 mod tests {
     use farfork_fork::pager::{Paging, Strategy};
 
-    use super::{Limits, RootSpec, StartOptions, UNTRUSTED_TASKS_MAX};
+    use super::{Limits, RootSpec, StartOptions, UNTRUSTED_TASKS_MAX, UsersSpec};
     use crate::api::v1::{Bind, ChildOptions};
 
     #[test]
@@ -203,6 +242,18 @@ mod tests {
         };
         assert_eq!((tasks_max(0, false), tasks_max(7, false)), (None, Some(7)));
         assert_eq!((tasks_max(0, true), tasks_max(7, true)), (Some(UNTRUSTED_TASKS_MAX), Some(7)));
+    }
+
+    #[test]
+    fn a_user_namespace_is_for_untrusted_children() {
+        let options = |untrusted, shared: &[&str]| {
+            let shared = shared.iter().map(ToString::to_string).collect();
+            let options = ChildOptions { user_namespace: true, untrusted, shared, ..ChildOptions::default() };
+            StartOptions::try_from(options).map(|options| options.users)
+        };
+        assert_eq!(options(true, &[]).unwrap(), UsersSpec::Own);
+        assert!(options(false, &[]).unwrap_err().to_string().contains("--untrusted"));
+        assert!(options(true, &["/srv"]).unwrap_err().to_string().contains("--shared"));
     }
 
     #[test]

@@ -69,8 +69,9 @@ impl Told<'_> {
     }
 
     fn containers(&mut self, node: &Node) -> fmt::Result {
-        let ready =
-            |root, network| count(node.engine.containers_ready(ContainerSpec { root, network, limited: false }));
+        let ready = |root, network| {
+            count(node.engine.containers_ready(ContainerSpec { root, network, ..ContainerSpec::default() }))
+        };
         let roots = |network| [RootSpec::Overlay, RootSpec::Shared].map(|root| (name_of(root), ready(root, network)));
         let zygotes = node.engine.zygotes();
         let help = "Copies of seeds that further children on this node are forked from";

@@ -75,7 +75,8 @@ impl Network {
         limit: Duration,
     ) -> Result<(), RestoreError> {
         let object = |cause| RestoreError::Object { object: "the network", cause };
-        if container.network() != self.of_container() {
+        // Where its users are its own, only who bears the child is led there.
+        if container.users().is_none() && container.network() != self.of_container() {
             return Err(object(io::Error::other("the container was built for another")));
         }
         match self {

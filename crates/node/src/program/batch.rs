@@ -118,6 +118,7 @@ fn request(fork: &Fork) -> v1::ForkRequest {
             memory_bytes_max: fork.memory_bytes_max,
             cpu_millicores_max: fork.cpu_millicores_max,
             untrusted: fork.untrusted,
+            user_namespace: fork.user_namespace,
             processes_max: fork.processes_max.into(),
             network: network_of(fork.network).into(),
             ..v1::ChildOptions::default()

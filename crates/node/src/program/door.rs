@@ -202,19 +202,16 @@ impl Hall {
             Ok(seed) => told.tell(&seed_reply(&seed)),
             Err(failure) => told.tell(&failed_reply(&failure)),
         };
-        let maker =
-            check_name(&options.name).and_then(|()| Maker::new(self.node.clone(), pid, options, Box::new(answer)));
+        let maker = check_name(&options.name).and_then(|()| {
+            // Who asks for itself is not paused.
+            let lineage = self.node.lineage_of(pid)?;
+            Ok((Maker::new(self.node.clone(), pid, options, Box::new(answer))?, lineage))
+        });
         let visit = Visit { hall: self.clone(), asking: asking.clone(), left: Some((registered, place)) };
         match maker {
-            Ok(maker) => {
+            Ok((maker, lineage)) => {
                 self.asking().push(asking);
-                self.node.engine.capture_and_hold(
-                    pid,
-                    asker,
-                    // Who asks for itself is not paused.
-                    self.node.lineage_of(pid).unwrap_or(None),
-                    Box::new(Captor { maker, visit }),
-                );
+                self.node.engine.capture_and_hold(pid, asker, lineage, Box::new(Captor { maker, visit }));
             }
             Err(failure) => {
                 asking.tell(&failed_reply(&failure));

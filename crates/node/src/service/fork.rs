@@ -201,7 +201,8 @@ async fn relay_outcomes(
 /// does not read what it does not know.
 fn is_as_asked(child: &v1::Child, options: &v1::ChildOptions) -> bool {
     let network = |of: v1::Network| Network::from(of);
-    (child.untrusted, child.read_only) == (options.untrusted, options.read_only)
+    let asked = (options.untrusted, options.user_namespace, options.read_only);
+    (child.untrusted, child.user_namespace, child.read_only) == asked
         && network(child.network()) == network(options.network())
         && child.publish == options.publish
         && (options.processes_max == 0 || child.processes_max == options.processes_max)
@@ -213,8 +214,7 @@ async fn end_misunderstood(node: &Node, object: &str, child: &v1::Child) -> Fail
     if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
         tracing::warn!(%failure, "a child that is not as it was to be is not ended");
     }
-    let cause =
-        "it is of an earlier release, which lacks one of --untrusted, --processes and --net; its child was ended";
+    let cause = "it is of an earlier release, which lacks one of --untrusted, --user-namespace, --processes and --net; its child was ended";
     Failure::new(Code::FailedPrecondition, object, cause).with_next_step("run the same release on all nodes")
 }
 
@@ -259,6 +259,10 @@ mod tests {
         let (plain, network) = (ChildOptions::default(), Network::Private.into());
         assert!(is_as_asked(&Child::default(), &ChildOptions { network, ..plain.clone() }));
         assert!(!is_as_asked(&Child::default(), &ChildOptions { untrusted: true, ..plain.clone() }));
+        let untrusted = Child { untrusted: true, ..Child::default() };
+        let options = ChildOptions { untrusted: true, network, ..plain.clone() };
+        assert!(is_as_asked(&untrusted, &options));
+        assert!(!is_as_asked(&untrusted, &ChildOptions { user_namespace: true, ..options }));
         assert!(!is_as_asked(&Child::default(), &ChildOptions { processes_max: 9, ..plain.clone() }));
         let network = Network::Host.into();
         assert!(!is_as_asked(&Child::default(), &ChildOptions { network, ..plain }));

@@ -137,6 +137,10 @@ pub(crate) struct Fork {
     /// harmless ones; nothing of the kernel's that it could write; no system calls that it does not need.
     #[arg(long)]
     untrusted: bool,
+    /// Have the child be users and groups that nobody else is on its node, in a user namespace of its own, with the node's files
+    /// shown as theirs.
+    #[arg(long, requires = "untrusted", conflicts_with_all = ["bind", "shared"])]
+    user_namespace: bool,
     /// Let the child write no files, but in /dev/shm, and its standard streams. A file that its parent has open for
     /// writing refuses the fork.
     #[arg(long)]
@@ -197,6 +201,7 @@ impl Fork {
             network: self.net.map_or(Network::Private, Network::from).into(),
             publish: self.publish,
             untrusted: self.untrusted,
+            user_namespace: self.user_namespace,
             read_only: self.read_only,
         };
         let nodes = if any_node { Vec::new() } else { self.to };

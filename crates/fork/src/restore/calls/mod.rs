@@ -71,12 +71,13 @@ impl Made {
 impl Calls {
     /// The calls for a child that is passed `objects` from descriptor `fd_base` on, and runs as `owner` where that is not
     /// whom the stub runs as. What is everybody's in a tree of processes is made by the first, as `is_first` says. `vdso` is where
-    /// a bridge stands; `is_copy`: it is forked from a zygote; `untrusted`: it can write nothing of /proc.
+    /// a bridge stands; `is_copy`: it is forked from a zygote; `untrusted`: it can write nothing of /proc; `has_users`: of its
+    /// own, in a user namespace that it enters behind the calls before files.
     pub(super) fn plan(
         descriptor: &Descriptor,
         (objects, fd_base): (&Objects, u32),
         owner: Option<&Credentials>,
-        (is_first, vdso, is_copy, untrusted): (bool, Option<Range<u64>>, bool, bool),
+        (is_first, vdso, is_copy, (untrusted, has_users)): (bool, Option<Range<u64>>, bool, (bool, bool)),
         place: &Place<'_>,
         writer: &mut PlanWriter,
     ) -> Result<(Self, Made), RestoreError> {
@@ -109,6 +110,9 @@ impl Calls {
         };
         if is_first && untrusted {
             process::forbid_settings(&mut script)?;
+        }
+        if has_users {
+            process::allow_scheduling(descriptor, &mut script)?;
         }
         let before_files = script.finish()?;
         let mut script = Script::new(writer);

@@ -37,6 +37,7 @@ pub(super) const CHOWN: u32 = 92;
 pub(super) const FCHOWN: u32 = 93;
 pub(super) const SETRESUID: u32 = 117;
 pub(super) const SETRESGID: u32 = 119;
+pub(super) const SETPRIORITY: u32 = 141;
 pub(super) const PRCTL: u32 = 157;
 pub(super) const MOUNT: u32 = 165;
 pub(super) const SCHED_SETAFFINITY: u32 = 203;
@@ -51,6 +52,7 @@ pub(super) const ACCEPT4: u32 = 288;
 pub(super) const SIGNALFD4: u32 = 289;
 pub(super) const DUP3: u32 = 292;
 pub(super) const INOTIFY_INIT1: u32 = 294;
+pub(super) const PRLIMIT64: u32 = 302;
 pub(super) const MEMBARRIER: u32 = 324;
 pub(super) const PIDFD_OPEN: u32 = 434;
 

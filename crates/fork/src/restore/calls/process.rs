@@ -6,9 +6,11 @@ use rustix::fs::OFlags;
 use rustix::mount::MountFlags;
 
 use super::super::RestoreError;
-use super::super::layout::{STEP_FORBID_SETTINGS, STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE};
+use super::super::layout::{
+    STEP_FORBID_SETTINGS, STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE, STEP_SCHEDULING,
+};
 use super::super::tree::Place;
-use super::{Script, number, value};
+use super::{Argument, Script, number, value};
 
 /// A container's processes go before all others of the node; one that is to go even earlier does. A copy of a zygote has the
 /// zygote's place, which is behind.
@@ -49,6 +51,23 @@ pub(super) fn forbid_settings(script: &mut Script<'_>) -> Result<(), RestoreErro
     let flags = value((ACCESS | MountFlags::BIND).bits() | REMOUNT);
     let (none, point) = (value(0_u32), script.text("/proc")?);
     script.gives(0, number::MOUNT, &[none, point, none, flags, none]);
+    Ok(())
+}
+
+/// Lets its threads choose their scheduling in its user namespace, where no right of theirs counts for that. Each begins with the
+/// best that one of them has, and may have worse. Where the node may raise limits, they may have any: the child's own are set behind.
+pub(super) fn allow_scheduling(descriptor: &Descriptor, script: &mut Script<'_>) -> Result<(), RestoreError> {
+    const PRIO_PROCESS: u32 = 0;
+    const RLIMIT_NICE: u32 = 13;
+    const RLIMIT_RTPRIO: u32 = 14;
+    script.about(STEP_SCHEDULING, 0);
+    for (resource, most) in [(RLIMIT_NICE, 40), (RLIMIT_RTPRIO, 99)] {
+        let (own, none, limit) = (value(0_u32), value(0_u32), script.words(&[most, most])?);
+        script.may_fail(number::PRLIMIT64, &[own, value(resource), limit, none]);
+    }
+    let best = descriptor.threads.iter().map(|thread| thread.scheduling.nice).min().unwrap_or(0);
+    let best = Argument::Value(i64::from(best).cast_unsigned());
+    script.gives(0, number::SETPRIORITY, &[value(PRIO_PROCESS), value(0_u32), best]);
     Ok(())
 }
 

@@ -7,19 +7,28 @@
 //! restoring (`restorer/threads.c`), when nothing of it needs a right any more.
 
 mod filter;
+mod users;
 
 use farfork_container::OOM_SCORE_ADJUSTMENT;
+use farfork_sys::user_namespace::Numbers;
 use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Credentials, Process, SeccompFilter, Thread};
 
-/// The seed's state as an untrusted child is to have it.
-pub(crate) fn confined(descriptor: &Descriptor) -> Descriptor {
+use super::RestoreError;
+
+pub(super) use users::outside;
+
+/// The seed's state as an untrusted child is to have it; `numbers`: its users are its own.
+pub(crate) fn confined(descriptor: &Descriptor, numbers: Option<Numbers>) -> Result<Descriptor, RestoreError> {
     let mut descriptor = descriptor.clone();
+    if let Some(numbers) = numbers {
+        users::number(&mut descriptor, numbers)?;
+    }
     confine(&mut descriptor.process, &mut descriptor.threads);
     for member in &mut descriptor.members {
         confine(&mut member.process, &mut member.threads);
     }
-    descriptor
+    Ok(descriptor)
 }
 
 fn confine(process: &mut Process, threads: &mut [Thread]) {

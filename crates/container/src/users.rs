@@ -1,0 +1,74 @@
+//! Users and groups of a container's own: a user namespace with numbers that nobody else on the machine has.
+//!
+//! Which numbers are taken is known by locks on a file that all nodes of the machine have in common, one byte for each range.
+//! The container's first process has the file open, and so the lock for as long as it lives: nothing has to be given back.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::Path;
+
+use farfork_sys::user_namespace::{self, Numbers};
+
+use crate::error::ContainerError;
+
+/// Where the locks are. It stays, empty: removing it would let two nodes have different ones.
+const LOCKS: &str = "/run/farfork.users";
+/// The first number that containers have: those below are given out by distributions (to 60,000 and from 524,288 on) and by systemd
+/// for its containers (to 1,879,048,191).
+const FIRST: u32 = 0x7000_0000;
+/// As many users as a machine without a directory service has, `nobody` included.
+const COUNT: u32 = 1 << 16;
+/// To where numbers have a sign in some programs.
+const RANGES: u32 = (0x8000_0000 - FIRST) / COUNT;
+
+/// Numbers that are a container's alone as long as anybody has the lock open.
+#[derive(Debug)]
+pub(crate) struct Reserved {
+    pub(crate) numbers: Numbers,
+    pub(crate) lock: File,
+}
+
+impl Reserved {
+    /// Takes the first that are free, from the range `hint` on.
+    pub(crate) fn take(hint: u64) -> Result<Self, ContainerError> {
+        let failed = |cause| ContainerError::Directory { path: LOCKS.into(), cause };
+        let mut options = File::options();
+        let lock = options.write(true).create(true).truncate(false).mode(0o600).open(Path::new(LOCKS));
+        let lock = lock.map_err(failed)?;
+        for offset in 0..RANGES {
+            let range = ((hint + u64::from(offset)) % u64::from(RANGES)) as u32;
+            if user_namespace::try_lock_byte(&lock, range).map_err(failed)? {
+                return Ok(Self { numbers: Numbers { first: FIRST + range * COUNT, count: COUNT }, lock });
+            }
+        }
+        Err(ContainerError::NoNumbers { ranges: RANGES })
+    }
+}
+
+/// Users of a container whose first process lives.
+#[derive(Debug)]
+pub(crate) struct Users {
+    pub(crate) numbers: Numbers,
+    pub(crate) namespace: OwnedFd,
+}
+
+impl Users {
+    /// Gives the user namespace of a container's first process its numbers.
+    pub(crate) fn number(init_pid: i32, numbers: Numbers) -> io::Result<Self> {
+        user_namespace::number(init_pid, numbers)?;
+        Ok(Self { numbers, namespace: user_namespace::open(init_pid)? })
+    }
+
+    /// To show the owners of files by.
+    pub(crate) fn namespace(&self) -> BorrowedFd<'_> {
+        self.namespace.as_fd()
+    }
+
+    /// Whom a file of the node is to belong to in the container; as on the node where there is no number for that.
+    pub(crate) fn owner(&self, file: &std::fs::Metadata) -> (u32, u32) {
+        let outside = |number: u32| self.numbers.outside(number).unwrap_or(number);
+        (outside(file.uid()), outside(file.gid()))
+    }
+}

@@ -1,0 +1,63 @@
+//! A child whose container's first process has no rights to fork it: another, beside that one, does, and the first one waits.
+//!
+//! ```text
+//!  daemon                               bearer                      first process            child
+//!    │ request: plan, socket, … ─────────▶│ a midwife forks it ──────────┼──────────────────────▶│ restores itself
+//!    │                                    │ ends                         │                       │ enters its users'
+//!    │◀── restored ───────────────────────┼──────────────────────────────┼───────────────────────│ namespace, runs on
+//!    │ await it: status file, keep ───────┼─────────────────────────────▶│ wait4                 │
+//! ```
+//!
+//! The C side is `restorer/bearer.c`.
+
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use farfork_sys::fdpass;
+use farfork_wire::Descriptor;
+
+use super::RestoreError;
+use super::stub::{self, Request, Started};
+
+/// The first process of a container that has users of its own.
+#[derive(Debug, Clone, Copy)]
+pub struct First<'a> {
+    /// The process.
+    pub init: BorrowedFd<'a>,
+    /// Our end of its socket.
+    pub waiter: BorrowedFd<'a>,
+}
+
+/// Has the bearer at `control` bear the child as `request` says. Gives the socket that the first process is to keep.
+pub(super) fn ask(
+    control: BorrowedFd<'_>,
+    first: First<'_>,
+    (request, descriptor): (Request<'_>, &Descriptor),
+    limit: Duration,
+) -> Result<OwnedFd, RestoreError> {
+    let (keep, firsts) = fdpass::seqpacket_pair().map_err(|e| RestoreError::object("its userfaultfd's socket", e))?;
+    stub::wait_ready(control, limit, descriptor)?;
+    let request = Request { status_or_control: first.init, last: Some(keep.as_fd()), ..request };
+    stub::send(control, &request).map_err(RestoreError::Control)?;
+    Ok(firsts)
+}
+
+/// Waits until the child stands, at most `limit`, and has the `first` process wait for its end: it is that one's since before it
+/// could tell anything.
+pub(super) fn follow(
+    control: BorrowedFd<'_>,
+    (first, status_file, keep): (First<'_>, BorrowedFd<'_>, OwnedFd),
+    descriptor: &Descriptor,
+    limit: Duration,
+) -> Result<Started, RestoreError> {
+    let until = Instant::now() + limit;
+    let told = stub::wait_restored(control, limit, descriptor);
+    let has_died = matches!(told, Err(RestoreError::StubGone));
+    let started = if has_died { None } else { Some(told?) };
+    stub::have_awaited(first.waiter, (status_file, keep.as_fd()), descriptor)?;
+    match started {
+        Some(started) => Ok(started),
+        // How, is the first process's to tell.
+        None => stub::wait_restored(first.waiter, until.saturating_duration_since(Instant::now()), descriptor),
+    }
+}

@@ -1,0 +1,88 @@
+//! User namespaces: which numbers stand for the users and groups inside, and numbers that nobody else on the machine takes.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+
+/// Numbers of users, and the same of groups, from 0 on inside, and from `first` on outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers {
+    /// What 0 inside is outside.
+    pub first: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+impl Numbers {
+    /// What a number inside is outside; `None`: nothing.
+    pub fn outside(&self, inside: u32) -> Option<u32> {
+        (inside < self.count).then(|| self.first + inside)
+    }
+}
+
+/// Gives the user namespace of a process its numbers, which can be done once.
+///
+/// # Errors
+/// As write(2) on `/proc/PID/uid_map`: EPERM without CAP_SETUID outside, or a second time.
+pub fn number(pid: i32, numbers: Numbers) -> io::Result<()> {
+    let Numbers { first, count } = numbers;
+    let map = format!("0 {first} {count}");
+    fs::write(format!("/proc/{pid}/uid_map"), &map)?;
+    fs::write(format!("/proc/{pid}/gid_map"), &map)
+}
+
+/// The user namespace of a process.
+///
+/// # Errors
+/// As open(2).
+pub fn open(pid: i32) -> io::Result<OwnedFd> {
+    Ok(File::open(format!("/proc/{pid}/ns/user"))?.into())
+}
+
+/// Locks one byte of a file for whoever has it open in common with the caller, be they other processes: the lock goes with the
+/// last of them. Gives `false` where others have it.
+///
+/// # Errors
+/// As fcntl(2).
+pub fn try_lock_byte(file: &File, at: u32) -> io::Result<bool> {
+    // SAFETY: all-zero bytes are a valid flock, a plain C struct of numbers.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = i64::from(at);
+    lock.l_len = 1;
+    // SAFETY: the descriptor is open, and the kernel reads one flock, which lives on this frame.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &lock) } {
+        0 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            error if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) => Ok(false),
+            error => Err(error),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_is_locked_until_the_last_lets_go() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("lock");
+        let open = || File::options().write(true).create(true).truncate(false).open(&path).unwrap();
+        let (one, other) = (open(), open());
+        assert!(try_lock_byte(&one, 7).unwrap() && try_lock_byte(&one, 7).unwrap());
+        assert!(!try_lock_byte(&other, 7).unwrap() && try_lock_byte(&other, 8).unwrap());
+        let copy = one.try_clone().unwrap();
+        drop(one);
+        assert!(!try_lock_byte(&other, 7).unwrap());
+        drop(copy);
+        assert!(try_lock_byte(&other, 7).unwrap());
+    }
+
+    #[test]
+    fn numbers_inside_have_one_outside() {
+        let numbers = Numbers { first: 1000, count: 10 };
+        assert_eq!([0, 9, 10].map(|inside| numbers.outside(inside)), [Some(1000), Some(1009), None]);
+    }
+}
