@@ -52,8 +52,8 @@ async fn tend_one(node: Arc<Node>, child: String, sink: Sink<v1::TendOutput>) {
         Err(failure) => Err(failure),
     };
     match told {
-        // Nobody will ask for it again.
-        Ok(Some(id)) => drop(node.children.remove(&id).await),
+        // Nobody will ask for it again. Not here, where it would be given up when the program, which knows by now, goes.
+        Ok(Some(id)) => drop(tokio::spawn(async move { node.children.remove(&id).await })),
         Ok(None) => {}
         Err(failure) => drop(send(&sink, output(child, Event::Error(failure.into()))).await),
     }
