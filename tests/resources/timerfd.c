@@ -1,10 +1,11 @@
-/* timerfds: far off with an interval, with expirations that nobody has read, disarmed, absolute, and in an epoll. */
+/* timerfds: far off with an interval, with expirations that nobody has read, disarmed, absolute, in an epoll, and
+ * cancelled by whoever sets the wall clock. */
 #include "resource.h"
 
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 
-static int far_off, expired, disarmed, absolute, epoll;
+static int far_off, expired, disarmed, absolute, epoll, cancelled, cancelled_disarmed;
 static uint64_t begun_ns;
 
 static int create(clockid_t clock, int flags, struct itimerspec when) {
@@ -20,10 +21,22 @@ static void set_up(void) {
     disarmed = create(CLOCK_REALTIME, 0, (struct itimerspec){{0, 0}, {0, 0}});
     long soon_s = (long)(begun_ns / 1000000000) + 2000;
     absolute = create(CLOCK_MONOTONIC, TFD_TIMER_ABSTIME, (struct itimerspec){{0, 0}, {soon_s, 0}});
+    long wall_s = (long)(now_ns(CLOCK_REALTIME) / 1000000000) + 3000;
+    int flags = TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET;
+    cancelled = create(CLOCK_REALTIME, flags, (struct itimerspec){{7, 8}, {wall_s, 0}});
+    cancelled_disarmed = create(CLOCK_REALTIME, flags, (struct itimerspec){{0, 0}, {0, 0}});
     struct epoll_event event = {.events = EPOLLIN, .data = {.u64 = 77}};
     epoll = epoll_create1(0);
     REQUIRE(epoll_ctl(epoll, EPOLL_CTL_ADD, expired, &event) == 0);
     usleep(10000);
+}
+
+/* The flags that it was set with, as the kernel tells them, and no others. */
+static int is_cancelled_by_clock(int fd) {
+    char path[64], flags[64];
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", fd);
+    REQUIRE(read_line(path, "settime flags:", flags, sizeof flags));
+    return strtol(flags, NULL, 8) == (TFD_TIMER_ABSTIME | TFD_TIMER_CANCEL_ON_SET);
 }
 
 static void check(void) {
@@ -35,6 +48,10 @@ static void check(void) {
     REQUIRE(now.it_value.tv_sec <= 3600 - gone_s && now.it_value.tv_sec >= 3598 - gone_s, "%ld s left", now.it_value.tv_sec);
     REQUIRE(timerfd_gettime(absolute, &now) == 0 && now.it_value.tv_sec <= 2000 - gone_s && now.it_value.tv_sec >= 1997 - gone_s,
             "%ld s left", now.it_value.tv_sec);
+    REQUIRE(is_cancelled_by_clock(cancelled) && is_cancelled_by_clock(cancelled_disarmed) && !is_cancelled_by_clock(absolute));
+    REQUIRE(timerfd_gettime(cancelled, &now) == 0 && now.it_interval.tv_sec == 7 && now.it_interval.tv_nsec == 8);
+    REQUIRE(now.it_value.tv_sec <= 3000 - gone_s && now.it_value.tv_sec >= 2997 - gone_s, "%ld s left", now.it_value.tv_sec);
+    REQUIRE(timerfd_gettime(cancelled_disarmed, &now) == 0 && now.it_value.tv_sec == 0 && now.it_value.tv_nsec == 0);
     REQUIRE(read(far_off, &ticks, sizeof ticks) == -1 && errno == EAGAIN);
     REQUIRE(epoll_wait(epoll, &event, 1, PATIENCE_MS) == 1 && event.data.u64 == 77);
     REQUIRE(read(expired, &ticks, sizeof ticks) == sizeof ticks && ticks >= 10, "%lu ticks", ticks);

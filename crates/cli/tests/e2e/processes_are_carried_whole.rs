@@ -21,6 +21,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("interval_timers", |cluster| carried(cluster, "interval_timers")),
     Test::shared("posix_timers", |cluster| carried(cluster, "posix_timers")),
     Test::shared("timerfd", |cluster| carried(cluster, "timerfd")),
+    Test::shared("refused_timerfd", |cluster| {
+        refused_at_its_stop(cluster, "refused_timerfd", &["fd 3", "TFD_TIMER_CANCEL_ON_SET"]);
+    }),
+    Test::shared("leases", |cluster| carried(cluster, "leases")),
+    Test::shared("refused_lease", |cluster| refused_at_its_stop(cluster, "refused_lease", &["fd 3", "F_WRLCK"])),
+    Test::shared("deleted_named_pipe", |cluster| carried(cluster, "deleted_named_pipe")),
     Test::shared("signalfd", |cluster| carried(cluster, "signalfd")),
     Test::shared("named_pipe", |cluster| carried(cluster, "named_pipe")),
     Test::shared("two_way_pipes", |cluster| carried(cluster, "two_way_pipes")),

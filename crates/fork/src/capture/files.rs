@@ -156,8 +156,12 @@ impl OpenFd {
     /// Whether it leads where it did, by what `fdinfo` tells. Inodes without a path are never used twice, and neither
     /// moves what a device's path leads to; files may be renamed or removed meanwhile, and objects of the kernel share an inode.
     fn is_surely(&self, info: &FdInfo) -> bool {
-        let is_lasting =
-            matches!(self.kind, Kind::Pipe | Kind::Socket | Kind::Program { .. } | Kind::Device | Kind::Terminal);
+        let is_lasting = match self.kind {
+            // A named one has been deleted.
+            Kind::Pipe => !self.link.starts_with(b"/"),
+            Kind::Socket | Kind::Program { .. } | Kind::Device | Kind::Terminal => true,
+            _ => false,
+        };
         is_lasting && (self.mount, self.inode) == (info.mount, info.inode)
     }
 
@@ -193,7 +197,7 @@ impl OpenFd {
         }
         let link = String::from_utf8_lossy(&self.link);
         match &self.kind {
-            Kind::Regular | Kind::Directory | Kind::NamedPipe if self.is_deleted => {
+            Kind::Regular | Kind::Directory if self.is_deleted => {
                 Some(format!("{link} was deleted, so that no other node can open it; close it first"))
             }
             Kind::Regular | Kind::Directory | Kind::NamedPipe if str::from_utf8(&self.link).is_err() => {

@@ -104,6 +104,8 @@ pub enum OpenFile {
         ticks: u64,
         /// Disarmed where all is 0.
         time: TimeLeft,
+        /// Whether somebody who sets the wall clock cancels it (TFD_TIMER_CANCEL_ON_SET).
+        is_cancelled_by_clock: bool,
     },
     /// signalfd(2).
     SignalFd {
@@ -196,6 +198,8 @@ pub enum FileLockKind {
     Process,
     /// fcntl(2), F_OFD_SETLK: the open file's.
     Description,
+    /// fcntl(2), F_SETLEASE, for reading: the open file's.
+    Lease,
 }
 
 /// Who is told of an open file's readiness (fcntl(2), F_SETOWN and F_SETSIG, with O_ASYNC).

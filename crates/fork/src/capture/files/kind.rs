@@ -16,6 +16,7 @@ pub(in super::super) enum Kind {
     /// A regular file; or anything that has a path, where the descriptor stands for the place alone (O_PATH).
     Regular,
     Directory,
+    /// Also a named one that was deleted.
     Pipe,
     NamedPipe,
     EventFd,
@@ -98,7 +99,7 @@ pub(super) fn kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &I
     if file_type.is_socket() {
         Kind::Socket
     } else if file_type.is_fifo() {
-        if link.starts_with(b"pipe:") { Kind::Pipe } else { Kind::NamedPipe }
+        if link.starts_with(b"pipe:") || is_gone(link, inode) { Kind::Pipe } else { Kind::NamedPipe }
     } else if file_type.is_char_device() {
         character_device(inode.stands_for, &name())
     } else if file_type.is_block_device() {
@@ -121,13 +122,17 @@ pub(super) fn kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &I
 fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool) -> bool {
     /// The least that hugetlbfs has blocks of.
     const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;
+    let is_without_path = link.starts_with(MEMFD_PREFIX) || link.starts_with(SHARED_MEMORY_PREFIX);
+    is_without_path || is_gone(link, inode) || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
+}
+
+/// Whether no path leads to it any more, or none but one that nobody tells.
+fn is_gone(link: &[u8], inode: &Inode) -> bool {
     let is_there = || {
         let found = fs::metadata(OsStr::from_bytes(link));
         found.is_ok_and(|found| (found.dev(), found.ino()) == (inode.device, inode.number))
     };
-    let is_deleted = inode.links == 0 || (link.ends_with(DELETED_SUFFIX) && !is_there());
-    let is_without_path = link.starts_with(MEMFD_PREFIX) || link.starts_with(SHARED_MEMORY_PREFIX);
-    is_without_path || is_deleted || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
+    inode.links == 0 || (link.ends_with(DELETED_SUFFIX) && !is_there())
 }
 
 /// Whether a descriptor stands for a place alone (O_PATH): its link shows neither right.

@@ -1,21 +1,33 @@
 //! Open files that the kernel makes for a process, and that have no path: how they stand in a descriptor.
 
-use farfork_sys::process::{FdInfo, LockEntry, LockKind};
+use farfork_sys::process::{FdInfo, LockEntry, LockKind, TimerState};
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimeLeft};
 
 use super::watches;
 
 /// A timerfd as it stood; or why it cannot be carried.
 pub(super) fn timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
-    /// TFD_TIMER_CANCEL_ON_SET.
-    const CANCELLED_BY_CLOCK: u32 = 2;
     let timer = info.timer.ok_or("the kernel does not tell its state")?;
-    if timer.flags & CANCELLED_BY_CLOCK != 0 {
-        return Err("it is cancelled when the wall clock is set (TFD_TIMER_CANCEL_ON_SET), which is not carried".into());
+    let is_cancelled_by_clock = is_cancelled_by_clock(&timer);
+    if is_cancelled_by_clock && timer.ticks > 0 {
+        return Err(
+            "it has gone off, or the wall clock was set, which cancels it (TFD_TIMER_CANCEL_ON_SET), and nobody \
+                    can tell which without reading it: not carried; let it be read first"
+                .into(),
+        );
     }
     let time = TimeLeft { left_ns: timer.left_ns, interval_ns: timer.interval_ns };
-    let armed = if timer.left_ns == 0 && timer.interval_ns == 0 { TimeLeft::default() } else { time };
-    Ok(OpenFile::TimerFd { clock: timer.clock, flags, ticks: timer.ticks, time: armed })
+    let time = if timer.left_ns == 0 && timer.interval_ns == 0 { TimeLeft::default() } else { time };
+    Ok(OpenFile::TimerFd { clock: timer.clock, flags, ticks: timer.ticks, time, is_cancelled_by_clock })
+}
+
+/// The kernel takes the wish from timers of the wall clock only, and from those only that are set to a time of day.
+fn is_cancelled_by_clock(timer: &TimerState) -> bool {
+    /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET.
+    const CANCELLED_BY_CLOCK: u32 = 1 | 2;
+    /// CLOCK_REALTIME and CLOCK_REALTIME_ALARM.
+    const WALL_CLOCKS: [u32; 2] = [0, 8];
+    WALL_CLOCKS.contains(&timer.clock) && timer.flags & CANCELLED_BY_CLOCK == CANCELLED_BY_CLOCK
 }
 
 /// A signalfd.
@@ -40,7 +52,19 @@ pub(super) fn lock(number: u32, entry: &LockEntry) -> Result<FileLock, String> {
         LockKind::Whole => FileLockKind::Whole,
         LockKind::Process => FileLockKind::Process,
         LockKind::Description => FileLockKind::Description,
-        LockKind::Other => return Err("it has a lease, which is not carried; give it up first".to_owned()),
+        LockKind::Lease if !entry.is_exclusive => FileLockKind::Lease,
+        LockKind::Lease => {
+            return Err(
+                "it has a lease for writing (F_SETLEASE, F_WRLCK), which the kernel takes from it as soon as anybody \
+                        else opens the file, as a child on its own node does: not carried; give it up first"
+                    .to_owned(),
+            );
+        }
+        LockKind::Other => {
+            return Err("it has a lease that somebody waits for, or a lock of an unknown kind, which is not carried; \
+                        give it up first"
+                .to_owned());
+        }
     };
     let bytes = entry.last.map_or(0, |last| (last - entry.start).saturating_add(1));
     Ok(FileLock { number, kind, is_exclusive: entry.is_exclusive, start: entry.start, bytes })

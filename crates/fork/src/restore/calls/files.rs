@@ -8,6 +8,7 @@ use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::{STEP_OWN_PID, STEP_SIGNAL_FD, STEP_TIMER_FD};
+use super::super::report::realtime_ns;
 use super::socket::{self, Surroundings};
 use super::timer::timerspec;
 use super::{Argument, Made, Script, delivery, inotify, named_pipe, number, terminal, value};
@@ -63,9 +64,11 @@ pub(super) fn make(
         let index = index as u32;
         let number = number_of(descriptor, index);
         match file {
-            OpenFile::TimerFd { clock, flags, ticks, time } => {
+            OpenFile::TimerFd { clock, flags, ticks, time, is_cancelled_by_clock } => {
                 bench.script.about(STEP_TIMER_FD, number);
-                timer_fd(bench.script, *clock, *flags, (*ticks, *time))?;
+                bench.script.gives(0, number::TIMERFD_CREATE, &[value(*clock), value(modes(*flags))]);
+                set_timer(bench.script, *time, *is_cancelled_by_clock)?;
+                set_ticks(bench.script, *ticks)?;
                 bench.put_aside(0, index);
             }
             OpenFile::SignalFd { mask, flags } => {
@@ -113,19 +116,29 @@ fn modes(flags: u32) -> u32 {
     nonblocking(flags) | OFlags::CLOEXEC.bits()
 }
 
-fn timer_fd(
-    script: &mut Script<'_>,
-    clock: u32,
-    flags: u32,
-    (ticks, time): (u64, TimeLeft),
-) -> Result<(), RestoreError> {
+/// Descriptor 0, with the time that is left. One that whoever sets the wall clock cancels is set to the time of day that this will
+/// be, and is cancelled so when it is disarmed, too.
+fn set_timer(script: &mut Script<'_>, time: TimeLeft, is_cancelled_by_clock: bool) -> Result<(), RestoreError> {
+    /// TFD_TIMER_ABSTIME and TFD_TIMER_CANCEL_ON_SET.
+    const CANCELLED_BY_CLOCK: u32 = 1 | 2;
+    let is_armed = time != TimeLeft::default();
+    let (flags, time) = match (is_cancelled_by_clock, is_armed) {
+        (false, false) => return Ok(()),
+        (false, true) => (0, timerspec(time)),
+        (true, false) => (CANCELLED_BY_CLOCK, [0; 4]),
+        (true, true) => {
+            (CANCELLED_BY_CLOCK, timerspec(TimeLeft { left_ns: realtime_ns().saturating_add(time.left_ns), ..time }))
+        }
+    };
+    let time = script.words(&time)?;
+    script.gives(0, number::TIMERFD_SETTIME, &[value(0_u32), value(flags), time, value(0_u32)]);
+    Ok(())
+}
+
+/// Expirations of descriptor 0 that nobody has read.
+fn set_ticks(script: &mut Script<'_>, ticks: u64) -> Result<(), RestoreError> {
     /// `_IOW('T', 0, u64)`; needs a kernel that can checkpoint (CONFIG_CHECKPOINT_RESTORE).
     const TFD_IOC_SET_TICKS: u64 = 0x4008_5400;
-    script.gives(0, number::TIMERFD_CREATE, &[value(clock), value(modes(flags))]);
-    if time != TimeLeft::default() {
-        let time = script.words(&timerspec(time))?;
-        script.gives(0, number::TIMERFD_SETTIME, &[value(0_u32), value(0_u32), time, value(0_u32)]);
-    }
     if ticks > 0 {
         let ticks = script.words(&[ticks])?;
         script.gives(0, number::IOCTL, &[value(0_u32), Argument::Value(TFD_IOC_SET_TICKS), ticks]);

@@ -13,19 +13,27 @@ use super::{Argument, Script, number, value};
 pub(super) fn take(descriptor: &Descriptor, script: &mut Script<'_>) -> Result<(), RestoreError> {
     for lock in &descriptor.file_locks {
         script.about(STEP_LOCK, lock.number);
-        let (call, command) = match lock.kind {
+        let command = match lock.kind {
             FileLockKind::Whole => {
                 script.gives(0, number::FLOCK, &[value(lock.number), value(flock_operation(lock))]);
                 continue;
             }
-            FileLockKind::Process => (number::FCNTL, number::F_SETLK),
-            FileLockKind::Description => (number::FCNTL, number::F_OFD_SETLK),
+            FileLockKind::Lease => {
+                let reading = value(READ_LOCK as u32);
+                script.gives(0, number::FCNTL, &[value(lock.number), value(number::F_SETLEASE), reading]);
+                continue;
+            }
+            FileLockKind::Process => number::F_SETLK,
+            FileLockKind::Description => number::F_OFD_SETLK,
         };
         let range = script.words(&flock_words(lock))?;
-        script.gives(0, call, &[value(lock.number), value(command), range]);
+        script.gives(0, number::FCNTL, &[value(lock.number), value(command), range]);
     }
     Ok(())
 }
+
+/// F_RDLCK.
+const READ_LOCK: u64 = 0;
 
 fn flock_operation(lock: &FileLock) -> u32 {
     const SHARED: u32 = 1;
@@ -36,7 +44,6 @@ fn flock_operation(lock: &FileLock) -> u32 {
 
 /// `struct flock`: type and whence (16 bits each), start, length, pid; counted from the file's start.
 fn flock_words(lock: &FileLock) -> [u64; 4] {
-    const READ_LOCK: u64 = 0;
     const WRITE_LOCK: u64 = 1;
     [if lock.is_exclusive { WRITE_LOCK } else { READ_LOCK }, lock.start, lock.bytes, 0]
 }

@@ -61,5 +61,6 @@ pub(super) const F_SETLK: u32 = 6;
 pub(super) const F_SETSIG: u32 = 10;
 pub(super) const F_SETOWN_EX: u32 = 15;
 pub(super) const F_OFD_SETLK: u32 = 37;
+pub(super) const F_SETLEASE: u32 = 1024;
 pub(super) const F_SETPIPE_SZ: u32 = 1031;
 pub(super) const F_ADD_SEALS: u32 = 1033;

@@ -52,7 +52,9 @@ pub enum LockKind {
     Process,
     /// fcntl(2), F_OFD_SETLK.
     Description,
-    /// A lease (F_SETLEASE), a mandatory lock, or what a later kernel has.
+    /// fcntl(2), F_SETLEASE, while nobody waits for it.
+    Lease,
+    /// A lease that somebody waits for, a mandatory lock, or what a later kernel has.
     Other,
 }
 
@@ -96,6 +98,7 @@ pub(super) fn parse_lock(text: &str) -> Option<LockEntry> {
         ("FLOCK", "ADVISORY") => LockKind::Whole,
         ("POSIX", "ADVISORY") => LockKind::Process,
         ("OFDLCK", "ADVISORY") => LockKind::Description,
+        ("LEASE", "ACTIVE") => LockKind::Lease,
         _ => LockKind::Other,
     };
     let last = if last == "EOF" { None } else { Some(last.parse().ok()?) };
@@ -119,7 +122,8 @@ mod tests {
         let lock = parse_lock("1: POSIX  ADVISORY  READ 359 00:13:11691 100 149").unwrap();
         let expected = LockEntry { kind: LockKind::Process, is_exclusive: false, start: 100, last: Some(149) };
         assert_eq!(lock, expected);
-        assert_eq!(parse_lock("1: LEASE  ACTIVE  READ 1 0:1:2 0 EOF").unwrap().kind, LockKind::Other);
+        assert_eq!(parse_lock("1: LEASE  ACTIVE    READ 1 0:1:2 0 EOF").unwrap().kind, LockKind::Lease);
+        assert_eq!(parse_lock("1: LEASE  BREAKING  READ 1 0:1:2 0 EOF").unwrap().kind, LockKind::Other);
         assert_eq!(parse_time("(5, 6)"), Some(5_000_000_006));
         assert_eq!(parse_time("5"), None);
     }
