@@ -24,6 +24,30 @@ pub fn option(socket: BorrowedFd<'_>, level: u32, name: u32) -> io::Result<Vec<u
     Ok(value)
 }
 
+/// Reads the filter of what arrives (SO_GET_FILTER): its instructions, each a `struct sock_filter` of 8 bytes; none where it has none.
+///
+/// # Errors
+/// EACCES where the filter was not made of such instructions.
+pub fn filter(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    const INSTRUCTION_BYTES: usize = 8;
+    let read = |into: *mut libc::c_void, room: usize| -> io::Result<usize> {
+        // Counted in instructions, not in bytes.
+        let mut count = room as libc::socklen_t;
+        let (fd, level, name) = (socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_GET_FILTER);
+        // SAFETY: the kernel writes at most `room` instructions to `into`, which has that much, and the count.
+        match unsafe { libc::getsockopt(fd, level, name, into, &raw mut count) } {
+            0 => Ok(count as usize),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    let count = read(std::ptr::null_mut(), 0)?;
+    let mut instructions = vec![0_u8; count * INSTRUCTION_BYTES];
+    if count > 0 {
+        read(instructions.as_mut_ptr().cast(), count)?;
+    }
+    Ok(instructions)
+}
+
 /// Reads an option that is a number.
 ///
 /// # Errors

@@ -46,6 +46,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("unix_connected", |cluster| carried(cluster, "unix_connected")),
     Test::shared("unix_outside", |cluster| carried(cluster, "unix_outside")),
     Test::shared("udp_sockets", |cluster| carried(cluster, "udp_sockets")),
+    Test::shared("netlink_sockets", |cluster| carried(cluster, "netlink_sockets")),
+    Test::shared("refused_netlink", |cluster| refused_at_its_stop(cluster, "refused_netlink", &["fd 3", "kernel"])),
     Test::shared("tcp_listeners", |cluster| carried(cluster, "tcp_listeners")),
     Test::shared("tcp_outside", |cluster| carried(cluster, "tcp_outside")),
     Test::shared("tcp_inside", |cluster| carried(cluster, "tcp_inside")),

@@ -103,7 +103,8 @@ impl Descriptor {
             };
             let has_family = |address: &Vec<u8>| address.is_empty() || address.len() > 2;
             let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));
-            let options = socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX);
+            let options =
+                socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX.max(FILTER_BYTES_MAX));
             require(short && options, || "an address or option of a socket is too long".to_owned())?;
             self.validate_messages(socket)?;
         }

@@ -3,6 +3,7 @@
  */
 #include "../forked.h"
 
+#include <linux/netlink.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -54,7 +55,7 @@ int main(int count, char **arguments) {
     const char *reason = arguments[1];
     pthread_t thread;
     if (strcmp(reason, "socket") == 0)
-        REQUIRE(socket(AF_NETLINK, SOCK_RAW, 0) >= 0);
+        REQUIRE(socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC) >= 0);
     else if (strcmp(reason, "sealed") == 0)
         REQUIRE(syscall(SYS_MSEAL, map_anonymous(PAGE_BYTES), PAGE_BYTES, 0) == 0);
     else if (strcmp(reason, "traced") == 0)

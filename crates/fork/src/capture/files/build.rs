@@ -292,7 +292,10 @@ impl Builder<'_> {
         self.all.sockets.insert(self.all.files.len() as u32, fd.inode);
         let copy = pidfd::open(self.subject).and_then(|process| pidfd::get_fd(&process, fd.number));
         let options = copy.and_then(|copy| sockets::options(copy.as_fd()));
-        socket.options = options.map_err(CaptureError::read(self.pid, format!("the options of fd {}", fd.number)))?;
+        match options.map_err(CaptureError::read(self.pid, format!("the options of fd {}", fd.number)))? {
+            Ok(options) => socket.options = options,
+            Err(reason) => return self.told(fd, Err(reason)),
+        }
         Ok(OpenFile::Socket(socket))
     }
 

@@ -4,6 +4,7 @@
 //! copies. A connection whose two ends the process has is carried with what is on its way; of one with anybody else the child
 //! finds the other end gone.
 
+mod netlink;
 mod options;
 mod tcp;
 mod unix;
@@ -16,6 +17,7 @@ use farfork_sys::socket;
 use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
 use farfork_wire::descriptor::{Message, Socket, SocketState};
 
+use netlink::NETLINK;
 pub(super) use options::options;
 use tcp::Tcp;
 pub(super) use unix::Arrived;
@@ -25,6 +27,7 @@ const INET: u32 = 2;
 const INET6: u32 = 10;
 const STREAM: u32 = 1;
 const DATAGRAM: u32 = 2;
+const RAW: u32 = 3;
 const SEQUENCED: u32 = 5;
 const TCP: u32 = 6;
 const UDP: u32 = 17;
@@ -58,6 +61,7 @@ impl Birth {
             (UNIX, STREAM | DATAGRAM | SEQUENCED, _) | (INET | INET6, STREAM, TCP) | (INET | INET6, DATAGRAM, UDP) => {
                 None
             }
+            (NETLINK, DATAGRAM | RAW, protocol) if netlink::is_carried(protocol) => None,
             (family, kind, protocol) => Some(format!(
                 "sockets of its kind (family {family}, type {kind}, protocol {protocol}) are not carried; close it first"
             )),
@@ -114,6 +118,7 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
     match birth.family {
         UNIX => contents.read_unix(fd, inode, diagnosis)?,
         INET | INET6 if birth.kind == STREAM => contents.read_tcp(fd, diagnosis)?,
+        NETLINK => contents.read_netlink(fd)?,
         _ => {}
     }
     Ok(contents)
@@ -171,6 +176,7 @@ impl Sockets<'_> {
                 Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
             }
             UNIX => Ok(SocketState::Cut),
+            NETLINK => Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() }),
             _ if is_datagram => {
                 Ok(SocketState::Idle { address: contents.bound(), peer: contents.peer.clone().unwrap_or_default() })
             }
@@ -229,6 +235,7 @@ impl SocketContents {
         let port = self.own.get(FAMILY_BYTES..FAMILY_BYTES + 2);
         let is_bound = match self.birth.family {
             UNIX => self.own.len() > FAMILY_BYTES,
+            NETLINK => netlink::has_port(&self.own),
             _ => port.is_some_and(|port| port != [0, 0]),
         };
         if is_bound { self.own.clone() } else { Vec::new() }

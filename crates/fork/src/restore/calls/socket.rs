@@ -14,10 +14,12 @@ use super::{Argument, Script, connection, number, value, waiting};
 
 pub(super) const UNIX: u32 = 1;
 const INET6: u32 = 10;
+const NETLINK: u32 = 16;
 const STREAM: u32 = 1;
 pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
 const SOL_SOCKET: u32 = 1;
 const SO_SNDBUFFORCE: u32 = 32;
+const SO_ATTACH_FILTER: u32 = 26;
 pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 
 /// What a socket's maker knows beside the socket.
@@ -126,6 +128,10 @@ pub(super) fn bind(
     let bound = [value(0_u32), bytes, value(length)];
     if socket.family == UNIX {
         return bind_unix(script, address, &bound, around);
+    }
+    if socket.family == NETLINK {
+        script.gives(0, number::BIND, &bound);
+        return Ok(());
     }
     // An address of the parent's node need not be one of the child's network.
     let (level, free) = if socket.family == INET6 { (41_u32, 78_u32) } else { (0, 15) };
@@ -292,11 +298,26 @@ pub(super) fn set_options(
     wanted: impl Fn((u32, u32)) -> bool,
 ) -> Result<(), RestoreError> {
     for option in socket.options.iter().filter(|option| wanted((option.level, option.name))) {
-        let (bytes, length) = (script.bytes(&option.value)?, option.value.len() as u64);
+        let (bytes, length) = match (option.level, option.name) {
+            (SOL_SOCKET, SO_ATTACH_FILTER) => filter(script, &option.value)?,
+            _ => (script.bytes(&option.value)?, option.value.len() as u64),
+        };
         let set = [value(fd), value(option.level), value(option.name), bytes, value(length)];
         script.gives(0, number::SETSOCKOPT, &set);
     }
     Ok(())
+}
+
+/// `struct sock_fprog`: how many instructions, and where they are.
+fn filter(script: &mut Script<'_>, instructions: &[u8]) -> Result<(Argument, u64), RestoreError> {
+    const INSTRUCTION_BYTES: usize = 8;
+    const PROGRAM_BYTES: u32 = 16;
+    let count = (instructions.len() / INSTRUCTION_BYTES) as u64;
+    let (instructions, program) = (script.writer.append(instructions)?, script.words(&[count, 0])?);
+    if let Argument::Place(program) = program {
+        script.writer.point(program + size_of::<u64>() as u32, instructions);
+    }
+    Ok((program, PROGRAM_BYTES.into()))
 }
 
 pub(super) fn set_modes(script: &mut Script<'_>, fd: u32, socket: &Socket) {

@@ -7,7 +7,7 @@ use farfork_sys::socket;
 use farfork_wire::descriptor::SocketOption;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::{Birth, INET6, SOL_SOCKET, STREAM, TCP, UNIX};
+use super::{Birth, INET, INET6, NETLINK, SOL_SOCKET, STREAM, TCP, UNIX, netlink};
 
 const IP: u32 = 0;
 const IPV6: u32 = 41;
@@ -33,9 +33,36 @@ const OF_TCP: [u32; 9] = [1, 3, 4, 5, 6, 9, 13, 18, 23];
 const BUFFERS: [(u32, u32); 2] = [(SO_SNDBUF, 32), (8, 33)];
 const SO_SNDBUF: u32 = 7;
 
-/// The options of a socket, in the order in which they are to be set.
-pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
+/// The options of a socket, in the order in which they are to be set; or why it cannot be carried.
+pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Result<Vec<SocketOption>, String>> {
     let birth = Birth::of(fd)?;
+    let filter = match filter(fd, birth) {
+        Ok(filter) => filter,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let mut options = plain_options(fd, birth)?;
+    if birth.family == NETLINK {
+        options.extend(netlink::memberships(fd)?);
+    }
+    options.extend(filter);
+    Ok(Ok(options))
+}
+
+/// The filter of what arrives (SO_ATTACH_FILTER), if any.
+fn filter(fd: BorrowedFd<'_>, birth: Birth) -> Result<Option<SocketOption>, String> {
+    const SO_ATTACH_FILTER: u32 = 26;
+    let is_tcp = birth.family != UNIX && birth.kind == STREAM;
+    match socket::filter(fd) {
+        Ok(instructions) if instructions.is_empty() => Ok(None),
+        Ok(value) if !is_tcp => Ok(Some(SocketOption { level: SOL_SOCKET, name: SO_ATTACH_FILTER, value })),
+        _ => {
+            Err("it has a filter (SO_ATTACH_FILTER of TCP, or SO_ATTACH_BPF), which is not carried; detach that first"
+                .to_owned())
+        }
+    }
+}
+
+fn plain_options(fd: BorrowedFd<'_>, birth: Birth) -> io::Result<Vec<SocketOption>> {
     let (family, kind) = (AddressFamily::from_raw(birth.family as u16), SocketType::from_raw(birth.kind));
     let new = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
     let mut options = Vec::new();
@@ -72,7 +99,7 @@ fn is_sized(fd: BorrowedFd<'_>, birth: Birth, name: u32) -> bool {
 }
 
 fn known(birth: Birth) -> impl Iterator<Item = (u32, u32)> {
-    let (is_ip, is_v6) = (birth.family != UNIX, birth.family == INET6);
+    let (is_ip, is_v6) = (matches!(birth.family, INET | INET6), birth.family == INET6);
     let is_tcp = is_ip && birth.kind == STREAM;
     let all = |level: u32, names: &'static [u32], counts: bool| {
         names.iter().filter(move |_| counts).map(move |name| (level, *name))
@@ -81,5 +108,6 @@ fn known(birth: Birth) -> impl Iterator<Item = (u32, u32)> {
         .chain(all(IP, &OF_IP, is_ip))
         .chain(all(IPV6, &OF_IPV6, is_v6))
         .chain(all(TCP, &OF_TCP, is_tcp))
+        .chain(netlink::options().filter(move |_| birth.family == NETLINK))
         .filter(move |option| !is_tcp || !OF_NO_STREAM.contains(option))
 }

@@ -1,0 +1,70 @@
+//! Netlink sockets in which nothing waits: by which number the kernel knows them, and which groups they listen to.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+use farfork_sys::socket;
+use farfork_wire::descriptor::SocketOption;
+
+use super::SocketContents;
+
+/// The family.
+pub(super) const NETLINK: u32 = 16;
+
+const SOL_NETLINK: u32 = 270;
+
+/// NETLINK_PKTINFO, BROADCAST_ERROR, NO_ENOBUFS, LISTEN_ALL_NSID, CAP_ACK, EXT_ACK, GET_STRICT_CHK.
+const OPTIONS: [u32; 7] = [3, 4, 5, 8, 10, 11, 12];
+
+/// Whether the kernel keeps no more for sockets of a protocol than their groups: NETLINK_ROUTE, SOCK_DIAG and KOBJECT_UEVENT.
+pub(super) fn is_carried(protocol: u32) -> bool {
+    matches!(protocol, 0 | 4 | 15)
+}
+
+/// Level and name of each option.
+pub(super) fn options() -> impl Iterator<Item = (u32, u32)> {
+    OPTIONS.into_iter().map(|name| (SOL_NETLINK, name))
+}
+
+/// The groups that a socket listens to, each joined by an option.
+pub(super) fn memberships(fd: BorrowedFd<'_>) -> io::Result<Vec<SocketOption>> {
+    const ADD_MEMBERSHIP: u32 = 1;
+    const LIST_MEMBERSHIPS: u32 = 9;
+    let groups = socket::option(fd, SOL_NETLINK, LIST_MEMBERSHIPS)?;
+    let has = |group: &u32| groups[*group as usize / 8] >> (group % 8) & 1 != 0;
+    let join = |group: u32| SocketOption {
+        level: SOL_NETLINK,
+        name: ADD_MEMBERSHIP,
+        value: (group + 1).to_ne_bytes().to_vec(),
+    };
+    Ok((0..groups.len() as u32 * 8).filter(has).map(join).collect())
+}
+
+impl SocketContents {
+    pub(super) fn read_netlink(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        // Without a look: that would have the kernel go on with a list that it is sending.
+        if farfork_sys::wait::readable(fd, Instant::now())? {
+            self.refuse(
+                "what the kernel has sent waits in it, which nobody else can send: not carried; let it be read first"
+                    .to_owned(),
+            );
+        }
+        if self.peer.as_deref().is_some_and(|peer| port_and_groups(peer).is_some_and(|words| words != [0; 8])) {
+            self.refuse(
+                "it sends to another socket than the kernel's, which is not carried; close it first".to_owned(),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Whether a socket's address has a port: the number that the kernel knows it by.
+pub(super) fn has_port(address: &[u8]) -> bool {
+    port_and_groups(address).is_some_and(|words| words[..4] != [0; 4])
+}
+
+/// `struct sockaddr_nl`: the family, two bytes of nothing, port, groups.
+fn port_and_groups(address: &[u8]) -> Option<[u8; 8]> {
+    address.get(4..12)?.try_into().ok()
+}
