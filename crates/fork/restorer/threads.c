@@ -10,10 +10,12 @@ struct start {
 static void set_scheduling(const struct plan *plan, const struct plan_thread *thread)
 {
 	struct k_sched_param parameter = { (i32)thread->priority };
-	if (thread->policy != 0)
+	if (thread->policy != 0 && thread->attributes == 0)
 		check(plan, STEP_SCHEDULING, CALL3(sched_setscheduler, 0, thread->policy, &parameter), thread->tid);
 	/* Also 0: the daemon may have another. */
 	check(plan, STEP_SCHEDULING, CALL3(setpriority, 0, 0, thread->nice), thread->tid);
+	if (thread->attributes != 0)
+		check(plan, STEP_SCHEDULING, CALL3(sched_setattr, 0, at(plan, thread->attributes), 0), thread->tid);
 }
 
 /* Signals that were pending are pending again: all are blocked until the thread enters its own mask. One may send to
@@ -44,6 +46,8 @@ static void set_thread(const struct plan *plan, const struct plan_thread *thread
 		      CALL4(rseq, thread->rseq, thread->rseq_bytes, 0, thread->rseq_signature), thread->tid);
 	CALL5(prctl, K_PR_SET_NAME, thread->name, 0, 0, 0);
 	CALL5(prctl, K_PR_SET_TIMERSLACK, thread->timer_slack_ns, 0, 0, 0);
+	if (thread->forbids_time_stamps)
+		CALL5(prctl, K_PR_SET_TSC, K_PR_TSC_SIGSEGV, 0, 0, 0);
 	set_scheduling(plan, thread);
 	set_credentials(plan, thread->credentials);
 	/* Behind the credentials, which clear it. */

@@ -20,7 +20,10 @@ use rustix::fs::{Mode, OFlags, RawDir};
 
 pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
 pub use maps::{MapEntry, maps, smaps};
-pub use query::{SchedulingAttributes, Table, is_one_open_file, robust_list, same_open_file, scheduling, share_table};
+pub use query::{
+    DeadlineAttributes, SchedulingAttributes, Table, is_one_open_file, robust_list, same_open_file, scheduling,
+    share_table,
+};
 pub use residence::Residence;
 pub use stat::Stat;
 pub use status::{Status, cpu_list};

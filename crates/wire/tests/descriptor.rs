@@ -42,6 +42,7 @@ fn thread(tid: u32) -> Thread {
         clear_child_tid: 0,
         rseq: None,
         scheduling: Scheduling::default(),
+        forbids_time_stamps: false,
         credentials: None,
         parent_death_signal: 0,
         timer_slack_ns: 50_000,

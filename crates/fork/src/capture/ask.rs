@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!  the leader     prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
-//!  the others     sigaltstack(NULL, buf)         (the leader's is inherited: its template is asked, at leisure)
+//!  the others     sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
+//!                                                (the leader's are inherited: its template is asked, at leisure)
 //!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
 //! ```
 
@@ -22,6 +23,8 @@ use super::timers::{self, TIME_BYTES};
 pub(super) struct Answers {
     pub(super) alt_stack: AltStack,
     pub(super) clear_child_tid: u64,
+    /// Whether it is stopped at reading the processor's time stamps.
+    pub(super) forbids_time_stamps: bool,
     /// Asked of the leader only.
     pub(super) parent_death_signal: u32,
     /// Asked of the leader only: those that are armed.
@@ -33,6 +36,9 @@ pub(super) struct Answers {
 /// Where the answers lie among those of a thread.
 const ALT_STACK_AT: u64 = 0;
 const TID_ADDRESS_AT: u64 = 24;
+/// Of others than the leader.
+const TIME_STAMPS_AT: u64 = 32;
+/// Of the leader.
 const DEATH_SIGNAL_AT: u64 = 32;
 const TIMERS_AT: u64 = 40;
 
@@ -60,8 +66,11 @@ pub(super) fn tasks(
 }
 
 fn calls(thread: &StoppedThread, survey: &Survey, answers: u64, tid_address: Option<u64>) -> Vec<Call> {
-    let mut calls =
-        if thread.tid == survey.pid { leader_calls(answers) } else { vec![alt_stack_call(answers + ALT_STACK_AT)] };
+    let mut calls = if thread.tid == survey.pid {
+        leader_calls(answers)
+    } else {
+        vec![alt_stack_call(answers + ALT_STACK_AT), time_stamps_call(answers + TIME_STAMPS_AT)]
+    };
     calls.extend(tid_address.is_none().then(|| tid_address_call(answers)));
     calls
 }
@@ -70,6 +79,12 @@ fn calls(thread: &StoppedThread, survey: &Survey, answers: u64, tid_address: Opt
 pub(super) fn alt_stack_call(address: u64) -> Call {
     const SIGALTSTACK: u64 = 131;
     Call::new("sigaltstack", SIGALTSTACK, [0, address])
+}
+
+/// The call that writes to `address` whether a thread may read the processor's time stamps (`int`).
+pub(super) fn time_stamps_call(address: u64) -> Call {
+    const PR_GET_TSC: u64 = 25;
+    Call::new("prctl(PR_GET_TSC)", PRCTL, [PR_GET_TSC, address])
 }
 
 /// prctl(2).
@@ -101,6 +116,7 @@ impl Answers {
         Self {
             alt_stack: if is_leader { AltStack::default() } else { parse_alt_stack(bytes) },
             clear_child_tid: tid_address.unwrap_or_else(|| word(bytes, TID_ADDRESS_AT as usize)),
+            forbids_time_stamps: !is_leader && forbids_time_stamps(bytes, TIME_STAMPS_AT as usize),
             interval_timers: if is_leader { interval_timers(bytes) } else { Vec::new() },
             parent_death_signal: if is_leader { word(bytes, DEATH_SIGNAL_AT as usize) as u32 } else { 0 },
             is_subreaper: is_leader && word(bytes, SUBREAPER_AT as usize) as u32 != 0,
@@ -117,6 +133,12 @@ fn interval_timers(bytes: &[u8]) -> Vec<IntervalTimer> {
 pub(super) fn parse_alt_stack(bytes: &[u8]) -> AltStack {
     const SS_ONSTACK: u32 = 1;
     AltStack { base: word(bytes, 0), flags: word(bytes, 8) as u32 & !SS_ONSTACK, bytes: word(bytes, 16) }
+}
+
+/// What [`time_stamps_call`] wrote.
+pub(super) fn forbids_time_stamps(bytes: &[u8], at: usize) -> bool {
+    const PR_TSC_SIGSEGV: u32 = 2;
+    word(bytes, at) as u32 == PR_TSC_SIGSEGV
 }
 
 /// The word at an offset.

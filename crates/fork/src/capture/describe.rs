@@ -71,6 +71,7 @@ fn describe(
     let (pid, subject) = (taken.snapshot.pid, held.pid());
     let Taken { snapshot, survey, clocks, standing, mut answers, mem, likeness, files, space, .. } = taken;
     answers[0].alt_stack = inherited.alt_stack;
+    answers[0].forbids_time_stamps = inherited.forbids_time_stamps;
     let inheritance = taken.inheritance;
     let not_its_own = [space.segments(), space.left_out()].concat();
     let memory = phase!("prepare.memory", MemoryMap::build(space, &likeness.root, copies, &inheritance))?;

@@ -6,8 +6,8 @@
 //! The calls are scripts on the leader's desk of the lifeline:
 //!
 //! ```text
-//!  desk   calls          answers   0         24 … 64   64 + 32 × (signal − 1)
-//!         with results             stack_t   -         struct sigaction of each signal
+//!  desk   calls          answers   0         24    64 + 32 × (signal − 1)
+//!         with results             stack_t   int   struct sigaction of each signal
 //! ```
 
 use std::fs::File;
@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use farfork_sys::ptrace::Registers;
 use farfork_wire::descriptor::{AltStack, SignalAction};
 
-use super::ask::{PRCTL, alt_stack_call, parse_alt_stack, word};
+use super::ask::{PRCTL, alt_stack_call, forbids_time_stamps, parse_alt_stack, time_stamps_call, word};
 use super::error::CaptureError;
 use super::inject::{Call, Injector};
 use super::lifeline::{DESKS_BYTES_MIN, Lifeline};
@@ -25,7 +25,7 @@ use super::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running};
 use super::template::Clone;
 
 /// Calls beside those for signals.
-const OTHER_CALLS: usize = 5;
+const OTHER_CALLS: usize = 6;
 
 /// Where among the calls the one for memory barriers stands.
 const BARRIERS_CALL: usize = 4;
@@ -35,6 +35,9 @@ pub(super) const PROBES_MAX: usize = DESKS_BYTES_MIN as usize / ENTRY_BYTES - EN
 
 /// Where the answers begin.
 const ANSWERS_AT: u64 = ((OTHER_CALLS + SIGNALS as usize + ENTRIES_ADDED) * ENTRY_BYTES) as u64;
+
+/// Where it stands whether time stamps may be read.
+const TIME_STAMPS_AT: u64 = 24;
 
 /// Where the dispositions begin, and the size of one.
 const ACTIONS_AT: u64 = 64;
@@ -63,6 +66,8 @@ pub(super) struct Inherited {
     pub(super) dumpable: u32,
     /// The leader's.
     pub(super) alt_stack: AltStack,
+    /// Whether the leader is stopped at reading the processor's time stamps.
+    pub(super) forbids_time_stamps: bool,
     /// Dispositions that differ from the default.
     pub(super) signal_actions: Vec<SignalAction>,
 }
@@ -87,6 +92,7 @@ impl Inherited {
             // Before Linux 6.3 nobody can tell.
             memory_barriers: result(BARRIERS_CALL).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
+            forbids_time_stamps: forbids_time_stamps(answers, TIME_STAMPS_AT as usize),
             signal_actions: (1..=SIGNALS as u32).filter_map(|signal| parse_action(answers, signal)).collect(),
         })
     }
@@ -171,6 +177,7 @@ fn calls(answers: u64) -> Vec<Call> {
         Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]),
         alt_stack_call(answers),
         Call::new("membarrier", MEMBARRIER, [MEMBARRIER_CMD_GET_REGISTRATIONS, 0, 0]),
+        time_stamps_call(answers + TIME_STAMPS_AT),
     ];
     let action = |signal: u64| {
         let arguments = [signal, 0, answers + action_at(signal as u32), SIGNAL_SET_BYTES];

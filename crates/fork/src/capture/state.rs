@@ -5,10 +5,11 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
 use farfork_sys::affinity;
-use farfork_sys::process::{self, Stat, Status};
+use farfork_sys::process::{self, DeadlineAttributes, Stat, Status};
 use farfork_sys::ptrace;
 use farfork_wire::descriptor::{
-    Credentials, IntervalTimer, Limit, Mm, PendingSignal, PosixTimer, Process, Rseq, Scheduling, SeccompFilter, Thread,
+    Credentials, Deadline, IntervalTimer, Limit, Mm, PendingSignal, PosixTimer, Process, Rseq, Scheduling,
+    SeccompFilter, Thread,
 };
 
 use super::ask::{Answers, word};
@@ -118,13 +119,20 @@ fn describe(
             policy: profile.scheduling.policy | if profile.scheduling.resets_on_fork { RESET_ON_FORK } else { 0 },
             nice: profile.scheduling.nice,
             priority: profile.scheduling.priority,
+            deadline: profile.scheduling.deadline.as_ref().map(deadline),
         },
+        forbids_time_stamps: answers.forbids_time_stamps,
         credentials: (own != *leader).then_some(own),
         parent_death_signal: answers.parent_death_signal,
         timer_slack_ns: profile.timer_slack_ns.unwrap_or(timer_slack_ns),
         cpus: Vec::new(),
         seccomp_filters: filters,
     }
+}
+
+fn deadline(attributes: &DeadlineAttributes) -> Deadline {
+    let DeadlineAttributes { flags, runtime_ns, deadline_ns, period_ns } = *attributes;
+    Deadline { flags, runtime_ns, deadline_ns, period_ns }
 }
 
 fn credentials(status: &Status, securebits: u32) -> Credentials {

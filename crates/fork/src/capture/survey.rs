@@ -75,9 +75,6 @@ pub(super) struct Survey {
 /// How often a process is looked at anew that began another program meanwhile.
 const PROGRAMS_MAX: usize = 8;
 
-/// sched(7).
-const SCHED_DEADLINE: u32 = 6;
-
 /// How thoroughly to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Depth {
@@ -211,8 +208,9 @@ impl Survey {
                 let reason = "it has a shadow stack, which is not carried yet";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
             }
-            if profile.scheduling.policy == SCHED_DEADLINE {
-                let reason = "it is scheduled by deadlines (SCHED_DEADLINE), which is not carried";
+            if *tid == pid && profile.scheduling.deadline.is_some() && !profile.scheduling.resets_on_fork {
+                let reason =
+                    "it is scheduled by deadlines (SCHED_DEADLINE) and may not fork: give it SCHED_FLAG_RESET_ON_FORK";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
             }
             // Who waits in vfork(2) waits as for a disk.

@@ -208,6 +208,8 @@ structures! {
         nice: i32,
         priority: u32,
         credentials: u32,
+        attributes: u32,
+        forbids_time_stamps: u32,
         pending: Span,
         name: [u8; 16],
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use farfork_sys::user_namespace::Numbers;
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Credentials, Descriptor, Mm, PendingSignal, Thread};
+use farfork_wire::descriptor::{Credentials, Deadline, Descriptor, Mm, PendingSignal, Thread};
 
 use zerocopy::IntoBytes;
 
@@ -315,11 +315,24 @@ fn thread_table(
             nice: thread.scheduling.nice,
             priority: thread.scheduling.priority,
             credentials: *credentials,
+            attributes: scheduling_attributes(thread, writer)?,
+            forbids_time_stamps: thread.forbids_time_stamps.into(),
             pending: pending_table(&thread.pending_signals, writer)?,
             name,
         })
     };
     descriptor.threads.iter().zip(credential_index).map(planned).collect()
+}
+
+/// `struct sched_attr`, where a thread is scheduled by deadlines; else 0.
+fn scheduling_attributes(thread: &Thread, writer: &mut PlanWriter) -> Result<u32, RestoreError> {
+    const SCHED_DEADLINE: u64 = 6;
+    const BYTES: u64 = 48;
+    let Some(deadline) = thread.scheduling.deadline else { return Ok(0) };
+    let Deadline { flags, runtime_ns, deadline_ns, period_ns } = deadline;
+    let nice_and_priority = 0;
+    let words = [BYTES | SCHED_DEADLINE << 32, flags, nice_and_priority, runtime_ns, deadline_ns, period_ns];
+    Ok(writer.table(&words)?.offset)
 }
 
 /// Where a process stands.

@@ -73,6 +73,21 @@ pub struct SchedulingAttributes {
     pub priority: u32,
     /// SCHED_FLAG_RESET_ON_FORK: what it starts is scheduled as anything else.
     pub resets_on_fork: bool,
+    /// Of SCHED_DEADLINE.
+    pub deadline: Option<DeadlineAttributes>,
+}
+
+/// What a thread of SCHED_DEADLINE is promised, in nanoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeadlineAttributes {
+    /// SCHED_FLAG_*.
+    pub flags: u64,
+    /// How long it runs in each period.
+    pub runtime_ns: u64,
+    /// How long after a period's begin it has done so.
+    pub deadline_ns: u64,
+    /// How long a period is.
+    pub period_ns: u64,
 }
 
 /// Reads how a thread is scheduled.
@@ -100,8 +115,15 @@ pub fn scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
         return Err(io::Error::last_os_error());
     }
     const RESET_ON_FORK: u64 = 1;
+    const SCHED_DEADLINE: u32 = 6;
     let resets_on_fork = raw.flags & RESET_ON_FORK != 0;
-    Ok(SchedulingAttributes { policy: raw.policy, nice: raw.nice, priority: raw.priority, resets_on_fork })
+    let deadline = (raw.policy == SCHED_DEADLINE).then_some(DeadlineAttributes {
+        flags: raw.flags,
+        runtime_ns: raw.runtime,
+        deadline_ns: raw.deadline,
+        period_ns: raw.period,
+    });
+    Ok(SchedulingAttributes { policy: raw.policy, nice: raw.nice, priority: raw.priority, resets_on_fork, deadline })
 }
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub use resources::NUMBERS_MAX;
 pub use socket::{Message, Sender, Socket, SocketOption, SocketState, internet_address};
 pub use system_v::{MessageQueue, SemaphoreSet};
 pub use terminal::{ControlledSession, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
-pub use thread::{AltStack, EagerBytes, Rseq, Scheduling, Thread};
+pub use thread::{AltStack, Deadline, EagerBytes, Rseq, Scheduling, Thread};
 pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
 pub use tree::{Kinship, Member, PROCESSES_MAX, Zombie};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};

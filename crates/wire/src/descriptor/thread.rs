@@ -38,6 +38,8 @@ pub struct Thread {
     pub parent_death_signal: u32,
     /// PR_GET_TIMERSLACK, in nanoseconds.
     pub timer_slack_ns: u64,
+    /// Whether it is stopped at reading the processor's time stamps (PR_SET_TSC).
+    pub forbids_time_stamps: bool,
     /// CPUs that it has chosen to run on, of those that its control group has; bit N of word M is CPU 32 × M + N. Empty where it
     /// has chosen none.
     pub cpus: Vec<u32>,
@@ -76,6 +78,21 @@ pub struct Scheduling {
     pub nice: i32,
     /// Real-time priority, 0 to 99.
     pub priority: u32,
+    /// Of SCHED_DEADLINE.
+    pub deadline: Option<Deadline>,
+}
+
+/// What a thread of SCHED_DEADLINE is promised.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Deadline {
+    /// SCHED_FLAG_*.
+    pub flags: u64,
+    /// So long it runs in each period.
+    pub runtime_ns: u64,
+    /// So long after the period's begin at the latest.
+    pub deadline_ns: u64,
+    /// So long is a period.
+    pub period_ns: u64,
 }
 
 /// Bytes that a child needs before it runs.

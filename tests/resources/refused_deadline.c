@@ -1,0 +1,23 @@
+/* A main thread that is scheduled by deadlines, and that fork(2) itself fails for: not carried. */
+#include "resource.h"
+
+#include <sched.h>
+
+struct attributes {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+};
+
+static void set_up(void) {
+    struct attributes wanted = {sizeof wanted, SCHED_DEADLINE, 0, 0, 0, 40000000, 100000000, 100000000};
+    REQUIRE(syscall(SYS_sched_setattr, 0, &wanted, 0) == 0);
+}
+
+static void check(void) {
+    struct attributes now = {0};
+    REQUIRE(syscall(SYS_sched_getattr, 0, &now, sizeof now, 0) == 0 && now.policy == SCHED_DEADLINE && now.runtime == 40000000);
+    REQUIRE(fork() == -1 && errno == EAGAIN);
+}

@@ -1,0 +1,48 @@
+/* No reading of the processor's time stamps (PR_SET_TSC): of one thread, and of another process, whose main thread has it. The
+ * harness reads clocks, which need them. */
+#include "resource.h"
+
+#include <setjmp.h>
+#include <sys/prctl.h>
+
+static pthread_t thread;
+static pid_t other;
+static int to_thread[2], to_other[2];
+static __thread sigjmp_buf before;
+
+static void jump(int signal) { siglongjmp(before, signal); }
+
+/* Whether this thread is stopped at reading them, as the kernel says it is to be. */
+static int are_forbidden(void) {
+    int mode = 0;
+    REQUIRE(prctl(PR_GET_TSC, &mode) == 0);
+    if (sigsetjmp(before, 1) != 0) return mode == PR_TSC_SIGSEGV;
+    __builtin_ia32_rdtsc();
+    return mode == PR_TSC_ENABLE ? 0 : -1;
+}
+
+static int waits_and_looks(int from) {
+    char byte;
+    REQUIRE(prctl(PR_SET_TSC, PR_TSC_SIGSEGV) == 0);
+    REQUIRE(read(from, &byte, 1) == 1);
+    return are_forbidden();
+}
+
+static void *run(void *unused) { return waits_and_looks(to_thread[0]) == 1 ? unused : NULL; }
+
+static void set_up(void) {
+    REQUIRE(signal(SIGSEGV, jump) != SIG_ERR && pipe(to_thread) == 0 && pipe(to_other) == 0);
+    REQUIRE((other = fork()) >= 0);
+    if (other == 0) _exit(waits_and_looks(to_other[0]));
+    REQUIRE(pthread_create(&thread, NULL, run, &other) == 0);
+    usleep(10000);
+}
+
+static void check(void) {
+    void *result;
+    int status;
+    REQUIRE(write(to_thread[1], "x", 1) == 1 && pthread_join(thread, &result) == 0 && result == &other, "the thread reads them");
+    REQUIRE(write(to_other[1], "x", 1) == 1 && waitpid(other, &status, 0) == other);
+    REQUIRE(WIFEXITED(status) && WEXITSTATUS(status) == 1, "the other process reads them: %x", status);
+    REQUIRE(are_forbidden() == 0);
+}
