@@ -12,7 +12,7 @@ const REFUSED: [(&str, &str, &str); 10] = [
     ("pidfd", "fd 3", "pidfd of another"),
     ("userfaultfd", "fd 3", "userfaultfd"),
     ("device", "fd 3", "/dev/fuse"),
-    ("named_pipe", "fd 3", "was deleted"),
+    ("deleted_link", "fd 3", "was deleted"),
     ("posix_timer", "POSIX timer 0", "processor time"),
     ("sealed", "mapping", "sealed"),
     ("pathless_inotify", "fd 3", "path cannot be found"),

@@ -1,6 +1,7 @@
 // A parent with one thing that cannot be carried, named by its argument.
 #include "parent.h"
 
+#include <linux/netlink.h>
 #include <sys/inotify.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -8,7 +9,7 @@
 
 static void make(const char *what) {
     int ends[2];
-    if (!strcmp(what, "socket")) CHECK(socket(AF_NETLINK, SOCK_RAW, 0));
+    if (!strcmp(what, "socket")) CHECK(socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC));
     if (!strcmp(what, "pidfd")) CHECK((int)syscall(SYS_pidfd_open, getppid(), 0));
     if (!strcmp(what, "userfaultfd")) CHECK((int)syscall(SYS_userfaultfd, 0));
     if (!strcmp(what, "device")) CHECK(open("/dev/fuse", O_RDWR));
@@ -23,11 +24,11 @@ static void make(const char *what) {
         CHECK(pipe(ends));
         CHECK(close(ends[1]));
     }
-    if (!strcmp(what, "named_pipe")) {
-        unlink("/tmp/farfork-test-fifo");
-        CHECK(mkfifo("/tmp/farfork-test-fifo", 0600));
-        CHECK(open("/tmp/farfork-test-fifo", O_RDWR));
-        unlink("/tmp/farfork-test-fifo");
+    if (!strcmp(what, "deleted_link")) {
+        unlink("/tmp/farfork-test-link");
+        CHECK(symlink("anywhere", "/tmp/farfork-test-link"));
+        CHECK(open("/tmp/farfork-test-link", O_PATH | O_NOFOLLOW));
+        unlink("/tmp/farfork-test-link");
     }
     if (!strcmp(what, "posix_timer")) {
         timer_t timer;
