@@ -47,7 +47,7 @@ pub(super) fn install(
     filled: &mut u64,
     fill: impl Fn(u64, u64) -> Result<(), Stopped>,
 ) -> Installed {
-    let (mut at, mut piece) = (0, bytes);
+    let (mut at, mut piece, mut doubted) = (0, bytes, None);
     while at < bytes {
         let size = piece.min(bytes - at);
         let (done, cause) = match fill(at, size) {
@@ -60,6 +60,9 @@ pub(super) fn install(
         let Some(cause) = cause.filter(|_| done == 0) else { continue };
         match cause {
             Cause::Unmapped if size > PAGE_SIZE => piece = half(size),
+            // The kernel looks for changes of the map, then for the area, which a move in between takes away. Asked once
+            // more, it says that there is a change to be heard of.
+            Cause::Unmapped if doubted != Some(at) => doubted = Some(at),
             Cause::Unmapped if gap == Gap::Stop => return Installed::All,
             Cause::Present | Cause::Unmapped => {
                 // Whoever waits here asks again, and is told of what is mapped now.
@@ -78,4 +81,44 @@ pub(super) fn install(
 /// Half of some pages, at least one.
 fn half(bytes: u64) -> u64 {
     (bytes / 2).next_multiple_of(PAGE_SIZE).min(bytes - PAGE_SIZE).max(PAGE_SIZE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use rustix::io::Errno;
+
+    use super::*;
+
+    const NOWHERE: u64 = 1 << 40;
+
+    /// Has two pages filled by a kernel that answers so, in order; gives how they were left, and which pages it was asked for.
+    fn filled(answers: &[Result<(), Errno>]) -> (Installed, Vec<(u64, u64)>) {
+        let (uffd, asked) = (Userfaultfd::create().unwrap(), RefCell::new(Vec::new()));
+        let fill = |at: u64, size: u64| {
+            let answer = answers[asked.borrow().len()];
+            asked.borrow_mut().push((at / PAGE_SIZE, size / PAGE_SIZE));
+            answer.map_err(|errno| Stopped { done: 0, cause: errno.into() })
+        };
+        let outcome = install(&uffd, NOWHERE, 2 * PAGE_SIZE, Gap::Skip, &mut 0, fill);
+        (outcome, asked.into_inner())
+    }
+
+    #[test]
+    fn what_moves_meanwhile_is_not_taken_for_a_gap() {
+        let (moved, told) = (Err(Errno::NOENT), Err(Errno::AGAIN));
+        let (outcome, _) = filled(&[moved, moved, told]);
+        assert!(matches!(outcome, Installed::Later { from: 0, .. }), "{outcome:?}");
+        let (outcome, _) = filled(&[moved, Ok(()), moved, told]);
+        assert!(matches!(outcome, Installed::Later { from: PAGE_SIZE, .. }), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_gap_is_skipped() {
+        let gap = Err(Errno::NOENT);
+        let (outcome, asked) = filled(&[gap, gap, gap, Ok(())]);
+        assert!(matches!(outcome, Installed::All), "{outcome:?}");
+        assert_eq!(asked, [(0, 2), (0, 1), (0, 1), (1, 1)]);
+    }
 }

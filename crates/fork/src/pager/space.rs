@@ -153,11 +153,22 @@ impl Space {
             return self.zeroes(address, limit);
         };
         let found = if self.in_flight.contains(slot) { Found::Late } else { Found::Missing };
+        if found == Found::Missing {
+            self.is_missed(slot);
+        }
         let follows = slot.checked_sub(1).is_some_and(|before| self.installed.contains(before));
         let ahead = if is_first { self.readahead.fault(slot, found, follows) } else { Ahead::NOTHING };
         match found {
             Found::Late => Need::Patience { slot, ahead },
             Found::Missing => Need::Page { slot, ahead },
+        }
+    }
+
+    /// Somebody waits for a slot that nobody asked for: it is not here, whatever was noted, or it would not be asked for.
+    fn is_missed(&mut self, slot: u64) {
+        if self.installed.contains(slot) {
+            self.installed.remove(slot..slot + 1);
+            self.readahead.dropped(slot..slot + 1);
         }
     }
 
@@ -333,5 +344,35 @@ impl Space {
 impl AsFd for Space {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.uffd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_sys::userfaultfd::Features;
+    use farfork_wire::descriptor::ExtentId;
+
+    use super::*;
+    use crate::pager::origin::{Origin, PlannedRun};
+
+    #[test]
+    fn a_page_that_somebody_waits_for_is_wanted_whatever_became_of_it() {
+        let (start, extent, bytes) = (1 << 40, ExtentId(1), PAGE_SIZE);
+        let map = PageMap::of([Segment { start, end: start + bytes, extent, first_page: 0 }]);
+        let runs = [PlannedRun { first: 0, count: 1, origin: Origin { source: 0, extent, page: 0 } }];
+        let populated = Populated::of([(extent, &runs[..])]);
+        let uffd = Userfaultfd::create().unwrap();
+        uffd.enable(Features::ALL_EVENTS).unwrap();
+        let mut space = Space::new(uffd, map, &populated, 512);
+        let slots: Vec<Range<u64>> = std::iter::once(0..1).collect();
+        space.asked(&slots);
+        // No area is there: the page is dropped.
+        let run = populated.runs_of(0..1).next().unwrap();
+        assert!(matches!(space.put(&run, &[1; 4096], &mut 0), Installed::All));
+        assert_eq!(space.missing_slots(1), 0);
+        assert!(matches!(space.judge(start, true, &populated), Need::Page { slot: 0, .. }));
+        assert_eq!(space.wanted(0..1, 32).0, slots);
+        space.asked(&slots);
+        assert!(matches!(space.judge(start, false, &populated), Need::Patience { slot: 0, .. }));
     }
 }

@@ -32,6 +32,7 @@
 #define AREA ((uint8_t *)0x200000000000)
 #define HOLE_FIRST 256
 #define HOLE_END 384
+#define ELSEWHERE 0x100000000
 
 static unsigned long pages;
 
@@ -268,6 +269,38 @@ static void remap(void)
 	check_pages(AREA, 0, quarter);
 	CHECK(mremap(AREA, bytes, 10 * PAGE, 0) == AREA);
 	check_pages(AREA, 0, 10);
+}
+
+/* Moves the area there and back until it is told to stop. While it moves, no page can come: so it rests in between. */
+static void *move_thread(void *stop)
+{
+	uint8_t *elsewhere = AREA + ELSEWHERE;
+	while (!__atomic_load_n((int *)stop, __ATOMIC_RELAXED)) {
+		CHECK(mremap(AREA, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere) == elsewhere);
+		CHECK(mremap(elsewhere, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, AREA) == AREA);
+		usleep(50);
+	}
+	return 0;
+}
+
+/* Half of it is touched while it is moved again and again, by system calls, which fail where it is not just then. */
+static void touch_what_moves(void)
+{
+	int ends[2], stop = 0;
+	char byte;
+	pthread_t mover;
+	CHECK(!pipe(ends));
+	CHECK(!pthread_create(&mover, 0, move_thread, &stop));
+	unsigned long *order = shuffled(pages, 31);
+	for (unsigned long index = 0; index < pages / 2; index++) {
+		uint8_t *page = AREA + order[index] * PAGE;
+		while (write(ends[1], page, 1) != 1 && write(ends[1], page + ELSEWHERE, 1) != 1)
+			CHECK(errno == EFAULT);
+		CHECK(read(ends[0], &byte, 1) == 1);
+	}
+	__atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
+	CHECK(!pthread_join(mover, 0));
+	check_pages(AREA, 0, pages);
 }
 
 static void fork_and_check(void)
@@ -698,6 +731,7 @@ static const struct {
 	{"discard", discard, 0},
 	{"unmap", unmap, 0},
 	{"remap", remap, 0},
+	{"touch_what_moves", touch_what_moves, 0},
 	{"fork", fork_and_check, 0},
 	{"bear_copies", bear_copies, 0},
 	{"protect", protect, 0},

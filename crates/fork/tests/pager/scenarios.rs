@@ -26,6 +26,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("discarded_memory_is_zero", || run_once("discard")),
     ("unmapped_memory_is_gone", || run_once("unmap")),
     ("moved_memory_is_the_same", || run_once("remap")),
+    ("memory_that_is_moved_again_and_again_is_the_same", || run_once("touch_what_moves")),
     ("forked_processes_see_the_same", || run_once("fork")),
     ("protection_does_not_matter", || run_once("protect")),
     ("system_calls_wait_for_pages", || run_once("system_calls")),
