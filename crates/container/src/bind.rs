@@ -13,9 +13,9 @@ use crate::config::RootSpec;
 use crate::root::{self, PRIVATE_DIR};
 
 /// Copies the node's mounts at `host_path` and attaches them at `inside_path` in the mount namespace of `init`, by a
-/// thread that goes there and ends.
+/// thread that goes there and ends. The files belong to the users of the namespace `users`, if there is one.
 pub(crate) fn bind(
-    init: &OwnedFd,
+    (init, users): (&OwnedFd, Option<BorrowedFd<'_>>),
     spec: RootSpec,
     host_path: &Path,
     inside_path: &Path,
@@ -34,6 +34,9 @@ pub(crate) fn bind(
         ));
     }
     let tree = mount::copy(&host_path, Depth::Recursive)?;
+    if let Some(users) = users {
+        root::number_owners(tree.as_fd(), users)?;
+    }
     let kind = fs::metadata(&host_path)?.file_type();
     let hidden: Vec<PathBuf> =
         masked.iter().filter_map(|path| Some(inside_path.join(path.strip_prefix(&host_path).ok()?))).collect();

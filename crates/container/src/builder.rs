@@ -136,7 +136,7 @@ impl Builder {
         let id = format!("{:x}-{number}", self.started_us);
         let reserved = match spec.users {
             UsersSpec::Nodes => None,
-            UsersSpec::Own => Some(Reserved::take(number)?),
+            UsersSpec::Own => Some(Reserved::take(&self.config.user_ranges, number)?),
         };
         let numbers = reserved.as_ref().map(|reserved| reserved.numbers);
         let name = group_name(&id);

@@ -11,6 +11,9 @@ const CONTAINERS_MAX_DEFAULT: usize = 4096;
 /// their run directories beside each other on one file system.
 pub const HIDDEN_PATHS_VARIABLE: &str = "FARFORK_HIDDEN_PATHS";
 
+/// The file of [`ContainerConfig::user_ranges`] unless configured: the same for all nodes of a machine, and gone with its restart.
+pub const USER_RANGES_DEFAULT: &str = "/run/farfork.users";
+
 /// What the containers of a node have in common.
 #[derive(Debug, Clone)]
 pub struct ContainerConfig {
@@ -28,6 +31,8 @@ pub struct ContainerConfig {
     pub masked_places: Vec<PathBuf>,
     /// Most containers at a time, waiting and in use.
     pub containers_max: usize,
+    /// File by whose locks all nodes of the machine know which users containers have that have some of their own. Made where missing.
+    pub user_ranges: PathBuf,
 }
 
 impl ContainerConfig {
@@ -44,6 +49,7 @@ impl ContainerConfig {
                 .map_or_else(Vec::new, |paths| std::env::split_paths(&paths).collect()),
             masked_places: Vec::new(),
             containers_max: CONTAINERS_MAX_DEFAULT,
+            user_ranges: USER_RANGES_DEFAULT.into(),
         }
     }
 

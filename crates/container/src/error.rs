@@ -112,6 +112,17 @@ pub enum ContainerError {
         /// The limit.
         containers_max: usize,
     },
+    /// Which users are taken cannot be known.
+    #[error(
+        "cannot use {}, by whose locks the nodes of a machine know which users are taken: {cause}; name a file that can be written with `farfork node --user-ranges`",
+        path.display()
+    )]
+    UserRanges {
+        /// The file of locks.
+        path: PathBuf,
+        /// What the kernel said.
+        cause: io::Error,
+    },
     /// All ranges of users that containers may have are taken.
     #[error(
         "all {ranges} ranges of users that containers of this machine may have are taken; wait for children with --user-namespace to end"

@@ -10,7 +10,7 @@ use std::time::Duration;
 use farfork_sys::clone::{self, Born};
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::pidfd;
-use farfork_sys::user_namespace::Numbers;
+use farfork_sys::user_namespace::{self, Numbers};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
@@ -163,7 +163,12 @@ impl Container {
     /// [`ContainerError::Bind`].
     pub fn bind(&self, host_path: &Path, inside_path: &Path) -> Result<(), ContainerError> {
         let masked = self.parts().builder.masked();
-        bind::bind(self.init(), self.root(), host_path, inside_path, masked).map_err(|cause| ContainerError::Bind {
+        let users = self.users().map(|_| user_namespace::open(self.init_pid())).transpose();
+        let bound = users.and_then(|users| {
+            let into = (self.init(), users.as_ref().map(AsFd::as_fd));
+            bind::bind(into, self.root(), host_path, inside_path, masked)
+        });
+        bound.map_err(|cause| ContainerError::Bind {
             id: self.id().to_owned(),
             host_path: host_path.to_owned(),
             inside_path: inside_path.to_owned(),

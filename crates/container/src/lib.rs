@@ -31,7 +31,9 @@ mod users;
 
 pub use builder::OOM_SCORE_ADJUSTMENT;
 pub use cgroup::{CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, Limits, MEMORY_BYTES_MIN, MemoryEnd, NodeCgroups};
-pub use config::{ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootSpec, UsersSpec};
+pub use config::{
+    ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootSpec, USER_RANGES_DEFAULT, UsersSpec,
+};
 pub use error::ContainerError;
 pub use handle::{Container, RunningContainer};
 pub use leftover::{Leftovers, clean_leftovers};

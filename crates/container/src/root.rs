@@ -11,7 +11,7 @@ pub(crate) mod protection;
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use farfork_sys::mount::table::Attributes;
@@ -147,18 +147,23 @@ fn overlay(
 /// Has the node's files at `point` be of the container's users at `shown`, which does not exist yet, and gives where they are.
 fn show_as_theirs(point: &Path, shown: &Path, users: &Users) -> io::Result<PathBuf> {
     let copy = mount::copy(point, Depth::Single)?;
-    match mount::number_owners(copy.as_fd(), users.namespace()) {
+    match number_owners(copy.as_fd(), users.namespace()) {
         // It can show its files as they are only: they belong to nobody inside, who may do with them what anybody may.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput && point != Path::new("/") => {
             return Ok(point.to_owned());
         }
-        numbered => numbered.map_err(|cause| {
-            io::Error::new(cause.kind(), format!("its file system cannot show files as other users' ({cause})"))
-        })?,
+        numbered => numbered?,
     }
     fs::create_dir(shown)?;
     mount::attach(copy.as_fd(), shown)?;
     Ok(shown.to_owned())
+}
+
+/// As [`mount::number_owners`], with an error that says what is wrong.
+pub(crate) fn number_owners(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
+    mount::number_owners(mount, users).map_err(|cause| {
+        io::Error::new(cause.kind(), format!("its file system cannot show files as other users' ({cause})"))
+    })
 }
 
 /// To what was just made, by root.

@@ -13,8 +13,6 @@ use farfork_sys::user_namespace::{self, Numbers};
 
 use crate::error::ContainerError;
 
-/// Where the locks are. It stays, empty: removing it would let two nodes have different ones.
-const LOCKS: &str = "/run/farfork.users";
 /// The first number that containers have: those below are given out by distributions (to 60,000 and from 524,288 on) and by systemd
 /// for its containers (to 1,879,048,191).
 const FIRST: u32 = 0x7000_0000;
@@ -31,12 +29,12 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// Takes the first that are free, from the range `hint` on.
-    pub(crate) fn take(hint: u64) -> Result<Self, ContainerError> {
-        let failed = |cause| ContainerError::Directory { path: LOCKS.into(), cause };
+    /// Takes the first that are free, from the range `hint` on. The file `locks` stays, empty: removing it would let two nodes have
+    /// different ones.
+    pub(crate) fn take(locks: &Path, hint: u64) -> Result<Self, ContainerError> {
+        let failed = |cause| ContainerError::UserRanges { path: locks.to_owned(), cause };
         let mut options = File::options();
-        let lock = options.write(true).create(true).truncate(false).mode(0o600).open(Path::new(LOCKS));
-        let lock = lock.map_err(failed)?;
+        let lock = options.write(true).create(true).truncate(false).mode(0o600).open(locks).map_err(failed)?;
         for offset in 0..RANGES {
             let range = ((hint + u64::from(offset)) % u64::from(RANGES)) as u32;
             if user_namespace::try_lock_byte(&lock, range).map_err(failed)? {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use farfork_container::USER_RANGES_DEFAULT;
 use farfork_trust::{Encryption, JoinToken};
 use farfork_wire::NodeName;
 
@@ -35,6 +36,8 @@ pub struct Options {
     pub metrics: Option<SocketAddr>,
     /// Where it keeps the images of sealed seeds; below its run directory where that is not said.
     pub images: Option<PathBuf>,
+    /// File by whose locks all nodes of the machine know which users children with a user namespace have.
+    pub user_ranges: PathBuf,
     /// Whether its children are led from their parent's vdso to the one here also where both are the same: to try that.
     pub bridges_vdso: bool,
     /// Who it is, and whom it trusts.

@@ -129,6 +129,20 @@ class Executor(unittest.TestCase):
         nothing = {"CapEff": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
         self.assertEqual(found, [(square(number), nothing) for number in range(3)])
 
+    def test_an_untrusted_child_may_have_users_of_its_own(self) -> None:
+        def users() -> tuple[int, int, list[str]]:
+            with open("/proc/self/uid_map") as map_:
+                return os.getuid(), os.stat(__file__).st_uid, map_.read().split()
+
+        with executor(untrusted=True, user_namespace=True) as children:
+            found = [children.submit(users).result() for _ in range(2)]
+        for user, owner, numbers in found:
+            self.assertEqual((user, owner), (os.getuid(), os.stat(__file__).st_uid))
+            self.assertEqual((numbers[0], numbers[2]), ("0", "65536"))
+            self.assertGreaterEqual(int(numbers[1]), 1 << 30)
+        with self.assertRaisesRegex(ValueError, "untrusted"):
+            executor(user_namespace=True)
+
     def test_each_call_of_a_chunk_has_its_own_outcome(self) -> None:
         with executor() as children:
             raised = list(children.map(square, range(75, 81), chunksize=3, return_exceptions=True))

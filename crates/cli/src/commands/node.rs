@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_node::daemon;
 use farfork_node::limits::ZYGOTES_MAX_DEFAULT;
-use farfork_node::options::{Options, SeedBudget, TrustOptions};
+use farfork_node::options::{Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
 use farfork_node::run_dir::DEFAULT_RUN_DIR;
 use farfork_trust::{Encryption, JoinToken, read_private};
 use farfork_wire::NodeName;
@@ -98,6 +98,10 @@ pub(crate) struct Node {
     /// directory].
     #[arg(long, env = "FARFORK_IMAGES", value_name = "DIR")]
     images: Option<PathBuf>,
+    /// File by whose locks the nodes of this machine know which users children with --user-namespace have: the same for all of
+    /// them; made where it is missing, and left.
+    #[arg(long, env = "FARFORK_USER_RANGES", default_value = USER_RANGES_DEFAULT, value_name = "FILE")]
+    user_ranges: PathBuf,
     /// Lead all children from their parent's vdso to the one here, as between kernels of different builds: to try that on one.
     #[arg(long)]
     bridge_vdso: bool,
@@ -125,6 +129,7 @@ impl Node {
             child_memory_bytes_max: self.child_memory,
             metrics: self.metrics,
             images: self.images,
+            user_ranges: self.user_ranges,
             bridges_vdso: self.bridge_vdso,
             trust: TrustOptions {
                 directory: global.trust().root().to_owned(),

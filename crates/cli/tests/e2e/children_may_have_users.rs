@@ -7,6 +7,7 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::time::Duration;
 
 use farfork_sys::user_namespace::try_lock_byte;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
 use crate::test::Test;
@@ -16,7 +17,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("no_two_have_the_same", apart),
     Test::shared("no_way_out_is_open", no_way_out),
     Test::shared("with_threads_of_python", python),
+    Test::shared("what_is_shared_is_theirs_too", shared_files),
     Test::shared("what_it_does_not_go_with_is_refused", refused),
+    Test::alone("numbers_outlive_a_daemon", daemon_killed),
+    Test::alone("its_processes_may_be_killed", processes_killed),
 ];
 
 const OPTIONS: [&str; 2] = ["--untrusted", "--user-namespace"];
@@ -27,9 +31,12 @@ const COUNT: u32 = 65_536;
 /// For the end of some children that were killed.
 const GIVEN_BACK_LIMIT: Duration = Duration::from_secs(20);
 
+/// More than containers wait in a pool.
+const FORKS_MAX: usize = 20;
+
 /// Whether a container has the numbers from this one on.
-fn is_taken(first: u32) -> bool {
-    let locks = File::options().write(true).open("/run/farfork.users").expect("there were containers with users");
+fn is_taken(cluster: &Cluster, first: u32) -> bool {
+    let locks = File::options().write(true).open(cluster.user_ranges()).expect("there were containers with users");
     !try_lock_byte(&locks, (first - FIRST) / COUNT).expect("bytes of files can be locked")
 }
 
@@ -87,12 +94,12 @@ fn apart(cluster: &Cluster) {
     let children = seed.fork_idle(6, &[&OPTIONS[..], &["--to", &nodes]].concat());
     let firsts: BTreeSet<u32> = children.iter().map(|child| first_of(child.pid)).collect();
     assert_eq!(firsts.len(), children.len(), "{firsts:?}");
-    assert!(firsts.iter().all(|first| is_taken(*first)), "{firsts:?}");
+    assert!(firsts.iter().all(|first| is_taken(cluster, *first)), "{firsts:?}");
     for child in &children {
         cluster.first().json(&["kill", "-s", "KILL", &child.id]);
     }
     deadline::until("their numbers are free", GIVEN_BACK_LIMIT, || {
-        firsts.iter().all(|first| !is_taken(*first)).then_some(())
+        firsts.iter().all(|first| !is_taken(cluster, *first)).then_some(())
     });
     // As many as it has: who bears it does not count.
     let tasks = fs::read_dir(format!("/proc/{}/task", parent.pid())).expect("the parent lives").count().to_string();
@@ -122,12 +129,101 @@ fn python(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
+fn shared_files(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().to_string_lossy().into_owned();
+    let secret = directory.path().join("secret");
+    fs::write(&secret, "secret").expect("a small file can be written");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).expect("it is ours");
+    let mut parent = Parent::start(Program::Situation("numbered"), &[&path]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let options = [&OPTIONS[..], &["--to", cluster.name(1), "--shared", &path]].concat();
+    let ended = seed.fork_attached("7", &options);
+    assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
+    // What it wrote there is the node's, and of those who are root and root's group inside.
+    assert_eq!(fs::read_to_string(&secret).expect("it is there"), "public");
+    let made = fs::metadata(directory.path().join("made")).expect("the child has made it");
+    assert_eq!((made.uid(), made.gid(), made.mode() & 0o777), (0, 0, 0o600));
+    parent.require_unharmed();
+}
+
 fn refused(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::of(cluster.first(), &parent);
-    for options in [&["--user-namespace"][..], &["--untrusted", "--user-namespace", "--shared", "/tmp"]] {
-        let ended = seed.fork_attached("7", options);
-        assert_eq!(ended.status.code(), Some(2), "{options:?}: {}{}", ended.stdout, ended.stderr);
-    }
+    let ended = seed.fork_attached("7", &["--user-namespace"]);
+    assert_eq!(ended.status.code(), Some(2), "{}{}", ended.stdout, ended.stderr);
+    let refused = cluster.first().refused(&[&["fork", seed.id()], &OPTIONS[..], &["--shared", "/"]].concat());
+    refused.names(&["the node's own root", "directories below it"]);
     parent.require_unharmed();
+}
+
+fn daemon_killed() {
+    let cluster = Cluster::start(2);
+    let options = [&OPTIONS[..], &["--to", cluster.name(1)]].concat();
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let child = &seed.fork_idle(1, &options)[0];
+    let first = first_of(child.pid);
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    cluster.wait_until_all_are_alive();
+    // The numbers of those that waited in the pool are free again, those of the child are not.
+    for other in seed.fork_idle(4, &options) {
+        assert_ne!(first_of(other.pid), first);
+        cluster.node(1).json(&["kill", "-s", "KILL", &other.id]);
+    }
+    assert!(is_taken(&cluster, first) && first_of(child.pid) == first, "a new daemon has given its numbers away");
+    cluster.node(1).json(&["kill", "-s", "KILL", &child.id]);
+    await_free(&cluster, first);
+    parent.require_unharmed();
+    require_nothing_left(cluster, seed);
+}
+
+fn processes_killed() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let child = &seed.fork_idle(1, &OPTIONS)[0];
+    let first = first_of(child.pid);
+    let status = fs::read_to_string(format!("/proc/{}/status", child.pid)).expect("the child lives");
+    let init = status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok());
+    kill(init.expect("its first process"));
+    await_free(&cluster, first);
+
+    deadline::until("containers wait", GIVEN_BACK_LIMIT, || {
+        let bearers = bearers(&cluster);
+        bearers.iter().for_each(|pid| kill(*pid));
+        (!bearers.is_empty()).then_some(())
+    });
+    // Whoever is given such a container is told; then come those that were built since.
+    let good = (0..FORKS_MAX).map(|_| seed.fork_attached("7", &OPTIONS)).find(|ended| {
+        let is_told = ended.stderr.contains("container's stub ended") || ended.stderr.contains("cannot be talked to");
+        assert!(ended.status.code() == Some(42) || is_told, "{}", ended.stderr);
+        ended.status.code() == Some(42)
+    });
+    assert!(good.is_some(), "no child after {FORKS_MAX} forks");
+    parent.require_unharmed();
+    require_nothing_left(cluster, seed);
+}
+
+fn await_free(cluster: &Cluster, first: u32) {
+    deadline::until("its numbers are free", GIVEN_BACK_LIMIT, || (!is_taken(cluster, first)).then_some(()));
+}
+
+/// Those who bear children of containers with users of their own: alone of all init programs they are in the node's pid namespace.
+fn bearers(cluster: &Cluster) -> Vec<i32> {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/pid")).ok();
+    let of_node = |pid: &i32| namespace(&pid.to_string()) == namespace("self");
+    cluster.processes("farfork-init").into_iter().filter(of_node).collect()
+}
+
+fn kill(pid: i32) {
+    // ESRCH: it has ended by itself.
+    let _ = kill_process(Pid::from_raw(pid).expect("a process"), Signal::KILL);
+}
+
+fn require_nothing_left(cluster: Cluster, seed: Seed) {
+    drop(seed);
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
 }

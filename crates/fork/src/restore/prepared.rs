@@ -87,7 +87,7 @@ impl<'a> Prepared<'a> {
         let bridge = kernels::check(&descriptor.origin, node)?;
         phase!("resume.check", check_files(descriptor, &node.root))?;
         stub::wait_for_word(control).map_err(RestoreError::Control)?;
-        let read = || phase!("resume.stub", StubMap::read(stub_pid)).map_err(RestoreError::Control);
+        let read = || phase!("resume.stub", StubMap::read(stub_pid));
         let (stub, part) = match zygote {
             None => (read()?, Part::Whole),
             Some(Region(zygote)) => (StubMap::of_zygote(&descriptor.mappings, zygote), Part::Copy { zygote }),

@@ -1,9 +1,9 @@
 //! The address space of a waiting stub, or of a zygote: what its fork must keep clear of, and where its vdso is.
 
-use std::io;
-
 use farfork_sys::process::{self, MapEntry};
 use farfork_wire::descriptor::{Mapping, SpecialMapping, USER_SPACE_END};
+
+use super::RestoreError;
 
 /// The ranges that a stub has mapped.
 #[derive(Debug)]
@@ -17,9 +17,13 @@ impl StubMap {
     /// Reads it.
     ///
     /// # Errors
-    /// When the stub has ended.
-    pub(super) fn read(pid: i32) -> io::Result<Self> {
-        let mut entries = process::maps(pid)?;
+    /// [`RestoreError::StubGone`] when the stub has ended.
+    pub(super) fn read(pid: i32) -> Result<Self, RestoreError> {
+        let mut entries = process::maps(pid).map_err(RestoreError::Control)?;
+        // That of a process which has ended is there until its end is noticed, and empty.
+        if entries.is_empty() {
+            return Err(RestoreError::StubGone);
+        }
         // [vsyscall] lies beyond what can be unmapped.
         entries.retain(|entry| entry.end <= USER_SPACE_END);
         let ranges = entries.iter().map(|entry| (entry.start, entry.end)).collect();

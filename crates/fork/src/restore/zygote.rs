@@ -89,7 +89,7 @@ impl<'a> ZygotePlan<'a> {
         kernels::check(&descriptor.origin, node)?;
         check_files(descriptor, &node.root)?;
         stub::wait_for_word(control).map_err(RestoreError::Control)?;
-        let stub = StubMap::read(stub_pid).map_err(RestoreError::Control)?;
+        let stub = StubMap::read(stub_pid)?;
         // Files and threads are each child's own.
         let mut bare = descriptor.clone();
         bare.file_descriptors.clear();

@@ -153,9 +153,9 @@ fn users_of(options: &v1::ChildOptions) -> Result<UsersSpec, Failure> {
         v1::ChildOptions { untrusted: false, .. } => {
             refuse("only untrusted children have one of their own", "fork it with --untrusted, too")
         }
-        v1::ChildOptions { binds, shared, .. } if !binds.is_empty() || !shared.is_empty() => refuse(
-            "the node's own files cannot be shown as those of its users yet",
-            "leave --shared and --bind, or --user-namespace, away",
+        v1::ChildOptions { shared, .. } if shared.iter().any(|path| Path::new(path) == Path::new("/")) => refuse(
+            "the node's own root cannot be shown as that of its users",
+            "share directories below it, or leave --user-namespace away",
         ),
         _ => Ok(UsersSpec::Own),
     }
@@ -253,7 +253,8 @@ mod tests {
         };
         assert_eq!(options(true, &[]).unwrap(), UsersSpec::Own);
         assert!(options(false, &[]).unwrap_err().to_string().contains("--untrusted"));
-        assert!(options(true, &["/srv"]).unwrap_err().to_string().contains("--shared"));
+        assert_eq!(options(true, &["/srv"]).unwrap(), UsersSpec::Own);
+        assert!(options(true, &["/srv", "/"]).unwrap_err().to_string().contains("share directories below it"));
     }
 
     #[test]

@@ -69,6 +69,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         child_memory_bytes_max: None,
         metrics: None,
         images: None,
+        user_ranges: run_dir.join("user-ranges"),
         trust,
     };
     tracing_subscriber::fmt().with_ansi(false).with_writer(std::io::stderr).init();

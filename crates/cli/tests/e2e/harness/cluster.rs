@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -38,7 +39,7 @@ pub(crate) struct Cluster {
     names: Vec<String>,
     marks: Marks,
     /// Holds the run directory; the test's, not the cluster's.
-    _scratch: TempDir,
+    scratch: TempDir,
 }
 
 impl Cluster {
@@ -55,7 +56,9 @@ impl Cluster {
         let scratch = super::scratch::directory();
         let run_dir = scratch.path().join("run");
         let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, BINARY);
-        config.node_arguments = node_arguments.iter().map(|argument| (*argument).into()).collect();
+        // Its own: other nodes of the machine may run out of theirs.
+        config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];
+        config.node_arguments.extend(node_arguments.iter().map(|argument| (*argument).to_owned()));
         let local = LocalCluster::up(&config, &mut |_| ()).unwrap_or_else(|error| panic!("no cluster: {error}"));
         let marks = Marks {
             run_dir,
@@ -68,7 +71,7 @@ impl Cluster {
             names: local.nodes().iter().map(|node| node.name.clone()).collect(),
             local: Mutex::new(local),
             marks,
-            _scratch: scratch,
+            scratch,
         }
     }
 
@@ -96,6 +99,11 @@ impl Cluster {
     /// Name of a node's network namespace.
     pub(crate) fn netns(&self, index: usize) -> String {
         self.local_node(index).netns
+    }
+
+    /// The file by whose locks its nodes know which users children have.
+    pub(crate) fn user_ranges(&self) -> PathBuf {
+        user_ranges_in(&self.scratch)
     }
 
     /// The process id of a node's daemon.
@@ -179,6 +187,11 @@ impl Cluster {
         self.local().restore_link(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// Processes of its nodes with that command line.
+    pub(crate) fn processes(&self, command_line: &str) -> Vec<i32> {
+        remains::processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
+    }
+
     /// Waits until the first node hears from every other.
     pub(crate) fn wait_until_all_are_alive(&self) {
         deadline::until("all nodes hear of each other", ALIVE_LIMIT, || {
@@ -221,6 +234,10 @@ impl Cluster {
             }
         }
     }
+}
+
+fn user_ranges_in(scratch: &TempDir) -> PathBuf {
+    scratch.path().join("user-ranges")
 }
 
 impl Drop for Cluster {

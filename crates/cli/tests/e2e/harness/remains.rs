@@ -19,7 +19,7 @@ pub(crate) struct Marks {
 
 /// All that is left, each as one line; empty when nothing is.
 pub(crate) fn find(marks: &Marks) -> Vec<String> {
-    let mut found = processes(marks);
+    let mut found: Vec<String> = processes(marks).map(|(pid, command)| format!("process {pid}: {command}")).collect();
     found.extend(network(marks));
     found.extend(mounts(marks));
     found.extend(
@@ -31,12 +31,13 @@ pub(crate) fn find(marks: &Marks) -> Vec<String> {
     found
 }
 
-/// Processes that name the run's directory or are in its control groups: daemons, pagers, containers, templates.
-fn processes(marks: &Marks) -> Vec<String> {
-    let (run_dir, group) = (marks.run_dir.to_string_lossy(), format!("/{}/", marks.group));
+/// Processes that name the run's directory or are in its control groups, each with its command line: daemons, pagers, containers,
+/// templates.
+pub(super) fn processes(marks: &Marks) -> impl Iterator<Item = (i32, String)> {
+    let (run_dir, group) = (marks.run_dir.to_string_lossy().into_owned(), format!("/{}/", marks.group));
     let all = names_in("/proc").into_iter().filter_map(|name| name.parse::<i32>().ok());
-    let ours = |pid: &i32| command_line(*pid).contains(&*run_dir) || read_of(*pid, "cgroup").contains(&group);
-    all.filter(|pid| is_alive(*pid)).filter(ours).map(|pid| format!("process {pid}: {}", command_line(pid))).collect()
+    let ours = move |pid: &i32| command_line(*pid).contains(&run_dir) || read_of(*pid, "cgroup").contains(&group);
+    all.filter(|pid| is_alive(*pid)).filter(ours).map(|pid| (pid, command_line(pid)))
 }
 
 fn network(marks: &Marks) -> Vec<String> {

@@ -39,7 +39,8 @@ impl Node {
         let run_dir = directory.path().join("run");
         fs::create_dir(&run_dir).unwrap();
         fs::write(run_dir.join("token"), "secret").unwrap();
-        let config = ContainerConfig::new("n1", &run_dir, init_image());
+        let mut config = ContainerConfig::new("n1", &run_dir, init_image());
+        config.user_ranges = directory.path().join("user-ranges");
         Self { directory, config }
     }
 
