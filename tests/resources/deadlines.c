@@ -1,7 +1,9 @@
-/* Threads that are scheduled by deadlines: the main one, which may fork, and another with a period of its own. */
+/* Threads that are scheduled by deadlines: the main one, which may fork, and another with a period of its own. The nice value that
+ * they will have again without. */
 #include "resource.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 
 #define MS 1000000UL
 #define RESETS_ON_FORK 1
@@ -28,6 +30,7 @@ static void *run(void *unused) {
 
 static void set_up(void) {
     pthread_t thread;
+    REQUIRE(setpriority(PRIO_PROCESS, 0, 4) == 0);
     REQUIRE(pthread_create(&thread, NULL, run, NULL) == 0 && COMES_TRUE(__atomic_load_n(&other, __ATOMIC_ACQUIRE) != 0));
     REQUIRE(syscall(SYS_sched_setattr, 0, &main_thread, 0) == 0);
 }
@@ -42,4 +45,5 @@ static void require(pid_t tid, const struct attributes *wanted) {
 static void check(void) {
     require(0, &main_thread);
     require(other, &other_thread);
+    REQUIRE(getpriority(PRIO_PROCESS, 0) == 4 && getpriority(PRIO_PROCESS, (id_t)other) == 4);
 }

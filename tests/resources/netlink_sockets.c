@@ -49,6 +49,7 @@ static void set_up(void) {
     REQUIRE(events >= 0 && setsockopt(events, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) == 0);
     struct sock_fprog program = {INSTRUCTIONS, filter};
     REQUIRE(setsockopt(events, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0);
+    REQUIRE(setsockopt(events, SOL_SOCKET, SO_LOCK_FILTER, &on, sizeof on) == 0);
     unbound = socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE);
     REQUIRE(unbound >= 0);
 }
@@ -83,6 +84,7 @@ static void check(void) {
     struct sock_filter filtered[INSTRUCTIONS];
     bytes = INSTRUCTIONS; /* counted so */
     REQUIRE(getsockopt(events, SOL_SOCKET, SO_GET_FILTER, filtered, &bytes) == 0 && bytes == INSTRUCTIONS);
+    REQUIRE(option(events, SOL_SOCKET, SO_LOCK_FILTER) == 1);
     REQUIRE(memcmp(filtered, filter, sizeof filter) == 0, "another filter");
     REQUIRE(address_of(unbound).nl_pid == 0);
     ask(routes), ask(unbound);

@@ -59,6 +59,7 @@ fn process() -> Process {
         exe: "/usr/bin/program".into(),
         arguments: vec!["program".into()],
         cwd: "/".into(),
+        deleted_cwd: None,
         umask: 0o22,
         personality: 0,
         dumpable: 1,

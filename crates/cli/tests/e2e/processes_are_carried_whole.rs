@@ -26,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     }),
     Test::shared("leases", |cluster| carried(cluster, "leases")),
     Test::shared("refused_lease", |cluster| refused_at_its_stop(cluster, "refused_lease", &["fd 3", "F_WRLCK"])),
+    Test::shared("deleted_directories", |cluster| carried(cluster, "deleted_directories")),
     Test::shared("deleted_named_pipe", |cluster| carried(cluster, "deleted_named_pipe")),
     Test::shared("signalfd", |cluster| carried(cluster, "signalfd")),
     Test::shared("named_pipe", |cluster| carried(cluster, "named_pipe")),

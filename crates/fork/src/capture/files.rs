@@ -170,6 +170,7 @@ impl OpenFd {
         match self.kind {
             Kind::Regular
             | Kind::Directory
+            | Kind::DeletedDirectory(_)
             | Kind::Pipe
             | Kind::NamedPipe
             | Kind::EventFd
@@ -197,7 +198,7 @@ impl OpenFd {
         }
         let link = String::from_utf8_lossy(&self.link);
         match &self.kind {
-            Kind::Regular | Kind::Directory if self.is_deleted => {
+            Kind::Regular if self.is_deleted => {
                 Some(format!("{link} was deleted, so that no other node can open it; close it first"))
             }
             Kind::Regular | Kind::Directory | Kind::NamedPipe if str::from_utf8(&self.link).is_err() => {

@@ -2,18 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 
 use farfork_sys::affinity;
 use farfork_sys::process::{self, DeadlineAttributes, Stat, Status};
 use farfork_sys::ptrace;
 use farfork_wire::descriptor::{
-    Credentials, Deadline, IntervalTimer, Limit, Mm, PendingSignal, PosixTimer, Process, Rseq, Scheduling,
+    Credentials, Deadline, FileStatus, IntervalTimer, Limit, Mm, PendingSignal, PosixTimer, Process, Rseq, Scheduling,
     SeccompFilter, Thread,
 };
 
 use super::ask::{Answers, word};
 use super::error::CaptureError;
+use super::files::DELETED_SUFFIX;
 use super::inherited::Inherited;
 use super::likeness::Likeness;
 use super::stopped::{Snapshot, StoppedThread};
@@ -178,6 +181,7 @@ pub(super) fn process(
         is_session_leader: survey.stat.session == pid,
         exe: path("exe")?,
         cwd: path("cwd")?,
+        deleted_cwd: deleted_directory(subject, "cwd").map_err(read("cwd"))?,
         arguments: likeness.arguments,
         umask: status.umask,
         personality: likeness.personality,
@@ -224,6 +228,18 @@ fn mm(pid: i32, subject: i32, brk: u64) -> Result<Mm, CaptureError> {
         env_end: stat.env_end,
         auxv: words.iter().map(|word| u64::from_ne_bytes(*word)).collect(),
     })
+}
+
+/// Mode and owner of the directory that a link of /proc leads to, where it was deleted.
+fn deleted_directory(subject: i32, name: &str) -> io::Result<Option<FileStatus>> {
+    const PERMISSIONS: u32 = 0o7777;
+    let link = format!("/proc/{subject}/{name}");
+    if !fs::read_link(&link)?.as_os_str().as_bytes().ends_with(DELETED_SUFFIX) {
+        return Ok(None);
+    }
+    let found = fs::metadata(link)?;
+    let status = FileStatus { mode: found.mode() & PERMISSIONS, uid: found.uid(), gid: found.gid() };
+    Ok((found.nlink() == 0).then_some(status))
 }
 
 /// A link of /proc as text.

@@ -128,6 +128,7 @@ fn fill(
         OpenFile::Pipe { .. }
         | OpenFile::EventFd { .. }
         | OpenFile::Program { .. }
+        | OpenFile::DeletedDirectory { .. }
         | OpenFile::NamedPipe { .. }
         | OpenFile::TimerFd { .. }
         | OpenFile::SignalFd { .. }

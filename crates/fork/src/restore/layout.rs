@@ -75,6 +75,8 @@ pub(super) const CALL_ANY_RESULT: u64 = u64::MAX;
 pub(super) const CALL_MAY_FAIL: u64 = u64::MAX - 1;
 
 /// Steps of calls, `enum step`.
+pub(super) const STEP_CHANGE_DIRECTORY: u32 = 20;
+pub(super) const STEP_OPEN_FILE: u32 = 21;
 pub(super) const STEP_SCHEDULING: u32 = 31;
 pub(super) const STEP_TIMER: u32 = 38;
 pub(super) const STEP_TIMER_FD: u32 = 39;

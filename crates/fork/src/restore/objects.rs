@@ -102,6 +102,7 @@ impl Objects {
                 }
                 OpenFile::Regular { .. }
                 | OpenFile::Directory { .. }
+                | OpenFile::DeletedDirectory { .. }
                 | OpenFile::Device { .. }
                 | OpenFile::Epoll { .. }
                 | OpenFile::NamedPipe { .. }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 
+use farfork_container::PRIVATE_DIR;
 use farfork_sys::user_namespace::Numbers;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{Credentials, Deadline, Descriptor, Mm, PendingSignal, Thread};
@@ -221,7 +222,7 @@ fn write_tables(
         made,
         fd_base,
         exe: writer.text(&process.exe)?,
-        cwd: writer.text(&process.cwd)?,
+        cwd: writer.text(if process.deleted_cwd.is_some() { PRIVATE_DIR } else { &process.cwd })?,
         space,
     })
 }

@@ -180,7 +180,9 @@ pub(super) fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), Re
     let others = descriptor.members.iter().map(|member| &member.process);
     for process in std::iter::once(&descriptor.process).chain(others) {
         check(&process.exe)?;
-        check(&process.cwd)?;
+        if process.deleted_cwd.is_none() {
+            check(&process.cwd)?;
+        }
     }
     for file in &descriptor.open_files {
         if let OpenFile::NamedPipe { path, .. } = file {

@@ -4,6 +4,8 @@ use std::io;
 use std::mem::size_of;
 use std::ptr;
 
+use rustix::process::{Pid, getpriority_process};
+
 /// `KCMP_FILE`: compare two open file descriptions.
 const KCMP_FILE: libc::c_int = 0;
 
@@ -115,15 +117,22 @@ pub fn scheduling(tid: i32) -> io::Result<SchedulingAttributes> {
         return Err(io::Error::last_os_error());
     }
     const RESET_ON_FORK: u64 = 1;
+    const SCHED_FIFO: u32 = 1;
+    const SCHED_RR: u32 = 2;
     const SCHED_DEADLINE: u32 = 6;
     let resets_on_fork = raw.flags & RESET_ON_FORK != 0;
+    // The kernel tells it so of those alone for whom it counts now.
+    let nice = match raw.policy {
+        SCHED_FIFO | SCHED_RR | SCHED_DEADLINE => getpriority_process(Pid::from_raw(tid))?,
+        _ => raw.nice,
+    };
     let deadline = (raw.policy == SCHED_DEADLINE).then_some(DeadlineAttributes {
         flags: raw.flags,
         runtime_ns: raw.runtime,
         deadline_ns: raw.deadline,
         period_ns: raw.period,
     });
-    Ok(SchedulingAttributes { policy: raw.policy, nice: raw.nice, priority: raw.priority, resets_on_fork, deadline })
+    Ok(SchedulingAttributes { policy: raw.policy, nice, priority: raw.priority, resets_on_fork, deadline })
 }
 
 #[cfg(test)]

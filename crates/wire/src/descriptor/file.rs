@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Socket, TimeLeft};
+use super::{FileStatus, Socket, TimeLeft};
 
 /// A file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +35,13 @@ pub enum OpenFile {
         flags: u32,
         /// Position in the listing.
         offset: u64,
+    },
+    /// A directory that was deleted: made, opened and removed again.
+    DeletedDirectory {
+        /// Mode and owner.
+        status: FileStatus,
+        /// O_* flags.
+        flags: u32,
     },
     /// `/dev/null`, `zero`, `full`, `random` or `urandom`.
     Device {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{IntervalTimer, PosixTimer};
+use super::{FileStatus, IntervalTimer, PosixTimer};
 
 /// State that all threads of a process share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,6 +19,8 @@ pub struct Process {
     pub arguments: Vec<String>,
     /// Current directory, as the process sees it.
     pub cwd: String,
+    /// Its mode and owner, where it was deleted.
+    pub deleted_cwd: Option<FileStatus>,
     /// File mode creation mask.
     pub umask: u32,
     /// Execution domain (personality(2)).

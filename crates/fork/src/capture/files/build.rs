@@ -214,6 +214,7 @@ impl Builder<'_> {
             Kind::Socket => self.socket(fd, flags)?,
             Kind::Regular => OpenFile::Regular { path: self.path(fd), flags, offset },
             Kind::Directory => OpenFile::Directory { path: self.path(fd), flags, offset },
+            Kind::DeletedDirectory(status) => OpenFile::DeletedDirectory { status, flags },
             Kind::Device => OpenFile::Device { path: self.path(fd), flags },
             Kind::Pipe => self.pipe(fd, flags)?,
             Kind::EventFd => {

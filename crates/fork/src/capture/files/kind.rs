@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use farfork_sys::hugetlbfs;
 use farfork_sys::process::FdDirectory;
+use farfork_wire::descriptor::FileStatus;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, makedev, openat, statat, statx};
 
 /// What a descriptor leads to.
@@ -16,6 +17,8 @@ pub(in super::super) enum Kind {
     /// A regular file; or anything that has a path, where the descriptor stands for the place alone (O_PATH).
     Regular,
     Directory,
+    /// One that no path leads to any more; it is empty.
+    DeletedDirectory(FileStatus),
     /// Also a named one that was deleted.
     Pipe,
     NamedPipe,
@@ -63,6 +66,8 @@ pub(super) struct Inode {
     pub(super) mount: u64,
     pub(super) links: u32,
     mode: u16,
+    uid: u32,
+    gid: u32,
     /// Of the file system's blocks.
     block_bytes: u32,
     /// The device that it stands for, where it stands for one.
@@ -79,9 +84,16 @@ impl Inode {
             mount: found.stx_mnt_id,
             links: found.stx_nlink,
             mode: found.stx_mode,
+            uid: found.stx_uid,
+            gid: found.stx_gid,
             block_bytes: found.stx_blksize,
             stands_for: makedev(found.stx_rdev_major, found.stx_rdev_minor),
         })
+    }
+
+    fn status(&self) -> FileStatus {
+        const PERMISSIONS: u16 = 0o7777;
+        FileStatus { mode: (self.mode & PERMISSIONS).into(), uid: self.uid, gid: self.gid }
     }
 }
 
@@ -105,7 +117,7 @@ pub(super) fn kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &I
     } else if file_type.is_block_device() {
         Kind::Other(format!("block device {} cannot be carried", name()))
     } else if file_type.is_dir() {
-        Kind::Directory
+        if inode.links == 0 { Kind::DeletedDirectory(inode.status()) } else { Kind::Directory }
     } else if file_type.is_file() && is_memory(link, inode, || is_on_hugetlbfs(links, number)) {
         Kind::Memory
     } else if link.starts_with(b"/") && file_type.is_file() {

@@ -11,7 +11,7 @@ use super::super::layout::{STEP_OWN_PID, STEP_SIGNAL_FD, STEP_TIMER_FD};
 use super::super::report::realtime_ns;
 use super::socket::{self, Surroundings};
 use super::timer::timerspec;
-use super::{Argument, Made, Script, delivery, inotify, named_pipe, number, terminal, value};
+use super::{Argument, Made, Script, delivery, directory, inotify, named_pipe, number, terminal, value};
 
 /// Makes objects and puts them aside.
 #[derive(Debug)]
@@ -70,6 +70,9 @@ pub(super) fn make(
                 set_timer(bench.script, *time, *is_cancelled_by_clock)?;
                 set_ticks(bench.script, *ticks)?;
                 bench.put_aside(0, index);
+            }
+            OpenFile::DeletedDirectory { status, flags } => {
+                directory::open(&mut bench, (index, number), *status, *flags)?;
             }
             OpenFile::SignalFd { mask, flags } => {
                 const SIGNAL_SET_BYTES: u32 = 8;

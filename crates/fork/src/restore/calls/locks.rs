@@ -78,6 +78,7 @@ fn flags_of(descriptor: &Descriptor, number: u32) -> u32 {
         Some(
             OpenFile::Regular { flags, .. }
             | OpenFile::Directory { flags, .. }
+            | OpenFile::DeletedDirectory { flags, .. }
             | OpenFile::Device { flags, .. }
             | OpenFile::Pipe { flags, .. }
             | OpenFile::NamedPipe { flags, .. }

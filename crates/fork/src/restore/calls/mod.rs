@@ -12,6 +12,7 @@
 
 mod connection;
 mod delivery;
+mod directory;
 mod files;
 mod inotify;
 mod locks;
@@ -101,6 +102,7 @@ impl Calls {
         if place.table() == place.number {
             process::oom_scores(descriptor, place, is_copy, &mut script)?;
         }
+        directory::enter(descriptor, &mut script)?;
         let made = match is_first {
             true => {
                 queues::make(descriptor, &mut script)?;

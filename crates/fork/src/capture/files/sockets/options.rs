@@ -35,6 +35,7 @@ const SO_SNDBUF: u32 = 7;
 
 /// The options of a socket, in the order in which they are to be set; or why it cannot be carried.
 pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Result<Vec<SocketOption>, String>> {
+    const SO_LOCK_FILTER: u32 = 44;
     let birth = Birth::of(fd)?;
     let filter = match filter(fd, birth) {
         Ok(filter) => filter,
@@ -44,7 +45,10 @@ pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Result<Vec<Soc
     if birth.family == NETLINK {
         options.extend(netlink::memberships(fd)?);
     }
-    options.extend(filter);
+    if let Some(filter) = filter {
+        let value = socket::option(fd, SOL_SOCKET, SO_LOCK_FILTER)?;
+        options.extend([filter, SocketOption { level: SOL_SOCKET, name: SO_LOCK_FILTER, value }]);
+    }
     Ok(Ok(options))
 }
 
