@@ -206,6 +206,10 @@ fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
     let path = options.run_dir.display().to_string();
     let run_dir = RunDir::new(&options.run_dir);
     let lock = run_dir.take().map_err(|cause| DaemonError::RunDir { path, cause })?;
+    if !run_dir.is_in_memory() {
+        let path = run_dir.root().display();
+        tracing::warn!(run_dir = %path, "on no tmpfs: files of each child are made there, which keeps many children a second from standing; mount one there, or choose another with --run-dir");
+    }
     let control = TcpListener::bind(options.listen).map_err(DaemonError::listen(options.listen))?;
     let mut containers = ContainerConfig::new(options.name.as_str(), run_dir.root(), STUB_IMAGE);
     // Also where nobody uses it yet (`--insecure`): what is made there later is no child's business.

@@ -17,7 +17,7 @@ use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as 
 use std::path::{Path, PathBuf};
 
 use farfork_wire::ChildId;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, flock, statfs};
 
 /// Where the run directory is unless `FARFORK_RUN_DIR` or an option says otherwise.
 pub const DEFAULT_RUN_DIR: &str = "/run/farfork";
@@ -71,6 +71,13 @@ impl RunDir {
     /// The directory itself.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Whether it is in memory: a dozen files are made and removed for each child, and a disk's file system takes long over that.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        /// What statfs(2) says of a tmpfs.
+        const TMPFS: u64 = 0x0102_1994;
+        statfs(&self.root).is_ok_and(|found| found.f_type as u64 == TMPFS)
     }
 
     /// The daemon's Unix socket.
@@ -162,6 +169,12 @@ impl RunDir {
 #[cfg(test)]
 mod tests {
     use super::{RunDir, RunDirError};
+
+    #[test]
+    fn a_tmpfs_is_known() {
+        assert!(RunDir::new("/dev/shm").is_in_memory());
+        assert!(!RunDir::new("/proc").is_in_memory() && !RunDir::new("/nowhere").is_in_memory());
+    }
 
     #[test]
     fn one_daemon_has_a_run_directory() {
