@@ -122,9 +122,13 @@ pub fn other_end(master: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 /// # Errors
 /// As fstat(2).
 pub fn number_of_other_end(fd: BorrowedFd<'_>) -> io::Result<Option<u32>> {
+    Ok(number_of_device(rustix::fs::fstat(fd)?.st_rdev))
+}
+
+/// Which pseudo-terminal a device is: those of `/dev/pts` have major 136, and their number as minor.
+pub(crate) fn number_of_device(device: u64) -> Option<u32> {
     const MAJOR: u32 = 136;
-    let device = rustix::fs::fstat(fd)?.st_rdev;
-    Ok((rustix::fs::major(device) == MAJOR).then(|| rustix::fs::minor(device)))
+    (rustix::fs::major(device) == MAJOR).then(|| rustix::fs::minor(device))
 }
 
 /// Whether nobody else may open an end (TIOCEXCL).
@@ -177,5 +181,13 @@ mod tests {
         assert_eq!(readiness(fd.as_fd()).unwrap().unread_bytes, 5);
         assert!(!master(fd.as_fd()).unwrap().is_locked && !is_exclusive(other.as_fd()).unwrap());
         assert!(master(std::fs::File::open("/dev/null").unwrap().as_fd()).is_err());
+    }
+
+    #[test]
+    fn a_device_is_a_pseudo_terminal_by_its_major() {
+        assert_eq!(number_of_device(0), None);
+        assert_eq!(number_of_device((4 << 8) | 1), None, "a virtual console");
+        assert_eq!(number_of_device(136 << 8), Some(0));
+        assert_eq!(number_of_device((136 << 8) | 0x2c | (1 << 20)), Some(300));
     }
 }

@@ -42,7 +42,7 @@ pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
         Err(error) => return Err(error),
     };
     let processes = tree::all(pid)?;
-    let streams = Streams::of(pid, &survey.fds).led_inside(&processes)?;
+    let streams = Streams::of(pid, &survey.fds).led_inside(|| Ok(processes.clone()))?;
     let mut files = vec![report.take(survey)?];
     let descendants = &processes[1..];
     for (index, descendant) in descendants.iter().enumerate() {

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::{malformed, read_piece};
+use crate::terminal::number_of_device;
 
 /// Kernel threads carry this in their flags.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -92,7 +93,7 @@ impl Stat {
             parent: id(4)?,
             group: id(5)?,
             session: id(6)?,
-            terminal: pseudo_terminal(id(7)?.cast_unsigned()),
+            terminal: number_of_device(u64::from(id(7)?.cast_unsigned())),
             flags: word(9)?,
             start_ticks: word(22)?,
             start_code: word(26)?,
@@ -113,13 +114,6 @@ impl Stat {
     }
 }
 
-/// Which pseudo-terminal a device is: those of `/dev/pts` have major 136, and their number as minor.
-fn pseudo_terminal(device: u32) -> Option<u32> {
-    // As stat(2) has it in 32 bits: the minor's lowest byte, the major, the rest of the minor.
-    let (major, minor) = ((device >> 8) & 0xfff, (device & 0xff) | ((device >> 12) & 0xf_ff00));
-    (major == 136).then_some(minor)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,14 +127,6 @@ mod tests {
         let stat = Stat::parse(&text).unwrap();
         assert_eq!((stat.name.as_slice(), stat.state, stat.start_ticks), (&b"a) (b"[..], 'S', 22));
         assert_eq!((stat.start_code, stat.env_end, stat.processor), (26, 51, 39));
-    }
-
-    #[test]
-    fn a_device_is_a_pseudo_terminal_by_its_major() {
-        assert_eq!(pseudo_terminal(0), None);
-        assert_eq!(pseudo_terminal((4 << 8) | 1), None, "a virtual console");
-        assert_eq!(pseudo_terminal(136 << 8), Some(0));
-        assert_eq!(pseudo_terminal((136 << 8) | 0x2c | (1 << 20)), Some(300));
     }
 
     #[test]

@@ -22,10 +22,16 @@ const LAST: u32 = 2;
 pub(in crate::capture) struct Streams {
     /// The first process, or its template.
     first: i32,
-    /// Who has each of them, and as what; the descriptor's number says which it is.
-    all: Vec<(i32, OpenFd)>,
-    /// Those of the first process that lead to others of the tree: their numbers, devices and inodes.
-    inside: Vec<(u32, u64, u64)>,
+    all: Vec<Stream>,
+}
+
+#[derive(Debug, Clone)]
+struct Stream {
+    /// What the first process has.
+    own: OpenFd,
+    /// Who has the stream, under the same number: the first process, where it leads out of the tree; `None` where it leads to
+    /// others none of whom has it any more.
+    held: Option<(i32, OpenFd)>,
 }
 
 /// An end of a pipe.
@@ -39,43 +45,40 @@ struct End {
 impl Streams {
     /// Those of `pid`, which has these descriptors, if they lead out of its tree.
     pub(in crate::capture) fn of(pid: i32, fds: &[OpenFd]) -> Self {
-        let all = fds.iter().filter(|fd| fd.number <= LAST).map(|fd| (pid, fd.clone())).collect();
-        Self { first: pid, all, inside: Vec::new() }
+        let own = fds.iter().filter(|fd| fd.number <= LAST).cloned();
+        Self { first: pid, all: own.map(|own| Stream { held: Some((pid, own.clone())), own }).collect() }
     }
 
-    /// The same where they may lead to each other of `processes`, the first one among them. Who ends meanwhile has none.
-    pub(in crate::capture) fn led_inside(mut self, processes: &[i32]) -> Result<Self, CaptureError> {
-        if !self.may_lead_inside() {
+    /// The same where they may lead to each other of the tree's processes, which are looked for only if they may. Who ends
+    /// meanwhile has none.
+    pub(in crate::capture) fn led_inside(
+        mut self,
+        processes: impl FnOnce() -> Result<Vec<i32>, CaptureError>,
+    ) -> Result<Self, CaptureError> {
+        if !self.all.iter().any(|stream| stream.own.kind == Kind::Pipe) {
             return Ok(self);
         }
         let mut ends = Vec::new();
-        for pid in processes {
-            match pipe_ends(*pid) {
+        for pid in processes()? {
+            match pipe_ends(pid) {
                 Ok(own) => ends.extend(own),
-                Err(_) if *pid != self.first => {}
-                Err(source) => return Err(CaptureError::read(*pid, "the open files")(source)),
+                Err(_) if pid != self.first => {}
+                Err(source) => return Err(CaptureError::read(pid, "the open files")(source)),
             }
         }
-        for (pid, fd) in std::mem::take(&mut self.all) {
-            let Some(holder) = outermost((pid, fd.number), &ends) else {
-                self.all.push((pid, fd));
-                continue;
-            };
-            self.inside.push((fd.number, fd.device, fd.inode));
-            let read = |holder: i32| OpenFd::read(&FdDirectory::links(holder)?, fd.number).map(|fd| (holder, fd));
-            self.all.extend(holder.and_then(|holder| read(holder).ok()));
+        for Stream { own, held } in &mut self.all {
+            let holder = outermost((self.first, own.number), &ends);
+            if holder != Some(self.first) {
+                let read = |pid: i32| OpenFd::read(&FdDirectory::links(pid)?, own.number).map(|fd| (pid, fd));
+                *held = holder.and_then(|pid| read(pid).ok());
+            }
         }
         Ok(self)
     }
 
-    /// Whether any leads into a pipe.
-    pub(in crate::capture) fn may_lead_inside(&self) -> bool {
-        self.all.iter().any(|(_, fd)| fd.kind == Kind::Pipe)
-    }
-
     /// Whether any leads to another process of the tree.
     pub(in crate::capture) fn lead_inside(&self) -> bool {
-        !self.inside.is_empty()
+        self.all.iter().any(|stream| stream.leads_inside(self.first))
     }
 
     /// The same of templates, by `template_of`, when that of the first process has these descriptors; `None` where its streams have
@@ -85,24 +88,17 @@ impl Streams {
         fds: &[OpenFd],
         template_of: impl Fn(i32) -> Option<i32>,
     ) -> Option<Self> {
-        let now = Self::of(template_of(self.first)?, fds);
-        let leads = |(number, device, inode): (u32, u64, u64)| {
-            now.all.iter().any(|(_, fd)| (fd.number, fd.device, fd.inode) == (number, device, inode))
-        };
-        let is_known = |fd: &OpenFd| {
-            let before = self.all.iter().filter(|(pid, _)| *pid == self.first).map(|(_, fd)| (fd.number, fd.inode));
-            before
-                .chain(self.inside.iter().map(|(number, _, inode)| (*number, *inode)))
-                .any(|one| one == (fd.number, fd.inode))
-        };
-        let is_as_before = self.inside.iter().all(|one| leads(*one))
-            && now.all.iter().all(|(_, fd)| fd.kind != Kind::Pipe || is_known(fd));
-        let leads_out = |(_, fd): &(i32, OpenFd)| self.inside.iter().all(|(number, ..)| *number != fd.number);
-        let of_others = self.all.iter().filter(|(pid, _)| *pid != self.first);
-        let of_others = of_others.map(|(pid, fd)| Some((template_of(*pid)?, fd.clone())));
-        let of_others: Vec<(i32, OpenFd)> = of_others.collect::<Option<_>>()?;
-        let all = now.all.iter().filter(|one| leads_out(one)).cloned().chain(of_others).collect();
-        is_as_before.then(|| Self { first: now.first, all, inside: self.inside.clone() })
+        let mut now = Self::of(template_of(self.first)?, fds);
+        for before in self.all.iter().filter(|stream| stream.leads_inside(self.first)) {
+            let stream = now.all.iter_mut().find(|stream| stream.own.leads_where(&before.own))?;
+            stream.held = match &before.held {
+                Some((holder, fd)) => Some((template_of(*holder)?, fd.clone())),
+                None => None,
+            };
+        }
+        // A new one into a pipe may lead inside.
+        let is_known = |own: &OpenFd| self.all.iter().any(|before| before.own.leads_where(own));
+        now.all.iter().all(|stream| stream.own.kind != Kind::Pipe || is_known(&stream.own)).then_some(now)
     }
 
     /// The first process.
@@ -112,8 +108,8 @@ impl Streams {
 
     /// Which of them a descriptor of a process leads to.
     pub(super) fn led_to(&self, pid: i32, fd: &OpenFd) -> impl Iterator<Item = u32> {
-        let leads = move |(of, stream): &&(i32, OpenFd)| leads_to((pid, fd), (*of, stream));
-        self.all.iter().filter(leads).map(|(_, stream)| stream.number)
+        let held = self.all.iter().filter_map(|stream| stream.held.as_ref());
+        held.filter(move |(holder, stream)| leads_to((pid, fd), (*holder, stream))).map(|(_, stream)| stream.number)
     }
 
     /// Numbers 0, 1 and 2 are standard streams, whatever they lead to: a parent that was started in the background has
@@ -124,6 +120,19 @@ impl Streams {
             let is_led = self.led_to(pid, fd).next().is_some();
             fd.is_standard = is_led;
         }
+    }
+}
+
+impl Stream {
+    fn leads_inside(&self, first: i32) -> bool {
+        self.held.as_ref().is_none_or(|(holder, _)| *holder != first)
+    }
+}
+
+impl OpenFd {
+    /// Whether both have one number, and lead to one inode.
+    fn leads_where(&self, other: &Self) -> bool {
+        (self.number, self.device, self.inode) == (other.number, other.device, other.inode)
     }
 }
 
@@ -153,18 +162,18 @@ fn pipe_ends(pid: i32) -> io::Result<Vec<End>> {
     Ok(ends)
 }
 
-/// Who has the stream that a descriptor of the first process was, before it was led to others of the tree; `None` within where nobody has
-/// it any more, and `None` where it is what it was.
-fn outermost(start: (i32, u32), ends: &[End]) -> Option<Option<i32>> {
+/// Who has the stream that a descriptor of the first process was, before it was led to others of the tree: itself, where it
+/// was not; `None` where nobody has it any more.
+fn outermost(start: (i32, u32), ends: &[End]) -> Option<i32> {
     let (mut pid, number) = start;
     let mut seen = vec![pid];
     loop {
         let end = ends.iter().find(|end| (end.pid, end.number) == (pid, number));
         let Some(other) = end.and_then(|end| other_end(end, ends)) else {
-            return (seen.len() > 1).then_some(Some(pid));
+            return Some(pid);
         };
         if seen.contains(&other) {
-            return Some(None);
+            return None;
         }
         seen.push(other);
         pid = other;
@@ -190,28 +199,28 @@ mod tests {
     #[test]
     fn a_stream_is_followed_through_the_tree() {
         let out = [end(1, 1, 7, O_WRONLY), end(1, 0, 5, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &out), None, "nobody of the tree reads it");
+        assert_eq!(outermost((1, 1), &out), Some(1), "nobody of the tree reads it");
         let one = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY)];
-        assert_eq!(outermost((1, 1), &one), Some(Some(2)));
+        assert_eq!(outermost((1, 1), &one), Some(2));
         let two = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(3, 0, 8, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &two), Some(Some(3)));
+        assert_eq!(outermost((1, 1), &two), Some(3));
         let input = [end(1, 0, 7, O_RDONLY), end(2, 1, 7, O_WRONLY)];
-        assert_eq!(outermost((1, 0), &input), Some(Some(2)));
+        assert_eq!(outermost((1, 0), &input), Some(2));
     }
 
     #[test]
     fn a_stream_that_leads_back_is_no_stream() {
         let own = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &own), Some(None));
+        assert_eq!(outermost((1, 1), &own), None);
         let round = [end(1, 1, 7, O_WRONLY), end(2, 0, 7, O_RDONLY), end(2, 1, 8, O_WRONLY), end(1, 5, 8, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &round), Some(None));
+        assert_eq!(outermost((1, 1), &round), None);
         let both = [end(1, 1, 7, O_RDWR), end(2, 0, 7, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &both), None, "open in both directions");
+        assert_eq!(outermost((1, 1), &both), Some(1), "open in both directions");
     }
 
     #[test]
     fn who_reads_is_preferred_to_who_merely_has_an_end() {
         let ends = [end(1, 1, 7, O_WRONLY), end(1, 9, 7, O_RDONLY), end(4, 8, 7, O_RDONLY), end(3, 0, 7, O_RDONLY)];
-        assert_eq!(outermost((1, 1), &ends), Some(Some(3)));
+        assert_eq!(outermost((1, 1), &ends), Some(3));
     }
 }

@@ -130,8 +130,7 @@ impl Family {
     pub(super) fn survey(pid: i32, options: &CaptureOptions, prepare: impl Prepare) -> Result<Self, CaptureError> {
         let mut first = prepare(pid, &options.sockets, None)?;
         first.shared.prepare(pid, std::iter::empty())?;
-        let streams = Streams::of(pid, &first.survey.fds);
-        let streams = if streams.may_lead_inside() { streams.led_inside(&all(pid)?)? } else { streams };
+        let streams = Streams::of(pid, &first.survey.fds).led_inside(|| all(pid))?;
         if streams.lead_inside() {
             streams.mark(pid, &mut first.survey.fds);
         }
