@@ -19,7 +19,7 @@ pub(crate) struct Connection {
     #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true)]
     socket: Option<PathBuf>,
     /// A node of the cluster to speak to over the network, in the socket's place; it needs the identity in --trust.
-    #[arg(long, env = "FARFORK_NODE", value_name = "IP:PORT", global = true)]
+    #[arg(long, env = "FARFORK_NODE", value_name = "IP:PORT", global = true, value_parser = parse_address)]
     node: Option<SocketAddr>,
     /// Directory with this machine's, or this user's, identity in the cluster, and whom it trusts.
     #[arg(long, env = "FARFORK_TRUST", value_name = "DIR", global = true, default_value = DEFAULT_TRUST_DIR)]
@@ -59,6 +59,11 @@ impl Connection {
             _ => own,
         }
     }
+}
+
+/// Where a node listens: names of machines are not looked up.
+pub(crate) fn parse_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write it like 10.0.0.1:7400, an address and a port, no name".to_owned())
 }
 
 /// The run directory that a user did not name.

@@ -1,6 +1,8 @@
 //! The client of a node's API: connections over the Unix socket or TCP, with their limits.
 
+use std::error::Error;
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -61,9 +63,17 @@ async fn socket_channel(socket: &Path) -> Result<Channel, Failure> {
     // The address is not used: the connector knows the path.
     let endpoint = with_limits(Endpoint::from_static("http://node.farfork"));
     endpoint.connect_with_connector(connector).await.map_err(|error| {
-        Failure::new(Code::Unavailable, format!("node at {}", socket.display()), innermost(&error))
-            .with_next_step("start one with `farfork node` or `farfork up`, or say where it is with FARFORK_SOCKET")
+        let step = match is_denied(&error) {
+            true => "it answers only root: run this with sudo, or show an identity of your own with --node and --trust",
+            false => "start one with `farfork node` or `farfork up`, or say where it is with FARFORK_SOCKET",
+        };
+        Failure::new(Code::Unavailable, format!("node at {}", socket.display()), innermost(&error)).with_next_step(step)
     })
+}
+
+fn is_denied(error: &(dyn Error + 'static)) -> bool {
+    let cause = innermost(error).downcast_ref::<io::Error>();
+    cause.is_some_and(|cause| cause.kind() == io::ErrorKind::PermissionDenied)
 }
 
 /// Connects to the daemon behind a Unix socket, for what concerns the cluster's members.

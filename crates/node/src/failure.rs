@@ -76,16 +76,16 @@ impl Failure {
 
 /// What the transport met, where it tells.
 fn said(status: &Status) -> String {
-    status.source().map_or_else(|| status.message().to_owned(), innermost)
+    status.source().map_or_else(|| status.message().to_owned(), |error| innermost(error).to_string())
 }
 
 /// The innermost error, which alone says what happened (`Connection refused`).
-pub(crate) fn innermost(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn innermost<'a>(error: &'a (dyn Error + 'static)) -> &'a (dyn Error + 'static) {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
     }
-    innermost.to_string()
+    innermost
 }
 
 impl Display for Failure {

@@ -61,9 +61,11 @@ fn document(pid: u32, answer: &CheckResponse) -> serde_json::Value {
 }
 
 fn print(pid: u32, answer: &CheckResponse) {
-    let memory = output::bytes(answer.memory_bytes);
-    output::line(&format!("process {pid}: {}", output::shortened(&answer.command)));
-    output::line(&format!("  would be carried: {} threads, {memory} of memory", answer.threads));
+    let (threads, memory) = (output::threads(answer.threads), output::bytes(answer.memory_bytes));
+    let command = format!("process {pid}: {}", output::shortened(&answer.command));
+    // A thread of the kernel has none.
+    output::line(command.trim_end_matches(": "));
+    output::line(&format!("  would be carried: {threads}, {memory} of memory"));
     if answer.refusals.is_empty() {
         output::line("  nothing would be refused");
     }

@@ -72,8 +72,9 @@ impl Core {
             output::json(&CoreView { child: self.child, file, file_bytes, threads, stopped_us });
         } else {
             eprintln!(
-                "{}: {threads} threads, {}; it stood still for {}",
+                "{}: {}, {}; it stood still for {}",
                 self.child,
+                output::threads(threads),
                 bytes(file_bytes),
                 microseconds(stopped_us)
             );

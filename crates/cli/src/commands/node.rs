@@ -16,6 +16,7 @@ use farfork_trust::{Encryption, JoinToken, read_private};
 use farfork_wire::NodeName;
 use zeroize::Zeroizing;
 
+use crate::connection::parse_address;
 use crate::log::{self, LogOptions};
 use crate::size::parse_size;
 use crate::{Global, privilege};
@@ -50,13 +51,13 @@ pub(crate) struct Node {
     #[arg(long, env = "FARFORK_RUN_DIR", default_value = DEFAULT_RUN_DIR, value_name = "DIR")]
     run_dir: PathBuf,
     /// Where its control API listens; port 0 for any free one.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = parse_address)]
     listen: SocketAddr,
     /// Port of its memory server, on the same address; 0 for any free one [default: the one behind that of --listen].
     #[arg(long, value_name = "PORT")]
     fabric_port: Option<u16>,
     /// A node whose cluster it joins. Can be repeated: one that answers is enough.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = parse_address)]
     join: Vec<SocketAddr>,
     /// File with the join token, readable for its owner alone, or `-` for standard input; needed once, when --trust has no
     /// identity yet.
@@ -154,7 +155,7 @@ fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
         io::stdin().take(TOKEN_BYTES_MAX).read_to_end(&mut bytes).with_context(object)?;
         bytes
     } else {
-        read_private(path, TOKEN_BYTES_MAX).with_context(object)?
+        read_private(path, TOKEN_BYTES_MAX).context("join token")?
     };
     std::str::from_utf8(&bytes).with_context(object)?.parse().with_context(object)
 }

@@ -120,9 +120,9 @@ impl Prepare {
 /// The id alone on standard output, for `SEED=$(farfork prepare …)`; the figures beside it, for people.
 fn print(seed: &Seed) {
     eprintln!(
-        "{}: {} threads, {} of memory; it stood still for {}, all took {}",
+        "{}: {}, {} of memory; it stood still for {}, all took {}",
         shortened(&seed.command),
-        seed.threads,
+        output::threads(seed.threads),
         bytes(seed.memory_bytes),
         microseconds(seed.pause_us),
         microseconds(seed.prepare_us),

@@ -26,7 +26,7 @@ pub(crate) use memory::{MemoryView, PagerView, memory_sum, memory_text, pager_su
 pub(crate) use phases::{PhaseView, phase_table, phase_views};
 pub(crate) use summary::{summarize, summary_table};
 pub(crate) use table::Table;
-pub(crate) use units::{age, microseconds, shortened};
+pub(crate) use units::{age, microseconds, shortened, threads};
 pub(crate) use views::{ChildView, NodeView, SealView, SeedView, exit_code, exit_text};
 pub(crate) use zygotes::ZygotesView;
 

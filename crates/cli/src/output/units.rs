@@ -11,6 +11,11 @@ pub(crate) fn microseconds(count: u64) -> String {
     }
 }
 
+/// `1` → `1 thread`, `2` → `2 threads`.
+pub(crate) fn threads(count: u32) -> String {
+    if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
+}
+
 /// How long ago a time was, in its largest unit: `3m`.
 pub(crate) fn age(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -40,7 +45,7 @@ pub(crate) fn shortened(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{microseconds, shortened};
+    use super::{microseconds, shortened, threads};
 
     #[test]
     fn a_command_fits_and_cannot_move_the_cursor() {
@@ -48,6 +53,11 @@ mod tests {
         let long = shortened(&"x".repeat(200));
         assert_eq!((long.chars().count(), long.chars().last()), (40, Some('…')));
         assert_eq!(shortened("a\n\u{1b}[2J"), "a··[2J");
+    }
+
+    #[test]
+    fn one_thread_is_no_plural() {
+        assert_eq!([0, 1, 2].map(threads), ["0 threads", "1 thread", "2 threads"]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! one says nothing of the other, whose vdso lies elsewhere.
 
 use std::fs;
+use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,7 +24,10 @@ impl Program {
     pub(super) fn of(pid: i32) -> Result<Self, CaptureError> {
         let deadline = Instant::now() + EXEC_LIMIT;
         loop {
-            let words = fs::read(format!("/proc/{pid}/auxv")).map_err(|_| CaptureError::Gone { pid })?;
+            let words = fs::read(format!("/proc/{pid}/auxv")).map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => CaptureError::Gone { pid },
+                _ => CaptureError::read(pid, "the auxiliary vector")(error),
+            })?;
             // Who is about to end has no address space, and so no word.
             if words.is_empty() || words.iter().any(|byte| *byte != 0) {
                 return Ok(Self(words));

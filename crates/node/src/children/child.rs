@@ -157,7 +157,13 @@ impl Child {
     pub(crate) fn host_pid(&self) -> Result<i32, Failure> {
         let process: ProcessIdentity = self.record.process.parse().map_err(|error: io::Error| self.broken(&error))?;
         let is_there = process.open().map_err(|error| self.broken(&error))?.is_some();
-        if is_there { Ok(process.pid) } else { Err(self.failure(Code::FailedPrecondition, "it has ended")) }
+        if is_there { Ok(process.pid) } else { Err(self.has_ended()) }
+    }
+
+    /// What who wants something of a living child is told.
+    pub(crate) fn has_ended(&self) -> Failure {
+        self.failure(Code::FailedPrecondition, "it has ended")
+            .with_next_step("forget it with `farfork rm`, or see how it ended with `farfork inspect`")
     }
 
     /// Has the pager fetch the rest of its memory, where `begin` says so, and tells how far that is. Blocks.

@@ -20,13 +20,22 @@ pub(super) async fn inspect(node: &Arc<Node>, text: &str) -> Result<Object, Fail
     if let Ok(child) = text.parse() {
         return children::inspect(node, child).await;
     }
-    if text.parse::<SeedId>().is_err()
-        && let Ok(name) = NodeName::new(text)
+    if text.parse::<SeedId>().is_ok() {
+        return seeds::inspect(node, text).await;
+    }
+    if let Ok(name) = NodeName::new(text)
         && let Ok(view) = node.peers.find(&name, format!("node {name}"))
     {
         return inspect_node(node, view).await.map(Object::Node);
     }
-    seeds::inspect(node, text).await
+    seeds::inspect(node, text)
+        .await
+        .map_err(|failure| if failure.code() == Code::NotFound { unknown(text) } else { failure })
+}
+
+fn unknown(text: &str) -> Failure {
+    Failure::new(Code::NotFound, format!("`{text}`"), "no seed, child or node has this id or name")
+        .with_next_step("list them with `farfork seeds`, `farfork ps` and `farfork nodes`")
 }
 
 async fn inspect_node(node: &Arc<Node>, view: View) -> Result<v1::NodeDetail, Failure> {

@@ -64,7 +64,7 @@ pub(super) async fn until_settled<T>(
 /// How far a child is, which begins to settle where `begin` says so.
 async fn ask(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Result<SettleProgress, Failure> {
     if child.ended().is_some() {
-        return Err(child.failure(Code::FailedPrecondition, "it has ended"));
+        return Err(child.has_ended());
     }
     let (here, asked) = (node.clone(), child.clone());
     let progress = node.blocking(move || asked.settle_memory(&here.pager, begin)).await?;

@@ -33,8 +33,9 @@ impl Report {
     fn print_parent(&self) {
         let Across { threads, memory_bytes, pause_us, prepare_us, .. } = &self.across;
         output::line(&format!(
-            "A Python process: NumPy, an array of {}, {threads} threads, {} of memory in all.",
+            "A Python process: NumPy, an array of {}, {}, {} of memory in all.",
             bytes(self.array_bytes),
+            output::threads(*threads),
             bytes(*memory_bytes),
         ));
         output::line(&format!(

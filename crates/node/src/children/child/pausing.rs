@@ -141,9 +141,4 @@ impl Child {
     fn require_living(&self) -> Result<(), Failure> {
         if self.ended().is_some() { Err(self.has_ended()) } else { Ok(()) }
     }
-
-    fn has_ended(&self) -> Failure {
-        self.failure(Code::FailedPrecondition, "it has ended")
-            .with_next_step("forget it with `farfork rm`, or see how it ended with `farfork inspect`")
-    }
 }
