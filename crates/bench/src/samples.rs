@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -14,7 +14,14 @@ use crate::error::BenchError;
 #[derive(Debug)]
 pub(crate) struct Samples<K> {
     values: BTreeMap<K, Vec<f64>>,
-    lines: Option<BufWriter<File>>,
+    lines: Option<Lines>,
+}
+
+/// A file with a line for each sample.
+#[derive(Debug)]
+struct Lines {
+    path: PathBuf,
+    file: BufWriter<File>,
 }
 
 /// The middle of some samples and how far they spread.
@@ -32,8 +39,8 @@ pub(crate) struct Spread {
 
 impl<K: Ord + Serialize> Samples<K> {
     /// None yet.
-    pub(crate) fn new(lines: Option<File>) -> Self {
-        Self { values: BTreeMap::new(), lines: lines.map(BufWriter::new) }
+    pub(crate) fn new() -> Self {
+        Self { values: BTreeMap::new(), lines: None }
     }
 
     /// None yet; each is to be written into a new file at this path, if there is one.
@@ -41,21 +48,19 @@ impl<K: Ord + Serialize> Samples<K> {
     /// # Errors
     /// The file cannot be made.
     pub(crate) fn written_to(path: Option<&Path>) -> Result<Self, BenchError> {
-        let create =
-            |path: &Path| File::create(path).map_err(|cause| BenchError::File { path: path.to_owned(), cause });
-        Ok(Self::new(path.map(create).transpose()?))
+        Ok(Self { lines: path.map(Lines::create).transpose()?, ..Self::new() })
     }
 
     /// Takes a sample.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn add(&mut self, key: K, value: f64) -> io::Result<()> {
+    pub(crate) fn add(&mut self, key: K, value: f64) -> Result<(), BenchError> {
         if let Some(lines) = &mut self.lines {
             let run = self.values.get(&key).map_or(0, Vec::len);
             let mut line = json!({ "run": run, "value": value });
             merge(&mut line, &key);
-            writeln!(lines, "{line}")?;
+            lines.write(&line)?;
         }
         self.values.entry(key).or_default().push(value);
         Ok(())
@@ -65,8 +70,8 @@ impl<K: Ord + Serialize> Samples<K> {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
-        self.lines.as_mut().map_or(Ok(()), io::Write::flush)
+    pub(crate) fn flush(&mut self) -> Result<(), BenchError> {
+        self.lines.as_mut().map_or(Ok(()), Lines::flush)
     }
 
     /// Forgets a figure, which is not to be reported.
@@ -90,6 +95,28 @@ impl<K: Ord + Serialize> Samples<K> {
     /// Each key with its spread.
     pub(crate) fn spreads(&self) -> impl Iterator<Item = (&K, Spread)> {
         self.values.iter().filter_map(|(key, values)| Some((key, Spread::of(values)?)))
+    }
+}
+
+impl Lines {
+    fn create(path: &Path) -> Result<Self, BenchError> {
+        let path = path.to_owned();
+        match File::create(&path) {
+            Ok(file) => Ok(Self { path, file: BufWriter::new(file) }),
+            Err(cause) => Err(BenchError::File { path, cause }),
+        }
+    }
+
+    fn write(&mut self, line: &Value) -> Result<(), BenchError> {
+        writeln!(self.file, "{line}").map_err(|cause| self.unwritten(cause))
+    }
+
+    fn flush(&mut self) -> Result<(), BenchError> {
+        self.file.flush().map_err(|cause| self.unwritten(cause))
+    }
+
+    fn unwritten(&self, cause: io::Error) -> BenchError {
+        BenchError::File { path: self.path.clone(), cause }
     }
 }
 
@@ -156,7 +183,7 @@ mod tests {
     #[test]
     fn each_sample_is_a_line_with_its_key_and_run() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        let mut samples = Samples::new(Some(file.reopen().unwrap()));
+        let mut samples = Samples::written_to(Some(file.path())).unwrap();
         samples.add(Key { figure: "pause", mib: 4 }, 1.5).unwrap();
         samples.add(Key { figure: "pause", mib: 4 }, 2.5).unwrap();
         samples.flush().unwrap();

@@ -48,7 +48,7 @@ pub async fn run_churn(plan: &ChurnPlan, farfork: PathBuf, show: Show<'_>) -> Re
     let payload = cluster.scratch().join("deed");
     let parent = Parent::start(&CHURN, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
     let seed = cluster.prepare(parent.pid()).await?.seed;
-    let (mut samples, mut done) = (Samples::new(None), 0);
+    let (mut samples, mut done) = (Samples::new(), 0);
     let steps = plan.runs * Deed::ALL.len() * PLACES.len();
     for _ in 0..plan.runs {
         for deed in Deed::ALL {
@@ -62,8 +62,7 @@ pub async fn run_churn(plan: &ChurnPlan, farfork: PathBuf, show: Show<'_>) -> Re
                         churn::unforked_us(&program, plan.mib, &payload)?
                     }
                 };
-                let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };
-                samples.add(Key { deed, node }, us).map_err(unwritten)?;
+                samples.add(Key { deed, node }, us)?;
                 done += 1;
             }
         }

@@ -1,7 +1,6 @@
 //! The course of `farfork bench connect`: for each number of clients and threads, the floor and farfork's connections with
 //! each protection in turn, several times, so that what else the machine does meets all of them.
 
-use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -110,7 +109,7 @@ pub fn run_connect(plan: &ConnectPlan, farfork: &Path, show: Show<'_>) -> Result
             }
         }
     }
-    course.samples.flush().map_err(unwritten)?;
+    course.samples.flush()?;
     Ok(ConnectReport::new(plan, server_threads, course.samples))
 }
 
@@ -122,10 +121,6 @@ fn describe(case: &ConnectCase, made: Made) -> String {
         Made::Connections(Protection::Encrypted) => "encrypted",
     };
     format!("{what}: {} × {}", case.clients, case.threads)
-}
-
-fn unwritten(cause: io::Error) -> BenchError {
-    BenchError::File { path: "the samples".into(), cause }
 }
 
 struct Course<'a> {
@@ -143,7 +138,7 @@ impl Course<'_> {
             Made::Connections(protection) => self.connections(case, protection)?.into(),
         };
         let key = |figure| Key { case: *case, made, figure };
-        figures.into_iter().try_for_each(|(figure, value)| self.samples.add(key(figure), value).map_err(unwritten))
+        figures.into_iter().try_for_each(|(figure, value)| self.samples.add(key(figure), value))
     }
 
     fn floor(&self, case: &ConnectCase) -> Result<f64, BenchError> {

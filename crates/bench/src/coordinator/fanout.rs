@@ -4,20 +4,20 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use farfork_cluster::local::LocalNode;
 use farfork_sys::process::Residence;
 use serde::Serialize;
 
 use super::cluster::{Cluster, node_arguments};
+use super::creators::{Creator, Creators, Held};
 use super::crowd::Crowd;
-use crate::baseline::crowd::{Answered, CROWD, ChildNetwork, LocalCrowd};
+use crate::baseline::crowd::{Answered, ChildNetwork};
 use crate::error::BenchError;
 use crate::progress::{Show, tell};
 use crate::report::fanout::FanoutReport;
 use crate::samples::Samples;
-use crate::workload::micro::PAYLOAD_PATH;
-use crate::workload::parent::Parent;
 use crate::workload::sparse::SPARSE;
 
 /// Namespaces that local forks take in turn: more than there are children at once.
@@ -26,8 +26,8 @@ const CONTAINERS: u64 = 16;
 /// Between two local fan-outs, for what came on the connections to nodes meanwhile.
 const PROBES_TURN: Duration = Duration::from_millis(2);
 
-/// Children whose memory is looked at, one after the other.
-const HELD: u64 = 5;
+/// Children of each whose memory is looked at, one after the other.
+const HELD: usize = 5;
 
 /// What is to be measured.
 #[derive(Debug, Clone, Serialize)]
@@ -55,21 +55,6 @@ pub struct FanoutPlan {
     pub samples_file: Option<PathBuf>,
 }
 
-/// Who forked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum By {
-    Farfork,
-    /// A floor: fork(2), into the namespaces of a container.
-    LocalForkIntoNamespaces,
-    /// A floor: fork(2).
-    LocalFork,
-}
-
-impl By {
-    pub(crate) const ALL: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
-}
-
 /// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -92,7 +77,7 @@ pub(crate) enum Figure {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Key {
-    pub(crate) by: By,
+    pub(crate) by: Creator,
     pub(crate) figure: Figure,
 }
 
@@ -105,49 +90,37 @@ pub async fn run_fanout(plan: &FanoutPlan, farfork: PathBuf, show: Show<'_>) -> 
     let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
     let mut cluster = Cluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
     let mut course = Course::begin(plan, &mut cluster, samples).await?;
-    let steps = plan.runs * By::ALL.len();
+    let steps = plan.runs * Creator::ALL.len();
     for done in 0..steps {
-        let by = By::ALL[done % By::ALL.len()];
+        let by = Creator::ALL[done % Creator::ALL.len()];
         tell(show, done, steps, by.text())?;
         course.round(by).await?;
     }
     course.look_at_memory(&mut cluster).await?;
-    let Course { samples, seed, .. } = course;
-    cluster.drop_seed(&seed).await?;
+    let Course { creators, samples, .. } = course;
+    creators.end(&mut cluster).await?;
     cluster.end()?;
-    FanoutReport::new(plan, samples).map_err(unwritten)
+    FanoutReport::new(plan, samples)
 }
 
 /// Everything that is measured with.
 struct Course<'a> {
     plan: &'a FanoutPlan,
-    crowd: Crowd,
-    in_namespaces: LocalCrowd,
-    plain: LocalCrowd,
-    /// Kept running.
-    _parent: Parent,
-    seed: String,
+    creators: Creators,
     samples: Samples<Key>,
-    /// The number of the next child.
-    next: u64,
 }
 
 impl<'a> Course<'a> {
     async fn begin(plan: &'a FanoutPlan, cluster: &mut Cluster, samples: Samples<Key>) -> Result<Self, BenchError> {
-        let (program, floor) = (SPARSE.install(cluster.scratch())?, CROWD.install(cluster.scratch())?);
-        let parent = Parent::start(&SPARSE, &program, plan.mib, PAYLOAD_PATH.as_ref())?;
-        let seed = cluster.prepare(parent.pid()).await?.seed;
-        let crowd = Crowd::of(cluster.nodes(), &seed, plan.mib).await?.in_network(plan.network);
-        let in_namespaces = LocalCrowd::start(&floor, plan.mib, (CONTAINERS, plan.network))?;
-        let plain = LocalCrowd::start(&floor, plan.mib, (0, ChildNetwork::Host))?;
-        let mut course = Self { plan, crowd, in_namespaces, plain, _parent: parent, seed, samples, next: 1 };
-        // The first connects nodes, and brings the descriptor.
-        course.fan_out(By::Farfork, plan.nodes as u64).await?;
-        Ok(course)
+        let crowd = async |nodes: &[LocalNode], seed: &str| {
+            Crowd::of(nodes, seed, plan.mib).await.map(|crowd| crowd.in_network(plan.network))
+        };
+        let creators = Creators::start(cluster, plan.mib, (CONTAINERS, plan.network), crowd).await?;
+        Ok(Self { plan, creators, samples })
     }
 
     /// A round of fan-outs.
-    async fn round(&mut self, by: By) -> Result<(), BenchError> {
+    async fn round(&mut self, by: Creator) -> Result<(), BenchError> {
         let (mut children, mut spent) = (0, Duration::ZERO);
         while children == 0 || spent.as_secs_f64() < self.plan.seconds {
             let (took, answers) = self.fan_out(by, self.plan.children).await?;
@@ -163,33 +136,30 @@ impl<'a> Course<'a> {
         self.add(by, Figure::ChildrenPerS, children as f64 / spent.as_secs_f64())
     }
 
-    async fn fan_out(&mut self, by: By, count: u64) -> Result<(Duration, Vec<Answered>), BenchError> {
-        let first = self.next;
-        self.next += count;
-        let began = Instant::now();
-        match by {
-            By::Farfork => self.crowd.fan_out(first, count).await.map(|answers| (began.elapsed(), answers)),
-            By::LocalForkIntoNamespaces => answering(self.in_namespaces.fan_out(first, count)).await,
-            By::LocalFork => answering(self.plain.fan_out(first, count)).await,
+    async fn fan_out(&mut self, by: Creator, count: u64) -> Result<(Duration, Vec<Answered>), BenchError> {
+        let made = self.creators.create(by, count).await?;
+        // Local forks were waited for by the thread that answers the nodes' probes too, which end a connection that is silent
+        // for long.
+        if by != Creator::Farfork {
+            tokio::time::sleep(PROBES_TURN).await;
         }
+        Ok(made)
     }
 
     async fn look_at_memory(&mut self, cluster: &mut Cluster) -> Result<(), BenchError> {
         // Zygotes go that nobody used while others forked, and the first child of all is none's copy.
-        self.fan_out(By::Farfork, self.plan.children).await?;
-        for number in self.next..self.next + HELD {
-            let (child, pid) = self.crowd.hold(number).await?;
-            self.add_memory(By::Farfork, pid)?;
-            cluster.kill(&child).await?;
-            let pid = self.in_namespaces.hold(number)?;
-            self.add_memory(By::LocalForkIntoNamespaces, pid)?;
-            let pid = self.plain.hold(number)?;
-            self.add_memory(By::LocalFork, pid)?;
+        self.fan_out(Creator::Farfork, self.plan.children).await?;
+        for by in [Creator::ALL; HELD].concat() {
+            let Held { pid, child } = self.creators.hold(by).await?;
+            self.add_memory(by, pid)?;
+            if let Some(child) = child {
+                cluster.kill(&child).await?;
+            }
         }
         Ok(())
     }
 
-    fn add_memory(&mut self, by: By, pid: i32) -> Result<(), BenchError> {
+    fn add_memory(&mut self, by: Creator, pid: i32) -> Result<(), BenchError> {
         let gone = |cause| BenchError::Program { program: SPARSE.name, cause };
         let own = Residence::of(pid).map_err(gone)?.private_bytes as f64 / 1024.0;
         let tables = page_tables_kib(pid).map_err(gone)?;
@@ -198,23 +168,13 @@ impl<'a> Course<'a> {
         self.add(by, Figure::MemoryKib, own + tables)
     }
 
-    fn add(&mut self, by: By, figure: Figure, value: f64) -> Result<(), BenchError> {
-        self.samples.add(Key { by, figure }, value).map_err(unwritten)
+    fn add(&mut self, by: Creator, figure: Figure, value: f64) -> Result<(), BenchError> {
+        self.samples.add(Key { by, figure }, value)
     }
-}
-
-/// Local forks are waited for by the thread that answers the nodes' probes too, which end a connection that is silent for long.
-async fn answering<T>(waited_for: T) -> T {
-    tokio::time::sleep(PROBES_TURN).await;
-    waited_for
 }
 
 fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
-}
-
-fn unwritten(cause: io::Error) -> BenchError {
-    BenchError::File { path: "the samples".into(), cause }
 }
 
 fn page_tables_kib(pid: i32) -> io::Result<f64> {

@@ -1,7 +1,6 @@
 //! The course of `farfork bench fault`: single faults of a child on another node, back to back and after idleness, alone and
 //! beside a stream to another child of that node, in turn with what two bare programs need for the same.
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -113,7 +112,7 @@ pub async fn run_fault(plan: &FaultPlan, farfork: PathBuf, show: Show<'_>) -> Re
             done += 1;
         }
     }
-    course.samples.flush().map_err(unwritten)?;
+    course.samples.flush()?;
     course.cluster.end()?;
     Ok(FaultReport::new(plan, course.samples))
 }
@@ -142,10 +141,6 @@ impl Step {
     }
 }
 
-fn unwritten(cause: io::Error) -> BenchError {
-    BenchError::File { path: "the samples".into(), cause }
-}
-
 struct Course<'a> {
     plan: &'a FaultPlan,
     cluster: Cluster,
@@ -156,7 +151,7 @@ struct Course<'a> {
 
 impl Course<'_> {
     fn add(&mut self, timed: Timed, pace: Pace, us: impl IntoIterator<Item = f64>) -> Result<(), BenchError> {
-        us.into_iter().try_for_each(|us| self.samples.add(Key { timed, pace }, us)).map_err(unwritten)
+        us.into_iter().try_for_each(|us| self.samples.add(Key { timed, pace }, us))
     }
 
     /// The touches of one child, each of which is a fault for one page.

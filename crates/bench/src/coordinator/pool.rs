@@ -4,21 +4,19 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use farfork_cluster::local::LocalNode;
 use serde::Serialize;
 
 use super::cluster::Cluster;
+use super::creators::{Creator, Creators};
 use super::crowd::Crowd;
-use super::warm::Warm;
-use crate::baseline::crowd::{Answered, CROWD, ChildNetwork, LocalCrowd};
-use crate::baseline::halts::{HALTS, Halts};
+use super::pausers::{Pauser, Pausers};
+use crate::baseline::crowd::{Answered, ChildNetwork};
 use crate::error::BenchError;
 use crate::figure::Pace;
 use crate::progress::{Show, tell};
 use crate::report::pool::PoolReport;
 use crate::samples::Samples;
-use crate::workload::micro::PAYLOAD_PATH;
-use crate::workload::parent::Parent;
-use crate::workload::sparse::SPARSE;
 
 /// Before what is measured after a while of nothing.
 const IDLE: Duration = Duration::from_millis(150);
@@ -42,23 +40,10 @@ pub struct PoolPlan {
 
 /// Who did it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(untagged)]
 pub(crate) enum By {
-    Farfork,
-    /// A floor: fork(2), into the namespaces of a container that was there before.
-    LocalForkIntoNamespaces,
-    /// A floor: fork(2).
-    LocalFork,
-    /// A floor: a local fork, and the freezer of its control group.
-    BareFreezer,
-    /// A floor: a local fork, SIGSTOP and SIGCONT.
-    Signals,
-}
-
-impl By {
-    /// Who creates, and who pauses.
-    const CREATING: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
-    const PAUSING: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
+    Creating(Creator),
+    Pausing(Pauser),
 }
 
 /// A span of time.
@@ -100,9 +85,9 @@ pub async fn run_pool(plan: &PoolPlan, farfork: PathBuf, show: Show<'_>) -> Resu
         tell(show, done, plan.runs, "creating and pausing")?;
         course.round().await?;
     }
-    let Course { warm, samples, seed, .. } = course;
-    warm.end(&mut cluster).await?;
-    cluster.drop_seed(&seed).await?;
+    let Course { creators, pausers, samples, .. } = course;
+    pausers.end(&mut cluster).await?;
+    creators.end(&mut cluster).await?;
     cluster.end()?;
     PoolReport::new(plan, samples)
 }
@@ -110,106 +95,64 @@ pub async fn run_pool(plan: &PoolPlan, farfork: PathBuf, show: Show<'_>) -> Resu
 /// Everything that is measured with.
 struct Course<'a> {
     plan: &'a PoolPlan,
-    crowd: Crowd,
-    in_namespaces: LocalCrowd,
-    plain: LocalCrowd,
-    /// Kept running.
-    _parent: Parent,
-    seed: String,
-    warm: Warm,
-    frozen: Option<Halts>,
-    stopped: Halts,
+    creators: Creators,
+    pausers: Pausers,
     samples: Samples<Key>,
-    /// The number of the next child or request.
-    next: u64,
 }
 
 impl<'a> Course<'a> {
     async fn begin(plan: &'a PoolPlan, cluster: &mut Cluster, samples: Samples<Key>) -> Result<Self, BenchError> {
-        let [sparse, crowd, halts] = [SPARSE, CROWD, HALTS].map(|image| image.install(cluster.scratch()));
-        let (crowd, halts) = (crowd?, halts?);
-        let parent = Parent::start(&SPARSE, &sparse?, plan.mib, PAYLOAD_PATH.as_ref())?;
-        let seed = cluster.prepare(parent.pid()).await?.seed;
-        let node = &cluster.nodes()[0];
-        let mut course = Self {
-            plan,
-            crowd: Crowd::at(&node.name, &node.socket, &seed, plan.mib).await?,
-            in_namespaces: LocalCrowd::start(&crowd, plan.mib, (plan.pool, ChildNetwork::Private))?,
-            plain: LocalCrowd::start(&crowd, plan.mib, (0, ChildNetwork::Host))?,
-            _parent: parent,
-            seed,
-            warm: Warm::start(cluster, plan.mib, 0).await?,
-            frozen: Halts::frozen(&halts, 0, 1)?,
-            stopped: Halts::stopped(&halts, 0, 1)?,
-            samples,
-            next: 1,
+        let crowd = async |nodes: &[LocalNode], seed: &str| {
+            let [node, ..] = nodes else { unreachable!("it was started with one") };
+            Crowd::at(&node.name, &node.socket, seed, plan.mib).await
         };
-        course.warm.grow(cluster, 1).await?;
-        // The first child brings the descriptor.
-        course.create(By::Farfork, 1).await?;
-        Ok(course)
+        let mut pausers = Pausers::start(cluster, plan.mib, 0, 1).await?;
+        pausers.grow(cluster, 1).await?;
+        let creators = Creators::start(cluster, plan.mib, (plan.pool, ChildNetwork::Private), crowd).await?;
+        Ok(Self { plan, creators, pausers, samples })
     }
 
     async fn round(&mut self) -> Result<(), BenchError> {
         for pace in [Pace::BackToBack, Pace::Idle] {
-            for by in By::CREATING {
+            for by in Creator::ALL {
                 // Back to back is what follows the same.
                 match pace {
                     Pace::Idle => tokio::time::sleep(IDLE).await,
-                    Pace::BackToBack => drop(self.create(by, 1).await?),
+                    Pace::BackToBack => drop(self.creators.create(by, 1).await?),
                 }
-                for Answered { result, answered } in self.create(by, 1).await? {
-                    self.add((Figure::Create, by, pace), result)?;
-                    self.add((Figure::CreateAnswered, by, pace), answered)?;
+                for Answered { result, answered } in self.creators.create(by, 1).await?.1 {
+                    self.add(Figure::Create, By::Creating(by), pace, result)?;
+                    self.add(Figure::CreateAnswered, By::Creating(by), pace, answered)?;
                 }
             }
-            for by in By::PAUSING {
+            for by in Pauser::ALL {
                 self.pause(by, pace).await?;
             }
         }
-        for by in By::CREATING {
-            let answers = self.create(by, self.plan.pool * BURST_FACTOR).await?;
+        for by in Creator::ALL {
+            let (_, answers) = self.creators.create(by, self.plan.pool * BURST_FACTOR).await?;
             let last = answers.iter().map(|answer| answer.answered).max().unwrap_or_default();
-            self.add((Figure::CreateInBurst, by, Pace::BackToBack), last / answers.len().max(1) as u32)?;
+            let each = last / answers.len().max(1) as u32;
+            self.add(Figure::CreateInBurst, By::Creating(by), Pace::BackToBack, each)?;
         }
         Ok(())
     }
 
-    async fn create(&mut self, by: By, count: u64) -> Result<Vec<Answered>, BenchError> {
-        let first = self.next;
-        self.next += count;
-        match by {
-            By::Farfork => self.crowd.fan_out(first, count).await,
-            By::LocalForkIntoNamespaces => Ok(self.in_namespaces.fan_out(first, count)?.1),
-            _ => Ok(self.plain.fan_out(first, count)?.1),
-        }
-    }
-
     /// Of several turns, what the last one took.
-    async fn pause(&mut self, by: By, pace: Pace) -> Result<(), BenchError> {
+    async fn pause(&mut self, by: Pauser, pace: Pace) -> Result<(), BenchError> {
         let (turns, gap) = if pace == Pace::Idle { (1, IDLE) } else { (2, Duration::ZERO) };
         let mut last = None;
         for _ in 0..turns {
-            let halts = match by {
-                By::BareFreezer => self.frozen.as_mut(),
-                _ => Some(&mut self.stopped),
-            };
-            let (_, taken) = match (by, halts) {
-                (By::Farfork, _) => self.warm.run(1, Duration::ZERO, gap).await?,
-                (_, Some(halts)) => halts.run(1, Duration::ZERO, gap, self.next)?,
-                (_, None) => return Ok(()),
-            };
-            self.next += 1;
+            let (_, taken) = self.pausers.run(by, 1, Duration::ZERO, gap).await?;
             last = taken.last().copied();
         }
         let Some(turn) = last else { return Ok(()) };
-        self.add((Figure::Pause, by, pace), turn.pause)?;
-        self.add((Figure::Unpause, by, pace), turn.unpause)?;
-        self.add((Figure::UnpauseToAnswer, by, pace), turn.answer)
+        self.add(Figure::Pause, By::Pausing(by), pace, turn.pause)?;
+        self.add(Figure::Unpause, By::Pausing(by), pace, turn.unpause)?;
+        self.add(Figure::UnpauseToAnswer, By::Pausing(by), pace, turn.answer)
     }
 
-    fn add(&mut self, (figure, by, pace): (Figure, By, Pace), time: Duration) -> Result<(), BenchError> {
-        let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };
-        self.samples.add(Key { figure, by, pace }, time.as_secs_f64() * 1e6).map_err(unwritten)
+    fn add(&mut self, figure: Figure, by: By, pace: Pace, time: Duration) -> Result<(), BenchError> {
+        self.samples.add(Key { figure, by, pace }, time.as_secs_f64() * 1e6)
     }
 }

@@ -156,7 +156,6 @@ pub struct RunOutcome {
 /// # Errors
 /// What ended it early.
 pub fn run_rpc(plan: &RpcPlan, farfork: &Path, show: Show<'_>) -> Result<RpcReport, BenchError> {
-    let file = |path: &PathBuf, cause| BenchError::File { path: path.clone(), cause };
     let samples = Samples::written_to(plan.samples_file.as_deref())?;
     let clients = plan.cases.iter().map(|case| case.clients).max().unwrap_or(1);
     let stage = Stage::new("rpc", farfork, clients)?;
@@ -174,7 +173,7 @@ pub fn run_rpc(plan: &RpcPlan, farfork: &Path, show: Show<'_>) -> Result<RpcRepo
             }
         }
     }
-    course.samples.flush().map_err(|cause| file(&PathBuf::from("the samples"), cause))?;
+    course.samples.flush()?;
     Ok(RpcReport::new(plan, course.samples, course.outcomes))
 }
 
@@ -224,8 +223,7 @@ impl Course<'_> {
     }
 
     fn add(&mut self, case: &RpcCase, measured: Measured, figure: &'static str, value: f64) -> Result<(), BenchError> {
-        let added = self.samples.add(Key { case: *case, measured, figure }, value);
-        added.map_err(|cause| BenchError::File { path: "the samples".into(), cause })
+        self.samples.add(Key { case: *case, measured, figure }, value)
     }
 
     /// The bare echo of the same kind; with several in flight the better of spinning and sleeping, that nobody be

@@ -54,7 +54,7 @@ pub async fn run_tree(plan: &TreePlan, farfork: PathBuf, show: Show<'_>) -> Resu
     let program = TREE.install(cluster.scratch())?;
     let start = |processes: &u64| Ok((*processes, Tree::start(&program, *processes, plan.mib, plan.shared_mib)?));
     let mut trees: Vec<(u64, Tree)> = plan.processes.iter().map(start).collect::<Result<_, BenchError>>()?;
-    let (mut samples, mut done) = (Samples::new(None), 0);
+    let (mut samples, mut done) = (Samples::new(), 0);
     let steps = plan.runs * trees.len();
     for _ in 0..plan.runs {
         for (processes, tree) in &mut trees {
@@ -86,8 +86,7 @@ async fn measure(
         (Figure::Pause, prepared.pause_us as f64 / 1e3),
         (Figure::Prepare, prepared.answer.as_secs_f64() * 1e3),
     ] {
-        let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };
-        samples.add(Key { processes, figure }, ms).map_err(unwritten)?;
+        samples.add(Key { processes, figure }, ms)?;
     }
     Ok(())
 }

@@ -7,8 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::cluster::Cluster;
-use super::warm::Warm;
-use crate::baseline::halts::{HALTS, Halts};
+use super::pausers::{Pauser, Pausers};
 use crate::error::BenchError;
 use crate::progress::{Show, tell};
 use crate::report::warm_start::WarmStartReport;
@@ -39,21 +38,6 @@ pub struct WarmStartPlan {
     pub samples_file: Option<PathBuf>,
 }
 
-/// Who pauses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum By {
-    Farfork,
-    /// A floor: a local fork, and the freezer of its control group.
-    BareFreezer,
-    /// A floor: a local fork, SIGSTOP and SIGCONT.
-    Signals,
-}
-
-impl By {
-    pub(crate) const ALL: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
-}
-
 /// What was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -69,7 +53,7 @@ pub(crate) enum Figure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Key {
     pub(crate) parallel: usize,
-    pub(crate) by: By,
+    pub(crate) by: Pauser,
     pub(crate) figure: Figure,
 }
 
@@ -93,13 +77,13 @@ pub async fn run_warm_start(
     for done in 0..steps {
         let parallel = found[done % found.len()];
         tell(show, done, steps, format!("{parallel} at once"))?;
-        course.warm.grow(&mut cluster, parallel).await?;
-        for by in By::ALL {
+        course.pausers.grow(&mut cluster, parallel).await?;
+        for by in Pauser::ALL {
             course.round(by, parallel).await?;
         }
     }
-    let Course { warm, samples, .. } = course;
-    warm.end(&mut cluster).await?;
+    let Course { pausers, samples, .. } = course;
+    pausers.end(&mut cluster).await?;
     cluster.end()?;
     WarmStartReport::new(plan, found, samples)
 }
@@ -107,22 +91,15 @@ pub async fn run_warm_start(
 /// Everything that is measured with.
 struct Course<'a> {
     plan: &'a WarmStartPlan,
-    warm: Warm,
-    frozen: Option<Halts>,
-    stopped: Halts,
+    pausers: Pausers,
     samples: Samples<Key>,
-    /// The number of the next request to a floor.
-    next: u64,
 }
 
 impl<'a> Course<'a> {
     async fn begin(plan: &'a WarmStartPlan, cluster: &mut Cluster, samples: Samples<Key>) -> Result<Self, BenchError> {
-        let floor = HALTS.install(cluster.scratch())?;
         let most = plan.parallel.iter().copied().max().unwrap_or(PARALLEL_MAX);
-        let frozen = Halts::frozen(&floor, plan.steps, most)?;
-        let stopped = Halts::stopped(&floor, plan.steps, most)?;
-        let warm = Warm::start(cluster, plan.mib, plan.steps).await?;
-        Ok(Self { plan, warm, frozen, stopped, samples, next: 1 })
+        let pausers = Pausers::start(cluster, plan.mib, plan.steps, most).await?;
+        Ok(Self { plan, pausers, samples })
     }
 
     /// Numbers at once, each twice the one before, up to the first that brings no more than that.
@@ -131,8 +108,8 @@ impl<'a> Course<'a> {
         loop {
             let parallel = found.last().copied().unwrap_or(1);
             tell(show, 0, 1, format!("{parallel} at once"))?;
-            self.warm.grow(cluster, parallel).await?;
-            let (took, turns) = self.turns(By::Farfork, parallel).await?;
+            self.pausers.grow(cluster, parallel).await?;
+            let (took, turns) = self.turns(Pauser::Farfork, parallel).await?;
             let per_s = turns.len() as f64 / took.as_secs_f64();
             if per_s < best * GAIN_MIN || parallel == PARALLEL_MAX {
                 return Ok(found);
@@ -142,8 +119,9 @@ impl<'a> Course<'a> {
         }
     }
 
-    async fn round(&mut self, by: By, parallel: usize) -> Result<(), BenchError> {
+    async fn round(&mut self, by: Pauser, parallel: usize) -> Result<(), BenchError> {
         let (took, turns) = self.turns(by, parallel).await?;
+        // The machine has no such floor.
         if turns.is_empty() {
             return Ok(());
         }
@@ -156,23 +134,13 @@ impl<'a> Course<'a> {
             (Figure::AnswerMs, median),
             (Figure::AnswerP99Ms, p99),
         ] {
-            let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };
-            self.samples.add(Key { parallel, by, figure }, value).map_err(unwritten)?;
+            self.samples.add(Key { parallel, by, figure }, value)?;
         }
         Ok(())
     }
 
-    /// No turns where the machine has no such floor.
-    async fn turns(&mut self, by: By, parallel: usize) -> Result<(Duration, Vec<Turn>), BenchError> {
-        let (time, gap) = (Duration::from_secs_f64(self.plan.seconds), Duration::ZERO);
-        let halts = match by {
-            By::Farfork => return self.warm.run(parallel, time, gap).await,
-            By::BareFreezer => self.frozen.as_mut(),
-            By::Signals => Some(&mut self.stopped),
-        };
-        let Some(halts) = halts else { return Ok((time, Vec::new())) };
-        let outcome = halts.run(parallel, time, gap, self.next)?;
-        self.next += (outcome.1.len() * parallel) as u64;
-        Ok(outcome)
+    async fn turns(&mut self, by: Pauser, parallel: usize) -> Result<(Duration, Vec<Turn>), BenchError> {
+        let time = Duration::from_secs_f64(self.plan.seconds);
+        self.pausers.run(by, parallel, time, Duration::ZERO).await
     }
 }

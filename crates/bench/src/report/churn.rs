@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn a_child_stands_beside_the_program_unforked() {
-        let mut samples = Samples::new(None);
+        let mut samples = Samples::new();
         let mut add = |deed, node, us| samples.add(Key { deed, node }, us).unwrap();
         add(Deed::Decay, None, 20_000.0);
         add(Deed::Decay, Some(Place::Other), 30_000.0);

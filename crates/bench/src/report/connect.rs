@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_case_has_its_own_figures() {
-        let (mut samples, case) = (Samples::new(None), ConnectCase { clients: 2, threads: 3 });
+        let (mut samples, case) = (Samples::new(), ConnectCase { clients: 2, threads: 3 });
         let mut add = |made, figure, value| samples.add(Key { case, made, figure }, value).unwrap();
         let encrypted = Made::Connections(Protection::Encrypted);
         add(Made::Floor, PER_S, 16_000.0);

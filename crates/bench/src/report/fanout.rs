@@ -1,12 +1,12 @@
 //! What `farfork bench fanout` found: a table for people, one document for scripts.
 
-use std::io;
-
 use serde_json::{Value, json};
 
 use super::table::{Table, figure, spread};
 use crate::baseline::crowd::ChildNetwork;
-use crate::coordinator::fanout::{By, FanoutPlan, Figure, Key};
+use crate::coordinator::creators::Creator;
+use crate::coordinator::fanout::{FanoutPlan, Figure, Key};
+use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
 use crate::samples::{Samples, Spread, document};
 
@@ -31,18 +31,18 @@ pub struct FanoutReport {
 }
 
 impl FanoutReport {
-    pub(crate) fn new(plan: &FanoutPlan, mut samples: Samples<Key>) -> io::Result<Self> {
+    pub(crate) fn new(plan: &FanoutPlan, mut samples: Samples<Key>) -> Result<Self, BenchError> {
         samples.flush()?;
         Ok(Self { machine: Machine::this(), load_average: load_average(), plan: plan.clone(), samples })
     }
 
-    fn spread(&self, by: By, figure: Figure) -> Option<Spread> {
+    fn spread(&self, by: Creator, figure: Figure) -> Option<Spread> {
         self.samples.spread(&Key { by, figure })
     }
 
     /// farfork's median ÷ a floor's.
-    fn ratio(&self, floor: By, figure: Figure) -> Option<f64> {
-        Some(self.spread(By::Farfork, figure)?.median / self.spread(floor, figure)?.median)
+    fn ratio(&self, floor: Creator, figure: Figure) -> Option<f64> {
+        Some(self.spread(Creator::Farfork, figure)?.median / self.spread(floor, figure)?.median)
     }
 
     /// For scripts.
@@ -70,10 +70,10 @@ impl FanoutReport {
         let title = format!("{children} children of {mib} MiB, {network}, over {nodes} nodes, medians (p10–p90)");
         let mut table = Table::new(&title, &headings);
         for what in FIGURES {
-            let p99 = self.samples.percentile(&Key { by: By::Farfork, figure: what }, 0.99);
-            let mut row = vec![what.text().to_owned(), spread(self.spread(By::Farfork, what))];
+            let p99 = self.samples.percentile(&Key { by: Creator::Farfork, figure: what }, 0.99);
+            let mut row = vec![what.text().to_owned(), spread(self.spread(Creator::Farfork, what))];
             row.push(p99.map_or("–".to_owned(), figure));
-            for floor in [By::LocalForkIntoNamespaces, By::LocalFork] {
+            for floor in [Creator::LocalForkIntoNamespaces, Creator::LocalFork] {
                 let ratio = self.ratio(floor, what).map_or("–".to_owned(), figure);
                 row.extend([super::table::median(self.spread(floor, what)), ratio]);
             }
@@ -101,7 +101,7 @@ impl ChildNetwork {
     }
 }
 
-impl By {
+impl Creator {
     /// As people read it.
     pub(crate) fn text(self) -> &'static str {
         match self {
@@ -129,12 +129,14 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::super::table::COLUMNS_MAX;
-    use super::{By, ChildNetwork, FanoutPlan, FanoutReport, Figure, Key, Samples};
+    use super::{ChildNetwork, Creator, FanoutPlan, FanoutReport, Figure, Key, Samples};
 
     #[test]
     fn floors_stand_beside_farfork() {
-        let mut samples = Samples::new(None);
-        for (by, value) in [(By::Farfork, 500.0), (By::LocalForkIntoNamespaces, 2000.0), (By::LocalFork, 4000.0)] {
+        let mut samples = Samples::new();
+        for (by, value) in
+            [(Creator::Farfork, 500.0), (Creator::LocalForkIntoNamespaces, 2000.0), (Creator::LocalFork, 4000.0)]
+        {
             samples.add(Key { by, figure: Figure::ChildrenPerS }, value).unwrap();
             samples.add(Key { by, figure: Figure::ResultMs }, 1e6 / value).unwrap();
         }
@@ -151,7 +153,7 @@ mod tests {
             samples_file: None,
         };
         let report = FanoutReport::new(&plan, samples).unwrap();
-        assert_eq!(report.ratio(By::LocalFork, Figure::ChildrenPerS), Some(0.125));
+        assert_eq!(report.ratio(Creator::LocalFork, Figure::ChildrenPerS), Some(0.125));
         let (text, document) = (report.text(), report.document());
         assert!(text.contains("0.25") && text.contains("0.12"), "{text}");
         assert!(text.contains("a network for all") && document["plan"]["network"] == "shared", "{text}");

@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn figures_stand_beside_their_floors() {
-        let mut samples = Samples::new(None);
+        let mut samples = Samples::new();
         let mut add = |timed, pace, us| samples.add(Key { timed, pace }, us).unwrap();
         add(Timed::Farfork, Pace::BackToBack, 60.0);
         add(Timed::BesideStream, Pace::BackToBack, 120.0);

@@ -3,6 +3,8 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure, median, spread};
+use crate::coordinator::creators::Creator;
+use crate::coordinator::pausers::Pauser;
 use crate::coordinator::pool::{By, Figure, Key, PoolPlan};
 use crate::error::BenchError;
 use crate::figure::Pace;
@@ -24,8 +26,7 @@ pub struct PoolReport {
 
 impl PoolReport {
     pub(crate) fn new(plan: &PoolPlan, mut samples: Samples<Key>) -> Result<Self, BenchError> {
-        let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };
-        samples.flush().map_err(unwritten)?;
+        samples.flush()?;
         Ok(Self { machine: Machine::this(), load_average: load_average(), plan: plan.clone(), samples })
     }
 
@@ -46,10 +47,10 @@ impl PoolReport {
         let PoolPlan { pool, mib, runs, .. } = &self.plan;
         let title =
             format!("Children of a parent of {mib} MiB, {pool} containers ready, µs: medians of {runs} (p10–p90)");
-        let floors = [By::LocalForkIntoNamespaces, By::LocalFork];
-        let creating = self.table(&title, ["into namespaces", "fork()"], CREATING, floors);
-        let floors = [By::BareFreezer, By::Signals];
-        let pausing = self.table("A child that is warm, µs", ["bare freezer", "signals"], PAUSING, floors);
+        let by = Creator::ALL.map(By::Creating);
+        let creating = self.table(&title, ["into namespaces", "fork()"], CREATING, by);
+        let by = Pauser::ALL.map(By::Pausing);
+        let pausing = self.table("A child that is warm, µs", ["bare freezer", "signals"], PAUSING, by);
         format!(
             "{}, load {:.1}\n\n{creating}\n\n{pausing}\n\nidle: after 150 ms in which nothing happens. In a burst: {} at once, each. \
              ×: farfork's median ÷ theirs. No result\nwas wrong.\n",
@@ -59,14 +60,14 @@ impl PoolReport {
         )
     }
 
-    fn table(&self, title: &str, names: [&str; 2], figures: [Figure; 3], floors: [By; 2]) -> String {
+    fn table(&self, title: &str, names: [&str; 2], figures: [Figure; 3], by: [By; 3]) -> String {
         let mut table = Table::new(title, &["", "", "farfork", names[0], "×", names[1], "×"]);
         for what in figures {
             for (pace, pace_text) in [(Pace::BackToBack, ""), (Pace::Idle, "idle")] {
                 let of = |by| self.samples.spread(&Key { figure: what, by, pace });
-                let Some(farfork) = of(By::Farfork) else { continue };
+                let [Some(farfork), floors @ ..] = by.map(of) else { continue };
                 let mut row = vec![what.text().to_owned(), pace_text.to_owned(), spread(Some(farfork))];
-                for floor in floors.map(of) {
+                for floor in floors {
                     let ratio = floor.map_or("–".to_owned(), |floor| figure(farfork.median / floor.median));
                     row.extend([median(floor), ratio]);
                 }
@@ -93,22 +94,23 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::super::table::COLUMNS_MAX;
-    use super::{By, Figure, Key, Pace, PoolPlan, PoolReport, Samples};
+    use super::{By, Creator, Figure, Key, Pace, Pauser, PoolPlan, PoolReport, Samples};
 
     #[test]
     fn floors_stand_beside_farfork() {
-        let mut samples = Samples::new(None);
+        let mut samples = Samples::new();
         let mut add = |figure, by, ms| samples.add(Key { figure, by, pace: Pace::Idle }, ms).unwrap();
-        add(Figure::Create, By::Farfork, 1.5);
-        add(Figure::Create, By::LocalFork, 0.5);
-        add(Figure::Pause, By::Farfork, 0.75);
-        add(Figure::Pause, By::Signals, 0.125);
+        add(Figure::Create, By::Creating(Creator::Farfork), 1.5);
+        add(Figure::Create, By::Creating(Creator::LocalFork), 0.5);
+        add(Figure::Pause, By::Pausing(Pauser::Farfork), 0.75);
+        add(Figure::Pause, By::Pausing(Pauser::Signals), 0.125);
         let plan = PoolPlan { pool: 8, mib: 16, runs: 20, samples_file: None };
         let report = PoolReport::new(&plan, samples).unwrap();
         let (text, document) = (report.text(), report.document());
         assert!(text.contains("3.00") && text.contains("6.00"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS_MAX + 20), "{text}");
         assert_eq!(document["figures"].as_array().map(Vec::len), Some(4), "{document}");
+        assert_eq!(document["figures"][0]["by"], "farfork", "{document}");
         assert_eq!((&document["figures"][0]["pace"], &document["plan"]["pool"]), (&"idle".into(), &8.into()));
     }
 }

@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_case_has_its_own_figures() {
-        let (mut samples, case) = (Samples::new(None), RpcCase { window: 64, ..RpcCase::ONE });
+        let (mut samples, case) = (Samples::new(), RpcCase { window: 64, ..RpcCase::ONE });
         for (measured, value) in [(Measured::Calls(System::Farfork), 3e6), (Measured::Floor, 4e6)] {
             samples.add(Key { case, measured, figure: "per_s" }, value).unwrap();
         }

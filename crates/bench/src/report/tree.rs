@@ -82,7 +82,7 @@ mod tests {
 
     #[test]
     fn a_pause_stands_beside_its_floors() {
-        let mut samples = Samples::new(None);
+        let mut samples = Samples::new();
         for (figure, ms) in [(Figure::Forks, 4.0), (Figure::Copy, 0.5), (Figure::Pause, 6.0), (Figure::Prepare, 9.0)] {
             samples.add(Key { processes: 16, figure }, ms).unwrap();
         }

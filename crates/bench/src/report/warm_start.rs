@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, median, spread};
-use crate::coordinator::warm_start::{By, Figure, Key, WarmStartPlan};
+use crate::coordinator::pausers::Pauser;
+use crate::coordinator::warm_start::{Figure, Key, WarmStartPlan};
 use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
 use crate::samples::{Samples, Spread, document};
@@ -29,17 +30,16 @@ impl WarmStartReport {
         parallel: Vec<usize>,
         mut samples: Samples<Key>,
     ) -> Result<Self, BenchError> {
-        let unwritten = |cause| BenchError::File { path: "the samples".into(), cause };
-        samples.flush().map_err(unwritten)?;
+        samples.flush()?;
         Ok(Self { machine: Machine::this(), load_average: load_average(), plan: plan.clone(), parallel, samples })
     }
 
-    fn spread(&self, parallel: usize, by: By, figure: Figure) -> Option<Spread> {
+    fn spread(&self, parallel: usize, by: Pauser, figure: Figure) -> Option<Spread> {
         self.samples.spread(&Key { parallel, by, figure })
     }
 
     /// With how many at once most functions ran a second, and how many.
-    fn best(&self, by: By) -> Option<(usize, f64)> {
+    fn best(&self, by: Pauser) -> Option<(usize, f64)> {
         let per_s = |parallel: &usize| Some((*parallel, self.spread(*parallel, by, Figure::RunsPerS)?.median));
         self.parallel.iter().filter_map(per_s).max_by(|(_, one), (_, other)| one.total_cmp(other))
     }
@@ -47,7 +47,7 @@ impl WarmStartReport {
     /// For scripts.
     pub fn document(&self) -> Value {
         let figure = |(key, spread): (&Key, Spread)| document(key, spread, None);
-        let best = By::ALL.iter().filter_map(|by| {
+        let best = Pauser::ALL.iter().filter_map(|by| {
             let (parallel, per_s) = self.best(*by)?;
             Some(json!({ "by": by, "parallel": parallel, "runs_per_s": per_s }))
         });
@@ -75,16 +75,16 @@ impl WarmStartReport {
         let mut table = Table::new(&title, &headings);
         for parallel in self.parallel.iter().copied() {
             let of = |by, figure| self.spread(parallel, by, figure);
-            let farfork = of(By::Farfork, Figure::RunsPerS);
+            let farfork = of(Pauser::Farfork, Figure::RunsPerS);
             let mut row = vec![parallel.to_string(), spread(farfork)];
-            row.extend([Figure::AnswerMs, Figure::AnswerP99Ms].map(|what| median(of(By::Farfork, what))));
-            for floor in [By::BareFreezer, By::Signals].map(|by| of(by, Figure::RunsPerS)) {
+            row.extend([Figure::AnswerMs, Figure::AnswerP99Ms].map(|what| median(of(Pauser::Farfork, what))));
+            for floor in [Pauser::BareFreezer, Pauser::Signals].map(|by| of(by, Figure::RunsPerS)) {
                 let ratio = farfork.zip(floor).map(|(farfork, floor)| farfork.median / floor.median);
                 row.extend([median(floor), ratio.map_or("–".to_owned(), |ratio| format!("{ratio:.3}"))]);
             }
             table.row(row);
         }
-        let best = By::ALL.iter().filter_map(|by| {
+        let best = Pauser::ALL.iter().filter_map(|by| {
             let (parallel, per_s) = self.best(*by)?;
             Some(format!("{} {per_s:.0} a second with {parallel} at once", by.text()))
         });
@@ -100,7 +100,7 @@ impl WarmStartReport {
     }
 }
 
-impl By {
+impl Pauser {
     fn text(self) -> &'static str {
         match self {
             Self::Farfork => "farfork",
@@ -113,20 +113,23 @@ impl By {
 #[cfg(test)]
 mod tests {
     use super::super::table::COLUMNS_MAX;
-    use super::{By, Figure, Key, Samples, WarmStartPlan, WarmStartReport};
+    use super::{Figure, Key, Pauser, Samples, WarmStartPlan, WarmStartReport};
 
     #[test]
     fn the_best_number_is_named_beside_floors() {
-        let mut samples = Samples::new(None);
-        for (parallel, by, per_s) in
-            [(1, By::Farfork, 1500.0), (2, By::Farfork, 2500.0), (4, By::Farfork, 2000.0), (2, By::Signals, 10_000.0)]
-        {
+        let mut samples = Samples::new();
+        for (parallel, by, per_s) in [
+            (1, Pauser::Farfork, 1500.0),
+            (2, Pauser::Farfork, 2500.0),
+            (4, Pauser::Farfork, 2000.0),
+            (2, Pauser::Signals, 10_000.0),
+        ] {
             samples.add(Key { parallel, by, figure: Figure::RunsPerS }, per_s).unwrap();
         }
         let (parallel, steps, mib, runs) = (vec![], 0, 1, 1);
         let plan = WarmStartPlan { parallel, steps, mib, runs, seconds: 0.25, samples_file: None };
         let report = WarmStartReport::new(&plan, vec![1, 2, 4], samples).unwrap();
-        assert_eq!((report.best(By::Farfork), report.best(By::BareFreezer)), (Some((2, 2500.0)), None));
+        assert_eq!((report.best(Pauser::Farfork), report.best(Pauser::BareFreezer)), (Some((2, 2500.0)), None));
         let (text, document) = (report.text(), report.document());
         assert!(text.contains("0.250") && text.contains("farfork 2500 a second with 2 at once"), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS_MAX + 20), "{text}");

@@ -108,7 +108,7 @@ impl<'a> Course<'a> {
             let deadline = Instant::now() + share(&steps[done..], self.plan.runs, left);
             let quota = Quota::new(step.runs_min(left), self.plan.runs, deadline);
             self.measure(step.what, subject, quota).await?;
-            self.flush()?;
+            self.samples.flush()?;
         }
         self.finish(subject).await
     }
@@ -133,15 +133,7 @@ impl<'a> Course<'a> {
     }
 
     fn add(&mut self, key: Key, value: f64) -> Result<(), BenchError> {
-        self.samples.add(key, value).map_err(|cause| self.file_error(cause))
-    }
-
-    fn flush(&mut self) -> Result<(), BenchError> {
-        self.samples.flush().map_err(|cause| self.file_error(cause))
-    }
-
-    fn file_error(&self, cause: std::io::Error) -> BenchError {
-        BenchError::File { path: self.plan.samples_file.clone().unwrap_or_default(), cause }
+        self.samples.add(key, value)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::samples::Samples;
 
 /// As wide as figures get: each size takes a second a MiB.
 fn report(sizes_mib: &[u64], scale_ms: f64) -> ForkReport {
-    let mut samples = Samples::new(None);
+    let mut samples = Samples::new();
     for &mib in sizes_mib {
         let figures = [
             Figure::Checkpoint,
