@@ -199,14 +199,6 @@ pub fn resume(tid: i32, signal: i32) -> io::Result<()> {
     request(libc::PTRACE_CONT, tid, 0, signal as usize)
 }
 
-/// Lets a stopped tracee execute one instruction.
-///
-/// # Errors
-/// ESRCH: it is not stopped, or not ours.
-pub fn single_step(tid: i32) -> io::Result<()> {
-    request(libc::PTRACE_SINGLESTEP, tid, 0, 0)
-}
-
 /// Lets a stopped tracee run to the next entry to, or exit from, a system call.
 ///
 /// # Errors

@@ -42,8 +42,6 @@ impl Features {
     pub const ALL_EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
     /// UFFDIO_CONTINUE in files of hugetlbfs (since Linux 5.13).
     pub const MINOR_HUGETLBFS: Features = Features(1 << 9);
-    /// UFFDIO_POISON (since Linux 6.6).
-    pub const POISON: Features = Features(1 << 14);
 
     /// Whether all of `other` is in this set.
     pub fn contains(self, other: Features) -> bool {
@@ -338,14 +336,6 @@ impl From<Userfaultfd> for OwnedFd {
     fn from(uffd: Userfaultfd) -> OwnedFd {
         uffd.0
     }
-}
-
-/// What this kernel's userfaultfds can do.
-///
-/// # Errors
-/// As userfaultfd(2): EPERM without the privilege, ENOSYS where the kernel was built without it.
-pub fn kernel_features() -> io::Result<Features> {
-    Userfaultfd::create()?.enable(Features(0))
 }
 
 fn is_userfaultfd(number: RawFd) -> bool {

@@ -92,11 +92,6 @@ impl Descriptor {
         1 + self.members.len()
     }
 
-    /// The id of a process by its number.
-    pub fn pid_of(&self, number: u32) -> Option<u32> {
-        if number == 0 { Some(self.process.pid) } else { Some(self.member(number)?.process.pid) }
-    }
-
     /// The number of the process whose table of descriptors a process has: its own, or that of an ancestor.
     pub fn table_of(&self, number: u32) -> u32 {
         self.origin_of(number, |kinship| kinship.shares_files)
