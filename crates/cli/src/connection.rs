@@ -11,18 +11,20 @@ use farfork_node::client::{self, Client, ClusterClient};
 use farfork_node::run_dir::{DEFAULT_RUN_DIR, RunDir};
 use farfork_trust::{Credentials, DEFAULT_TRUST_DIR, Directory, Encryption};
 
-/// Where the daemon listens.
+/// Where the daemon listens. Each command takes these, so they stand behind its own.
 #[derive(Args, Clone)]
 pub(crate) struct Connection {
     /// Unix socket of the node's daemon [default: node.sock in FARFORK_RUN_DIR or /run/farfork, or that of the first
     /// node that `farfork up` started there].
-    #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true)]
+    #[arg(long, env = "FARFORK_SOCKET", value_name = "PATH", global = true, display_order = 100)]
     socket: Option<PathBuf>,
     /// A node of the cluster to speak to over the network, in the socket's place; it needs the identity in --trust.
-    #[arg(long, env = "FARFORK_NODE", value_name = "IP:PORT", global = true, value_parser = parse_address)]
+    #[arg(long, env = "FARFORK_NODE", value_name = "IP:PORT", global = true, display_order = 101)]
+    #[arg(value_parser = parse_address)]
     node: Option<SocketAddr>,
     /// Directory with this machine's, or this user's, identity in the cluster, and whom it trusts.
-    #[arg(long, env = "FARFORK_TRUST", value_name = "DIR", global = true, default_value = DEFAULT_TRUST_DIR)]
+    #[arg(long, env = "FARFORK_TRUST", value_name = "DIR", global = true, display_order = 102)]
+    #[arg(default_value = DEFAULT_TRUST_DIR)]
     trust: PathBuf,
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Global {
     #[command(flatten)]
     connection: Connection,
     /// Print one JSON document with stable keys.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 103)]
     json: bool,
 }
 
