@@ -159,16 +159,16 @@ fn refused(cluster: &Cluster) {
 
 fn daemon_killed() {
     let cluster = Cluster::start(2);
-    let options = [&OPTIONS[..], &["--to", cluster.name(1)]].concat();
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let seed = Seed::of(cluster.first(), &parent);
-    let child = &seed.fork_idle(1, &options)[0];
+    // The second node forks it itself: the first one's connections to it end with its daemon.
+    let said = cluster.first().json(&["prepare", &parent.pid().to_string()]);
+    let seed = Seed::of_output(cluster.node(1), &said.to_string());
+    let child = &seed.fork_idle(1, &OPTIONS)[0];
     let first = first_of(child.pid);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    cluster.wait_until_all_are_alive();
     // The numbers of those that waited in the pool are free again, those of the child are not.
-    for other in seed.fork_idle(4, &options) {
+    for other in seed.fork_idle(4, &OPTIONS) {
         assert_ne!(first_of(other.pid), first);
         cluster.node(1).json(&["kill", "-s", "KILL", &other.id]);
     }
