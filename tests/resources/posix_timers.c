@@ -1,9 +1,10 @@
-/* POSIX timers by the kernel's own numbers: ids with a gap, time left, intervals, values, one that tells a certain thread. */
+/* POSIX timers by the kernel's own numbers: ids with a gap, time left, intervals, values, one that tells a certain thread, and two that
+ * run by the processor time of one thread each. */
 #include "resource.h"
 
 #define VALUE ((void *)0x123456789abcdef0)
 
-static int far_off, gap, to_thread, silent;
+static int far_off, gap, to_thread, silent, own_work, others_work;
 static volatile pid_t listener;
 static volatile int go_on, told;
 static pthread_t thread;
@@ -28,8 +29,15 @@ static void *listen_for_timer(void *unused) {
     return unused;
 }
 
+static clockid_t clock_of(pthread_t whose) {
+    clockid_t clock;
+    REQUIRE(pthread_getcpuclockid(whose, &clock) == 0);
+    return clock;
+}
+
 static void set_up(void) {
     block(SIGRTMIN + 1);
+    block(SIGRTMIN + 3);
     block(SIGRTMIN + 2);
     begun_ns = now_ns(CLOCK_MONOTONIC);
     struct sigevent valued = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 1, .sigev_value = {.sival_ptr = VALUE}};
@@ -42,6 +50,10 @@ static void set_up(void) {
     struct sigevent thread_event = {.sigev_notify = SIGEV_THREAD_ID, .sigev_signo = SIGRTMIN + 2};
     thread_event._sigev_un._tid = listener;
     to_thread = create(CLOCK_REALTIME, &thread_event);
+    struct sigevent worked = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGRTMIN + 3};
+    own_work = create(clock_of(pthread_self()), &worked);
+    others_work = create(clock_of(thread), &worked);
+    arm(others_work, 500, 0, 7);
     arm(far_off, 3600, 0, 9);
     arm(silent, 1000, 0, 0);
 }
@@ -60,11 +72,23 @@ static void check(void) {
     left = left_s(silent, &interval_s);
     REQUIRE(interval_s == 0 && left <= 1000 - gone_s && left >= 998 - gone_s, "%ld s left", left);
     REQUIRE(left_s(to_thread, &interval_s) == 0);
+    left = left_s(others_work, &interval_s);
+    REQUIRE(interval_s == 7 && left >= 490 && left <= 500, "%ld s of work left, every %ld", left, interval_s);
+    REQUIRE(left_s(own_work, &interval_s) == 0 && interval_s == 0);
     struct itimerspec none;
     REQUIRE(syscall(SYS_timer_gettime, gap, &none) == -1 && errno == EINVAL, "a deleted timer is back");
     arm(far_off, 0, 1000000, 0);
     siginfo_t info = take(SIGRTMIN + 1);
     REQUIRE(info.si_code == SI_TIMER && info.si_timerid == far_off && info.si_value.sival_ptr == VALUE);
+    /* Goes off by this thread's work, and by nothing else. */
+    uint64_t worked_ns = now_ns(CLOCK_THREAD_CPUTIME_ID);
+    arm(own_work, 0, 30000000, 0);
+    sigset_t pending;
+    do REQUIRE(sigpending(&pending) == 0 && now_ns(CLOCK_THREAD_CPUTIME_ID) - worked_ns < 5000000000, "no work is counted");
+    while (!sigismember(&pending, SIGRTMIN + 3));
+    REQUIRE(now_ns(CLOCK_THREAD_CPUTIME_ID) - worked_ns >= 30000000, "others' work is counted");
+    info = take(SIGRTMIN + 3);
+    REQUIRE(info.si_code == SI_TIMER && info.si_timerid == own_work);
     arm(to_thread, 0, 1000000, 0);
     REQUIRE(pthread_join(thread, NULL) == 0 && told);
 }

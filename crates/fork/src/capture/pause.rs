@@ -266,7 +266,7 @@ async fn ask_timers(
     injector: &mut Injector<'_>,
 ) -> Result<Vec<PosixTimer>, CaptureError> {
     let survey = &prepared.survey;
-    let refusals = timers::refusals(survey.pid, listed);
+    let refusals = timers::refusals(survey.pid, listed, &survey.inner_ids());
     if !refusals.is_empty() {
         return Err(CaptureError::refused(survey.pid, refusals));
     }

@@ -158,12 +158,18 @@ impl Survey {
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
         // Who asks itself waits already, and is refused what it must be in the pause.
         if depth != Depth::Quick || sockets.caller.is_none() {
-            survey.refusals.extend(timers::refusals(pid, &timers::list(pid)?));
+            survey.refusals.extend(timers::refusals(pid, &timers::list(pid)?, &survey.inner_ids()));
         }
         if depth != Depth::Quick {
             survey.note_what_stays_behind();
         }
         Ok(survey)
+    }
+
+    /// The ids of its threads there, the process's own first.
+    pub(super) fn inner_ids(&self) -> Vec<u32> {
+        let others = self.profiles.iter().filter(|(tid, _)| **tid != self.pid).map(|(_, profile)| profile.inner_id());
+        std::iter::once(self.inner_id()).chain(others).collect()
     }
 
     /// The process's id in its innermost pid namespace.

@@ -22,6 +22,13 @@ const NS_PER_US: u64 = 1000;
 const PROCESSOR_TIME: i64 = 2;
 const LISTED_PROCESSOR_TIME: i64 = -6;
 
+/// Clocks of processor time of others than the caller carry whose they are: an id, inverted, then whether it is a thread's, and which
+/// of three ways to count, or that it is a device's (`include/linux/posix-timers.h`).
+const CLOCK_ID_SHIFT: u32 = 3;
+const CLOCK_OF_THREAD: i64 = 4;
+const CLOCK_WAY: i64 = 3;
+const CLOCK_OF_DEVICE: i64 = 3;
+
 /// Bytes of `struct itimerspec` and `struct itimerval`.
 pub(super) const TIME_BYTES: usize = 32;
 
@@ -82,21 +89,47 @@ fn parse(text: &str) -> Option<Vec<Listed>> {
     Some(timers)
 }
 
-/// What of them cannot be carried.
-pub(super) fn refusals(pid: i32, timers: &[Listed]) -> Vec<Refusal> {
+/// What of them cannot be carried. `threads`: those of the process, by the ids that it knows, the first one first.
+pub(super) fn refusals(pid: i32, timers: &[Listed], threads: &[u32]) -> Vec<Refusal> {
     let refuse = |timer: &Listed| {
-        /// Wall clock, monotonic, processor time of the process, boot time, the alarms of both, and atomic time.
-        const CARRIED_CLOCKS: [i64; 7] = [0, 1, 2, 7, 8, 9, 11];
-        let reason = if !CARRIED_CLOCKS.contains(&timer.clock) {
-            "it runs by the processor time of one thread, or a clock of a device, which is not carried"
-        } else if timer.id > NUMBERS_MAX {
-            "its number is too high"
-        } else {
-            return None;
-        };
-        Some(Refusal::new(format!("pid {pid}, POSIX timer {}", timer.id), reason))
+        let reason = if timer.id > NUMBERS_MAX { Some("its number is too high") } else { timer.refused_clock(threads) };
+        reason.map(|reason| Refusal::new(format!("pid {pid}, POSIX timer {}", timer.id), reason))
     };
     timers.iter().filter_map(refuse).collect()
+}
+
+impl Listed {
+    /// Why a child could not have its clock.
+    fn refused_clock(&self, threads: &[u32]) -> Option<&'static str> {
+        /// Wall clock, monotonic, processor time of the process, boot time, the alarms of both, and atomic time.
+        const CARRIED_CLOCKS: [i64; 7] = [0, 1, 2, 7, 8, 9, 11];
+        if CARRIED_CLOCKS.contains(&self.clock) {
+            return None;
+        }
+        if self.clock >= 0 || self.clock & CLOCK_WAY == CLOCK_OF_DEVICE {
+            return Some("it runs by the clock of a device, which is not carried");
+        }
+        let owner = u32::try_from(!(self.clock >> CLOCK_ID_SHIFT)).ok();
+        match owner.filter(|_| self.clock & CLOCK_OF_THREAD != 0) {
+            // Who made it is told by nobody; with one thread, it was that.
+            Some(0) if threads.len() > 1 => Some(
+                "it runs by the processor time of the thread that made it (CLOCK_THREAD_CPUTIME_ID), and the kernel does not tell \
+                 which did; made by pthread_getcpuclockid(3) it is carried",
+            ),
+            Some(thread) if thread != 0 && !threads.contains(&thread) => {
+                Some("it runs by the processor time of a thread that has ended, which is not carried")
+            }
+            None if owner.is_none_or(|process| process != 0 && threads.first() != Some(&process)) => {
+                Some("it runs by the processor time of another process, which is not carried")
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether its clock goes on while the process stands still.
+    fn goes_on(&self) -> bool {
+        self.clock >= 0 && self.clock != PROCESSOR_TIME
+    }
 }
 
 /// Asks for the time left of each; the process stands still since `since`, the leader has done its other calls. `inner_id` tells
@@ -119,7 +152,7 @@ pub(super) async fn ask(
             let tid = if timer.tid == 0 { 0 } else { inner_id(timer.tid).ok_or_else(changed)? };
             let mut time = time_at(&desk, ANSWERS_AT + index * TIME_BYTES, 1);
             // The clocks of the child go on from when it was stopped; its processor time stood still with it.
-            let goes_on = time.left_ns != 0 && timer.clock != PROCESSOR_TIME;
+            let goes_on = time.left_ns != 0 && timer.goes_on();
             time.left_ns = if goes_on { time.left_ns.saturating_add(passed_ns) } else { time.left_ns };
             let (clock, signal, value) = (timer.clock as u32, timer.signal, timer.value);
             timers.push(PosixTimer { id: timer.id, clock, value, signal, tid, time });
@@ -180,9 +213,29 @@ mod tests {
         let [first, second] = timers[..] else { panic!("{timers:?}") };
         assert_eq!((first.id, first.clock, first.signal, first.tid), (0, -2, 0, 0));
         assert_eq!((second.id, second.clock, second.value, second.signal, second.tid), (3, 0, 7, 34, 42));
-        assert_eq!(refusals(1, &timers).len(), 1);
         let processor_time = parse("ID: 0\nClockID: -6\n").unwrap();
-        assert_eq!((processor_time[0].clock, refusals(1, &processor_time).len()), (PROCESSOR_TIME, 0));
+        assert_eq!((processor_time[0].clock, refusals(1, &processor_time, &[7]).len()), (PROCESSOR_TIME, 0));
         assert_eq!(parse("").unwrap(), []);
+    }
+
+    #[test]
+    fn clocks_of_processor_time_are_carried_where_it_is_told_whose() {
+        const THREADS: [u32; 2] = [41, 42];
+        let refused = |clock: i64, threads: &[u32]| {
+            let timer = Listed { clock, ..Listed::default() };
+            refusals(41, &[timer], threads).first().map_or_else(String::new, Refusal::to_string)
+        };
+        let of = |id: i64, kind: i64| !id << CLOCK_ID_SHIFT | kind;
+        for carried in [0, 1, 2, of(41, 6), of(42, 6), of(42, 4), of(41, 2), of(0, 1)] {
+            assert_eq!(refused(carried, &THREADS), "", "clock {carried}");
+        }
+        assert_eq!(refused(of(0, 6), &THREADS[..1]), "", "its only thread has made it");
+        let of_somebody =
+            |clock, word| assert!(refused(clock, &THREADS).contains(word), "{}", refused(clock, &THREADS));
+        of_somebody(of(0, 6), "does not tell");
+        of_somebody(of(43, 6), "a thread that has ended");
+        of_somebody(of(42, 2), "another process");
+        of_somebody(of(5, CLOCK_OF_DEVICE), "a device");
+        of_somebody(12, "a device");
     }
 }

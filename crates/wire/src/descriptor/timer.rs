@@ -25,7 +25,7 @@ pub struct IntervalTimer {
 pub struct PosixTimer {
     /// The kernel's number for it.
     pub id: u32,
-    /// CLOCK_*.
+    /// CLOCK_*; the number of one that counts the processor time of a thread is negative, and has the thread's id in it.
     pub clock: u32,
     /// What its signal tells.
     pub value: u64,
