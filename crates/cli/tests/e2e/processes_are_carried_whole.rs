@@ -123,6 +123,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_terminal", |cluster| refused(cluster, "refused_terminal", &["fd 3", "/dev/pts", "other"])),
     Test::shared("childs_terminal", |cluster| carried(cluster, "childs_terminal")),
     Test::shared("terminal_of_a_session", |cluster| carried(cluster, "terminal_of_a_session")),
+    Test::shared("terminal_of_an_ended_job", |cluster| carried(cluster, "terminal_of_an_ended_job")),
     Test::shared("refused_terminal_given_up", |cluster| {
         refused_at_its_stop(cluster, "refused_terminal_given_up", &["fd 3", "TIOCNOTTY"]);
     }),

@@ -243,10 +243,10 @@ fn take_all(
     options: &CaptureOptions,
     family: Family,
     mut read: Vec<Read>,
-    (held, kin): (&[Held], Kin),
+    (held, mut kin): (&[Held], Kin),
     deadline: &Deadline,
 ) -> Result<(Vec<Taken>, Shared), CaptureError> {
-    let terminals = terminals(&family, &read, &kin, held[0].pid())?;
+    let terminals = terminals(&family, &read, &mut kin, held[0].pid())?;
     let nothing = || Ok(SharedCopies::default());
     let mut copies = std::mem::replace(&mut read[0].0.copies, nothing())?;
     let mut pool = std::mem::replace(&mut read[0].0.contents, Ok(Contents::default()))?;
@@ -285,10 +285,11 @@ fn reapers(taken: &[Taken]) -> Vec<(u32, bool)> {
 }
 
 /// Terminals that processes of the tree drive, by what was read of all their ends in the pause.
-fn terminals(family: &Family, read: &[Read], kin: &Kin, root: i32) -> Result<Vec<Terminal>, CaptureError> {
+fn terminals(family: &Family, read: &[Read], kin: &mut Kin, root: i32) -> Result<Vec<Terminal>, CaptureError> {
     let pids = family.relatives.iter().map(Relative::pid);
     let known = read.iter().zip(pids).filter_map(|((paused, _), pid)| Some((paused.contents.as_ref().ok()?, pid)));
     let held = known.flat_map(|(contents, pid)| contents.terminals(pid));
+    files::foregrounds(held.clone()).for_each(|(session, group)| kin.revive(session, group));
     files::describe_terminals(held, &kin.seats, root)
         .map_err(|refusals| CaptureError::refused(family.relatives[0].pid(), refusals))
 }

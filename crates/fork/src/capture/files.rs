@@ -26,7 +26,7 @@ pub(super) use contents::Contents;
 pub(super) use flights::Flights;
 pub(super) use kind::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
 pub(super) use streams::Streams;
-pub(super) use terminal::{Seat, describe as describe_terminals, unpaired as unpaired_terminals};
+pub(super) use terminal::{Seat, describe as describe_terminals, foregrounds, unpaired as unpaired_terminals};
 
 use super::error::{CaptureError, Refusal};
 use kind::Inode;

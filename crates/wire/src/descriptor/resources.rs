@@ -174,9 +174,10 @@ impl Descriptor {
         self.process.pid == leader || self.members.iter().any(leads)
     }
 
-    /// Whether a living process is in a group of this number.
+    /// Whether a process is in a group of this number, or was and has ended.
     fn has_group(&self, group: u32) -> bool {
-        self.process.pid == group || self.members.iter().any(|member| member.kinship.group == group)
+        let kin = self.members.iter().map(|member| &member.kinship).chain(self.zombies.iter().map(|one| &one.kinship));
+        self.process.pid == group || kin.into_iter().any(|kinship| kinship.group == group)
     }
 }
 

@@ -55,6 +55,8 @@ pub(crate) struct Seat {
     pub(crate) group: (i32, u32),
     /// Number of the terminal that controls it.
     pub(crate) terminal: Option<u32>,
+    /// It is left until it is waited for, and its group with it.
+    pub(crate) has_ended: bool,
 }
 
 /// Looks at an end.
@@ -190,6 +192,14 @@ pub(in crate::capture) fn describe<'a>(
     Ok(terminals.into_values().collect())
 }
 
+/// Sessions that terminals of a tree control, each with the group in its foreground.
+pub(in crate::capture) fn foregrounds<'a>(held: impl Iterator<Item = HeldEnd<'a>>) -> impl Iterator<Item = (i32, i32)> {
+    held.filter_map(|(_, _, end)| match end {
+        TerminalEnd::Master(master) => Some((master.session?, master.foreground)),
+        TerminalEnd::Slave { .. } => None,
+    })
+}
+
 fn slave_path(subject: i32, number: u32) -> String {
     format!("/proc/{subject}/root{DIRECTORY}/{number}")
 }
@@ -230,7 +240,7 @@ fn described(master: &Master, seats: &[Seat], root: i32) -> Result<Terminal, Str
 /// The session that a terminal controls. It is a child's only where all processes of it have the terminal: those that are born to
 /// its leader have it from birth, and there is no other way to it.
 fn controlled(master: &Master, session: i32, seats: &[Seat]) -> Result<ControlledSession, String> {
-    let mut of_session = seats.iter().filter(|seat| seat.session.0 == session);
+    let mut of_session = seats.iter().filter(|seat| seat.session.0 == session && !seat.has_ended);
     let Some(leader) = of_session.clone().next().map(|seat| seat.session.1) else {
         return Err("the terminal is the controlling one of another process's session, which is not carried".to_owned());
     };

@@ -24,7 +24,7 @@ pub(in super::super) struct Kin {
     pub(super) zombies: Vec<Zombie>,
     /// The ids that processes know, by those that we do.
     pub(in super::super) ids: BTreeMap<i32, u32>,
-    /// Of the living, for whose a terminal is.
+    /// For whose a terminal is: of the living by their numbers, then of those who have ended.
     pub(in super::super) seats: Vec<Seat>,
     /// Groups whose leaders have ended and were waited for, with their sessions.
     leaderless: BTreeMap<u32, u32>,
@@ -62,7 +62,11 @@ impl Kin {
         }
         for one in dead {
             match kin.kinship(first, (one.pid, &one.stat, None), one.parent) {
-                Ok(kinship) => kin.zombies.push(zombie(one, kinship)),
+                Ok(kinship) => {
+                    let ended = seat((one.pid, &one.stat), kinship.session, kinship.group);
+                    kin.seats.push(Seat { has_ended: true, ..ended });
+                    kin.zombies.push(zombie(one, kinship));
+                }
                 Err(refusal) => refusals.push(refusal),
             }
         }
@@ -129,6 +133,24 @@ impl Kin {
                 continue;
             };
             self.zombies.push(momentary(group, alone(parent as u32, group, session)));
+        }
+    }
+
+    /// A group may be in the foreground of a session's terminal still when all of it have ended and were waited for: until that is so
+    /// again, a child of who leads the session leads it. Its number is known only where processes know the ids that we do.
+    pub(in super::super) fn revive(&mut self, session: i32, group: i32) {
+        let leader = self.seats.iter().position(|seat| (seat.pid, seat.has_ended) == (session, false));
+        let Some(parent) = leader.filter(|number| *number == 0 || !self.members[number - 1].shares_memory) else {
+            return;
+        };
+        let (inner_session, inner_group) = (self.seats[parent].session.1, group.unsigned_abs());
+        let knows_ours = inner_session == session.unsigned_abs() && group > 0;
+        let is_taken = self.seats.iter().any(|seat| seat.group.0 == group)
+            || self.ids.values().chain(self.zombies.iter().map(|zombie| &zombie.pid)).any(|id| *id == inner_group);
+        if knows_ours && !is_taken {
+            let (session, group) = ((session, inner_session), (group, inner_group));
+            self.seats.push(Seat { pid: group.0, session, group, terminal: None, has_ended: true });
+            self.zombies.push(momentary(group.1, alone(parent as u32, group.1, session.1)));
         }
     }
 
@@ -250,7 +272,13 @@ fn momentary(pid: u32, kinship: Kinship) -> Zombie {
 }
 
 fn seat((pid, stat): (i32, &Stat), session: u32, group: u32) -> Seat {
-    Seat { pid, session: (stat.session, session), group: (stat.group, group), terminal: stat.terminal }
+    Seat {
+        pid,
+        session: (stat.session, session),
+        group: (stat.group, group),
+        terminal: stat.terminal,
+        has_ended: false,
+    }
 }
 
 fn zombie(dead: &Dead, kinship: Kinship) -> Zombie {
