@@ -5,6 +5,7 @@
 
 mod computing;
 mod nginx;
+mod postgresql;
 mod redis;
 mod web;
 
@@ -14,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("redis", redis::redis),
     Test::shared("nginx", nginx::alone),
     Test::shared("nginx_with_workers", nginx::with_workers),
+    Test::shared("postgresql", postgresql::postgresql),
     Test::shared("go_http_server", web::go_server),
     Test::shared("sqlite_in_a_transaction", computing::sqlite),
     Test::shared("numpy_and_threads", computing::numpy),

@@ -57,6 +57,14 @@ impl Service {
         kill_process(Pid::from_child(&self.process), signal).expect("our own child");
     }
 
+    /// Has it end by a signal that it takes as a wish.
+    pub(crate) fn end(&mut self, signal: Signal) {
+        self.signal(signal);
+        let ended = || self.process.try_wait().expect("our own child");
+        let status = deadline::until("the server ends", ANSWER_LIMIT, ended);
+        assert!(status.success(), "the server ended: {status}");
+    }
+
     /// It has not ended.
     pub(crate) fn require_alive(&mut self) {
         if let Some(status) = self.process.try_wait().expect("our own child") {

@@ -1,0 +1,130 @@
+//! PostgreSQL, whose processes share memory, move money for clients all the time.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use std::{fs, str};
+
+use rustix::process::Signal;
+
+use super::web::{children_of, end};
+use crate::harness::service;
+use crate::harness::{Cluster, Service, deadline, scratch};
+
+const ACCOUNTS_COUNT: usize = 20_000;
+
+/// Who moves it, each with a process of the server's.
+const CLIENTS_COUNT: &str = "4";
+
+/// To connect and begin, on a busy machine.
+const MOVED_LIMIT: Duration = Duration::from_secs(30);
+
+/// From one account to another, so that nothing is lost where a move is whole.
+const MOVE: &str = "\\set from random(1, 20000)\n\\set to random(1, 20000)\nBEGIN;\n\
+    UPDATE account SET balance = balance - 1 WHERE id = :from;\nUPDATE account SET balance = balance + 1 WHERE id = :to;\n\
+    INSERT INTO move VALUES (:from, :to);\nCOMMIT;\n";
+
+/// What never changes of it, worked out by more than one process of the server's.
+const WHOLE: &str = "SET max_parallel_workers_per_gather = 2; SET min_parallel_table_scan_size = 0; SET parallel_setup_cost = 0; \
+    SELECT count(*), sum(balance), sum(hashtext(note)::bigint) FROM account";
+
+/// Whether all that moved is in the accounts.
+const AGREES: &str = "SELECT sum(abs(balance - 100 - coalesce(came, 0) + coalesce(went, 0))) FROM account \
+    LEFT JOIN (SELECT whence, count(*) AS went FROM move GROUP BY 1) AS a ON whence = id \
+    LEFT JOIN (SELECT whither, count(*) AS came FROM move GROUP BY 1) AS b ON whither = id";
+
+pub(super) fn postgresql(cluster: &Cluster) {
+    let port = service::free_port();
+    let mut server = Service::start(port, |directory| prepared(directory, port));
+    let ask = |query: &str| ask(port, query);
+    ask(&format!(
+        "CREATE TABLE account AS SELECT id, 100::bigint AS balance, md5(id::text) AS note FROM generate_series(1, {ACCOUNTS_COUNT}) AS id"
+    ));
+    ask("ALTER TABLE account ADD PRIMARY KEY (id)");
+    ask("CREATE TABLE move (whence int, whither int)");
+    let whole = ask(WHOLE);
+    let mut clients = Clients::start(port);
+    deadline::until("clients have moved something", MOVED_LIMIT, || {
+        (ask("SELECT count(*) > 100 FROM move") == "t").then_some(())
+    });
+    let (_seed, children) = children_of(cluster, &server);
+    for child in &children {
+        let ask = |query: &str| service::inside(child.pid, || ask(query));
+        assert_eq!((ask(WHOLE), ask(AGREES)), (whole.clone(), "0".to_owned()), "{}", child.id);
+        ask("CREATE TABLE only_here AS SELECT * FROM generate_series(1, 1000) AS number");
+        ask("CHECKPOINT");
+        assert_eq!(ask("SELECT sum(number) FROM only_here"), "500500", "{}", child.id);
+    }
+    clients.require_alive();
+    assert_eq!((ask(WHOLE), ask(AGREES)), (whole, "0".to_owned()), "the parent");
+    assert_eq!(ask("SELECT to_regclass('only_here') IS NULL"), "t", "a child's table is in the parent");
+    drop(clients);
+    end(cluster, &children);
+    // It takes its System V shared memory away only when it ends in good order.
+    server.end(Signal::INT);
+}
+
+/// A server with nothing in it yet. It refuses to be root.
+fn prepared(directory: &Path, port: u16) -> Command {
+    let data = directory.join("data");
+    run(Command::new("chown").arg("postgres").arg(directory));
+    run(as_postgres("initdb").args(["--auth=trust", "--no-sync", "--username=postgres", "--pgdata"]).arg(&data));
+    let mut command = as_postgres("postgres");
+    command.arg("-D").arg(data).args(["-h", "127.0.0.1", "-p", &port.to_string(), "-k"]).arg(directory);
+    command
+}
+
+/// One of the server's programs, which Debian keeps apart by version.
+fn as_postgres(program: &str) -> Command {
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut paths: Vec<_> = versions.map(|version| version.path().join("bin").join(program)).collect();
+    paths.sort();
+    let path = paths.pop().expect("PostgreSQL is installed: run scripts/setup.sh");
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups", "--"]).arg(path);
+    command
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}: run scripts/setup.sh"));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {errors}", output.status);
+    str::from_utf8(&output.stdout).expect("text").trim_end().to_owned()
+}
+
+/// What the server answers on a new connection, in the network that we are in.
+fn ask(port: u16, query: &str) -> String {
+    let mut command = Command::new("psql");
+    command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", "postgres", "-X", "-q", "-A", "-t", "-c", query]);
+    run(command.env("PGCONNECT_TIMEOUT", "20"))
+}
+
+/// Those who move money until this is dropped. They end when their connections do.
+struct Clients {
+    process: Child,
+    _script: tempfile::NamedTempFile,
+}
+
+impl Clients {
+    fn start(port: u16) -> Self {
+        let script = scratch::file(MOVE);
+        let mut command = Command::new("pgbench");
+        command.args(["-n", "-h", "127.0.0.1", "-p", &port.to_string(), "-U", "postgres"]);
+        command.args(["-c", CLIENTS_COUNT, "-T", "3600", "-f"]).arg(script.path()).arg("postgres");
+        let process =
+            command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("pgbench comes with the server");
+        Self { process, _script: script }
+    }
+
+    fn require_alive(&mut self) {
+        let ended = self.process.try_wait().expect("our own child");
+        assert!(ended.is_none(), "the parent's clients lost their connections: {ended:?}");
+    }
+}
+
+impl Drop for Clients {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
