@@ -64,6 +64,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("process_remains", |cluster| carried(cluster, "process_remains")),
     Test::shared("process_loop", |cluster| carried(cluster, "process_loop")),
     Test::shared("program_loop", |cluster| carried(cluster, "program_loop")),
+    Test::shared("who_comes_and_goes_is_not_checked", come_and_go),
     Test::shared("init_of_a_namespace", first_of_a_namespace),
     Test::shared("refused_own_namespace", |cluster| {
         refused(cluster, "refused_own_namespace", &["uts namespace"]);
@@ -269,6 +270,19 @@ fn settled(cluster: &Cluster, name: &'static str) {
     cluster.first().json(&["unpause", &children[0].id]);
     require_pass(cluster.first(), &children);
     subject.check();
+}
+
+/// A look at a tree whose processes end all the time finds nothing against them, whoever has ended while it was looked at.
+fn come_and_go(cluster: &Cluster) {
+    const LOOKS: usize = 60;
+    for name in ["process_loop", "program_loop"] {
+        let subject = Subject::start(name);
+        for _ in 0..LOOKS {
+            let report = cluster.first().json(&["check", &subject.parent.pid_text()]);
+            assert_eq!(report["refusals"], serde_json::json!([]), "{name}");
+        }
+        subject.check();
+    }
 }
 
 /// It would be its own template twice.

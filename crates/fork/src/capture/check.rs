@@ -46,13 +46,12 @@ pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
     let mut files = vec![report.take(survey)?];
     let descendants = &processes[1..];
     for (index, descendant) in descendants.iter().enumerate() {
-        match Survey::of(*descendant, depth, &ProgramSockets::default(), Some(&streams)) {
-            Ok(survey) => files.push(report.take(survey)?),
-            Err(CaptureError::Refused { refusals, .. }) => report.refusals.extend(refusals),
-            Err(CaptureError::Gone { .. }) => continue,
+        match report.add(*descendant, &processes[..=index], depth, &streams) {
+            Ok(of_one) => files.extend(of_one),
+            // Or one of those that it was compared with.
+            Err(CaptureError::Gone { .. }) => {}
             Err(error) => return Err(error),
         }
-        report.refusals.extend(tree::refusals(*descendant, &processes[..=index])?);
     }
     let fds = files.iter().map(|(pid, fds)| (*pid, &fds[..]));
     report.refusals.extend(files::unpaired_terminals(fds)?);
@@ -64,12 +63,39 @@ pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
 }
 
 impl CheckReport {
+    /// Adds a descendant of `others`, the first of which is the first process; gives its descriptors. One that has ended meanwhile stands
+    /// against nothing, whatever it looked like.
+    fn add(
+        &mut self,
+        pid: i32,
+        others: &[i32],
+        depth: Depth,
+        streams: &Streams,
+    ) -> Result<Option<(i32, Vec<OpenFd>)>, CaptureError> {
+        let survey = Survey::of(pid, depth, &ProgramSockets::default(), Some(streams));
+        let refusals = tree::refusals(pid, others);
+        if tree::has_ended(pid) {
+            return Ok(None);
+        }
+        let files = match survey {
+            Ok(survey) => Some(self.take(survey)?),
+            Err(CaptureError::Refused { refusals, .. }) => {
+                self.refusals.extend(refusals);
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        self.refusals.extend(refusals?);
+        Ok(files)
+    }
+
     /// Adds what was seen of one process; gives its descriptors.
     fn take(&mut self, survey: Survey) -> Result<(i32, Vec<OpenFd>), CaptureError> {
         let pid = survey.pid;
         self.threads += survey.profiles.len();
         self.mappings += survey.maps.len();
-        self.memory_bytes += Status::read(pid).map_err(CaptureError::read(pid, "status"))?.resident_bytes;
+        // Nothing any more of one that has ended meanwhile.
+        self.memory_bytes += Status::read(pid).map_or(0, |status| status.resident_bytes);
         self.file_descriptors += survey.fds.len();
         self.refusals.extend(survey.refusals);
         let is_first = pid == self.pid;

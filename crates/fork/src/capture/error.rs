@@ -163,7 +163,7 @@ fn list(refusals: &[Refusal]) -> String {
 
 fn advice(call: &str) -> &'static str {
     if call == "clone" {
-        "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork()"
+        "; the process's limits (RLIMIT_NPROC, pids cgroup) and memory.overcommit must allow it a fork(), or `--freeze` does without one"
     } else {
         ""
     }

@@ -104,7 +104,11 @@ pub(in crate::capture) fn unpaired<'a>(
 ) -> Result<Vec<Refusal>, CaptureError> {
     let mut found = Vec::new();
     for (pid, fds) in processes.filter(|(_, fds)| ends(fds).next().is_some()) {
-        let process = pidfd::open(pid).map_err(CaptureError::read(pid, "the terminals"))?;
+        // So is who has ended meanwhile.
+        let process = match pidfd::open(pid).map_err(CaptureError::read(pid, "the terminals")) {
+            Err(CaptureError::Gone { .. }) => continue,
+            opened => opened?,
+        };
         for fd in ends(fds) {
             // One that was closed meanwhile is left out.
             let Ok(copy) = pidfd::get_fd(&process, fd.number) else { continue };

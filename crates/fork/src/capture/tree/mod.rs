@@ -352,6 +352,7 @@ fn is_of_an_end(pid: i32, error: &CaptureError) -> bool {
     matches!(error, CaptureError::Gone { .. }) || has_ended(pid)
 }
 
-fn has_ended(pid: i32) -> bool {
+/// Whether there is no such process any more, or it is about to end.
+pub(super) fn has_ended(pid: i32) -> bool {
     !Stat::read(pid).is_ok_and(|stat| !matches!(stat.state, 'Z' | 'X') && !stat.is_exiting())
 }

@@ -90,7 +90,12 @@ fn only_of_others(pid: i32, others: &[i32], common: (Table, &str, &str)) -> Resu
         return Ok(None);
     }
     for other in others {
-        if share(pid, *other, common)? {
+        let shared = match share(pid, *other, common) {
+            // Who has ended meanwhile, and not `pid`, shares nothing any more.
+            Err(CaptureError::Gone { .. }) if super::has_ended(*other) => false,
+            shared => shared?,
+        };
+        if shared {
             let (_, what, flag) = common;
             let reason =
                 format!("it shares {what} with pid {other}, but not with its parent ({flag}), which is not carried");
