@@ -33,7 +33,7 @@ static void *run(void *unused) { return waits_and_looks(to_thread[0]) == 1 ? unu
 static void set_up(void) {
     REQUIRE(signal(SIGSEGV, jump) != SIG_ERR && pipe(to_thread) == 0 && pipe(to_other) == 0);
     REQUIRE((other = fork()) >= 0);
-    if (other == 0) _exit(waits_and_looks(to_other[0]));
+    if (other == 0) _exit(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 ? waits_and_looks(to_other[0]) : 2);
     REQUIRE(pthread_create(&thread, NULL, run, &other) == 0);
     usleep(10000);
 }
