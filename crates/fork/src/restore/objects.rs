@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{FileStatus, OpenFile, SharedKind, StandardStream};
+use farfork_wire::descriptor::{FileStatus, OpenFile, SharedKind};
 use rustix::event::EventfdFlags;
 use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
@@ -52,77 +52,25 @@ impl Objects {
         descriptor: &Descriptor,
         streams: StandardStreams,
         shared: Vec<File>,
-        mut caller: Option<OwnedFd>,
+        caller: Option<OwnedFd>,
         views: Views,
     ) -> Result<Self, RestoreError> {
-        let (fds, by_open_file, shared_at) = (Vec::new(), HashMap::new(), Vec::new());
-        let controlling = HashMap::new();
-        let mut objects = Self { fds, by_open_file, shared: shared_at, gate: None, controlling, views };
-        if !descriptor.members.is_empty() {
-            let made = farfork_sys::memfd::create("farfork-gate", false);
-            let gate = made.and_then(|gate| gate.set_len(farfork_wire::PAGE_SIZE).map(|()| gate));
-            let gate = gate.map_err(|e| RestoreError::object("the gate of its processes", e))?;
-            objects.gate = Some(objects.add(gate.into()));
-        }
-        let input = objects.add(streams.input);
-        let output = objects.add(streams.output);
-        let error = objects.add(streams.error);
+        let mut objects = Self { views, ..Self::none() };
+        objects.make_gate(descriptor)?;
+        let standard = [streams.input, streams.output, streams.error].map(|stream| objects.add(stream));
         for memfd in &shared {
             let passed = objects.add(memfd.try_clone().map_err(|e| RestoreError::object("shared memory", e))?.into());
             objects.shared.push(passed);
         }
-        let mut pipes = HashMap::new();
-        for (index, file) in descriptor.open_files.iter().enumerate() {
+        let mut making = Making { descriptor, shared: &shared, caller, pipes: HashMap::new() };
+        for (index, file) in (0..).zip(&descriptor.open_files) {
             let passed = match file {
-                OpenFile::Standard(StandardStream::Input) => input,
-                OpenFile::Standard(StandardStream::Output) => output,
-                OpenFile::Standard(StandardStream::Error) => error,
-                OpenFile::Pipe { .. } => {
-                    let end = pipe_end(file, &mut pipes, descriptor).map_err(|e| RestoreError::object("a pipe", e))?;
-                    objects.add(end)
-                }
-                OpenFile::EventFd { count, semaphore, flags } => {
-                    let made =
-                        eventfd(*count, *semaphore, *flags).map_err(|e| RestoreError::object("an eventfd", e))?;
-                    objects.add(made)
-                }
-                // It has a path: the restorer opens it.
-                OpenFile::Memory { object, .. } if has_path(descriptor, *object) => continue,
-                OpenFile::Memory { object, flags, offset } => {
-                    let reopened = reopen(&shared[*object as usize], *flags, *offset);
-                    objects.add(reopened.map_err(|e| RestoreError::object("a memfd", e))?)
-                }
-                OpenFile::Program { is_caller, flags } => {
-                    let end = program_end(*flags, if *is_caller { caller.take() } else { None });
-                    objects.add(end.map_err(|e| RestoreError::object("a connection to the daemon", e))?)
-                }
-                OpenFile::Inotify { has_lost: true, flags, .. } => {
-                    let made = lost_events::inotify(*flags);
-                    objects.add(made.map_err(|e| RestoreError::object("an inotify that has lost events", e))?)
-                }
-                OpenFile::Regular { .. }
-                | OpenFile::Directory { .. }
-                | OpenFile::DeletedDirectory { .. }
-                | OpenFile::Device { .. }
-                | OpenFile::Epoll { .. }
-                | OpenFile::NamedPipe { .. }
-                | OpenFile::TimerFd { .. }
-                | OpenFile::SignalFd { .. }
-                | OpenFile::Inotify { .. }
-                | OpenFile::Process { .. }
-                | OpenFile::Terminal { .. }
-                | OpenFile::Socket(_) => continue,
+                OpenFile::Standard(stream) => Some(standard[*stream as usize]),
+                _ => making.make(file)?.map(|made| objects.add(made)),
             };
-            objects.by_open_file.insert(index as u32, passed);
+            objects.by_open_file.extend(passed.map(|passed| (index, passed)));
         }
-        for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
-            if let SharedKind::Deleted(status) = object.kind {
-                set_status(memfd, status).map_err(|e| RestoreError::object("a deleted file", e))?;
-            }
-            if let Some(seals) = object.seals.filter(|seals| !waits_for_maps(*seals)) {
-                farfork_sys::memfd::seal(memfd, seals).map_err(|e| RestoreError::object("a memfd's seals", e))?;
-            }
-        }
+        complete_shared(descriptor, &shared)?;
         objects.make_terminals(descriptor)?;
         let passed = objects.fds.len() + PASSED_OWN as usize;
         if passed > PASSED_MAX {
@@ -136,6 +84,16 @@ impl Objects {
         let nowhere = Views { node: PathBuf::new(), container: PathBuf::new() };
         let (by_open_file, controlling) = (HashMap::new(), HashMap::new());
         Self { fds: Vec::new(), by_open_file, shared: Vec::new(), gate: None, controlling, views: nowhere }
+    }
+
+    fn make_gate(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
+        if !descriptor.members.is_empty() {
+            let made = farfork_sys::memfd::create("farfork-gate", false);
+            let gate = made.and_then(|gate| gate.set_len(farfork_wire::PAGE_SIZE).map(|()| gate));
+            let gate = gate.map_err(|e| RestoreError::object("the gate of its processes", e))?;
+            self.gate = Some(self.add(gate.into()));
+        }
+        Ok(())
     }
 
     fn make_terminals(&mut self, descriptor: &Descriptor) -> Result<(), RestoreError> {
@@ -197,6 +155,50 @@ impl Objects {
     }
 }
 
+/// What objects of open files are made of.
+struct Making<'a> {
+    descriptor: &'a Descriptor,
+    shared: &'a [File],
+    /// Until it is given to the open file that it is for.
+    caller: Option<OwnedFd>,
+    pipes: MadePipes,
+}
+
+impl Making<'_> {
+    /// The object of an open file; `None` where the restorer opens or makes it.
+    fn make(&mut self, file: &OpenFile) -> Result<Option<OwnedFd>, RestoreError> {
+        let (what, made) = match file {
+            OpenFile::Pipe { .. } => ("a pipe", pipe_end(file, &mut self.pipes, self.descriptor)),
+            OpenFile::EventFd { count, semaphore, flags } => ("an eventfd", eventfd(*count, *semaphore, *flags)),
+            OpenFile::Memory { object, .. } if has_path(self.descriptor, *object) => return Ok(None),
+            OpenFile::Memory { object, flags, offset } => {
+                ("a memfd", reopen(&self.shared[*object as usize], *flags, *offset))
+            }
+            OpenFile::Program { is_caller, flags } => {
+                let caller = if *is_caller { self.caller.take() } else { None };
+                ("a connection to the daemon", program_end(*flags, caller))
+            }
+            OpenFile::Inotify { has_lost: true, flags, .. } => {
+                ("an inotify that has lost events", lost_events::inotify(*flags))
+            }
+            OpenFile::Standard(_)
+            | OpenFile::Regular { .. }
+            | OpenFile::Directory { .. }
+            | OpenFile::DeletedDirectory { .. }
+            | OpenFile::Device { .. }
+            | OpenFile::Epoll { .. }
+            | OpenFile::NamedPipe { .. }
+            | OpenFile::TimerFd { .. }
+            | OpenFile::SignalFd { .. }
+            | OpenFile::Inotify { .. }
+            | OpenFile::Process { .. }
+            | OpenFile::Terminal { .. }
+            | OpenFile::Socket(_) => return Ok(None),
+        };
+        made.map(Some).map_err(|cause| RestoreError::object(what, cause))
+    }
+}
+
 /// The roots of the node and of the child's container, as this process reaches them.
 #[derive(Debug, Clone)]
 pub(super) struct Views {
@@ -230,6 +232,19 @@ pub(super) fn has_path(descriptor: &Descriptor, object: u32) -> bool {
 pub(super) fn waits_for_maps(seals: u32) -> bool {
     const FUTURE_WRITE: u32 = 0x10;
     seals & FUTURE_WRITE != 0
+}
+
+/// What nobody could open or write any more, had it come before.
+fn complete_shared(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
+    for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
+        if let SharedKind::Deleted(status) = object.kind {
+            set_status(memfd, status).map_err(|e| RestoreError::object("a deleted file", e))?;
+        }
+        if let Some(seals) = object.seals.filter(|seals| !waits_for_maps(*seals)) {
+            farfork_sys::memfd::seal(memfd, seals).map_err(|e| RestoreError::object("a memfd's seals", e))?;
+        }
+    }
+    Ok(())
 }
 
 fn set_status(memfd: &File, status: FileStatus) -> io::Result<()> {
