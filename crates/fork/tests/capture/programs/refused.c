@@ -7,6 +7,11 @@
 #include <sys/stat.h>
 #include <time.h>
 
+static void *waits(void *unused) {
+    for (;;) pause();
+    return unused;
+}
+
 static void make(const char *what) {
     int ends[2];
     if (!strcmp(what, "socket")) CHECK(socket(AF_NETLINK, SOCK_RAW, NETLINK_GENERIC));
@@ -31,7 +36,10 @@ static void make(const char *what) {
         unlink("/tmp/farfork-test-link");
     }
     if (!strcmp(what, "posix_timer")) {
+        // Of one of two threads: whose it is nobody tells.
+        pthread_t other;
         timer_t timer;
+        start(&other, "other", waits);
         CHECK(timer_create(CLOCK_THREAD_CPUTIME_ID, NULL, &timer));
     }
     if (!strcmp(what, "sealed")) {
