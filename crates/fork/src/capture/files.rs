@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use farfork_sys::process::{FdDirectory, FdInfo};
 use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_sys::{pidfd, process};
-use rustix::fs::readlinkat;
+use rustix::fs::{fstat, readlinkat};
 
 pub(super) use build::{Files, OpenFiles, Threads};
 pub(super) use contents::Contents;
@@ -165,6 +165,19 @@ impl OpenFd {
         is_lasting && (self.mount, self.inode) == (info.mount, info.inode)
     }
 
+    /// Whether its number leads where it did.
+    fn is_there_still(&self, pid: i32) -> bool {
+        let now = FdDirectory::links(pid).and_then(|links| Self::read(&links, self.number));
+        now.is_ok_and(|now| (now.device, now.inode, &now.link) == (self.device, self.inode, &self.link))
+    }
+
+    /// A copy of it; `None` where it was closed meanwhile, also where its number was used again.
+    fn copy_of(&self, process: &OwnedFd) -> Option<OwnedFd> {
+        let copy = pidfd::get_fd(process, self.number).ok()?;
+        let found = fstat(&copy).ok()?;
+        ((found.st_dev, found.st_ino) == (self.device, self.inode)).then_some(copy)
+    }
+
     /// Whether its file's state is shared by fork and goes on changing.
     pub(super) fn has_contents(&self) -> bool {
         match self.kind {
@@ -287,7 +300,7 @@ fn socket_copies(pid: i32, fds: &[OpenFd]) -> io::Result<Vec<(&OpenFd, OwnedFd)>
         return Ok(Vec::new());
     }
     let process = pidfd::open(pid)?;
-    Ok(wanted.filter_map(|fd| Some((fd, pidfd::get_fd(&process, fd.number).ok()?))).collect())
+    Ok(wanted.filter_map(|fd| Some((fd, fd.copy_of(&process)?))).collect())
 }
 
 /// What a person should know of the open files of processes, the first one's first, although all of them are carried.

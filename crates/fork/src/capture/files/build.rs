@@ -204,12 +204,14 @@ impl Builder<'_> {
         }
         let flags = info.flags & !O_CLOEXEC;
         let offset = info.offset;
-        let unread = self.contents.unread.get(&fd.number).copied().unwrap_or(0);
         Ok(match fd.kind {
             Kind::NamedPipe => self.named_pipe(fd, flags)?,
             Kind::TimerFd => self.told(fd, made::timer_fd(info, flags))?,
             Kind::SignalFd => self.told(fd, made::signal_fd(info, flags))?,
-            Kind::Inotify => self.told(fd, made::inotify((self.subject, self.root), info, unread, flags))?,
+            Kind::Inotify => {
+                let unread = *self.contents.unread.get(&fd.number).ok_or_else(|| self.unstable(fd))?;
+                self.told(fd, made::inotify((self.subject, self.root), info, unread, flags))?
+            }
             Kind::Process => self.pidfd(fd, info, flags)?,
             Kind::Socket => self.socket(fd, flags)?,
             Kind::Regular => OpenFile::Regular { path: self.path(fd), flags, offset },
@@ -283,7 +285,8 @@ impl Builder<'_> {
     }
 
     fn socket(&mut self, fd: &OpenFd, flags: u32) -> Result<OpenFile, CaptureError> {
-        let mut socket = match Sockets(&self.pool.sockets).describe(fd.inode, flags) {
+        let Some(contents) = self.pool.sockets.get(&fd.inode) else { return Err(self.unstable(fd)) };
+        let mut socket = match Sockets(&self.pool.sockets).describe((fd.inode, contents), flags) {
             Ok(socket) => socket,
             Err(reason) => return self.told(fd, Err(reason)),
         };

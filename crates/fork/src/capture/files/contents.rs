@@ -63,10 +63,13 @@ impl Contents {
         let numbers = table.numbers().map_err(unread())?;
         for number in numbers {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
-            contents.read_one(pid, (&table, number), known, diagnosis).map_err(|error| match error.kind() {
-                // Not what it was at the survey.
-                io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
-                _ => CaptureError::read(pid, format!("fd {number}"))(error),
+            contents.read_one(pid, (&table, number), known, diagnosis).map_err(|error| {
+                // What the kernel says of a number that was used again since the survey depends on what it leads to now.
+                let is_another = || known.is_some_and(|known| !known.is_there_still(pid));
+                if error.kind() == io::ErrorKind::NotFound || is_another() {
+                    return CaptureError::Unstable { pid, what: format!("fd {number}") };
+                }
+                CaptureError::read(pid, format!("fd {number}"))(error)
             })?;
         }
         contents.follow(diagnosis).map_err(CaptureError::read(pid, "what is on its way in its sockets"))?;
@@ -175,6 +178,7 @@ fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
 mod tests {
     use super::*;
     use std::io::Write;
+    use std::process::{Command, Stdio};
 
     #[test]
     fn a_pipe_is_copied_and_keeps_its_content() {
@@ -193,5 +197,30 @@ mod tests {
         let (reader, _writer) = std::io::pipe().unwrap();
         let state = read_pipe(&reader.into()).unwrap();
         assert_eq!(state.content, b"");
+    }
+
+    #[test]
+    fn a_number_that_leads_elsewhere_since_the_survey_is_looked_at_again() {
+        let (_held, input) = std::io::pipe().map(|(reader, writer)| (writer, reader)).unwrap();
+        let mut sleeper =
+            Command::new("sleep").arg("60").stdin(Stdio::from(input)).stdout(Stdio::null()).spawn().unwrap();
+        let pid = sleeper.id().cast_signed();
+        let links = FdDirectory::links(pid).unwrap();
+        let now = OpenFd::read(&links, 0).unwrap();
+        let outcome_if_it_was = |kind: Kind| {
+            let link = format!("{kind:?}").into_bytes();
+            let before = [OpenFd { link, kind, inode: now.inode + 1, ..now.clone() }];
+            let refusals = super::super::refusals(pid, pid, &before);
+            (Contents::read(pid, &before, None).map(|_| ()), refusals)
+        };
+        let read_as_a_pipe = Contents::read(pid, std::slice::from_ref(&now), None);
+        let outcomes = [Kind::Socket, Kind::TimerFd, Kind::TerminalMaster].map(outcome_if_it_was);
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        read_as_a_pipe.unwrap();
+        for (read, refusals) in outcomes {
+            assert!(matches!(read, Err(CaptureError::Unstable { .. })), "{read:?}");
+            assert!(refusals.as_ref().is_ok_and(Vec::is_empty), "{refusals:?}");
+        }
     }
 }

@@ -136,8 +136,7 @@ pub(super) struct Sockets<'a>(pub(super) &'a BTreeMap<u64, SocketContents>);
 
 impl Sockets<'_> {
     /// A socket as a descriptor holds it, without its options; or why it cannot be carried.
-    pub(super) fn describe(&self, inode: u64, flags: u32) -> Result<Socket, String> {
-        let contents = self.0.get(&inode).ok_or("it was not there when the process was stopped")?;
+    pub(super) fn describe(&self, (inode, contents): (u64, &SocketContents), flags: u32) -> Result<Socket, String> {
         if let Some(reason) = &contents.refusal {
             return Err(reason.clone());
         }

@@ -83,7 +83,7 @@ pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Ref
     let process = pidfd::open(subject).map_err(CaptureError::read(pid, "the terminals"))?;
     for fd in ends(fds).filter(|fd| fd.kind == Kind::TerminalMaster) {
         // One that was closed meanwhile is left out.
-        let Ok(copy) = pidfd::get_fd(&process, fd.number) else { continue };
+        let Some(copy) = fd.copy_of(&process) else { continue };
         let told = terminal::master(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
         refusals.extend(refuse_master(subject, fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
     }
@@ -111,7 +111,7 @@ pub(in crate::capture) fn unpaired<'a>(
         };
         for fd in ends(fds) {
             // One that was closed meanwhile is left out.
-            let Ok(copy) = pidfd::get_fd(&process, fd.number) else { continue };
+            let Some(copy) = fd.copy_of(&process) else { continue };
             let end = read(&copy, &fd.kind).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
             found.push((pid, fd.number, end));
         }
