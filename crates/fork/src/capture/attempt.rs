@@ -3,11 +3,10 @@
 //!
 //! ```text
 //!  running   survey ─ open shared memory
-//!  ┌ pause   stop all ─ registers ─ ask ─ contents of files ─ shared memory ─ likeness ─ clone ─ let go
-//!  └ running                     template: map ─ set apart, asked ∥ files
+//!  ┌ pause   stop all ─ registers ─ ask ─ contents of files ─ shared memory ─ likeness ─ clone ─ files ─ let go
+//!  └ running                     template: map ─ set apart, asked
 //! ```
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -15,13 +14,13 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock::Clocks;
 use farfork_sys::priority::RealTime;
 use farfork_sys::process;
-use farfork_wire::descriptor::{PosixTimer, Terminal};
+use farfork_wire::descriptor::PosixTimer;
 
 use super::ask::Answers;
 use super::beside::Beside;
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
-use super::files::{self, Contents, Files, OpenFiles, ProgramSockets, Streams, Threads};
+use super::files::{Files, OpenFiles, ProgramSockets, Streams};
 use super::filters::Filters;
 use super::inherited::{self, Subject};
 use super::inject::Injector;
@@ -29,6 +28,7 @@ use super::lifeline::Lifeline;
 use super::likeness::Likeness;
 use super::lineage::Inheritance;
 use super::memory::AddressSpace;
+use super::open::Open;
 use super::pause::{Paused, Prepared};
 use super::post::at_once;
 use super::rescue::Gadgets;
@@ -39,7 +39,7 @@ use super::state;
 use super::stopped::{Snapshot, Stopped};
 use super::survey::{Depth, Survey};
 use super::template::Clone;
-use super::tree::{Family, Kin, Relative};
+use super::tree::{Family, Kin};
 use super::turn::Turn;
 use super::{CaptureOptions, CaptureTimes, open_memory};
 use crate::phase;
@@ -196,8 +196,8 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     let tids = phase!("prepare.stop", family.stop(options, deadline, look))?;
     times.stop = paused_at.elapsed();
     beside = beside.or_else(|| Beside::join_busy(pid, times.stop / family.relatives.len() as u32));
-    let standing = stand(&mut family, &tids, options, deadline, turn, &mut times)?;
-    let kin = Kin::of(&family);
+    let mut standing = stand(&mut family, &tids, options, deadline, turn, &mut times)?;
+    let open = phase!("prepare.files", Open::read(options, &family, &mut standing));
     let released = standing.into_iter().map(Standing::release);
     let (held, mut read): (Vec<Held>, Vec<Read>) = phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
@@ -210,8 +210,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
 
     read.iter_mut().filter_map(|(paused, _)| paused.born.outdone.take()).for_each(|mut clone| clone.end(Some(turn)));
     let mut given_up = GivenUp { held, lifelines: lifelines(&family, &read), turn };
-    let kin = kin.map_err(|refusals| CaptureError::refused(pid, refusals))?;
-    let (taken, shared) = take_all(options, family, read, (&given_up.held, kin), deadline)?;
+    let (taken, shared) = take_all(family, read, (&given_up.held, open?), deadline)?;
     times.threads = taken.iter().map(|taken| taken.snapshot.threads.len()).sum();
     times.total = begun.elapsed();
     Ok(Attempted { held: std::mem::take(&mut given_up.held), taken, shared, times })
@@ -240,41 +239,18 @@ fn lifelines(family: &Family, read: &[Read]) -> Vec<(Lifeline, u64)> {
 
 /// What can still be refused is read of all templates, before anyone hears of them.
 fn take_all(
-    options: &CaptureOptions,
     family: Family,
-    mut read: Vec<Read>,
-    (held, mut kin): (&[Held], Kin),
+    read: Vec<Read>,
+    (held, open): (&[Held], Open),
     deadline: &Deadline,
 ) -> Result<(Vec<Taken>, Shared), CaptureError> {
-    let terminals = terminals(&family, &read, &mut kin, held[0].pid())?;
-    let nothing = || Ok(SharedCopies::default());
-    let mut copies = std::mem::replace(&mut read[0].0.copies, nothing())?;
-    let mut pool = std::mem::replace(&mut read[0].0.contents, Ok(Contents::default()))?;
-    for (paused, _) in &mut read[1..] {
-        if let Ok(contents) = &mut paused.contents {
-            pool.absorb(contents);
-        }
-        copies.absorb(std::mem::replace(&mut paused.copies, nothing())?);
-    }
-    let (mut taken, mut open_files) = (Vec::with_capacity(held.len()), OpenFiles::of(terminals));
-    let templates: BTreeMap<i32, i32> =
-        family.relatives.iter().map(Relative::pid).zip(held.iter().map(Held::pid)).collect();
-    let streams = (&family.streams, &templates);
-    for ((index, relative), ((mut paused, snapshot), held)) in
-        family.relatives.into_iter().enumerate().zip(read.into_iter().zip(held))
-    {
-        let contents = std::mem::replace(&mut paused.contents, Ok(Contents::default()))?;
-        let own = if index == 0 { &pool } else { &contents };
+    let Open { own, all: open_files, copies, kin } = open;
+    let mut taken = Vec::with_capacity(held.len());
+    for (((relative, (paused, snapshot)), held), own) in family.relatives.into_iter().zip(read).zip(held).zip(own) {
         let mut injector = Injector::new(snapshot.pid, relative.prepared.survey.syscall_at, deadline);
-        let of_tree =
-            OfTree { copies: &copies, contents: own, pool: &pool, kin: &kin, streams, open_files: &mut open_files };
-        taken.push(take(options, relative.prepared, paused, snapshot, (held, &mut injector), of_tree)?);
+        taken.push(take(relative.prepared, paused, snapshot, (held, &mut injector), (&copies, own))?);
     }
     kin.require_reapers(&reapers(&taken)).map_err(|refusals| CaptureError::refused(taken[0].survey.pid, refusals))?;
-    let first = &taken[0];
-    let (pid, profiles, ids) = (first.snapshot.pid, &first.survey.profiles, &kin.ids);
-    let threads = Threads { pid, profiles, ids };
-    open_files.deliver((pid, &first.likeness.root), &pool, &copies, threads)?;
     Ok((taken, Shared { copies, open_files, kin }))
 }
 
@@ -282,29 +258,6 @@ fn take_all(
 fn reapers(taken: &[Taken]) -> Vec<(u32, bool)> {
     let reaps = |one: &Taken| one.answers[0].is_subreaper || one.survey.inner_id() == 1;
     taken.iter().map(|one| (one.survey.inner_id(), reaps(one))).collect()
-}
-
-/// Terminals that processes of the tree drive, by what was read of all their ends in the pause.
-fn terminals(family: &Family, read: &[Read], kin: &mut Kin, root: i32) -> Result<Vec<Terminal>, CaptureError> {
-    let pids = family.relatives.iter().map(Relative::pid);
-    let known = read.iter().zip(pids).filter_map(|((paused, _), pid)| Some((paused.contents.as_ref().ok()?, pid)));
-    let held = known.flat_map(|(contents, pid)| contents.terminals(pid));
-    files::foregrounds(held.clone()).for_each(|(session, group)| kin.revive(session, group));
-    files::describe_terminals(held, &kin.seats, root)
-        .map_err(|refusals| CaptureError::refused(family.relatives[0].pid(), refusals))
-}
-
-/// What [`take`] needs of the tree.
-struct OfTree<'a> {
-    copies: &'a SharedCopies,
-    /// The process's own.
-    contents: &'a Contents,
-    /// What has pipes and sockets of all.
-    pool: &'a Contents,
-    kin: &'a Kin,
-    /// Where the standard streams led before the pause, and the templates of all processes.
-    streams: (&'a Streams, &'a BTreeMap<i32, i32>),
-    open_files: &'a mut OpenFiles,
 }
 
 fn prepare(
@@ -337,16 +290,14 @@ fn prepare(
     Ok(Prepared { survey, shared, mem, sockets, offer, gadgets, search })
 }
 
-/// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; files
-/// and areas that it had at the pause and not before), and how much memory there is. The template is then apart, but for its
-/// files.
+/// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; areas that it had
+/// at the pause and not before), and how much memory there is. The template is then apart.
 fn take(
-    options: &CaptureOptions,
     prepared: Prepared,
     paused: Paused,
     snapshot: Snapshot,
     (held, injector): (&Held, &mut Injector<'_>),
-    of_tree: OfTree<'_>,
+    (copies, (files, likeness)): (&SharedCopies, (Files, Likeness)),
 ) -> Result<Taken, CaptureError> {
     let (pid, subject) = (snapshot.pid, held.pid());
     let Prepared { mut survey, search, .. } = prepared;
@@ -355,7 +306,7 @@ fn take(
     if let (Some(desks), false) = (&paused.born.desks_before, leftovers.is_empty()) {
         leftovers[..desks.len()].copy_from_slice(desks);
     }
-    let Paused { standing, lifeline, clocks, timers, filters, born, unmapped, likeness, .. } = paused;
+    let Paused { standing, lifeline, clocks, timers, filters, born, unmapped, .. } = paused;
     let unforked = unmapped.and(born.unforked)?;
     // First, so that the template is a process like any other for all that follows.
     let lack = match (search, born.template_space?) {
@@ -363,14 +314,11 @@ fn take(
         _ => None,
     };
     let posix_timers = timers?;
-    let mut likeness = likeness?;
     let personality = likeness.personality;
-    let known = (of_tree.copies, &mut survey.file_systems);
+    let known = (copies, &mut survey.file_systems);
     let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), known)?;
-    let files = || phase!("prepare.files", take_files(options, (&survey, subject), &mut likeness, of_tree));
     let subject = held.subject(&snapshot, &survey, &mem);
-    let files =
-        phase!("prepare.apart", set_apart(held, &subject, (&mut space, personality), (&lifeline, injector), files))?;
+    phase!("prepare.apart", set_apart(held, &subject, (&mut space, personality), (&lifeline, injector)))?;
     let inheritance = match lack {
         Some(lack) => {
             phase!("prepare.scan", space.scan())?;
@@ -397,57 +345,23 @@ fn take(
     })
 }
 
-/// Sets a clone apart and takes `files` meanwhile. A clone is also asked whether areas are sealed; those of a parent are asked
-/// for their flags themselves.
+/// Sets a clone apart, which is also asked whether areas are sealed; those of a parent are asked for their flags themselves.
 fn set_apart(
     held: &Held,
     subject: &Subject<'_>,
     (space, personality): (&mut AddressSpace, u32),
     (lifeline, injector): (&Lifeline, &mut Injector<'_>),
-    files: impl FnOnce() -> Result<Files, CaptureError>,
-) -> Result<Files, CaptureError> {
+) -> Result<(), CaptureError> {
     let pid = space.pid();
     match held {
         Held::Clone(_) => {
             let probes = Probes::of(personality, space.entries());
-            let (results, files) = inherited::set_apart(subject, probes.first(), (lifeline, injector), files)?;
-            probes.finish(pid, subject, results, (lifeline, injector))?;
-            Ok(files)
+            let results = inherited::set_apart(subject, probes.first(), (lifeline, injector))?;
+            probes.finish(pid, subject, results, (lifeline, injector))
         }
         Held::Parent(_) => {
             let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
-            space.flag(&areas, &[])?;
-            files()
+            space.flag(&areas, &[])
         }
     }
-}
-
-fn take_files(
-    options: &CaptureOptions,
-    (survey, subject): (&Survey, i32),
-    likeness: &mut Likeness,
-    of_tree: OfTree<'_>,
-) -> Result<Files, CaptureError> {
-    let OfTree { copies, contents, pool, kin, streams: (before, templates), open_files } = of_tree;
-    let pid = survey.pid;
-    let is_first = open_files.streams().is_none();
-    let sockets = if is_first { options.sockets.clone() } else { options.sockets.of_descendant() };
-    let (mut fds, infos) = match likeness.fds.take() {
-        Some(fds) => fds,
-        None => files::copied_fds((pid, subject), &survey.fds, &sockets, open_files.streams())?,
-    };
-    let now = if is_first { before.of_templates(&fds, |pid| templates.get(&pid).copied()) } else { None };
-    if let Some(streams) = now.as_ref().filter(|streams| streams.lead_inside()) {
-        streams.mark(subject, &mut fds);
-    }
-    let refusals = files::refusals(pid, subject, &fds)?;
-    if !refusals.is_empty() {
-        return Err(CaptureError::refused(pid, refusals));
-    }
-    let threads = Threads { pid, profiles: &survey.profiles, ids: &kin.ids };
-    if is_first {
-        let streams = now.ok_or_else(|| CaptureError::Unstable { pid, what: "a standard stream".to_owned() })?;
-        open_files.begin(streams);
-    }
-    Files::build((pid, subject), &likeness.root, (&fds, &infos), (contents, pool), copies, threads, open_files)
 }

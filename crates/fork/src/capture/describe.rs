@@ -2,7 +2,7 @@
 //! Nothing is refused here any more but what only the kernel's own flags of an area tell.
 //!
 //! ```text
-//!  template   its files closed ─ asked ─ its pages ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
+//!  template   without files ─ asked ─ its pages ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
 //! ```
 
 use std::ops::Range;
@@ -56,7 +56,7 @@ fn describe(
 ) -> Result<Descriptor, CaptureError> {
     let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
     if let Held::Clone(clone) = held {
-        phase!("prepare.close", inherited::close_files(clone, &mut injector))?;
+        phase!("prepare.close", inherited::leave_files(clone, &mut injector))?;
     }
     // Inherited, until a clone gets its own.
     let oom_score_adj = oom_score_adj(taken.snapshot.pid, held.pid())?;

@@ -1,7 +1,8 @@
 //! Open files: what they are, which are refused, what the pause must read of them, and how they stand in a descriptor.
 //!
 //! fork(2) copies the table of descriptors but shares the open files: position, counter, pipe content go on changing
-//! once the parent runs. So numbers and kinds are read from the template, contents inside the pause ([`Contents`]).
+//! once the parent runs. So all of it is read inside the pause: contents ([`Contents`]) while the process is cloned, the rest
+//! when those of the whole tree are known.
 
 mod build;
 mod contents;
@@ -83,22 +84,26 @@ pub(super) fn open_fds(
     Ok(fds)
 }
 
-/// Every descriptor of `subject`, a copy of `pid` or itself, with what `fdinfo` tells of it. `known` are the process's own from
-/// shortly before, which are not looked at again where that cannot tell anything else. `streams` as in [`open_fds`].
-pub(super) fn copied_fds(
-    (pid, subject): (i32, i32),
+/// Every descriptor of a process that stands, with what `fdinfo` tells of it. `known` are its own from shortly before, which are not
+/// looked at again where that cannot tell anything else. `streams` as in [`open_fds`].
+pub(super) fn known_fds(
+    pid: i32,
     known: &[OpenFd],
     sockets: &ProgramSockets,
     streams: Option<&Streams>,
 ) -> Result<(Vec<OpenFd>, Vec<FdInfo>), CaptureError> {
     let unread = || CaptureError::read(pid, "the open files");
-    let table = FdDirectory::infos(subject).map_err(unread())?;
+    let table = FdDirectory::infos(pid).map_err(unread())?;
     let numbers = table.numbers().map_err(unread())?;
     let (mut fds, mut infos) = (Vec::with_capacity(numbers.len()), Vec::with_capacity(numbers.len()));
     // Opened where one is needed.
     let mut links = None;
     for number in numbers {
-        let unread = |source| CaptureError::read(pid, format!("fd {number}"))(source);
+        // Who is not of the tree may have the same table, and goes on.
+        let unread = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
+            _ => CaptureError::read(pid, format!("fd {number}"))(source),
+        };
         let info = table.info(number).map_err(unread)?;
         let before = known.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &known[index]);
         let fd = match before.filter(|fd| fd.is_surely(&info)) {
@@ -106,7 +111,7 @@ pub(super) fn copied_fds(
             None => {
                 let links = match &links {
                     Some(links) => links,
-                    None => links.insert(FdDirectory::links(subject).map_err(unread)?),
+                    None => links.insert(FdDirectory::links(pid).map_err(unread)?),
                 };
                 let fd = OpenFd::read(links, number).map_err(unread)?;
                 OpenFd { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), ..fd }
@@ -115,9 +120,9 @@ pub(super) fn copied_fds(
         fds.push(fd);
         infos.push(info);
     }
-    let own = streams.is_none().then(|| Streams::of(subject, &fds));
+    let own = streams.is_none().then(|| Streams::of(pid, &fds));
     if let Some(streams) = streams.or(own.as_ref()) {
-        streams.mark(subject, &mut fds);
+        streams.mark(pid, &mut fds);
     }
     Ok((fds, infos))
 }
@@ -223,14 +228,14 @@ impl OpenFd {
     }
 }
 
-/// What of the open files of `subject`, a copy of `pid` or itself, cannot be carried, by name.
-pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+/// What of the open files of a process cannot be carried, by name.
+pub(super) fn refusals(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
-    refusals.extend(strange_sockets(pid, subject, fds)?);
-    refusals.extend(terminal::refusals(pid, subject, fds)?);
+    refusals.extend(strange_sockets(pid, fds)?);
+    refusals.extend(terminal::refusals(pid, fds)?);
     Ok(refusals)
 }
 
@@ -274,9 +279,9 @@ fn descends_from(mut pid: i32, first: i32) -> bool {
 }
 
 /// Sockets of kinds that are not carried, whatever they are doing.
-fn strange_sockets(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+fn strange_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
-    for (fd, copy) in socket_copies(subject, fds).map_err(CaptureError::read(pid, "the sockets"))? {
+    for (fd, copy) in sockets_of(pid, fds).map_err(CaptureError::read(pid, "the sockets"))? {
         let reason = sockets::refusal(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
         refusals.extend(reason.map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
@@ -285,29 +290,26 @@ fn strange_sockets(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal
 
 /// Asks the kernel about sockets of a process, where it has such whose other end only the kernel knows.
 pub(super) fn diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<Diagnosis>, CaptureError> {
-    let copies = socket_copies(pid, fds).map_err(CaptureError::read(pid, "the sockets"))?;
-    let has_any = copies.iter().any(|(_, copy)| sockets::has_hidden_end(copy.as_fd()));
-    if !has_any {
+    let mut all = sockets_of(pid, fds).map_err(CaptureError::read(pid, "the sockets"))?;
+    if !all.any(|(_, copy)| sockets::has_hidden_end(copy.as_fd())) {
         return Ok(None);
     }
     Diagnosis::open(pid).map(Some).map_err(CaptureError::read(pid, "the sockets"))
 }
 
-/// Copies of the sockets beyond the standard streams. One that is closed meanwhile is left out.
-fn socket_copies(pid: i32, fds: &[OpenFd]) -> io::Result<Vec<(&OpenFd, OwnedFd)>> {
+/// The sockets beyond the standard streams, each with a copy of the descriptor. One that is closed meanwhile is left out; since the
+/// process may go on, and what it closes is open as long as a copy is, each is to be dropped before the next.
+fn sockets_of(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&OpenFd, OwnedFd)>> {
     let mut wanted = fds.iter().filter(|fd| fd.kind == Kind::Socket && !fd.is_standard).peekable();
-    if wanted.peek().is_none() {
-        return Ok(Vec::new());
-    }
-    let process = pidfd::open(pid)?;
-    Ok(wanted.filter_map(|fd| Some((fd, fd.copy_of(&process)?))).collect())
+    let process = wanted.peek().map(|_| pidfd::open(pid)).transpose()?;
+    Ok(wanted.filter_map(move |fd| Some((fd, fd.copy_of(process.as_ref()?)?))))
 }
 
 /// What a person should know of the open files of processes, the first one's first, although all of them are carried.
 pub(super) fn notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, CaptureError> {
     let mut ends = Vec::new();
     for (pid, fds) in processes {
-        ends.extend(pipe_ends(*pid, *pid, fds)?.into_iter().map(|(fd, access)| (*pid, fd, access)));
+        ends.extend(pipe_ends(*pid, fds)?.into_iter().map(|(fd, access)| (*pid, fd, access)));
     }
     let has = |inode: u64, mode: u32| ends.iter().any(|(_, fd, access)| fd.inode == inode && *access == mode);
     let is_two_way = |inode: u64| has(inode, O_RDWR);
@@ -324,10 +326,10 @@ pub(super) fn notes(processes: &[(i32, Vec<OpenFd>)]) -> Result<Vec<String>, Cap
 }
 
 /// Descriptors of pipes beyond the standard streams, with their access mode.
-fn pipe_ends(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
+fn pipe_ends(pid: i32, fds: &[OpenFd]) -> Result<Vec<(&OpenFd, u32)>, CaptureError> {
     let mut ends = Vec::new();
     for fd in fds.iter().filter(|fd| matches!(fd.kind, Kind::Pipe | Kind::NamedPipe) && !fd.is_standard) {
-        match process::FdInfo::read(subject, fd.number) {
+        match process::FdInfo::read(pid, fd.number) {
             Ok(info) => ends.push((fd, info.flags & O_ACCMODE)),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(CaptureError::read(pid, format!("fd {}", fd.number))(source)),

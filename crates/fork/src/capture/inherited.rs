@@ -1,7 +1,7 @@
 //! What fork(2) hands down and only system calls tell: asked of the template when the answer is out, since nothing of it is
 //! refused. What comes before the answer is that it is set [`apart`](set_apart): it gets a session of its own, so that no
-//! kill(0) or terminal reaches it; its areas are probed ([`super::seals`]) on the same occasion. Its copies of the parent's files are
-//! read meanwhile, and closed as soon as the answer is out ([`close_files`]), so that no pipe or lock of the parent stays open.
+//! kill(0) or terminal reaches it; its areas are probed ([`super::seals`]) on the same occasion. The parent's table of descriptors,
+//! which it shares, it leaves as soon as the answer is out ([`leave_files`]).
 //!
 //! The calls are scripts on the leader's desk of the lifeline:
 //!
@@ -98,23 +98,20 @@ impl Inherited {
     }
 }
 
-/// Gives a template a session of its own, and makes `probes` in it, whose results it gives; `meanwhile` is done while it does
-/// that.
-pub(super) fn set_apart<T>(
+/// Gives a template a session of its own, and makes `probes` in it, whose results it gives.
+pub(super) fn set_apart(
     template: &Subject<'_>,
     probes: &[Call],
     (lifeline, injector): (&Lifeline, &mut Injector<'_>),
-    meanwhile: impl FnOnce() -> Result<T, CaptureError>,
-) -> Result<(Vec<u64>, T), CaptureError> {
+) -> Result<Vec<u64>, CaptureError> {
     const SETSID: u64 = 112;
     debug_assert!(probes.len() <= PROBES_MAX);
     let apart = Call::new("setsid", SETSID, []);
     let calls: Vec<Call> = [apart].into_iter().chain(probes.iter().copied()).collect();
     let running = template.start(&calls, lifeline, injector)?;
-    let done = meanwhile();
     let desk = template.finish(running, calls.len() * ENTRY_BYTES, lifeline, injector)?;
     apart.checked(template.pid, script::result(&desk, 0))?;
-    Ok(((1..calls.len()).map(|index| script::result(&desk, index)).collect(), done?))
+    Ok((1..calls.len()).map(|index| script::result(&desk, index)).collect())
 }
 
 impl Subject<'_> {
@@ -154,10 +151,11 @@ impl Subject<'_> {
     }
 }
 
-/// Closes all files of a template.
-pub(super) fn close_files(clone: &Clone, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+/// Has a template leave the parent's table of descriptors for an empty one: no file is closed by that, nor flushed.
+pub(super) fn leave_files(clone: &Clone, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
     const CLOSE_RANGE: u64 = 436;
-    let call = Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), 0]);
+    const CLOSE_RANGE_UNSHARE: u64 = 2;
+    let call = Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), CLOSE_RANGE_UNSHARE]);
     at_once(injector.call(clone.pid, &clone.registers, call)).map(drop)
 }
 

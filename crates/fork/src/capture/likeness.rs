@@ -22,7 +22,7 @@ pub(super) struct Likeness {
     pub(super) personality: u32,
     /// The main thread's. A template's own is lost when it is scheduled before others.
     pub(super) timer_slack_ns: u64,
-    /// Its descriptors with what `fdinfo` tells of them, where they are few; else those of the template are read.
+    /// Its descriptors with what `fdinfo` tells of them, where they are few; else they are read when it is cloned.
     pub(super) fds: Option<(Vec<OpenFd>, Vec<FdInfo>)>,
 }
 
@@ -32,9 +32,9 @@ impl Likeness {
     pub(super) fn read(pid: i32, known: &[OpenFd], sockets: Option<&ProgramSockets>) -> Result<Self, CaptureError> {
         let read = |what: &'static str| CaptureError::read(pid, what);
         let personality = process::read_line(&format!("/proc/{pid}/personality")).map_err(read("personality"))?;
-        // What cannot be read now (another process has the same table, and closes one) can be read of the template.
+        // What cannot be read now (another process has the same table, and closes one) is read again.
         let fds = sockets.filter(|_| known.len() <= FDS_MAX);
-        let fds = fds.and_then(|sockets| files::copied_fds((pid, pid), known, sockets, None).ok());
+        let fds = fds.and_then(|sockets| files::known_fds(pid, known, sockets, None).ok());
         Ok(Self {
             root: link(pid, pid, "root")?,
             arguments: arguments(pid, pid)?,

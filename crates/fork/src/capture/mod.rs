@@ -40,6 +40,7 @@ mod lifeline;
 mod likeness;
 mod lineage;
 mod memory;
+mod open;
 mod owner;
 mod pause;
 mod post;

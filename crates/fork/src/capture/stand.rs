@@ -4,9 +4,12 @@
 use super::attempt::Held;
 use super::deadline::Deadline;
 use super::error::CaptureError;
+use super::files::Contents;
 use super::inject::Injector;
+use super::likeness::Likeness;
 use super::pause::{self, Paused, Prepared};
 use super::post::{Post, Way};
+use super::shared::SharedCopies;
 use super::stopped::{Snapshot, Stopped};
 use super::tree::{Family, Relative};
 use super::turn::Turn;
@@ -23,6 +26,22 @@ pub(super) struct Standing {
 pub(super) type Read = (Paused, Snapshot);
 
 impl Standing {
+    /// What was read of its files; once.
+    pub(super) fn take_contents(&mut self) -> Result<Contents, CaptureError> {
+        std::mem::replace(&mut self.paused.contents, Ok(Contents::default()))
+    }
+
+    /// What was copied of memory that it shares; once.
+    pub(super) fn take_copies(&mut self) -> Result<SharedCopies, CaptureError> {
+        std::mem::replace(&mut self.paused.copies, Ok(SharedCopies::default()))
+    }
+
+    /// What its template has as it had it; once.
+    pub(super) fn take_likeness(&mut self) -> Result<Likeness, CaptureError> {
+        let taken = Err(CaptureError::Gone { pid: self.stopped.snapshot.pid });
+        std::mem::replace(&mut self.paused.likeness, taken)
+    }
+
     /// Lets it go; in freeze mode it stays.
     pub(super) fn release(mut self) -> (Held, Read) {
         match self.paused.born.clone.take() {

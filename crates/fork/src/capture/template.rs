@@ -1,10 +1,11 @@
 //! The template: a copy-on-write clone of a stopped process that never runs.
 //!
 //! ```text
-//!  born ─▶ files read ─▶ apart (own session, no files) ─▶ described ─▶ parked (OOM order, callback's cgroup) ─▶ killed, reaped
+//!  born ─▶ apart (own session) ─▶ without files ─▶ described ─▶ parked (OOM order, callback's cgroup) ─▶ killed, reaped
 //! ```
 //!
-//! It is cloned with CLONE_PTRACE: frozen from its first moment, traced by the thread that traces the parent. It has no
+//! It is cloned with CLONE_PTRACE: frozen from its first moment, traced by the thread that traces the parent; and with CLONE_FILES:
+//! a table of its own would hold the parent's files open, whatever the parent closes (see [`open`](super::open)). It has no
 //! exit signal: the parent's waitpid(-1) does not see it. Its stack pointer is where nothing is mapped and its signals
 //! are blocked: let go by a tracer that died, it would die at its first instruction. Dead, it stays a zombie of the
 //! parent until the parent waits for it: [`Template::end`] makes it do so, in a pause of its main thread alone.
@@ -42,6 +43,7 @@ const REAP_LIMIT: Duration = Duration::from_millis(500);
 const NO_STACK: u64 = 0x10;
 
 const CLONE: u64 = 56;
+const CLONE_FILES: u64 = 0x400;
 const CLONE_PTRACE: u64 = 0x2000;
 
 /// A clone that never runs. Dropping it ends it.
@@ -60,7 +62,7 @@ pub(super) struct Clone {
 
 /// The call that makes a template.
 pub(super) fn clone_call() -> Call {
-    Call::new("clone", CLONE, [CLONE_PTRACE, NO_STACK])
+    Call::new("clone", CLONE, [CLONE_PTRACE | CLONE_FILES, NO_STACK])
 }
 
 /// The call that reaps a dead child of the caller, which knows it as `inner_id`; it never waits.

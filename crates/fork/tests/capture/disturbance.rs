@@ -1,9 +1,10 @@
 //! A parent is not disturbed: its threads go on as if nothing had been, whatever they were doing.
 
+use std::sync::mpsc::{Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use farfork_fork::capture::{self, CaptureOptions};
+use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured, Observer};
 use farfork_wire::descriptor::{Descriptor, Thread};
 
 use crate::harness::{Parent, children, exists, known, options, word};
@@ -104,7 +105,7 @@ fn a_template_outlives_its_parent() {
 #[test]
 fn a_template_is_handed_to_the_caller_and_is_first_for_the_oom_killer() {
     let parent = Parent::start("threads", &[]);
-    let (send, receive) = std::sync::mpsc::channel();
+    let (send, receive) = channel();
     let on_template: capture::OnTemplate = Box::new(move |pid| send.send(pid).unwrap());
     let captured =
         capture::prepare(parent.pid(), CaptureOptions { on_template: Some(on_template), ..options() }).unwrap();
@@ -113,6 +114,34 @@ fn a_template_is_handed_to_the_caller_and_is_first_for_the_oom_killer() {
     let score = std::fs::read_to_string(format!("/proc/{template}/oom_score_adj")).unwrap();
     assert_eq!(score.trim(), "450", "half-way between parents and children");
     assert_eq!(std::fs::read_dir(format!("/proc/{template}/fd")).unwrap().count(), 0, "it holds no file open");
+}
+
+/// From the moment in which the parent goes on, before anyone but the capture's thread has heard of the template.
+#[test]
+fn what_a_parent_closes_nobody_holds_open() {
+    struct Closing(Parent, Sender<Result<u64, CaptureError>>);
+
+    impl Observer for Closing {
+        fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
+            let closed = begun.map(|_| {
+                self.0.write(b"x");
+                self.0.wait_for("ended")
+            });
+            self.1.send(closed).unwrap();
+            true
+        }
+
+        fn completed(&mut self, captured: Result<Captured, CaptureError>) {
+            captured.unwrap();
+        }
+    }
+
+    let parent = Parent::start("closes", &[]);
+    let (pid, (told, tells)) = (parent.pid(), channel());
+    capture::start(pid, options(), Box::new(Closing(parent, told))).unwrap();
+    assert_eq!(tells.recv().unwrap().unwrap(), 1, "the other end has not heard of it");
+    // The capture's thread has come to its end.
+    assert!(tells.recv().is_err());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Open files as a descriptor holds them: numbers and kinds from the template, state from the pause.
+//! Open files as a descriptor holds them.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ use farfork_wire::descriptor::{
 };
 
 use super::contents::{Contents, PipeState};
-use super::sockets::{self, Sockets};
+use super::sockets::{self, Sockets, Usual};
 use super::terminal::TerminalEnd;
 use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object};
 use crate::capture::error::{CaptureError, Refusal};
@@ -36,6 +36,7 @@ pub(crate) struct OpenFiles {
     pub(super) sockets: BTreeMap<u32, u64>,
     /// Of the first process.
     streams: Option<Streams>,
+    usual_sockets: Usual,
 }
 
 impl OpenFiles {
@@ -84,7 +85,7 @@ impl Threads<'_> {
     }
 }
 
-/// Builds them from the table of `subject`, the template (or the frozen parent).
+/// Builds them from the table of `subject`: the process's, or ours for what is on its way.
 pub(super) struct Builder<'a> {
     /// For messages.
     pub(super) pid: i32,
@@ -104,10 +105,9 @@ pub(super) struct Builder<'a> {
 }
 
 impl Files {
-    /// All files of `subject`, a copy of `pid`'s table whose contents were read when the copy was made; those that no other
-    /// process has brought are added to `all`. `infos` are those of `fds`. The first process comes first.
+    /// All files of a process that stands; those that no other process has brought are added to `all`. `infos` are those of `fds`. The first process comes first.
     pub(crate) fn build(
-        (pid, subject): (i32, i32),
+        pid: i32,
         root: &str,
         (fds, infos): (&[OpenFd], &[FdInfo]),
         (contents, pool): (&Contents, &Contents),
@@ -119,7 +119,7 @@ impl Files {
         let are_on_their_way = false;
         let mut builder = Builder {
             pid,
-            subject,
+            subject: pid,
             root,
             fds,
             contents,
@@ -295,7 +295,7 @@ impl Builder<'_> {
         }
         self.all.sockets.insert(self.all.files.len() as u32, fd.inode);
         let copy = pidfd::open(self.subject).and_then(|process| pidfd::get_fd(&process, fd.number));
-        let options = copy.and_then(|copy| sockets::options(copy.as_fd()));
+        let options = copy.and_then(|copy| sockets::options(copy.as_fd(), &mut self.all.usual_sockets));
         match options.map_err(CaptureError::read(self.pid, format!("the options of fd {}", fd.number)))? {
             Ok(options) => socket.options = options,
             Err(reason) => return self.told(fd, Err(reason)),

@@ -1,7 +1,7 @@
 //! Sockets: what they are, who is at their other ends, what waits in them.
 //!
-//! In the pause everything is read that goes on changing (states, addresses, queues); options afterwards, of the template's
-//! copies. A connection whose two ends the process has is carried with what is on its way; of one with anybody else the child
+//! What goes on changing where the process shares a socket with others (states, addresses, queues) is read of all sockets first, options
+//! afterwards. A connection whose two ends the process has is carried with what is on its way; of one with anybody else the child
 //! finds the other end gone.
 
 mod netlink;
@@ -18,7 +18,7 @@ use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
 use farfork_wire::descriptor::{Message, Socket, SocketState};
 
 use netlink::NETLINK;
-pub(super) use options::options;
+pub(super) use options::{Usual, options};
 use tcp::Tcp;
 pub(super) use unix::Arrived;
 

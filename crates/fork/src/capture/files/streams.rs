@@ -20,7 +20,7 @@ const LAST: u32 = 2;
 /// The standard streams of a tree of processes.
 #[derive(Debug, Clone)]
 pub(in crate::capture) struct Streams {
-    /// The first process, or its template.
+    /// The first process.
     first: i32,
     all: Vec<Stream>,
 }
@@ -81,20 +81,12 @@ impl Streams {
         self.all.iter().any(|stream| stream.leads_inside(self.first))
     }
 
-    /// The same of templates, by `template_of`, when that of the first process has these descriptors; `None` where its streams have
-    /// been led elsewhere since.
-    pub(in crate::capture) fn of_templates(
-        &self,
-        fds: &[OpenFd],
-        template_of: impl Fn(i32) -> Option<i32>,
-    ) -> Option<Self> {
-        let mut now = Self::of(template_of(self.first)?, fds);
+    /// The same when the first process has these descriptors; `None` where its streams have been led elsewhere since.
+    pub(in crate::capture) fn now(&self, fds: &[OpenFd]) -> Option<Self> {
+        let mut now = Self::of(self.first, fds);
         for before in self.all.iter().filter(|stream| stream.leads_inside(self.first)) {
             let stream = now.all.iter_mut().find(|stream| stream.own.leads_where(&before.own))?;
-            stream.held = match &before.held {
-                Some((holder, fd)) => Some((template_of(*holder)?, fd.clone())),
-                None => None,
-            };
+            stream.held.clone_from(&before.held);
         }
         // A new one into a pipe may lead inside.
         let is_known = |own: &OpenFd| self.all.iter().any(|before| before.own.leads_where(own));

@@ -75,19 +75,19 @@ fn ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
 }
 
 /// Ends of `subject`, a copy of `pid` or itself, that cannot be carried, whoever has the others.
-pub(super) fn refusals(pid: i32, subject: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+pub(super) fn refusals(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     if ends(fds).next().is_none() {
         return Ok(Vec::new());
     }
     let mut refusals = Vec::new();
-    let process = pidfd::open(subject).map_err(CaptureError::read(pid, "the terminals"))?;
+    let process = pidfd::open(pid).map_err(CaptureError::read(pid, "the terminals"))?;
     for fd in ends(fds).filter(|fd| fd.kind == Kind::TerminalMaster) {
         // One that was closed meanwhile is left out.
         let Some(copy) = fd.copy_of(&process) else { continue };
         let told = terminal::master(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
-        refusals.extend(refuse_master(subject, fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
+        refusals.extend(refuse_master(pid, fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
     }
-    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal && !is_own(subject, fd)) {
+    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal && !is_own(pid, fd)) {
         refusals.push(driven_by_another(pid, fd.number));
     }
     Ok(refusals)

@@ -34,14 +34,17 @@ const BUFFERS: [(u32, u32); 2] = [(SO_SNDBUF, 32), (8, 33)];
 const SO_SNDBUF: u32 = 7;
 
 /// The options of a socket, in the order in which they are to be set; or why it cannot be carried.
-pub(in super::super) fn options(fd: BorrowedFd<'_>) -> io::Result<Result<Vec<SocketOption>, String>> {
+pub(in super::super) fn options(
+    fd: BorrowedFd<'_>,
+    usual: &mut Usual,
+) -> io::Result<Result<Vec<SocketOption>, String>> {
     const SO_LOCK_FILTER: u32 = 44;
     let birth = Birth::of(fd)?;
     let filter = match filter(fd, birth) {
         Ok(filter) => filter,
         Err(reason) => return Ok(Err(reason)),
     };
-    let mut options = plain_options(fd, birth)?;
+    let mut options = plain_options(fd, birth, usual)?;
     if birth.family == NETLINK {
         options.extend(netlink::memberships(fd)?);
     }
@@ -66,23 +69,62 @@ fn filter(fd: BorrowedFd<'_>, birth: Birth) -> Result<Option<SocketOption>, Stri
     }
 }
 
-fn plain_options(fd: BorrowedFd<'_>, birth: Birth) -> io::Result<Vec<SocketOption>> {
-    let (family, kind) = (AddressFamily::from_raw(birth.family as u16), SocketType::from_raw(birth.kind));
-    let new = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-    let mut options = Vec::new();
-    for (level, name) in known(birth) {
-        // A kernel that does not know an option has none.
-        let Ok(value) = socket::option(fd, level, name) else { continue };
-        if socket::option(new.as_fd(), level, name).is_ok_and(|usual| usual != value) {
-            options.push(SocketOption { level, name, value });
-        }
+/// What new sockets have, of each kind that was met: making one takes as long as asking for ten options.
+#[derive(Debug, Default)]
+pub(in super::super) struct Usual(Vec<(Birth, New)>);
+
+#[derive(Debug)]
+struct New {
+    options: Vec<SocketOption>,
+    /// Of its buffers, as [`BUFFERS`] has them.
+    sizes: [i32; 2],
+}
+
+impl Usual {
+    /// A new one of this kind.
+    fn of(&mut self, birth: Birth) -> io::Result<&New> {
+        let at = match self.0.iter().position(|(known, _)| *known == birth) {
+            Some(at) => at,
+            None => {
+                let (family, kind) = (AddressFamily::from_raw(birth.family as u16), SocketType::from_raw(birth.kind));
+                let new = socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+                let options = asked(new.as_fd(), birth).collect();
+                self.0.push((birth, New { options, sizes: sizes(new.as_fd())? }));
+                self.0.len() - 1
+            }
+        };
+        Ok(&self.0[at].1)
     }
-    for (name, forced) in BUFFERS {
-        let bytes = socket::number_option(fd, SOL_SOCKET, name)?;
-        let is_set = is_sized(fd, birth, name);
+}
+
+impl New {
+    /// Whether it knows an option and has another value.
+    fn differs(&self, other: &SocketOption) -> bool {
+        let same = |one: &&SocketOption| (one.level, one.name) == (other.level, other.name);
+        self.options.iter().find(same).is_some_and(|one| one.value != other.value)
+    }
+}
+
+/// The options that a socket has. What a kernel does not know it has not.
+fn asked(fd: BorrowedFd<'_>, birth: Birth) -> impl Iterator<Item = SocketOption> {
+    known(birth).filter_map(move |(level, name)| {
+        let value = socket::option(fd, level, name).ok()?;
+        Some(SocketOption { level, name, value })
+    })
+}
+
+fn sizes(fd: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
+    let [send, receive] = BUFFERS.map(|(name, _)| socket::number_option(fd, SOL_SOCKET, name));
+    Ok([send?, receive?])
+}
+
+fn plain_options(fd: BorrowedFd<'_>, birth: Birth, usual: &mut Usual) -> io::Result<Vec<SocketOption>> {
+    let new = usual.of(birth)?;
+    let mut options: Vec<SocketOption> = asked(fd, birth).filter(|option| new.differs(option)).collect();
+    for ((bytes, new_bytes), (name, forced)) in sizes(fd)?.into_iter().zip(new.sizes).zip(BUFFERS) {
         // Whatever waits at the other end of a Unix socket is sent by this one, with as much room as that needs.
-        let is_changed = birth.family == UNIX && name == SO_SNDBUF;
-        if is_set && (is_changed || bytes != socket::number_option(new.as_fd(), SOL_SOCKET, name)?) {
+        let is_needed = birth.family == UNIX && name == SO_SNDBUF;
+        if (is_needed || bytes != new_bytes) && is_sized(fd, birth, name) {
             options.push(SocketOption { level: SOL_SOCKET, name: forced, value: (bytes / 2).to_ne_bytes().to_vec() });
         }
     }

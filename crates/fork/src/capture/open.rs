@@ -1,0 +1,103 @@
+//! What the processes of a tree have open, read while all of them stand; when they go on, nobody has their files but they.
+//!
+//! An open file that somebody else holds, be it for a moment, is not closed by close(2): an epoll goes on telling of it under a number
+//! that is another file's by then (epoll(7)), its other end hears of no end, its port and its locks are not free, and a program
+//! that was written to it cannot be executed.
+
+use super::CaptureOptions;
+use super::error::CaptureError;
+use super::files::{self, Contents, Files, OpenFiles, Threads};
+use super::likeness::Likeness;
+use super::shared::SharedCopies;
+use super::stand::Standing;
+use super::survey::Survey;
+use super::tree::{Family, Kin, Relative};
+
+/// What they have open, and what was needed to tell.
+pub(super) struct Open {
+    /// Of each process, the first one first, with what else was read of it.
+    pub(super) own: Vec<(Files, Likeness)>,
+    pub(super) all: OpenFiles,
+    pub(super) copies: SharedCopies,
+    pub(super) kin: Kin,
+}
+
+/// What is known of the whole tree.
+struct Known<'a> {
+    family: &'a Family,
+    copies: &'a SharedCopies,
+    kin: &'a Kin,
+    /// What has pipes and sockets of all.
+    pool: &'a Contents,
+}
+
+impl Open {
+    /// Reads it of all processes, which stand.
+    pub(super) fn read(
+        options: &CaptureOptions,
+        family: &Family,
+        standing: &mut [Standing],
+    ) -> Result<Self, CaptureError> {
+        let first = &family.relatives[0].prepared.survey;
+        let refused = |refusals| CaptureError::refused(first.pid, refusals);
+        let mut kin = Kin::of(family).map_err(refused)?;
+        let mut copies = standing[0].take_copies()?;
+        let mut contents = vec![standing[0].take_contents()?];
+        for one in &mut standing[1..] {
+            copies.absorb(one.take_copies()?);
+            contents.push(one.take_contents()?);
+        }
+        let held = contents.iter().zip(family.relatives.iter().map(Relative::pid));
+        let held = held.flat_map(|(contents, pid)| contents.terminals(pid));
+        files::foregrounds(held.clone()).for_each(|(session, group)| kin.revive(session, group));
+        let terminals = files::describe_terminals(held, &kin.seats, first.pid).map_err(refused)?;
+
+        let mut all = OpenFiles::of(terminals);
+        let mut pool = std::mem::take(&mut contents[0]);
+        contents[1..].iter_mut().for_each(|contents| pool.absorb(contents));
+        let known = Known { family, copies: &copies, kin: &kin, pool: &pool };
+        let mut own = Vec::with_capacity(standing.len());
+        for (index, (relative, one)) in family.relatives.iter().zip(standing).enumerate() {
+            let contents = if index == 0 { &pool } else { &contents[index] };
+            let mut likeness = one.take_likeness()?;
+            let files = known.files_of(options, &relative.prepared.survey, (contents, &mut likeness), &mut all)?;
+            own.push((files, likeness));
+        }
+        let threads = Threads { pid: first.pid, profiles: &first.profiles, ids: &kin.ids };
+        all.deliver((first.pid, &own[0].1.root), &pool, &copies, threads)?;
+        Ok(Self { own, all, copies, kin })
+    }
+}
+
+impl Known<'_> {
+    /// Those of one process; its own `contents` are those of all, where it is the first.
+    fn files_of(
+        &self,
+        options: &CaptureOptions,
+        survey: &Survey,
+        (contents, likeness): (&Contents, &mut Likeness),
+        all: &mut OpenFiles,
+    ) -> Result<Files, CaptureError> {
+        let pid = survey.pid;
+        let is_first = all.streams().is_none();
+        let sockets = if is_first { options.sockets.clone() } else { options.sockets.of_descendant() };
+        let (mut fds, infos) = match likeness.fds.take() {
+            Some(fds) => fds,
+            None => files::known_fds(pid, &survey.fds, &sockets, all.streams())?,
+        };
+        let now = if is_first { self.family.streams.now(&fds) } else { None };
+        if let Some(streams) = now.as_ref().filter(|streams| streams.lead_inside()) {
+            streams.mark(pid, &mut fds);
+        }
+        let refusals = files::refusals(pid, &fds)?;
+        if !refusals.is_empty() {
+            return Err(CaptureError::refused(pid, refusals));
+        }
+        if is_first {
+            let streams = now.ok_or_else(|| CaptureError::Unstable { pid, what: "a standard stream".to_owned() })?;
+            all.begin(streams);
+        }
+        let threads = Threads { pid, profiles: &survey.profiles, ids: &self.kin.ids };
+        Files::build(pid, &likeness.root, (&fds, &infos), (contents, self.pool), self.copies, threads, all)
+    }
+}
