@@ -103,6 +103,23 @@ pub fn unread_by_peer(socket: BorrowedFd<'_>) -> io::Result<u32> {
     }
 }
 
+/// The file that a Unix socket is bound to, wherever that is now: open as a place alone (O_PATH), close-on-exec (SIOCUNIXFILE).
+/// `None` where it is bound to none.
+///
+/// # Errors
+/// As ioctl(2): EPERM without CAP_NET_ADMIN over the socket's network namespace.
+pub fn bound_file(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
+    const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
+    // SAFETY: this request takes no argument, and touches no memory of ours.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCUNIXFILE) } {
+        file @ 0.. => Ok(Some(owned(file))),
+        _ => match io::Error::last_os_error() {
+            none if none.kind() == io::ErrorKind::NotFound => Ok(None),
+            error => Err(error),
+        },
+    }
+}
+
 /// `call` gets a place for an address, and for its length.
 fn address(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> libc::c_int) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0_u8; mem::size_of::<libc::sockaddr_storage>()];
@@ -249,5 +266,17 @@ mod tests {
         crate::fdpass::send(one.as_fd(), b"whose", &[]).unwrap();
         let told = peek(other.as_fd(), &mut room).unwrap().sender.unwrap();
         assert_eq!(told.pid, std::process::id().cast_signed());
+    }
+
+    #[test]
+    fn the_file_of_a_socket_is_found_wherever_it_is() {
+        use std::os::unix::net::{UnixListener, UnixStream};
+        let directory = tempfile::tempdir().unwrap();
+        let (then, now) = (directory.path().join("then"), directory.path().join("now"));
+        let listener = UnixListener::bind(&then).unwrap();
+        std::fs::rename(&then, &now).unwrap();
+        let file = bound_file(listener.as_fd()).unwrap().unwrap();
+        assert_eq!(std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap(), now);
+        assert!(bound_file(UnixStream::pair().unwrap().0.as_fd()).unwrap().is_none());
     }
 }

@@ -90,7 +90,17 @@ fn socket(pair: u32, end: u32) -> OpenFile {
     let sender = Some(Sender { pid: 812, uid: 0, gid: 0 });
     let (options, received) = (Vec::new(), vec![Message { bytes: b"word".to_vec(), files: vec![0], sender }]);
     let state = SocketState::Paired { pair, end, through: Vec::new() };
-    OpenFile::Socket(Socket { family: 1, kind: 1, protocol: 0, flags: 2, state, options, received, shut_down: 0 })
+    OpenFile::Socket(Socket {
+        family: 1,
+        kind: 1,
+        protocol: 0,
+        flags: 2,
+        state,
+        file: None,
+        options,
+        received,
+        shut_down: 0,
+    })
 }
 
 fn layer(seed: &str) -> Layer {
@@ -412,6 +422,11 @@ fn nonsense_about_resources_is_refused() {
         ("files over the internet", |d| {
             let OpenFile::Socket(socket) = socket(8, 0) else { unreachable!("it is one") };
             d.open_files.push(OpenFile::Socket(Socket { family: 2, ..socket }));
+        }),
+        ("a socket with a path and without a file", |d| {
+            let state = SocketState::Listening { address: b"\x01\x00/socket".to_vec(), backlog: 1 };
+            let OpenFile::Socket(socket) = socket(8, 0) else { unreachable!("it is one") };
+            d.open_files.push(OpenFile::Socket(Socket { state, ..socket }));
         }),
         ("a vdso that is none", |d| d.origin.vdso_image = vec![0; VDSO_BYTES_MAX + 1]),
         ("a third end", |d| d.open_files.push(socket(0, 2))),

@@ -44,6 +44,7 @@ pub(crate) const TESTS: &[Test] = &[
     }),
     Test::shared("tcp_waiting", |cluster| carried(cluster, "tcp_waiting")),
     Test::shared("unix_listeners", |cluster| carried(cluster, "unix_listeners")),
+    Test::shared("unix_files", |cluster| carried(cluster, "unix_files")),
     Test::shared("unix_connected", |cluster| carried(cluster, "unix_connected")),
     Test::shared("unix_outside", |cluster| carried(cluster, "unix_outside")),
     Test::shared("udp_sockets", |cluster| carried(cluster, "udp_sockets")),

@@ -42,7 +42,7 @@ pub use memory::{
 };
 pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SeccompFilter, SignalAction};
 pub use resources::NUMBERS_MAX;
-pub use socket::{Message, Sender, Socket, SocketOption, SocketState, internet_address};
+pub use socket::{Message, Sender, Socket, SocketFile, SocketOption, SocketState, internet_address};
 pub use system_v::{MessageQueue, SemaphoreSet};
 pub use terminal::{ControlledSession, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
 pub use thread::{AltStack, Deadline, EagerBytes, Rseq, Scheduling, Thread};

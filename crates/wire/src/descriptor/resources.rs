@@ -106,6 +106,11 @@ impl Descriptor {
             let options =
                 socket.options.iter().all(|option| option.value.len() <= OPTION_BYTES_MAX.max(FILTER_BYTES_MAX));
             require(short && options, || "an address or option of a socket is too long".to_owned())?;
+            let file = socket.file.as_ref();
+            let is_absolute = file.and_then(|file| file.path.as_ref()).is_none_or(|path| path.starts_with('/'));
+            require(is_absolute && file.is_some() == socket.bound_path().is_some(), || {
+                "the file of a socket, which is none of its own".to_owned()
+            })?;
             self.validate_messages(socket)?;
         }
         Ok(())

@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use super::FileStatus;
+
 /// A socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Socket {
@@ -18,6 +20,8 @@ pub struct Socket {
     pub flags: u32,
     /// What it is in the middle of.
     pub state: SocketState,
+    /// Its file, where bind(2) is to make one.
+    pub file: Option<SocketFile>,
     /// Options that differ from those of a new socket, in the order in which they are to be set.
     pub options: Vec<SocketOption>,
     /// What has arrived and was not read.
@@ -46,6 +50,15 @@ pub struct Sender {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+}
+
+/// The file of a Unix socket that is bound to a path.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SocketFile {
+    /// Where it is now, as the process sees it, whatever path it was bound to; `None` where it was removed.
+    pub path: Option<String>,
+    /// Mode and owner.
+    pub status: FileStatus,
 }
 
 /// What a socket is in the middle of.
@@ -107,6 +120,23 @@ impl Socket {
             SocketState::Listening { .. } | SocketState::Connected { .. } | SocketState::Waiting { .. } => true,
             SocketState::Cut => false,
         }
+    }
+
+    /// The address that it is to be bound to by itself; empty for none.
+    pub fn bound(&self) -> &[u8] {
+        match &self.state {
+            SocketState::Idle { address, .. }
+            | SocketState::Listening { address, .. }
+            | SocketState::Waiting { address, .. } => address,
+            SocketState::Paired { .. } | SocketState::Connected { .. } | SocketState::Cut => &[],
+        }
+    }
+
+    /// The path among these addresses; `None` for one of another kind.
+    pub fn bound_path(&self) -> Option<&[u8]> {
+        const UNIX: u32 = 1;
+        let path = self.bound().get(2..).filter(|_| self.family == UNIX)?;
+        path.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())
     }
 
     /// Where on the internet others reach it; `None` where they do not, or another way.

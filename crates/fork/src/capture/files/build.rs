@@ -290,6 +290,9 @@ impl Builder<'_> {
             Ok(socket) => socket,
             Err(reason) => return self.told(fd, Err(reason)),
         };
+        if let Some(path) = socket.file.as_mut().and_then(|file| file.path.as_mut()) {
+            *path = super::super::strip_root(path, self.root).to_owned();
+        }
         if let Err(reason) = self.name_senders(fd.inode, &mut socket) {
             return self.told(fd, Err(reason));
         }

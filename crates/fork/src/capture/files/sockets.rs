@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farfork_sys::socket;
 use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
-use farfork_wire::descriptor::{Message, Socket, SocketState};
+use farfork_wire::descriptor::{Message, Socket, SocketFile, SocketState};
 
 use netlink::NETLINK;
 pub(super) use options::{Usual, options};
@@ -88,6 +88,8 @@ pub(in super::super) struct SocketContents {
     state: u8,
     backlog: u32,
     unix: Option<UnixSocket>,
+    /// Of a Unix socket, what it is bound to; its path as we see it.
+    file: Option<SocketFile>,
     /// Of a TCP socket.
     tcp: Option<Tcp>,
     pub(super) received: Vec<Arrived>,
@@ -109,6 +111,7 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
         state: CLOSED,
         backlog: 0,
         unix: None,
+        file: None,
         tcp: None,
         received: Vec::new(),
         shut_down: 0,
@@ -150,7 +153,9 @@ impl Sockets<'_> {
             return Err("messages wait in it, whose senders are not carried; let it read them first".to_owned());
         }
         let (options, shut_down) = (Vec::new(), contents.shut_down);
-        Ok(Socket { family, kind, protocol, flags, state, options, received, shut_down })
+        let mut socket = Socket { family, kind, protocol, flags, state, file: None, options, received, shut_down };
+        socket.file = socket.bound_path().and(contents.file.clone());
+        Ok(socket)
     }
 
     fn state(&self, inode: u64, contents: &SocketContents) -> Result<SocketState, String> {

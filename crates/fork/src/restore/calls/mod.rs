@@ -22,6 +22,7 @@ mod number;
 mod process;
 mod queues;
 mod socket;
+mod socket_file;
 mod terminal;
 mod timer;
 mod waiting;

@@ -31,6 +31,7 @@ pub(super) const SETSOCKOPT: u32 = 54;
 pub(super) const FCNTL: u32 = 72;
 pub(super) const FLOCK: u32 = 73;
 pub(super) const CHDIR: u32 = 80;
+pub(super) const RENAME: u32 = 82;
 pub(super) const MKDIR: u32 = 83;
 pub(super) const RMDIR: u32 = 84;
 pub(super) const UNLINK: u32 = 87;
@@ -56,6 +57,7 @@ pub(super) const SIGNALFD4: u32 = 289;
 pub(super) const DUP3: u32 = 292;
 pub(super) const INOTIFY_INIT1: u32 = 294;
 pub(super) const PRLIMIT64: u32 = 302;
+pub(super) const RENAMEAT2: u32 = 316;
 pub(super) const MEMBARRIER: u32 = 324;
 pub(super) const PIDFD_OPEN: u32 = 434;
 

@@ -10,7 +10,7 @@ use super::super::layout::STEP_SOCKET;
 use super::super::objects::Objects;
 use super::delivery::{self, Late, is_late};
 use super::files::{Bench, number_of};
-use super::{Argument, Script, connection, number, value, waiting};
+use super::{Argument, Script, connection, number, socket_file, value, waiting};
 
 pub(super) const UNIX: u32 = 1;
 const INET6: u32 = 10;
@@ -46,9 +46,12 @@ pub(super) fn make(
     for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
         bench.script.about(STEP_SOCKET, number_of(descriptor, index));
         match &socket.state {
-            SocketState::Idle { address, peer } => idle(bench.script, socket, (address, peer), around)?,
-            SocketState::Listening { address, backlog } => {
-                idle(bench.script, socket, (address, &[]), around)?;
+            SocketState::Idle { peer, .. } => {
+                let peer = socket_file::reached(descriptor, socket.kind, peer);
+                idle(bench.script, (index, socket), &peer, around)?;
+            }
+            SocketState::Listening { backlog, .. } => {
+                idle(bench.script, (index, socket), &[], around)?;
                 as_owner(bench.script, around.owner, |script| {
                     script.gives(0, number::LISTEN, &[value(0_u32), value(*backlog)]);
                     Ok(())
@@ -88,6 +91,7 @@ pub(super) fn make(
         }
     }
     waiting::make(bench, descriptor, around)?;
+    socket_file::remove(bench, descriptor)?;
     connection::make(bench, descriptor)?;
     delivery::send_all(bench, descriptor, around.objects, &late)
 }
@@ -101,16 +105,14 @@ fn is_connection(socket: &Socket) -> bool {
 /// Made as descriptor 0, with its options, bound and connected.
 fn idle(
     script: &mut Script<'_>,
-    socket: &Socket,
-    (address, peer): (&[u8], &[u8]),
+    (index, socket): (u32, &Socket),
+    peer: &[u8],
     around: Surroundings<'_>,
 ) -> Result<(), RestoreError> {
     let kind = socket.kind | SOCK_CLOEXEC;
     script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
     set_options(script, 0, socket, |_| true)?;
-    if !address.is_empty() {
-        bind(script, socket, address, around)?;
-    }
+    bind(script, (index, socket), around)?;
     if !peer.is_empty() {
         let (bytes, length) = (script.bytes(peer)?, peer.len() as u64);
         script.gives(0, number::CONNECT, &[value(0_u32), bytes, value(length)]);
@@ -118,18 +120,22 @@ fn idle(
     Ok(())
 }
 
+/// To its address, where it has one.
 pub(super) fn bind(
     script: &mut Script<'_>,
-    socket: &Socket,
-    address: &[u8],
+    (index, socket): (u32, &Socket),
     around: Surroundings<'_>,
 ) -> Result<(), RestoreError> {
+    let address = socket.bound();
+    if address.is_empty() {
+        return Ok(());
+    }
     let (bytes, length) = (script.bytes(address)?, address.len() as u64);
     let bound = [value(0_u32), bytes, value(length)];
-    if socket.family == UNIX {
-        return bind_unix(script, address, &bound, around);
+    if let (Some(path), Some(file)) = (socket.bound_path(), &socket.file) {
+        return socket_file::bind(script, (index, path, file), &bound, around.objects);
     }
-    if socket.family == NETLINK {
+    if matches!(socket.family, UNIX | NETLINK) {
         script.gives(0, number::BIND, &bound);
         return Ok(());
     }
@@ -144,31 +150,6 @@ pub(super) fn bind(
     Ok(())
 }
 
-/// The file of a socket with a path may be there, as the parent's: in the child's layer it is another.
-fn bind_unix(
-    script: &mut Script<'_>,
-    address: &[u8],
-    bound: &[Argument],
-    around: Surroundings<'_>,
-) -> Result<(), RestoreError> {
-    let path: Vec<u8> = address[2..].iter().copied().take_while(|byte| *byte != 0).collect();
-    if path.is_empty() {
-        script.gives(0, number::BIND, bound);
-        return Ok(());
-    }
-    let path = String::from_utf8(path).map_err(|error| RestoreError::Path { path: error.to_string() })?;
-    if !path.starts_with('/') || !around.objects.is_private(&path) {
-        return Err(RestoreError::SharedSocket { path });
-    }
-    let path = script.text(&path)?;
-    script.may_fail(number::UNLINK, &[path]);
-    script.gives(0, number::BIND, bound);
-    if let Some(owner) = around.owner {
-        script.gives(0, number::CHOWN, &[path, value(owner.uids[1]), value(owner.gids[1])]);
-    }
-    Ok(())
-}
-
 /// Both ends of a connection, as descriptors 0 and 1, with what is on its way.
 fn connect(
     bench: &mut Bench<'_, '_>,
@@ -178,11 +159,12 @@ fn connect(
     around: Surroundings<'_>,
 ) -> Result<(), RestoreError> {
     let kind = socket.kind | SOCK_CLOEXEC;
-    let listener = listener_at(bench, descriptor, through);
+    let listener = listener_at(bench, descriptor, (socket.kind, through));
+    let through = socket_file::reached(descriptor, socket.kind, through);
     as_owner(bench.script, around.owner, |script| {
         if let Some(listener) = listener {
             script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
-            let (bytes, length) = (script.bytes(through)?, through.len() as u64);
+            let (bytes, length) = (script.bytes(&through)?, through.len() as u64);
             script.gives(0, number::CONNECT, &[value(0_u32), bytes, value(length)]);
             script.gives(1, number::ACCEPT4, &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
         } else {
@@ -209,8 +191,8 @@ fn pair(script: &mut Script<'_>, socket: &Socket, kind: u32) -> Result<(), Resto
 }
 
 /// The descriptor under which a listener was put aside.
-fn listener_at(bench: &Bench<'_, '_>, descriptor: &Descriptor, through: &[u8]) -> Option<u32> {
-    let is_it = |file: &OpenFile| matches!(file, OpenFile::Socket(Socket { state: SocketState::Listening { address, .. }, .. }) if address == through);
+fn listener_at(bench: &Bench<'_, '_>, descriptor: &Descriptor, (wanted, through): (u32, &[u8])) -> Option<u32> {
+    let is_it = |file: &OpenFile| matches!(file, OpenFile::Socket(Socket { kind, state: SocketState::Listening { address, .. }, .. }) if *kind == wanted && address == through);
     let index = descriptor.open_files.iter().position(is_it).filter(|_| !through.is_empty())?;
     bench.place_of(index as u32)
 }

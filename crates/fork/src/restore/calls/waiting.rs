@@ -7,7 +7,7 @@ use super::super::RestoreError;
 use super::super::layout::STEP_SOCKET;
 use super::files::{Bench, number_of};
 use super::socket::{self, SOCK_CLOEXEC, Surroundings, UNIX, as_owner};
-use super::{number, value};
+use super::{number, socket_file, value};
 
 const TCP: u32 = 6;
 const TCP_REPAIR: u32 = 19;
@@ -24,15 +24,16 @@ pub(super) fn make(
     let mut waiting = Vec::new();
     for (index, file) in descriptor.open_files.iter().enumerate() {
         if let OpenFile::Socket(socket) = file
-            && let SocketState::Waiting { address, through, turn } = &socket.state
+            && let SocketState::Waiting { through, turn, .. } = &socket.state
         {
-            waiting.push((*turn, index as u32, socket, (address.as_slice(), through.as_slice())));
+            waiting.push((*turn, index as u32, socket, through.as_slice()));
         }
     }
     waiting.sort_by_key(|(turn, index, ..)| (*turn, *index));
-    for (_, index, socket, addresses) in waiting {
+    for (_, index, socket, through) in waiting {
         bench.script.about(STEP_SOCKET, number_of(descriptor, index));
-        connect(bench, socket, addresses, around)?;
+        let through = socket_file::reached(descriptor, socket.kind, through);
+        connect(bench, (index, socket), &through, around)?;
         socket::shut_down(bench.script, 0, socket);
         socket::set_modes(bench.script, 0, socket);
         bench.put_aside(0, index);
@@ -43,22 +44,24 @@ pub(super) fn make(
 /// As descriptor 0.
 fn connect(
     bench: &mut Bench<'_, '_>,
-    socket: &Socket,
-    (address, through): (&[u8], &[u8]),
+    (index, socket): (u32, &Socket),
+    through: &[u8],
     around: Surroundings<'_>,
 ) -> Result<(), RestoreError> {
     let Socket { family, kind, protocol, .. } = socket;
     let born = [value(*family), value(kind | SOCK_CLOEXEC), value(*protocol)];
-    as_owner(bench.script, around.owner.filter(|_| *family == UNIX), |script| {
+    let owner = around.owner.filter(|_| *family == UNIX);
+    as_owner(bench.script, owner, |script| {
         script.gives(0, number::SOCKET, &born);
-        socket::set_options(script, 0, socket, |_| true)?;
-        if *family == UNIX {
-            if !address.is_empty() {
-                socket::bind(script, socket, address, around)?;
-            }
-        } else {
-            bind_again(script, address)?;
-        }
+        Ok(())
+    })?;
+    socket::set_options(bench.script, 0, socket, |_| true)?;
+    if *family == UNIX {
+        socket::bind(bench.script, (index, socket), around)?;
+    } else {
+        bind_again(bench.script, socket.bound())?;
+    }
+    as_owner(bench.script, owner, |script| {
         let to = script.bytes(through)?;
         script.gives(0, number::CONNECT, &[value(0_u32), to, value(through.len() as u64)]);
         Ok(())

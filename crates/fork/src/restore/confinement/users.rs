@@ -47,7 +47,11 @@ fn statuses(descriptor: &mut Descriptor) -> impl Iterator<Item = &mut FileStatus
     let semaphores = descriptor.semaphore_sets.iter_mut().map(|set| &mut set.status);
     let queues = descriptor.message_queues.iter_mut().map(|queue| &mut queue.status);
     let terminals = descriptor.terminals.iter_mut().filter_map(|terminal| terminal.status.as_mut());
-    shared.chain(semaphores).chain(queues).chain(terminals)
+    let sockets = descriptor.open_files.iter_mut().filter_map(|file| match file {
+        OpenFile::Socket(socket) => socket.file.as_mut().map(|file| &mut file.status),
+        _ => None,
+    });
+    shared.chain(semaphores).chain(queues).chain(terminals).chain(sockets)
 }
 
 fn check(descriptor: &Descriptor, numbers: Numbers) -> Result<(), RestoreError> {

@@ -1,14 +1,20 @@
 //! Unix sockets: what waits in them, with the descriptors and credentials that come along, and who waits to be accepted.
 
+use std::ffi::OsStr;
+use std::fs::{self, Metadata};
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use farfork_sys::socket::{self, Peeked, Sender};
 use farfork_sys::socket_diagnosis::Diagnosis;
-use farfork_wire::descriptor::SocketState;
+use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
 
-use super::{LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets};
+use super::super::kind::DELETED_SUFFIX;
+use super::{CONNECTED, DATAGRAM, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets};
 
 /// Most bytes of a message in a socket's queue: more than the kernel lets anybody send by default.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -48,7 +54,29 @@ impl SocketContents {
                 told.waiting
             ));
         }
+        let was_accepted = told.state == CONNECTED && self.birth.kind != DATAGRAM && told.peer != Some(0);
+        if self.is_bound_to_path() && !was_accepted {
+            self.read_file(fd)?;
+        }
         self.unix = Some(told);
+        Ok(())
+    }
+
+    fn is_bound_to_path(&self) -> bool {
+        self.own.get(2).is_some_and(|byte| *byte != 0)
+    }
+
+    /// Its file may have been given another name or owner since.
+    fn read_file(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        const PERMISSIONS: u32 = 0o7777;
+        let Some(file) = socket::bound_file(fd)? else { return Ok(()) };
+        let link = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let (now, found) = (fs::read_link(&link)?, fs::metadata(&link)?);
+        let status = FileStatus { mode: found.mode() & PERMISSIONS, uid: found.uid(), gid: found.gid() };
+        match name_of(&now, &found) {
+            Ok(path) => self.file = Some(SocketFile { path, status }),
+            Err(reason) => self.refuse(reason),
+        }
         Ok(())
     }
 
@@ -111,6 +139,28 @@ impl SocketContents {
     }
 }
 
+/// The path of a socket's file that the kernel says is at `now`; `None` where it has none any more.
+fn name_of(now: &Path, found: &Metadata) -> Result<Option<String>, String> {
+    let is_it = |path: &Path| {
+        path.symlink_metadata().is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
+    };
+    let path = match now.as_os_str().as_bytes().strip_suffix(DELETED_SUFFIX) {
+        Some(_) if found.nlink() == 0 => return Ok(None),
+        // By this name it was removed. It has others, of which the kernel does not tell.
+        Some(before) if !is_it(now) => {
+            let directory = Path::new(OsStr::from_bytes(before)).parent().unwrap_or(Path::new("/"));
+            let others = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+            others.into_iter().find(|path| is_it(path)).ok_or_else(|| {
+                let directory = directory.display();
+                format!("its file was linked to a name outside {directory} and is not carried; rename it instead")
+            })?
+        }
+        _ => now.to_path_buf(),
+    };
+    let path = path.to_str().filter(|path| path.starts_with('/')).map(str::to_owned);
+    path.map(Some).ok_or_else(|| format!("the path of its file, {}, is not absolute or not UTF-8", now.display()))
+}
+
 /// How many of the `bytes` behind which the next look begins come before those that have descriptors.
 fn plain_bytes(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<usize> {
     let end = socket::number_option(fd, SOL_SOCKET, SO_PEEK_OFF)?;
@@ -130,6 +180,12 @@ impl Sockets<'_> {
             clients.iter().position(|client| u64::from(*client) == inode)
         };
         let (listener, turn) = self.0.values().find_map(|listener| Some((listener, turn_at(listener)?)))?;
+        let is_namesake = |other: &&SocketContents| {
+            other.state == LISTENING && other.birth == listener.birth && other.bound() == listener.bound()
+        };
+        if self.0.values().filter(is_namesake).count() > 1 {
+            return Some(Err(NAMESAKES.to_owned()));
+        }
         if contents.unread_bytes > 0 {
             return Some(Err(UNREAD_WAITING.to_owned()));
         }
@@ -142,14 +198,53 @@ impl Sockets<'_> {
 pub(super) const UNREAD_WAITING: &str = "what was sent in it waits with it to be accepted by a socket of the process, where nobody can look: not carried; \
      let it be accepted first";
 
+/// Who connects again finds the listening socket by its name.
+const NAMESAKES: &str = "it waits to be accepted by one of several sockets that listen and were bound to the same name: not carried; \
+     let it be accepted first";
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
     use std::io::Write;
     use std::os::fd::AsFd;
-    use std::os::unix::net::UnixStream;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use farfork_sys::fdpass;
+
+    fn contents_of(socket: impl AsFd) -> (u64, SocketContents) {
+        let socket = socket.as_fd().try_clone_to_owned().unwrap();
+        let inode = fs::metadata(format!("/proc/self/fd/{}", socket.as_raw_fd())).unwrap().ino();
+        let diagnosis = Diagnosis::open(std::process::id().cast_signed()).unwrap();
+        (inode, super::super::read(&socket, inode, Some(&diagnosis)).unwrap())
+    }
+
+    #[test]
+    fn a_file_that_is_only_in_another_directory_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let other = tempfile::tempdir_in(&directory).unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        fs::hard_link(&path, other.path().join("socket")).unwrap();
+        assert_eq!(contents_of(&listener).1.file.unwrap().path.as_deref(), path.to_str());
+        fs::remove_file(&path).unwrap();
+        let refusal = contents_of(&listener).1.refusal.unwrap();
+        assert!(refusal.contains("linked to a name outside"), "{refusal}");
+    }
+
+    #[test]
+    fn who_waits_at_one_of_two_of_the_same_name_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let waiting = UnixStream::connect(&path).unwrap();
+        let mut all = BTreeMap::from([contents_of(&listener), contents_of(&waiting)]);
+        let (inode, contents) = contents_of(&waiting);
+        assert!(Sockets(&all).describe((inode, &contents), 0).is_ok());
+        fs::remove_file(&path).unwrap();
+        all.extend([contents_of(UnixListener::bind(&path).unwrap())]);
+        assert_eq!(Sockets(&all).describe((inode, &contents), 0).unwrap_err(), NAMESAKES);
+    }
 
     #[test]
     fn descriptors_stay_with_their_piece_of_a_stream() {
@@ -158,11 +253,8 @@ mod tests {
         one.write_all(&[1; 700]).unwrap();
         fdpass::send(one.as_fd(), b"with", &[sent.as_fd()]).unwrap();
         one.write_all(b"behind").unwrap();
-        let inode = std::fs::metadata(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&other))).unwrap();
-        let diagnosis = Diagnosis::open(std::process::id() as i32).unwrap();
-        let inode = std::os::unix::fs::MetadataExt::ino(&inode);
         for _ in 0..2 {
-            let contents = super::super::read(&other.try_clone().unwrap().into(), inode, Some(&diagnosis)).unwrap();
+            let (_, contents) = contents_of(&other);
             let pieces: Vec<(usize, usize)> =
                 contents.received.iter().map(|one| (one.bytes.len(), one.files.len())).collect();
             assert_eq!(pieces, [(700, 0), (4, 1), (6, 0)]);
