@@ -5,7 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::Ended;
+use super::child::SIGKILL;
+use super::{Ended, Limit};
 use crate::api::v1;
 
 /// How a child ended.
@@ -29,6 +30,15 @@ impl Exit {
                 Err(_) => Self::Lost("its container was killed before it could tell".to_owned()),
             },
             Err(error) => Self::Lost(format!("its exit status cannot be read: {error}")),
+        }
+    }
+
+    /// The same, with the limit that was met, if any: where the kernel took the container's own process for that, it killed the child
+    /// with it (pid_namespaces(7)).
+    pub(super) fn by_limit(self, limit_met: Option<Limit>) -> Self {
+        match self {
+            Self::Lost(_) if limit_met.is_some() => Self::Signal(SIGKILL),
+            known => known,
         }
     }
 
@@ -59,7 +69,7 @@ impl From<Ended> for v1::Exit {
 
 #[cfg(test)]
 mod tests {
-    use super::Exit;
+    use super::{Exit, Limit};
 
     #[test]
     fn a_wait_status_is_code_or_signal() {
@@ -73,5 +83,13 @@ mod tests {
         assert_eq!(read(&0x8b_i32.to_ne_bytes()), Exit::Signal(11), "with a core dump");
         assert!(matches!(read(b""), Exit::Lost(_)));
         assert!(matches!(Exit::read("/nonexistent".as_ref()), Exit::Lost(_)));
+    }
+
+    #[test]
+    fn whose_container_met_a_limit_was_killed_with_it() {
+        let lost = || Exit::Lost("its container was killed before it could tell".to_owned());
+        assert_eq!(lost().by_limit(Some(Limit::Memory(64 << 20))), Exit::Signal(9));
+        assert_eq!(lost().by_limit(None), lost());
+        assert_eq!(Exit::Signal(7).by_limit(Some(Limit::NodeMemory)), Exit::Signal(7));
     }
 }

@@ -96,6 +96,7 @@ fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let id = &child.record().id;
     let exit = Exit::read(&child.directory().join(STATUS_FILE));
     let limit_met = limit::of(child, &exit, container.cgroup());
+    let exit = exit.by_limit(limit_met);
     // With its first process all others have ended: one question is enough, but where something still looks at their memory.
     let released = pager.release_at_once(id);
     let counts = released.unwrap_or_else(|| pager.counts(id));
