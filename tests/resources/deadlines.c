@@ -1,21 +1,12 @@
 /* Threads that are scheduled by deadlines: the main one, which may fork, and another with a period of its own. The nice value that
  * they will have again without. */
-#include "resource.h"
+#include "deadline.h"
 
-#include <sched.h>
 #include <sys/resource.h>
 
 #define MS 1000000UL
 #define RESETS_ON_FORK 1
 #define TELLS_OF_OVERRUN 4
-
-struct attributes {
-    uint32_t size, policy;
-    uint64_t flags;
-    int32_t nice;
-    uint32_t priority;
-    uint64_t runtime, deadline, period;
-};
 
 static const struct attributes main_thread = {sizeof main_thread, SCHED_DEADLINE, RESETS_ON_FORK, 0, 0, 20 * MS, 100 * MS, 100 * MS};
 static const struct attributes other_thread = {sizeof other_thread, SCHED_DEADLINE, TELLS_OF_OVERRUN, 0, 0, 2 * MS, 50 * MS, 200 * MS};

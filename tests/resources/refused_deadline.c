@@ -1,15 +1,5 @@
 /* A main thread that is scheduled by deadlines, and that fork(2) itself fails for: not carried. */
-#include "resource.h"
-
-#include <sched.h>
-
-struct attributes {
-    uint32_t size, policy;
-    uint64_t flags;
-    int32_t nice;
-    uint32_t priority;
-    uint64_t runtime, deadline, period;
-};
+#include "deadline.h"
 
 static void set_up(void) {
     struct attributes wanted = {sizeof wanted, SCHED_DEADLINE, 0, 0, 0, 40000000, 100000000, 100000000};

@@ -92,18 +92,15 @@ pub(super) fn known_fds(
     sockets: &ProgramSockets,
     streams: Option<&Streams>,
 ) -> Result<(Vec<OpenFd>, Vec<FdInfo>), CaptureError> {
-    let unread = || CaptureError::read(pid, "the open files");
-    let table = FdDirectory::infos(pid).map_err(unread())?;
-    let numbers = table.numbers().map_err(unread())?;
+    let all_unread = || CaptureError::read(pid, "the open files");
+    let table = FdDirectory::infos(pid).map_err(all_unread())?;
+    let numbers = table.numbers().map_err(all_unread())?;
     let (mut fds, mut infos) = (Vec::with_capacity(numbers.len()), Vec::with_capacity(numbers.len()));
     // Opened where one is needed.
     let mut links = None;
     for number in numbers {
         // Who is not of the tree may have the same table, and goes on.
-        let unread = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
-            _ => CaptureError::read(pid, format!("fd {number}"))(source),
-        };
+        let unread = |source| unread(pid, number, source);
         let info = table.info(number).map_err(unread)?;
         let before = known.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &known[index]);
         let fd = match before.filter(|fd| fd.is_surely(&info)) {
@@ -125,6 +122,14 @@ pub(super) fn known_fds(
         streams.mark(pid, &mut fds);
     }
     Ok((fds, infos))
+}
+
+/// Why a descriptor was not read; where it has been closed since, the process is to be looked at again.
+fn unread(pid: i32, number: u32, source: io::Error) -> CaptureError {
+    match source.kind() {
+        io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: format!("fd {number}") },
+        _ => CaptureError::read(pid, format!("fd {number}"))(source),
+    }
 }
 
 impl ProgramSockets {

@@ -65,11 +65,8 @@ impl Contents {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
             contents.read_one(pid, (&table, number), known, diagnosis).map_err(|error| {
                 // What the kernel says of a number that was used again since the survey depends on what it leads to now.
-                let is_another = || known.is_some_and(|known| !known.is_there_still(pid));
-                if error.kind() == io::ErrorKind::NotFound || is_another() {
-                    return CaptureError::Unstable { pid, what: format!("fd {number}") };
-                }
-                CaptureError::read(pid, format!("fd {number}"))(error)
+                let is_another = known.is_some_and(|known| !known.is_there_still(pid));
+                super::unread(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
             })?;
         }
         contents.follow(diagnosis).map_err(CaptureError::read(pid, "what is on its way in its sockets"))?;

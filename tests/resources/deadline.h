@@ -1,0 +1,12 @@
+/* What a thread is scheduled by, as sched_setattr(2) takes it: C libraries lack the structure. */
+#include "resource.h"
+
+#include <sched.h>
+
+struct attributes {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+};
