@@ -1,9 +1,20 @@
-/* An inotify with watches, numbered with a gap, that still see what happens. */
+/* An inotify with watches, numbered with a gap, that still see what happens; and one of a child with a root of its own
+ * (chroot(2)). */
 #include "resource.h"
 
 #include <sys/inotify.h>
 
 static int notify, first, gone, second;
+static pid_t jailed;
+
+static __attribute__((noreturn)) void watch_in_jail(int ready) {
+    struct inotify_event event[16];
+    REQUIRE(chroot(path_of("jail")) == 0 && chdir("/") == 0);
+    int own = inotify_init1(IN_CLOEXEC), watch = inotify_add_watch(own, "/", IN_CREATE);
+    REQUIRE(write(ready, "x", 1) == 1);
+    alarm(PATIENCE_MS / 1000);
+    _exit(read(own, event, sizeof event) > 0 && event->wd == watch && event->mask == (IN_CREATE | IN_ISDIR) ? 0 : 1);
+}
 
 static void set_up(void) {
     REQUIRE(mkdir(path_of("a"), 0700) == 0 && mkdir(path_of("b"), 0700) == 0);
@@ -12,6 +23,11 @@ static void set_up(void) {
     gone = inotify_add_watch(notify, "/usr", IN_CREATE);
     REQUIRE(inotify_rm_watch(notify, gone) == 0);
     second = inotify_add_watch(notify, path_of("b"), IN_CREATE | IN_DELETE);
+    int ends[2];
+    char byte;
+    REQUIRE(mkdir(path_of("jail"), 0700) == 0 && pipe(ends) == 0 && (jailed = fork()) >= 0);
+    if (jailed == 0) watch_in_jail(ends[1]);
+    REQUIRE(read(ends[0], &byte, 1) == 1);
     struct inotify_event ignored;
     REQUIRE(first == 1 && second == 3 && read(notify, &ignored, sizeof ignored) > 0 && ignored.mask == IN_IGNORED);
 }
@@ -36,4 +52,7 @@ static void check(void) {
     REQUIRE(unlink(path_of("b/file")) == 0);
     require_event(second, IN_DELETE);
     REQUIRE(inotify_add_watch(notify, path_of("a"), IN_DELETE | IN_MASK_ADD) == first);
+    int status;
+    REQUIRE(mkdir(path_of("jail/made"), 0700) == 0 && waitpid(jailed, &status, 0) == jailed && status == 0,
+            "status %x", status);
 }

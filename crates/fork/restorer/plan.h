@@ -274,6 +274,7 @@ struct plan {
 	struct plan_span guards;	/* plan_range: pages that must not be touched */
 	struct plan_span calls_before_maps; /* while nothing is open, and nothing mapped */
 	struct plan_span calls_before_files;
+	struct plan_span calls_behind_paths; /* nobody of its tree needs a path any more */
 	struct plan_span calls_at_last; /* all is there, with the child's own credentials */
 	u64 mm[11];		  /* in the order of struct prctl_mm_map */
 	struct plan_span auxv;	  /* u64 each */
@@ -396,6 +397,7 @@ enum step {
 	STEP_FORBID_SETTINGS = 61,
 	STEP_ENTER_NETWORK = 62,
 	STEP_ENTER_USERS = 63,
+	STEP_ENTER_ROOT = 64,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

@@ -99,6 +99,7 @@ void restore(const struct plan *plan)
 	make_calls(plan, plan->calls_before_files);
 	open_descriptors(plan);
 	mark(plan, MARK_OPENED);
+	make_calls(plan, plan->calls_behind_paths);
 	enter_users(plan);
 
 	scratch->inside = plan->threads.count;

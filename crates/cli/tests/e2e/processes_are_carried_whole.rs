@@ -45,6 +45,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("tcp_waiting", |cluster| carried(cluster, "tcp_waiting")),
     Test::shared("unix_listeners", |cluster| carried(cluster, "unix_listeners")),
     Test::shared("unix_files", |cluster| carried(cluster, "unix_files")),
+    Test::shared("refused_unix_name", |cluster| {
+        refused_at_its_stop(cluster, "refused_unix_name", &["/there-alone/socket"]);
+    }),
     Test::shared("unix_connected", |cluster| carried(cluster, "unix_connected")),
     Test::shared("unix_outside", |cluster| carried(cluster, "unix_outside")),
     Test::shared("udp_sockets", |cluster| carried(cluster, "udp_sockets")),
@@ -86,6 +89,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("leaderless_session", |cluster| carried(cluster, "leaderless_session")),
     Test::shared("refused_session", |cluster| refused_at_its_stop(cluster, "refused_session", &["session"])),
     Test::shared("shared_directory", |cluster| carried(cluster, "shared_directory")),
+    Test::shared("own_root", |cluster| carried(cluster, "own_root")),
+    Test::shared("own_root_is_forked_on", |cluster| forked_on(cluster, "own_root")),
+    Test::shared("refused_root", |cluster| refused(cluster, "refused_root", &["chroot", "removed"])),
     Test::shared("refused_thread_apart", |cluster| {
         refused(cluster, "refused_thread_apart", &["thread", "current directory of its own"]);
     }),

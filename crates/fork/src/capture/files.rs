@@ -233,14 +233,14 @@ impl OpenFd {
     }
 }
 
-/// What of the open files of a process cannot be carried, by name.
-pub(super) fn refusals(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+/// What of the open files of a process cannot be carried, by name. `first`: the first process of its tree.
+pub(super) fn refusals((pid, first): (i32, i32), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
     refusals.extend(strange_sockets(pid, fds)?);
-    refusals.extend(terminal::refusals(pid, fds)?);
+    refusals.extend(terminal::refusals((pid, first), fds)?);
     Ok(refusals)
 }
 

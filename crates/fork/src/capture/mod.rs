@@ -48,6 +48,7 @@ mod program;
 mod ready;
 mod rescue;
 mod restart;
+mod root;
 mod script;
 mod seals;
 mod shared;
@@ -216,26 +217,4 @@ pub fn keep_ready() {
 fn open_memory(pid: i32) -> Result<File, CaptureError> {
     let mem = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
     mem.map_err(CaptureError::read(pid, "the memory"))
-}
-
-/// A path of the kernel's, which begins at our root, as a process with root `root` sees it.
-fn strip_root<'a>(path: &'a str, root: &str) -> &'a str {
-    match path.strip_prefix(root) {
-        Some(below) if root != "/" && below.starts_with('/') => below,
-        Some("") if root != "/" => "/",
-        _ => path,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_seen_from_the_processes_root() {
-        assert_eq!(strip_root("/usr/bin/x", "/"), "/usr/bin/x");
-        assert_eq!(strip_root("/jail/bin/x", "/jail"), "/bin/x");
-        assert_eq!(strip_root("/jail", "/jail"), "/");
-        assert_eq!(strip_root("/jailer/x", "/jail"), "/jailer/x");
-    }
 }

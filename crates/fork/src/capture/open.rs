@@ -5,11 +5,13 @@
 //! that was written to it cannot be executed.
 
 use super::CaptureOptions;
-use super::error::CaptureError;
+use super::error::{CaptureError, Refusal};
 use super::files::{self, Contents, Files, OpenFiles, Threads};
 use super::likeness::Likeness;
+use super::root::Root;
 use super::shared::SharedCopies;
 use super::stand::Standing;
+use super::state::link;
 use super::survey::Survey;
 use super::tree::{Family, Kin, Relative};
 
@@ -24,6 +26,7 @@ pub(super) struct Open {
 
 /// What is known of the whole tree.
 struct Known<'a> {
+    root: Root<'a>,
     family: &'a Family,
     copies: &'a SharedCopies,
     kin: &'a Kin,
@@ -55,16 +58,22 @@ impl Open {
         let mut all = OpenFiles::of(terminals);
         let mut pool = std::mem::take(&mut contents[0]);
         contents[1..].iter_mut().for_each(|contents| pool.absorb(contents));
-        let known = Known { family, copies: &copies, kin: &kin, pool: &pool };
+        let root = link(first.pid, first.pid, "root")?;
+        let root = Root { pid: first.pid, path: &root };
+        let known = Known { root, family, copies: &copies, kin: &kin, pool: &pool };
         let mut own = Vec::with_capacity(standing.len());
         for (index, (relative, one)) in family.relatives.iter().zip(standing).enumerate() {
             let contents = if index == 0 { &pool } else { &contents[index] };
             let mut likeness = one.take_likeness()?;
+            if index > 0 {
+                root.place_of(relative.pid(), &likeness.root)
+                    .map_err(|reason| refused(vec![Refusal::new(format!("pid {}", relative.pid()), reason)]))?;
+            }
             let files = known.files_of(options, &relative.prepared.survey, (contents, &mut likeness), &mut all)?;
             own.push((files, likeness));
         }
         let threads = Threads { pid: first.pid, profiles: &first.profiles, ids: &kin.ids };
-        all.deliver((first.pid, &own[0].1.root), &pool, &copies, threads)?;
+        all.deliver((first.pid, root), &pool, &copies, threads)?;
         Ok(Self { own, all, copies, kin })
     }
 }
@@ -89,7 +98,7 @@ impl Known<'_> {
         if let Some(streams) = now.as_ref().filter(|streams| streams.lead_inside()) {
             streams.mark(pid, &mut fds);
         }
-        let refusals = files::refusals(pid, &fds)?;
+        let refusals = files::refusals((pid, self.root.pid), &fds)?;
         if !refusals.is_empty() {
             return Err(CaptureError::refused(pid, refusals));
         }
@@ -98,6 +107,6 @@ impl Known<'_> {
             all.begin(streams);
         }
         let threads = Threads { pid, profiles: &survey.profiles, ids: &self.kin.ids };
-        Files::build(pid, &likeness.root, (&fds, &infos), (contents, self.pool), self.copies, threads, all)
+        Files::build(pid, self.root, (&fds, &infos), (contents, self.pool), self.copies, threads, all)
     }
 }

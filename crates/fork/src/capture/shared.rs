@@ -21,7 +21,7 @@ use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX};
-use super::strip_root;
+use super::root::Root;
 use super::survey::Survey;
 use system_v::Segment;
 
@@ -305,12 +305,12 @@ impl SharedCopies {
     }
 
     /// The objects as a descriptor holds them; their extents are added to `extents`.
-    pub(super) fn describe(&self, root: &str, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
+    pub(super) fn describe(&self, root: Root<'_>, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
         let mut objects = Vec::with_capacity(self.copies.len());
         for (index, (copy, (name, seals, kind))) in self.copies.iter().zip(&self.named).enumerate() {
             let mut kind = kind.clone();
             if let SharedKind::Named { path, .. } = &mut kind {
-                *path = strip_root(path, root).to_owned();
+                *path = root.strip(path).to_owned();
             }
             let extent = ExtentId(extents.len() as u32);
             extents.push(Extent {

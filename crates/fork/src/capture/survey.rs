@@ -153,7 +153,7 @@ impl Survey {
         survey.refuse_threads()?;
         survey.refusals.extend(memory::refusals(pid, &survey.maps));
         survey.refusals.extend(survey.file_systems.refusals(pid, &survey.maps));
-        survey.refusals.extend(files::refusals(pid, &survey.fds)?);
+        survey.refusals.extend(files::refusals((pid, streams.map_or(pid, Streams::first)), &survey.fds)?);
         survey.refusals.extend(files::foreign_pidfds(streams.map_or(pid, Streams::first), pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
         // Who asks itself waits already, and is refused what it must be in the pause.

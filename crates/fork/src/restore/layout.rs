@@ -95,6 +95,7 @@ pub(super) const STEP_QUEUE: u32 = 51;
 pub(super) const STEP_HUGE_PAGES: u32 = 52;
 pub(super) const STEP_BRIDGE: u32 = 57;
 pub(super) const STEP_FORBID_SETTINGS: u32 = 61;
+pub(super) const STEP_ENTER_ROOT: u32 = 64;
 
 /// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_OWN: u32 = 3;
@@ -271,6 +272,7 @@ structures! {
         guards: Span,
         calls_before_maps: Span,
         calls_before_files: Span,
+        calls_behind_paths: Span,
         calls_at_last: Span,
         mm: [u64; 11],
         auxv: Span,

@@ -414,6 +414,7 @@ fn header(
         guards: tables.guards,
         calls_before_maps: tables.calls.before_maps,
         calls_before_files: tables.calls.before_files,
+        calls_behind_paths: tables.calls.behind_paths,
         calls_at_last: tables.calls.at_last,
         mm: addresses(&process.mm),
         auxv: tables.auxv,

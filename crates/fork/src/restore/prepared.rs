@@ -183,6 +183,9 @@ pub(super) fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), Re
         if process.deleted_cwd.is_none() {
             check(&process.cwd)?;
         }
+        if let Some(own) = &process.root {
+            check(own)?;
+        }
     }
     for file in &descriptor.open_files {
         if let OpenFile::NamedPipe { path, .. } = file {

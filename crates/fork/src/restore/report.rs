@@ -92,6 +92,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         61 => "making /proc read-only",
         62 => "entering another network",
         63 => "entering the user namespace",
+        64 => "entering its own root",
         _ => "doing something unknown to this farfork",
     }
 }
@@ -105,6 +106,7 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
         11 => descriptor.mapped_files.get(index).map_or_else(String::new, |file| file.path.clone()),
         18 => descriptor.process.exe.clone(),
         20 => descriptor.process.cwd.clone(),
+        64 => descriptor.process.root.clone().unwrap_or_default(),
         21..=24 | 39..=45 | 48 | 50 | 56 => format!("fd {detail}{}", path_of_descriptor(detail, descriptor)),
         25 | 33 => format!("signal {detail}"),
         26 => format!("limit {detail}"),

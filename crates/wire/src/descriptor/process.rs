@@ -13,14 +13,17 @@ pub struct Process {
     pub is_group_leader: bool,
     /// Whether it leads its session.
     pub is_session_leader: bool,
-    /// Path of its executable, as the process sees it.
+    /// Path of its executable, as the first process sees it; so all paths of a tree.
     pub exe: String,
     /// Arguments, for people to read.
     pub arguments: Vec<String>,
-    /// Current directory, as the process sees it.
+    /// Current directory.
     pub cwd: String,
     /// Its mode and owner, where it was deleted.
     pub deleted_cwd: Option<FileStatus>,
+    /// The directory that it takes for its root (chroot(2)), where that is not the first process's, nor its parent's whatever becomes
+    /// of that (CLONE_FS).
+    pub root: Option<String>,
     /// File mode creation mask.
     pub umask: u32,
     /// Execution domain (personality(2)).

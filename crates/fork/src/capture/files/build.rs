@@ -1,7 +1,10 @@
 //! Open files as a descriptor holds them.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use farfork_sys::owner::{Owner, Whom};
 use farfork_sys::pidfd;
@@ -15,6 +18,7 @@ use super::sockets::{self, Sockets, Usual};
 use super::terminal::TerminalEnd;
 use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object};
 use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::root::Root;
 use crate::capture::shared::SharedCopies;
 use crate::capture::survey::Profile;
 
@@ -90,7 +94,7 @@ pub(super) struct Builder<'a> {
     /// For messages.
     pub(super) pid: i32,
     pub(super) subject: i32,
-    pub(super) root: &'a str,
+    pub(super) root: Root<'a>,
     pub(super) fds: &'a [OpenFd],
     pub(super) contents: &'a Contents,
     /// What has pipes and sockets of all processes of the tree.
@@ -108,7 +112,7 @@ impl Files {
     /// All files of a process that stands; those that no other process has brought are added to `all`. `infos` are those of `fds`. The first process comes first.
     pub(crate) fn build(
         pid: i32,
-        root: &str,
+        root: Root<'_>,
         (fds, infos): (&[OpenFd], &[FdInfo]),
         (contents, pool): (&Contents, &Contents),
         shared: &SharedCopies,
@@ -210,7 +214,7 @@ impl Builder<'_> {
             Kind::SignalFd => self.told(fd, made::signal_fd(info, flags))?,
             Kind::Inotify => {
                 let unread = *self.contents.unread.get(&fd.number).ok_or_else(|| self.unstable(fd))?;
-                self.told(fd, made::inotify((self.subject, self.root), info, unread, flags))?
+                self.told(fd, made::inotify(self.root, info, unread, flags))?
             }
             Kind::Process => self.pidfd(fd, info, flags)?,
             Kind::Socket => self.socket(fd, flags)?,
@@ -244,7 +248,7 @@ impl Builder<'_> {
     /// The path as the process sees it.
     fn path(&self, fd: &OpenFd) -> String {
         let path = String::from_utf8_lossy(&fd.link);
-        super::super::strip_root(&path, self.root).to_owned()
+        self.root.strip(&path).to_owned()
     }
 
     /// What was made, or a refusal.
@@ -291,9 +295,9 @@ impl Builder<'_> {
             Err(reason) => return self.told(fd, Err(reason)),
         };
         if let Some(path) = socket.file.as_mut().and_then(|file| file.path.as_mut()) {
-            *path = super::super::strip_root(path, self.root).to_owned();
+            *path = self.root.strip(path).to_owned();
         }
-        if let Err(reason) = self.name_senders(fd.inode, &mut socket) {
+        if let Err(reason) = self.name_senders(fd.inode, &mut socket).and_then(|()| self.require_name(&socket)) {
             return self.told(fd, Err(reason));
         }
         self.all.sockets.insert(self.all.files.len() as u32, fd.inode);
@@ -304,6 +308,21 @@ impl Builder<'_> {
             Err(reason) => return self.told(fd, Err(reason)),
         }
         Ok(OpenFile::Socket(socket))
+    }
+
+    /// A socket that has a file is bound to its first name again, before the file is where it was.
+    fn require_name(&self, socket: &Socket) -> Result<(), String> {
+        let Some(name) = socket.bound_path().filter(|_| socket.file.is_some()) else { return Ok(()) };
+        let path = Path::new(OsStr::from_bytes(name));
+        let is_there = |directory: &Path| directory.is_absolute() && self.root.has_directory(directory);
+        if path.parent().is_some_and(is_there) {
+            return Ok(());
+        }
+        Err(format!(
+            "it was bound to the name {}, which is relative, or in a directory that is not there as pid {} sees it: not carried",
+            path.display(),
+            self.root.pid
+        ))
     }
 
     /// Who sent what, by ids that they know.

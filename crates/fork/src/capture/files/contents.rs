@@ -207,7 +207,7 @@ mod tests {
         let outcome_if_it_was = |kind: Kind| {
             let link = format!("{kind:?}").into_bytes();
             let before = [OpenFd { link, kind, inode: now.inode + 1, ..now.clone() }];
-            let refusals = super::super::refusals(pid, &before);
+            let refusals = super::super::refusals((pid, pid), &before);
             (Contents::read(pid, &before, None).map(|_| ()), refusals)
         };
         let read_as_a_pipe = Contents::read(pid, std::slice::from_ref(&now), None);

@@ -13,6 +13,7 @@ use farfork_wire::descriptor::OpenFile;
 use super::build::{Builder, OpenFiles, Threads};
 use super::{Contents, Files, Kind, OpenFd, object};
 use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::root::Root;
 use crate::capture::shared::SharedCopies;
 
 /// Our copies of files on their way, and what of them goes on changing.
@@ -86,7 +87,7 @@ impl OpenFiles {
     /// called when all that has a descriptor is known. `pid` and its threads are of the first process.
     pub(crate) fn deliver(
         &mut self,
-        (pid, root): (i32, &str),
+        (pid, root): (i32, Root<'_>),
         pool: &Contents,
         shared: &SharedCopies,
         threads: Threads<'_>,

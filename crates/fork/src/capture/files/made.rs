@@ -4,6 +4,7 @@ use farfork_sys::process::{FdInfo, LockEntry, LockKind, TimerState};
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimeLeft};
 
 use super::watches;
+use crate::capture::root::Root;
 
 /// A timerfd as it stood; or why it cannot be carried.
 pub(super) fn timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
@@ -36,14 +37,9 @@ pub(super) fn signal_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
     Ok(OpenFile::SignalFd { mask, flags })
 }
 
-/// An inotify of `subject`, in whose queue `unread` bytes wait.
-pub(super) fn inotify(
-    (subject, root): (i32, &str),
-    info: &FdInfo,
-    unread: u64,
-    flags: u32,
-) -> Result<OpenFile, String> {
-    Ok(OpenFile::Inotify { has_lost: unread > 0, flags, watches: watches::by_path(subject, root, &info.watches)? })
+/// An inotify of a tree whose root is `root`, in whose queue `unread` bytes wait.
+pub(super) fn inotify(root: Root<'_>, info: &FdInfo, unread: u64, flags: u32) -> Result<OpenFile, String> {
+    Ok(OpenFile::Inotify { has_lost: unread > 0, flags, watches: watches::by_path(root, &info.watches)? })
 }
 
 /// A lock that is held by a descriptor; or why it cannot be carried.

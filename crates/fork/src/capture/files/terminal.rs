@@ -74,8 +74,9 @@ fn ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
     fds.iter().filter(|fd| matches!(fd.kind, Kind::Terminal | Kind::TerminalMaster) && !fd.is_standard)
 }
 
-/// Ends of `subject`, a copy of `pid` or itself, that cannot be carried, whoever has the others.
-pub(super) fn refusals(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+/// Ends of a process that cannot be carried, whoever has the others. `first`, the first process of its tree, shows which terminals are the
+/// tree's: this one may have another root.
+pub(super) fn refusals((pid, first): (i32, i32), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     if ends(fds).next().is_none() {
         return Ok(Vec::new());
     }
@@ -85,9 +86,9 @@ pub(super) fn refusals(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, Capture
         // One that was closed meanwhile is left out.
         let Some(copy) = fd.copy_of(&process) else { continue };
         let told = terminal::master(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
-        refusals.extend(refuse_master(pid, fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
+        refusals.extend(refuse_master((pid, first), fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
     }
-    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal && !is_own(pid, fd)) {
+    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal && !is_own(first, fd)) {
         refusals.push(driven_by_another(pid, fd.number));
     }
     Ok(refusals)
@@ -139,15 +140,15 @@ fn without_other_end<'a>(held: impl Iterator<Item = HeldEnd<'a>> + Clone) -> Vec
     held.clone().filter_map(refusal).collect()
 }
 
-/// Whether the other end of a terminal is one of the process's own `/dev/pts`.
-fn is_own(subject: i32, fd: &OpenFd) -> bool {
-    fs::metadata(format!("/proc/{subject}/root{DIRECTORY}")).is_ok_and(|directory| directory.dev() == fd.device)
+/// Whether the other end of a terminal is one of the tree's own `/dev/pts`.
+fn is_own(first: i32, fd: &OpenFd) -> bool {
+    fs::metadata(format!("/proc/{first}/root{DIRECTORY}")).is_ok_and(|directory| directory.dev() == fd.device)
 }
 
 /// Why the end that drives a terminal cannot be carried, whatever waits in it.
-fn refuse_master(subject: i32, fd: &OpenFd, told: &Master) -> Option<String> {
+fn refuse_master(whose: (i32, i32), fd: &OpenFd, told: &Master) -> Option<String> {
     let number = told.number;
-    if !is_of_own_mounts(subject, fd) {
+    if !is_of_own_mounts(whose, fd) {
         return Some("it drives a terminal of another mount namespace, which is not carried".to_owned());
     }
     if ![&b"/dev/ptmx"[..], b"/dev/pts/ptmx"].iter().any(|path| fd.link.ends_with(path)) {
@@ -163,9 +164,9 @@ fn refuse_master(subject: i32, fd: &OpenFd, told: &Master) -> Option<String> {
 }
 
 /// Whether it was opened in the mount namespace of the process, where `/dev/ptmx` leads to its own `/dev/pts`.
-fn is_of_own_mounts(subject: i32, fd: &OpenFd) -> bool {
-    let mounts = fs::read(format!("/proc/{subject}/mountinfo")).and_then(|text| table::parse(&text));
-    let opened = FdInfo::read(subject, fd.number);
+fn is_of_own_mounts((pid, first): (i32, i32), fd: &OpenFd) -> bool {
+    let mounts = fs::read(format!("/proc/{first}/mountinfo")).and_then(|text| table::parse(&text));
+    let opened = FdInfo::read(pid, fd.number);
     let (Ok(mounts), Ok(opened)) = (mounts, opened) else { return false };
     mounts.iter().any(|mount| u64::from(mount.id) == opened.mount)
 }

@@ -3,21 +3,23 @@
 use std::fs::{File, metadata};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use farfork_sys::handle;
 use farfork_sys::mount::table::{self, Mount};
 use farfork_sys::process::WatchEntry;
 use farfork_wire::descriptor::{InotifyWatch, NUMBERS_MAX};
 
-/// The watches of an inotify of `subject`, whose root is `root`, by path; or why one of them has none.
-pub(super) fn by_path(subject: i32, root: &str, entries: &[WatchEntry]) -> Result<Vec<InotifyWatch>, String> {
-    let mounts = std::fs::read(format!("/proc/{subject}/mountinfo")).and_then(|text| table::parse(&text));
+use crate::capture::root::Root;
+
+/// The watches of an inotify of a tree whose root is `root`, by path; or why one of them has none.
+pub(super) fn by_path(root: Root<'_>, entries: &[WatchEntry]) -> Result<Vec<InotifyWatch>, String> {
+    let mounts = std::fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let mounts = mounts.map_err(|error| format!("its mounts cannot be read: {error}"))?;
     let mut watches = Vec::with_capacity(entries.len());
     for entry in entries {
         let number = entry.number;
-        let path = path_of(subject, entry, &mounts).and_then(|path| path.to_str().map(str::to_owned));
+        let path = path_of(root, entry, &mounts).and_then(|path| path.to_str().map(str::to_owned));
         let path = path.ok_or_else(|| {
             format!(
                 "its watch {number} is of a file (inode {}) whose path cannot be found; remove it first",
@@ -27,22 +29,21 @@ pub(super) fn by_path(subject: i32, root: &str, entries: &[WatchEntry]) -> Resul
         if number > NUMBERS_MAX {
             return Err(format!("its watch has the number {number}, and numbers beyond {NUMBERS_MAX} are not carried"));
         }
-        watches.push(InotifyWatch { number, path: super::super::strip_root(&path, root).to_owned(), mask: entry.mask });
+        watches.push(InotifyWatch { number, path: root.strip(&path).to_owned(), mask: entry.mask });
     }
     watches.sort_unstable_by_key(|watch| watch.number);
     Ok(watches)
 }
 
 /// Through each mount of its file system, until one shows it.
-fn path_of(subject: i32, entry: &WatchEntry, mounts: &[Mount]) -> Option<PathBuf> {
+fn path_of(root: Root<'_>, entry: &WatchEntry, mounts: &[Mount]) -> Option<PathBuf> {
     /// The kernel's own device numbers have a minor of 20 bits.
     const MINOR_BITS: u32 = 20;
     let device = format!("{}:{}", entry.device >> MINOR_BITS, entry.device & ((1 << MINOR_BITS) - 1));
-    let inside = |path: &Path| Path::new(&format!("/proc/{subject}/root")).join(path.strip_prefix("/").unwrap_or(path));
-    let is_it = |path: &PathBuf| metadata(inside(path)).is_ok_and(|found| found.ino() == entry.inode);
+    let is_it = |path: &PathBuf| metadata(root.shows(path)).is_ok_and(|found| found.ino() == entry.inode);
     let (kind, bytes) = &entry.handle;
     let through = |mount: &Mount| {
-        let mount = File::open(inside(&mount.point)).ok()?;
+        let mount = File::open(root.shows(&mount.point)).ok()?;
         handle::path_of(mount.as_fd(), *kind, bytes).ok().filter(is_it)
     };
     mounts.iter().filter(|mount| mount.device == device).find_map(through)

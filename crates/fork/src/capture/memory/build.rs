@@ -18,8 +18,8 @@ use super::space::AddressSpace;
 use super::{Kind, about, is_left_out, is_private_huge, kind, mapped_part, merge};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::lineage::Inheritance;
+use crate::capture::root::Root;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
-use crate::capture::strip_root;
 use crate::identity::identify;
 
 /// The memory of a descriptor.
@@ -33,7 +33,7 @@ pub(crate) struct MemoryMap {
 struct Builder<'a> {
     pid: i32,
     subject: i32,
-    root: &'a str,
+    root: Root<'a>,
     shared: &'a SharedCopies,
     inheritance: &'a Inheritance,
     regions: Vec<Region>,
@@ -45,7 +45,7 @@ impl MemoryMap {
     /// The memory of an address space.
     pub(crate) fn build(
         space: AddressSpace,
-        root: &str,
+        root: Root<'_>,
         shared: &SharedCopies,
         inheritance: &Inheritance,
     ) -> Result<Self, CaptureError> {
@@ -165,7 +165,7 @@ impl Builder<'_> {
         let Ok(path) = str::from_utf8(&entry.path) else {
             return Err(self.refuse(entry, "the path of its file is not UTF-8"));
         };
-        let path = strip_root(path, self.root).to_owned();
+        let path = self.root.strip(path).to_owned();
         let identity = identify_regular(&self.link(entry));
         let identity = identity.map_err(|source| self.refuse(entry, &about(entry, &source)))?;
         let (index, bytes) = (self.memory.files.len() as u32, identity.bytes);

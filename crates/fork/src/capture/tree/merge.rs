@@ -25,6 +25,9 @@ pub(in super::super) fn merge(
         if kinship.shares_handlers {
             process.signal_actions.clear();
         }
+        if kinship.shares_directory {
+            process.root = None;
+        }
         let held = (one.file_descriptors, one.file_locks, one.file_owners);
         let (file_descriptors, file_locks, file_owners) = if kinship.shares_files { Default::default() } else { held };
         if kinship.shares_memory {

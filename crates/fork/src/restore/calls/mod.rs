@@ -5,6 +5,7 @@
 //!  before maps    shared memory that has a name; of a tree, the first process makes it before others attach it
 //!  before files   objects      each made as descriptor 0, as nothing is open yet, and put aside above all that the child
 //!                              will have; then placed like those that the daemon passes
+//!  behind paths   the process's own root: no process of the tree opens anything by a path any more
 //!  at last        timers, locks, who is told of what: with the child's own threads, files and credentials
 //! ```
 //!
@@ -49,6 +50,7 @@ pub(super) use memory::is_attached;
 pub(super) struct Calls {
     pub(super) before_maps: Span,
     pub(super) before_files: Span,
+    pub(super) behind_paths: Span,
     pub(super) at_last: Span,
 }
 
@@ -119,13 +121,16 @@ impl Calls {
         }
         let before_files = script.finish()?;
         let mut script = Script::new(writer);
+        process::enter_root(descriptor, &mut script)?;
+        let behind_paths = script.finish()?;
+        let mut script = Script::new(writer);
         locks::take(descriptor, &mut script)?;
         locks::tell_owners(descriptor, &mut script)?;
         process::register_barriers(descriptor, &mut script);
         process::choose_cpus(descriptor, &mut script)?;
         timer::make(descriptor, &mut script)?;
         terminal::choose_foreground(place.tree(), (objects, fd_base), descriptor.process.pid, &mut script)?;
-        Ok((Self { before_maps, before_files, at_last: script.finish()? }, made))
+        Ok((Self { before_maps, before_files, behind_paths, at_last: script.finish()? }, made))
     }
 }
 

@@ -43,6 +43,7 @@ pub(super) const SETRESUID: u32 = 117;
 pub(super) const SETRESGID: u32 = 119;
 pub(super) const SETPRIORITY: u32 = 141;
 pub(super) const PRCTL: u32 = 157;
+pub(super) const CHROOT: u32 = 161;
 pub(super) const MOUNT: u32 = 165;
 pub(super) const SCHED_SETAFFINITY: u32 = 203;
 pub(super) const TIMER_CREATE: u32 = 222;

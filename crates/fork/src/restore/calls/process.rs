@@ -7,7 +7,7 @@ use rustix::mount::MountFlags;
 
 use super::super::RestoreError;
 use super::super::layout::{
-    STEP_FORBID_SETTINGS, STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE, STEP_SCHEDULING,
+    STEP_ENTER_ROOT, STEP_FORBID_SETTINGS, STEP_HUGE_PAGES, STEP_MEMORY_BARRIER, STEP_OOM_SCORE, STEP_SCHEDULING,
 };
 use super::super::tree::Place;
 use super::{Argument, Script, number, value};
@@ -68,6 +68,15 @@ pub(super) fn allow_scheduling(descriptor: &Descriptor, script: &mut Script<'_>)
     let best = descriptor.threads.iter().map(|thread| thread.scheduling.nice).min().unwrap_or(0);
     let best = Argument::Value(i64::from(best).cast_unsigned());
     script.gives(0, number::SETPRIORITY, &[value(PRIO_PROCESS), value(0_u32), best]);
+    Ok(())
+}
+
+/// The directory that it takes for its root. What is current stays so, inside or out.
+pub(super) fn enter_root(descriptor: &Descriptor, script: &mut Script<'_>) -> Result<(), RestoreError> {
+    let Some(root) = &descriptor.process.root else { return Ok(()) };
+    script.about(STEP_ENTER_ROOT, 0);
+    let path = script.text(root)?;
+    script.gives(0, number::CHROOT, &[path]);
     Ok(())
 }
 
