@@ -23,6 +23,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
     Test::shared("a_lock_that_a_thread_holds_is_given_back", held_lock),
     Test::shared("temporary_files_of_one_name_are_apart", temporary_files),
+    Test::shared("files_are_the_nodes_of_the_moment", files_later),
+    Test::shared("a_file_has_other_numbers", file_numbers),
     Test::shared("an_encrypted_connection_goes_on_with_its_own_other_end", encrypted_connection),
     Test::shared("memory_that_has_not_come_is_an_error_to_debuggers", memory_of_a_child),
 ];
@@ -137,6 +139,27 @@ fn temporary_files(cluster: &Cluster) {
     let left = fs::read_dir(directory.path()).expect("the directory").count();
     assert_eq!(left, 0, "a child's file is the node's");
     parent.require_unharmed();
+}
+
+/// Changed and removed between the prepare and the forks, as a program does with its temporary files.
+fn files_later(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let [changed, removed] = ["changed", "removed"].map(|name| directory.path().join(name));
+    let paths = [&changed, &removed].map(|path| path.to_string_lossy().into_owned());
+    let mut parent = situation("files_later", &paths.each_ref().map(String::as_str));
+    let seed = Seed::of(cluster.first(), &parent);
+    fs::write(&changed, "after").expect("the parent wrote it");
+    fs::remove_file(&removed).expect("the parent wrote it");
+    for number in [51, 52] {
+        seed.fork_and_check(&parent, number, &["--to", cluster.name(1)]);
+    }
+    assert!(!removed.exists(), "a child's file is the node's");
+    parent.require_unharmed();
+}
+
+fn file_numbers(cluster: &Cluster) {
+    let directory = scratch::directory();
+    check_twice(cluster, situation("file_numbers", &[&directory.path().to_string_lossy()]), &[]);
 }
 
 fn encrypted_connection(cluster: &Cluster) {

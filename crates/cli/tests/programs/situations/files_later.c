@@ -1,0 +1,24 @@
+/* Files that are there when the process is prepared, and are changed or removed before a child opens them: it finds them as they are then.
+ * usage: files_later CHANGED REMOVED
+ */
+#include "../forked.h"
+
+static void write_text(const char *path, const char *text) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    REQUIRE(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text) && close(fd) == 0, "%s", path);
+}
+
+int main(int count, char **arguments) {
+    REQUIRE(count == 3, "usage: files_later CHANGED REMOVED");
+    char payload[PAYLOAD_BYTES_MAX], text[PAYLOAD_BYTES_MAX] = {0};
+    for (int at = 1; at < count; at++) write_text(arguments[at], "before");
+    ready(0);
+    await_fork(payload);
+
+    int changed = open(arguments[1], O_RDONLY | O_CLOEXEC);
+    REQUIRE(changed >= 0 && read(changed, text, sizeof text - 1) > 0 && strcmp(text, "after") == 0, "it holds %s", text);
+    REQUIRE(open(arguments[2], O_RDONLY | O_CLOEXEC) < 0 && errno == ENOENT, "%s", arguments[2]);
+    /* What a child has written is its own from then on, whatever becomes of the node's. */
+    write_text(arguments[2], payload);
+    finish(payload, 0);
+}
