@@ -118,6 +118,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("system_call_filter", |cluster| carried(cluster, "system_call_filter")),
     Test::shared("privileges", |cluster| carried(cluster, "privileges")),
     Test::shared("limits", |cluster| carried(cluster, "limits")),
+    Test::shared("refused_fork_limit", |cluster| {
+        refused_at_its_stop(cluster, "refused_fork_limit", &["clone", "RLIMIT_NPROC", "--freeze"]);
+    }),
     Test::shared("deadlines", |cluster| carried(cluster, "deadlines")),
     Test::shared("refused_deadline", |cluster| refused(cluster, "refused_deadline", &["SCHED_FLAG_RESET_ON_FORK"])),
     Test::shared("time_stamps_forbidden", |cluster| carried(cluster, "time_stamps_forbidden")),
