@@ -4,17 +4,18 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use farfork_fabric::{Exporter, Refusal, Region, SameHost, SeedKey, TemplateMemory};
+use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::pidfd;
 use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
 use farfork_wire::{Descriptor, PAGE_SIZE, SeedId, Token};
 
 use crate::capture::{CaptureTimes, Captured, SharedCopy, Template};
 use crate::image::{self, Head, Image, ImageError, Progress};
-use crate::pager::{Learner, Remembered, Report};
+use crate::pager::{Habits, Learner, Remembered, Report};
 use crate::resume::OtherSeeds;
 
 /// A seed: a descriptor, and the template or the image that holds its memory. Dropping it ends the template; an image stays.
@@ -273,6 +274,8 @@ pub struct SeedTable {
     seeds: RwLock<HashMap<SeedId, Arc<Seed>>>,
     /// What learns which pages children touch.
     learner: Learner,
+    /// What was learnt of processes of which there were seeds.
+    habits: Mutex<Habits>,
 }
 
 impl SeedTable {
@@ -280,6 +283,16 @@ impl SeedTable {
     pub fn insert(&self, seed: Arc<Seed>) {
         let mut seeds = self.seeds.write().unwrap_or_else(PoisonError::into_inner);
         seeds.insert(seed.key.seed.clone(), seed);
+    }
+
+    /// Adds a seed of a process of this machine, whose children are given at once what those of its seed before this one touched.
+    pub fn insert_of(&self, process: ProcessIdentity, seed: Arc<Seed>) {
+        self.habits().follow(process, (&seed.key, &seed.descriptor), &seed.working_set);
+        self.insert(seed);
+    }
+
+    fn habits(&self) -> MutexGuard<'_, Habits> {
+        self.habits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a seed out; from now on it is unknown. Its template ends with the last reference.
@@ -301,10 +314,15 @@ impl Exporter for SeedTable {
 
     fn deliver(&self, _from: &str, message: &[u8]) -> Result<(), Refusal> {
         let report = Report::decode(message).ok_or(Refusal::NoReceiver)?;
-        let known = self.get(&report.seed).ok_or(Refusal::UnknownSeed)?;
-        if known.key.token != report.token {
-            return Err(Refusal::WrongToken);
-        }
-        if self.learner.take(move || known.learn(&report)) { Ok(()) } else { Err(Refusal::InboxFull) }
+        let lesson: Box<dyn FnOnce() + Send> = match self.get(&report.seed) {
+            Some(known) if known.key.token != report.token => return Err(Refusal::WrongToken),
+            Some(known) => Box::new(move || known.learn(&report)),
+            // It may have been dropped with the child's end: its parent's next one is to know.
+            None => {
+                let habit = self.habits().of(&report).ok_or(Refusal::UnknownSeed)?;
+                Box::new(move || habit.learn(&report))
+            }
+        };
+        if self.learner.take(lesson) { Ok(()) } else { Err(Refusal::InboxFull) }
     }
 }

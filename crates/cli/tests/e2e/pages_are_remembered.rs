@@ -12,6 +12,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("the_next_childs_pages_cross_no_network", next_child_asks_nobody),
     Test::shared("and_leave_with_their_seed", dropped_seeds_leave),
     Test::shared("a_recorded_set_spares_nine_faults_in_ten", recorded_sets_spare_faults),
+    Test::shared("and_is_handed_on_to_the_next_seed", sets_are_handed_on),
     Test::shared("a_node_is_warmed_up_before_its_first_child", nodes_are_warmed_up),
     Test::alone("within_a_limit_and_whoever_dies", within_a_limit),
 ];
@@ -95,6 +96,23 @@ fn recorded_sets_spare_faults(cluster: &Cluster) {
     wait_for_set(cluster, &seed, faults);
     let next = child(cluster, &parent, &seed, 66, &["--to", cluster.name(2)]);
     assert!(10 * next.get("faults_missing") <= faults, "{}\n{}", first.0, next.0);
+}
+
+fn sets_are_handed_on(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let first = child(cluster, &parent, &seed, 69, &["--to", cluster.name(1), "--strategy", "cow"]);
+    let faults = first.get("faults_missing");
+    let set_bytes = wait_for_set(cluster, &seed, faults);
+    drop(seed);
+
+    let seed = Seed::of(cluster.first(), &parent);
+    let told = cluster.first().json(&["inspect", seed.id()]);
+    assert_eq!(told["working_set_bytes"].as_u64(), Some(set_bytes), "{told}");
+    let next = child(cluster, &parent, &seed, 70, &["--to", cluster.name(2)]);
+    assert!(10 * next.get("faults_missing") <= faults, "{}\n{}", first.0, next.0);
+    let alone = child(cluster, &parent, &seed, 76, &["--to", cluster.name(2), "--strategy", "cow"]);
+    assert!(alone.get("faults_missing") >= PAGES, "{}", alone.0);
 }
 
 fn nodes_are_warmed_up(cluster: &Cluster) {

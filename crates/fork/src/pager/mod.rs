@@ -74,4 +74,4 @@ pub use settle::SETTLED_FILE;
 pub use station::{PagerError, SOCKET_FILE};
 pub use strategy::{Paging, Strategy, StrategyError};
 pub use trusting::Trusting;
-pub use working_set::{Learner, Remembered, Report};
+pub use working_set::{Habits, Learner, Remembered, Report};

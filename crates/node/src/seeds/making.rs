@@ -9,6 +9,7 @@ use farfork_fabric::Region as _;
 use farfork_fork::capture::{Begun, CaptureError, Captured, Observer};
 use farfork_fork::phase;
 use farfork_fork::seed::Seed;
+use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::token::TOKEN_BYTES;
 use farfork_wire::{PAGE_SIZE, SeedId, Token};
@@ -91,7 +92,7 @@ impl Observer for Maker {
             .and_then(|captured| Seed::new(id.clone(), token, captured).map_err(|error| self.broken(&error)));
         match completed {
             Ok(seed) => {
-                readiness.leave(self.node.seeds.serve(&id, seed));
+                readiness.leave(self.node.seeds.serve(&id, seed, self.pid));
                 if self.options.sealed {
                     sealing::begin(&self.node, &id);
                 }
@@ -174,7 +175,7 @@ impl Maker {
 
 impl Seeds {
     /// From now on the seed is served. One that was dropped meanwhile comes back.
-    fn serve(&self, id: &SeedId, seed: Seed) -> Option<Seed> {
+    fn serve(&self, id: &SeedId, seed: Seed, parent: u32) -> Option<Seed> {
         let mut listed = self.listed();
         let Some(known) = listed.get_mut(id) else { return Some(seed) };
         let shared = seed.descriptor().shared_objects.iter().map(|object| object.bytes).sum::<u64>();
@@ -184,7 +185,11 @@ impl Seeds {
         known.view.memory_bytes = own.chain(inherited).sum::<u64>() * PAGE_SIZE;
         known.view.inherits = seed.descriptor().layers.iter().map(|layer| layer.seed.to_string()).collect();
         known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);
-        self.table.insert(Arc::new(seed));
+        match ProcessIdentity::of(parent.cast_signed()) {
+            Ok(parent) => self.table.insert_of(parent, Arc::new(seed)),
+            // It has ended already.
+            Err(_) => self.table.insert(Arc::new(seed)),
+        }
         None
     }
 }

@@ -53,6 +53,8 @@ impl Course<'_> {
         let mut taken: Vec<[Vec<Sample>; 2]> = self.plan.strategies.iter().map(|_| Default::default()).collect();
         for _ in 0..self.plan.runs.min(ROUNDS_MAX) {
             for (strategy, of_strategy) in self.plan.strategies.iter().zip(&mut taken) {
+                // A seed begins with what was learnt of the last one of its process.
+                subject.parent = self.start_micro(subject.mib)?;
                 let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
                 for samples in of_strategy.iter_mut() {
                     samples.push(self.one(&seed, strategy).await?);

@@ -14,9 +14,10 @@
 //! set follows its children when they change, and each pays for that with a thirty-second part of the faults that the set
 //! spares it, and with eight at most. New pages come in as any child touches them.
 //!
-//! Pure: `set` (the owner's), `trace` (a child's), `message`, `recent`. Who sends and asks is `service`; `remembered` is
+//! Pure: `set` (the owner's), `habit` (a process's), `trace` (a child's), `message`, `recent`. Who sends and asks is `service`; `remembered` is
 //! the owner's set for its threads; `warming` fills a node's cache with a set before any child is there.
 
+mod habit;
 mod message;
 mod recent;
 mod remembered;
@@ -28,6 +29,7 @@ mod warming;
 use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
 
+pub use habit::Habits;
 pub use message::Report;
 pub(super) use message::{REPORT_MAGIC, SET_MAGIC, decode};
 pub(super) use recent::RecentSets;

@@ -9,7 +9,8 @@ use std::thread;
 
 use farfork_wire::descriptor::ExtentId;
 
-use super::message::{Report, decode};
+use super::Pages;
+use super::message::{Report, decode, encode};
 use super::set::WorkingSet;
 
 /// Most reports that wait to be learnt. What comes beyond is refused: the next child's report says the same.
@@ -40,6 +41,14 @@ impl Remembered {
         found.serve(&mut set);
         drop(set);
         found
+    }
+
+    /// Begins with what is known of another seed of the same process. Children read that at once; it is sorted in when the first
+    /// report comes.
+    pub(super) fn begin_with(&self, known: Vec<Pages>) {
+        let now = (Arc::new(encode(&known)), known.iter().map(|pages| u64::from(pages.count)).sum());
+        self.set.lock().unwrap_or_else(PoisonError::into_inner).begin_with(known);
+        *self.served.write().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     fn serve(&self, set: &mut WorkingSet) -> bool {

@@ -41,6 +41,8 @@ pub(super) struct WorkingSet {
     /// Where in `entries` a page stands.
     places: HashMap<PageId, usize>,
     children_ended: u64,
+    /// Of another seed, and not sorted in yet.
+    known_before: Vec<Pages>,
     /// As children read it; made when one does.
     encoded: Option<Arc<Vec<u8>>>,
 }
@@ -53,6 +55,10 @@ impl WorkingSet {
 
     /// Takes what was seen of a child, as far as the seed `has` the pages.
     pub(super) fn learn(&mut self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) {
+        if !self.known_before.is_empty() {
+            let known = std::mem::take(&mut self.known_before);
+            self.recall(&known, &has);
+        }
         let pages =
             Pages::each(&report.pages).take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
         let new = self.note_touches(pages.collect(), report.behind);
@@ -62,6 +68,11 @@ impl WorkingSet {
         }
         self.children_ended += u64::from(report.is_last);
         self.encoded = None;
+    }
+
+    /// Takes the pages of a set of another seed; they are sorted in when the first report comes.
+    pub(super) fn begin_with(&mut self, known: Vec<Pages>) {
+        self.known_before = known;
     }
 
     /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that were on trial then are

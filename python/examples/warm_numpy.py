@@ -1,0 +1,105 @@
+"""A hundred calls of a process that has NumPy imported and ten more threads: by children of it, and by local forks.
+
+    pip install ./python numpy
+    farfork up --nodes 2
+    python3 python/examples/warm_numpy.py n1 n2
+
+Each figure is the time from the call until a result is there, the first or the last: the median of the rounds, the best and
+the worst, back to back and after 150 ms of nothing. A round's calls include the seed that is made of the program for them.
+Beside them stand forks of the program itself that compute and send back the same, as many at once as two nodes start.
+"""
+
+import os
+import pickle
+import statistics
+import sys
+import threading
+import time
+import warnings
+from typing import Callable, Iterator
+
+import numpy
+
+import farfork
+
+CALLS = 100
+THREADS = 10
+ROUNDS = 21
+IDLE_S = 0.15
+AT_ONCE = 16
+
+matrix = numpy.random.default_rng(7).random((512, 512))
+expected = [float(row.sum()) for row in matrix[:CALLS]]
+
+
+def add_up(row: int) -> float:
+    return float(matrix[row].sum())
+
+
+def in_local_forks(calls: int) -> Iterator[float]:
+    """Results of forks of this process, in order."""
+    running: list[tuple[int, int]] = []
+
+    def receive() -> float:
+        pid, pipe = running.pop(0)
+        with os.fdopen(pipe, "rb") as results:
+            result: float = pickle.load(results)
+        os.waitpid(pid, 0)
+        return result
+
+    for row in range(calls):
+        if len(running) == AT_ONCE:
+            yield receive()
+        source, sink = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(sink, pickle.dumps(add_up(row)))
+            os._exit(0)
+        os.close(sink)
+        running.append((pid, source))
+    while running:
+        yield receive()
+
+
+def measure(run: Callable[[int], Iterator[float]], calls: int, idle_s: float) -> list[tuple[float, float]]:
+    """Seconds until the first and until the last result of each round."""
+    times = []
+    for _ in range(ROUNDS):
+        time.sleep(idle_s)
+        begin = time.perf_counter()
+        results, moments = [], []
+        for result in run(calls):
+            results.append(result)
+            moments.append(time.perf_counter() - begin)
+        assert results == expected[:calls], results
+        times.append((moments[0], moments[-1]))
+    return times
+
+
+def show(name: str, seconds: list[float]) -> None:
+    figures = [statistics.median(seconds), min(seconds), max(seconds)]
+    print(f"| {name} | " + " | ".join(f"{each * 1000:.1f}" for each in figures) + " |")
+
+
+def main() -> None:
+    nodes = sys.argv[1:]
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded")
+    for _ in range(THREADS):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    print(f"{numpy.__name__} {numpy.__version__}, {1 + THREADS} threads: median, best and worst of {ROUNDS} rounds, in ms\n")
+    print("| | median | best | worst |\n|---|---|---|---|")
+    with farfork.Executor(nodes) as executor:
+        list(executor.map(add_up, range(CALLS)))  # It has its connection, and nodes keep what they may for more.
+        ways = {"farfork": lambda calls: executor.map(add_up, range(calls)), "os.fork": in_local_forks}
+        for calls in (1, CALLS):
+            for idle_s in (0, IDLE_S):
+                for name, run in ways.items():
+                    times = measure(run, calls, idle_s)
+                    called = f"{name}, {calls} at once, after {idle_s * 1000:.0f} ms"
+                    show(f"{called}: first result", [first for first, _ in times])
+                    if calls > 1:
+                        show(f"{called}: last result", [last for _, last in times])
+
+
+if __name__ == "__main__":
+    main()
