@@ -1,4 +1,4 @@
-/* A Unix socket whose name leads nowhere from the first process's root: a child with a root of its own (chroot(2)) has bound it in a
+/* A Unix socket whose name leads nowhere from where all paths begin: a child with a root of its own (chroot(2)) has bound it in a
  * directory that is there alone. */
 #include "resource.h"
 

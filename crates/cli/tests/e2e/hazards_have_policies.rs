@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("temporary_files_of_one_name_are_apart", temporary_files),
     Test::shared("files_are_the_nodes_of_the_moment", files_later),
     Test::shared("a_file_has_other_numbers", file_numbers),
+    Test::shared("files_are_those_of_the_parents_root", jailed),
     Test::shared("an_encrypted_connection_goes_on_with_its_own_other_end", encrypted_connection),
     Test::shared("memory_that_has_not_come_is_an_error_to_debuggers", memory_of_a_child),
 ];
@@ -160,6 +161,11 @@ fn files_later(cluster: &Cluster) {
 fn file_numbers(cluster: &Cluster) {
     let directory = scratch::directory();
     check_twice(cluster, situation("file_numbers", &[&directory.path().to_string_lossy()]), &[]);
+}
+
+fn jailed(cluster: &Cluster) {
+    let directory = scratch::directory();
+    check_twice(cluster, situation("jailed", &[&directory.path().to_string_lossy()]), &[]);
 }
 
 fn encrypted_connection(cluster: &Cluster) {

@@ -18,7 +18,6 @@ use super::inherited::Inherited;
 use super::inject::{Call, Injector};
 use super::memory::MemoryMap;
 use super::post::at_once;
-use super::root::Root;
 use super::shared::{SharedCopies, SharedCopy};
 use super::{CaptureOptions, eager, inherited, state, tree, twin};
 use crate::{kernel, phase};
@@ -32,14 +31,12 @@ pub(super) fn describe_all(
     deadline: &Deadline,
 ) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
     let Shared { mut copies, open_files, kin } = shared;
-    let (first, root) = (taken[0].snapshot.pid, taken[0].likeness.root.clone());
-    let root = Root { pid: first, path: &root };
     let mut descriptors = Vec::with_capacity(taken.len());
     for (held, taken) in held.iter_mut().zip(taken) {
-        descriptors.push(describe(options, held, taken, (&copies, root), deadline)?);
+        descriptors.push(describe(options, held, taken, &copies, deadline)?);
     }
     let mut extents = Vec::new();
-    let objects = copies.describe(root, &mut extents);
+    let objects = copies.describe(&mut extents);
     let first = descriptors.remove(0);
     let (semaphore_sets, message_queues) = copies.take_queues();
     let first = Descriptor { semaphore_sets, message_queues, ..first };
@@ -53,7 +50,7 @@ fn describe(
     options: &CaptureOptions,
     held: &mut Held,
     mut taken: Taken,
-    (copies, root): (&SharedCopies, Root<'_>),
+    copies: &SharedCopies,
     deadline: &Deadline,
 ) -> Result<Descriptor, CaptureError> {
     let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
@@ -76,7 +73,7 @@ fn describe(
     answers[0].forbids_time_stamps = inherited.forbids_time_stamps;
     let inheritance = taken.inheritance;
     let not_its_own = [space.segments(), space.left_out()].concat();
-    let memory = phase!("prepare.memory", MemoryMap::build(space, root, copies, &inheritance))?;
+    let memory = phase!("prepare.memory", MemoryMap::build(space, copies, &inheritance))?;
     leave(held, &not_its_own, &mut injector)?;
     let entered = phase!("prepare.state");
     let mut filters = taken.filters;
@@ -85,7 +82,7 @@ fn describe(
     let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, &mut filters.of_threads, of_process)?;
     let is_subreaper = answers[0].is_subreaper;
     let process =
-        state::process(&survey, &snapshot, (subject, likeness, root), inherited, timers, is_subreaper, oom_score_adj)?;
+        state::process(&survey, &snapshot, (subject, likeness), inherited, timers, is_subreaper, oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
     let eager = phase!(

@@ -30,6 +30,7 @@ pub(super) use streams::Streams;
 pub(super) use terminal::{Seat, describe as describe_terminals, foregrounds, unpaired as unpaired_terminals};
 
 use super::error::{CaptureError, Refusal};
+use super::root::Root;
 use kind::Inode;
 
 /// Most links of `/proc` are shorter, in bytes; others are read once more.
@@ -233,14 +234,14 @@ impl OpenFd {
     }
 }
 
-/// What of the open files of a process cannot be carried, by name. `first`: the first process of its tree.
-pub(super) fn refusals((pid, first): (i32, i32), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+/// What of the open files of a process cannot be carried, by name. `root` shows the tree's files.
+pub(super) fn refusals((pid, root): (i32, Root), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     let mut refusals = Vec::new();
     for fd in fds {
         refusals.extend(fd.refusal().map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
     refusals.extend(strange_sockets(pid, fds)?);
-    refusals.extend(terminal::refusals((pid, first), fds)?);
+    refusals.extend(terminal::refusals((pid, root), fds)?);
     Ok(refusals)
 }
 

@@ -5,13 +5,12 @@
 //! that was written to it cannot be executed.
 
 use super::CaptureOptions;
-use super::error::{CaptureError, Refusal};
+use super::error::CaptureError;
 use super::files::{self, Contents, Files, OpenFiles, Threads};
 use super::likeness::Likeness;
 use super::root::Root;
 use super::shared::SharedCopies;
 use super::stand::Standing;
-use super::state::link;
 use super::survey::Survey;
 use super::tree::{Family, Kin, Relative};
 
@@ -26,7 +25,7 @@ pub(super) struct Open {
 
 /// What is known of the whole tree.
 struct Known<'a> {
-    root: Root<'a>,
+    root: Root,
     family: &'a Family,
     copies: &'a SharedCopies,
     kin: &'a Kin,
@@ -43,6 +42,7 @@ impl Open {
     ) -> Result<Self, CaptureError> {
         let first = &family.relatives[0].prepared.survey;
         let refused = |refusals| CaptureError::refused(first.pid, refusals);
+        let root = Root::of(first.pid)?;
         let mut kin = Kin::of(family).map_err(refused)?;
         let mut copies = standing[0].take_copies()?;
         let mut contents = vec![standing[0].take_contents()?];
@@ -53,21 +53,18 @@ impl Open {
         let held = contents.iter().zip(family.relatives.iter().map(Relative::pid));
         let held = held.flat_map(|(contents, pid)| contents.terminals(pid));
         files::foregrounds(held.clone()).for_each(|(session, group)| kin.revive(session, group));
-        let terminals = files::describe_terminals(held, &kin.seats, first.pid).map_err(refused)?;
+        let terminals = files::describe_terminals(held, &kin.seats, root).map_err(refused)?;
 
         let mut all = OpenFiles::of(terminals);
         let mut pool = std::mem::take(&mut contents[0]);
         contents[1..].iter_mut().for_each(|contents| pool.absorb(contents));
-        let root = link(first.pid, first.pid, "root")?;
-        let root = Root { pid: first.pid, path: &root };
         let known = Known { root, family, copies: &copies, kin: &kin, pool: &pool };
         let mut own = Vec::with_capacity(standing.len());
         for (index, (relative, one)) in family.relatives.iter().zip(standing).enumerate() {
             let contents = if index == 0 { &pool } else { &contents[index] };
             let mut likeness = one.take_likeness()?;
-            if index > 0 {
-                root.place_of(relative.pid(), &likeness.root)
-                    .map_err(|reason| refused(vec![Refusal::new(format!("pid {}", relative.pid()), reason)]))?;
+            if let Some(refusal) = root.refusal(relative.pid(), &likeness.root) {
+                return Err(refused(vec![refusal]));
             }
             let files = known.files_of(options, &relative.prepared.survey, (contents, &mut likeness), &mut all)?;
             own.push((files, likeness));
@@ -98,7 +95,7 @@ impl Known<'_> {
         if let Some(streams) = now.as_ref().filter(|streams| streams.lead_inside()) {
             streams.mark(pid, &mut fds);
         }
-        let refusals = files::refusals((pid, self.root.pid), &fds)?;
+        let refusals = files::refusals((pid, self.root), &fds)?;
         if !refusals.is_empty() {
             return Err(CaptureError::refused(pid, refusals));
         }

@@ -1,27 +1,40 @@
-//! Where the paths of a tree begin: at the root of its first process (chroot(2)), as its children's do at that of their container.
-//! A descendant may take a directory below it for its own root; whatever has a path of it has one from here.
+//! Where the paths of a tree begin: where the kernel's do, at the root of its mount namespace, as its children's do at that of their
+//! container. Who has taken a directory for its own root (chroot(2)) has a path of that from there.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+use farfork_sys::process::Stat;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, open, openat2, statx};
 
-/// The root of a tree's first process.
+use super::error::{CaptureError, Refusal};
+use super::state::link;
+
+/// What shows a tree's files: a process in its mount namespace, with the root of that.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Root<'a> {
-    /// The first process.
+pub(super) struct Root {
     pub(super) pid: i32,
-    /// As we see it.
-    pub(super) path: &'a str,
 }
 
-impl Root<'_> {
-    /// A path of the kernel's, which begins at our root, as the tree sees it.
-    pub(super) fn strip<'p>(&self, path: &'p str) -> &'p str {
-        self.below(path).unwrap_or(path)
+impl Root {
+    /// That of the tree whose first process this is: the nearest of it, its ancestors and us.
+    pub(super) fn of(first: i32) -> Result<Self, CaptureError> {
+        let is_whole = |pid: i32| link(pid, pid, "root").is_ok_and(|root| root == WHOLE);
+        if is_whole(first) {
+            return Ok(Self { pid: first });
+        }
+        let namespace = |pid: i32| link(pid, pid, "ns/mnt");
+        let wanted = namespace(first)?;
+        let parent = |pid: &i32| Stat::read(*pid).ok().map(|stat| stat.parent).filter(|parent| *parent > 0);
+        let others = std::iter::successors(parent(&first), parent).chain([std::process::id().cast_signed()]);
+        let shows = |pid: &i32| is_whole(*pid) && namespace(*pid).is_ok_and(|found| found == wanted);
+        others.into_iter().find(shows).map(|pid| Self { pid }).ok_or_else(|| {
+            let reason = "it has a root of its own (chroot) in a mount namespace whose root no ancestor of it has; that is not carried";
+            CaptureError::refused(first, vec![Refusal::new(format!("pid {first}"), reason)])
+        })
     }
 
-    /// Where we find what the tree has at a path.
+    /// Where we find what the tree has at a path without links.
     pub(super) fn shows(&self, path: &Path) -> PathBuf {
         Path::new(&format!("/proc/{}/root", self.pid)).join(path.strip_prefix("/").unwrap_or(path))
     }
@@ -29,39 +42,26 @@ impl Root<'_> {
     /// Whether the tree finds a directory at a path, whatever links lead there.
     pub(super) fn has_directory(&self, path: &Path) -> bool {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = open(self.shows(Path::new("/")), flags, Mode::empty());
+        let root = open(self.shows(Path::new(WHOLE)), flags, Mode::empty());
         root.is_ok_and(|root| openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).is_ok())
     }
 
-    /// Where the tree finds what a descendant takes for its root, to which its link in /proc leads; or why it does not. `None` where
-    /// both have the same.
-    pub(super) fn place_of(&self, pid: i32, link: &str) -> Result<Option<String>, String> {
-        if link == self.path {
-            return Ok(None);
+    /// Why the tree does not find what a process of it takes for its root, to which its link in /proc leads.
+    pub(super) fn refusal(&self, pid: i32, link: &str) -> Option<Refusal> {
+        if link == WHOLE {
+            return None;
         }
-        let Some(place) = self.below(link) else {
-            return Err(format!(
-                "its root {link} (chroot) is not below that of pid {}, from which it descends; that is not carried",
-                self.pid
-            ));
-        };
         let own = identity(Path::new(&format!("/proc/{pid}/root")));
-        match (identity(&self.shows(Path::new(place))), own) {
-            (Ok(found), Ok(own)) if found == own => Ok(Some(place.to_owned())),
-            _ => Err(format!(
-                "its root {link} (chroot) was removed, or is covered by a mount, so that no path leads there; that is not carried"
-            )),
-        }
-    }
-
-    fn below<'p>(&self, path: &'p str) -> Option<&'p str> {
-        match path.strip_prefix(self.path) {
-            _ if self.path == "/" => Some(path),
-            Some("") => Some("/"),
-            below => below.filter(|below| below.starts_with('/')),
-        }
+        let is_there = matches!((identity(&self.shows(Path::new(link))), own), (Ok(found), Ok(own)) if found == own);
+        let reason = format!(
+            "its root {link} (chroot) was removed, or is covered by a mount, so that no path leads there; that is not carried"
+        );
+        (!is_there).then(|| Refusal::new(format!("pid {pid}"), reason))
     }
 }
+
+/// The root of who has not taken another.
+pub(super) const WHOLE: &str = "/";
 
 /// A directory, and the mount that it is reached by.
 fn identity(path: &Path) -> io::Result<(u32, u32, u64, u64)> {
@@ -73,25 +73,13 @@ fn identity(path: &Path) -> io::Result<(u32, u32, u64, u64)> {
 mod tests {
     use super::*;
 
-    fn seen_from<'p>(root: &str, path: &'p str) -> &'p str {
-        Root { pid: 1, path: root }.strip(path)
-    }
-
-    #[test]
-    fn paths_are_seen_from_the_first_processes_root() {
-        assert_eq!(seen_from("/", "/usr/bin/x"), "/usr/bin/x");
-        assert_eq!(seen_from("/jail", "/jail/bin/x"), "/bin/x");
-        assert_eq!(seen_from("/jail", "/jail"), "/");
-        assert_eq!(seen_from("/jail", "/jailer/x"), "/jailer/x");
-    }
-
     #[test]
     fn a_root_must_be_where_its_path_leads() {
         let pid = std::process::id().cast_signed();
-        let refused = |root: &str, link: &str| Root { pid, path: root }.place_of(pid, link).unwrap_err();
-        assert_eq!(Root { pid, path: "/" }.place_of(pid, "/"), Ok(None));
-        assert!(refused("/jail", "/").contains("not below"));
-        assert!(refused("/", "/proc").contains("covered"));
-        assert!(refused("/", "/nowhere").contains("removed"));
+        let root = Root::of(pid).unwrap();
+        assert_eq!(root.refusal(pid, "/"), None);
+        for elsewhere in ["/proc", "/nowhere"] {
+            assert!(root.refusal(pid, elsewhere).unwrap().to_string().contains("no path leads there"));
+        }
     }
 }

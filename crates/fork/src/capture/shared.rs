@@ -21,7 +21,6 @@ use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX};
-use super::root::Root;
 use super::survey::Survey;
 use system_v::Segment;
 
@@ -305,13 +304,9 @@ impl SharedCopies {
     }
 
     /// The objects as a descriptor holds them; their extents are added to `extents`.
-    pub(super) fn describe(&self, root: Root<'_>, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
+    pub(super) fn describe(&self, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
         let mut objects = Vec::with_capacity(self.copies.len());
         for (index, (copy, (name, seals, kind))) in self.copies.iter().zip(&self.named).enumerate() {
-            let mut kind = kind.clone();
-            if let SharedKind::Named { path, .. } = &mut kind {
-                *path = root.strip(path).to_owned();
-            }
             let extent = ExtentId(extents.len() as u32);
             extents.push(Extent {
                 source: ExtentSource::SharedObject { object: index as u32 },
@@ -319,7 +314,13 @@ impl SharedCopies {
                 populated: copy.populated(),
                 inherited: Vec::new(),
             });
-            objects.push(SharedObject { name: name.clone(), bytes: copy.bytes, seals: *seals, kind, extent });
+            objects.push(SharedObject {
+                name: name.clone(),
+                bytes: copy.bytes,
+                seals: *seals,
+                kind: kind.clone(),
+                extent,
+            });
         }
         objects
     }

@@ -19,10 +19,9 @@ use super::error::CaptureError;
 use super::files::DELETED_SUFFIX;
 use super::inherited::Inherited;
 use super::likeness::Likeness;
-use super::restart;
-use super::root::Root;
 use super::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
+use super::{restart, root};
 
 /// SCHED_RESET_ON_FORK, as sched_setscheduler(2) takes it.
 const RESET_ON_FORK: u32 = 0x4000_0000;
@@ -163,7 +162,7 @@ fn pending(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<PendingSignal> {
 pub(super) fn process(
     survey: &Survey,
     snapshot: &Snapshot,
-    (subject, likeness, root): (i32, Likeness, Root<'_>),
+    (subject, likeness): (i32, Likeness),
     inherited: Inherited,
     (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
     is_subreaper: bool,
@@ -175,14 +174,13 @@ pub(super) fn process(
     let leader = profile(&survey.profiles, pid, pid)?;
     let limits = process::limits(subject).map_err(read("limits"))?;
     let limit = |(resource, (soft, hard)): (usize, (u64, u64))| Limit { resource: resource as u32, soft, hard };
-    let path = |name: &str| link(pid, subject, name).map(|path| root.strip(&path).to_owned());
     Ok(Process {
         pid: leader.inner_id(),
         is_group_leader: survey.stat.group == pid,
         is_session_leader: survey.stat.session == pid,
-        exe: path("exe")?,
-        cwd: path("cwd")?,
-        root: (likeness.root != root.path).then(|| root.strip(&likeness.root).to_owned()),
+        exe: link(pid, subject, "exe")?,
+        cwd: link(pid, subject, "cwd")?,
+        root: Some(likeness.root).filter(|root| root != root::WHOLE),
         deleted_cwd: deleted_directory(subject, "cwd").map_err(read("cwd"))?,
         arguments: likeness.arguments,
         umask: status.umask,

@@ -13,6 +13,8 @@ use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets, Streams};
 use super::memory::FileSystems;
 use super::program::Program;
+use super::root::Root;
+use super::state::link;
 use super::stop::{stays_in_vfork, traced};
 use super::timers;
 use super::{apart, filters, freezer, inject, memory};
@@ -153,7 +155,9 @@ impl Survey {
         survey.refuse_threads()?;
         survey.refusals.extend(memory::refusals(pid, &survey.maps));
         survey.refusals.extend(survey.file_systems.refusals(pid, &survey.maps));
-        survey.refusals.extend(files::refusals((pid, streams.map_or(pid, Streams::first)), &survey.fds)?);
+        let root = Root::of(streams.map_or(pid, Streams::first))?;
+        survey.refusals.extend(root.refusal(pid, &link(pid, pid, "root")?));
+        survey.refusals.extend(files::refusals((pid, root), &survey.fds)?);
         survey.refusals.extend(files::foreign_pidfds(streams.map_or(pid, Streams::first), pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));
         // Who asks itself waits already, and is refused what it must be in the pause.

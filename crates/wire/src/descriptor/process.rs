@@ -13,7 +13,7 @@ pub struct Process {
     pub is_group_leader: bool,
     /// Whether it leads its session.
     pub is_session_leader: bool,
-    /// Path of its executable, as the first process sees it; so all paths of a tree.
+    /// Path of its executable; as all paths of a seed, from the root of its mount namespace.
     pub exe: String,
     /// Arguments, for people to read.
     pub arguments: Vec<String>,
@@ -21,8 +21,7 @@ pub struct Process {
     pub cwd: String,
     /// Its mode and owner, where it was deleted.
     pub deleted_cwd: Option<FileStatus>,
-    /// The directory that it takes for its root (chroot(2)), where that is not the first process's, nor its parent's whatever becomes
-    /// of that (CLONE_FS).
+    /// The directory that it takes for its root (chroot(2)), if any; none where it has its parent's, whatever becomes of that (CLONE_FS).
     pub root: Option<String>,
     /// File mode creation mask.
     pub umask: u32,

@@ -169,7 +169,6 @@ impl Descriptor {
     pub(super) fn validate_tree(&self) -> Result<(), InvalidDescriptor> {
         let count = self.process_count() + self.zombies.len();
         require(count <= PROCESSES_MAX, || format!("{count} processes"))?;
-        require(self.process.root.is_none(), || "the first process has a root below its own".into())?;
         for (index, member) in self.members.iter().enumerate() {
             let is_born_after = member.kinship.parent as usize <= index;
             require(is_born_after, || format!("process {} has a parent that comes later", member.process.pid))?;
@@ -200,9 +199,8 @@ impl Member {
         // Such a one is born by the zombie, and has nothing in common with that.
         let has_origin = !is_heir || !shares_directory && !shares_files && is_left();
         require(has_origin, || format!("process {} has a session from nowhere", self.process.pid))?;
-        let root = self.process.root.as_deref();
-        let has_one_root = root.is_none_or(|root| root.starts_with('/') && !shares_directory);
-        require(has_one_root, || format!("process {} has two roots, or one from nowhere", self.process.pid))?;
+        let has_one_root = !shares_directory || self.process.root.is_none();
+        require(has_one_root, || format!("process {} has two roots", self.process.pid))?;
         let has_one_table = !shares_files || self.file_descriptors.is_empty();
         require(has_one_table, || format!("process {} has two tables of descriptors", self.process.pid))
     }

@@ -57,6 +57,8 @@ impl Descriptor {
     pub fn validate(&self) -> Result<(), InvalidDescriptor> {
         self.validate_tree()?;
         for part in self.parts() {
+            let is_somewhere = part.process.root.as_ref().is_none_or(|root| root.starts_with('/'));
+            require(is_somewhere, || format!("process {} has a root from nowhere", part.process.pid))?;
             part.validate()?;
         }
         self.validate_layers()?;

@@ -348,7 +348,11 @@ fn nonsense_is_refused() {
 #[test]
 fn nonsense_about_roots_is_refused() {
     require_refusal(&[
-        ("a root of the first process's own", |d| d.process.root = Some("/jail".into())),
+        ("a root of the first process's that is nowhere", |d| {
+            d.process.root = Some("/jail".into());
+            assert_eq!(d.validate(), Ok(()));
+            d.process.root = Some("jail".into());
+        }),
         ("a root that is in common, and its own", |d| d.members[1].process.root = Some("/jail".into())),
         ("a root that is nowhere", |d| {
             d.members[1].kinship.shares_directory = false;

@@ -94,7 +94,7 @@ pub(super) struct Builder<'a> {
     /// For messages.
     pub(super) pid: i32,
     pub(super) subject: i32,
-    pub(super) root: Root<'a>,
+    pub(super) root: Root,
     pub(super) fds: &'a [OpenFd],
     pub(super) contents: &'a Contents,
     /// What has pipes and sockets of all processes of the tree.
@@ -112,7 +112,7 @@ impl Files {
     /// All files of a process that stands; those that no other process has brought are added to `all`. `infos` are those of `fds`. The first process comes first.
     pub(crate) fn build(
         pid: i32,
-        root: Root<'_>,
+        root: Root,
         (fds, infos): (&[OpenFd], &[FdInfo]),
         (contents, pool): (&Contents, &Contents),
         shared: &SharedCopies,
@@ -245,10 +245,9 @@ impl Builder<'_> {
         })
     }
 
-    /// The path as the process sees it.
+    /// Its path, from where all paths of the tree begin.
     fn path(&self, fd: &OpenFd) -> String {
-        let path = String::from_utf8_lossy(&fd.link);
-        self.root.strip(&path).to_owned()
+        String::from_utf8_lossy(&fd.link).into_owned()
     }
 
     /// What was made, or a refusal.
@@ -294,9 +293,6 @@ impl Builder<'_> {
             Ok(socket) => socket,
             Err(reason) => return self.told(fd, Err(reason)),
         };
-        if let Some(path) = socket.file.as_mut().and_then(|file| file.path.as_mut()) {
-            *path = self.root.strip(path).to_owned();
-        }
         if let Err(reason) = self.name_senders(fd.inode, &mut socket).and_then(|()| self.require_name(&socket)) {
             return self.told(fd, Err(reason));
         }
@@ -319,9 +315,8 @@ impl Builder<'_> {
             return Ok(());
         }
         Err(format!(
-            "it was bound to the name {}, which is relative, or in a directory that is not there as pid {} sees it: not carried",
-            path.display(),
-            self.root.pid
+            "it was bound to the name {}, which is relative, or in a directory that is not there from the root of its mount namespace: not carried",
+            path.display()
         ))
     }
 

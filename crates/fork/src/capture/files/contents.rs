@@ -177,6 +177,8 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
+    use crate::capture::root::Root;
+
     #[test]
     fn a_pipe_is_copied_and_keeps_its_content() {
         let (mut reader, mut writer) = std::io::pipe().unwrap();
@@ -207,7 +209,7 @@ mod tests {
         let outcome_if_it_was = |kind: Kind| {
             let link = format!("{kind:?}").into_bytes();
             let before = [OpenFd { link, kind, inode: now.inode + 1, ..now.clone() }];
-            let refusals = super::super::refusals((pid, pid), &before);
+            let refusals = super::super::refusals((pid, Root::of(pid).unwrap()), &before);
             (Contents::read(pid, &before, None).map(|_| ()), refusals)
         };
         let read_as_a_pipe = Contents::read(pid, std::slice::from_ref(&now), None);

@@ -87,7 +87,7 @@ impl OpenFiles {
     /// called when all that has a descriptor is known. `pid` and its threads are of the first process.
     pub(crate) fn deliver(
         &mut self,
-        (pid, root): (i32, Root<'_>),
+        (pid, root): (i32, Root),
         pool: &Contents,
         shared: &SharedCopies,
         threads: Threads<'_>,

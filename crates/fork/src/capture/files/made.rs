@@ -38,7 +38,7 @@ pub(super) fn signal_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
 }
 
 /// An inotify of a tree whose root is `root`, in whose queue `unread` bytes wait.
-pub(super) fn inotify(root: Root<'_>, info: &FdInfo, unread: u64, flags: u32) -> Result<OpenFile, String> {
+pub(super) fn inotify(root: Root, info: &FdInfo, unread: u64, flags: u32) -> Result<OpenFile, String> {
     Ok(OpenFile::Inotify { has_lost: unread > 0, flags, watches: watches::by_path(root, &info.watches)? })
 }
 

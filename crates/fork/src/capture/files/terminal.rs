@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use farfork_sys::mount::table;
 use farfork_sys::pidfd;
@@ -18,6 +19,7 @@ use farfork_wire::descriptor::{ControlledSession, FileStatus, TERMINAL_NUMBER_MA
 
 use super::{Kind, OpenFd, object};
 use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::root::Root;
 
 /// Where the other ends are.
 const DIRECTORY: &str = "/dev/pts";
@@ -74,9 +76,8 @@ fn ends(fds: &[OpenFd]) -> impl Iterator<Item = &OpenFd> {
     fds.iter().filter(|fd| matches!(fd.kind, Kind::Terminal | Kind::TerminalMaster) && !fd.is_standard)
 }
 
-/// Ends of a process that cannot be carried, whoever has the others. `first`, the first process of its tree, shows which terminals are the
-/// tree's: this one may have another root.
-pub(super) fn refusals((pid, first): (i32, i32), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+/// Ends of a process that cannot be carried, whoever has the others. `root` shows which terminals are the tree's.
+pub(super) fn refusals((pid, root): (i32, Root), fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
     if ends(fds).next().is_none() {
         return Ok(Vec::new());
     }
@@ -86,9 +87,9 @@ pub(super) fn refusals((pid, first): (i32, i32), fds: &[OpenFd]) -> Result<Vec<R
         // One that was closed meanwhile is left out.
         let Some(copy) = fd.copy_of(&process) else { continue };
         let told = terminal::master(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
-        refusals.extend(refuse_master((pid, first), fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
+        refusals.extend(refuse_master((pid, root), fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
     }
-    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal && !is_own(first, fd)) {
+    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal && !is_own(root, fd)) {
         refusals.push(driven_by_another(pid, fd.number));
     }
     Ok(refusals)
@@ -141,12 +142,12 @@ fn without_other_end<'a>(held: impl Iterator<Item = HeldEnd<'a>> + Clone) -> Vec
 }
 
 /// Whether the other end of a terminal is one of the tree's own `/dev/pts`.
-fn is_own(first: i32, fd: &OpenFd) -> bool {
-    fs::metadata(format!("/proc/{first}/root{DIRECTORY}")).is_ok_and(|directory| directory.dev() == fd.device)
+fn is_own(root: Root, fd: &OpenFd) -> bool {
+    fs::metadata(root.shows(Path::new(DIRECTORY))).is_ok_and(|directory| directory.dev() == fd.device)
 }
 
 /// Why the end that drives a terminal cannot be carried, whatever waits in it.
-fn refuse_master(whose: (i32, i32), fd: &OpenFd, told: &Master) -> Option<String> {
+fn refuse_master(whose: (i32, Root), fd: &OpenFd, told: &Master) -> Option<String> {
     let number = told.number;
     if !is_of_own_mounts(whose, fd) {
         return Some("it drives a terminal of another mount namespace, which is not carried".to_owned());
@@ -164,18 +165,18 @@ fn refuse_master(whose: (i32, i32), fd: &OpenFd, told: &Master) -> Option<String
 }
 
 /// Whether it was opened in the mount namespace of the process, where `/dev/ptmx` leads to its own `/dev/pts`.
-fn is_of_own_mounts((pid, first): (i32, i32), fd: &OpenFd) -> bool {
-    let mounts = fs::read(format!("/proc/{first}/mountinfo")).and_then(|text| table::parse(&text));
+fn is_of_own_mounts((pid, root): (i32, Root), fd: &OpenFd) -> bool {
+    let mounts = fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let opened = FdInfo::read(pid, fd.number);
     let (Ok(mounts), Ok(opened)) = (mounts, opened) else { return false };
     mounts.iter().any(|mount| u64::from(mount.id) == opened.mount)
 }
 
-/// The terminals of a tree, ascending; or what of them cannot be carried. `root` is whose files are the tree's.
+/// The terminals of a tree, ascending; or what of them cannot be carried. `root` shows the tree's files.
 pub(in crate::capture) fn describe<'a>(
     held: impl Iterator<Item = HeldEnd<'a>> + Clone,
     seats: &[Seat],
-    root: i32,
+    root: Root,
 ) -> Result<Vec<Terminal>, Vec<Refusal>> {
     let unpaired = without_other_end(held.clone());
     if !unpaired.is_empty() {
@@ -205,10 +206,6 @@ pub(in crate::capture) fn foregrounds<'a>(held: impl Iterator<Item = HeldEnd<'a>
     })
 }
 
-fn slave_path(subject: i32, number: u32) -> String {
-    format!("/proc/{subject}/root{DIRECTORY}/{number}")
-}
-
 fn refuse_what_waits(readiness: &Readiness) -> Result<(), String> {
     if readiness.unread_bytes > 0 {
         let bytes = readiness.unread_bytes;
@@ -225,8 +222,8 @@ fn refuse_what_waits(readiness: &Readiness) -> Result<(), String> {
     Ok(())
 }
 
-fn described(master: &Master, seats: &[Seat], root: i32) -> Result<Terminal, String> {
-    let status = fs::metadata(slave_path(root, master.number)).ok();
+fn described(master: &Master, seats: &[Seat], root: Root) -> Result<Terminal, String> {
+    let status = fs::metadata(root.shows(&Path::new(DIRECTORY).join(master.number.to_string()))).ok();
     let status =
         status.map(|found| FileStatus { mode: found.mode() & PERMISSIONS, uid: found.uid(), gid: found.gid() });
     Ok(Terminal {

@@ -13,7 +13,7 @@ use farfork_wire::descriptor::{InotifyWatch, NUMBERS_MAX};
 use crate::capture::root::Root;
 
 /// The watches of an inotify of a tree whose root is `root`, by path; or why one of them has none.
-pub(super) fn by_path(root: Root<'_>, entries: &[WatchEntry]) -> Result<Vec<InotifyWatch>, String> {
+pub(super) fn by_path(root: Root, entries: &[WatchEntry]) -> Result<Vec<InotifyWatch>, String> {
     let mounts = std::fs::read(format!("/proc/{}/mountinfo", root.pid)).and_then(|text| table::parse(&text));
     let mounts = mounts.map_err(|error| format!("its mounts cannot be read: {error}"))?;
     let mut watches = Vec::with_capacity(entries.len());
@@ -29,14 +29,14 @@ pub(super) fn by_path(root: Root<'_>, entries: &[WatchEntry]) -> Result<Vec<Inot
         if number > NUMBERS_MAX {
             return Err(format!("its watch has the number {number}, and numbers beyond {NUMBERS_MAX} are not carried"));
         }
-        watches.push(InotifyWatch { number, path: root.strip(&path).to_owned(), mask: entry.mask });
+        watches.push(InotifyWatch { number, path, mask: entry.mask });
     }
     watches.sort_unstable_by_key(|watch| watch.number);
     Ok(watches)
 }
 
 /// Through each mount of its file system, until one shows it.
-fn path_of(root: Root<'_>, entry: &WatchEntry, mounts: &[Mount]) -> Option<PathBuf> {
+fn path_of(root: Root, entry: &WatchEntry, mounts: &[Mount]) -> Option<PathBuf> {
     /// The kernel's own device numbers have a minor of 20 bits.
     const MINOR_BITS: u32 = 20;
     let device = format!("{}:{}", entry.device >> MINOR_BITS, entry.device & ((1 << MINOR_BITS) - 1));

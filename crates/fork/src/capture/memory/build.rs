@@ -18,7 +18,6 @@ use super::space::AddressSpace;
 use super::{Kind, about, is_left_out, is_private_huge, kind, mapped_part, merge};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::lineage::Inheritance;
-use crate::capture::root::Root;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
 use crate::identity::identify;
 
@@ -33,7 +32,6 @@ pub(crate) struct MemoryMap {
 struct Builder<'a> {
     pid: i32,
     subject: i32,
-    root: Root<'a>,
     shared: &'a SharedCopies,
     inheritance: &'a Inheritance,
     regions: Vec<Region>,
@@ -45,13 +43,12 @@ impl MemoryMap {
     /// The memory of an address space.
     pub(crate) fn build(
         space: AddressSpace,
-        root: Root<'_>,
         shared: &SharedCopies,
         inheritance: &Inheritance,
     ) -> Result<Self, CaptureError> {
         let AddressSpace { pid, subject, entries, regions, .. } = space;
         let (file_indices, memory) = (BTreeMap::new(), Self::default());
-        let mut builder = Builder { pid, subject, root, shared, inheritance, regions, file_indices, memory };
+        let mut builder = Builder { pid, subject, shared, inheritance, regions, file_indices, memory };
         for entry in entries.iter().filter(|entry| !is_left_out(entry)) {
             builder.take(entry)?;
         }
@@ -165,7 +162,7 @@ impl Builder<'_> {
         let Ok(path) = str::from_utf8(&entry.path) else {
             return Err(self.refuse(entry, "the path of its file is not UTF-8"));
         };
-        let path = self.root.strip(path).to_owned();
+        let path = path.to_owned();
         let identity = identify_regular(&self.link(entry));
         let identity = identity.map_err(|source| self.refuse(entry, &about(entry, &source)))?;
         let (index, bytes) = (self.memory.files.len() as u32, identity.bytes);

@@ -1,13 +1,11 @@
 //! Whether a descendant can be made in one container with the others: it shares no table with them that it could not be born
-//! with, has no namespace of its own, and no root that is out of the others' reach.
+//! with, and has no namespace of its own.
 
 use std::fs;
 
 use farfork_sys::process::{self, Stat, Table};
 
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::root::Root;
-use crate::capture::state::link;
 
 /// What clone(2) may have left shared, and how it is called there. It is carried where the parent has it, too.
 const MEMORY: (Table, &str, &str) = (Table::Memory, "its address space", "CLONE_VM");
@@ -36,9 +34,6 @@ pub(in super::super) fn refusals(pid: i32, others: &[i32]) -> Result<Vec<Refusal
         };
         refusals.extend((!is_same).then(|| Refusal::new(format!("pid {pid}"), reason())));
     }
-    let (own, of_first) = (link(pid, pid, "root")?, link(*first, *first, "root")?);
-    let place = Root { pid: *first, path: &of_first }.place_of(pid, &own);
-    refusals.extend(place.err().map(|reason| Refusal::new(format!("pid {pid}"), reason)));
     Ok(refusals)
 }
 
