@@ -17,6 +17,7 @@ use farfork_sys::clone::{self, Born, Init};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::mount::point::MountPoint;
 use farfork_sys::{fdpass, memfd, namespace};
+use rustix::fs::{Mode, OFlags};
 
 use crate::bearer::{self, Bearer};
 use crate::cgroup::{ContainerCgroup, NodeCgroups, group_name};
@@ -25,6 +26,7 @@ use crate::error::ContainerError;
 use crate::handle::{Asked, Container, Parts};
 use crate::outsider::Outsider;
 use crate::record;
+use crate::root::kept::KeptRoot;
 use crate::root::layout::{Blueprint, Layout};
 use crate::root::{self, PRIVATE_DIR};
 use crate::users::{Reserved, Users};
@@ -42,6 +44,8 @@ pub(crate) struct Builder {
     /// Ids are unique among the daemons that used the run directory: its start, in microseconds, and a number.
     started_us: u128,
     next: AtomicU64,
+    /// The node's `/proc`, for threads in a container's root.
+    proc: OwnedFd,
     /// As many copies as containers.
     living: Arc<()>,
     /// What containers show of the node's mounts.
@@ -65,6 +69,9 @@ impl Builder {
         let masked = outermost(masked);
         let layout = Layout::read(&masked).map_err(ContainerError::MountTable)?;
         let image = memfd::executable("farfork-init", config.init_image).map_err(ContainerError::Image)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let proc = rustix::fs::open("/proc", flags, Mode::empty())
+            .map_err(|cause| ContainerError::Directory { path: "/proc".into(), cause: cause.into() })?;
         let cgroups = NodeCgroups::create(&config.cgroup_root_name)?;
         write_down(&config, &cgroups)?;
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -73,6 +80,7 @@ impl Builder {
             scratch,
             image,
             cgroups,
+            proc,
             started_us: since_epoch.as_micros(),
             next: AtomicU64::new(0),
             living: Arc::new(()),
@@ -121,6 +129,24 @@ impl Builder {
     /// Builds a container; takes a few milliseconds.
     pub(crate) fn build(self: &Arc<Self>, spec: ContainerSpec) -> Result<Container, ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.build").entered();
+        self.build_around(spec, None)
+    }
+
+    /// Builds a container around the root of one of this kind that has ended.
+    pub(crate) fn rebuild(self: &Arc<Self>, spec: ContainerSpec, root: KeptRoot) -> Result<Container, ContainerError> {
+        let _phase = tracing::debug_span!(target: "farfork::phase", "container.rebuild").entered();
+        if root.layout() != self.layout() {
+            let (what, why) = ("mounts of the node".to_owned(), "they are others".to_owned());
+            return Err(ContainerError::Spoilt { what, why });
+        }
+        self.build_around(spec, Some(root))
+    }
+
+    fn build_around(
+        self: &Arc<Self>,
+        spec: ContainerSpec,
+        kept: Option<KeptRoot>,
+    ) -> Result<Container, ContainerError> {
         let living = Arc::clone(&self.living);
         if self.living() > self.config.containers_max {
             let node = self.config.node.clone();
@@ -141,14 +167,15 @@ impl Builder {
         let numbers = reserved.as_ref().map(|reserved| reserved.numbers);
         let name = group_name(&id);
         let cgroup = if spec.limited { self.cgroups.group(&name)? } else { self.cgroups.unlimited(&name)? };
-        let built = self.start_init(&id, Plan { spec, blueprint, reserved }, &cgroup);
-        let (init, asked) = built.inspect_err(|_| {
+        let built = self.start_init(&id, Plan { spec, blueprint, reserved, kept }, &cgroup);
+        let (init, asked, root) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {
                 tracing::warn!(%error, "control group of a container that could not be built is left");
             }
         })?;
         // From here on the container removes itself, whatever fails.
-        let parts = Parts { id, init, cgroup, builder: Arc::clone(self), held: (living, private_point), numbers };
+        let held = (living, private_point);
+        let parts = Parts { id, init, cgroup, builder: Arc::clone(self), held, numbers, root };
         let container = Container::new(parts, asked, spec, layout);
         let processes = BTreeSet::from([container.init_pid(), container.asked_pid()]);
         for process in processes {
@@ -203,16 +230,11 @@ impl Builder {
         self.cgroups.remove_empty();
     }
 
-    /// Gives init and whom it is asked by.
-    fn start_init(
-        self: &Arc<Self>,
-        id: &str,
-        plan: Plan,
-        cgroup: &ContainerCgroup,
-    ) -> Result<(Born, Asked), ContainerError> {
+    /// Gives init, whom it is asked by, and the root if another container may have it.
+    fn start_init(self: &Arc<Self>, id: &str, plan: Plan, cgroup: &ContainerCgroup) -> Result<Started, ContainerError> {
         let birthplace = cgroup.open_birthplace()?;
         let (builder, phase) = (Arc::clone(self), tracing::Span::current());
-        let body = move || phase.in_scope(|| builder.build_and_start(&plan, birthplace.as_ref()));
+        let body = move || phase.in_scope(|| builder.build_and_start(plan, birthplace.as_ref()));
         thread::Builder::new()
             .name(format!("build-{id}"))
             .spawn(body)
@@ -222,25 +244,33 @@ impl Builder {
     }
 
     /// The builder thread.
-    fn build_and_start(&self, plan: &Plan, birthplace: Option<&File>) -> Result<(Born, Asked), ContainerError> {
-        let Plan { spec, blueprint, reserved } = plan;
-        let unsharing = tracing::debug_span!(target: "farfork::phase", "container.unshare");
+    fn build_and_start(&self, plan: Plan, birthplace: Option<&File>) -> Result<Started, ContainerError> {
+        let Plan { spec, blueprint, reserved, kept } = plan;
         let has_network = spec.network == NetworkSpec::Own;
+        if let Some(kept) = kept {
+            let root = kept.enter(has_network, self.proc.as_fd())?;
+            raise_loopback_in(spec)?;
+            let (init, control) = self.spawn(clone::spawn_init, None, birthplace)?;
+            return Ok((init, (control, None), Some(root)));
+        }
+        let unsharing = tracing::debug_span!(target: "farfork::phase", "container.unshare");
         unsharing
             .in_scope(|| namespace::unshare_container(has_network))
             .map_err(|cause| ContainerError::Namespace { operation: "make namespaces", cause })?;
-        if has_network {
-            namespace::raise_loopback()
-                .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause })?;
-        }
+        raise_loopback_in(spec)?;
         let rooting = tracing::debug_span!(target: "farfork::phase", "container.root");
         let build = |users: Option<&Users>| {
-            rooting.in_scope(|| root::build((spec.root, users), blueprint, &self.scratch, &self.masked))
+            rooting.in_scope(|| root::build((spec.root, users), &blueprint, &self.scratch, &self.masked))
         };
         let Some(reserved) = reserved else {
-            build(None)?;
+            let mounts = namespace::own_mounts().map_err(ContainerError::MountTable)?;
+            let own = build(None)?.filter(|_| spec.may_leave_root() && self.config.kept_roots_max > 0);
+            let root = own.and_then(|own| {
+                let root = KeptRoot::new(mounts, self.proc.as_fd(), &blueprint, own);
+                root.inspect_err(|error| tracing::debug!(%error, "this root will not be used again")).ok()
+            });
             let (init, control) = self.spawn(clone::spawn_init, None, birthplace)?;
-            return Ok((init, (control, None)));
+            return Ok((init, (control, None), root));
         };
         // Its user namespace is needed to build the root, and it moves there with the thread.
         rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
@@ -250,7 +280,7 @@ impl Builder {
             self.spawn(clone::spawn_beside, None, birthplace)
         });
         let (bearer, control) = borne.inspect_err(|_| bearer::end(&init))?;
-        Ok((init, (control, Some(Bearer::new(bearer, waiter)))))
+        Ok((init, (control, Some(Bearer::new(bearer, waiter))), None))
     }
 
     /// Starts the init program where the thread is, and gives our end of its control socket. It holds `lock` open.
@@ -279,6 +309,19 @@ struct Plan {
     blueprint: Blueprint,
     /// For users of its own.
     reserved: Option<Reserved>,
+    /// Its root, if there is one already.
+    kept: Option<KeptRoot>,
+}
+
+/// A container's init, whom it is asked by, and its root if another container may have that.
+type Started = (Born, Asked, Option<KeptRoot>);
+
+fn raise_loopback_in(spec: ContainerSpec) -> Result<(), ContainerError> {
+    match spec.network {
+        NetworkSpec::Nodes => Ok(()),
+        NetworkSpec::Own => namespace::raise_loopback()
+            .map_err(|cause| ContainerError::Namespace { operation: "bring a loopback interface up", cause }),
+    }
 }
 
 /// Leaves for whoever cleans up after this daemon where its control groups are.

@@ -7,6 +7,10 @@ use std::path::{Path, PathBuf};
 /// and the default limit on processes of a Linux machine is 32,768.
 const CONTAINERS_MAX_DEFAULT: usize = 4096;
 
+/// Most roots of containers that have ended that are kept unless configured: as many as children end while one container is built, and
+/// more than start at once. Each has a container around it, as those of the pool.
+pub const KEPT_ROOTS_MAX_DEFAULT: usize = 64;
+
 /// Environment variable with further paths to hide from containers, separated by colons: a local cluster's nodes have
 /// their run directories beside each other on one file system.
 pub const HIDDEN_PATHS_VARIABLE: &str = "FARFORK_HIDDEN_PATHS";
@@ -31,6 +35,8 @@ pub struct ContainerConfig {
     pub masked_places: Vec<PathBuf>,
     /// Most containers at a time, waiting and in use.
     pub containers_max: usize,
+    /// Most roots of containers that have ended that are kept for others; 0 for none.
+    pub kept_roots_max: usize,
     /// File by whose locks all nodes of the machine know which users containers have that have some of their own. Made where missing.
     pub user_ranges: PathBuf,
 }
@@ -49,6 +55,7 @@ impl ContainerConfig {
                 .map_or_else(Vec::new, |paths| std::env::split_paths(&paths).collect()),
             masked_places: Vec::new(),
             containers_max: CONTAINERS_MAX_DEFAULT,
+            kept_roots_max: KEPT_ROOTS_MAX_DEFAULT,
             user_ranges: USER_RANGES_DEFAULT.into(),
         }
     }
@@ -81,6 +88,26 @@ pub struct ContainerSpec {
     pub users: UsersSpec,
     /// Whether it is to have limits: else it has control groups of its own only where they cost next to nothing.
     pub limited: bool,
+}
+
+impl ContainerSpec {
+    /// Whether another container may have its root after it: that of one with limits, of users of its own, or of the node itself is
+    /// nobody else's.
+    pub(crate) fn may_leave_root(self) -> bool {
+        let Self { root, network: _, users, limited } = self;
+        root == RootSpec::Overlay && users == UsersSpec::Nodes && !limited
+    }
+}
+
+/// Who may have the root of a container when all in it has ended and left no trace there: children of the same seed, and where a
+/// network is not one's own, of the same fan-out. Through a network a process can hand a descriptor to another, and with that the other
+/// would see what the next in that root does.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Heirs {
+    /// The seed.
+    pub seed: String,
+    /// The fan-out whose network they share.
+    pub fan_out: Option<u64>,
 }
 
 impl From<RootSpec> for ContainerSpec {

@@ -49,6 +49,14 @@ pub enum ContainerError {
         /// What the kernel said.
         cause: io::Error,
     },
+    /// The root of a container that has ended is not as it was when it was built: it goes.
+    #[error("the root of a container that has ended is not for another: {what}: {why}")]
+    Spoilt {
+        /// What of it.
+        what: String,
+        /// How it differs.
+        why: String,
+    },
     /// Init cannot be started.
     #[error("cannot start the init of a container: {0}")]
     Init(#[source] io::Error),

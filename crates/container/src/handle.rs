@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use farfork_sys::clone::{self, Born};
@@ -19,10 +19,11 @@ use crate::bearer::Bearer;
 use crate::bind;
 use crate::builder::Builder;
 use crate::cgroup::{ContainerCgroup, Limits};
-use crate::config::{ContainerSpec, NetworkSpec, RootSpec};
+use crate::config::{ContainerSpec, Heirs, NetworkSpec, RootSpec};
 use crate::error::ContainerError;
 use crate::record;
 use crate::root::PRIVATE_DIR;
+use crate::root::kept::KeptRoot;
 use crate::root::protection::{self, Protection};
 
 /// How often a path is looked up anew that contains `..`: openat2(2) gives up with EAGAIN when anything was mounted or
@@ -46,6 +47,7 @@ pub struct Container {
     spec: ContainerSpec,
     /// Of the node's mounts, when it was built.
     layout: u64,
+    will: Option<Will>,
 }
 
 /// What a container keeps from ending: the count of the node's containers, and the mount point that a shared root needs.
@@ -64,11 +66,27 @@ pub(crate) struct Parts {
     pub(crate) held: Held,
     /// Of users of its own.
     pub(crate) numbers: Option<Numbers>,
+    /// If another container may have it.
+    pub(crate) root: Option<KeptRoot>,
 }
+
+/// To whom the root of a container goes that has ended.
+pub(crate) trait Inherit: std::fmt::Debug + Send + Sync {
+    /// Takes the root; nothing is in it any more.
+    fn inherit(&self, kind: ContainerSpec, heirs: &Heirs, root: KeptRoot);
+}
+
+/// A will: who is to have the root, and who keeps it for them.
+pub(crate) type Will = (Heirs, Weak<dyn Inherit>);
 
 impl Container {
     pub(crate) fn new(parts: Parts, (control, bearer): Asked, spec: ContainerSpec, layout: u64) -> Self {
-        Self { parts: Some(parts), control: Some(control), bearer, spec, layout }
+        Self { parts: Some(parts), control: Some(control), bearer, spec, layout, will: None }
+    }
+
+    /// Says who is to have its root when all in it has ended.
+    pub(crate) fn bequeath(&mut self, will: Will) {
+        self.will = Some(will);
     }
 
     /// Its id, unique on the node.
@@ -222,7 +240,9 @@ impl Container {
         record::hand_over(&records, self.id())?;
         let parts = self.parts.take().expect("only a drop takes it");
         let control = self.control.take().expect("only a drop takes it");
+        let root = parts.root.zip(self.will.take()).map(|(root, will)| (self.spec, root, will));
         let running = RunningContainer {
+            legacy: Mutex::new(root),
             id: parts.id,
             init_pid: parts.init.pid,
             init: parts.init.pidfd,
@@ -261,6 +281,8 @@ pub struct RunningContainer {
     pub(crate) records: PathBuf,
     /// Where this daemon built it.
     pub(crate) _held: Option<Held>,
+    /// What it leaves, and to whom.
+    pub(crate) legacy: Mutex<Option<(ContainerSpec, KeptRoot, Will)>>,
 }
 
 impl RunningContainer {
@@ -284,14 +306,29 @@ impl RunningContainer {
         &self.cgroup
     }
 
-    /// Kills what still runs in the container and removes what it has outside of itself: control group and record.
+    /// Has nobody have its root.
+    pub fn disinherit(&self) {
+        drop(self.take_legacy());
+    }
+
+    /// Kills what still runs in the container and removes what it has outside of itself: control group and record. Its root goes to its
+    /// heirs, if it has any.
     ///
     /// # Errors
     /// [`ContainerError::Stuck`], [`ContainerError::Cgroup`]; it can be tried again.
     pub fn remove(&self) -> Result<(), ContainerError> {
         end(&self.id, &self.init, self.init_pid, &self.cgroup)?;
         record::remove(&self.records, &self.id);
+        if let Some((kind, root, (heirs, keeper))) = self.take_legacy()
+            && let Some(keeper) = keeper.upgrade()
+        {
+            keeper.inherit(kind, &heirs, root);
+        }
         Ok(())
+    }
+
+    fn take_legacy(&self) -> Option<(ContainerSpec, KeptRoot, Will)> {
+        self.legacy.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 

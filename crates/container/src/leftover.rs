@@ -3,6 +3,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use farfork_sys::mount::point;
@@ -68,6 +69,7 @@ fn adopt(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Record, init:
         cgroup: cgroups.existing(&group_name(&record.id)),
         records: config.records_dir(),
         _held: None,
+        legacy: Mutex::default(),
     }
 }
 

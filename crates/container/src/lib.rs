@@ -32,7 +32,8 @@ mod users;
 pub use builder::OOM_SCORE_ADJUSTMENT;
 pub use cgroup::{CPU_MILLICORES_MIN, CgroupError, ContainerCgroup, Limits, MEMORY_BYTES_MIN, MemoryEnd, NodeCgroups};
 pub use config::{
-    ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, NetworkSpec, RootSpec, USER_RANGES_DEFAULT, UsersSpec,
+    ContainerConfig, ContainerSpec, HIDDEN_PATHS_VARIABLE, Heirs, KEPT_ROOTS_MAX_DEFAULT, NetworkSpec, RootSpec,
+    USER_RANGES_DEFAULT, UsersSpec,
 };
 pub use error::ContainerError;
 pub use handle::{Container, RunningContainer};

@@ -1,6 +1,8 @@
 //! Containers ahead of need: some threads keep a number of them built; who takes one makes them build the next. Kinds other than
 //! the usual one are kept once the first was asked for, until nobody asks any more.
 
+mod estates;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -8,10 +10,13 @@ use std::time::{Duration, Instant};
 
 use crate::builder::Builder;
 use crate::cgroup::NodeCgroups;
-use crate::config::{ContainerConfig, ContainerSpec};
+use crate::config::{ContainerConfig, ContainerSpec, Heirs};
 use crate::error::ContainerError;
-use crate::handle::Container;
+use crate::handle::{Container, Inherit};
 use crate::outsider::Outsider;
+use crate::root::kept::KeptRoot;
+
+use self::estates::{Estates, Key, Stale};
 
 /// Most containers kept ready: each holds a few hundred KiB of kernel memory, and a burst of forks larger than this
 /// is limited by restoring children, not by building containers.
@@ -44,10 +49,10 @@ struct Shared {
 struct State {
     /// Each kind that was asked for; the usual one from the start.
     shelves: BTreeMap<ContainerSpec, Shelf>,
-    /// Containers that no longer show the node's mounts as they are: for a filler to end.
-    stale: Vec<Container>,
-    /// Requests that wait.
-    waiting: usize,
+    /// What containers that have ended left to others.
+    estates: Estates,
+    /// Containers that no longer show the node's mounts as they are, and roots that nobody is to have: for a filler to end.
+    stale: Stale,
     stopping: bool,
 }
 
@@ -64,6 +69,8 @@ struct Shelf {
     last_failure: Option<Arc<ContainerError>>,
     /// A container is there, or one could not be built: for requests.
     supplied: Arc<Condvar>,
+    /// Requests that wait for it.
+    waiting: usize,
     /// When one was last asked for.
     used: Option<Instant>,
 }
@@ -78,10 +85,11 @@ impl Pool {
         let size = size.clamp(1, SIZE_MAX);
         let usual = Shelf { size, ..Shelf::default() };
         let shelves = BTreeMap::from([(ContainerSpec::default(), usual)]);
+        let estates = Estates::new(config.kept_roots_max);
         let shared = Arc::new(Shared {
             builder: Arc::new(Builder::new(config)?),
             size,
-            state: Mutex::new(State { shelves, ..State::default() }),
+            state: Mutex::new(State { shelves, estates, ..State::default() }),
             wanted: Condvar::new(),
         });
         let mut pool = Self { shared, fillers: Vec::new() };
@@ -120,10 +128,54 @@ impl Pool {
     /// be built, [`ContainerError::Full`] at the limit on containers, [`ContainerError::Stopping`].
     pub fn take(&self, kind: impl Into<ContainerSpec>, deadline: Instant) -> Result<Container, ContainerError> {
         let kind = self.shared.builder.kind(kind.into());
-        let is_kept = self.shared.lock().use_shelf(kind).size > 0;
-        match is_kept {
-            true => self.shared.take_ready(kind, deadline),
-            false => self.shared.build_first(kind),
+        self.shared.take((kind, None), deadline)
+    }
+
+    /// The same for one of `heirs`: it may be in the root of another of them that has ended without a trace there, and others may be in its
+    /// root after it.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub fn take_for(
+        &self,
+        heirs: &Heirs,
+        kind: impl Into<ContainerSpec>,
+        deadline: Instant,
+    ) -> Result<Container, ContainerError> {
+        let key = (self.shared.builder.kind(kind.into()), heirs.clone());
+        let is_wanted = key.0.may_leave_root() && self.shared.lock().estates.ask(&key);
+        let mut container = self.shared.take((key.0, is_wanted.then_some(&key)), deadline)?;
+        if is_wanted {
+            let keeper = Arc::downgrade(&self.shared);
+            container.bequeath((key.1, keeper));
+        }
+        Ok(container)
+    }
+
+    /// How many roots of containers that have ended are kept, and around how many of them another is ready.
+    pub fn roots(&self) -> (usize, usize) {
+        let state = self.shared.lock();
+        (state.estates.kept(), state.estates.ready())
+    }
+
+    /// Gives up what was left to the children of a seed that is no more.
+    pub fn forget_heirs(&self, seed: &str) {
+        let mut stale = Stale::default();
+        self.shared.lock().estates.give_up(Instant::now(), |heirs| heirs.seed == seed, &mut stale);
+    }
+}
+
+impl Inherit for Shared {
+    fn inherit(&self, kind: ContainerSpec, heirs: &Heirs, root: KeptRoot) {
+        let mut stale = Stale::default();
+        let mut state = self.lock();
+        match state.stopping {
+            true => drop(state),
+            false => {
+                state.estates.keep(&(kind, heirs.clone()), root, &mut stale);
+                drop(state);
+                self.wanted.notify_one();
+            }
         }
     }
 }
@@ -140,8 +192,8 @@ impl Drop for Pool {
             let _ = filler.join();
         }
         let mut state = self.shared.lock();
-        let State { shelves, stale, .. } = &mut *state;
-        let unused = (std::mem::take(shelves), std::mem::take(stale));
+        let State { shelves, estates, stale, .. } = &mut *state;
+        let unused = (std::mem::take(shelves), std::mem::take(estates), std::mem::take(stale));
         drop(state);
         drop(unused);
         self.shared.builder.close();
@@ -159,17 +211,32 @@ impl State {
         shelf
     }
 
-    /// Gives up kinds that were not asked for since, but for the usual one; tells when the next one is to go.
+    /// A container in the root of another is there, or could not be built.
+    fn add_inherited(&mut self, key: &Key, built: Result<Container, ContainerError>) {
+        if !self.estates.add(key, built) {
+            return;
+        }
+        let for_heirs = self.estates.waiting(key);
+        let shelf = self.shelf(key.0);
+        match shelf.waiting == for_heirs {
+            true => shelf.supplied.notify_one(),
+            // Among others whom it is not for.
+            false => shelf.supplied.notify_all(),
+        }
+    }
+
+    /// Gives up kinds that were not asked for since, but for the usual one, and what was left to others; tells when the next is to go.
     fn give_up_unused(&mut self, now: Instant) -> Option<Instant> {
+        let next = self.estates.give_up(now, |_| false, &mut self.stale);
         let is_kept = |shelf: &Shelf| shelf.size > 0 || !shelf.ready.is_empty();
         let others =
             self.shelves.iter_mut().filter(|(kind, shelf)| **kind != ContainerSpec::default() && is_kept(shelf));
-        let mut next = None;
+        let mut next = next;
         for (_, shelf) in others {
             let goes = shelf.used.map_or(now, |used| used + UNUSED_LIMIT);
             if goes <= now {
                 shelf.size = 0;
-                self.stale.extend(shelf.ready.drain(..));
+                self.stale.containers.extend(shelf.ready.drain(..));
             } else {
                 next = next.into_iter().chain([goes]).min();
             }
@@ -189,8 +256,27 @@ impl State {
         loop {
             match self.shelf(kind).ready.pop_front()? {
                 container if container.is_current() => return Some(container),
-                container => self.stale.push(container),
+                container => self.stale.containers.push(container),
             }
+        }
+    }
+
+    /// The same, one in a root that was left to who asks first.
+    fn pop(&mut self, (kind, heir): (ContainerSpec, Option<&Key>)) -> Option<Container> {
+        while let Some(container) = heir.and_then(|key| self.estates.pop(key)) {
+            match container.is_current() {
+                true => return Some(container),
+                false => self.stale.containers.push(container),
+            }
+        }
+        self.pop_current(kind)
+    }
+
+    fn wait(&mut self, (kind, heir): (ContainerSpec, Option<&Key>), begins: bool) {
+        let waiting = &mut self.shelf(kind).waiting;
+        *waiting = if begins { *waiting + 1 } else { *waiting - 1 };
+        if let Some(key) = heir {
+            self.estates.wait(key, begins);
         }
     }
 }
@@ -204,17 +290,31 @@ impl Shared {
         Ok(container)
     }
 
-    fn take_ready(&self, kind: ContainerSpec, deadline: Instant) -> Result<Container, ContainerError> {
+    /// Takes one of a kind, for an heir or not.
+    fn take(&self, wanted: (ContainerSpec, Option<&Key>), deadline: Instant) -> Result<Container, ContainerError> {
+        let is_kept = self.lock().use_shelf(wanted.0).size > 0;
+        match is_kept {
+            true => self.take_ready(wanted, deadline),
+            false => self.build_first(wanted.0),
+        }
+    }
+
+    fn take_ready(
+        &self,
+        wanted: (ContainerSpec, Option<&Key>),
+        deadline: Instant,
+    ) -> Result<Container, ContainerError> {
+        let kind = wanted.0;
         let began = Instant::now();
         let mut state = self.lock();
         let failures = state.shelf(kind).failures;
         let mut phase = None;
-        state.waiting += 1;
+        state.wait(wanted, true);
         let taken = loop {
             if state.stopping {
                 break Err(ContainerError::Stopping { node: self.node() });
             }
-            if let Some(container) = state.pop_current(kind) {
+            if let Some(container) = state.pop(wanted) {
                 break Ok(container);
             }
             let shelf = state.shelf(kind);
@@ -231,7 +331,7 @@ impl Shared {
             let supplied = state.shelf(kind).supplied.clone();
             state = supplied.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         };
-        state.waiting -= 1;
+        state.wait(wanted, false);
         self.wanted.notify_one();
         taken
     }
@@ -249,6 +349,13 @@ impl Shared {
                 drop(state);
                 drop(stale);
                 state = self.lock();
+                continue;
+            }
+            if let Some((key, root)) = state.estates.next() {
+                drop(state);
+                let built = self.builder.rebuild(key.0, root);
+                state = self.lock();
+                state.add_inherited(&key, built);
                 continue;
             }
             let Some(kind) = state.lacking() else {

@@ -5,6 +5,7 @@
 //! init, which alone is in the pid namespace that it has to show.
 
 mod hiding;
+pub(crate) mod kept;
 pub(crate) mod layout;
 mod plan;
 pub(crate) mod protection;
@@ -22,6 +23,7 @@ use crate::config::RootSpec;
 use crate::error::ContainerError;
 use crate::users::Users;
 
+use self::kept::Own;
 use self::layout::Blueprint;
 use self::plan::Step;
 
@@ -36,31 +38,46 @@ const TERMINAL_GROUP: u32 = 5;
 
 /// Builds the root of the calling thread's mount namespace, which must be a new one.
 ///
-/// `scratch` is a directory of the node's over which, in this namespace only, the tmpfs of the upper layers is mounted.
+/// `scratch` is a directory of the node's over which, in this namespace only, the tmpfs of the upper layers is mounted. Gives what the root
+/// has of its own, where that is in overlays alone.
 pub(crate) fn build(
     (spec, users): (RootSpec, Option<&Users>),
     blueprint: &Blueprint,
     scratch: &Path,
     masked: &[PathBuf],
-) -> Result<(), ContainerError> {
+) -> Result<Option<Own>, ContainerError> {
     let whole = Path::new("/");
     mount::make_private(whole).map_err(at("private propagation", whole))?;
-    let overlays = match spec {
+    let made = match spec {
         RootSpec::Overlay => build_overlay(blueprint, scratch, (masked, users))?,
         RootSpec::Shared => Vec::new(),
     };
-    for path in masked.iter().filter(|path| !is_hidden(path, &overlays)) {
-        mask(path, spec)?;
-    }
-    make_private_dir(users)
+    let mut covered = masked.iter().filter(|path| !is_hidden(path, &made)).peekable();
+    let is_in_overlays = spec == RootSpec::Overlay && covered.peek().is_none();
+    covered.try_for_each(|path| mask(path, spec))?;
+    make_private_dir(users)?;
+    Ok(is_in_overlays.then(|| own_of(made)))
 }
 
-/// Gives for each mount of the new root, in the order in which they were made, where it is, and whether it is an overlay.
+fn own_of(made: Vec<Made<'_>>) -> Own {
+    let mut own = Own::default();
+    for (point, files) in made {
+        let Some(files) = files else { continue };
+        own.overlays.push(point.to_owned());
+        own.files.extend(files);
+    }
+    own
+}
+
+/// A mount of the new root: where it is, and what its upper layer has if it is an overlay.
+type Made<'a> = (&'a Path, Option<Vec<PathBuf>>);
+
+/// Gives each mount of the new root, in the order in which they were made.
 fn build_overlay<'a>(
     blueprint: &'a Blueprint,
     scratch: &Path,
     (masked, users): (&[PathBuf], Option<&Users>),
-) -> Result<Vec<(&'a Path, bool)>, ContainerError> {
+) -> Result<Vec<Made<'a>>, ContainerError> {
     let tmpfs = mount::create("tmpfs", &[("source", "farfork"), ("mode", "755")], Attributes::empty())
         .and_then(|tmpfs| mount::attach(tmpfs.as_fd(), scratch));
     tmpfs.map_err(at("the tmpfs of upper layers", scratch))?;
@@ -77,17 +94,17 @@ fn build_overlay<'a>(
 }
 
 /// Whether the mount that shows a masked path is an overlay: that has something of its own in its place.
-fn is_hidden(path: &Path, made: &[(&Path, bool)]) -> bool {
+fn is_hidden(path: &Path, made: &[Made<'_>]) -> bool {
     let shows = made.iter().rev().filter(|(point, _)| path.starts_with(point) && path != *point);
-    shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, is_overlay)| *is_overlay)
+    shows.max_by_key(|(point, _)| point.components().count()).is_some_and(|(_, own)| own.is_some())
 }
 
 /// What is hidden from a container, and its users, if they are not the node's.
 type Given<'a> = (&'a [&'a Path], Option<&'a Users>);
 
-/// Takes one step below `root`, and tells whether it has made an overlay; `layers` does not exist yet, and begins the names of its
-/// own layers.
-fn perform(step: &Step, root: &Path, layers: &Path, given: Given<'_>) -> Result<bool, ContainerError> {
+/// Takes one step below `root`, and gives what the upper layer has if it has made an overlay; `layers` does not exist yet, and begins
+/// the names of its own layers.
+fn perform(step: &Step, root: &Path, layers: &Path, given: Given<'_>) -> Result<Option<Vec<PathBuf>>, ContainerError> {
     let point = step.point();
     let target = root.join(point.strip_prefix("/").unwrap_or(point));
     let made = match step {
@@ -96,7 +113,7 @@ fn perform(step: &Step, root: &Path, layers: &Path, given: Given<'_>) -> Result<
                 Err(error) if point != Path::new("/") => {
                     tracing::warn!(point = %point.display(), %error, "not overlaid but read-only in containers");
                     copy_read_only(point, &target, *attributes).map_err(at("a read-only copy", point))?;
-                    Ok(false)
+                    Ok(None)
                 }
                 outcome => outcome.map_err(at("an overlay", point)),
             };
@@ -111,7 +128,7 @@ fn perform(step: &Step, root: &Path, layers: &Path, given: Given<'_>) -> Result<
             .and_then(|terminals| mount::attach(terminals.as_fd(), &target))
             .map_err(at("terminals", point)),
     };
-    made.map(|()| false)
+    made.map(|()| None)
 }
 
 /// An overlay of the node's mount at `point`. Only directories can have one: a file that is mounted (as container
@@ -122,26 +139,26 @@ fn overlay(
     layers: &Path,
     attributes: Attributes,
     (hidden, users): Given<'_>,
-) -> io::Result<bool> {
+) -> io::Result<Option<Vec<PathBuf>>> {
     let metadata = fs::symlink_metadata(point)?;
     if metadata.is_file() {
-        return copy_read_only(point, target, attributes).map(|()| false);
+        return copy_read_only(point, target, attributes).map(|()| None);
     }
     if !metadata.is_dir() {
-        return mount::attach(mount::copy(point, Depth::Single)?.as_fd(), target).map(|()| false);
+        return mount::attach(mount::copy(point, Depth::Single)?.as_fd(), target).map(|()| None);
     }
     let (upper, work) = (layers.with_extension("upper"), layers.with_extension("work"));
     fs::create_dir(&upper)?;
     fs::create_dir(&work)?;
     // The overlay's root takes owner and mode from the upper directory.
     copy_ownership(&metadata, &upper, users)?;
-    hiding::hide(point, &upper, (hidden, users))?;
+    let own = hiding::hide(point, &upper, (hidden, users))?;
     let lower = match users {
         None => point.to_owned(),
         Some(users) => show_as_theirs(point, &layers.with_extension("lower"), users)?,
     };
     mount::attach(mount::overlay(&lower, &upper, &work, attributes)?.as_fd(), target)?;
-    Ok(true)
+    Ok(Some(own))
 }
 
 /// Has the node's files at `point` be of the container's users at `shown`, which does not exist yet, and gives where they are.

@@ -216,6 +216,7 @@ fn start(options: Options, security: Security) -> Result<Running, DaemonError> {
     containers.masked_places.push(options.trust.directory.clone());
     containers.masked_places.extend(options.images.clone());
     containers.user_ranges.clone_from(&options.user_ranges);
+    containers.kept_roots_max = options.kept_roots_max;
     let leftovers = clean_leftovers(&containers)?;
     let pager = Arc::new(PagerLink::establish(&run_dir, security.credentials(), options.cache_bytes_max)?);
     match assemble(options, security, (run_dir, lock), control, containers, leftovers, &pager) {

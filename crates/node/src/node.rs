@@ -96,6 +96,8 @@ impl Node {
             let refused = Failure::new(Code::FailedPrecondition, format!("process {pid}"), cause);
             return Err(refused.with_next_step("fork children to be forked on without --user-namespace"));
         }
+        // Its seed knows files by where they are in that root.
+        child.withhold_root();
         Ok(Some(self.engine.lineage(&child, self.seeds.fabric_address())))
     }
 

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-pub use farfork_container::USER_RANGES_DEFAULT;
+pub use farfork_container::{KEPT_ROOTS_MAX_DEFAULT, USER_RANGES_DEFAULT};
 use farfork_trust::{Encryption, JoinToken};
 use farfork_wire::NodeName;
 
@@ -26,6 +26,8 @@ pub struct Options {
     pub pool_size: usize,
     /// Zygotes that it keeps at most; 0 for none.
     pub zygotes_max: usize,
+    /// Most roots of children that have ended that it keeps for further ones of their seeds; 0 for none.
+    pub kept_roots_max: usize,
     /// Most bytes of memory in which it keeps pages of other nodes' seeds.
     pub cache_bytes_max: u64,
     /// What its seeds' templates may come to hold.

@@ -11,9 +11,9 @@ use std::path::Path;
 
 use rustix::fs::CWD;
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
-    fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, mount_change, mount_remount, move_mount,
-    open_tree, unmount,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags,
+    UnmountFlags, fsconfig_create, fsconfig_reconfigure, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen,
+    fspick, mount_change, mount_remount, move_mount, open_tree, unmount,
 };
 
 use self::table::Attributes;
@@ -140,6 +140,17 @@ pub fn restrict(point: &Path, attributes: Attributes) -> io::Result<()> {
         flags.set(flag, attributes.contains(attribute));
     }
     Ok(mount_remount(point, flags, "")?)
+}
+
+/// Has the file system mounted at `point` forget which names it was asked for, those that were not there too, as far as nobody has
+/// them open: it looks them up anew. Its options stay.
+///
+/// # Errors
+/// As fspick(2), fsconfig(2).
+pub fn forget_names(point: &Path) -> io::Result<()> {
+    // Reconfiguring a file system drops the names that it keeps; to nothing new, nothing else.
+    let context = fspick(CWD, point, FsPickFlags::FSPICK_CLOEXEC)?;
+    fsconfig_reconfigure(context.as_fd()).map_err(|errno| with_message(errno, context.as_fd()))
 }
 
 /// Detaches the mount at `point` and all on it; each ends when its last user does.

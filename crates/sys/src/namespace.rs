@@ -21,6 +21,27 @@ pub fn unshare_container(with_network: bool) -> io::Result<()> {
     Ok(unsafe { unshare_unsafe(flags) }?)
 }
 
+/// The same with a mount namespace that there is already, whose root becomes the thread's.
+///
+/// # Errors
+/// As [`unshare_container`], and setns(2).
+pub fn unshare_around(mounts: BorrowedFd<'_>, with_network: bool) -> io::Result<()> {
+    use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+    let mut flags = UnshareFlags::FS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
+    flags.set(UnshareFlags::NEWNET, with_network);
+    // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+    unsafe { unshare_unsafe(flags) }?;
+    Ok(move_into_link_name_space(mounts, Some(LinkNameSpaceType::Mount))?)
+}
+
+/// The calling thread's mount namespace, which exists for as long as this is open. Needs a `/proc` in it.
+///
+/// # Errors
+/// As open(2).
+pub fn own_mounts() -> io::Result<OwnedFd> {
+    Ok(std::fs::File::open("/proc/thread-self/ns/mnt")?.into())
+}
+
 /// Moves the calling thread into the mount namespace of a process, whose root becomes the thread's.
 ///
 /// # Errors

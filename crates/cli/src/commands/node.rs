@@ -10,7 +10,7 @@ use anyhow::Context as _;
 use clap::Args;
 use farfork_node::daemon;
 use farfork_node::limits::ZYGOTES_MAX_DEFAULT;
-use farfork_node::options::{Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
+use farfork_node::options::{KEPT_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
 use farfork_node::run_dir::DEFAULT_RUN_DIR;
 use farfork_trust::{Encryption, JoinToken, read_private};
 use farfork_wire::NodeName;
@@ -77,6 +77,10 @@ pub(crate) struct Node {
     /// with up to 16 MiB of memory; 0 for none.
     #[arg(long, value_name = "N", default_value_t = ZYGOTES_MAX_DEFAULT)]
     zygotes: usize,
+    /// Roots of children that have ended which it keeps at most, for further children of the same seed: those in which the child before
+    /// has left nothing; 0 for none.
+    #[arg(long, value_name = "N", default_value_t = KEPT_ROOTS_MAX_DEFAULT)]
+    kept_roots: usize,
     /// Most memory that it keeps pages in for children of the strategy `cache`, like 512MiB; 0 for none.
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_size)]
     cache: u64,
@@ -125,6 +129,7 @@ impl Node {
             join: self.join,
             pool_size: self.pool,
             zygotes_max: self.zygotes,
+            kept_roots_max: self.kept_roots,
             cache_bytes_max: self.cache,
             seed_budget: SeedBudget { bytes_max: self.seed_memory, user_bytes_max: self.seed_memory_per_user },
             child_memory_bytes_max: self.child_memory,

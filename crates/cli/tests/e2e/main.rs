@@ -46,6 +46,7 @@ mod random_processes_are_carried;
 mod real_programs_are_forked;
 mod refusals_are_named;
 mod resources_are_restored;
+mod roots_are_used_again;
 mod seeds_live_while_needed;
 mod seeds_may_be_sealed;
 mod strategies_are_what_they_say;
@@ -95,6 +96,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("children_may_choose_networks", children_may_choose_networks::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),
+    ("roots_are_used_again", roots_are_used_again::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),
     ("pages_are_remembered", pages_are_remembered::TESTS),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Timespec, Timestamps, XattrFlags, utimensat};
 
@@ -21,8 +21,9 @@ const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_de
 /// Longest access list that is copied, in bytes: some hundred entries.
 const ACCESS_LIST_BYTES_MAX: usize = 4096;
 
-/// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each hidden path.
-pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io::Result<()> {
+/// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each hidden path. Gives what
+/// it has made, as the overlay will show it.
+pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io::Result<Vec<PathBuf>> {
     let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
     let places: Vec<&Path> = below.filter(|place| place.parent().is_some()).collect();
     // The outer ones come first.
@@ -47,7 +48,8 @@ pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io
         let parent = place.parent().unwrap_or(place);
         parent.as_os_str().is_empty() || made.iter().any(|(directory, _)| *directory == parent)
     };
-    for place in places.iter().filter(|place| has_room(place)) {
+    let filled: Vec<&Path> = places.iter().copied().filter(|place| has_room(place)).collect();
+    for place in &filled {
         match fs::symlink_metadata(point.join(place)) {
             Ok(metadata) if !metadata.is_dir() => {
                 File::create(upper.join(place))?.set_permissions(fs::Permissions::from_mode(0o444))?;
@@ -59,7 +61,9 @@ pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io
     made.iter().try_for_each(|(directory, metadata)| match metadata {
         Some(metadata) => copy_times(metadata, &upper.join(directory)),
         None => Ok(()),
-    })
+    })?;
+    let made = made.iter().map(|(directory, _)| *directory);
+    Ok(made.chain(filled).map(|place| point.join(place)).collect())
 }
 
 /// A directory that shows nothing of the layer below.

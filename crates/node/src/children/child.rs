@@ -6,6 +6,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -69,6 +70,8 @@ pub(crate) struct Child {
     cgroup: Option<ContainerCgroup>,
     /// Who has killed it, if that went through this daemon.
     killer: OnceLock<Killer>,
+    /// Whether the root of its container is to be nobody's after it.
+    withholds_root: AtomicBool,
 }
 
 impl Child {
@@ -84,8 +87,18 @@ impl Child {
         let status = if gate.is_some() { Status::Paused } else { Status::Running };
         let (stdin, gate) = (Mutex::new(stdin), Mutex::new(gate));
         let (status, is_settled) = (watch::Sender::new(status), watch::Sender::new(false));
-        let killer = OnceLock::new();
-        Self { record, directory, status, is_settled, stdin, gate, cgroup, killer }
+        let (killer, withholds_root) = (OnceLock::new(), AtomicBool::new(false));
+        Self { record, directory, status, is_settled, stdin, gate, cgroup, killer, withholds_root }
+    }
+
+    /// Has nobody have its container's root after it.
+    pub(crate) fn withhold_root(&self) {
+        self.withholds_root.store(true, Ordering::Release);
+    }
+
+    /// Whether nobody is to have that.
+    pub(super) fn withholds_root(&self) -> bool {
+        self.withholds_root.load(Ordering::Acquire)
     }
 
     /// A child that an earlier daemon started. One that waited for its first step then has ended with that daemon; one that

@@ -15,6 +15,9 @@ use crate::engine::PagerLink;
 use crate::limits::ATTACH_GRACE;
 use crate::network::{Published, forward};
 
+/// Who lives for longer leaves no root: to hold it costs the daemon a descriptor, and to make the next one is little beside such a life.
+const HEIRS_LIMIT: Duration = Duration::from_secs(5);
+
 /// A container's init, as something to wait for: its pidfd is readable once it has ended.
 struct Init(Arc<RunningContainer>);
 
@@ -33,7 +36,7 @@ pub(super) async fn watch_over(
     let container = Arc::new(container);
     tokio::select! {
         () = container_end(&container) => {}
-        () = interfere(&child) => {}
+        () = interfere(&child, &container) => {}
         () = forward(published, container.clone()) => {}
     }
     let cleaning = tokio::task::spawn_blocking(move || conclude(&child, &container, &pager));
@@ -74,7 +77,7 @@ async fn poll_end(container: &RunningContainer, error: &std::io::Error) {
 }
 
 /// What time does to a child that runs: never returns.
-async fn interfere(child: &Child) {
+async fn interfere(child: &Child, container: &RunningContainer) {
     let deadline = async {
         match child.record().deadline_unix_ms {
             Some(deadline) => tokio::time::sleep(clock::until(deadline)).await,
@@ -87,7 +90,11 @@ async fn interfere(child: &Child) {
         tokio::time::sleep(ATTACH_GRACE).await;
         drop(child.take_stdin());
     };
-    tokio::join!(deadline, nobody_attached);
+    let no_heirs = async {
+        tokio::time::sleep(HEIRS_LIMIT).await;
+        container.disinherit();
+    };
+    tokio::join!(deadline, nobody_attached, no_heirs);
     std::future::pending().await
 }
 
@@ -101,6 +108,9 @@ fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let released = pager.release_at_once(id);
     let counts = released.unwrap_or_else(|| pager.counts(id));
     child.end(Ended { exit, limit_met, unix_ms: clock::unix_ms_now(), pager: counts });
+    if child.withholds_root() {
+        container.disinherit();
+    }
     match container.remove() {
         Ok(()) => {
             if released.is_none() {

@@ -3,6 +3,7 @@
 //! Everything here blocks, and runs on threads of its own.
 
 mod caller;
+mod heirs;
 mod nest;
 mod options;
 mod pager;
@@ -20,7 +21,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_container::{Container, ContainerSpec, Limits, Pool, Protection, UsersSpec};
+use farfork_container::{Container, ContainerError, ContainerSpec, Limits, Pool, Protection, UsersSpec};
 use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::owner_links::OwnerLinks;
@@ -230,7 +231,7 @@ impl Engine {
         let caller =
             phase!("resume.caller", caller::answered(&source.descriptor, identity, payload, unfinished.directory()));
 
-        let taken = phase!("resume.container", self.pool.take(options.container(), requested + START_TIMEOUT));
+        let taken = phase!("resume.container", self.take_container(&source.key.seed, (options, fan_out), requested));
         let mut container = taken.map_err(|error| failed(&error))?;
         container.limit(&options.limits).map_err(|error| failed(&error))?;
         for (host_path, inside_path) in &options.binds {
@@ -276,6 +277,19 @@ impl Engine {
         unfinished.finish();
         let gate = options.paused.then(|| gate.unwrap_or(control));
         Ok(Newborn { record, container, stdin, gate, published })
+    }
+
+    fn take_container(
+        &self,
+        seed: &SeedId,
+        (options, fan_out): (&StartOptions, &FanOut),
+        requested: Instant,
+    ) -> Result<Container, ContainerError> {
+        let (kind, deadline) = (options.container(), requested + START_TIMEOUT);
+        match heirs::of(seed, options, fan_out) {
+            Some(heirs) => self.pool.take_for(&heirs, kind, deadline),
+            None => self.pool.take(kind, deadline),
+        }
     }
 
     /// Has the child made; gives the socket on which a copy of a zygote waits where it is to be paused.
@@ -324,9 +338,10 @@ impl Engine {
         self.others.links.close_idle();
     }
 
-    /// Ends the zygote of a seed that is no more.
-    pub(crate) fn retire_zygote(&self, seed: &SeedId) {
+    /// Lets go of what is kept for children of a seed that is no more: its zygote, and roots.
+    pub(crate) fn forget_seed(&self, seed: &SeedId) {
         self.zygotes.retire(seed, false);
+        self.pool.forget_heirs(&seed.to_string());
     }
 
     /// Ends all zygotes: the node stops.

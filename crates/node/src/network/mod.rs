@@ -11,6 +11,7 @@ mod ports;
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -39,12 +40,27 @@ pub(crate) enum Network {
 }
 
 /// The network that the children of one fork on this node share: made for the first, gone with the last.
-#[derive(Debug, Default)]
-pub(crate) struct FanOut(Mutex<Option<Arc<OwnedFd>>>);
+#[derive(Debug)]
+pub(crate) struct FanOut {
+    number: u64,
+    made: Mutex<Option<Arc<OwnedFd>>>,
+}
+
+impl Default for FanOut {
+    fn default() -> Self {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Self { number: LAST.fetch_add(1, Ordering::Relaxed), made: Mutex::default() }
+    }
+}
 
 impl FanOut {
+    /// Tells it from all others of this daemon.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
     fn network(&self) -> io::Result<Arc<OwnedFd>> {
-        let mut made = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(network) = &*made {
             return Ok(network.clone());
         }

@@ -61,7 +61,7 @@ pub(crate) async fn drop(node: &Arc<Node>, request: v1::DropRequest) -> Result<v
             let seed = id.to_string();
             let drop = move || {
                 here.seeds.drop(&id)?;
-                here.engine.retire_zygote(&id);
+                here.engine.forget_seed(&id);
                 Ok(())
             };
             node.blocking(drop).await?;

@@ -64,6 +64,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         pool_size: 1,
         bridges_vdso: false,
         zygotes_max: 0,
+        kept_roots_max: 0,
         cache_bytes_max: 1 << 20,
         seed_budget: SeedBudget::default(),
         child_memory_bytes_max: None,

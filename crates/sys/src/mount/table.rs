@@ -1,11 +1,18 @@
 //! The table of mounts of a mount namespace (`/proc/PID/mountinfo`), read and taken apart.
 
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags, openat};
+
 pub use rustix::mount::MountAttrFlags as Attributes;
+
+/// A table of some dozen mounts is not longer, in bytes.
+const TABLE_BYTES_USUAL: usize = 4096;
 
 /// One mount: a line of `mountinfo` (proc_pid_mountinfo(5)).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +41,18 @@ pub struct Mount {
 /// As reading `/proc/thread-self/mountinfo`; `InvalidData` where a line is not of the known form.
 pub fn of_this_thread() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/thread-self/mountinfo")?)
+}
+
+/// The table of the calling thread's namespace as text, by way of a `/proc` of the thread's pid namespace, which need not be
+/// mounted in the former.
+///
+/// # Errors
+/// As openat(2), read(2).
+pub fn text_by(proc: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let mut text = Vec::with_capacity(TABLE_BYTES_USUAL);
+    File::from(openat(proc, "thread-self/mountinfo", flags, Mode::empty())?).read_to_end(&mut text)?;
+    Ok(text)
 }
 
 /// Mounts of the namespace that the process's main thread is in.

@@ -1,6 +1,7 @@
 // The init of a test's container: mounts /proc, then answers questions on descriptor 3 until that closes.
 // A question is a letter and a path: R read a file, W write one (path, blank, text), L read a link, D list a
-// directory, U take off what is mounted there, H host name, T talk to itself over 127.0.0.1, S start a process that sleeps.
+// directory, U take off what is mounted there, H host name, T talk to itself over 127.0.0.1, S start a process that sleeps,
+// E have a shell execute a command, and give what it writes.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -52,6 +53,13 @@ static void talk(void) {
     close(client);
 }
 
+static void execute(const char *command) {
+    FILE *output = popen(command, "r");
+    size_t length = output ? fread(answer, 1, sizeof answer - 2, output) : 0;
+    answer[length] = 0;
+    if (!output || pclose(output) != 0) snprintf(answer, sizeof answer, "!the command failed");
+}
+
 int main(void) {
     char question[65536];
     int mounted = mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL);
@@ -66,6 +74,7 @@ int main(void) {
         case 'U': if (umount2(path, MNT_DETACH)) failed(); break;
         case 'H': gethostname(answer, sizeof answer); break;
         case 'T': talk(); break;
+        case 'E': execute(path); break;
         case 'S': if (fork() == 0) { sleep(1000); _exit(0); } break;
         default: snprintf(answer, sizeof answer, "!/proc is not mounted, or no such question");
         }

@@ -39,6 +39,7 @@ impl Child {
             let step = "it runs on; `farfork inspect` tells how its memory comes";
             self.failure(Code::FailedPrecondition, error).with_next_step(step)
         };
+        self.withhold_root();
         group.freeze(PAUSE_LIMIT).map_err(refused)?;
         if self.has_exited() {
             self.let_end();

@@ -1,0 +1,154 @@
+//! What containers that have ended leave to others: their roots, until a container is built around each, and these until they are taken.
+//!
+//! ```text
+//!  taken for heirs ─▶ a child runs, ends ─▶ root ─▶ rebuilt by a filler ─▶ ready ─▶ taken …
+//!                                             └─▶ spoilt, or one too many: goes
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use crate::config::{ContainerSpec, Heirs};
+use crate::error::ContainerError;
+use crate::handle::Container;
+use crate::root::kept::KeptRoot;
+
+/// Roots for which nobody asks go after so long: less than zygotes stay, since each holds a container.
+const UNUSED_LIMIT: Duration = Duration::from_secs(3);
+
+/// After so many roots, one after the other, in which something was left, no more are kept: children of that seed write files.
+const SPOILT_MAX: u32 = 4;
+
+/// Of whom it is, and which kind of container.
+pub(super) type Key = (ContainerSpec, Heirs);
+
+/// All that was left to anybody.
+#[derive(Debug, Default)]
+pub(super) struct Estates {
+    table: BTreeMap<Key, Estate>,
+    /// Most roots, for all heirs together, with the containers that were built around them.
+    kept_max: usize,
+}
+
+#[derive(Debug, Default)]
+struct Estate {
+    roots: Vec<KeptRoot>,
+    building: usize,
+    ready: VecDeque<Container>,
+    /// How many were spoilt since one was not.
+    spoilt: u32,
+    /// Requests that wait.
+    waiting: usize,
+    used: Option<Instant>,
+}
+
+/// What goes: to be dropped where nobody waits for that.
+#[derive(Debug, Default)]
+pub(super) struct Stale {
+    pub(super) containers: Vec<Container>,
+    roots: Vec<KeptRoot>,
+}
+
+impl Stale {
+    pub(super) fn is_empty(&self) -> bool {
+        self.containers.is_empty() && self.roots.is_empty()
+    }
+}
+
+impl Estates {
+    pub(super) fn new(kept_max: usize) -> Self {
+        Self { table: BTreeMap::new(), kept_max }
+    }
+
+    /// Somebody asks for a container: whether what that leaves is wanted.
+    pub(super) fn ask(&mut self, key: &Key) -> bool {
+        let estate = self.table.entry(key.clone()).or_default();
+        estate.used = Some(Instant::now());
+        self.kept_max > 0 && estate.is_wanted()
+    }
+
+    /// Begins or ends to wait.
+    pub(super) fn wait(&mut self, key: &Key, begins: bool) {
+        let waiting = &mut self.table.entry(key.clone()).or_default().waiting;
+        *waiting = if begins { *waiting + 1 } else { waiting.saturating_sub(1) };
+    }
+
+    /// How many requests wait that this is for.
+    pub(super) fn waiting(&self, key: &Key) -> usize {
+        self.table.get(key).map_or(0, |estate| estate.waiting)
+    }
+
+    /// Keeps a root, or leaves it for `stale`.
+    pub(super) fn keep(&mut self, key: &Key, root: KeptRoot, stale: &mut Stale) {
+        let has_room = self.kept() < self.kept_max;
+        match self.table.get_mut(key).filter(|estate| has_room && estate.is_wanted()) {
+            Some(estate) => estate.roots.push(root),
+            None => stale.roots.push(root),
+        }
+    }
+
+    /// A root around which a container is to be built.
+    pub(super) fn next(&mut self) -> Option<(Key, KeptRoot)> {
+        let (key, estate) = self.table.iter_mut().find(|(_, estate)| !estate.roots.is_empty())?;
+        estate.building += 1;
+        Some((key.clone(), estate.roots.pop()?))
+    }
+
+    /// What came of it. Tells whether there is a container.
+    pub(super) fn add(&mut self, key: &Key, built: Result<Container, ContainerError>) -> bool {
+        let estate = self.table.entry(key.clone()).or_default();
+        estate.building = estate.building.saturating_sub(1);
+        let outcome = built.map(|container| estate.ready.push_back(container));
+        match &outcome {
+            Ok(()) => estate.spoilt = 0,
+            Err(error @ ContainerError::Spoilt { .. }) => {
+                estate.spoilt += 1;
+                tracing::debug!(%error, seed = key.1.seed, "not used again");
+            }
+            Err(error) => tracing::warn!(%error, seed = key.1.seed, "a root was not used again"),
+        }
+        outcome.is_ok()
+    }
+
+    /// The container that has waited longest.
+    pub(super) fn pop(&mut self, key: &Key) -> Option<Container> {
+        self.table.get_mut(key)?.ready.pop_front()
+    }
+
+    /// Gives up what nobody has asked for since long, or of heirs that are no more; tells when the next is to go.
+    pub(super) fn give_up(
+        &mut self,
+        now: Instant,
+        is_over: impl Fn(&Heirs) -> bool,
+        stale: &mut Stale,
+    ) -> Option<Instant> {
+        let mut next = None;
+        self.table.retain(|(_, heirs), estate| {
+            let goes = estate.used.map_or(now, |used| used + UNUSED_LIMIT);
+            if goes > now && !is_over(heirs) {
+                next = next.into_iter().chain([goes]).min();
+                return true;
+            }
+            stale.containers.extend(estate.ready.drain(..));
+            stale.roots.append(&mut estate.roots);
+            estate.waiting > 0
+        });
+        next
+    }
+
+    /// How many roots there are, in whatever state.
+    pub(super) fn kept(&self) -> usize {
+        self.table.values().map(|estate| estate.roots.len() + estate.building + estate.ready.len()).sum()
+    }
+
+    /// How many containers wait around a root that another had.
+    pub(super) fn ready(&self) -> usize {
+        self.table.values().map(|estate| estate.ready.len()).sum()
+    }
+}
+
+impl Estate {
+    fn is_wanted(&self) -> bool {
+        self.spoilt < SPOILT_MAX
+    }
+}

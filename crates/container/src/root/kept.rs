@@ -1,0 +1,236 @@
+//! The root of a container that has ended, kept for the next one: that takes it if it is as it was when it was built. To make a root
+//! anew, and to take the old one down, is most of what a container costs (`docs/decisions/015-fan-out.md`).
+//!
+//! ```text
+//!  build ─▶ looked at ─▶ a child runs in it, ends with all processes ─▶ looked at again ─┬─ the same ─▶ names forgotten ─▶ next
+//!                                                                                       └─ not so ──▶ it goes
+//! ```
+//!
+//! Nobody writes to a file system without a trace in this: what has a place of its own in the container's layers is directories made by
+//! the builder, whose times and attributes tell of each change, and the file system below the layers counts what it has besides. Times of
+//! change (ctime) are the kernel's to set. All processes that were there have ended. What could still hold a file or a directory open is a
+//! process elsewhere that was sent a descriptor: who may be sent one decides whose container it may become ([`crate::Heirs`]).
+//!
+//! Only the mount namespace is kept. All others, the first process and the control group are the next container's own.
+
+use std::fmt::Display;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use farfork_sys::mount;
+use farfork_sys::mount::table;
+use farfork_sys::namespace;
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, openat, statfs, statx};
+
+use super::layout::Blueprint;
+use super::plan::Step;
+use super::{PRIVATE_DIR, make_private_dir};
+use crate::error::ContainerError;
+
+/// STATX_MNT_ID_UNIQUE (Linux 6.8): older kernels leave it out.
+const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
+/// All that a file system of terminals has while none is open.
+const TERMINALS_MULTIPLEXER: &str = "ptmx";
+
+/// A root. Dropping it ends it, once no container has it.
+#[derive(Debug)]
+pub(crate) struct KeptRoot {
+    mounts: OwnedFd,
+    blueprint: Blueprint,
+    own: Own,
+    built: Sight,
+}
+
+/// What a root has that is not the node's.
+#[derive(Debug, Default)]
+pub(crate) struct Own {
+    /// Where overlays are.
+    pub(super) overlays: Vec<PathBuf>,
+    /// Files and directories of their upper layers, as they are shown.
+    pub(super) files: Vec<PathBuf>,
+}
+
+/// What is seen of a root, before its `/proc` is mounted.
+#[derive(Debug, PartialEq, Eq)]
+struct Sight {
+    table: Vec<u8>,
+    files: Vec<FileSight>,
+    /// What the file system of all layers has left.
+    room: Room,
+    /// The directory for what is meant for a container alone.
+    private: (FileSight, Room),
+}
+
+/// What is seen of a file; times as seconds and nanoseconds.
+#[derive(Debug, PartialEq, Eq)]
+struct FileSight {
+    kind_and_mode: u16,
+    owner: (u32, u32),
+    links: u32,
+    bytes: u64,
+    blocks: u64,
+    attributes: u64,
+    extended_attributes_bytes: usize,
+    /// Numbers of its file system and mount. Its own would not do: an overlay numbers directories in the order in which they are looked
+    /// up, and forgets that.
+    place: ((u32, u32), u64),
+    accessed: (i64, u32),
+    modified: (i64, u32),
+    changed: (i64, u32),
+    born: (i64, u32),
+}
+
+/// What a file system has left: blocks, and files.
+type Room = (u64, u64);
+
+impl KeptRoot {
+    /// The root that the calling thread has built, whose mount namespace is `mounts`. `proc`: the node's.
+    pub(crate) fn new(
+        mounts: OwnedFd,
+        proc: BorrowedFd<'_>,
+        blueprint: &Blueprint,
+        mut own: Own,
+    ) -> Result<Self, ContainerError> {
+        own.files.extend(own.overlays.iter().cloned());
+        own.files.extend(Path::new(PRIVATE_DIR).parent().map(Path::to_owned));
+        for terminals in blueprint.steps.iter().filter(|step| matches!(step, Step::Terminals { .. })) {
+            own.files.extend([terminals.point().to_owned(), terminals.point().join(TERMINALS_MULTIPLEXER)]);
+        }
+        // An overlay marks a directory when what is in it is first looked up: the inner ones come first.
+        own.files.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
+        let built = Sight::take(&own, proc).map_err(unseen)?;
+        Ok(Self { mounts, blueprint: blueprint.clone(), own, built })
+    }
+
+    /// Which of the node's mounts it shows.
+    pub(crate) fn layout(&self) -> u64 {
+        self.blueprint.number
+    }
+
+    /// Gives the calling thread this root, without a `/proc`, and other namespaces of its own.
+    ///
+    /// # Errors
+    /// [`ContainerError::Spoilt`]: it is not as it was. All other errors are what kept us from looking.
+    pub(crate) fn enter(mut self, with_network: bool, proc: BorrowedFd<'_>) -> Result<Self, ContainerError> {
+        let entering = |cause| ContainerError::Namespace { operation: "enter the root of a container before", cause };
+        namespace::unshare_around(self.mounts.as_fd(), with_network).map_err(entering)?;
+        // It shows processes of a container that is no more.
+        mount::detach(Path::new("/proc")).map_err(|cause| spoilt("/proc", cause))?;
+        self.look_for_change(proc)?;
+        self.own.overlays.iter().try_for_each(|point| mount::forget_names(point)).map_err(unseen)?;
+        let renewed = [self.renew_queues().map_err(unseen)?, self.renew_private_dir()?];
+        if renewed.contains(&true) {
+            self.built.table = table::text_by(proc).map_err(unseen)?;
+        }
+        Ok(self)
+    }
+
+    fn look_for_change(&self, proc: BorrowedFd<'_>) -> Result<(), ContainerError> {
+        let now = Sight::take(&self.own, proc).map_err(|cause| spoilt("what is in it", cause))?;
+        if now.table != self.built.table {
+            return Err(spoilt("mounts", "they are others"));
+        }
+        let files = self.own.files.iter().zip(now.files.iter().zip(&self.built.files));
+        if let Some((path, _)) = files.into_iter().find(|(_, (now, built))| now != built) {
+            return Err(spoilt(path.display(), "it was changed, or read"));
+        }
+        if now.room != self.built.room {
+            return Err(spoilt("its file system", "it has more or less than it had"));
+        }
+        self.find_terminals()
+    }
+
+    fn find_terminals(&self) -> Result<(), ContainerError> {
+        for step in self.blueprint.steps.iter().filter(|step| matches!(step, Step::Terminals { .. })) {
+            // To list it must not be seen in its times.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOATIME | OFlags::CLOEXEC;
+            let listed = openat(CWD, step.point(), flags, Mode::empty()).and_then(Dir::new);
+            for entry in listed.map_err(|cause| spoilt("terminals", cause))? {
+                let entry = entry.map_err(|cause| spoilt("terminals", cause))?;
+                if ![".", "..", TERMINALS_MULTIPLEXER].map(str::as_bytes).contains(&entry.file_name().to_bytes()) {
+                    return Err(spoilt("terminals", "one is open"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What was meant for a container alone may be in its directory, as a payload: another has one of its own. Tells whether it was
+    /// made anew.
+    fn renew_private_dir(&mut self) -> Result<bool, ContainerError> {
+        if Sight::private().map_err(unseen)? == self.built.private {
+            return Ok(false);
+        }
+        mount::detach(Path::new(PRIVATE_DIR)).map_err(unseen)?;
+        make_private_dir(None)?;
+        self.built.private = Sight::private().map_err(unseen)?;
+        Ok(true)
+    }
+
+    /// Message queues are those of the thread's IPC namespace. Tells whether there are any.
+    fn renew_queues(&self) -> io::Result<bool> {
+        let mut any = false;
+        for step in self.blueprint.steps.iter() {
+            if let Step::Queues { point, attributes } = step {
+                mount::detach(point)?;
+                mount::attach(mount::create("mqueue", &[], *attributes)?.as_fd(), point)?;
+                any = true;
+            }
+        }
+        Ok(any)
+    }
+}
+
+impl Sight {
+    fn take(own: &Own, proc: BorrowedFd<'_>) -> io::Result<Self> {
+        Ok(Self {
+            table: table::text_by(proc)?,
+            files: own.files.iter().map(|path| FileSight::take(path)).collect::<io::Result<_>>()?,
+            // An overlay's is that of its upper layer.
+            room: room(Path::new("/"))?,
+            private: Self::private()?,
+        })
+    }
+
+    fn private() -> io::Result<(FileSight, Room)> {
+        let path = Path::new(PRIVATE_DIR);
+        Ok((FileSight::take(path)?, room(path)?))
+    }
+}
+
+fn room(point: &Path) -> io::Result<Room> {
+    let counts = statfs(point)?;
+    Ok((counts.f_bfree, counts.f_ffree))
+}
+
+impl FileSight {
+    fn take(path: &Path) -> io::Result<Self> {
+        let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID | UNIQUE_MOUNT_ID;
+        let seen = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
+        let time = |time: rustix::fs::StatxTimestamp| (time.tv_sec, time.tv_nsec);
+        Ok(Self {
+            kind_and_mode: seen.stx_mode,
+            owner: (seen.stx_uid, seen.stx_gid),
+            links: seen.stx_nlink,
+            bytes: seen.stx_size,
+            blocks: seen.stx_blocks,
+            attributes: seen.stx_attributes.bits(),
+            extended_attributes_bytes: rustix::fs::llistxattr(path, &mut [0_u8; 0])?,
+            place: ((seen.stx_dev_major, seen.stx_dev_minor), seen.stx_mnt_id),
+            accessed: time(seen.stx_atime),
+            modified: time(seen.stx_mtime),
+            changed: time(seen.stx_ctime),
+            born: time(seen.stx_btime),
+        })
+    }
+}
+
+fn spoilt(what: impl Display, why: impl Display) -> ContainerError {
+    ContainerError::Spoilt { what: what.to_string(), why: why.to_string() }
+}
+
+fn unseen(cause: io::Error) -> ContainerError {
+    ContainerError::Mount { what: "a root for further containers", point: "/".into(), cause }
+}

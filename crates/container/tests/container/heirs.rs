@@ -1,0 +1,211 @@
+//! The root of a container that has ended: the next one has it where nothing tells of the one before, and nobody has it else.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use farfork_container::{Container, ContainerSpec, Heirs, Limits, NetworkSpec, Pool, RootSpec};
+use farfork_sys::pidfd;
+
+use crate::probe::{Node, ask, try_ask, until};
+
+const WAIT: Duration = Duration::from_secs(20);
+
+/// What leaves something in a root: of files, of mounts, of what is attached to either.
+const LEAVES: [&str; 27] = [
+    "echo secret > /tmp/left",
+    "echo secret > /left",
+    "echo secret > /tmp/gone; rm /tmp/gone",
+    "echo secret > /left; rm /left",
+    "chmod 700 /",
+    "chmod 700 /; chmod 755 /",
+    "chown 1:1 /",
+    "touch /",
+    "touch -d 2001-01-01 /",
+    "python3 -c 'import os; os.setxattr(\"/\", \"trusted.left\", b\"secret\")'",
+    "rm /etc/hostname",
+    "touch /etc/hostname",
+    "chmod 600 /etc/hostname",
+    "mkdir /tmp/left",
+    "mkfifo /tmp/left",
+    "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/tmp/left\")'",
+    "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"/dev/shm/left\")'",
+    "echo secret > /dev/shm/left",
+    "echo secret > /dev/shm/gone; rm /dev/shm/gone",
+    "mount -o remount,size=8M /run/farfork",
+    "mkdir /run/left",
+    "mount -t tmpfs none /mnt",
+    "mount -t tmpfs none /run/farfork",
+    "umount /dev/shm",
+    "mount -o remount,ro /dev/shm",
+    "mount --bind /etc /mnt",
+    "chmod 600 /dev/pts/ptmx",
+];
+
+/// What ends with the processes and namespaces of a container, and how one looks for it.
+const GOES: [(&str, &str); 9] = [
+    ("echo secret > /run/farfork/left; chmod 700 /run/farfork", "ls -ld /run/farfork/* /run/farfork; echo"),
+    ("ipcmk -M 4096 && ipcmk -Q && ipcmk -S 3", "cat /proc/sysvipc/shm /proc/sysvipc/msg /proc/sysvipc/sem"),
+    ("hostname left; hostname", "hostname"),
+    ("echo 123 > /proc/sys/kernel/shmmni", "cat /proc/sys/kernel/shmmni"),
+    ("echo 17 > /proc/sys/net/ipv4/ip_default_ttl", "cat /proc/sys/net/ipv4/ip_default_ttl"),
+    ("setsid sleep 1000 > /dev/null 2>&1 < /dev/null & echo", "cat /proc/[0-9]*/comm | grep -c sleep; echo"),
+    ("for i in 1 2 3 4 5 6 7 8; do /bin/true; done", "cat /proc/sys/kernel/ns_last_pid"),
+    ("mount -o remount,hidepid=2 /proc", "grep ' /proc ' /proc/mounts"),
+    ("python3 -c 'import os; os.openpty()'", "ls /dev/pts"),
+];
+
+/// Namespaces that are each container's own.
+const OWN: [&str; 4] = ["pid", "net", "uts", "ipc"];
+
+fn heirs(seed: &str) -> Heirs {
+    Heirs { seed: seed.to_owned(), fan_out: None }
+}
+
+fn take(pool: &Pool, seed: &str) -> Container {
+    pool.take_for(&heirs(seed), RootSpec::Overlay, Instant::now() + WAIT).unwrap()
+}
+
+fn root_of(container: &Container) -> String {
+    ask(container, "L/proc/self/ns/mnt")
+}
+
+/// Ends a container as a child's end does, and waits until it is known what comes of its root. Gives whether it is kept.
+fn end(pool: &Pool, container: Container) -> bool {
+    let (running, control) = container.into_running().unwrap();
+    drop(control);
+    pidfd::wait_exit(running.init(), WAIT).unwrap();
+    running.remove().unwrap();
+    until("what comes of the root is known", || {
+        let (kept, ready) = pool.roots();
+        kept == ready
+    });
+    pool.roots().1 > 0
+}
+
+#[test]
+fn a_root_without_a_trace_is_the_next_ones() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let first = take(&pool, "s1");
+    let (root, id) = (root_of(&first), first.id().to_owned());
+    // Held, so that no later one has their numbers.
+    let _held = OWN.map(|kind| fs::File::open(format!("/proc/{}/ns/{kind}", first.init_pid())).unwrap());
+    let namespaces = |container: &Container| OWN.map(|kind| ask(container, &format!("L/proc/self/ns/{kind}")));
+    let before = namespaces(&first);
+    assert!(end(&pool, first), "nothing was done in it");
+    assert_ne!(root_of(&take(&pool, "s2")), root, "another seed's child");
+    let of_fan_out = Heirs { fan_out: Some(1), ..heirs("s1") };
+    let other = pool.take_for(&of_fan_out, RootSpec::Overlay, Instant::now() + WAIT).unwrap();
+    assert_ne!(root_of(&other), root, "of another network");
+    let next = take(&pool, "s1");
+    assert_eq!(root_of(&next), root);
+    assert_ne!(next.id(), id);
+    assert!(namespaces(&next).iter().zip(&before).all(|(now, before)| now != before), "all else is its own");
+    assert!(ask(&next, "R/proc/self/stat").starts_with("1 ("));
+    assert_eq!(ask(&next, "T"), "", "127.0.0.1 answers");
+    assert!(end(&pool, next));
+    until("roots that nobody asks for go", || pool.roots() == (0, 0));
+}
+
+#[test]
+fn who_leaves_anything_has_no_heirs() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    for (number, left) in LEAVES.into_iter().enumerate() {
+        let seed = format!("s{number}");
+        let container = take(&pool, &seed);
+        let root = root_of(&container);
+        let _held = fs::File::open(format!("/proc/{}/ns/mnt", container.init_pid())).unwrap();
+        ask(&container, &format!("E{left}"));
+        assert!(!end(&pool, container), "`{left}` leaves something");
+        let next = take(&pool, &seed);
+        assert_ne!(root_of(&next), root, "{left}");
+        assert!(try_ask(&next, "D/tmp").unwrap().lines().all(|name| name != "left"));
+    }
+}
+
+#[test]
+fn what_ends_with_a_container_is_not_seen_by_its_heirs() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    for (number, (does, looks)) in GOES.into_iter().enumerate() {
+        let seed = format!("s{number}");
+        let fresh = take(&pool, "nobody's");
+        let expected = try_ask(&fresh, &format!("E{looks}"));
+        let container = take(&pool, &seed);
+        let root = root_of(&container);
+        ask(&container, &format!("E{does}"));
+        if !end(&pool, container) {
+            panic!("`{does}` spoils a root");
+        }
+        let next = take(&pool, &seed);
+        assert_eq!(root_of(&next), root, "{does}");
+        assert_eq!(try_ask(&next, &format!("E{looks}")), expected, "{does}");
+    }
+}
+
+/// Names are kept by an overlay for as long as it lives, those that were not there too.
+#[test]
+fn files_are_the_nodes_as_they_are_now() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let path = |name: &str| node.path().join(name).display().to_string();
+    fs::write(path("changed"), "before").unwrap();
+    fs::write(path("removed"), "before").unwrap();
+    let first = take(&pool, "s1");
+    let root = root_of(&first);
+    assert!(try_ask(&first, &format!("R{}", path("new"))).is_err());
+    assert_eq!(ask(&first, &format!("R{}", path("changed"))), "before");
+    assert_eq!(ask(&first, &format!("R{}", path("removed"))), "before");
+    assert!(end(&pool, first), "to read is no trace");
+    fs::write(path("new"), "now").unwrap();
+    fs::write(path("other"), "now").unwrap();
+    fs::rename(path("other"), path("changed")).unwrap();
+    fs::remove_file(path("removed")).unwrap();
+    let next = take(&pool, "s1");
+    assert_eq!(root_of(&next), root);
+    assert_eq!(ask(&next, &format!("R{}", path("new"))), "now");
+    assert_eq!(ask(&next, &format!("R{}", path("changed"))), "now");
+    assert!(try_ask(&next, &format!("R{}", path("removed"))).is_err());
+}
+
+#[test]
+fn only_plain_containers_leave_a_root() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let take = |spec: ContainerSpec| pool.take_for(&heirs("s1"), spec, Instant::now() + WAIT).unwrap();
+    let plain = ContainerSpec::default();
+    let shared = ContainerSpec { root: RootSpec::Shared, ..plain };
+    let limited = ContainerSpec { limited: true, ..plain };
+    for spec in [shared, limited] {
+        let container = take(spec);
+        container.limit(&Limits { tasks_max: spec.limited.then_some(9), ..Limits::default() }).unwrap();
+        assert!(!end(&pool, container), "{spec:?}");
+    }
+    let (bound, disinherited) = (take(plain), take(plain));
+    bound.bind(node.path(), node.path()).unwrap();
+    assert!(!end(&pool, bound));
+    let (running, _control) = disinherited.into_running().unwrap();
+    running.disinherit();
+    running.remove().unwrap();
+    assert_eq!(pool.roots(), (0, 0));
+    assert!(end(&pool, take(ContainerSpec { network: NetworkSpec::Nodes, ..plain })));
+}
+
+#[test]
+fn the_pool_ends_what_is_kept() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    assert!(end(&pool, take(&pool, "s1")));
+    pool.forget_heirs("s2");
+    assert_eq!(pool.roots(), (1, 1));
+    pool.forget_heirs("s1");
+    assert_eq!(pool.roots(), (0, 0));
+    assert!(end(&pool, take(&pool, "s1")));
+    let last = take(&pool, "s1");
+    let (running, _control) = last.into_running().unwrap();
+    drop(pool);
+    running.remove().unwrap();
+    node.pool(1);
+    assert_eq!(node.cgroup_dirs(), [""; 0]);
+}
