@@ -28,10 +28,16 @@ const MODE_MISSING: u64 = 1;
 const MODE_MINOR: u64 = 4;
 /// UFFDIO_CONTINUE_MODE_DONTWAKE.
 const CONTINUE_WITHOUT_WAKE: u64 = 1;
+/// UFFDIO_COPY_MODE_WP.
+const COPY_PROTECTED: u64 = 2;
 /// UFFD_PAGEFAULT_FLAG_WRITE.
 const FAULT_WRITE: u64 = 1;
 /// UFFDIO_WRITEPROTECT_MODE_DONTWAKE.
 const UNPROTECT_WITHOUT_WAKE: u64 = 2;
+
+/// An address to ask about where it does not matter: user space begins above the lowest page that may be mapped, and this
+/// lies well above it.
+const ANY_ADDRESS: u64 = 1 << 32;
 
 /// Features of the interface, as bits (UFFD_FEATURE_*).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -293,11 +299,32 @@ impl Userfaultfd {
     /// by itself.
     pub fn is_gone(&self) -> bool {
         // Lifting a write protection that was never there changes nothing, wherever it is; the kernel looks for the
-        // process first. (User space begins above the lowest page that may be mapped, so ask well above it.)
-        let range = Range { start: 1 << 32, bytes: 4096 };
+        // process first.
+        let range = Range { start: ANY_ADDRESS, bytes: 4096 };
         let mut argument = ProtectArgument { range, mode: UNPROTECT_WITHOUT_WAKE };
         let outcome = self.request::<{ opcode::read_write::<ProtectArgument>(0xaa, 0x06) }, _>(&mut argument);
         outcome == Err(Errno::SRCH)
+    }
+
+    /// Whether the page at an address lies in an area that is registered, for missing pages alone. Nothing changes.
+    ///
+    /// # Errors
+    /// [`Cause::Changing`] while the process is changing its memory map, or forks, and this was not read yet;
+    /// [`Cause::Gone`].
+    pub fn is_registered(&self, address: u64) -> Result<bool, Cause> {
+        // The kernel finds the area before it finds that this one can have no protected page. So it copies nothing.
+        let mut argument = CopyArgument { to: address, from: address, bytes: 4096, mode: COPY_PROTECTED, done: 0 };
+        match self.request::<{ opcode::read_write::<CopyArgument>(0xaa, 0x03) }, _>(&mut argument) {
+            Err(Errno::INVAL) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(other) => Err(other.into()),
+            Ok(()) => Err(Cause::Other(io::Error::other("an area is registered for write protection"))),
+        }
+    }
+
+    /// Whether all changes of the process's memory map that were made so far, and all its forks, have been read.
+    pub fn is_quiet(&self) -> bool {
+        !matches!(self.is_registered(ANY_ADDRESS), Err(Cause::Changing))
     }
 
     /// Reads as many messages as there are, at most `messages_max`, into a mapping from `offset` on: the kernel stores
@@ -431,5 +458,13 @@ mod tests {
         let features = uffd.enable(Features::ALL_EVENTS).unwrap();
         assert!(features.contains(Features::ALL_EVENTS));
         assert!(!uffd.is_gone());
+    }
+
+    #[test]
+    fn it_is_told_where_nothing_is_registered() {
+        let uffd = Userfaultfd::create().unwrap();
+        uffd.enable(Features::ALL_EVENTS).unwrap();
+        assert!(!uffd.is_registered(ANY_ADDRESS).unwrap());
+        assert!(uffd.is_quiet());
     }
 }

@@ -1,6 +1,6 @@
 //! A child that the pager serves: its plan, its journal, and the address spaces of it and of what it forked.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::io;
 use std::iter;
@@ -117,6 +117,8 @@ pub(super) struct Child {
     pub(super) next_space: SpaceNumber,
     /// Own processes that are still to be heard of.
     missed: SpaceNumber,
+    /// Spaces of which it is not known yet which changes of their parents' they have.
+    pub(super) doubted: BTreeSet<SpaceNumber>,
 }
 
 impl Child {
@@ -185,6 +187,7 @@ impl Child {
             next_space: maps.len() as SpaceNumber,
             missed: maps.len() as SpaceNumber,
             maps,
+            doubted: BTreeSet::new(),
         }
     }
 
@@ -329,8 +332,13 @@ impl Child {
         if let Some(brood) = self.zygote.as_mut().filter(|_| parent == 0) {
             brood.copy = Some(new);
         }
-        if let Some(parent) = self.spaces.get(&parent) {
-            self.spaces.insert(new, parent.forked(uffd, self.populated.slots()));
+        if let Some(known) = self.spaces.get(&parent) {
+            let mut forked = known.forked(uffd, self.populated.slots());
+            if !self.changes_nothing(parent) {
+                forked.doubt(parent, known.recent());
+                self.doubted.insert(new);
+            }
+            self.spaces.insert(new, forked);
         }
         Ok(new)
     }
@@ -342,6 +350,7 @@ impl Child {
 
     /// Closes a space whose process is gone, or is served no more.
     pub(super) fn close_space(&mut self, space: SpaceNumber) {
+        self.doubted.remove(&space);
         if let Some(gone) = self.spaces.remove(&space) {
             // Noted first: the number may mean something else as soon as it is closed.
             self.journal.close_space(space);
@@ -393,7 +402,8 @@ impl Child {
         PagerStats { counters: self.counters, lost: self.lost.clone() }
     }
 
-    fn restart_journal(&mut self) {
+    /// Puts what its spaces are at now in the place of all that its journal tells.
+    pub(super) fn restart_journal(&mut self) {
         let space = |(number, space): (&SpaceNumber, &Space)| SpaceSnapshot {
             number: *number,
             uffd: space.number(),

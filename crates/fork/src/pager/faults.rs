@@ -101,6 +101,9 @@ impl Server<'_> {
         let mut messages = std::mem::take(&mut self.messages);
         messages.clear();
         let Some(served) = self.children.get_mut(&key) else { return };
+        if let Some(known) = served.child.spaces.get_mut(&space) {
+            known.forget_what_is_settled();
+        }
         if let Err(error) = served.child.read(space, &mut messages) {
             self.cannot_hear(key, space, &error);
         }
@@ -127,11 +130,15 @@ impl Server<'_> {
         let Some(served) = self.children.get_mut(&key) else { return };
         if let Message::Fork { number } = *message {
             match served.child.fork(space, number) {
-                Ok(forked) => self.listen(key, forked),
+                Ok(forked) => {
+                    self.listen(key, forked);
+                    // Behind all that was read with it.
+                    self.retries.push(Task::Doubt { child: key, space: forked }, self.now, Duration::ZERO, 0);
+                }
                 Err(error) => tracing::error!("child {}: a process it forked is not served: {error}", served.child.id),
             }
-        } else if let Some(space) = served.child.spaces.get_mut(&space) {
-            space.follow(message);
+        } else {
+            served.child.follow(space, message);
         }
     }
 
@@ -155,6 +162,10 @@ impl Server<'_> {
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
+        if !space.is_known() {
+            // As all that is not quiet has it: as soon as may be.
+            return self.retries.push(Task::Fault(fault), self.now, Duration::ZERO, paused_tries);
+        }
         let outcome = match space.judge(address, is_first, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.
             Need::Page { slot, .. } | Need::Patience { slot, .. }

@@ -18,7 +18,7 @@
 //! - What should hold data is never answered with zeroes: what cannot be had is poisoned, and the reason written down.
 //! - A thread that waits is answered, or woken to ask again, whatever becomes of the page it waits for.
 //!
-//! Pure parts: `counters`, `page_map`, `populated`, `page_set`, `prefetch`, `replay`. What becomes of a child as a process,
+//! Pure parts: `counters`, `fork_order`, `page_map`, `populated`, `page_set`, `prefetch`, `replay`. What becomes of a child as a process,
 //! and when its directory is made and removed, is the daemon's business.
 
 mod cache;
@@ -28,7 +28,9 @@ mod control;
 mod counters;
 #[doc(hidden)]
 pub mod decoders;
+mod doubts;
 mod faults;
+mod fork_order;
 mod install;
 mod journal;
 mod keeper;

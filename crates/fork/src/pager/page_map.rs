@@ -87,28 +87,43 @@ impl PageMap {
         Some((segment.start + ahead * PAGE_SIZE, behind))
     }
 
-    /// Follows a change of the memory map.
-    pub(super) fn follow(&mut self, message: &Message) {
+    /// The first address of a range that shows something.
+    pub(super) fn first_in(&self, start: u64, end: u64) -> Option<u64> {
+        let first = if self.at(start).is_some() { Some(start) } else { self.next_start(start) };
+        first.filter(|first| *first < end)
+    }
+
+    /// Follows a change of the memory map; gives what it shows nowhere any more.
+    pub(super) fn follow(&mut self, message: &Message) -> Vec<Segment> {
         match *message {
             Message::Remap { from, to, bytes } => self.remap(from, to, bytes),
             Message::Remove { start, end } | Message::Unmap { start, end } => self.remove(start, end),
-            Message::Fault { .. } | Message::Fork { .. } => {}
+            Message::Fault { .. } | Message::Fork { .. } => Vec::new(),
         }
     }
 
-    /// Forgets a range: unmapped or discarded.
-    pub(super) fn remove(&mut self, start: u64, end: u64) {
-        self.take(start, end);
+    /// Undoes the last change that it followed, by which `lost` was lost.
+    pub(super) fn unfollow(&mut self, message: &Message, lost: &[Segment]) {
+        if let Message::Remap { from, to, bytes } = *message {
+            self.remap(to, from, bytes);
+        }
+        lost.iter().for_each(|segment| self.insert(*segment));
     }
 
-    /// Moves a range, as mremap(2) does: what was at its new place is gone.
-    pub(super) fn remap(&mut self, from: u64, to: u64, bytes: u64) {
+    /// Forgets a range, unmapped or discarded; gives what was in it.
+    pub(super) fn remove(&mut self, start: u64, end: u64) -> Vec<Segment> {
+        self.take(start, end)
+    }
+
+    /// Moves a range, as mremap(2) does; gives what was at its new place, which is gone.
+    pub(super) fn remap(&mut self, from: u64, to: u64, bytes: u64) -> Vec<Segment> {
         let moved = self.take(from, from + bytes);
-        self.remove(to, to + bytes);
+        let lost = self.remove(to, to + bytes);
         for segment in moved {
             let (start, end) = (segment.start - from + to, segment.end - from + to);
             self.insert(Segment { start, end, ..segment });
         }
+        lost
     }
 
     /// Cuts a range out and gives what was in it.
@@ -200,18 +215,27 @@ mod tests {
             }
             let mut map = PageMap::of(segments);
             check(&map, &model);
+            let mut undone = Vec::new();
             for event in events {
                 match event {
                     Event::Remove { start, count } => {
-                        map.remove(start * PAGE_SIZE, (start + count) * PAGE_SIZE);
+                        let (start_at, end) = (start * PAGE_SIZE, (start + count) * PAGE_SIZE);
+                        let message = Message::Unmap { start: start_at, end };
+                        undone.push((Model(model.0.clone()), message, map.follow(&message)));
                         model.remove(start, count);
                     }
                     Event::Remap { from, to, count } => {
-                        map.remap(from * PAGE_SIZE, to * PAGE_SIZE, count * PAGE_SIZE);
+                        let (from_at, to_at, bytes) = (from * PAGE_SIZE, to * PAGE_SIZE, count * PAGE_SIZE);
+                        let message = Message::Remap { from: from_at, to: to_at, bytes };
+                        undone.push((Model(model.0.clone()), message, map.follow(&message)));
                         model.remap(from, to, count);
                     }
                 }
                 check(&map, &model);
+            }
+            for (before, message, lost) in undone.into_iter().rev() {
+                map.unfollow(&message, &lost);
+                check(&map, &before);
             }
         }
     }

@@ -60,6 +60,18 @@ impl Populated {
         (run.extent == extent && ahead < run.count).then_some(run.first_slot + ahead)
     }
 
+    /// The slots of a range of pages.
+    pub(super) fn slots_of(&self, extent: ExtentId, pages: Range<u64>) -> Range<u64> {
+        let slots_before = |page: u64| {
+            let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
+            self.runs[..behind].last().map_or(0, |run| {
+                let is_here = run.extent == extent;
+                run.first_slot + if is_here { run.count.min(page - run.first_page) } else { run.count }
+            })
+        };
+        slots_before(pages.start)..slots_before(pages.end)
+    }
+
     /// The first page at or behind `page` that holds data.
     pub(super) fn next_page(&self, extent: ExtentId, page: u64) -> Option<u64> {
         if self.slot_of(extent, page).is_some() {
@@ -176,6 +188,13 @@ mod tests {
                     let next = pages.iter().find(|(id, number, _)| *id == ExtentId(extent) && *number >= page);
                     prop_assert_eq!(populated.next_page(ExtentId(extent), page), next.map(|(_, number, _)| *number));
                 }
+            }
+            for extent in 0..8 {
+                let of_it = populated.slots_of(ExtentId(extent), from..from + count);
+                let expected: Vec<u64> = (0..).zip(&pages).filter(|(_, (id, page, _))| {
+                    *id == ExtentId(extent) && (from..from + count).contains(page)
+                }).map(|(slot, _)| slot).collect();
+                prop_assert_eq!(of_it.collect::<Vec<_>>(), expected);
             }
             let asked = from..from + count;
             let flat: Vec<_> = populated.runs_of(asked.clone()).flat_map(|run| {

@@ -30,6 +30,13 @@ pub(super) enum Task {
         /// The space.
         space: SpaceNumber,
     },
+    /// Find out which changes of its parent's a forked process has.
+    Doubt {
+        /// Of this child.
+        child: u64,
+        /// Its space.
+        space: SpaceNumber,
+    },
     /// Fetch slots ahead.
     Ahead(OwnerKey, Wish),
 }

@@ -231,6 +231,7 @@ impl<'a> Server<'a> {
                 Task::Fault(fault) => self.answer(fault, paused_tries),
                 Task::Delivery(delivery) => self.deliver(delivery, paused_tries),
                 Task::Listen { child, space } => self.listen(child, space),
+                Task::Doubt { child, space } => self.settle_doubt(child, space),
                 Task::Ahead(owner, wish) => self.owners.queue(owner, wish),
             }
         }
@@ -397,7 +398,10 @@ impl<'a> Server<'a> {
         let spaces: Vec<SpaceNumber> = child.spaces.keys().copied().collect();
         self.keys.insert(child.id.clone(), key);
         self.children.insert(key, Served { child, owners });
-        spaces.into_iter().for_each(|space| self.listen(key, space));
+        for space in spaces {
+            self.listen(key, space);
+            self.settle_doubt(key, space);
+        }
         self.note_settling(key);
         Ok(())
     }

@@ -13,18 +13,26 @@ use farfork_sys::userfaultfd::{Message, Userfaultfd};
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::USER_SPACE_END;
 
+use super::fork_order::{Change, Doubt};
 use super::install::{Gap, Installed, install};
+use super::journal::SpaceNumber;
 use super::page_map::{PageMap, Segment};
 use super::page_set::PageSet;
 use super::populated::{Populated, SlotRun};
 use super::prefetch::{Ahead, Found, Readahead};
 use super::zero_runs::ZeroRuns;
 
+mod witness;
+
 /// No process maps anything below: vm.mmap_min_addr of every distribution, and what a wake may not be asked for.
 const USER_SPACE_START: u64 = 64 << 10;
 
 /// Longest gap of empty pages that is filled along with the pages around it.
 const GAP_PAGES_MAX: u64 = 16;
+
+/// Most changes that are kept in mind of a process that is never quiet: more than its threads make while one of them is late to
+/// say that it forked.
+const RECENT_CHANGES_MAX: usize = 64;
 
 /// An address space that is being paged.
 #[derive(Debug)]
@@ -36,6 +44,10 @@ pub(super) struct Space {
     in_flight: PageSet,
     readahead: Readahead,
     zero_runs: ZeroRuns,
+    /// The last changes of its map, of which a fork that is still to be heard of may have none: those since it was quiet.
+    recent: Vec<Change>,
+    /// It was forked, and which changes of its parent's it has is not known yet. Its map is then as it is most likely.
+    doubt: Option<Box<Doubt>>,
 }
 
 /// What a fault needs.
@@ -73,10 +85,12 @@ impl Space {
             in_flight: PageSet::new(slots),
             readahead: Readahead::new(slots, window_slots_max),
             zero_runs: ZeroRuns::default(),
+            recent: Vec::new(),
+            doubt: None,
         }
     }
 
-    /// The space of a process that this one's forked, at the moment of the fork.
+    /// The space of a process that this one's forked, at the moment of the fork: in no doubt yet.
     pub(super) fn forked(&self, uffd: Userfaultfd, slots: u64) -> Self {
         let mut readahead = self.readahead.clone();
         self.in_flight.without(&self.installed, 0..slots).for_each(|expected| readahead.dropped(expected));
@@ -87,12 +101,18 @@ impl Space {
             in_flight: PageSet::new(slots),
             readahead,
             zero_runs: self.zero_runs.clone(),
+            recent: Vec::new(),
+            doubt: None,
         }
     }
 
-    /// The same space, asked for anew by whoever serves it from now on: what was on its way comes to nobody.
-    pub(super) fn moved(mut self, slots: u64) -> Self {
+    /// The same space, asked for anew by whoever serves it from now on, where spaces have numbers that are lower by `lower`: what was
+    /// on its way comes to nobody.
+    pub(super) fn moved(mut self, slots: u64, lower: SpaceNumber) -> Self {
         self.dropped(0..slots);
+        if let Some(doubt) = &mut self.doubt {
+            doubt.parent = doubt.parent.saturating_sub(lower);
+        }
         self
     }
 
@@ -118,7 +138,12 @@ impl Space {
 
     /// Follows a change of the memory map, and has whoever waits in the ranges concerned ask again.
     pub(super) fn follow(&mut self, message: &Message) {
-        self.map.follow(message);
+        if !matches!(message, Message::Fault { .. } | Message::Fork { .. }) {
+            self.recent.push(Change::made(*message, &mut self.map));
+            if self.recent.len() > RECENT_CHANGES_MAX && self.is_known() {
+                self.recent.remove(0);
+            }
+        }
         match *message {
             Message::Remap { from, to, bytes } => {
                 self.wake(from, bytes);
@@ -235,6 +260,7 @@ impl Space {
     /// Nothing of the seed is missing any more: what is not there is zero from now on.
     pub(super) fn settle(&mut self) {
         self.map = PageMap::default();
+        self.recent.clear();
     }
 
     /// How many slots below `slots` are not done with.
@@ -281,9 +307,11 @@ impl Space {
     }
 
     /// Maps zeroes from `address` on.
-    pub(super) fn zero(&self, address: u64, pages: u64, filled: &mut u64) -> Installed {
+    pub(super) fn zero(&mut self, address: u64, pages: u64, filled: &mut u64) -> Installed {
         let fill = |from, bytes| self.uffd.zero(address + from, bytes);
-        install(&self.uffd, address, pages * PAGE_SIZE, Gap::Stop, filled, fill)
+        let outcome = install(&self.uffd, address, pages * PAGE_SIZE, Gap::Stop, filled, fill);
+        self.was_quiet(&outcome);
+        outcome
     }
 
     /// Makes one page raise SIGBUS.
@@ -309,6 +337,7 @@ impl Space {
             let bytes = &data[(page * PAGE_SIZE) as usize..((page + pages) * PAGE_SIZE) as usize];
             let fill = |at: u64, size: u64| self.uffd.copy(address + at, &bytes[at as usize..(at + size) as usize]);
             let outcome = install(&self.uffd, address, pages * PAGE_SIZE, Gap::Skip, filled, fill);
+            self.was_quiet(&outcome);
             let done = match &outcome {
                 Installed::All => pages,
                 Installed::Later { from, .. } => from / PAGE_SIZE,
@@ -329,7 +358,7 @@ impl Space {
 impl Space {
     /// Maps zeroes behind a run of pages, up to the next page that holds data, where that is near: single empty pages
     /// among full ones would cost a fault each. It is only a help, whatever stops it.
-    pub(super) fn zero_gap_behind(&self, run: &SlotRun, populated: &Populated, filled: &mut u64) {
+    pub(super) fn zero_gap_behind(&mut self, run: &SlotRun, populated: &Populated, filled: &mut u64) {
         let first = run.first_page + run.count;
         let gap = populated.next_page(run.extent, first).map_or(0, |next| next - first);
         if !(1..=GAP_PAGES_MAX).contains(&gap) {

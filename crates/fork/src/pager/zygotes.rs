@@ -188,7 +188,10 @@ impl Server<'_> {
         for (number, space) in zygote.spaces.split_off(&first.max(1)) {
             self.watch.remove(Source::Space(key, number), &space);
             zygote.journal.close_space(number);
-            child.spaces.insert(number - first, space.moved(child.populated.slots()));
+            if zygote.doubted.remove(&number) {
+                child.doubted.insert(number - first);
+            }
+            child.spaces.insert(number - first, space.moved(child.populated.slots(), first));
         }
         zygote.zygote = Some(Brood { copy: None, is_in_use: true });
     }

@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdint.h>
@@ -283,6 +284,26 @@ static void *move_thread(void *stop)
 	return 0;
 }
 
+static long now_ns(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void pin_to(unsigned long processor)
+{
+	cpu_set_t only;
+	CPU_ZERO(&only);
+	CPU_SET(processor, &only);
+	CHECK(!sched_setaffinity(0, sizeof only, &only));
+}
+
+static unsigned long last_processor(void)
+{
+	return sysconf(_SC_NPROCESSORS_ONLN) - 1;
+}
+
 /* Half of it is touched while it is moved again and again, by system calls, which fail where it is not just then. */
 static void touch_what_moves(void)
 {
@@ -301,6 +322,76 @@ static void touch_what_moves(void)
 	__atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
 	CHECK(!pthread_join(mover, 0));
 	check_pages(AREA, 0, pages);
+}
+
+static int is_over;
+
+/* Takes the processor away from what else is pinned to it, at moments that nobody can foresee. */
+static void *disturb_thread(void *processor)
+{
+	uint64_t draw = (uint64_t)processor;
+	pin_to((unsigned long)processor);
+	struct sched_param first = {.sched_priority = 1};
+	CHECK(!pthread_setschedparam(pthread_self(), SCHED_FIFO, &first));
+	while (!__atomic_load_n(&is_over, __ATOMIC_RELAXED)) {
+		struct timespec pause = {0, 5000 + (draw = mix(draw)) % 60000};
+		nanosleep(&pause, 0);
+		for (long until = now_ns() + 100000 + (draw >> 32) % 300000; now_ns() < until;)
+			;
+	}
+	return 0;
+}
+
+static void *restless_thread(void *unused)
+{
+	uint8_t *elsewhere = AREA + ELSEWHERE;
+	(void)unused;
+	pin_to(last_processor());
+	while (!__atomic_load_n(&is_over, __ATOMIC_RELAXED)) {
+		CHECK(mremap(AREA, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere) == elsewhere);
+		CHECK(mremap(elsewhere, pages * PAGE, pages * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, AREA) == AREA);
+	}
+	return 0;
+}
+
+/* Whether memory is there, which a system call tells. */
+static int is_mapped(uint8_t *at)
+{
+	int ends[2];
+	CHECK(!pipe(ends));
+	int is = write(ends[1], at, 1) == 1;
+	CHECK(is || errno == EFAULT);
+	close(ends[0]);
+	close(ends[1]);
+	return is;
+}
+
+/* Forks while another thread moves the area. Each forked process has it here or there, with all that is in it. */
+static void fork_what_moves(void)
+{
+	pthread_t threads[3];
+	CHECK(!pthread_create(&threads[0], 0, restless_thread, 0));
+	CHECK(!pthread_create(&threads[1], 0, disturb_thread, (void *)last_processor()));
+	CHECK(!pthread_create(&threads[2], 0, disturb_thread, (void *)0));
+	pin_to(0);
+	int wrong = 0;
+	for (int round = 0; round < 150; round++) {
+		pid_t pid = fork();
+		CHECK(pid >= 0);
+		if (!pid) {
+			unsigned long page = mix(round) % (HOLE_FIRST / 8) * 8;
+			check_page(is_mapped(AREA + page * PAGE) ? AREA + page * PAGE : AREA + ELSEWHERE + page * PAGE, page);
+			_exit(0);
+		}
+		int status;
+		CHECK(waitpid(pid, &status, 0) == pid);
+		wrong += !!status;
+	}
+	__atomic_store_n(&is_over, 1, __ATOMIC_RELAXED);
+	for (int index = 0; index < 3; index++)
+		CHECK(!pthread_join(threads[index], 0));
+	if (wrong)
+		FAIL("%d forked processes were wrong", wrong);
 }
 
 static void fork_and_check(void)
@@ -542,13 +633,6 @@ static void stay(void)
 	pause();
 }
 
-static long now_ns(void)
-{
-	struct timespec now;
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 /* Prints, in nanoseconds per page at random: one touch of each paged page; the same by memcpy from memory that is
  * here to memory that is not (the work that remains when nothing is far away). */
 static void measure(void)
@@ -732,6 +816,7 @@ static const struct {
 	{"unmap", unmap, 0},
 	{"remap", remap, 0},
 	{"touch_what_moves", touch_what_moves, 0},
+	{"fork_what_moves", fork_what_moves, 0},
 	{"fork", fork_and_check, 0},
 	{"bear_copies", bear_copies, 0},
 	{"protect", protect, 0},

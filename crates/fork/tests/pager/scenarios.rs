@@ -28,6 +28,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("moved_memory_is_the_same", || run_once("remap")),
     ("memory_that_is_moved_again_and_again_is_the_same", || run_once("touch_what_moves")),
     ("forked_processes_see_the_same", || run_once("fork")),
+    ("forks_see_what_moves_where_it_is", || run_once("fork_what_moves")),
     ("protection_does_not_matter", || run_once("protect")),
     ("system_calls_wait_for_pages", || run_once("system_calls")),
     ("a_stack_grows_with_zeroes", || run_once("grow_stack")),

@@ -1,0 +1,112 @@
+//! What a space knows of its last changes and of its fork, and its kernel as the witness of that (`fork_order`).
+
+use farfork_sys::userfaultfd::{Cause, Stopped};
+use farfork_wire::PAGE_SIZE;
+
+use super::Space;
+use crate::pager::fork_order::{self, Change, Doubt, Witness};
+use crate::pager::install::Installed;
+use crate::pager::journal::SpaceNumber;
+use crate::pager::page_map::{PageMap, Segment};
+use crate::pager::page_set::PageSet;
+use crate::pager::populated::Populated;
+
+impl Space {
+    /// Doubts what it has of its parent's last changes.
+    pub(in crate::pager) fn doubt(&mut self, parent: SpaceNumber, parents_recent: &[Change]) {
+        self.doubt = Some(Box::new(Doubt::new(parent, parents_recent.to_vec())));
+    }
+
+    /// What is to be found out of it, if anything is.
+    pub(in crate::pager) fn doubted(&mut self) -> Option<&mut Doubt> {
+        self.doubt.as_deref_mut()
+    }
+
+    /// Whether its map is known.
+    pub(in crate::pager) fn is_known(&self) -> bool {
+        self.doubt.is_none()
+    }
+
+    /// Changes of its map that a fork of its may not have.
+    pub(in crate::pager) fn recent(&self) -> &[Change] {
+        &self.recent
+    }
+
+    /// Forgets what all forks have that are still to be heard of.
+    pub(in crate::pager) fn forget_what_is_settled(&mut self) {
+        if !self.recent.is_empty() && self.is_known() && self.uffd.is_quiet() {
+            self.recent.clear();
+        }
+    }
+
+    /// The same, where a page could be installed: no change was to be heard of then. What was discarded may be there once more, so
+    /// that a fork which has it says nothing of the discard.
+    pub(super) fn was_quiet(&mut self, outcome: &Installed) {
+        if matches!(outcome, Installed::All) && self.is_known() {
+            self.recent.clear();
+        }
+    }
+
+    /// Asks the kernel what it has of its parent's changes, all of which were heard. Its map at the fork, where that is another than was
+    /// thought; its own changes are to be made to that again.
+    ///
+    /// # Errors
+    /// [`Cause::Changing`] where a change of its own is to be heard first; [`Cause::Gone`].
+    pub(in crate::pager) fn ask_what_it_has(&self, populated: &Populated) -> Result<Option<PageMap>, Cause> {
+        let Some(doubt) = self.doubt.as_ref().filter(|doubt| doubt.has_changes()) else { return Ok(None) };
+        let mut map = self.map.clone();
+        Change::unmake_all(&self.recent, &mut map);
+        doubt.resolve(&map, Asked { space: self, populated })
+    }
+
+    /// Is in no doubt any more.
+    pub(in crate::pager) fn believe(&mut self) {
+        self.doubt = None;
+    }
+
+    /// Had this map when it was forked.
+    pub(in crate::pager) fn was_forked_with(&mut self, map: PageMap) {
+        self.map = map;
+        Change::make_all(&mut self.recent, &mut self.map);
+    }
+}
+
+/// A forked process's kernel.
+struct Asked<'a> {
+    space: &'a Space,
+    populated: &'a Populated,
+}
+
+impl Asked<'_> {
+    /// Where the first page of a segment is that has come.
+    fn first_installed(&self, segment: &Segment) -> Option<u64> {
+        let pages = segment.first_page..segment.first_page + segment.pages();
+        let slots = self.populated.slots_of(segment.extent, pages);
+        let first = self.space.installed.without(&PageSet::default(), slots).next()?.start;
+        let run = self.populated.runs_of(first..first + 1).next()?;
+        Some(segment.start + (run.first_page - segment.first_page) * PAGE_SIZE)
+    }
+}
+
+impl Witness for Asked<'_> {
+    type Error = Cause;
+
+    fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Cause> {
+        let now = fork_order::now_at(address, &self.space.recent);
+        now.map(|address| self.space.uffd.is_registered(address)).transpose()
+    }
+
+    fn has_kept(&mut self, discarded: &[Segment]) -> Result<Option<bool>, Cause> {
+        let had_come = discarded.iter().find_map(|segment| self.first_installed(segment));
+        let Some(now) = had_come.and_then(|address| fork_order::now_kept_at(address, &self.space.recent)) else {
+            return Ok(None);
+        };
+        // Where it is not there it was discarded, and is zero.
+        match self.space.uffd.zero(now, PAGE_SIZE) {
+            Ok(()) => Ok(Some(false)),
+            Err(Stopped { cause: Cause::Present, .. }) => Ok(Some(true)),
+            Err(Stopped { cause: cause @ (Cause::Changing | Cause::Gone), .. }) => Err(cause),
+            Err(_) => Ok(None),
+        }
+    }
+}
