@@ -244,13 +244,12 @@ pub fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
 /// # Errors
 /// ESRCH: it is not stopped, or not ours.
 pub fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
-    let mut state = vec![0_u8; XSTATE_BYTES_MAX];
+    // Not on the heap, which would grow by that much for each thread.
+    let mut state = [0_u8; XSTATE_BYTES_MAX];
     let mut vector = libc::iovec { iov_base: state.as_mut_ptr().cast(), iov_len: state.len() };
     // SAFETY: `vector` describes `state`, which outlives the call.
     unsafe { ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, ptr::from_mut(&mut vector).expose_provenance()) }?;
-    state.truncate(vector.iov_len);
-    state.shrink_to_fit();
-    Ok(state)
+    Ok(state[..vector.iov_len].to_vec())
 }
 
 /// Reads the mask of blocked signals (bit N−1 is signal N): the one that holds outside of sigsuspend(2) and the like.
@@ -411,6 +410,11 @@ pub fn wait_any(patience: Patience) -> io::Result<Option<(i32, Report)>> {
         }
         (Ok(None), Patience::Sleep) => Ok(None),
     }
+}
+
+/// A stop of any tracee of the calling thread that is there already: one call, where [`wait_any`] takes two.
+pub fn stop_at_hand() -> Option<(i32, Report)> {
+    wait(libc::P_ALL, 0, libc::WSTOPPED | libc::WNOHANG).ok().flatten()
 }
 
 /// Takes the end of a tracee of the calling thread; tells whether it has ended. Never waits.

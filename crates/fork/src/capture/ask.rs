@@ -2,7 +2,8 @@
 //! same time.
 //!
 //! ```text
-//!  the leader     prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
+//!  the leader     personality(-1)   prctl(PR_GET_TIMERSLACK)
+//!                 prctl(PR_GET_PDEATHSIG, buf)   getitimer(each, buf)   prctl(PR_GET_CHILD_SUBREAPER, buf)
 //!  the others     sigaltstack(NULL, buf)         prctl(PR_GET_TSC, buf)
 //!                                                (the leader's are inherited: its template is asked, at leisure)
 //!  all            prctl(PR_GET_TID_ADDRESS, buf), where the thread is not glibc's
@@ -13,6 +14,7 @@ use farfork_wire::descriptor::{AltStack, IntervalTimer};
 use super::glibc;
 use super::inject::Call;
 use super::lifeline::{ANSWER_BYTES, Lifeline, Task};
+use super::script;
 use super::state::Standing;
 use super::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
@@ -31,7 +33,15 @@ pub(super) struct Answers {
     pub(super) interval_timers: Vec<IntervalTimer>,
     /// Asked of the leader only; a clone has it not.
     pub(super) is_subreaper: bool,
+    /// Asked of the leader only.
+    pub(super) personality: u32,
+    /// Asked of the leader only: a template's own is lost when it is scheduled before others.
+    pub(super) timer_slack_ns: u64,
 }
+
+/// Places of those among the leader's calls whose results are the answers.
+const PERSONALITY_CALL: usize = 0;
+const TIMER_SLACK_CALL: usize = 1;
 
 /// Where the answers lie among those of a thread.
 const ALT_STACK_AT: u64 = 0;
@@ -98,8 +108,15 @@ fn tid_address_call(answers: u64) -> Call {
 fn leader_calls(answers: u64) -> Vec<Call> {
     const PR_GET_PDEATHSIG: u64 = 2;
     const PR_GET_CHILD_SUBREAPER: u64 = 37;
+    const PR_GET_TIMERSLACK: u64 = 30;
     const GETITIMER: u64 = 36;
-    let mut calls = vec![Call::new("prctl(PR_GET_PDEATHSIG)", PRCTL, [PR_GET_PDEATHSIG, answers + DEATH_SIGNAL_AT])];
+    const PERSONALITY: u64 = 135;
+    const NOT_SET: u64 = 0xffff_ffff;
+    let mut calls = vec![
+        Call::new("personality", PERSONALITY, [NOT_SET]),
+        Call::new("prctl(PR_GET_TIMERSLACK)", PRCTL, [PR_GET_TIMERSLACK]).with_any_result(),
+        Call::new("prctl(PR_GET_PDEATHSIG)", PRCTL, [PR_GET_PDEATHSIG, answers + DEATH_SIGNAL_AT]),
+    ];
     let ask = |which: usize| Call::new("getitimer", GETITIMER, [which as u64, answers + timer_at(which)]);
     calls.extend((0..TIMERS_COUNT).map(ask));
     calls.push(Call::new("prctl(PR_GET_CHILD_SUBREAPER)", PRCTL, [PR_GET_CHILD_SUBREAPER, answers + SUBREAPER_AT]));
@@ -111,14 +128,17 @@ const fn timer_at(which: usize) -> u64 {
 }
 
 impl Answers {
-    /// From a thread's answers; `tid_address` is what needed not be asked.
-    pub(super) fn parse(bytes: &[u8], is_leader: bool, tid_address: Option<u64>) -> Self {
+    /// From a thread's script, which has ended, and answers; `tid_address` is what needed not be asked.
+    pub(super) fn parse((script, bytes): (&[u8], &[u8]), is_leader: bool, tid_address: Option<u64>) -> Self {
+        let of_leader = |call: usize| if is_leader { script::result(script, call) } else { 0 };
         Self {
             alt_stack: if is_leader { AltStack::default() } else { parse_alt_stack(bytes) },
             clear_child_tid: tid_address.unwrap_or_else(|| word(bytes, TID_ADDRESS_AT as usize)),
             forbids_time_stamps: !is_leader && forbids_time_stamps(bytes, TIME_STAMPS_AT as usize),
             interval_timers: if is_leader { interval_timers(bytes) } else { Vec::new() },
             parent_death_signal: if is_leader { word(bytes, DEATH_SIGNAL_AT as usize) as u32 } else { 0 },
+            personality: of_leader(PERSONALITY_CALL) as u32,
+            timer_slack_ns: of_leader(TIMER_SLACK_CALL),
             is_subreaper: is_leader && word(bytes, SUBREAPER_AT as usize) as u32 != 0,
         }
     }

@@ -197,7 +197,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
     times.stop = paused_at.elapsed();
     beside = beside.or_else(|| Beside::join_busy(pid, times.stop / family.relatives.len() as u32));
     let mut standing = stand(&mut family, &tids, options, deadline, turn, &mut times)?;
-    let open = phase!("prepare.files", Open::read(options, &family, &mut standing));
+    let open = phase!("prepare.files", Open::read(&family, &mut standing));
     let released = standing.into_iter().map(Standing::release);
     let (held, mut read): (Vec<Held>, Vec<Read>) = phase!("prepare.release", released.unzip());
     times.pause = paused_at.elapsed();
@@ -286,8 +286,7 @@ fn prepare(
     // The pager knows a clone of a child by pages that nobody else has.
     let offer = options.offer.clone().filter(|_| search.is_none() && streams.is_none());
     let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
-    let sockets = streams.is_none().then(|| options.sockets.clone());
-    Ok(Prepared { survey, shared, mem, sockets, offer, gadgets, search })
+    Ok(Prepared { survey, shared, mem, sockets: sockets.clone(), offer, gadgets, search })
 }
 
 /// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; areas that it had
@@ -314,7 +313,7 @@ fn take(
         _ => None,
     };
     let posix_timers = timers?;
-    let personality = likeness.personality;
+    let personality = answers[0].personality;
     let known = (copies, &mut survey.file_systems);
     let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), known)?;
     let subject = held.subject(&snapshot, &survey, &mem);

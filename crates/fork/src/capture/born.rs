@@ -51,22 +51,27 @@ impl Born {
         let first = clone_of(inner_pid, &prepared.survey, injector).await?;
         let mut born = Self::complete(Some(first));
         born.template_space = space(prepared, lifeline);
-        let unforked = born.again(leader, prepared, lifeline, injector).await;
-        let replaced = born.replace_huge((leader.tid, lifeline), prepared, injector).await;
-        born.unforked = unforked.and_then(|areas| replaced.map(|()| areas));
+        born.unforked = match mapped_bytes(leader.tid) {
+            Ok(mapped) => {
+                let unforked = born.again((leader, mapped), prepared, lifeline, injector).await;
+                let replaced = born.replace_huge((mapped, lifeline), prepared, injector).await;
+                unforked.and_then(|areas| replaced.map(|()| areas))
+            }
+            Err(error) => Err(error),
+        };
         Ok(born)
     }
 
     /// Makes the second clone, where it takes one: what it has that the first lacks.
     async fn again(
         &mut self,
-        leader: &StoppedThread,
+        (leader, mapped_bytes): (&StoppedThread, u64),
         prepared: &mut Prepared,
         lifeline: &Lifeline,
         injector: &mut Injector<'_>,
     ) -> Result<Vec<Range<u64>>, CaptureError> {
         let Some(first) = &self.clone else { return Ok(Vec::new()) };
-        let Some(unforked) = Unforked::of(leader.tid, first.pid)? else { return Ok(Vec::new()) };
+        let Some(unforked) = Unforked::of((leader.tid, mapped_bytes), first.pid)? else { return Ok(Vec::new()) };
         if let (Some(search), Ok(Some(space))) = (&mut prepared.search, &self.template_space) {
             search.skip(*space);
         }
@@ -83,13 +88,12 @@ impl Born {
     /// What no clone may keep is replaced in all there are, whatever came of making them.
     async fn replace_huge(
         &self,
-        (leader, lifeline): (i32, &Lifeline),
+        (mapped_bytes, lifeline): (u64, &Lifeline),
         prepared: &Prepared,
         injector: &mut Injector<'_>,
     ) -> Result<(), CaptureError> {
         let Some(clone) = &self.clone else { return Ok(()) };
-        let clones = (clone, self.outdone.as_ref());
-        let mapped = (mapped_bytes(leader)?, lifeline.mapped());
+        let (mapped, clones) = ((mapped_bytes, lifeline.mapped()), (clone, self.outdone.as_ref()));
         phase!(await "prepare.huge", huge::replace((&prepared.survey, &prepared.mem), mapped, clones, injector))
     }
 }

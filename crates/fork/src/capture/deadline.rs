@@ -53,7 +53,7 @@ impl Deadline {
 
     /// The next report of any tracee of this thread.
     pub(super) fn next_report(&self) -> Result<(i32, Report), Silence> {
-        // A look before would find what sleeping finds, too.
+        // Of one tracee, a look before would find what sleeping finds, too.
         let patience = if self.alarm.is_some() { Patience::Sleep } else { Patience::None };
         loop {
             match ptrace::wait_any(patience) {
@@ -64,6 +64,11 @@ impl Deadline {
                 Err(_) => return Err(Silence::NoTracee),
             }
         }
+    }
+
+    /// The same where several are at work, of whom some have reported already.
+    pub(super) fn next_of_several(&self) -> Result<(i32, Report), Silence> {
+        ptrace::stop_at_hand().map_or_else(|| self.next_report(), Ok)
     }
 }
 

@@ -78,11 +78,10 @@ fn describe(
     let entered = phase!("prepare.state");
     let mut filters = taken.filters;
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
-    let of_process = (inherited.securebits, likeness.timer_slack_ns);
-    let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, &mut filters.of_threads, of_process)?;
-    let is_subreaper = answers[0].is_subreaper;
-    let process =
-        state::process(&survey, &snapshot, (subject, likeness), inherited, timers, is_subreaper, oom_score_adj)?;
+    let filters = &mut filters.of_threads;
+    let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, filters, inherited.securebits)?;
+    let asked = (answers[0].is_subreaper, answers[0].personality);
+    let process = state::process(&survey, &snapshot, (subject, likeness), inherited, timers, asked, oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
     let eager = phase!(

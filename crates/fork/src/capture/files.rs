@@ -85,46 +85,6 @@ pub(super) fn open_fds(
     Ok(fds)
 }
 
-/// Every descriptor of a process that stands, with what `fdinfo` tells of it. `known` are its own from shortly before, which are not
-/// looked at again where that cannot tell anything else. `streams` as in [`open_fds`].
-pub(super) fn known_fds(
-    pid: i32,
-    known: &[OpenFd],
-    sockets: &ProgramSockets,
-    streams: Option<&Streams>,
-) -> Result<(Vec<OpenFd>, Vec<FdInfo>), CaptureError> {
-    let all_unread = || CaptureError::read(pid, "the open files");
-    let table = FdDirectory::infos(pid).map_err(all_unread())?;
-    let numbers = table.numbers().map_err(all_unread())?;
-    let (mut fds, mut infos) = (Vec::with_capacity(numbers.len()), Vec::with_capacity(numbers.len()));
-    // Opened where one is needed.
-    let mut links = None;
-    for number in numbers {
-        // Who is not of the tree may have the same table, and goes on.
-        let unread = |source| unread(pid, number, source);
-        let info = table.info(number).map_err(unread)?;
-        let before = known.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &known[index]);
-        let fd = match before.filter(|fd| fd.is_surely(&info)) {
-            Some(fd) => fd.clone(),
-            None => {
-                let links = match &links {
-                    Some(links) => links,
-                    None => links.insert(FdDirectory::links(pid).map_err(unread)?),
-                };
-                let fd = OpenFd::read(links, number).map_err(unread)?;
-                OpenFd { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), ..fd }
-            }
-        };
-        fds.push(fd);
-        infos.push(info);
-    }
-    let own = streams.is_none().then(|| Streams::of(pid, &fds));
-    if let Some(streams) = streams.or(own.as_ref()) {
-        streams.mark(pid, &mut fds);
-    }
-    Ok((fds, infos))
-}
-
 /// Why a descriptor was not read; where it has been closed since, the process is to be looked at again.
 fn unread(pid: i32, number: u32, source: io::Error) -> CaptureError {
     match source.kind() {
@@ -164,6 +124,30 @@ impl OpenFd {
         })
     }
 
+    /// One of a process that stands, of which `fdinfo` tells `info`. `known` is the same from shortly before, which is not looked at
+    /// again where that cannot tell anything else; then `links` are needed, and kept.
+    fn of_known(
+        (pid, number): (i32, u32),
+        known: Option<&Self>,
+        info: &FdInfo,
+        (sockets, links): (&ProgramSockets, &mut Option<FdDirectory>),
+    ) -> io::Result<Self> {
+        if let Some(known) = known.filter(|known| known.is_surely(info)) {
+            return Ok(known.clone());
+        }
+        let links = match links {
+            Some(links) => links,
+            None => links.insert(FdDirectory::links(pid)?),
+        };
+        let fd = Self::read(links, number)?;
+        let is_standard = known.is_some_and(|known| known.is_standard && known.is_inode_of(&fd));
+        Ok(Self { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), is_standard, ..fd })
+    }
+
+    fn is_inode_of(&self, other: &Self) -> bool {
+        (self.device, self.inode) == (other.device, other.inode)
+    }
+
     /// Whether it leads where it did, by what `fdinfo` tells. Inodes without a path are never used twice, and neither
     /// moves what a device's path leads to; files may be renamed or removed meanwhile, and objects of the kernel share an inode.
     fn is_surely(&self, info: &FdInfo) -> bool {
@@ -182,11 +166,12 @@ impl OpenFd {
         now.is_ok_and(|now| (now.device, now.inode, &now.link) == (self.device, self.inode, &self.link))
     }
 
-    /// A copy of it; `None` where it was closed meanwhile, also where its number was used again.
-    fn copy_of(&self, process: &OwnedFd) -> Option<OwnedFd> {
-        let copy = pidfd::get_fd(process, self.number).ok()?;
-        let found = fstat(&copy).ok()?;
-        ((found.st_dev, found.st_ino) == (self.device, self.inode)).then_some(copy)
+    /// A copy of it; NotFound where its number was used again meanwhile.
+    fn copy_of(&self, process: &OwnedFd) -> io::Result<OwnedFd> {
+        let copy = pidfd::get_fd(process, self.number)?;
+        let found = fstat(&copy)?;
+        let is_it = (found.st_dev, found.st_ino) == (self.device, self.inode);
+        is_it.then_some(copy).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// Whether its file's state is shared by fork and goes on changing.
@@ -308,7 +293,7 @@ pub(super) fn diagnosis(pid: i32, fds: &[OpenFd]) -> Result<Option<Diagnosis>, C
 fn sockets_of(pid: i32, fds: &[OpenFd]) -> io::Result<impl Iterator<Item = (&OpenFd, OwnedFd)>> {
     let mut wanted = fds.iter().filter(|fd| fd.kind == Kind::Socket && !fd.is_standard).peekable();
     let process = wanted.peek().map(|_| pidfd::open(pid)).transpose()?;
-    Ok(wanted.filter_map(move |fd| Some((fd, fd.copy_of(process.as_ref()?)?))))
+    Ok(wanted.filter_map(move |fd| Some((fd, fd.copy_of(process.as_ref()?).ok()?))))
 }
 
 /// What a person should know of the open files of processes, the first one's first, although all of them are carried.

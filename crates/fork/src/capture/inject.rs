@@ -40,13 +40,20 @@ pub(super) struct Call {
     pub(super) name: &'static str,
     pub(super) number: u64,
     pub(super) arguments: [u64; 6],
+    /// Any value may be its result, for it never fails.
+    has_any_result: bool,
 }
 
 impl Call {
     pub(super) fn new<const N: usize>(name: &'static str, number: u64, arguments: [u64; N]) -> Self {
         let mut all = [0; 6];
         all[..N].copy_from_slice(&arguments);
-        Self { name, number, arguments: all }
+        Self { name, number, arguments: all, has_any_result: false }
+    }
+
+    /// The same of a call that never fails, and may give what would be an error of others.
+    pub(super) fn with_any_result(self) -> Self {
+        Self { has_any_result: true, ..self }
     }
 
     /// Registers with which a thread whose other registers are `base` makes the call at `syscall_at`.
@@ -57,10 +64,10 @@ impl Call {
         Registers { rax, orig_rax, rip, rdi, rsi, rdx, r10, r8, r9, ..*base }
     }
 
-    /// What the call gave; small negative values are errors.
+    /// What the call gave; small negative values are mostly errors.
     pub(super) fn checked(&self, tid: i32, value: u64) -> Result<u64, CaptureError> {
         let errno = value.wrapping_neg();
-        if (1..=ERRNO_MAX).contains(&errno) {
+        if !self.has_any_result && (1..=ERRNO_MAX).contains(&errno) {
             let source = io::Error::from_raw_os_error(errno as i32);
             return Err(CaptureError::Call { call: self.name, tid, source });
         }

@@ -4,9 +4,10 @@
 //! that is another file's by then (epoll(7)), its other end hears of no end, its port and its locks are not free, and a program
 //! that was written to it cannot be executed.
 
-use super::CaptureOptions;
+use farfork_sys::process::FdInfo;
+
 use super::error::CaptureError;
-use super::files::{self, Contents, Files, OpenFiles, Threads};
+use super::files::{self, Contents, Files, OpenFd, OpenFiles, Threads};
 use super::likeness::Likeness;
 use super::root::Root;
 use super::shared::SharedCopies;
@@ -35,11 +36,7 @@ struct Known<'a> {
 
 impl Open {
     /// Reads it of all processes, which stand.
-    pub(super) fn read(
-        options: &CaptureOptions,
-        family: &Family,
-        standing: &mut [Standing],
-    ) -> Result<Self, CaptureError> {
+    pub(super) fn read(family: &Family, standing: &mut [Standing]) -> Result<Self, CaptureError> {
         let first = &family.relatives[0].prepared.survey;
         let refused = |refusals| CaptureError::refused(first.pid, refusals);
         let root = Root::of(first.pid)?;
@@ -56,17 +53,18 @@ impl Open {
         let terminals = files::describe_terminals(held, &kin.seats, root).map_err(refused)?;
 
         let mut all = OpenFiles::of(terminals);
+        let tables: Vec<_> = contents.iter_mut().map(Contents::take_table).collect();
         let mut pool = std::mem::take(&mut contents[0]);
         contents[1..].iter_mut().for_each(|contents| pool.absorb(contents));
         let known = Known { root, family, copies: &copies, kin: &kin, pool: &pool };
         let mut own = Vec::with_capacity(standing.len());
-        for (index, (relative, one)) in family.relatives.iter().zip(standing).enumerate() {
+        for (index, (one, table)) in standing.iter_mut().zip(tables).enumerate() {
             let contents = if index == 0 { &pool } else { &contents[index] };
-            let mut likeness = one.take_likeness()?;
-            if let Some(refusal) = root.refusal(relative.pid(), &likeness.root) {
+            let (survey, likeness) = (&family.relatives[index].prepared.survey, one.take_likeness()?);
+            if let Some(refusal) = root.refusal(survey.pid, &likeness.root) {
                 return Err(refused(vec![refusal]));
             }
-            let files = known.files_of(options, &relative.prepared.survey, (contents, &mut likeness), &mut all)?;
+            let files = known.files_of(survey, (contents, table), &mut all)?;
             own.push((files, likeness));
         }
         let threads = Threads { pid: first.pid, profiles: &first.profiles, ids: &kin.ids };
@@ -76,32 +74,24 @@ impl Open {
 }
 
 impl Known<'_> {
-    /// Those of one process; its own `contents` are those of all, where it is the first.
+    /// Those of one process, with its table of descriptors; its own `contents` are those of all, where it is the first.
     fn files_of(
         &self,
-        options: &CaptureOptions,
         survey: &Survey,
-        (contents, likeness): (&Contents, &mut Likeness),
+        (contents, (mut fds, infos)): (&Contents, (Vec<OpenFd>, Vec<FdInfo>)),
         all: &mut OpenFiles,
     ) -> Result<Files, CaptureError> {
         let pid = survey.pid;
-        let is_first = all.streams().is_none();
-        let sockets = if is_first { options.sockets.clone() } else { options.sockets.of_descendant() };
-        let (mut fds, infos) = match likeness.fds.take() {
-            Some(fds) => fds,
-            None => files::known_fds(pid, &survey.fds, &sockets, all.streams())?,
-        };
-        let now = if is_first { self.family.streams.now(&fds) } else { None };
-        if let Some(streams) = now.as_ref().filter(|streams| streams.lead_inside()) {
+        if all.streams().is_none() {
+            let streams = self.family.streams.now(&fds);
+            all.begin(streams.ok_or_else(|| CaptureError::Unstable { pid, what: "a standard stream".to_owned() })?);
+        }
+        if let Some(streams) = all.streams() {
             streams.mark(pid, &mut fds);
         }
         let refusals = files::refusals((pid, self.root), &fds)?;
         if !refusals.is_empty() {
             return Err(CaptureError::refused(pid, refusals));
-        }
-        if is_first {
-            let streams = now.ok_or_else(|| CaptureError::Unstable { pid, what: "a standard stream".to_owned() })?;
-            all.begin(streams);
         }
         let threads = Threads { pid, profiles: &survey.profiles, ids: &self.kin.ids };
         Files::build(pid, self.root, (&fds, &infos), (contents, self.pool), self.copies, threads, all)

@@ -3,7 +3,7 @@
 //! ```text
 //!  leader    map pages ─ asks, clones itself ············································· unmap pages
 //!  others              ─ ask ─ registers back
-//!  we        registers ─ · · · · · · · · · contents of files, shared memory, likeness · · ·  let go
+//!  we        registers ─ · · · · · · · · · contents of files, shared memory ─ likeness · · · let go
 //! ```
 
 use std::fs::File;
@@ -40,8 +40,8 @@ pub(super) struct Prepared {
     pub(super) survey: Survey,
     pub(super) shared: SharedSources,
     pub(super) mem: File,
-    /// The connections of the first process of a tree.
-    pub(super) sockets: Option<ProgramSockets>,
+    /// Its connections to the daemon.
+    pub(super) sockets: ProgramSockets,
     /// Pages that the process offers for its calls.
     pub(super) offer: Option<Offer>,
     /// Code of the program's that makes calls in it safer; not looked for where pages are offered.
@@ -100,7 +100,7 @@ impl Paused {
             for (position, call) in task.calls.iter().enumerate() {
                 call.checked(snapshot.threads[index].tid, script::result(script, position))?;
             }
-            all.push(Answers::parse(answers, index == 0, *tid_address));
+            all.push(Answers::parse((script, answers), index == 0, *tid_address));
         }
         Ok(all)
     }
@@ -133,6 +133,7 @@ pub(super) async fn pause(
         let rescued = (rescue.as_ref(), &prepared.mem);
         unmapped = phase!(await "prepare.unmap", lifeline.unmap(thread, rescued, injector));
         rescue::leave(leader, rescued);
+        stopped.note_restored_leader();
     }
     let Work { asked, contents, copies, likeness, born, timers } = worked?;
     Ok(Paused { standing, lifeline, contents, copies, likeness, clocks, timers, filters, born, unmapped, asked })
@@ -226,12 +227,14 @@ async fn work(
     times.ask = lap.take();
     let apart: Vec<Refusal> =
         stopped.snapshot.threads[1..].iter().filter_map(|one| apart::with_own_table(pid, one.tid)).collect();
-    let contents = Contents::read(pid, &prepared.survey.fds, prepared.survey.diagnosis.as_ref());
+    let Survey { fds, diagnosis, .. } = &prepared.survey;
+    let contents = Contents::read(pid, (fds, &prepared.sockets), diagnosis.as_ref());
     let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());
     let listed = timers::list(pid);
-    let likeness = Likeness::read(pid, &prepared.survey.fds, prepared.sockets.as_ref());
     times.shared = lap.take();
     injector.finish(&mut running, |_| true).await?;
+    // Its memory is locked while it is copied, and its arguments are in that.
+    let likeness = Likeness::read(pid);
     let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
     let desks: Vec<(Vec<u8>, Vec<u8>)> = desks.map_err(CaptureError::read(pid, "the answers of its threads"))?;
     let (leader, made) = (stopped.snapshot.leader(), (&tasks[0], desks[0].0.as_slice()));

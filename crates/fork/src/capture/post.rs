@@ -93,7 +93,7 @@ impl<'a> Post<'a> {
 
     /// Waits for one arrival. Gives the process that it is for; `None` where it is for all.
     fn receive(&self, pending: &[i32]) -> Option<i32> {
-        let arrival = self.deadline.next_report();
+        let arrival = if self.is_of_one { self.deadline.next_report() } else { self.deadline.next_of_several() };
         let mut arrived = self.arrived.borrow_mut();
         let Ok((tid, report)) = arrival else {
             arrived.extend(pending.iter().map(|pid| (*pid, arrival)));

@@ -1,10 +1,11 @@
 //! Which program a process runs. execve(2) takes a process's address space away and gives it another: what was read of the
 //! one says nothing of the other, whose vdso lies elsewhere.
 
-use std::fs;
 use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use farfork_sys::process;
 
 use super::error::CaptureError;
 
@@ -24,7 +25,7 @@ impl Program {
     pub(super) fn of(pid: i32) -> Result<Self, CaptureError> {
         let deadline = Instant::now() + EXEC_LIMIT;
         loop {
-            let words = fs::read(format!("/proc/{pid}/auxv")).map_err(|error| match error.kind() {
+            let words = process::read_bytes(&format!("/proc/{pid}/auxv")).map_err(|error| match error.kind() {
                 io::ErrorKind::NotFound => CaptureError::Gone { pid },
                 _ => CaptureError::read(pid, "the auxiliary vector")(error),
             })?;

@@ -12,6 +12,7 @@
 //! everything that it had. So the frame stays until the thread's registers lead elsewhere: to its script, or back. Where the
 //! program has no such code (or no such stack) the call is made in the vdso, without.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -106,6 +107,7 @@ pub(super) struct Rescue {
     frame: Vec<u8>,
     /// What is there otherwise.
     saved: Vec<u8>,
+    is_armed: Cell<bool>,
 }
 
 impl Rescue {
@@ -139,18 +141,22 @@ impl Rescue {
         let state = FrameState { registers: &registers, xstate, signal_mask, alt_stack };
         let mut frame = lay_out(&state, address, bytes, standing.xcr0());
         frame[..8].copy_from_slice(&gadgets.sigreturn.to_ne_bytes());
-        Some(Self { gadgets, address, frame, saved })
+        Some(Self { gadgets, address, frame, saved, is_armed: Cell::new(false) })
     }
 
     /// Puts the frame onto the stack. Not while a clone is made, which would have it too.
     pub(super) fn arm(&self, mem: &File) -> bool {
-        mem.write_all_at(&self.frame, self.address).is_ok()
+        if !self.is_armed.get() {
+            self.is_armed.set(mem.write_all_at(&self.frame, self.address).is_ok());
+        }
+        self.is_armed.get()
     }
 
     /// Puts back what was there. Not while the thread's registers lead to the frame.
     pub(super) fn disarm(&self, mem: &File) {
         // The process can only have been killed: nothing left to put back.
         let _ = mem.write_all_at(&self.saved, self.address);
+        self.is_armed.set(false);
     }
 
     /// Where the thread loads everything that it had.

@@ -62,14 +62,14 @@ pub(super) fn xcr0(xstate: &[u8]) -> u64 {
     xstate.get(XCR0_AT..XCR0_AT + 8).map_or(0, |bytes| word(bytes, 0))
 }
 
-/// The threads of a stopped process, the leader, whose timer slack is given, first.
+/// The threads of a stopped process, the leader first.
 pub(super) fn threads(
     snapshot: &Snapshot,
     standing: Vec<Standing>,
     answers: &[Answers],
     profiles: &BTreeMap<i32, Profile>,
     filters: &mut [Vec<u32>],
-    (securebits, timer_slack_ns): (u32, u64),
+    securebits: u32,
 ) -> Result<Vec<Thread>, CaptureError> {
     let leader = credentials(&profile(profiles, snapshot.pid, snapshot.pid)?.status, securebits);
     let offered = affinity::offered_to(snapshot.pid);
@@ -77,8 +77,7 @@ pub(super) fn threads(
     for (((thread, standing), answers), filters) in snapshot.threads.iter().zip(standing).zip(answers).zip(filters) {
         let profile = profile(profiles, snapshot.pid, thread.tid)?;
         let filters = std::mem::take(filters);
-        let of_process = (securebits, timer_slack_ns);
-        let described = describe(thread, standing, answers, profile, (&leader, filters), of_process);
+        let described = describe(thread, standing, answers, profile, (&leader, filters), securebits);
         threads.push(Thread { cpus: chosen(&profile.status.cpus, offered.as_deref()), ..described });
     }
     Ok(threads)
@@ -103,7 +102,7 @@ fn describe(
     answers: &Answers,
     profile: &Profile,
     (leader, filters): (&Credentials, Vec<u32>),
-    (securebits, timer_slack_ns): (u32, u64),
+    securebits: u32,
 ) -> Thread {
     let own = credentials(&profile.status, securebits);
     Thread {
@@ -127,7 +126,7 @@ fn describe(
         forbids_time_stamps: answers.forbids_time_stamps,
         credentials: (own != *leader).then_some(own),
         parent_death_signal: answers.parent_death_signal,
-        timer_slack_ns: profile.timer_slack_ns.unwrap_or(timer_slack_ns),
+        timer_slack_ns: profile.timer_slack_ns.unwrap_or(answers.timer_slack_ns),
         cpus: Vec::new(),
         seccomp_filters: filters,
     }
@@ -165,7 +164,7 @@ pub(super) fn process(
     (subject, likeness): (i32, Likeness),
     inherited: Inherited,
     (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
-    is_subreaper: bool,
+    (is_subreaper, personality): (bool, u32),
     oom_score_adj: i32,
 ) -> Result<Process, CaptureError> {
     let pid = survey.pid;
@@ -184,7 +183,7 @@ pub(super) fn process(
         deleted_cwd: deleted_directory(subject, "cwd").map_err(read("cwd"))?,
         arguments: likeness.arguments,
         umask: status.umask,
-        personality: likeness.personality,
+        personality,
         dumpable: inherited.dumpable,
         oom_score_adj,
         credentials: credentials(&leader.status, inherited.securebits),

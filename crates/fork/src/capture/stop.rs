@@ -26,12 +26,17 @@ pub(super) struct Told {
 impl Told {
     /// Has the threads of a process stop. What does not work out is found when it is waited for.
     pub(super) fn tell(&mut self, pid: i32) {
-        for tid in process::threads(pid).unwrap_or_default() {
+        for tid in threads(pid).unwrap_or_default() {
             if matches!(seize(pid, tid), Ok(true)) {
                 let _ = ptrace::interrupt(tid);
                 self.awaited.push(tid);
             }
         }
+    }
+
+    /// Whether a thread was told to stop, and nobody has heard of its end.
+    pub(super) fn knows(&self, tid: i32) -> bool {
+        self.standing.contains(&tid) || self.awaited.contains(&tid)
     }
 
     /// Whether a thread stands already, or was told to stop; then it is for the caller to wait for.
@@ -94,11 +99,7 @@ pub(super) fn stop_threads(pid: i32, deadline: &Deadline) -> Result<Vec<i32>, Ca
 pub(super) fn stop_told(pid: i32, deadline: &Deadline, told: &mut Told) -> Result<Vec<i32>, CaptureError> {
     let mut standing: Vec<i32> = Vec::new();
     let mut ended: Vec<i32> = Vec::new();
-    // One thread needs no list.
-    let mut all = match process::thread_count(pid) {
-        Ok(1) => vec![pid],
-        _ => listed(pid)?,
-    };
+    let mut all = threads(pid)?;
     loop {
         let is_new = |tid: &i32| !standing.contains(tid) && !ended.contains(tid);
         let new: Vec<i32> = all.into_iter().filter(is_new).collect();
@@ -129,6 +130,11 @@ pub(super) fn stop_told(pid: i32, deadline: &Deadline, told: &mut Told) -> Resul
     // The leader first, as everywhere.
     standing.sort_unstable_by_key(|tid| (*tid != pid, *tid));
     Ok(standing)
+}
+
+/// The threads of a process; one needs no list.
+fn threads(pid: i32) -> Result<Vec<i32>, CaptureError> {
+    if matches!(process::thread_count(pid), Ok(1)) { Ok(vec![pid]) } else { listed(pid) }
 }
 
 fn listed(pid: i32) -> Result<Vec<i32>, CaptureError> {
@@ -178,7 +184,9 @@ fn await_stops(
     told: &mut Told,
 ) -> Result<(), CaptureError> {
     while !awaited.is_empty() {
-        let (tid, report) = match deadline.next_report() {
+        let next =
+            if awaited.len() + told.awaited.len() > 1 { deadline.next_of_several() } else { deadline.next_report() };
+        let (tid, report) = match next {
             Ok(report) => report,
             Err(Silence::TimedOut) => return Err(not_stopped(pid, awaited[0], deadline)),
             Err(Silence::NoTracee) => return Err(CaptureError::Gone { pid }),

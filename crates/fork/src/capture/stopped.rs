@@ -48,6 +48,7 @@ pub(super) struct Stopped {
     pub(super) snapshot: Snapshot,
     withheld: Vec<(i32, i32)>,
     others_are_restored: bool,
+    leader_is_restored: bool,
 }
 
 impl Stopped {
@@ -60,7 +61,7 @@ impl Stopped {
             threads.push(StoppedThread::read(*tid, &pending)?);
         }
         let snapshot = Snapshot { pid, threads, pending_signals: pending };
-        Ok(Self { snapshot, withheld: Vec::new(), others_are_restored: false })
+        Ok(Self { snapshot, withheld: Vec::new(), others_are_restored: false, leader_is_restored: false })
     }
 
     /// Stop signals to be sent again when the threads are let go.
@@ -71,9 +72,14 @@ impl Stopped {
     /// Puts registers and signal masks back, without letting go.
     pub(super) fn restore(&mut self) {
         self.restore_others();
-        if let Some(leader) = self.snapshot.threads.first() {
+        if let Some(leader) = self.snapshot.threads.first().filter(|_| !self.leader_is_restored) {
             leader.restore();
         }
+    }
+
+    /// The leader has its registers and its signal mask again, and makes no more calls.
+    pub(super) fn note_restored_leader(&mut self) {
+        self.leader_is_restored = true;
     }
 
     /// Signals that have come for the process since it was stopped: a timer's, whose expiration nobody else tells.

@@ -25,7 +25,7 @@ pub(super) struct Profile {
     pub(super) name: Vec<u8>,
     pub(super) status: Status,
     pub(super) scheduling: SchedulingAttributes,
-    /// Not known of the main thread: that of a process that stands is ([`Likeness`](super::likeness::Likeness)).
+    /// Not known of the main thread: that of a process that stands is ([`Answers`](super::ask::Answers)).
     pub(super) timer_slack_ns: Option<u64>,
 }
 

@@ -56,9 +56,9 @@ struct Run {
 }
 
 impl Unforked {
-    /// What a clone lacks of a process that stands; `None` where that is nothing.
-    pub(super) fn of(pid: i32, clone: i32) -> Result<Option<Self>, CaptureError> {
-        if mapped_bytes(pid)? == mapped_bytes(clone)? {
+    /// What a clone lacks of a process that stands, with so much mapped; `None` where that is nothing.
+    pub(super) fn of((pid, mapped): (i32, u64), clone: i32) -> Result<Option<Self>, CaptureError> {
+        if mapped == mapped_bytes(clone)? {
             return Ok(None);
         }
         let map = |pid: i32| process::maps(pid).map_err(CaptureError::read(pid, "the memory map"));

@@ -15,7 +15,7 @@ use rustix::time::timerfd_gettime;
 use super::flights::Flights;
 use super::sockets::{self, SocketContents};
 use super::terminal::{self, HeldEnd, TerminalEnd};
-use super::{Kind, O_ACCMODE, O_WRONLY, OpenFd};
+use super::{Kind, O_ACCMODE, O_WRONLY, OpenFd, ProgramSockets};
 use crate::capture::error::CaptureError;
 
 /// A pipe as it was inside the pause.
@@ -30,7 +30,9 @@ pub(crate) struct PipeState {
 /// The shared state of open files at one moment.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
-    /// By descriptor number.
+    /// All descriptors of the process, ascending, with what `fdinfo` tells of them.
+    table: Vec<(OpenFd, FdInfo)>,
+    /// The same of those whose files' state was read, by descriptor number.
     pub(super) infos: BTreeMap<u32, FdInfo>,
     /// By inode.
     pub(super) pipes: BTreeMap<u64, PipeState>,
@@ -55,70 +57,80 @@ impl PipeState {
 
 impl Contents {
     /// Reads what is shared. The process stands still; `surveyed` says what its descriptors were shortly before, so
-    /// that only new ones must be looked at in full.
-    pub(crate) fn read(pid: i32, surveyed: &[OpenFd], diagnosis: Option<&Diagnosis>) -> Result<Self, CaptureError> {
+    /// that only new ones, and those that may lead elsewhere by now, must be looked at in full. `sockets` are its connections.
+    pub(crate) fn read(
+        pid: i32,
+        (surveyed, sockets): (&[OpenFd], &ProgramSockets),
+        diagnosis: Option<&Diagnosis>,
+    ) -> Result<Self, CaptureError> {
         let mut contents = Self::default();
         let unread = || CaptureError::read(pid, "the open files");
-        let table = FdDirectory::infos(pid).map_err(unread())?;
-        let numbers = table.numbers().map_err(unread())?;
+        let infos = FdDirectory::infos(pid).map_err(unread())?;
+        let numbers = infos.numbers().map_err(unread())?;
+        // Opened where one is needed.
+        let mut links = None;
         for number in numbers {
             let known = surveyed.binary_search_by_key(&number, |fd| fd.number).ok().map(|index| &surveyed[index]);
-            contents.read_one(pid, (&table, number), known, diagnosis).map_err(|error| {
+            let found = infos.info(number).and_then(|info| {
+                let fd = OpenFd::of_known((pid, number), known, &info, (sockets, &mut links))?;
+                let info = contents.read_one(pid, &infos, (&fd, info), diagnosis)?;
+                Ok((fd, info))
+            });
+            contents.table.push(found.map_err(|error| {
                 // What the kernel says of a number that was used again since the survey depends on what it leads to now.
                 let is_another = known.is_some_and(|known| !known.is_there_still(pid));
                 super::unread(pid, number, if is_another { io::ErrorKind::NotFound.into() } else { error })
-            })?;
+            })?);
         }
         contents.follow(diagnosis).map_err(CaptureError::read(pid, "what is on its way in its sockets"))?;
         Ok(contents)
     }
 
+    /// All descriptors of the process, with what `fdinfo` tells of them; once.
+    pub(crate) fn take_table(&mut self) -> (Vec<OpenFd>, Vec<FdInfo>) {
+        std::mem::take(&mut self.table).into_iter().unzip()
+    }
+
+    /// Reads the state of a file. `info` was told of its descriptor a moment ago; gives what is told of it with that state.
     pub(super) fn read_one(
         &mut self,
         pid: i32,
-        (table, number): (&FdDirectory, u32),
-        known: Option<&OpenFd>,
+        infos: &FdDirectory,
+        (fd, mut info): (&OpenFd, FdInfo),
         diagnosis: Option<&Diagnosis>,
-    ) -> io::Result<()> {
-        if known.is_some_and(|fd| !fd.has_contents()) {
-            return Ok(());
+    ) -> io::Result<FdInfo> {
+        if !fd.has_contents() {
+            return Ok(info);
         }
-        let known = match known {
-            Some(fd) => fd.kind.clone(),
-            None => OpenFd::read(&FdDirectory::links(pid)?, number)?.kind,
-        };
-        if known == Kind::TimerFd {
+        if fd.kind == Kind::TimerFd {
             // What went off since it was last read is counted only when somebody asks.
-            timerfd_gettime(self.copy_of(pid, number)?)?;
+            timerfd_gettime(self.copy_of(pid, fd)?)?;
+            info = infos.info(fd.number)?;
         }
-        let info = table.info(number)?;
-        let is_pipe = match known {
-            // A number that was reused is found out later: the template has a pipe of which nothing was read.
-            Kind::Pipe | Kind::NamedPipe => OpenFd::read(&FdDirectory::links(pid)?, number)?.inode == info.inode,
-            _ => false,
-        };
+        // Of a number that was used again meanwhile nothing is read.
+        let is_pipe = matches!(fd.kind, Kind::Pipe | Kind::NamedPipe) && fd.inode == info.inode;
         if is_pipe && info.flags & O_ACCMODE != O_WRONLY && !self.pipes.contains_key(&info.inode) {
-            let copy = self.copy_of(pid, number)?;
+            let copy = self.copy_of(pid, fd)?;
             self.pipes.insert(info.inode, read_pipe(&copy)?);
         }
-        if known == Kind::Socket && !self.sockets.contains_key(&info.inode) {
-            let copy = self.copy_of(pid, number)?;
+        if fd.kind == Kind::Socket && !self.sockets.contains_key(&info.inode) {
+            let copy = self.copy_of(pid, fd)?;
             self.sockets.insert(info.inode, sockets::read(&copy, info.inode, diagnosis)?);
         }
-        if known == Kind::Inotify {
-            let unread = rustix::io::ioctl_fionread(self.copy_of(pid, number)?)?;
-            self.unread.insert(number, unread);
+        if fd.kind == Kind::Inotify {
+            let unread = rustix::io::ioctl_fionread(self.copy_of(pid, fd)?)?;
+            self.unread.insert(fd.number, unread);
         }
-        if matches!(known, Kind::Terminal | Kind::TerminalMaster) {
-            let copy = self.copy_of(pid, number)?;
-            self.terminals.insert(number, terminal::read(&copy, &known)?);
+        if matches!(fd.kind, Kind::Terminal | Kind::TerminalMaster) {
+            let copy = self.copy_of(pid, fd)?;
+            self.terminals.insert(fd.number, terminal::read(&copy, &fd.kind)?);
         }
         if info.flags & O_ASYNC != 0 {
-            let owner = farfork_sys::owner::of_file(self.copy_of(pid, number)?.as_fd())?;
-            self.owners.insert(number, owner);
+            let owner = farfork_sys::owner::of_file(self.copy_of(pid, fd)?.as_fd())?;
+            self.owners.insert(fd.number, owner);
         }
-        self.infos.insert(number, info);
-        Ok(())
+        self.infos.insert(fd.number, info.clone());
+        Ok(info)
     }
 
     /// The ends of pseudo-terminals that a process has.
@@ -134,12 +146,12 @@ impl Contents {
     }
 
     /// A copy of a descriptor of the process.
-    fn copy_of(&mut self, pid: i32, number: u32) -> io::Result<OwnedFd> {
+    fn copy_of(&mut self, pid: i32, fd: &OpenFd) -> io::Result<OwnedFd> {
         if self.process.is_none() {
             self.process = Some(pidfd::open(pid)?);
         }
         let process = self.process.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        pidfd::get_fd(process, number)
+        fd.copy_of(process)
     }
 }
 
@@ -150,6 +162,9 @@ pub(super) const O_ASYNC: u32 = 0o20_000;
 /// open file: one of ours would tell those who watch the pipe (O_ASYNC) when it is closed.
 fn read_pipe(source: &OwnedFd) -> io::Result<PipeState> {
     let capacity = fcntl_getpipe_size(source)?;
+    if rustix::io::ioctl_fionread(source)? == 0 {
+        return Ok(PipeState { capacity: capacity as u32, ..PipeState::default() });
+    }
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     if fcntl_getpipe_size(&writer)? < capacity {
         fcntl_setpipe_size(&writer, capacity)?;
@@ -204,21 +219,28 @@ mod tests {
         let mut sleeper =
             Command::new("sleep").arg("60").stdin(Stdio::from(input)).stdout(Stdio::null()).spawn().unwrap();
         let pid = sleeper.id().cast_signed();
+        // It opens and closes libraries until it sleeps.
+        rustix::process::kill_process(rustix::process::Pid::from_child(&sleeper), rustix::process::Signal::STOP)
+            .unwrap();
+        while farfork_sys::process::Stat::read(pid).unwrap().state != 'T' {
+            std::thread::yield_now();
+        }
         let links = FdDirectory::links(pid).unwrap();
         let now = OpenFd::read(&links, 0).unwrap();
         let outcome_if_it_was = |kind: Kind| {
             let link = format!("{kind:?}").into_bytes();
             let before = [OpenFd { link, kind, inode: now.inode + 1, ..now.clone() }];
             let refusals = super::super::refusals((pid, Root::of(pid).unwrap()), &before);
-            (Contents::read(pid, &before, None).map(|_| ()), refusals)
+            (Contents::read(pid, (&before, &ProgramSockets::default()), None), refusals)
         };
-        let read_as_a_pipe = Contents::read(pid, std::slice::from_ref(&now), None);
-        let outcomes = [Kind::Socket, Kind::TimerFd, Kind::TerminalMaster].map(outcome_if_it_was);
+        let outcomes = [Kind::Pipe, Kind::Socket, Kind::TimerFd, Kind::TerminalMaster].map(outcome_if_it_was);
+        let known = Contents::read(pid, (std::slice::from_ref(&now), &ProgramSockets::default()), None);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();
-        read_as_a_pipe.unwrap();
-        for (read, refusals) in outcomes {
-            assert!(matches!(read, Err(CaptureError::Unstable { .. })), "{read:?}");
+        for (read, refusals) in outcomes.into_iter().chain([(known, Ok(Vec::new()))]) {
+            let mut contents = read.unwrap();
+            assert_eq!(contents.pipes.keys().copied().collect::<Vec<_>>(), [now.inode]);
+            assert_eq!(contents.take_table().0[0], now);
             assert!(refusals.as_ref().is_ok_and(Vec::is_empty), "{refusals:?}");
         }
     }

@@ -66,7 +66,8 @@ impl Contents {
                 let fd = OpenFd::read(&links, number)?;
                 // A terminal is only carried where it is a standard stream: its state is not looked at.
                 if !matches!(fd.kind, Kind::Terminal | Kind::TerminalMaster) {
-                    contents.read_one(own, (&infos, number), Some(&fd), diagnosis)?;
+                    let info = infos.info(number)?;
+                    contents.read_one(own, &infos, (&fd, info), diagnosis)?;
                 }
                 contents.flights.fds.insert(number, fd);
             }

@@ -85,7 +85,7 @@ pub(super) fn refusals((pid, root): (i32, Root), fds: &[OpenFd]) -> Result<Vec<R
     let process = pidfd::open(pid).map_err(CaptureError::read(pid, "the terminals"))?;
     for fd in ends(fds).filter(|fd| fd.kind == Kind::TerminalMaster) {
         // One that was closed meanwhile is left out.
-        let Some(copy) = fd.copy_of(&process) else { continue };
+        let Ok(copy) = fd.copy_of(&process) else { continue };
         let told = terminal::master(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
         refusals.extend(refuse_master((pid, root), fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
     }
@@ -113,7 +113,7 @@ pub(in crate::capture) fn unpaired<'a>(
         };
         for fd in ends(fds) {
             // One that was closed meanwhile is left out.
-            let Some(copy) = fd.copy_of(&process) else { continue };
+            let Ok(copy) = fd.copy_of(&process) else { continue };
             let end = read(&copy, &fd.kind).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
             found.push((pid, fd.number, end));
         }

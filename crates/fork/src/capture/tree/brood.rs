@@ -32,6 +32,8 @@ pub(super) enum Found {
     Dead(i32, u32, Stat),
     /// It is about to be dead.
     Dying,
+    /// One that was not looked at.
+    Known(i32),
 }
 
 impl Brood {
@@ -42,18 +44,32 @@ impl Brood {
 
     /// The children of a process, as far as they are known.
     pub(super) fn read(&self) -> Result<Vec<Found>, CaptureError> {
+        self.read_but(|_| false)
+    }
+
+    /// The same without a look at those who are known.
+    fn read_but(&self, is_known: impl Fn(i32) -> bool) -> Result<Vec<Found>, CaptureError> {
         let mut found = Vec::new();
         for (tid, list) in &self.lists {
             let ids = ids(list).map_err(CaptureError::read(*tid, "the children"));
             for id in ids? {
-                found.extend(look(id).map_err(CaptureError::read(id, "stat"))?);
+                if is_known(id) {
+                    found.push(Found::Known(id));
+                } else {
+                    found.extend(look(id).map_err(CaptureError::read(id, "stat"))?);
+                }
             }
         }
         Ok(found)
     }
 
-    /// All children of a process whose threads, these, stand.
-    pub(super) fn read_all(&mut self, pid: i32, tids: &[i32]) -> Result<Vec<Found>, CaptureError> {
+    /// All children of a process whose threads, these, stand. Those who are known need no look.
+    pub(super) fn read_all(
+        &mut self,
+        pid: i32,
+        tids: &[i32],
+        is_known: impl Fn(i32) -> bool,
+    ) -> Result<Vec<Found>, CaptureError> {
         self.lists.retain(|(tid, _)| tids.contains(tid));
         for tid in tids {
             if !self.lists.iter().any(|(known, _)| known == tid) {
@@ -61,7 +77,7 @@ impl Brood {
                 self.lists.push((*tid, opened));
             }
         }
-        self.read()
+        self.read_but(is_known)
     }
 }
 

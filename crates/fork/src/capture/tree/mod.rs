@@ -114,12 +114,17 @@ impl Relative {
     /// Notes how it stands, now that it and its parent do.
     fn note_standing(&mut self, parent: i32) -> Result<(), CaptureError> {
         let pid = self.pid();
-        // Nobody comes to share what it did not when it was looked at.
-        if self.common != Common::of(pid, parent)? {
+        // What it had in common was with the parent that it had when it was looked at.
+        let is_parent_still = self.stat.parent == parent;
+        let common = if is_parent_still { self.common.still(pid, parent)? } else { Common::of(pid, parent)? };
+        if self.common != common {
             let what = "what it shared with its parent was made its own".to_owned();
             return Err(CaptureError::Unstable { pid, what });
         }
         self.stat = Stat::read(pid).map_err(CaptureError::read(pid, "stat"))?;
+        if self.stat.start_ticks != self.prepared.survey.stat.start_ticks {
+            return Err(CaptureError::Unstable { pid, what: "the process of its number".to_owned() });
+        }
         self.is_stopped = ptrace::is_stopped_by_signal(pid).map_err(CaptureError::trace("look at the stop of", pid))?;
         Ok(())
     }
@@ -214,7 +219,8 @@ impl Family {
                         Err(error) => return Err(error),
                     }
                 }
-                let all_lived = self.list_children(index, &standing[index], options, (&mut surveyed, prepare))?;
+                let known = (&mut surveyed, &*told);
+                let all_lived = self.list_children(index, &standing[index], options, (known, prepare))?;
                 orphans_possible |= !all_lived;
                 index += 1;
             }
@@ -229,11 +235,17 @@ impl Family {
         index: usize,
         tids: &[i32],
         options: &CaptureOptions,
-        (surveyed, prepare): (&mut BTreeMap<i32, Relative>, &impl Prepare),
+        ((surveyed, told), prepare): ((&mut BTreeMap<i32, Relative>, &Told), &impl Prepare),
     ) -> Result<bool, CaptureError> {
         let (pid, mut all_lived) = (self.relatives[index].pid(), true);
-        for found in self.relatives[index].brood.read_all(pid, tids)? {
+        // Who was told to stop is nobody's template, and whether it has ended since is heard when it is waited for.
+        let is_known = |child: i32| surveyed.contains_key(&child) && told.knows(child);
+        for found in self.relatives[index].brood.read_all(pid, tids, is_known)? {
             match found {
+                Found::Known(child) => {
+                    let known = surveyed.remove(&child);
+                    self.relatives.extend(known.map(|known| Relative { parent: index, ..known }));
+                }
                 Found::Dead(pid, inner_id, stat) => {
                     if !self.dead.iter().any(|known| known.pid == pid) {
                         self.dead.push(Dead { pid, parent: index, inner_id, stat });
@@ -327,8 +339,12 @@ impl Family {
         if !refusals.is_empty() {
             return Err(CaptureError::refused(self.relatives[0].pid(), refusals));
         }
-        let common = Common::of(pid, self.relatives[parent].pid())?;
-        if common.memory && waits_in_vfork(self.relatives[parent].pid()) {
+        let parent_pid = self.relatives[parent].pid();
+        let common = Common::of(pid, parent_pid)?;
+        if prepared.survey.stat.parent != parent_pid {
+            return Err(CaptureError::Unstable { pid, what: "its parent".to_owned() });
+        }
+        if common.memory && waits_in_vfork(parent_pid) {
             let what = "its parent waits for it in vfork(2)".to_owned();
             return Err(CaptureError::Unstable { pid, what });
         }

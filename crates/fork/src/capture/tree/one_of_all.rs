@@ -52,8 +52,18 @@ pub(super) struct Common {
 
 impl Common {
     pub(super) fn of(pid: i32, parent: i32) -> Result<Self, CaptureError> {
-        let has = |common| share(pid, parent, common);
-        Ok(Self { directory: has(DIRECTORY)?, files: has(FILES)?, memory: has(MEMORY)?, handlers: has(HANDLERS)? })
+        Self { directory: true, files: true, memory: true, handlers: true }.still(pid, parent)
+    }
+
+    /// What of it they have in common still. Nobody comes to share what it did not.
+    pub(super) fn still(self, pid: i32, parent: i32) -> Result<Self, CaptureError> {
+        let has = |was_shared: bool, common| Ok::<_, CaptureError>(was_shared && share(pid, parent, common)?);
+        Ok(Self {
+            directory: has(self.directory, DIRECTORY)?,
+            files: has(self.files, FILES)?,
+            memory: has(self.memory, MEMORY)?,
+            handlers: has(self.handlers, HANDLERS)?,
+        })
     }
 }
 
