@@ -11,7 +11,6 @@ use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::descriptor::{Extent, ExtentId, ExtentSource, Process};
 use farfork_wire::{Descriptor, PAGE_SIZE};
 
-use super::message::decode;
 use super::{Pages, Remembered, Report, SET_PAGES_MAX};
 
 /// Most processes whose habits are kept, and most pages of all their sets: the oldest go first.
@@ -46,7 +45,7 @@ impl Habits {
     fn put(&mut self, process: ProcessIdentity, seed: &Arc<SeedKey>, layout: Layout, set: &Arc<Remembered>) {
         let before = self.0.iter().position(|known| known.process == process).and_then(|place| self.0.remove(place));
         if let Some(known) = before.filter(|known| known.layout.program == layout.program) {
-            set.begin_with(layout.translated(&known.layout, &decode(&known.set.bytes())));
+            set.begin_with(known.set.parts().map(|part| layout.translated(&known.layout, &part)));
         }
         self.0.push_back(Arc::new(Habit { process, seed: seed.clone(), layout, set: set.clone() }));
         let mut pages: u64 = self.0.iter().map(|known| known.set.pages()).sum();
@@ -161,6 +160,7 @@ impl Program {
 mod tests {
     use farfork_wire::Token;
 
+    use super::super::message::decode;
     use super::*;
 
     const LOADED_AT: u64 = 0x40_0000;

@@ -9,9 +9,8 @@ use std::thread;
 
 use farfork_wire::descriptor::ExtentId;
 
-use super::Pages;
-use super::message::{Report, decode, encode};
-use super::set::WorkingSet;
+use super::message::{Report, decode};
+use super::set::{Encoded, Parts, WorkingSet};
 
 /// Most reports that wait to be learnt. What comes beyond is refused: the next child's report says the same.
 const REPORTS_MAX: usize = 64;
@@ -20,8 +19,8 @@ const REPORTS_MAX: usize = 64;
 #[derive(Debug, Default)]
 pub struct Remembered {
     set: Mutex<WorkingSet>,
-    /// As children read it, and how many pages it has.
-    served: RwLock<(Arc<Vec<u8>>, u64)>,
+    /// As children read it.
+    served: RwLock<Encoded>,
 }
 
 impl Remembered {
@@ -45,28 +44,37 @@ impl Remembered {
 
     /// Begins with what is known of another seed of the same process. Children read that at once; it is sorted in when the first
     /// report comes.
-    pub(super) fn begin_with(&self, known: Vec<Pages>) {
-        let now = (Arc::new(encode(&known)), known.iter().map(|pages| u64::from(pages.count)).sum());
+    pub(super) fn begin_with(&self, known: Parts) {
+        let now = Encoded::of(known.clone());
         self.set.lock().unwrap_or_else(PoisonError::into_inner).begin_with(known);
         *self.served.write().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     fn serve(&self, set: &mut WorkingSet) -> bool {
-        let now = (set.encoded(), set.pages());
+        let now = set.encoded();
         let mut served = self.served.write().unwrap_or_else(PoisonError::into_inner);
         let is_another = *served != now;
         *served = now;
         is_another
     }
 
+    fn served(&self) -> Encoded {
+        self.served.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// How many pages it has.
     pub fn pages(&self) -> u64 {
-        self.served.read().unwrap_or_else(PoisonError::into_inner).1
+        self.served().pages
     }
 
     /// As children read it.
     pub fn bytes(&self) -> Arc<Vec<u8>> {
-        self.served.read().unwrap_or_else(PoisonError::into_inner).0.clone()
+        self.served().bytes
+    }
+
+    /// The pages that were touched, and those that only came along, in order.
+    pub(super) fn parts(&self) -> Parts {
+        self.served().parts()
     }
 
     /// Fills `into` with what children read from `offset` on: its pages in order, those marked that are on trial; and

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use farfork_wire::descriptor::ExtentId;
 
-use super::message::encode;
+use super::message::{decode, encode};
 use super::{Pages, Report, SET_PAGES_MAX, TRIAL_PART};
 
 /// A page on trial that so many children in a row did not touch leaves the set: one may have ended early.
@@ -42,23 +42,43 @@ pub(super) struct WorkingSet {
     places: HashMap<PageId, usize>,
     children_ended: u64,
     /// Of another seed, and not sorted in yet.
-    known_before: Vec<Pages>,
+    known_before: Parts,
     /// As children read it; made when one does.
-    encoded: Option<Arc<Vec<u8>>>,
+    encoded: Option<Encoded>,
+}
+
+/// Pages that children were seen to touch, and those that only came along.
+pub(super) type Parts = [Vec<Pages>; 2];
+
+/// A set as children read it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Encoded {
+    pub(super) bytes: Arc<Vec<u8>>,
+    /// How many pages it has.
+    pub(super) pages: u64,
+    /// How many of its runs, the first ones, are of pages that children were seen to touch.
+    touched_runs: usize,
+}
+
+impl Encoded {
+    pub(super) fn of([mut touched, came_along]: Parts) -> Self {
+        let touched_runs = touched.len();
+        touched.extend(came_along);
+        let pages = touched.iter().map(|run| u64::from(run.count)).sum();
+        Self { bytes: Arc::new(encode(&touched)), pages, touched_runs }
+    }
+
+    pub(super) fn parts(&self) -> Parts {
+        let mut touched = decode(&self.bytes);
+        let came_along = touched.split_off(self.touched_runs.min(touched.len()));
+        [touched, came_along]
+    }
 }
 
 impl WorkingSet {
-    /// How many pages it has.
-    pub(super) fn pages(&self) -> u64 {
-        self.entries.len() as u64
-    }
-
     /// Takes what was seen of a child, as far as the seed `has` the pages.
     pub(super) fn learn(&mut self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) {
-        if !self.known_before.is_empty() {
-            let known = std::mem::take(&mut self.known_before);
-            self.recall(&known, &has);
-        }
+        self.sort_in_known(&has);
         let pages =
             Pages::each(&report.pages).take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
         let new = self.note_touches(pages.collect(), report.behind);
@@ -71,8 +91,22 @@ impl WorkingSet {
     }
 
     /// Takes the pages of a set of another seed; they are sorted in when the first report comes.
-    pub(super) fn begin_with(&mut self, known: Vec<Pages>) {
+    pub(super) fn begin_with(&mut self, known: Parts) {
         self.known_before = known;
+    }
+
+    fn sort_in_known(&mut self, has: impl Fn(ExtentId, u64) -> bool) {
+        let known = std::mem::take(&mut self.known_before);
+        if known.iter().all(Vec::is_empty) {
+            return;
+        }
+        let each = known
+            .iter()
+            .zip([true, false])
+            .flat_map(|(part, is_sure)| Pages::each(part).map(move |(extent, page, _)| (extent, page, is_sure)));
+        let pages = each.take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
+        let new = self.note_touches(pages.collect(), None);
+        self.rebuild(new);
     }
 
     /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that were on trial then are
@@ -84,15 +118,16 @@ impl WorkingSet {
         self.encoded = None;
     }
 
-    /// As children read it: its pages in order, those marked that are on trial.
-    pub(super) fn encoded(&mut self) -> Arc<Vec<u8>> {
+    /// As children read it: the pages that were touched, in order, then those that only came along, which else stand between them and
+    /// come before who is touched next; those marked that are on trial.
+    pub(super) fn encoded(&mut self) -> Encoded {
         if self.encoded.is_none() {
             let on_trial = self.on_trial();
-            let mut set = Vec::new();
-            for (place, Entry { page: (extent, page), .. }) in self.entries.iter().enumerate() {
-                Pages::push(&mut set, *extent, *page, on_trial.contains(&place));
+            let mut parts = Parts::default();
+            for (place, Entry { page: (extent, page), is_sure, .. }) in self.entries.iter().enumerate() {
+                Pages::push(&mut parts[usize::from(!is_sure)], *extent, *page, on_trial.contains(&place));
             }
-            self.encoded = Some(Arc::new(encode(&set)));
+            self.encoded = Some(Encoded::of(parts));
         }
         self.encoded.clone().unwrap_or_default()
     }
