@@ -227,11 +227,10 @@ impl State {
 
     /// Gives up kinds that were not asked for since, but for the usual one, and what was left to others; tells when the next is to go.
     fn give_up_unused(&mut self, now: Instant) -> Option<Instant> {
-        let next = self.estates.give_up(now, |_| false, &mut self.stale);
+        let mut next = self.estates.give_up(now, |_| false, &mut self.stale);
         let is_kept = |shelf: &Shelf| shelf.size > 0 || !shelf.ready.is_empty();
         let others =
             self.shelves.iter_mut().filter(|(kind, shelf)| **kind != ContainerSpec::default() && is_kept(shelf));
-        let mut next = next;
         for (_, shelf) in others {
             let goes = shelf.used.map_or(now, |used| used + UNUSED_LIMIT);
             if goes <= now {

@@ -97,7 +97,7 @@ impl PageMap {
     pub(super) fn follow(&mut self, message: &Message) -> Vec<Segment> {
         match *message {
             Message::Remap { from, to, bytes } => self.remap(from, to, bytes),
-            Message::Remove { start, end } | Message::Unmap { start, end } => self.remove(start, end),
+            Message::Remove { start, end } | Message::Unmap { start, end } => self.take(start, end),
             Message::Fault { .. } | Message::Fork { .. } => Vec::new(),
         }
     }
@@ -110,15 +110,10 @@ impl PageMap {
         lost.iter().for_each(|segment| self.insert(*segment));
     }
 
-    /// Forgets a range, unmapped or discarded; gives what was in it.
-    pub(super) fn remove(&mut self, start: u64, end: u64) -> Vec<Segment> {
-        self.take(start, end)
-    }
-
     /// Moves a range, as mremap(2) does; gives what was at its new place, which is gone.
-    pub(super) fn remap(&mut self, from: u64, to: u64, bytes: u64) -> Vec<Segment> {
+    fn remap(&mut self, from: u64, to: u64, bytes: u64) -> Vec<Segment> {
         let moved = self.take(from, from + bytes);
-        let lost = self.remove(to, to + bytes);
+        let lost = self.take(to, to + bytes);
         for segment in moved {
             let (start, end) = (segment.start - from + to, segment.end - from + to);
             self.insert(Segment { start, end, ..segment });
@@ -246,7 +241,7 @@ mod tests {
         assert_eq!(map.place_of(ExtentId(4), 1), Some((0x2000, 1)));
         assert_eq!(map.place_of(ExtentId(4), 2), None);
         assert_eq!(map.place_of(ExtentId(3), 0), None);
-        map.remove(0x2000, 0x3000);
+        map.follow(&Message::Unmap { start: 0x2000, end: 0x3000 });
         assert_eq!(map.place_of(ExtentId(4), 1), None);
         assert_eq!(map.next_start(0), Some(0x1000));
     }

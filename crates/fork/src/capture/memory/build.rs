@@ -162,11 +162,10 @@ impl Builder<'_> {
         let Ok(path) = str::from_utf8(&entry.path) else {
             return Err(self.refuse(entry, "the path of its file is not UTF-8"));
         };
-        let path = path.to_owned();
         let identity = identify_regular(&self.link(entry));
         let identity = identity.map_err(|source| self.refuse(entry, &about(entry, &source)))?;
         let (index, bytes) = (self.memory.files.len() as u32, identity.bytes);
-        self.memory.files.push(MappedFile { path, identity });
+        self.memory.files.push(MappedFile { path: path.to_owned(), identity });
         self.file_indices.insert(key, index);
         Ok((index, bytes))
     }

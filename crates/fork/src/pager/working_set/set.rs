@@ -79,9 +79,7 @@ impl WorkingSet {
     /// Takes what was seen of a child, as far as the seed `has` the pages.
     pub(super) fn learn(&mut self, report: &Report, has: impl Fn(ExtentId, u64) -> bool) {
         self.sort_in_known(&has);
-        let pages =
-            Pages::each(&report.pages).take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
-        let new = self.note_touches(pages.collect(), report.behind);
+        let new = self.note_touches(Pages::each(&report.pages), report.behind, has);
         let is_changed = self.note_doubts(report) || !new.is_empty();
         if is_changed {
             self.rebuild(new);
@@ -104,16 +102,15 @@ impl WorkingSet {
             .iter()
             .zip([true, false])
             .flat_map(|(part, is_sure)| Pages::each(part).map(move |(extent, page, _)| (extent, page, is_sure)));
-        let pages = each.take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
-        let new = self.note_touches(pages.collect(), None);
+        let new = self.note_touches(each, None, has);
         self.rebuild(new);
     }
 
     /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that were on trial then are
     /// the ones of which least was known.
     pub(super) fn recall(&mut self, kept: &[Pages], has: impl Fn(ExtentId, u64) -> bool) {
-        let pages = Pages::each(kept).take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page));
-        let new = self.note_touches(pages.map(|(extent, page, on_trial)| (extent, page, !on_trial)).collect(), None);
+        let each = Pages::each(kept).map(|(extent, page, on_trial)| (extent, page, !on_trial));
+        let new = self.note_touches(each, None, has);
         self.rebuild(new);
         self.encoded = None;
     }
@@ -132,16 +129,20 @@ impl WorkingSet {
         self.encoded.clone().unwrap_or_default()
     }
 
-    /// Notes pages that are in the set already. Gives the others, by the place in the set behind which they belong.
+    /// Notes pages that are in the set already, as far as the seed `has` them, and no more than a set may have. Gives the others, by
+    /// the place in the set behind which they belong.
     fn note_touches(
         &mut self,
-        pages: Vec<(ExtentId, u64, bool)>,
+        pages: impl Iterator<Item = (ExtentId, u64, bool)>,
         behind: Option<PageId>,
+        has: impl Fn(ExtentId, u64) -> bool,
     ) -> BTreeMap<usize, Vec<Entry>> {
         let mut new: BTreeMap<usize, Vec<Entry>> = BTreeMap::new();
         let mut known: HashMap<PageId, (usize, usize)> = HashMap::new();
         let mut place = behind.and_then(|page| self.places.get(&page)).map_or(0, |place| place + 1);
-        for (extent, page, is_sure) in pages {
+        for (extent, page, is_sure) in
+            pages.take(SET_PAGES_MAX as usize).filter(|(extent, page, _)| has(*extent, *page))
+        {
             let page = (extent, page);
             match self.places.get(&page) {
                 Some(found) => {
