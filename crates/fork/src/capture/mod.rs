@@ -64,6 +64,7 @@ mod tree;
 mod turn;
 mod twin;
 mod unforked;
+mod vfork;
 
 use std::fmt;
 use std::fs::File;

@@ -3,15 +3,14 @@
 //! A thread is seized, then interrupted; the list of threads is read again until it holds no new one while all known
 //! ones stand. What has not stopped cannot be let go either: that takes the end of the tracing thread.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farfork_sys::process::{self, Status};
 use farfork_sys::ptrace::{self, EVENT_STOP, Report};
 
 use super::deadline::{Deadline, Silence};
 use super::error::{CaptureError, Refusal};
-use super::freezer;
+use super::{freezer, vfork};
 
 /// How long threads may take to stop that are let go at once.
 const LET_GO_LIMIT: Duration = Duration::from_millis(100);
@@ -223,7 +222,7 @@ fn not_stopped(pid: i32, tid: i32, deadline: &Deadline) -> CaptureError {
     let state = Status::read(tid).map_or_else(|_| "?".to_owned(), |status| status.state);
     let state = if let Some(group) = freezer::frozen_by(pid) {
         format!("it is frozen by the control group {}; thaw that first", group.display())
-    } else if is_in_vfork(tid) {
+    } else if vfork::holds(tid) {
         "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has".to_owned()
     } else if state == "D" {
         let place = std::fs::read_to_string(format!("/proc/{tid}/wchan")).unwrap_or_default();
@@ -234,45 +233,4 @@ fn not_stopped(pid: i32, tid: i32, deadline: &Deadline) -> CaptureError {
         format!("it is in state {state}; is the machine overloaded? try again")
     };
     CaptureError::NotStopped { pid, tid, waited: deadline.limit(), state }
-}
-
-/// How long a thread may sleep in vfork(2): mostly it is a moment, and it cannot be stopped there.
-const VFORK_LIMIT: Duration = Duration::from_millis(50);
-/// Between two looks at it.
-const VFORK_INTERVAL: Duration = Duration::from_micros(200);
-
-/// Whether a thread sleeps in one and the same vfork(2) for longer than is to be waited for.
-pub(super) fn stays_in_vfork(tid: i32) -> bool {
-    // It sleeps once in each.
-    let sleeps = || Status::read(tid).map(|status| status.voluntary_switches).ok();
-    let (before, deadline) = (sleeps(), Instant::now() + VFORK_LIMIT);
-    while is_in_vfork(tid) && sleeps() == before {
-        if Instant::now() >= deadline {
-            return true;
-        }
-        thread::sleep(VFORK_INTERVAL);
-    }
-    false
-}
-
-/// Whether a thread sleeps in vfork(2), or in clone(2) with CLONE_VFORK, as posix_spawn(3) does.
-pub(super) fn is_in_vfork(tid: i32) -> bool {
-    const CLONE: u64 = 56;
-    const VFORK: u64 = 58;
-    const CLONE3: u64 = 435;
-    const CLONE_VFORK: u64 = 0x4000;
-    let Ok(text) = std::fs::read_to_string(format!("/proc/{tid}/syscall")) else { return false };
-    let mut words = text.split_ascii_whitespace();
-    let number = words.next().and_then(|word| word.parse::<u64>().ok());
-    let first = words.next().and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
-    match (number, first) {
-        (Some(VFORK), _) => true,
-        (Some(CLONE), Some(flags)) => flags & CLONE_VFORK != 0,
-        (Some(CLONE3), Some(arguments)) => {
-            let mut flags = [0; 8];
-            let read = farfork_sys::memory::read_process(tid, arguments, &mut flags);
-            read.is_ok() && u64::from_ne_bytes(flags) & CLONE_VFORK != 0
-        }
-        _ => false,
-    }
 }

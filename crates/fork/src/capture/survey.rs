@@ -15,9 +15,9 @@ use super::memory::FileSystems;
 use super::program::Program;
 use super::root::Root;
 use super::state::link;
-use super::stop::{stays_in_vfork, traced};
+use super::stop::traced;
 use super::timers;
-use super::{apart, filters, freezer, inject, memory};
+use super::{apart, filters, freezer, inject, memory, vfork};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -224,7 +224,7 @@ impl Survey {
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));
             }
             // Who waits in vfork(2) waits as for a disk.
-            if profile.status.state == "D" && stays_in_vfork(*tid) {
+            if profile.status.state == "D" && vfork::keeps(*tid) {
                 let reason =
                     "it waits in vfork(2) for a child that has not yet called exec or exit; try again when that has";
                 self.refusals.push(Refusal::new(format!("pid {pid}, thread {tid}"), reason));

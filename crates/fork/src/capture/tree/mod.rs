@@ -30,6 +30,7 @@ use super::pause::Prepared;
 use super::program::Program;
 use super::stop::{self, Told};
 use super::turn::Turn;
+use super::vfork;
 use brood::{Brood, Found};
 use one_of_all::Common;
 
@@ -360,7 +361,7 @@ impl Family {
 
 /// Whether a process has a child for a moment that it will have no more when it stands.
 fn waits_in_vfork(pid: i32) -> bool {
-    process::threads(pid).unwrap_or_default().into_iter().any(stop::is_in_vfork)
+    process::threads(pid).unwrap_or_default().into_iter().any(vfork::holds)
 }
 
 /// Whether an error is about a process that has ended meanwhile, or is about to.

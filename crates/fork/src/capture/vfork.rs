@@ -1,0 +1,50 @@
+//! Threads in vfork(2): they sleep in the kernel, where they cannot be stopped, until a child that has their memory begins another
+//! program or ends.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farfork_sys::memory;
+use farfork_sys::process::Status;
+
+/// How long a thread may sleep in vfork(2): mostly it is a moment, and it cannot be stopped there.
+const LIMIT: Duration = Duration::from_millis(50);
+/// Between two looks at it.
+const INTERVAL: Duration = Duration::from_micros(200);
+
+/// Whether a thread sleeps in one and the same vfork(2) for longer than is to be waited for.
+pub(super) fn keeps(tid: i32) -> bool {
+    // It sleeps once in each.
+    let sleeps = || Status::read(tid).map(|status| status.voluntary_switches).ok();
+    let (before, deadline) = (sleeps(), Instant::now() + LIMIT);
+    while holds(tid) && sleeps() == before {
+        if Instant::now() >= deadline {
+            return true;
+        }
+        thread::sleep(INTERVAL);
+    }
+    false
+}
+
+/// Whether a thread sleeps in vfork(2), or in clone(2) with CLONE_VFORK, as posix_spawn(3) does.
+pub(super) fn holds(tid: i32) -> bool {
+    const CLONE: u64 = 56;
+    const VFORK: u64 = 58;
+    const CLONE3: u64 = 435;
+    const CLONE_VFORK: u64 = 0x4000;
+    let Ok(text) = fs::read_to_string(format!("/proc/{tid}/syscall")) else { return false };
+    let mut words = text.split_ascii_whitespace();
+    let number = words.next().and_then(|word| word.parse::<u64>().ok());
+    let first = words.next().and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
+    match (number, first) {
+        (Some(VFORK), _) => true,
+        (Some(CLONE), Some(flags)) => flags & CLONE_VFORK != 0,
+        (Some(CLONE3), Some(arguments)) => {
+            let mut flags = [0; 8];
+            let read = memory::read_process(tid, arguments, &mut flags);
+            read.is_ok() && u64::from_ne_bytes(flags) & CLONE_VFORK != 0
+        }
+        _ => false,
+    }
+}
