@@ -21,6 +21,16 @@ fn a_parent_in_vfork_is_refused() {
     }
 }
 
+/// Who stays in vfork(2) for a child that goes on is not refused, however long that takes on a busy machine.
+#[test]
+fn a_parent_whose_child_in_vfork_goes_on_is_waited_for() {
+    let parent = Parent::start("stubborn", &["vfork_busily"]);
+    for _ in 0..3 {
+        parent.wait_state('D');
+        drop(parent.capture().unwrap());
+    }
+}
+
 #[test]
 fn a_parent_without_its_main_thread_is_refused() {
     let parent = Parent::start("stubborn", &["no_leader"]);

@@ -1,11 +1,20 @@
 // A parent that cannot be stopped, or is about to end, as its argument says.
 #include "parent.h"
 
+#include <time.h>
+
 static void *after_main(void *unused) {
     sleep(1);
     ready();
     sleep(60);
     return unused;
+}
+
+static void run_for_ms(long ms) {
+    struct timespec begun, now;
+    CHECK(clock_gettime(CLOCK_MONOTONIC, &begun));
+    do CHECK(clock_gettime(CLOCK_MONOTONIC, &now));
+    while ((now.tv_sec - begun.tv_sec) * 1000 + (now.tv_nsec - begun.tv_nsec) / 1000000 < ms);
 }
 
 int main(int count, char **words) {
@@ -17,6 +26,16 @@ int main(int count, char **words) {
         if (!vfork()) {
             sleep(60);
             _exit(0);
+        }
+    }
+    if (!strcmp(how, "vfork_busily")) {
+        ready();
+        for (;;) {
+            if (!CHECK(vfork())) {
+                run_for_ms(300);
+                _exit(0);
+            }
+            CHECK(wait(NULL));
         }
     }
     if (!strcmp(how, "no_leader")) {
