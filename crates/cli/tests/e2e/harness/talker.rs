@@ -7,6 +7,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use super::deadline;
 
 /// A running program; it is killed with its process group, which is its own, when this is dropped.
@@ -48,6 +50,11 @@ impl Talker {
     pub(crate) fn tell(&mut self, words: &str) -> Result<(), String> {
         let mut input = self.input.take().ok_or("it was told already")?;
         input.write_all(words.as_bytes()).map_err(|error| error.to_string())
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.process), signal).expect("our own child");
     }
 
     /// Kills it, and waits until it is gone.

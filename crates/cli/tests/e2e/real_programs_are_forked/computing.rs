@@ -1,14 +1,20 @@
 //! Programs that compute: each says `half` on its way and a result at its end, which children must say as well, and the
-//! parent, and one that was never forked.
+//! parent, and one that was never forked. Those that are prepared while they run compute it again and again, until they are told: so
+//! none has ended before, however long the machine takes for a prepare.
 
 use std::process::Command;
 use std::time::Duration;
+
+use rustix::process::Signal;
 
 use crate::harness::seed::waits_of;
 use crate::harness::{Cluster, Program, Seed, Started, Talker, scratch};
 
 /// From one line of a program to the next, on a busy machine.
 const LINE_LIMIT: Duration = Duration::from_secs(60);
+
+/// Says that it was enough.
+const ENOUGH: Signal = Signal::USR2;
 
 pub(super) fn numpy(cluster: &Cluster) {
     on_its_way(cluster, || without_threads_of_blas("matrices.py"));
@@ -36,6 +42,8 @@ pub(super) fn node_again(cluster: &Cluster) {
     let mut children = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "cow"]);
     let second = Seed::of_process(cluster.node(1), &children[0].pid.to_string(), &[]);
     children.extend(second.fork_idle(2, &["--to", &cluster.names(&[1, 2])]));
+    tell_children(cluster, &children);
+    parent.signal(ENOUGH);
     let expected = result(&parent);
     require_results(cluster, &children, &expected);
 }
@@ -57,7 +65,10 @@ fn on_its_way(cluster: &Cluster, command: impl Fn() -> Command) {
     let parent = start(&mut command());
     let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
+    tell_children(cluster, &children);
+    parent.signal(ENOUGH);
     let never_forked = start(&mut command());
+    never_forked.signal(ENOUGH);
     let expected = result(&never_forked);
     require_results(cluster, &children, &expected);
     drop(seed);
@@ -93,6 +104,11 @@ pub(super) fn sqlite(cluster: &Cluster) {
     require_results(cluster, &children, &expected);
     parent.tell("on\n").expect("it reads");
     assert_eq!(result(&parent), expected, "the parent");
+}
+
+fn tell_children(cluster: &Cluster, children: &[Started]) {
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    cluster.first().json(&[&["kill", "--signal", "USR2"], &ids[..]].concat());
 }
 
 fn start(command: &mut Command) -> Talker {

@@ -1,36 +1,48 @@
-"""Threads that multiply matrices, each its own with the result of the one before, and say a sum at their end.
+"""Threads that multiply matrices, each its own with the result of the one before, and say a sum at their end. They do the same
+again and again, until they are told by SIGUSR2 that it was enough.
 
 usage: matrices.py
 """
 
+import signal
 import threading
 import zlib
 
 import numpy
 
 THREADS_COUNT = 3
-STEPS_COUNT = 4000
+STEPS_COUNT = 2000
 SIZE = 160
+
+told = threading.Event()
 
 
 class Chain(threading.Thread):
     def __init__(self, seed):
         super().__init__()
-        random = numpy.random.default_rng(seed)
-        self.matrix = random.standard_normal((SIZE, SIZE)) / SIZE**0.5
-        self.state = random.standard_normal((SIZE, SIZE))
+        self.seed = seed
         self.is_half_way = threading.Event()
-        self.sum = 0
+        self.sums = set()
 
     def run(self):
+        while not self.sums or not told.is_set():
+            self.sums.add(self.multiply())
+
+    def multiply(self):
+        random = numpy.random.default_rng(self.seed)
+        matrix = random.standard_normal((SIZE, SIZE)) / SIZE**0.5
+        state = random.standard_normal((SIZE, SIZE))
+        crc = 0
         for step in range(STEPS_COUNT):
-            self.state = numpy.tanh(self.matrix @ self.state + 0.01)
-            self.sum = zlib.crc32(self.state.tobytes(), self.sum)
-            if step == STEPS_COUNT // 4:
+            state = numpy.tanh(matrix @ state + 0.01)
+            crc = zlib.crc32(state.tobytes(), crc)
+            if step == STEPS_COUNT // 2:
                 self.is_half_way.set()
+        return crc
 
 
 def main():
+    signal.signal(signal.SIGUSR2, lambda *_: told.set())
     chains = [Chain(seed) for seed in range(THREADS_COUNT)]
     for chain in chains:
         chain.start()
@@ -39,7 +51,7 @@ def main():
     print("half", flush=True)
     for chain in chains:
         chain.join()
-    print("result", *(chain.sum for chain in chains))
+    print("result", *(crc for chain in chains for crc in chain.sums))
     print(".", flush=True)
 
 

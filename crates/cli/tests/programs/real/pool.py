@@ -1,21 +1,25 @@
 """A pool of processes and threads beside it: each process multiplies matrices for the tasks that it is given, the threads
-hand tasks out and take results in, and each says what came of it at the end.
+hand tasks out and take results in, and each says what came of it at the end. They do the same again and again, until they are
+told by SIGUSR2 that it was enough.
 
 usage: pool.py
 """
 
 import multiprocessing
 import os
+import signal
 import threading
 import zlib
 
 import numpy
 
 PROCESSES_COUNT = 3
-TASKS_COUNT = 360
+TASKS_COUNT = 180
 STEPS_COUNT = 40
 SIZE = 100
 ROUNDS_COUNT = 3
+
+told = threading.Event()
 
 
 def multiply(task):
@@ -42,24 +46,36 @@ class Beside(threading.Thread):
                 self.sum = zlib.crc32(str(crc).encode(), self.sum)
 
 
+def work(pool, say_half):
+    """What comes of all tasks, and the processes that did them."""
+    thread = Beside(pool)
+    total, rows, workers = 0, numpy.zeros(SIZE), set()
+    for done, (crc, row, pid) in enumerate(pool.imap(multiply, range(TASKS_COUNT), chunksize=2)):
+        total = zlib.crc32(str(crc).encode(), total)
+        rows += row
+        workers.add(pid)
+        if done == TASKS_COUNT // 3:
+            thread.start()
+            say_half()
+    thread.join()
+    return (total, zlib.crc32(rows.tobytes()), thread.sum), workers
+
+
 def main():
+    signal.signal(signal.SIGUSR2, lambda *_: told.set())
     # Processes are forked before there are threads of its own.
     with multiprocessing.get_context("fork").Pool(PROCESSES_COUNT) as pool:
-        thread = Beside(pool)
-        total, rows, workers = 0, numpy.zeros(SIZE), set()
-        for done, (crc, row, pid) in enumerate(pool.imap(multiply, range(TASKS_COUNT), chunksize=2)):
-            total = zlib.crc32(str(crc).encode(), total)
-            rows += row
-            workers.add(pid)
-            if done == TASKS_COUNT // 6:
-                thread.start()
-                print("half", flush=True)
-        thread.join()
+        result, workers = work(pool, lambda: print("half", flush=True))
+        results = {result}
+        while not told.is_set():
+            result, others = work(pool, lambda: None)
+            results.add(result)
+            workers |= others
         pool.close()
         pool.join()
     # A process that died is replaced by another, of another number.
     assert len(workers) <= PROCESSES_COUNT
-    print("result", total, zlib.crc32(rows.tobytes()), thread.sum)
+    print("result", *(number for result in results for number in result))
     print(".", flush=True)
 
 
