@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, deadline, memory};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline, memory};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -29,7 +29,7 @@ const MEMORY_MIB: &str = "16";
 const MEMORY_PAGES: u64 = 4096;
 
 /// For a child to do what a signal tells it.
-const TOLD_LIMIT: Duration = Duration::from_secs(20);
+const TOLD_LIMIT: Duration = Duration::from_secs(60);
 
 /// Each page by its own fault, so that it can be said which came from where.
 const COW: [&str; 2] = ["--strategy", "cow"];
@@ -261,7 +261,7 @@ fn sealed(cluster: &Cluster) {
     assert_eq!(said["seal"]["state"], "sealed", "{said}");
     let middle_id = middle.child.id.clone();
     drop(middle);
-    cluster.first().json_of_any(&["wait", "--timeout", "20s", &middle_id]);
+    cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
     cluster.first().json(&["drop", seed.id()]);
     parent.kill();
     for index in [2, 1, 0] {
@@ -285,7 +285,7 @@ fn lost(cluster: &Cluster) {
     let ticks = grandchild.said("tick").len();
     deadline::until("it goes on", TOLD_LIMIT, || (grandchild.said("tick").len() > ticks + 5).then_some(()));
     signal_to(grandchild.child.pid, libc_signal::USR2);
-    let ended = grandchild.farfork.json_of_any(&["wait", "--timeout", "30s", &grandchild.child.id]);
+    let ended = grandchild.farfork.json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
     let end = &ended["children"][0];
     assert_eq!(end["signal"], 7, "{ended}");
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&name)), "{ended}");
@@ -302,7 +302,7 @@ fn seeds_end(cluster: &Cluster) {
     let grandchild = Middle::of(cluster, &second, 2, &[&COW[..], &["--paused"]].concat());
     let (id, middle_id) = (second.id().to_owned(), middle.child.id.clone());
     drop(middle);
-    let ended = cluster.first().json_of_any(&["wait", "--timeout", "20s", &middle_id]);
+    let ended = cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &middle_id]);
     assert_eq!(ended["children"][0]["signal"], 9, "its end is told though its seed is there: {ended}");
     deadline::until("its seed cannot be forked", TOLD_LIMIT, || {
         let ended = cluster.first().run(&["fork", &id, "--detach", "--to", cluster.name(2)]);
@@ -310,7 +310,7 @@ fn seeds_end(cluster: &Cluster) {
     });
     cluster.first().refused(&["fork", &id, "--detach", "--to", cluster.name(2)]).names(&[&id, "has ended", "drop"]);
     grandchild.farfork.json(&["unpause", &grandchild.child.id]);
-    let ended = grandchild.farfork.json_of_any(&["wait", "--timeout", "30s", &grandchild.child.id]);
+    let ended = grandchild.farfork.json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &grandchild.child.id]);
     let end = &ended["children"][0];
     assert!(end["memory_lost"].as_str().is_some_and(|text| text.contains(&id)), "{ended}");
 }
@@ -342,7 +342,7 @@ fn pagers_die() {
     cluster.kill_pager(2);
     cluster.kill_pager(1);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
+    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     for end in said["children"].as_array().expect("ends") {
         assert_eq!(end["exit_code"], 42, "{end}");
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, deadline};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -24,7 +24,7 @@ const PAGING_MS: u64 = 1500;
 /// Many times what lies between two lines of a child.
 const MOMENT: Duration = Duration::from_millis(60);
 /// For a child to do what it does every two milliseconds, or to end, on a busy machine.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn state(farfork: &Farfork, child: &Started) -> String {
     farfork.json(&["inspect", &child.id])["state"].as_str().expect("a state").to_owned()
@@ -83,7 +83,7 @@ fn stand_still(cluster: &Cluster) {
 fn while_paging(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::of(cluster.first(), &parent);
-    let payloads = [format!("71 {PAGING_MS}"), format!("72 {PAGING_MS} calls")];
+    let payloads = [format!("71 {PAGING_MS} held"), format!("72 {PAGING_MS} calls held")];
     let children = seed.fork_detached(&payloads, &["--to", cluster.name(1), "--strategy", "cow"]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
     for _ in 0..8 {
@@ -92,6 +92,7 @@ fn while_paging(cluster: &Cluster) {
         cluster.first().json(&[&["unpause"], &ids[..]].concat());
         thread::sleep(MOMENT);
     }
+    seed.let_end(&children);
     seed.check_answers(&parent, &children, &[71, 72]);
     parent.require_unharmed();
 }
@@ -118,7 +119,7 @@ fn settled_and_looked_at(cluster: &Cluster) {
 }
 
 fn ended(farfork: &Farfork, child: &Started) -> Value {
-    farfork.json_of_any(&["wait", "--timeout", "20s", &child.id])["children"][0].clone()
+    farfork.json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &child.id])["children"][0].clone()
 }
 
 /// KILL at once, by hand or when its time is over; TERM when it goes on.

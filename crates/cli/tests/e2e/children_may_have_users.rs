@@ -29,7 +29,7 @@ const FIRST: u32 = 1_879_048_192;
 const COUNT: u32 = 65_536;
 
 /// For the end of some children that were killed.
-const GIVEN_BACK_LIMIT: Duration = Duration::from_secs(20);
+const GIVEN_BACK_LIMIT: Duration = Duration::from_secs(60);
 
 /// More than containers wait in a pool.
 const FORKS_MAX: usize = 20;

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::harness::{Cluster, Parent, Program, Seed, memory};
+use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, memory};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -18,8 +18,10 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 const MEMORY_MIB: &str = "256";
-/// How long a child goes on touching memory.
+/// How long a child touches memory; it lives until it is told to end.
 const PAGING_MS: u64 = 4000;
+/// For all of that to come, on a busy machine.
+const SETTLED_LIMIT: Duration = Duration::from_secs(100);
 
 /// The daemon of the parent is killed once the child has settled; the child goes on and answers, by system calls too.
 fn outlive_owner() {
@@ -47,7 +49,7 @@ fn outlive_owner() {
         cluster.node(1).json(&["unpause", &child.id]);
     }
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.node(1).json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
+    let said = cluster.node(1).json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     for (end, number) in said["children"].as_array().expect("ends").iter().zip(numbers) {
         let expected = format!("result {number} {}", parent.answer_to(number));
         assert!(end["stdout"].as_str().is_some_and(|text| text.contains(&expected)), "no `{expected}` in {end}");
@@ -62,16 +64,17 @@ fn while_cut() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::of(cluster.first(), &parent);
-    let children = seed.fork_detached(&[format!("53 {PAGING_MS}")], &["--to", cluster.name(1)]);
+    let children = seed.fork_detached(&[format!("53 {PAGING_MS} held")], &["--to", cluster.name(1)]);
     let settling = cluster.node(1).spawn(&["settle", &children[0].id, "--json"]);
     thread::sleep(Duration::from_millis(30));
     cluster.cut(1);
     thread::sleep(Duration::from_millis(1500));
     cluster.mend(1);
-    let ended = crate::harness::deadline::wait_with_output(settling, "settle", Duration::from_secs(60));
+    let ended = deadline::wait_with_output(settling, "settle", SETTLED_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
     cluster.wait_until_all_are_alive();
     cluster.first().json(&["drop", seed.id()]);
+    seed.let_end(&children);
     seed.check_answers(&parent, &children, &[53]);
     drop((seed, parent));
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -81,16 +84,17 @@ fn while_pager_dies() {
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
     let seed = Seed::of(cluster.first(), &parent);
-    let children = seed.fork_detached(&[format!("54 {PAGING_MS}")], &["--to", cluster.name(1)]);
+    let children = seed.fork_detached(&[format!("54 {PAGING_MS} held")], &["--to", cluster.name(1)]);
     let settling = cluster.node(1).spawn(&["settle", &children[0].id, "--json"]);
     for _ in 0..3 {
         thread::sleep(Duration::from_millis(30));
         cluster.kill_pager(1);
     }
-    let ended = crate::harness::deadline::wait_with_output(settling, "settle", Duration::from_secs(60));
+    let ended = deadline::wait_with_output(settling, "settle", SETTLED_LIMIT);
     assert!(ended.status.success(), "{}{}", ended.stdout, ended.stderr);
     cluster.first().json(&["drop", seed.id()]);
     cluster.kill_pager(1);
+    seed.let_end(&children);
     seed.check_answers(&parent, &children, &[54]);
     drop((seed, parent));
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -128,12 +132,13 @@ fn have_all(cluster: &Cluster) {
 fn in_background(cluster: &Cluster) {
     let parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::of(cluster.first(), &parent);
-    let children = seed.fork_detached(&[format!("55 {PAGING_MS}")], &["--to", cluster.name(1)]);
+    let children = seed.fork_detached(&[format!("55 {PAGING_MS} held")], &["--to", cluster.name(1)]);
     let id = children[0].id.as_str();
     cluster.first().refused(&["settle", id, "--timeout", "1ms"]).names(&[id, "in time", "go on coming"]);
-    crate::harness::deadline::until("the child has settled", Duration::from_secs(20), || {
+    deadline::until("the child has settled", SETTLED_LIMIT, || {
         (cluster.first().json(&["inspect", id])["settled"] == true).then_some(())
     });
+    seed.let_end(&children);
     seed.check_answers(&parent, &children, &[55]);
     cluster.first().refused(&["settle", id]).names(&[id, "ended"]);
 }

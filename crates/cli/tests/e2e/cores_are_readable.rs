@@ -24,8 +24,8 @@ const LOAD: u32 = 1;
 /// Headers and notes of a core with few threads are within.
 const HEAD_BYTES: usize = 64 << 10;
 
-/// How long children go on touching memory: many times what a core takes.
-const PAGING_MS: u64 = 10_000;
+/// How long children touch memory: many times what a core takes. They live until they are told to end.
+const PAGING_MS: u64 = 4_000;
 
 /// A loadable part of a core file: offset, address, bytes in the file, bytes in memory.
 struct Segment {
@@ -138,14 +138,17 @@ fn require_gdb_to_understand(core: &Path, parent: i32, threads: usize) {
 fn run_on(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Situation("paging"), &["64"]);
     let seed = Seed::of(cluster.first(), &parent);
-    let children =
-        seed.fork_detached(&[format!("81 {PAGING_MS}"), format!("82 {PAGING_MS} calls")], &["--to", cluster.name(1)]);
+    let children = seed.fork_detached(
+        &[format!("81 {PAGING_MS} held"), format!("82 {PAGING_MS} calls held")],
+        &["--to", cluster.name(1)],
+    );
     let directory = scratch::directory();
     for child in &children {
         let path = directory.path().join("core");
         let said = cluster.first().json(&["core", &child.id, "--output", &path.to_string_lossy()]);
         assert!(said["file_bytes"].as_u64() > Some(64 << 20), "{said}");
     }
+    seed.let_end(&children);
     seed.check_answers(&parent, &children, &[81, 82]);
     let ended = &children[0].id;
     let path = directory.path().join("late").to_string_lossy().into_owned();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::seed::waits_of;
-use crate::harness::{Cluster, Parent, Program, Seed, Started, deadline};
+use crate::harness::{Cluster, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -25,8 +25,11 @@ const MOMENT: Duration = Duration::from_millis(800);
 /// So much memory that no readahead has fetched it all by then: the children begin slowly.
 const MEMORY_MIB: &str = "256";
 /// For children whose owner is gone to find that out: the pager asks for a minute, in case the node comes back.
-const VERDICT_TIMEOUT: &str = "90s";
-const VERDICT_LIMIT: Duration = Duration::from_secs(100);
+const VERDICT_TIMEOUT: &str = "200s";
+const VERDICT_LIMIT: Duration = Duration::from_secs(220);
+
+/// For what was killed to be gone.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// The children touch memory by loads, or let system calls read it.
 const HOW: [&str; 3] = ["", "", "calls"];
@@ -128,10 +131,10 @@ fn child() {
     let mut paging = Paging::start();
     let victim = paging.children.remove(0);
     paging.cluster.first().json(&["kill", "--signal", "KILL", &victim.id]);
-    let said = paging.cluster.first().json_of_any(&["wait", "--timeout", "20s", &victim.id]);
+    let said = paging.cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &victim.id]);
     assert_eq!(said["children"][0]["signal"], 9, "{said}");
     paging.seed.check_answers(&paging.parent, &paging.children, &NUMBERS[1..]);
-    deadline::until("the killed child's process is gone", Duration::from_secs(5), || {
+    deadline::until("the killed child's process is gone", END_LIMIT, || {
         (!std::fs::exists(format!("/proc/{}/maps", victim.pid)).unwrap_or(true)).then_some(())
     });
     paging.parent.require_unharmed();

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use crate::harness::seed::without_ticks;
-use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -23,7 +23,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_child_that_takes_too_long_is_killed", timeout),
 ];
 
-const ATTACHED_LIMIT: Duration = Duration::from_secs(30);
+const ATTACHED_LIMIT: Duration = Duration::from_secs(100);
 
 fn start_streams() -> Parent {
     Parent::start(Program::Situation("streams"), &[])
@@ -82,7 +82,7 @@ fn killed(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     let child = &seed.fork_idle(1, &["--to", cluster.name(1)])[0];
     cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
-    let said = cluster.first().json_of_any(&["wait", "--timeout", "20s", &child.id]);
+    let said = cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
     assert_eq!((&said["children"][0]["exit_code"], &said["children"][0]["signal"]), (&137.into(), &9.into()), "{said}");
 }
 
@@ -90,7 +90,7 @@ fn logs(cluster: &Cluster) {
     let parent = start_streams();
     let seed = Seed::of(cluster.first(), &parent);
     let children = seed.fork_detached(&["21 5".to_owned()], &["--to", cluster.name(2)]);
-    cluster.first().json_of_any(&["wait", "--timeout", "20s", &children[0].id]);
+    cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
     // A detached child's standard input is empty.
     let logs = cluster.first().json(&["logs", &children[0].id]);
     let stdout = logs["stdout"].as_str().map(without_ticks);
@@ -109,7 +109,7 @@ fn independent_ends(cluster: &Cluster) {
     let payloads: Vec<String> = (0..6).map(|number| format!("{number} {}", number * 3)).collect();
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1, 2])]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--timeout", "30s"], &ids[..]].concat());
+    let said = cluster.first().json_of_any(&[&["wait", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     let codes: Vec<_> =
         said["children"].as_array().expect("children").iter().map(|end| end["exit_code"].as_u64()).collect();
     assert_eq!(codes, [0, 3, 6, 9, 12, 15].map(Some), "{said}");
@@ -158,6 +158,6 @@ fn timeout(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::of(cluster.first(), &parent);
     let children = seed.fork_idle(1, &["--to", cluster.name(1), "--timeout", "500ms"]);
-    let said = cluster.first().json_of_any(&["wait", "--timeout", "20s", &children[0].id]);
+    let said = cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
     assert_eq!(said["children"][0]["signal"], 9, "{said}");
 }

@@ -16,7 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// For all commands of a page.
-const PAGE_LIMIT: Duration = Duration::from_secs(90);
+const PAGE_LIMIT: Duration = Duration::from_secs(240);
 
 /// Ends what a page leaves in the background, as a user would by closing the terminal.
 const PROLOGUE: &str = "set -eu -o pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n";

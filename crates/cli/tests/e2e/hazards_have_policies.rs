@@ -11,7 +11,7 @@ use std::time::Duration;
 use farfork_sys::memory::read_process;
 use farfork_sys::process::{MapEntry, maps};
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline, programs, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, programs, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -36,7 +36,7 @@ const PAGE_BYTES: usize = 4096;
 const WRITABLE: u8 = 3;
 
 /// For the kernel to close the files of a killed process.
-const END_LIMIT: Duration = Duration::from_secs(5);
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn situation(name: &'static str, arguments: &[&str]) -> Parent {
     Parent::start(Program::Situation(name), arguments)
@@ -116,7 +116,7 @@ fn random_state(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     let children = seed.fork_detached(&["1".to_owned(), "2".to_owned()], &["--to", &cluster.names(&[1, 2])]);
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", "30s"], &ids[..]].concat());
+    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     let distinct = |word: &str| {
         let ends = said["children"].as_array().expect("children").iter();
         let lines = ends.flat_map(|end| end["stdout"].as_str().unwrap_or_default().lines());

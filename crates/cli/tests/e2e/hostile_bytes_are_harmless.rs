@@ -18,7 +18,7 @@ const WRITERS: [(&str, &str); 6] = [
     ("another protocol", "printf 'GET / HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n'"),
     ("half a greeting", "printf 'PRI * HTTP/2.0\\r\\n\\r\\nSM'"),
 ];
-const WRITER_LIMIT: Duration = Duration::from_secs(20);
+const WRITER_LIMIT: Duration = Duration::from_secs(60);
 
 fn on_every_port(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["8"]);

@@ -12,7 +12,7 @@ pub(crate) const TESTS: &[Test] = &[Test::shared("as_children_come", as_children
 const LISTS_MAX: usize = 10;
 
 /// For a watcher to see that nobody reads: it notices when it writes the next list.
-const END_LIMIT: Duration = Duration::from_secs(10);
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn as_children_come(cluster: &Cluster) {
     let parent = Parent::start(Program::Waits, &["4"]);

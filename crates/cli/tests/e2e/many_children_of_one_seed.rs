@@ -32,7 +32,7 @@ const AT_ONCE: u64 = 20;
 const DESCRIPTORS_EACH_MAX: usize = 2;
 
 /// For a daemon to let go of what belonged to children that have ended.
-const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// Connections to other nodes and the like that come and go by themselves.
 const DESCRIPTORS_SLACK: usize = 8;

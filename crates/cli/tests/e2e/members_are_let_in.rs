@@ -21,7 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// What the nodes have learnt by then.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Runs the binary in a node's network, where its addresses are reached.
 fn farfork(cluster: &Cluster, index: usize, arguments: &[&str]) -> Ended {

@@ -13,7 +13,7 @@ const PARENT_MIB: &str = "32";
 const SEEDS_BOUND: &str = "90MiB";
 
 /// For an image of that to be written.
-const SEAL_LIMIT: Duration = Duration::from_secs(30);
+const SEAL_LIMIT: Duration = Duration::from_secs(120);
 
 fn to_seeds() {
     let cluster = Cluster::start_with(1, &["--seed-memory", SEEDS_BOUND]);

@@ -16,7 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
 /// An empty node's groups hold what the kernel itself needs for the containers that are ready, 200 KiB each; a forgotten child has
 /// hundreds of pages.
 const GROUP_KB_MAX: u64 = 2048;
-const SETTLE_LIMIT: Duration = Duration::from_secs(15);
+const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
 fn require_nothing_left(cluster: Cluster) {
     let remains = cluster.stop();

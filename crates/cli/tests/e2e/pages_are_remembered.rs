@@ -25,7 +25,7 @@ const PAGING_MS: u64 = 300;
 const PAGE_BYTES: u64 = 4096;
 
 /// For what is remembered to get about: reports are sent every second, owners are asked every five.
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(60);
 
 /// Forks a child that must answer this number; gives what its pager counted.
 fn child(cluster: &Cluster, parent: &Parent, seed: &Seed, number: u64, options: &[&str]) -> Counted {

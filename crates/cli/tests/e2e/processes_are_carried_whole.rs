@@ -14,7 +14,7 @@ use rustix::fs::{FileType, Mode};
 use tempfile::TempDir;
 
 use crate::harness::seed::waits_of;
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, appearance, deadline, scratch};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, appearance, deadline, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -347,7 +347,7 @@ fn one_dies(cluster: &Cluster) {
 }
 
 /// For a child to be restored up to its files, on a busy machine.
-const OPEN_LIMIT: Duration = Duration::from_secs(20);
+const OPEN_LIMIT: Duration = Duration::from_secs(60);
 
 /// The process that is in open(2), and has this id in a pid namespace inside of ours.
 fn opens_as(inner_id: &str) -> Option<i32> {
@@ -388,7 +388,7 @@ fn first_of_a_namespace(cluster: &Cluster) {
 }
 
 fn require_pass(farfork: &Farfork, children: &[Started]) {
-    let said = farfork.json_of_any(&["wait", "--results", "--timeout", "50s", &children[0].id]);
+    let said = farfork.json_of_any(&["wait", "--results", "--timeout", WAIT_TIMEOUT, &children[0].id]);
     let end = said["children"].get(0).unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
     let words = end["stdout"].as_str().unwrap_or_default().lines().filter(|line| !line.starts_with("tick "));
     let words: Vec<&str> = words.collect();

@@ -11,7 +11,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[Test::alone("without_farfork", without_farfork)];
 
 /// For Python, on a busy machine.
-const PROGRAM_LIMIT: Duration = Duration::from_secs(60);
+const PROGRAM_LIMIT: Duration = Duration::from_secs(120);
 
 /// Not among them: fork_advice, which only a fork makes right.
 const PROGRAMS: [(Program, &str); 17] = [

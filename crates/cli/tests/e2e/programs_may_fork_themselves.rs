@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{BINARY, Cluster, deadline, programs, scratch};
+use crate::harness::{BINARY, Cluster, WAIT_TIMEOUT, deadline, programs, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -24,16 +24,16 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// For the tests of one module, below the limit of a test here.
-const MODULE_LIMIT: Duration = Duration::from_secs(170);
+const MODULE_LIMIT: Duration = Duration::from_secs(280);
 
 /// For two small builds.
-const MAKE_LIMIT: Duration = Duration::from_secs(60);
+const MAKE_LIMIT: Duration = Duration::from_secs(120);
 
 /// For a line of a program that has little to do.
-const LINE_LIMIT: Duration = Duration::from_secs(30);
+const LINE_LIMIT: Duration = Duration::from_secs(60);
 
 /// For what belonged to a program to be gone after it.
-const END_LIMIT: Duration = Duration::from_secs(15);
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -245,7 +245,7 @@ fn results(cluster: &Cluster, seed: &str, payloads: &[&str]) -> Vec<(String, Str
     let said = cluster.first().json(&["fork", seed, "--to", &nodes, "--payloads", &path, "--detach"]);
     let ids: Vec<&str> =
         said["children"].as_array().expect("children").iter().filter_map(|child| child["child"].as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", "30s"], &ids[..]].concat());
+    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     let ends = said["children"].as_array().unwrap_or_else(|| panic!("{said}"));
     assert_eq!(ends.len(), payloads.len(), "{said}");
     let result = |end: &Value| end["result"].as_str().unwrap_or_else(|| panic!("no result: {end}")).to_owned();

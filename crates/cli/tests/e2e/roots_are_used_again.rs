@@ -14,7 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// For a root to have its next container.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 /// The mount namespace that a child was in. Held, so that no later one has its number.
 struct Root {

@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// A time to live, and far more than it may take to be renewed or to run out.
 const TTL: &str = "2s";
-const LEASE_LIMIT: Duration = Duration::from_secs(30);
+const LEASE_LIMIT: Duration = Duration::from_secs(60);
 
 fn by_children(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &["4"]);

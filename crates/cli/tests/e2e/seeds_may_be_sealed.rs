@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Parent, Program, Seed, deadline, memory, scratch};
+use crate::harness::{Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, memory, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -28,7 +28,8 @@ pub(crate) const TESTS: &[Test] = &[
 const MEMORY_MIB: &str = "64";
 /// How long a child goes on touching memory: over the time without a daemon.
 const PAGING_MS: u64 = 6000;
-const SEALED_LIMIT: Duration = Duration::from_secs(30);
+/// For an image to be on the disk, on which others write as well, and whatever follows from that.
+const SEALED_LIMIT: Duration = Duration::from_secs(120);
 
 fn sealed(cluster: &Cluster, parent: &Parent) -> Seed {
     let seed = Seed::with_options(cluster.first(), parent, &["--sealed", "--wait"]);
@@ -142,7 +143,7 @@ fn while_paging() {
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1])]);
     let said = wait_until_sealed(&cluster, &seed);
     assert_eq!(said["seal"]["state"], "sealed", "{said}");
-    deadline::until("the template has ended", Duration::from_secs(5), || (!is_alive(template)).then_some(()));
+    deadline::until("the template has ended", SEALED_LIMIT, || (!is_alive(template)).then_some(()));
     seed.check_answers(&parent, &children, &numbers);
     parent.require_unharmed();
     drop(seed);
@@ -219,7 +220,7 @@ fn damaged() {
     let refused = cluster.node(1).refused(&["fork", cut.id(), "--detach"]);
     refused.names(&[cut.id(), &cut_image.to_string_lossy(), "damaged"]);
     let child = &flipped.fork_detached(&["71 500".to_owned()], &["--to", cluster.name(1)])[0];
-    let said = cluster.node(1).json_of_any(&["wait", "--timeout", "50s", &child.id]);
+    let said = cluster.node(1).json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &child.id]);
     let log = cluster.node(1).json(&["logs", &child.id])["stderr"].as_str().unwrap_or_default().to_owned();
     assert!(!log.contains("wrong:"), "a wrong byte: {log}");
     assert_eq!(said["children"][0]["exit_code"], 135, "SIGBUS: {said} {log}");
@@ -267,7 +268,7 @@ fn dropped(cluster: &Cluster) {
     }
     let seed = sealed(cluster, &parent);
     let directory = image_of(&seed.said).parent().expect("a directory").to_owned();
-    deadline::until("one image is left", Duration::from_secs(10), || {
+    deadline::until("one image is left", SEALED_LIMIT, || {
         (fs::read_dir(&directory).expect("the directory").count() == 1).then_some(())
     });
     cluster.first().json(&["drop", "--force", seed.id()]);

@@ -11,7 +11,7 @@ use libtest_mimic::{Failed, Trial};
 use crate::harness::Cluster;
 
 /// Far above what nearly any test takes, far below the patience of who waits for the run.
-const TEST_LIMIT: Duration = Duration::from_secs(180);
+const TEST_LIMIT: Duration = Duration::from_secs(300);
 
 /// Nodes of the shared cluster: one for the parents, two for children.
 const SHARED_NODES: usize = 3;

@@ -18,7 +18,7 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// For a zygote to stand, to be gone, or to have its memory in huge pages.
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 /// How long each child goes on touching memory; and well into it.
 const PAGING_MS: u64 = 1500;
 const MOMENT: Duration = Duration::from_millis(400);

@@ -270,8 +270,7 @@ fn every_thread_is_told_of_a_loss() {
 }
 
 fn owner_stays_away() {
-    let strategy =
-        Strategy { paging: Paging::Cow, unreachable_limit: Duration::from_millis(700), ..Strategy::default() };
+    let strategy = Strategy { paging: Paging::Cow, unreachable_limit: Duration::from_secs(3), ..Strategy::default() };
     with_program("lose", strategy, |stage| {
         stage.program.meet();
         stage.owner = None;

@@ -21,13 +21,13 @@ const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
 /// For a killed daemon or pager to be gone.
-const END_LIMIT: Duration = Duration::from_secs(10);
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// For nodes to hear of each other again: some heartbeats.
-const ALIVE_LIMIT: Duration = Duration::from_secs(20);
+const ALIVE_LIMIT: Duration = Duration::from_secs(60);
 
 /// For what `down` has killed to be gone from `/proc`.
-const REMAINS_LIMIT: Duration = Duration::from_secs(5);
+const REMAINS_LIMIT: Duration = Duration::from_secs(60);
 
 /// How much of a daemon's log a failure shows.
 const LOG_LINES_MAX: usize = 20;

@@ -20,13 +20,20 @@ pub(crate) struct Ended {
 }
 
 /// Waits until `condition` gives something.
-pub(crate) fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn until<T>(what: &str, limit: Duration, condition: impl FnMut() -> Option<T>) -> T {
+    within(limit, condition).unwrap_or_else(|| panic!("{what}: not within {} s", limit.as_secs_f32()))
+}
+
+/// What `condition` gives, if it does in time.
+pub(crate) fn within<T>(limit: Duration, mut condition: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + limit;
     loop {
         if let Some(found) = condition() {
-            return found;
+            return Some(found);
         }
-        assert!(Instant::now() < deadline, "{what}: not within {} s", limit.as_secs_f32());
+        if Instant::now() >= deadline {
+            return None;
+        }
         thread::sleep(POLL_INTERVAL);
     }
 }

@@ -15,7 +15,7 @@ pub(crate) mod service;
 pub(crate) mod talker;
 
 pub(crate) use cluster::Cluster;
-pub(crate) use farfork::{BINARY, Farfork};
+pub(crate) use farfork::{BINARY, Farfork, WAIT_TIMEOUT};
 pub(crate) use parent::Parent;
 pub(crate) use programs::Program;
 pub(crate) use seed::{Seed, Started};

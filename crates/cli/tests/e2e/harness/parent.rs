@@ -16,13 +16,13 @@ use super::programs::Program;
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// Between two ticks of a parent that lives, however busy the machine is.
-const TICK_LIMIT: Duration = Duration::from_secs(10);
+const TICK_LIMIT: Duration = Duration::from_secs(20);
 
 /// Between the end of a parent and its last words, which a thread of ours reads.
-const LAST_WORDS_LIMIT: Duration = Duration::from_secs(5);
+const LAST_WORDS_LIMIT: Duration = Duration::from_secs(20);
 
-/// After SIGKILL.
-const END_LIMIT: Duration = Duration::from_secs(10);
+/// For a parent to end: it may look at itself first, for which programs have a patience of 20 s each time they wait.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// What a parent has said so far.
 #[derive(Default)]
@@ -102,10 +102,13 @@ impl Parent {
     /// Waits until it has ticked so many times more.
     pub(crate) fn wait_for_ticks(&mut self, count: usize) {
         let goal = self.ticks_count() + count;
-        deadline::until("the parent goes on", TICK_LIMIT, || {
-            self.require_alive();
-            (self.ticks_count() >= goal).then_some(())
-        });
+        while self.ticks_count() < goal {
+            let before = self.ticks_count();
+            deadline::until("the parent goes on", TICK_LIMIT, || {
+                self.require_alive();
+                (self.ticks_count() > before).then_some(())
+            });
+        }
     }
 
     /// It lives, ticks, and has never found anything wrong with itself.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::deadline::Ended;
-use super::farfork::Farfork;
+use super::farfork::{Farfork, WAIT_TIMEOUT};
 use super::parent::Parent;
 use super::scratch;
 
@@ -105,10 +105,15 @@ impl Seed {
         said["children"].as_array().expect("fork lists children").iter().map(Started::from_json).collect()
     }
 
+    /// Tells children that were held (`situations/paging.c`) that they may end.
+    pub(crate) fn let_end(&self, children: &[Started]) {
+        tell_enough(&self.farfork, children);
+    }
+
     /// Waits for children whose payloads are these numbers, and checks every answer.
     pub(crate) fn check_answers(&self, parent: &Parent, children: &[Started], numbers: &[u64]) {
         let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-        let said = self.farfork.json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
+        let said = self.farfork.json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
         let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
         assert_eq!(ended.len(), numbers.len());
         for (end, number) in ended.iter().zip(numbers) {
@@ -136,6 +141,12 @@ impl Started {
         assert!(said["resume_us"].is_u64(), "fork tells how long it took");
         Self { id: text("child"), node: text("node"), pid }
     }
+}
+
+/// Tells children that run until they are told that it was enough.
+pub(crate) fn tell_enough(farfork: &Farfork, children: &[Started]) {
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    farfork.json(&[&["kill", "--signal", "USR2"], &ids[..]].concat());
 }
 
 /// What children that do not end wait for.

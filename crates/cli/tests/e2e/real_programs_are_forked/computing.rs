@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 
-use crate::harness::seed::waits_of;
-use crate::harness::{Cluster, Program, Seed, Started, Talker, scratch};
+use crate::harness::seed::{tell_enough, waits_of};
+use crate::harness::{Cluster, Program, Seed, Started, Talker, WAIT_TIMEOUT, scratch};
 
 /// From one line of a program to the next, on a busy machine.
 const LINE_LIMIT: Duration = Duration::from_secs(60);
@@ -42,7 +42,7 @@ pub(super) fn node_again(cluster: &Cluster) {
     let mut children = seed.fork_idle(1, &["--to", cluster.name(1), "--strategy", "cow"]);
     let second = Seed::of_process(cluster.node(1), &children[0].pid.to_string(), &[]);
     children.extend(second.fork_idle(2, &["--to", &cluster.names(&[1, 2])]));
-    tell_children(cluster, &children);
+    tell_enough(cluster.first(), &children);
     parent.signal(ENOUGH);
     let expected = result(&parent);
     require_results(cluster, &children, &expected);
@@ -65,7 +65,7 @@ fn on_its_way(cluster: &Cluster, command: impl Fn() -> Command) {
     let parent = start(&mut command());
     let seed = Seed::of_process(cluster.first(), &parent.pid_text(), &[]);
     let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
-    tell_children(cluster, &children);
+    tell_enough(cluster.first(), &children);
     parent.signal(ENOUGH);
     let never_forked = start(&mut command());
     never_forked.signal(ENOUGH);
@@ -106,11 +106,6 @@ pub(super) fn sqlite(cluster: &Cluster) {
     assert_eq!(result(&parent), expected, "the parent");
 }
 
-fn tell_children(cluster: &Cluster, children: &[Started]) {
-    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    cluster.first().json(&[&["kill", "--signal", "USR2"], &ids[..]].concat());
-}
-
 fn start(command: &mut Command) -> Talker {
     let talker = Talker::start(command).unwrap_or_else(|error| panic!("{error}"));
     talker.until("half", LINE_LIMIT).unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -126,7 +121,7 @@ fn result(talker: &Talker) -> String {
 
 fn require_results(cluster: &Cluster, children: &[Started], expected: &str) {
     let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
-    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", "50s"], &ids[..]].concat());
+    let said = cluster.first().json_of_any(&[&["wait", "--results", "--timeout", WAIT_TIMEOUT], &ids[..]].concat());
     let ended = said["children"].as_array().unwrap_or_else(|| panic!("{said}\n{}", waits_of(children)));
     assert_eq!(ended.len(), children.len(), "{said}");
     for end in ended {

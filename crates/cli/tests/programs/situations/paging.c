@@ -2,9 +2,12 @@
  * says: something may go wrong meanwhile. Half of the time goes for the first few pages, so that most are still missing by
  * then. By load instructions, or by system calls that read the page.
  * usage: paging MIB
- * payload: NUMBER MILLISECONDS [calls]
+ * payload: NUMBER MILLISECONDS [calls] [held]: a child that is held stays there when it has touched all, until it is told by SIGUSR2
+ * that it may end
  */
 #include "../forked.h"
+
+#include <signal.h>
 
 #define SLOW_PAGES 64
 #define PAGES_A_STEP 16
@@ -42,6 +45,12 @@ static void walk(const uint64_t *memory, size_t pages, unsigned long millisecond
     }
 }
 
+static sigset_t set_of(int signal) {
+    sigset_t set;
+    REQUIRE(sigemptyset(&set) == 0 && sigaddset(&set, signal) == 0);
+    return set;
+}
+
 int main(int count, char **arguments) {
     REQUIRE(count == 2, "usage: paging MIB");
     size_t bytes = strtoul(arguments[1], NULL, 10) << 20, pages = bytes / PAGE_BYTES;
@@ -50,12 +59,14 @@ int main(int count, char **arguments) {
     fill(memory, bytes, 0);
 
     char payload[PAYLOAD_BYTES_MAX];
+    sigset_t told = set_of(SIGUSR2);
+    REQUIRE(sigprocmask(SIG_BLOCK, &told, NULL) == 0);
     ready(0);
     await_fork(payload);
 
     unsigned long number = 0, milliseconds = 0;
-    char how[16] = "";
-    REQUIRE(sscanf(payload, "%lu %lu %15s", &number, &milliseconds, how) >= 2, "payload: NUMBER MILLISECONDS [calls]");
-    walk(memory, pages, milliseconds, strcmp(how, "calls") == 0);
+    REQUIRE(sscanf(payload, "%lu %lu", &number, &milliseconds) == 2, "payload: NUMBER MILLISECONDS [calls] [held]");
+    walk(memory, pages, milliseconds, strstr(payload, "calls") != NULL);
+    if (strstr(payload, "held")) REQUIRE(sigwaitinfo(&told, NULL) == SIGUSR2);
     finish(payload, 0);
 }
