@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalError, LocalNode, Progress};
 use rustix::process::Signal;
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 
 fn config(name: &str, directory: &Path, nodes: usize) -> LocalClusterConfig {
     assert!(rustix::process::geteuid().is_root(), "these tests make network namespaces: run them as root");

@@ -2,22 +2,29 @@
 
 import json
 import subprocess
+import time
 from typing import Any
 
 import farfork
 
+#: For what comes by itself, however busy the machine is.
+PATIENCE_S = 100
+
 
 def command(*arguments: str, fails: bool = False) -> Any:
     """What a command of ``farfork`` says."""
-    said = subprocess.run([farfork.binary(), *arguments, "--json"], capture_output=True, text=True, timeout=60)
+    line = [farfork.binary(), *arguments, "--json"]
+    said = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S + 20)
     assert fails or said.returncode == 0, said.stderr
     return json.loads(said.stdout)
 
 
 def nodes() -> list[str]:
     """Names of two nodes, neither of them this process's own where there are three."""
-    alive = [node for node in command("nodes")["nodes"] if node["state"] == "alive"]
-    alive.sort(key=lambda node: bool(node["is_self"]))
-    names = [str(node["name"]) for node in alive[:2]]
-    assert len(names) == 2, "the tests need a cluster of two nodes"
-    return names
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        alive = [node for node in command("nodes")["nodes"] if node["state"] == "alive"]
+        alive.sort(key=lambda node: bool(node["is_self"]))
+        if len(alive) >= 2:
+            return [str(node["name"]) for node in alive[:2]]
+    raise AssertionError("the tests need a cluster of two nodes")

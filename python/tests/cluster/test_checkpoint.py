@@ -17,7 +17,7 @@ from typing import Any
 import farfork
 from farfork import _pages
 
-from . import command, nodes
+from . import PATIENCE_S, command, nodes
 
 events: list[str] = []
 os.register_at_fork(
@@ -35,7 +35,7 @@ def children_of(seed: farfork.Seed, count: int) -> list[Any]:
         said = command("fork", str(seed), "--to", ",".join(nodes()), "--payloads", payloads.name, "--detach")
     ids = [child["child"] for child in said["children"]]
     try:
-        return list(command("wait", "--results", "--timeout", "30s", *ids, fails=True)["children"])
+        return list(command("wait", "--results", "--timeout", f"{PATIENCE_S}s", *ids, fails=True)["children"])
     finally:
         command("drop", "--force", str(seed))
 
@@ -142,12 +142,12 @@ class Checkpoint(unittest.TestCase):
                 number = int(who.payload)
                 questions.put(number + 5)
                 pooled = pool.submit(lambda: number + 1).result(10)
-                end(who, f"{thread.is_alive()} {answers.get(timeout=10)} {pooled}")
+                end(who, f"{thread.is_alive()} {answers.get(timeout=PATIENCE_S)} {pooled}")
             else:
                 expected = [f"True {(number + 5) ** 2} {number + 1}" for number in range(4)]
                 self.assertEqual(self.results(who), expected)
                 questions.put(3)
-                self.assertEqual(answers.get(timeout=10), 9)
+                self.assertEqual(answers.get(timeout=PATIENCE_S), 9)
 
     def test_logging_works_in_children_while_a_thread_logs(self) -> None:
         logger, stop = logging.getLogger("busy"), threading.Event()

@@ -14,7 +14,7 @@ from typing import Any
 
 import farfork
 
-from . import command, nodes
+from . import PATIENCE_S, command, nodes
 
 TABLE = {number: f"value {number}" for number in range(200_000)}
 
@@ -54,7 +54,7 @@ class Executor(unittest.TestCase):
     def test_children_are_spread_over_the_nodes(self) -> None:
         with executor() as children:
             batch = children._start([partial(square, number) for number in range(20)])
-            self.assertEqual([future.result(60) for future in batch], [number * number for number in range(20)])
+            self.assertEqual([future.result(PATIENCE_S) for future in batch], [number * number for number in range(20)])
         self.assertEqual(Counter(future.node for future in batch), dict.fromkeys(nodes(), 10))
 
     def test_memory_comes_as_the_strategy_says(self) -> None:
@@ -73,7 +73,7 @@ class Executor(unittest.TestCase):
         self.assertEqual(counts_of("eager")["faults_missing"], 0)
         with executor(strategy="cow,eager") as children:
             with self.assertRaisesRegex(farfork.ChildNotStarted, "exclude each other"):
-                children.submit(square, 4).result(60)
+                children.submit(square, 4).result(PATIENCE_S)
 
     def test_a_child_may_use_so_much_memory(self) -> None:
         def take(size: int) -> int:
@@ -81,9 +81,9 @@ class Executor(unittest.TestCase):
 
         with executor(memory=256 << 20, cpus=1.5) as children:
             small, large = children.submit(take, 1 << 20), children.submit(take, 512 << 20)
-            self.assertEqual(small.result(60), 1 << 20)
+            self.assertEqual(small.result(PATIENCE_S), 1 << 20)
             with self.assertRaisesRegex(farfork.ChildDied, "more than its 256.0 MiB of memory") as raised:
-                large.result(60)
+                large.result(PATIENCE_S)
             self.assertEqual(raised.exception.limit, "memory")
 
     def test_a_child_may_have_so_many_processes(self) -> None:
@@ -97,8 +97,8 @@ class Executor(unittest.TestCase):
             return "all"
 
         with executor(processes=40) as children:
-            self.assertEqual(children.submit(start, 5).result(60), "all")
-            self.assertIn("can't start new thread", children.submit(start, 50).result(60))
+            self.assertEqual(children.submit(start, 5).result(PATIENCE_S), "all")
+            self.assertIn("can't start new thread", children.submit(start, 50).result(PATIENCE_S))
 
     def test_children_of_a_call_may_share_a_network(self) -> None:
         def networks(net: str) -> int:
@@ -201,25 +201,29 @@ class Executor(unittest.TestCase):
                 time.sleep(0.01)
             begin = time.monotonic()
             self.assertTrue(future.cancel())
-            self.assertIn(future, wait([future], timeout=1).done)
-        self.assertLess(time.monotonic() - begin, 10)
+            self.assertIn(future, wait([future], timeout=PATIENCE_S).done)
+        self.assertLess(time.monotonic() - begin, 300, "its child was waited for")
         self.assertNotIn(future.child, [child["child"] for child in command("ps", "--running")["children"]])
 
     def test_a_child_that_takes_too_long_is_killed(self) -> None:
-        with executor(timeout=3) as children:
-            futures = [children.submit(time.sleep, seconds) for seconds in (0, 600)]
-            self.assertIsNone(futures[0].result(30))
-            with self.assertRaises(farfork.ChildTimeout):
-                futures[1].result(30)
+        with executor(timeout=3) as children, self.assertRaises(farfork.ChildTimeout):
+            children.submit(time.sleep, 600).result(PATIENCE_S)
+        with executor(timeout=PATIENCE_S) as children:
+            self.assertIsNone(children.submit(time.sleep, 0).result(PATIENCE_S))
 
     def test_map_gives_up_in_time(self) -> None:
-        with executor() as children:
+        # On a busy machine not even the first child may be done so soon.
+        for limit in (2, 8, 32, 128):
             begin = time.monotonic()
-            results = children.map(time.sleep, [0, 600, 600], timeout=2)
-            self.assertIsNone(next(results))
-            with self.assertRaises(FutureTimeoutError):
-                next(results)
-        self.assertLess(time.monotonic() - begin, 20)
+            done = 0
+            with executor() as children, self.assertRaises(FutureTimeoutError):
+                for _ in children.map(time.sleep, [0, 600, 600], timeout=limit):
+                    done += 1
+            took = time.monotonic() - begin
+            self.assertTrue(limit <= took < 600, f"{took} s of {limit}")
+            if done == 1:
+                return
+        self.fail("no child was done in time")
 
     def test_each_end_without_a_result_is_an_error(self) -> None:
         with executor() as children:
@@ -229,11 +233,11 @@ class Executor(unittest.TestCase):
                 (lambda: os.abort(), "SIGABRT"),
             ]:
                 with self.assertRaisesRegex(farfork.ChildDied, text):
-                    children.submit(call).result(30)
+                    children.submit(call).result(PATIENCE_S)
             with self.assertRaises(SystemExit):
-                children.submit(exit, 5).result(30)
+                children.submit(exit, 5).result(PATIENCE_S)
             with self.assertRaises((pickle.PicklingError, AttributeError, TypeError)):
-                children.submit(lambda: lambda: None).result(30)
+                children.submit(lambda: lambda: None).result(PATIENCE_S)
 
     def test_a_node_that_is_not_there_is_an_error_for_each_child(self) -> None:
         with farfork.Executor([nodes()[0], "nowhere"]) as children:
@@ -243,7 +247,7 @@ class Executor(unittest.TestCase):
     def test_the_cluster_chooses_where_no_nodes_are_named(self) -> None:
         with farfork.Executor() as children:
             futures = [children.submit(square, number) for number in range(3)]
-            self.assertEqual(sorted(future.result() for future in as_completed(futures, 30)), [0, 1, 4])
+            self.assertEqual(sorted(future.result() for future in as_completed(futures, PATIENCE_S)), [0, 1, 4])
             self.assertTrue(all(future.node for future in futures))
 
     def test_a_large_result_comes_whole(self) -> None:
@@ -257,13 +261,13 @@ class Executor(unittest.TestCase):
 
             def submit(first: int) -> None:
                 futures = [children.submit(square, first + number) for number in range(5)]
-                results.extend(future.result(60) for future in futures)
+                results.extend(future.result(PATIENCE_S) for future in futures)
 
             threads = [threading.Thread(target=submit, args=(first,)) for first in (0, 10, 20)]
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(60)
+                thread.join(PATIENCE_S)
         expected = [(first + number) ** 2 for first in (0, 10, 20) for number in range(5)]
         self.assertEqual(sorted(results), sorted(expected))
 
@@ -277,16 +281,16 @@ class Executor(unittest.TestCase):
                 done.set()
 
             children.submit(square, 3).add_done_callback(call_again)
-            self.assertTrue(done.wait(30))
-            self.assertEqual(second[0].result(30), 81)
+            self.assertTrue(done.wait(PATIENCE_S))
+            self.assertEqual(second[0].result(PATIENCE_S), 81)
 
     def test_it_takes_nothing_after_its_end_and_leaves_nothing(self) -> None:
         with executor() as children:
             self.assertEqual(list(children.map(square, range(4))), [0, 1, 4, 9])
-            ids = [future.child for future in [children.submit(square, 2)] if future.result(30)]
+            ids = [future.child for future in [children.submit(square, 2)] if future.result(PATIENCE_S)]
         with self.assertRaises(RuntimeError):
             children.submit(square, 1)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         mine: list[Any] = [None]
         while mine and time.monotonic() < deadline:
             seeds = [seed for seed in command("seeds")["seeds"] if seed["parent_pid"] == os.getpid()]

@@ -8,7 +8,7 @@ use farfork_sys::pidfd;
 
 use crate::probe::{Node, ask, try_ask, until};
 
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 
 /// What leaves something in a root: of files, of mounts, of what is attached to either.
 const LEAVES: [&str; 27] = [

@@ -20,7 +20,7 @@ use crate::seed::{Seed, Seeds, key};
 /// What a busy machine may add to something that takes milliseconds.
 pub(crate) const BUSY_MACHINE: Duration = Duration::from_secs(3);
 /// What a test waits at most for something that comes.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Which provider a test uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use farfork_wire::NodeName;
 use farfork_wire::descriptor::{Descriptor, Mapping};
 
 /// How long a parent may take for what it was asked.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running parent; killed when dropped.
 pub(crate) struct Parent {

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// For a daemon to answer, to end, or to hear of another.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The nodes that have an identity before they start; `a` holds the authority.
 const MEMBERS: [&str; 2] = ["b", "a2"];

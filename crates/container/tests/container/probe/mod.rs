@@ -11,7 +11,7 @@ use farfork_container::{Container, ContainerConfig, Pool, RootSpec};
 use farfork_sys::fdpass;
 
 /// Longest wait for a container in a test: machines under test are slow.
-const WAIT: Duration = Duration::from_secs(20);
+const WAIT: Duration = Duration::from_secs(60);
 
 /// The init program of these tests, compiled once.
 fn init_image() -> &'static [u8] {
