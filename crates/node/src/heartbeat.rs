@@ -15,7 +15,7 @@ use crate::api::v1;
 use crate::auth::Caller;
 use crate::client::{peer_client, within};
 use crate::failure::Failure;
-use crate::limits::HEARTBEAT_TIMEOUT;
+use crate::limits::{HEARTBEAT_TIMEOUT, LEAVE_TIMEOUT};
 use crate::peers::Peers;
 use crate::trust;
 
@@ -88,7 +88,7 @@ pub(crate) async fn leave(peers: &Peers) {
     let others = peers.others_alive().into_iter();
     let goodbyes = others.map(|member| {
         let mut client = peer_client(peers.channel(member.address));
-        let goodbye = within(HEARTBEAT_TIMEOUT, me.clone());
+        let goodbye = within(LEAVE_TIMEOUT, me.clone());
         tokio::spawn(async move { client.leave(goodbye).await.map(drop) })
     });
     for goodbye in goodbyes.collect::<Vec<_>>() {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use farfork_cluster::membership::UNREACHABLE_AFTER;
+
 /// To connect to a daemon. On one machine or in one data centre a connection takes milliseconds.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -24,8 +26,11 @@ pub const PREWARM_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most nodes that are warmed up by one request: each is asked at once.
 pub const PREWARM_NODES_MAX: usize = 256;
 
-/// For a heartbeat: it is sent every second.
-pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(2);
+/// For a heartbeat: as long as an answer may still come in time, so that a slow one counts.
+pub const HEARTBEAT_TIMEOUT: Duration = UNREACHABLE_AFTER;
+
+/// For another node to hear that this one stops; who does not will find out.
+pub const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Between two probes of a connection that carries a stream without an end of its own (logs, wait, attach).
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);

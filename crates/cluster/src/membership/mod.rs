@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Only what a node hears itself counts: hearsay introduces a member and never keeps one alive, so that a dead member
-//! does not live on in the answers of others. Time is an argument; sending is the business of `farfork-node`.
+//! does not live on in the answers of others. Time in which a node was kept from looking, by a busy machine or because it stood
+//! still, says nothing of others, and is no silence of theirs. Time is an argument; sending is the business of `farfork-node`.
 
 mod peer;
 #[cfg(test)]
@@ -33,6 +34,9 @@ pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// After so long a silence a member is unreachable: five heartbeats, so that one lost or late means nothing.
 pub const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
+
+/// A node that has not looked for longer was kept from it: what others said meanwhile may not have been read yet.
+pub const LOOK_INTERVAL_MAX: Duration = Duration::from_millis(500);
 
 /// After so long a silence a member is forgotten: a machine has had the time to boot twice.
 pub const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
@@ -111,12 +115,14 @@ pub enum JoinError {
 pub struct Membership {
     me: Member,
     peers: BTreeMap<NodeName, Peer>,
+    /// When time last passed.
+    looked_at: Option<Instant>,
 }
 
 impl Membership {
     /// A node that knows itself only.
     pub fn new(me: Member) -> Self {
-        Self { me, peers: BTreeMap::new() }
+        Self { me, peers: BTreeMap::new(), looked_at: None }
     }
 
     /// What this node says of itself.
@@ -165,8 +171,11 @@ impl Membership {
         self.peers.remove(name).is_some()
     }
 
-    /// Time has passed: returns who fell silent.
+    /// Time has passed: returns who fell silent. To be called more often than every [`LOOK_INTERVAL_MAX`].
     pub fn handle_time(&mut self, now: Instant) -> Vec<Event> {
+        let missed = self.missed(now);
+        self.peers.values_mut().for_each(|peer| peer.forgive(missed, now));
+        self.looked_at = Some(now);
         let mut events = Vec::new();
         self.peers.retain(|name, peer| {
             if peer.silent(now) >= FORGOTTEN_AFTER {
@@ -189,12 +198,14 @@ impl Membership {
 
     /// What to answer to a heartbeat: this node first, then those that it hears from.
     pub fn answer(&self, now: Instant) -> Vec<Member> {
+        let now = now - self.missed(now);
         let heard = self.peers.values().filter(|peer| peer.is_heard(now));
         std::iter::once(&self.me).chain(heard.map(|peer| &peer.member)).cloned().collect()
     }
 
     /// All members, by name.
     pub fn views(&self, now: Instant) -> Vec<View> {
+        let now = now - self.missed(now);
         let myself = View { member: self.me.clone(), state: State::Alive, silent: Duration::ZERO, is_self: true };
         let mut views: Vec<View> = self.peers.values().map(|peer| peer.view(now)).collect();
         views.push(myself);
@@ -218,7 +229,9 @@ impl Membership {
             let is_me = from.incarnation == self.me.incarnation;
             return if is_me { Ok(None) } else { Err(JoinError::NameTaken { address: self.me.address }) };
         }
+        let missed = self.missed(now);
         if let Some(peer) = self.peers.get_mut(&from.name) {
+            peer.forgive(missed, now);
             return peer.hear(from, now);
         }
         if self.peers.len() + 1 >= MEMBERS_MAX {
@@ -227,6 +240,12 @@ impl Membership {
         let name = from.name.clone();
         self.peers.insert(name.clone(), Peer::heard(from, now));
         Ok(Some(Event::Joined(name)))
+    }
+
+    /// For how long this node was kept from looking.
+    fn missed(&self, now: Instant) -> Duration {
+        let since = self.looked_at.map(|looked_at| now.saturating_duration_since(looked_at));
+        since.unwrap_or_default().saturating_sub(LOOK_INTERVAL_MAX)
     }
 
     fn introduce(&mut self, named: Member, now: Instant) {

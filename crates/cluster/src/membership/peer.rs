@@ -50,6 +50,11 @@ impl Peer {
         now.saturating_duration_since(self.heard_at)
     }
 
+    /// Time in which nobody would have heard it is no silence of its.
+    pub(super) fn forgive(&mut self, missed: Duration, now: Instant) {
+        self.heard_at = now.min(self.heard_at + missed);
+    }
+
     /// Whether this node itself hears from it.
     pub(super) fn is_heard(&self, now: Instant) -> bool {
         self.has_spoken && self.silent(now) < UNREACHABLE_AFTER

@@ -95,6 +95,23 @@ fn a_silent_member_is_unreachable_then_forgotten_and_may_return() {
     assert_eq!(cluster.sees(0).len(), 1);
 }
 
+/// It was stopped, or had no turn on a busy machine.
+#[test]
+fn a_node_that_did_not_look_takes_nobody_for_silent() {
+    let mut cluster = Cluster::new(&["a", "b"]);
+    cluster.deliver(1, 0).unwrap();
+    cluster.run(2 * HEARTBEAT_INTERVAL);
+
+    cluster.now += 3 * UNREACHABLE_AFTER;
+    assert_eq!(cluster.sees(0)[1].1, State::Alive, "before it looks");
+    assert_eq!(cluster.nodes[0].handle_time(cluster.now), []);
+    assert_eq!(cluster.sees(0)[1].1, State::Alive, "when it has looked");
+
+    cluster.cut = vec![1];
+    let events = cluster.run(UNREACHABLE_AFTER);
+    assert!(events.contains(&(0, Event::Unreachable(name("b")))), "silence counts from then on: {events:?}");
+}
+
 #[test]
 fn hearsay_keeps_no_dead_member_alive() {
     let mut cluster = Cluster::new(&["a", "b", "c"]);
