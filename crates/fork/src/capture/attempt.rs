@@ -165,15 +165,16 @@ impl Taken {
 }
 
 /// Captures `pid`, again if it changed its files or shared memory at the wrong moment.
-pub(super) fn capture(pid: i32, options: &CaptureOptions, deadline: &Deadline) -> Result<Attempted, CaptureError> {
+pub(super) fn capture(pid: i32, options: &CaptureOptions) -> Result<Attempted, CaptureError> {
+    let begun = Instant::now();
     let timed_out =
         || CaptureError::TimedOut { pid, limit: options.timeout, phase: "waiting for another capture of it" };
     let turn = Turn::wait(pid, options.timeout).ok_or_else(timed_out)?;
     let mut left = ATTEMPTS_MAX;
     loop {
         left -= 1;
-        match attempt(pid, options, deadline, &turn) {
-            Err(CaptureError::Unstable { what, .. }) if left > 0 && !deadline.is_over() => {
+        match attempt(pid, options, &turn) {
+            Err(CaptureError::Unstable { what, .. }) if left > 0 && begun.elapsed() < options.timeout => {
                 tracing::debug!(pid, what, "a process changed while it was looked at; once more");
             }
             other => return other,
@@ -181,22 +182,24 @@ pub(super) fn capture(pid: i32, options: &CaptureOptions, deadline: &Deadline) -
     }
 }
 
-fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn) -> Result<Attempted, CaptureError> {
+fn attempt(pid: i32, options: &CaptureOptions, turn: &Turn) -> Result<Attempted, CaptureError> {
     let begun = Instant::now();
     let look = |pid: i32, sockets: &ProgramSockets, streams: Option<&Streams>| prepare(pid, options, sockets, streams);
     let mut family = phase!("prepare.survey", Family::survey(pid, options, look))?;
     let mut times = CaptureTimes { survey: begun.elapsed(), ..CaptureTimes::default() };
 
+    // Nobody stands still for the look, which takes as long as a busy machine has it take.
+    let deadline = Deadline::after(options.timeout);
     // A stop costs some dozen wake-ups; on a busy machine each would wait for its turn. Without the right to, so be it.
     let real_time = RealTime::enter();
     // Who asks itself waits for the answer, and has no other use for its processor.
     let asks_itself = options.sockets.caller.is_some();
     let mut beside = if asks_itself { Beside::join(&family.relatives[0].prepared.survey.stat) } else { None };
     let paused_at = Instant::now();
-    let tids = phase!("prepare.stop", family.stop(options, deadline, look))?;
+    let tids = phase!("prepare.stop", family.stop(options, &deadline, look))?;
     times.stop = paused_at.elapsed();
     beside = beside.or_else(|| Beside::join_busy(pid, times.stop / family.relatives.len() as u32));
-    let mut standing = stand(&mut family, &tids, options, deadline, turn, &mut times)?;
+    let mut standing = stand(&mut family, &tids, options, &deadline, turn, &mut times)?;
     let open = phase!("prepare.files", Open::read(&family, &mut standing));
     let released = standing.into_iter().map(Standing::release);
     let (held, mut read): (Vec<Held>, Vec<Read>) = phase!("prepare.release", released.unzip());
@@ -210,7 +213,7 @@ fn attempt(pid: i32, options: &CaptureOptions, deadline: &Deadline, turn: &Turn)
 
     read.iter_mut().filter_map(|(paused, _)| paused.born.outdone.take()).for_each(|mut clone| clone.end(Some(turn)));
     let mut given_up = GivenUp { held, lifelines: lifelines(&family, &read), turn };
-    let (taken, shared) = take_all(family, read, (&given_up.held, open?), deadline)?;
+    let (taken, shared) = take_all(family, read, (&given_up.held, open?), &deadline)?;
     times.threads = taken.iter().map(|taken| taken.snapshot.threads.len()).sum();
     times.total = begun.elapsed();
     Ok(Attempted { held: std::mem::take(&mut given_up.held), taken, shared, times })

@@ -95,8 +95,8 @@ pub struct CaptureOptions {
     pub node: NodeName,
     /// The parent itself stays stopped and holds the memory; no clone is made.
     pub freeze: bool,
-    /// Limit of the attempt, until the process runs again and nothing is refused any more; and once more of what completes
-    /// the descriptor then.
+    /// Limit of the attempt, from its first stop until the process runs again and nothing is refused any more; and once more of what
+    /// completes the descriptor then.
     pub timeout: Duration,
     /// Called in the tracer thread for each template, when all else is done: it may take its time. Not in freeze mode.
     pub on_template: Option<OnTemplate>,

@@ -25,8 +25,9 @@ use super::error::CaptureError;
 use super::{CaptureOptions, CaptureTimes, Captured, describe, ready};
 
 /// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
-/// hangs in a system call of the kernel's own making (a file of /proc whose lock is held).
-pub const GRACE: Duration = Duration::from_secs(2);
+/// hangs in a system call of the kernel's own making (a file of /proc whose lock is held). A look before the pause, or behind it, has no
+/// limit of its own, and takes seconds where some dozen others want each processor.
+pub const GRACE: Duration = Duration::from_secs(20);
 
 /// How long the end of a template may take: its kill and its reaping have limits that add up to less.
 const END_LIMIT: Duration = Duration::from_secs(10);
@@ -169,10 +170,9 @@ pub(super) fn own(job: Job, is_told: impl FnOnce()) {
             return is_told();
         }
     };
-    let deadline = Deadline::after(options.timeout);
-    let attempt = || phase.in_scope(|| attempt::capture(pid, &options, &deadline));
+    let attempt = || phase.in_scope(|| attempt::capture(pid, &options));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
-    drop((phase, deadline));
+    drop(phase);
     let Attempted { mut held, taken, shared, times } = match captured {
         Ok(attempted) => attempted,
         Err(error) => {
