@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::harness::deadline::Ended;
-use crate::harness::{BINARY, Cluster, Parent, Program, Seed, deadline, scratch};
+use crate::harness::{BINARY, Cluster, Parent, Program, Seed, WAIT_TIMEOUT, deadline, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -125,6 +125,11 @@ fn rotated() {
         assert!(Instant::now() < give_up, "not all nodes have new certificates");
     }
     manage(&cluster, 0, &["rotate", "--finish"]);
+    // Connections that were made with old certificates end now, and whoever waited by one asks again.
+    deadline::until("the child is waited for", SOON, || {
+        let said = cluster.first().json_of_any(&["wait", "--timeout", WAIT_TIMEOUT, &children[0].id]);
+        said["children"][0]["error"].is_null().then_some(())
+    });
     seed.check_answers(&parent, &children, &[41]);
     // Whoever comes now has only the new ones to show.
     let children = seed.fork_detached(&["42 100".to_owned()], &["--to", cluster.name(1)]);

@@ -178,10 +178,11 @@ fn describe(farfork: &Farfork, end: &Value) -> String {
     let id = end["child"].as_str().unwrap_or_default();
     let logs = farfork.run(&["logs", "--stderr", id]).stderr;
     format!(
-        "{id} on {}: {}, {}{}\n{logs}",
+        "{id} on {}: {}, {}, error {}{}\n{logs}",
         end["node"],
         end["state"],
         end["exit_code"],
+        end["error"],
         without_ticks(end["stdout"].as_str().unwrap_or_default())
     )
 }
