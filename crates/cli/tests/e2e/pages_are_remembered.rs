@@ -12,6 +12,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("the_next_childs_pages_cross_no_network", next_child_asks_nobody),
     Test::shared("and_leave_with_their_seed", dropped_seeds_leave),
     Test::shared("a_recorded_set_spares_nine_faults_in_ten", recorded_sets_spare_faults),
+    Test::shared("also_one_that_was_recorded_by_default", default_sets_spare_faults),
     Test::shared("and_is_handed_on_to_the_next_seed", sets_are_handed_on),
     Test::shared("a_node_is_warmed_up_before_its_first_child", nodes_are_warmed_up),
     Test::alone("within_a_limit_and_whoever_dies", within_a_limit),
@@ -96,6 +97,27 @@ fn recorded_sets_spare_faults(cluster: &Cluster) {
     wait_for_set(cluster, &seed, faults);
     let next = child(cluster, &parent, &seed, 66, &["--to", cluster.name(2)]);
     assert!(10 * next.get("faults_missing") <= faults, "{}\n{}", first.0, next.0);
+}
+
+/// It stands still until its set has come: how soon that is, is not asked here.
+fn default_sets_spare_faults(cluster: &Cluster) {
+    let parent = Parent::start(Program::Situation("paging"), &[MEMORY_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let first = child(cluster, &parent, &seed, 77, &["--to", cluster.name(1)]);
+    let set = wait_for_set(cluster, &seed, first.get("pages_fetched")) / PAGE_BYTES;
+    for (number, node) in [(78, 2), (79, 0)] {
+        let options = ["--to", cluster.name(node), "--paused"];
+        let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);
+        let next = || Counted::of(cluster, &children[0]);
+        let mut before = 0;
+        deadline::until("the set, but for what is on trial", SOON, || {
+            let had = std::mem::replace(&mut before, next().get("pages_fetched"));
+            (had == before && before >= set - set / 16).then_some(())
+        });
+        cluster.first().json(&["unpause", &children[0].id]);
+        seed.check_answers(&parent, &children, &[number]);
+        assert!(10 * next().get("faults_missing") <= first.get("faults_missing"), "{}\n{}", first.0, next().0);
+    }
 }
 
 fn sets_are_handed_on(cluster: &Cluster) {

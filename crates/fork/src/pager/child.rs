@@ -30,7 +30,7 @@ use super::retries::Delivery;
 use super::settle::Settling;
 use super::space::Space;
 use super::strategy::{Paging, Strategy};
-use super::working_set::Trace;
+use super::working_set::{Early, Trace};
 use super::zygotes::Brood;
 
 /// Name of the file in the child's directory that says why its memory is lost, if it is.
@@ -105,6 +105,8 @@ pub(super) struct Child {
     pub(super) trace: Trace,
     /// Slots that an earlier child of the seed touched, in order, until they are queued.
     pub(super) recalled: VecDeque<Range<u64>>,
+    /// What of these is fetched before its userfaultfd has come.
+    pub(super) early: Early,
     /// It is a zygote.
     pub(super) zygote: Option<Brood>,
     /// Its directory.
@@ -179,6 +181,7 @@ impl Child {
             settling: Settling::Idle,
             trace: Trace::default(),
             recalled: VecDeque::new(),
+            early: Early::default(),
             zygote: plan.is_zygote.then(Brood::default),
             dir: dir.to_owned(),
             journal,

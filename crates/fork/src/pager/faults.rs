@@ -93,6 +93,7 @@ impl Server<'_> {
             self.watch.remove(Source::Socket(key), &**socket);
         }
         served.child.complete();
+        self.begin_with_early(key);
         self.queue_recalled(key);
     }
 
@@ -185,19 +186,13 @@ impl Server<'_> {
                 child.counters.faults_zero += u64::from(matches!(outcome, Installed::All | Installed::Gone));
                 outcome
             }
-            Need::Page { slot, ahead } => {
+            Need::Page { slot, mut ahead } => {
+                let is_expected = child.trace.knows(slot);
                 child.trace.touched(slot);
-                let source = child.populated.source_of(slot);
-                let owner = served.owners[source];
                 let cached = child.put_cached(&mut self.cache, space_number, slot..slot + 1, self.now);
                 child.counters.faults_cached += u64::from(cached.is_some() && is_first);
                 if cached.is_none() {
-                    let pid = child.pid.filter(|_| space_number == 0);
-                    let is_alone = ahead.along.end - ahead.along.start <= 1;
-                    self.single_at = is_alone.then_some(self.now).or(self.single_at);
-                    let slots = self.along(fault, slot, (source, ahead.along.clone()));
-                    self.demand(fault, slots, (source, owner));
-                    self.asked_for_one = Some(AskedForOne { child: key, pid, owner, is_alone });
+                    ahead = self.ask_with_company(fault, slot, ahead, is_expected);
                 }
                 self.wish(key, space_number, ahead);
                 let Some((_, outcome)) = cached else { return };
@@ -216,6 +211,27 @@ impl Server<'_> {
             }
             Installed::Failed(error) => self.lose(key, &format!("a page could not be installed: {error}")),
         }
+    }
+
+    /// Asks for a slot that somebody waits for: with what lies around it, or, where it is of the child's set, with what an earlier child
+    /// wanted next; of what lies around it nothing else is fetched then but what the set has. Gives what is to be fetched behind it.
+    fn ask_with_company(&mut self, fault: Fault, slot: u64, ahead: Ahead, is_expected: bool) -> Ahead {
+        let Some(served) = self.children.get(&fault.child) else { return ahead };
+        let pid = served.child.pid.filter(|_| fault.space == 0);
+        let source = served.child.populated.source_of(slot);
+        let owner = served.owners[source];
+        let recalled = if is_expected { self.leap(fault, slot, (source, owner)) } else { Vec::new() };
+        let (slots, ahead, is_alone) = if recalled.is_empty() {
+            let is_alone = ahead.along.end - ahead.along.start <= 1;
+            (self.along(fault, slot, (source, ahead.along.clone())), ahead, is_alone)
+        } else {
+            self.queue_part_of_set(fault, (source, owner), ahead.window);
+            (recalled, Ahead { stream: ahead.stream, ..Ahead::NOTHING }, false)
+        };
+        self.single_at = is_alone.then_some(self.now).or(self.single_at);
+        self.demand(fault, slots, (source, owner));
+        self.asked_for_one = Some(AskedForOne { child: fault.child, pid, owner, is_alone });
+        ahead
     }
 
     /// What to ask for where somebody waits for a slot: with it, what else of a range is wanted.
@@ -308,17 +324,7 @@ impl Server<'_> {
         };
         let Child { spaces, populated, trace, .. } = &mut served.child;
         let Some(known) = spaces.get(&space) else { return };
-        let (mut wanted, mut room) = (Vec::new(), BULK_SLOTS);
-        while room > 0
-            && let Some(range) = slots.pop_front()
-        {
-            let (some, rest) = known.wanted_from((source, populated), range, room);
-            room -= some.iter().map(|run| run.end - run.start).sum::<u64>();
-            wanted.extend(some);
-            if !rest.is_empty() {
-                slots.push_front(rest);
-            }
-        }
+        let wanted = known.take_wanted((source, populated), &mut slots, BULK_SLOTS);
         if !is_recalled {
             trace.fetched(&wanted);
         }
@@ -350,7 +356,7 @@ impl Server<'_> {
                         self.brought_one = alone.or(self.brought_one);
                         self.deliver(delivery, 0);
                     }
-                    Lane::Bulk => self.arrived.push_back(delivery),
+                    Lane::Bulk => self.stream_came(delivery),
                 }
             }
             (Some(read), Err(error)) => self.fail(&read, &error),
@@ -400,6 +406,8 @@ impl Server<'_> {
                 space.ask_alone();
                 return space.wake_all();
             }
+        } else if served.child.early.fails(read) && is_about_the_range(error) {
+            return;
         }
         if let Some(served) = self.children.get_mut(&read.child) {
             served.child.lose_source(read.source, &error.to_string());

@@ -62,6 +62,22 @@ pub(super) struct Wish {
     pub(super) is_recalled: bool,
 }
 
+impl Wish {
+    /// Has a slot come first, what is wanted before it last. Tells whether it is wanted at all.
+    fn go_on_at(&mut self, slot: u64) -> bool {
+        let Some(at) = self.slots.iter().position(|slots| slots.contains(&slot)) else { return false };
+        self.slots.rotate_left(at);
+        if let Some(first) = self.slots.front_mut()
+            && first.start < slot
+        {
+            let before = first.start..slot;
+            first.start = slot;
+            self.slots.push_back(before);
+        }
+        true
+    }
+}
+
 /// A question that is not about a child's pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Aside {
@@ -297,6 +313,13 @@ impl Owners {
         }
     }
 
+    /// Has what an earlier child wanted go on at this slot, where it waits in the queue: what was wanted before it comes last.
+    pub(super) fn leap(&mut self, key: OwnerKey, (child, space): (u64, SpaceNumber), slot: u64) -> Option<&mut Wish> {
+        let queue = &mut self.owners.get_mut(&key)?.queue;
+        let is_meant = |wish: &&mut Wish| wish.is_recalled && (wish.child, wish.space) == (child, space);
+        queue.iter_mut().filter(is_meant).find_map(|wish| wish.go_on_at(slot).then_some(wish))
+    }
+
     /// The next wish of the bulk lane, when another read may be on its way.
     pub(super) fn next_wish(&mut self, key: OwnerKey) -> Option<Wish> {
         let owner = self.owners.get_mut(&key)?;
@@ -365,5 +388,21 @@ impl Owners {
     pub(super) fn next_timeout(&self) -> Option<Instant> {
         let lanes = self.owners.values().flat_map(|owner| [&owner.demand, &owner.bulk]);
         lanes.filter_map(|lane| lane.next_timeout()).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_goes_on_where_its_child_is() {
+        let slots = VecDeque::from([7..9, 20..24, 3..5]);
+        let mut wish = Wish { child: 1, space: 0, source: 0, slots, is_recalled: true };
+        assert!(!wish.go_on_at(5), "it is not wanted");
+        assert!(wish.go_on_at(22));
+        assert_eq!(wish.slots, [22..24, 3..5, 7..9, 20..22]);
+        assert!(wish.go_on_at(3));
+        assert_eq!(wish.slots, [3..5, 7..9, 20..22, 22..24]);
     }
 }

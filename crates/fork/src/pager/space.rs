@@ -4,7 +4,7 @@
 //! here, or gone from the map before they came), and on their way. The order of things keeps them true: all messages are applied before a fault is judged, and while a message
 //! that was not yet read would change the map, the kernel refuses to fill any page (`Installed::Later`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -216,6 +216,27 @@ impl Space {
         slots_max: u64,
     ) -> (Vec<Range<u64>>, Range<u64>) {
         self.wanted_of(populated.parts_of(source, range.clone()), range, slots_max)
+    }
+
+    /// Takes from `slots` the first, at most `slots_max`, that come from one source and are neither here nor on their way.
+    pub(super) fn take_wanted(
+        &self,
+        (source, populated): (usize, &Populated),
+        slots: &mut VecDeque<Range<u64>>,
+        slots_max: u64,
+    ) -> Vec<Range<u64>> {
+        let (mut wanted, mut room) = (Vec::new(), slots_max);
+        while room > 0
+            && let Some(range) = slots.pop_front()
+        {
+            let (some, rest) = self.wanted_from((source, populated), range, room);
+            room -= some.iter().map(|run| run.end - run.start).sum::<u64>();
+            wanted.extend(some);
+            if !rest.is_empty() {
+                slots.push_front(rest);
+            }
+        }
+        wanted
     }
 
     fn wanted_of(

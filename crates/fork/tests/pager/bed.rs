@@ -118,6 +118,12 @@ impl Bed {
 
     /// A program whose memory this plan describes, adopted before it begins.
     pub(crate) fn start(&self, scenario: &str, pages: u64, plan: &MemoryPlan) -> Program {
+        let (child, programs_end) = self.adopt(plan);
+        Program::begin(scenario, pages, child, programs_end)
+    }
+
+    /// Has a child adopted that is not there yet; gives who it is, and where its userfaultfd is awaited.
+    pub(crate) fn adopt(&self, plan: &MemoryPlan) -> ((ChildId, PathBuf), OwnedFd) {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let id = ChildId::new(NodeName::new("n2").unwrap(), NUMBER.fetch_add(1, Ordering::Relaxed));
         let dir = self.dir.path().join(id.to_string());
@@ -125,7 +131,7 @@ impl Bed {
         plan.write(&dir).unwrap();
         let (pagers_end, programs_end) = fdpass::seqpacket_pair().unwrap();
         self.client.adopt(&id, &dir, pagers_end).unwrap();
-        Program::begin(scenario, pages, (id, dir), programs_end)
+        ((id, dir), programs_end)
     }
 
     pub(crate) fn stats(&self, program: &Program) -> PagerStats {

@@ -1,8 +1,12 @@
 //! Children whose seed remembers what earlier ones touched, one scenario a sentence.
 
-use farfork_fork::pager::{MemoryPlan, PagerCounters, Paging, Strategy, WarmProgress, WarmState};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
-use crate::bed::{Bed, soon};
+use farfork_fork::pager::{MemoryPlan, PagerCounters, Paging, Strategy, WarmProgress, WarmState};
+use farfork_wire::{ChildId, PAGE_SIZE};
+
+use crate::bed::{Bed, Program, soon};
 use crate::seed::start_on_host;
 use crate::series::Series;
 
@@ -13,6 +17,10 @@ const PAGES: u64 = 16 << 10;
 pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_recorded_set_spares_nine_faults_in_ten", || spares_nine_in_ten(one_by_one())),
     ("a_set_of_windows_spares_nine_faults_in_ten", || spares_nine_in_ten(Strategy::default())),
+    ("a_recorded_set_spares_nine_in_ten_of_who_does_not_wait_for_it", || spares_who_does_not_wait(one_by_one(), 10)),
+    ("a_set_of_windows_spares_half_of_who_does_not_wait_for_it", || spares_who_does_not_wait(Strategy::default(), 2)),
+    ("the_first_pages_of_a_set_come_before_their_child", first_pages_come_before_their_child),
+    ("pages_that_come_before_a_child_that_never_comes", pages_come_and_their_child_does_not),
     ("who_asks_for_single_pages_gets_no_set", who_asks_for_single_pages_gets_none),
     ("who_is_to_be_like_the_first_gets_no_set_and_makes_none", who_is_like_the_first_gets_none),
     ("a_set_is_found_on_the_owners_host", a_set_is_found_on_the_owners_host),
@@ -65,6 +73,58 @@ fn spares_nine_in_ten(first: Strategy) {
     let next = series.run_recalling(&series.plan(Strategy::default()));
     assert!(10 * next.faults_missing <= first.faults_missing, "{first:?}\n{next:?}");
     assert!(next.pages_fetched <= first.pages_fetched + first.pages_fetched / 4, "{first:?}\n{next:?}");
+    series.bed.end();
+}
+
+/// Leaves one fault in `part`. Each page of the set that is touched before it came brings those that were touched behind it; which of
+/// those that only came along will be touched, and when, the set does not know.
+fn spares_who_does_not_wait(first: Strategy, part: u64) {
+    let series = Series::new(PAGES);
+    let first = series.run("touch_sparsely", first);
+    soon("a whole set", || (series.seed.set_pages() >= first.pages_fetched).then_some(()));
+    let next = series.run_to_end("touch_sparsely", Strategy::default());
+    assert!(part * next.faults_missing <= first.faults_missing, "{first:?}\n{next:?}");
+    assert!(next.pages_fetched <= first.pages_fetched + first.pages_fetched / 4, "{first:?}\n{next:?}");
+    series.bed.end();
+}
+
+/// Pages of a set that are fetched before its child has begun: half a MiB.
+const EARLY_PAGES: u64 = 128;
+
+impl Series {
+    /// Has a child adopted whose set is known, and waits until its first pages are there.
+    fn adopt_early(&self) -> ((ChildId, PathBuf), OwnedFd) {
+        let first = self.run("touch_sparsely", one_by_one());
+        soon("a whole set", || (self.seed.set_pages() >= first.pages_fetched).then_some(()));
+        let (child, programs_end) = self.bed.adopt(&self.plan(Strategy::default()));
+        soon("the first pages", || {
+            let counters = self.bed.client.stats(&child.0).expect("the pager knows it").counters;
+            (counters.bytes_fetched >= EARLY_PAGES * PAGE_SIZE).then_some(())
+        });
+        (child, programs_end)
+    }
+}
+
+fn first_pages_come_before_their_child() {
+    let series = Series::new(PAGES);
+    let (child, programs_end) = series.adopt_early();
+    let early = series.bed.client.stats(&child.0).expect("the pager knows it").counters;
+    assert_eq!((early.pages_fetched, early.bytes_fetched), (0, EARLY_PAGES * PAGE_SIZE), "and no more: {early:?}");
+    let mut program = Program::begin("touch_sparsely", PAGES, child, programs_end);
+    program.meet();
+    program.let_go();
+    program.expect_success();
+    series.bed.finish(program);
+    series.bed.end();
+}
+
+fn pages_come_and_their_child_does_not() {
+    let series = Series::new(PAGES);
+    let (_, programs_end) = series.adopt_early();
+    drop(programs_end);
+    let children = || series.bed.client.children().expect("the pager answers");
+    soon("the end of a child that never came", || children().is_empty().then_some(()));
+    series.run("touch_sparsely", Strategy::default());
     series.bed.end();
 }
 

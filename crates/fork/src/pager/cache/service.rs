@@ -30,7 +30,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 impl Child {
     /// Whether it looks into the cache, and what is fetched for it is kept there.
-    fn uses(&self, cache: &PageCache, source: &ChildSource) -> bool {
+    pub(in crate::pager) fn uses(&self, cache: &PageCache, source: &ChildSource) -> bool {
         !source.is_on_this_host() && (self.strategy.cache || cache.is_for_all(&source.key.seed))
     }
 

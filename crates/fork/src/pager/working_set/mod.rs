@@ -14,9 +14,13 @@
 //! set follows its children when they change, and each pays for that with a thirty-second part of the faults that the set
 //! spares it, and with eight at most. New pages come in as any child touches them.
 //!
+//! A child does not wait for its set. So the first pages are fetched before it begins, and where it touches a page of the set before that
+//! came, what was touched next comes along with it, and the rest from there on: however fast it is, a fault brings a read's worth.
+//!
 //! Pure: `set` (the owner's), `habit` (a process's), `trace` (a child's), `message`, `recent`. Who sends and asks is `service`; `remembered` is
-//! the owner's set for its threads; `warming` fills a node's cache with a set before any child is there.
+//! the owner's set for its threads; `early` fetches what comes before the child does; `warming` fills a node's cache with a set before any child is there.
 
+mod early;
 mod habit;
 mod message;
 mod recent;
@@ -29,6 +33,7 @@ mod warming;
 use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
 
+pub(super) use early::Early;
 pub use habit::Habits;
 pub use message::Report;
 pub(super) use message::{REPORT_MAGIC, SET_MAGIC, decode};

@@ -13,7 +13,8 @@ use farfork_wire::descriptor::ExtentId;
 use super::message::{REPORT_RUNS_MAX, Report};
 use super::{Pages, SET_PAGES_MAX, TRIAL_PART, decode};
 use crate::pager::child::Child;
-use crate::pager::owners::{Aside, Lane, Wish};
+use crate::pager::owners::{Aside, BULK_SLOTS, Lane, OwnerKey, Wish};
+use crate::pager::retries::Fault;
 use crate::pager::server::Server;
 use crate::pager::strategy::Paging;
 
@@ -133,7 +134,10 @@ impl Server<'_> {
     pub(in crate::pager) fn queue_recalled(&mut self, key: u64) {
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
-        if child.socket.is_some() || child.recalled.is_empty() {
+        if child.socket.is_some() {
+            return self.fetch_early(key);
+        }
+        if child.recalled.is_empty() {
             return;
         }
         let mut shares: BTreeMap<usize, VecDeque<Range<u64>>> = BTreeMap::new();
@@ -147,6 +151,35 @@ impl Server<'_> {
             let wish = Wish { child: key, space, source: *source, slots: slots.clone(), is_recalled: true };
             self.owners.queue(served.owners[*source], wish);
         }
+    }
+
+    /// What of a child's set comes along with a page of it that somebody waits for: those that were wanted next; the rest follows behind
+    /// them. Nothing where the page does not wait for its turn.
+    pub(in crate::pager) fn leap(
+        &mut self,
+        fault: Fault,
+        slot: u64,
+        (source, owner): (usize, OwnerKey),
+    ) -> Vec<Range<u64>> {
+        let Fault { child, space, .. } = fault;
+        let Some(wish) = self.owners.leap(owner, (child, space), slot) else { return Vec::new() };
+        let Some(served) = self.children.get(&child) else { return Vec::new() };
+        let Child { spaces, populated, .. } = &served.child;
+        let Some(known) = spaces.get(&space) else { return Vec::new() };
+        let wanted = known.take_wanted((source, populated), &mut wish.slots, BULK_SLOTS);
+        self.take_cached((child, space, source), wanted)
+    }
+
+    /// Has what a child's set has of a range fetched when it is its turn.
+    pub(in crate::pager) fn queue_part_of_set(
+        &mut self,
+        fault: Fault,
+        (source, owner): (usize, OwnerKey),
+        range: Range<u64>,
+    ) {
+        let Some(served) = self.children.get(&fault.child).filter(|_| range.end - range.start > 1) else { return };
+        let slots = served.child.trace.known_of(range);
+        self.owners.queue(owner, Wish { child: fault.child, space: fault.space, source, slots, is_recalled: true });
     }
 
     /// Tells the owner what was seen of a child since the last time.

@@ -1,7 +1,7 @@
 //! What is seen of one child's touches: the slots that it faulted on and those that came before it could, in order; and
 //! of the set that it was given, which slots were left out on trial and not touched.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use super::SET_PAGES_MAX;
@@ -37,6 +37,16 @@ impl Trace {
     /// Of a child with so many slots. Without any, or of a child that is not recorded, it stays empty.
     pub(in crate::pager) fn new(slots: u64) -> Self {
         Self { known: PageSet::new(slots), touched: PageSet::new(slots), room: SET_PAGES_MAX, ..Self::default() }
+    }
+
+    /// Whether a slot was noted, or the child was given it.
+    pub(in crate::pager) fn knows(&self, slot: u64) -> bool {
+        self.known.contains(slot)
+    }
+
+    /// The slots of a range that were noted, or that the child was given.
+    pub(super) fn known_of(&self, range: Range<u64>) -> VecDeque<Range<u64>> {
+        self.known.without(&PageSet::default(), range).collect()
     }
 
     /// The child faulted on a slot.
@@ -133,6 +143,7 @@ mod tests {
         trace.expect(&[0..10, 12..14], &[10, 11, 20, 30, 31, 40]);
         trace.fetched(&[0..10, 12..14, 40..41]);
         trace.touched(11);
+        assert_eq!(trace.known_of(8..30), [8..10, 11..14, 20..21]);
         assert_eq!(trace.take_news().unwrap().slots, [(20..21, true), (40..41, false), (11..12, true)]);
         assert_eq!(trace.take_unwanted(), [10..11, 30..32], "of what was fetched nothing is known");
     }
