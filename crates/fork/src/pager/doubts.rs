@@ -14,6 +14,7 @@ use super::journal::SpaceNumber;
 use super::page_map::PageMap;
 use super::retries::Task;
 use super::server::Server;
+use super::space::Space;
 
 /// How a doubt stands.
 enum Outcome {
@@ -48,8 +49,11 @@ impl Child {
         else {
             return Outcome::Known;
         };
+        if let Some(parent) = self.spaces.get_mut(&parent) {
+            parent.forget_what_is_settled();
+        }
         // Who is gone has nothing to tell any more.
-        let is_heard = |parent: &super::space::Space| parent.is_known() && parent.uffd().is_quiet();
+        let is_heard = |parent: &Space| parent.is_known() && parent.uffd().is_quiet();
         if !self.spaces.get(&parent).is_none_or(is_heard) {
             return Outcome::Later;
         }

@@ -163,7 +163,7 @@ impl Server<'_> {
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
-        if !space.is_known() {
+        if !space.knows() {
             // As all that is not quiet has it: as soon as may be.
             return self.retries.push(Task::Fault(fault), self.now, Duration::ZERO, paused_tries);
         }

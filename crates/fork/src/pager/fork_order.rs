@@ -26,7 +26,7 @@ use std::ops::Range;
 use farfork_sys::userfaultfd::Message;
 
 use super::journal::SpaceNumber;
-use super::page_map::{PageMap, Segment};
+use super::page_map::{Followed, PageMap, Segment};
 
 /// Most changes heard behind a fork that are in question: a thread is late by a turn of some milliseconds, in which others make a
 /// change in some ten microseconds.
@@ -37,7 +37,7 @@ const LATE_CHANGES_MAX: usize = 512;
 pub(super) struct Change {
     message: Message,
     /// What the page map lost by it.
-    lost: Vec<Segment>,
+    followed: Followed,
     /// An address by which it can be told whether it was made: where something was moved to, or was before.
     place: Option<u64>,
 }
@@ -45,13 +45,13 @@ pub(super) struct Change {
 impl Change {
     /// Has a map follow a message.
     pub(super) fn made(message: Message, map: &mut PageMap) -> Self {
-        let lost = map.follow(&message);
-        let left = lost.first().map(|segment| segment.start);
+        let followed = map.follow(&message);
+        let left = followed.lost.first().map(|segment| segment.start);
         let place = match message {
             Message::Remap { to, bytes, .. } => map.first_in(to, to + bytes).or(left).or(Some(to)),
             _ => left,
         };
-        Self { message, lost, place }
+        Self { message, followed, place }
     }
 
     /// The addresses of which it says whether they are registered.
@@ -77,7 +77,7 @@ impl Change {
                 Some((Expected::Registered, Expected::Left))
             }
             Message::Unmap { start, end } if (start..end).contains(&address) => {
-                let was_seen = self.lost.iter().any(|segment| (segment.start..segment.end).contains(&address));
+                let was_seen = self.followed.lost.iter().any(|segment| (segment.start..segment.end).contains(&address));
                 Some((if was_seen { Expected::Registered } else { Expected::Anything }, Expected::Unregistered))
             }
             _ => None,
@@ -91,7 +91,7 @@ impl Change {
 
     /// Has a map be as it was before these changes, the last it followed.
     pub(super) fn unmake_all(changes: &[Change], map: &mut PageMap) {
-        changes.iter().rev().for_each(|change| map.unfollow(&change.message, &change.lost));
+        changes.iter().rev().for_each(|change| map.unfollow(&change.message, &change.followed));
     }
 }
 
@@ -194,13 +194,13 @@ impl Doubt {
 fn ask_for_discards<W: Witness>(changes: &[Change], has: &mut [bool], witness: &mut W) -> Result<(), W::Error> {
     let discards = (0..changes.len()).filter(|index| has[*index] && changes[*index].is_discard());
     for index in discards.collect::<Vec<usize>>() {
-        let Change { message, lost, .. } = &changes[index];
+        let Change { message, followed, .. } = &changes[index];
         // Where something was moved since, there is nothing left to ask for.
         let is_moved = |later: usize| has[later] && matches!(changes[later].message, Message::Remap { .. });
         if (index + 1..changes.len()).any(|later| is_moved(later) && overlap(&changes[later].message, message)) {
             continue;
         }
-        match witness.has_kept(lost)? {
+        match witness.has_kept(&followed.lost)? {
             Some(true) => take_back(changes, has, index),
             Some(false) => has[index] = true,
             None => {}

@@ -18,7 +18,7 @@
 //! - What should hold data is never answered with zeroes: what cannot be had is poisoned, and the reason written down.
 //! - A thread that waits is answered, or woken to ask again, whatever becomes of the page it waits for.
 //!
-//! Pure parts: `counters`, `fork_order`, `page_map`, `populated`, `page_set`, `prefetch`, `replay`. What becomes of a child as a process,
+//! Pure parts: `counters`, `fork_order`, `overtaken`, `page_map`, `populated`, `page_set`, `prefetch`, `replay`. What becomes of a child as a process,
 //! and when its directory is made and removed, is the daemon's business.
 
 mod cache;
@@ -35,6 +35,7 @@ mod install;
 mod journal;
 mod keeper;
 mod origin;
+mod overtaken;
 mod owners;
 mod page_map;
 mod page_set;

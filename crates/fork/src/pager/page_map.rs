@@ -2,16 +2,19 @@
 //! discarded, moved where it moved them.
 //!
 //! What is registered but stands not in this map has no page to fetch and reads as zeroes: a stack that grew, the end
-//! of a mapping that mremap(2) made longer, memory after MADV_DONTNEED. Pure: it is fed with ranges and events; who
-//! reads these from the kernel is `space`.
+//! of a mapping that mremap(2) made longer, memory after MADV_DONTNEED. Changes may be heard in another order than they were made
+//! (`overtaken`). Pure: it is fed with ranges and events; who reads these from the kernel is `space`.
 
 use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
+use std::ops::Range;
 
 use farfork_sys::userfaultfd::Message;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::ExtentId;
 use serde::{Deserialize, Serialize};
+
+use super::overtaken::{Overtaken, Ranges};
 
 /// A range of addresses that shows neighbouring pages of an extent. Addresses are multiples of the page size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,7 +31,7 @@ pub struct Segment {
 
 impl Segment {
     /// The part within `start..end`, if any.
-    fn clipped(&self, start: u64, end: u64) -> Option<Segment> {
+    pub(super) fn clipped(&self, start: u64, end: u64) -> Option<Segment> {
         let (from, to) = (self.start.max(start), self.end.min(end));
         (from < to).then(|| Segment { start: from, end: to, first_page: self.page_at(from), ..*self })
     }
@@ -52,6 +55,23 @@ pub(super) struct PageMap {
     segments: BTreeMap<u64, Segment>,
     /// First addresses by extent and first page.
     places: BTreeMap<(ExtentId, u64), u64>,
+    /// What shows nothing since it was discarded.
+    emptied: Ranges,
+    /// What is still to be heard of changes that others have overtaken.
+    overtaken: Overtaken,
+}
+
+/// What a page map lost by a change, and what undoes that.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Followed {
+    /// What it shows nowhere any more.
+    pub(super) lost: Vec<Segment>,
+    /// What had been discarded of the range before.
+    emptied: Vec<Range<u64>>,
+    /// It was told before, with a move.
+    was_told: bool,
+    /// The map before it, where something was overtaken.
+    before: Option<Box<PageMap>>,
 }
 
 impl PageMap {
@@ -93,36 +113,104 @@ impl PageMap {
         first.filter(|first| *first < end)
     }
 
-    /// Follows a change of the memory map; gives what it shows nowhere any more.
-    pub(super) fn follow(&mut self, message: &Message) -> Vec<Segment> {
+    /// Follows a change of the memory map.
+    pub(super) fn follow(&mut self, message: &Message) -> Followed {
+        let overtakes = matches!(*message, Message::Remap { to, bytes, .. } if self.has(to..to + bytes));
+        let before = (overtakes || self.is_overtaken()).then(|| Box::new(self.clone()));
+        let mut followed = Followed { before, ..Followed::default() };
         match *message {
             Message::Remap { from, to, bytes } => self.remap(from, to, bytes),
-            Message::Remove { start, end } | Message::Unmap { start, end } => self.take(start, end),
-            Message::Fault { .. } | Message::Fork { .. } => Vec::new(),
+            Message::Unmap { start, end } => {
+                followed.was_told = self.overtaken.take_expected(start..end);
+                if !followed.was_told {
+                    (followed.lost, followed.emptied) = self.leave(start, end);
+                }
+            }
+            // Pages are discarded where they are: who does so has the place, and waits until it was heard.
+            Message::Remove { start, end } => {
+                (followed.lost, followed.emptied) = self.take(start, end);
+                self.emptied.insert(start..end);
+            }
+            Message::Fault { .. } | Message::Fork { .. } => {}
+        }
+        followed
+    }
+
+    /// Undoes the last change that it followed.
+    pub(super) fn unfollow(&mut self, message: &Message, followed: &Followed) {
+        match (&followed.before, *message) {
+            (Some(before), _) => *self = Self::clone(before),
+            (None, Message::Remap { from, to, bytes }) => {
+                let moved = self.take(to, to + bytes);
+                self.put_at(moved, to, from);
+                self.overtaken.take_expected(from..from + bytes);
+            }
+            (None, Message::Unmap { start, end } | Message::Remove { start, end }) => {
+                if followed.was_told {
+                    self.overtaken.expect(start..end);
+                } else {
+                    self.emptied.take(start..end);
+                }
+                self.put_at((followed.lost.clone(), followed.emptied.clone()), start, start);
+            }
+            (None, Message::Fault { .. } | Message::Fork { .. }) => {}
         }
     }
 
-    /// Undoes the last change that it followed, by which `lost` was lost.
-    pub(super) fn unfollow(&mut self, message: &Message, lost: &[Segment]) {
-        if let Message::Remap { from, to, bytes } = *message {
-            self.remap(to, from, bytes);
-        }
-        lost.iter().for_each(|segment| self.insert(*segment));
+    /// Whether it is known that something of a range is mapped.
+    fn has(&self, range: Range<u64>) -> bool {
+        self.first_in(range.start, range.end).is_some() || self.emptied.overlap(&range)
     }
 
-    /// Moves a range, as mremap(2) does; gives what was at its new place, which is gone.
-    fn remap(&mut self, from: u64, to: u64, bytes: u64) -> Vec<Segment> {
-        let moved = self.take(from, from + bytes);
-        let lost = self.take(to, to + bytes);
-        for segment in moved {
+    /// Whether something was overtaken that is still to be heard of.
+    pub(super) fn is_overtaken(&self) -> bool {
+        self.overtaken.has_displaced()
+    }
+
+    /// Whether it is prepared for a change that is heard late.
+    pub(super) fn awaits(&self) -> bool {
+        self.overtaken.has_any()
+    }
+
+    /// Nothing is to be heard of any more.
+    pub(super) fn all_was_heard(&mut self) {
+        self.overtaken = Overtaken::default();
+    }
+
+    /// Moves a range, as mremap(2) does. Who is at its new place has left it, and is still to tell so.
+    fn remap(&mut self, from: u64, to: u64, bytes: u64) {
+        let moved = self.leave(from, from + bytes);
+        if self.has(to..to + bytes) {
+            let (displaced, _) = self.take(to, to + bytes);
+            self.overtaken.displace(to..to + bytes, displaced);
+        }
+        self.overtaken.expect(from..from + bytes);
+        self.put_at(moved, from, to);
+    }
+
+    fn put_at(&mut self, (segments, emptied): (Vec<Segment>, Vec<Range<u64>>), from: u64, to: u64) {
+        for segment in segments {
             let (start, end) = (segment.start - from + to, segment.end - from + to);
             self.insert(Segment { start, end, ..segment });
         }
-        lost
+        emptied.into_iter().for_each(|range| self.emptied.insert(range.start - from + to..range.end - from + to));
     }
 
-    /// Cuts a range out and gives what was in it.
-    fn take(&mut self, start: u64, end: u64) -> Vec<Segment> {
+    /// What leaves a range: who was displaced there before who is there.
+    fn leave(&mut self, start: u64, end: u64) -> (Vec<Segment>, Vec<Range<u64>>) {
+        if start >= end {
+            return Default::default();
+        }
+        let Some((range, mut left)) = self.overtaken.leave(start..end) else { return self.take(start, end) };
+        let (below, mut emptied) = self.leave(start, range.start);
+        let (above, emptied_above) = self.leave(range.end, end);
+        left.extend(below.into_iter().chain(above));
+        emptied.extend(emptied_above);
+        (left, emptied)
+    }
+
+    /// Cuts a range out and gives what was in it, and what of it had been discarded.
+    fn take(&mut self, start: u64, end: u64) -> (Vec<Segment>, Vec<Range<u64>>) {
         let first = self.at(start).map_or(start, |segment| segment.start);
         let touched: Vec<Segment> = self.segments.range(first..end.max(first)).map(|(_, segment)| *segment).collect();
         for segment in &touched {
@@ -131,7 +219,8 @@ impl PageMap {
             let outside = [segment.clipped(0, start), segment.clipped(end, u64::MAX)];
             outside.into_iter().flatten().for_each(|rest| self.insert(rest));
         }
-        touched.iter().filter_map(|segment| segment.clipped(start, end)).collect()
+        let taken = touched.iter().filter_map(|segment| segment.clipped(start, end)).collect();
+        (taken, self.emptied.take(start..end))
     }
 
     fn insert(&mut self, segment: Segment) {
@@ -157,6 +246,10 @@ mod tests {
     impl Model {
         fn remove(&mut self, start: u64, count: u64) {
             self.0.retain(|page, _| !(start..start + count).contains(page));
+        }
+
+        fn shows(&self, start: u64, count: u64) -> bool {
+            (start..start + count).any(|page| self.0.contains_key(&page))
         }
 
         fn remap(&mut self, from: u64, to: u64, count: u64) {
@@ -212,24 +305,30 @@ mod tests {
             check(&map, &model);
             let mut undone = Vec::new();
             for event in events {
-                match event {
-                    Event::Remove { start, count } => {
-                        let (start_at, end) = (start * PAGE_SIZE, (start + count) * PAGE_SIZE);
-                        let message = Message::Unmap { start: start_at, end };
-                        undone.push((Model(model.0.clone()), message, map.follow(&message)));
-                        model.remove(start, count);
-                    }
+                let unmap = |start: u64, count: u64| Message::Unmap { start: start * PAGE_SIZE, end: (start + count) * PAGE_SIZE };
+                // As the kernel tells of it: a move is the second of three.
+                let messages = match event {
+                    Event::Remove { start, count } => vec![unmap(start, count)],
                     Event::Remap { from, to, count } => {
                         let (from_at, to_at, bytes) = (from * PAGE_SIZE, to * PAGE_SIZE, count * PAGE_SIZE);
-                        let message = Message::Remap { from: from_at, to: to_at, bytes };
-                        undone.push((Model(model.0.clone()), message, map.follow(&message)));
-                        model.remap(from, to, count);
+                        let before = model.shows(to, count).then(|| unmap(to, count));
+                        let moves = Message::Remap { from: from_at, to: to_at, bytes };
+                        before.into_iter().chain([moves, unmap(from, count)]).collect()
                     }
+                };
+                for message in messages {
+                    let before = Model(model.0.clone());
+                    match message {
+                        Message::Remap { from, to, bytes } => model.remap(from / PAGE_SIZE, to / PAGE_SIZE, bytes / PAGE_SIZE),
+                        Message::Unmap { start, end } => model.remove(start / PAGE_SIZE, (end - start) / PAGE_SIZE),
+                        _ => {}
+                    }
+                    undone.push((before, message, map.follow(&message)));
+                    check(&map, &model);
                 }
-                check(&map, &model);
             }
-            for (before, message, lost) in undone.into_iter().rev() {
-                map.unfollow(&message, &lost);
+            for (before, message, followed) in undone.into_iter().rev() {
+                map.unfollow(&message, &followed);
                 check(&map, &before);
             }
         }

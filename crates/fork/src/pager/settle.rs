@@ -122,7 +122,10 @@ impl Child {
     fn next_unsettled(&mut self) -> Option<(SpaceNumber, usize, Vec<Range<u64>>)> {
         let Settling::Underway(cursors) = &mut self.settling else { return None };
         let slots = self.populated.slots();
-        for (number, space) in self.spaces.iter_mut().filter(|(_, space)| space.is_known()) {
+        for (number, space) in self.spaces.iter_mut() {
+            if !space.knows() {
+                continue;
+            }
             let cursor = cursors.entry(*number).or_default();
             // Behind the end, once more from the start: what was asked for may not have come.
             for from in [*cursor, 0] {
@@ -144,9 +147,7 @@ impl Child {
 
     fn has_all(&self) -> bool {
         let slots = self.populated.slots();
-        self.socket.is_none()
-            && self.doubted.is_empty()
-            && self.spaces.values().all(|space| space.missing_slots(slots) == 0)
+        self.socket.is_none() && self.spaces.values().all(|space| space.is_known() && space.missing_slots(slots) == 0)
     }
 
     /// How far it is.

@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
 
 use farfork_sys::userfaultfd::{Message, Userfaultfd};
 use farfork_wire::PAGE_SIZE;
@@ -346,6 +347,9 @@ impl Space {
     pub(super) fn put(&mut self, run: &SlotRun, data: &[u8], filled: &mut u64) -> Installed {
         let mut page = 0;
         while page < run.count {
+            if !self.knows() {
+                return Installed::Later { from: page * PAGE_SIZE, pause: Duration::ZERO };
+            }
             let Some((address, pages)) = self.map.place_of(run.extent, run.first_page + page) else {
                 // It will not be wanted again: memory that is gone does not come back.
                 let slot = run.first_slot + page;

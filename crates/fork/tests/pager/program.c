@@ -396,6 +396,119 @@ static void fork_what_moves(void)
 		FAIL("%d forked processes were wrong", wrong);
 }
 
+/* ---- places that one thread leaves and another one moves into at once ---- */
+
+#define BLOCK (HOLE_FIRST * PAGE)
+#define LEFT (AREA + HOLE_END * PAGE)
+#define LEFT_FIRST HOLE_END
+#define GIVEN_AWAY (HOLE_END + HOLE_FIRST)
+#define BESIDE (AREA + 2 * ELSEWHERE)
+/* Areas in a range that the kernel needs long to let go of. */
+#define SMALL_AREAS 8000UL
+
+/* How the place is left. */
+enum leaving {
+	BY_MOVE,
+	/* Onto memory that is paged, too, of which the kernel tells first. */
+	BY_MOVE_ONTO,
+	BY_UNMAP,
+};
+
+static uint8_t *left_block;
+static unsigned long left_bytes;
+static int leaving = -1;
+
+static void *leave_thread(void *unused)
+{
+	(void)unused;
+	pin_to(last_processor());
+	while (!__atomic_load_n(&is_over, __ATOMIC_RELAXED)) {
+		int how = __atomic_load_n(&leaving, __ATOMIC_ACQUIRE);
+		if (how == BY_UNMAP)
+			CHECK(!munmap(left_block, left_bytes));
+		else if (how >= 0)
+			CHECK(mremap(left_block, left_bytes, left_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, BESIDE) == BESIDE);
+		if (how >= 0)
+			__atomic_store_n(&leaving, -1, __ATOMIC_RELEASE);
+		else
+			sched_yield();
+	}
+	return 0;
+}
+
+/* Has the other thread leave a place; returns as soon as the kernel says that nothing is there. */
+static void have_left(uint8_t *block, unsigned long bytes, enum leaving how)
+{
+	unsigned char here;
+	left_block = block;
+	left_bytes = bytes;
+	__atomic_store_n(&leaving, how, __ATOMIC_RELEASE);
+	while (!mincore(block, PAGE, &here))
+		;
+}
+
+static void wait_until_it_has_left(void)
+{
+	while (__atomic_load_n(&leaving, __ATOMIC_ACQUIRE) >= 0)
+		sched_yield();
+}
+
+static void move_to(uint8_t *from, uint8_t *to, int flags)
+{
+	CHECK(mremap(from, BLOCK, BLOCK, MREMAP_MAYMOVE | MREMAP_FIXED | flags, to) == to);
+}
+
+/* Leaves a block by a move, and moves another one there. */
+static void reuse_after_move(unsigned long page, enum leaving how)
+{
+	if (how == BY_MOVE_ONTO)
+		CHECK(mremap(AREA + HOLE_FIRST * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, BESIDE) == BESIDE);
+	have_left(LEFT, BLOCK, how);
+	move_to(AREA, LEFT, 0);
+	wait_until_it_has_left();
+	check_page(LEFT + page * PAGE, page);
+	check_page(BESIDE + page * PAGE, LEFT_FIRST + page);
+	move_to(LEFT, AREA, 0);
+	move_to(BESIDE, LEFT, 0);
+}
+
+/* Frees a large block, a page of which is paged, and grows another one, which the kernel puts there. */
+static int reuse_after_unmapping(unsigned long page)
+{
+	unsigned long bytes = SMALL_AREAS * PAGE;
+	uint8_t *large = mmap(0, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(large != MAP_FAILED);
+	for (unsigned long area = 0; area < SMALL_AREAS; area += 2)
+		CHECK(!mprotect(large + area * PAGE, PAGE, PROT_READ));
+	uint8_t *paged = large + bytes - BLOCK / 2;
+	CHECK(mremap(AREA + (GIVEN_AWAY + page) * PAGE, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, paged) == paged);
+	have_left(large, bytes, BY_UNMAP);
+	uint8_t *grown = mremap(AREA, BLOCK, BLOCK + PAGE, MREMAP_MAYMOVE);
+	CHECK(grown != MAP_FAILED);
+	wait_until_it_has_left();
+	check_page(grown + page * PAGE, page);
+	CHECK(mremap(grown, BLOCK + PAGE, BLOCK, MREMAP_MAYMOVE | MREMAP_FIXED, AREA) == AREA);
+	return grown >= large && grown < large + bytes;
+}
+
+static void reuse_what_was_left(void)
+{
+	pthread_t thread;
+	int reused = 0;
+	CHECK(!pthread_create(&thread, 0, leave_thread, 0));
+	pin_to(0);
+	for (unsigned long page = 0; page < HOLE_FIRST; page++) {
+		/* Those take longer. */
+		if (page % 16 == 3)
+			reused += reuse_after_unmapping(page);
+		else
+			reuse_after_move(page, page % 4 == 2 ? BY_MOVE_ONTO : BY_MOVE);
+	}
+	CHECK(reused > 0);
+	__atomic_store_n(&is_over, 1, __ATOMIC_RELAXED);
+	CHECK(!pthread_join(thread, 0));
+}
+
 static void fork_and_check(void)
 {
 	check_shuffled(AREA, 0, pages / 3, 12, 0);
@@ -819,6 +932,7 @@ static const struct {
 	{"remap", remap, 0},
 	{"touch_what_moves", touch_what_moves, 0},
 	{"fork_what_moves", fork_what_moves, 0},
+	{"reuse_what_was_left", reuse_what_was_left, 0},
 	{"fork", fork_and_check, 0},
 	{"bear_copies", bear_copies, 0},
 	{"protect", protect, 0},

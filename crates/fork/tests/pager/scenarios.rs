@@ -29,6 +29,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("memory_that_is_moved_again_and_again_is_the_same", || run_once("touch_what_moves")),
     ("forked_processes_see_the_same", || run_once("fork")),
     ("forks_see_what_moves_where_it_is", || run_once("fork_what_moves")),
+    ("places_that_were_left_are_used_again_at_once", places_that_were_left_are_used_again_at_once),
     ("protection_does_not_matter", || run_once("protect")),
     ("system_calls_wait_for_pages", || run_once("system_calls")),
     ("a_stack_grows_with_zeroes", || run_once("grow_stack")),
@@ -99,6 +100,12 @@ fn run_while_pagers_die(scenario: &str) {
         }
         assert!(killed > 0, "the program was faster than the killer");
     });
+}
+
+/// Page by page, so that each move is one of memory that has not come.
+fn places_that_were_left_are_used_again_at_once() {
+    let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
+    with_program("reuse_what_was_left", strategy, |_| {});
 }
 
 fn pages_arrive_in_any_order() {

@@ -22,9 +22,17 @@ impl Space {
         self.doubt.as_deref_mut()
     }
 
-    /// Whether its map is known.
+    /// Whether its map is known. If not, nothing is installed.
     pub(in crate::pager) fn is_known(&self) -> bool {
-        self.doubt.is_none()
+        self.doubt.is_none() && !self.map.is_overtaken()
+    }
+
+    /// The same; looks whether there is anything to be heard, where that is the question.
+    pub(in crate::pager) fn knows(&mut self) -> bool {
+        if !self.is_known() {
+            self.forget_what_is_settled();
+        }
+        self.is_known()
     }
 
     /// Changes of its map that a fork of its may not have.
@@ -32,18 +40,24 @@ impl Space {
         &self.recent
     }
 
-    /// Forgets what all forks have that are still to be heard of.
+    /// Where nothing is to be heard of it, forgets its last changes: all forks have them that are still to be heard of.
     pub(in crate::pager) fn forget_what_is_settled(&mut self) {
-        if !self.recent.is_empty() && self.is_known() && self.uffd.is_quiet() {
-            self.recent.clear();
+        let is_any = !self.recent.is_empty() || self.map.awaits();
+        if is_any && self.doubt.is_none() && self.uffd.is_quiet() {
+            self.all_was_heard();
         }
+    }
+
+    fn all_was_heard(&mut self) {
+        self.recent.clear();
+        self.map.all_was_heard();
     }
 
     /// The same, where a page could be installed: no change was to be heard of then. What was discarded may be there once more, so
     /// that a fork which has it says nothing of the discard.
     pub(super) fn was_quiet(&mut self, outcome: &Installed) {
         if matches!(outcome, Installed::All) && self.is_known() {
-            self.recent.clear();
+            self.all_was_heard();
         }
     }
 
@@ -59,13 +73,17 @@ impl Space {
         doubt.resolve(&map, Asked { space: self, populated })
     }
 
-    /// Is in no doubt any more.
+    /// Is in no doubt any more. What its parent was still to tell is told to nobody else.
     pub(in crate::pager) fn believe(&mut self) {
         self.doubt = None;
+        let mut map = std::mem::take(&mut self.map);
+        Change::unmake_all(&self.recent, &mut map);
+        self.was_forked_with(map);
     }
 
     /// Had this map when it was forked.
-    pub(in crate::pager) fn was_forked_with(&mut self, map: PageMap) {
+    pub(in crate::pager) fn was_forked_with(&mut self, mut map: PageMap) {
+        map.all_was_heard();
         self.map = map;
         Change::make_all(&mut self.recent, &mut self.map);
     }
