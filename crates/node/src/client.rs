@@ -20,7 +20,9 @@ use crate::api::v1::node_client::NodeClient;
 use crate::api::v1::peer_client::PeerClient;
 use crate::failure::{Failure, innermost};
 use crate::gate::{Connector, Proof};
-use crate::limits::{CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, QUERY_TIMEOUT};
+use crate::limits::{
+    CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, QUERY_TIMEOUT, SOCKET_KEEPALIVE_TIMEOUT,
+};
 
 /// Where a daemon listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +64,7 @@ async fn socket_channel(socket: &Path) -> Result<Channel, Failure> {
     });
     // The address is not used: the connector knows the path.
     let endpoint = with_limits(Endpoint::from_static("http://node.farfork"));
+    let endpoint = endpoint.keep_alive_timeout(SOCKET_KEEPALIVE_TIMEOUT);
     endpoint.connect_with_connector(connector).await.map_err(|error| {
         let step = match is_denied(&error) {
             true => "it answers only root: run this with sudo, or show an identity of your own with --node and --trust",

@@ -38,6 +38,10 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// For the answer to such a probe: a peer that is silent for longer is gone.
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The same on a Unix socket, whose other end the kernel tells to be gone: who is silent there lives, and waits for the machine. A
+/// request's own limit is to speak first.
+pub const SOCKET_KEEPALIVE_TIMEOUT: Duration = START_TIMEOUT;
+
 /// For requests under way when a daemon stops.
 pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 

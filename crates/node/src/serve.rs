@@ -4,6 +4,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -17,7 +18,8 @@ use crate::auth::Doorkeeper;
 use crate::daemon::DaemonError;
 use crate::gate::arrivals;
 use crate::limits::{
-    KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT, STRANGERS_MESSAGE_BYTES_MAX,
+    KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT, SOCKET_KEEPALIVE_TIMEOUT,
+    STRANGERS_MESSAGE_BYTES_MAX,
 };
 use crate::node::Node;
 use crate::service::{ControlService, PeerService};
@@ -64,12 +66,12 @@ pub(crate) async fn serve(
     let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()))
         .max_decoding_message_size(STRANGERS_MESSAGE_BYTES_MAX);
     let credentials = node.peers.security().credentials().cloned();
-    let at_socket = server()
+    let at_socket = server(SOCKET_KEEPALIVE_TIMEOUT)
         .layer(Doorkeeper::Socket)
         .add_service(control())
         .add_service(cluster.clone())
         .serve_with_incoming_shutdown(UnixListenerStream::new(listeners.socket), stop(stopped.clone()));
-    let at_port = server()
+    let at_port = server(KEEPALIVE_TIMEOUT)
         .layer(Doorkeeper::Network { credentials: credentials.clone(), complaints: Arc::default() })
         .add_service(control())
         .add_service(peer)
@@ -87,8 +89,7 @@ pub(crate) async fn serve(
     }
 }
 
-fn server() -> Server {
-    Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
-        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
+/// `silence_max`: of who was probed.
+fn server(silence_max: Duration) -> Server {
+    Server::builder().http2_keepalive_interval(Some(KEEPALIVE_INTERVAL)).http2_keepalive_timeout(Some(silence_max))
 }
