@@ -42,6 +42,7 @@ use crate::run_dir::{Lock, RunDir, RunDirError};
 use crate::seeds::{self, EXPIRY_INTERVAL, Seeds};
 use crate::serve;
 use crate::service;
+use crate::standstill;
 use crate::trust::{self, EstablishError, Security};
 
 /// Why a daemon could not run.
@@ -129,6 +130,8 @@ pub async fn run(options: Options) -> Result<(), DaemonError> {
 }
 
 async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
+    let _watch =
+        standstill::Watch::over(tokio::runtime::Handle::current()).map_err(DaemonError::system("start a thread"))?;
     let Running { run_dir, node, control, join, metrics: metrics_listener, .. } = running;
     let acquaintances = Acquaintances::read(run_dir);
     heartbeat::introduce(&node.peers, &[join, acquaintances.addresses()].concat()).await?;

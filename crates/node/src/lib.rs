@@ -38,4 +38,5 @@ pub mod run_dir;
 mod seeds;
 mod serve;
 mod service;
+mod standstill;
 mod trust;

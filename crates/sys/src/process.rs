@@ -9,6 +9,7 @@ mod query;
 mod residence;
 mod stat;
 mod status;
+mod whereabouts;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -27,6 +28,7 @@ pub use query::{
 pub use residence::Residence;
 pub use stat::Stat;
 pub use status::{Status, cpu_list};
+pub use whereabouts::Whereabouts;
 
 /// The ids of the threads of a process, as `/proc` lists them: ascending.
 ///

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use farfork_sys::pidfd;
 
-use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::harness::{Cluster, Parent, Program, Seed, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] =
@@ -17,6 +17,9 @@ const SLOW_LINK: [&str; 7] = ["tbf", "rate", "32mbit", "burst", "64kb", "latency
 
 /// As long as a machine may be halted for its migration, or swap.
 const STANDSTILL: Duration = Duration::from_secs(5);
+
+/// For a daemon that stood still to say so.
+const TOLD_LIMIT: Duration = Duration::from_secs(20);
 
 const SIGCONT: i32 = 18;
 const SIGSTOP: i32 = 19;
@@ -59,6 +62,8 @@ fn standing_still() {
         thread::sleep(STANDSTILL);
         pidfd::send_signal(&process, SIGCONT).expect("it lives");
     }
+    let has_told = || cluster.standstills(0).iter().any(|line| line.contains("goes on"));
+    deadline::until("the daemon tells its log", TOLD_LIMIT, || has_told().then_some(()));
     seed.check_answers(&parent, &children, &[84, 85]);
     cluster.wait_until_all_are_alive();
     let next = seed.fork_detached(&["86 100".to_owned()], &["--to", cluster.name(1)]);

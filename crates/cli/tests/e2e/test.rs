@@ -55,10 +55,15 @@ impl Test {
     pub(crate) fn trial(&self, sentence: &str, shared: &Arc<SharedCluster>) -> Trial {
         let (body, limit, shared) = (self.body, self.limit, Arc::clone(shared));
         Trial::test(format!("{sentence}::{}", self.name), move || {
-            within_limit(limit(), move || match body {
-                Body::Shared(body) => body(&shared.get()),
+            let used = Arc::clone(&shared);
+            let outcome = within_limit(limit(), move || match body {
+                Body::Shared(body) => body(&used.get()),
                 Body::Alone(body) => body(),
-            })
+            });
+            if outcome.is_err() && matches!(body, Body::Shared(_)) {
+                shared.get().print_logs();
+            }
+            outcome
         })
     }
 }

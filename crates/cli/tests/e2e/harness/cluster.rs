@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
 use farfork_sys::pidfd;
+use farfork_sys::process::Whereabouts;
 use tempfile::TempDir;
 
 use super::remains::{self, Marks};
@@ -204,6 +205,7 @@ impl Cluster {
 
     /// Takes the cluster down; all that it has left on the machine.
     pub(crate) fn stop(self) -> Vec<String> {
+        self.print_standstills();
         if let Err(error) = LocalCluster::load(&self.marks.run_dir).and_then(LocalCluster::down) {
             return vec![format!("`down` failed: {error}")];
         }
@@ -224,14 +226,32 @@ impl Cluster {
         self.local().nodes()[index].clone()
     }
 
-    fn print_logs(&self, local: &LocalCluster) {
-        for node in local.nodes() {
+    /// Where each node's daemon is, and the end of what it and its pager told their logs: for a test that failed.
+    pub(crate) fn print_logs(&self) {
+        for node in self.local().nodes() {
+            if let Some(Ok(threads)) = node.pid().map(Whereabouts::of) {
+                eprintln!("-- threads of {}: {threads}", node.name);
+            }
             for log in [node.log(), node.run_dir.join("pager.log")] {
                 let text = fs::read_to_string(&log).unwrap_or_default();
                 let lines: Vec<&str> = text.lines().collect();
                 let tail = lines[lines.len().saturating_sub(LOG_LINES_MAX)..].join("\n");
                 eprintln!("-- {} of {}:\n{tail}", log.file_name().unwrap_or_default().display(), node.name);
             }
+        }
+    }
+
+    /// What a node's daemon told its log of having stood still.
+    pub(crate) fn standstills(&self, index: usize) -> Vec<String> {
+        let text = fs::read_to_string(self.local_node(index).log()).unwrap_or_default();
+        let is_of_that = |line: &&str| line.contains("the daemon stands still") || line.contains("the daemon goes on");
+        text.lines().filter(is_of_that).map(str::to_owned).collect()
+    }
+
+    /// A standstill need not have failed a test.
+    fn print_standstills(&self) {
+        for (index, name) in self.names.iter().enumerate() {
+            self.standstills(index).iter().for_each(|line| eprintln!("-- {name}: {line}"));
         }
     }
 }
@@ -245,8 +265,9 @@ impl Drop for Cluster {
         // Not there any more after `stop`.
         let Ok(local) = LocalCluster::load(&self.marks.run_dir) else { return };
         if thread::panicking() {
-            self.print_logs(&local);
+            self.print_logs();
         }
+        self.print_standstills();
         // The test that panicked has failed already; whoever forgot to stop the cluster finds the message.
         if let Err(error) = local.down() {
             eprintln!("the cluster of a test is not removed completely: {error}");

@@ -1,0 +1,70 @@
+//! Where the threads of a process are in the kernel: the first question about one that does not answer.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io;
+
+/// Innermost functions of a thread's kernel stack that are told.
+const FUNCTIONS_MAX: usize = 4;
+
+/// Names, states and places of threads; those that have all of it in common are counted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Whereabouts(BTreeMap<String, usize>);
+
+impl Whereabouts {
+    /// Those of a process's threads; one that ends meanwhile is left out.
+    ///
+    /// # Errors
+    /// NotFound when the process has ended.
+    pub fn of(pid: i32) -> io::Result<Self> {
+        let mut places = BTreeMap::new();
+        for place in super::threads(pid)?.into_iter().filter_map(|tid| place_of(pid, tid).ok()) {
+            *places.entry(place).or_default() += 1;
+        }
+        Ok(Self(places))
+    }
+}
+
+impl fmt::Display for Whereabouts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, (place, count)) in self.0.iter().enumerate() {
+            write!(f, "{}{count} {place}", if index > 0 { "; " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Name, state and innermost functions in the kernel of a thread (proc(5)); only who has `CAP_SYS_ADMIN` may read the last.
+fn place_of(pid: i32, tid: i32) -> io::Result<String> {
+    let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/task/{tid}/{file}"));
+    let (name, stat) = (read("comm")?, read("stat")?);
+    let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next()).unwrap_or('?');
+    let stack = read("stack").unwrap_or_default();
+    let functions = stack.lines().filter_map(|line| line.split_whitespace().nth(1)?.split('+').next());
+    let functions: Vec<&str> = functions.take(FUNCTIONS_MAX).collect();
+    Ok(format!("{} {state} {}", name.trim_end(), functions.join(" < ")).trim_end().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::super::Status;
+    use super::Whereabouts;
+
+    #[test]
+    fn a_thread_is_told_with_its_name_and_state() {
+        let stopped = Command::new("sh").args(["-c", "kill -STOP $$"]).spawn();
+        let mut stopped = stopped.unwrap();
+        let pid = stopped.id().cast_signed();
+        let stands = || Status::read(pid).is_ok_and(|status| status.state == "T");
+        while !stands() {
+            std::thread::yield_now();
+        }
+        let told = Whereabouts::of(pid).unwrap().to_string();
+        stopped.kill().unwrap();
+        stopped.wait().unwrap();
+        assert!(told.starts_with("1 sh T"), "{told}");
+    }
+}
