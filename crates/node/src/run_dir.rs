@@ -15,6 +15,8 @@ use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use farfork_wire::ChildId;
 use rustix::fs::{FlockOperation, flock, statfs};
@@ -24,6 +26,13 @@ pub const DEFAULT_RUN_DIR: &str = "/run/farfork";
 
 /// Longest path of a Unix socket, in bytes (unix(7): 108 with the final zero).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// How long the lock of a daemon that was killed may stay: what it was just starting has it, and the daemon's sockets, until it
+/// begins its own program, for which a busy machine lets it wait.
+const HANDOVER_LIMIT: Duration = Duration::from_secs(5);
+
+/// Between two looks at it.
+const HANDOVER_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why a run directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -146,10 +155,14 @@ impl RunDir {
             .write(true)
             .open(self.root.join("lock"))
             .map_err(io("open its lock"))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Lock { _file: file }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(RunDirError::InUse),
-            Err(errno) => Err(io("lock it")(errno.into())),
+        let give_up = Instant::now() + HANDOVER_LIMIT;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Lock { _file: file }),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < give_up => thread::sleep(HANDOVER_INTERVAL),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(RunDirError::InUse),
+                Err(errno) => return Err(io("lock it")(errno.into())),
+            }
         }
     }
 
@@ -168,6 +181,9 @@ impl RunDir {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+    use std::time::Duration;
+
     use super::{RunDir, RunDirError};
 
     #[test]
@@ -184,6 +200,20 @@ mod tests {
         assert!(matches!(run_dir.take(), Err(RunDirError::InUse)));
         drop(lock);
         run_dir.take().unwrap();
+    }
+
+    /// As what a killed daemon was just starting does.
+    #[test]
+    fn who_lets_go_in_a_moment_is_waited_for() {
+        let parent = tempfile::tempdir().unwrap();
+        let run_dir = RunDir::new(parent.path().join("run"));
+        let lock = run_dir.take().unwrap();
+        let holder = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop(lock);
+        });
+        run_dir.take().unwrap();
+        holder.join().unwrap();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The daemons of a cluster's nodes: started in their namespaces and groups, waited for, told to stop.
 
 use std::ffi::OsStr;
-use std::fs::{DirBuilder, File};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -60,6 +60,8 @@ pub(super) fn make_run_dir(node: &LocalNode) -> Result<(), LocalError> {
 
 /// Starts a node's daemon.
 pub(super) fn start(node: &LocalNode, launch: &Launch<'_>) -> Result<ProcessIdentity, LocalError> {
+    // That of a daemon that was killed is open for as long as what it was just starting has not begun its program, and answers nobody.
+    let _ = fs::remove_file(&node.socket);
     let log = node.log();
     let log_file = File::options().create(true).append(true).open(&log).map_err(failed("open", &log))?;
     let mut command = command(node, launch);
