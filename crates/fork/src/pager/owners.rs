@@ -313,10 +313,17 @@ impl Owners {
         }
     }
 
-    /// Has what an earlier child wanted go on at this slot, where it waits in the queue: what was wanted before it comes last.
-    pub(super) fn leap(&mut self, key: OwnerKey, (child, space): (u64, SpaceNumber), slot: u64) -> Option<&mut Wish> {
+    /// Has what an earlier child wanted of this space and source go on at this slot, where it waits in the queue: what was wanted before it
+    /// comes last.
+    pub(super) fn leap(
+        &mut self,
+        key: OwnerKey,
+        (child, space, source): (u64, SpaceNumber, usize),
+        slot: u64,
+    ) -> Option<&mut Wish> {
         let queue = &mut self.owners.get_mut(&key)?.queue;
-        let is_meant = |wish: &&mut Wish| wish.is_recalled && (wish.child, wish.space) == (child, space);
+        let is_meant =
+            |wish: &&mut Wish| wish.is_recalled && (wish.child, wish.space, wish.source) == (child, space, source);
         queue.iter_mut().filter(is_meant).find_map(|wish| wish.go_on_at(slot).then_some(wish))
     }
 

@@ -68,8 +68,7 @@ impl Series {
 
 fn spares_nine_in_ten(first: Strategy) {
     let series = Series::new(PAGES);
-    let first = series.run("touch_sparsely", first);
-    soon("a whole set", || (series.seed.set_pages() >= first.pages_fetched).then_some(()));
+    let first = series.run_for_whole_set(first);
     let next = series.run_recalling(&series.plan(Strategy::default()));
     assert!(10 * next.faults_missing <= first.faults_missing, "{first:?}\n{next:?}");
     assert!(next.pages_fetched <= first.pages_fetched + first.pages_fetched / 4, "{first:?}\n{next:?}");
@@ -80,9 +79,8 @@ fn spares_nine_in_ten(first: Strategy) {
 /// those that only came along will be touched, and when, the set does not know.
 fn spares_who_does_not_wait(first: Strategy, part: u64) {
     let series = Series::new(PAGES);
-    let first = series.run("touch_sparsely", first);
-    soon("a whole set", || (series.seed.set_pages() >= first.pages_fetched).then_some(()));
-    let next = series.run_to_end("touch_sparsely", Strategy::default());
+    let first = series.run_for_whole_set(first);
+    let next = series.run_at_once(series.adopt_early());
     assert!(part * next.faults_missing <= first.faults_missing, "{first:?}\n{next:?}");
     assert!(next.pages_fetched <= first.pages_fetched + first.pages_fetched / 4, "{first:?}\n{next:?}");
     series.bed.end();
@@ -92,10 +90,15 @@ fn spares_who_does_not_wait(first: Strategy, part: u64) {
 const EARLY_PAGES: u64 = 128;
 
 impl Series {
+    /// Runs a first child, and waits until its seed knows all that came to it.
+    fn run_for_whole_set(&self, strategy: Strategy) -> PagerCounters {
+        let first = self.run("touch_sparsely", strategy);
+        soon("a whole set", || (self.seed.set_pages() >= first.pages_fetched).then_some(()));
+        first
+    }
+
     /// Has a child adopted whose set is known, and waits until its first pages are there.
     fn adopt_early(&self) -> ((ChildId, PathBuf), OwnedFd) {
-        let first = self.run("touch_sparsely", one_by_one());
-        soon("a whole set", || (self.seed.set_pages() >= first.pages_fetched).then_some(()));
         let (child, programs_end) = self.bed.adopt(&self.plan(Strategy::default()));
         soon("the first pages", || {
             let counters = self.bed.client.stats(&child.0).expect("the pager knows it").counters;
@@ -103,23 +106,32 @@ impl Series {
         });
         (child, programs_end)
     }
+
+    /// Runs a program to its end that begins when the first pages of its set are there, and waits for no others.
+    fn run_at_once(&self, (child, programs_end): ((ChildId, PathBuf), OwnedFd)) -> PagerCounters {
+        let mut program = Program::begin("touch_sparsely", PAGES, child, programs_end);
+        program.meet();
+        program.let_go();
+        program.expect_success();
+        let counters = self.bed.stats(&program).counters;
+        self.bed.finish(program);
+        counters
+    }
 }
 
 fn first_pages_come_before_their_child() {
     let series = Series::new(PAGES);
-    let (child, programs_end) = series.adopt_early();
-    let early = series.bed.client.stats(&child.0).expect("the pager knows it").counters;
+    series.run_for_whole_set(one_by_one());
+    let child = series.adopt_early();
+    let early = series.bed.client.stats(&child.0.0).expect("the pager knows it").counters;
     assert_eq!((early.pages_fetched, early.bytes_fetched), (0, EARLY_PAGES * PAGE_SIZE), "and no more: {early:?}");
-    let mut program = Program::begin("touch_sparsely", PAGES, child, programs_end);
-    program.meet();
-    program.let_go();
-    program.expect_success();
-    series.bed.finish(program);
+    series.run_at_once(child);
     series.bed.end();
 }
 
 fn pages_come_and_their_child_does_not() {
     let series = Series::new(PAGES);
+    series.run_for_whole_set(one_by_one());
     let (_, programs_end) = series.adopt_early();
     drop(programs_end);
     let children = || series.bed.client.children().expect("the pager answers");

@@ -74,6 +74,7 @@ impl Server<'_> {
             let read = Read { child: key, space: 0, slots, source: 0, owner, lane, asked_at: self.now };
             if self.owners.ask(read.clone(), &seed, &child.populated, deadline).is_err() {
                 child.early.fails(&read);
+                read.slots.into_iter().rev().for_each(|slots| child.recalled.push_front(slots));
                 return;
             }
             self.to_poll.insert((owner, lane));

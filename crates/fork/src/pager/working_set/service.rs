@@ -162,7 +162,7 @@ impl Server<'_> {
         (source, owner): (usize, OwnerKey),
     ) -> Vec<Range<u64>> {
         let Fault { child, space, .. } = fault;
-        let Some(wish) = self.owners.leap(owner, (child, space), slot) else { return Vec::new() };
+        let Some(wish) = self.owners.leap(owner, (child, space, source), slot) else { return Vec::new() };
         let Some(served) = self.children.get(&child) else { return Vec::new() };
         let Child { spaces, populated, .. } = &served.child;
         let Some(known) = spaces.get(&space) else { return Vec::new() };
