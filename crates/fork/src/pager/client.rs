@@ -114,6 +114,18 @@ impl PagerClient {
         self.call(&Request::Transfer { zygote, child, dir, pid }, &[keep]).map(drop)
     }
 
+    /// Whether what a zygote is to be given of its seed's working set is still on its way: a copy that is made meanwhile fetches it
+    /// for itself.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] for a zygote that is not served, [`ClientError::Silent`].
+    pub fn is_filling(&self, zygote: &ChildId) -> Result<bool, ClientError> {
+        match self.call(&Request::Filling { zygote: zygote.clone() }, &[])? {
+            Reply::Filling(is_filling) => Ok(is_filling),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Has a child forgotten whose processes have been ended, and waits until the last is gone. Only then may its
     /// directory be removed. Gives what was done for it, where it was known.
     ///

@@ -95,6 +95,10 @@ impl Server<'_> {
             }
             Request::Adopt { child, dir } => self.adopt(child, &dir, fd),
             Request::Transfer { zygote, child, dir, pid } => self.transfer(&zygote, (&child, &dir, pid), fd),
+            Request::Filling { zygote } => match self.key_of(&zygote) {
+                Some(key) => Reply::Filling(self.is_filling(key)),
+                None => Reply::Refused(format!("zygote {zygote} is not known to the pager")),
+            },
             Request::Release { child } => self.release(&child),
             Request::Stats { child } => match self.key_of(&child).and_then(|key| self.children.get(&key)) {
                 Some(served) => Reply::Stats(served.child.stats()),

@@ -327,6 +327,16 @@ impl Owners {
         queue.iter_mut().filter(is_meant).find_map(|wish| wish.go_on_at(slot).then_some(wish))
     }
 
+    /// Whether slots of this child wait in a queue.
+    pub(super) fn has_wishes_of(&self, child: u64) -> bool {
+        self.owners.values().any(|owner| owner.queue.iter().any(|wish| wish.child == child))
+    }
+
+    /// Whether the working set of this child's seed is still to be told.
+    pub(super) fn owes_set(&self, child: u64) -> bool {
+        self.asides.values().any(|(_, aside)| *aside == Aside::WorkingSet(child))
+    }
+
     /// The next wish of the bulk lane, when another read may be on its way.
     pub(super) fn next_wish(&mut self, key: OwnerKey) -> Option<Wish> {
         let owner = self.owners.get_mut(&key)?;

@@ -22,6 +22,11 @@ impl PageSet {
         self.words.get((slot / WORD_BITS) as usize).is_some_and(|word| word >> (slot % WORD_BITS) & 1 == 1)
     }
 
+    /// Whether it has none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.words.iter().all(|word| *word == 0)
+    }
+
     /// Adds slots.
     ///
     /// # Panics

@@ -23,7 +23,7 @@ use super::trusting::Trusting;
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Changes with every change of the messages below.
-const FORM: u8 = 3;
+const FORM: u8 = 4;
 
 const MAGIC: [u8; 4] = [b'F', b'F', b'P', FORM];
 
@@ -95,6 +95,11 @@ pub(super) enum Request {
         dir: PathBuf,
         /// Its own process.
         pid: i32,
+    },
+    /// Whether what a zygote is to be given of its seed's working set is still on its way.
+    Filling {
+        /// The zygote.
+        zygote: ChildId,
     },
     /// Forget a child that has ended, and tell what was done for it. May be repeated.
     Release {
@@ -174,6 +179,8 @@ pub(super) enum Reply {
     Hello(PagerHello),
     /// The answer to `Stats`, and to `Release` of a child that was known.
     Stats(PagerStats),
+    /// The answer to `Filling`.
+    Filling(bool),
     /// The answer to `Settle`.
     Settling(SettleProgress),
     /// The answer to `Cache`.

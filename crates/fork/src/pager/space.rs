@@ -291,6 +291,11 @@ impl Space {
         self.installed.missing(&none, 0..slots).map(|run| run.end - run.start).sum()
     }
 
+    /// Whether slots are on their way.
+    pub(super) fn expects_slots(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     /// The segment that covers an address.
     pub(super) fn segment_at(&self, address: u64) -> Option<&Segment> {
         self.map.at(address)

@@ -30,7 +30,7 @@ use super::page_map::Segment;
 use super::plan::MemoryPlan;
 use super::populated::Populated;
 use super::protocol::Reply;
-use super::server::Server;
+use super::server::{Served, Server};
 use super::space::Space;
 use super::strategy::Paging;
 use super::watch::Source;
@@ -194,6 +194,16 @@ impl Server<'_> {
             child.spaces.insert(number - first, space.moved(child.populated.slots(), first));
         }
         zygote.zygote = Some(Brood { copy: None, is_in_use: true });
+    }
+
+    /// Whether anything that a zygote is to be given is still to come.
+    pub(super) fn is_filling(&self, key: u64) -> bool {
+        let Some(Served { child, .. }) = self.children.get(&key) else { return false };
+        let is_to_come = child.socket.is_some()
+            || child.spaces.get(&0).is_some_and(Space::expects_slots)
+            || self.owners.owes_set(key)
+            || self.owners.has_wishes_of(key);
+        is_to_come && child.lost.is_none()
     }
 
     /// Gives zygotes of which copies were made what has come to their seeds' working sets meanwhile.
