@@ -20,6 +20,10 @@ pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 /// For one child to start once its turn has come, shared memory included, which is copied before it runs.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// For a seed's zygote to stand with what it is to be given, before the children of a fan-out begin without it. It takes some tens of
+/// milliseconds; where it takes longer, so would they, who fetch the same each for itself.
+pub const HATCHING_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// For a node to be warmed up: a working set comes in a second over the slowest links.
 pub const PREWARM_TIMEOUT: Duration = Duration::from_secs(60);
 

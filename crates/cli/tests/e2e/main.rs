@@ -17,6 +17,7 @@ mod children_may_have_users;
 mod children_may_settle;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
+mod fan_outs_begin_with_a_zygote;
 mod files_and_streams;
 mod guides_do_what_they_say;
 mod harness;
@@ -96,6 +97,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("children_may_choose_networks", children_may_choose_networks::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),
+    ("fan_outs_begin_with_a_zygote", fan_outs_begin_with_a_zygote::TESTS),
     ("roots_are_used_again", roots_are_used_again::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),

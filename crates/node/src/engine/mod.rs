@@ -314,15 +314,26 @@ impl Engine {
     /// Makes ready what the next child of a seed, started so, will need, at leisure.
     pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions) {
         self.make_ready();
-        // It is known, unless its fork failed.
-        if let Ok(source) = self.source(access, Instant::now()) {
+        // Its descriptor is known, unless its fork failed.
+        self.hatch(access, options, Instant::now());
+    }
+
+    /// Makes the zygote for children that are started so, where there is none and is to be one. Its descriptor comes until `deadline`, or
+    /// there is none: what keeps it away is said of a child.
+    pub(crate) fn hatch(&self, access: &SeedAccess, options: &StartOptions, deadline: Instant) {
+        if let Ok(source) = self.source(access, deadline) {
             self.zygotes.hatch(&source, options, (&self.node, &self.pool));
         }
     }
 
-    /// How many zygotes there are, and how many children were made of any.
-    pub(crate) fn zygotes(&self) -> v1::ZygoteUse {
-        self.zygotes.counts()
+    /// Whether children that are started so are copies of a zygote, where their seed has one.
+    pub(crate) fn copies_zygotes(&self, options: &StartOptions) -> bool {
+        self.zygotes.are_kept() && zygotes::asks_for_nothing_else(options)
+    }
+
+    /// The zygotes that there are.
+    pub(crate) fn zygotes(&self) -> &Zygotes {
+        &self.zygotes
     }
 
     /// Whether something is kept for the next child: else there is nothing to let go of.

@@ -1,8 +1,9 @@
 //! The zygotes of a node: which seeds have one, since when it was last used, and when it goes.
 //!
 //! ```text
-//!  first child stands ─▶ hatching ─┬─▶ ready ─▶ copies … ─▶ retired: unused for long, room for another's, seed dropped,
-//!                                  └─▶ unfit: why              or a copy of it failed
+//!  first child stands,
+//!  or a fan-out begins ─▶ hatching ─┬─▶ ready ─▶ copies … ─▶ retired: unused for long, room for another's, seed dropped,
+//!                                   └─▶ unfit: why              or a copy of it failed
 //! ```
 //!
 //! A zygote is the node's, in a directory of its own, and ends with the daemon. What an earlier daemon left is forgotten
@@ -13,7 +14,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use farfork_fork::resume::SeedSource;
 use farfork_fork::zygote::Zygote;
 use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::{ChildId, NodeName, SeedId};
+use tokio::sync::Notify;
 
 use super::{PagerLink, StartOptions, random_number};
 use crate::api::v1::ZygoteUse;
@@ -44,7 +46,7 @@ const UNFIT_MAX: usize = 64;
 
 /// The zygotes of a node.
 #[derive(Debug)]
-pub(super) struct Zygotes {
+pub(crate) struct Zygotes {
     node: NodeName,
     run_dir: RunDir,
     pager: Arc<PagerLink>,
@@ -52,6 +54,8 @@ pub(super) struct Zygotes {
     max: usize,
     table: Mutex<BTreeMap<SeedId, Entry>>,
     copies: AtomicU64,
+    /// Told whenever what is known of a seed's zygote changes.
+    settled: Notify,
 }
 
 /// What is known of a seed's zygote.
@@ -64,16 +68,25 @@ enum Entry {
 
 /// A zygote that goes, with all that is left of it, when nobody has it any more.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(crate) struct Kept {
     /// Taken when it goes.
     zygote: Option<Zygote>,
     pager: Arc<PagerLink>,
+    /// It has what it was to be given when it was made.
+    is_filled: AtomicBool,
 }
 
 impl Kept {
     /// The zygote.
     pub(super) fn zygote(&self) -> &Zygote {
         self.zygote.as_ref().expect("only a drop takes it")
+    }
+
+    /// Whether what it is to be given is still to come. One whose pager cannot tell is used as it is.
+    pub(crate) fn is_filling(&self) -> bool {
+        let is_filling = self.pager.client().is_filling(self.zygote().id()).unwrap_or(false);
+        self.is_filled.store(!is_filling, Ordering::Relaxed);
+        is_filling
     }
 }
 
@@ -95,7 +108,7 @@ impl Zygotes {
                 None => remove(&entry.path()),
             }
         }
-        Self { node, run_dir, pager, max, table: Mutex::default(), copies: AtomicU64::new(0) }
+        Self { node, run_dir, pager, max, table: Mutex::default(), copies: AtomicU64::new(0), settled: Notify::new() }
     }
 
     /// The zygote for a child that is to be started so.
@@ -114,11 +127,40 @@ impl Zygotes {
         self.copies.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Whether there are any.
+    pub(super) fn are_kept(&self) -> bool {
+        self.max > 0
+    }
+
+    /// Waits until no zygote of a seed is being made.
+    pub(crate) async fn settled(&self, seed: &SeedId) {
+        loop {
+            let settled = self.settled.notified();
+            if !matches!(self.table().get(seed), Some(Entry::Hatching)) {
+                return;
+            }
+            settled.await;
+        }
+    }
+
+    /// A seed's zygote, where it is not known to have what it is to be given.
+    pub(crate) fn begun(&self, seed: &SeedId) -> Option<Arc<Kept>> {
+        match self.table().get(seed) {
+            Some(Entry::Ready { zygote, .. }) if !zygote.is_filled.load(Ordering::Relaxed) => Some(zygote.clone()),
+            _ => None,
+        }
+    }
+
     /// How many there are, and how many children were made of any.
-    pub(super) fn counts(&self) -> ZygoteUse {
+    pub(crate) fn counts(&self) -> ZygoteUse {
         let kept = self.table().values().filter(|entry| matches!(entry, Entry::Ready { .. })).count();
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         ZygoteUse { kept: count(kept), kept_max: count(self.max), children: self.copies.load(Ordering::Relaxed) }
+    }
+
+    /// Whether nothing is known of a seed's.
+    pub(crate) fn is_unknown(&self, seed: &SeedId) -> bool {
+        !self.table().contains_key(seed)
     }
 
     /// Whether it is known that a seed has one, or gets one, or is to have none.
@@ -139,7 +181,11 @@ impl Zygotes {
         match self.make(source, node, pool) {
             Ok(zygote) => {
                 tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote stands");
-                let zygote = Arc::new(Kept { zygote: Some(zygote), pager: self.pager.clone() });
+                let zygote = Arc::new(Kept {
+                    zygote: Some(zygote),
+                    pager: self.pager.clone(),
+                    is_filled: AtomicBool::new(false),
+                });
                 self.settle(seed, Entry::Ready { zygote, used: Instant::now() });
             }
             Err(error) => {
@@ -194,6 +240,7 @@ impl Zygotes {
                 table.retain(|_, entry| !matches!(entry, Entry::Unfit));
             }
         }
+        self.settled.notify_waiters();
         // Its end takes a while: not under the lock.
         drop(gone);
     }
@@ -201,6 +248,7 @@ impl Zygotes {
     /// Ends a seed's zygote; `is_unfit`: it gets no other.
     pub(super) fn retire(&self, seed: &SeedId, is_unfit: bool) {
         let gone = if is_unfit { self.table().insert(seed.clone(), Entry::Unfit) } else { self.table().remove(seed) };
+        self.settled.notify_waiters();
         drop(gone);
     }
 
@@ -243,6 +291,7 @@ impl Zygotes {
     /// Ends all of them.
     pub(super) fn end_all(&self) {
         let all = std::mem::take(&mut *self.table());
+        self.settled.notify_waiters();
         drop(all);
     }
 
@@ -251,18 +300,22 @@ impl Zygotes {
     }
 }
 
-/// Whether a child that is started so can be a copy of a zygote, and is to be. Limits count what it did not touch itself
-/// otherwise than whoever set them expects, files that are shown elsewhere may be mapped, and who asks for another strategy
-/// wants to see it. An untrusted one shares no memory with others. Where another may have its sockets' addresses already, it is
-/// refused as a child that is no copy is: that says nothing of the zygote.
+/// Whether a child of a seed that is started so is to be a copy of a zygote. Where another may have its sockets' addresses already, it
+/// is refused as a child that is no copy is: that says nothing of the zygote.
 fn is_plain(source: &SeedSource, options: &StartOptions) -> bool {
+    asks_for_nothing_else(options) && (options.network == Network::Private || !has_addresses(&source.descriptor))
+}
+
+/// Whether a child that is started so can be a copy of a zygote, whatever its seed. Limits count what it did not touch itself
+/// otherwise than whoever set them expects, files that are shown elsewhere may be mapped, and who asks for another strategy
+/// wants to see it. An untrusted one shares no memory with others.
+pub(super) fn asks_for_nothing_else(options: &StartOptions) -> bool {
     let strategy = &options.strategy;
     strategy.paging == Paging::Prefetch
         && !strategy.first
         && options.binds.is_empty()
         && options.limits == Limits::default()
         && options.protection == Protection::default()
-        && (options.network == Network::Private || !has_addresses(&source.descriptor))
 }
 
 /// What puts a zygote's memory together; `None` where it has ended.

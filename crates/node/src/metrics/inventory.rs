@@ -73,7 +73,7 @@ impl Told<'_> {
             count(node.engine.containers_ready(ContainerSpec { root, network, ..ContainerSpec::default() }))
         };
         let roots = |network| [RootSpec::Overlay, RootSpec::Shared].map(|root| (name_of(root), ready(root, network)));
-        let zygotes = node.engine.zygotes();
+        let zygotes = node.engine.zygotes().counts();
         let help = "Copies of seeds that further children on this node are forked from";
         self.gauge(("zygotes", help, None), zygotes.kept.into())?;
         self.counter("zygote_children", "Children of this node that were forked from a zygote", zygotes.children)?;

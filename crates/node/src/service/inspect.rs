@@ -44,7 +44,7 @@ async fn inspect_node(node: &Arc<Node>, view: View) -> Result<v1::NodeDetail, Fa
         Place::Here => {
             let pager = node.pager.clone();
             let cache = node.blocking(move || Ok(pager.cache().map(v1::CacheUse::from))).await?;
-            (cache, Some(node.engine.zygotes()), Some(memory_budget(node)))
+            (cache, Some(node.engine.zygotes().counts()), Some(memory_budget(node)))
         }
         Place::There(mut there) => {
             let request = within(QUERY_TIMEOUT, v1::InspectRequest { id: name.to_string() });

@@ -16,6 +16,7 @@ mod settle;
 mod start;
 mod stream;
 mod tend;
+mod zygote;
 
 pub(crate) use children::{kill, remove};
 pub(crate) use control::ControlService;

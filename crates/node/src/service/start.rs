@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 use tonic::Code;
 use tracing::{Instrument as _, Span};
 
+use super::zygote;
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
 use crate::children::Child;
@@ -50,8 +51,19 @@ pub(super) fn start_children(
         arrived: Instant::now(),
         sink,
     });
+    let is_fan_out = children.len() > STARTING_MAX;
+    let stands = || tokio::spawn(zygote::stands(node.clone(), batch.source.clone(), batch.options.clone()));
+    let mut zygote = is_fan_out.then(stands);
     tokio::spawn(async move {
-        for spec in children {
+        for (number, spec) in children.into_iter().enumerate() {
+            // The first child needs no zygote, and waits for none.
+            if let Some(zygote) = zygote.take_if(|_| number > 0) {
+                tokio::select! {
+                    // Whatever became of it.
+                    _ = zygote => {}
+                    () = batch.sink.closed() => return,
+                }
+            }
             // Waiting here, and not in each child's task, keeps the children's order.
             let Ok(turn) = batch.node.starting.clone().acquire_owned().await else { return };
             if batch.sink.is_closed() {

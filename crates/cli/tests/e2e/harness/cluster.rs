@@ -97,6 +97,11 @@ impl Cluster {
         names.join(",")
     }
 
+    /// A node's run directory.
+    pub(crate) fn run_dir(&self, index: usize) -> PathBuf {
+        self.local_node(index).run_dir
+    }
+
     /// Name of a node's network namespace.
     pub(crate) fn netns(&self, index: usize) -> String {
         self.local_node(index).netns

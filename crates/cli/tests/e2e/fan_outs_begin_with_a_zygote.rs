@@ -1,0 +1,122 @@
+//! A fan-out of a seed that a node has not forked before has its zygote made first: all but its first child are copies of that. What
+//! becomes of the zygote meanwhile changes no answer, and is waited for in vain by nobody for long.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("of_each_fresh_seed", of_each_fresh_seed),
+    Test::alone("or_without_one_that_cannot_be_made", without_one),
+    Test::alone("whose_pager_may_be_killed", pager_killed),
+    Test::alone("whose_seed_may_be_dropped", seed_dropped),
+];
+
+/// Children of one fan-out on each node: more than start at once.
+const EACH: u64 = 16;
+/// The first of them is restored, as a rule; where the machine is so busy that nobody waits any longer, some others are.
+const COPIES_MIN: u64 = EACH - 4;
+const ROUNDS: u64 = 3;
+/// For a fan-out whose zygote is no more: with what it waited for it.
+const FAN_OUT_LIMIT: Duration = Duration::from_secs(45);
+/// For what is left of one to be gone.
+const SOON: Duration = Duration::from_secs(10);
+
+/// How many children of a node were copies, or how many zygotes it keeps.
+fn told(cluster: &Cluster, node: usize, what: &str) -> u64 {
+    let told = cluster.first().json(&["inspect", cluster.name(node)]);
+    told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
+}
+
+fn numbers(nodes: u64) -> Vec<u64> {
+    (100..100 + nodes * EACH).collect()
+}
+
+fn payloads(numbers: &[u64]) -> Vec<String> {
+    numbers.iter().map(u64::to_string).collect()
+}
+
+fn fan_out(cluster: &Cluster, parent: &Parent, seed: &Seed, nodes: &[usize]) {
+    let numbers = numbers(nodes.len() as u64);
+    let children = seed.fork_detached(&payloads(&numbers), &["--to", &cluster.names(nodes)]);
+    seed.check_answers(parent, &children, &numbers);
+}
+
+fn of_each_fresh_seed() {
+    let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
+    let mut parent = Parent::start(Program::Waits, &["16"]);
+    let mut before = [0, 0];
+    for _ in 0..ROUNDS {
+        let seed = Seed::of(cluster.first(), &parent);
+        fan_out(&cluster, &parent, &seed, &[0, 1]);
+        let now = [0, 1].map(|node| told(&cluster, node, "children"));
+        for (before, now) in before.iter().zip(now) {
+            let copies = now - before;
+            assert!((COPIES_MIN..=EACH).contains(&copies), "{copies} of {EACH} are copies");
+        }
+        before = now;
+    }
+    parent.require_unharmed();
+}
+
+fn without_one() {
+    let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let directory = cluster.run_dir(1).join("zygotes");
+    fs::remove_dir_all(&directory).expect("there is none yet");
+    fs::write(&directory, "").expect("what no directory can be made in");
+    let began = Instant::now();
+    fan_out(&cluster, &parent, &seed, &[1]);
+    assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
+    assert_eq!((told(&cluster, 1, "children"), told(&cluster, 1, "kept")), (0, 0));
+    parent.require_unharmed();
+}
+
+fn pager_killed() {
+    let cluster = Cluster::start_with(2, &["--zygotes", "2"]);
+    let mut parent = Parent::start(Program::Waits, &["16"]);
+    for moment_ms in [5, 20, 60] {
+        let seed = Seed::of(cluster.first(), &parent);
+        let began = Instant::now();
+        thread::scope(|scope| {
+            let fan_out = scope.spawn(|| fan_out(&cluster, &parent, &seed, &[1]));
+            for _ in 0..3 {
+                thread::sleep(Duration::from_millis(moment_ms));
+                cluster.kill_pager(1);
+            }
+            fan_out.join().expect("all answers are right");
+        });
+        assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
+    }
+    parent.require_unharmed();
+}
+
+fn seed_dropped() {
+    let cluster = Cluster::start_with(1, &["--zygotes", "2"]);
+    let mut parent = Parent::start(Program::Waits, &["16"]);
+    let count = EACH.to_string();
+    for moment_ms in [5, 20, 60] {
+        let seed = Seed::of(cluster.first(), &parent);
+        let began = Instant::now();
+        thread::scope(|scope| {
+            let fan_out = scope.spawn(|| cluster.first().run(&["fork", seed.id(), "--detach", "-n", &count]));
+            thread::sleep(Duration::from_millis(moment_ms));
+            cluster.first().run(&["drop", seed.id(), "--force"]);
+            fan_out.join().expect("the command ends");
+        });
+        assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
+        deadline::until("no zygote of a seed that was dropped", SOON, || {
+            (told(&cluster, 0, "kept") == 0).then_some(())
+        });
+    }
+    let seed = Seed::of(cluster.first(), &parent);
+    fan_out(&cluster, &parent, &seed, &[0]);
+    parent.require_unharmed();
+    drop((seed, parent));
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
