@@ -10,7 +10,7 @@ use farfork_sys::mount::point;
 use farfork_sys::{clone, pidfd};
 use rustix::process::Signal;
 
-use crate::cgroup::{NodeCgroups, group_name};
+use crate::cgroup::{MemoryEnd, NodeCgroups, group_name};
 use crate::config::ContainerConfig;
 use crate::error::ContainerError;
 use crate::handle::RunningContainer;
@@ -25,6 +25,9 @@ const KILL_MS_MAX: u64 = 5_000;
 pub struct Leftovers {
     /// Containers in which children still run; they are left alone.
     pub running: Vec<RunningContainer>,
+    /// Ids of containers that ended meanwhile, of which the kernel had killed a process for want of memory: with their control groups goes
+    /// what tells of it.
+    pub killed: Vec<(String, MemoryEnd)>,
     /// How many containers and control groups were removed.
     pub removed: usize,
 }
@@ -49,6 +52,8 @@ pub fn clean_leftovers(config: &ContainerConfig) -> Result<Leftovers, ContainerE
                     let _ = pidfd::send_signal(&init, Signal::KILL.as_raw());
                     let _ = clone::reap(&init, Duration::from_millis(KILL_MS_MAX));
                 }
+                let memory_end = cgroups.existing(&group_name(&record.id)).memory_end();
+                found.killed.extend(memory_end.map(|end| (record.id.clone(), end)));
                 found.removed += usize::from(remove(config, &cgroups, &record));
             }
         }

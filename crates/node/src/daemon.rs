@@ -303,7 +303,7 @@ fn take_over(run_dir: &RunDir, pager: &Arc<PagerLink>, leftovers: Leftovers) -> 
         tracing::info!(removed, running, "an earlier daemon left containers");
     }
     let children = Children::new(run_dir.clone(), pager.clone()).map_err(DaemonError::system("watch files"))?;
-    children.adopt(leftovers.running).map_err(DaemonError::system("read the children's directories"))?;
+    children.adopt(leftovers).map_err(DaemonError::system("read the children's directories"))?;
     Ok(children)
 }
 

@@ -3,7 +3,10 @@
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
 
+use farfork_sys::pidfd;
+use farfork_sys::process::Stat;
 use serde_json::Value;
 
 use crate::harness::{Cluster, Farfork, Parent, Program, Seed};
@@ -14,11 +17,17 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("in_processor_time", in_processor_time),
     Test::shared("in_processes", in_processes),
     Test::shared("in_time", in_time),
+    Test::alone("in_memory_while_no_daemon_is_there", without_daemon),
     Test::shared("and_senseless_limits_are_refused", senseless),
 ];
 
 /// What the parent holds, in MiB: a child touches all of it to answer.
 const PARENT_MIB: &str = "128";
+
+const SIGUSR2: i32 = 12;
+
+/// For a child that needs too much to be killed.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 fn in_memory(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &[PARENT_MIB]);
@@ -42,6 +51,26 @@ fn in_memory(cluster: &Cluster) {
     let unlimited = cluster.first().json(&["inspect", &free[0].id]);
     assert!(unlimited["limit"].is_null() && unlimited["memory_bytes_max"].is_null(), "{unlimited}");
     seed.fork_and_check(&parent, 3, &["--to", to, "--memory", "512MiB"]);
+    parent.require_unharmed();
+}
+
+/// Its container ends with it, before the next daemon comes.
+fn without_daemon() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("generations"), &[PARENT_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let options = ["--to", cluster.name(1), "--memory", "64MiB", "--strategy", "cow"];
+    let limited = seed.fork_idle(1, &options).remove(0);
+    let init = Stat::read(limited.pid).expect("it lives").parent;
+    let [child, init] = [limited.pid, init].map(|pid| pidfd::open(pid).expect("it lives"));
+    cluster.kill_daemon(1);
+    // It looks at all of its pages then.
+    pidfd::send_signal(&child, SIGUSR2).expect("it lives");
+    assert!(pidfd::wait_exit(&init, END_LIMIT).expect("poll works"), "it was not killed");
+    cluster.restart_daemon(1);
+    let said = cluster.node(1).json(&["inspect", &limited.id]);
+    assert_eq!(said["limit"], "it needed more than its 64.0 MiB of memory", "{said}");
+    assert!(said["exit_code"] == 137 || said["exit_code"] == 135, "{said}");
     parent.require_unharmed();
 }
 

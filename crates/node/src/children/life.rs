@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_container::RunningContainer;
+use farfork_container::{MemoryEnd, RunningContainer};
 use farfork_fork::resume::STATUS_FILE;
 
 use super::{Child, Ended, Exit, limit};
@@ -45,13 +45,16 @@ pub(super) async fn watch_over(
     }
 }
 
-/// A child whose container ended while no daemon was there.
-pub(super) fn conclude_past(child: &Child, pager: &PagerLink) {
+/// A child whose container ended while no daemon was there; `memory_end`: the kernel killed a process of it.
+pub(super) fn conclude_past(child: &Child, memory_end: Option<MemoryEnd>, pager: &PagerLink) {
     if child.ended().is_none() {
         let file = child.directory().join(STATUS_FILE);
         let modified = fs::metadata(&file).and_then(|metadata| metadata.modified());
         let unix_ms = modified.map_or_else(|_| clock::unix_ms_now(), clock::unix_ms);
-        child.end(Ended { exit: Exit::read(&file), limit_met: None, unix_ms, pager: pager.counts(&child.record().id) });
+        let exit = Exit::read(&file);
+        let limit_met = memory_end.and_then(|end| limit::of_past(child, &exit, end));
+        let exit = exit.by_limit(limit_met);
+        child.end(Ended { exit, limit_met, unix_ms, pager: pager.counts(&child.record().id) });
     }
     pager.release(&child.record().id);
     child.settle();

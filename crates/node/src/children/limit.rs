@@ -79,6 +79,12 @@ pub(super) fn of(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option
     }
 }
 
+/// The same of a child that ended while no daemon was there, of which the kernel had killed a process for want of memory.
+pub(super) fn of_past(child: &Child, exit: &Exit, end: MemoryEnd) -> Option<Limit> {
+    let is_killed = matches!(exit, Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_));
+    is_killed.then(|| Limit::of_memory(end, child.record().memory_bytes_max))
+}
+
 fn time_limit(child: &Child) -> Limit {
     let record = child.record();
     Limit::Time(record.deadline_unix_ms.unwrap_or(0).saturating_sub(record.started_unix_ms))

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farfork_container::RunningContainer;
+use farfork_container::{Leftovers, RunningContainer};
 use farfork_fork::pager::PagerCounters;
 use farfork_wire::ChildId;
 use tokio::net::unix::pipe;
@@ -99,23 +99,22 @@ impl Children {
         child
     }
 
-    /// Takes over the children that an earlier daemon of this run directory started; `running` are the containers
-    /// that still run. A directory that tells no child is removed: its start was never finished.
+    /// Takes over the children that an earlier daemon of this run directory started; `leftovers` are its containers. A directory that tells no child is removed: its start was never finished.
     ///
     /// # Errors
     /// The directories cannot be listed.
-    pub(crate) fn adopt(&self, mut running: Vec<RunningContainer>) -> io::Result<()> {
+    pub(crate) fn adopt(&self, mut leftovers: Leftovers) -> io::Result<()> {
         for entry in fs::read_dir(self.run_dir.children())? {
             let directory = entry?.path();
             match Record::read(&directory) {
-                Ok(record) => self.adopt_child(record, directory, &mut running),
+                Ok(record) => self.adopt_child(record, directory, &mut leftovers),
                 Err(error) => {
                     tracing::info!(directory = %directory.display(), %error, "removing what is no child");
                     remove_directory(&directory);
                 }
             }
         }
-        for container in running {
+        for container in leftovers.running {
             tracing::info!(container = container.id(), "removing a container without a child");
             if let Err(error) = container.remove() {
                 tracing::warn!(%error, "a container is not removed");
@@ -127,7 +126,7 @@ impl Children {
         Ok(())
     }
 
-    fn adopt_child(&self, record: Record, directory: PathBuf, running: &mut Vec<RunningContainer>) {
+    fn adopt_child(&self, record: Record, directory: PathBuf, Leftovers { running, killed, .. }: &mut Leftovers) {
         let container = running.iter().position(|container| container.id() == record.container);
         let container = container.map(|index| running.swap_remove(index));
         let cgroup = container.as_ref().map(|container| container.cgroup().clone());
@@ -142,7 +141,8 @@ impl Children {
                 self.watch_over(child, container, published);
             }
             None => {
-                life::conclude_past(&child, &self.pager);
+                let memory_end = killed.iter().find(|(id, _)| *id == child.record().container).map(|(_, end)| *end);
+                life::conclude_past(&child, memory_end, &self.pager);
                 self.settled().push_back(child);
             }
         }
