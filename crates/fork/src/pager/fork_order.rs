@@ -36,7 +36,7 @@ const LATE_CHANGES_MAX: usize = 512;
 #[derive(Debug, Clone)]
 pub(super) struct Change {
     message: Message,
-    /// What the page map lost by it.
+    /// What the page map lost by it, and what undoes that.
     followed: Followed,
     /// An address by which it can be told whether it was made: where something was moved to, or was before.
     place: Option<u64>,

@@ -8,9 +8,8 @@ use farfork_wire::descriptor::ExtentId;
 use proptest::prelude::*;
 
 use super::*;
+use crate::pager::blocks::{BLOCK, address, move_of, unmap_of};
 
-/// Pages that move together.
-const BLOCK: u64 = 4;
 /// Blocks of each thread, half of which hold data at first. Of every other one pages have come.
 const BLOCKS: u64 = 6;
 const THREADS: usize = 2;
@@ -18,20 +17,8 @@ const THREADS: usize = 2;
 /// exchange two blocks, and nothing that the kernel says tells them apart.
 const CHANGES_MAX: usize = 2;
 
-fn address(block: u64) -> u64 {
-    block * BLOCK * PAGE_SIZE
-}
-
 fn block_of(address: u64) -> u64 {
     address / (BLOCK * PAGE_SIZE)
-}
-
-fn move_of(from: u64, to: u64) -> Message {
-    Message::Remap { from: address(from), to: address(to), bytes: BLOCK * PAGE_SIZE }
-}
-
-fn unmap_of(block: u64) -> Message {
-    Message::Unmap { start: address(block), end: address(block + 1) }
 }
 
 /// Which blocks are registered, and what those show that show something.

@@ -21,6 +21,8 @@
 //! Pure parts: `counters`, `fork_order`, `overtaken`, `page_map`, `populated`, `page_set`, `prefetch`, `replay`. What becomes of a child as a process,
 //! and when its directory is made and removed, is the daemon's business.
 
+#[cfg(test)]
+mod blocks;
 mod cache;
 mod child;
 mod client;

@@ -9,26 +9,13 @@ use farfork_wire::descriptor::ExtentId;
 use proptest::prelude::*;
 
 use super::*;
+use crate::pager::blocks::{BLOCK, address, move_of, unmap_of};
 use crate::pager::page_map::PageMap;
 
-/// Pages that move together.
-const BLOCK: u64 = 4;
 const BLOCKS: u64 = 8;
 /// Blocks that show something at first.
 const SHOWN: u64 = 5;
 const THREADS: usize = 3;
-
-fn address(block: u64) -> u64 {
-    block * BLOCK * PAGE_SIZE
-}
-
-fn unmap_of(block: u64) -> Message {
-    Message::Unmap { start: address(block), end: address(block + 1) }
-}
-
-fn move_of(from: u64, to: u64) -> Message {
-    Message::Remap { from: address(from), to: address(to), bytes: BLOCK * PAGE_SIZE }
-}
 
 /// What a thread does next, where it can.
 #[derive(Debug, Clone)]

@@ -59,10 +59,7 @@ impl Series {
         program.let_go();
         program.meet();
         program.let_go();
-        program.expect_success();
-        let counters = self.bed.stats(&program).counters;
-        self.bed.finish(program);
-        counters
+        self.end(program)
     }
 }
 
@@ -112,10 +109,7 @@ impl Series {
         let mut program = Program::begin("touch_sparsely", PAGES, child, programs_end);
         program.meet();
         program.let_go();
-        program.expect_success();
-        let counters = self.bed.stats(&program).counters;
-        self.bed.finish(program);
-        counters
+        self.end(program)
     }
 }
 

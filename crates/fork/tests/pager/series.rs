@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farfork_fork::pager::{MemoryPlan, PagerCounters, Strategy};
 
-use crate::bed::Bed;
+use crate::bed::{Bed, Program};
 use crate::seed::{Owner, Seed};
 
 /// The seed, its owner, and the node.
@@ -34,6 +34,11 @@ impl Series {
             program.meet();
             program.let_go();
         }
+        self.end(program)
+    }
+
+    /// Waits until a program has ended rightly, and tells what was done for it.
+    pub(crate) fn end(&self, mut program: Program) -> PagerCounters {
         program.expect_success();
         let counters = self.bed.stats(&program).counters;
         self.bed.finish(program);

@@ -71,18 +71,20 @@ pub(super) fn of(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option
     match (exit, child.killer()) {
         (Exit::Code(_), _) | (_, Some(Killer::Request)) => None,
         (Exit::Signal(SIGKILL), Some(Killer::Deadline)) => Some(time_limit(child)),
-        // SIGBUS: a page that there was no room for. Lost: its container's own process was the one to go.
-        (Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_), _) => {
-            Some(Limit::of_memory(cgroup.memory_end_of_killed()?, own_bytes_max))
-        }
-        (Exit::Signal(_), _) => Some(Limit::of_memory(cgroup.memory_end()?, own_bytes_max)),
+        _ if may_be_for_memory(exit) => Some(Limit::of_memory(cgroup.memory_end_of_killed()?, own_bytes_max)),
+        _ => Some(Limit::of_memory(cgroup.memory_end()?, own_bytes_max)),
     }
 }
 
 /// The same of a child that ended while no daemon was there, of which the kernel had killed a process for want of memory.
 pub(super) fn of_past(child: &Child, exit: &Exit, end: MemoryEnd) -> Option<Limit> {
-    let is_killed = matches!(exit, Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_));
-    is_killed.then(|| Limit::of_memory(end, child.record().memory_bytes_max))
+    may_be_for_memory(exit).then(|| Limit::of_memory(end, child.record().memory_bytes_max))
+}
+
+/// Whether the kernel ends who needs too much memory like this. SIGBUS: a page that there was no room for. Lost: its container's own
+/// process was the one to go.
+fn may_be_for_memory(exit: &Exit) -> bool {
+    matches!(exit, Exit::Signal(SIGKILL | SIGBUS) | Exit::Lost(_))
 }
 
 fn time_limit(child: &Child) -> Limit {
