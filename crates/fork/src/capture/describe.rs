@@ -12,14 +12,16 @@ use farfork_sys::process;
 use farfork_wire::descriptor::{Descriptor, Origin};
 
 use super::attempt::{Held, Shared, Taken};
-use super::deadline::Deadline;
+use super::calls::inject::{Call, Injector};
 use super::error::CaptureError;
-use super::inherited::Inherited;
-use super::inject::{Call, Injector};
 use super::memory::MemoryMap;
-use super::post::at_once;
+use super::memory::eager;
 use super::shared::{SharedCopies, SharedCopy};
-use super::{CaptureOptions, eager, inherited, state, tree, twin};
+use super::state::inherited::{self, Inherited};
+use super::template::twin;
+use super::tracer::deadline::Deadline;
+use super::tracer::post::at_once;
+use super::{CaptureOptions, state, tree};
 use crate::{kernel, phase};
 
 /// Makes the descriptors of all processes one, and what holds their memory ready to be parked.

@@ -9,6 +9,7 @@ mod contents;
 mod flights;
 mod kind;
 mod made;
+pub(super) mod open;
 mod sockets;
 mod streams;
 mod terminal;
@@ -30,7 +31,7 @@ pub(super) use streams::Streams;
 pub(super) use terminal::{Seat, describe as describe_terminals, foregrounds, unpaired as unpaired_terminals};
 
 use super::error::{CaptureError, Refusal};
-use super::root::Root;
+use super::state::root::Root;
 use kind::Inode;
 
 /// Most links of `/proc` are shorter, in bytes; others are read once more.

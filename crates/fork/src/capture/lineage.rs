@@ -20,8 +20,8 @@ use farfork_wire::descriptor::LAYERS_MAX;
 
 pub(super) use pages::Inheritance;
 
+use super::calls::lifeline::Lifeline;
 use super::error::{CaptureError, Refusal};
-use super::lifeline::Lifeline;
 use super::memory::AddressSpace;
 use crate::pager::{ClientError, MemoryPlan, PagerClient, Segment};
 

@@ -1,7 +1,10 @@
 //! The memory map: what each area is, which are refused, and how they stand in a descriptor.
 
 mod build;
+pub(super) mod eager;
 mod file_systems;
+pub(super) mod huge;
+pub(super) mod seals;
 mod space;
 
 use std::io;

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!  check ────▶ survey: what would be carried, what refused                     (the processes run)
-//!  prepare ──▶ owner thread ─ attempt ─┬─ pause, stop, stopped, restart: all threads stand, and how they go on
-//!                                      ├─ tree: who belongs to it, and how many become one
-//!                                      ├─ inject, script, lifeline, rescue, ask: system calls made on the process's behalf
-//!                                      ├─ files, shared: what fork shares is copied inside the pause
-//!                                      ├─ likeness: what its template has as the process has it
-//!                                      ├─ template, born, unforked: the clone that never runs
-//!                                      └─ files, memory/space, inherited, seals: what is asked of it before the answer
-//!           ─▶ answer; then describe ──── twin, memory, state, eager: the rest, read from the template
+//!  prepare ──▶ tracer: its thread ─ attempt ─┬─ pause, stop: all threads stand, and how they go on
+//!                                            ├─ tree: who belongs to it, and how many become one
+//!                                            ├─ calls: system calls made on the process's behalf
+//!                                            ├─ files, shared: what fork shares is copied inside the pause
+//!                                            ├─ state/likeness: what its template has as the process has it
+//!                                            ├─ template: the clone that never runs
+//!                                            └─ files, memory/space, memory/seals, state/inherited: what is asked of it before the answer
+//!           ─▶ answer; then describe ────────── template/twin, memory, state: the rest, read from the template
 //! ```
 //!
 //! What becomes of a descriptor is the business of `restore`; who serves the template's memory, that of the seed table.
@@ -19,52 +19,23 @@
 //! - What cannot be carried is refused by name, before memory, files or signals of the parent change.
 //! - The template never runs; it dies with its tracer, at its first instructions if need be.
 
-mod apart;
-mod ask;
 mod attempt;
-mod beside;
-mod born;
+mod calls;
 mod check;
-mod deadline;
 mod describe;
-mod eager;
 mod error;
 mod files;
-mod filters;
-mod freezer;
-mod glibc;
-mod huge;
-mod inherited;
-mod inject;
-mod lifeline;
-mod likeness;
 mod lineage;
 mod memory;
-mod open;
-mod owner;
 mod pause;
-mod post;
-mod program;
-mod ready;
-mod rescue;
-mod restart;
-mod root;
-mod script;
-mod seals;
 mod shared;
 mod stand;
-mod standstill;
 mod state;
 mod stop;
-mod stopped;
 mod survey;
 mod template;
-mod timers;
+mod tracer;
 mod tree;
-mod turn;
-mod twin;
-mod unforked;
-mod vfork;
 
 use std::fmt;
 use std::fs::File;
@@ -73,14 +44,14 @@ use std::time::Duration;
 use farfork_wire::NodeName;
 use farfork_wire::descriptor::Descriptor;
 
+pub use calls::lifeline::Offer;
 pub use check::{CheckReport, check};
 pub use error::{CaptureError, Refusal};
 pub use files::ProgramSockets;
-pub use lifeline::Offer;
 pub use lineage::Lineage;
-pub use owner::{Begun, GRACE, Observer, Template};
 pub use shared::SharedCopy;
-pub(crate) use standstill::Standstill;
+pub(crate) use stop::standstill::Standstill;
+pub use tracer::owner::{Begun, GRACE, Observer, Template};
 
 /// Default limit of a capture: a fork of some hundred gigabytes takes as long.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
@@ -186,7 +157,7 @@ impl CaptureTimes {
 /// # Errors
 /// Says what stands against it, by name; the process runs on as if nothing had happened.
 pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
-    owner::prepare(pid, options)
+    tracer::owner::prepare(pid, options)
 }
 
 /// Starts to capture a process; `observer` hears that it was begun, and then that it was completed, each
@@ -195,23 +166,23 @@ pub fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureErr
 /// # Errors
 /// [`CaptureError::Thread`]; all others are the observer's to hear.
 pub fn start(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) -> Result<(), CaptureError> {
-    owner::start(pid, options, observer)
+    tracer::owner::start(pid, options, observer)
 }
 
 /// The same in the calling thread, which is then the template's tracer: this returns when the template has ended, or when
 /// nothing was captured. [`warm_up`] before spares the capture the thread's first steps.
 pub fn hold(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) {
-    owner::hold(pid, options, observer);
+    tracer::owner::hold(pid, options, observer);
 }
 
 /// Makes the calling thread ready to capture at once.
 pub fn warm_up() {
-    ready::warm_up();
+    tracer::ready::warm_up();
 }
 
 /// From now on a few threads are ready to capture, for [`start`]: for a daemon, which will be asked to.
 pub fn keep_ready() {
-    ready::keep();
+    tracer::ready::keep();
 }
 
 /// A process's memory, for reading and writing.

@@ -14,25 +14,25 @@ use farfork_sys::clock::Clocks;
 use farfork_wire::descriptor::PosixTimer;
 
 use super::CaptureTimes;
-use super::apart;
-use super::ask::{self, Answers};
-use super::born::Born;
-use super::deadline::Deadline;
+use super::calls::ask::{self, Answers};
+use super::calls::inject::Injector;
+use super::calls::lifeline::{Lifeline, Offer, Room, Task};
+use super::calls::rescue::{self, Gadgets, Rescue};
+use super::calls::script::{self, EndSignal, Running};
 use super::error::{CaptureError, Refusal};
 use super::files::{Contents, ProgramSockets};
-use super::filters::{self, Filters};
-use super::inject::Injector;
-use super::lifeline::{Lifeline, Offer, Room, Task};
-use super::likeness::Likeness;
 use super::lineage::Search;
-use super::rescue::{self, Gadgets, Rescue};
-use super::script::{self, EndSignal, Running};
 use super::shared::{SharedCopies, SharedSources};
 use super::state::Standing;
-use super::stopped::{Snapshot, Stopped};
+use super::state::apart;
+use super::state::filters::{self, Filters};
+use super::state::likeness::Likeness;
+use super::state::timers::{self, Listed};
+use super::stop::stopped::{Snapshot, Stopped};
 use super::survey::{Profile, Survey};
+use super::template::born::Born;
 use super::template::clone_call;
-use super::timers::{self, Listed};
+use super::tracer::deadline::Deadline;
 use crate::phase;
 
 /// What is at hand before the pause.

@@ -18,10 +18,10 @@ use farfork_wire::descriptor::{
 };
 use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
 
-use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX};
 use super::survey::Survey;
+use super::tracer::deadline::Deadline;
 use system_v::Segment;
 
 /// Most bytes of shared memory that a pause copies: at some GB/s, already some seconds of standing still.

@@ -2,17 +2,17 @@
 //! one has.
 
 use super::attempt::Held;
-use super::deadline::Deadline;
+use super::calls::inject::Injector;
 use super::error::CaptureError;
 use super::files::Contents;
-use super::inject::Injector;
-use super::likeness::Likeness;
 use super::pause::{self, Paused, Prepared};
-use super::post::{Post, Way};
 use super::shared::SharedCopies;
-use super::stopped::{Snapshot, Stopped};
+use super::state::likeness::Likeness;
+use super::stop::stopped::{Snapshot, Stopped};
+use super::tracer::deadline::Deadline;
+use super::tracer::post::{Post, Way};
+use super::tracer::turn::Turn;
 use super::tree::{Family, Relative};
-use super::turn::Turn;
 use super::{CaptureOptions, CaptureTimes};
 use crate::phase;
 

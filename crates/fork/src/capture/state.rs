@@ -1,5 +1,14 @@
 //! Threads and process as a descriptor holds them.
 
+pub(super) mod apart;
+pub(super) mod filters;
+pub(super) mod glibc;
+pub(super) mod inherited;
+pub(super) mod likeness;
+pub(super) mod program;
+pub(super) mod root;
+pub(super) mod timers;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
@@ -14,14 +23,14 @@ use farfork_wire::descriptor::{
     SeccompFilter, Thread,
 };
 
-use super::ask::{Answers, word};
+use super::calls::ask::{Answers, word};
 use super::error::CaptureError;
 use super::files::DELETED_SUFFIX;
-use super::inherited::Inherited;
-use super::likeness::Likeness;
-use super::stopped::{Snapshot, StoppedThread};
+use super::stop::restart;
+use super::stop::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
-use super::{restart, root};
+use inherited::Inherited;
+use likeness::Likeness;
 
 /// SCHED_RESET_ON_FORK, as sched_setscheduler(2) takes it.
 const RESET_ON_FORK: u32 = 0x4000_0000;

@@ -3,14 +3,19 @@
 //! A thread is seized, then interrupted; the list of threads is read again until it holds no new one while all known
 //! ones stand. What has not stopped cannot be let go either: that takes the end of the tracing thread.
 
+pub(super) mod freezer;
+pub(super) mod restart;
+pub(crate) mod standstill;
+pub(super) mod stopped;
+pub(super) mod vfork;
+
 use std::time::Duration;
 
 use farfork_sys::process::{self, Status};
 use farfork_sys::ptrace::{self, EVENT_STOP, Report};
 
-use super::deadline::{Deadline, Silence};
 use super::error::{CaptureError, Refusal};
-use super::{freezer, vfork};
+use super::tracer::deadline::{Deadline, Silence};
 
 /// How long threads may take to stop that are let go at once.
 const LET_GO_LIMIT: Duration = Duration::from_millis(100);

@@ -9,15 +9,16 @@ use farfork_sys::process::{self, MapEntry, SchedulingAttributes, Stat, Status};
 use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_wire::descriptor::THREADS_MAX;
 
+use super::calls::inject;
 use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets, Streams};
+use super::memory;
 use super::memory::FileSystems;
-use super::program::Program;
-use super::root::Root;
 use super::state::link;
-use super::stop::traced;
-use super::timers;
-use super::{apart, filters, freezer, inject, memory, vfork};
+use super::state::program::Program;
+use super::state::root::Root;
+use super::state::{apart, filters, timers};
+use super::stop::{freezer, traced, vfork};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -25,7 +26,7 @@ pub(super) struct Profile {
     pub(super) name: Vec<u8>,
     pub(super) status: Status,
     pub(super) scheduling: SchedulingAttributes,
-    /// Not known of the main thread: that of a process that stands is ([`Answers`](super::ask::Answers)).
+    /// Not known of the main thread: that of a process that stands is ([`Answers`](crate::capture::calls::ask::Answers)).
     pub(super) timer_slack_ns: Option<u64>,
 }
 

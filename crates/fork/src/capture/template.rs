@@ -5,10 +5,14 @@
 //! ```
 //!
 //! It is cloned with CLONE_PTRACE: frozen from its first moment, traced by the thread that traces the parent; and with CLONE_FILES:
-//! a table of its own would hold the parent's files open, whatever the parent closes (see [`open`](super::open)). It has no
+//! a table of its own would hold the parent's files open, whatever the parent closes (see [`open`](crate::capture::files::open)). It has no
 //! exit signal: the parent's waitpid(-1) does not see it. Its stack pointer is where nothing is mapped and its signals
 //! are blocked: let go by a tracer that died, it would die at its first instruction. Dead, it stays a zombie of the
 //! parent until the parent waits for it: [`Template::end`] makes it do so, in a pause of its main thread alone.
+
+pub(super) mod born;
+pub(super) mod twin;
+pub(super) mod unforked;
 
 use std::fs;
 use std::time::Duration;
@@ -19,18 +23,18 @@ use farfork_sys::process::{self, Stat, Status};
 use farfork_sys::ptrace::{self, Registers, Report};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::deadline::{Deadline, Silence};
+use super::calls::inject::{Call, Injector, read_registers};
+use super::calls::rescue::{self, Gadgets, Rescue};
+use super::calls::script::EndSignal;
 use super::error::CaptureError;
-use super::filters;
-use super::inject::{Call, Injector, read_registers};
 use super::open_memory;
-use super::post::at_once;
-use super::rescue::{self, Gadgets, Rescue};
-use super::script::EndSignal;
 use super::state::Standing;
-use super::stop::stop_one;
-use super::stopped::Stopped;
-use super::turn::Turn;
+use super::state::filters;
+use super::stop::stopped::Stopped;
+use super::stop::{freezer, stop_one};
+use super::tracer::deadline::{Deadline, Silence};
+use super::tracer::post::at_once;
+use super::tracer::turn::Turn;
 
 /// How long the end of a killed template is awaited.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -169,7 +173,7 @@ impl Clone {
         };
         let deadline = Deadline::after(REAP_LIMIT);
         let is_parent = |stat: Stat| stat.start_ticks == self.parent_start_ticks;
-        if !Stat::read(pid).is_ok_and(is_parent) || super::freezer::frozen_by(pid).is_some() {
+        if !Stat::read(pid).is_ok_and(is_parent) || freezer::frozen_by(pid).is_some() {
             return Err(CaptureError::Gone { pid });
         }
         stop_one(pid, &deadline)?;

@@ -18,8 +18,8 @@ use super::sockets::{self, Sockets, Usual};
 use super::terminal::TerminalEnd;
 use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::root::Root;
 use crate::capture::shared::SharedCopies;
+use crate::capture::state::root::Root;
 use crate::capture::survey::Profile;
 
 const O_CLOEXEC: u32 = 0o2_000_000;

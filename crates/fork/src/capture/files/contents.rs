@@ -192,7 +192,7 @@ mod tests {
     use std::io::Write;
     use std::process::{Command, Stdio};
 
-    use crate::capture::root::Root;
+    use crate::capture::state::root::Root;
 
     #[test]
     fn a_pipe_is_copied_and_keeps_its_content() {

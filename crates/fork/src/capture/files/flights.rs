@@ -13,8 +13,8 @@ use farfork_wire::descriptor::OpenFile;
 use super::build::{Builder, OpenFiles, Threads};
 use super::{Contents, Files, Kind, OpenFd, object};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::root::Root;
 use crate::capture::shared::SharedCopies;
+use crate::capture::state::root::Root;
 
 /// Our copies of files on their way, and what of them goes on changing.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use farfork_sys::process::{FdInfo, LockEntry, LockKind, TimerState};
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimeLeft};
 
 use super::watches;
-use crate::capture::root::Root;
+use crate::capture::state::root::Root;
 
 /// A timerfd as it stood; or why it cannot be carried.
 pub(super) fn timer_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {

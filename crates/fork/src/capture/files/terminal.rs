@@ -19,7 +19,7 @@ use farfork_wire::descriptor::{ControlledSession, FileStatus, TERMINAL_NUMBER_MA
 
 use super::{Kind, OpenFd, object};
 use crate::capture::error::{CaptureError, Refusal};
-use crate::capture::root::Root;
+use crate::capture::state::root::Root;
 
 /// Where the other ends are.
 const DIRECTORY: &str = "/dev/pts";

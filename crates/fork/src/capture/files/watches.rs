@@ -10,7 +10,7 @@ use farfork_sys::mount::table::{self, Mount};
 use farfork_sys::process::WatchEntry;
 use farfork_wire::descriptor::{InotifyWatch, NUMBERS_MAX};
 
-use crate::capture::root::Root;
+use crate::capture::state::root::Root;
 
 /// The watches of an inotify of a tree whose root is `root`, by path; or why one of them has none.
 pub(super) fn by_path(root: Root, entries: &[WatchEntry]) -> Result<Vec<InotifyWatch>, String> {

@@ -23,14 +23,14 @@ use farfork_sys::ptrace;
 use farfork_wire::descriptor::PROCESSES_MAX;
 
 use super::CaptureOptions;
-use super::deadline::Deadline;
 use super::error::{CaptureError, Refusal};
 use super::files::{self, ProgramSockets, Streams};
 use super::pause::Prepared;
-use super::program::Program;
 use super::stop::{self, Told};
-use super::turn::Turn;
-use super::vfork;
+use crate::capture::state::program::Program;
+use crate::capture::stop::vfork;
+use crate::capture::tracer::deadline::Deadline;
+use crate::capture::tracer::turn::Turn;
 use brood::{Brood, Found};
 use one_of_all::Common;
 

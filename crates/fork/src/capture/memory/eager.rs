@@ -1,0 +1,133 @@
+//! Pages that a child needs before it runs: the kernel touches them where it cannot wait for a page fault to be
+//! served, as a thread exits (robust futexes, clear_child_tid) or is scheduled (rseq), and when anyone reads the
+//! arguments and environment in /proc.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{Backing, EagerBytes, Mapping, Mm, Thread};
+
+use crate::capture::lineage::Inheritance;
+
+/// PROT_WRITE.
+const WRITABLE: u8 = 2;
+
+/// As many entries as the kernel follows (ROBUST_LIST_LIMIT).
+const ROBUST_ENTRIES_MAX: usize = 2048;
+
+/// Most pages of arguments and environment: as much as a shell's usual 128 KiB for one argument. Beyond, `/proc` shows
+/// them cut until the child has touched them itself.
+const ARGUMENT_PAGES_MAX: usize = 32;
+
+/// The memory of a template, as far as it has it.
+pub(in crate::capture) struct Own<'a> {
+    pub(in crate::capture) mem: &'a File,
+    pub(in crate::capture) inheritance: &'a Inheritance,
+}
+
+impl Own<'_> {
+    /// Fails for what the template inherits, and for what is nowhere: there it would read zeroes, or nothing. The process
+    /// itself has touched what the kernel uses on its behalf, so that nothing is missed.
+    fn read_exact_at(&self, into: &mut [u8], address: u64) -> io::Result<()> {
+        let last = address.saturating_add((into.len() as u64).saturating_sub(1));
+        if self.inheritance.has(address / PAGE_SIZE * PAGE_SIZE) || self.inheritance.has(last / PAGE_SIZE * PAGE_SIZE) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        self.mem.read_exact_at(into, address)
+    }
+}
+
+/// The eager pages of all threads, read from the template's memory: ascending, neighbours in one piece.
+pub(in crate::capture) fn eager(mem: &Own<'_>, threads: &[Thread], mm: &Mm, mappings: &[Mapping]) -> Vec<EagerBytes> {
+    let arguments = mm.arg_start / PAGE_SIZE..mm.env_end.div_ceil(PAGE_SIZE);
+    let mut pages: BTreeSet<u64> = arguments.take(ARGUMENT_PAGES_MAX).map(|page| page * PAGE_SIZE).collect();
+    for thread in threads {
+        let mut touch = |address: u64, bytes: u64| {
+            if address != 0 {
+                let last = address.saturating_add(bytes.saturating_sub(1));
+                pages.extend((address / PAGE_SIZE..=last / PAGE_SIZE).take(2).map(|page| page * PAGE_SIZE));
+            }
+        };
+        touch(thread.clear_child_tid, 4);
+        if let Some(rseq) = thread.rseq {
+            touch(rseq.address, u64::from(rseq.bytes));
+        }
+        touch(thread.robust_list_head, thread.robust_list_bytes);
+        for (entry, futex) in robust_entries(mem, thread.robust_list_head) {
+            touch(entry, 8);
+            touch(futex, 4);
+        }
+    }
+    join(mem, pages.into_iter().filter(|page| is_wanted(*page, mappings)), mappings)
+}
+
+/// Only what the restorer may write to before it hands the memory over.
+fn is_wanted(page: u64, mappings: &[Mapping]) -> bool {
+    mapping_of(page, mappings).is_some_and(|index| {
+        let mapping = &mappings[index];
+        mapping.protection & WRITABLE != 0 && matches!(mapping.backing, Backing::Anonymous { extent: Some(_) })
+    })
+}
+
+fn mapping_of(address: u64, mappings: &[Mapping]) -> Option<usize> {
+    let index = mappings.partition_point(|mapping| mapping.end <= address);
+    mappings.get(index).is_some_and(|mapping| mapping.start <= address).then_some(index)
+}
+
+/// Reads the pages; neighbours within one mapping become one piece.
+fn join(mem: &Own<'_>, pages: impl Iterator<Item = u64>, mappings: &[Mapping]) -> Vec<EagerBytes> {
+    let mut pieces: Vec<EagerBytes> = Vec::new();
+    for address in pages {
+        let mut bytes = vec![0; PAGE_SIZE as usize];
+        if mem.read_exact_at(&mut bytes, address).is_err() {
+            continue;
+        }
+        match pieces.last_mut() {
+            Some(last)
+                if last.address + last.bytes.len() as u64 == address
+                    && mapping_of(last.address, mappings) == mapping_of(address, mappings) =>
+            {
+                last.bytes.append(&mut bytes);
+            }
+            _ => pieces.push(EagerBytes { address, bytes }),
+        }
+    }
+    pieces
+}
+
+/// The list of robust futexes (`struct robust_list_head`): the address of each entry, and of its futex. It is the
+/// program's memory and may hold anything: the walk ends at what cannot be read, and at the kernel's own limit.
+fn robust_entries(mem: &Own<'_>, head: u64) -> Vec<(u64, u64)> {
+    /// Bit 0 of a pointer says that the futex is of the kind with priority inheritance.
+    const POINTER_MASK: u64 = !1;
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        mem.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
+    };
+    let mut entries = Vec::new();
+    if head == 0 {
+        return entries;
+    }
+    let Some((first, futex_offset, pending)) =
+        word(head).zip(word(head + 8)).zip(word(head + 16)).map(|((a, b), c)| (a, b, c))
+    else {
+        return entries;
+    };
+    let mut add = |entry: u64| entries.push((entry, entry.wrapping_add(futex_offset)));
+    let mut entry = first & POINTER_MASK;
+    for _ in 0..ROBUST_ENTRIES_MAX {
+        if entry == head || entry == 0 {
+            break;
+        }
+        add(entry);
+        let Some(next) = word(entry) else { break };
+        entry = next & POINTER_MASK;
+    }
+    if pending & POINTER_MASK != 0 {
+        add(pending & POINTER_MASK);
+    }
+    entries
+}

@@ -1,0 +1,72 @@
+//! Sealed areas (mseal(2)), which a child's could not be rebuilt as: refused before the answer, although only their flags
+//! in `smaps` tell of them, and those are not read yet.
+//!
+//! A template is asked to protect each of its areas as it is protected. Where an area is sealed, that is refused (EPERM);
+//! anywhere else the kernel sees that nothing changes, and does nothing. Never asked of a parent.
+
+use farfork_sys::process::MapEntry;
+
+use crate::capture::calls::inject::{Call, Injector};
+use crate::capture::calls::lifeline::Lifeline;
+use crate::capture::calls::script;
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::state::inherited::{PROBES_MAX, Subject};
+
+/// The areas to ask about, and the calls that do.
+#[derive(Debug, Default)]
+pub(in crate::capture) struct Probes<'a> {
+    entries: Vec<&'a MapEntry>,
+    calls: Vec<Call>,
+}
+
+impl<'a> Probes<'a> {
+    /// For all areas of a template that are the program's own. None where what is readable may be run as well
+    /// (READ_IMPLIES_EXEC): there such a call changes areas, and their flags have to tell.
+    pub(in crate::capture) fn of(personality: u32, entries: &'a [MapEntry]) -> Self {
+        const READ_IMPLIES_EXEC: u32 = 0x40_0000;
+        if personality & READ_IMPLIES_EXEC != 0 {
+            return Self::default();
+        }
+        let entries: Vec<&MapEntry> = entries.iter().filter(|entry| !entry.path.starts_with(b"[v")).collect();
+        let calls = entries.iter().map(|entry| protect_call(entry)).collect();
+        Self { entries, calls }
+    }
+
+    /// The first of them, which go along with other calls.
+    pub(in crate::capture) fn first(&self) -> &[Call] {
+        &self.calls[..self.calls.len().min(PROBES_MAX)]
+    }
+
+    /// Makes the others, and judges the results of all.
+    pub(in crate::capture) fn finish(
+        &self,
+        pid: i32,
+        subject: &Subject<'_>,
+        mut results: Vec<u64>,
+        (lifeline, injector): (&Lifeline, &mut Injector<'_>),
+    ) -> Result<(), CaptureError> {
+        for calls in self.calls[results.len()..].chunks(PROBES_MAX) {
+            let desk = subject.run(calls, lifeline, injector)?;
+            results.extend((0..calls.len()).map(|index| script::result(&desk, index)));
+        }
+        let sealed = self.entries.iter().zip(&results).filter(|(_, result)| is_sealed(**result));
+        let refusals: Vec<Refusal> = sealed.map(|(entry, _)| refusal(pid, entry)).collect();
+        if refusals.is_empty() { Ok(()) } else { Err(CaptureError::refused(pid, refusals)) }
+    }
+}
+
+fn protect_call(entry: &MapEntry) -> Call {
+    const MPROTECT: u64 = 10;
+    Call::new("mprotect", MPROTECT, [entry.start, entry.bytes(), u64::from(entry.protection)])
+}
+
+fn is_sealed(result: u64) -> bool {
+    const EPERM: i32 = rustix::io::Errno::PERM.raw_os_error();
+    result == u64::from(EPERM.unsigned_abs()).wrapping_neg()
+}
+
+fn refusal(pid: i32, entry: &MapEntry) -> Refusal {
+    let name = String::from_utf8_lossy(&entry.path);
+    let object = format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end);
+    Refusal::new(object.trim_end(), "it is sealed (mseal), and a sealed area cannot be rebuilt")
+}

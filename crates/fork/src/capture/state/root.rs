@@ -1,0 +1,85 @@
+//! Where the paths of a tree begin: where the kernel's do, at the root of its mount namespace, as its children's do at that of their
+//! container. Who has taken a directory for its own root (chroot(2)) has a path of that from there.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use farfork_sys::process::Stat;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, open, openat2, statx};
+
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::state::link;
+
+/// What shows a tree's files: a process in its mount namespace, with the root of that.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::capture) struct Root {
+    pub(in crate::capture) pid: i32,
+}
+
+impl Root {
+    /// That of the tree whose first process this is: the nearest of it, its ancestors and us.
+    pub(in crate::capture) fn of(first: i32) -> Result<Self, CaptureError> {
+        let is_whole = |pid: i32| link(pid, pid, "root").is_ok_and(|root| root == WHOLE);
+        if is_whole(first) {
+            return Ok(Self { pid: first });
+        }
+        let namespace = |pid: i32| link(pid, pid, "ns/mnt");
+        let wanted = namespace(first)?;
+        let parent = |pid: &i32| Stat::read(*pid).ok().map(|stat| stat.parent).filter(|parent| *parent > 0);
+        let others = std::iter::successors(parent(&first), parent).chain([std::process::id().cast_signed()]);
+        let shows = |pid: &i32| is_whole(*pid) && namespace(*pid).is_ok_and(|found| found == wanted);
+        others.into_iter().find(shows).map(|pid| Self { pid }).ok_or_else(|| {
+            let reason = "it has a root of its own (chroot) in a mount namespace whose root no ancestor of it has; that is not carried";
+            CaptureError::refused(first, vec![Refusal::new(format!("pid {first}"), reason)])
+        })
+    }
+
+    /// Where we find what the tree has at a path without links.
+    pub(in crate::capture) fn shows(&self, path: &Path) -> PathBuf {
+        Path::new(&format!("/proc/{}/root", self.pid)).join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Whether the tree finds a directory at a path, whatever links lead there.
+    pub(in crate::capture) fn has_directory(&self, path: &Path) -> bool {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(self.shows(Path::new(WHOLE)), flags, Mode::empty());
+        root.is_ok_and(|root| openat2(root, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).is_ok())
+    }
+
+    /// Why the tree does not find what a process of it takes for its root, to which its link in /proc leads.
+    pub(in crate::capture) fn refusal(&self, pid: i32, link: &str) -> Option<Refusal> {
+        if link == WHOLE {
+            return None;
+        }
+        let own = identity(Path::new(&format!("/proc/{pid}/root")));
+        let is_there = matches!((identity(&self.shows(Path::new(link))), own), (Ok(found), Ok(own)) if found == own);
+        let reason = format!(
+            "its root {link} (chroot) was removed, or is covered by a mount, so that no path leads there; that is not carried"
+        );
+        (!is_there).then(|| Refusal::new(format!("pid {pid}"), reason))
+    }
+}
+
+/// The root of who has not taken another.
+pub(in crate::capture) const WHOLE: &str = "/";
+
+/// A directory, and the mount that it is reached by.
+fn identity(path: &Path) -> io::Result<(u32, u32, u64, u64)> {
+    let found = statx(CWD, path, AtFlags::empty(), StatxFlags::INO | StatxFlags::MNT_ID)?;
+    Ok((found.stx_dev_major, found.stx_dev_minor, found.stx_ino, found.stx_mnt_id))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_root_must_be_where_its_path_leads() {
+        let pid = std::process::id().cast_signed();
+        let root = Root::of(pid).unwrap();
+        assert_eq!(root.refusal(pid, "/"), None);
+        for elsewhere in ["/proc", "/nowhere"] {
+            assert!(root.refusal(pid, elsewhere).unwrap().to_string().contains("no path leads there"));
+        }
+    }
+}

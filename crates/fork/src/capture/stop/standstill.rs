@@ -1,0 +1,42 @@
+//! A process that stands still for somebody to look at it, and then goes on as it was.
+
+use std::time::Duration;
+
+use super::stopped::Stopped;
+use crate::capture::error::CaptureError;
+use crate::capture::stop::stop_threads;
+use crate::capture::tracer::deadline::Deadline;
+use crate::capture::tracer::turn::Turn;
+
+/// All threads of a process, stopped by the calling thread, which alone may read their registers. Dropping it lets them go
+/// on. Where it cannot be made, only the end of the calling thread lets go of all that it has stopped: call from a thread
+/// that may end.
+#[derive(Debug)]
+pub(crate) struct Standstill {
+    stopped: Stopped,
+    _turn: Turn,
+}
+
+impl Standstill {
+    /// Stops a process, within a limit.
+    ///
+    /// # Errors
+    /// It has ended, somebody traces it, or it does not stop.
+    pub(crate) fn of(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
+        let turn = Turn::wait(pid, limit).ok_or(CaptureError::Gone { pid })?;
+        let deadline = Deadline::after(limit);
+        let threads = stop_threads(pid, &deadline)?;
+        Ok(Self { stopped: Stopped::take(pid, &threads)?, _turn: turn })
+    }
+
+    /// Its threads, the main one first.
+    pub(crate) fn threads(&self) -> impl Iterator<Item = i32> {
+        self.stopped.snapshot.threads.iter().map(|thread| thread.tid)
+    }
+
+    /// Signals that a thread blocks; bit N−1 is signal N.
+    pub(crate) fn signal_mask(&self, tid: i32) -> u64 {
+        let thread = self.stopped.snapshot.threads.iter().find(|thread| thread.tid == tid);
+        thread.map_or(0, |thread| thread.signal_mask)
+    }
+}

@@ -1,0 +1,91 @@
+//! The kernel's flags of a template's areas. They stand in `smaps` alone, which counts all pages of an area to print them:
+//! 20 ms a GiB, for which the first fork would wait. A process with the same areas and next to no pages tells the same in
+//! no time: a twin of the template, made while its large areas are marked to be wiped on fork, and ended at once.
+//!
+//! ```text
+//!  template   madvise(large area, MADV_WIPEONFORK) … ─ clone ─────────────────────────── wait4(twin)
+//!  twin                                                 └ born stopped ─ its smaps ─ killed
+//! ```
+//!
+//! The template keeps the marks: it is never forked again, and its pages stay. An area with pages cannot have had the mark
+//! in the parent, since fork(2) would have wiped it.
+
+use std::fs::File;
+
+use farfork_sys::process::{self, MapEntry};
+use farfork_sys::ptrace::{self, Report};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::capture::calls::inject::{Call, Injector};
+use crate::capture::calls::lifeline::Lifeline;
+use crate::capture::calls::script;
+use crate::capture::error::CaptureError;
+use crate::capture::state::inherited::Subject;
+use crate::capture::template::{Clone, clone_call, reap_call};
+use crate::capture::tracer::deadline::Deadline;
+use crate::capture::tracer::post::at_once;
+
+/// Most areas that are marked: what a script has room for. Others are few and small, or their pages are copied.
+pub(in crate::capture) const AREAS_MAX: usize = 64;
+
+/// The areas of `clone`, with their flags, of which those in `large` have the mark `wf`.
+///
+/// # Errors
+/// A limit stands against one more process; the flags are still to be had of the template itself.
+pub(in crate::capture) fn areas(
+    clone: &Clone,
+    large: &[&MapEntry],
+    (lifeline, mem): (&Lifeline, &File),
+    injector: &mut Injector<'_>,
+) -> Result<Vec<MapEntry>, CaptureError> {
+    let subject = Subject { pid: clone.pid, registers: &clone.registers, inner_id: clone.inner_id(), mem };
+    let calls: Vec<Call> = large.iter().map(|entry| wipe_call(entry)).chain([clone_call()]).collect();
+    let desk = subject.run(&calls, lifeline, injector)?;
+    let result = |index: usize| calls[index].checked(clone.pid, script::result(&desk, index));
+    let inner_id = result(large.len())?;
+    let twin = Twin(at_once(injector.wait_newborn())?);
+    ptrace::set_options(twin.0, ptrace::OPTION_EXIT_KILL).map_err(CaptureError::trace("set the options of", twin.0))?;
+    // The marks are judged when the twin is sure to end.
+    let marked: Result<Vec<u64>, _> = (0..large.len()).map(result).collect();
+    let areas = process::smaps(twin.0).map_err(CaptureError::read(clone.pid, "the memory map"));
+    twin.end(injector.deadline());
+    at_once(injector.call(clone.pid, &clone.registers, reap_call(inner_id)))?;
+    marked.and(areas)
+}
+
+fn wipe_call(entry: &MapEntry) -> Call {
+    const MADVISE: u64 = 28;
+    const MADV_WIPEONFORK: u64 = 18;
+    Call::new("madvise(MADV_WIPEONFORK)", MADVISE, [entry.start, entry.bytes(), MADV_WIPEONFORK])
+}
+
+/// A twin by its process id; 0 when it has ended.
+struct Twin(i32);
+
+impl Twin {
+    /// Kills it, and waits until it has ended.
+    fn end(mut self, deadline: &Deadline) {
+        self.kill();
+        while let Ok((tid, report)) = deadline.next_report() {
+            if (tid, report) == (self.0, Report::Ended) {
+                let _ = ptrace::reap(tid);
+                // Its number may be another's from now on.
+                self.0 = 0;
+                return;
+            }
+        }
+    }
+
+    fn kill(&self) {
+        if let Some(pid) = Pid::from_raw(self.0) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Twin {
+    /// One whose flags were not read must not stay.
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

@@ -1,0 +1,151 @@
+//! What a process keeps from fork(2) by MADV_DONTFORK, and a seed has all the same: it is a copy of the process, and a program
+//! such as Node.js, whose heap is marked so, is nothing without (decision 014).
+//!
+//! A clone that lacks something is smaller than the process, which the kernel tells at once. Only then are the two maps
+//! compared; what the clone lacks is what is marked, for both stand. The leader clones itself once more, within one script:
+//!
+//! ```text
+//!  madvise(MADV_DOFORK) of each run ─ clone ─ madvise(MADV_DONTFORK) of each run
+//! ```
+//!
+//! If we die, it runs the script to its end, and has its marks as before. Where the kernel allows no MADV_DOFORK (what a driver
+//! maps), an area stays absent.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use farfork_sys::process::{self, MapEntry};
+use farfork_wire::PAGE_SIZE;
+
+use crate::capture::calls::inject::{Call, Injector};
+use crate::capture::calls::lifeline::{DESKS_BYTES_MIN, Lifeline};
+use crate::capture::calls::script::{self, ENTRIES_ADDED, ENTRY_BYTES};
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::memory;
+use crate::capture::stop::stopped::StoppedThread;
+use crate::capture::template::clone_call;
+
+/// Most runs: what one script has room for, with two calls each. One that ran in several would leave marks lost if we died
+/// between two of them.
+const RUNS_MAX: usize = (DESKS_BYTES_MIN as usize / ENTRY_BYTES - ENTRIES_ADDED - 1) / 2;
+
+/// What a process keeps from fork(2) and is to be carried.
+pub(in crate::capture) struct Unforked {
+    /// Area by area, ascending.
+    pub(in crate::capture) areas: Vec<Range<u64>>,
+    runs: Vec<Run>,
+}
+
+/// What came of a second clone.
+pub(in crate::capture) struct Second {
+    /// Its id in the leader's pid namespace.
+    pub(in crate::capture) inner_pid: u64,
+    /// Whether all in the leader is marked as before.
+    pub(in crate::capture) marked: Result<(), CaptureError>,
+    /// What the leader's desks hold, which the clone's do not.
+    pub(in crate::capture) desks_before: Vec<u8>,
+}
+
+/// Areas with nothing between them but addresses at which nothing is mapped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Run {
+    range: Range<u64>,
+    has_holes: bool,
+}
+
+impl Unforked {
+    /// What a clone lacks of a process that stands, with so much mapped; `None` where that is nothing.
+    pub(in crate::capture) fn of((pid, mapped): (i32, u64), clone: i32) -> Result<Option<Self>, CaptureError> {
+        if mapped == mapped_bytes(clone)? {
+            return Ok(None);
+        }
+        let map = |pid: i32| process::maps(pid).map_err(CaptureError::read(pid, "the memory map"));
+        let (own, cloned) = (map(pid)?, map(clone)?);
+        let has: BTreeSet<u64> = cloned.iter().map(|entry| entry.start).collect();
+        let is_wanted = |entry: &MapEntry| !has.contains(&entry.start) && memory::is_private(entry);
+        let (areas, runs) = (own.iter().filter(|entry| is_wanted(entry)), runs(&own, is_wanted));
+        let areas: Vec<Range<u64>> = areas.map(|entry| entry.start..entry.end).collect();
+        if runs.len() > RUNS_MAX {
+            let reason =
+                format!("it keeps memory from fork(2) (MADV_DONTFORK) at {} places, {RUNS_MAX} at most", runs.len());
+            return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
+        }
+        Ok((!areas.is_empty()).then_some(Self { areas, runs }))
+    }
+
+    /// Has the leader make a clone with all of it.
+    pub(in crate::capture) async fn clone_with(
+        &self,
+        (leader, leader_id): (&StoppedThread, u32),
+        (lifeline, mem): (&Lifeline, &File),
+        injector: &mut Injector<'_>,
+    ) -> Result<Second, CaptureError> {
+        let calls = self.calls();
+        let failed = |operation| CaptureError::trace(operation, leader.tid);
+        let script = script::encode(&calls, (leader_id, leader_id), lifeline.end());
+        let desks_before = lifeline.borrow(mem).map_err(failed("read the calls of"))?;
+        mem.write_all_at(&script, lifeline.desk(0)).map_err(failed("write the calls of"))?;
+        let mut running = vec![lifeline.running(0, leader.tid, calls.len())];
+        injector.start(&running[0], &leader.registers)?;
+        injector.finish(&mut running, |_| true).await?;
+        let mut desk = vec![0; calls.len() * ENTRY_BYTES];
+        mem.read_exact_at(&mut desk, lifeline.desk(0)).map_err(failed("read the calls of"))?;
+        lifeline.give_back(&desks_before, mem).map_err(failed("write the calls of"))?;
+        let (at, marked) = (self.runs.len(), self.judge(leader.tid, &calls, &desk));
+        let inner_pid = calls[at].checked(leader.tid, script::result(&desk, at))?;
+        Ok(Second { inner_pid, marked, desks_before })
+    }
+
+    fn calls(&self) -> Vec<Call> {
+        const MADVISE: u64 = 28;
+        const MADV_DONTFORK: u64 = 10;
+        const MADV_DOFORK: u64 = 11;
+        let advise = |name, advice| {
+            move |run: &Run| Call::new(name, MADVISE, [run.range.start, run.range.end - run.range.start, advice])
+        };
+        let before = self.runs.iter().map(advise("madvise(MADV_DOFORK)", MADV_DOFORK));
+        let behind = self.runs.iter().map(advise("madvise(MADV_DONTFORK)", MADV_DONTFORK));
+        before.chain([clone_call()]).chain(behind).collect()
+    }
+
+    /// What was marked must be marked again. That an area cannot be handed down leaves it absent.
+    fn judge(&self, tid: i32, calls: &[Call], desk: &[u8]) -> Result<(), CaptureError> {
+        for (index, run) in self.runs.iter().enumerate() {
+            let result = script::result(desk, self.runs.len() + 1 + index);
+            if !(run.has_holes && result == HOLE) {
+                calls[self.runs.len() + 1 + index].checked(tid, result)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What madvise(2) says when it has done its work and has come over addresses at which nothing is mapped.
+const HOLE: u64 = (rustix::io::Errno::NOMEM.raw_os_error() as u64).wrapping_neg();
+
+/// Areas that are wanted, as few runs.
+fn runs(map: &[MapEntry], is_wanted: impl Fn(&MapEntry) -> bool) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut goes_on = false;
+    for entry in map {
+        let is_next = is_wanted(entry);
+        match runs.last_mut() {
+            Some(run) if is_next && goes_on => {
+                run.has_holes |= run.range.end != entry.start;
+                run.range.end = entry.end;
+            }
+            _ if is_next => runs.push(Run { range: entry.start..entry.end, has_holes: false }),
+            _ => {}
+        }
+        goes_on = is_next;
+    }
+    runs
+}
+
+/// How much address space a process has.
+pub(in crate::capture) fn mapped_bytes(pid: i32) -> Result<u64, CaptureError> {
+    let line = process::read_line(&format!("/proc/{pid}/statm")).map_err(CaptureError::read(pid, "statm"))?;
+    Ok(line.split_whitespace().next().and_then(|pages| pages.parse().ok()).map_or(0, |pages: u64| pages * PAGE_SIZE))
+}

@@ -1,0 +1,251 @@
+//! The thread that captures, and then owns the template until the seed is dropped: ptrace ties a tracee to a thread.
+//! Where a daemon keeps some ready, it is one of [`ready`](super::ready)'s.
+//!
+//! ```text
+//!  start ── thread ─▶ attempt ── begun ─▶ describe ── completed ─▶ parked ◀── Template dropped ── end, reap ─▶ thread ends
+//!                      └─ error: thread ends, and with it the kernel lets go of whatever did not stop
+//! ```
+//!
+//! A template that ends by itself (that of a child's seed does with the child) is reaped at once, whoever still has the seed: the
+//! kernel ends no pid namespace, and so no child, before all in it are.
+
+use std::io::{self, PipeReader, PipeWriter};
+use std::os::fd::AsFd as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use farfork_sys::{pidfd, wait};
+
+use super::deadline::Deadline;
+use super::ready;
+use crate::capture::attempt::{self, Attempted, Held, Shared, Taken};
+use crate::capture::error::CaptureError;
+use crate::capture::{CaptureOptions, CaptureTimes, Captured, describe};
+
+/// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
+/// hangs in a system call of the kernel's own making (a file of /proc whose lock is held). A look before the pause, or behind it, has no
+/// limit of its own, and takes seconds where some dozen others want each processor.
+pub const GRACE: Duration = Duration::from_secs(20);
+
+/// How long the end of a template may take: its kill and its reaping have limits that add up to less.
+const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Stack of a tracer thread, in bytes; one is parked for each seed.
+const STACK_BYTES: usize = 256 << 10;
+
+/// The process that holds a seed's memory. Dropping it ends a template; a frozen parent runs on.
+#[derive(Debug)]
+pub struct Template {
+    /// Of each process, in the order of the descriptor's.
+    pids: Vec<i32>,
+    owner: ThreadId,
+    /// Its end lets the owner thread go on.
+    keep: Option<PipeWriter>,
+    /// Ends with the owner thread.
+    ended: Mutex<Receiver<()>>,
+}
+
+impl Template {
+    /// The template of the first process.
+    pub fn pid(&self) -> i32 {
+        self.pids[0]
+    }
+
+    /// The processes whose memory the seed's extents name, by their numbers.
+    pub fn pids(&self) -> &[i32] {
+        &self.pids
+    }
+}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        drop(self.keep.take());
+        // An observer that does not want it: its thread ends it when it comes back.
+        if thread::current().id() == self.owner {
+            return;
+        }
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if ended.recv_timeout(END_LIMIT) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!(template = self.pid(), "a template did not end within {END_LIMIT:?}");
+        }
+    }
+}
+
+/// A process that was captured as far as it is concerned: it runs, and nothing of it is refused any more but what only
+/// the kernel's own flags of an area tell. What its descriptor lacks is read of the template then.
+#[derive(Debug, Clone)]
+pub struct Begun {
+    /// The process that holds the memory.
+    pub template_pid: i32,
+    /// The process's program and arguments.
+    pub arguments: Vec<String>,
+    /// Pages of its own that the template holds, in bytes.
+    pub populated_bytes: u64,
+    /// How long it took so far.
+    pub times: CaptureTimes,
+}
+
+/// Hears how a capture goes, in the thread that makes it: each hand-over to another would be one more wake-up on the way
+/// to the answer.
+pub trait Observer: Send {
+    /// It was begun, or failed. Tells whether the seed is wanted; else the template is ended, and nothing follows.
+    fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool;
+
+    /// It was completed, or failed after all; then the template has ended already.
+    fn completed(&mut self, captured: Result<Captured, CaptureError>);
+}
+
+/// A capture that a thread is to make.
+pub(in crate::capture) struct Job {
+    pid: i32,
+    options: CaptureOptions,
+    /// The phases of an attempt are parts of what the thread is in that asks for it.
+    phase: tracing::Span,
+    observer: Box<dyn Observer>,
+}
+
+/// Captures `pid` in a thread of its own.
+pub(in crate::capture) fn start(
+    pid: i32,
+    options: CaptureOptions,
+    observer: Box<dyn Observer>,
+) -> Result<(), CaptureError> {
+    let phase = tracing::debug_span!(target: "farfork::phase", "prepare.capture");
+    match ready::take(Job { pid, options, phase, observer }) {
+        Ok(()) => Ok(()),
+        Err(job) => spawn(move || own(*job, || ())).map_err(CaptureError::Thread),
+    }
+}
+
+/// The same in the calling thread, which then holds the template until it is dropped.
+pub(in crate::capture) fn hold(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) {
+    own(Job { pid, options, phase: tracing::Span::none(), observer }, || ());
+}
+
+/// Starts a thread for a tracer's life.
+pub(in crate::capture) fn spawn(life: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    thread::Builder::new().name("tracer".to_owned()).stack_size(STACK_BYTES).spawn(life).map(drop)
+}
+
+/// The same, and waits for the end.
+pub(in crate::capture) fn prepare(pid: i32, options: CaptureOptions) -> Result<Captured, CaptureError> {
+    /// Passes the outcome on, and before it, as `None`, that the process was captured.
+    struct Waiting(SyncSender<Option<Result<Captured, CaptureError>>>);
+
+    impl Observer for Waiting {
+        fn begun(&mut self, begun: Result<Begun, CaptureError>) -> bool {
+            let wanted = begun.is_ok();
+            drop(self.0.send(begun.err().map(Err)));
+            wanted
+        }
+
+        fn completed(&mut self, captured: Result<Captured, CaptureError>) {
+            // Where nobody waits any more, it comes back in the error and is dropped here.
+            drop(self.0.send(Some(captured)));
+        }
+    }
+
+    let limit = options.timeout;
+    let (answer, answered) = mpsc::sync_channel(2);
+    start(pid, options, Box::new(Waiting(answer)))?;
+    let mut heard = answered.recv_timeout(limit + GRACE);
+    if matches!(heard, Ok(None)) {
+        heard = answered.recv_timeout(limit + GRACE);
+    }
+    match heard {
+        Ok(Some(captured)) => captured,
+        Ok(None) => Err(CaptureError::TracerLost { pid }),
+        Err(RecvTimeoutError::Timeout) => {
+            Err(CaptureError::TimedOut { pid, limit, phase: "reading its state from the kernel" })
+        }
+        Err(RecvTimeoutError::Disconnected) => Err(CaptureError::TracerLost { pid }),
+    }
+}
+
+/// The life of an owner thread. `is_told` is called when who asked for the capture knows how it went.
+pub(in crate::capture) fn own(job: Job, is_told: impl FnOnce()) {
+    let Job { pid, mut options, phase, mut observer } = job;
+    let (kept, keep) = match ready::pipe() {
+        Ok(ends) => ends,
+        Err(error) => {
+            observer.begun(Err(CaptureError::Thread(error)));
+            return is_told();
+        }
+    };
+    let attempt = || phase.in_scope(|| attempt::capture(pid, &options));
+    let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
+    drop(phase);
+    let Attempted { mut held, taken, shared, times } = match captured {
+        Ok(attempted) => attempted,
+        Err(error) => {
+            observer.begun(Err(error));
+            return is_told();
+        }
+    };
+    let begun = Begun {
+        template_pid: held[0].pid(),
+        arguments: taken[0].likeness.arguments.clone(),
+        populated_bytes: shared.kin.with_own_memory(&taken).map(Taken::populated_bytes).sum(),
+        times,
+    };
+    let is_wanted = observer.begun(Ok(begun));
+    is_told();
+    if !is_wanted {
+        let all = held.into_iter().zip(&taken);
+        return all.for_each(|(held, taken)| held.give_up(&taken.lifeline, taken.survey.syscall_at, None));
+    }
+    let (ends_with_us, ended) = mpsc::channel();
+    let pids = held.iter().map(Held::pid).collect();
+    let template = Template { pids, owner: thread::current().id(), keep: Some(keep), ended: Mutex::new(ended) };
+    // What is left has the limit for itself: the process runs, and its seed is promised.
+    let deadline = Deadline::after(options.timeout);
+    match complete(&options, &mut held, (taken, shared), &deadline, (template, times)) {
+        Ok(captured) => observer.completed(Ok(captured)),
+        Err(error) => {
+            held.iter_mut().for_each(|held| held.end(None));
+            return observer.completed(Err(error));
+        }
+    }
+    drop((observer, deadline));
+    park(&mut options, &held, &kept);
+    held.iter_mut().for_each(|held| held.end(None));
+    drop(held);
+    drop(ends_with_us);
+}
+
+/// What is left when the seed is known: the descriptor, for which a fork may be waiting already.
+fn complete(
+    options: &CaptureOptions,
+    held: &mut [Held],
+    (taken, shared): (Vec<Taken>, Shared),
+    deadline: &Deadline,
+    (template, times): (Template, CaptureTimes),
+) -> Result<Captured, CaptureError> {
+    let (pid, begun) = (taken[0].snapshot.pid, Instant::now());
+    let describe = || describe::describe_all(options, held, taken, shared, deadline);
+    let described = catch_unwind(AssertUnwindSafe(describe));
+    let (descriptor, shared_copies) = described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
+    let times = CaptureTimes { describe: begun.elapsed(), ..times };
+    Ok(Captured { descriptor, template, shared_copies, times })
+}
+
+/// Holds the templates until nobody wants them any more, or the first has ended.
+fn park(options: &mut CaptureOptions, held: &[Held], kept: &PipeReader) {
+    for clone in held.iter().filter_map(Held::clone) {
+        clone.park();
+        if let Some(on_template) = &mut options.on_template {
+            on_template(clone.pid);
+        }
+    }
+    // Nothing is ever written: this is the end of `keep`.
+    let waited = match pidfd::open(held[0].pid()) {
+        Ok(template) => wait::either(template.as_fd(), kept.as_fd()),
+        Err(_) => wait::either(kept.as_fd(), kept.as_fd()),
+    };
+    if let Err(error) = waited {
+        tracing::warn!(template = held[0].pid(), %error, "a template is given up, since it cannot be waited for");
+    }
+}

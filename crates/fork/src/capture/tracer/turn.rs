@@ -1,0 +1,51 @@
+//! One intervention at a time per process: a process has at most one tracer, and two captures of it, or a capture and
+//! the reaping of an older template, would take each other for a debugger.
+
+use std::collections::BTreeSet;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+static UNDER_WAY: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+static ONE_LESS: Condvar = Condvar::new();
+
+/// The right to trace a process until it is dropped.
+#[derive(Debug)]
+pub(in crate::capture) struct Turn {
+    pid: i32,
+}
+
+impl Turn {
+    /// Waits for the turn, at most `limit`.
+    pub(in crate::capture) fn wait(pid: i32, limit: Duration) -> Option<Self> {
+        let under_way = UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut under_way, waited) = ONE_LESS
+            .wait_timeout_while(under_way, limit, |pids| pids.contains(&pid))
+            .unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() && under_way.contains(&pid) {
+            return None;
+        }
+        under_way.insert(pid);
+        Some(Self { pid })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        UNDER_WAY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.pid);
+        ONE_LESS.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_one_turn_and_others_have_theirs() {
+        let one = Turn::wait(-7, Duration::ZERO).unwrap();
+        assert!(Turn::wait(-7, Duration::from_millis(1)).is_none());
+        assert!(Turn::wait(-8, Duration::ZERO).is_some());
+        drop(one);
+        assert!(Turn::wait(-7, Duration::ZERO).is_some());
+    }
+}
