@@ -5,12 +5,16 @@
 //   fault drive ADDRESS PORT MODE  says `ready`; then for each line `COUNT GAP_US` of standard input touches COUNT pages,
 //                                  with a sleep of GAP_US before each, and says for each
 //                                  `served TOUCH_NS EXCHANGE_NS COPY_NS WRONG`
+//   fault send ADDRESS             listens, says `listening PORT`, and sends pages as fast as they are taken
+//   fault install ADDRESS PORT     says `ready`, and maps what comes of these, until it ends; for each line of standard input
+//                                  says `installed PAGES WRONG`, so far
 //
 // A thread touches missing pages; another hears of each by userfaultfd(2), exchanges a request for a page, and has the kernel
 // map a copy of it. TOUCH is the whole, EXCHANGE the way to the other program and back, COPY the mapping. MODE is `sleep` or
 // `spin`: who waits sleeps, or looks again for 50 µs, giving its processor away between two looks, before it does.
 #include "end.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -33,6 +37,11 @@ constexpr size_t PAGE_BYTES = 4096;
 constexpr size_t REQUEST_BYTES = 64;
 constexpr size_t AREA_PAGES = 100'000;
 constexpr int64_t SPIN_NS = 50'000;
+
+constexpr size_t SENT_BYTES = 32 * PAGE_BYTES;
+constexpr size_t RECEIVED_BYTES = 16 * PAGE_BYTES;
+// More than any cache holds.
+constexpr size_t STREAM_BYTES = 64 << 20;
 
 bool spins;
 
@@ -63,14 +72,24 @@ void send_all(int socket, const char *from, size_t bytes) {
     }
 }
 
+// A socket that sends as fast as its window lets it, as those of farfork do.
 int new_socket() {
     int made = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), one = 1;
     if (made < 0) fail("socket");
+    if (setsockopt(made, IPPROTO_TCP, TCP_CONGESTION, "reno", 4) != 0) fail("TCP_CONGESTION");
     setsockopt(made, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     return made;
 }
 
-int serve(const char *ip) {
+int connected(const char *ip, int port) {
+    int made = new_socket();
+    sockaddr_in name = ::address(ip, port);
+    if (connect(made, reinterpret_cast<sockaddr *>(&name), sizeof name) != 0) fail("connect");
+    return made;
+}
+
+// The first who connects.
+int accepted(const char *ip) {
     int listener = new_socket();
     sockaddr_in name = ::address(ip, 0);
     socklen_t length = sizeof name;
@@ -82,6 +101,11 @@ int serve(const char *ip) {
     int peer = accept(listener, nullptr, nullptr), one = 1;
     if (peer < 0) fail("accept");
     setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    return peer;
+}
+
+int serve(const char *ip) {
+    int peer = accepted(ip);
     std::vector<char> page(PAGE_BYTES), request(REQUEST_BYTES);
     while (receive(peer, request.data(), REQUEST_BYTES)) {
         // Each page begins with the number that was asked for, and ends with it.
@@ -146,18 +170,21 @@ void touch(volatile char *area, Times &times, size_t count, long gap_us) {
     fflush(stdout);
 }
 
-int drive(const char *ip, int port) {
-    int peer = new_socket();
-    sockaddr_in name = ::address(ip, port);
-    if (connect(peer, reinterpret_cast<sockaddr *>(&name), sizeof name) != 0) fail("connect");
-    void *mapped = mmap(nullptr, AREA_PAGES * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+// Memory whose missing pages `uffd` fills.
+char *paged(int uffd, size_t bytes) {
+    void *mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) fail("mmap");
-    auto *area = static_cast<char *>(mapped);
-    int uffd = new_userfaultfd();
+    madvise(mapped, bytes, MADV_NOHUGEPAGE);
     uffdio_register wanted{};
-    wanted.range = {reinterpret_cast<uint64_t>(area), AREA_PAGES * PAGE_BYTES};
+    wanted.range = {reinterpret_cast<uint64_t>(mapped), bytes};
     wanted.mode = UFFDIO_REGISTER_MODE_MISSING;
     if (ioctl(uffd, UFFDIO_REGISTER, &wanted) != 0) fail("UFFDIO_REGISTER");
+    return static_cast<char *>(mapped);
+}
+
+int drive(const char *ip, int port) {
+    int peer = connected(ip, port), uffd = new_userfaultfd();
+    char *area = paged(uffd, AREA_PAGES * PAGE_BYTES);
     Times times{};
     std::thread(page_in, uffd, peer, area, std::ref(times)).detach();
     puts("ready");
@@ -166,6 +193,53 @@ int drive(const char *ip, int port) {
     long gap_us;
     while (scanf("%zu %ld", &count, &gap_us) == 2) touch(area, times, count < AREA_PAGES ? count : AREA_PAGES, gap_us);
     fflush(stdout);
+    _exit(0);
+}
+
+// Each page begins with its number.
+int send_pages(const char *ip) {
+    std::vector<char> memory(STREAM_BYTES);
+    for (uint64_t page = 0; page < STREAM_BYTES / PAGE_BYTES; page++)
+        memcpy(&memory[page * PAGE_BYTES], &page, sizeof page);
+    int peer = accepted(ip);
+    for (size_t at = 0;;) {
+        ssize_t sent = send(peer, &memory[at], std::min(SENT_BYTES, STREAM_BYTES - at), MSG_NOSIGNAL);
+        if (sent <= 0) return 0;
+        at = (at + static_cast<size_t>(sent)) % STREAM_BYTES;
+    }
+}
+
+struct Installed {
+    std::atomic<uint64_t> pages, wrong;
+};
+
+// Over and over into the same memory, which is missing again before.
+void install(int peer, int uffd, char *area, Installed &installed) {
+    std::vector<char> staged(RECEIVED_BYTES);
+    for (size_t at = 0; receive(peer, staged.data(), RECEIVED_BYTES); at = (at + RECEIVED_BYTES) % STREAM_BYTES) {
+        madvise(area + at, RECEIVED_BYTES, MADV_DONTNEED);
+        auto from = reinterpret_cast<uint64_t>(staged.data()), to = reinterpret_cast<uint64_t>(area + at);
+        uffdio_copy copy{to, from, RECEIVED_BYTES, 0, 0};
+        if (ioctl(uffd, UFFDIO_COPY, &copy) != 0) fail("UFFDIO_COPY");
+        uint64_t number;
+        memcpy(&number, area + at, sizeof number);
+        if (number != at / PAGE_BYTES) installed.wrong++;
+        installed.pages += RECEIVED_BYTES / PAGE_BYTES;
+    }
+    fail("the stream");
+}
+
+int install_pages(const char *ip, int port) {
+    int peer = connected(ip, port), uffd = new_userfaultfd();
+    char *area = paged(uffd, STREAM_BYTES);
+    Installed installed{};
+    std::thread(install, peer, uffd, area, std::ref(installed)).detach();
+    puts("ready");
+    fflush(stdout);
+    while (getchar() != EOF) {
+        printf("installed %llu %llu\n", static_cast<unsigned long long>(installed.pages), static_cast<unsigned long long>(installed.wrong));
+        fflush(stdout);
+    }
     _exit(0);
 }
 
@@ -180,6 +254,9 @@ int main(int count, char **arguments) {
         spins = strcmp(arguments[4], "spin") == 0;
         return drive(arguments[2], atoi(arguments[3]));
     }
-    fputs("usage: fault serve ADDRESS MODE | fault drive ADDRESS PORT MODE\n", stderr);
+    if (count == 3 && strcmp(arguments[1], "send") == 0) return send_pages(arguments[2]);
+    if (count == 4 && strcmp(arguments[1], "install") == 0) return install_pages(arguments[2], atoi(arguments[3]));
+    fputs("usage: fault serve ADDRESS MODE | fault drive ADDRESS PORT MODE | fault send ADDRESS | fault install ADDRESS PORT\n",
+          stderr);
     return 2;
 }

@@ -46,12 +46,8 @@ pub(crate) struct BareFaults {
 impl BareFaults {
     /// Starts both: the second node's program faults, the first one's has the pages.
     pub(crate) fn open(program: &Path, nodes: &[LocalNode], waiting: Waiting) -> Result<Self, BenchError> {
-        let (ip, mode) = (nodes[0].address.ip().to_string(), if waiting == Waiting::Spin { "spin" } else { "sleep" });
-        let mut server = Program::start(FAULT.name, &on(&nodes[0], program, &["serve", &ip, mode]))?;
-        let [port] = server.answer("listening")?;
-        let arguments = ["drive", &ip, &port.to_string(), mode];
-        let mut driver = Program::start(FAULT.name, &on(&nodes[1], program, &arguments))?;
-        let [] = driver.answer("ready")?;
+        let mode = if waiting == Waiting::Spin { "spin" } else { "sleep" };
+        let [server, driver] = pair(program, nodes, ["serve", "drive"], &[mode])?;
         Ok(Self { driver, _server: server })
     }
 
@@ -67,6 +63,43 @@ impl BareFaults {
         };
         (0..faults).map(one).collect()
     }
+}
+
+/// A stream of pages between the same nodes, which are mapped as they come; it ends with this value.
+#[derive(Debug)]
+pub(crate) struct BareStream {
+    installer: Program,
+    /// Kept running.
+    _sender: Program,
+}
+
+impl BareStream {
+    /// Starts it: the first node's program sends, the second one's maps what it receives.
+    pub(crate) fn open(program: &Path, nodes: &[LocalNode]) -> Result<Self, BenchError> {
+        let [sender, installer] = pair(program, nodes, ["send", "install"], &[])?;
+        Ok(Self { installer, _sender: sender })
+    }
+
+    /// Pages mapped so far.
+    pub(crate) fn pages(&mut self) -> Result<u64, BenchError> {
+        self.installer.say("\n")?;
+        match self.installer.answer("installed")? {
+            [pages, 0] => Ok(pages.unsigned_abs()),
+            [_, wrong] => Err(BenchError::Wrong { wrong: wrong.unsigned_abs(), what: "pages of a bare stream" }),
+        }
+    }
+}
+
+/// One program on the first node, and one on the second that is connected to it, each of these kinds.
+fn pair(program: &Path, nodes: &[LocalNode], kinds: [&str; 2], further: &[&str]) -> Result<[Program; 2], BenchError> {
+    let ip = nodes[0].address.ip().to_string();
+    let start =
+        |node, arguments: &[&str]| Program::start(FAULT.name, &on(node, program, &[arguments, further].concat()));
+    let mut first = start(&nodes[0], &[kinds[0], &ip])?;
+    let [port] = first.answer("listening")?;
+    let mut second = start(&nodes[1], &[kinds[1], &ip, &port.to_string()])?;
+    let [] = second.answer("ready")?;
+    Ok([first, second])
 }
 
 fn on(node: &LocalNode, program: &Path, arguments: &[&str]) -> Command {

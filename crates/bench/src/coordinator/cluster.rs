@@ -254,14 +254,13 @@ impl Cluster {
         Ok(ends.into_iter().map(|end| end.duration_since(asked)).collect())
     }
 
-    /// Ends such a child; tells whether it had not all of its memory yet.
-    pub(crate) async fn end_streaming(&mut self, streaming: Streaming) -> Result<bool, BenchError> {
+    /// Ends such a child; tells how many bytes of its memory had not come yet.
+    pub(crate) async fn end_streaming(&mut self, streaming: Streaming) -> Result<u64, BenchError> {
         let Streaming { child, progress } = streaming;
         let remote_bytes = self.detail(&child).await?.memory.and_then(|memory| memory.remote_bytes);
-        let is_underway = remote_bytes.is_some_and(|remote| remote > 0);
         drop(progress);
         self.kill(&child).await?;
-        Ok(is_underway)
+        Ok(remote_bytes.unwrap_or_default())
     }
 
     /// Ends a child.

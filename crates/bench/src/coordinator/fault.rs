@@ -2,12 +2,12 @@
 //! beside a stream to another child of that node, in turn with what two bare programs need for the same.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::cluster::{Cluster, Wanted};
-use crate::baseline::fault::{BareFaults, FAULT, Waiting};
+use crate::baseline::fault::{BareFaults, BareStream, FAULT, Waiting};
 use crate::error::BenchError;
 use crate::figure::{Pace, Place};
 use crate::plan::IDLE;
@@ -29,6 +29,9 @@ const GAP: Duration = Duration::from_micros(100);
 
 /// Beside a stream no fault follows the one before at once, or it would be a stream of its own.
 const GAP_BESIDE: Duration = Duration::from_millis(1);
+
+const PAGE_BYTES: f64 = 4096.0;
+const MIB_BYTES: f64 = 1_048_576.0;
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
@@ -71,6 +74,14 @@ pub(crate) enum Timed {
         /// How it waits.
         waiting: Waiting,
     },
+    /// A bare program's touch, while two others stream pages over the same link and map them. Those that fault sleep.
+    BareBesideStream,
+    /// The floor there: exchange and copy of such a touch.
+    FloorBesideStream,
+    /// What the stream beside a child's faults brought meanwhile: no time, but MiB/s.
+    StreamBeside,
+    /// The same of the bare stream.
+    BareStreamBeside,
 }
 
 /// A figure, in µs.
@@ -108,6 +119,7 @@ pub async fn run_fault(plan: &FaultPlan, farfork: PathBuf, show: Show<'_>) -> Re
                 Step::BesideStream => course.beside_stream().await?,
                 Step::Streams => course.streams(&streams).await?,
                 Step::Bare(waiting) => course.bare(&floor, waiting)?,
+                Step::BareBesideStream => course.bare_beside_stream(&floor)?,
             }
             done += 1;
         }
@@ -123,11 +135,18 @@ enum Step {
     Alone,
     BesideStream,
     Bare(Waiting),
+    BareBesideStream,
     Streams,
 }
 
-const STEPS: [Step; 5] =
-    [Step::Alone, Step::Bare(Waiting::Sleep), Step::Bare(Waiting::Spin), Step::BesideStream, Step::Streams];
+const STEPS: [Step; 6] = [
+    Step::Alone,
+    Step::Bare(Waiting::Sleep),
+    Step::Bare(Waiting::Spin),
+    Step::BesideStream,
+    Step::BareBesideStream,
+    Step::Streams,
+];
 
 impl Step {
     fn text(self) -> &'static str {
@@ -137,6 +156,7 @@ impl Step {
             Self::Streams => "streams side by side",
             Self::Bare(Waiting::Sleep) => "bare programs that sleep",
             Self::Bare(Waiting::Spin) => "bare programs that spin",
+            Self::BareBesideStream => "bare programs beside a stream",
         }
     }
 }
@@ -171,10 +191,15 @@ impl Course<'_> {
 
     /// A child that never runs takes all of its memory meanwhile. Where the stream ends too early, nothing is counted.
     async fn beside_stream(&mut self) -> Result<(), BenchError> {
+        let began = Instant::now();
         let streaming = self.cluster.start_streaming(&self.stream_seed, Place::Other).await?;
         let us = self.touches(self.plan.faults, GAP_BESIDE).await?;
-        if self.cluster.end_streaming(streaming).await? {
+        let took = began.elapsed();
+        let left_mib = self.cluster.end_streaming(streaming).await? as f64 / MIB_BYTES;
+        if left_mib > 0.0 {
             self.add(Timed::BesideStream, Pace::BackToBack, us)?;
+            let came_mib = (self.plan.stream_mib as f64 - left_mib).max(0.0);
+            self.add(Timed::StreamBeside, Pace::BackToBack, [came_mib / took.as_secs_f64()])?;
         }
         Ok(())
     }
@@ -206,6 +231,19 @@ impl Course<'_> {
             self.add(Timed::Floor { waiting }, pace, served.iter().map(|one| one.exchange_us + one.copy_us))?;
         }
         Ok(())
+    }
+
+    fn bare_beside_stream(&mut self, program: &Path) -> Result<(), BenchError> {
+        let nodes = self.cluster.nodes();
+        let (mut stream, mut bare) =
+            (BareStream::open(program, nodes)?, BareFaults::open(program, nodes, Waiting::Sleep)?);
+        let (began, pages) = (Instant::now(), stream.pages()?);
+        let served = bare.serve(self.plan.faults, GAP_BESIDE)?;
+        let mib = (stream.pages()? - pages) as f64 * PAGE_BYTES / MIB_BYTES;
+        let pace = Pace::BackToBack;
+        self.add(Timed::BareStreamBeside, pace, [mib / began.elapsed().as_secs_f64()])?;
+        self.add(Timed::BareBesideStream, pace, served.iter().map(|one| one.touch_us))?;
+        self.add(Timed::FloorBesideStream, pace, served.iter().map(|one| one.exchange_us + one.copy_us))
     }
 }
 

@@ -18,14 +18,19 @@ pub struct FaultReport {
     samples: Samples<Key>,
 }
 
+/// The floor of what stands alone.
+const SLEEPING: Timed = Timed::Floor { waiting: Waiting::Sleep };
+
 /// The rows of the table: what each is called.
-const ROWS: [(Timed, Pace, &str); 10] = [
+const ROWS: [(Timed, Pace, &str); 12] = [
     (Timed::Farfork, Pace::BackToBack, "a child of farfork"),
-    (Timed::BesideStream, Pace::BackToBack, "the same, beside a stream"),
     (Timed::Floor { waiting: Waiting::Sleep }, Pace::BackToBack, "floor: page there and copy, sleeping"),
     (Timed::BareTouch { waiting: Waiting::Sleep }, Pace::BackToBack, "a bare pager, sleeping"),
     (Timed::Floor { waiting: Waiting::Spin }, Pace::BackToBack, "floor: page there and copy, spinning"),
     (Timed::BareTouch { waiting: Waiting::Spin }, Pace::BackToBack, "a bare pager, spinning"),
+    (Timed::BesideStream, Pace::BackToBack, "a child of farfork, beside a stream"),
+    (Timed::FloorBesideStream, Pace::BackToBack, "floor: sleeping, beside a bare stream"),
+    (Timed::BareBesideStream, Pace::BackToBack, "a bare pager, beside a bare stream"),
     (Timed::Farfork, Pace::Idle, "a child of farfork, after idle"),
     (Timed::Floor { waiting: Waiting::Sleep }, Pace::Idle, "floor: sleeping, after idle"),
     (Timed::BareTouch { waiting: Waiting::Sleep }, Pace::Idle, "a bare pager, sleeping, after idle"),
@@ -41,16 +46,30 @@ impl FaultReport {
         self.samples.spread(&Key { timed, pace })
     }
 
-    /// What a figure is divided by: the floor of its pace, of programs that sleep.
-    fn ratio(&self, timed: Timed, pace: Pace) -> Option<f64> {
-        let floor = self.spread(Timed::Floor { waiting: Waiting::Sleep }, pace)?;
-        Some(self.spread(timed, pace)?.median / floor.median)
+    fn p99(&self, timed: Timed, pace: Pace) -> Option<f64> {
+        self.samples.percentile(&Key { timed, pace }, 0.99)
     }
 
-    /// The 99th percentile beside a stream ÷ the median alone.
-    fn stream_ratio(&self) -> Option<f64> {
-        let beside = self.samples.percentile(&Key { timed: Timed::BesideStream, pace: Pace::BackToBack }, 0.99)?;
-        Some(beside / self.spread(Timed::Farfork, Pace::BackToBack)?.median)
+    /// The medians, and the 99th percentiles, of a figure and of its floor: that of its pace and company, of programs that sleep.
+    fn ratios(&self, timed: Timed, pace: Pace) -> Option<[f64; 2]> {
+        let floor = match timed {
+            Timed::BesideStream | Timed::BareBesideStream | Timed::FloorBesideStream => Timed::FloorBesideStream,
+            _ => SLEEPING,
+        };
+        let p50 = self.spread(timed, pace)?.median / self.spread(floor, pace)?.median;
+        Some([p50, self.p99(timed, pace)? / self.p99(floor, pace)?])
+    }
+
+    /// The 99th percentile beside a stream ÷ the median alone, of farfork's faults, and of the floor.
+    fn stream_ratios(&self) -> [Option<f64>; 2] {
+        [(Timed::BesideStream, Timed::Farfork), (Timed::FloorBesideStream, SLEEPING)].map(|(beside, alone)| {
+            Some(self.p99(beside, Pace::BackToBack)? / self.spread(alone, Pace::BackToBack)?.median)
+        })
+    }
+
+    /// What came by the streams beside which faults were measured, in MiB/s: farfork's, and the bare one.
+    fn stream_speeds(&self) -> [Option<f64>; 2] {
+        [Timed::StreamBeside, Timed::BareStreamBeside].map(|timed| Some(self.spread(timed, Pace::BackToBack)?.median))
     }
 
     /// For scripts.
@@ -58,17 +77,23 @@ impl FaultReport {
         let figure = |(timed, pace, _): (Timed, Pace, _)| {
             let (key, spread) = (Key { timed, pace }, self.spread(timed, pace)?);
             let mut figure = document(&key, spread, Some("us"));
-            figure["p99_us"] = json!(self.samples.percentile(&key, 0.99));
-            figure["floor_ratio"] = json!(self.ratio(timed, pace));
+            let ratios = self.ratios(timed, pace);
+            figure["p99_us"] = json!(self.p99(timed, pace));
+            figure["floor_ratio"] = json!(ratios.map(|[p50, _]| p50));
+            figure["p99_floor_ratio"] = json!(ratios.map(|[_, p99]| p99));
             Some(figure)
         };
+        let ([ratio, bare_ratio], [speed, bare_speed]) = (self.stream_ratios(), self.stream_speeds());
         json!({
             "benchmark": "fault",
             "machine": self.machine,
             "load_average": self.load_average,
             "encrypted": self.plan.encrypted,
             "stream_mib": self.plan.stream_mib,
-            "beside_stream_p99_ratio": self.stream_ratio(),
+            "stream_mib_per_s": speed,
+            "bare_stream_mib_per_s": bare_speed,
+            "beside_stream_p99_ratio": ratio,
+            "bare_beside_stream_p99_ratio": bare_ratio,
             "streams": self.streams_document(),
             "figures": ROWS.into_iter().filter_map(figure).collect::<Vec<_>>(),
         })
@@ -86,15 +111,16 @@ impl FaultReport {
 
     /// For people.
     pub fn text(&self) -> String {
-        let headings = ["one fault, µs", "n", "p50", "p10", "p90", "p99", "÷ floor"];
+        let headings = ["one fault, µs", "n", "p50", "p10", "p90", "p99", "÷ floor", "p99 ÷"];
         let mut table =
             Table::new("One page of a process on another node, from the touch to its being there", &headings);
         for (timed, pace, name) in ROWS {
             let Some(spread) = self.spread(timed, pace) else { continue };
-            let percentile = self.samples.percentile(&Key { timed, pace }, 0.99).unwrap_or_default();
-            let ratio = self.ratio(timed, pace).map_or("–".to_owned(), figure);
-            let [p50, p10, p90, p99] = [spread.median, spread.p10, spread.p90, percentile].map(figure);
-            table.row([name.to_owned(), spread.count.to_string(), p50, p10, p90, p99, ratio]);
+            let percentile = self.p99(timed, pace).unwrap_or_default();
+            let ratios = self.ratios(timed, pace).map_or(["–".to_owned(), "–".to_owned()], |both| both.map(figure));
+            let ([p50, p10, p90, p99], [ratio, p99_ratio]) =
+                ([spread.median, spread.p10, spread.p90, percentile].map(figure), ratios);
+            table.row([name.to_owned(), spread.count.to_string(), p50, p10, p90, p99, ratio, p99_ratio]);
         }
         let link = if self.plan.encrypted { "encrypted" } else { "in clear" };
         let mut text = format!(
@@ -103,9 +129,12 @@ impl FaultReport {
             self.load_average,
             table.text()
         );
-        if let Some(ratio) = self.stream_ratio() {
-            text +=
-                &format!("Beside a stream of {} MiB the p99 is {ratio:.1} × the p50 alone.\n", self.plan.stream_mib);
+        let names = ["Beside a stream", "The floor's, beside a bare one,"];
+        for (name, (ratio, speed)) in names.into_iter().zip(self.stream_ratios().into_iter().zip(self.stream_speeds()))
+        {
+            if let (Some(ratio), Some(speed)) = (ratio, speed) {
+                text += &format!("{name} of {speed:.0} MiB/s the p99 is {ratio:.1} × the p50 alone.\n");
+            }
         }
         let of = |timed| self.spread(timed, Pace::BackToBack);
         if let (Some(each), Some(ratio)) = (of(Timed::Stream), of(Timed::SlowestStream)) {
@@ -117,6 +146,7 @@ impl FaultReport {
         }
         text += "floor: a request and a page over the link in clear, and UFFDIO_COPY, by two bare programs, same run\n";
         text += "a bare pager: these programs serving a thread's fault; sleeping, spinning: how they wait\n";
+        text += "a bare stream: two further programs, one of which sends pages that the other one maps\n";
         text
     }
 }
@@ -132,6 +162,9 @@ mod tests {
         add(Timed::Farfork, Pace::BackToBack, 60.0);
         add(Timed::BesideStream, Pace::BackToBack, 120.0);
         add(Timed::Floor { waiting: Waiting::Sleep }, Pace::BackToBack, 40.0);
+        add(Timed::FloorBesideStream, Pace::BackToBack, 100.0);
+        add(Timed::StreamBeside, Pace::BackToBack, 800.0);
+        add(Timed::BareStreamBeside, Pace::BackToBack, 900.0);
         add(Timed::Farfork, Pace::Idle, 90.0);
         add(Timed::Stream, Pace::BackToBack, 2e5);
         add(Timed::SlowestStream, Pace::BackToBack, 1.25);
@@ -147,12 +180,16 @@ mod tests {
         let report = FaultReport::new(&plan, samples);
         let document = report.document();
         let figures = document["figures"].as_array().unwrap();
-        assert_eq!(figures.len(), 4, "what was not measured is not told: {document}");
+        assert_eq!(figures.len(), 5, "what was not measured is not told: {document}");
         assert_eq!((&figures[0]["of"], &figures[0]["floor_ratio"]), (&"farfork".into(), &1.5.into()));
+        let beside = figures.iter().find(|figure| figure["of"] == "beside_stream").unwrap();
+        assert_eq!((&beside["floor_ratio"], &beside["p99_floor_ratio"]), (&1.2.into(), &1.2.into()));
         assert_eq!(document["beside_stream_p99_ratio"], 2.0);
+        assert_eq!(document["bare_beside_stream_p99_ratio"], 2.5);
         assert_eq!((&document["streams"]["slowest_ratio"], &document["streams"]["count"]), (&1.25.into(), &8.into()));
         assert!(report.text().contains("the slowest 1.25 × the mean"), "{}", report.text());
-        assert!(report.text().contains("2.0 × the p50 alone"), "{}", report.text());
+        assert!(report.text().contains("of 800 MiB/s the p99 is 2.0 × the p50 alone"), "{}", report.text());
+        assert!(report.text().contains("of 900 MiB/s the p99 is 2.5 × the p50 alone"), "{}", report.text());
         assert!(report.text().lines().all(|line| line.chars().count() <= 110), "{}", report.text());
     }
 }

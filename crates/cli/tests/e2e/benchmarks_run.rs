@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_compares_strategies", fork_compares_strategies),
     Test::alone("fork_writes_sequentially", fork_writes_sequentially),
     Test::alone("fork_refuses_what_does_not_fit_into_memory", fork_refuses),
+    Test::alone("fault_stands_beside_its_floors", fault),
     Test::alone("connect_prints_every_case_and_leaves_nothing", connect),
     Test::alone("churn_finds_no_wrong_page_and_leaves_nothing", churn),
     Test::alone("many_fanout_finds_no_wrong_result_and_leaves_nothing", fanout),
@@ -219,6 +220,21 @@ fn stress_fork() {
         assert!(said["outcome"]["children"].as_u64() > Some(2), "{said}");
         assert_eq!(said["outcome"]["intervals_per_s"].as_array().map(Vec::len), Some(2), "{said}");
     }
+}
+
+/// One fault is timed alone and beside a stream, by farfork and by bare programs, and every page is right: else the benchmark fails.
+fn fault() {
+    let arguments = ["--runs", "1", "--faults", "20", "--idle-faults", "1", "--stream-mib", "512", "--streams", "0"];
+    let document = run_benchmark("fault", &arguments);
+    let figures = document["figures"].as_array().expect("a list of figures");
+    for of in ["farfork", "beside_stream", "floor", "floor_beside_stream", "bare_touch", "bare_beside_stream"] {
+        let figure = figures.iter().find(|figure| figure["of"] == of && figure["pace"] == "back_to_back");
+        let figure = figure.unwrap_or_else(|| panic!("no {of}: {document}"));
+        assert_eq!(figure["samples"], 20, "{figure}");
+        assert!(figure["p99_floor_ratio"].as_f64() > Some(0.0), "{figure}");
+    }
+    let streams = ["stream_mib_per_s", "bare_stream_mib_per_s"].map(|stream| document[stream].as_f64() > Some(1.0));
+    assert_eq!(streams, [true; 2], "both streams brought something: {document}");
 }
 
 /// Trees of each size have a pause, beside its floors.

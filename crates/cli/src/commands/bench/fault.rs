@@ -18,7 +18,8 @@ use crate::{Global, output, privilege};
 /// And children of several seeds take all of their memory at the same time: how long the slowest takes, beside the mean.
 ///
 /// Beside them stand, measured in turn in the same run: what two bare programs need to exchange a request for a page over
-/// the same link and to map a copy of it (the floor), and what a thread sees that they serve.
+/// the same link and to map a copy of it (the floor), and what a thread sees that they serve; alone, and while two further
+/// bare programs stream pages over that link and map them.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
