@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("in_processor_time", in_processor_time),
     Test::shared("in_processes", in_processes),
     Test::shared("in_time", in_time),
+    Test::shared("and_are_killed_with_their_container", with_container),
     Test::alone("in_memory_while_no_daemon_is_there", without_daemon),
     Test::shared("and_senseless_limits_are_refused", senseless),
 ];
@@ -24,7 +25,9 @@ pub(crate) const TESTS: &[Test] = &[
 /// What the parent holds, in MiB: a child touches all of it to answer.
 const PARENT_MIB: &str = "128";
 
+const SIGKILL: i32 = 9;
 const SIGUSR2: i32 = 12;
+const SIGSTOP: i32 = 19;
 
 /// For a child that needs too much to be killed.
 const END_LIMIT: Duration = Duration::from_secs(60);
@@ -128,6 +131,28 @@ fn in_time(cluster: &Cluster) {
     cluster.first().run(&["wait", &children[0].id]);
     let said: Value = cluster.first().json(&["inspect", &children[0].id]);
     assert_eq!(said["limit"], "it had run for its 200ms", "{said}");
+    parent.require_unharmed();
+}
+
+/// The kernel may take a container's own process too, before that has told of the child's end. Here we do.
+fn with_container(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["1"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let end = |options: &[&str], deed: &dyn Fn(&str)| {
+        let child = seed.fork_idle(1, options).remove(0);
+        let init = Stat::read(child.pid).expect("it lives").parent;
+        let [process, init] = [child.pid, init].map(|pid| pidfd::open(pid).expect("it lives"));
+        pidfd::send_signal(&init, SIGSTOP).expect("it lives");
+        deed(&child.id);
+        assert!(pidfd::wait_exit(&process, END_LIMIT).expect("poll works"), "it was not killed");
+        pidfd::send_signal(&init, SIGKILL).expect("it stands still");
+        cluster.first().run(&["wait", &child.id]);
+        cluster.first().json(&["inspect", &child.id])
+    };
+    let asked = end(&[], &|id| drop(cluster.first().json(&["kill", "--signal", "KILL", id])));
+    assert!(asked["signal"] == SIGKILL && asked["limit"].is_null(), "{asked}");
+    let overdue = end(&["--timeout", "200ms"], &|_| ());
+    assert!(overdue["signal"] == SIGKILL && overdue["limit"] == "it had run for its 200ms", "{overdue}");
     parent.require_unharmed();
 }
 

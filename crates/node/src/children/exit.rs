@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::Ended;
 use super::child::SIGKILL;
-use super::{Ended, Limit};
 use crate::api::v1;
 
 /// How a child ended.
@@ -33,11 +33,11 @@ impl Exit {
         }
     }
 
-    /// The same, with the limit that was met, if any: where the kernel took the container's own process for that, it killed the child
-    /// with it (pid_namespaces(7)).
-    pub(super) fn by_limit(self, limit_met: Option<Limit>) -> Self {
+    /// The same, of a child that was killed, for a limit or on request: where its container could not tell, that was killed with it. The
+    /// kernel takes the container's own process for want of memory where the child is ending already and its memory is still charged.
+    pub(super) fn of_killed(self, is_killed: bool) -> Self {
         match self {
-            Self::Lost(_) if limit_met.is_some() => Self::Signal(SIGKILL),
+            Self::Lost(_) if is_killed => Self::Signal(SIGKILL),
             known => known,
         }
     }
@@ -69,7 +69,7 @@ impl From<Ended> for v1::Exit {
 
 #[cfg(test)]
 mod tests {
-    use super::{Exit, Limit};
+    use super::Exit;
 
     #[test]
     fn a_wait_status_is_code_or_signal() {
@@ -86,10 +86,11 @@ mod tests {
     }
 
     #[test]
-    fn whose_container_met_a_limit_was_killed_with_it() {
+    fn whose_container_was_killed_with_it_was_killed() {
         let lost = || Exit::Lost("its container was killed before it could tell".to_owned());
-        assert_eq!(lost().by_limit(Some(Limit::Memory(64 << 20))), Exit::Signal(9));
-        assert_eq!(lost().by_limit(None), lost());
-        assert_eq!(Exit::Signal(7).by_limit(Some(Limit::NodeMemory)), Exit::Signal(7));
+        assert_eq!(lost().of_killed(true), Exit::Signal(9));
+        assert_eq!(lost().of_killed(false), lost());
+        assert_eq!(Exit::Signal(7).of_killed(true), Exit::Signal(7));
+        assert_eq!(Exit::Code(0).of_killed(true), Exit::Code(0), "it had ended before");
     }
 }

@@ -53,7 +53,7 @@ pub(super) fn conclude_past(child: &Child, memory_end: Option<MemoryEnd>, pager:
         let unix_ms = modified.map_or_else(|_| clock::unix_ms_now(), clock::unix_ms);
         let exit = Exit::read(&file);
         let limit_met = memory_end.and_then(|end| limit::of_past(child, &exit, end));
-        let exit = exit.by_limit(limit_met);
+        let exit = exit.of_killed(limit_met.is_some());
         child.end(Ended { exit, limit_met, unix_ms, pager: pager.counts(&child.record().id) });
     }
     pager.release(&child.record().id);
@@ -106,7 +106,7 @@ fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let id = &child.record().id;
     let exit = Exit::read(&child.directory().join(STATUS_FILE));
     let limit_met = limit::of(child, &exit, container.cgroup());
-    let exit = exit.by_limit(limit_met);
+    let exit = exit.of_killed(limit_met.is_some() || child.killer().is_some());
     // With its first process all others have ended: one question is enough, but where something still looks at their memory.
     let released = pager.release_at_once(id);
     let counts = released.unwrap_or_else(|| pager.counts(id));

@@ -70,7 +70,7 @@ pub(super) fn of(child: &Child, exit: &Exit, cgroup: &ContainerCgroup) -> Option
     let own_bytes_max = child.record().memory_bytes_max;
     match (exit, child.killer()) {
         (Exit::Code(_), _) | (_, Some(Killer::Request)) => None,
-        (Exit::Signal(SIGKILL), Some(Killer::Deadline)) => Some(time_limit(child)),
+        (Exit::Signal(SIGKILL) | Exit::Lost(_), Some(Killer::Deadline)) => Some(time_limit(child)),
         _ if may_be_for_memory(exit) => Some(Limit::of_memory(cgroup.memory_end_of_killed()?, own_bytes_max)),
         _ => Some(Limit::of_memory(cgroup.memory_end()?, own_bytes_max)),
     }

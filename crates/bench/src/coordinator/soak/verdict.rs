@@ -68,7 +68,8 @@ pub(super) fn judge(end: &End, allowed: Allowed) -> Verdict {
         (_, Some(how)) => {
             let why = if end.memory_lost.is_empty() { "no memory lost" } else { &end.memory_lost };
             let limit = if end.limit.is_empty() { "no limit met" } else { &end.limit };
-            Verdict::Fault(format!("it ended by {how:?} ({why}, {limit}), having said `{}`", end.said.trim()))
+            let said = end.said.trim();
+            Verdict::Fault(format!("it ended by {how:?} ({why}, {limit}, {allowed:?}), having said `{said}`"))
         }
     }
 }
