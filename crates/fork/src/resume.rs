@@ -14,6 +14,8 @@ use farfork_container::{Container, ContainerError};
 use farfork_fabric::{Address, BlockingError, Connection, SeedKey};
 use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, DecodeError, ExtentId, Layer, SharedObject, USER_SPACE_END};
 use farfork_wire::{ChildId, Descriptor, NodeName, SeedId};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 
 use crate::eager::{self, EagerError};
 use crate::owner_links::OwnerLinks;
@@ -23,6 +25,9 @@ use crate::restore::{self, ChildPlan, First, LocalNode, Prepared, RestoreError, 
 
 /// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
 pub const STATUS_FILE: &str = "exit";
+
+/// A wait status, as wait(2) gives it.
+const STATUS_BYTES: u64 = 4;
 
 /// Name of the payload in the container's private directory.
 pub const PAYLOAD_NAME: &str = "payload";
@@ -291,9 +296,14 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     Ok(restored)
 }
 
-/// Where the container's stub leaves the wait status.
+/// Where the container's stub leaves the wait status. Its block is taken now, so that the child's end is told also where the file system is
+/// full by then, and does not count as memory of the container's.
 pub(crate) fn status_file(directory: &Path) -> Result<File, ResumeError> {
     let mut options = OpenOptions::new();
     let opened = options.write(true).create(true).truncate(true).mode(0o600).open(directory.join(STATUS_FILE));
-    opened.map_err(ResumeError::local("the status file"))
+    let made = opened.and_then(|file| match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, STATUS_BYTES) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(file),
+        Err(error) => Err(error.into()),
+    });
+    made.map_err(ResumeError::local("the status file"))
 }

@@ -17,6 +17,7 @@ mod children_may_have_users;
 mod children_may_settle;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
+mod disks_may_be_full;
 mod fan_outs_begin_with_a_zygote;
 mod files_and_streams;
 mod guides_do_what_they_say;
@@ -86,6 +87,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("prepare_and_drop_leave_nothing", prepare_and_drop_leave_nothing::TESTS),
     ("paging_bears_harm", paging_bears_harm::BEGINNING),
     ("daemons_and_pagers_may_die", daemons_and_pagers_may_die::TESTS),
+    ("disks_may_be_full", disks_may_be_full::TESTS),
     ("links_may_be_cut", links_may_be_cut::TESTS),
     ("nodes_may_be_slow", nodes_may_be_slow::TESTS),
     ("memory_may_run_out", memory_may_run_out::TESTS),

@@ -8,6 +8,7 @@ mod nest;
 mod options;
 mod pager;
 mod prewarm;
+mod remedy;
 mod sources;
 mod unfinished;
 mod zygotes;
@@ -26,7 +27,7 @@ use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::owner_links::OwnerLinks;
 use farfork_fork::phase;
-use farfork_fork::restore::{LocalNode, RestoreError, Restored, StandardStreams};
+use farfork_fork::restore::{LocalNode, Restored, StandardStreams};
 use farfork_fork::resume::{self, OtherSeeds, OwnSeeds, ResumeError, ResumeRequest, SeedSource};
 use farfork_fork::zygote::{has_not_run, resume_from};
 use farfork_sys::identity::ProcessIdentity;
@@ -41,7 +42,7 @@ use crate::children::{Child, Limit, Newborn, Record, Stream};
 use crate::clock;
 use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
-use crate::network::{FanOut, Network, Published};
+use crate::network::{FanOut, Published};
 use crate::run_dir::RunDir;
 
 use nest::Nests;
@@ -215,6 +216,13 @@ impl Engine {
             let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
             Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), came: Came::Nowhere }
         };
+        let no_files = |cause: io::Error| {
+            let Broken { failure, came } = failed(&format!("its files in {}: {cause}", self.nests.place().display()));
+            Broken {
+                failure: if remedy::is_full(&cause) { failure.with_next_step(remedy::ROOM) } else { failure },
+                came,
+            }
+        };
         let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
         if let Some(most) = most.filter(|most| *most < tasks) {
             let cause = format!("the seed has {tasks} processes and threads, and its children may have {most}");
@@ -223,10 +231,10 @@ impl Engine {
             return Err(failure);
         }
         let published = Published::take(&options.publish).map_err(|failure| Broken { failure, came: Came::Nowhere })?;
-        let nest = phase!("resume.nest", self.nests.take()).map_err(|error| failed(&error))?;
+        let nest = phase!("resume.nest", self.nests.take()).map_err(no_files)?;
         let unfinished = Unfinished::begin(nest, &self.pager);
         let opened = phase!("resume.streams", streams(unfinished.directory(), options.attached));
-        let (streams, stdin) = opened.map_err(|error| failed(&error))?;
+        let (streams, stdin) = opened.map_err(no_files)?;
         let identity = caller::Identity { child: unfinished.id(), seed: &source.key.seed, index };
         let caller =
             phase!("resume.caller", caller::answered(&source.descriptor, identity, payload, unfinished.directory()));
@@ -249,7 +257,7 @@ impl Engine {
             source,
             container: &container,
             streams,
-            caller: caller.map_err(|error| failed(&error))?,
+            caller: caller.map_err(no_files)?,
             payload,
             paused: options.paused,
             untrusted: options.protection.untrusted,
@@ -260,7 +268,10 @@ impl Engine {
         let (restored, gate) = resumed.map_err(|error| {
             let limit = limit_of_memory(&container, &options.limits, &error);
             let Broken { failure, .. } = limit.map_or_else(|| failed(&error), |limit| failed(&limit));
-            let failure = if is_taken(&error, options.network) { failure.with_next_step(TAKEN) } else { failure };
+            let failure = match remedy::of(&error, options.network) {
+                Some(step) => failure.with_next_step(step),
+                None => failure,
+            };
             let came = if has_not_run(&error) { Came::NotToRun } else { Came::ToRun };
             Broken { failure, came }
         })?;
@@ -270,7 +281,7 @@ impl Engine {
         let recording = phase!("resume.record");
         let record = self.record(unfinished.id(), source, &container, &restored, options, requested_at);
         let record = record.map_err(|error| has_run(&error))?;
-        record.write(unfinished.directory()).map_err(|error| has_run(&error))?;
+        record.write(unfinished.directory()).map_err(|error| Broken { came: Came::ToRun, ..no_files(error) })?;
         drop(recording);
         let running = phase!("resume.part", container.into_running());
         let (container, control) = running.map_err(|error| has_run(&error))?;
@@ -404,17 +415,6 @@ impl Engine {
             ended: None,
         })
     }
-}
-
-/// What a user can do where a port of the child's is somebody else's.
-const TAKEN: &str = "another process of that network has it, its parent or another child perhaps: fork it with a network of its own (--net private)";
-
-/// Whether an address of the child's is not free in a network that it has with others.
-fn is_taken(error: &ResumeError, network: Network) -> bool {
-    let in_use = rustix::io::Errno::ADDRINUSE.raw_os_error();
-    let is_address = |cause: &io::Error| cause.raw_os_error() == Some(in_use);
-    network != Network::Private
-        && matches!(error, ResumeError::Restore(RestoreError::Step { cause, .. }) if is_address(cause))
 }
 
 /// A child that could not be started.

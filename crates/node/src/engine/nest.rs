@@ -69,6 +69,11 @@ impl Nests {
         Self { node, run_dir, ready: Mutex::default() }
     }
 
+    /// The directory that they are in.
+    pub(super) fn place(&self) -> PathBuf {
+        self.run_dir.children()
+    }
+
     /// A nest: one that is ready, or a new one.
     ///
     /// # Errors

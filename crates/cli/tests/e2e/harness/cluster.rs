@@ -16,6 +16,7 @@ use farfork_sys::process::Whereabouts;
 use tempfile::TempDir;
 
 use super::remains::{self, Marks};
+use super::scratch::Disk;
 use super::{BINARY, Farfork, deadline};
 
 const SIGKILL: i32 = 9;
@@ -51,11 +52,20 @@ impl Cluster {
 
     /// As [`Self::start`], with further arguments of `farfork node`.
     pub(crate) fn start_with(nodes: usize, node_arguments: &[&str]) -> Self {
+        let scratch = super::scratch::directory();
+        let run_dir = scratch.path().join("run");
+        Self::start_at(run_dir, scratch, nodes, node_arguments)
+    }
+
+    /// As [`Self::start`], with its run directory in another place, which must outlive it.
+    pub(crate) fn start_on(disk: &Disk, nodes: usize) -> Self {
+        Self::start_at(disk.path().join("run"), super::scratch::directory(), nodes, &[])
+    }
+
+    fn start_at(run_dir: PathBuf, scratch: TempDir, nodes: usize, node_arguments: &[&str]) -> Self {
         static CLUSTERS: AtomicUsize = AtomicUsize::new(0);
         let number = CLUSTERS.fetch_add(1, Ordering::Relaxed);
         let name = format!("e2e-{}-{number}", std::process::id());
-        let scratch = super::scratch::directory();
-        let run_dir = scratch.path().join("run");
         let mut config = LocalClusterConfig::new(&name, &run_dir, nodes, BINARY);
         // Its own: other nodes of the machine may run out of theirs.
         config.node_arguments = vec!["--user-ranges".into(), user_ranges_in(&scratch).to_string_lossy().into_owned()];

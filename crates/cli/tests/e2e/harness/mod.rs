@@ -18,6 +18,7 @@ pub(crate) use cluster::Cluster;
 pub(crate) use farfork::{BINARY, Farfork, WAIT_TIMEOUT};
 pub(crate) use parent::Parent;
 pub(crate) use programs::Program;
+pub(crate) use scratch::Disk;
 pub(crate) use seed::{Seed, Started};
 pub(crate) use service::Service;
 pub(crate) use talker::Talker;

@@ -1,8 +1,11 @@
 //! Files that one test needs for a moment.
 
-use std::io::Write;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tempfile::{NamedTempFile, TempDir};
 
 /// A file with this content, which goes away with the value.
 pub(crate) fn file(content: &str) -> NamedTempFile {
@@ -12,6 +15,51 @@ pub(crate) fn file(content: &str) -> NamedTempFile {
 }
 
 /// A directory, which goes away with the value.
-pub(crate) fn directory() -> tempfile::TempDir {
+pub(crate) fn directory() -> TempDir {
     tempfile::tempdir().expect("the temporary directory can be written")
+}
+
+/// A file system in memory, with little room. It goes away with the value.
+pub(crate) struct Disk {
+    directory: TempDir,
+}
+
+impl Disk {
+    /// Of so many MiB.
+    pub(crate) fn of_mib(mib: u64) -> Self {
+        let directory = directory();
+        let options = std::ffi::CString::new(format!("size={mib}m")).expect("no NUL");
+        mount("farfork-test", directory.path(), "tmpfs", MountFlags::empty(), Some(options.as_c_str()))
+            .expect("root may mount");
+        Self { directory }
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Takes all the room that is left.
+    pub(crate) fn fill(&self) {
+        let mut file = File::create(self.ballast()).expect("an empty file has room");
+        let outcome = io::copy(&mut io::repeat(0), &mut file);
+        assert_eq!(outcome.expect_err("it is full").kind(), io::ErrorKind::StorageFull);
+    }
+
+    /// Gives it back.
+    pub(crate) fn empty(&self) {
+        fs::remove_file(self.ballast()).expect("it was filled");
+    }
+
+    fn ballast(&self) -> PathBuf {
+        self.path().join("ballast")
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if let Err(error) = unmount(self.path(), UnmountFlags::DETACH) {
+            eprintln!("the file system of a test is still there: {error}");
+        }
+    }
 }

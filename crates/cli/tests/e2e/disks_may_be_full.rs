@@ -1,0 +1,53 @@
+//! The file system that a node's run directory is on may be full: what runs goes on and its end is told, what is refused is refused by
+//! name, and when there is room again all is as before.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::harness::{Cluster, Disk, Parent, Program, Seed};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[Test::alone("under_children_that_page", under_children)];
+
+/// What the parent holds, and the room for two nodes' run directories.
+const PARENT_MIB: &str = "16";
+const DISK_MIB: u64 = 64;
+
+/// How long children page for, at least, in ms.
+const PAGING_MS: &str = "700";
+
+/// Where a child that found all of its pages right ends.
+const EXIT_RIGHT: u64 = 42;
+
+fn under_children() {
+    let disk = Disk::of_mib(DISK_MIB);
+    let cluster = Cluster::start_on(&disk, 2);
+    let mut parent = Parent::start(Program::Situation("paging"), &[PARENT_MIB]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let to = ["--to", cluster.name(1)];
+    let payloads = [61, 62, 63].map(|number| format!("{number} {PAGING_MS} held"));
+    let children = seed.fork_detached(&payloads, &to);
+    disk.fill();
+
+    let directory = cluster.run_dir(1).join("children");
+    let told = ["no space left", &directory.to_string_lossy().to_lowercase()];
+    cluster.first().refused(&["fork", seed.id(), "--detach", to[0], to[1]]).names(&told);
+    // Whoever waits for it to have room again is not harmed by a daemon that is killed meanwhile.
+    thread::sleep(Duration::from_millis(300));
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    cluster.wait_until_all_are_alive();
+    seed.let_end(&children);
+    for child in &children {
+        cluster.first().run(&["wait", &child.id]);
+        let said = cluster.node(1).json(&["inspect", &child.id]);
+        assert_eq!(said["exit_code"], EXIT_RIGHT, "{said}");
+    }
+
+    disk.empty();
+    let later = seed.fork_detached(&["64 10".to_owned()], &to);
+    seed.check_answers(&parent, &later, &[64]);
+    parent.require_unharmed();
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
