@@ -141,7 +141,8 @@ void hand_to_pager(const struct plan *plan)
 	const struct plan_range *range = at(plan, plan->registered.offset);
 	struct k_uffdio_api api = { K_UFFD_API,
 				    K_UFFD_FEATURE_EVENT_FORK | K_UFFD_FEATURE_EVENT_REMAP |
-					    K_UFFD_FEATURE_EVENT_REMOVE | K_UFFD_FEATURE_EVENT_UNMAP,
+					    K_UFFD_FEATURE_EVENT_REMOVE | K_UFFD_FEATURE_EVENT_UNMAP |
+					    K_UFFD_FEATURE_THREAD_ID,
 				    0 };
 	if (plan->registered.count == 0) {
 		/* The pager is to know when it has all. */

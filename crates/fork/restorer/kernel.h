@@ -233,4 +233,5 @@ struct k_uffdio_register {
 #define K_UFFD_FEATURE_EVENT_REMAP (1ull << 2)
 #define K_UFFD_FEATURE_EVENT_REMOVE (1ull << 3)
 #define K_UFFD_FEATURE_EVENT_UNMAP (1ull << 6)
+#define K_UFFD_FEATURE_THREAD_ID (1ull << 8)
 #define K_CAPABILITY_VERSION_3 0x20080522u

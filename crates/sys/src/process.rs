@@ -3,6 +3,7 @@
 //! The parsers are pure and apart from the readers. A file of `/proc` is text made by the kernel: what cannot be
 //! parsed is an error of kind `InvalidData`, never a guess.
 
+mod call;
 mod fd;
 mod maps;
 mod query;
@@ -19,6 +20,7 @@ use std::str::FromStr;
 
 use rustix::fs::{Mode, OFlags, RawDir};
 
+pub use call::{SystemCall, waits_in};
 pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
 pub use maps::{MapEntry, maps, smaps};
 pub use query::{
@@ -36,6 +38,14 @@ pub use whereabouts::Whereabouts;
 /// NotFound when the process has ended.
 pub fn threads(pid: i32) -> io::Result<Vec<i32>> {
     numbers_in(&format!("/proc/{pid}/task"))
+}
+
+/// The ids of all processes, ascending.
+///
+/// # Errors
+/// As open(2): there is no `/proc`.
+pub fn all() -> io::Result<Vec<i32>> {
+    numbers_in("/proc")
 }
 
 /// How many threads a process has: cheaper than [`threads`].

@@ -46,6 +46,8 @@ pub struct Features(pub u64);
 impl Features {
     /// Messages at fork, mremap, madvise(MADV_DONTNEED and the like) and munmap.
     pub const ALL_EVENTS: Features = Features(1 << 1 | 1 << 2 | 1 << 3 | 1 << 6);
+    /// A page fault says which thread waits.
+    pub const THREAD_IDS: Features = Features(1 << 8);
     /// UFFDIO_CONTINUE in files of hugetlbfs (since Linux 5.13).
     pub const MINOR_HUGETLBFS: Features = Features(1 << 9);
 
@@ -72,6 +74,8 @@ pub enum Message {
         address: u64,
         /// Whether it wants to write.
         write: bool,
+        /// Its id in its own pid namespace; 0 where that was not asked for ([`Features::THREAD_IDS`]).
+        thread: u32,
     },
     /// The process forked; the kernel has put the copy's userfaultfd into the reader's table.
     Fork {
@@ -111,7 +115,10 @@ impl Message {
             u64::from_ne_bytes(std::array::from_fn(|byte| bytes[at + byte]))
         };
         match bytes[0] {
-            0x12 => Some(Message::Fault { address: word(2) & !0xfff, write: word(1) & FAULT_WRITE != 0 }),
+            0x12 => {
+                let (address, write) = (word(2) & !0xfff, word(1) & FAULT_WRITE != 0);
+                Some(Message::Fault { address, write, thread: word(3) as u32 })
+            }
             0x13 => Some(Message::Fork { number: word(1) as u32 as RawFd }),
             0x14 => Some(Message::Remap { from: word(1), to: word(2), bytes: word(3) }),
             0x15 => Some(Message::Remove { start: word(1), end: word(2) }),
@@ -437,7 +444,7 @@ mod tests {
         assert_eq!(Message::parse(&bytes), Some(Message::Remap { from: 0x1000, to: 0x5000, bytes: 0x2000 }));
         bytes[0] = 0x12;
         bytes[16..24].copy_from_slice(&0x5123u64.to_ne_bytes());
-        assert_eq!(Message::parse(&bytes), Some(Message::Fault { address: 0x5000, write: false }));
+        assert_eq!(Message::parse(&bytes), Some(Message::Fault { address: 0x5000, write: false, thread: 0x2000 }));
         bytes[0] = 0x13;
         bytes[8..12].copy_from_slice(&17u32.to_ne_bytes());
         assert_eq!(Message::parse(&bytes), Some(Message::Fork { number: 17 }));

@@ -119,6 +119,8 @@ pub(super) struct Child {
     pub(super) next_space: SpaceNumber,
     /// Own processes that are still to be heard of.
     missed: SpaceNumber,
+    /// Before this it is not asked again why nothing can be installed (`lengthened`).
+    pub(super) next_question: Option<Instant>,
     /// Spaces of which it is not known yet which changes of their parents' they have.
     pub(super) doubted: BTreeSet<SpaceNumber>,
 }
@@ -190,6 +192,7 @@ impl Child {
             next_space: maps.len() as SpaceNumber,
             missed: maps.len() as SpaceNumber,
             maps,
+            next_question: None,
             doubted: BTreeSet::new(),
         }
     }
@@ -252,8 +255,11 @@ impl Child {
         if self.journal.is_full() {
             self.restart_journal();
         }
-        match self.spaces.get(&space) {
-            Some(known) => self.journal.read(space, known.uffd(), messages),
+        match self.spaces.get_mut(&space) {
+            Some(known) => {
+                known.take_back();
+                self.journal.read(space, known.uffd(), messages)
+            }
             None => Ok(()),
         }
     }

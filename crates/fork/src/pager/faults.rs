@@ -113,12 +113,12 @@ impl Server<'_> {
             self.follow(key, space, message);
         }
         for message in &messages {
-            if let Message::Fault { address, write } = *message {
+            if let Message::Fault { address, write, thread } = *message {
                 if let Some(Served { child, .. }) = self.children.get_mut(&key) {
                     child.counters.faults += 1;
                     child.counters.faults_write += u64::from(write);
                 }
-                self.answer(Fault { child: key, space, address, is_first: true }, 0);
+                self.answer(Fault::heard((key, space), (address, thread), self.now), 0);
             }
         }
         self.messages = messages;
@@ -159,13 +159,16 @@ impl Server<'_> {
 
     /// Answers a fault.
     pub(super) fn answer(&mut self, mut fault: Fault, paused_tries: u32) {
-        let Fault { child: key, space: space_number, address, is_first } = fault;
+        let Fault { child: key, space: space_number, address, is_first, .. } = fault;
         let Some(served) = self.children.get_mut(&key) else { return };
         let child = &mut served.child;
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
         if !space.knows() {
-            // As all that is not quiet has it: as soon as may be.
-            return self.retries.push(Task::Fault(fault), self.now, Duration::ZERO, paused_tries);
+            // As all that is not quiet has it: as soon as may be. What it waits for may wait for this one.
+            if !self.lends_what_grows(&mut fault) {
+                self.retries.push(Task::Fault(fault), self.now, Duration::ZERO, paused_tries);
+            }
+            return;
         }
         let outcome = match space.judge(address, is_first, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.
@@ -203,6 +206,7 @@ impl Server<'_> {
         match outcome {
             Installed::All => {}
             Installed::Gone => self.close_space(key, space_number),
+            Installed::Later { pause, .. } if pause.is_zero() && self.lends_what_grows(&mut fault) => {}
             Installed::Later { pause, .. } if paused_tries < PAUSED_TRIES_MAX => {
                 self.retries.push(Task::Fault(fault), self.now, pause, paused_tries);
             }

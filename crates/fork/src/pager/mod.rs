@@ -36,6 +36,7 @@ mod fork_order;
 mod install;
 mod journal;
 mod keeper;
+mod lengthened;
 mod origin;
 mod overtaken;
 mod owners;

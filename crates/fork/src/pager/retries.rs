@@ -52,6 +52,12 @@ pub(super) struct Fault {
     pub(super) address: u64,
     /// Nothing was fetched ahead for its sake yet: however often it is judged, the process touched the page once.
     pub(super) is_first: bool,
+    /// The thread, as the message has it.
+    pub(super) thread: u32,
+    /// When it was heard.
+    pub(super) heard_at: Instant,
+    /// When it is asked why nothing can be installed, where nothing can.
+    pub(super) question_due: Instant,
 }
 
 /// Pages that arrived.

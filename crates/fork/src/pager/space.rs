@@ -23,6 +23,7 @@ use super::populated::{Populated, SlotRun};
 use super::prefetch::{Ahead, Found, Readahead};
 use super::zero_runs::ZeroRuns;
 
+mod lent;
 mod witness;
 
 /// No process maps anything below: vm.mmap_min_addr of every distribution, and what a wake may not be asked for.
@@ -47,6 +48,8 @@ pub(super) struct Space {
     zero_runs: ZeroRuns,
     /// The last changes of its map, of which a fork that is still to be heard of may have none: those since it was quiet.
     recent: Vec<Change>,
+    /// Ranges that the kernel fills by itself until it has told of their move (`lent`).
+    lent: Vec<Range<u64>>,
     /// It was forked, and which changes of its parent's it has is not known yet. Its map is then as it is most likely.
     doubt: Option<Box<Doubt>>,
 }
@@ -87,6 +90,7 @@ impl Space {
             readahead: Readahead::new(slots, window_slots_max),
             zero_runs: ZeroRuns::default(),
             recent: Vec::new(),
+            lent: Vec::new(),
             doubt: None,
         }
     }
@@ -103,6 +107,7 @@ impl Space {
             readahead,
             zero_runs: self.zero_runs.clone(),
             recent: Vec::new(),
+            lent: Vec::new(),
             doubt: None,
         }
     }
@@ -147,6 +152,7 @@ impl Space {
         }
         match *message {
             Message::Remap { from, to, bytes } => {
+                self.lent.retain(|lent| lent.start != to + bytes);
                 self.wake(from, bytes);
                 self.wake(to, bytes);
             }

@@ -135,7 +135,7 @@ static void page_area(int flags)
 {
 	int uffd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
 	CHECK(uffd >= 0);
-	struct uffdio_api api = {UFFD_API, UFFD_FEATURE_EVENT_FORK | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_UNMAP, 0};
+	struct uffdio_api api = {UFFD_API, UFFD_FEATURE_EVENT_FORK | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_THREAD_ID, 0};
 	CHECK(!ioctl(uffd, UFFDIO_API, &api));
 	flags |= MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
 	CHECK(mmap(AREA, pages * PAGE, PROT_READ | PROT_WRITE, flags, -1, 0) == AREA);
@@ -681,6 +681,58 @@ static void grow_heap(void)
 	check_shuffled(at, 0, pages, 18, 0);
 }
 
+/* The kernel fills what mremap(2) makes longer of locked memory before it tells that it has moved. */
+static uint8_t *lengthen_locked(uint8_t *at, unsigned long count, unsigned long more, uint8_t *to)
+{
+	int flags = MREMAP_MAYMOVE | (to ? MREMAP_FIXED : 0);
+	uint8_t *moved = mremap(at, count * PAGE, (count + more) * PAGE, flags, to);
+	CHECK(moved != MAP_FAILED && moved != at);
+	/* Who is behind it keeps it from growing in place next time, unless somebody is there already. */
+	mmap(moved + (count + more) * PAGE, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	return moved;
+}
+
+#define LOCKED_AREAS 3
+#define LOCKED_STEP 32
+
+static void *touch_the_rest(void *unused)
+{
+	unsigned long first = LOCKED_AREAS * LOCKED_STEP;
+	check_shuffled(AREA + first * PAGE, first, pages - first, 44, 200);
+	return unused;
+}
+
+/* Locks some of the area, and has it moved and made longer again and again, as a vector that grows, while another thread waits
+ * for pages of the seed. */
+static void lengthen_what_is_locked(void)
+{
+	unsigned long count = 8;
+	pthread_t toucher;
+	CHECK(!pthread_create(&toucher, 0, touch_the_rest, 0));
+	for (int process = 0; process < LOCKED_AREAS; process++) {
+		/* Also in processes that were forked meanwhile. */
+		pid_t pid = process ? fork() : 0;
+		CHECK(pid >= 0);
+		if (pid)
+			wait_child(pid);
+		unsigned long first = process * LOCKED_STEP;
+		uint8_t *at = AREA + first * PAGE;
+		CHECK(!mlock(at, count * PAGE));
+		uint8_t *to = process == 1 ? AREA + ELSEWHERE : 0;
+		for (int round = 0; round < 8; round++) {
+			unsigned long size = count + round * 3;
+			at = lengthen_locked(at, size, 3, to);
+			check_pages(at, first, count);
+			check_zeroes(at + count * PAGE, size + 3 - count);
+			at[(size + 2) * PAGE] = 0;
+			to = 0;
+		}
+		if (process && !pid)
+			exit(0);
+	}
+	CHECK(!pthread_join(toucher, 0));
+}
+
 static __thread sigjmp_buf after_bus;
 
 static void on_bus(int signal)
@@ -940,6 +992,7 @@ static const struct {
 	{"chaos", chaos, 0},
 	{"grow_stack", grow_stack, MAP_GROWSDOWN},
 	{"grow_heap", grow_heap, 0},
+	{"lengthen_what_is_locked", lengthen_what_is_locked, 0},
 	{"be_read", be_read, 0},
 	{"lose", lose, 0},
 	{"lose_in_threads", lose_in_threads, 0},

@@ -34,6 +34,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("system_calls_wait_for_pages", || run_once("system_calls")),
     ("a_stack_grows_with_zeroes", || run_once("grow_stack")),
     ("a_heap_grows_with_zeroes", || run_once("grow_heap")),
+    ("locked_memory_grows_with_zeroes", locked_memory_grows_with_zeroes),
     ("everything_at_once", || run_once("chaos")),
     ("another_process_reads_missing_pages", another_process_reads_missing_pages),
     ("pager_is_killed_again_and_again", pager_is_killed_again_and_again),
@@ -106,6 +107,10 @@ fn run_while_pagers_die(scenario: &str) {
 fn places_that_were_left_are_used_again_at_once() {
     let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
     with_program("reuse_what_was_left", strategy, |_| {});
+}
+
+fn locked_memory_grows_with_zeroes() {
+    run_once("lengthen_what_is_locked");
 }
 
 fn pages_arrive_in_any_order() {

@@ -1,5 +1,5 @@
 /* Private memory of every kind: readable only, inaccessible but full, executable, of a file with and without written
- * pages, heap and stack that grow on, locked, huge, never touched.
+ * pages, heap and stack that grow on, locked (and made longer while it moves), huge, never touched.
  */
 #include "../forked.h"
 
@@ -108,6 +108,15 @@ static void check_growth(void) {
     grow_stack();
 }
 
+/* What a child locks itself is filled where it is made longer, before anybody can hear that it has moved. */
+static void check_growth_of_locked(void) {
+    size_t bytes = 4 * PAGE_BYTES, more = 8 * PAGE_BYTES;
+    REQUIRE(mlock(locked, bytes) == 0);
+    uint64_t *place = (uint64_t *)map_anonymous(bytes + more);
+    REQUIRE(mremap(locked, bytes, bytes + more, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place);
+    REQUIRE(holds(place, bytes, 500) && is_zero(place + bytes / sizeof *place, more));
+}
+
 int main(void) {
     set_up();
 
@@ -118,5 +127,6 @@ int main(void) {
     check_contents();
     check_protections();
     check_growth();
+    check_growth_of_locked();
     finish(payload, 0);
 }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_sys::memory;
-use farfork_sys::process::{self, Status, Table};
+use farfork_sys::process::{self, Status, SystemCall, Table};
 
 /// How often a thread may be found in one and the same vfork(2) with a child that does nothing about it: mostly it is a moment. They are
 /// counted, as on a busy machine who looks waits for the processor, too.
@@ -48,16 +48,13 @@ pub(in crate::capture) fn holds(tid: i32) -> bool {
     const VFORK: u64 = 58;
     const CLONE3: u64 = 435;
     const CLONE_VFORK: u64 = 0x4000;
-    let Ok(text) = fs::read_to_string(format!("/proc/{tid}/syscall")) else { return false };
-    let mut words = text.split_ascii_whitespace();
-    let number = words.next().and_then(|word| word.parse::<u64>().ok());
-    let first = words.next().and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok());
-    match (number, first) {
-        (Some(VFORK), _) => true,
-        (Some(CLONE), Some(flags)) => flags & CLONE_VFORK != 0,
-        (Some(CLONE3), Some(arguments)) => {
+    let Ok(Some(SystemCall { number, arguments: [first, ..] })) = SystemCall::of(tid) else { return false };
+    match number {
+        VFORK => true,
+        CLONE => first & CLONE_VFORK != 0,
+        CLONE3 => {
             let mut flags = [0; 8];
-            let read = memory::read_process(tid, arguments, &mut flags);
+            let read = memory::read_process(tid, first, &mut flags);
             read.is_ok() && u64::from_ne_bytes(flags) & CLONE_VFORK != 0
         }
         _ => false,

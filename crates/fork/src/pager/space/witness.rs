@@ -50,6 +50,7 @@ impl Space {
 
     fn all_was_heard(&mut self) {
         self.recent.clear();
+        self.lent.clear();
         self.map.all_was_heard();
     }
 

@@ -1,0 +1,72 @@
+//! What a thread that sleeps does in the kernel.
+
+use std::io;
+
+use super::{malformed, read_line};
+
+/// A system call that a thread is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SystemCall {
+    /// Its number.
+    pub number: u64,
+    /// Its arguments.
+    pub arguments: [u64; 6],
+}
+
+impl SystemCall {
+    /// That of a thread; `None` where it runs, or sleeps elsewhere.
+    ///
+    /// # Errors
+    /// NotFound or ESRCH when the thread has ended; EPERM when the caller may not look.
+    pub fn of(tid: i32) -> io::Result<Option<Self>> {
+        let file = format!("/proc/{tid}/syscall");
+        let text = read_line(&file)?;
+        // `-1` stands for no system call, with two more words.
+        if text == "running" || text.starts_with('-') {
+            return Ok(None);
+        }
+        Self::parse(&text).map(Some).ok_or_else(|| malformed(&file))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut words = text.split_ascii_whitespace();
+        let number = words.next()?.parse().ok()?;
+        let mut arguments = [0; 6];
+        for argument in &mut arguments {
+            *argument = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+        }
+        Some(Self { number, arguments })
+    }
+}
+
+/// Whether a thread sleeps in this function of the kernel.
+pub fn waits_in(tid: i32, function: &str) -> bool {
+    read_line(&format!("/proc/{tid}/wchan")).is_ok_and(|name| name == function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_read() {
+        let text = "25 0x7f0000 0x1000 0x2000 0x1 0x0 0x0 0x7ffc10 0x7f10";
+        let arguments = [0x7f_0000, 0x1000, 0x2000, 1, 0, 0];
+        assert_eq!(SystemCall::parse(text), Some(SystemCall { number: 25, arguments }));
+        assert_eq!(SystemCall::parse("running"), None);
+    }
+
+    #[test]
+    fn a_sleeping_process_tells_its_call() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let tid = child.id().cast_signed();
+        let sleeps =
+            || SystemCall::of(tid).unwrap().is_some_and(|call| call.number == libc::SYS_clock_nanosleep as u64);
+        while !sleeps() {
+            std::thread::yield_now();
+        }
+        assert!(!waits_in(tid, "handle_userfault"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
