@@ -170,6 +170,8 @@ impl Server<'_> {
             }
             return;
         }
+        child.forget_what_was_wiped(&fault);
+        let Some(space) = child.spaces.get_mut(&space_number) else { return };
         let outcome = match space.judge(address, is_first, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.
             Need::Page { slot, .. } | Need::Patience { slot, .. }

@@ -11,18 +11,17 @@
 //! the kernel fills it by itself where it is not registered. So it is *lent* until the move is told: it is registered again before anything is read,
 //! and so before its thread goes on, which finds one area, as it expects.
 
-use std::fs;
-use std::iter;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use farfork_sys::process::{self, Status, SystemCall};
+use farfork_sys::process::SystemCall;
 
 use super::child::Child;
 use super::journal::SpaceNumber;
 use super::retries::Fault;
 use super::server::Server;
 use super::space::Space;
+use super::waiting;
 
 /// How long a page could not be installed before it is asked why. Changes are told sooner, but for those of threads that wait for
 /// their turn.
@@ -30,9 +29,6 @@ const PATIENCE: Duration = Duration::from_millis(10);
 
 /// The questions of a child take no more than one part in so many of the pager's time, however many of its threads wait.
 const SHARE: u32 = 5;
-
-/// Where in the kernel a thread waits for a page that another process is to install.
-const WAITS_FOR_PAGE: &str = "handle_userfault";
 
 /// Number of the system call mremap(2).
 const MREMAP: u64 = 25;
@@ -104,23 +100,11 @@ impl Child {
     /// What a fault's thread makes longer, if that is what it waits for.
     fn grows_at(&self, fault: &Fault) -> Option<Range<u64>> {
         let space = self.spaces.get(&fault.space)?;
-        waiting_threads(self.pid, fault.thread).find_map(|tid| {
+        waiting::threads(self.pid, fault.thread).find_map(|tid| {
             let call = SystemCall::of(tid).ok().flatten()?;
             Lengthening::of(&call)?.wants(fault.address, space)
         })
     }
-}
-
-/// The threads that wait for a page and have this id in their own pid namespace: those of a process first, where that is known, then
-/// those of others in its namespace.
-fn waiting_threads(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
-    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let wanted = near.and_then(namespace);
-    let others = iter::once_with(|| process::all().unwrap_or_default()).flatten();
-    let others = others.filter(move |pid| Some(*pid) != near && (wanted.is_none() || namespace(*pid) == wanted));
-    let threads = near.into_iter().chain(others).flat_map(|pid| process::threads(pid).unwrap_or_default());
-    let has_id = move |tid: &i32| Status::read(*tid).is_ok_and(|status| status.namespace_ids.last() == Some(&id));
-    threads.filter(|tid| process::waits_in(*tid, WAITS_FOR_PAGE)).filter(has_id)
 }
 
 #[cfg(test)]

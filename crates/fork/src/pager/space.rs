@@ -196,6 +196,12 @@ impl Space {
         }
     }
 
+    /// Whether the page at an address came, and is missing all the same.
+    pub(super) fn lacks_what_came(&self, address: u64, populated: &Populated) -> bool {
+        let slot = self.map.at(address).and_then(|found| populated.slot_of(found.extent, found.page_at(address)));
+        slot.is_some_and(|slot| self.installed.contains(slot))
+    }
+
     /// Somebody waits for a slot that nobody asked for: it is not here, whatever was noted, or it would not be asked for.
     fn is_missed(&mut self, slot: u64) {
         if self.installed.contains(slot) {

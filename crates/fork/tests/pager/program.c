@@ -692,6 +692,49 @@ static uint8_t *lengthen_locked(uint8_t *at, unsigned long count, unsigned long 
 	return moved;
 }
 
+static void check_wiped(unsigned long count)
+{
+	check_zeroes(AREA + count / 2 * PAGE, count / 2);
+	check_zeroes(AREA, count / 2);
+	check_pages(AREA + count * PAGE, count, count);
+}
+
+/* What a process marks so itself begins empty in those that it forks, and in theirs; nothing else does. */
+static void wipe_on_fork(void)
+{
+	unsigned long count = 16;
+	check_pages(AREA, 0, count);
+	((volatile uint64_t *)AREA)[1] = 78;
+	CHECK(!madvise(AREA, count * PAGE, MADV_WIPEONFORK));
+	pid_t pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		check_wiped(count);
+		((volatile uint64_t *)AREA)[1] = 79;
+		pid_t inner = fork();
+		CHECK(inner >= 0);
+		if (!inner) {
+			check_wiped(count);
+			exit(0);
+		}
+		wait_child(inner);
+		CHECK(((volatile uint64_t *)AREA)[1] == 79);
+		exit(0);
+	}
+	wait_child(pid);
+	CHECK(((volatile uint64_t *)AREA)[1] == 78);
+	check_pages(AREA + PAGE, 1, 2 * count);
+	/* Marked no more, it is there as it is. */
+	CHECK(!madvise(AREA, count * PAGE, MADV_KEEPONFORK));
+	pid = fork();
+	CHECK(pid >= 0);
+	if (!pid) {
+		check_pages(AREA + PAGE, 1, 2 * count);
+		exit(0);
+	}
+	wait_child(pid);
+}
+
 #define LOCKED_AREAS 3
 #define LOCKED_STEP 32
 
@@ -992,6 +1035,7 @@ static const struct {
 	{"chaos", chaos, 0},
 	{"grow_stack", grow_stack, MAP_GROWSDOWN},
 	{"grow_heap", grow_heap, 0},
+	{"wipe_on_fork", wipe_on_fork, 0},
 	{"lengthen_what_is_locked", lengthen_what_is_locked, 0},
 	{"be_read", be_read, 0},
 	{"lose", lose, 0},

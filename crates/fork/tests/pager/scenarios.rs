@@ -34,6 +34,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("system_calls_wait_for_pages", || run_once("system_calls")),
     ("a_stack_grows_with_zeroes", || run_once("grow_stack")),
     ("a_heap_grows_with_zeroes", || run_once("grow_heap")),
+    ("what_came_is_wiped_on_fork", what_came_is_wiped_on_fork),
     ("locked_memory_grows_with_zeroes", locked_memory_grows_with_zeroes),
     ("everything_at_once", || run_once("chaos")),
     ("another_process_reads_missing_pages", another_process_reads_missing_pages),
@@ -107,6 +108,10 @@ fn run_while_pagers_die(scenario: &str) {
 fn places_that_were_left_are_used_again_at_once() {
     let strategy = Strategy { paging: Paging::Cow, ..Strategy::default() };
     with_program("reuse_what_was_left", strategy, |_| {});
+}
+
+fn what_came_is_wiped_on_fork() {
+    run_once("wipe_on_fork");
 }
 
 fn locked_memory_grows_with_zeroes() {

@@ -1,0 +1,21 @@
+//! Who waits for a page: a fault tells the thread's id in its own pid namespace.
+
+use std::fs;
+use std::iter;
+
+use farfork_sys::process::{self, Status};
+
+/// Where in the kernel a thread waits for a page that another process is to install.
+const WAITS_FOR_PAGE: &str = "handle_userfault";
+
+/// The threads that wait for a page and have this id in their own pid namespace: those of a process first, where that is known, then
+/// those of others in its namespace.
+pub(super) fn threads(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
+    let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let wanted = near.and_then(namespace);
+    let others = iter::once_with(|| process::all().unwrap_or_default()).flatten();
+    let others = others.filter(move |pid| Some(*pid) != near && (wanted.is_none() || namespace(*pid) == wanted));
+    let threads = near.into_iter().chain(others).flat_map(|pid| process::threads(pid).unwrap_or_default());
+    let has_id = move |tid: &i32| Status::read(*tid).is_ok_and(|status| status.namespace_ids.last() == Some(&id));
+    threads.filter(|tid| process::waits_in(*tid, WAITS_FOR_PAGE)).filter(has_id)
+}
