@@ -402,7 +402,7 @@ impl Server<'_> {
     /// A read ended without bytes.
     fn fail(&mut self, read: &Read, error: &FabricError) {
         self.note_dropped(read, error);
-        let settles = read.lane == Lane::Bulk && self.settling_fails(read.child, error);
+        let settles = read.lane == Lane::Bulk && self.settling_fails(read, error);
         let Some(served) = self.children.get_mut(&read.child) else { return };
         let spaces = &mut served.child.spaces;
         if let Some(space) = spaces.get_mut(&read.space) {

@@ -18,6 +18,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use std::time::Instant;
 
 use farfork_sys::process;
 use farfork_wire::ChildId;
@@ -43,10 +44,20 @@ pub(super) enum Settling {
     /// Nobody asked for it.
     #[default]
     Idle,
-    /// Pages are fetched; up to these slots, all were asked for in each space.
-    Underway(BTreeMap<SpaceNumber, u64>),
+    /// Pages are fetched.
+    Underway {
+        /// Up to these slots, all were asked for in each space.
+        cursors: BTreeMap<SpaceNumber, u64>,
+        /// Since then; `None` where a predecessor began it.
+        since: Option<Instant>,
+    },
     /// A page could not be had.
-    Failed(String),
+    Failed {
+        /// Why.
+        reason: String,
+        /// When that was found.
+        at: Instant,
+    },
     /// It needs its seed no more.
     Settled,
 }
@@ -68,7 +79,7 @@ impl Settling {
         if dir.join(SETTLED_FILE).exists() {
             Self::Settled
         } else if dir.join(SETTLING_FILE).exists() {
-            Self::Underway(BTreeMap::new())
+            Self::Underway { cursors: BTreeMap::new(), since: None }
         } else {
             Self::Idle
         }
@@ -81,8 +92,29 @@ impl Settling {
 
     /// Whether pages are fetched.
     pub(super) fn is_underway(&self) -> bool {
-        matches!(self, Self::Underway(_))
+        matches!(self, Self::Underway { .. })
     }
+
+    /// What it means that a read ahead failed that was asked for at this time.
+    fn failed_read(&self, asked_at: Instant) -> FailedRead {
+        match self {
+            Self::Underway { since, .. } => {
+                FailedRead { is_a_settlings: true, ends_it: since.is_none_or(|since| since <= asked_at) }
+            }
+            Self::Failed { at, .. } => FailedRead { is_a_settlings: asked_at <= *at, ends_it: false },
+            Self::Idle | Self::Settled => FailedRead { is_a_settlings: false, ends_it: false },
+        }
+    }
+}
+
+/// A read ahead that failed. Several were on their way: those behind the first are no loss either, nor do they end a settling that was
+/// begun since.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FailedRead {
+    /// It counts as a settling's, so that nothing is lost by it.
+    is_a_settlings: bool,
+    /// It is the end of the settling that is underway.
+    ends_it: bool,
 }
 
 fn note(dir: &Path, file: &str) -> io::Result<()> {
@@ -91,26 +123,26 @@ fn note(dir: &Path, file: &str) -> io::Result<()> {
 
 impl Child {
     /// Has the rest of its pages fetched from now on.
-    fn begin_settling(&mut self) -> io::Result<()> {
-        if matches!(self.settling, Settling::Idle | Settling::Failed(_)) {
+    fn begin_settling(&mut self, now: Instant) -> io::Result<()> {
+        if matches!(self.settling, Settling::Idle | Settling::Failed { .. }) {
             note(&self.dir, SETTLING_FILE)?;
-            self.settling = Settling::Underway(BTreeMap::new());
+            self.settling = Settling::Underway { cursors: BTreeMap::new(), since: Some(now) };
         }
         Ok(())
     }
 
     /// Gives up; it goes on as before.
-    fn fail_settling(&mut self, reason: String) {
+    fn fail_settling(&mut self, reason: String, now: Instant) {
         tracing::warn!("child {} does not settle: {reason}", self.id);
         // At worst the next pager tries once more.
         let _ = fs::remove_file(self.dir.join(SETTLING_FILE));
-        self.settling = Settling::Failed(reason);
+        self.settling = Settling::Failed { reason, at: now };
     }
 
     /// All pages are there: none will be asked for again.
-    fn conclude_settling(&mut self) {
+    fn conclude_settling(&mut self, now: Instant) {
         if let Err(error) = note(&self.dir, SETTLED_FILE) {
-            return self.fail_settling(format!("that it has settled cannot be written down: {error}"));
+            return self.fail_settling(format!("that it has settled cannot be written down: {error}"), now);
         }
         let _ = fs::remove_file(self.dir.join(SETTLING_FILE));
         self.settling = Settling::Settled;
@@ -120,7 +152,7 @@ impl Child {
 
     /// The next slots to ask one source for, at most [`BULK_SLOTS`]; `None` when all are here, or on their way.
     fn next_unsettled(&mut self) -> Option<(SpaceNumber, usize, Vec<Range<u64>>)> {
-        let Settling::Underway(cursors) = &mut self.settling else { return None };
+        let Settling::Underway { cursors, .. } = &mut self.settling else { return None };
         let slots = self.populated.slots();
         for (number, space) in self.spaces.iter_mut() {
             if !space.knows() {
@@ -155,8 +187,8 @@ impl Child {
         let slots = self.populated.slots();
         let state = match &self.settling {
             Settling::Idle => SettleState::Idle,
-            Settling::Underway(_) => SettleState::Underway,
-            Settling::Failed(reason) => SettleState::Failed(reason.clone()),
+            Settling::Underway { .. } => SettleState::Underway,
+            Settling::Failed { reason, .. } => SettleState::Failed(reason.clone()),
             Settling::Settled => SettleState::Settled,
         };
         let spaces = (self.spaces.len() as u64).max(1);
@@ -197,7 +229,7 @@ impl Server<'_> {
         let Some(served) = self.children.get_mut(&key) else { return Reply::Done };
         let child = &mut served.child;
         if begin {
-            if let Err(error) = child.begin_settling() {
+            if let Err(error) = child.begin_settling(self.now) {
                 return Reply::Refused(format!("child {id}: that it settles cannot be written down: {error}"));
             }
             self.note_settling(key);
@@ -248,11 +280,11 @@ impl Server<'_> {
             return Step::Over;
         }
         if let Some(reason) = child.lost.clone() {
-            child.fail_settling(reason);
+            child.fail_settling(reason, self.now);
             return Step::Over;
         }
         if child.is_over() {
-            child.fail_settling("its processes have ended".to_owned());
+            child.fail_settling("its processes have ended".to_owned(), self.now);
             return Step::Over;
         }
         if !owners.iter().all(|owner| self.owners.has_room(*owner)) {
@@ -269,20 +301,45 @@ impl Server<'_> {
                 if self.ask(read) { Step::Asked } else { Step::Waits }
             }
             None if child.has_all() => {
-                child.conclude_settling();
+                child.conclude_settling(self.now);
                 Step::Over
             }
             None => Step::Waits,
         }
     }
 
-    /// Takes a read ahead that failed as the end of a settling, where the child settles; tells whether it was one. Several
-    /// were on their way: those behind the first are no loss either.
-    pub(super) fn settling_fails(&mut self, key: u64, error: &dyn std::fmt::Display) -> bool {
-        let Some(served) = self.children.get_mut(&key) else { return false };
-        if served.child.settling.is_underway() {
-            served.child.fail_settling(error.to_string());
+    /// Takes a read ahead that failed as the end of a settling, where it was asked for by one; tells whether it was.
+    pub(super) fn settling_fails(&mut self, read: &Read, error: &dyn std::fmt::Display) -> bool {
+        let Some(served) = self.children.get_mut(&read.child) else { return false };
+        let FailedRead { is_a_settlings, ends_it } = served.child.settling.failed_read(read.asked_at);
+        if ends_it {
+            served.child.fail_settling(error.to_string(), self.now);
         }
-        matches!(served.child.settling, Settling::Failed(_))
+        is_a_settlings
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_settling_fails_by_its_own_reads_alone() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let underway = |since| Settling::Underway { cursors: BTreeMap::new(), since };
+        let fails = |settling: &Settling, asked_at| {
+            let read = settling.failed_read(asked_at);
+            (read.is_a_settlings, read.ends_it)
+        };
+        assert_eq!(fails(&Settling::Idle, at(1)), (false, false));
+        assert_eq!(fails(&underway(Some(at(1))), at(1)), (true, true));
+        assert_eq!(fails(&underway(None), at(0)), (true, true));
+        // It was asked for by one that failed before: several are on their way.
+        assert_eq!(fails(&underway(Some(at(2))), at(1)), (true, false));
+        let failed = Settling::Failed { reason: String::new(), at: at(2) };
+        assert_eq!((fails(&failed, at(1)), fails(&failed, at(3))), ((true, false), (false, false)));
     }
 }
