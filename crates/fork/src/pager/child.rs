@@ -252,7 +252,8 @@ impl Child {
     /// # Errors
     /// As `Userfaultfd::read_messages`.
     pub(super) fn read(&mut self, space: SpaceNumber, messages: &mut Vec<Message>) -> io::Result<()> {
-        if self.journal.is_full() {
+        // A snapshot has no room for what was displaced, nor for doubts.
+        if self.journal.is_due(|| self.spaces.values().all(Space::is_known)) {
             self.restart_journal();
         }
         match self.spaces.get_mut(&space) {

@@ -59,6 +59,9 @@ const _: () = assert!(COUNTERS_AT + 8 * COUNTERS <= HEADER_BYTES);
 
 /// Records of a journal: with the header 16 KiB. Writing a snapshot after some five hundred changes is cheap.
 const RECORDS: usize = 507;
+/// Records that are left for a moment in which a snapshot tells all: many more than are heard while one thread is late to tell of a
+/// change.
+const SPARE_RECORDS: usize = 128;
 const MAPPED_BYTES: usize = HEADER_BYTES + RECORDS * MESSAGE_BYTES;
 
 /// Most spaces of one child, over its life: one in a microsecond would take half an hour.
@@ -201,8 +204,13 @@ impl Journal {
         }
     }
 
-    /// Whether the next read or record may find no room, so that a snapshot is due.
-    pub(super) fn is_full(&self) -> bool {
+    /// Whether a snapshot is due: the next read or record may find no room; or soon, and a snapshot that is taken now tells all.
+    pub(super) fn is_due(&self, tells_all: impl FnOnce() -> bool) -> bool {
+        self.is_full() || self.end + SPARE_RECORDS > RECORDS && tells_all()
+    }
+
+    /// Whether the next read or record may find no room.
+    fn is_full(&self) -> bool {
         self.end + 1 + BATCH_MESSAGES > RECORDS
     }
 
@@ -446,7 +454,7 @@ mod tests {
     fn a_snapshot_takes_the_place_of_records() {
         let dir = tempfile::tempdir().unwrap();
         let mut journal = Journal::create(dir.path(), State::Active { uffd: 5 }).unwrap();
-        while !journal.is_full() {
+        while !journal.is_due(|| false) {
             leave_batch(&mut journal, 0, &[message(0x15, [0x1000, 0x2000, 0])]);
         }
         let segment = Segment { start: 0x1000, end: 0x2000, extent: ExtentId(1), first_page: 0 };
@@ -457,6 +465,23 @@ mod tests {
         let (_, replay) = Journal::open(dir.path()).unwrap();
         assert_eq!(replay.snapshot, Some(snapshot));
         assert_eq!(replay.records, [Record::Closed(7)]);
+    }
+
+    #[test]
+    fn a_snapshot_waits_for_what_it_could_not_tell() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut journal = Journal::create(dir.path(), State::Active { uffd: 5 }).unwrap();
+        let mut changes = 0;
+        while !journal.is_due(|| true) {
+            leave_batch(&mut journal, 0, &[message(0x15, [0x1000, 0x2000, 0])]);
+            changes += 1;
+        }
+        assert!(!journal.is_due(|| false));
+        while !journal.is_due(|| false) {
+            leave_batch(&mut journal, 0, &[message(0x15, [0x1000, 0x2000, 0])]);
+        }
+        assert_eq!(Journal::open(dir.path()).unwrap().1.records.len(), journal.end / 2);
+        assert!(changes > RECORDS / 3 && journal.end / 2 > changes + BATCH_MESSAGES);
     }
 
     #[test]
