@@ -42,6 +42,12 @@ pub(crate) struct PagerLink {
 }
 
 impl PagerLink {
+    /// The way to one that nobody started.
+    #[cfg(test)]
+    pub(super) fn nowhere() -> Self {
+        Self { client: PagerClient::new(Path::new("/nonexistent")) }
+    }
+
     /// Finds the run directory's pager, or starts one. Its cache of pages takes so much memory at most.
     ///
     /// # Errors

@@ -9,7 +9,7 @@
 //! A zygote is the node's, in a directory of its own, and ends with the daemon. What an earlier daemon left is forgotten
 //! when the next one starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -64,6 +64,29 @@ enum Entry {
     Hatching,
     Ready { zygote: Arc<Kept>, used: Instant },
     Unfit,
+}
+
+/// The place of a zygote that is being made. However its making ends, also in a panic, nobody waits for it any longer: what
+/// came of it is entered, and without a zygote the seed is to have none.
+#[derive(Debug)]
+struct Reserved<'a> {
+    zygotes: &'a Zygotes,
+    seed: &'a SeedId,
+    outcome: Entry,
+}
+
+impl Reserved<'_> {
+    fn take(mut self, zygote: Zygote) {
+        let pager = self.zygotes.pager.clone();
+        let zygote = Arc::new(Kept { zygote: Some(zygote), pager, is_filled: AtomicBool::new(false) });
+        self.outcome = Entry::Ready { zygote, used: Instant::now() };
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.zygotes.settle(self.seed, std::mem::replace(&mut self.outcome, Entry::Unfit));
+    }
 }
 
 /// A zygote that goes, with all that is left of it, when nobody has it any more.
@@ -171,27 +194,20 @@ impl Zygotes {
     /// Makes a seed's zygote, where a child was started so that it would have used one, and there is none.
     pub(super) fn hatch(&self, source: &SeedSource, options: &StartOptions, (node, pool): (&LocalNode, &Pool)) {
         let seed = &source.key.seed;
-        if self.max == 0 || !is_plain(source, options) || !self.reserve(seed) {
+        if self.max == 0 || !is_plain(source, options) {
             return;
         }
+        let Some(place) = self.reserve(seed) else { return };
         if let Some(reason) = unfit_for_zygote(&source.descriptor, node) {
             tracing::debug!(%seed, reason, "it has no zygote");
-            return self.settle(seed, Entry::Unfit);
+            return;
         }
         match self.make(source, node, pool) {
             Ok(zygote) => {
                 tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote stands");
-                let zygote = Arc::new(Kept {
-                    zygote: Some(zygote),
-                    pager: self.pager.clone(),
-                    is_filled: AtomicBool::new(false),
-                });
-                self.settle(seed, Entry::Ready { zygote, used: Instant::now() });
+                place.take(zygote);
             }
-            Err(error) => {
-                tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one");
-                self.settle(seed, Entry::Unfit);
-            }
+            Err(error) => tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one"),
         }
     }
 
@@ -209,14 +225,13 @@ impl Zygotes {
         made
     }
 
-    /// Tells whether the caller is to make the zygote of a seed.
-    fn reserve(&self, seed: &SeedId) -> bool {
-        let mut table = self.table();
-        let is_new = !table.contains_key(seed);
-        if is_new {
-            table.insert(seed.clone(), Entry::Hatching);
-        }
-        is_new
+    /// The place of a seed's zygote, for who is to make it; `None` where somebody does or did.
+    fn reserve<'a>(&'a self, seed: &'a SeedId) -> Option<Reserved<'a>> {
+        match self.table().entry(seed.clone()) {
+            btree_map::Entry::Vacant(place) => place.insert(Entry::Hatching),
+            btree_map::Entry::Occupied(_) => return None,
+        };
+        Some(Reserved { zygotes: self, seed, outcome: Entry::Unfit })
     }
 
     /// Enters what came of a zygote, unless its seed was dropped meanwhile; the one that was not used for longest makes room.
@@ -335,5 +350,43 @@ fn remove(directory: &Path) {
             tracing::warn!(directory = %directory.display(), %error, "the directory of a zygote is not removed");
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    fn zygotes() -> Zygotes {
+        let run_dir = RunDir::new("/nonexistent");
+        Zygotes::new("n1".parse().unwrap(), run_dir, Arc::new(PagerLink::nowhere()), 1)
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_zygote_whose_making_panicked() {
+        let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
+        let mut waiter = Box::pin(zygotes.settled(&seed));
+        let place = zygotes.reserve(&seed).unwrap();
+        assert!(zygotes.reserve(&seed).is_none(), "somebody makes it");
+        assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err(), "it is being made");
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _place = place;
+            panic!("while it is made");
+        }));
+        assert!(panicked.is_err());
+        tokio::time::timeout(Duration::from_secs(10), waiter).await.unwrap();
+        assert!(!zygotes.is_unknown(&seed) && zygotes.reserve(&seed).is_none(), "it is not tried again");
+        assert_eq!(zygotes.counts().kept, 0);
+    }
+
+    #[test]
+    fn a_seed_that_was_dropped_meanwhile_stays_unknown() {
+        let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
+        let place = zygotes.reserve(&seed).unwrap();
+        zygotes.retire(&seed, false);
+        drop(place);
+        assert!(zygotes.is_unknown(&seed));
     }
 }
