@@ -109,6 +109,8 @@ pub(super) struct Child {
     pub(super) early: Early,
     /// It is a zygote.
     pub(super) zygote: Option<Brood>,
+    /// The zygote that it is a copy of, where this pager made it one.
+    pub(super) copy_of: Option<u64>,
     /// Its directory.
     pub(super) dir: PathBuf,
     pub(super) journal: Journal,
@@ -185,6 +187,7 @@ impl Child {
             recalled: VecDeque::new(),
             early: Early::default(),
             zygote: plan.is_zygote.then(Brood::default),
+            copy_of: None,
             dir: dir.to_owned(),
             journal,
             journal_failed: false,

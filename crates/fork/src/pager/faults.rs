@@ -182,6 +182,7 @@ impl Server<'_> {
             Need::Patience { slot, ahead } => {
                 child.counters.faults_late += 1;
                 child.trace.touched(slot);
+                self.have_later_copies_spared(key, slot);
                 self.prefer(key, space_number, slot);
                 return self.wish(key, space_number, ahead);
             }
@@ -196,6 +197,7 @@ impl Server<'_> {
                 child.trace.touched(slot);
                 let cached = child.put_cached(&mut self.cache, space_number, slot..slot + 1, self.now);
                 child.counters.faults_cached += u64::from(cached.is_some() && is_first);
+                self.have_later_copies_spared(key, slot);
                 if cached.is_none() {
                     ahead = self.ask_with_company(fault, slot, ahead, is_expected);
                 }

@@ -12,9 +12,10 @@
 //! A copy's journal begins with a snapshot; when that is written, the zygote's says that the space is gone. A pager that is
 //! killed in between leaves it in both: it is the child's.
 //!
-//! A zygote touches nothing itself. It is given the seed's working set when it is adopted, and looks for more of it
+//! A zygote touches nothing itself. It is given what was touched of the seed's working set when it is adopted, and looks for more of it
 //! while copies are made, and for what it lacks of whole huge pages, which the node makes of them: a copy of one costs a fork as
-//! little as that of a small page. What arrives is there for later copies. What its copies touch besides is told as any child's.
+//! little as that of a small page. What arrives is there for later copies. What a copy waits for besides, it is given when the next
+//! copy is made; and that is told as any child's.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -41,6 +42,9 @@ const ZYGOTE_PAGES_MAX: u64 = 4096;
 
 /// Most pages of a zygote with those that make whole units, 32 MiB.
 const FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
+
+/// Most faults of copies that are remembered until the next copy is made.
+const TOUCHED_MAX: usize = ZYGOTE_PAGES_MAX as usize;
 
 /// Pages of a huge one.
 const UNIT_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
@@ -168,12 +172,14 @@ impl Server<'_> {
         }
         let mut child = served.child.copy(id, dir)?;
         child.pid = Some(pid);
+        child.copy_of = Some(key);
         let owners = self.attach_all(&child.sources).map_err(|error| error.to_string())?;
         if let Err(error) = self.station.registry().enter(id, dir) {
             self.detach(owners);
             return Err(error.to_string());
         }
         self.move_spaces(key, &mut child);
+        self.fill_with_touched(key);
         self.seat(child, owners).map_err(|error| error.to_string())?;
         let moved = self.key_of(id).and_then(|key| self.children.get(&key));
         // What was on its way to the zygote's space never comes.
@@ -194,6 +200,27 @@ impl Server<'_> {
             child.spaces.insert(number - first, space.moved(child.populated.slots(), first));
         }
         zygote.zygote = Some(Brood { copy: None, is_in_use: true });
+    }
+
+    /// A copy of a zygote waits for a page: those that are made later are to have it.
+    pub(super) fn have_later_copies_spared(&mut self, key: u64, slot: u64) {
+        let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
+        let Some(Served { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) else { return };
+        if zygote.recalled.len() < TOUCHED_MAX {
+            zygote.recalled.push_back(slot..slot + 1);
+        }
+    }
+
+    /// Gives a zygote the pages that its copies were seen to touch since the one before.
+    fn fill_with_touched(&mut self, key: u64) {
+        let Some(Served { child: zygote, .. }) = self.children.get_mut(&key) else { return };
+        if zygote.recalled.is_empty() {
+            return;
+        }
+        if zygote.zygote_room() < zygote.recalled.len() as u64 {
+            zygote.recalled.clear();
+        }
+        self.queue_recalled(key);
     }
 
     /// Whether anything that a zygote is to be given is still to come.

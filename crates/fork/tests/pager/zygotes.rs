@@ -7,11 +7,15 @@ use farfork_fork::pager::{ClientError, MemoryPlan, Strategy};
 use farfork_sys::fdpass;
 use farfork_wire::{ChildId, NodeName, Token};
 
-use crate::bed::{Bed, Program};
+use crate::bed::{Bed, Program, soon};
 use crate::seed::{Owner, Seed};
+use crate::series::Series;
 
 /// All scenarios, by name.
-pub(crate) const ALL: &[(&str, fn())] = &[("a_zygotes_copies_are_served_as_children_whoever_dies", copies)];
+pub(crate) const ALL: &[(&str, fn())] = &[
+    ("a_zygotes_copies_are_served_as_children_whoever_dies", copies),
+    ("a_zygote_is_given_what_was_touched", given_what_was_touched),
+];
 
 const PAGES: u64 = 1024;
 
@@ -65,4 +69,28 @@ fn copies() {
     }
     bed.finish(zygote);
     bed.end();
+}
+
+/// 64 MiB, of which a first child touches a twentieth, at random; readahead brings it far more.
+fn given_what_was_touched() {
+    let pages = 16 * PAGES;
+    let series = Series::new(pages);
+    let first = series.run_to_end("touch_sparsely", Strategy::default());
+    soon("a whole set", || (series.seed.set_pages() >= first.pages_fetched).then_some(()));
+    let plan = series.plan(Strategy::default());
+    let mut zygote = series.bed.start("pause_then_touch_sparsely", pages, &MemoryPlan { is_zygote: true, ..plan });
+    zygote.meet();
+    soon("all that it is given", || (!series.bed.client.is_filling(&zygote.id).unwrap()).then_some(()));
+    let given = series.bed.stats(&zygote).counters.pages_fetched;
+    assert!(
+        (first.faults / 2..=first.faults).contains(&given),
+        "of {} pages {given}: {first:?}",
+        series.seed.set_pages()
+    );
+    assert!(2 * given < series.seed.set_pages(), "{given} of {}", series.seed.set_pages());
+    zygote.let_go();
+    zygote.meet();
+    zygote.let_go();
+    series.end(zygote);
+    series.bed.end();
 }

@@ -8,8 +8,8 @@
 //!  └────────────┴──────────────────┘                └────────────┴───────────────────────┴────────┘
 //! ```
 //!
-//! A set may change between the look at its length and its being read: one that was cut off anywhere, or has zeroes
-//! behind its end, is a set still.
+//! A run without pages is the border between what was touched and what came along. A set may change between the look at
+//! its length and its being read: one that was cut off anywhere, or has zeroes behind its end, is a set still.
 
 use farfork_wire::descriptor::ExtentId;
 use farfork_wire::{SeedId, Token};
@@ -63,7 +63,7 @@ pub(in crate::pager) fn decode(bytes: &[u8]) -> Vec<Pages> {
     let mut rest = bytes.strip_prefix(SET_MAGIC).unwrap_or_default();
     let mut set = Vec::new();
     while let Ok((pages, behind)) = postcard::take_from_bytes::<Pages>(rest)
-        && pages.count > 0
+        && (pages.count > 0 || pages == Pages::BORDER)
     {
         set.push(pages);
         rest = behind;
@@ -105,6 +105,8 @@ mod tests {
         assert_eq!(decode(&bytes[..bytes.len() - 1]), set[..2]);
         bytes.extend([0; 9]);
         assert_eq!(decode(&bytes), set);
+        let parted = [set[0], Pages::BORDER, set[1]];
+        assert_eq!(decode(&encode(&parted)), parted);
         assert!(decode(b"").is_empty() && decode(b"something else").is_empty() && encode(&[]).is_empty());
     }
 }

@@ -17,7 +17,7 @@
 //! A child does not wait for its set. So the first pages are fetched before it begins, and where it touches a page of the set before that
 //! came, what was touched next comes along with it, and the rest from there on: however fast it is, a fault brings a read's worth.
 //!
-//! Pure: `set` (the owner's), `habit` (a process's), `trace` (a child's), `message`, `recent`. Who sends and asks is `service`; `remembered` is
+//! Pure: `set` (the owner's), `habit` (a process's), `share` (a zygote's), `trace` (a child's), `message`, `recent`. Who sends and asks is `service`; `remembered` is
 //! the owner's set for its threads; `early` fetches what comes before the child does; `warming` fills a node's cache with a set before any child is there.
 
 mod early;
@@ -27,6 +27,7 @@ mod recent;
 mod remembered;
 mod service;
 mod set;
+mod share;
 mod trace;
 mod warming;
 
@@ -64,6 +65,10 @@ pub(crate) struct Pages {
 }
 
 impl Pages {
+    /// Stands in a set between the pages that children were seen to touch and those that only came along. It has no pages, and who
+    /// does not know it reads no further.
+    const BORDER: Self = Self { extent: ExtentId(0), first: 0, count: 0, mark: true };
+
     /// Puts a page behind those before it.
     fn push(into: &mut Vec<Self>, extent: ExtentId, page: u64, mark: bool) {
         match into.last_mut() {

@@ -11,7 +11,7 @@ use farfork_wire::ChildId;
 use farfork_wire::descriptor::ExtentId;
 
 use super::message::{REPORT_RUNS_MAX, Report};
-use super::{Pages, SET_PAGES_MAX, TRIAL_PART, decode};
+use super::{Pages, SET_PAGES_MAX, TRIAL_PART, decode, share};
 use crate::pager::child::Child;
 use crate::pager::owners::{Aside, BULK_SLOTS, Lane, OwnerKey, Wish};
 use crate::pager::retries::Fault;
@@ -44,9 +44,15 @@ impl Child {
 
     /// Takes a working set: what of it is to be fetched waits in `recalled`.
     fn recall(&mut self, set: &[Pages]) {
+        match self.zygote {
+            Some(_) => self.recall_pages(share::of_zygote(set).take(self.zygote_room() as usize)),
+            None => self.recall_pages(Pages::each(set).take(SET_PAGES_MAX as usize)),
+        }
+    }
+
+    fn recall_pages(&mut self, pages: impl Iterator<Item = (ExtentId, u64, bool)>) {
         let mut on_trial = Vec::new();
-        let slots_max = if self.zygote.is_some() { self.zygote_room() } else { SET_PAGES_MAX };
-        for (extent, page, is_on_trial) in Pages::each(set).take(slots_max as usize) {
+        for (extent, page, is_on_trial) in pages {
             let Some(slot) = self.populated.slot_of(extent, page) else { continue };
             if is_on_trial {
                 on_trial.push(slot);

@@ -56,23 +56,29 @@ pub(super) struct Encoded {
     pub(super) bytes: Arc<Vec<u8>>,
     /// How many pages it has.
     pub(super) pages: u64,
-    /// How many of its runs, the first ones, are of pages that children were seen to touch.
-    touched_runs: usize,
 }
 
 impl Encoded {
     pub(super) fn of([mut touched, came_along]: Parts) -> Self {
-        let touched_runs = touched.len();
-        touched.extend(came_along);
+        if !came_along.is_empty() {
+            touched.push(Pages::BORDER);
+            touched.extend(came_along);
+        }
         let pages = touched.iter().map(|run| u64::from(run.count)).sum();
-        Self { bytes: Arc::new(encode(&touched)), pages, touched_runs }
+        Self { bytes: Arc::new(encode(&touched)), pages }
     }
 
     pub(super) fn parts(&self) -> Parts {
-        let mut touched = decode(&self.bytes);
-        let came_along = touched.split_off(self.touched_runs.min(touched.len()));
-        [touched, came_along]
+        let set = decode(&self.bytes);
+        let [touched, came_along] = parts_of(&set);
+        [touched.to_vec(), came_along.to_vec()]
     }
+}
+
+/// The pages of a set that children were seen to touch, and those that only came along.
+pub(super) fn parts_of(set: &[Pages]) -> [&[Pages]; 2] {
+    let border = set.iter().position(|run| *run == Pages::BORDER);
+    border.map_or([set, &[]], |border| [&set[..border], &set[border + 1..]])
 }
 
 impl WorkingSet {
@@ -106,10 +112,12 @@ impl WorkingSet {
         self.rebuild(new);
     }
 
-    /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that were on trial then are
-    /// the ones of which least was known.
+    /// Takes the pages of a set as children read it, in this order, as far as the seed `has` them. Those that came along, or were on trial
+    /// then, are the ones of which least was known.
     pub(super) fn recall(&mut self, kept: &[Pages], has: impl Fn(ExtentId, u64) -> bool) {
-        let each = Pages::each(kept).map(|(extent, page, on_trial)| (extent, page, !on_trial));
+        let each = parts_of(kept).into_iter().zip([true, false]).flat_map(|(part, was_touched)| {
+            Pages::each(part).map(move |(extent, page, on_trial)| (extent, page, was_touched && !on_trial))
+        });
         let new = self.note_touches(each, None, has);
         self.rebuild(new);
         self.encoded = None;

@@ -1,0 +1,65 @@
+//! What of a working set a zygote has. Each of its copies pays for each of its pages, by its fork and by its end, so a page that was only
+//! fetched, which most are that readahead brought, is not among them; but where much of a part was touched, the rest of it is. Pure.
+
+use std::collections::HashMap;
+
+use farfork_wire::descriptor::ExtentId;
+
+use super::Pages;
+use super::set::parts_of;
+
+/// A set of so many pages, 4 MiB, is taken as a whole: a copy pays less for it than for a few faults.
+const SMALL_PAGES: u64 = 1024;
+
+/// Pages of a part of an extent, 2 MiB: readahead fetches so much at a time, and then sees no touch of it any more.
+const PART_PAGES: u64 = 512;
+
+/// A part of which so many pages were touched, a quarter, is taken as a whole.
+const DENSE_PAGES: u64 = PART_PAGES / 4;
+
+/// The pages of a set that a zygote is given, in order, and whether they are on trial.
+pub(super) fn of_zygote(set: &[Pages]) -> impl Iterator<Item = (ExtentId, u64, bool)> {
+    let [touched, came_along] = parts_of(set);
+    let mut touches: HashMap<(ExtentId, u64), u64> = HashMap::new();
+    for (extent, page, _) in Pages::each(touched) {
+        *touches.entry((extent, page / PART_PAGES)).or_default() += 1;
+    }
+    let is_small = set.iter().map(|run| u64::from(run.count)).sum::<u64>() <= SMALL_PAGES;
+    let is_dense =
+        move |extent, page| touches.get(&(extent, page / PART_PAGES)).is_some_and(|pages| *pages >= DENSE_PAGES);
+    let along = Pages::each(came_along).filter(move |(extent, page, _)| is_small || is_dense(*extent, *page));
+    Pages::each(touched).chain(along)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(extent: u32, first: u64, count: u32) -> Pages {
+        Pages { extent: ExtentId(extent), first, count, mark: false }
+    }
+
+    fn pages(set: &[Pages]) -> Vec<Pages> {
+        let mut pages = Vec::new();
+        of_zygote(set).for_each(|(extent, page, mark)| Pages::push(&mut pages, extent, page, mark));
+        pages
+    }
+
+    #[test]
+    fn what_came_along_is_left_out_unless_much_beside_it_was_touched() {
+        let sparse = [run(1, 0, 127), run(2, 600, 64), run(2, 500, 12)];
+        let dense = [run(1, 512, 100), run(1, 900, 28)];
+        let along = [run(1, 200, 700), run(2, 612, 400), run(3, 0, 512)];
+        let set = [&sparse[..], &dense, &[Pages::BORDER], &along].concat();
+        assert_eq!(pages(&set), [&sparse[..], &dense, &[run(1, 512, 388)]].concat(), "by extent, and by part");
+    }
+
+    #[test]
+    fn a_small_set_is_taken_as_a_whole_and_what_was_touched_always() {
+        assert_eq!(pages(&[run(1, 0, 1), Pages::BORDER, run(2, 0, 1023)]), [run(1, 0, 1), run(2, 0, 1023)]);
+        assert_eq!(pages(&[run(1, 0, 1), Pages::BORDER, run(2, 0, 1024)]), [run(1, 0, 1)]);
+        assert_eq!(pages(&[run(1, 0, 9000)]), [run(1, 0, 9000)]);
+        assert_eq!(pages(&[Pages::BORDER, run(1, 0, 9000)]), []);
+        assert_eq!(pages(&[]), []);
+    }
+}
