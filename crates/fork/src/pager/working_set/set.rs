@@ -2,7 +2,7 @@
 //! and what new reports make of it.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use farfork_wire::descriptor::ExtentId;
@@ -19,6 +19,9 @@ const TRIAL_FAULTS_MAX: usize = 8;
 
 /// Most neighbours that are on trial together: as many as the readahead fetches at the second fault of a region.
 const TRIAL_GROUP_MAX: usize = 32;
+
+/// Most pages that are on trial together.
+const ON_TRIAL_MAX: usize = TRIAL_FAULTS_MAX * TRIAL_GROUP_MAX;
 
 type PageId = (ExtentId, u64);
 
@@ -130,7 +133,7 @@ impl WorkingSet {
             let on_trial = self.on_trial();
             let mut parts = Parts::default();
             for (place, Entry { page: (extent, page), is_sure, .. }) in self.entries.iter().enumerate() {
-                Pages::push(&mut parts[usize::from(!is_sure)], *extent, *page, on_trial.contains(&place));
+                Pages::push(&mut parts[usize::from(!is_sure)], *extent, *page, on_trial[place]);
             }
             self.encoded = Some(Encoded::of(parts));
         }
@@ -218,14 +221,20 @@ impl WorkingSet {
         self.entries = places.into_iter().map(|place| self.entries[place]).collect();
     }
 
-    /// The places of the pages on trial: those of which least is known. Neighbours that were only fetched are on trial
+    /// Which pages are on trial, by place: those of which least is known. Neighbours that were only fetched are on trial
     /// together, as the fault that one of them costs brings the others.
-    fn on_trial(&self) -> HashSet<usize> {
+    fn on_trial(&self) -> Vec<bool> {
         let sure = self.entries.iter().filter(|entry| entry.is_sure).count();
         let mut faults_left = (sure / TRIAL_PART).min(TRIAL_FAULTS_MAX);
         let mut places: Vec<usize> = (0..self.entries.len()).collect();
-        places.sort_unstable_by_key(|place| (self.entries[*place].is_sure, self.entries[*place].seen, *place));
-        let (mut chosen, mut group) = (HashSet::new(), 0..0);
+        let least_known = |place: &usize| (self.entries[*place].is_sure, self.entries[*place].seen, *place);
+        // Each child's report leads here, and few are chosen: the others need no order.
+        if places.len() > ON_TRIAL_MAX {
+            places.select_nth_unstable_by_key(ON_TRIAL_MAX, least_known);
+            places.truncate(ON_TRIAL_MAX);
+        }
+        places.sort_unstable_by_key(least_known);
+        let (mut is_chosen, mut group) = (vec![false; self.entries.len()], 0..0);
         for place in places {
             let goes_on = place == group.end && group.len() < TRIAL_GROUP_MAX && self.is_neighbour_fetched(place);
             if !goes_on && faults_left == 0 {
@@ -237,9 +246,9 @@ impl WorkingSet {
                 faults_left -= 1;
                 group = place..place + 1;
             }
-            chosen.insert(place);
+            is_chosen[place] = true;
         }
-        chosen
+        is_chosen
     }
 
     /// Whether a page and the one before it in the set were only fetched, and are neighbours in memory.
