@@ -25,7 +25,7 @@ use crate::config::{ContainerConfig, ContainerSpec, NetworkSpec, RootSpec, Users
 use crate::error::ContainerError;
 use crate::handle::{Asked, Container, Parts};
 use crate::outsider::Outsider;
-use crate::record;
+use crate::record::{self, Use};
 use crate::root::kept::KeptRoot;
 use crate::root::layout::{Blueprint, Layout};
 use crate::root::{self, PRIVATE_DIR};
@@ -204,9 +204,9 @@ impl Builder {
         Ok(outsider)
     }
 
-    /// Removes a container's record.
+    /// Removes the record of a container that was not handed over.
     pub(crate) fn remove_record(&self, id: &str) {
-        record::remove(&self.config.records_dir(), id);
+        record::remove(&self.config.records_dir(), id, Use::Waiting);
     }
 
     /// A shared root needs, on the node, the directory that each container mounts its own over.

@@ -21,7 +21,7 @@ use crate::builder::Builder;
 use crate::cgroup::{ContainerCgroup, Limits};
 use crate::config::{ContainerSpec, Heirs, NetworkSpec, RootSpec};
 use crate::error::ContainerError;
-use crate::record;
+use crate::record::{self, Use};
 use crate::root::PRIVATE_DIR;
 use crate::root::kept::KeptRoot;
 use crate::root::protection::{self, Protection};
@@ -318,7 +318,7 @@ impl RunningContainer {
     /// [`ContainerError::Stuck`], [`ContainerError::Cgroup`]; it can be tried again.
     pub fn remove(&self) -> Result<(), ContainerError> {
         end(&self.id, &self.init, self.init_pid, &self.cgroup)?;
-        record::remove(&self.records, &self.id);
+        record::remove(&self.records, &self.id, Use::InUse);
         if let Some((kind, root, (heirs, keeper))) = self.take_legacy()
             && let Some(keeper) = keeper.upgrade()
         {

@@ -81,7 +81,7 @@ fn adopt(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Record, init:
 fn remove(config: &ContainerConfig, cgroups: &NodeCgroups, record: &Record) -> bool {
     match cgroups.existing(&group_name(&record.id)).remove() {
         Ok(()) => {
-            record::remove(&config.records_dir(), &record.id);
+            record::remove(&config.records_dir(), &record.id, record.used);
             true
         }
         Err(error) => {

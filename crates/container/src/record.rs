@@ -45,10 +45,8 @@ pub(crate) fn hand_over(directory: &Path, id: &str) -> Result<(), ContainerError
 }
 
 /// Removes the record of a container; none is no error.
-pub(crate) fn remove(directory: &Path, id: &str) {
-    for used in [Use::Waiting, Use::InUse] {
-        let _ = fs::remove_file(file(directory, id, used));
-    }
+pub(crate) fn remove(directory: &Path, id: &str, used: Use) {
+    let _ = fs::remove_file(file(directory, id, used));
 }
 
 /// All records. A file that is none (of a daemon that died while it wrote) is removed.
@@ -107,8 +105,8 @@ mod tests {
         found.sort_by(|a, b| a.id.cmp(&b.id));
         let record = |id: &str, used| Record { id: id.to_owned(), used, init };
         assert_eq!(found, [record("one", Use::Waiting), record("two", Use::InUse)]);
-        remove(directory.path(), "one");
-        remove(directory.path(), "two");
+        remove(directory.path(), "one", Use::Waiting);
+        remove(directory.path(), "two", Use::InUse);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         assert!(hand_over(directory.path(), "two").is_err());
     }

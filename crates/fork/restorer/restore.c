@@ -21,9 +21,9 @@ static void set_limits(const struct plan *plan)
 	const struct plan_limit *limits = at(plan, plan->limits.offset);
 	for (u32 i = 0; i < plan->limits.count; i++) {
 		struct k_rlimit now, wanted = { limits[i].soft, limits[i].hard };
-		check(plan, STEP_LIMIT, CALL4(prlimit64, 0, limits[i].resource, 0, &now), (u32)limits[i].resource);
 		if (CALL4(prlimit64, 0, limits[i].resource, &wanted, 0) == 0)
 			continue;
+		check(plan, STEP_LIMIT, CALL4(prlimit64, 0, limits[i].resource, 0, &now), (u32)limits[i].resource);
 		wanted.hard = wanted.hard < now.hard ? wanted.hard : now.hard;
 		wanted.soft = wanted.soft < wanted.hard ? wanted.soft : wanted.hard;
 		check(plan, STEP_LIMIT, CALL4(prlimit64, 0, limits[i].resource, &wanted, 0), (u32)limits[i].resource);

@@ -1,12 +1,16 @@
 //! Which process a number meant when it was written down: its start time goes with it, since numbers are used again.
 
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
 use std::str::FromStr;
 
 /// Field of `/proc/PID/stat` that holds the start time, counted from the one after the command's closing parenthesis.
 const START_FIELD: usize = 19;
+
+/// The kernel gives the line as a whole, and has some fifty numbers of at most twenty digits for it.
+const LINE_BYTES_MAX: usize = 2048;
 
 /// A process, told apart from every other since the machine started. Written as `PID@TICKS`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,11 +27,12 @@ impl ProcessIdentity {
     /// # Errors
     /// `NotFound` where there is none.
     pub fn of(pid: i32) -> io::Result<Self> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The command may hold blanks and parentheses; nothing after its last one does.
-        let start_ticks = stat
-            .rsplit_once(')')
-            .and_then(|(_, fields)| fields.split_whitespace().nth(START_FIELD)?.parse().ok())
+        let mut line = [0; LINE_BYTES_MAX];
+        let length = File::open(format!("/proc/{pid}/stat"))?.read(&mut line)?;
+        // The command may hold blanks, parentheses and bytes that are no text; nothing after its last parenthesis does.
+        let fields = line[..length].rsplit(|byte| *byte == b')').next().and_then(|fields| str::from_utf8(fields).ok());
+        let start_ticks = fields
+            .and_then(|fields| fields.split_whitespace().nth(START_FIELD)?.parse().ok())
             .ok_or(io::ErrorKind::InvalidData)?;
         Ok(Self { pid, start_ticks })
     }

@@ -21,7 +21,11 @@ use std::path::{Path, PathBuf};
 use farfork_sys::mount;
 use farfork_sys::mount::table;
 use farfork_sys::namespace;
-use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, openat, statfs, statx};
+use rustix::fs::{
+    AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, futimens, ioctl_getflags, openat,
+    statfs, statx, unlinkat,
+};
+use rustix::io::Errno;
 
 use super::layout::Blueprint;
 use super::plan::Step;
@@ -30,6 +34,11 @@ use crate::error::ContainerError;
 
 /// STATX_MNT_ID_UNIQUE (Linux 6.8): older kernels leave it out.
 const UNIQUE_MOUNT_ID: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
+/// A private directory with more files is made anew.
+const CLEARED_FILES_MAX: usize = 4;
+
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
 
 /// All that a file system of terminals has while none is open.
 const TERMINALS_MULTIPLEXER: &str = "ptmx";
@@ -64,7 +73,7 @@ struct Sight {
 }
 
 /// What is seen of a file; times as seconds and nanoseconds.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct FileSight {
     kind_and_mode: u16,
     owner: (u32, u32),
@@ -120,7 +129,7 @@ impl KeptRoot {
         mount::detach(Path::new("/proc")).map_err(|cause| spoilt("/proc", cause))?;
         self.look_for_change(proc)?;
         self.own.overlays.iter().try_for_each(|point| mount::forget_names(point)).map_err(unseen)?;
-        let renewed = [self.renew_queues().map_err(unseen)?, self.renew_private_dir()?];
+        let renewed = [self.renew_queues().map_err(unseen)?, self.renew_private_dir(with_network)?];
         if renewed.contains(&true) {
             self.built.table = table::text_by(proc).map_err(unseen)?;
         }
@@ -158,15 +167,40 @@ impl KeptRoot {
     }
 
     /// What was meant for a container alone may be in its directory, as a payload: another has one of its own. Tells whether it was
-    /// made anew.
-    fn renew_private_dir(&mut self) -> Result<bool, ContainerError> {
+    /// made anew. With a network of its own nobody can have been handed a descriptor of the directory: then it will do to clear it.
+    fn renew_private_dir(&mut self, with_network: bool) -> Result<bool, ContainerError> {
         if Sight::private().map_err(unseen)? == self.built.private {
+            return Ok(false);
+        }
+        if with_network && self.clear_private_dir().unwrap_or(false) {
             return Ok(false);
         }
         mount::detach(Path::new(PRIVATE_DIR)).map_err(unseen)?;
         make_private_dir(None)?;
         self.built.private = Sight::private().map_err(unseen)?;
         Ok(true)
+    }
+
+    /// Removes files from the private directory. Tells whether it is as it was built then, but for its times, which are of now.
+    fn clear_private_dir(&mut self) -> io::Result<bool> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mut directory = Dir::new(openat(CWD, PRIVATE_DIR, flags, Mode::empty())?)?;
+        // Beside "." and "..".
+        for _ in 0..CLEARED_FILES_MAX + 2 {
+            let Some(entry) = directory.next().transpose()? else { break };
+            let is_itself = [".", ".."].map(str::as_bytes).contains(&entry.file_name().to_bytes());
+            if !is_itself && unlinkat(directory.fd()?, entry.file_name(), AtFlags::empty()).is_err() {
+                return Ok(false);
+            }
+        }
+        futimens(directory.fd()?, &Timestamps { last_access: NOW, last_modification: NOW })?;
+        let now = Sight::private()?;
+        let (built, room) = &self.built.private;
+        let is_as_built = now.0.is_but_for_times(built) && now.1 == *room && has_no_flags(directory.fd()?)?;
+        if is_as_built {
+            self.built.private = now;
+        }
+        Ok(is_as_built)
     }
 
     /// Message queues are those of the thread's IPC namespace. Tells whether there are any.
@@ -206,6 +240,12 @@ fn room(point: &Path) -> io::Result<Room> {
 }
 
 impl FileSight {
+    /// Whether it is the same file as `other`, and differs in nothing but when it was read and changed.
+    fn is_but_for_times(&self, other: &Self) -> bool {
+        let Self { accessed, modified, changed, .. } = *other;
+        Self { accessed, modified, changed, ..*self } == *other
+    }
+
     fn take(path: &Path) -> io::Result<Self> {
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME | StatxFlags::MNT_ID | UNIQUE_MOUNT_ID;
         let seen = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, wanted)?;
@@ -224,6 +264,15 @@ impl FileSight {
             changed: time(seen.stx_ctime),
             born: time(seen.stx_btime),
         })
+    }
+}
+
+/// Whether a directory has none of those attributes of which statx(2) tells in part only (chattr(1)).
+fn has_no_flags(directory: BorrowedFd<'_>) -> io::Result<bool> {
+    match ioctl_getflags(directory) {
+        // Its file system has none.
+        Err(Errno::NOTTY) => Ok(true),
+        flags => Ok(flags?.is_empty()),
     }
 }
 

@@ -1,6 +1,8 @@
 //! The root of a container that has ended: the next one has it where nothing tells of the one before, and nobody has it else.
 
 use std::fs;
+use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use farfork_container::{Container, ContainerSpec, Heirs, Limits, NetworkSpec, Pool, RootSpec};
@@ -42,7 +44,17 @@ const LEAVES: [&str; 27] = [
 ];
 
 /// What ends with the processes and namespaces of a container, and how one looks for it.
-const GOES: [(&str, &str); 9] = [
+const GOES: [(&str, &str); 13] = [
+    ("echo secret > /run/farfork/payload", "ls -A /run/farfork; stat -c '%a %u %g %h %s' /run/farfork"),
+    (
+        "for i in 1 2 3 4 5 6 7 8 9; do echo > /run/farfork/$i; done; mkdir /run/farfork/left; echo",
+        "ls -A /run/farfork; echo",
+    ),
+    ("chattr +A /run/farfork; echo", "lsattr -d /run/farfork"),
+    (
+        "python3 -c 'import os; os.setxattr(\"/run/farfork\", \"trusted.left\", b\"secret\")'",
+        "python3 -c 'import os; print(os.listxattr(\"/run/farfork\"))'",
+    ),
     ("echo secret > /run/farfork/left; chmod 700 /run/farfork", "ls -ld /run/farfork/* /run/farfork; echo"),
     ("ipcmk -M 4096 && ipcmk -Q && ipcmk -S 3", "cat /proc/sysvipc/shm /proc/sysvipc/msg /proc/sysvipc/sem"),
     ("hostname left; hostname", "hostname"),
@@ -141,6 +153,32 @@ fn what_ends_with_a_container_is_not_seen_by_its_heirs() {
         let next = take(&pool, &seed);
         assert_eq!(root_of(&next), root, "{does}");
         assert_eq!(try_ask(&next, &format!("E{looks}")), expected, "{does}");
+    }
+}
+
+/// Who was handed the directory for what is meant for a container alone sees nothing of what the next one is given. With a network of its own
+/// nobody can have been.
+#[test]
+fn a_private_directory_is_used_again_where_nobody_else_can_hold_it() {
+    let node = Node::new();
+    let pool = node.pool(1);
+    let (first, second) = ("for the first", "for the next");
+    for (network, seen) in [(NetworkSpec::Own, second), (NetworkSpec::Nodes, first)] {
+        let spec = ContainerSpec { network, ..ContainerSpec::default() };
+        let take = || pool.take_for(&heirs("s1"), spec, Instant::now() + WAIT).unwrap();
+        let container = take();
+        let root = root_of(&container);
+        container.put_file("payload", first.as_bytes(), 0o444).unwrap();
+        let whole = format!("/proc/{}/root", container.init_pid());
+        let held = fs::File::open(Path::new(&whole).join("run/farfork")).unwrap();
+        assert!(end(&pool, container), "a payload is no trace");
+        let next = take();
+        assert_eq!(root_of(&next), root);
+        assert_eq!(try_ask(&next, "D/run/farfork").unwrap(), "");
+        next.put_file("payload", second.as_bytes(), 0o444).unwrap();
+        let payload = format!("/proc/self/fd/{}/payload", held.as_raw_fd());
+        assert_eq!(fs::read_to_string(payload).unwrap(), seen, "{network:?}");
+        end(&pool, next);
     }
 }
 
