@@ -60,7 +60,8 @@ impl Lengthening {
     /// Where the memory is now, if the first page that it waits for is at this address.
     fn place(&self, address: u64) -> Option<Range<u64>> {
         let start = address.checked_sub(self.old_bytes)?;
-        self.to.is_none_or(|to| to == start).then(|| start..start + self.new_bytes)
+        let end = start.checked_add(self.new_bytes)?;
+        self.to.is_none_or(|to| to == start).then_some(start..end)
     }
 
     /// What of a space is to be lent to the kernel, where this waits for the page at an address. Nothing of the seed is known to be where
@@ -130,5 +131,8 @@ mod tests {
         let grown = Lengthening::of(&call(0x1000, 0x3000, MAY_MOVE | FIXED)).unwrap();
         assert_eq!(grown.place(0x90_1000), Some(0x90_0000..0x90_3000));
         assert_eq!(grown.place(0x90_2000), None);
+        // What a thread asks for next may be anything.
+        let endless = Lengthening::of(&call(0x1000, u64::MAX << 12, MAY_MOVE)).unwrap();
+        assert_eq!(endless.place(0x90_1000), None);
     }
 }

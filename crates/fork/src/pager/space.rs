@@ -50,6 +50,8 @@ pub(super) struct Space {
     recent: Vec<Change>,
     /// Ranges that the kernel fills by itself until it has told of their move (`lent`).
     lent: Vec<Range<u64>>,
+    /// It was asked what was wiped in it when it was forked (`wiped`).
+    pub(super) knows_what_was_wiped: bool,
     /// It was forked, and which changes of its parent's it has is not known yet. Its map is then as it is most likely.
     doubt: Option<Box<Doubt>>,
 }
@@ -91,6 +93,7 @@ impl Space {
             zero_runs: ZeroRuns::default(),
             recent: Vec::new(),
             lent: Vec::new(),
+            knows_what_was_wiped: false,
             doubt: None,
         }
     }
@@ -108,6 +111,7 @@ impl Space {
             zero_runs: self.zero_runs.clone(),
             recent: Vec::new(),
             lent: Vec::new(),
+            knows_what_was_wiped: false,
             doubt: None,
         }
     }

@@ -9,13 +9,26 @@ use farfork_sys::process::{self, Status};
 const WAITS_FOR_PAGE: &str = "handle_userfault";
 
 /// The threads that wait for a page and have this id in their own pid namespace: those of a process first, where that is known, then
-/// those of others in its namespace.
+/// those of others in its namespace. One that was heard a moment ago may not wait yet.
 pub(super) fn threads(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
+    all(near).filter(|tid| process::waits_in(*tid, WAITS_FOR_PAGE)).filter(move |tid| has_id(*tid, id))
+}
+
+/// The same of threads that a message was just heard of: where their namespace is known, nobody else has the id.
+pub(super) fn threads_heard(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
+    all(near)
+        .filter(move |tid| near.is_some() || process::waits_in(*tid, WAITS_FOR_PAGE))
+        .filter(move |tid| has_id(*tid, id))
+}
+
+fn has_id(tid: i32, id: u32) -> bool {
+    Status::read(tid).is_ok_and(|status| status.namespace_ids.last() == Some(&id))
+}
+
+fn all(near: Option<i32>) -> impl Iterator<Item = i32> {
     let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let wanted = near.and_then(namespace);
     let others = iter::once_with(|| process::all().unwrap_or_default()).flatten();
     let others = others.filter(move |pid| Some(*pid) != near && (wanted.is_none() || namespace(*pid) == wanted));
-    let threads = near.into_iter().chain(others).flat_map(|pid| process::threads(pid).unwrap_or_default());
-    let has_id = move |tid: &i32| Status::read(*tid).is_ok_and(|status| status.namespace_ids.last() == Some(&id));
-    threads.filter(|tid| process::waits_in(*tid, WAITS_FOR_PAGE)).filter(has_id)
+    near.into_iter().chain(others).flat_map(|pid| process::threads(pid).unwrap_or_default())
 }
