@@ -117,7 +117,7 @@ pub(super) struct Child {
     /// It was full and could not be replaced, which was said.
     journal_failed: bool,
     /// The maps of its own processes, as its plan has them.
-    maps: Vec<PageMap>,
+    pub(super) maps: Vec<PageMap>,
     pub(super) next_space: SpaceNumber,
     /// Own processes that are still to be heard of.
     missed: SpaceNumber,

@@ -170,7 +170,9 @@ impl Server<'_> {
             }
             return;
         }
-        child.forget_what_was_wiped(&fault);
+        if !child.forgets_what_was_wiped(&fault, self.now) {
+            return self.retries.push(Task::Fault(fault), self.now, Duration::ZERO, paused_tries);
+        }
         let Some(space) = child.spaces.get_mut(&space_number) else { return };
         let outcome = match space.judge(address, is_first, &child.populated) {
             // Also of a page on its way: where its read fails as well, nobody is woken a second time.

@@ -14,13 +14,6 @@ pub(super) fn threads(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
     all(near).filter(|tid| process::waits_in(*tid, WAITS_FOR_PAGE)).filter(move |tid| has_id(*tid, id))
 }
 
-/// The same of threads that a message was just heard of: where their namespace is known, nobody else has the id.
-pub(super) fn threads_heard(near: Option<i32>, id: u32) -> impl Iterator<Item = i32> {
-    all(near)
-        .filter(move |tid| near.is_some() || process::waits_in(*tid, WAITS_FOR_PAGE))
-        .filter(move |tid| has_id(*tid, id))
-}
-
 fn has_id(tid: i32, id: u32) -> bool {
     Status::read(tid).is_ok_and(|status| status.namespace_ids.last() == Some(&id))
 }

@@ -4,38 +4,41 @@
 //! process that forked has no other reason to be missing there. Then the kernel is asked which areas are marked: `smaps` is
 //! too dear to be read at each fork (20 ms a GiB, for which all children would wait).
 
+use std::iter;
+use std::time::Instant;
+
 use farfork_sys::process::{self, MapEntry};
 use farfork_sys::userfaultfd::Message;
 
 use super::child::Child;
 use super::retries::Fault;
-use super::space::Space;
 use super::waiting;
 
 impl Child {
-    /// Where a page that had come is missing in a forked process, what was wiped there shows nothing of the seed from now on.
-    pub(super) fn forget_what_was_wiped(&mut self, fault: &Fault) {
-        let is_forked = fault.is_first && fault.space >= self.own_spaces();
-        let space = self.spaces.get(&fault.space).filter(|_| is_forked);
-        let lacks =
-            |space: &Space| !space.knows_what_was_wiped && space.lacks_what_came(fault.address, &self.populated);
-        if !space.is_some_and(lacks) {
-            return;
+    /// Where a page that had come is missing in a forked process, what was wiped there shows nothing of the seed from now on. False where
+    /// the fault's thread does not sleep yet, so that it cannot be told from others: it is to be asked again.
+    pub(super) fn forgets_what_was_wiped(&mut self, fault: &Fault, now: Instant) -> bool {
+        let Child { spaces, populated, maps, .. } = self;
+        let is_forked = fault.is_first && fault.space as usize >= maps.len();
+        let Some(space) = spaces.get_mut(&fault.space).filter(|_| is_forked) else { return true };
+        if space.knows_what_was_wiped || !space.lacks_what_came(fault.address, populated) {
+            return true;
         }
+        let is_around =
+            |wiped: &Vec<(u64, u64)>| wiped.iter().any(|(start, end)| (*start..*end).contains(&fault.address));
+        let mut areas = waiting::threads(self.pid, fault.thread).filter_map(|tid| process::smaps(tid).ok());
+        let Some(found) = areas.next() else {
+            space.knows_what_was_wiped = fault.question_due <= now;
+            return space.knows_what_was_wiped;
+        };
         // What is marked since makes no difference: one look tells all.
-        if let Some(space) = self.spaces.get_mut(&fault.space) {
-            space.knows_what_was_wiped = true;
+        space.knows_what_was_wiped = true;
+        let wiped = iter::once(found).chain(areas).map(|areas| wiped_of(&areas)).find(is_around);
+        if let Some(wiped) = wiped {
+            wiped.into_iter().for_each(|(start, end)| space.follow(&Message::Remove { start, end }));
+            self.restart_journal();
         }
-        let is_surely_its = self.pid.is_some();
-        let wiped = waiting::threads_heard(self.pid, fault.thread).find_map(|tid| {
-            let wiped = wiped_of(&process::smaps(tid).ok()?);
-            let is_around = wiped.iter().any(|(start, end)| (*start..*end).contains(&fault.address));
-            (is_surely_its || is_around).then_some(wiped)
-        });
-        let wiped = wiped.unwrap_or_default();
-        let Some(space) = self.spaces.get_mut(&fault.space).filter(|_| !wiped.is_empty()) else { return };
-        wiped.into_iter().for_each(|(start, end)| space.follow(&Message::Remove { start, end }));
-        self.restart_journal();
+        true
     }
 }
 
