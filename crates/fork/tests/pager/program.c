@@ -543,11 +543,16 @@ static void fork_and_check(void)
  * before the test has said so. */
 static void bear_copies(void)
 {
-	for (int round = 0; round < 4; round++) {
+	for (int round = 0; round < 5; round++) {
 		rendezvous();
+		int ends[2];
+		CHECK(!pipe(ends));
 		pid_t copy = fork();
 		CHECK(copy >= 0);
 		if (!copy) {
+			/* The first ones have been transferred when they touch a page, so that all of these are theirs. */
+			char word;
+			CHECK(round >= 3 || read(ends[0], &word, 1) == 1);
 			pid_t inner = fork();
 			CHECK(inner >= 0);
 			if (inner)
@@ -558,6 +563,8 @@ static void bear_copies(void)
 			exit(0);
 		}
 		rendezvous();
+		CHECK(write(ends[1], "", 1) == 1);
+		CHECK(!close(ends[0]) && !close(ends[1]));
 		wait_child(copy);
 	}
 }
