@@ -202,7 +202,7 @@ fn none_starves() {
     farfork_sys::pidfd::send_signal(&pager, SIGSTOP).expect("the pager lives");
     std::thread::scope(|scope| {
         programs.iter().for_each(|program| drop(scope.spawn(|| settle(program, true))));
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::thread::sleep(std::time::Duration::from_secs(1));
         farfork_sys::pidfd::send_signal(&pager, SIGCONT).expect("the pager lives");
     });
     let is_settled = |program: &Program| settle(program, false) == SettleState::Settled;
