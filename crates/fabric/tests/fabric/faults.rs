@@ -120,8 +120,13 @@ impl Scene {
         });
     }
 
-    /// Nothing goes wrong any more: everything ends, and what is asked for once that is so is done.
+    /// Nothing goes wrong any more: everything ends, and what is asked for once that is so is done. Who asked for nothing when its owner went
+    /// hears of that by its next request, which may be answered by one that does not know it.
     fn recover(&mut self) {
+        self.settle();
+        for client in &mut self.clients {
+            client.ask(&self.world, CALM);
+        }
         self.settle();
         let first_calm: Vec<u64> = self.clients.iter().map(|client| client.next_tag).collect();
         for client in &mut self.clients {
