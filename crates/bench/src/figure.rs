@@ -3,6 +3,9 @@
 
 use serde::{Serialize, Serializer};
 
+/// What is counted in bytes is shown in these.
+pub(crate) const MIB_BYTES: f64 = (1 << 20) as f64;
+
 /// A figure of one size of parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(crate) struct Key {

@@ -9,12 +9,12 @@ use serde::Serialize;
 use super::cluster::{Cluster, Wanted};
 use crate::baseline::fault::{BareFaults, BareStream, FAULT, Waiting};
 use crate::error::BenchError;
-use crate::figure::{Pace, Place};
+use crate::figure::{MIB_BYTES, Pace, Place};
 use crate::plan::IDLE;
 use crate::progress::{Show, tell};
 use crate::report::fault::FaultReport;
 use crate::samples::Samples;
-use crate::workload::micro::PAYLOAD_PATH;
+use crate::workload::micro::{PAGE_BYTES, PAYLOAD_PATH};
 use crate::workload::parent::Parent;
 use crate::workload::single::{self, SINGLE};
 
@@ -29,9 +29,6 @@ const GAP: Duration = Duration::from_micros(100);
 
 /// Beside a stream no fault follows the one before at once, or it would be a stream of its own.
 const GAP_BESIDE: Duration = Duration::from_millis(1);
-
-const PAGE_BYTES: f64 = 4096.0;
-const MIB_BYTES: f64 = 1_048_576.0;
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
@@ -239,7 +236,7 @@ impl Course<'_> {
             (BareStream::open(program, nodes)?, BareFaults::open(program, nodes, Waiting::Sleep)?);
         let (began, pages) = (Instant::now(), stream.pages()?);
         let served = bare.serve(self.plan.faults, GAP_BESIDE)?;
-        let mib = (stream.pages()? - pages) as f64 * PAGE_BYTES / MIB_BYTES;
+        let mib = (stream.pages()? - pages) as f64 * PAGE_BYTES as f64 / MIB_BYTES;
         let pace = Pace::BackToBack;
         self.add(Timed::BareStreamBeside, pace, [mib / began.elapsed().as_secs_f64()])?;
         self.add(Timed::BareBesideStream, pace, served.iter().map(|one| one.touch_us))?;

@@ -2,6 +2,7 @@
 //! processors is the kernel's to see to. Others are not limited by that.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use farfork_sys::pidfd;
 use farfork_sys::process::Stat;
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -57,6 +58,12 @@ fn in_memory(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
+/// A child's process, and its container's own.
+fn process_and_init(child: &Started) -> [OwnedFd; 2] {
+    let init = Stat::read(child.pid).expect("it lives").parent;
+    [child.pid, init].map(|pid| pidfd::open(pid).expect("it lives"))
+}
+
 /// Its container ends with it, before the next daemon comes.
 fn without_daemon() {
     let cluster = Cluster::start(2);
@@ -64,8 +71,7 @@ fn without_daemon() {
     let seed = Seed::of(cluster.first(), &parent);
     let options = ["--to", cluster.name(1), "--memory", "64MiB", "--strategy", "cow"];
     let limited = seed.fork_idle(1, &options).remove(0);
-    let init = Stat::read(limited.pid).expect("it lives").parent;
-    let [child, init] = [limited.pid, init].map(|pid| pidfd::open(pid).expect("it lives"));
+    let [child, init] = process_and_init(&limited);
     cluster.kill_daemon(1);
     // It looks at all of its pages then.
     pidfd::send_signal(&child, SIGUSR2).expect("it lives");
@@ -140,8 +146,7 @@ fn with_container(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     let end = |options: &[&str], deed: &dyn Fn(&str)| {
         let child = seed.fork_idle(1, options).remove(0);
-        let init = Stat::read(child.pid).expect("it lives").parent;
-        let [process, init] = [child.pid, init].map(|pid| pidfd::open(pid).expect("it lives"));
+        let [process, init] = process_and_init(&child);
         pidfd::send_signal(&init, SIGSTOP).expect("it lives");
         deed(&child.id);
         assert!(pidfd::wait_exit(&process, END_LIMIT).expect("poll works"), "it was not killed");

@@ -4,6 +4,7 @@
 use std::thread;
 use std::time::Duration;
 
+use crate::harness::seed::EXIT_RIGHT;
 use crate::harness::{Cluster, Disk, Parent, Program, Seed};
 use crate::test::Test;
 
@@ -15,9 +16,6 @@ const DISK_MIB: u64 = 64;
 
 /// How long children page for, at least, in ms.
 const PAGING_MS: &str = "700";
-
-/// Where a child that found all of its pages right ends.
-const EXIT_RIGHT: u64 = 42;
 
 fn under_children() {
     let disk = Disk::of_mib(DISK_MIB);

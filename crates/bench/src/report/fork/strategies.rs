@@ -2,9 +2,8 @@
 
 use super::ForkReport;
 use crate::coordinator::fork::strategies::{ChildFigures, StrategyFigures};
+use crate::figure::MIB_BYTES;
 use crate::report::table::{Table, figure};
-
-const MIB_BYTES: f64 = (1 << 20) as f64;
 
 impl ForkReport {
     /// None where no strategies were asked for.
