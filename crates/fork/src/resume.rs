@@ -305,5 +305,6 @@ pub(crate) fn status_file(directory: &Path) -> Result<File, ResumeError> {
         Ok(()) | Err(Errno::OPNOTSUPP) => Ok(file),
         Err(error) => Err(error.into()),
     });
-    made.map_err(ResumeError::local("the status file"))
+    let in_directory = |cause: io::Error| io::Error::new(cause.kind(), format!("in {}: {cause}", directory.display()));
+    made.map_err(in_directory).map_err(ResumeError::local("the status file"))
 }
