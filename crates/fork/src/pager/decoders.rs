@@ -9,13 +9,13 @@ use std::path::Path;
 use farfork_wire::descriptor::Mapping;
 use farfork_wire::{Descriptor, Token};
 
+use super::control::protocol::{Reply, Request};
+use super::journal::replay::spaces_of;
 use super::journal::{self, Journal};
-use super::origin::Source;
 use super::page_map::PageMap;
+use super::plan::origin::Source;
+use super::plan::strategy::Strategy;
 use super::plan::{self, MemoryPlan};
-use super::protocol::{Reply, Request};
-use super::replay::spaces_of;
-use super::strategy::Strategy;
 use super::working_set::{self, Report};
 
 pub use super::working_set::SET_PAGES_MAX;

@@ -18,7 +18,7 @@ use farfork_wire::{NodeName, PAGE_SIZE, SeedId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::journal::SpaceNumber;
-use super::populated::Populated;
+use super::plan::populated::Populated;
 use super::working_set::Batch;
 use crate::owner_links::IDLE_LIMIT;
 

@@ -11,13 +11,13 @@ use farfork_fabric::sim::world::NodeId;
 use farfork_fabric::sim::{self, World};
 use farfork_wire::ChildId;
 
+use super::control::protocol::Reply;
 use super::keeper::PagerConfig;
+use super::keeper::station::{PagerError, Station};
+use super::keeper::trusting::Trusting;
 use super::owners::{Connect, Lane, Owners};
-use super::protocol::Reply;
 use super::server::Server;
-use super::station::{PagerError, Station};
-use super::trusting::Trusting;
-use super::watch::Source;
+use super::server::watch::Source;
 
 /// A pager on a node of a world.
 pub struct SimulatedPager<'a> {

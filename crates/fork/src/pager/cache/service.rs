@@ -15,11 +15,11 @@ use farfork_wire::descriptor::ExtentId;
 use super::PageCache;
 use super::upkeep::Upkeep;
 use crate::pager::child::{Child, ChildSource};
-use crate::pager::install::Installed;
+use crate::pager::faults::retries::{PAUSED_TRIES_MAX, Task};
 use crate::pager::journal::SpaceNumber;
 use crate::pager::owners::{Aside, Lane, Read, Wish};
-use crate::pager::retries::{PAUSED_TRIES_MAX, Task};
 use crate::pager::server::Server;
+use crate::pager::space::install::Installed;
 
 /// Slots installed from the cache between two looks for faults, about 100 µs: as long as somebody may have to wait whose
 /// page is not among them.
@@ -49,7 +49,7 @@ impl Child {
             return None;
         }
         let data = cache.get(&source.key, run.origin.extent, run.origin.page, run.count, now);
-        let run = crate::pager::populated::SlotRun { count: data.len() as u64 / PAGE_SIZE, ..run };
+        let run = crate::pager::plan::populated::SlotRun { count: data.len() as u64 / PAGE_SIZE, ..run };
         if run.count == 0 {
             return None;
         }

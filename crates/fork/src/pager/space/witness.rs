@@ -4,12 +4,12 @@ use farfork_sys::userfaultfd::{Cause, Stopped};
 use farfork_wire::PAGE_SIZE;
 
 use super::Space;
-use crate::pager::fork_order::{self, Change, Doubt, Witness};
-use crate::pager::install::Installed;
 use crate::pager::journal::SpaceNumber;
+use crate::pager::page_map::fork_order::{self, Change, Doubt, Witness};
 use crate::pager::page_map::{PageMap, Segment};
-use crate::pager::page_set::PageSet;
-use crate::pager::populated::Populated;
+use crate::pager::plan::populated::Populated;
+use crate::pager::space::install::Installed;
+use crate::pager::space::page_set::PageSet;
 
 impl Space {
     /// Doubts what it has of its parent's last changes.

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use crate::pager::child::Child;
+use crate::pager::faults::retries::Delivery;
 use crate::pager::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, Read};
-use crate::pager::retries::Delivery;
 use crate::pager::server::Server;
 
 /// Most slots that are fetched so, half a MiB: as many as are on their way at a time. More would come before their child only where

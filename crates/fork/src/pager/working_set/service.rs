@@ -13,10 +13,10 @@ use farfork_wire::descriptor::ExtentId;
 use super::message::{REPORT_RUNS_MAX, Report};
 use super::{Pages, SET_PAGES_MAX, TRIAL_PART, decode, share};
 use crate::pager::child::Child;
+use crate::pager::faults::retries::Fault;
 use crate::pager::owners::{Aside, BULK_SLOTS, Lane, OwnerKey, Wish};
-use crate::pager::retries::Fault;
+use crate::pager::plan::strategy::Paging;
 use crate::pager::server::Server;
-use crate::pager::strategy::Paging;
 
 /// For an owner to answer with a set, and to take a report. A child begins without, and a report that is lost is made up
 /// for by the next child's.

@@ -16,10 +16,10 @@ use farfork_wire::{PAGE_SIZE, SeedId};
 
 use super::{Pages, SET_PAGES_MAX, decode};
 use crate::pager::child::ChildSource;
+use crate::pager::control::protocol::{Reply as Answer, WarmProgress, WarmState};
 use crate::pager::owners::{Aside, BULK_SLOTS, Lane, OwnerKey};
 use crate::pager::plan::MemoryPlan;
-use crate::pager::populated::Populated;
-use crate::pager::protocol::{Reply as Answer, WarmProgress, WarmState};
+use crate::pager::plan::populated::Populated;
 use crate::pager::server::Server;
 
 /// Reads on their way for one seed: less than a lane takes, so that children have their turn.

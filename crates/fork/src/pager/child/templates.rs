@@ -1,0 +1,64 @@
+//! Templates of children: a capture clones a process that is served, and reads the clone, which never runs.
+//!
+//! ```text
+//!  capture   next space? ─ pause: clone ─ which space? ─ let go ─ its map ─ leave it
+//!  kernel                    └ fork event: a space like any other
+//! ```
+//!
+//! What a template lacks is not fetched: whoever is made of it gets that from the seeds that own it. So its map is told, as
+//! it was at the clone, and its userfaultfd closed, which makes it a process that nobody serves: what it lacks reads as
+//! zeroes, and is read by nobody.
+//!
+//! A fork event does not say of which process it is. The capture has pages mapped in the process just for the pause: among
+//! the spaces that are younger than its question, the template's is the one in which they are mapped.
+
+use farfork_wire::{ChildId, PAGE_SIZE};
+
+use crate::pager::control::protocol::{Reply, SEGMENTS_PER_REPLY_MAX};
+use crate::pager::journal::SpaceNumber;
+use crate::pager::page_map::Segment;
+use crate::pager::server::Server;
+
+impl Server<'_> {
+    /// The number that the next space of a child gets.
+    pub(in crate::pager) fn next_space(&self, id: &ChildId) -> Reply {
+        let Some(served) = self.key_of(id).and_then(|key| self.children.get(&key)) else { return unknown(id) };
+        Reply::Space(Some(served.child.next_space()))
+    }
+
+    /// The space, not older than `since`, in which the page at this address is mapped.
+    pub(in crate::pager) fn find_space(&self, id: &ChildId, since: SpaceNumber, address: u64) -> Reply {
+        let Some(served) = self.key_of(id).and_then(|key| self.children.get(&key)) else { return unknown(id) };
+        // Where it is not mapped, it cannot be registered. In the template's it stays so until the space is left.
+        let is_mapped = |space: &&SpaceNumber| {
+            served.child.spaces.get(space).is_some_and(|space| space.uffd().register(address, PAGE_SIZE).is_ok())
+        };
+        let younger = served.child.spaces.range(since..).map(|(number, _)| number);
+        let found: Vec<SpaceNumber> = younger.filter(is_mapped).copied().collect();
+        match found[..] {
+            [] => Reply::Space(None),
+            [only] => Reply::Space(Some(only)),
+            _ => Reply::Refused(format!("child {id}: {} of its processes may be the template", found.len())),
+        }
+    }
+
+    /// Which addresses of a space, from this one on, show which pages.
+    pub(in crate::pager) fn map_of(&self, id: &ChildId, space: SpaceNumber, from: u64) -> Reply {
+        let served = self.key_of(id).and_then(|key| self.children.get(&key));
+        let Some(space) = served.and_then(|served| served.child.spaces.get(&space)) else { return unknown(id) };
+        let behind = space.segments().filter(|segment| segment.start >= from);
+        Reply::Map(behind.take(SEGMENTS_PER_REPLY_MAX).copied().collect::<Vec<Segment>>())
+    }
+
+    /// Closes a template's userfaultfd.
+    pub(in crate::pager) fn leave(&mut self, id: &ChildId, space: SpaceNumber) -> Reply {
+        if let Some(key) = self.key_of(id) {
+            self.close_space(key, space);
+        }
+        Reply::Done
+    }
+}
+
+fn unknown(id: &ChildId) -> Reply {
+    Reply::Refused(format!("child {id} is not served any more"))
+}

@@ -1,0 +1,299 @@
+//! Zygotes: served like children, but that what they fork are children of their own.
+//!
+//! ```text
+//!  zygote's space ── fork event ─▶ a space of the zygote's, served at once ── Transfer ─▶ the child's own space 0
+//!                                    └ what that has forked meanwhile ─────────────────▶ 1, 2, …
+//! ```
+//!
+//! A fork event does not say of which child it is. Copies are made one at a time, and each is transferred before the next:
+//! all spaces of a zygote but its own are then the newest copy's. Until it is transferred, a copy is served as a process of
+//! the zygote's: from the same seed, by the same map.
+//!
+//! A copy's journal begins with a snapshot; when that is written, the zygote's says that the space is gone. A pager that is
+//! killed in between leaves it in both: it is the child's.
+//!
+//! A zygote touches nothing itself. It is given what was touched of the seed's working set when it is adopted, and looks for more of it
+//! while copies are made, and for what it lacks of whole huge pages, which the node makes of them: a copy of one costs a fork as
+//! little as that of a small page. What arrives is there for later copies. What a copy waits for besides, it is given when the next
+//! copy is made; and that is told as any child's.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use farfork_sys::huge_page::HUGE_PAGE_BYTES;
+use farfork_wire::{ChildId, PAGE_SIZE};
+
+use super::{Child, ChildError};
+use crate::pager::control::protocol::Reply;
+use crate::pager::journal::{Journal, Snapshot, SpaceNumber, SpaceSnapshot, State};
+use crate::pager::page_map::Segment;
+use crate::pager::plan::MemoryPlan;
+use crate::pager::plan::populated::Populated;
+use crate::pager::plan::strategy::Paging;
+use crate::pager::server::watch::Source;
+use crate::pager::server::{Served, Server};
+use crate::pager::space::Space;
+use crate::pager::working_set::Trace;
+
+/// Most pages of a zygote's working set, 16 MiB: small ones cost each copy up to 100 ns of its fork, and as much of its end.
+const ZYGOTE_PAGES_MAX: u64 = 4096;
+
+/// Most pages of a zygote with those that make whole units, 32 MiB.
+const FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
+
+/// Most faults of copies that are remembered until the next copy is made.
+const TOUCHED_MAX: usize = ZYGOTE_PAGES_MAX as usize;
+
+/// Pages of a huge one.
+const UNIT_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
+
+/// A zygote that has so large a part of a unit, a sixteenth, is given the rest: what was touched of it so far says that more will
+/// be, and a copy of one huge page takes as long as one of a small page.
+const UNIT_PART: u64 = 16;
+
+/// What a zygote has forked.
+#[derive(Debug, Clone, Copy, Default)]
+pub(in crate::pager) struct Brood {
+    /// The space of the newest copy, where this pager has heard of it.
+    pub(in crate::pager) copy: Option<SpaceNumber>,
+    /// Copies were made since it was last given a working set.
+    is_in_use: bool,
+}
+
+impl Child {
+    /// How many more pages of a working set a zygote may have.
+    pub(in crate::pager) fn zygote_room(&self) -> u64 {
+        ZYGOTE_PAGES_MAX.saturating_sub(self.zygote_pages())
+    }
+
+    /// How many pages a zygote has.
+    fn zygote_pages(&self) -> u64 {
+        let slots = self.populated.slots();
+        self.spaces.get(&0).map_or(0, |space| slots - space.missing_slots(slots))
+    }
+
+    /// What is missing, and not on its way, of the units of which a zygote has much: the node makes huge pages of whole ones.
+    fn missing_of_units(&self) -> Vec<Range<u64>> {
+        let Some(space) = self.spaces.get(&0) else { return Vec::new() };
+        let mut room = FILLED_PAGES_MAX.saturating_sub(self.zygote_pages());
+        let mut wanted = Vec::new();
+        let begun = space.units_begun(HUGE_PAGE_BYTES, &self.populated);
+        let whole = |unit: u64| unit_at(unit, space.segment_at(unit)?, &self.populated);
+        for unit in begun.into_iter().filter_map(whole) {
+            let (missing, _) = space.wanted(unit, UNIT_PAGES);
+            let count: u64 = missing.iter().map(|slots| slots.end - slots.start).sum();
+            if (1..=UNIT_PAGES - UNIT_PAGES / UNIT_PART).contains(&count) && count <= room {
+                room -= count;
+                wanted.extend(missing);
+            }
+        }
+        wanted
+    }
+
+    /// A child that is this zygote's newest copy, without its spaces yet.
+    fn copy(&self, id: &ChildId, dir: &Path) -> Result<Self, String> {
+        let refuse = |error: ChildError| error.to_string();
+        let plan = MemoryPlan::read(dir).map_err(|error| refuse(error.into()))?;
+        let first = self.copy_number();
+        let spaces = self.spaces.range(first..).map(|(number, space)| SpaceSnapshot {
+            number: number - first,
+            uffd: space.number(),
+            segments: space.segments().copied().collect(),
+        });
+        let snapshot = Snapshot { spaces: spaces.collect(), next_space: self.next_space.max(first + 1) - first };
+        let uffd = self.spaces.get(&first).map_or(-1, Space::number);
+        let journal = Journal::create_behind(dir, State::Active { uffd }, &snapshot);
+        let journal = journal.map_err(|source| refuse(ChildError::Journal { dir: dir.to_owned(), source }))?;
+        let mut child = Self::of(id.clone(), dir, plan, journal);
+        let is_same = child.populated == self.populated
+            && child.sources.iter().map(|source| &source.key).eq(self.sources.iter().map(|source| &source.key));
+        if !is_same {
+            return Err("its memory plan is not its zygote's".to_owned());
+        }
+        child.miss_one();
+        child.next_space = snapshot.next_space;
+        if child.strategy.paging != Paging::Eager && !child.strategy.first {
+            child.trace = Trace::new(child.populated.slots());
+        }
+        Ok(child)
+    }
+
+    /// The number of its newest copy. A successor has not heard of it: it is the oldest of those that are there then.
+    fn copy_number(&self) -> SpaceNumber {
+        let oldest = self.spaces.range(1..).next().map(|(number, _)| *number);
+        self.zygote.and_then(|brood| brood.copy).or(oldest).unwrap_or(1)
+    }
+}
+
+/// The slots of the unit of a huge page's size at this address, where it lies within a segment and holds nothing but data.
+fn unit_at(unit: u64, segment: &Segment, populated: &Populated) -> Option<Range<u64>> {
+    if unit < segment.start || unit + HUGE_PAGE_BYTES > segment.end {
+        return None;
+    }
+    let page = segment.page_at(unit);
+    let slot = populated.slot_of(segment.extent, page)?;
+    let last = populated.slot_of(segment.extent, page + UNIT_PAGES - 1)?;
+    (last - slot == UNIT_PAGES - 1).then_some(slot..last + 1)
+}
+
+impl Server<'_> {
+    /// Serves the newest copy of a zygote as a child.
+    pub(in crate::pager) fn transfer(
+        &mut self,
+        zygote: &ChildId,
+        (id, dir, pid): (&ChildId, &Path, i32),
+        keep: Option<OwnedFd>,
+    ) -> Reply {
+        // Else it is asked again, because a reply was lost.
+        if self.key_of(id).is_none()
+            && let Err(reason) = self.take_copy(zygote, (id, dir, pid))
+        {
+            return Reply::Refused(format!("child {id} is not served: {reason}"));
+        }
+        let served = self.key_of(id).and_then(|key| self.children.get(&key));
+        let kept = match (served.and_then(|served| served.child.spaces.get(&0)), keep) {
+            (Some(space), Some(keep)) => farfork_sys::fdpass::send(keep.as_fd(), &[0; 4], &[space.as_fd()]),
+            // It has ended already.
+            _ => Ok(()),
+        };
+        match kept {
+            Ok(()) => Reply::Done,
+            Err(error) => Reply::Refused(format!("child {id}: nobody keeps its userfaultfd: {error}")),
+        }
+    }
+
+    fn take_copy(&mut self, zygote: &ChildId, (id, dir, pid): (&ChildId, &Path, i32)) -> Result<(), String> {
+        let key = self.key_of(zygote).ok_or_else(|| format!("its zygote {zygote} is not known to the pager"))?;
+        let Some(served) = self.children.get(&key) else { return Err("its zygote is gone".to_owned()) };
+        if let Some(lost) = &served.child.lost {
+            return Err(lost.trim_end().to_owned());
+        }
+        let mut child = served.child.copy(id, dir)?;
+        child.pid = Some(pid);
+        child.copy_of = Some(key);
+        let owners = self.attach_all(&child.sources).map_err(|error| error.to_string())?;
+        if let Err(error) = self.station.registry().enter(id, dir) {
+            self.detach(owners);
+            return Err(error.to_string());
+        }
+        self.move_spaces(key, &mut child);
+        self.fill_with_touched(key);
+        self.seat(child, owners).map_err(|error| error.to_string())?;
+        let moved = self.key_of(id).and_then(|key| self.children.get(&key));
+        // What was on its way to the zygote's space never comes.
+        moved.into_iter().flat_map(|served| served.child.spaces.values()).for_each(Space::wake_all);
+        Ok(())
+    }
+
+    fn move_spaces(&mut self, key: u64, child: &mut Child) {
+        let Some(served) = self.children.get_mut(&key) else { return };
+        let zygote = &mut served.child;
+        let first = zygote.copy_number();
+        for (number, space) in zygote.spaces.split_off(&first.max(1)) {
+            self.watch.remove(Source::Space(key, number), &space);
+            zygote.journal.close_space(number);
+            if zygote.doubted.remove(&number) {
+                child.doubted.insert(number - first);
+            }
+            child.spaces.insert(number - first, space.moved(child.populated.slots(), first));
+        }
+        zygote.zygote = Some(Brood { copy: None, is_in_use: true });
+    }
+
+    /// A copy of a zygote waits for a page: those that are made later are to have it.
+    pub(in crate::pager) fn have_later_copies_spared(&mut self, key: u64, slot: u64) {
+        let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
+        let Some(Served { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) else { return };
+        if zygote.recalled.len() < TOUCHED_MAX {
+            zygote.recalled.push_back(slot..slot + 1);
+        }
+    }
+
+    /// Gives a zygote the pages that its copies were seen to touch since the one before.
+    fn fill_with_touched(&mut self, key: u64) {
+        let Some(Served { child: zygote, .. }) = self.children.get_mut(&key) else { return };
+        if zygote.recalled.is_empty() {
+            return;
+        }
+        if zygote.zygote_room() < zygote.recalled.len() as u64 {
+            zygote.recalled.clear();
+        }
+        self.queue_recalled(key);
+    }
+
+    /// Whether anything that a zygote is to be given is still to come.
+    pub(in crate::pager) fn is_filling(&self, key: u64) -> bool {
+        let Some(Served { child, .. }) = self.children.get(&key) else { return false };
+        let is_to_come = child.socket.is_some()
+            || child.spaces.get(&0).is_some_and(Space::expects_slots)
+            || self.owners.owes_set(key)
+            || self.owners.has_wishes_of(key);
+        is_to_come && child.lost.is_none()
+    }
+
+    /// Gives zygotes of which copies were made what has come to their seeds' working sets meanwhile.
+    pub(in crate::pager) fn fill_zygotes(&mut self) {
+        let mut due = Vec::new();
+        for child in self.children.values_mut().map(|served| &mut served.child) {
+            let was_used = child.zygote.as_mut().is_some_and(|brood| std::mem::take(&mut brood.is_in_use));
+            if was_used {
+                due.push(child.id.clone());
+            }
+        }
+        due.iter().for_each(|zygote| self.fill_zygote(zygote));
+    }
+
+    fn fill_zygote(&mut self, id: &ChildId) {
+        let Some(key) = self.key_of(id) else { return };
+        if let Some(child) = self.children.get_mut(&key).map(|served| &mut served.child) {
+            child.recalled.extend(child.missing_of_units());
+        }
+        self.queue_recalled(key);
+        if self.children.get(&key).is_some_and(|served| served.child.zygote_room() > 0) {
+            self.ask_for_set(id);
+        }
+    }
+}
+
+/// What both a zygote and a child have, when a pager was killed while it was transferred, is the child's.
+pub(in crate::pager) fn leave_to_children(children: &mut [Child]) {
+    let of_children = children.iter().filter(|child| child.zygote.is_none());
+    let theirs: BTreeSet<i32> = of_children.flat_map(|child| child.spaces.values().map(Space::number)).collect();
+    for zygote in children.iter_mut().filter(|child| child.zygote.is_some()) {
+        let moved = zygote.spaces.iter().filter(|(_, space)| theirs.contains(&space.number()));
+        let moved: Vec<SpaceNumber> = moved.map(|(number, _)| *number).collect();
+        for number in moved {
+            zygote.spaces.remove(&number);
+            zygote.journal.close_space(number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farfork_wire::descriptor::ExtentId;
+
+    use super::*;
+    use crate::pager::plan::origin::{Origin, PlannedRun};
+
+    #[test]
+    fn units_are_found_by_address_where_all_is_data() {
+        let extent = ExtentId(3);
+        let run = |first, count| PlannedRun { first, count, origin: Origin { source: 0, extent, page: first } };
+        // A hole in the third unit.
+        let populated = Populated::of([(extent, &[run(0, 1300), run(1301, 1000)][..])]);
+        let segment =
+            |start: u64, pages: u64, first_page| Segment { start, end: start + pages * PAGE_SIZE, extent, first_page };
+        let base = 40 * HUGE_PAGE_BYTES;
+        let unit = |number: u64, segment: &Segment| unit_at(base + number * HUGE_PAGE_BYTES, segment, &populated);
+        let whole = segment(base, 2301, 0);
+        assert_eq!([0, 1, 3].map(|number| unit(number, &whole)), [Some(0..512), Some(512..1024), Some(1535..2047)]);
+        assert_eq!(unit(2, &whole), None, "a page is empty");
+        assert_eq!(unit(4, &whole), None, "it ends before");
+        assert_eq!(unit(0, &segment(base - PAGE_SIZE, 2000, 0)), Some(1..513));
+        assert_eq!(unit(0, &segment(base + PAGE_SIZE, 2000, 0)), None, "it begins behind");
+        assert_eq!(unit(0, &segment(base, 2000, 1790)), None, "there is no data at its end");
+    }
+}

@@ -1,0 +1,281 @@
+//! What the daemon and the pager say to each other: one request and its reply per connection, postcard in messages of
+//! a SOCK_SEQPACKET socket.
+//!
+//! ```text
+//!   0        3        4
+//!   ├────────┼────────┼──────────────────┤
+//!   │ FFP    │ FORM   │ postcard         │     a pager outlives its daemon, also into the next release: what is of
+//!   └────────┴────────┴──────────────────┘     another form is told apart before it is read as something else
+//! ```
+
+use std::path::PathBuf;
+
+use farfork_wire::{ChildId, SeedId};
+use serde::{Deserialize, Serialize};
+
+use crate::pager::cache::CacheStats;
+use crate::pager::journal::SpaceNumber;
+use crate::pager::journal::counters::PagerCounters;
+use crate::pager::keeper::trusting::Trusting;
+use crate::pager::page_map::Segment;
+
+/// The release that this is of.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
+/// Changes with every change of the messages below.
+const FORM: u8 = 4;
+
+const MAGIC: [u8; 4] = [b'F', b'F', b'P', FORM];
+
+/// Why bytes are no message.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::pager) enum MessageError {
+    /// Of another release.
+    #[error("it speaks form {theirs} of the pager's messages, and this is form {FORM}")]
+    Form {
+        /// What came.
+        theirs: u8,
+    },
+    /// No message at all.
+    #[error("what came is no message of the pager's: {0}")]
+    Damaged(#[from] postcard::Error),
+}
+
+/// A message as it travels.
+///
+/// # Errors
+/// As postcard: never for these types.
+pub(in crate::pager) fn encode(message: &impl Serialize) -> Result<Vec<u8>, postcard::Error> {
+    postcard::to_extend(message, MAGIC.to_vec())
+}
+
+/// Reads a message.
+///
+/// # Errors
+/// [`MessageError`].
+pub(in crate::pager) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, MessageError> {
+    match bytes {
+        [b'F', b'F', b'P', FORM, body @ ..] => Ok(postcard::from_bytes(body)?),
+        [b'F', b'F', b'P', theirs, ..] => Err(MessageError::Form { theirs: *theirs }),
+        _ => Err(MessageError::Form { theirs: 0 }),
+    }
+}
+
+/// Longest message, in bytes: a page of a list of children.
+pub(in crate::pager) const MESSAGE_BYTES_MAX: usize = 64 << 10;
+
+/// Most children of one reply; an id has at most 83 bytes as text.
+pub(in crate::pager) const CHILDREN_PER_REPLY_MAX: usize = 512;
+
+/// Most segments of one reply; each has at most 35 bytes.
+pub(in crate::pager) const SEGMENTS_PER_REPLY_MAX: usize = 1024;
+
+/// What a client asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::pager) enum Request {
+    /// What it is, and whom it trusts.
+    Hello,
+    /// Make room for a pager that reads anew whom it is to trust.
+    Replace,
+    /// Serve a child. The message carries the socket on which its userfaultfd will arrive. May be repeated.
+    Adopt {
+        /// The child.
+        child: ChildId,
+        /// Its directory, with the memory plan.
+        dir: PathBuf,
+    },
+    /// Serve what a zygote has just forked as a child. The message carries the socket into which the child's userfaultfd goes
+    /// as well, for others to keep. May be repeated.
+    Transfer {
+        /// The zygote.
+        zygote: ChildId,
+        /// The child.
+        child: ChildId,
+        /// Its directory, with the memory plan.
+        dir: PathBuf,
+        /// Its own process.
+        pid: i32,
+    },
+    /// Whether what a zygote is to be given of its seed's working set is still on its way.
+    Filling {
+        /// The zygote.
+        zygote: ChildId,
+    },
+    /// Forget a child that has ended, and tell what was done for it. May be repeated.
+    Release {
+        /// The child.
+        child: ChildId,
+    },
+    /// What was done for a child.
+    Stats {
+        /// The child.
+        child: ChildId,
+    },
+    /// What the cache of pages holds. Its limit is read anew.
+    Cache,
+    /// Put a seed's working set into the cache, or tell how far that is.
+    Prewarm {
+        /// The seed.
+        seed: SeedId,
+        /// A directory with a memory plan of it.
+        dir: PathBuf,
+    },
+    /// Which children there are.
+    Children {
+        /// Only those behind this one.
+        after: Option<ChildId>,
+    },
+    /// Have a child take the rest of its pages.
+    Settle {
+        /// The child.
+        child: ChildId,
+        /// Begin, if it does not already; else only tell how far it is.
+        begin: bool,
+        /// Its own process.
+        pid: i32,
+    },
+    /// Which number the next address space of a child gets.
+    NextSpace {
+        /// The child.
+        child: ChildId,
+    },
+    /// Which of a child's spaces, from this number on, has the page at this address mapped.
+    FindSpace {
+        /// The child.
+        child: ChildId,
+        /// The first space that may be it.
+        since: SpaceNumber,
+        /// Address of the page.
+        address: u64,
+    },
+    /// Which addresses of a space show which pages.
+    Map {
+        /// The child.
+        child: ChildId,
+        /// The space.
+        space: SpaceNumber,
+        /// Only those from this address on.
+        from: u64,
+    },
+    /// Serve a space no more, whose process never runs. May be repeated.
+    Leave {
+        /// The child.
+        child: ChildId,
+        /// The space.
+        space: SpaceNumber,
+    },
+    /// End the pager and its keeper.
+    Stop,
+}
+
+/// What the pager answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::pager) enum Reply {
+    /// As asked.
+    Done,
+    /// Processes of the child are still running and served.
+    StillRunning,
+    /// The answer to `Hello`.
+    Hello(PagerHello),
+    /// The answer to `Stats`, and to `Release` of a child that was known.
+    Stats(PagerStats),
+    /// The answer to `Filling`.
+    Filling(bool),
+    /// The answer to `Settle`.
+    Settling(SettleProgress),
+    /// The answer to `Cache`.
+    Cache(CacheStats),
+    /// The answer to `Prewarm`.
+    Warming(WarmProgress),
+    /// The answer to `Children`, ascending; empty when there are no more.
+    Children(Vec<ChildId>),
+    /// The answer to `NextSpace` and `FindSpace`.
+    Space(Option<SpaceNumber>),
+    /// The answer to `Map`, ascending; fewer than asked for at most when there are no more.
+    Map(Vec<Segment>),
+    /// It is not done, for this reason.
+    Refused(String),
+}
+
+/// What a pager is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerHello {
+    /// Its release.
+    pub release: String,
+    /// Whom it trusts.
+    pub trusting: Trusting,
+}
+
+/// What the pager did for a child, and what became of its memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PagerStats {
+    /// In numbers.
+    pub counters: PagerCounters,
+    /// Why pages that were not fetched raise SIGBUS now, when they do.
+    pub lost: Option<String>,
+}
+
+/// How far a child is with taking the rest of its pages.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettleProgress {
+    /// Pages of the seed that hold data, in each address space of the child's.
+    pub total_pages: u64,
+    /// Of these, the pages that are not there yet. A new pager does not know what its predecessor had, and begins anew.
+    pub missing_pages: u64,
+    /// How it stands.
+    pub state: SettleState,
+}
+
+/// How a child's settling stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SettleState {
+    /// Nobody asked for it.
+    Idle,
+    /// Pages are on their way.
+    Underway,
+    /// It needs its seed no more.
+    Settled,
+    /// It was given up, for this reason; the child goes on as before.
+    Failed(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_another_form_is_not_taken_for_another_message() {
+        let bytes = encode(&Request::Stop).unwrap();
+        assert_eq!(decode::<Request>(&bytes).unwrap(), Request::Stop);
+        let mut newer = bytes.clone();
+        newer[3] += 1;
+        assert!(matches!(decode::<Request>(&newer), Err(MessageError::Form { theirs }) if theirs == FORM + 1));
+        // As they were before they had a form.
+        let old = postcard::to_stdvec(&Request::Stop).unwrap();
+        assert!(matches!(decode::<Request>(&old), Err(MessageError::Form { theirs: 0 })));
+        assert!(matches!(decode::<Request>(&bytes[..4]), Err(MessageError::Damaged(_))));
+        assert!(decode::<Request>(&[]).is_err());
+    }
+}
+
+/// How far a seed's working set is on its way into a node's cache.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WarmProgress {
+    /// Pages of the set; 0 until it came, and where no child of the seed was seen yet.
+    pub set_pages: u64,
+    /// Of these, the pages that came, or were there; those of this host's own seeds are not kept.
+    pub cached_pages: u64,
+    /// How it stands.
+    pub state: WarmState,
+}
+
+/// How a seed's warming up stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum WarmState {
+    /// Pages are on their way.
+    Underway,
+    /// All are there.
+    Done,
+    /// It was given up, for this reason; what came is there.
+    Failed(String),
+}

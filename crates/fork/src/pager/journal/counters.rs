@@ -1,0 +1,104 @@
+//! What was done for a child, counted. The numbers stand in its journal, so that they survive a pager that is killed;
+//! who shows them is the daemon.
+
+use serde::{Deserialize, Serialize};
+
+/// What the pager did for a child since it was adopted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PagerCounters {
+    /// Page faults heard of. Those that are answered are of four kinds: missing, late, zero and cached.
+    pub faults: u64,
+    /// Of all faults, those of an access that writes.
+    pub faults_write: u64,
+    /// Of all faults, those whose page was asked for on their behalf.
+    pub faults_missing: u64,
+    /// Of all faults, those whose page was on its way already.
+    pub faults_late: u64,
+    /// Of all faults, those that were answered with zeroes.
+    pub faults_zero: u64,
+    /// Reads of the owner that were answered: of pages that somebody waits for, and of pages fetched ahead.
+    pub round_trips: u64,
+    /// Of these, reads of pages that somebody waits for.
+    pub round_trips_demand: u64,
+    /// Time from asking for a page that somebody waits for to its being there, summed up, in microseconds.
+    pub demand_us: u64,
+    /// Time spent in installing pages, summed up, in microseconds.
+    pub install_us: u64,
+    /// Pages installed that came from the owner, over the network or from the same host.
+    pub pages_fetched: u64,
+    /// Bytes of pages received from the owner.
+    pub bytes_fetched: u64,
+    /// Of the pages fetched, those of an owner on the same host, which crossed no network.
+    pub pages_same_host: u64,
+    /// Of the bytes fetched, those of an owner on the same host.
+    pub bytes_same_host: u64,
+    /// Pages installed as zeroes.
+    pub zero_pages: u64,
+    /// Of all faults, those whose page the node had kept of an earlier child.
+    pub faults_cached: u64,
+    /// Pages installed that the node had kept of an earlier child.
+    pub pages_cached: u64,
+    /// Of the pages fetched, those that the child's parent, a child itself, had not touched: they came from the seed
+    /// that owns them, not from the child's own.
+    pub pages_inherited: u64,
+}
+
+/// Numbers of a [`PagerCounters`].
+pub(in crate::pager) const COUNTERS: usize = 17;
+
+impl PagerCounters {
+    /// The numbers in the order of the journal.
+    pub(in crate::pager) fn words(&self) -> [u64; COUNTERS] {
+        let mut copy = *self;
+        copy.fields().map(|field| *field)
+    }
+
+    /// From the numbers of a journal.
+    pub(in crate::pager) fn from_words(words: [u64; COUNTERS]) -> Self {
+        let mut counters = Self::default();
+        counters.fields().into_iter().zip(words).for_each(|(field, word)| *field = word);
+        counters
+    }
+
+    /// Each number combined with the same one of another.
+    pub fn zip_with(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        let (ours, others) = (self.words(), other.words());
+        Self::from_words(std::array::from_fn(|index| combine(ours[index], others[index])))
+    }
+
+    fn fields(&mut self) -> [&mut u64; COUNTERS] {
+        [
+            &mut self.faults,
+            &mut self.faults_write,
+            &mut self.faults_missing,
+            &mut self.faults_late,
+            &mut self.faults_zero,
+            &mut self.round_trips,
+            &mut self.round_trips_demand,
+            &mut self.demand_us,
+            &mut self.install_us,
+            &mut self.pages_fetched,
+            &mut self.bytes_fetched,
+            &mut self.pages_same_host,
+            &mut self.bytes_same_host,
+            &mut self.zero_pages,
+            &mut self.faults_cached,
+            &mut self.pages_cached,
+            &mut self.pages_inherited,
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_the_numbers() {
+        let words: [u64; COUNTERS] = std::array::from_fn(|index| index as u64 + 1);
+        let counters = PagerCounters::from_words(words);
+        assert_eq!(counters.words(), words);
+        assert_eq!((counters.faults, counters.pages_inherited), (1, COUNTERS as u64), "each has its own place");
+    }
+}

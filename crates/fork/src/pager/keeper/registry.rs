@@ -1,0 +1,64 @@
+//! Which children the pager serves: a directory of links, named after them, that lead to their directories.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, symlink};
+use std::path::{Path, PathBuf};
+
+use farfork_wire::ChildId;
+
+/// Name of the directory in the run directory.
+const DIRECTORY: &str = "pager.children";
+
+/// The directory of links.
+#[derive(Debug, Clone)]
+pub(in crate::pager) struct Registry {
+    dir: PathBuf,
+}
+
+impl Registry {
+    /// That of a run directory; made if need be.
+    ///
+    /// # Errors
+    /// As mkdir(2).
+    pub(in crate::pager) fn open(run_dir: &Path) -> io::Result<Self> {
+        let dir = run_dir.join(DIRECTORY);
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+        Ok(Self { dir })
+    }
+
+    /// Enters a child.
+    ///
+    /// # Errors
+    /// As symlink(2); not when the child is there already.
+    pub(in crate::pager) fn enter(&self, child: &ChildId, child_dir: &Path) -> io::Result<()> {
+        match symlink(child_dir, self.link(child)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Strikes a child out, if it is there.
+    pub(in crate::pager) fn strike(&self, child: &ChildId) {
+        let _ = fs::remove_file(self.link(child));
+    }
+
+    /// The children entered, each with its directory.
+    ///
+    /// # Errors
+    /// As readdir(3).
+    pub(in crate::pager) fn children(&self) -> io::Result<Vec<(ChildId, PathBuf)>> {
+        let mut children = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let entry = entry?;
+            let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            let (Some(id), Ok(dir)) = (id, fs::read_link(entry.path())) else { continue };
+            children.push((id, dir));
+        }
+        Ok(children)
+    }
+
+    fn link(&self, child: &ChildId) -> PathBuf {
+        self.dir.join(child.to_string())
+    }
+}

@@ -1,0 +1,210 @@
+//! What keeper and pager have in common and a successor finds in place: the run directory, its lock, the control
+//! socket, and the descriptors that were there before.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Mode};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit};
+
+use super::PagerConfig;
+use super::registry::Registry;
+use super::trusting::Trusting;
+use crate::pager::cache;
+
+/// Name of the control socket in the run directory.
+pub const SOCKET_FILE: &str = "pager.sock";
+
+/// Name of the lock in the run directory.
+const LOCK_FILE: &str = "pager.lock";
+
+/// Descriptors that forked processes leave free in the table: for clients, for what children are adopted with, and for a
+/// successor, which would otherwise find no room to begin in.
+const RESERVED_DESCRIPTORS: u64 = 64;
+
+/// Connections that wait to be accepted, also while no pager runs: the daemon's threads.
+const BACKLOG: i32 = 64;
+
+/// Why there is no pager.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// Another one serves this run directory.
+    #[error("a pager already runs in {}: stop it first", run_dir.display())]
+    AlreadyRunning {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
+    /// A file of the run directory cannot be made.
+    #[error("{} cannot be made: {source}", path.display())]
+    RunDir {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A system call failed that has no reason to.
+    #[error("the pager cannot {action}: {source}")]
+    System {
+        /// What it could not do.
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What keeper and pager have in common.
+#[derive(Debug)]
+pub(in crate::pager) struct Station {
+    registry: Registry,
+    socket_path: PathBuf,
+    listener: OwnedFd,
+    lock: File,
+    /// The process that is the keeper.
+    keeper: OwnedFd,
+    /// Descriptors of the process from before.
+    inherited: Vec<RawFd>,
+    /// Whom its keeper was started to trust.
+    trusting: Trusting,
+}
+
+impl Station {
+    /// Takes a run directory, as its only pager.
+    ///
+    /// # Errors
+    /// [`PagerError`].
+    pub(in crate::pager) fn open(config: &PagerConfig) -> Result<Self, PagerError> {
+        let PagerConfig { run_dir, credentials } = config;
+        let inherited = open_descriptors().map_err(system("list its descriptors"))?;
+        limit_descriptors(0);
+        let lock = lock(run_dir)?;
+        let at = |path: PathBuf| move |source| PagerError::RunDir { path, source };
+        let registry = Registry::open(run_dir).map_err(at(run_dir.to_owned()))?;
+        let socket_path = run_dir.join(SOCKET_FILE);
+        let listener = listen(&socket_path).map_err(at(socket_path.clone()))?;
+        let keeper = this_process()?;
+        Trusting::forget(run_dir);
+        let trusting = Trusting::of(credentials.as_ref());
+        Ok(Self { registry, socket_path, listener, lock, keeper, inherited, trusting })
+    }
+
+    /// Whom a pager that begins now is to trust.
+    ///
+    /// # Errors
+    /// What the daemon said of that cannot be read.
+    pub(in crate::pager) fn trusting(&self) -> io::Result<Trusting> {
+        let told = Trusting::read(self.socket_path.parent().unwrap_or(Path::new("/")))?;
+        Ok(told.unwrap_or_else(|| self.trusting.clone()))
+    }
+
+    /// Most bytes that its cache of pages may take.
+    pub(in crate::pager) fn cache_bytes_max(&self) -> u64 {
+        cache::limit::read(self.socket_path.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// Makes this process the keeper in place of one that is gone.
+    ///
+    /// # Errors
+    /// [`PagerError::System`].
+    pub(in crate::pager) fn inherit(&mut self) -> Result<(), PagerError> {
+        limit_descriptors(0);
+        self.keeper = this_process()?;
+        Ok(())
+    }
+
+    /// Keeps some descriptors of the table from being used by this process, but in [`Self::with_reserve`].
+    pub(in crate::pager) fn reserve_descriptors(&self) {
+        limit_descriptors(RESERVED_DESCRIPTORS);
+    }
+
+    /// Does what may use the reserved descriptors.
+    pub(in crate::pager) fn with_reserve<T>(&self, act: impl FnOnce(&Self) -> T) -> T {
+        limit_descriptors(0);
+        let done = act(self);
+        limit_descriptors(RESERVED_DESCRIPTORS);
+        done
+    }
+
+    /// Whether anybody can still reach the control socket: the run directory may have been removed.
+    pub(in crate::pager) fn is_reachable(&self) -> bool {
+        self.socket_path.exists()
+    }
+
+    pub(in crate::pager) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(in crate::pager) fn listener(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// The keeper, by descriptor: readable when it is gone.
+    pub(in crate::pager) fn keeper(&self) -> BorrowedFd<'_> {
+        self.keeper.as_fd()
+    }
+
+    /// The descriptors that no successor may close.
+    pub(in crate::pager) fn descriptors(&self) -> Vec<RawFd> {
+        let own = [self.listener.as_raw_fd(), self.lock.as_raw_fd(), self.keeper.as_raw_fd()];
+        self.inherited.iter().copied().chain(own).collect()
+    }
+
+    /// Removes the control socket: nobody serves it any more.
+    pub(in crate::pager) fn close(self) {
+        let _ = fs::remove_file(&self.socket_path);
+    }
+}
+
+/// Says in an error what could not be done.
+fn system(action: &'static str) -> impl Fn(io::Error) -> PagerError {
+    move |source| PagerError::System { action, source }
+}
+
+fn this_process() -> Result<OwnedFd, PagerError> {
+    farfork_sys::pidfd::open(std::process::id() as i32).map_err(system("hold its own process"))
+}
+
+fn lock(run_dir: &Path) -> Result<File, PagerError> {
+    let path = run_dir.join(LOCK_FILE);
+    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = made.map_err(|source| PagerError::RunDir { path: path.clone(), source })?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(PagerError::AlreadyRunning { run_dir: run_dir.to_owned() }),
+        Err(errno) => Err(PagerError::RunDir { path, source: errno.into() }),
+    }
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let before = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    let bound = rustix::net::bind(&socket, &SocketAddrUnix::new(path)?);
+    rustix::process::umask(before);
+    bound?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+fn open_descriptors() -> io::Result<Vec<RawFd>> {
+    let listed: Vec<RawFd> =
+        fs::read_dir("/proc/self/fd")?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    // The descriptor that the listing itself used is closed by now.
+    Ok(listed.into_iter().filter(|number| fs::read_link(format!("/proc/self/fd/{number}")).is_ok()).collect())
+}
+
+/// Every process of every child has a descriptor here, so that this process takes all that it may have, less a reserve.
+fn limit_descriptors(reserve: u64) {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let current = limit.maximum.map(|maximum| maximum.saturating_sub(reserve));
+    if let Err(errno) = rustix::process::setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum }) {
+        tracing::warn!("the limit on descriptors stays at {:?}: {errno}", limit.current);
+    }
+}

@@ -1,0 +1,126 @@
+//! Whom a pager trusts, and what it shows them. It outlives its daemon, and the next one may have been told otherwise: what
+//! that one says stands in a file of the run directory, which each pager reads when it begins, before what its keeper was
+//! started with.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use farfork_trust::{Credentials, Directory, Encryption};
+use serde::{Deserialize, Serialize};
+
+/// Name of the file in the run directory: `on` or `off`, and the trust directory behind a space; or `anybody`.
+const FILE: &str = "pager.trust";
+
+/// What stands there for [`Trusting::Anybody`].
+const ANYBODY: &str = "anybody";
+
+/// Whom a pager trusts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Trusting {
+    /// Whoever it is told to connect to; nobody is authenticated.
+    Anybody,
+    /// The members of a cluster.
+    Members {
+        /// The trust directory.
+        directory: PathBuf,
+        /// Whether connections are encrypted.
+        is_encrypted: bool,
+    },
+}
+
+impl Trusting {
+    /// As somebody with these credentials does, or with none.
+    pub fn of(credentials: Option<&Credentials>) -> Self {
+        credentials.map_or(Self::Anybody, |credentials| Self::Members {
+            directory: credentials.directory().root().to_owned(),
+            is_encrypted: credentials.encryption() == Encryption::On,
+        })
+    }
+
+    /// Reads the credentials.
+    ///
+    /// # Errors
+    /// They cannot be used.
+    pub(in crate::pager) fn open(&self) -> io::Result<Option<Credentials>> {
+        let Self::Members { directory, is_encrypted } = self else { return Ok(None) };
+        let encryption = if *is_encrypted { Encryption::On } else { Encryption::Off };
+        Credentials::open(&Directory::new(directory), encryption).map(Some).map_err(io::Error::other)
+    }
+
+    /// What the run directory's pager was told; nothing where what its keeper was started with still holds.
+    ///
+    /// # Errors
+    /// There is something that cannot be read: to trust others than those it says would be worse than to wait.
+    pub(in crate::pager) fn read(run_dir: &Path) -> io::Result<Option<Self>> {
+        let bytes = match fs::read(run_dir.join(FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read?,
+        };
+        let (word, directory) = match bytes.iter().position(|byte| *byte == b' ') {
+            Some(at) => (&bytes[..at], Some(&bytes[at + 1..])),
+            None => (&bytes[..], None),
+        };
+        match (std::str::from_utf8(word), directory) {
+            (Ok(ANYBODY), None) => Ok(Some(Self::Anybody)),
+            (Ok(word @ ("on" | "off")), Some(directory)) => {
+                let directory = OsString::from_vec(directory.to_vec()).into();
+                Ok(Some(Self::Members { directory, is_encrypted: word == "on" }))
+            }
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, format!("{FILE} in the run directory is damaged"))),
+        }
+    }
+
+    /// Tells the run directory's pagers from now on; they read it when they begin.
+    ///
+    /// # Errors
+    /// As open(2), write(2), rename(2).
+    pub(in crate::pager) fn write(&self, run_dir: &Path) -> io::Result<()> {
+        let text = match self {
+            Self::Anybody => ANYBODY.as_bytes().to_vec(),
+            Self::Members { directory, is_encrypted } => {
+                let word: &[u8] = if *is_encrypted { b"on " } else { b"off " };
+                [word, directory.as_os_str().as_bytes()].concat()
+            }
+        };
+        let draft = run_dir.join("pager.trust.new");
+        let mut file = fs::OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&draft)?;
+        file.write_all(&text)?;
+        fs::rename(&draft, run_dir.join(FILE))
+    }
+
+    /// What a keeper is started with holds again.
+    pub(in crate::pager) fn forget(run_dir: &Path) {
+        // There may be none.
+        let _ = fs::remove_file(run_dir.join(FILE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_told_is_read_again() {
+        let run_dir = tempfile::tempdir().unwrap();
+        assert_eq!(Trusting::read(run_dir.path()).unwrap(), None);
+        let directory = PathBuf::from("/etc/far fork");
+        for trusting in [
+            Trusting::Anybody,
+            Trusting::Members { directory: directory.clone(), is_encrypted: true },
+            Trusting::Members { directory, is_encrypted: false },
+        ] {
+            trusting.write(run_dir.path()).unwrap();
+            assert_eq!(Trusting::read(run_dir.path()).unwrap(), Some(trusting));
+        }
+        for damaged in ["", "on", "nobody", "perhaps /etc/farfork"] {
+            fs::write(run_dir.path().join(FILE), damaged).unwrap();
+            assert!(Trusting::read(run_dir.path()).is_err(), "{damaged:?}");
+        }
+        Trusting::forget(run_dir.path());
+        assert_eq!(Trusting::read(run_dir.path()).unwrap(), None);
+    }
+}

@@ -1,0 +1,287 @@
+//! A kernel with two threads that change their memory, one fork, and messages in any order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::ExtentId;
+use proptest::prelude::*;
+
+use super::*;
+use crate::pager::page_map::blocks::{BLOCK, address, move_of, unmap_of};
+
+/// Blocks of each thread, half of which hold data at first. Of every other one pages have come.
+const BLOCKS: u64 = 6;
+const THREADS: usize = 2;
+/// Changes that a thread makes, at most, between a fork and the moment in which nobody is late to tell of anything: with three it can
+/// exchange two blocks, and nothing that the kernel says tells them apart.
+const CHANGES_MAX: usize = 2;
+
+fn block_of(address: u64) -> u64 {
+    address / (BLOCK * PAGE_SIZE)
+}
+
+/// Which blocks are registered, and what those show that show something.
+#[derive(Debug, Clone, Default)]
+struct Memory {
+    registered: BTreeSet<u64>,
+    shown: BTreeMap<u64, u64>,
+}
+
+/// Whether pages have come of what a block shows.
+fn has_come(shown: u64) -> bool {
+    shown.is_multiple_of(2)
+}
+
+impl Witness for &Memory {
+    type Error = Infallible;
+
+    fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Infallible> {
+        Ok(Some(self.registered.contains(&block_of(address))))
+    }
+
+    fn has_kept(&mut self, discarded: &[Segment]) -> Result<Option<bool>, Infallible> {
+        let Some(segment) = discarded.iter().find(|segment| has_come(segment.first_page / BLOCK)) else {
+            return Ok(None);
+        };
+        let block = block_of(segment.start);
+        Ok(self.registered.contains(&block).then(|| self.shown.contains_key(&block)))
+    }
+}
+
+impl Memory {
+    fn unmap(&mut self, block: u64) {
+        self.registered.remove(&block);
+        self.shown.remove(&block);
+    }
+
+    fn relocate(&mut self, from: u64, to: u64) {
+        let shown = self.shown.remove(&from);
+        self.unmap(to);
+        self.registered.remove(&from);
+        self.registered.insert(to);
+        shown.map(|shown| self.shown.insert(to, shown));
+    }
+}
+
+/// What a thread does next, where it can: blocks are its own.
+#[derive(Debug, Clone)]
+enum Step {
+    Move {
+        thread: usize,
+        from: u64,
+        to: u64,
+    },
+    Unmap {
+        thread: usize,
+        block: u64,
+    },
+    Discard {
+        thread: usize,
+        block: u64,
+    },
+    /// What it waits for goes on: its message is heard, or its pages are discarded.
+    GoOn {
+        thread: usize,
+    },
+    Fork,
+    HearFork,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (thread, block) = (0..THREADS, 0..BLOCKS);
+    prop_oneof![
+        4 => (thread.clone(), block.clone(), block.clone()).prop_map(|(thread, from, to)| Step::Move { thread, from, to }),
+        1 => (thread.clone(), block.clone()).prop_map(|(thread, block)| Step::Unmap { thread, block }),
+        1 => (thread.clone(), block).prop_map(|(thread, block)| Step::Discard { thread, block }),
+        6 => thread.prop_map(|thread| Step::GoOn { thread }),
+        1 => Just(Step::Fork),
+        1 => Just(Step::HearFork),
+    ]
+}
+
+/// A kernel, and a pager that hears from it.
+#[derive(Default)]
+struct Course {
+    memory: Memory,
+    /// What threads are to tell yet, and what they are to discard then.
+    to_tell: [Vec<Message>; THREADS],
+    to_discard: [Option<u64>; THREADS],
+    changes: [usize; THREADS],
+    /// The memory of the forked process, and what may be zero there: what was being discarded then, or until the fork was heard
+    /// of, where nothing had come.
+    forked: Option<(Memory, BTreeSet<u64>)>,
+    map: PageMap,
+    recent: Vec<Change>,
+    doubt: Option<(Doubt, PageMap)>,
+}
+
+impl Course {
+    fn begin() -> Self {
+        let mut course = Self::default();
+        for block in (0..THREADS as u64 * BLOCKS).filter(|block| block % BLOCKS < BLOCKS / 2) {
+            course.memory.registered.insert(block);
+            course.memory.shown.insert(block, block);
+        }
+        let segments = course.memory.shown.iter().map(|(block, shown)| Segment {
+            start: address(*block),
+            end: address(block + 1),
+            extent: ExtentId(0),
+            first_page: shown * BLOCK,
+        });
+        course.map = PageMap::of(segments);
+        course
+    }
+
+    /// Whether a thread is in no system call, and may make a change.
+    fn is_free(&mut self, thread: usize) -> bool {
+        let is_late = self.forked.is_some();
+        let is_free = self.to_tell[thread].is_empty()
+            && self.to_discard[thread].is_none()
+            && (!is_late || self.changes[thread] < CHANGES_MAX);
+        self.changes[thread] += usize::from(is_late && is_free);
+        is_free
+    }
+
+    fn take(&mut self, step: &Step) {
+        match *step {
+            Step::Move { thread, from, to } => {
+                let (from, to) = (thread as u64 * BLOCKS + from, thread as u64 * BLOCKS + to);
+                if from != to && self.memory.registered.contains(&from) && self.is_free(thread) {
+                    if self.memory.registered.contains(&to) {
+                        self.to_tell[thread].push(unmap_of(to));
+                    }
+                    self.memory.relocate(from, to);
+                    self.to_tell[thread].push(move_of(from, to));
+                }
+            }
+            Step::Unmap { thread, block } => {
+                let block = thread as u64 * BLOCKS + block;
+                if self.memory.registered.contains(&block) && self.is_free(thread) {
+                    self.memory.unmap(block);
+                    self.to_tell[thread].push(unmap_of(block));
+                }
+            }
+            Step::Discard { thread, block } => {
+                let block = thread as u64 * BLOCKS + block;
+                if self.memory.registered.contains(&block) && self.is_free(thread) {
+                    self.to_tell[thread].push(Message::Remove { start: address(block), end: address(block + 1) });
+                    self.to_discard[thread] = Some(block);
+                }
+            }
+            Step::GoOn { thread } => self.go_on(thread),
+            Step::Fork if self.forked.is_none() => {
+                let discarded =
+                    self.to_discard.iter().flatten().filter_map(|block| self.memory.shown.get(block).copied());
+                let discarded = discarded.collect();
+                self.forked = Some((self.memory.clone(), discarded));
+            }
+            Step::HearFork if self.forked.is_some() && self.doubt.is_none() => {
+                self.doubt = Some((Doubt::new(0, self.recent.clone()), self.map.clone()));
+            }
+            Step::Fork | Step::HearFork => {}
+        }
+        let is_quiet = self.to_tell.iter().all(Vec::is_empty) && self.forked.is_some() == self.doubt.is_some();
+        if is_quiet {
+            self.recent.clear();
+        }
+    }
+
+    fn go_on(&mut self, thread: usize) {
+        if !self.to_tell[thread].is_empty() {
+            let message = self.to_tell[thread].remove(0);
+            if let (Message::Remove { start, .. }, Some((_, zero)), None) = (message, &mut self.forked, &self.doubt) {
+                zero.extend(self.memory.shown.get(&block_of(start)).filter(|shown| !has_come(**shown)));
+            }
+            self.recent.push(Change::made(message, &mut self.map));
+            if let Some((doubt, _)) = &mut self.doubt {
+                doubt.heard(message);
+            }
+        } else if let Some(block) = self.to_discard[thread].take() {
+            self.memory.shown.remove(&block);
+        }
+    }
+
+    /// Hears all there is to hear, and finds out what the forked process has.
+    fn end(mut self) {
+        self.take(&Step::Fork);
+        self.take(&Step::HearFork);
+        for thread in 0..THREADS {
+            while !self.to_tell[thread].is_empty() {
+                self.go_on(thread);
+            }
+        }
+        let ((doubt, map), (memory, discarded)) = (self.doubt.unwrap(), self.forked.unwrap());
+        let found = doubt.resolve(&map, &memory).unwrap().unwrap_or(map);
+        for block in &memory.registered {
+            let right = memory.shown.get(block).copied();
+            let shown = found.at(address(*block)).map(|segment| segment.page_at(address(*block)) / BLOCK);
+            let may_be_zero = shown.is_none() && right.is_some_and(|right| discarded.contains(&right));
+            assert!(shown == right || may_be_zero, "block {block}: {shown:?}, not {right:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
+    #[test]
+    fn a_forked_process_has_what_its_parent_had_at_the_fork(steps in prop::collection::vec(step(), 0..40)) {
+        let mut course = Course::begin();
+        steps.iter().for_each(|step| course.take(step));
+        course.end();
+    }
+}
+
+/// The blocks that the map of a forked process shows, of which the kernel says that these are registered.
+fn found(map: &PageMap, doubt: &Doubt, registered: &[u64]) -> Option<Vec<u64>> {
+    let memory = Memory { registered: registered.iter().copied().collect(), shown: BTreeMap::new() };
+    let found = doubt.resolve(map, &memory).unwrap()?;
+    Some(found.segments().map(|segment| block_of(segment.start)).collect())
+}
+
+fn map() -> PageMap {
+    PageMap::of([Segment { start: address(1), end: address(2), extent: ExtentId(1), first_page: 0 }])
+}
+
+#[test]
+fn a_fork_that_overtakes_a_move_has_it_and_one_that_is_overtaken_has_it_not() {
+    let mut late = Doubt::new(0, Vec::new());
+    late.heard(move_of(1, 2));
+    assert_eq!(found(&map(), &late, &[2]), Some(vec![2]));
+    assert_eq!(found(&map(), &late, &[1]), None);
+    let mut moved = map();
+    let early = Doubt::new(0, vec![Change::made(move_of(1, 2), &mut moved)]);
+    assert_eq!(found(&moved, &early, &[1]), Some(vec![1]));
+    assert_eq!(found(&moved, &early, &[2]), None);
+}
+
+#[test]
+fn where_nothing_is_unmapped_both_places_are_registered() {
+    // MREMAP_DONTUNMAP leaves the old place, which is empty then.
+    let mut late = Doubt::new(0, Vec::new());
+    late.heard(move_of(1, 2));
+    assert_eq!(found(&map(), &late, &[1, 2]), Some(vec![2]));
+    // Here it was the new place that was registered before.
+    let mut late = Doubt::new(0, Vec::new());
+    late.heard(unmap_of(2));
+    late.heard(move_of(1, 2));
+    assert_eq!(found(&map(), &late, &[1, 2]), None);
+}
+
+#[test]
+fn an_unmapping_that_came_behind_the_fork_is_none_of_its() {
+    let mut unmapped = map();
+    let early = Doubt::new(0, vec![Change::made(unmap_of(1), &mut unmapped)]);
+    assert_eq!(found(&unmapped, &early, &[1]), Some(vec![1]));
+    assert_eq!(found(&unmapped, &early, &[]), None);
+}
+
+#[test]
+fn what_the_forked_process_moved_itself_is_asked_for_where_it_is() {
+    let mut map = map();
+    let changes = [move_of(1, 2), unmap_of(3)].map(|message| Change::made(message, &mut map));
+    assert_eq!(now_at(address(1), &changes), Some(address(2)));
+    assert_eq!(now_at(address(2), &changes), None);
+    assert_eq!(now_at(address(3), &changes), None);
+    assert_eq!(now_at(address(4), &changes), Some(address(4)));
+}

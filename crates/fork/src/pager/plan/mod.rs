@@ -1,0 +1,311 @@
+//! The memory plan: what the pager must know to serve a child. The daemon writes it into the child's directory, where
+//! every pager that serves the child, the first and those after a crash, reads it.
+//!
+//! ```text
+//!  pager.plan, mode 0600: it holds the seeds' tokens
+//!  0            8
+//!  ┌────────────┬──────────────────────┐
+//!  │ FFPLAN5\n  │ MemoryPlan, postcard │   at most PLAN_BYTES_MAX
+//!  └────────────┴──────────────────────┘
+//! ```
+
+pub(super) mod origin;
+pub(super) mod populated;
+pub(super) mod strategy;
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::iter;
+use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use farfork_wire::PAGE_SIZE;
+use farfork_wire::descriptor::{Backing, Descriptor, Extent, ExtentId, Mapping, PROCESSES_MAX, USER_SPACE_END};
+use serde::{Deserialize, Serialize};
+
+use super::page_map::Segment;
+use origin::{Origin, PlannedExtent, PlannedRun, SOURCES_MAX, Source};
+use strategy::Strategy;
+
+/// Name of the file in the child's directory.
+pub const PLAN_FILE: &str = "pager.plan";
+
+/// Longest plan, in bytes: as much as a descriptor, of which it is a part.
+const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64;
+
+/// Most pages that hold data: 4 TiB, more than a node has. The pager keeps some bits for each.
+const POPULATED_PAGES_MAX: u64 = 1 << 30;
+
+pub(super) const MAGIC: &[u8; 8] = b"FFPLAN5\n";
+
+/// What a child's pages come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPlan {
+    /// The seeds that they come from: the child's own first, then those that it inherits from.
+    pub sources: Vec<Source>,
+    /// Which addresses of the child's first process show which pages, ascending. Registered memory outside of them reads
+    /// as zeroes.
+    pub segments: Vec<Segment>,
+    /// The same of each process beside the first.
+    pub members: Vec<Vec<Segment>>,
+    /// The pages that hold data, by extent, ascending.
+    pub extents: Vec<PlannedExtent>,
+    /// How the child's pages are fetched.
+    pub strategy: Strategy,
+    /// Whether it is no child but a zygote: what it forks are children of their own.
+    pub is_zygote: bool,
+}
+
+/// Why there is no usable plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The file cannot be written.
+    #[error("{} cannot be written: {source}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file cannot be read.
+    #[error("{} cannot be read: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is no plan, or one that makes no sense.
+    #[error("{} is no memory plan: {what}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+impl MemoryPlan {
+    /// The plan for a child made of `descriptor`, which is valid, and in each of whose processes these ranges of addresses
+    /// (ascending) are registered with userfaultfd. `sources`: its seed, and behind it one for each layer of the descriptor.
+    pub fn from_descriptor(
+        descriptor: &Descriptor,
+        sources: Vec<Source>,
+        registered: &[&[Range<u64>]],
+        strategy: Strategy,
+    ) -> Self {
+        let maps = iter::once(&descriptor.mappings).chain(descriptor.members.iter().map(|member| &member.mappings));
+        let mut spaces = maps.zip(registered).map(|(mappings, registered)| segments(mappings, registered));
+        let segments = spaces.next().unwrap_or_default();
+        let members: Vec<Vec<Segment>> = spaces.collect();
+        let all = segments.iter().chain(members.iter().flatten());
+        let mut ids: Vec<ExtentId> = all.map(|segment| segment.extent).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let populated = |id: ExtentId| populated(id, &descriptor.extents[id.0 as usize]);
+        let extents = ids.into_iter().map(|id| PlannedExtent { id, populated: populated(id) }).collect();
+        Self { sources, segments, members, extents, strategy, is_zygote: false }
+    }
+
+    /// Memory that holds data and that the child sees, in bytes: what there is to fetch.
+    pub fn populated_bytes(&self) -> u64 {
+        let pages_of = |segment: &Segment| {
+            let (first, last) = (segment.first_page, segment.first_page + (segment.end - segment.start) / PAGE_SIZE);
+            let extent = self.extents.iter().find(|extent| extent.id == segment.extent);
+            let runs = extent.into_iter().flat_map(|extent| &extent.populated);
+            runs.map(|run| (run.first + run.count).min(last).saturating_sub(run.first.max(first))).sum::<u64>()
+        };
+        self.segments.iter().chain(self.members.iter().flatten()).map(pages_of).sum::<u64>() * PAGE_SIZE
+    }
+
+    /// Writes the plan into the child's directory, whole or not at all.
+    ///
+    /// # Errors
+    /// [`PlanError::Write`].
+    pub fn write(&self, child_dir: &Path) -> Result<(), PlanError> {
+        let path = child_dir.join(PLAN_FILE);
+        let aside = child_dir.join("pager.plan.new");
+        let written = self.encode().and_then(|bytes| {
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?.write_all(&bytes)?;
+            fs::rename(&aside, &path)
+        });
+        written.map_err(|source| PlanError::Write { path, source })
+    }
+
+    /// Reads the plan from the child's directory.
+    ///
+    /// # Errors
+    /// [`PlanError::Read`]; [`PlanError::Invalid`] for a file of another format, or a plan that makes no sense.
+    pub fn read(child_dir: &Path) -> Result<Self, PlanError> {
+        let path = child_dir.join(PLAN_FILE);
+        let invalid = |what: String| PlanError::Invalid { path: path.clone(), what };
+        let read = || {
+            let bytes = fs::metadata(&path)?.len();
+            if bytes <= PLAN_BYTES_MAX { fs::read(&path) } else { Err(io::ErrorKind::FileTooLarge.into()) }
+        };
+        let bytes = read().map_err(|source| PlanError::Read { path: path.clone(), source })?;
+        Self::decode(&bytes).map_err(invalid)
+    }
+
+    /// The bytes of its file.
+    ///
+    /// # Errors
+    /// Never for a plan that [`Self::decode`] takes.
+    pub fn encode(&self) -> io::Result<Vec<u8>> {
+        postcard::to_extend(self, MAGIC.to_vec()).map_err(io::Error::other)
+    }
+
+    /// Reads the plan from the bytes of its file.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let body = bytes.strip_prefix(MAGIC).ok_or("its first bytes are of another format")?;
+        let plan: Self = postcard::from_bytes(body).map_err(|error| error.to_string())?;
+        plan.check()?;
+        Ok(plan)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_segments(&self.segments)?;
+        self.members.iter().try_for_each(|segments| check_segments(segments))?;
+        if self.members.len() >= PROCESSES_MAX {
+            return Err(format!("it has {} processes beside the first", self.members.len()));
+        }
+        if !self.extents.windows(2).all(|pair| pair[0].id < pair[1].id) {
+            return Err("its extents are out of order".into());
+        }
+        let sources = self.sources.len();
+        if !(1..=SOURCES_MAX).contains(&sources) {
+            return Err(format!("its pages come from {sources} seeds, {SOURCES_MAX} at most"));
+        }
+        let pages =
+            self.extents.iter().try_fold(0, |sum: u64, extent| Ok::<_, String>(sum + extent.check(sources)?))?;
+        if pages > POPULATED_PAGES_MAX {
+            return Err(format!("{pages} pages hold data, {POPULATED_PAGES_MAX} at most"));
+        }
+        Ok(())
+    }
+}
+
+/// Which addresses of mappings show which pages, as far as they are registered.
+fn segments(mappings: &[Mapping], registered: &[Range<u64>]) -> Vec<Segment> {
+    let mut segments = Vec::new();
+    for mapping in mappings {
+        let (Backing::Anonymous { extent: Some(extent) } | Backing::PrivateFile { extent, .. }) = mapping.backing
+        else {
+            continue;
+        };
+        let behind = registered.partition_point(|range| range.end <= mapping.start);
+        for range in registered[behind..].iter().take_while(|range| range.start < mapping.end) {
+            let (start, end) = (range.start.max(mapping.start), range.end.min(mapping.end));
+            segments.push(Segment { start, end, extent, first_page: (start - mapping.start) / PAGE_SIZE });
+        }
+    }
+    segments
+}
+
+/// All pages of an extent that hold data: those that the seed's own owner has, and those that it inherits.
+fn populated(id: ExtentId, extent: &Extent) -> Vec<PlannedRun> {
+    let mut runs: Vec<PlannedRun> = extent.populated.iter().map(|run| PlannedRun::own(id, run)).collect();
+    runs.extend(extent.inherited.iter().map(|run| {
+        let origin = Origin { source: run.layer + 1, extent: run.extent, page: run.page };
+        PlannedRun { first: run.first, count: run.count, origin }
+    }));
+    runs.sort_unstable_by_key(|run| run.first);
+    runs
+}
+
+/// Checks that segments are whole pages of user space, in ascending order.
+///
+/// # Errors
+/// The first that is not.
+pub(super) fn check_segments(segments: &[Segment]) -> Result<(), String> {
+    let mut lowest = 0;
+    for segment in segments {
+        let whole = segment.start % PAGE_SIZE == 0 && segment.end % PAGE_SIZE == 0;
+        let in_order = segment.start >= lowest && segment.start < segment.end && segment.end <= USER_SPACE_END;
+        let countable = segment.first_page < USER_SPACE_END / PAGE_SIZE;
+        if !(whole && in_order && countable) {
+            return Err(format!("segment {:#x}-{:#x} is out of order", segment.start, segment.end));
+        }
+        lowest = segment.end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farfork_fabric::SeedKey;
+    use farfork_wire::Token;
+
+    fn source(seed: &str, port: u16) -> Source {
+        let key = SeedKey { seed: seed.parse().unwrap(), token: Token::from_bytes([7; 16]) };
+        Source::new(&key, format!("tcp:127.0.0.1:{port}").parse().unwrap())
+    }
+
+    fn plan() -> MemoryPlan {
+        let inherited = PlannedRun { first: 1, count: 2, origin: Origin { source: 1, extent: ExtentId(9), page: 70 } };
+        let segment = |start, pages, extent, first_page| Segment {
+            start,
+            end: start + pages * PAGE_SIZE,
+            extent: ExtentId(extent),
+            first_page,
+        };
+        MemoryPlan {
+            sources: vec![source("n2.s01f3a96c5d217e84", 7002), source("n1.s00f3a96c5d217e84", 7001)],
+            segments: vec![segment(0x10000, 4, 3, 0), segment(0x20000, 2, 0, 5)],
+            members: vec![vec![segment(0x10000, 1, 0, 0)]],
+            extents: vec![
+                PlannedExtent { id: ExtentId(0), populated: vec![] },
+                PlannedExtent { id: ExtentId(3), populated: vec![inherited] },
+            ],
+            strategy: Strategy::default(),
+            is_zygote: false,
+        }
+    }
+
+    #[test]
+    fn a_plan_survives_its_file_which_only_the_owner_reads() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        plan().write(dir.path()).unwrap();
+        assert_eq!(MemoryPlan::read(dir.path()).unwrap(), plan());
+        let mode = fs::metadata(dir.path().join(PLAN_FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(matches!(MemoryPlan::read(dir.path()), Err(PlanError::Read { .. })));
+        let mut overlapping = plan();
+        overlapping.segments[1].start = 0x13000;
+        let mut overlapping_later = plan();
+        let twice = overlapping_later.members[0][0];
+        overlapping_later.members[0].push(twice);
+        let mut unordered = plan();
+        unordered.extents.reverse();
+        let mut empty_run = plan();
+        empty_run.extents[1].populated[0].count = 0;
+        let mut too_many = plan();
+        too_many.extents[1].populated[0].count = POPULATED_PAGES_MAX + 1;
+        let mut from_nowhere = plan();
+        from_nowhere.extents[1].populated[0].origin.source = 2;
+        let mut from_beyond = plan();
+        from_beyond.extents[1].populated[0].origin.page = u64::MAX;
+        let mut without_source = plan();
+        without_source.sources.clear();
+        without_source.extents.clear();
+        for wrong in
+            [overlapping, overlapping_later, unordered, empty_run, too_many, from_nowhere, from_beyond, without_source]
+        {
+            wrong.write(dir.path()).unwrap();
+            assert!(matches!(MemoryPlan::read(dir.path()), Err(PlanError::Invalid { .. })));
+        }
+        fs::write(dir.path().join(PLAN_FILE), b"something else").unwrap();
+        assert!(matches!(MemoryPlan::read(dir.path()), Err(PlanError::Invalid { .. })));
+    }
+}

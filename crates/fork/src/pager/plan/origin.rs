@@ -1,0 +1,115 @@
+//! Where a child's pages come from: its own seed, and the seeds that it inherits pages from because its parent, a child
+//! itself, never touched them. Each page names its owner directly, however many processes lie between.
+
+use farfork_fabric::{Address, SeedKey};
+use farfork_wire::descriptor::{ExtentId, LAYERS_MAX, PageRun, USER_SPACE_END};
+use farfork_wire::{PAGE_SIZE, SeedId, Token};
+use serde::{Deserialize, Serialize};
+
+/// Most seeds that a child's pages come from: its own, and those that it inherits from.
+pub(in crate::pager) const SOURCES_MAX: usize = LAYERS_MAX + 1;
+
+/// A seed that pages come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// The seed.
+    pub seed: SeedId,
+    /// What opens it.
+    pub token: Token,
+    /// Where its owner is reached.
+    #[serde(with = "address_text")]
+    pub owner: Address,
+}
+
+impl Source {
+    /// The seed of this key, at this owner.
+    pub fn new(key: &SeedKey, owner: Address) -> Self {
+        Self { seed: key.seed.clone(), token: key.token, owner }
+    }
+}
+
+/// A page of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Index of the source in the plan.
+    pub source: u32,
+    /// The extent there.
+    pub extent: ExtentId,
+    /// Number of the page in that extent.
+    pub page: u64,
+}
+
+impl Origin {
+    /// The page so many pages behind this one.
+    pub(in crate::pager) fn behind(self, pages: u64) -> Self {
+        Self { page: self.page + pages, ..self }
+    }
+}
+
+/// Neighbouring pages of an extent that hold data, which are neighbours where they come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedRun {
+    /// Number of the first page in the extent.
+    pub first: u64,
+    /// How many pages; at least one.
+    pub count: u64,
+    /// Where the first page comes from.
+    pub origin: Origin,
+}
+
+/// The pages of an extent that hold data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlannedExtent {
+    /// The extent.
+    pub id: ExtentId,
+    /// Its pages, ascending.
+    pub populated: Vec<PlannedRun>,
+}
+
+impl PlannedExtent {
+    /// An extent whose pages all come from the same extent of the child's own seed.
+    pub fn own(id: ExtentId, populated: &[PageRun]) -> Self {
+        Self { id, populated: populated.iter().map(|run| PlannedRun::own(id, run)).collect() }
+    }
+
+    /// Checks its runs; gives the number of their pages.
+    pub(in crate::pager) fn check(&self, sources: usize) -> Result<u64, String> {
+        const PAGES_END: u64 = USER_SPACE_END / PAGE_SIZE;
+        let (mut lowest, mut pages) = (0, 0);
+        for run in &self.populated {
+            let end = run.first.checked_add(run.count).filter(|end| *end <= PAGES_END);
+            let origin_end = run.origin.page.checked_add(run.count).filter(|end| *end <= PAGES_END);
+            if origin_end.is_none() || run.origin.source as usize >= sources {
+                return Err(format!("the pages of extent {} come from nowhere", self.id.0));
+            }
+            match end {
+                Some(end) if run.first >= lowest && run.count > 0 => lowest = end,
+                _ => return Err(format!("the pages of extent {} are out of order", self.id.0)),
+            }
+            pages += run.count;
+        }
+        Ok(pages)
+    }
+}
+
+impl PlannedRun {
+    /// Pages of the child's own seed.
+    pub(in crate::pager) fn own(id: ExtentId, run: &PageRun) -> Self {
+        let origin = Origin { source: 0, extent: id, page: run.first };
+        Self { first: run.first, count: run.count, origin }
+    }
+}
+
+/// An address, as text.
+mod address_text {
+    use farfork_fabric::Address;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(in crate::pager) fn serialize<S: Serializer>(address: &Address, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(address)
+    }
+
+    pub(in crate::pager) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Address, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}

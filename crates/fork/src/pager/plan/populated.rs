@@ -1,0 +1,236 @@
+//! The pages of a seed that hold data, numbered without gaps: a page's number here is its *slot*. Whatever is kept
+//! per page (installed, in flight) is kept per slot, so that its size follows the data, not the address space: a
+//! sparse terabyte costs nothing.
+
+use std::ops::Range;
+
+use farfork_wire::descriptor::ExtentId;
+
+use super::origin::{Origin, PlannedRun};
+
+/// Neighbouring pages of one extent, with the slot of the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::pager) struct SlotRun {
+    /// The extent.
+    pub(in crate::pager) extent: ExtentId,
+    /// Number of the first page in the extent.
+    pub(in crate::pager) first_page: u64,
+    /// How many pages.
+    pub(in crate::pager) count: u64,
+    /// Slot of the first page.
+    pub(in crate::pager) first_slot: u64,
+    /// Where the first page comes from.
+    pub(in crate::pager) origin: Origin,
+}
+
+/// All populated pages of a plan, in ascending order of extent and page.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(in crate::pager) struct Populated {
+    runs: Vec<SlotRun>,
+    slots: u64,
+    /// They come from several sources.
+    is_mixed: bool,
+}
+
+impl Populated {
+    /// Numbers the pages of these extents, which come in ascending order, each once, with ascending runs.
+    pub(in crate::pager) fn of<'a>(extents: impl IntoIterator<Item = (ExtentId, &'a [PlannedRun])>) -> Self {
+        let mut all = Self::default();
+        for (extent, runs) in extents {
+            for run in runs {
+                let PlannedRun { first: first_page, count, origin } = *run;
+                all.runs.push(SlotRun { extent, first_page, count, first_slot: all.slots, origin });
+                all.slots += count;
+            }
+        }
+        all.is_mixed = all.runs.windows(2).any(|pair| pair[0].origin.source != pair[1].origin.source);
+        all
+    }
+
+    /// How many slots there are.
+    pub(in crate::pager) fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// The slot of a page; `None` when it holds no data.
+    pub(in crate::pager) fn slot_of(&self, extent: ExtentId, page: u64) -> Option<u64> {
+        let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
+        let run = self.runs[..behind].last()?;
+        let ahead = page - run.first_page.min(page);
+        (run.extent == extent && ahead < run.count).then_some(run.first_slot + ahead)
+    }
+
+    /// The slots of a range of pages.
+    pub(in crate::pager) fn slots_of(&self, extent: ExtentId, pages: Range<u64>) -> Range<u64> {
+        let slots_before = |page: u64| {
+            let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
+            self.runs[..behind].last().map_or(0, |run| {
+                let is_here = run.extent == extent;
+                run.first_slot + if is_here { run.count.min(page - run.first_page) } else { run.count }
+            })
+        };
+        slots_before(pages.start)..slots_before(pages.end)
+    }
+
+    /// The first page at or behind `page` that holds data.
+    pub(in crate::pager) fn next_page(&self, extent: ExtentId, page: u64) -> Option<u64> {
+        if self.slot_of(extent, page).is_some() {
+            return Some(page);
+        }
+        let behind = self.runs.partition_point(|run| (run.extent, run.first_page) <= (extent, page));
+        self.runs.get(behind).filter(|run| run.extent == extent).map(|run| run.first_page)
+    }
+
+    /// The pages of a range of slots, as runs of neighbours.
+    pub(in crate::pager) fn runs_of(&self, slots: Range<u64>) -> impl Iterator<Item = SlotRun> {
+        let first = self.runs.partition_point(|run| run.first_slot + run.count <= slots.start);
+        self.runs[first..].iter().map_while(move |run| {
+            let start = run.first_slot.max(slots.start);
+            let end = (run.first_slot + run.count).min(slots.end);
+            let first_page = run.first_page + (start - run.first_slot.min(start));
+            let origin = run.origin.behind(first_page - run.first_page);
+            let clipped = SlotRun { first_page, count: end.saturating_sub(start), first_slot: start, origin, ..*run };
+            (start < end).then_some(clipped)
+        })
+    }
+
+    /// The source of a slot's page.
+    pub(in crate::pager) fn source_of(&self, slot: u64) -> usize {
+        let first = self.runs.partition_point(|run| run.first_slot + run.count <= slot);
+        self.runs.get(first).map_or(0, |run| run.origin.source as usize)
+    }
+
+    /// The sources of a range of slots, each once.
+    pub(in crate::pager) fn sources_of(&self, slots: Range<u64>) -> Vec<usize> {
+        if !self.is_mixed {
+            return vec![self.source_of(slots.start)];
+        }
+        let mut sources: Vec<usize> = self.runs_of(slots).map(|run| run.origin.source as usize).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        sources
+    }
+
+    /// The parts of a range of slots whose pages come from one source, ascending, neighbours in one piece.
+    pub(in crate::pager) fn parts_of(&self, source: usize, slots: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let is_whole = !self.is_mixed && self.source_of(slots.start) == source;
+        let whole = is_whole.then(|| slots.clone());
+        let mut runs = (if is_whole { None } else { Some(self.runs_of(slots)) })
+            .into_iter()
+            .flatten()
+            .filter(move |run| run.origin.source as usize == source)
+            .map(|run| run.first_slot..run.first_slot + run.count)
+            .peekable();
+        whole.into_iter().chain(std::iter::from_fn(move || {
+            let mut part = runs.next()?;
+            while let Some(next) = runs.next_if(|next| next.start == part.end) {
+                part.end = next.end;
+            }
+            Some(part)
+        }))
+    }
+}
+
+impl Populated {
+    /// The source of the slot `first`, what of `ranges`, ascending, comes from there, and the first slot of them that
+    /// does not.
+    pub(in crate::pager) fn of_first_source(
+        &self,
+        first: u64,
+        ranges: Vec<Range<u64>>,
+    ) -> (usize, Vec<Range<u64>>, Option<u64>) {
+        let source = self.source_of(first);
+        if !self.is_mixed {
+            return (source, ranges, None);
+        }
+        let of_it: Vec<Range<u64>> = ranges.iter().flat_map(|range| self.parts_of(source, range.clone())).collect();
+        let is_of_another = |run: &SlotRun| run.origin.source as usize != source;
+        let others = ranges.into_iter().flat_map(|range| self.runs_of(range)).find(is_of_another);
+        (source, of_it, others.map(|run| run.first_slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn numbered(extents: &[Vec<(u64, u64)>]) -> (Populated, Vec<(ExtentId, u64, Origin)>) {
+        let mut pages = Vec::new();
+        let mut runs = Vec::new();
+        for (extent, gaps_and_counts) in extents.iter().enumerate() {
+            let (id, mut next, mut list) = (ExtentId(2 * extent as u32), 0, Vec::new());
+            for (gap, count) in gaps_and_counts {
+                let first = next + gap;
+                // Another source, and other numbers there, than the neighbours have.
+                let origin = Origin { source: (first % 3) as u32, extent: ExtentId(7), page: 1000 * first };
+                list.push(PlannedRun { first, count: *count, origin });
+                pages.extend((0..*count).map(|page| (id, first + page, origin.behind(page))));
+                next = first + count + 1;
+            }
+            runs.push((id, list));
+        }
+        (Populated::of(runs.iter().map(|(id, list)| (*id, &list[..]))), pages)
+    }
+
+    proptest! {
+        #[test]
+        fn slots_count_the_pages(
+            extents in prop::collection::vec(prop::collection::vec((0u64..5, 1u64..5), 0..6), 0..4),
+            from in 0u64..40, count in 0u64..40,
+        ) {
+            let (populated, pages) = numbered(&extents);
+            prop_assert_eq!(populated.slots() as usize, pages.len());
+            for (slot, (extent, page, origin)) in pages.iter().enumerate() {
+                prop_assert_eq!(populated.slot_of(*extent, *page), Some(slot as u64));
+                prop_assert_eq!(populated.source_of(slot as u64), origin.source as usize);
+            }
+            for extent in 0..8 {
+                for page in 0..60 {
+                    let known = pages.iter().position(|known| (known.0, known.1) == (ExtentId(extent), page));
+                    prop_assert_eq!(populated.slot_of(ExtentId(extent), page), known.map(|slot| slot as u64));
+                    let next = pages.iter().find(|(id, number, _)| *id == ExtentId(extent) && *number >= page);
+                    prop_assert_eq!(populated.next_page(ExtentId(extent), page), next.map(|(_, number, _)| *number));
+                }
+            }
+            for extent in 0..8 {
+                let of_it = populated.slots_of(ExtentId(extent), from..from + count);
+                let expected: Vec<u64> = (0..).zip(&pages).filter(|(_, (id, page, _))| {
+                    *id == ExtentId(extent) && (from..from + count).contains(page)
+                }).map(|(slot, _)| slot).collect();
+                prop_assert_eq!(of_it.collect::<Vec<_>>(), expected);
+            }
+            let asked = from..from + count;
+            let flat: Vec<_> = populated.runs_of(asked.clone()).flat_map(|run| {
+                (0..run.count).map(move |page| {
+                    (run.first_slot + page, (run.extent, run.first_page + page, run.origin.behind(page)))
+                })
+            }).collect();
+            let expected: Vec<_> = pages.iter().enumerate().map(|(slot, page)| (slot as u64, *page))
+                .filter(|(slot, _)| asked.contains(slot)).collect();
+            prop_assert_eq!(&flat, &expected);
+            let mut sources: Vec<usize> = expected.iter().map(|(_, page)| page.2.source as usize).collect();
+            sources.sort_unstable();
+            sources.dedup();
+            if !sources.is_empty() {
+                prop_assert_eq!(populated.sources_of(asked.clone()), sources);
+            }
+            if asked.start < populated.slots() {
+                let all: Vec<_> = std::iter::once(asked.start..asked.end.min(populated.slots())).collect();
+                let (source, of_it, others) = populated.of_first_source(asked.start, all);
+                let is_of_it = |slot: &u64| pages[*slot as usize].2.source as usize == source;
+                prop_assert!(of_it.iter().cloned().flatten().all(|slot| is_of_it(&slot)));
+                let count = expected.iter().filter(|(slot, _)| is_of_it(slot)).count();
+                prop_assert_eq!(of_it.into_iter().flatten().count(), count);
+                prop_assert_eq!(others, expected.iter().map(|(slot, _)| *slot).find(|slot| !is_of_it(slot)));
+            }
+            for source in 0..3 {
+                let parts: Vec<_> = populated.parts_of(source, asked.clone()).collect();
+                prop_assert!(parts.windows(2).all(|pair| pair[0].end < pair[1].start));
+                let slots: Vec<u64> = parts.into_iter().flatten().filter(|slot| *slot < populated.slots()).collect();
+                let of_it = expected.iter().filter(|(_, page)| page.2.source as usize == source);
+                prop_assert_eq!(slots, of_it.map(|(slot, _)| *slot).collect::<Vec<_>>());
+            }
+        }
+    }
+}
