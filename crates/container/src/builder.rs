@@ -248,7 +248,7 @@ impl Builder {
         let Plan { spec, blueprint, reserved, kept } = plan;
         let has_network = spec.network == NetworkSpec::Own;
         if let Some(kept) = kept {
-            let root = kept.enter(has_network, self.proc.as_fd())?;
+            let root = kept.enter(has_network)?;
             raise_loopback_in(spec)?;
             let (init, control) = self.spawn(clone::spawn_init, None, birthplace)?;
             return Ok((init, (control, None), Some(root)));

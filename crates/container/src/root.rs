@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use farfork_sys::mount::table::Attributes;
 use farfork_sys::mount::{self, Depth};
 use farfork_sys::namespace;
+use rustix::fs::{Mode, OFlags};
 
 use crate::config::RootSpec;
 use crate::error::ContainerError;
@@ -48,39 +49,56 @@ pub(crate) fn build(
 ) -> Result<Option<Own>, ContainerError> {
     let whole = Path::new("/");
     mount::make_private(whole).map_err(at("private propagation", whole))?;
-    let made = match spec {
-        RootSpec::Overlay => build_overlay(blueprint, scratch, (masked, users))?,
-        RootSpec::Shared => Vec::new(),
+    let (made, layers) = match spec {
+        RootSpec::Overlay => {
+            let (made, layers) = build_overlay(blueprint, scratch, (masked, users))?;
+            (made, Some(layers))
+        }
+        RootSpec::Shared => Default::default(),
     };
     let mut covered = masked.iter().filter(|path| !is_hidden(path, &made)).peekable();
-    let is_in_overlays = spec == RootSpec::Overlay && covered.peek().is_none();
+    let is_in_overlays = covered.peek().is_none();
     covered.try_for_each(|path| mask(path, spec))?;
     make_private_dir(users)?;
-    Ok(is_in_overlays.then(|| own_of(made)))
+    Ok(layers.filter(|_| is_in_overlays).map(|layers| own_of(made, layers)))
 }
 
-fn own_of(made: Vec<Made<'_>>) -> Own {
-    let mut own = Own::default();
-    for (point, files) in made {
-        let Some(files) = files else { continue };
+fn own_of(made: Vec<Made<'_>>, layers: OwnedFd) -> Own {
+    let mut own = Own { layers, overlays: Vec::new(), files: Vec::new() };
+    for (point, upper) in made {
+        let Some(Upper { directory, places }) = upper else { continue };
         own.overlays.push(point.to_owned());
-        own.files.extend(files);
+        own.files.extend(places.into_iter().map(|place| directory.join(place)));
+        // The private directory's place, and what is above it: as far as this layer has them.
+        let private = Path::new(PRIVATE_DIR).strip_prefix(point).into_iter().flat_map(Path::ancestors);
+        own.files.extend(private.map(|place| directory.join(place)));
+        own.files.push(directory);
     }
     own
 }
 
-/// A mount of the new root: where it is, and what its upper layer has if it is an overlay.
-type Made<'a> = (&'a Path, Option<Vec<PathBuf>>);
+/// A mount of the new root: where it is, and its upper layer if it is an overlay.
+type Made<'a> = (&'a Path, Option<Upper>);
 
-/// Gives each mount of the new root, in the order in which they were made.
+/// The upper layer of an overlay, as it was made.
+struct Upper {
+    /// By way of the directory of all layers.
+    directory: PathBuf,
+    /// What it has, by way of itself.
+    places: Vec<PathBuf>,
+}
+
+/// Gives each mount of the new root, in the order in which they were made, and the directory of their upper layers.
 fn build_overlay<'a>(
     blueprint: &'a Blueprint,
     scratch: &Path,
     (masked, users): (&[PathBuf], Option<&Users>),
-) -> Result<Vec<Made<'a>>, ContainerError> {
+) -> Result<(Vec<Made<'a>>, OwnedFd), ContainerError> {
     let tmpfs = mount::create("tmpfs", &[("source", "farfork"), ("mode", "755")], Attributes::empty())
         .and_then(|tmpfs| mount::attach(tmpfs.as_fd(), scratch));
     tmpfs.map_err(at("the tmpfs of upper layers", scratch))?;
+    let opened = rustix::fs::open(scratch, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+    let layers = opened.map_err(|cause| at("the tmpfs of upper layers", scratch)(cause.into()))?;
     let root = scratch.join("root");
     fs::create_dir(&root).map_err(at("a new root", &root))?;
     let mut made = Vec::new();
@@ -90,7 +108,7 @@ fn build_overlay<'a>(
         made.push((step.point(), perform(step, &root, &layers, (&hidden, users))?));
     }
     namespace::pivot(&root).map_err(at("the new root", Path::new("/")))?;
-    Ok(made)
+    Ok((made, layers))
 }
 
 /// Whether the mount that shows a masked path is an overlay: that has something of its own in its place.
@@ -102,9 +120,9 @@ fn is_hidden(path: &Path, made: &[Made<'_>]) -> bool {
 /// What is hidden from a container, and its users, if they are not the node's.
 type Given<'a> = (&'a [&'a Path], Option<&'a Users>);
 
-/// Takes one step below `root`, and gives what the upper layer has if it has made an overlay; `layers` does not exist yet, and begins
+/// Takes one step below `root`, and gives the upper layer if it has made an overlay; `layers` does not exist yet, and begins
 /// the names of its own layers.
-fn perform(step: &Step, root: &Path, layers: &Path, given: Given<'_>) -> Result<Option<Vec<PathBuf>>, ContainerError> {
+fn perform(step: &Step, root: &Path, layers: &Path, given: Given<'_>) -> Result<Option<Upper>, ContainerError> {
     let point = step.point();
     let target = root.join(point.strip_prefix("/").unwrap_or(point));
     let made = match step {
@@ -139,7 +157,7 @@ fn overlay(
     layers: &Path,
     attributes: Attributes,
     (hidden, users): Given<'_>,
-) -> io::Result<Option<Vec<PathBuf>>> {
+) -> io::Result<Option<Upper>> {
     let metadata = fs::symlink_metadata(point)?;
     if metadata.is_file() {
         return copy_read_only(point, target, attributes).map(|()| None);
@@ -152,13 +170,15 @@ fn overlay(
     fs::create_dir(&work)?;
     // The overlay's root takes owner and mode from the upper directory.
     copy_ownership(&metadata, &upper, users)?;
-    let own = hiding::hide(point, &upper, (hidden, users))?;
+    let places = hiding::hide(point, &upper, (hidden, users))?;
     let lower = match users {
         None => point.to_owned(),
         Some(users) => show_as_theirs(point, &layers.with_extension("lower"), users)?,
     };
     mount::attach(mount::overlay(&lower, &upper, &work, attributes)?.as_fd(), target)?;
-    Ok(Some(own))
+    // An overlay marks a directory of the upper layer when it is first looked up: now, so that it says nothing about the container's users.
+    places.iter().try_for_each(|place| fs::symlink_metadata(target.join(place)).map(drop))?;
+    Ok(upper.file_name().map(|name| Upper { directory: name.into(), places }))
 }
 
 /// Has the node's files at `point` be of the container's users at `shown`, which does not exist yet, and gives where they are.

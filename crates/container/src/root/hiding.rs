@@ -22,7 +22,7 @@ const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_de
 const ACCESS_LIST_BYTES_MAX: usize = 4096;
 
 /// Puts, into the upper layer of an overlay over `point` that is not mounted yet, something in the place of each hidden path. Gives what
-/// it has made, as the overlay will show it.
+/// it has made, by way of either.
 pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io::Result<Vec<PathBuf>> {
     let below = hidden.iter().filter_map(|path| path.strip_prefix(point).ok());
     let places: Vec<&Path> = below.filter(|place| place.parent().is_some()).collect();
@@ -63,7 +63,7 @@ pub(super) fn hide(point: &Path, upper: &Path, (hidden, users): Given<'_>) -> io
         None => Ok(()),
     })?;
     let made = made.iter().map(|(directory, _)| *directory);
-    Ok(made.chain(filled).map(|place| point.join(place)).collect())
+    Ok(made.chain(filled).map(Path::to_owned).collect())
 }
 
 /// A directory that shows nothing of the layer below.

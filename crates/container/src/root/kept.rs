@@ -19,13 +19,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use farfork_sys::mount;
-use farfork_sys::mount::table;
+use farfork_sys::mount::table::Table;
 use farfork_sys::namespace;
 use rustix::fs::{
     AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, futimens, ioctl_getflags, openat,
     statfs, statx, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::process::{chdir, fchdir};
 
 use super::layout::Blueprint;
 use super::plan::Step;
@@ -47,17 +48,22 @@ const TERMINALS_MULTIPLEXER: &str = "ptmx";
 #[derive(Debug)]
 pub(crate) struct KeptRoot {
     mounts: OwnedFd,
+    /// To read the table of `mounts` from.
+    table: Table,
     blueprint: Blueprint,
     own: Own,
     built: Sight,
 }
 
 /// What a root has that is not the node's.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Own {
+    /// The directory of all upper layers, which no path of the root's leads to.
+    pub(super) layers: OwnedFd,
     /// Where overlays are.
     pub(super) overlays: Vec<PathBuf>,
-    /// Files and directories of their upper layers, as they are shown.
+    /// Files and directories of the upper layers, by way of `layers`: seen there, they are not covered by what is mounted over them; and
+    /// files of the root, by absolute paths.
     pub(super) files: Vec<PathBuf>,
 }
 
@@ -82,8 +88,7 @@ struct FileSight {
     blocks: u64,
     attributes: u64,
     extended_attributes_bytes: usize,
-    /// Numbers of its file system and mount. Its own would not do: an overlay numbers directories in the order in which they are looked
-    /// up, and forgets that.
+    /// Numbers of its file system and mount.
     place: ((u32, u32), u64),
     accessed: (i64, u32),
     modified: (i64, u32),
@@ -102,15 +107,18 @@ impl KeptRoot {
         blueprint: &Blueprint,
         mut own: Own,
     ) -> Result<Self, ContainerError> {
-        own.files.extend(own.overlays.iter().cloned());
-        own.files.extend(Path::new(PRIVATE_DIR).parent().map(Path::to_owned));
+        own.enter().map_err(unseen)?;
+        // What is not there cannot come without a change to the directory above it.
+        own.files.retain(|path| path.symlink_metadata().is_ok());
         for terminals in blueprint.steps.iter().filter(|step| matches!(step, Step::Terminals { .. })) {
             own.files.extend([terminals.point().to_owned(), terminals.point().join(TERMINALS_MULTIPLEXER)]);
         }
-        // An overlay marks a directory when what is in it is first looked up: the inner ones come first.
-        own.files.sort_by_key(|path| std::cmp::Reverse(path.components().count()));
-        let built = Sight::take(&own, proc).map_err(unseen)?;
-        Ok(Self { mounts, blueprint: blueprint.clone(), own, built })
+        own.files.sort();
+        own.files.dedup();
+        let table = Table::open(proc).map_err(unseen)?;
+        let built = Sight::take(&own, &table).map_err(unseen)?;
+        own.leave().map_err(unseen)?;
+        Ok(Self { mounts, table, blueprint: blueprint.clone(), own, built })
     }
 
     /// Which of the node's mounts it shows.
@@ -122,22 +130,24 @@ impl KeptRoot {
     ///
     /// # Errors
     /// [`ContainerError::Spoilt`]: it is not as it was. All other errors are what kept us from looking.
-    pub(crate) fn enter(mut self, with_network: bool, proc: BorrowedFd<'_>) -> Result<Self, ContainerError> {
+    pub(crate) fn enter(mut self, with_network: bool) -> Result<Self, ContainerError> {
         let entering = |cause| ContainerError::Namespace { operation: "enter the root of a container before", cause };
         namespace::unshare_around(self.mounts.as_fd(), with_network).map_err(entering)?;
         // It shows processes of a container that is no more.
         mount::detach(Path::new("/proc")).map_err(|cause| spoilt("/proc", cause))?;
-        self.look_for_change(proc)?;
+        self.look_for_change()?;
         self.own.overlays.iter().try_for_each(|point| mount::forget_names(point)).map_err(unseen)?;
         let renewed = [self.renew_queues().map_err(unseen)?, self.renew_private_dir(with_network)?];
         if renewed.contains(&true) {
-            self.built.table = table::text_by(proc).map_err(unseen)?;
+            self.built.table = self.table.text().map_err(unseen)?;
         }
         Ok(self)
     }
 
-    fn look_for_change(&self, proc: BorrowedFd<'_>) -> Result<(), ContainerError> {
-        let now = Sight::take(&self.own, proc).map_err(|cause| spoilt("what is in it", cause))?;
+    fn look_for_change(&self) -> Result<(), ContainerError> {
+        self.own.enter().map_err(unseen)?;
+        let now = Sight::take(&self.own, &self.table).map_err(|cause| spoilt("what is in it", cause))?;
+        self.own.leave().map_err(unseen)?;
         if now.table != self.built.table {
             return Err(spoilt("mounts", "they are others"));
         }
@@ -217,10 +227,22 @@ impl KeptRoot {
     }
 }
 
+impl Own {
+    /// Has relative paths lead to the layers.
+    fn enter(&self) -> io::Result<()> {
+        Ok(fchdir(&self.layers)?)
+    }
+
+    fn leave(&self) -> io::Result<()> {
+        Ok(chdir("/")?)
+    }
+}
+
 impl Sight {
-    fn take(own: &Own, proc: BorrowedFd<'_>) -> io::Result<Self> {
+    /// In the directory of the layers.
+    fn take(own: &Own, table: &Table) -> io::Result<Self> {
         Ok(Self {
-            table: table::text_by(proc)?,
+            table: table.text()?,
             files: own.files.iter().map(|path| FileSight::take(path)).collect::<io::Result<_>>()?,
             // An overlay's is that of its upper layer.
             room: room(Path::new("/"))?,

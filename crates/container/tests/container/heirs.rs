@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use farfork_container::{Container, ContainerSpec, Heirs, Limits, NetworkSpec, Pool, RootSpec};
+use farfork_container::{Container, ContainerSpec, Heirs, Limits, NetworkSpec, PRIVATE_DIR, Pool, RootSpec};
 use farfork_sys::pidfd;
 
 use crate::probe::{Node, ask, try_ask, until};
@@ -13,7 +13,7 @@ use crate::probe::{Node, ask, try_ask, until};
 const WAIT: Duration = Duration::from_secs(60);
 
 /// What leaves something in a root: of files, of mounts, of what is attached to either.
-const LEAVES: [&str; 27] = [
+const LEAVES: [&str; 30] = [
     "echo secret > /tmp/left",
     "echo secret > /left",
     "echo secret > /tmp/gone; rm /tmp/gone",
@@ -41,6 +41,9 @@ const LEAVES: [&str; 27] = [
     "mount -o remount,ro /dev/shm",
     "mount --bind /etc /mnt",
     "chmod 600 /dev/pts/ptmx",
+    "unshare -m sh -c 'umount /run/farfork && chmod 700 /run/farfork'",
+    "unshare -m sh -c 'umount /run/farfork && echo secret > /run/farfork/left'",
+    "unshare -m sh -c 'umount /run/farfork && touch /run/farfork/hidden'",
 ];
 
 /// What ends with the processes and namespaces of a container, and how one looks for it.
@@ -119,9 +122,26 @@ fn a_root_without_a_trace_is_the_next_ones() {
     until("roots that nobody asks for go", || pool.roots() == (0, 0));
 }
 
+/// As run directories of nodes are, that nobody has named another place for.
+#[test]
+fn what_is_hidden_below_the_private_directory_is_no_trace() {
+    let node = with_hidden_below_private();
+    let pool = node.pool(1);
+    let container = take(&pool, "s1");
+    let root = root_of(&container);
+    assert!(end(&pool, container), "nothing was done in it");
+    assert_eq!(root_of(&take(&pool, "s1")), root);
+}
+
+fn with_hidden_below_private() -> Node {
+    let mut node = Node::new();
+    node.config.masked_places.push(Path::new(PRIVATE_DIR).join("hidden"));
+    node
+}
+
 #[test]
 fn who_leaves_anything_has_no_heirs() {
-    let node = Node::new();
+    let node = with_hidden_below_private();
     let pool = node.pool(1);
     for (number, left) in LEAVES.into_iter().enumerate() {
         let seed = format!("s{number}");

@@ -2,9 +2,10 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, openat};
@@ -43,16 +44,40 @@ pub fn of_this_thread() -> io::Result<Vec<Mount>> {
     parse(&std::fs::read("/proc/thread-self/mountinfo")?)
 }
 
-/// The table of the calling thread's namespace as text, by way of a `/proc` of the thread's pid namespace, which need not be
-/// mounted in the former.
-///
-/// # Errors
-/// As openat(2), read(2).
-pub fn text_by(proc: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
-    let mut text = Vec::with_capacity(TABLE_BYTES_USUAL);
-    File::from(openat(proc, "thread-self/mountinfo", flags, Mode::empty())?).read_to_end(&mut text)?;
-    Ok(text)
+/// The table of a mount namespace, held open: it can be read again and again, by whomever.
+#[derive(Debug)]
+pub struct Table(File);
+
+impl Table {
+    /// That of the calling thread, as seen from its root; by way of a `/proc` of the thread's pid namespace, which need not be mounted in its
+    /// mount namespace.
+    ///
+    /// # Errors
+    /// As openat(2).
+    pub fn open(proc: BorrowedFd<'_>) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(Self(openat(proc, "thread-self/mountinfo", flags, Mode::empty())?.into()))
+    }
+
+    /// Its text, as it is now.
+    ///
+    /// # Errors
+    /// As pread(2).
+    pub fn text(&self) -> io::Result<Vec<u8>> {
+        let mut text = vec![0; TABLE_BYTES_USUAL];
+        let mut length = 0;
+        loop {
+            match self.0.read_at(&mut text[length..], length as u64)? {
+                0 => break,
+                read => length += read,
+            }
+            if length == text.len() {
+                text.resize(length + TABLE_BYTES_USUAL, 0);
+            }
+        }
+        text.truncate(length);
+        Ok(text)
+    }
 }
 
 /// Mounts of the namespace that the process's main thread is in.
