@@ -110,6 +110,8 @@ pub struct ResumeRequest<'a> {
     pub container: &'a Container,
     /// Its standard streams.
     pub streams: StandardStreams,
+    /// Where its container's stub leaves its wait status: of [`make_status_file`].
+    pub status_file: OwnedFd,
     /// Where its parent waited to be told what it is: a socket with the answer in it.
     pub caller: Option<OwnedFd>,
     /// Bytes that it finds in a file of its own.
@@ -251,7 +253,7 @@ impl SeedSource {
 /// [`ResumeError`]; the caller drops the container, and tells the pager to release the child. A child that the pager
 /// refuses may have run up to the first page that it misses.
 pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
-    let ResumeRequest { child, directory, source, container, streams, caller, payload, .. } = request;
+    let ResumeRequest { child, directory, source, container, streams, status_file, caller, payload, .. } = request;
     let ResumeRequest { paused, untrusted, strategy, limit, .. } = request;
     let (deadline, is_eager) = (Instant::now() + limit, strategy.paging == Paging::Eager);
     let put = |bytes| phase!("resume.payload", container.put_file(PAYLOAD_NAME, bytes, 0o444));
@@ -282,7 +284,6 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     farfork_sys::fdpass::tell_sender(pager_end.as_fd()).map_err(ResumeError::local("a socket"))?;
     // The pager takes the child on while the stub builds it: neither waits for the other.
     let adoption = phase!("resume.ask", pager.begin_adoption(child, directory, pager_end));
-    let status_file = status_file(directory)?;
     let left = deadline.saturating_duration_since(Instant::now());
     let restored = phase!("resume.child", prepared.start(child_end.as_fd(), status_file.as_fd(), left));
     phase!("resume.adopt", adoption.wait())?;
@@ -296,15 +297,16 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
     Ok(restored)
 }
 
-/// Where the container's stub leaves the wait status. Its block is taken now, so that the child's end is told also where the file system is
-/// full by then, and does not count as memory of the container's.
-pub(crate) fn status_file(directory: &Path) -> Result<File, ResumeError> {
+/// Makes the file in which the container's stub leaves the wait status. Its block is taken now, so that the child's end is told also where
+/// the file system is full by then, and does not count as memory of the container's.
+///
+/// # Errors
+/// As open(2) and fallocate(2).
+pub fn make_status_file(directory: &Path) -> io::Result<OwnedFd> {
     let mut options = OpenOptions::new();
-    let opened = options.write(true).create(true).truncate(true).mode(0o600).open(directory.join(STATUS_FILE));
-    let made = opened.and_then(|file| match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, STATUS_BYTES) {
-        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(file),
+    let file = options.write(true).create_new(true).mode(0o600).open(directory.join(STATUS_FILE))?;
+    match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, STATUS_BYTES) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(file.into()),
         Err(error) => Err(error.into()),
-    });
-    let in_directory = |cause: io::Error| io::Error::new(cause.kind(), format!("in {}: {cause}", directory.display()));
-    made.map_err(in_directory).map_err(ResumeError::local("the status file"))
+    }
 }

@@ -14,7 +14,7 @@ use farfork_wire::ChildId;
 use crate::pager::{MemoryPlan, PagerClient, Strategy};
 use crate::phase;
 use crate::restore::{ChildPlan, Cradle, LocalNode, Prepared, Region, RestoreError, Restored, ZygotePlan};
-use crate::resume::{PAYLOAD_NAME, ResumeError, ResumeRequest, SeedSource, status_file};
+use crate::resume::{PAYLOAD_NAME, ResumeError, ResumeRequest, SeedSource};
 
 /// A zygote. Dropping it kills its process; the pager is told by whoever knows that no copy is being made.
 #[derive(Debug)]
@@ -103,7 +103,7 @@ pub fn resume_from(
     node: &LocalNode,
     pager: &PagerClient,
 ) -> Result<(Restored, OwnedFd), ResumeError> {
-    let ResumeRequest { child, directory, source, container, streams, caller, payload, .. } = request;
+    let ResumeRequest { child, directory, source, container, streams, status_file, caller, payload, .. } = request;
     let ResumeRequest { paused, strategy, limit, .. } = request;
     let deadline = Instant::now() + limit;
     let birthplace = container.birthplace()?.ok_or_else(|| ResumeError::Local {
@@ -129,7 +129,6 @@ pub fn resume_from(
     let registered = [&zygote.registered[..]];
     let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &registered, strategy);
     phase!("resume.memory", plan.write(directory))?;
-    let status_file = status_file(directory)?;
     let (keep, stubs) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
 
     let turn = phase!("resume.turn", zygote.turn.lock()).unwrap_or_else(PoisonError::into_inner);

@@ -111,11 +111,16 @@ fn spawn(init: &Init<'_>, namespaces: u64) -> io::Result<Born> {
 /// As poll(2).
 pub fn reap(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
     use rustix::process::{WaitId, WaitIdOptions, waitid};
+    let take = || waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    // Most that are reaped have ended already.
+    if matches!(take(), Ok(Some(_))) {
+        return Ok(true);
+    }
     if !crate::pidfd::wait_exit(pidfd, limit)? {
         return Ok(false);
     }
     // ECHILD: not ours to reap.
-    let _ = waitid(WaitId::PidFd(pidfd.as_fd()), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+    let _ = take();
     Ok(true)
 }
 

@@ -142,6 +142,11 @@ impl Child {
         }
     }
 
+    /// Whether it has not ended.
+    pub(crate) fn lives(&self) -> bool {
+        !matches!(*self.status.borrow(), Status::Ended(_))
+    }
+
     /// Waits for its end.
     pub(crate) async fn wait(&self) -> Ended {
         let mut status = self.status();
@@ -196,7 +201,7 @@ impl Child {
 
     /// Where its memory is. Blocks: the kernel looks at each of its pages.
     pub(crate) fn memory(&self, counted: Option<&PagerCounters>) -> v1::MemoryUse {
-        let process = self.record.process.parse().ok().filter(|_| self.ended().is_none());
+        let process = self.record.process.parse().ok().filter(|_| self.lives());
         let pid = process.map(|process: ProcessIdentity| process.pid);
         let residence = pid.and_then(|pid| Residence::of(pid).ok());
         let status = pid.and_then(|pid| process::Status::read(pid).ok());
@@ -235,8 +240,8 @@ impl Child {
     pub(crate) fn output(&self, stream: Stream, follow: Option<&Arc<OutputWatch>>) -> Result<Output, Failure> {
         let path = self.directory.join(stream.file());
         let opened = match follow {
-            Some(watch) => Output::follow(&path, watch, self.status()),
-            None => Output::open(&path),
+            Some(watch) if self.lives() => Output::follow(&path, watch, self.status()),
+            _ => Output::open(&path),
         };
         opened.map_err(|error| self.failure(Code::Internal, format!("what it wrote cannot be read: {error}")))
     }
@@ -295,10 +300,18 @@ impl Stream {
 
 impl From<&Child> for v1::Child {
     fn from(child: &Child) -> Self {
-        let Record { id, seed, command, process, resume_us, started_unix_ms, .. } = child.record();
-        let Record { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = child.record();
-        let Record { untrusted, user_namespace, read_only, network, publish, .. } = child.record();
-        let (state, ended) = match &*child.status.borrow() {
+        let memory_lost = child.memory_lost().unwrap_or_default();
+        Self { memory_lost, is_settled: child.memory_settled(), ..child.as_started() }
+    }
+}
+
+impl Child {
+    /// What it is and does; of its memory that it is neither settled nor lost, as of one that was just started and fetches what it touches.
+    pub(crate) fn as_started(&self) -> v1::Child {
+        let Record { id, seed, command, process, resume_us, started_unix_ms, .. } = self.record();
+        let Record { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = self.record();
+        let Record { untrusted, user_namespace, read_only, network, publish, .. } = self.record();
+        let (state, ended) = match &*self.status.borrow() {
             Status::Paused => (v1::ChildState::Paused, None),
             Status::Running => (v1::ChildState::Running, None),
             Status::Ended(ended) => match ended.exit {
@@ -307,7 +320,7 @@ impl From<&Child> for v1::Child {
             },
         };
         let pid = process.split_once('@').and_then(|(pid, _)| pid.parse().ok());
-        Self {
+        v1::Child {
             id: id.to_string(),
             node: id.node().to_string(),
             seed: seed.to_string(),
@@ -318,8 +331,8 @@ impl From<&Child> for v1::Child {
             resume_us: *resume_us,
             started_unix_ms: *started_unix_ms,
             command: command.clone(),
-            memory_lost: child.memory_lost().unwrap_or_default(),
-            is_settled: child.memory_settled(),
+            memory_lost: String::new(),
+            is_settled: false,
             memory_bytes_max: memory_bytes_max.unwrap_or(0),
             cpu_millicores_max: cpu_millicores_max.unwrap_or(0),
             processes_max: processes_max.unwrap_or(0),

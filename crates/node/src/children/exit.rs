@@ -1,6 +1,8 @@
 //! How a child ended.
 
-use std::fs;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -24,11 +26,12 @@ pub(crate) enum Exit {
 impl Exit {
     /// Reads what the container's stub left in the child's directory: a wait status of four bytes.
     pub(crate) fn read(file: &Path) -> Self {
-        match fs::read(file) {
-            Ok(bytes) => match <[u8; 4]>::try_from(bytes.as_slice()) {
-                Ok(word) => Self::of_wait_status(i32::from_ne_bytes(word)),
-                Err(_) => Self::Lost("its container was killed before it could tell".to_owned()),
-            },
+        let mut word = [0; 4];
+        match File::open(file).and_then(|file| file.read_exact_at(&mut word, 0)) {
+            Ok(()) => Self::of_wait_status(i32::from_ne_bytes(word)),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Self::Lost("its container was killed before it could tell".to_owned())
+            }
             Err(error) => Self::Lost(format!("its exit status cannot be read: {error}")),
         }
     }

@@ -47,7 +47,7 @@ pub(super) async fn watch_over(
 
 /// A child whose container ended while no daemon was there; `memory_end`: the kernel killed a process of it.
 pub(super) fn conclude_past(child: &Child, memory_end: Option<MemoryEnd>, pager: &PagerLink) {
-    if child.ended().is_none() {
+    if child.lives() {
         let file = child.directory().join(STATUS_FILE);
         let modified = fs::metadata(&file).and_then(|metadata| metadata.modified());
         let unix_ms = modified.map_or_else(|_| clock::unix_ms_now(), clock::unix_ms);

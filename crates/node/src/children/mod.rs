@@ -184,7 +184,7 @@ impl Children {
         }
         let namespace = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
         let wanted = namespace(&pid).filter(|wanted| namespace(&"self").as_ref() != Some(wanted))?;
-        let living = self.all().into_iter().filter(|child| child.ended().is_none());
+        let living = self.all().into_iter().filter(|child| child.lives());
         let is_its = |child: &Arc<Child>| child.pid().and_then(|pid| namespace(&pid)).as_ref() == Some(&wanted);
         living.into_iter().find(is_its)
     }
@@ -198,13 +198,13 @@ impl Children {
 
     /// How many have not ended.
     pub(crate) fn living(&self) -> usize {
-        self.table().values().filter(|child| child.ended().is_none()).count()
+        self.table().values().filter(|child| child.lives()).count()
     }
 
     /// What those that have not ended may use together, by their limits.
     pub(crate) fn limits_bytes(&self) -> u64 {
         let table = self.table();
-        let living = table.values().filter(|child| child.ended().is_none());
+        let living = table.values().filter(|child| child.lives());
         living.filter_map(|child| child.record().memory_bytes_max).sum()
     }
 
@@ -229,7 +229,7 @@ impl Children {
     /// There is none of that id, it has not ended, or what is left of it cannot be removed.
     pub(crate) async fn remove(&self, id: &ChildId) -> Result<(), Failure> {
         let child = self.get(id)?;
-        if child.ended().is_none() {
+        if child.lives() {
             return Err(child
                 .failure(Code::FailedPrecondition, "it has not ended")
                 .with_next_step(format!("end it first: `farfork kill {id}`")));

@@ -111,14 +111,18 @@ pub(crate) struct Output {
     file: Arc<File>,
     /// Up to where it was read.
     offset: u64,
-    /// Absent: what is there now is all.
+    /// How much of it there was when it was looked at.
+    bytes: u64,
+    /// Absent: that is all.
     following: Option<(Following, watch::Receiver<Status>)>,
 }
 
 impl Output {
     /// What the file holds now.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        Ok(Self { file: Arc::new(File::open(path)?), offset: 0, following: None })
+        let file = File::open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self { file: Arc::new(file), offset: 0, bytes, following: None })
     }
 
     /// What the file holds, and will hold until the child has ended.
@@ -131,14 +135,15 @@ impl Output {
     pub(crate) async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let Some((following, status)) = &mut self.following else {
-                return read_piece(&self.file, &mut self.offset).await;
+                return read_piece(&self.file, &mut self.offset, self.bytes).await;
             };
             // Both are armed before the read, so that nothing that happens behind it is missed.
             let grown = following.grown.notified();
             tokio::pin!(grown);
             grown.as_mut().enable();
             let has_ended = matches!(*status.borrow_and_update(), Status::Ended(_));
-            let piece = read_piece(&self.file, &mut self.offset).await?;
+            self.bytes = self.file.metadata()?.len();
+            let piece = read_piece(&self.file, &mut self.offset, self.bytes).await?;
             if piece.is_some() || has_ended {
                 return Ok(piece);
             }
@@ -152,8 +157,8 @@ impl Output {
 
 /// What was written lately is in the kernel's memory still: it is read here and now. To have another thread read it, and hear of
 /// that, takes longer than the read. What would have to be waited for is read by a thread that may wait.
-async fn read_piece(file: &Arc<File>, offset: &mut u64) -> io::Result<Option<Vec<u8>>> {
-    let left = file.metadata()?.len().saturating_sub(*offset);
+async fn read_piece(file: &Arc<File>, offset: &mut u64, bytes: u64) -> io::Result<Option<Vec<u8>>> {
+    let left = bytes.saturating_sub(*offset);
     if left == 0 {
         return Ok(None);
     }

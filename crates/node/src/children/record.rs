@@ -1,11 +1,11 @@
 //! `child.json`: what a child is, kept in its directory for the daemon's next start.
 
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write as _};
 use std::path::Path;
 
 use farfork_fork::pager::PagerCounters;
-use farfork_wire::{ChildId, SeedId};
+use farfork_wire::{ChildId, PAGE_SIZE, SeedId};
 use serde::{Deserialize, Serialize};
 
 use super::{Exit, Limit};
@@ -82,14 +82,20 @@ pub(crate) struct Ended {
 }
 
 impl Record {
-    /// Writes it into the child's directory, whole or not at all.
+    /// Writes it into the child's directory, whole or not at all, over the same child's before it ended.
     ///
     /// # Errors
     /// As writing and renaming a file.
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
+        let (text, file) = (serde_json::to_vec(self)?, directory.join(RECORD_FILE));
+        // Of one page the kernel writes all at once, whatever becomes of the daemon: there is no need for a draft, nor, for what has
+        // ended, for room. What was there before is shorter, for want of an end.
+        if text.len() as u64 <= PAGE_SIZE {
+            return OpenOptions::new().write(true).create(true).truncate(false).open(file)?.write_all(&text);
+        }
         let draft = directory.join("child.json.new");
-        fs::write(&draft, serde_json::to_vec_pretty(self)?)?;
-        fs::rename(&draft, directory.join(RECORD_FILE))
+        fs::write(&draft, text)?;
+        fs::rename(&draft, file)
     }
 
     /// Reads it from the child's directory.
@@ -105,6 +111,7 @@ impl Record {
 #[cfg(test)]
 mod tests {
     use super::{Ended, Exit, Limit, Network, PagerCounters, Port, Record};
+    use std::fs;
 
     #[test]
     fn a_record_survives_its_file() {
@@ -137,7 +144,11 @@ mod tests {
         };
         let directory = tempfile::tempdir().unwrap();
         assert!(Record::read(directory.path()).is_err());
-        record.write(directory.path()).unwrap();
-        assert_eq!(Record::read(directory.path()).unwrap(), record);
+        let living = Record { ended: None, ..record.clone() };
+        for state in [living, record.clone(), Record { command: "x".repeat(5_000), ..record }] {
+            state.write(directory.path()).unwrap();
+            assert_eq!(Record::read(directory.path()).unwrap(), state);
+        }
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }

@@ -58,7 +58,7 @@ impl Tending {
             let record = child.record();
             record.wants_huge_pages && now_ms.saturating_sub(record.started_unix_ms) >= AGE_MS_MIN
         };
-        let wanted: Vec<_> = children.iter().filter(is_worth_while).filter(|child| child.ended().is_none()).collect();
+        let wanted: Vec<_> = children.iter().filter(is_worth_while).filter(|child| child.lives()).collect();
         self.tended.retain(|id, _| wanted.iter().any(|child| child.record().id == *id));
         for child in wanted {
             let tended = self.tended.entry(child.record().id.clone()).or_insert_with(|| begin(child));

@@ -14,11 +14,10 @@ mod unfinished;
 mod zygotes;
 
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -38,14 +37,14 @@ use tokio::net::unix::pipe;
 use tonic::Code;
 
 use crate::api::v1;
-use crate::children::{Child, Limit, Newborn, Record, Stream};
+use crate::children::{Child, Limit, Newborn, Record};
 use crate::clock;
 use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
 use crate::network::{FanOut, Published};
 use crate::run_dir::RunDir;
 
-use nest::Nests;
+use nest::{Files, Nests};
 pub(crate) use options::{SeedAccess, StartOptions};
 pub(crate) use pager::{PagerError, PagerLink};
 use unfinished::Unfinished;
@@ -232,9 +231,10 @@ impl Engine {
         }
         let published = Published::take(&options.publish).map_err(|failure| Broken { failure, came: Came::Nowhere })?;
         let nest = phase!("resume.nest", self.nests.take()).map_err(no_files)?;
-        let unfinished = Unfinished::begin(nest, &self.pager);
-        let opened = phase!("resume.streams", streams(unfinished.directory(), options.attached));
-        let (streams, stdin) = opened.map_err(no_files)?;
+        let (id, directory, Files { output, error, status }) = nest.into_parts();
+        let unfinished = Unfinished::begin(id, directory, &self.pager);
+        let (input, stdin) =
+            phase!("resume.streams", standard_input(options.attached)).map_err(|error| failed(&error))?;
         let identity = caller::Identity { child: unfinished.id(), seed: &source.key.seed, index };
         let caller =
             phase!("resume.caller", caller::answered(&source.descriptor, identity, payload, unfinished.directory()));
@@ -256,7 +256,8 @@ impl Engine {
             directory: unfinished.directory(),
             source,
             container: &container,
-            streams,
+            streams: StandardStreams { input, output, error },
+            status_file: status,
             caller: caller.map_err(no_files)?,
             payload,
             paused: options.paused,
@@ -470,20 +471,14 @@ pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
     Failure::new(code, format!("process {pid}"), cause)
 }
 
-/// The nest's files for what the child writes; its standard input, with our end of it where somebody will attach.
-fn streams(directory: &Path, attached: bool) -> io::Result<(StandardStreams, Option<OwnedFd>)> {
-    let output = |stream: Stream| -> io::Result<OwnedFd> {
-        let file = OpenOptions::new().append(true).open(directory.join(stream.file()))?;
-        Ok(file.into())
-    };
-    let (input, ours) = if attached {
-        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
-        rustix::fs::fcntl_setfl(&write_end, rustix::fs::OFlags::NONBLOCK)?;
-        (read_end, Some(write_end))
-    } else {
-        (File::open("/dev/null")?.into(), None)
-    };
-    Ok((StandardStreams { input, output: output(Stream::Stdout)?, error: output(Stream::Stderr)? }, ours))
+/// A child's standard input, with our end of it where somebody will attach.
+fn standard_input(attached: bool) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
+    if !attached {
+        return Ok((File::open("/dev/null")?.into(), None));
+    }
+    let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
+    rustix::fs::fcntl_setfl(&write_end, rustix::fs::OFlags::NONBLOCK)?;
+    Ok((read_end, Some(write_end)))
 }
 
 /// A number that no other has, across restarts too: 64 random bits.

@@ -5,11 +5,12 @@
 
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farfork_fork::resume::STATUS_FILE;
+use farfork_fork::resume;
 use farfork_wire::{ChildId, NodeName};
 
 use super::random_number;
@@ -17,7 +18,7 @@ use crate::children::Stream;
 use crate::limits::STARTING_MAX;
 use crate::run_dir::RunDir;
 
-/// Fewest nests that are to be there: as many as can be needed at once. As many again are made at a time.
+/// Fewest nests that are to be there: as many as can be needed at once. As many again are made at a time; each holds three descriptors.
 const READY_MIN: usize = STARTING_MAX;
 const READY_MAX: usize = 2 * READY_MIN;
 
@@ -25,9 +26,24 @@ const READY_MAX: usize = 2 * READY_MIN;
 #[derive(Debug)]
 pub(super) struct Nest {
     id: ChildId,
-    /// Taken when a child has it.
-    directory: Option<PathBuf>,
+    directory: Removable,
+    files: Files,
 }
+
+/// What a child's directory has of files before there is a child, open for writing.
+#[derive(Debug)]
+pub(super) struct Files {
+    /// What the child writes to its standard output.
+    pub(super) output: OwnedFd,
+    /// What it writes to its standard error.
+    pub(super) error: OwnedFd,
+    /// How it ended.
+    pub(super) status: OwnedFd,
+}
+
+/// A directory; `None` when a child has it. Dropping it removes it.
+#[derive(Debug)]
+struct Removable(Option<PathBuf>);
 
 /// The nests of a node.
 #[derive(Debug)]
@@ -42,22 +58,25 @@ impl Nest {
         let id = ChildId::new(node.clone(), random_number()?);
         let directory = run_dir.child(&id);
         DirBuilder::new().mode(0o700).create(&directory)?;
-        let nest = Self { id, directory: Some(directory.clone()) };
-        for file in [Stream::Stdout.file(), Stream::Stderr.file(), STATUS_FILE] {
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(directory.join(file))?;
-        }
-        Ok(nest)
+        let made = Removable(Some(directory.clone()));
+        let output = |stream: Stream| {
+            let mut options = OpenOptions::new();
+            options.append(true).create_new(true).mode(0o600).open(directory.join(stream.file())).map(OwnedFd::from)
+        };
+        let (output, error) = (output(Stream::Stdout)?, output(Stream::Stderr)?);
+        let files = Files { output, error, status: resume::make_status_file(&directory)? };
+        Ok(Self { id, directory: made, files })
     }
 
-    /// Gives the child's id, and its directory, which is the caller's to remove.
-    pub(super) fn into_parts(mut self) -> (ChildId, PathBuf) {
-        (self.id.clone(), self.directory.take().expect("only this and a drop take it"))
+    /// Gives the child's id, its directory, which is the caller's to remove, and the files in it.
+    pub(super) fn into_parts(mut self) -> (ChildId, PathBuf, Files) {
+        (self.id, self.directory.0.take().expect("only this and a drop take it"), self.files)
     }
 }
 
-impl Drop for Nest {
+impl Drop for Removable {
     fn drop(&mut self) {
-        if let Some(directory) = self.directory.take() {
+        if let Some(directory) = self.0.take() {
             remove(&directory);
         }
     }
@@ -121,7 +140,9 @@ pub(super) fn remove(directory: &Path) {
 #[cfg(test)]
 mod tests {
     use super::{Nests, READY_MAX, READY_MIN, RunDir};
-    use std::fs;
+    use farfork_fork::resume::STATUS_FILE;
+    use std::fs::{self, File};
+    use std::io::Write as _;
 
     #[test]
     fn a_nest_is_a_directory_of_its_own_and_goes_when_it_is_not_used() {
@@ -132,8 +153,10 @@ mod tests {
         nests.refill();
         let count = || fs::read_dir(run_dir.children()).unwrap().count();
         assert_eq!(count(), READY_MAX);
-        let (id, directory) = nests.take().unwrap().into_parts();
+        let (id, directory, files) = nests.take().unwrap().into_parts();
         assert_eq!(directory, run_dir.child(&id));
+        File::from(files.status).write_all(b"done").unwrap();
+        assert_eq!(fs::read(directory.join(STATUS_FILE)).unwrap(), b"done");
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 3);
         assert!(!nests.is_low());
         let other = nests.take().unwrap();

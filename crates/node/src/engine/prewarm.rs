@@ -32,7 +32,7 @@ impl Engine {
                 .with_next_step("children can be forked all the same, and fetch what they touch")
         };
         let nest = self.nests.take().map_err(|error| failed(&error))?;
-        let (_, directory) = nest.into_parts();
+        let (_, directory, _) = nest.into_parts();
         let progress = self.fill_cache(&source, &directory, deadline);
         // The plan in it was for this alone.
         if let Err(error) = fs::remove_dir_all(&directory) {

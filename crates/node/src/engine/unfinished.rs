@@ -6,7 +6,7 @@ use std::sync::Arc;
 use farfork_wire::ChildId;
 
 use super::PagerLink;
-use super::nest::{self, Nest};
+use super::nest;
 
 /// A child's directory, and the pager's knowledge of it, before the child stands.
 #[derive(Debug)]
@@ -18,9 +18,8 @@ pub(super) struct Unfinished {
 }
 
 impl Unfinished {
-    /// A child that is to live in this nest.
-    pub(super) fn begin(nest: Nest, pager: &Arc<PagerLink>) -> Self {
-        let (id, directory) = nest.into_parts();
+    /// A child of that name that is to live there.
+    pub(super) fn begin(id: ChildId, directory: PathBuf, pager: &Arc<PagerLink>) -> Self {
         Self { id, directory, pager: Some(pager.clone()) }
     }
 

@@ -63,7 +63,7 @@ impl Told<'_> {
         ];
         let help = "Children of this node, those that ended until they are forgotten";
         self.gauges(("children", help, None), "state", &states)?;
-        let is_lost = |child: &&Arc<Child>| child.ended().is_none() && child.memory_lost().is_some();
+        let is_lost = |child: &&Arc<Child>| child.lives() && child.memory_lost().is_some();
         let help = "Children that run and cannot fetch their memory any more";
         self.gauge(("children_memory_lost", help, None), count(children.iter().filter(is_lost).count()))
     }

@@ -63,7 +63,7 @@ pub(super) async fn until_settled<T>(
 
 /// How far a child is, which begins to settle where `begin` says so.
 async fn ask(node: &Arc<Node>, child: &Arc<Child>, begin: bool) -> Result<SettleProgress, Failure> {
-    if child.ended().is_some() {
+    if !child.lives() {
         return Err(child.has_ended());
     }
     let (here, asked) = (node.clone(), child.clone());

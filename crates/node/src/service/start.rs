@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use farfork_fork::pager::Paging;
 use farfork_fork::phase;
 use tokio::sync::mpsc;
 use tonic::Code;
@@ -124,7 +125,8 @@ async fn conclude(batch: &Batch, index: u32, started: Result<Arc<Child>, Failure
     let result = match &started {
         Ok(child) => {
             node.metrics.resumed(child.record().resume_us);
-            Outcome::Child(child.as_ref().into())
+            let is_complete = batch.options.strategy.paging == Paging::Eager;
+            Outcome::Child(if is_complete { child.as_ref().into() } else { child.as_started() })
         }
         Err(failure) => {
             node.metrics.failed(Work::Resume, failure);

@@ -122,11 +122,12 @@ async fn wait_here(
 ) -> Result<(), Failure> {
     if results {
         // Which of the two it is shows at the end only.
-        if child.may_have_result() {
+        let has_result = child.may_have_result() && {
             child.wait().await;
-        }
+            child.has_result()
+        };
         let (stream, event): (_, fn(Vec<u8>) -> Event) =
-            if child.has_result() { (Stream::Result, Event::Result) } else { (Stream::Stdout, Event::Stdout) };
+            if has_result { (Stream::Result, Event::Result) } else { (Stream::Stdout, Event::Stdout) };
         let mut output = child.output(stream, Some(node.children.output()))?;
         while let Some(piece) = output.next().await.map_err(|error| unreadable(child, &error))? {
             if send(sink, v1::WaitEvent { index, event: Some(event(piece)) }).await.is_err() {

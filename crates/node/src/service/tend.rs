@@ -38,7 +38,7 @@ struct Ward(Arc<Child>);
 
 impl Drop for Ward {
     fn drop(&mut self) {
-        if self.0.ended().is_none() {
+        if self.0.lives() {
             tracing::info!(child = %self.0.record().id, "killed: who waited for it has gone");
             // It may have ended by itself.
             let _ = self.0.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());

@@ -119,16 +119,14 @@ impl MemoryPlan {
         self.segments.iter().chain(self.members.iter().flatten()).map(pages_of).sum::<u64>() * PAGE_SIZE
     }
 
-    /// Writes the plan into the child's directory, whole or not at all.
+    /// Writes the plan into the child's directory, of which nobody has heard yet: who is told of a child reads a whole one.
     ///
     /// # Errors
     /// [`PlanError::Write`].
     pub fn write(&self, child_dir: &Path) -> Result<(), PlanError> {
         let path = child_dir.join(PLAN_FILE);
-        let aside = child_dir.join("pager.plan.new");
         let written = self.encode().and_then(|bytes| {
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?.write_all(&bytes)?;
-            fs::rename(&aside, &path)
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?.write_all(&bytes)
         });
         written.map_err(|source| PlanError::Write { path, source })
     }

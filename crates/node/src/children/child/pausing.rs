@@ -140,6 +140,6 @@ impl Child {
     }
 
     fn require_living(&self) -> Result<(), Failure> {
-        if self.ended().is_some() { Err(self.has_ended()) } else { Ok(()) }
+        if self.lives() { Ok(()) } else { Err(self.has_ended()) }
     }
 }
