@@ -7,7 +7,7 @@ use std::process::Command;
 /// Static, so that a program's memory map is its own on every node.
 const FLAGS: &[&str] = &["-std=c++17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-Wl,--strip-all"];
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "src/workload/micro.cpp",
     "src/baseline/link.cpp",
     "src/baseline/echo.cpp",
@@ -19,6 +19,7 @@ const SOURCES: [&str; 13] = [
     "src/baseline/fault.cpp",
     "src/workload/sparse.cpp",
     "src/baseline/crowd.cpp",
+    "src/baseline/container.cpp",
     "src/workload/turns.cpp",
     "src/baseline/halts.cpp",
 ];
@@ -36,6 +37,7 @@ fn main() {
 fn programs() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     println!("cargo::rerun-if-env-changed=CXX");
+    println!("cargo::rerun-if-changed=src/baseline/crowd.h");
     println!("cargo::rerun-if-changed=src/baseline/end.h");
     println!("cargo::rerun-if-changed=src/workload/parent.h");
     println!("cargo::rerun-if-changed=src/workload/sparse.h");

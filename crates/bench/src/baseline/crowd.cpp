@@ -7,7 +7,7 @@
 // says:  ready
 //        fanned NS, and for each child: answered NUMBER VALUE RESULT_NS ANSWERED_NS
 //        held PID
-#include "../workload/sparse.h"
+#include "crowd.h"
 
 #include <csignal>
 #include <sched.h>
@@ -22,16 +22,6 @@ namespace {
 enum Network : uint64_t { PRIVATE, SHARED, HOST };
 
 int namespaces = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWIPC;
-
-struct Said {
-    uint64_t number, value;
-    int64_t result_ns;
-};
-
-struct Answer {
-    Said said;
-    int64_t answered_ns;
-};
 
 // Process 1 of a container, by which its namespaces are entered.
 int make_container() {
@@ -66,9 +56,7 @@ struct Crowd {
         if (container >= 0 && setns(container, namespaces)) _exit(1);
         // The crowd may be killed before it ends what stays; until the answer it lives.
         if (stays) prctl(PR_SET_PDEATHSIG, SIGKILL);
-        uint64_t value = memory.touch(number);
-        Said said = {number, value, now_ns()};
-        if (write(ends[1], &said, sizeof said) != sizeof said) _exit(1);
+        if (!touch_and_say(memory, number, ends[1])) _exit(1);
         if (stays) pause();
         _exit(0);
     }
@@ -91,11 +79,7 @@ struct Crowd {
             while (waitpid(-1, nullptr, WNOHANG) > 0) {
             }
         }
-        printf("fanned %lld\n", (long long)(now_ns() - began));
-        for (const Answer &a : answers)
-            printf("answered %lld %lld %lld %lld\n", (long long)a.said.number, (long long)a.said.value,
-                   (long long)(a.said.result_ns - began), (long long)(a.answered_ns - began));
-        fflush(stdout);
+        tell(began, answers.data(), count);
     }
 };
 

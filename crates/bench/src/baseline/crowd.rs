@@ -57,12 +57,17 @@ impl LocalCrowd {
         command.args([mib, AT_ONCE, containers, network].map(|number| number.to_string()));
         let mut program = Program::start(CROWD.name, &command)?;
         let [] = program.answer("ready")?;
-        Ok(Self { program, mib })
+        Ok(Self::of(program, mib))
+    }
+
+    /// A program that was started and takes the same requests.
+    pub(super) fn of(program: Program, mib: u64) -> Self {
+        Self { program, mib }
     }
 
     /// Forks children of these numbers; gives how long it took until the last answer, and what became of each.
     pub(crate) fn fan_out(&mut self, first: u64, count: u64) -> Result<(Duration, Vec<Answered>), BenchError> {
-        self.program.say(&format!("{count} {first}\n"))?;
+        self.order(first, count)?;
         let ns = |ns: i64| Duration::from_nanos(ns.unsigned_abs());
         let [took] = self.program.answer("fanned")?;
         let one = |_| {
@@ -72,6 +77,11 @@ impl LocalCrowd {
         };
         let all: Vec<Answered> = (0..count).map(one).collect::<Result<_, BenchError>>()?;
         Ok((ns(took), all))
+    }
+
+    /// Has children forked, whose answers are not read yet.
+    pub(super) fn order(&mut self, first: u64, count: u64) -> Result<(), BenchError> {
+        self.program.say(&format!("{count} {first}\n"))
     }
 
     /// Forks a child that stays until the next request, having done what all do; its process id.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use farfork_sys::cgroup::{self, hierarchy};
+use farfork_sys::cgroup;
 
 use crate::error::BenchError;
 use crate::program::{Image, Program};
@@ -77,13 +77,8 @@ impl Halts {
 impl Groups {
     /// One to make others in, where the machine has the unified hierarchy.
     fn make() -> Result<Option<Self>, BenchError> {
-        let failed = |path: PathBuf| move |cause| BenchError::File { path, cause };
-        let hierarchies = hierarchy::mounted().map_err(failed("/proc/self/mountinfo".into()))?;
-        let Some(unified) = hierarchies.iter().find(|hierarchy| hierarchy.version == hierarchy::Version::V2) else {
-            return Ok(None);
-        };
-        let path = unified.base(&[]).directory.join(format!("farfork-bench-{}-floor", std::process::id()));
-        cgroup::create(&path).map_err(failed(path.clone()))?;
+        let Some(path) = super::unified_group("floor")? else { return Ok(None) };
+        cgroup::create(&path).map_err(|cause| BenchError::File { path: path.clone(), cause })?;
         Ok(Some(Self(path)))
     }
 

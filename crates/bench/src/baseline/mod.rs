@@ -2,9 +2,25 @@
 //! with its program beside it. The floor that is a local `fork()` is the workload's own doing: see `workload`.
 
 pub(crate) mod connect;
+pub(crate) mod container;
 pub(crate) mod criu;
 pub(crate) mod crowd;
 pub(crate) mod echo;
 pub(crate) mod fault;
 pub(crate) mod halts;
 pub(crate) mod link;
+
+use std::path::PathBuf;
+
+use farfork_sys::cgroup::hierarchy::{self, Version};
+
+use crate::error::BenchError;
+
+/// Where a floor of this run may make a control group of the unified hierarchy, if there is one.
+fn unified_group(of: &str) -> Result<Option<PathBuf>, BenchError> {
+    let failed = |cause| BenchError::File { path: "/proc/self/mountinfo".into(), cause };
+    let hierarchies = hierarchy::mounted().map_err(failed)?;
+    let unified = hierarchies.iter().find(|hierarchy| hierarchy.version == Version::V2);
+    let name = format!("farfork-bench-{}-{of}", std::process::id());
+    Ok(unified.map(|unified| unified.base(&[]).directory.join(name)))
+}

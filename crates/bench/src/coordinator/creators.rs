@@ -18,6 +18,8 @@ use crate::workload::sparse::SPARSE;
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Creator {
     Farfork,
+    /// A floor: what the kernel has to do for a child in a container.
+    BareContainer,
     /// A floor: fork(2), into the namespaces of a container that was there before.
     LocalForkIntoNamespaces,
     /// A floor: fork(2).
@@ -25,7 +27,8 @@ pub(crate) enum Creator {
 }
 
 impl Creator {
-    pub(crate) const ALL: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
+    /// Those that there are on every machine.
+    pub(crate) const EVERYWHERE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
 }
 
 /// All of them.
@@ -33,6 +36,7 @@ pub(super) struct Creators {
     crowd: Crowd,
     in_namespaces: LocalCrowd,
     plain: LocalCrowd,
+    bare: Option<LocalCrowd>,
     /// Kept running.
     _parent: Parent,
     seed: String,
@@ -62,10 +66,20 @@ impl Creators {
         let crowd = crowd(cluster.nodes(), &seed).await?;
         let in_namespaces = LocalCrowd::start(&floor, mib, containers)?;
         let plain = LocalCrowd::start(&floor, mib, (0, ChildNetwork::Host))?;
-        let mut creators = Self { crowd, in_namespaces, plain, _parent: parent, seed, next: 1 };
+        let mut creators = Self { crowd, in_namespaces, plain, bare: None, _parent: parent, seed, next: 1 };
         // The first connects nodes, and brings the descriptor.
         creators.create(Creator::Farfork, cluster.nodes().len() as u64).await?;
         Ok(creators)
+    }
+
+    /// With bare containers, too.
+    pub(super) fn with_bare(self, bare: LocalCrowd) -> Self {
+        Self { bare: Some(bare), ..self }
+    }
+
+    /// Those that there are.
+    pub(super) fn all(&self) -> Vec<Creator> {
+        Creator::EVERYWHERE.into_iter().chain(self.bare.is_some().then_some(Creator::BareContainer)).collect()
     }
 
     /// Has so many made at once; how long it took, and what became of each.
@@ -73,22 +87,29 @@ impl Creators {
         let first = self.next;
         self.next += count;
         let began = Instant::now();
-        match by {
-            Creator::Farfork => self.crowd.fan_out(first, count).await.map(|answers| (began.elapsed(), answers)),
-            Creator::LocalForkIntoNamespaces => self.in_namespaces.fan_out(first, count),
-            Creator::LocalFork => self.plain.fan_out(first, count),
+        match self.floor(by) {
+            Some(floor) => floor.fan_out(first, count),
+            None => self.crowd.fan_out(first, count).await.map(|answers| (began.elapsed(), answers)),
         }
     }
 
-    /// Has one made that stays.
+    /// The program of a floor.
+    fn floor(&mut self, by: Creator) -> Option<&mut LocalCrowd> {
+        match by {
+            Creator::Farfork => None,
+            Creator::BareContainer => Some(self.bare.as_mut().expect("it is one of all")),
+            Creator::LocalForkIntoNamespaces => Some(&mut self.in_namespaces),
+            Creator::LocalFork => Some(&mut self.plain),
+        }
+    }
+
+    /// Has one made that stays, by one of those that there are everywhere.
     pub(super) async fn hold(&mut self, by: Creator) -> Result<Held, BenchError> {
         let number = self.next;
         self.next += 1;
-        let local = |pid| Held { pid, child: None };
-        match by {
-            Creator::Farfork => self.crowd.hold(number).await.map(|(child, pid)| Held { pid, child: Some(child) }),
-            Creator::LocalForkIntoNamespaces => self.in_namespaces.hold(number).map(local),
-            Creator::LocalFork => self.plain.hold(number).map(local),
+        match self.floor(by) {
+            Some(floor) => floor.hold(number).map(|pid| Held { pid, child: None }),
+            None => self.crowd.hold(number).await.map(|(child, pid)| Held { pid, child: Some(child) }),
         }
     }
 

@@ -1,5 +1,5 @@
 //! The course of `farfork bench fanout`: many children of one seed over some nodes, in turn with local forks that do the same
-//! with and without the namespaces of a container; then what memory one child has for itself.
+//! with and without the namespaces of a container, and with what the kernel must do for containers alone; then what memory one child has for itself.
 
 use std::fs;
 use std::io;
@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::cluster::{Cluster, node_arguments};
 use super::creators::{Creator, Creators, Held};
 use super::crowd::Crowd;
+use crate::baseline::container::{self, CONTAINER, Refusal};
 use crate::baseline::crowd::{Answered, ChildNetwork};
 use crate::error::BenchError;
 use crate::progress::{Show, tell};
@@ -90,23 +91,26 @@ pub async fn run_fanout(plan: &FanoutPlan, farfork: PathBuf, show: Show<'_>) -> 
     let arguments = node_arguments(&[("--pool", plan.pool), ("--zygotes", plan.zygotes)]);
     let mut cluster = Cluster::start_nodes(farfork, plan.nodes, plan.encrypted, &arguments).await?;
     let mut course = Course::begin(plan, &mut cluster, samples).await?;
-    let steps = plan.runs * Creator::ALL.len();
+    let all = course.creators.all();
+    let steps = plan.runs * all.len();
     for done in 0..steps {
-        let by = Creator::ALL[done % Creator::ALL.len()];
+        let by = all[done % all.len()];
         tell(show, done, steps, by.text())?;
         course.round(by).await?;
     }
     course.look_at_memory(&mut cluster).await?;
-    let Course { creators, samples, .. } = course;
+    let Course { creators, refusal, samples, .. } = course;
     creators.end(&mut cluster).await?;
     cluster.end()?;
-    FanoutReport::new(plan, samples)
+    FanoutReport::new(plan, refusal, samples)
 }
 
 /// Everything that is measured with.
 struct Course<'a> {
     plan: &'a FanoutPlan,
     creators: Creators,
+    /// Why there are no bare containers.
+    refusal: Option<Refusal>,
     samples: Samples<Key>,
 }
 
@@ -116,7 +120,12 @@ impl<'a> Course<'a> {
             Crowd::of(nodes, seed, plan.mib).await.map(|crowd| crowd.in_network(plan.network))
         };
         let creators = Creators::start(cluster, plan.mib, (CONTAINERS, plan.network), crowd).await?;
-        Ok(Self { plan, creators, samples })
+        let program = CONTAINER.install(cluster.scratch())?;
+        let (creators, refusal) = match container::start(&program, plan.mib, plan.network)? {
+            Ok(bare) => (creators.with_bare(bare), None),
+            Err(refusal) => (creators, Some(refusal)),
+        };
+        Ok(Self { plan, creators, refusal, samples })
     }
 
     /// A round of fan-outs.
@@ -149,7 +158,7 @@ impl<'a> Course<'a> {
     async fn look_at_memory(&mut self, cluster: &mut Cluster) -> Result<(), BenchError> {
         // Zygotes go that nobody used while others forked, and the first child of all is none's copy.
         self.fan_out(Creator::Farfork, self.plan.children).await?;
-        for by in [Creator::ALL; HELD].concat() {
+        for by in [Creator::EVERYWHERE; HELD].concat() {
             let Held { pid, child } = self.creators.hold(by).await?;
             self.add_memory(by, pid)?;
             if let Some(child) = child {

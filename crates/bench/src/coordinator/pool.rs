@@ -114,7 +114,7 @@ impl<'a> Course<'a> {
 
     async fn round(&mut self) -> Result<(), BenchError> {
         for pace in [Pace::BackToBack, Pace::Idle] {
-            for by in Creator::ALL {
+            for by in Creator::EVERYWHERE {
                 // Back to back is what follows the same.
                 match pace {
                     Pace::Idle => tokio::time::sleep(IDLE).await,
@@ -129,7 +129,7 @@ impl<'a> Course<'a> {
                 self.pause(by, pace).await?;
             }
         }
-        for by in Creator::ALL {
+        for by in Creator::EVERYWHERE {
             let (_, answers) = self.creators.create(by, self.plan.pool * BURST_FACTOR).await?;
             let last = answers.iter().map(|answer| answer.answered).max().unwrap_or_default();
             let each = last / answers.len().max(1) as u32;

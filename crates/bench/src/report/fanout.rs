@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure, spread};
+use crate::baseline::container::Refusal;
 use crate::baseline::crowd::ChildNetwork;
 use crate::coordinator::creators::Creator;
 use crate::coordinator::fanout::{FanoutPlan, Figure, Key};
@@ -21,19 +22,29 @@ const FIGURES: [Figure; 7] = [
     Figure::MemoryKib,
 ];
 
+/// What farfork is compared with, what it can come nearest to first.
+const FLOORS: [Creator; 3] = [Creator::BareContainer, Creator::LocalForkIntoNamespaces, Creator::LocalFork];
+
 /// All figures of a run.
 #[derive(Debug)]
 pub struct FanoutReport {
     machine: Machine,
     load_average: f64,
     plan: FanoutPlan,
+    /// Why there are no bare containers.
+    refusal: Option<String>,
     samples: Samples<Key>,
 }
 
 impl FanoutReport {
-    pub(crate) fn new(plan: &FanoutPlan, mut samples: Samples<Key>) -> Result<Self, BenchError> {
+    pub(crate) fn new(
+        plan: &FanoutPlan,
+        refusal: Option<Refusal>,
+        mut samples: Samples<Key>,
+    ) -> Result<Self, BenchError> {
         samples.flush()?;
-        Ok(Self { machine: Machine::this(), load_average: load_average(), plan: plan.clone(), samples })
+        let refusal = refusal.map(|refusal| refusal.to_string());
+        Ok(Self { machine: Machine::this(), load_average: load_average(), plan: plan.clone(), refusal, samples })
     }
 
     fn spread(&self, by: Creator, figure: Figure) -> Option<Spread> {
@@ -58,6 +69,7 @@ impl FanoutReport {
             "machine": self.machine,
             "load_average": self.load_average,
             "plan": self.plan,
+            "bare_container_refused": self.refusal,
             "figures": self.samples.spreads().map(figure).collect::<Vec<_>>(),
         })
     }
@@ -65,7 +77,7 @@ impl FanoutReport {
     /// For people.
     pub fn text(&self) -> String {
         let FanoutPlan { children, nodes, mib, network, encrypted, .. } = &self.plan;
-        let headings = ["", "farfork", "p99", "into namespaces", "×", "fork()", "×"];
+        let headings = ["", "farfork", "p99", "bare container", "×", "into namespaces", "×", "fork()", "×"];
         let network = network.text();
         let title = format!("{children} children of {mib} MiB, {network}, over {nodes} nodes, medians (p10–p90)");
         let mut table = Table::new(&title, &headings);
@@ -73,16 +85,19 @@ impl FanoutReport {
             let p99 = self.samples.percentile(&Key { by: Creator::Farfork, figure: what }, 0.99);
             let mut row = vec![what.text().to_owned(), spread(self.spread(Creator::Farfork, what))];
             row.push(p99.map_or("–".to_owned(), figure));
-            for floor in [Creator::LocalForkIntoNamespaces, Creator::LocalFork] {
+            for floor in FLOORS {
                 let ratio = self.ratio(floor, what).map_or("–".to_owned(), figure);
                 row.extend([super::table::median(self.spread(floor, what)), ratio]);
             }
             table.row(row);
         }
         let link = if *encrypted { "encrypted" } else { "in clear" };
+        let refused =
+            self.refusal.as_ref().map(|refusal| format!("No bare containers: {refusal}.\n")).unwrap_or_default();
         format!(
-            "{}, load {:.1}; farfork's link {link}\n\n{}\n\nfork(): local forks that touch and say the same; into namespaces: \
-             those of a container, made before. ×: farfork's\nmedian ÷ theirs. No result was wrong.\n",
+            "{}, load {:.1}; farfork's link {link}\n\n{}\n\nbare container: just what the kernel must do for a child in one, two at once. \
+             fork(): local forks that touch and say the\nsame; into namespaces: those of a container, made before. ×: farfork's median \
+             ÷ theirs. No result was wrong.\n{refused}",
             self.machine.text(),
             self.load_average,
             table.text()
@@ -106,6 +121,7 @@ impl Creator {
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Farfork => "farfork",
+            Self::BareContainer => "bare containers",
             Self::LocalForkIntoNamespaces => "fork() into namespaces",
             Self::LocalFork => "fork()",
         }
@@ -129,7 +145,7 @@ impl Figure {
 #[cfg(test)]
 mod tests {
     use super::super::table::COLUMNS_MAX;
-    use super::{ChildNetwork, Creator, FanoutPlan, FanoutReport, Figure, Key, Samples};
+    use super::{ChildNetwork, Creator, FanoutPlan, FanoutReport, Figure, Key, Refusal, Samples};
 
     #[test]
     fn floors_stand_beside_farfork() {
@@ -152,13 +168,22 @@ mod tests {
             encrypted: true,
             samples_file: None,
         };
-        let report = FanoutReport::new(&plan, samples).unwrap();
+        let report = FanoutReport::new(&plan, Some(Refusal::NoUnifiedHierarchy), samples).unwrap();
         assert_eq!(report.ratio(Creator::LocalFork, Figure::ChildrenPerS), Some(0.125));
         let (text, document) = (report.text(), report.document());
         assert!(text.contains("0.25") && text.contains("0.12"), "{text}");
+        assert!(text.contains("No bare containers: there is no unified hierarchy"), "{text}");
+        assert!(document["bare_container_refused"].is_string(), "{document}");
         assert!(text.contains("a network for all") && document["plan"]["network"] == "shared", "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= COLUMNS_MAX + 20), "{text}");
         assert_eq!(document["figures"].as_array().unwrap().len(), 6, "{document}");
+        let mut samples = Samples::new();
+        for (by, value) in [(Creator::Farfork, 500.0), (Creator::BareContainer, 1000.0)] {
+            samples.add(Key { by, figure: Figure::ChildrenPerS }, value).unwrap();
+        }
+        let beside = FanoutReport::new(&plan, None, samples).unwrap();
+        assert_eq!(beside.ratio(Creator::BareContainer, Figure::ChildrenPerS), Some(0.5));
+        assert!(!beside.text().contains("No bare") && beside.document()["bare_container_refused"].is_null());
         assert_eq!(
             (&document["plan"]["children"], &document["plan"]["samples_file"]),
             (&100.into(), &serde_json::Value::Null)

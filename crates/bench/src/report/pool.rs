@@ -47,7 +47,7 @@ impl PoolReport {
         let PoolPlan { pool, mib, runs, .. } = &self.plan;
         let title =
             format!("Children of a parent of {mib} MiB, {pool} containers ready, µs: medians of {runs} (p10–p90)");
-        let by = Creator::ALL.map(By::Creating);
+        let by = Creator::EVERYWHERE.map(By::Creating);
         let creating = self.table(&title, ["into namespaces", "fork()"], CREATING, by);
         let by = Pauser::ALL.map(By::Pausing);
         let pausing = self.table("A child that is warm, µs", ["bare freezer", "signals"], PAUSING, by);

@@ -13,9 +13,11 @@ struct Sparse {
     uint64_t *words;
     uint64_t pages;
 
-    explicit Sparse(uint64_t mib) : pages(mib << 8) {
+    explicit Sparse(uint64_t mib, int advice = MADV_NORMAL) : pages(mib << 8) {
         void *at = mmap(nullptr, mib << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (at == MAP_FAILED) fail("memory");
+        // Advice may be of no use to this kernel.
+        madvise(at, mib << 20, advice);
         words = static_cast<uint64_t *>(at);
         for (uint64_t i = 0; i < pages * PAGE_WORDS; i++) words[i] = mixed((i + 1) * 0x9e3779b97f4a7c15u);
     }

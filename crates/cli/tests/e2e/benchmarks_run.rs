@@ -193,7 +193,14 @@ fn fanout() {
     let path = samples.path().to_str().expect("temporary names are text");
     let document = run_benchmark("fanout", &["--children", "12", "--mib", "4", "--runs", "2", "--samples", path]);
     let figures = document["figures"].as_array().expect("a list of figures");
-    assert_eq!(figures.len(), 3 * 7, "three who fork, seven figures: {document}");
+    let unified = !document["bare_container_refused"].is_string();
+    assert_eq!(unified, fs::read_to_string("/proc/mounts").expect("it is there").contains(" cgroup2 "), "{document}");
+    let bare = usize::from(unified);
+    assert_eq!(
+        figures.len(),
+        3 * 7 + bare * 4,
+        "three who fork, seven figures; of bare containers no memory: {document}"
+    );
     let of = |by: &str, name: &str| {
         let is = |figure: &&Value| figure["by"] == by && figure["figure"] == name;
         figures.iter().find(is).unwrap_or_else(|| panic!("no {by} {name} in {document}"))
@@ -204,9 +211,12 @@ fn fanout() {
             assert!(of(by, name)["p50"].as_f64() > Some(0.0), "{by} {name}: {document}");
         }
     }
+    for name in ["children_per_s", "first_result_ms", "result_ms", "answered_ms"].into_iter().filter(|_| unified) {
+        assert!(of("bare_container", name)["p50"].as_f64() > Some(0.0), "{name}: {document}");
+    }
     let lines = fs::read_to_string(samples.path()).expect("the samples were written");
     // Of each who forks: each child's two times; a rate and a first result of each round; memory of five, in two parts and both.
-    assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 3 * 5));
+    assert_eq!(lines.lines().count(), 3 * (2 * 24 + 2 * 2 + 3 * 5) + bare * (2 * 24 + 2 * 2));
 }
 
 /// Clients fork for a while, and nothing is left; a floor that nobody reaches fails the run.

@@ -19,7 +19,9 @@ use crate::{Global, output, privilege};
 /// fails the run. Results are waited for as any client does.
 ///
 /// Beside them stand, measured in turn in the same run, local forks of the same memory that do the same, as many at once as a
-/// node starts: bare, and each into the namespaces of a container that was there before.
+/// node starts: bare, and each into the namespaces of a container that was there before. And just what the kernel must do for a
+/// child in a container of its own, two at once: control group, namespaces, /proc, network, process 1, the fork, all ends. Where that is
+/// not permitted, or the machine has no unified hierarchy of control groups, it is said.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
