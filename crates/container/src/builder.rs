@@ -1,12 +1,13 @@
-//! Builds containers: what they have in common is made ready once, each is then made by a thread of its own.
+//! Builds containers: what they have in common is made ready once, each is then made by a thread that has left the node's namespaces.
 //!
-//! A thread that has left the node's namespaces cannot simply return, and whatever it starts is born where it is: so it
-//! serves for one container and ends. It sees the container's root, and does nothing that needs the node's files.
+//! Whatever such a thread starts is born where it is, it sees the container's root, and does nothing that needs the node's files. One that
+//! has a [`Home`] goes back there; any other serves for one container and ends.
 
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,11 +17,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use farfork_sys::clone::{self, Born, Init};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_sys::mount::point::MountPoint;
+use farfork_sys::namespace::Home;
 use farfork_sys::{fdpass, memfd, namespace};
 use rustix::fs::{Mode, OFlags};
 
 use crate::bearer::{self, Bearer};
-use crate::cgroup::{ContainerCgroup, NodeCgroups, group_name};
+use crate::cgroup::{NodeCgroups, group_name};
 use crate::config::{ContainerConfig, ContainerSpec, NetworkSpec, RootSpec, UsersSpec};
 use crate::error::ContainerError;
 use crate::handle::{Asked, Container, Parts};
@@ -37,7 +39,7 @@ pub(crate) struct Builder {
     config: ContainerConfig,
     /// Real paths, none below another.
     masked: Vec<PathBuf>,
-    /// The run directory, over which a builder thread mounts what only it needs.
+    /// The run directory, over which whoever builds mounts what only a container needs.
     scratch: PathBuf,
     image: File,
     cgroups: NodeCgroups,
@@ -126,26 +128,36 @@ impl Builder {
         ContainerSpec { limited: asked.limited && self.cgroups.all_unlimited().is_used(), ..asked }
     }
 
-    /// Builds a container; takes a few milliseconds.
-    pub(crate) fn build(self: &Arc<Self>, spec: ContainerSpec) -> Result<Container, ContainerError> {
+    /// Builds a container, by the calling thread if that has a home; takes a few milliseconds.
+    pub(crate) fn build(
+        self: &Arc<Self>,
+        spec: ContainerSpec,
+        home: Option<&Home>,
+    ) -> Result<Container, ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.build").entered();
-        self.build_around(spec, None)
+        self.build_around(spec, None, home)
     }
 
     /// Builds a container around the root of one of this kind that has ended.
-    pub(crate) fn rebuild(self: &Arc<Self>, spec: ContainerSpec, root: KeptRoot) -> Result<Container, ContainerError> {
+    pub(crate) fn rebuild(
+        self: &Arc<Self>,
+        spec: ContainerSpec,
+        root: KeptRoot,
+        home: Option<&Home>,
+    ) -> Result<Container, ContainerError> {
         let _phase = tracing::debug_span!(target: "farfork::phase", "container.rebuild").entered();
         if root.layout() != self.layout() {
             let (what, why) = ("mounts of the node".to_owned(), "they are others".to_owned());
             return Err(ContainerError::Spoilt { what, why });
         }
-        self.build_around(spec, Some(root))
+        self.build_around(spec, Some(root), home)
     }
 
     fn build_around(
         self: &Arc<Self>,
         spec: ContainerSpec,
         kept: Option<KeptRoot>,
+        home: Option<&Home>,
     ) -> Result<Container, ContainerError> {
         let living = Arc::clone(&self.living);
         if self.living() > self.config.containers_max {
@@ -167,7 +179,12 @@ impl Builder {
         let numbers = reserved.as_ref().map(|reserved| reserved.numbers);
         let name = group_name(&id);
         let cgroup = if spec.limited { self.cgroups.group(&name)? } else { self.cgroups.unlimited(&name)? };
-        let built = self.start_init(&id, Plan { spec, blueprint, reserved, kept }, &cgroup);
+        let plan = Plan { spec, blueprint, reserved, kept };
+        let birthplace = cgroup.open_birthplace().map_err(ContainerError::from);
+        let built = birthplace.and_then(|birthplace| match home.filter(|_| plan.reserved.is_none()) {
+            Some(home) => self.start_init_from(home, plan, birthplace),
+            None => self.start_init(&id, plan, birthplace),
+        });
         let (init, asked, root) = built.inspect_err(|_| {
             if let Err(error) = cgroup.remove() {
                 tracing::warn!(%error, "control group of a container that could not be built is left");
@@ -230,20 +247,22 @@ impl Builder {
         self.cgroups.remove_empty();
     }
 
-    /// Gives init, whom it is asked by, and the root if another container may have it.
-    fn start_init(self: &Arc<Self>, id: &str, plan: Plan, cgroup: &ContainerCgroup) -> Result<Started, ContainerError> {
-        let birthplace = cgroup.open_birthplace()?;
+    /// Starts the first process, by a thread of its own.
+    fn start_init(self: &Arc<Self>, id: &str, plan: Plan, birthplace: Option<File>) -> Result<Started, ContainerError> {
         let (builder, phase) = (Arc::clone(self), tracing::Span::current());
         let body = move || phase.in_scope(|| builder.build_and_start(plan, birthplace.as_ref()));
-        thread::Builder::new()
-            .name(format!("build-{id}"))
-            .spawn(body)
-            .map_err(ContainerError::Thread)?
-            .join()
-            .map_err(|_| ContainerError::Thread(io::Error::other("it panicked; see the log")))?
+        let built = thread::Builder::new().name(format!("build-{id}")).spawn(body);
+        built.map_err(ContainerError::Thread)?.join().unwrap_or_else(|_| Err(panicked()))
     }
 
-    /// The builder thread.
+    /// The same by the calling thread, which is at home there.
+    fn start_init_from(&self, home: &Home, plan: Plan, birthplace: Option<File>) -> Result<Started, ContainerError> {
+        // What it is given is dropped by a panic, and all else that it changes is the thread's.
+        let body = AssertUnwindSafe(|| self.build_and_start(plan, birthplace.as_ref()));
+        panic::catch_unwind(|| home.leave(body)).unwrap_or_else(|_| Err(panicked()))
+    }
+
+    /// In a thread that may leave the node's namespaces. Gives init, whom it is asked by, and the root if another container may have it.
     fn build_and_start(&self, plan: Plan, birthplace: Option<&File>) -> Result<Started, ContainerError> {
         let Plan { spec, blueprint, reserved, kept } = plan;
         let has_network = spec.network == NetworkSpec::Own;
@@ -315,6 +334,10 @@ struct Plan {
 
 /// A container's init, whom it is asked by, and its root if another container may have that.
 type Started = (Born, Asked, Option<KeptRoot>);
+
+fn panicked() -> ContainerError {
+    ContainerError::Thread(io::Error::other("it panicked; see the log"))
+}
 
 fn raise_loopback_in(spec: ContainerSpec) -> Result<(), ContainerError> {
     match spec.network {

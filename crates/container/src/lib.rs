@@ -6,8 +6,8 @@
 //! crate above.
 //!
 //! ```text
-//!            builder thread (one per container, in namespaces of its own)
-//!   pool ──► unshare ─► root ─► loopback ─► clone3(NEWPID) ─► ends
+//!            a thread of the pool's, away from the node's namespaces
+//!   pool ──► unshare ─► loopback ─► root ─► clone3(NEWPID) ─► home
 //!                                               └─► init, pid 1: waits on its descriptor 3
 //! ```
 //!

@@ -8,6 +8,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use farfork_sys::namespace::Home;
+
 use crate::builder::Builder;
 use crate::cgroup::NodeCgroups;
 use crate::config::{ContainerConfig, ContainerSpec, Heirs};
@@ -283,7 +285,7 @@ impl State {
 impl Shared {
     /// The first of a kind; it makes the fillers keep more of them.
     fn build_first(&self, kind: ContainerSpec) -> Result<Container, ContainerError> {
-        let container = self.builder.build(kind)?;
+        let container = self.builder.build(kind, None)?;
         self.lock().shelf(kind).size = self.size;
         self.wanted.notify_all();
         Ok(container)
@@ -340,6 +342,9 @@ impl Shared {
         if let Err(error) = self.builder.cgroups().all_unlimited().enter() {
             tracing::warn!(%error, "each container's init has to be moved into its control groups");
         }
+        let home = Home::of_this_thread();
+        let home =
+            home.inspect_err(|error| tracing::warn!(%error, "each container is built by a thread of its own")).ok();
         let mut state = self.lock();
         while !state.stopping {
             let next = state.give_up_unused(Instant::now());
@@ -352,7 +357,7 @@ impl Shared {
             }
             if let Some((key, root)) = state.estates.next() {
                 drop(state);
-                let built = self.builder.rebuild(key.0, root);
+                let built = self.builder.rebuild(key.0, root, home.as_ref());
                 state = self.lock();
                 state.add_inherited(&key, built);
                 continue;
@@ -363,7 +368,7 @@ impl Shared {
             };
             state.shelf(kind).building += 1;
             drop(state);
-            let built = self.builder.build(kind);
+            let built = self.builder.build(kind, home.as_ref());
             state = self.lock();
             state.shelf(kind).building -= 1;
             match built {

@@ -8,6 +8,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::time::Duration;
@@ -137,7 +138,7 @@ struct Plan<'a> {
 /// See `become_init`, which the process runs.
 unsafe fn clone_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, plan: &Plan<'_>) -> io::Result<Born> {
     let mut pidfd: RawFd = -1;
-    let mut stack = vec![0_u128; STACK_BYTES / size_of::<u128>()];
+    let mut stack = [const { MaybeUninit::<u128>::uninit() }; STACK_BYTES / size_of::<u128>()];
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
     args.flags = namespaces | (libc::CLONE_PIDFD | libc::CLONE_VM | libc::CLONE_VFORK) as u64;

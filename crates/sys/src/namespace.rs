@@ -1,13 +1,19 @@
 //! Namespaces of the calling thread. What is changed here is the thread's own for the rest of its life: it belongs
-//! into a thread made for it.
+//! into a thread made for it, or one that comes [`Home`].
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use rustix::process::{chdir, pivot_root};
+use rustix::process::{PidfdFlags, chdir, chroot, fchdir, getpid, pidfd_open, pivot_root};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
+
+/// Pause before a thread tries again to come home.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// Gives the calling thread mount, UTS, IPC and, where wanted, network namespaces of its own (and, with the first, its own root
 /// and working directory). Processes that it starts are born there.
@@ -32,6 +38,60 @@ pub fn unshare_around(mounts: BorrowedFd<'_>, with_network: bool) -> io::Result<
     // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
     unsafe { unshare_unsafe(flags) }?;
     Ok(move_into_link_name_space(mounts, Some(LinkNameSpaceType::Mount))?)
+}
+
+/// Where a thread is at home, which leaves that to do something elsewhere and comes back: namespaces, root and working directory.
+#[derive(Debug)]
+pub struct Home {
+    process: OwnedFd,
+    root: OwnedFd,
+    current: OwnedFd,
+}
+
+impl Home {
+    /// That of the calling thread, which must be in the namespaces of the process's first one. From now on its root and working
+    /// directory are its own.
+    ///
+    /// # Errors
+    /// As unshare(2), pidfd_open(2), openat(2).
+    pub fn of_this_thread() -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let open = |path: &str| rustix::fs::open(path, flags, Mode::empty());
+        // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+        unsafe { unshare_unsafe(UnshareFlags::FS) }?;
+        let process = pidfd_open(getpid(), PidfdFlags::empty())?;
+        Ok(Self { process, root: open("/")?, current: open(".")? })
+    }
+
+    /// Does something for which the thread, whose home it is, may go into other namespaces, but for one of users; it is back afterwards,
+    /// also from a panic.
+    pub fn leave<T>(&self, to_do: impl FnOnce() -> T) -> T {
+        let _away = Away(self);
+        to_do()
+    }
+
+    fn enter(&self) -> io::Result<()> {
+        let kinds = ThreadNameSpaceType::MOUNT
+            | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+            | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION
+            | ThreadNameSpaceType::NETWORK;
+        move_into_thread_name_spaces(self.process.as_fd(), kinds)?;
+        fchdir(&self.root)?;
+        chroot(".")?;
+        Ok(fchdir(&self.current)?)
+    }
+}
+
+/// Dropping it brings the thread home.
+struct Away<'a>(&'a Home);
+
+impl Drop for Away<'_> {
+    fn drop(&mut self) {
+        // ENOMEM at most, and elsewhere the thread may do nothing else.
+        while self.0.enter().is_err() {
+            thread::sleep(RETRY);
+        }
+    }
 }
 
 /// The calling thread's mount namespace, which exists for as long as this is open. Needs a `/proc` in it.
@@ -119,5 +179,49 @@ pub fn raise_loopback() -> io::Result<()> {
     match unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS, &request) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{self, AssertUnwindSafe};
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// Where the calling thread is: namespaces, root, working directory.
+    fn whereabouts() -> Vec<PathBuf> {
+        let links = ["ns/mnt", "ns/uts", "ns/ipc", "ns/net", "root", "cwd"];
+        links.map(|link| std::fs::read_link(format!("/proc/thread-self/{link}")).unwrap()).to_vec()
+    }
+
+    #[test]
+    fn who_has_a_home_comes_back() {
+        let elsewhere = tempfile::tempdir().unwrap();
+        let thread = thread::spawn(move || {
+            let home = Home::of_this_thread().unwrap();
+            let at_home = whereabouts();
+            let leave = || {
+                unshare_container(true).unwrap();
+                chroot(elsewhere.path()).unwrap();
+                chdir("/").unwrap();
+            };
+            let left = home.leave(|| {
+                unshare_container(true).unwrap();
+                chdir(elsewhere.path()).unwrap();
+                whereabouts()
+            });
+            assert!(left.iter().zip(&at_home).filter(|(left, home)| left != home).count() == at_home.len() - 1);
+            assert_eq!(whereabouts(), at_home);
+            let panicked = panic::catch_unwind(AssertUnwindSafe(|| {
+                home.leave(|| {
+                    leave();
+                    panic!("elsewhere");
+                });
+            }));
+            assert!(panicked.is_err());
+            assert_eq!(whereabouts(), at_home);
+        });
+        thread.join().unwrap();
     }
 }
