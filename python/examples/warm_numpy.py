@@ -1,18 +1,19 @@
-"""A hundred calls of a process that has NumPy imported and ten more threads: by children of it, and by local forks.
+"""A hundred calls of a process that has NumPy imported: by children of it, and by local forks.
 
     pip install ./python numpy
     farfork up --nodes 2
     python3 python/examples/warm_numpy.py n1 n2
+    python3 python/examples/warm_numpy.py --threads 10 n1 n2  # ten more threads, which each child has, and no fork(2)
 
 Each figure is the time from the call until a result is there, the first or the last: the median of the rounds, the best and
 the worst, back to back and after 150 ms of nothing. A round's calls include the seed that is made of the program for them.
 Beside them stand forks of the program itself that compute and send back the same, as many at once as two nodes start.
 """
 
+import argparse
 import os
 import pickle
 import statistics
-import sys
 import threading
 import time
 import warnings
@@ -23,7 +24,6 @@ import numpy
 import farfork
 
 CALLS = 100
-THREADS = 10
 ROUNDS = 21
 IDLE_S = 0.15
 AT_ONCE = 16
@@ -82,13 +82,17 @@ def show(name: str, seconds: list[float]) -> None:
 
 
 def main() -> None:
-    nodes = sys.argv[1:]
+    parser = argparse.ArgumentParser(description="Times calls by children of this process, on the nodes, and by local forks.")
+    parser.add_argument("nodes", nargs="+", metavar="NODE")
+    parser.add_argument("--threads", type=int, default=0, help="that wait in this process beside its own (default: %(default)s)")
+    arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
-    for _ in range(THREADS):
+    for _ in range(arguments.threads):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
-    print(f"{numpy.__name__} {numpy.__version__}, {1 + THREADS} threads: median, best and worst of {ROUNDS} rounds, in ms\n")
+    threads = f"{threading.active_count()} threads of Python's"
+    print(f"{numpy.__name__} {numpy.__version__}, {threads}: median, best and worst of {ROUNDS} rounds, in ms\n")
     print("| | median | best | worst |\n|---|---|---|---|")
-    with farfork.Executor(nodes) as executor:
+    with farfork.Executor(arguments.nodes) as executor:
         list(executor.map(add_up, range(CALLS)))  # It has its connection, and nodes keep what they may for more.
         ways = {"farfork": lambda calls: executor.map(add_up, range(calls)), "os.fork": in_local_forks}
         for calls in (1, CALLS):
