@@ -11,20 +11,24 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use rustix::io::fcntl_dupfd_cloexec;
+use rustix::io::{DupFlags, dup3, fcntl_dupfd_cloexec};
 
 /// Descriptors that an init is given, from number 0 on.
 pub const INIT_FDS: usize = 4;
 /// Descriptors are first moved here and above, so that placing one cannot overwrite another.
 const FDS_APART_MIN: RawFd = 16;
+/// As many are used of a berth: the image, and the process's own.
+const BERTH_FDS: usize = 1 + INIT_FDS;
 /// The process's stack until its exec, in bytes: some frames that make system calls, unoptimised.
 const STACK_BYTES: usize = 32 << 10;
 /// Longest wait for a process whose exec failed to be gone, in milliseconds: it ends at once.
 const END_MS_MAX: u64 = 5_000;
 /// `linux/sched.h`; libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 1 << 33;
+const CLONE_CLEAR_SIGHAND: u64 = 1 << 32;
 /// Signals are numbered from 1 to this.
 const SIGNAL_MAX: libc::c_int = 64;
 
@@ -78,13 +82,14 @@ pub fn spawn_beside(init: &Init<'_>) -> io::Result<Born> {
 }
 
 fn spawn(init: &Init<'_>, namespaces: u64) -> io::Result<Born> {
-    let apart = |fd: BorrowedFd<'_>| fcntl_dupfd_cloexec(fd, FDS_APART_MIN);
-    let image = apart(init.image)?;
-    let fds = [apart(init.fds[0])?, apart(init.fds[1])?, apart(init.fds[2])?, apart(init.fds[3])?];
+    let berth = Berth::of(init)?;
+    let [image, fds @ ..] = berth.numbers();
     let plan = Plan {
-        image: image.as_raw_fd(),
+        image,
         name: init.name,
-        fds: [fds[0].as_raw_fd(), fds[1].as_raw_fd(), fds[2].as_raw_fd(), fds[3].as_raw_fd()],
+        fds,
+        fds_end: berth.end(),
+        ignored: *IGNORED_SIGNALS.get_or_init(ignored_signals),
         failure: UnsafeCell::new(0),
     };
 
@@ -93,6 +98,7 @@ fn spawn(init: &Init<'_>, namespaces: u64) -> io::Result<Born> {
     // another program's memory, or has ended.
     let born = unsafe { clone_into(namespaces, init.cgroup, &plan) };
     restore_signals(&every_signal);
+    berth.leave();
     let born = born?;
 
     // SAFETY: the process that wrote there runs another program now, or none.
@@ -125,11 +131,78 @@ pub fn reap(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
     Ok(true)
 }
 
+/// Numbers of descriptors, kept from the first process on that is started: whoever is born copies only these of all that its maker has
+/// open, and what is below them.
+#[derive(Debug)]
+struct Berth([OwnedFd; BERTH_FDS]);
+
+/// Those that nobody is in.
+static BERTHS: Mutex<Vec<Berth>> = Mutex::new(Vec::new());
+
+impl Berth {
+    /// One with the descriptors of `init`.
+    fn of(init: &Init<'_>) -> io::Result<Self> {
+        let free = BERTHS.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut berth = free.map_or_else(|| Self::new(init.image), Ok)?;
+        dup3(init.image, &mut berth.0[0], DupFlags::CLOEXEC)?;
+        for (kept, fd) in berth.0[1..].iter_mut().zip(init.fds) {
+            dup3(fd, kept, DupFlags::CLOEXEC)?;
+        }
+        Ok(berth)
+    }
+
+    fn new(occupant: BorrowedFd<'_>) -> io::Result<Self> {
+        let new = || fcntl_dupfd_cloexec(occupant, FDS_APART_MIN);
+        Ok(Self([new()?, new()?, new()?, new()?, new()?]))
+    }
+
+    fn numbers(&self) -> [RawFd; BERTH_FDS] {
+        self.0.each_ref().map(AsRawFd::as_raw_fd)
+    }
+
+    /// The number after its last.
+    fn end(&self) -> RawFd {
+        self.numbers().into_iter().max().map_or(RawFd::MAX, |last| last + 1)
+    }
+
+    /// Lets go of what is in it, and keeps its numbers.
+    fn leave(mut self) {
+        let [image, fds @ ..] = &mut self.0;
+        if fds.iter_mut().all(|fd| dup3(&*image, fd, DupFlags::CLOEXEC).is_ok()) {
+            BERTHS.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+        }
+    }
+}
+
+/// Signals that this process ignores, as it did when it first started another.
+static IGNORED_SIGNALS: OnceLock<u64> = OnceLock::new();
+
+fn ignored_signals() -> u64 {
+    let is_ignored = |signal: &libc::c_int| {
+        let mut action = [0_u64; 4];
+        // By number: the C library hides the two that are its own, which may be ignored as well.
+        // SAFETY: the kernel writes its sigaction, four words, of which the first is the handler, to this frame; nothing is set.
+        let told = unsafe {
+            libc::syscall(libc::SYS_rt_sigaction, *signal, ptr::null::<u64>(), action.as_mut_ptr(), size_of::<u64>())
+        };
+        told == 0 && action[0] == libc::SIG_IGN as u64
+    };
+    (1..=SIGNAL_MAX).filter(is_ignored).fold(0, |signals, signal| signals | bit(signal))
+}
+
+fn bit(signal: libc::c_int) -> u64 {
+    1 << (signal - 1)
+}
+
 /// All that the process needs, as plain numbers and pointers.
 struct Plan<'a> {
     image: RawFd,
     name: &'a CStr,
     fds: [RawFd; INIT_FDS],
+    /// None that it needs is here or above.
+    fds_end: RawFd,
+    /// Signals that are ignored where it is made.
+    ignored: u64,
     /// The error number of what failed before the exec; 0 for nothing.
     failure: UnsafeCell<i32>,
 }
@@ -141,7 +214,9 @@ unsafe fn clone_into(namespaces: u64, cgroup: Option<BorrowedFd<'_>>, plan: &Pla
     let mut stack = [const { MaybeUninit::<u128>::uninit() }; STACK_BYTES / size_of::<u128>()];
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    args.flags = namespaces | (libc::CLONE_PIDFD | libc::CLONE_VM | libc::CLONE_VFORK) as u64;
+    // The table of descriptors is shared until the process has its own, with what it needs.
+    args.flags = namespaces | (libc::CLONE_PIDFD | libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES) as u64;
+    args.flags |= CLONE_CLEAR_SIGHAND;
     args.pidfd = ptr::from_mut(&mut pidfd) as u64;
     args.exit_signal = libc::SIGCHLD as u64;
     args.stack = stack.as_mut_ptr() as u64;
@@ -204,16 +279,18 @@ unsafe extern "C" fn become_init(plan: *const Plan<'_>) -> ! {
     let plan = unsafe { &*plan };
     let argv = [plan.name.as_ptr(), ptr::null()];
     let environment = [ptr::null::<libc::c_char>()];
-    // SAFETY: all pointers are to this frame or to `plan`, alive until exec or exit; the table of descriptors is the process's.
+    // SAFETY: all pointers are to this frame or to `plan`, alive until exec or exit; the table of descriptors is the process's, once it has
+    // one of its own.
     unsafe {
+        let last = libc::c_uint::MAX;
+        step(libc::syscall(libc::SYS_close_range, plan.fds_end, last, libc::CLOSE_RANGE_UNSHARE), plan);
         for (number, fd) in plan.fds.iter().enumerate() {
             step(libc::syscall(libc::SYS_dup3, *fd, number, 0), plan);
         }
         // All others go with the exec, also those that some library opened without close-on-exec.
-        let last = libc::c_uint::MAX;
         step(libc::syscall(libc::SYS_close_range, INIT_FDS, last, libc::CLOSE_RANGE_CLOEXEC), plan);
         step(libc::syscall(libc::SYS_setsid), plan);
-        reset_signals();
+        reset_signals(plan.ignored);
         let path = c"".as_ptr();
         let (argv, environment) = (argv.as_ptr(), environment.as_ptr());
         step(libc::syscall(libc::SYS_execveat, plan.image, path, argv, environment, libc::AT_EMPTY_PATH), plan);
@@ -237,18 +314,17 @@ unsafe fn step(result: libc::c_long, plan: &Plan<'_>) {
     }
 }
 
-/// Default dispositions (exec keeps the ignored ones, and Rust ignores SIGPIPE), then an empty mask.
+/// Default dispositions of the `ignored` ones (CLONE_CLEAR_SIGHAND and exec leave these, and Rust ignores SIGPIPE), then an empty mask.
 ///
 /// # Safety
 /// As `become_init`.
-unsafe fn reset_signals() {
+unsafe fn reset_signals(ignored: u64) {
     // The kernel's sigaction: handler, flags, restorer, mask, each a word; zero is SIG_DFL and nothing else set.
     let default = [0_u64; 4];
     let none = 0_u64;
-    // SAFETY: the kernel reads four words and one word of this frame; the numbers of signals are 1 to SIGNAL_MAX, and
-    // the two that cannot be set give EINVAL.
+    // SAFETY: the kernel reads four words and one word of this frame; the numbers of signals are 1 to SIGNAL_MAX.
     unsafe {
-        for signal in 1..=SIGNAL_MAX {
+        for signal in (1..=SIGNAL_MAX).filter(|signal| ignored & bit(*signal) != 0) {
             libc::syscall(libc::SYS_rt_sigaction, signal, &default, ptr::null::<u64>(), size_of::<u64>());
         }
         libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &none, ptr::null::<u64>(), size_of::<u64>());

@@ -28,7 +28,7 @@ fn namespaces_are_the_containers_own() {
 #[test]
 fn init_has_no_descriptors_but_its_own() {
     let node = Node::new();
-    let _inheritable = rustix::io::dup(fs::File::open("/etc/passwd").unwrap()).unwrap();
+    let inheritable = rustix::io::dup(fs::File::open("/etc/passwd").unwrap()).unwrap();
     let pool = node.pool(1);
     let container = take(&pool, RootSpec::Overlay);
     // The fourth is the control socket, the fifth reads the directory.
@@ -36,7 +36,10 @@ fn init_has_no_descriptors_but_its_own() {
     assert_eq!(ask(&container, "L/proc/self/fd/0"), "/dev/null");
     let status = ask(&container, "R/proc/self/status");
     let field = |name: &str| status.lines().find_map(|l| l.strip_prefix(name)).unwrap().trim().to_owned();
-    assert_eq!((field("SigBlk:"), field("SigIgn:")), ("0".repeat(16), "0".repeat(16)));
+    for signals in ["SigBlk:", "SigIgn:", "SigCgt:"] {
+        assert_eq!(field(signals), "0".repeat(16), "{signals}");
+    }
+    assert!(rustix::io::fcntl_getfd(&inheritable).unwrap().is_empty(), "who makes it keeps what it has");
 }
 
 #[test]
