@@ -14,6 +14,9 @@ pub(crate) const TESTS: &[Test] = &[Test::alone("under_children_that_page", unde
 const PARENT_MIB: &str = "16";
 const DISK_MIB: u64 = 64;
 
+/// For who starts a daemon to write down that it does, beside the nodes' run directories.
+const STATE_BYTES: u64 = 16 << 10;
+
 /// How long children page for, at least, in ms.
 const PAGING_MS: &str = "700";
 
@@ -33,6 +36,7 @@ fn under_children() {
     // Whoever waits for it to have room again is not harmed by a daemon that is killed meanwhile.
     thread::sleep(Duration::from_millis(300));
     cluster.kill_daemon(1);
+    disk.give_back(STATE_BYTES);
     cluster.restart_daemon(1);
     cluster.wait_until_all_are_alive();
     seed.let_end(&children);

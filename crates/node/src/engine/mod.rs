@@ -273,7 +273,11 @@ impl Engine {
                 Some(step) => failure.with_next_step(step),
                 None => failure,
             };
-            let came = if has_not_run(&error) { Came::NotToRun } else { Came::ToRun };
+            let came = match &error {
+                ResumeError::Plan(_) => Came::Nowhere,
+                _ if has_not_run(&error) => Came::NotToRun,
+                _ => Came::ToRun,
+            };
             Broken { failure, came }
         })?;
         let has_run = |error: &dyn std::fmt::Display| Broken { came: Came::ToRun, ..failed(error) };

@@ -46,6 +46,13 @@ impl Disk {
         assert_eq!(outcome.expect_err("it is full").kind(), io::ErrorKind::StorageFull);
     }
 
+    /// Gives so much of it back.
+    pub(crate) fn give_back(&self, bytes: u64) {
+        let file = File::options().write(true).open(self.ballast()).expect("it was filled");
+        let length = file.metadata().expect("a file").len();
+        file.set_len(length.saturating_sub(bytes)).expect("to be shorter takes no room");
+    }
+
     /// Gives it back.
     pub(crate) fn empty(&self) {
         fs::remove_file(self.ballast()).expect("it was filled");
