@@ -151,12 +151,13 @@ fn where_they_may_be() {
     assert_eq!((told(&without, 0, "kept_max"), told(&without, 0, "children")), (0, 0));
 }
 
-/// Processes that are in a group of zygotes.
-fn zygotes() -> Vec<i32> {
+/// The zygotes of its nodes: beside it, others may run nodes of theirs.
+fn zygotes(cluster: &Cluster) -> Vec<i32> {
+    let group = format!("/{}/", cluster.group());
     let pids = fs::read_dir("/proc").expect("/proc").filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
     let is_zygote = |pid: &i32| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
-        groups.lines().any(|line| line.ends_with("/zygotes"))
+        groups.lines().any(|line| line.contains(&group) && line.ends_with("/zygotes"))
     };
     pids.filter(is_zygote).collect()
 }
@@ -174,7 +175,7 @@ fn in_huge_pages() {
     deadline::until("huge pages of a zygote", SOON, || {
         seed.fork_and_check(&parent, number, &[]);
         number += 1;
-        zygotes().into_iter().any(|pid| huge_kb(pid) > 0).then_some(())
+        zygotes(&cluster).into_iter().any(|pid| huge_kb(pid) > 0).then_some(())
     });
     let after = seed.fork_idle(1, &[]);
     assert!(huge_kb(after[0].pid) > 0, "a copy has the zygote's");

@@ -135,6 +135,11 @@ impl Cluster {
         own.into_iter().map(|pid| (format!("process {pid}"), count(pid))).collect()
     }
 
+    /// The name of the control group that all of its nodes are in, as no others are.
+    pub(crate) fn group(&self) -> &str {
+        &self.marks.group
+    }
+
     /// Memory that is charged to a node's children and templates, in KiB.
     pub(crate) fn children_memory_kb(&self, index: usize) -> u64 {
         let node = self.local_node(index);
