@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use farfork_container::Outsider;
 use farfork_wire::ChildId;
 
-use crate::pager::{MemoryPlan, PagerClient, Strategy};
+use crate::pager::{MemoryPlan, PagerClient, PlanError, Source, Strategy};
 use crate::phase;
 use crate::restore::{ChildPlan, Cradle, LocalNode, Prepared, Region, RestoreError, Restored, ZygotePlan};
 use crate::resume::{PAYLOAD_NAME, ResumeError, ResumeRequest, SeedSource};
@@ -24,6 +24,8 @@ pub struct Zygote {
     process: Outsider,
     region: Region,
     registered: Vec<Range<u64>>,
+    /// Where the pages of its copies come from by the plan that is written for them.
+    sources: Vec<Source>,
     /// Held by whoever has a copy made: the pager tells copies apart by their being made one after the other.
     turn: Mutex<()>,
 }
@@ -43,8 +45,9 @@ impl Zygote {
         let until = Instant::now() + limit;
         let planned = ZygotePlan::new(&source.descriptor, node, (process.pid(), process.control()))?;
         let registered = planned.registered();
-        let strategy = Strategy::default();
-        let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &registered, strategy);
+        let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &registered, Strategy::default());
+        plan.write_for_copies(directory)?;
+        let sources = plan.sources.clone();
         MemoryPlan { is_zygote: true, ..plan }.write(directory)?;
         let registered = registered.first().map_or_else(Vec::new, |ranges| ranges.to_vec());
         let (pager_end, its_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
@@ -54,7 +57,7 @@ impl Zygote {
         let region = planned.start(process.control(), its_end.as_fd(), left);
         adoption.wait()?;
         let (region, directory) = (region?, directory.to_owned());
-        Ok(Self { id, directory, process, region, registered, turn: Mutex::default() })
+        Ok(Self { id, directory, process, region, registered, sources, turn: Mutex::default() })
     }
 
     /// Its name at the pager.
@@ -75,6 +78,17 @@ impl Zygote {
     /// Its process.
     pub fn pid(&self) -> i32 {
         self.process.pid()
+    }
+
+    /// Gives a copy its memory plan: that which is there for all, but where it is to be another one.
+    fn plan_copy(&self, source: &SeedSource, strategy: Strategy, directory: &Path) -> Result<(), PlanError> {
+        let sources = source.sources();
+        let is_as_all = strategy == Strategy::default() && sources == self.sources;
+        if is_as_all && MemoryPlan::link_for_copy(&self.directory, directory).is_ok() {
+            return Ok(());
+        }
+        let registered = [&self.registered[..]];
+        MemoryPlan::from_descriptor(&source.descriptor, sources, &registered, strategy).write(directory)
     }
 }
 
@@ -126,9 +140,7 @@ pub fn resume_from(
         untrusted: false,
         users: None,
     })?;
-    let registered = [&zygote.registered[..]];
-    let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &registered, strategy);
-    phase!("resume.memory", plan.write(directory))?;
+    phase!("resume.memory", zygote.plan_copy(source, strategy, directory))?;
     let (keep, stubs) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
 
     let turn = phase!("resume.turn", zygote.turn.lock()).unwrap_or_else(PoisonError::into_inner);

@@ -192,8 +192,7 @@ impl Userfaultfd {
         if !is_userfaultfd(fd.as_raw_fd()) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the descriptor is no userfaultfd"));
         }
-        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
-        Ok(Self(fd))
+        Self::nonblocking(fd)
     }
 
     /// Takes the userfaultfd of this number in the process's table: one that a fork message named, or that a
@@ -207,7 +206,12 @@ impl Userfaultfd {
         }
         // SAFETY: the number is open, as its link just told, and of a kind that only the pager keeps, by numbers of
         // its journals; no `OwnedFd` of it exists elsewhere.
-        Self::from_fd(unsafe { OwnedFd::from_raw_fd(number) })
+        Self::nonblocking(unsafe { OwnedFd::from_raw_fd(number) })
+    }
+
+    fn nonblocking(fd: OwnedFd) -> io::Result<Self> {
+        rustix::fs::fcntl_setfl(&fd, rustix::fs::OFlags::NONBLOCK)?;
+        Ok(Self(fd))
     }
 
     /// Agrees with the kernel on the interface and switches `features` on; gives all that the kernel has. Once per

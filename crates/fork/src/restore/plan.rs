@@ -167,14 +167,19 @@ fn write_tables(
     writer: &mut PlanWriter,
 ) -> Result<Tables, RestoreError> {
     let process = &descriptor.process;
-    let is_here = super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id);
+    let has_memory = matches!(wishes.part, Part::Copy { .. });
+    // The files that a copy maps itself are shared ones, which are always mapped from here.
+    let is_here = if has_memory {
+        Vec::new()
+    } else {
+        super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id)
+    };
     let space = AddressSpace::plan(descriptor, &is_here, objects, (stub, wishes.bridge, wishes.part), writer)?;
     let fd_base = place.fd_base;
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);
     let numbered = wishes.users.and_then(|users| Some(confinement::outside(owner?, users.numbers)));
     let owner = numbered.as_ref().or(owner);
     let bridged = space.vdso.as_ref().and_then(|_| vdso::old_place(descriptor));
-    let has_memory = matches!(wishes.part, Part::Copy { .. });
     let makes_shared = place.number == 0 && wishes.part != Part::Zygote;
     let protection = (wishes.untrusted, wishes.users.is_some());
     let whose = (makes_shared, bridged.clone(), has_memory, protection);

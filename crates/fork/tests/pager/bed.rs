@@ -129,6 +129,9 @@ impl Bed {
         let dir = self.dir.path().join(id.to_string());
         fs::create_dir(&dir).unwrap();
         plan.write(&dir).unwrap();
+        if plan.is_zygote {
+            MemoryPlan { is_zygote: false, ..plan.clone() }.write_for_copies(&dir).unwrap();
+        }
         let (pagers_end, programs_end) = fdpass::seqpacket_pair().unwrap();
         self.client.adopt(&id, &dir, pagers_end).unwrap();
         ((id, dir), programs_end)

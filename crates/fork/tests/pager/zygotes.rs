@@ -19,11 +19,14 @@ pub(crate) const ALL: &[(&str, fn())] = &[
 
 const PAGES: u64 = 1024;
 
-/// Asks for the newest copy of a zygote to be served as a child; gives what its stub would keep.
-fn transfer(bed: &Bed, zygote: &Program, child: &ChildId, plan: &MemoryPlan) -> Result<usize, ClientError> {
+/// Asks for the newest copy of a zygote to be served as a child, by a plan of its own or the one of all; gives what its stub would keep.
+fn transfer(bed: &Bed, zygote: &Program, child: &ChildId, plan: Option<&MemoryPlan>) -> Result<usize, ClientError> {
     let dir = bed.dir.path().join(child.to_string());
     fs::create_dir_all(&dir).unwrap();
-    plan.write(&dir).unwrap();
+    match plan {
+        Some(plan) => plan.write(&dir).unwrap(),
+        None => MemoryPlan::link_for_copy(&zygote.dir, &dir).unwrap(),
+    }
     let (keep, kept) = fdpass::seqpacket_pair().unwrap();
     let pid = zygote.process.id() as i32;
     bed.client.transfer(&zygote.id, (child, &dir, pid), keep.as_fd())?;
@@ -42,6 +45,7 @@ fn copies() {
         if round == 3 {
             let zygotes = bed.stats(&zygote).counters;
             assert!(zygotes.faults < 100, "it had to do with none of them for long: {zygotes:?}");
+            assert!(zygotes.zero_pages > 0, "it has zeroes for those to come: {zygotes:?}");
         }
         zygote.meet();
         zygote.let_go();
@@ -52,11 +56,12 @@ fn copies() {
         if round == 2 {
             let mut others = plan.clone();
             others.sources[0].token = Token::from_bytes([9; 16]);
-            let refused = transfer(&bed, &zygote, child, &others).unwrap_err().to_string();
+            let refused = transfer(&bed, &zygote, child, Some(&others)).unwrap_err().to_string();
             assert!(refused.contains("not its zygote's"), "{refused}");
         }
-        assert_eq!(transfer(&bed, &zygote, child, &plan).unwrap(), 1, "its userfaultfd is kept");
-        if round == 3 {
+        let own = Some(&plan).filter(|_| round == 2);
+        assert_eq!(transfer(&bed, &zygote, child, own).unwrap(), 1, "its userfaultfd is kept");
+        if round == 0 || round == 3 {
             bed.kill_pager();
         }
         zygote.let_go();
@@ -66,6 +71,9 @@ fn copies() {
         let counters = bed.client.stats(child).unwrap().counters;
         assert!(counters.pages_fetched > seed.populated_pages() / 2, "its pages are its own: {counters:?}");
     }
+    let zeroes_waited_for = |child| bed.client.stats(child).unwrap().counters.faults_zero;
+    let [first, .., last] = [0, 1, 2].map(|child| zeroes_waited_for(&children[child]));
+    assert!(2 * last < first, "later ones had their zeroes: {first}, {last}");
     for child in &children {
         bed.client.release(child).unwrap();
     }

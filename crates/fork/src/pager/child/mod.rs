@@ -59,7 +59,7 @@ pub(super) enum ChildError {
 }
 
 /// A seed that a child's pages come from.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct ChildSource {
     /// What its owner is shown with each read.
     pub(super) key: Arc<SeedKey>,
@@ -82,6 +82,28 @@ impl ChildSource {
     }
 }
 
+/// What a plan says of a child, as the pager uses it. A zygote's copies have most of it in common.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) sources: Vec<ChildSource>,
+    pub(super) strategy: Strategy,
+    pub(super) populated: Arc<Populated>,
+    pub(super) maps: Arc<[PageMap]>,
+}
+
+impl Planned {
+    /// What this plan says.
+    pub(super) fn of(plan: MemoryPlan) -> Self {
+        let populated = Populated::of(plan.extents.iter().map(|extent| (extent.id, &extent.populated[..])));
+        Self {
+            sources: plan.sources.into_iter().map(ChildSource::of).collect(),
+            strategy: plan.strategy,
+            populated: Arc::new(populated),
+            maps: iter::once(plan.segments).chain(plan.members).map(PageMap::of).collect(),
+        }
+    }
+}
+
 /// A child that the pager serves.
 #[derive(Debug)]
 pub(super) struct Child {
@@ -92,7 +114,7 @@ pub(super) struct Child {
     /// How its pages are fetched.
     pub(super) strategy: Strategy,
     /// The pages of the seed that hold data.
-    pub(super) populated: Populated,
+    pub(super) populated: Arc<Populated>,
     /// What was done for it.
     pub(super) counters: PagerCounters,
     /// The socket on which its userfaultfd will arrive. Like a userfaultfd, never closed by a drop.
@@ -123,7 +145,7 @@ pub(super) struct Child {
     /// It was full and could not be replaced, which was said.
     journal_failed: bool,
     /// The maps of its own processes, as its plan has them.
-    pub(super) maps: Vec<PageMap>,
+    pub(super) maps: Arc<[PageMap]>,
     pub(super) next_space: SpaceNumber,
     /// Own processes that are still to be heard of.
     missed: SpaceNumber,
@@ -176,12 +198,18 @@ impl Child {
     }
 
     pub(super) fn of(id: ChildId, dir: &Path, plan: MemoryPlan, journal: Journal) -> Self {
-        let maps: Vec<PageMap> = iter::once(plan.segments).chain(plan.members).map(PageMap::of).collect();
+        let zygote = plan.is_zygote.then(|| Brood::of(dir));
+        Self { zygote, ..Self::planned(id, dir, Planned::of(plan), journal) }
+    }
+
+    /// A child of which nothing is known yet but its plan.
+    pub(super) fn planned(id: ChildId, dir: &Path, planned: Planned, journal: Journal) -> Self {
+        let Planned { sources, strategy, populated, maps } = planned;
         Self {
             id,
-            sources: plan.sources.into_iter().map(ChildSource::of).collect(),
-            strategy: plan.strategy,
-            populated: Populated::of(plan.extents.iter().map(|extent| (extent.id, &extent.populated[..]))),
+            sources,
+            strategy,
+            populated,
             counters: PagerCounters::default(),
             socket: None,
             pid: None,
@@ -192,7 +220,7 @@ impl Child {
             trace: Trace::default(),
             recalled: VecDeque::new(),
             early: Early::default(),
-            zygote: plan.is_zygote.then(Brood::default),
+            zygote: None,
             copy_of: None,
             dir: dir.to_owned(),
             journal,

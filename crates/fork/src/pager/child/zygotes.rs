@@ -9,8 +9,8 @@
 //! all spaces of a zygote but its own are then the newest copy's. Until it is transferred, a copy is served as a process of
 //! the zygote's: from the same seed, by the same map.
 //!
-//! A copy's journal begins with a snapshot; when that is written, the zygote's says that the space is gone. A pager that is
-//! killed in between leaves it in both: it is the child's.
+//! A copy's journal begins with its userfaultfd, and with a snapshot where its map is not the plan's any more; when that is
+//! written, the zygote's says that the space is gone. A pager that is killed in between leaves it in both: it is the child's.
 //!
 //! A zygote touches nothing itself. It is given what was touched of the seed's working set when it is adopted, and looks for more of it
 //! while copies are made, and for what it lacks of whole huge pages, which the node makes of them: a copy of one costs a fork as
@@ -18,6 +18,7 @@
 //! copy is made; and that is told as any child's.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
@@ -25,13 +26,13 @@ use std::path::Path;
 use farfork_sys::huge_page::HUGE_PAGE_BYTES;
 use farfork_wire::{ChildId, PAGE_SIZE};
 
-use super::{Child, ChildError};
+use super::{Child, ChildError, ChildSource, Planned};
 use crate::pager::control::protocol::Reply;
 use crate::pager::journal::{Journal, Snapshot, SpaceNumber, SpaceSnapshot, State};
-use crate::pager::page_map::Segment;
-use crate::pager::plan::MemoryPlan;
+use crate::pager::page_map::{PageMap, Segment};
 use crate::pager::plan::populated::Populated;
 use crate::pager::plan::strategy::Paging;
+use crate::pager::plan::{MemoryPlan, PlanId};
 use crate::pager::server::watch::Source;
 use crate::pager::server::{Served, Server};
 use crate::pager::space::Space;
@@ -45,6 +46,9 @@ const FILLED_PAGES_MAX: u64 = 2 * ZYGOTE_PAGES_MAX;
 
 /// Most faults of copies that are remembered until the next copy is made.
 const TOUCHED_MAX: usize = ZYGOTE_PAGES_MAX as usize;
+
+/// Most pages of a zygote that are zeroes, 2 MiB: of those it has an entry each, and no memory.
+const ZEROES_MAX: u64 = 512;
 
 /// Pages of a huge one.
 const UNIT_PAGES: u64 = HUGE_PAGE_BYTES / PAGE_SIZE;
@@ -60,6 +64,17 @@ pub(in crate::pager) struct Brood {
     pub(in crate::pager) copy: Option<SpaceNumber>,
     /// Copies were made since it was last given a working set.
     is_in_use: bool,
+    /// The plan that its copies have.
+    copies_plan: Option<PlanId>,
+    /// Pages without data that it has because copies waited for them.
+    zeroes: u64,
+}
+
+impl Brood {
+    /// That of a zygote in this directory, which has forked nothing yet.
+    pub(super) fn of(dir: &Path) -> Self {
+        Self { copies_plan: PlanId::of_copies(dir), ..Self::default() }
+    }
 }
 
 impl Child {
@@ -72,6 +87,18 @@ impl Child {
     fn zygote_pages(&self) -> u64 {
         let slots = self.populated.slots();
         self.spaces.get(&0).map_or(0, |space| slots - space.missing_slots(slots))
+    }
+
+    /// Has zeroes at these addresses, from a page on, as far as its own plan has no data there.
+    fn be_zero_at(&mut self, address: u64, pages: u64) {
+        let (Some(brood), Some(space)) = (&mut self.zygote, self.spaces.get_mut(&0)) else { return };
+        let room = pages.min(ZEROES_MAX.saturating_sub(brood.zeroes));
+        let is_empty = |page: &u64| space.is_empty_at(address + page * PAGE_SIZE, &self.populated);
+        let pages = (0..room).take_while(is_empty).count() as u64;
+        let before = self.counters.zero_pages;
+        // It is only a help, whatever stops it.
+        let _ = space.zero(address, pages, &mut self.counters.zero_pages);
+        brood.zeroes += self.counters.zero_pages - before;
     }
 
     /// What is missing, and not on its way, of the units of which a zygote has much: the node makes huge pages of whole ones.
@@ -94,30 +121,54 @@ impl Child {
 
     /// A child that is this zygote's newest copy, without its spaces yet.
     fn copy(&self, id: &ChildId, dir: &Path) -> Result<Self, String> {
-        let refuse = |error: ChildError| error.to_string();
-        let plan = MemoryPlan::read(dir).map_err(|error| refuse(error.into()))?;
+        let planned = self.planned_copy(dir)?;
         let first = self.copy_number();
+        let next_space = self.next_space.max(first + 1) - first;
+        let journal = self.journal_of_copy(dir, &planned.maps, (first, next_space));
+        let journal = journal.map_err(|source| ChildError::Journal { dir: dir.to_owned(), source }.to_string())?;
+        let mut child = Self::planned(id.clone(), dir, planned, journal);
+        child.miss_one();
+        child.next_space = next_space;
+        if child.strategy.paging != Paging::Eager && !child.strategy.first {
+            child.trace = Trace::new(child.populated.slots());
+        }
+        Ok(child)
+    }
+
+    /// The plan of a copy: most have the one that is there for all, which is known.
+    fn planned_copy(&self, dir: &Path) -> Result<Planned, String> {
+        let (populated, maps) = (self.populated.clone(), self.maps.clone());
+        let of_all = self.zygote.and_then(|brood| brood.copies_plan);
+        if of_all.is_some() && of_all == PlanId::of_child(dir) {
+            return Ok(Planned { sources: self.sources.clone(), strategy: self.strategy, populated, maps });
+        }
+        let own = Planned::of(MemoryPlan::read(dir).map_err(|error| error.to_string())?);
+        let keys = |sources: &[ChildSource]| sources.iter().map(|source| source.key.clone()).collect::<Vec<_>>();
+        if own.populated != populated || keys(&own.sources) != keys(&self.sources) {
+            return Err("its memory plan is not its zygote's".to_owned());
+        }
+        Ok(Planned { populated, ..own })
+    }
+
+    /// The journal of a copy, whose spaces have the numbers from `first` on. Where it has a single one that is still as planned, that is all
+    /// that there is to tell.
+    fn journal_of_copy(
+        &self,
+        dir: &Path,
+        maps: &[PageMap],
+        (first, next_space): (SpaceNumber, SpaceNumber),
+    ) -> io::Result<Journal> {
+        let uffd = self.spaces.get(&first).map_or(-1, Space::number);
+        let is_as_planned = |space: &Space| maps.first().is_some_and(|map| space.segments().eq(map.segments()));
+        if next_space == 1 && maps.len() == 1 && self.spaces.get(&first).is_some_and(is_as_planned) {
+            return Journal::create(dir, State::Active { uffd });
+        }
         let spaces = self.spaces.range(first..).map(|(number, space)| SpaceSnapshot {
             number: number - first,
             uffd: space.number(),
             segments: space.segments().copied().collect(),
         });
-        let snapshot = Snapshot { spaces: spaces.collect(), next_space: self.next_space.max(first + 1) - first };
-        let uffd = self.spaces.get(&first).map_or(-1, Space::number);
-        let journal = Journal::create_behind(dir, State::Active { uffd }, &snapshot);
-        let journal = journal.map_err(|source| refuse(ChildError::Journal { dir: dir.to_owned(), source }))?;
-        let mut child = Self::of(id.clone(), dir, plan, journal);
-        let is_same = child.populated == self.populated
-            && child.sources.iter().map(|source| &source.key).eq(self.sources.iter().map(|source| &source.key));
-        if !is_same {
-            return Err("its memory plan is not its zygote's".to_owned());
-        }
-        child.miss_one();
-        child.next_space = snapshot.next_space;
-        if child.strategy.paging != Paging::Eager && !child.strategy.first {
-            child.trace = Trace::new(child.populated.slots());
-        }
-        Ok(child)
+        Journal::create_behind(dir, State::Active { uffd }, &Snapshot { spaces: spaces.collect(), next_space })
     }
 
     /// The number of its newest copy. A successor has not heard of it: it is the oldest of those that are there then.
@@ -199,7 +250,9 @@ impl Server<'_> {
             }
             child.spaces.insert(number - first, space.moved(child.populated.slots(), first));
         }
-        zygote.zygote = Some(Brood { copy: None, is_in_use: true });
+        if let Some(brood) = &mut zygote.zygote {
+            (brood.copy, brood.is_in_use) = (None, true);
+        }
     }
 
     /// A copy of a zygote waits for a page: those that are made later are to have it.
@@ -208,6 +261,14 @@ impl Server<'_> {
         let Some(Served { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) else { return };
         if zygote.recalled.len() < TOUCHED_MAX {
             zygote.recalled.push_back(slot..slot + 1);
+        }
+    }
+
+    /// The same of zeroes.
+    pub(in crate::pager) fn have_later_copies_zeroed(&mut self, key: u64, address: u64, pages: u64) {
+        let zygote = self.children.get(&key).and_then(|served| served.child.copy_of);
+        if let Some(Served { child: zygote, .. }) = zygote.and_then(|key| self.children.get_mut(&key)) {
+            zygote.be_zero_at(address, pages);
         }
     }
 

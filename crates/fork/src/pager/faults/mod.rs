@@ -201,6 +201,7 @@ impl Server<'_> {
                 let outcome = space.zero(address, pages, &mut child.counters.zero_pages);
                 // Who had the first of the pages may have ended before the last of them.
                 child.counters.faults_zero += u64::from(matches!(outcome, Installed::All | Installed::Gone));
+                self.have_later_copies_zeroed(key, address, pages);
                 outcome
             }
             Need::Page { slot, mut ahead } => {

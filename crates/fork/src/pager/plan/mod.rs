@@ -17,7 +17,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::iter;
 use std::ops::Range;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use farfork_wire::PAGE_SIZE;
@@ -30,6 +30,9 @@ use strategy::Strategy;
 
 /// Name of the file in the child's directory.
 pub const PLAN_FILE: &str = "pager.plan";
+
+/// Name of the file in a zygote's directory that is the plan of each of its copies: they have it by a link.
+const COPIES_PLAN_FILE: &str = "pager.plan.copies";
 
 /// Longest plan, in bytes: as much as a descriptor, of which it is a part.
 const PLAN_BYTES_MAX: u64 = farfork_wire::descriptor::DESCRIPTOR_BYTES_MAX as u64;
@@ -124,9 +127,39 @@ impl MemoryPlan {
     /// # Errors
     /// [`PlanError::Write`].
     pub fn write(&self, child_dir: &Path) -> Result<(), PlanError> {
+        self.write_as(child_dir, PLAN_FILE)
+    }
+
+    /// Writes the plan of a zygote's copies into the zygote's directory, before the pager adopts that.
+    ///
+    /// # Errors
+    /// [`PlanError::Write`].
+    pub fn write_for_copies(&self, zygote_dir: &Path) -> Result<(), PlanError> {
+        self.write_as(zygote_dir, COPIES_PLAN_FILE)
+    }
+
+    /// Gives a copy the plan that was written for all of its zygote's.
+    ///
+    /// # Errors
+    /// [`PlanError::Write`].
+    pub fn link_for_copy(zygote_dir: &Path, child_dir: &Path) -> Result<(), PlanError> {
         let path = child_dir.join(PLAN_FILE);
+        fs::hard_link(zygote_dir.join(COPIES_PLAN_FILE), &path).map_err(|source| PlanError::Write { path, source })
+    }
+
+    fn write_as(&self, child_dir: &Path, name: &str) -> Result<(), PlanError> {
+        let path = child_dir.join(name);
+        let create = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
         let written = self.encode().and_then(|bytes| {
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&path)?.write_all(&bytes)
+            let mut file = match create() {
+                // What a copy that failed has left is others' plan, too.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    fs::remove_file(&path)?;
+                    create()?
+                }
+                made => made?,
+            };
+            file.write_all(&bytes)
         });
         written.map_err(|source| PlanError::Write { path, source })
     }
@@ -184,6 +217,30 @@ impl MemoryPlan {
             return Err(format!("{pages} pages hold data, {POPULATED_PAGES_MAX} at most"));
         }
         Ok(())
+    }
+}
+
+/// A plan's file, as the kernel tells one from another while it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PlanId {
+    device: u64,
+    inode: u64,
+}
+
+impl PlanId {
+    /// The plan that a zygote's copies have, if there is one.
+    pub(super) fn of_copies(zygote_dir: &Path) -> Option<Self> {
+        Self::of_file(&zygote_dir.join(COPIES_PLAN_FILE))
+    }
+
+    /// The plan that a child has.
+    pub(super) fn of_child(child_dir: &Path) -> Option<Self> {
+        Self::of_file(&child_dir.join(PLAN_FILE))
+    }
+
+    fn of_file(path: &Path) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        Some(Self { device: found.dev(), inode: found.ino() })
     }
 }
 
@@ -273,6 +330,21 @@ mod tests {
         assert_eq!(MemoryPlan::read(dir.path()).unwrap(), plan());
         let mode = fs::metadata(dir.path().join(PLAN_FILE)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_copy_that_gets_a_plan_of_its_own_leaves_others_theirs() {
+        let [zygote, copy] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        plan().write_for_copies(zygote.path()).unwrap();
+        MemoryPlan::link_for_copy(zygote.path(), copy.path()).unwrap();
+        assert_eq!(MemoryPlan::read(copy.path()).unwrap(), plan());
+        assert!(PlanId::of_copies(zygote.path()).is_some());
+        assert_eq!(PlanId::of_copies(zygote.path()), PlanId::of_child(copy.path()));
+        MemoryPlan { segments: Vec::new(), ..plan() }.write(copy.path()).unwrap();
+        assert_ne!(PlanId::of_copies(zygote.path()), PlanId::of_child(copy.path()));
+        let next = tempfile::tempdir().unwrap();
+        MemoryPlan::link_for_copy(zygote.path(), next.path()).unwrap();
+        assert_eq!(MemoryPlan::read(next.path()).unwrap(), plan());
     }
 
     #[test]

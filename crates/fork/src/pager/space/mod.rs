@@ -323,6 +323,12 @@ impl Space {
         self.map.at(address)
     }
 
+    /// Whether a page that the map shows holds no data.
+    pub(super) fn is_empty_at(&self, address: u64, populated: &Populated) -> bool {
+        let shown = self.map.at(address);
+        shown.is_some_and(|segment| populated.slot_of(segment.extent, segment.page_at(address)).is_none())
+    }
+
     /// The addresses, multiples of `bytes`, of units of that size of which something is here.
     pub(super) fn units_begun(&self, bytes: u64, populated: &Populated) -> BTreeSet<u64> {
         let none = PageSet::default();
