@@ -13,7 +13,7 @@ use crate::probe::{Node, ask, try_ask, until};
 const WAIT: Duration = Duration::from_secs(60);
 
 /// What leaves something in a root: of files, of mounts, of what is attached to either.
-const LEAVES: [&str; 30] = [
+const LEAVES: [&str; 32] = [
     "echo secret > /tmp/left",
     "echo secret > /left",
     "echo secret > /tmp/gone; rm /tmp/gone",
@@ -40,6 +40,10 @@ const LEAVES: [&str; 30] = [
     "umount /dev/shm",
     "mount -o remount,ro /dev/shm",
     "mount --bind /etc /mnt",
+    // Of these two, no poll of the table of mounts tells.
+    "mount --make-shared /dev/shm",
+    "python3 -c 'import ctypes; call = ctypes.CDLL(None).syscall; fd = call(433, -100, b\"/dev/pts\", 1); \
+     assert call(431, fd, 1, b\"mode\", b\"600\", 0) == 0 and call(431, fd, 7, None, None, 0) == 0'",
     "chmod 600 /dev/pts/ptmx",
     "unshare -m sh -c 'umount /run/farfork && chmod 700 /run/farfork'",
     "unshare -m sh -c 'umount /run/farfork && echo secret > /run/farfork/left'",
