@@ -288,6 +288,8 @@ impl Builder {
                 let root = KeptRoot::new(mounts, self.proc.as_fd(), &blueprint, own);
                 root.inspect_err(|error| tracing::debug!(%error, "this root will not be used again")).ok()
             });
+            // Also where the look at the root has failed in the middle.
+            rustix::process::chdir("/").map_err(|cause| ContainerError::Init(cause.into()))?;
             let (init, control) = self.spawn(clone::spawn_init, None, birthplace)?;
             return Ok((init, (control, None), root));
         };

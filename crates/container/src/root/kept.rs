@@ -107,17 +107,18 @@ impl KeptRoot {
         blueprint: &Blueprint,
         mut own: Own,
     ) -> Result<Self, ContainerError> {
-        own.enter().map_err(unseen)?;
-        // What is not there cannot come without a change to the directory above it.
-        own.files.retain(|path| path.symlink_metadata().is_ok());
         for terminals in blueprint.steps.iter().filter(|step| matches!(step, Step::Terminals { .. })) {
             own.files.extend([terminals.point().to_owned(), terminals.point().join(TERMINALS_MULTIPLEXER)]);
         }
         own.files.sort();
         own.files.dedup();
         let table = Table::open(proc).map_err(unseen)?;
-        let built = Sight::take(&own, &table).map_err(unseen)?;
-        own.leave().map_err(unseen)?;
+        let built = in_layers_of(&mut own, |own| {
+            // What is not there cannot come without a change to the directory above it.
+            own.files.retain(|path| path.is_absolute() || path.symlink_metadata().is_ok());
+            Sight::take(own, &table)
+        });
+        let built = built.map_err(unseen)?;
         Ok(Self { mounts, table, blueprint: blueprint.clone(), own, built })
     }
 
@@ -144,10 +145,9 @@ impl KeptRoot {
         Ok(self)
     }
 
-    fn look_for_change(&self) -> Result<(), ContainerError> {
-        self.own.enter().map_err(unseen)?;
-        let now = Sight::take(&self.own, &self.table).map_err(|cause| spoilt("what is in it", cause))?;
-        self.own.leave().map_err(unseen)?;
+    fn look_for_change(&mut self) -> Result<(), ContainerError> {
+        let now = in_layers_of(&mut self.own, |own| Sight::take(own, &self.table));
+        let now = now.map_err(|cause| spoilt("what is in it", cause))?;
         if now.table != self.built.table {
             return Err(spoilt("mounts", "they are others"));
         }
@@ -227,15 +227,12 @@ impl KeptRoot {
     }
 }
 
-impl Own {
-    /// Has relative paths lead to the layers.
-    fn enter(&self) -> io::Result<()> {
-        Ok(fchdir(&self.layers)?)
-    }
-
-    fn leave(&self) -> io::Result<()> {
-        Ok(chdir("/")?)
-    }
+/// Has relative paths lead to the layers meanwhile: never for whoever is born here.
+fn in_layers_of<T>(own: &mut Own, look: impl FnOnce(&mut Own) -> io::Result<T>) -> io::Result<T> {
+    fchdir(&own.layers)?;
+    let seen = look(own);
+    chdir("/")?;
+    seen
 }
 
 impl Sight {

@@ -107,6 +107,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     let pool = node.pool(1);
     let first = take(&pool, "s1");
     let (root, id) = (root_of(&first), first.id().to_owned());
+    assert_eq!(ask(&first, "L/proc/self/cwd"), "/", "whoever has looked at the layers has left them");
     // Held, so that no later one has their numbers.
     let _held = OWN.map(|kind| fs::File::open(format!("/proc/{}/ns/{kind}", first.init_pid())).unwrap());
     let namespaces = |container: &Container| OWN.map(|kind| ask(container, &format!("L/proc/self/ns/{kind}")));
@@ -119,6 +120,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     let next = take(&pool, "s1");
     assert_eq!(root_of(&next), root);
     assert_ne!(next.id(), id);
+    assert_eq!(ask(&next, "L/proc/self/cwd"), "/");
     assert!(namespaces(&next).iter().zip(&before).all(|(now, before)| now != before), "all else is its own");
     assert!(ask(&next, "R/proc/self/stat").starts_with("1 ("));
     assert_eq!(ask(&next, "T"), "", "127.0.0.1 answers");
