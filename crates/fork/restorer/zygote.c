@@ -57,7 +57,7 @@ static __attribute__((noreturn)) void deliver(void *given)
 static long bear_copy(const struct plan *plan, struct order *order)
 {
 	struct k_clone_args args;
-	i32 pid = (i32)order->asked.midwife;
+	i32 pid = (i32)order->asked.midwife, status = 0;
 	long error = CALL2(setns, order->request.passed.fds[PASSED_CONTAINER], K_CLONE_NEWPID);
 	if (error < 0)
 		return error;
@@ -71,8 +71,10 @@ static long bear_copy(const struct plan *plan, struct order *order)
 	if (midwife < 0)
 		return midwife;
 	do
-		error = CALL4(wait4, midwife, 0, K_WALL, 0);
+		error = CALL4(wait4, midwife, &status, K_WALL, 0);
 	while (error == -K_EINTR);
+	if (status) /* else she did: whoever waits for the copy sees that nobody can be it */
+		close_passed(&order->request.passed);
 	return 0;
 }
 

@@ -167,9 +167,13 @@ impl Prepared<'_> {
         drop((childs, plan));
         // The child's alone: an end of a pipe that is held here would show.
         self.objects = Objects::none();
-        stub::wait_ready(zygote, limit, self.descriptor)?;
-        let left = until.saturating_duration_since(Instant::now());
-        let started = stub::wait_restored(control.as_fd(), left, self.descriptor)?;
+        let left = || until.saturating_duration_since(Instant::now());
+        // The zygote is ready long before its copy stands: nobody wakes for that, but where there is no copy and it has said why.
+        let started = stub::wait_restored(control.as_fd(), left(), self.descriptor);
+        if matches!(started, Ok(_) | Err(RestoreError::StubGone)) {
+            stub::wait_ready(zygote, left(), self.descriptor)?;
+        }
+        let started = started?;
         report::tell_phases(asked_ns, &started.marks_ns, started.realtime_ns);
         Ok((Restored { pid: started.pid, realtime_ns: started.realtime_ns }, control))
     }
