@@ -223,6 +223,11 @@ impl Child {
         self.stdin.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// Whether somebody may attach who feeds it.
+    pub(super) fn has_stdin(&self) -> bool {
+        self.stdin.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
     /// Whether it gave something as its result.
     pub(crate) fn has_result(&self) -> bool {
         fs::metadata(self.directory.join(Stream::Result.file())).is_ok_and(|file| file.len() > 0)

@@ -1,4 +1,4 @@
-//! Watches over a child from its start to its end: keeps its time limit, leads connections to it, hears when its container ends, and cleans up.
+//! Watches over a child from its start to its end: keeps its time limit, leads connections to it, hears when its container ends; then cleans up.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -27,22 +27,19 @@ impl AsFd for Init {
     }
 }
 
-/// Watches until the child has ended and nothing is left of its container.
+/// Watches until the first process of the child's container has ended; gives what is left of that.
 pub(super) async fn watch_over(
-    child: Arc<Child>,
-    (container, published): (RunningContainer, Vec<Published>),
-    pager: Arc<PagerLink>,
-) {
+    child: &Child,
+    container: RunningContainer,
+    published: Vec<Published>,
+) -> Arc<RunningContainer> {
     let container = Arc::new(container);
     tokio::select! {
         () = container_end(&container) => {}
-        () = interfere(&child, &container) => {}
+        () = interfere(child, &container) => {}
         () = forward(published, container.clone()) => {}
     }
-    let cleaning = tokio::task::spawn_blocking(move || conclude(&child, &container, &pager));
-    if let Err(panic) = cleaning.await {
-        tracing::error!(%panic, "a child's end was not dealt with");
-    }
+    container
 }
 
 /// A child whose container ended while no daemon was there; `memory_end`: the kernel killed a process of it.
@@ -90,8 +87,10 @@ async fn interfere(child: &Child, container: &RunningContainer) {
         child.kill_overdue();
     };
     let nobody_attached = async {
-        tokio::time::sleep(ATTACH_GRACE).await;
-        drop(child.take_stdin());
+        if child.has_stdin() {
+            tokio::time::sleep(ATTACH_GRACE).await;
+            drop(child.take_stdin());
+        }
     };
     let no_heirs = async {
         tokio::time::sleep(HEIRS_LIMIT).await;
@@ -101,8 +100,9 @@ async fn interfere(child: &Child, container: &RunningContainer) {
     std::future::pending().await
 }
 
-/// The figures are taken before the end is told, so that who waits for the end can ask for them.
-fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
+/// Has nothing left of the container of a child that has ended. The figures are taken before the end is told, so that who waits for the end
+/// can ask for them. Blocks.
+pub(super) fn conclude(child: &Child, container: &RunningContainer, pager: &PagerLink) {
     let id = &child.record().id;
     let exit = Exit::read(&child.directory().join(STATUS_FILE));
     let limit_met = limit::of(child, &exit, container.cgroup());

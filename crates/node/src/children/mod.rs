@@ -7,6 +7,7 @@
 mod budget;
 mod child;
 mod counters;
+mod ends;
 mod exit;
 mod life;
 mod limit;
@@ -38,6 +39,7 @@ use crate::run_dir::RunDir;
 
 pub(crate) use budget::ChildBudget;
 pub(crate) use child::{Child, Status, Stream};
+use ends::Ends;
 pub(crate) use exit::Exit;
 pub(crate) use limit::Limit;
 pub(crate) use output::{Output, OutputWatch};
@@ -58,8 +60,9 @@ pub(crate) struct Children {
     tally: Tally,
     output: Arc<OutputWatch>,
     pager: Arc<PagerLink>,
-    /// Whether their ends are still written down and cleaned up; then they are for the next daemon.
+    /// As long as they last. Those that last longer than the daemon are for the next one, with their ends.
     lives: Mutex<JoinSet<()>>,
+    ends: Arc<Ends>,
 }
 
 /// What belongs to a child that has just been started.
@@ -84,8 +87,8 @@ impl Children {
     /// As inotify_init1(2).
     pub(crate) fn new(run_dir: RunDir, pager: Arc<PagerLink>) -> io::Result<Self> {
         let output = OutputWatch::start()?;
-        let (table, settled, lives) = (Arc::default(), Arc::default(), Mutex::default());
-        Ok(Self { run_dir, table, settled, tally: Tally::default(), output, pager, lives })
+        let (table, settled, lives, ends) = (Arc::default(), Arc::default(), Mutex::default(), Arc::default());
+        Ok(Self { run_dir, table, settled, tally: Tally::default(), output, pager, lives, ends })
     }
 
     /// Takes a child that was just started, and watches over it.
@@ -149,15 +152,18 @@ impl Children {
     }
 
     fn watch_over(&self, child: Arc<Child>, container: RunningContainer, published: Vec<Published>) {
-        let life = life::watch_over(child.clone(), (container, published), self.pager.clone());
         let (table, settled) = (self.table.clone(), self.settled.clone());
+        let (pager, ends) = (self.pager.clone(), self.ends.clone());
         let life = async move {
-            life.await;
-            let mut settled = lock(&settled);
-            // Who forgets it now looks for it here afterwards.
-            if child.is_settled() && lock(&table).contains_key(&child.record().id) {
-                settled.push_back(child);
-            }
+            let container = life::watch_over(&child, container, published).await;
+            ends.deal_with(Box::new(move || {
+                life::conclude(&child, &container, &pager);
+                let mut settled = lock(&settled);
+                // Who forgets it now looks for it here afterwards.
+                if child.is_settled() && lock(&table).contains_key(&child.record().id) {
+                    settled.push_back(child);
+                }
+            }));
         };
         let mut lives = self.lives.lock().unwrap_or_else(PoisonError::into_inner);
         while lives.try_join_next().is_some() {}
@@ -277,6 +283,7 @@ impl Children {
         }
         let mut lives = std::mem::take(&mut *self.lives.lock().unwrap_or_else(PoisonError::into_inner));
         while lives.join_next().await.is_some() {}
+        self.ends.dealt_with().await;
         self.all().iter().for_each(|child| self.forget(child));
     }
 

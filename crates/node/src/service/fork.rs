@@ -22,7 +22,7 @@ use tonic::{Code, Status};
 use tracing::Instrument as _;
 
 use super::route::passed_on;
-use super::stream::infallible;
+use super::stream::{Answers, Sink, send};
 use super::{children, seeds, start};
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
@@ -68,7 +68,7 @@ async fn begin(
         asked.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(asking));
     }
     tokio::spawn(conclude(node.clone(), asked, arrived, recording, sink));
-    Ok(infallible(outcomes))
+    Ok(ReceiverStream::new(outcomes))
 }
 
 /// Tells the phases of the whole request once all else has been told.
@@ -77,14 +77,14 @@ async fn conclude(
     mut asked: JoinSet<()>,
     arrived: Instant,
     recording: Recording,
-    sink: mpsc::Sender<v1::ForkOutcome>,
+    sink: Sink<v1::ForkOutcome>,
 ) {
     while asked.join_next().await.is_some() {}
     node.metrics.answered(Work::Fork, arrived.elapsed());
     let phases = recording.finish();
     if !phases.is_empty() {
         // A caller that has gone needs no answer.
-        let _ = sink.send(v1::ForkOutcome { index: 0, node: node.name.to_string(), result: None, phases }).await;
+        let _ = send(&sink, v1::ForkOutcome { index: 0, node: node.name.to_string(), result: None, phases }).await;
     }
 }
 
@@ -142,7 +142,7 @@ async fn start_share(
     target: NodeName,
     share: v1::StartChildrenRequest,
     arrived: Instant,
-    sink: mpsc::Sender<v1::ForkOutcome>,
+    sink: Sink<v1::ForkOutcome>,
 ) {
     let delay = arrived.elapsed();
     let mut missing: BTreeSet<u32> = share.children.iter().map(|child| child.index).collect();
@@ -152,7 +152,7 @@ async fn start_share(
     };
     for index in missing {
         let result = Some(Outcome::Error(failure.clone().into()));
-        let _ = sink.send(v1::ForkOutcome { index, node: target.to_string(), result, phases: Vec::new() }).await;
+        let _ = send(&sink, v1::ForkOutcome { index, node: target.to_string(), result, phases: Vec::new() }).await;
     }
 }
 
@@ -161,7 +161,7 @@ async fn relay_outcomes(
     target: &NodeName,
     share: v1::StartChildrenRequest,
     delay: Duration,
-    sink: &mpsc::Sender<v1::ForkOutcome>,
+    sink: &Sink<v1::ForkOutcome>,
     missing: &mut BTreeSet<u32>,
 ) -> Result<(), Failure> {
     let object = format!("node `{target}`");
@@ -189,7 +189,7 @@ async fn relay_outcomes(
             outcome.result = Some(Outcome::Error(end_misunderstood(node, &object, child).await.into()));
         }
         phases::delay(&mut outcome.phases, delay);
-        if sink.send(outcome).await.is_err() {
+        if send(sink, outcome).await.is_err() {
             missing.clear();
             break;
         }
@@ -220,14 +220,14 @@ async fn end_misunderstood(node: &Node, object: &str, child: &v1::Child) -> Fail
 
 /// Where outcomes come from.
 enum Source {
-    Here(mpsc::Receiver<v1::ForkOutcome>),
+    Here(Answers<v1::ForkOutcome>),
     There(Box<tonic::Streaming<v1::ForkOutcome>>),
 }
 
 impl Source {
     async fn next(&mut self) -> Result<Option<v1::ForkOutcome>, Status> {
         match self {
-            Source::Here(outcomes) => Ok(outcomes.recv().await),
+            Source::Here(outcomes) => outcomes.recv().await.transpose(),
             Source::There(outcomes) => outcomes.message().await,
         }
     }

@@ -51,7 +51,7 @@ impl v1::peer_server::Peer for PeerService {
         request: Request<v1::StartChildrenRequest>,
     ) -> Result<Response<Self::StartChildrenStream>, Status> {
         let outcomes = start::start_children(&self.0, request.into_inner())?;
-        Ok(Response::new(super::stream::infallible(outcomes)))
+        Ok(Response::new(ReceiverStream::new(outcomes)))
     }
 
     async fn tend(&self, request: Request<Streaming<v1::TendInput>>) -> Result<Response<Self::TendStream>, Status> {

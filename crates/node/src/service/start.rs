@@ -1,14 +1,16 @@
 //! Starts children on this node: several at once, bounded, each with an outcome of its own.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use farfork_fork::pager::Paging;
 use farfork_fork::phase;
-use tokio::sync::mpsc;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::mpsc::{self, error::TrySendError};
 use tonic::Code;
-use tracing::{Instrument as _, Span};
 
+use super::stream::{Answers, Sink};
 use super::zygote;
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
@@ -21,7 +23,7 @@ use crate::network::FanOut;
 use crate::node::Node;
 use crate::phases::{self, Recording};
 
-/// What the children of a request have in common.
+/// The children of a request: what they have in common, and those that are not begun yet.
 #[derive(Debug)]
 struct Batch {
     node: Arc<Node>,
@@ -31,17 +33,27 @@ struct Batch {
     shared_payload: Option<Vec<u8>>,
     profile: bool,
     arrived: Instant,
-    sink: mpsc::Sender<v1::ForkOutcome>,
+    sink: Sink<v1::ForkOutcome>,
+    waiting: Mutex<VecDeque<v1::ChildSpec>>,
+}
+
+/// The start of a child that has its turn.
+struct Begun {
+    turn: OwnedSemaphorePermit,
+    recording: Recording,
+    waited: Duration,
+    requested: Instant,
 }
 
 /// Starts the children; their outcomes come as they come. A child whose outcome nobody takes is ended.
 pub(super) fn start_children(
     node: &Arc<Node>,
     request: v1::StartChildrenRequest,
-) -> Result<mpsc::Receiver<v1::ForkOutcome>, Failure> {
+) -> Result<Answers<v1::ForkOutcome>, Failure> {
     let v1::StartChildrenRequest { seed, children, options, shared_payload, profile } = request;
     let missing = || Failure::new(Code::InvalidArgument, "start children", "the request names no seed");
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
+    let count = children.len();
     let batch = Arc::new(Batch {
         node: node.clone(),
         source: SeedAccess::try_from(seed.ok_or_else(missing)?)?,
@@ -51,76 +63,121 @@ pub(super) fn start_children(
         profile,
         arrived: Instant::now(),
         sink,
+        waiting: Mutex::new(children.into()),
     });
-    let is_fan_out = children.len() > STARTING_MAX;
+    let is_fan_out = count > STARTING_MAX;
     let stands = || tokio::spawn(zygote::stands(node.clone(), batch.source.clone(), batch.options.clone()));
-    let mut zygote = is_fan_out.then(stands);
+    let zygote = is_fan_out.then(stands);
     tokio::spawn(async move {
-        for (number, spec) in children.into_iter().enumerate() {
+        if let Some(zygote) = zygote {
             // The first child needs no zygote, and waits for none.
-            if let Some(zygote) = zygote.take_if(|_| number > 0) {
-                tokio::select! {
-                    // Whatever became of it.
-                    _ = zygote => {}
-                    () = batch.sink.closed() => return,
-                }
+            tokio::spawn(start_in_turn(batch.clone(), Next::Nobody));
+            tokio::select! {
+                // Whatever became of it.
+                _ = zygote => {}
+                () = batch.sink.closed() => return,
             }
-            // Waiting here, and not in each child's task, keeps the children's order.
-            let Ok(turn) = batch.node.starting.clone().acquire_owned().await else { return };
-            if batch.sink.is_closed() {
-                return;
-            }
-            let batch = batch.clone();
-            tokio::spawn(async move {
-                let recording = Recording::start(batch.profile, &batch.node.name, "resume");
-                let waited = batch.arrived.elapsed();
-                let started = start_one(&batch, spec.index, spec.payload).instrument(recording.span()).await;
-                drop(turn);
-                let mut phases = recording.finish();
-                phases::delay(&mut phases, waited);
-                conclude(&batch, spec.index, started, phases).await;
-                let (here, source, options) = (batch.node.clone(), batch.source.clone(), batch.options.clone());
-                // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
-                drop(batch);
-                let is_idle = here.starting.available_permits() == STARTING_MAX;
-                if here.engine.has_to_make_ready(&source.key.seed, is_idle) {
-                    // Only a panic could fail, and the next child then makes its own.
-                    let _ = tokio::task::spawn_blocking(move || here.engine.make_ready_for(&source, &options)).await;
-                }
-            });
+        }
+        for _ in 0..count.min(STARTING_MAX) {
+            tokio::spawn(start_in_turn(batch.clone(), Next::WhoeverWaits));
         }
     });
     Ok(outcomes)
 }
 
-/// The engine's work blocks: it has a thread of its own, which finishes even when nobody waits any more.
-async fn start_one(batch: &Arc<Batch>, index: u32, payload: Option<Vec<u8>>) -> Result<Arc<Child>, Failure> {
-    let requested = Instant::now();
-    let (here, phase) = (batch.clone(), Span::current());
-    let queued = tracing::debug_span!(target: phases::TARGET, "resume.thread");
-    let starting = tokio::task::spawn_blocking(move || {
-        drop(queued);
-        let _entered = phase.enter();
-        let Batch { node, source, options, fan_out, shared_payload, .. } = &*here;
-        let payload = payload.as_deref().or(shared_payload.as_deref());
-        let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
-        let room =
-            node.child_budget.admit(&object, options.limits.memory_bytes_max, || node.children.limits_bytes())?;
-        let newborn = node.engine.start(source, (options, fan_out), index, payload, requested)?;
-        drop(room);
-        let child = phase!("resume.watch", node.children.add(newborn));
-        Ok((child, tracing::debug_span!(target: phases::TARGET, "resume.return")))
-    });
-    let started = starting.await.unwrap_or_else(|panic| {
-        let cause = format!("starting a child broke off: {panic}");
-        let object = format!("node `{}`", batch.node.name);
-        Err(Failure::new(Code::Internal, object, cause).with_next_step("see the node's log"))
-    });
-    started.map(|(child, _returned)| child)
+/// Whom a thread starts that has started a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Nobody,
+    /// As long as there is somebody.
+    WhoeverWaits,
+}
+
+/// Starts children of a batch, one after the other. The engine's work blocks: it has a thread of its own, which finishes even when nobody
+/// waits any more.
+async fn start_in_turn(mut batch: Arc<Batch>, next: Next) {
+    loop {
+        let Ok(turn) = batch.node.starting.clone().acquire_owned().await else { return };
+        if batch.sink.is_closed() {
+            return;
+        }
+        let begun = batch.begin(turn);
+        let queued = begun.recording.span().in_scope(|| tracing::debug_span!(target: phases::TARGET, "resume.thread"));
+        let starting = tokio::task::spawn_blocking(move || {
+            drop(queued);
+            start_while_free(batch, begun, next)
+        });
+        // Of a child whose start broke off, the caller hears when this stream ends.
+        batch = match starting.await {
+            Ok(Some(batch)) => batch,
+            _ => return,
+        };
+    }
+}
+
+/// Starts children as long as there is a turn that nobody else waits for: to go on costs less than to wake another. Gives the batch back where
+/// some are left.
+fn start_while_free(batch: Arc<Batch>, mut begun: Begun, next: Next) -> Option<Arc<Batch>> {
+    loop {
+        let v1::ChildSpec { index, payload } = batch.waiting().pop_front()?;
+        let Begun { turn, recording, waited, requested } = begun;
+        let started = recording.span().in_scope(|| start_one(&batch, index, payload, requested));
+        drop(turn);
+        let mut phases = recording.finish();
+        phases::delay(&mut phases, waited);
+        tell(&batch, index, started, phases);
+        let is_last = batch.waiting().is_empty();
+        let readying = make_ready(&batch);
+        if is_last || next == Next::Nobody {
+            // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
+            drop(batch);
+            readying.into_iter().for_each(|make_ready| make_ready());
+            return None;
+        }
+        readying.map(tokio::task::spawn_blocking);
+        // Another request's child that waits has it first.
+        match batch.node.starting.clone().try_acquire_owned() {
+            Ok(_) if batch.sink.is_closed() => return None,
+            Ok(turn) => begun = batch.begin(turn),
+            Err(_) => return Some(batch),
+        }
+    }
+}
+
+impl Batch {
+    fn begin(&self, turn: OwnedSemaphorePermit) -> Begun {
+        let recording = Recording::start(self.profile, &self.node.name, "resume");
+        Begun { turn, recording, waited: self.arrived.elapsed(), requested: Instant::now() }
+    }
+
+    /// Every change is complete under its lock.
+    fn waiting(&self) -> MutexGuard<'_, VecDeque<v1::ChildSpec>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn start_one(batch: &Batch, index: u32, payload: Option<Vec<u8>>, requested: Instant) -> Result<Arc<Child>, Failure> {
+    let Batch { node, source, options, fan_out, shared_payload, .. } = batch;
+    let payload = payload.as_deref().or(shared_payload.as_deref());
+    let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
+    let room = node.child_budget.admit(&object, options.limits.memory_bytes_max, || node.children.limits_bytes())?;
+    let newborn = node.engine.start(source, (options, fan_out), index, payload, requested)?;
+    drop(room);
+    Ok(phase!("resume.watch", node.children.add(newborn)))
+}
+
+/// What is to be made ready for the next child, if anything.
+fn make_ready(batch: &Batch) -> Option<impl FnOnce() + Send + use<>> {
+    let Batch { node, source, options, .. } = batch;
+    let is_idle = node.starting.available_permits() == STARTING_MAX;
+    node.engine.has_to_make_ready(&source.key.seed, is_idle).then(|| {
+        let (node, source, options) = (node.clone(), source.clone(), options.clone());
+        move || node.engine.make_ready_for(&source, &options)
+    })
 }
 
 /// Tells the outcome. Where the caller has gone, nobody would ever know of the child: it is ended.
-async fn conclude(batch: &Batch, index: u32, started: Result<Arc<Child>, Failure>, phases: Vec<v1::Phase>) {
+fn tell(batch: &Batch, index: u32, started: Result<Arc<Child>, Failure>, phases: Vec<v1::Phase>) {
     let node = &batch.node;
     let result = match &started {
         Ok(child) => {
@@ -134,12 +191,26 @@ async fn conclude(batch: &Batch, index: u32, started: Result<Arc<Child>, Failure
         }
     };
     let outcome = v1::ForkOutcome { index, node: node.name.to_string(), result: Some(result), phases };
-    if batch.sink.send(outcome).await.is_err()
-        && let Ok(child) = started
-    {
+    match batch.sink.try_send(Ok(outcome)) {
+        Ok(()) => {}
+        Err(TrySendError::Full(outcome)) => {
+            let sink = batch.sink.clone();
+            tokio::spawn(async move {
+                if sink.send(outcome).await.is_err() {
+                    end_unknown(started);
+                }
+            });
+        }
+        Err(TrySendError::Closed(_)) => end_unknown(started),
+    }
+    node.children.keep_to_limit();
+}
+
+/// Ends a child of which nobody has heard.
+fn end_unknown(started: Result<Arc<Child>, Failure>) {
+    if let Ok(child) = started {
         tracing::info!(child = %child.record().id, "ended: who asked for it has gone");
         // It may have ended by itself.
         let _ = child.kill(rustix::process::Signal::KILL.as_raw().unsigned_abs());
     }
-    node.children.keep_to_limit();
 }

@@ -19,6 +19,9 @@ use crate::node::Node;
 /// Where a stream's messages go.
 pub(super) type Sink<T> = mpsc::Sender<Result<T, Status>>;
 
+/// Where they come from.
+pub(super) type Answers<T> = mpsc::Receiver<Result<T, Status>>;
+
 /// The caller reads no more.
 pub(super) struct CallerGone;
 
@@ -45,18 +48,6 @@ where
         }
     });
     ReceiverStream::new(receiver)
-}
-
-/// Outcomes that are answers, whatever they are, as a stream of the API.
-pub(super) fn infallible<T: Send + 'static>(mut from: mpsc::Receiver<T>) -> ReceiverStream<Result<T, Status>> {
-    filled_by(|sink| async move {
-        while let Some(message) = from.recv().await {
-            if send(&sink, message).await.is_err() {
-                return Ok(());
-            }
-        }
-        Ok(())
-    })
 }
 
 /// Passes the messages of another node on.

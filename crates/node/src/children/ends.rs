@@ -1,0 +1,123 @@
+//! Who deals with children's ends: few threads, each of which goes on with the next end that waits. To wake one for each costs more, where
+//! many end at a time.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+/// So many may wait for a thread: where more do, because the pager is slow perhaps, there is another one.
+const WAITING_PER_THREAD_MAX: usize = 2;
+
+/// What is to be done at an end. It may block.
+type Work = Box<dyn FnOnce() + Send>;
+
+/// The ends of a node's children.
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    state: Mutex<State>,
+    /// How many are not dealt with.
+    pending: watch::Sender<usize>,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Work>,
+    threads: usize,
+}
+
+impl Ends {
+    /// Has an end dealt with, by a thread that may block. Must be called within the runtime.
+    pub(super) fn deal_with(self: &Arc<Self>, work: Work) {
+        self.pending.send_modify(|pending| *pending += 1);
+        let mut state = self.state();
+        state.waiting.push_back(work);
+        if state.waiting.len() > state.threads * WAITING_PER_THREAD_MAX {
+            state.threads += 1;
+            drop(state);
+            let ends = self.clone();
+            tokio::task::spawn_blocking(move || ends.work());
+        }
+    }
+
+    /// Waits until all are dealt with.
+    pub(super) async fn dealt_with(&self) {
+        // The sender lives as long as this does.
+        let _ = self.pending.subscribe().wait_for(|pending| *pending == 0).await;
+    }
+
+    fn work(&self) {
+        while let Some(work) = self.next() {
+            if panic::catch_unwind(AssertUnwindSafe(work)).is_err() {
+                tracing::error!("a child's end was not dealt with");
+            }
+            self.pending.send_modify(|pending| *pending -= 1);
+        }
+    }
+
+    /// The next; without one, there is a thread less.
+    fn next(&self) -> Option<Work> {
+        let mut state = self.state();
+        let next = state.waiting.pop_front();
+        if next.is_none() {
+            state.threads -= 1;
+        }
+        next
+    }
+
+    /// Every change is complete under its lock.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { waiting, threads } = self;
+        formatter.debug_struct("State").field("waiting", &waiting.len()).field("threads", threads).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ends, WAITING_PER_THREAD_MAX};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, mpsc};
+    use std::time::Duration;
+    use tokio::time::timeout;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn a_few_wait_for_the_thread_that_is_there_and_more_have_another() {
+        let (ends, done) = (Arc::new(Ends::default()), Arc::new(AtomicUsize::new(0)));
+        let (go_on, held) = mpsc::channel::<()>();
+        ends.deal_with(Box::new(move || held.recv().unwrap()));
+        until(|| ends.state().waiting.is_empty()).await;
+        let count = || {
+            let done = done.clone();
+            ends.deal_with(Box::new(move || {
+                done.fetch_add(1, Ordering::Relaxed);
+            }));
+        };
+        (0..WAITING_PER_THREAD_MAX).for_each(|_| count());
+        assert_eq!((ends.state().threads, done.load(Ordering::Relaxed)), (1, 0), "they wait");
+        ends.deal_with(Box::new(|| panic!("on purpose")));
+        count();
+        until(|| done.load(Ordering::Relaxed) > WAITING_PER_THREAD_MAX).await;
+        assert!(timeout(Duration::from_millis(20), ends.dealt_with()).await.is_err(), "one is held up");
+        go_on.send(()).unwrap();
+        timeout(LIMIT, ends.dealt_with()).await.unwrap();
+    }
+
+    async fn until(holds: impl Fn() -> bool) {
+        let held = async {
+            while !holds() {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(LIMIT, held).await.expect("in time");
+    }
+}
