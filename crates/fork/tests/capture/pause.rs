@@ -16,7 +16,7 @@ const SAMPLES: usize = 15;
 
 /// Above fork(), what a pause may take (the budget of `docs/specification.md`), and room for what a test machine's
 /// other work adds.
-const ABOVE_FORK: Duration = Duration::from_micros(500);
+const ABOVE_FORK: Duration = Duration::from_micros(300);
 const ROOM: Duration = Duration::from_millis(10);
 
 fn median(mut samples: Vec<Duration>) -> Duration {
