@@ -13,12 +13,15 @@ from ._connection import Connection
 from ._errors import CheckpointError
 from ._hooks import AtFork
 from ._protocol import Message
-from ._reseed import reseed
+from ._reseed import Reseeding
 
 #: One at a time: another thread's connection would be a socket that cannot be carried. In a child the thread that holds
 #: it goes on as in the parent, and gives it back.
 one_at_a_time = threading.RLock()
 
+
+#: What is read of a payload at a time.
+_PAYLOAD_PIECE_BYTES = 64 << 10
 
 #: Python 3.12 freezes some objects of its own when it starts.
 _frozen_at_import = gc.get_freeze_count()
@@ -111,6 +114,7 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
         if stream is not None and not stream.closed:
             stream.flush()
     pages, pages_bytes = _pages.offer()
+    reseeding = Reseeding()
     hooks.before()
     # Without a collection before: the holes that it leaves are where children would write.
     was_frozen = gc.get_freeze_count() > _frozen_at_import
@@ -124,9 +128,9 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
     except OSError as error:
         raise CheckpointError(f"the node's daemon: {error}") from None
     finally:
-        # In a child, too.
-        _processor.leave(kept)
         if answer is None or answer[0].kind != _protocol.CHILD:
+            # A child's thread was never kept.
+            _processor.leave(kept)
             if not was_frozen:
                 gc.unfreeze()
             hooks.in_parent()
@@ -136,7 +140,7 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
     if message.kind == _protocol.CHILD:
         child = Child(message["child"], message["seed"], message["index"], _payload(message, fds), fds[0])
         _connection.child_id = child.id
-        reseed()
+        reseeding.in_child()
         hooks.in_child()
         return child
     if message.kind == _protocol.SEED:
@@ -147,5 +151,11 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
 def _payload(message: Message, fds: list[int]) -> bytes:
     if not message["has_payload"]:
         return b""
-    with open(fds[1], "rb") as payload:
-        return payload.read()
+    pieces: list[bytes] = []
+    try:
+        # Most are a few bytes; to make a file object of it costs a child more pages than all else of its answer.
+        while piece := os.read(fds[1], _PAYLOAD_PIECE_BYTES):
+            pieces.append(piece)
+    finally:
+        os.close(fds[1])
+    return b"".join(pieces)

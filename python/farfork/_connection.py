@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import struct
 
 from . import _protocol
 from ._errors import DaemonNotFound
@@ -35,6 +36,12 @@ def socket_path() -> str:
     return of_first_node if os.path.exists(of_first_node) and not os.path.exists(own) else own
 
 
+_DESCRIPTOR = struct.Struct("i")
+
+#: Nothing but descriptors comes beside a message (SCM_RIGHTS).
+_ANCILLARY_BYTES_MAX = socket.CMSG_LEN(_protocol.FDS_MAX * _DESCRIPTOR.size)
+
+
 class Connection:
     """Requests and replies, whole messages each. Sending and receiving may be different threads' business."""
 
@@ -63,10 +70,12 @@ class Connection:
         In a parent and in each of its children alike, the process waits in the system call that is made here.
         """
         self._socket.settimeout(limit_s)
-        message, fds, _, _ = socket.recv_fds(
-            self._socket, _protocol.MESSAGE_BYTES_MAX, _protocol.FDS_MAX, socket.MSG_CMSG_CLOEXEC
+        # As socket.recv_fds does, which imports a module first: a child that wakes here writes to few pages.
+        message, ancillary, _, _ = self._socket.recvmsg(
+            _protocol.MESSAGE_BYTES_MAX, _ANCILLARY_BYTES_MAX, socket.MSG_CMSG_CLOEXEC
         )
-        return (_protocol.decode(message), list(fds)) if message else None
+        fds = [fd for _, _, data in ancillary for (fd,) in _DESCRIPTOR.iter_unpack(data)]
+        return (_protocol.decode(message), fds) if message else None
 
     def shut_down(self) -> None:
         """Ends the connection, so that a thread that waits for a reply is told so."""

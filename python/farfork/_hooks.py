@@ -29,7 +29,9 @@ class AtFork:
     """The registered functions, at the time of one checkpoint."""
 
     def __init__(self) -> None:
-        self._before, self._in_parent, self._in_child = (list(hooks) for hooks in _lists())
+        self._before, self._in_parent, in_child = (list(hooks) for hooks in _lists())
+        # Now rather than in each child, which has a copy made of each page that it writes to.
+        self._in_child = [there for hook in in_child if (there := self._where_threads_live(hook))]
 
     def before(self) -> None:
         """Those that run before, the latest first."""
@@ -44,8 +46,7 @@ class AtFork:
     def in_child(self) -> None:
         """Those of a child."""
         for hook in self._in_child:
-            if translated := self._where_threads_live(hook):
-                _run(translated)
+            _run(hook)
 
     def _where_threads_live(self, hook: Hook) -> Hook | None:
         """What is to be done in a hook's place in a child whose threads all go on."""

@@ -3,16 +3,12 @@ processor takes longer than all else of a turn."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from typing import Callable, Optional
 
 #: How many processors the kernel may ever have, which are numbered from 0; None until that was read.
 _possible: int | None = None
-
-#: As many as the standard library of C knows.
-_ALL = range(1024)
 
 #: sched_getcpu(3), once it was looked up.
 _current: Optional[Callable[[], int]] = None
@@ -37,11 +33,10 @@ def keep() -> int:
 
 
 def leave(kept_thread: int) -> None:
-    """Lets the thread run on all again, which :func:`keep` has named."""
+    """Lets the thread run on all again, which :func:`keep` has named. Not in a child, which may be where there are more of them: its
+    thread runs on all."""
     if kept_thread:
-        # In a child that may not make the call it runs on all already.
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, _ALL)
+        os.sched_setaffinity(0, range(_possible_processors()))
 
 
 def _possible_processors() -> int:

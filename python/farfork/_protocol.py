@@ -45,6 +45,8 @@ PAGES_MAGIC = 0x5345474150464646
 
 HEADER = (("magic", "I"), ("version", "H"), ("kind", "H"), ("socket_inode", "Q"))
 
+_HEADER = struct.Struct("<" + "".join(code for _, code in HEADER))
+
 STRUCTURES = (
     Structure(
         CHECKPOINT,
@@ -84,9 +86,10 @@ STRUCTURES = (
     ),
 )
 
-_BY_KIND = {structure.kind: structure for structure in STRUCTURES}
+#: Made once: a child decodes its answer, and each page that it writes to meanwhile is copied for it.
+_BY_KIND = {structure.kind: (structure, structure.codec) for structure in STRUCTURES}
 
-MESSAGE_BYTES_MAX = max(structure.codec.size for structure in STRUCTURES)
+MESSAGE_BYTES_MAX = max(codec.size for _, codec in _BY_KIND.values())
 
 
 class Message(dict[str, Any]):
@@ -100,22 +103,21 @@ def encode(kind: int, socket_inode: int, **fields: int | str) -> bytes:
 
     Raises :class:`ValueError` where a text is too long for its field.
     """
-    structure = _BY_KIND[kind]
+    structure, codec = _BY_KIND[kind]
     values = [_value(name, code, fields.pop(name, "" if code.endswith("s") else 0)) for name, code in structure.fields]
     assert not fields, f"{structure.name} has no {fields}"
-    return structure.codec.pack(MAGIC, VERSION, kind, socket_inode, *values)
+    return codec.pack(MAGIC, VERSION, kind, socket_inode, *values)
 
 
 def decode(message: bytes) -> Message:
     """A reply. Raises :class:`ProtocolError`."""
-    header = struct.Struct("<" + "".join(code for _, code in HEADER))
-    if len(message) < header.size:
+    if len(message) < _HEADER.size:
         raise ProtocolError(f"a message of {len(message)} bytes")
-    magic, version, kind, _ = header.unpack_from(message)
-    structure = _BY_KIND.get(kind)
-    if magic != MAGIC or version != VERSION or structure is None or len(message) != structure.codec.size:
+    magic, version, kind, _ = _HEADER.unpack_from(message)
+    structure, codec = _BY_KIND.get(kind, (None, None))
+    if magic != MAGIC or version != VERSION or structure is None or codec is None or len(message) != codec.size:
         raise ProtocolError(f"kind {kind}, version {version}, {len(message)} bytes")
-    values = structure.codec.unpack(message)[len(HEADER) :]
+    values = codec.unpack(message)[len(HEADER) :]
     decoded = Message()
     decoded.kind = kind
     for (name, _), value in zip(structure.fields, values):

@@ -9,15 +9,24 @@ from __future__ import annotations
 import os
 import sys
 
+from ._twister import Twister
+
 _ENTROPY_BYTES = 48
 
 
-def reseed() -> None:
-    """Seeds the generators of those libraries that this process has loaded."""
-    if numpy_random := sys.modules.get("numpy.random"):
-        numpy_random.seed()
-    if ssl := sys.modules.get("ssl"):
-        # Mixed into OpenSSL's first generator, which makes each thread's seed itself anew.
-        ssl.RAND_add(os.urandom(_ENTROPY_BYTES), float(_ENTROPY_BYTES))
-    if tempfile := sys.modules.get("tempfile"):
-        tempfile._name_sequence = None  # type: ignore[attr-defined]
+class Reseeding:
+    """What a checkpoint's children are to do: found in the parent, as each page that a child writes to is copied for it."""
+
+    def __init__(self) -> None:
+        self._numpy_random = sys.modules.get("numpy.random")
+        self._twister = Twister.of(self._numpy_random) if self._numpy_random else None
+
+    def in_child(self) -> None:
+        """Seeds the generators of those libraries that this process has loaded."""
+        if self._numpy_random and not (self._twister and self._twister.reseed()):
+            self._numpy_random.seed()
+        if ssl := sys.modules.get("ssl"):
+            # Mixed into OpenSSL's first generator, which makes each thread's seed itself anew.
+            ssl.RAND_add(os.urandom(_ENTROPY_BYTES), float(_ENTROPY_BYTES))
+        if tempfile := sys.modules.get("tempfile"):
+            tempfile._name_sequence = None  # type: ignore[attr-defined]

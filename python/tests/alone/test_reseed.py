@@ -1,0 +1,64 @@
+"""NumPy's generator is seeded anew in children alone, whichever way, and nothing of its parent's numbers comes."""
+
+import os
+import unittest
+from typing import Any
+from unittest import mock
+
+import numpy
+
+from farfork._reseed import Reseeding
+from farfork._twister import Twister
+
+front = numpy.random.mtrand._rand
+
+
+def state() -> tuple[bytes, int, int]:
+    now: Any = front.get_state(legacy=False)
+    return now["state"]["key"].tobytes(), now["state"]["pos"], now["has_gauss"]
+
+
+class NumPy(unittest.TestCase):
+    def setUp(self) -> None:
+        numpy.random.seed(7)
+        numpy.random.standard_normal()
+        self.assertEqual(state()[2], 1, "a normal number is in hand")
+
+    def test_to_be_ready_changes_nothing(self) -> None:
+        before = state()
+        Reseeding()
+        self.assertEqual(state(), before)
+
+    def test_a_child_has_the_kernels_words_and_no_number_in_hand(self) -> None:
+        words = os.urandom(4 * 624)
+        reseeding = Reseeding()
+        with mock.patch("os.urandom", lambda count: words[:count]), mock.patch("numpy.random.seed") as seed:
+            reseeding.in_child()
+        seed.assert_not_called()
+        self.assertEqual(state(), (words, 624, 0))
+        same = numpy.random.RandomState(numpy.random.MT19937())
+        same.set_state(("MT19937", numpy.frombuffer(words, numpy.uint32), 624))
+        self.assertEqual(list(numpy.random.standard_normal(700)), list(same.standard_normal(700)))
+
+    def test_none_has_the_same_twice(self) -> None:
+        reseeding = Reseeding()
+        states = set()
+        for _ in range(3):
+            reseeding.in_child()
+            states.add(state())
+        self.assertEqual(len(states), 3)
+
+    def test_another_generator_is_left_to_numpy(self) -> None:
+        known = Twister.of(numpy.random)
+        assert known is not None
+        before, other = state(), numpy.random.MT19937(3)
+        with mock.patch.object(known, "_front", numpy.random.RandomState(other)):
+            self.assertFalse(known.reseed())
+        self.assertEqual(state(), before)
+
+    def test_a_numpy_with_its_state_elsewhere_is_left_to_itself(self) -> None:
+        with mock.patch.object(Twister, "_known", (None, None)), mock.patch("farfork._twister._KEY_BYTES", 2492):
+            self.assertIsNone(Twister.of(numpy.random))
+            with mock.patch("numpy.random.seed") as seed:
+                Reseeding().in_child()
+        seed.assert_called_once_with()
