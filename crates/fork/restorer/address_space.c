@@ -75,6 +75,40 @@ static void map_one(const struct plan *plan, const struct plan_mapping *mapping,
 		advise(plan, mapping, index);
 }
 
+/* How many mappings, from this one on, are neighbours that differ in nothing but whether they may be read and written. */
+static u32 neighbours(const struct plan_mapping *mapping, u32 left)
+{
+	u32 count = 1;
+	if (mapping->kind != MAPPING_ANONYMOUS || (mapping->flags & (MAPPING_SHARED | MAPPING_GROWS_DOWN)))
+		return 1;
+	while (count < left && mapping[count].kind == MAPPING_ANONYMOUS && mapping[count].flags == mapping->flags &&
+	       ((mapping[count].protection ^ mapping->protection) & K_PROT_EXEC) == 0 &&
+	       mapping[count].start == mapping[count - 1].start + mapping[count - 1].bytes)
+		count++;
+	return count;
+}
+
+/* Maps neighbours by one call, and gives those another protection that have one: that costs two thirds of mapping each of them. What
+ * may be written is counted against the machine's memory, so that it is mapped as what may not be, and gets the right by its size
+ * alone. Gives how many were mapped; none where that is no way. */
+static u32 map_together(const struct plan *plan, const struct plan_mapping *first, u32 index, u32 count)
+{
+	u32 common = 0;
+	while (common < count && (first[common].protection & K_PROT_WRITE))
+		common++;
+	if (common == count)
+		return 0;
+	struct plan_mapping all = first[common];
+	all.start = first->start;
+	all.bytes = first[count - 1].start + first[count - 1].bytes - first->start;
+	map_one(plan, &all, index, -1);
+	for (u32 i = 0; i < count; i++)
+		if (first[i].protection != all.protection)
+			check(plan, STEP_MAP, CALL3(mprotect, first[i].start, first[i].bytes, first[i].protection),
+			      index + i);
+	return count;
+}
+
 /* Mappings that name files come sorted by file, so that each file is opened once and one descriptor suffices. */
 void map_all(const struct plan *plan)
 {
@@ -83,7 +117,13 @@ void map_all(const struct plan *plan)
 	u32 opened = ~0u;
 	int file = -1;
 
-	for (u32 i = 0; i < plan->mappings.count; i++) {
+	for (u32 i = 0; i < plan->mappings.count;) {
+		u32 count = neighbours(&mapping[i], plan->mappings.count - i);
+		u32 mapped = count > 1 ? map_together(plan, &mapping[i], i, count) : 0;
+		if (mapped > 0) {
+			i += mapped;
+			continue;
+		}
 		if (mapping[i].kind == MAPPING_FILE && mapping[i].source != opened) {
 			if (file >= 0)
 				CALL1(close, file);
@@ -92,6 +132,7 @@ void map_all(const struct plan *plan)
 					  CALL3(open, at(plan, files[opened].path), files[opened].flags, 0), opened);
 		}
 		map_one(plan, &mapping[i], i, file);
+		i++;
 	}
 	if (file >= 0)
 		CALL1(close, file);

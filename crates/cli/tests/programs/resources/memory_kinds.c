@@ -1,5 +1,6 @@
 /* Private memory of every kind: readable only, inaccessible but full, executable, of a file with and without written
- * pages, heap and stack that grow on, locked (and made longer while it moves), huge, never touched.
+ * pages, heap and stack that grow on, locked (and made longer while it moves), huge, never touched, and neighbours of different rights,
+ * most of whose addresses are only reserved: more than any machine has.
  */
 #include "../forked.h"
 
@@ -8,8 +9,9 @@
 
 #define BYTES (64 * PAGE_BYTES)
 #define HUGE_BYTES (4UL << 20)
+#define RESERVED_BYTES (1UL << 40)
 
-static uint64_t *read_only, *inaccessible, *clean_file, *written_file, *locked, *huge, *sparse, *heap;
+static uint64_t *read_only, *inaccessible, *clean_file, *written_file, *locked, *huge, *sparse, *heap, *reserved;
 static int (*function)(void);
 static uint64_t first_file_word;
 static sigjmp_buf no_memory_there;
@@ -48,6 +50,35 @@ static uint64_t *map_own_file(int protection) {
     return (uint64_t *)at;
 }
 
+/* Two pages each: written, only readable, written, and the rest not to be touched. */
+static uint64_t *reserved_part(size_t part) {
+    return reserved + part * 2 * PAGE_BYTES / sizeof *reserved;
+}
+
+static void reserve(void) {
+    void *at = mmap(NULL, RESERVED_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(at != MAP_FAILED);
+    reserved = (uint64_t *)at;
+    for (size_t part = 0; part < 3; part++) {
+        REQUIRE(mprotect(reserved_part(part), 2 * PAGE_BYTES, PROT_READ | PROT_WRITE) == 0);
+        fill(reserved_part(part), 2 * PAGE_BYTES, 1100 + part);
+    }
+    REQUIRE(mprotect(reserved_part(1), 2 * PAGE_BYTES, PROT_READ) == 0);
+}
+
+static void check_reserved(void) {
+    for (size_t part = 0; part < 3; part++) REQUIRE(holds(reserved_part(part), 2 * PAGE_BYTES, 1100 + part));
+    fill(reserved_part(2), 2 * PAGE_BYTES, 1200);
+    if (sigsetjmp(no_memory_there, 1) == 0) {
+        *(volatile uint64_t *)reserved_part(1) = 1;
+        REQUIRE(0, "a neighbour that is only readable was written");
+    }
+    REQUIRE(!is_readable(reserved_part(3)), "what is only reserved can be read");
+    REQUIRE(!is_readable(reserved + RESERVED_BYTES / sizeof *reserved - 1), "the end of what is reserved can be read");
+    REQUIRE(mprotect(reserved_part(3), 2 * PAGE_BYTES, PROT_READ | PROT_WRITE) == 0);
+    REQUIRE(is_zero(reserved_part(3), 2 * PAGE_BYTES) && holds(reserved_part(2), 2 * PAGE_BYTES, 1200));
+}
+
 static void set_up(void) {
     read_only = filled(BYTES, 100);
     REQUIRE(mprotect(read_only, BYTES, PROT_READ) == 0);
@@ -67,6 +98,7 @@ static void set_up(void) {
     heap = (uint64_t *)sbrk((intptr_t)BYTES);
     fill(heap, BYTES, 900);
     make_function();
+    reserve();
 }
 
 static void check_protections(void) {
@@ -78,6 +110,7 @@ static void check_protections(void) {
     }
     REQUIRE(!is_readable(inaccessible), "PROT_NONE can be read");
     REQUIRE(mprotect(inaccessible, BYTES, PROT_READ) == 0 && holds(inaccessible, BYTES, 200), "PROT_NONE lost data");
+    check_reserved();
     signal(SIGSEGV, SIG_DFL);
     REQUIRE(function() == 42);
 }
