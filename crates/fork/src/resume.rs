@@ -264,7 +264,7 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         true => Cow::Owned(restore::confined(&source.descriptor, container.users())?),
         false => Cow::Borrowed(&*source.descriptor),
     };
-    let prepared = Prepared::new(ChildPlan {
+    let mut prepared = Prepared::new(ChildPlan {
         descriptor: &descriptor,
         node,
         stub_pid: container.asked_pid(),
@@ -278,14 +278,17 @@ pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient)
         untrusted,
         users: first.zip(container.users()),
     })?;
-    let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &prepared.registered(), strategy);
-    phase!("resume.memory", plan.write(directory))?;
     let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
     farfork_sys::fdpass::tell_sender(pager_end.as_fd()).map_err(ResumeError::local("a socket"))?;
-    // The pager takes the child on while the stub builds it: neither waits for the other.
-    let adoption = phase!("resume.ask", pager.begin_adoption(child, directory, pager_end));
+    let building = phase!("resume.child");
     let left = deadline.saturating_duration_since(Instant::now());
-    let restored = phase!("resume.child", prepared.start(child_end.as_fd(), status_file.as_fd(), left));
+    // The stub builds it while the pager is told of it, and takes it on: nobody waits for another.
+    let begun = prepared.begin(child_end.as_fd(), status_file.as_fd(), left)?;
+    let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &prepared.registered(), strategy);
+    phase!("resume.memory", plan.write(directory))?;
+    let adoption = phase!("resume.ask", pager.begin_adoption(child, directory, pager_end));
+    let restored = begun.await_child();
+    drop(building);
     phase!("resume.adopt", adoption.wait())?;
     let mut restored = restored?;
     if is_eager {

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
 use farfork_sys::user_namespace::Numbers;
@@ -56,7 +56,7 @@ pub struct ChildPlan<'a> {
     pub users: Option<(First<'a>, Numbers)>,
 }
 
-/// A child that is planned but not yet begun: the pager must hear of its memory first.
+/// A child that is planned but not yet begun.
 #[derive(Debug)]
 pub struct Prepared<'a> {
     pub(super) descriptor: &'a Descriptor,
@@ -110,17 +110,20 @@ impl<'a> Prepared<'a> {
         self.plans.registered.iter().map(|ranges| &ranges[..]).collect()
     }
 
-    /// Begins the child and waits until it stands, at most `limit`. `pager_socket` is where its userfaultfd goes,
-    /// `status_file` where the stub leaves its wait status.
+    /// Begins the child, of which is heard within `limit`. `pager_socket` is where its userfaultfd goes, `status_file` where the stub leaves
+    /// its wait status.
     ///
     /// # Errors
-    /// What the restorer could not do; the container is of no use any more.
-    pub fn start(
-        self,
+    /// What could not be made or asked for; the container is of no use any more.
+    pub fn begin<'b>(
+        &mut self,
         pager_socket: BorrowedFd<'_>,
-        status_file: BorrowedFd<'_>,
+        status_file: BorrowedFd<'b>,
         limit: Duration,
-    ) -> Result<Restored, RestoreError> {
+    ) -> Result<Begun<'b>, RestoreError>
+    where
+        'a: 'b,
+    {
         let plan = stub::plan_file(&self.plans.bytes).map_err(|e| RestoreError::object("the plan", e))?;
         let request = Request {
             plan: &plan,
@@ -133,18 +136,43 @@ impl<'a> Prepared<'a> {
             time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
         };
         farfork_sys::fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
-        let asked_ns = report::realtime_ns();
+        let (asked_ns, until) = (report::realtime_ns(), Instant::now() + limit);
         let keep = match self.first {
             Some(first) => Some((first, bearer::ask(self.control, first, (request, self.descriptor), limit)?)),
             None => stub::send(self.control, &request).map(|()| None).map_err(RestoreError::Control)?,
         };
+        drop(plan);
         // The child's alone: an end of a pipe that is held here would show.
-        drop((plan, self.objects));
-        let started = match keep {
-            Some((first, keep)) => bearer::follow(self.control, (first, status_file, keep), self.descriptor, limit)?,
-            None => stub::wait_restored(self.control, limit, self.descriptor)?,
+        self.objects = Objects::none();
+        Ok(Begun { descriptor: self.descriptor, control: self.control, keep, status_file, asked_ns, until })
+    }
+}
+
+/// A child that its stub was asked for.
+#[derive(Debug)]
+pub struct Begun<'a> {
+    descriptor: &'a Descriptor,
+    control: BorrowedFd<'a>,
+    keep: Option<(First<'a>, OwnedFd)>,
+    status_file: BorrowedFd<'a>,
+    asked_ns: u64,
+    until: Instant,
+}
+
+impl Begun<'_> {
+    /// Waits until the child stands.
+    ///
+    /// # Errors
+    /// What the restorer could not do; the container is of no use any more.
+    pub fn await_child(self) -> Result<Restored, RestoreError> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        let started = match self.keep {
+            Some((first, keep)) => {
+                bearer::follow(self.control, (first, self.status_file, keep), self.descriptor, left)?
+            }
+            None => stub::wait_restored(self.control, left, self.descriptor)?,
         };
-        report::tell_phases(asked_ns, &started.marks_ns, started.realtime_ns);
+        report::tell_phases(self.asked_ns, &started.marks_ns, started.realtime_ns);
         Ok(Restored { pid: started.pid, realtime_ns: started.realtime_ns })
     }
 }
