@@ -22,6 +22,7 @@ use crate::owner_links::OwnerLinks;
 use crate::pager::{ClientError, MemoryPlan, PagerClient, Paging, PlanError, Source, Strategy};
 use crate::phase;
 use crate::restore::{self, ChildPlan, First, LocalNode, Prepared, RestoreError, Restored, StandardStreams};
+use crate::seed::SeedTable;
 
 /// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
 pub const STATUS_FILE: &str = "exit";
@@ -42,12 +43,20 @@ pub struct OwnSeeds {
     pub node: NodeName,
     /// Where they are served to it.
     pub address: Address,
+    /// What they are, for this process is the one that serves them.
+    pub table: Arc<SeedTable>,
 }
 
 impl OwnSeeds {
     /// Where this node reads a seed that others read at `address`.
     fn address_of(&self, seed: &SeedId, address: &Address) -> Address {
         if *seed.node() == self.node { self.address.clone() } else { address.clone() }
+    }
+
+    /// The descriptor of one of them, for whoever has what opens it.
+    fn descriptor_of(&self, key: &SeedKey) -> Option<Arc<Descriptor>> {
+        let seed = self.table.get(&key.seed).filter(|seed| seed.key().token == key.token)?;
+        Some(seed.descriptor().clone())
     }
 }
 
@@ -172,7 +181,7 @@ impl ResumeError {
 }
 
 impl SeedSource {
-    /// Reads and validates the descriptor of a seed that other nodes read at `address`.
+    /// Reads and validates the descriptor of a seed that other nodes read at `address`; one of this node's own is at hand.
     ///
     /// # Errors
     /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
@@ -184,6 +193,9 @@ impl SeedSource {
         deadline: Instant,
     ) -> Result<Self, ResumeError> {
         let owner = own.address_of(&key.seed, address);
+        if let Some(descriptor) = phase!("descriptor.read", own.descriptor_of(&key)) {
+            return Ok(Self { key, owner, links: Arc::clone(links), descriptor, own });
+        }
         let extent = ExtentId::DESCRIPTOR;
         let read = |connection: &mut dyn Connection| {
             farfork_fabric::fetch(connection, &key, extent, DESCRIPTOR_BYTES_MAX, deadline)

@@ -22,7 +22,7 @@ use crate::resume::OtherSeeds;
 #[derive(Debug)]
 pub struct Seed {
     key: Arc<SeedKey>,
-    descriptor: Descriptor,
+    descriptor: Arc<Descriptor>,
     encoded: Vec<u8>,
     memory: Memory,
     times: CaptureTimes,
@@ -76,6 +76,7 @@ impl Seed {
         let held = Held { shared_copies, templates, _template: Mutex::new(template) };
         let key = Arc::new(SeedKey { seed: id, token });
         let (encoded, working_set) = (encode(&descriptor), Arc::default());
+        let descriptor = Arc::new(descriptor);
         Ok(Self { key, encoded, descriptor, memory: Memory::Template(held), times, working_set })
     }
 
@@ -90,7 +91,7 @@ impl Seed {
         let head = image.head();
         Self {
             key: Arc::new(SeedKey { seed: head.seed.clone(), token: head.token }),
-            descriptor: image.descriptor().clone(),
+            descriptor: Arc::new(image.descriptor().clone()),
             encoded: head.descriptor.clone(),
             memory: Memory::Image(Box::new(image)),
             times: CaptureTimes::default(),
@@ -156,7 +157,7 @@ impl Seed {
     }
 
     /// Its state.
-    pub fn descriptor(&self) -> &Descriptor {
+    pub fn descriptor(&self) -> &Arc<Descriptor> {
         &self.descriptor
     }
 

@@ -21,6 +21,7 @@ use farfork_container::{ContainerConfig, ContainerError, Leftovers, Pool, clean_
 use farfork_fabric::{Exporter, Secured, shm, tcp};
 use farfork_fork::capture;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
+use farfork_fork::resume::OwnSeeds;
 use farfork_fork::seed::SeedTable;
 use farfork_wire::SeedId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -264,9 +265,9 @@ fn assemble(
     let local = LocalNode { bridges_vdso, ..detected };
     let pool = Pool::start(containers, pool_size)?;
     let credentials = security.credentials().cloned();
-    let own_fabric = shm_server.address();
+    let own = OwnSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
     let engine =
-        Engine::new(name.clone(), (run_dir.clone(), zygotes_max), local, pool, pager.clone(), own_fabric, credentials);
+        Engine::new(name.clone(), (run_dir.clone(), zygotes_max), local, pool, pager.clone(), own, credentials);
     let children = take_over(&run_dir, pager, leftovers)?;
     let seeds = Seeds::new(name, seeds, fabric_address, (images, options.seed_budget), found);
     let node =

@@ -34,7 +34,8 @@ fn scene() -> Scene {
 
 /// A seed that inherits nothing asks nobody.
 fn nobody_else() -> OtherSeeds {
-    let own = OwnSeeds { node: NodeName::new("here").unwrap(), address: Address::Tcp(([127, 0, 0, 1], 1).into()) };
+    let (node, address) = (NodeName::new("here").unwrap(), Address::Tcp(([127, 0, 0, 1], 1).into()));
+    let own = OwnSeeds { node, address, table: Arc::default() };
     OtherSeeds { own, links: Arc::default() }
 }
 
@@ -80,7 +81,7 @@ fn names(error: &ImageError, path: &Path) {
 fn an_image_holds_what_the_template_held() {
     let scene = scene();
     let image = scene.seal();
-    assert_eq!((image.head().about.as_slice(), image.descriptor()), (&b"about"[..], scene.seed.descriptor()));
+    assert_eq!((image.head().about.as_slice(), image.descriptor()), (&b"about"[..], &**scene.seed.descriptor()));
     assert_eq!(fs::metadata(scene.path()).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::read_dir(scene.directory.path()).unwrap().count(), 1, "nothing but the image");
     let sealed = Seed::of_image(Image::open(&scene.path()).unwrap());

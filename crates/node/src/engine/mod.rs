@@ -22,7 +22,6 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use farfork_container::{ContainerSpec, Pool};
-use farfork_fabric::Address;
 use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
 use farfork_fork::owner_links::OwnerLinks;
 use farfork_fork::restore::LocalNode;
@@ -63,7 +62,7 @@ impl Engine {
         node: LocalNode,
         pool: Pool,
         pager: Arc<PagerLink>,
-        own_fabric: Address,
+        own: OwnSeeds,
         credentials: Option<Credentials>,
     ) -> Self {
         let zygotes = Zygotes::new(name.clone(), run_dir.clone(), pager.clone(), zygotes_max);
@@ -72,7 +71,6 @@ impl Engine {
             tracing::warn!(%error, "the control group of zygotes is not made yet");
         }
         let nests = Nests::new(name.clone(), run_dir);
-        let own = OwnSeeds { node: name.clone(), address: own_fabric };
         let others = OtherSeeds { own, links: Arc::new(OwnerLinks::new(credentials)) };
         Self { name, nests, zygotes, node, pool, pager, others, sources: Mutex::default() }
     }
