@@ -143,10 +143,7 @@ impl Seeds {
     pub(crate) async fn ready(&self, id: &SeedId) -> Result<(), Failure> {
         let readiness = self.listed().get(id).map(|seed| seed.readiness.clone());
         let readiness = readiness.ok_or_else(|| self.unknown(id))?;
-        let outcome = match readiness.outcome() {
-            Some(outcome) => Some(outcome),
-            None => tokio::task::spawn_blocking(move || readiness.wait(PREPARE_TIMEOUT)).await.ok().flatten(),
-        };
+        let outcome = readiness.concluded(PREPARE_TIMEOUT).await;
         let cause = "it is not complete yet; see the node's log";
         outcome.unwrap_or_else(|| Err(Failure::new(Code::DeadlineExceeded, format!("seed {id}"), cause)))
     }

@@ -10,6 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use farfork_fork::seed::Seed;
+use tokio::sync::Notify;
 
 use crate::failure::Failure;
 
@@ -18,6 +19,8 @@ use crate::failure::Failure;
 pub(super) struct Readiness {
     state: Mutex<State>,
     told: Condvar,
+    /// The same for tasks, each of which is woken by who concludes.
+    heard: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -33,6 +36,7 @@ impl Readiness {
     pub(super) fn conclude(&self, outcome: Result<(), Failure>) {
         self.state().outcome = Some(outcome);
         self.told.notify_all();
+        self.heard.notify_waiters();
     }
 
     /// The seed is complete; `unlisted` where it had been dropped already.
@@ -46,10 +50,15 @@ impl Readiness {
         self.state().outcome.clone()
     }
 
-    /// Waits for the end, blocking, at most `limit`; `None` if it is not over then.
-    pub(super) fn wait(&self, limit: Duration) -> Option<Result<(), Failure>> {
-        let waited = self.told.wait_timeout_while(self.state(), limit, |state| state.outcome.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.outcome.clone()
+    /// Waits for the end, at most `limit`; `None` if it is not over then.
+    pub(super) async fn concluded(&self, limit: Duration) -> Option<Result<(), Failure>> {
+        // From here on it hears of the end.
+        let heard = self.heard.notified();
+        if let Some(outcome) = self.outcome() {
+            return Some(outcome);
+        }
+        let _ = tokio::time::timeout(limit, heard).await;
+        self.outcome()
     }
 
     /// Waits for the end, blocking, at most `limit`; gives a seed that was dropped before it was complete.
@@ -68,14 +77,16 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    #[test]
-    fn who_waits_is_told() {
+    #[tokio::test]
+    async fn who_waits_is_told() {
         let readiness = Arc::new(Readiness::default());
-        assert_eq!(readiness.wait(Duration::from_millis(1)), None);
+        assert_eq!(readiness.concluded(Duration::from_millis(1)).await, None);
         let waiting = readiness.clone();
-        let waiter = std::thread::spawn(move || waiting.wait(Duration::from_secs(60)));
-        readiness.conclude(Ok(()));
-        assert_eq!(waiter.join().unwrap(), Some(Ok(())));
-        assert_eq!(readiness.outcome(), Some(Ok(())));
+        let waiter = tokio::spawn(async move { waiting.concluded(Duration::from_secs(60)).await });
+        tokio::task::yield_now().await;
+        let concluding = readiness.clone();
+        std::thread::spawn(move || concluding.conclude(Ok(()))).join().unwrap();
+        assert_eq!(waiter.await.unwrap(), Some(Ok(())));
+        assert_eq!(readiness.concluded(Duration::ZERO).await, Some(Ok(())));
     }
 }
