@@ -2,12 +2,14 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use farfork_wire::descriptor::FileIdentity;
-use object::Object;
+use object::elf::{ELF_NOTE_GNU, FileHeader64, NT_GNU_BUILD_ID};
 use object::read::ReadCache;
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::{Endianness, Object as _};
 
 /// Reads a file's identity: its inode, size and time, and its ELF build id where it has one.
 ///
@@ -16,10 +18,35 @@ use object::read::ReadCache;
 pub fn identify(path: &Path) -> io::Result<FileIdentity> {
     let file = File::open(path)?;
     let mut identity = identify_by_inode(&file)?;
-    let cache = ReadCache::new(file);
-    identity.build_id =
-        object::File::parse(&cache).ok().and_then(|elf| elf.build_id().ok().flatten().map(<[u8]>::to_vec));
+    let mut head = vec![0; HEAD_BYTES];
+    let filled = file.read_at(&mut head, 0)?;
+    identity.build_id = build_id_in(&head[..filled]).or_else(|| build_id(file));
     Ok(identity)
+}
+
+/// Linkers put the build id among the first things of a file, which one call reads; to look for it as what the file is takes two dozen.
+const HEAD_BYTES: usize = 4096;
+
+/// The build id of an ELF file, if it stands in its first bytes.
+fn build_id_in(head: &[u8]) -> Option<Vec<u8>> {
+    let file = FileHeader64::<Endianness>::parse(head).ok()?;
+    let endian = file.endian().ok()?;
+    let notes = file.program_headers(endian, head).ok()?.iter();
+    let mut notes = notes.filter_map(|part| part.notes(endian, head).ok().flatten());
+    notes.find_map(|mut notes| {
+        while let Ok(Some(note)) = notes.next() {
+            if note.name() == ELF_NOTE_GNU && note.n_type(endian) == NT_GNU_BUILD_ID {
+                return Some(note.desc().to_vec());
+            }
+        }
+        None
+    })
+}
+
+/// The build id of an ELF file, wherever it stands.
+fn build_id(file: File) -> Option<Vec<u8>> {
+    let cache = ReadCache::new(file);
+    object::File::parse(&cache).ok()?.build_id().ok()?.map(<[u8]>::to_vec)
 }
 
 /// The same without looking into the file: enough within one boot of one kernel.
@@ -61,6 +88,8 @@ mod tests {
         let path = Path::new("/proc/self/exe");
         let identity = identify(path).unwrap();
         assert!(is_same(path, &identity, true));
+        assert!(identity.build_id.is_some());
+        assert_eq!(identity.build_id, build_id(File::open(path).unwrap()), "wherever it is looked for");
         let mut other = identity.clone();
         other.bytes += 1;
         assert!(!is_same(path, &other, true));

@@ -16,6 +16,13 @@ pub(crate) fn vdso_build_id() -> &'static [u8] {
     BUILD_ID.get_or_init(|| read().unwrap_or_default())
 }
 
+/// Which boot of it this is; empty where that cannot be read.
+pub(crate) fn boot_id() -> &'static str {
+    static BOOT_ID: OnceLock<String> = OnceLock::new();
+    let read = || process::read_line("/proc/sys/kernel/random/boot_id");
+    BOOT_ID.get_or_init(|| read().unwrap_or_default())
+}
+
 /// The vdso of this kernel, whole pages; empty where it cannot be read.
 pub(crate) fn vdso_image() -> &'static [u8] {
     static IMAGE: OnceLock<Vec<u8>> = OnceLock::new();

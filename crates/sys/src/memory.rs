@@ -17,6 +17,31 @@ pub fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<usize
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
+/// Reads `N` bytes from each of these addresses of process `pid`, in as few calls as can be; `None` from the first one on that cannot be
+/// read.
+pub fn read_process_each<const N: usize>(pid: i32, addresses: &[u64]) -> Vec<Option<[u8; N]>> {
+    /// UIO_MAXIOV.
+    const PARTS_MAX: usize = 1024;
+    let (mut all, mut is_whole) = (Vec::with_capacity(addresses.len()), true);
+    for part in addresses.chunks(PARTS_MAX) {
+        let mut bytes = vec![[0; N]; part.len()];
+        let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: part.len() * N };
+        let remote =
+            |address: &u64| libc::iovec { iov_base: std::ptr::without_provenance_mut(*address as usize), iov_len: N };
+        let remote: Vec<libc::iovec> = part.iter().map(remote).collect();
+        let read = if is_whole {
+            // SAFETY: `local` describes the exclusive borrow `bytes`; `remote` is never dereferenced in this process.
+            unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote.as_ptr(), remote.len() as u64, 0) }
+        } else {
+            0
+        };
+        let whole = usize::try_from(read).unwrap_or(0) / N;
+        is_whole = whole == part.len();
+        all.extend(bytes.into_iter().enumerate().map(|(index, bytes)| (index < whole).then_some(bytes)));
+    }
+    all
+}
+
 /// Reads all of `into` from `address` of process `pid`. `mem` is its `/proc/PID/mem`, which also reads what
 /// protection hides from [`read_process`].
 ///

@@ -12,7 +12,7 @@ mod stat;
 mod status;
 mod whereabouts;
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -88,7 +88,7 @@ fn numbers_of<T: FromStr + Ord>(directory: &OwnedFd) -> io::Result<Vec<T>> {
 /// # Errors
 /// NotFound when the process has ended.
 pub fn limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/limits"))?;
+    let text = read_text(&format!("/proc/{pid}/limits"))?;
     parse_limits(&text).ok_or_else(|| malformed("limits"))
 }
 

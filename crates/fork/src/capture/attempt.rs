@@ -31,7 +31,7 @@ use super::shared::{SharedCopies, SharedSources};
 use super::stand::{Read, Standing, stand};
 use super::state;
 use super::state::filters::Filters;
-use super::state::inherited::{self, Subject};
+use super::state::inherited::{Apart, Subject};
 use super::state::likeness::Likeness;
 use super::stop::stopped::{Snapshot, Stopped};
 use super::survey::{Depth, Survey};
@@ -49,6 +49,9 @@ const ATTEMPTS_MAX: usize = 4;
 
 /// How long a frozen parent's main thread may take to unmap what was mapped for a capture that is given up.
 const GIVE_UP_LIMIT: Duration = Duration::from_millis(500);
+
+/// Most memory, in bytes, that is looked through before the answer: it takes no longer than what a template is asked meanwhile.
+const LOOK_BYTES_MAX: u64 = 16 << 20;
 
 /// What the owner keeps while the seed lives.
 #[derive(Debug)]
@@ -148,6 +151,8 @@ pub(super) struct Taken {
     /// The memory of what holds it.
     pub(super) mem: File,
     pub(super) likeness: Likeness,
+    /// The process's program and arguments.
+    pub(super) arguments: Vec<String>,
     pub(super) files: Files,
     pub(super) posix_timers: Vec<PosixTimer>,
     pub(super) filters: Filters,
@@ -159,9 +164,13 @@ pub(super) struct Taken {
 impl Taken {
     /// Pages that hold something, in bytes; while nobody has looked for them, those that the process had written.
     pub(super) fn populated_bytes(&self) -> u64 {
-        let written = || self.survey.profiles.get(&self.survey.pid).map_or(0, |leader| leader.status.anonymous_bytes);
-        self.space.populated_bytes().unwrap_or_else(written) + self.inheritance.bytes()
+        self.space.populated_bytes().unwrap_or_else(|| written_bytes(&self.survey)) + self.inheritance.bytes()
     }
+}
+
+/// What a process had written to before its pause, in bytes.
+fn written_bytes(survey: &Survey) -> u64 {
+    survey.profiles.get(&survey.pid).map_or(0, |leader| leader.status.anonymous_bytes)
 }
 
 /// Captures `pid`, again if it changed its files or shared memory at the wrong moment.
@@ -319,8 +328,10 @@ fn take(
     let personality = answers[0].personality;
     let known = (copies, &mut survey.file_systems);
     let mut space = AddressSpace::of((pid, subject), lifeline.mapped(), known)?;
+    let arguments = state::arguments(pid, subject)?;
     let subject = held.subject(&snapshot, &survey, &mem);
-    phase!("prepare.apart", set_apart(held, &subject, (&mut space, personality), (&lifeline, injector)))?;
+    let apart = (&mut space, personality, written_bytes(&survey));
+    phase!("prepare.apart", set_apart(held, &subject, apart, (&lifeline, injector)))?;
     let inheritance = match lack {
         Some(lack) => {
             phase!("prepare.scan", space.scan())?;
@@ -339,6 +350,7 @@ fn take(
         leftovers,
         mem,
         likeness,
+        arguments,
         files,
         posix_timers,
         filters,
@@ -347,19 +359,25 @@ fn take(
     })
 }
 
-/// Sets a clone apart, which is also asked whether areas are sealed; those of a parent are asked for their flags themselves.
+/// Sets a clone apart, which is also asked whether areas are sealed; those of a parent are asked for their flags themselves. While the clone
+/// is at work its pages are looked for, where they are few: else the answer would have to wait for that.
 fn set_apart(
     held: &Held,
     subject: &Subject<'_>,
-    (space, personality): (&mut AddressSpace, u32),
+    (space, personality, written_bytes): (&mut AddressSpace, u32, u64),
     (lifeline, injector): (&Lifeline, &mut Injector<'_>),
 ) -> Result<(), CaptureError> {
     let pid = space.pid();
     match held {
         Held::Clone(_) => {
             let probes = Probes::of(personality, space.entries());
-            let results = inherited::set_apart(subject, probes.first(), (lifeline, injector))?;
-            probes.finish(pid, subject, results, (lifeline, injector))
+            let apart = Apart::begin(subject, probes.first(), (lifeline, injector))?;
+            let found = (written_bytes <= LOOK_BYTES_MAX).then(|| phase!("prepare.scan", space.look()));
+            let results = apart.finish(subject, (lifeline, injector))?;
+            probes.finish(pid, subject, results, (lifeline, injector))?;
+            // What could not be read is looked for again.
+            found.into_iter().flatten().for_each(|found| space.know(found));
+            Ok(())
         }
         Held::Parent(_) => {
             let areas = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;

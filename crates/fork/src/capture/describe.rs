@@ -2,27 +2,56 @@
 //! Nothing is refused here any more but what only the kernel's own flags of an area tell.
 //!
 //! ```text
-//!  template   without files ─ asked ─ its pages ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
+//!  template   without files, asked ─ its pages ─ flags of its areas ─ memory ─ threads, process ─ eager pages ─ descriptor
+//!  served     without the lifeline's pages
 //! ```
 
 use std::ops::Range;
 
 use farfork_sys::clock::Clocks;
-use farfork_sys::process;
+use farfork_sys::process::{self, MapEntry};
 use farfork_wire::descriptor::{Descriptor, Origin};
 
 use super::attempt::{Held, Shared, Taken};
 use super::calls::inject::{Call, Injector};
+use super::calls::lifeline::Lifeline;
 use super::error::CaptureError;
-use super::memory::MemoryMap;
 use super::memory::eager;
+use super::memory::{AddressSpace, MemoryMap};
 use super::shared::{SharedCopies, SharedCopy};
-use super::state::inherited::{self, Inherited};
+use super::state::inherited::Asked;
 use super::template::twin;
 use super::tracer::deadline::Deadline;
 use super::tracer::post::at_once;
-use super::{CaptureOptions, state, tree};
+use super::{CaptureOptions, open_memory, state, tree};
 use crate::{kernel, phase};
+
+/// All of a seed but its templates.
+pub(super) struct Described {
+    pub(super) descriptor: Descriptor,
+    pub(super) shared_copies: Vec<SharedCopy>,
+    pub(super) leftovers: Leftovers,
+}
+
+/// Of each process, pages of its template that are no process's own, with the place of a `syscall` instruction. Nobody reads them, so that
+/// no fork waits for their end.
+pub(super) struct Leftovers(Vec<(Lifeline, u64)>);
+
+impl Leftovers {
+    /// Unmaps them. Where that fails they stay as long as the template does.
+    pub(super) fn clear(&self, held: &[Held], deadline: &Deadline) {
+        for (clone, (lifeline, syscall_at)) in
+            held.iter().zip(&self.0).filter_map(|(held, one)| Some((held.clone()?, one)))
+        {
+            let mut injector = Injector::new(clone.pid, *syscall_at, deadline);
+            let unmapped = open_memory(clone.pid)
+                .and_then(|mem| at_once(lifeline.unmap((clone.pid, &clone.registers), (None, &mem), &mut injector)));
+            if let Err(error) = unmapped {
+                tracing::debug!(template = clone.pid, %error, "pages that were mapped for a capture stay in a template");
+            }
+        }
+    }
+}
 
 /// Makes the descriptors of all processes one, and what holds their memory ready to be parked.
 pub(super) fn describe_all(
@@ -31,8 +60,9 @@ pub(super) fn describe_all(
     taken: Vec<Taken>,
     shared: Shared,
     deadline: &Deadline,
-) -> Result<(Descriptor, Vec<SharedCopy>), CaptureError> {
+) -> Result<Described, CaptureError> {
     let Shared { mut copies, open_files, kin } = shared;
+    let leftovers = Leftovers(taken.iter().map(|one| (one.lifeline.clone(), one.survey.syscall_at)).collect());
     let mut descriptors = Vec::with_capacity(taken.len());
     for (held, taken) in held.iter_mut().zip(taken) {
         descriptors.push(describe(options, held, taken, &copies, deadline)?);
@@ -44,7 +74,7 @@ pub(super) fn describe_all(
     let first = Descriptor { semaphore_sets, message_queues, ..first };
     let descriptor = tree::merge(first, descriptors, kin, open_files, (objects, extents));
     descriptor.validate()?;
-    Ok((descriptor, copies.into_copies()))
+    Ok(Described { descriptor, shared_copies: copies.into_copies(), leftovers })
 }
 
 /// The descriptor of one process, without what is everybody's.
@@ -56,21 +86,22 @@ fn describe(
     deadline: &Deadline,
 ) -> Result<Descriptor, CaptureError> {
     let mut injector = Injector::new(held.pid(), taken.survey.syscall_at, deadline);
-    if let Held::Clone(clone) = held {
-        phase!("prepare.close", inherited::leave_files(clone, &mut injector))?;
-    }
     // Inherited, until a clone gets its own.
     let oom_score_adj = oom_score_adj(taken.snapshot.pid, held.pid())?;
     let subject = held.subject(&taken.snapshot, &taken.survey, &taken.mem);
-    let asked = phase!("prepare.inherited", Inherited::ask(&subject, (&taken.lifeline, &mut injector)));
-    let flagged = phase!("prepare.scan", taken.space.scan());
-    let flagged = flagged.and_then(|()| phase!("prepare.flags", flags(held, &mut taken, &mut injector)));
+    let is_clone = held.clone().is_some();
+    let asking = Asked::begin(&subject, is_clone, (&taken.lifeline, &injector));
+    // While it answers.
+    let told = phase!("prepare.scan", taken.space.scan()).and_then(|()| own_flags(held, &taken.space));
+    let answer = |asking: Asked| asking.finish(&subject, (&taken.lifeline, &mut injector));
+    let asked = phase!("prepare.inherited", asking.and_then(answer));
+    let flagged = told.and_then(|told| phase!("prepare.flags", flags(held, told, &mut taken, &mut injector)));
     let tidied = phase!("prepare.tidy", tidy(held, &taken, &mut injector));
     held.settle();
     flagged.and(tidied)?;
     let inherited = asked?;
     let (pid, subject) = (taken.snapshot.pid, held.pid());
-    let Taken { snapshot, survey, clocks, standing, mut answers, mem, likeness, files, space, .. } = taken;
+    let Taken { snapshot, survey, clocks, standing, mut answers, mem, likeness, arguments, files, space, .. } = taken;
     answers[0].alt_stack = inherited.alt_stack;
     answers[0].forbids_time_stamps = inherited.forbids_time_stamps;
     let inheritance = taken.inheritance;
@@ -82,8 +113,8 @@ fn describe(
     let timers = (answers[0].interval_timers.clone(), taken.posix_timers, filters.table);
     let filters = &mut filters.of_threads;
     let threads = state::threads(&snapshot, standing, &answers, &survey.profiles, filters, inherited.securebits)?;
-    let asked = (answers[0].is_subreaper, answers[0].personality);
-    let process = state::process(&survey, &snapshot, (subject, likeness), inherited, timers, asked, oom_score_adj)?;
+    let (asked, known) = ((answers[0].is_subreaper, answers[0].personality), (subject, likeness, arguments));
+    let process = state::process(&survey, &snapshot, known, inherited, timers, asked, oom_score_adj)?;
     let clocks = clocks.as_seen_by(subject).map_err(CaptureError::read(pid, "the time namespace"))?;
     drop(entered);
     let eager = phase!(
@@ -117,13 +148,25 @@ fn oom_score_adj(pid: i32, subject: i32) -> Result<i32, CaptureError> {
     Ok(line.map_err(CaptureError::read(pid, "oom_score_adj"))?.parse().unwrap_or(0))
 }
 
-/// Reads the flags of a clone's areas: of a twin where there is much memory, else of the clone itself. A parent's are known.
-fn flags(held: &Held, taken: &mut Taken, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+/// The areas of a clone itself, with their flags, where it has little memory. `None` where a twin is to tell them; a parent's are known.
+fn own_flags(held: &Held, space: &AddressSpace) -> Result<Option<Vec<MapEntry>>, CaptureError> {
+    let Some(clone) = held.clone().filter(|_| space.large(twin::AREAS_MAX).is_empty()) else { return Ok(None) };
+    let areas = phase!("prepare.flags", process::smaps(clone.pid));
+    areas.map(Some).map_err(CaptureError::read(space.pid(), "the memory map"))
+}
+
+/// Takes the flags of a clone's areas, where they are not `told` yet those of a twin, or else of the clone itself. A parent's are known.
+fn flags(
+    held: &Held,
+    told: Option<Vec<MapEntry>>,
+    taken: &mut Taken,
+    injector: &mut Injector<'_>,
+) -> Result<(), CaptureError> {
     let Held::Clone(clone) = held else { return Ok(()) };
-    let large = taken.space.large(twin::AREAS_MAX);
-    let marked: Vec<u64> = large.iter().map(|entry| entry.start).collect();
-    let mut areas = None;
-    if !large.is_empty() {
+    let (mut areas, mut marked) = (told, Vec::new());
+    if areas.is_none() {
+        let large = taken.space.large(twin::AREAS_MAX);
+        marked = large.iter().map(|entry| entry.start).collect();
         let told = twin::areas(clone, &large, (&taken.lifeline, &taken.mem), injector);
         let unknown = |error| tracing::debug!(template = clone.pid, %error, "no twin of a template tells its flags");
         areas = told.map_err(unknown).ok().filter(|areas| taken.space.is_told_by(areas));
@@ -136,18 +179,18 @@ fn flags(held: &Held, taken: &mut Taken, injector: &mut Injector<'_>) -> Result<
     Ok(())
 }
 
-/// The lifeline's pages go, or hold what the parent has there; a clone gets its place in the OOM order.
+/// The pages that a process offers hold what it has there; a clone gets its place in the OOM order. Those that were mapped in a parent go
+/// ([`Leftovers`] has a clone's).
 fn tidy(held: &Held, taken: &Taken, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
-    let registers = match held {
-        Held::Clone(clone) => {
-            clone.lower_in_oom_order()?;
-            &clone.registers
-        }
-        Held::Parent(_) => &taken.snapshot.leader().registers,
-    };
     let left = taken.lifeline.give_back(&taken.leftovers, &taken.mem);
     left.map_err(CaptureError::read(taken.snapshot.pid, "the pages that it offers"))?;
-    at_once(taken.lifeline.unmap((held.pid(), registers), (None, &taken.mem), injector))
+    match held {
+        Held::Clone(clone) => clone.lower_in_oom_order(),
+        Held::Parent(_) => {
+            let registers = &taken.snapshot.leader().registers;
+            at_once(taken.lifeline.unmap((held.pid(), registers), (None, &taken.mem), injector))
+        }
+    }
 }
 
 /// A template that has a segment of System V shared memory attached is counted by the kernel (`shm_nattch`), and programs look
@@ -163,11 +206,10 @@ fn leave(held: &Held, areas: &[Range<u64>], injector: &mut Injector<'_>) -> Resu
 }
 
 fn origin(options: &CaptureOptions, xstate: &[u8], clocks: Clocks) -> Origin {
-    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     Origin {
         node: options.node.clone(),
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
-        boot_id: boot_id.trim().to_owned(),
+        boot_id: kernel::boot_id().to_owned(),
         vdso_build_id: kernel::vdso_build_id().to_vec(),
         vdso_image: kernel::vdso_image().to_vec(),
         xcr0: state::xcr0(xstate),

@@ -232,11 +232,10 @@ async fn work(
     let copies = copy_shared(prepared, contents.as_ref().ok(), injector.deadline());
     let listed = timers::list(pid);
     times.shared = lap.take();
-    injector.finish(&mut running, |_| true).await?;
-    // Its memory is locked while it is copied, and its arguments are in that.
     let likeness = Likeness::read(pid);
-    let desks: std::io::Result<_> = (0..tasks.len()).map(|index| lifeline.read(index, &prepared.mem)).collect();
-    let desks: Vec<(Vec<u8>, Vec<u8>)> = desks.map_err(CaptureError::read(pid, "the answers of its threads"))?;
+    injector.finish(&mut running, |_| true).await?;
+    let desks =
+        lifeline.read(tasks.len(), &prepared.mem).map_err(CaptureError::read(pid, "the answers of its threads"))?;
     let (leader, made) = (stopped.snapshot.leader(), (&tasks[0], desks[0].0.as_slice()));
     let born = if freeze { Born::complete(None) } else { Born::of(made, leader, prepared, lifeline, injector).await? };
     times.clone = lap.take();

@@ -170,7 +170,7 @@ fn pending(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<PendingSignal> {
 pub(super) fn process(
     survey: &Survey,
     snapshot: &Snapshot,
-    (subject, likeness): (i32, Likeness),
+    (subject, likeness, arguments): (i32, Likeness, Vec<String>),
     inherited: Inherited,
     (interval_timers, posix_timers, seccomp_filters): (Vec<IntervalTimer>, Vec<PosixTimer>, Vec<SeccompFilter>),
     (is_subreaper, personality): (bool, u32),
@@ -190,7 +190,7 @@ pub(super) fn process(
         cwd: link(pid, subject, "cwd")?,
         root: Some(likeness.root).filter(|root| root != root::WHOLE),
         deleted_cwd: deleted_directory(subject, "cwd").map_err(read("cwd"))?,
-        arguments: likeness.arguments,
+        arguments,
         umask: status.umask,
         personality,
         dumpable: inherited.dumpable,
@@ -220,7 +220,7 @@ pub(super) fn arguments(pid: i32, subject: i32) -> Result<Vec<String>, CaptureEr
 
 fn mm(pid: i32, subject: i32, brk: u64) -> Result<Mm, CaptureError> {
     let stat = Stat::read(subject).map_err(CaptureError::read(pid, "stat"))?;
-    let auxv = fs::read(format!("/proc/{subject}/auxv")).map_err(CaptureError::read(pid, "auxv"))?;
+    let auxv = process::read_bytes(&format!("/proc/{subject}/auxv")).map_err(CaptureError::read(pid, "auxv"))?;
     let (words, _) = auxv.as_chunks::<8>();
     Ok(Mm {
         start_code: stat.start_code,

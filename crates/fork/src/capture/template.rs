@@ -110,7 +110,7 @@ impl Clone {
     /// Gives it a place in the OOM order.
     pub(super) fn lower_in_oom_order(&self) -> Result<(), CaptureError> {
         let path = format!("/proc/{}/oom_score_adj", self.pid);
-        let now: i32 = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+        let now: i32 = process::read_line(&path).ok().and_then(|line| line.parse().ok()).unwrap_or(0);
         let wanted = oom_score_adj(now);
         if now < wanted {
             fs::write(&path, wanted.to_string()).map_err(CaptureError::read(self.pid, "oom_score_adj"))?;

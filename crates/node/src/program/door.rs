@@ -4,7 +4,7 @@
 //!
 //! ```text
 //!  ready ── accept ─┬─ anything else ─▶ passed on ──▶ ready
-//!                   └─ checkpoint ─▶ captured ─▶ told, another thread made ready in its place ─▶ holds the template ─▶ ends
+//!                   └─ checkpoint ─▶ captured ─▶ told, described, another thread made ready in its place ─▶ holds the template ─▶ ends
 //! ```
 //!
 //! A thread ends after every capture, as ptrace would have it: what did not stop for one is let go by its tracer's end.
@@ -275,12 +275,16 @@ impl Observer for Captor {
         // The kernel has put the program that was told behind this thread, on its processor: who sends over a socket mostly
         // sleeps next. Here there is more to do, for which nobody waits as yet.
         thread::yield_now();
-        self.visit.hall.make_ready();
+        if !is_wanted {
+            self.visit.hall.make_ready();
+        }
         is_wanted
     }
 
     fn completed(&mut self, captured: Result<Captured, CaptureError>) {
         self.maker.completed(captured);
+        // Only now: a fork that came at once has waited for the seed.
+        self.visit.hall.make_ready();
     }
 }
 

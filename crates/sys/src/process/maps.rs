@@ -1,7 +1,7 @@
 //! `/proc/PID/maps` and `smaps`: the memory map.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, BufRead as _, Read};
 use std::ops::Range;
 
 use super::malformed;
@@ -145,10 +145,19 @@ fn read_records(path: &str) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The lines of a text of which most are passed over: the standard library looks for a line's end by whole words.
+fn lines(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let line = rest;
+        let bytes = rest.skip_until(b'\n').ok().filter(|bytes| *bytes > 0)?;
+        Some(line[..bytes].strip_suffix(b"\n").unwrap_or(&line[..bytes]))
+    })
+}
+
 /// Lines of `smaps` that tell of a mapping begin with a capital letter, a mapping's own line with a digit in hex.
 fn parse(text: &[u8]) -> Option<Vec<MapEntry>> {
     let mut entries: Vec<MapEntry> = Vec::new();
-    for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+    for line in lines(text).filter(|line| !line.is_empty()) {
         if !line[0].is_ascii_uppercase() {
             entries.push(MapEntry::parse(line)?);
         } else if let Some(flags) = line.strip_prefix(b"VmFlags:") {

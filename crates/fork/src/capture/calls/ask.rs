@@ -66,13 +66,15 @@ pub(in crate::capture) fn tasks(
     survey: &Survey,
     lifeline: &Lifeline,
 ) -> (Vec<Task>, Vec<Option<u64>>) {
-    let task = |(index, (thread, standing)): (usize, (&StoppedThread, &Standing))| {
-        let inner_id = survey.profiles.get(&thread.tid).map_or(0, Profile::inner_id);
-        let tid_address = glibc::tid_address(thread, inner_id, standing.robust_list_head());
-        let calls = calls(thread, survey, lifeline.answers(index), tid_address);
-        (Task { calls, inner_id }, tid_address)
+    let inner_id = |thread: &StoppedThread| survey.profiles.get(&thread.tid).map_or(0, Profile::inner_id);
+    let threads = snapshot.threads.iter();
+    let known = threads.clone().zip(standing).map(|(one, standing)| (one, inner_id(one), standing.robust_list_head()));
+    let tid_addresses = glibc::tid_addresses(snapshot.pid, known);
+    let task = |(index, (thread, tid_address)): (usize, (&StoppedThread, &Option<u64>))| {
+        let calls = calls(thread, survey, lifeline.answers(index), *tid_address);
+        Task { calls, inner_id: inner_id(thread) }
     };
-    snapshot.threads.iter().zip(standing).enumerate().map(task).unzip()
+    (threads.zip(&tid_addresses).enumerate().map(task).collect(), tid_addresses)
 }
 
 fn calls(thread: &StoppedThread, survey: &Survey, answers: u64, tid_address: Option<u64>) -> Vec<Call> {

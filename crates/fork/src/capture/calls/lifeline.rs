@@ -155,12 +155,15 @@ impl Lifeline {
         self.desk(index) + DESK_ANSWERS_AT
     }
 
-    /// Reads the script, with its results, and the answers of thread `index`.
-    pub(in crate::capture) fn read(&self, index: usize, mem: &File) -> io::Result<(Vec<u8>, Vec<u8>)> {
-        let mut script = vec![0; DESK_BYTES as usize];
-        mem.read_exact_at(&mut script, self.desk(index))?;
-        let answers = script.split_off(DESK_ANSWERS_AT as usize);
-        Ok((script, answers))
+    /// Reads the scripts, with their results, and the answers of so many threads.
+    pub(in crate::capture) fn read(&self, count: usize, mem: &File) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let mut desks = vec![0; count * DESK_BYTES as usize];
+        mem.read_exact_at(&mut desks, self.desk(0))?;
+        let parted = |desk: &[u8]| {
+            let (script, answers) = desk.split_at(DESK_ANSWERS_AT as usize);
+            (script.to_vec(), answers.to_vec())
+        };
+        Ok(desks.chunks_exact(DESK_BYTES as usize).map(parted).collect())
     }
 
     /// The addresses of pages that are no process's own; none where they are.

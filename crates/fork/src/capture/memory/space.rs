@@ -165,18 +165,27 @@ impl AddressSpace {
         shared.index_of(entry.device, entry.inode).is_some() || by_link()
     }
 
-    /// Finds the pages that hold something, in as few walks as can be, unless they are known.
+    /// Finds the pages that hold something, unless they are known.
     pub(crate) fn scan(&mut self) -> Result<(), CaptureError> {
-        if self.is_scanned {
-            return Ok(());
+        if !self.is_scanned {
+            self.know(self.look()?);
         }
+        Ok(())
+    }
+
+    /// Looks for the pages that hold something, in as few walks as can be.
+    pub(crate) fn look(&self) -> Result<Vec<Region>, CaptureError> {
         let unread = |pid| CaptureError::read(pid, "the page map");
         let (mut tables, mut found) = (PageTables::open(self.subject).map_err(unread(self.pid))?, Vec::new());
         for (range, detail) in walks(&self.entries) {
             tables.populated(range.start, range.end, detail, &mut found).map_err(unread(self.pid))?;
         }
+        Ok(found)
+    }
+
+    /// Takes note of what was found.
+    pub(crate) fn know(&mut self, found: Vec<Region>) {
         (self.regions, self.is_scanned) = (found, true);
-        Ok(())
     }
 }
 

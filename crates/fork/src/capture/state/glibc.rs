@@ -13,18 +13,32 @@ const TID_AT: usize = 0x2d0;
 /// `robust_head`.
 const ROBUST_HEAD_AT: u64 = 0x2e0;
 
-/// The address that a thread of glibc has registered; `None` for any other thread.
-pub(in crate::capture) fn tid_address(thread: &StoppedThread, inner_id: u32, robust_head: u64) -> Option<u64> {
-    let descriptor = thread.registers.fs_base;
-    if descriptor == 0 || robust_head != descriptor.wrapping_add(ROBUST_HEAD_AT) {
-        return None;
-    }
-    let mut bytes = [0; TID_AT + 4];
-    let read = farfork_sys::memory::read_process(thread.tid, descriptor, &mut bytes).ok()?;
-    (read == bytes.len() && is_glibc(&bytes, descriptor, inner_id)).then_some(descriptor + TID_AT as u64)
+/// What is looked at of a descriptor.
+const LOOKED_AT_BYTES: usize = TID_AT + 4;
+
+/// The addresses that threads of a process have registered which are glibc's, `None` for any other. Each is given with its id in its pid
+/// namespace, and the head of its list of robust futexes.
+pub(in crate::capture) fn tid_addresses<'a>(
+    pid: i32,
+    threads: impl Iterator<Item = (&'a StoppedThread, u32, u64)>,
+) -> Vec<Option<u64>> {
+    let descriptor = |(thread, inner_id, robust_head): (&StoppedThread, u32, u64)| {
+        let descriptor = thread.registers.fs_base;
+        let is_likely = descriptor != 0 && robust_head == descriptor.wrapping_add(ROBUST_HEAD_AT);
+        is_likely.then_some((descriptor, inner_id))
+    };
+    let likely: Vec<Option<(u64, u32)>> = threads.map(descriptor).collect();
+    let addresses: Vec<u64> = likely.iter().flatten().map(|(descriptor, _)| *descriptor).collect();
+    let mut read = farfork_sys::memory::read_process_each::<LOOKED_AT_BYTES>(pid, &addresses).into_iter();
+    let tid_address = |one: Option<(u64, u32)>| {
+        let (descriptor, inner_id) = one?;
+        let bytes = read.next()??;
+        is_glibc(&bytes, descriptor, inner_id).then_some(descriptor + TID_AT as u64)
+    };
+    likely.into_iter().map(tid_address).collect()
 }
 
-fn is_glibc(bytes: &[u8; TID_AT + 4], descriptor: u64, inner_id: u32) -> bool {
+fn is_glibc(bytes: &[u8; LOOKED_AT_BYTES], descriptor: u64, inner_id: u32) -> bool {
     let own_address = u64::from_ne_bytes(std::array::from_fn(|index| bytes[SELF_AT + index]));
     let tid = u32::from_ne_bytes(std::array::from_fn(|index| bytes[TID_AT + index]));
     own_address == descriptor && tid == inner_id && tid != 0
@@ -36,11 +50,11 @@ mod tests {
 
     #[test]
     fn only_a_descriptor_that_fits_is_believed() {
-        let mut bytes = [0; TID_AT + 4];
+        let mut bytes = [0; LOOKED_AT_BYTES];
         bytes[SELF_AT..SELF_AT + 8].copy_from_slice(&0x7000_u64.to_ne_bytes());
         bytes[TID_AT..].copy_from_slice(&41_u32.to_ne_bytes());
         assert!(is_glibc(&bytes, 0x7000, 41));
         assert!(!is_glibc(&bytes, 0x7000, 42) && !is_glibc(&bytes, 0x7008, 41));
-        assert!(!is_glibc(&[0; TID_AT + 4], 0, 0));
+        assert!(!is_glibc(&[0; LOOKED_AT_BYTES], 0, 0));
     }
 }

@@ -1,7 +1,7 @@
 //! What fork(2) hands down and only system calls tell: asked of the template when the answer is out, since nothing of it is
-//! refused. What comes before the answer is that it is set [`apart`](set_apart): it gets a session of its own, so that no
+//! refused. What comes before the answer is that it is set [`Apart`]: it gets a session of its own, so that no
 //! kill(0) or terminal reaches it; its areas are probed ([`crate::capture::memory::seals`]) on the same occasion. The parent's table of descriptors,
-//! which it shares, it leaves as soon as the answer is out ([`leave_files`]).
+//! which it shares, it leaves as soon as the answer is out: the first that it does when it is asked.
 //!
 //! The calls are scripts on the leader's desk of the lifeline:
 //!
@@ -21,14 +21,16 @@ use crate::capture::calls::inject::{Call, Injector};
 use crate::capture::calls::lifeline::{DESKS_BYTES_MIN, Lifeline};
 use crate::capture::calls::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running};
 use crate::capture::error::CaptureError;
-use crate::capture::template::Clone;
 use crate::capture::tracer::post::at_once;
 
 /// Calls beside those for signals.
-const OTHER_CALLS: usize = 6;
+const OTHER_CALLS: usize = 7;
 
-/// Where among the calls the one for memory barriers stands.
-const BARRIERS_CALL: usize = 4;
+/// Where among the calls some stand whose results matter.
+const BRK_CALL: usize = 1;
+const DUMPABLE_CALL: usize = 2;
+const SECUREBITS_CALL: usize = 3;
+const BARRIERS_CALL: usize = 5;
 
 /// Most calls of [`crate::capture::memory::seals`] that one script makes: as many as a desk has room for, beside setsid.
 pub(in crate::capture) const PROBES_MAX: usize = DESKS_BYTES_MIN as usize / ENTRY_BYTES - ENTRIES_ADDED - 1;
@@ -72,23 +74,40 @@ pub(in crate::capture) struct Inherited {
     pub(in crate::capture) signal_actions: Vec<SignalAction>,
 }
 
-impl Inherited {
-    /// Asks the subject, which has inherited all of this from the parent.
-    pub(in crate::capture) fn ask(
+/// A subject that is being asked.
+pub(in crate::capture) struct Asked {
+    running: Running,
+    calls: Vec<Call>,
+}
+
+impl Asked {
+    /// Asks the subject, which has inherited all of this from the parent. One that `is_clone` leaves the parent's table of descriptors first.
+    pub(in crate::capture) fn begin(
+        subject: &Subject<'_>,
+        is_clone: bool,
+        (lifeline, injector): (&Lifeline, &Injector<'_>),
+    ) -> Result<Self, CaptureError> {
+        let calls = calls(lifeline.desk(0) + ANSWERS_AT, is_clone);
+        Ok(Self { running: subject.start(&calls, lifeline, injector)?, calls })
+    }
+
+    /// Waits for its answers.
+    pub(in crate::capture) fn finish(
+        self,
         subject: &Subject<'_>,
         (lifeline, injector): (&Lifeline, &mut Injector<'_>),
-    ) -> Result<Self, CaptureError> {
-        let calls = calls(lifeline.desk(0) + ANSWERS_AT);
-        let desk = subject.run(&calls, lifeline, injector)?;
+    ) -> Result<Inherited, CaptureError> {
+        let Self { running, calls } = self;
+        let desk = subject.finish(running, DESKS_BYTES_MIN as usize, lifeline, injector)?;
         let answers = &desk[ANSWERS_AT as usize..];
         let result = |index: usize| calls[index].checked(subject.pid, script::result(&desk, index));
         for index in (0..calls.len()).filter(|index| *index != BARRIERS_CALL) {
             result(index)?;
         }
-        Ok(Self {
-            brk: result(0)?,
-            dumpable: result(1)? as u32,
-            securebits: result(2)? as u32,
+        Ok(Inherited {
+            brk: result(BRK_CALL)?,
+            dumpable: result(DUMPABLE_CALL)? as u32,
+            securebits: result(SECUREBITS_CALL)? as u32,
             // Before Linux 6.3 nobody can tell.
             memory_barriers: result(BARRIERS_CALL).unwrap_or(0) as u32,
             alt_stack: parse_alt_stack(answers),
@@ -98,20 +117,35 @@ impl Inherited {
     }
 }
 
-/// Gives a template a session of its own, and makes `probes` in it, whose results it gives.
-pub(in crate::capture) fn set_apart(
-    template: &Subject<'_>,
-    probes: &[Call],
-    (lifeline, injector): (&Lifeline, &mut Injector<'_>),
-) -> Result<Vec<u64>, CaptureError> {
-    const SETSID: u64 = 112;
-    debug_assert!(probes.len() <= PROBES_MAX);
-    let apart = Call::new("setsid", SETSID, []);
-    let calls: Vec<Call> = [apart].into_iter().chain(probes.iter().copied()).collect();
-    let running = template.start(&calls, lifeline, injector)?;
-    let desk = template.finish(running, calls.len() * ENTRY_BYTES, lifeline, injector)?;
-    apart.checked(template.pid, script::result(&desk, 0))?;
-    Ok((1..calls.len()).map(|index| script::result(&desk, index)).collect())
+/// A template that is getting a session of its own.
+pub(in crate::capture) struct Apart {
+    running: Running,
+    calls: Vec<Call>,
+}
+
+impl Apart {
+    /// Has a template make itself a session, and then `probes`.
+    pub(in crate::capture) fn begin(
+        template: &Subject<'_>,
+        probes: &[Call],
+        (lifeline, injector): (&Lifeline, &Injector<'_>),
+    ) -> Result<Self, CaptureError> {
+        const SETSID: u64 = 112;
+        debug_assert!(probes.len() <= PROBES_MAX);
+        let calls: Vec<Call> = [Call::new("setsid", SETSID, [])].into_iter().chain(probes.iter().copied()).collect();
+        Ok(Self { running: template.start(&calls, lifeline, injector)?, calls })
+    }
+
+    /// Waits until it has. Gives the results of the probes.
+    pub(in crate::capture) fn finish(
+        self,
+        template: &Subject<'_>,
+        (lifeline, injector): (&Lifeline, &mut Injector<'_>),
+    ) -> Result<Vec<u64>, CaptureError> {
+        let desk = template.finish(self.running, self.calls.len() * ENTRY_BYTES, lifeline, injector)?;
+        self.calls[0].checked(template.pid, script::result(&desk, 0))?;
+        Ok((1..self.calls.len()).map(|index| script::result(&desk, index)).collect())
+    }
 }
 
 impl Subject<'_> {
@@ -151,17 +185,22 @@ impl Subject<'_> {
     }
 }
 
-/// Has a template leave the parent's table of descriptors for an empty one: no file is closed by that, nor flushed.
-pub(in crate::capture) fn leave_files(clone: &Clone, injector: &mut Injector<'_>) -> Result<(), CaptureError> {
+/// Has a template leave the parent's table of descriptors for an empty one: no file is closed by that, nor flushed. A parent keeps its own:
+/// in the call's place stands one that does nothing.
+fn leave_files_call(is_clone: bool) -> Call {
     const CLOSE_RANGE: u64 = 436;
     const CLOSE_RANGE_UNSHARE: u64 = 2;
-    let call = Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), CLOSE_RANGE_UNSHARE]);
-    at_once(injector.call(clone.pid, &clone.registers, call)).map(drop)
+    const GETPID: u64 = 39;
+    if is_clone {
+        Call::new("close_range", CLOSE_RANGE, [0, u64::from(u32::MAX), CLOSE_RANGE_UNSHARE])
+    } else {
+        Call::new("getpid", GETPID, [])
+    }
 }
 
 /// The calls whose results are the answers come first. All signals are asked for: that is cheaper than to learn from
 /// `/proc` which matter.
-fn calls(answers: u64) -> Vec<Call> {
+fn calls(answers: u64, is_clone: bool) -> Vec<Call> {
     const BRK: u64 = 12;
     const RT_SIGACTION: u64 = 13;
     const MEMBARRIER: u64 = 324;
@@ -170,6 +209,7 @@ fn calls(answers: u64) -> Vec<Call> {
     const PR_GET_SECUREBITS: u64 = 27;
     const SIGNAL_SET_BYTES: u64 = 8;
     let mut calls = vec![
+        leave_files_call(is_clone),
         Call::new("brk", BRK, [0]),
         Call::new("prctl(PR_GET_DUMPABLE)", PRCTL, [PR_GET_DUMPABLE]),
         Call::new("prctl(PR_GET_SECUREBITS)", PRCTL, [PR_GET_SECUREBITS]),

@@ -45,10 +45,14 @@ pub(in crate::capture) fn name_call(
     Registers { orig_rax: if is_known { number } else { RESTART_SYSCALL }, ..*registers }
 }
 
+/// Whether a thread that was stopped is in a system call, interrupted or not.
+pub(in crate::capture) fn is_in_call(registers: &Registers) -> bool {
+    registers.orig_rax as i64 >= 0
+}
+
 /// Registers with which an interrupted call is made again; `None` if the thread was in no such call.
 fn again(registers: &Registers, results: &[i64]) -> Option<Registers> {
-    let in_call = registers.orig_rax as i64 >= 0;
-    (in_call && results.contains(&(registers.rax as i64))).then(|| Registers {
+    (is_in_call(registers) && results.contains(&(registers.rax as i64))).then(|| Registers {
         rax: registers.orig_rax,
         rip: registers.rip.wrapping_sub(SYSCALL_BYTES),
         orig_rax: u64::MAX,

@@ -170,8 +170,10 @@ impl StoppedThread {
         let own = ptrace::pending_signals(tid, SignalQueue::Thread).map_err(trace("read the pending signals of"))?;
         let rseq = ptrace::rseq(tid).map_err(trace("read the rseq registration of"))?;
         let signal_waits = has_deliverable(tid, signal_mask, own.iter().chain(process_pending));
+        let is_in_call = restart::is_in_call(&registers);
         let mut registers = restart::for_parent(&registers, signal_waits);
-        if let Some(rseq) = rseq {
+        // No sequence makes system calls (rseq(2)).
+        if let Some(rseq) = rseq.filter(|_| !is_in_call) {
             registers = abort_sequence(tid, rseq.address, &registers);
         }
         Ok(Self { tid, registers, signal_mask, pending_signals: own, rseq })

@@ -22,8 +22,9 @@ use farfork_sys::{pidfd, wait};
 use super::deadline::Deadline;
 use super::ready;
 use crate::capture::attempt::{self, Attempted, Held, Shared, Taken};
+use crate::capture::describe::{self, Described, Leftovers};
 use crate::capture::error::CaptureError;
-use crate::capture::{CaptureOptions, CaptureTimes, Captured, describe};
+use crate::capture::{CaptureOptions, CaptureTimes, Captured};
 
 /// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
 /// hangs in a system call of the kernel's own making (a file of /proc whose lock is held). A look before the pause, or behind it, has no
@@ -165,14 +166,14 @@ pub(in crate::capture) fn prepare(pid: i32, options: CaptureOptions) -> Result<C
     }
 }
 
-/// The life of an owner thread. `is_told` is called when who asked for the capture knows how it went.
-pub(in crate::capture) fn own(job: Job, is_told: impl FnOnce()) {
+/// The life of an owner thread. `is_done` is called when nobody waits for the capture any more, nor for what follows its answer.
+pub(in crate::capture) fn own(job: Job, is_done: impl FnOnce()) {
     let Job { pid, mut options, phase, mut observer } = job;
     let (kept, keep) = match ready::pipe() {
         Ok(ends) => ends,
         Err(error) => {
             observer.begun(Err(CaptureError::Thread(error)));
-            return is_told();
+            return is_done();
         }
     };
     let attempt = || phase.in_scope(|| attempt::capture(pid, &options));
@@ -182,18 +183,17 @@ pub(in crate::capture) fn own(job: Job, is_told: impl FnOnce()) {
         Ok(attempted) => attempted,
         Err(error) => {
             observer.begun(Err(error));
-            return is_told();
+            return is_done();
         }
     };
     let begun = Begun {
         template_pid: held[0].pid(),
-        arguments: taken[0].likeness.arguments.clone(),
+        arguments: taken[0].arguments.clone(),
         populated_bytes: shared.kin.with_own_memory(&taken).map(Taken::populated_bytes).sum(),
         times,
     };
-    let is_wanted = observer.begun(Ok(begun));
-    is_told();
-    if !is_wanted {
+    if !observer.begun(Ok(begun)) {
+        is_done();
         let all = held.into_iter().zip(&taken);
         return all.for_each(|(held, taken)| held.give_up(&taken.lifeline, taken.survey.syscall_at, None));
     }
@@ -202,14 +202,22 @@ pub(in crate::capture) fn own(job: Job, is_told: impl FnOnce()) {
     let template = Template { pids, owner: thread::current().id(), keep: Some(keep), ended: Mutex::new(ended) };
     // What is left has the limit for itself: the process runs, and its seed is promised.
     let deadline = Deadline::after(options.timeout);
-    match complete(&options, &mut held, (taken, shared), &deadline, (template, times)) {
-        Ok(captured) => observer.completed(Ok(captured)),
+    let completed = complete(&options, &mut held, (taken, shared), &deadline, (template, times));
+    let leftovers = match completed {
+        Ok((captured, leftovers)) => {
+            observer.completed(Ok(captured));
+            leftovers
+        }
         Err(error) => {
             held.iter_mut().for_each(|held| held.end(None));
-            return observer.completed(Err(error));
+            observer.completed(Err(error));
+            return is_done();
         }
-    }
-    drop((observer, deadline));
+    };
+    drop(observer);
+    is_done();
+    leftovers.clear(&held, &deadline);
+    drop(deadline);
     park(&mut options, &held, &kept);
     held.iter_mut().for_each(|held| held.end(None));
     drop(held);
@@ -223,13 +231,14 @@ fn complete(
     (taken, shared): (Vec<Taken>, Shared),
     deadline: &Deadline,
     (template, times): (Template, CaptureTimes),
-) -> Result<Captured, CaptureError> {
+) -> Result<(Captured, Leftovers), CaptureError> {
     let (pid, begun) = (taken[0].snapshot.pid, Instant::now());
     let describe = || describe::describe_all(options, held, taken, shared, deadline);
     let described = catch_unwind(AssertUnwindSafe(describe));
-    let (descriptor, shared_copies) = described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
+    let Described { descriptor, shared_copies, leftovers } =
+        described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
     let times = CaptureTimes { describe: begun.elapsed(), ..times };
-    Ok(Captured { descriptor, template, shared_copies, times })
+    Ok((Captured { descriptor, template, shared_copies, times }, leftovers))
 }
 
 /// Holds the templates until nobody wants them any more, or the first has ended.
