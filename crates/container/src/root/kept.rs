@@ -17,9 +17,10 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use farfork_sys::mount;
-use farfork_sys::mount::table::Table;
+use farfork_sys::mount::table::{self, Table};
 use farfork_sys::namespace;
 use rustix::fs::{
     AtFlags, CWD, Dir, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, futimens, ioctl_getflags, openat,
@@ -75,8 +76,11 @@ struct Sight {
     /// What the file system of all layers has left.
     room: Room,
     /// The directory for what is meant for a container alone.
-    private: (FileSight, Room),
+    private: PrivateSight,
 }
+
+/// What is seen of the directory for what is meant for a container alone.
+type PrivateSight = (FileSight, Room);
 
 /// What is seen of a file; times as seconds and nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,16 +140,15 @@ impl KeptRoot {
         namespace::unshare_around(self.mounts.as_fd(), with_network).map_err(entering)?;
         // It shows processes of a container that is no more.
         mount::detach(Path::new("/proc")).map_err(|cause| spoilt("/proc", cause))?;
-        self.look_for_change()?;
+        let private = self.look_for_change()?;
         self.own.overlays.iter().try_for_each(|point| mount::forget_names(point)).map_err(unseen)?;
-        let renewed = [self.renew_queues().map_err(unseen)?, self.renew_private_dir(with_network)?];
-        if renewed.contains(&true) {
-            self.built.table = self.table.text().map_err(unseen)?;
-        }
+        self.renew_queues()?;
+        self.renew_private_dir(private, with_network)?;
         Ok(self)
     }
 
-    fn look_for_change(&mut self) -> Result<(), ContainerError> {
+    /// Gives what the private directory is like now, in which there may be change.
+    fn look_for_change(&mut self) -> Result<PrivateSight, ContainerError> {
         let now = in_layers_of(&mut self.own, |own| Sight::take(own, &self.table));
         let now = now.map_err(|cause| spoilt("what is in it", cause))?;
         if now.table != self.built.table {
@@ -158,7 +161,8 @@ impl KeptRoot {
         if now.room != self.built.room {
             return Err(spoilt("its file system", "it has more or less than it had"));
         }
-        self.find_terminals()
+        self.find_terminals()?;
+        Ok(now.private)
     }
 
     fn find_terminals(&self) -> Result<(), ContainerError> {
@@ -176,19 +180,25 @@ impl KeptRoot {
         Ok(())
     }
 
-    /// What was meant for a container alone may be in its directory, as a payload: another has one of its own. Tells whether it was
-    /// made anew. With a network of its own nobody can have been handed a descriptor of the directory: then it will do to clear it.
-    fn renew_private_dir(&mut self, with_network: bool) -> Result<bool, ContainerError> {
-        if Sight::private().map_err(unseen)? == self.built.private {
-            return Ok(false);
+    /// What was meant for a container alone may be in its directory, as a payload: another has one of its own, unless `now` it is as it was
+    /// built. With a network of its own nobody can have been handed a descriptor of the directory: then it will do to clear it.
+    fn renew_private_dir(&mut self, now: PrivateSight, with_network: bool) -> Result<(), ContainerError> {
+        if now == self.built.private || (with_network && self.clear_private_dir().unwrap_or(false)) {
+            return Ok(());
         }
-        if with_network && self.clear_private_dir().unwrap_or(false) {
-            return Ok(false);
-        }
-        mount::detach(Path::new(PRIVATE_DIR)).map_err(unseen)?;
+        let point = Path::new(PRIVATE_DIR);
+        mount::detach(point).map_err(unseen)?;
         make_private_dir(None)?;
         self.built.private = Sight::private().map_err(unseen)?;
-        Ok(true)
+        self.note_renewed(point)
+    }
+
+    /// Has the table as it was built tell of the mount that has taken another's place. To read it anew would take as long as all of the look.
+    fn note_renewed(&mut self, point: &Path) -> Result<(), ContainerError> {
+        let noted = table::renewed(&self.built.table, point).map_err(unseen)?;
+        self.built.table = noted.map_or_else(|| self.table.text(), Ok).map_err(unseen)?;
+        debug_assert_eq!(self.table.text().ok().as_ref(), Some(&self.built.table), "{}", point.display());
+        Ok(())
     }
 
     /// Removes files from the private directory. Tells whether it is as it was built then, but for its times, which are of now.
@@ -213,17 +223,17 @@ impl KeptRoot {
         Ok(is_as_built)
     }
 
-    /// Message queues are those of the thread's IPC namespace. Tells whether there are any.
-    fn renew_queues(&self) -> io::Result<bool> {
-        let mut any = false;
-        for step in self.blueprint.steps.iter() {
+    /// Message queues are those of the thread's IPC namespace.
+    fn renew_queues(&mut self) -> Result<(), ContainerError> {
+        for step in Arc::clone(&self.blueprint.steps).iter() {
             if let Step::Queues { point, attributes } = step {
-                mount::detach(point)?;
-                mount::attach(mount::create("mqueue", &[], *attributes)?.as_fd(), point)?;
-                any = true;
+                mount::detach(point).map_err(unseen)?;
+                let queues = mount::create("mqueue", &[], *attributes).map_err(unseen)?;
+                mount::attach(queues.as_fd(), point).map_err(unseen)?;
+                self.note_renewed(point)?;
             }
         }
-        Ok(any)
+        Ok(())
     }
 }
 
@@ -247,7 +257,7 @@ impl Sight {
         })
     }
 
-    fn private() -> io::Result<(FileSight, Room)> {
+    fn private() -> io::Result<PrivateSight> {
         let path = Path::new(PRIVATE_DIR);
         Ok((FileSight::take(path)?, room(path)?))
     }

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, openat, statx};
 
 pub use rustix::mount::MountAttrFlags as Attributes;
 
@@ -78,6 +78,36 @@ impl Table {
         text.truncate(length);
         Ok(text)
     }
+}
+
+/// The text of a table where another mount, made in the same way, has taken the place of the one at `point`, and is there now. The newest
+/// mount's line is the last. None where no single mount was there, or the kernel does not number mounts for who looks at files (before 5.8).
+///
+/// # Errors
+/// As statx(2).
+pub fn renewed(text: &[u8], point: &Path) -> io::Result<Option<Vec<u8>>> {
+    let now = statx(CWD, point, AtFlags::NO_AUTOMOUNT, StatxFlags::MNT_ID)?;
+    let is_numbered = now.stx_mask & StatxFlags::MNT_ID.bits() != 0;
+    let numbers = (now.stx_mnt_id, (now.stx_dev_major, now.stx_dev_minor));
+    Ok(if is_numbered { with_last(text, point, numbers) } else { None })
+}
+
+/// The text with the line of the mount at `point` at its end, and these numbers of mount and file system in it.
+fn with_last(text: &[u8], point: &Path, (id, (major, minor)): (u64, (u32, u32))) -> Option<Vec<u8>> {
+    const POINT: usize = 4;
+    let is_there =
+        |line: &&[u8]| line.split(|byte| *byte == b' ').nth(POINT).is_some_and(|field| unescape(field) == point);
+    let lines = || text.split_inclusive(|byte| *byte == b'\n');
+    let mut there = lines().filter(is_there);
+    let (line, None) = (there.next()?, there.next()) else { return None };
+    let mut fields = line.splitn(POINT, |byte| *byte == b' ');
+    let [_, parent, _, rest] = [fields.next()?, fields.next()?, fields.next()?, fields.next()?];
+    let mut renewed: Vec<u8> = lines().filter(|line| !is_there(line)).flatten().copied().collect();
+    renewed.extend(format!("{id} ").into_bytes());
+    renewed.extend(parent);
+    renewed.extend(format!(" {major}:{minor} ").into_bytes());
+    renewed.extend(rest);
+    Some(renewed)
 }
 
 /// Mounts of the namespace that the process's main thread is in.
@@ -218,6 +248,18 @@ mod tests {
         let table = parse(STACKED.as_bytes()).unwrap();
         let ids: Vec<u32> = visible(&table).iter().map(|m| m.id).collect();
         assert_eq!(ids, [27, 24, 29, 31, 32]);
+    }
+
+    #[test]
+    fn a_mount_that_took_anothers_place_stands_last() {
+        let renewed = with_last(STACKED.as_bytes(), Path::new("/srv/a"), (40, (0, 50))).unwrap();
+        let (renewed, old) = (parse(&renewed).unwrap(), parse(STACKED.as_bytes()).unwrap());
+        let [before @ .., last] = &renewed[..] else { panic!("it is empty") };
+        assert_eq!(*last, Mount { id: 40, device: "0:50".to_owned(), ..old[5].clone() });
+        assert!(before.iter().eq(old.iter().filter(|mount| mount.id != 31)));
+        for several_or_none in ["/dev/pts", "/srv"] {
+            assert_eq!(with_last(STACKED.as_bytes(), Path::new(several_or_none), (40, (0, 50))), None);
+        }
     }
 
     #[test]
