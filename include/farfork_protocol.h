@@ -82,6 +82,7 @@ enum farfork_fork_flag {
     FARFORK_FORK_OWNS_SEED = 2, /* the seed ends with this connection, whatever its ttl was */
     FARFORK_FORK_UNTRUSTED = 4, /* as `farfork fork --untrusted` */
     FARFORK_FORK_USER_NAMESPACE = 8, /* as `--user-namespace` besides */
+    FARFORK_FORK_NO_PAYLOAD = 16, /* a child has its index by its answer alone, where `first` is 0 */
 };
 
 enum farfork_network {
@@ -90,7 +91,7 @@ enum farfork_network {
     FARFORK_NETWORK_HOST = 2,    /* the node's */
 };
 
-/* Starts children of a seed. The payload of each is its index, in decimal digits. A request may end before memory_bytes_max or
+/* Starts children of a seed. The payload of each is its index, in decimal digits, unless none is wanted. A request may end before memory_bytes_max or
  * processes_max, as older libraries send it: what it does not have is 0. */
 struct farfork_fork_request {
     struct farfork_header header;

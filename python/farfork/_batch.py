@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Callable
 
 from . import _protocol, _task
+from ._connection import contents
 from ._errors import ChildDied, ChildNotStarted, ChildTimeout, signal_name
 from ._future import ChildFuture
 from ._protocol import Message
@@ -74,8 +75,7 @@ class Batch:
 
 
 def _read(fd: int) -> Any:
-    with open(fd, "rb") as result:
-        return _task.read(result.read())
+    return _task.read(contents(fd))
 
 
 def _raise(error: BaseException) -> Any:

@@ -20,9 +20,6 @@ from ._reseed import Reseeding
 one_at_a_time = threading.RLock()
 
 
-#: What is read of a payload at a time.
-_PAYLOAD_PIECE_BYTES = 64 << 10
-
 #: Python 3.12 freezes some objects of its own when it starts.
 _frozen_at_import = gc.get_freeze_count()
 
@@ -151,11 +148,4 @@ def _ask(connection: Connection, ttl_ms: int, name: str) -> Union[Seed, Child]:
 def _payload(message: Message, fds: list[int]) -> bytes:
     if not message["has_payload"]:
         return b""
-    pieces: list[bytes] = []
-    try:
-        # Most are a few bytes; to make a file object of it costs a child more pages than all else of its answer.
-        while piece := os.read(fds[1], _PAYLOAD_PIECE_BYTES):
-            pieces.append(piece)
-    finally:
-        os.close(fds[1])
-    return b"".join(pieces)
+    return _connection.contents(fds[1])

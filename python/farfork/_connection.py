@@ -36,6 +36,9 @@ def socket_path() -> str:
     return of_first_node if os.path.exists(of_first_node) and not os.path.exists(own) else own
 
 
+#: A file that has less is read at once.
+_SMALL_BYTES = 64 << 10
+
 _DESCRIPTOR = struct.Struct("i")
 
 #: Nothing but descriptors comes beside a message (SCM_RIGHTS).
@@ -87,6 +90,21 @@ class Connection:
     def close(self) -> None:
         """Gives the descriptor back."""
         self._socket.close()
+
+
+def contents(fd: int) -> bytes:
+    """All of a regular file that came with a message, which is closed."""
+    # Most are a few bytes. A file object would cost a child more pages than all else of its answer.
+    try:
+        begin = os.read(fd, _SMALL_BYTES)
+    except OSError:
+        os.close(fd)
+        raise
+    if len(begin) < _SMALL_BYTES:
+        os.close(fd)
+        return begin
+    with open(fd, "rb") as file:
+        return begin + file.read()
 
 
 def _above_streams(made: socket.socket) -> socket.socket:

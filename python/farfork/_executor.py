@@ -171,7 +171,7 @@ class Executor(_Executor):
             who = checkpoint(ttl=_HANDOVER)
             if who.is_child:
                 # Nothing but this number crosses: the call is here already.
-                _task.run(who, calls[int(who.payload)])
+                _task.run(who, calls[int(who.payload) if who.payload else who.index])
             number = next(self._numbers)
             futures: list[ChildFuture[Any]] = [
                 ChildFuture(partial(self._give_up, number, index)) for index in range(len(calls))
@@ -209,12 +209,14 @@ class Executor(_Executor):
             calls = batch.take(self._max_children - living)
             if not calls:
                 return
+            # A child's own index counts from 0 in each fork; of the first fork it is that of its call.
+            by_index = _protocol.FORK_NO_PAYLOAD if calls.start == 0 else 0
             self._connect().send(
                 _protocol.FORK,
                 batch=batch.number,
                 first=calls.start,
                 count=len(calls),
-                flags=self._flags,
+                flags=self._flags | by_index,
                 timeout_ms=round((self._timeout or 0) * 1000),
                 seed=batch.seed,
                 nodes=self._nodes,

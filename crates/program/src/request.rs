@@ -8,8 +8,9 @@ use farfork_wire::SeedId;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::layout::{
-    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_OWNS_SEED, FORK_UNTRUSTED, FORK_USER_NAMESPACE,
-    ForkRequest, Header, HelloRequest, KillRequest, NETWORK_HOST, NETWORK_PRIVATE, NETWORK_SHARED, kind,
+    self, CheckpointRequest, DropRequest, FORK_ANY_NODE, FORK_NO_PAYLOAD, FORK_OWNS_SEED, FORK_UNTRUSTED,
+    FORK_USER_NAMESPACE, ForkRequest, Header, HelloRequest, KillRequest, NETWORK_HOST, NETWORK_PRIVATE, NETWORK_SHARED,
+    kind,
 };
 
 /// Why bytes are no request.
@@ -120,6 +121,8 @@ pub struct Fork {
     pub untrusted: bool,
     /// Whether they are in user namespaces of their own besides.
     pub user_namespace: bool,
+    /// Whether each is given its index as its payload.
+    pub has_payload: bool,
     /// A child that has run so long is killed.
     pub timeout: Option<Duration>,
     /// What a child may use of memory, in bytes; 0 for no limit of its own.
@@ -210,8 +213,13 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
     if count == 0 || first.checked_add(count).is_none() {
         return Err(ProtocolError::Field { field: "count" });
     }
-    if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED | FORK_UNTRUSTED | FORK_USER_NAMESPACE) != 0 {
+    if flags & !(FORK_ANY_NODE | FORK_OWNS_SEED | FORK_UNTRUSTED | FORK_USER_NAMESPACE | FORK_NO_PAYLOAD) != 0 {
         return Err(ProtocolError::Field { field: "flags" });
+    }
+    let has_payload = flags & FORK_NO_PAYLOAD == 0;
+    // What it is told counts from 0 in each fork.
+    if !has_payload && first != 0 {
+        return Err(ProtocolError::Field { field: "first" });
     }
     let network = match request.network {
         NETWORK_PRIVATE => Network::Private,
@@ -231,6 +239,7 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         owns_seed: flags & FORK_OWNS_SEED != 0,
         untrusted: flags & FORK_UNTRUSTED != 0,
         user_namespace: flags & FORK_USER_NAMESPACE != 0,
+        has_payload,
         timeout: milliseconds(request.timeout_ms),
         memory_bytes_max: request.memory_bytes_max,
         cpu_millicores_max: request.cpu_millicores_max,
@@ -292,6 +301,7 @@ mod tests {
             owns_seed: true,
             untrusted: true,
             user_namespace: true,
+            has_payload: true,
             timeout: Some(Duration::from_millis(1500)),
             memory_bytes_max: 64 << 20,
             cpu_millicores_max: 500,
@@ -329,7 +339,9 @@ mod tests {
         let decode = |request: ForkRequest| Request::decode(request.as_bytes()).map(drop);
         assert_eq!(decode(ForkRequest { first: u32::MAX, ..fork_request() }), field("count"));
         assert_eq!(decode(ForkRequest { count: 0, ..fork_request() }), field("count"));
-        assert_eq!(decode(ForkRequest { flags: 16, ..fork_request() }), field("flags"));
+        assert_eq!(decode(ForkRequest { flags: 32, ..fork_request() }), field("flags"));
+        assert_eq!(decode(ForkRequest { flags: FORK_NO_PAYLOAD, ..fork_request() }), field("first"));
+        assert!(decode(ForkRequest { flags: FORK_NO_PAYLOAD, first: 0, ..fork_request() }).is_ok());
         assert_eq!(decode(ForkRequest { network: 3, ..fork_request() }), field("network"));
         assert_eq!(decode(ForkRequest { seed: layout::text("n1"), ..fork_request() }), field("seed"));
         assert_eq!(decode(ForkRequest { nodes: [b'n'; 4096], ..fork_request() }), field("nodes"));

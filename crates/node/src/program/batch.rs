@@ -102,10 +102,10 @@ async fn kill(node: &Node, child: ChildId) {
     }
 }
 
-/// The payload of each child is its number.
+/// The payload of each child is its number, where it is to have one.
 fn request(fork: &Fork) -> v1::ForkRequest {
     let timeout_ms = fork.timeout.map_or(0, |limit| u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
-    let indices = fork.first..fork.first + fork.count;
+    let indices = fork.first..fork.first + if fork.has_payload { fork.count } else { 0 };
     v1::ForkRequest {
         seed: fork.seed.to_string(),
         nodes: fork.nodes.clone(),
