@@ -169,7 +169,7 @@ impl Container {
     }
 
     /// Whether it shows the node's mounts as they are now.
-    pub(crate) fn is_current(&self) -> bool {
+    pub fn is_current(&self) -> bool {
         self.layout == self.parts().builder.layout()
     }
 

@@ -332,6 +332,12 @@ enum report_kind {
 	REPORT_KIN_ENDED = 5, /* another process of the tree, detail: its id; status: how */
 };
 
+/* What a child hears that waits at its gate. */
+enum word {
+	WORD_GO = 1,
+	WORD_GO_AND_TELL = 2, /* with REPORT_RESTORED once more, the last thing before it runs */
+};
+
 /* What went wrong where; src/restore/report.rs has the words. */
 enum step {
 	STEP_MOUNT_PROC = 1,

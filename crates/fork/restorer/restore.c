@@ -30,20 +30,23 @@ static void set_limits(const struct plan *plan)
 	}
 }
 
-/* The last words of the first process's leader: all is built. A paused child waits here, complete, for a word; if the daemon
- * ends, so does it. */
 static void report_restored(const struct plan *plan)
 {
 	send_marked(control_of(plan), REPORT_RESTORED, 0, 0, 0, 0, scratch_of(plan)->marks_ns);
-	if (plan->flags & PLAN_PAUSED) {
-		u32 word;
-		long received;
-		do
-			received = CALL6(recvfrom, control_of(plan), &word, sizeof word, 0, 0, 0);
-		while (received == -K_EINTR);
-		if (received <= 0)
-			give_up(plan, STEP_UNPAUSE, received, 0);
-	}
+}
+
+/* A paused child waits here, complete, for a word; if the daemon ends, so does it. */
+static void await_word(const struct plan *plan)
+{
+	u32 word;
+	long received;
+	do
+		received = CALL6(recvfrom, control_of(plan), &word, sizeof word, 0, 0, 0);
+	while (received == -K_EINTR);
+	if (received <= 0)
+		give_up(plan, STEP_UNPAUSE, received, 0);
+	if (word == WORD_GO_AND_TELL)
+		report_restored(plan);
 }
 
 /* All that a zygote has too. */
@@ -115,7 +118,10 @@ void restore(const struct plan *plan)
 	if (plan->process == 0) {
 		if (plan->process_count > 1)
 			await_all(plan);
+		/* The last words of the first process's leader: all is built. */
 		report_restored(plan);
+		if (plan->flags & PLAN_PAUSED)
+			await_word(plan);
 	}
 	pass_gate(plan);
 	__atomic_store_n(&scratch->go, 1, __ATOMIC_RELEASE);

@@ -9,11 +9,12 @@ pub(crate) struct ZygotesView {
     pub(crate) kept: u32,
     pub(crate) kept_max: u32,
     pub(crate) children: u64,
+    pub(crate) stood_by: u64,
 }
 
 impl From<ZygoteUse> for ZygotesView {
     fn from(zygotes: ZygoteUse) -> Self {
-        let ZygoteUse { kept, kept_max, children } = zygotes;
-        Self { kept, kept_max, children }
+        let ZygoteUse { kept, kept_max, children, stood_by } = zygotes;
+        Self { kept, kept_max, children, stood_by }
     }
 }

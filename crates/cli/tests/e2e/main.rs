@@ -15,6 +15,7 @@ mod children_may_be_untrusted;
 mod children_may_choose_networks;
 mod children_may_have_users;
 mod children_may_settle;
+mod children_stand_by;
 mod cores_are_readable;
 mod daemons_and_pagers_may_die;
 mod disks_may_be_full;
@@ -102,6 +103,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("fan_outs_begin_with_a_zygote", fan_outs_begin_with_a_zygote::TESTS),
     ("roots_are_used_again", roots_are_used_again::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
+    ("children_stand_by", children_stand_by::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),
     ("pages_are_remembered", pages_are_remembered::TESTS),
     ("seeds_live_while_needed", seeds_live_while_needed::TESTS),

@@ -108,6 +108,9 @@ pub(super) const REPORT_RESTORED: u32 = 3;
 pub(super) const REPORT_ENDED: u32 = 4;
 pub(super) const REPORT_KIN_ENDED: u32 = 5;
 
+pub(super) const WORD_GO: u32 = 1;
+pub(super) const WORD_GO_AND_TELL: u32 = 2;
+
 /// Longest text for /proc/self/timens_offsets.
 pub(super) const TIME_OFFSETS_BYTES_MAX: usize = 112;
 

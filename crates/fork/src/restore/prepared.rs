@@ -177,14 +177,6 @@ impl Begun<'_> {
     }
 }
 
-/// Lets a paused child go.
-///
-/// # Errors
-/// As sendmsg(2): EPIPE when the child is gone.
-pub fn unpause(control: BorrowedFd<'_>) -> io::Result<()> {
-    farfork_sys::fdpass::send(control, &[1; 4], &[])
-}
-
 /// Stands for a symbolic link itself (with O_PATH).
 const O_NOFOLLOW: u32 = rustix::fs::OFlags::NOFOLLOW.bits();
 

@@ -23,31 +23,43 @@ pub(super) struct Identity<'a> {
     pub(super) index: u32,
 }
 
-/// The socket for a child whose parent waited to be told what it is, with the answer in it; `None` where it did not.
+/// Where a child will hear what it is, before that is known of it.
+#[derive(Debug)]
+pub(super) struct Line {
+    ours: OwnedFd,
+    /// The file for its result.
+    result: File,
+}
+
+/// The socket for a child whose parent waited to be told what it is, and our end of it, which leads nowhere until it was answered;
+/// `None` where the parent did not wait.
 ///
 /// # Errors
-/// As the calls that make a socket and files.
-pub(super) fn answered(
-    descriptor: &Descriptor,
-    identity: Identity<'_>,
-    payload: Option<&[u8]>,
-    directory: &Path,
-) -> io::Result<Option<OwnedFd>> {
+/// As the calls that make a socket and a file.
+pub(super) fn open(descriptor: &Descriptor, directory: &Path) -> io::Result<Option<(Line, OwnedFd)>> {
     let waits = |file: &OpenFile| matches!(file, OpenFile::Program { is_caller: true, .. });
     if !descriptor.open_files.iter().any(waits) {
         return Ok(None);
     }
-    let Identity { child, seed, index } = identity;
     let result =
         OpenOptions::new().create_new(true).append(true).mode(0o600).open(directory.join(Stream::Result.file()))?;
-    let payload = payload.map(sealed).transpose()?;
-    let mut fds = vec![result.as_fd()];
-    fds.extend(payload.as_ref().map(File::as_fd));
-    let answer = Reply::Child { child, seed, index, has_payload: payload.is_some() }.encode();
-    // Our end is closed when this returns: the child reads its answer, then the end.
     let (ours, childs) = fdpass::seqpacket_pair()?;
-    fdpass::send(ours.as_fd(), &answer, &fds)?;
-    Ok(Some(childs))
+    Ok(Some((Line { ours, result }, childs)))
+}
+
+impl Line {
+    /// Leaves the answer for the child, which reads it, and then the end.
+    ///
+    /// # Errors
+    /// As the calls that make a file and send it.
+    pub(super) fn answer(self, identity: Identity<'_>, payload: Option<&[u8]>) -> io::Result<()> {
+        let Identity { child, seed, index } = identity;
+        let payload = payload.map(sealed).transpose()?;
+        let mut fds = vec![self.result.as_fd()];
+        fds.extend(payload.as_ref().map(File::as_fd));
+        let answer = Reply::Child { child, seed, index, has_payload: payload.is_some() }.encode();
+        fdpass::send(self.ours.as_fd(), &answer, &fds)
+    }
 }
 
 /// A file of memory with these contents, open for reading.

@@ -10,6 +10,7 @@ mod pager;
 mod prewarm;
 mod remedy;
 mod sources;
+mod standby;
 mod start;
 mod unfinished;
 mod zygotes;
@@ -38,6 +39,7 @@ use crate::run_dir::RunDir;
 use nest::Nests;
 pub(crate) use options::{SeedAccess, StartOptions};
 pub(crate) use pager::{PagerError, PagerLink};
+use standby::Standbys;
 use zygotes::Zygotes;
 
 /// What starts children on this node.
@@ -46,6 +48,7 @@ pub(crate) struct Engine {
     name: NodeName,
     nests: Nests,
     zygotes: Zygotes,
+    standbys: Standbys,
     node: LocalNode,
     pool: Pool,
     pager: Arc<PagerLink>,
@@ -72,7 +75,17 @@ impl Engine {
         }
         let nests = Nests::new(name.clone(), run_dir);
         let others = OtherSeeds { own, links: Arc::new(OwnerLinks::new(credentials)) };
-        Self { name, nests, zygotes, node, pool, pager, others, sources: Mutex::default() }
+        Self {
+            name,
+            nests,
+            zygotes,
+            standbys: Standbys::default(),
+            node,
+            pool,
+            pager,
+            others,
+            sources: Mutex::default(),
+        }
     }
 
     /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `asker`: its connections to this
@@ -157,11 +170,15 @@ impl Engine {
         is_idle || self.nests.is_low() || !self.zygotes.knows(seed)
     }
 
-    /// Makes ready what the next child of a seed, started so, will need, at leisure.
-    pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions) {
+    /// Makes ready what the next child of a seed, started so, will need, at leisure. `standby`: it stands by itself, and this tells
+    /// whether it will have a payload.
+    pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions, standby: Option<bool>) {
         self.make_ready();
         // Its descriptor is known, unless its fork failed.
         self.hatch(access, options, Instant::now());
+        if let Some(has_payload) = standby {
+            self.stand_by(access, options, has_payload);
+        }
     }
 
     /// Makes the zygote for children that are started so, where there is none and is to be one. Its descriptor comes until `deadline`, or
@@ -184,25 +201,29 @@ impl Engine {
 
     /// Whether something is kept for the next child: else there is nothing to let go of.
     pub(crate) fn keeps_anything(&self) -> bool {
-        !self.zygotes.is_empty() || self.others.links.has_idle()
+        !self.zygotes.is_empty() || !self.standbys.is_empty() || self.others.links.has_idle()
     }
 
     /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more, and connections to owners. The zygotes
     /// that stay are tended.
     pub(crate) fn let_go(&self, is_dropped: impl Fn(&SeedId) -> bool) {
+        self.standbys.let_go();
         self.zygotes.keep_up(is_dropped);
-        self.zygotes.put_together();
+        // What stands by has the small pages of before.
+        self.zygotes.put_together().iter().for_each(|seed| self.standbys.forget(seed));
         self.others.links.close_idle();
     }
 
     /// Lets go of what is kept for children of a seed that is no more: its zygote, and roots.
     pub(crate) fn forget_seed(&self, seed: &SeedId) {
+        self.standbys.forget(seed);
         self.zygotes.retire(seed, false);
         self.pool.forget_heirs(&seed.to_string());
     }
 
-    /// Ends all zygotes: the node stops.
+    /// Ends all zygotes, and what stands by: the node stops.
     pub(crate) fn end_zygotes(&self) {
+        self.standbys.end_all();
         self.zygotes.end_all();
     }
 

@@ -1,8 +1,10 @@
 //! Starts a child: what it is to have is taken from what is ready, it is restored or forked from its seed's zygote, and recorded.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use farfork_container::{Container, ContainerError, Limits, Protection, UsersSpec};
@@ -29,6 +31,47 @@ use crate::network::{FanOut, Published};
 /// What reading `/proc/PID` gives for a process that ends meanwhile.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
 
+/// What is asked for: which seed's child, how, and since when it is waited for.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked<'a> {
+    pub(super) source: &'a SeedSource,
+    pub(super) options: &'a StartOptions,
+    pub(super) fan_out: &'a FanOut,
+    pub(super) requested: Instant,
+}
+
+/// What of a child its siblings do not have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Lot<'a> {
+    /// Its place in its fork.
+    pub(super) index: u32,
+    pub(super) payload: Option<&'a [u8]>,
+}
+
+/// Whose child it is going to be.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Whose<'a> {
+    Known(Lot<'a>),
+    /// That of whoever asks next: it waits for that. Whether there will be a payload is known.
+    Unknown {
+        has_payload: bool,
+    },
+}
+
+/// A child that stands, and runs, or waits for a word. Dropping it leaves nothing of it.
+#[derive(Debug)]
+pub(super) struct Standing {
+    pub(super) container: Container,
+    pub(super) unfinished: Unfinished,
+    pub(super) restored: Restored,
+    /// At which a copy of a zygote waits.
+    pub(super) gate: Option<OwnedFd>,
+    /// By which it is still to be told what it is.
+    pub(super) line: Option<caller::Line>,
+    stdin: Option<OwnedFd>,
+    published: Vec<Published>,
+}
+
 impl Engine {
     /// Starts one child, the one at `index` of its fork. `requested` is when it was asked for.
     ///
@@ -42,19 +85,24 @@ impl Engine {
         payload: Option<&[u8]>,
         requested: Instant,
     ) -> Result<Newborn, Failure> {
-        let source = phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
-        let start =
-            |zygote: Option<&Kept>| self.start_from(&source, zygote, (options, fan_out), (index, payload), requested);
-        if let Some(kept) = self.zygotes.of(&source, options) {
+        let source = &*phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
+        let (asked, lot) = (Asked { source, options, fan_out, requested }, Lot { index, payload });
+        if let Some(started) = self.start_standby(asked, lot) {
+            return started;
+        }
+        let start = |zygote: Option<&Kept>| {
+            let standing = self.stand(zygote, asked, Whose::Known(lot))?;
+            self.settle(standing, asked)
+        };
+        if let Some(kept) = self.zygotes.of(source, options) {
             match start(Some(&*kept)) {
                 Ok(newborn) => {
-                    self.zygotes.copied();
+                    self.zygotes.copied(&kept);
                     return Ok(newborn);
                 }
                 Err(Broken { failure, came: Came::Nowhere }) => return Err(failure),
                 Err(Broken { failure, came }) => {
-                    // One that was killed says nothing of the next.
-                    self.zygotes.retire(&source.key.seed, !kept.zygote().has_ended());
+                    self.give_up_zygote(source, &kept);
                     if came == Came::ToRun {
                         return Err(failure);
                     }
@@ -65,56 +113,31 @@ impl Engine {
         start(None).map_err(|broken| broken.failure)
     }
 
-    /// Starts a child, as a copy of a zygote or from the beginning.
-    fn start_from(
-        &self,
-        source: &SeedSource,
-        zygote: Option<&Kept>,
-        (options, fan_out): (&StartOptions, &FanOut),
-        (index, payload): (u32, Option<&[u8]>),
-        requested: Instant,
-    ) -> Result<Newborn, Broken> {
-        let requested_at = SystemTime::now() - requested.elapsed();
-        let failed = |cause: &dyn std::fmt::Display| {
-            let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
-            Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), came: Came::Nowhere }
-        };
-        let no_files = |cause: io::Error| {
-            let Broken { failure, came } = failed(&format!("its files in {}: {cause}", self.nests.place().display()));
-            Broken {
-                failure: if remedy::is_full(&cause) { failure.with_next_step(remedy::ROOM) } else { failure },
-                came,
-            }
-        };
-        let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
-        if let Some(most) = most.filter(|most| *most < tasks) {
-            let cause = format!("the seed has {tasks} processes and threads, and its children may have {most}");
-            let next = "give them more (--processes)";
-            let failure = Broken { failure: failed(&cause).failure.with_next_step(next), came: Came::Nowhere };
-            return Err(failure);
-        }
+    /// No more copies are made of a zygote that one failed of. One that was killed says nothing of the next.
+    pub(super) fn give_up_zygote(&self, source: &SeedSource, kept: &Kept) {
+        self.zygotes.retire(&source.key.seed, !kept.zygote().has_ended());
+    }
+
+    /// Has a child stand, as a copy of a zygote or from the beginning.
+    pub(super) fn stand(&self, zygote: Option<&Kept>, asked: Asked<'_>, whose: Whose<'_>) -> Result<Standing, Broken> {
+        let Asked { source, options, fan_out, requested } = asked;
+        let failed = |cause: &dyn Display| self.broken(source, cause);
+        require_tasks(source, options).map_err(|(cause, next)| {
+            let Broken { failure, came } = failed(&cause);
+            Broken { failure: failure.with_next_step(next), came }
+        })?;
         let published = Published::take(&options.publish).map_err(|failure| Broken { failure, came: Came::Nowhere })?;
-        let nest = phase!("resume.nest", self.nests.take()).map_err(no_files)?;
+        let nest = phase!("resume.nest", self.nests.take()).map_err(|error| self.no_files(source, &error))?;
         let (id, directory, Files { output, error, status }) = nest.into_parts();
         let unfinished = Unfinished::begin(id, directory, &self.pager);
         let (input, stdin) =
             phase!("resume.streams", standard_input(options.attached)).map_err(|error| failed(&error))?;
-        let identity = caller::Identity { child: unfinished.id(), seed: &source.key.seed, index };
-        let caller =
-            phase!("resume.caller", caller::answered(&source.descriptor, identity, payload, unfinished.directory()));
+        let called = phase!("resume.caller", self.call(source, unfinished.id(), unfinished.directory(), whose));
+        let (line, caller) = called.map_err(|error| self.no_files(source, &error))?;
 
         let taken = phase!("resume.container", self.take_container(&source.key.seed, (options, fan_out), requested));
         let mut container = taken.map_err(|error| failed(&error))?;
-        container.limit(&options.limits).map_err(|error| failed(&error))?;
-        for (host_path, inside_path) in &options.binds {
-            phase!("resume.bind", container.bind(host_path, inside_path)).map_err(|error| failed(&error))?;
-        }
-        if options.protection != Protection::default() {
-            phase!("resume.protect", container.protect(options.protection)).map_err(|error| failed(&error))?;
-        }
-        let entered =
-            phase!("resume.network", options.network.enter(&container, fan_out, &source.descriptor, START_TIMEOUT));
-        entered.map_err(|error| failed(&error))?;
+        furnish(&container, asked).map_err(|error| failed(&*error))?;
         let request = ResumeRequest {
             child: unfinished.id(),
             directory: unfinished.directory(),
@@ -122,41 +145,84 @@ impl Engine {
             container: &container,
             streams: StandardStreams { input, output, error },
             status_file: status,
-            caller: caller.map_err(no_files)?,
-            payload,
-            paused: options.paused,
+            caller,
+            payload: whose.payload(),
+            paused: options.paused || matches!(whose, Whose::Unknown { .. }),
             untrusted: options.protection.untrusted,
             strategy: options.strategy,
             limit: START_TIMEOUT.saturating_sub(requested.elapsed()),
         };
         let resumed = self.resume(zygote, request);
-        let (restored, gate) = resumed.map_err(|error| {
-            let limit = limit_of_memory(&container, &options.limits, &error);
-            let Broken { failure, .. } = limit.map_or_else(|| failed(&error), |limit| failed(&limit));
-            let failure = match remedy::of(&error, options.network) {
-                Some(step) => failure.with_next_step(step),
-                None => failure,
-            };
-            let came = match &error {
-                ResumeError::Plan(_) => Came::Nowhere,
-                _ if has_not_run(&error) => Came::NotToRun,
-                _ => Came::ToRun,
-            };
-            Broken { failure, came }
-        })?;
-        let has_run = |error: &dyn std::fmt::Display| Broken { came: Came::ToRun, ..failed(error) };
-        container.dismiss_bearer(&options.limits).map_err(|error| has_run(&error))?;
+        let (restored, gate) = resumed.map_err(|error| self.not_resumed((source, options), &container, &error))?;
+        let dismissed = container.dismiss_bearer(&options.limits);
+        dismissed.map_err(|error| Broken { came: Came::ToRun, ..failed(&error) })?;
+        Ok(Standing { container, unfinished, restored, gate, line, stdin, published })
+    }
+
+    /// The socket of a child whose parent waited to be told what it is, answered or to be answered.
+    fn call(
+        &self,
+        source: &SeedSource,
+        child: &ChildId,
+        directory: &Path,
+        whose: Whose<'_>,
+    ) -> io::Result<(Option<caller::Line>, Option<OwnedFd>)> {
+        let Some((line, caller)) = caller::open(&source.descriptor, directory)? else { return Ok((None, None)) };
+        let Whose::Known(Lot { index, payload }) = whose else { return Ok((Some(line), Some(caller))) };
+        line.answer(caller::Identity { child, seed: &source.key.seed, index }, payload)?;
+        Ok((None, Some(caller)))
+    }
+
+    /// Records a child that stands: it is its user's from now on, and outlives the daemon.
+    pub(super) fn settle(&self, standing: Standing, asked: Asked<'_>) -> Result<Newborn, Broken> {
+        let Asked { source, options, requested, .. } = asked;
+        let Standing { container, unfinished, restored, gate, line: _, stdin, published } = standing;
+        let requested_at = SystemTime::now() - requested.elapsed();
+        let has_run = |error: &dyn Display| Broken { came: Came::ToRun, ..self.broken(source, error) };
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| has_run(&error))?;
         let recording = phase!("resume.record");
         let record = self.record(unfinished.id(), source, &container, &restored, options, requested_at);
         let record = record.map_err(|error| has_run(&error))?;
-        record.write(unfinished.directory()).map_err(|error| Broken { came: Came::ToRun, ..no_files(error) })?;
+        let written = record.write(unfinished.directory());
+        written.map_err(|error| Broken { came: Came::ToRun, ..self.no_files(source, &error) })?;
         drop(recording);
         let running = phase!("resume.part", container.into_running());
         let (container, control) = running.map_err(|error| has_run(&error))?;
         unfinished.finish();
         let gate = options.paused.then(|| gate.unwrap_or(control));
         Ok(Newborn { record, container, stdin, gate, published })
+    }
+
+    pub(super) fn broken(&self, source: &SeedSource, cause: &dyn Display) -> Broken {
+        let object = format!("a child of seed {} on node {}", source.key.seed, self.name);
+        Broken { failure: Failure::new(Code::FailedPrecondition, object, cause), came: Came::Nowhere }
+    }
+
+    fn no_files(&self, source: &SeedSource, cause: &io::Error) -> Broken {
+        let place = self.nests.place();
+        let Broken { failure, came } = self.broken(source, &format!("its files in {}: {cause}", place.display()));
+        Broken { failure: if remedy::is_full(cause) { failure.with_next_step(remedy::ROOM) } else { failure }, came }
+    }
+
+    fn not_resumed(
+        &self,
+        (source, options): (&SeedSource, &StartOptions),
+        container: &Container,
+        error: &ResumeError,
+    ) -> Broken {
+        let limit = limit_of_memory(container, &options.limits, error);
+        let Broken { failure, .. } =
+            limit.map_or_else(|| self.broken(source, error), |limit| self.broken(source, &limit));
+        let failure = match remedy::of(error, options.network) {
+            Some(step) => failure.with_next_step(step),
+            None => failure,
+        };
+        let came = match error {
+            ResumeError::Plan(_) => Came::Nowhere,
+            _ if has_not_run(error) => Came::NotToRun,
+            _ => Came::ToRun,
+        };
+        Broken { failure, came }
     }
 
     fn take_container(
@@ -222,15 +288,50 @@ impl Engine {
     }
 }
 
+impl<'a> Whose<'a> {
+    fn payload(self) -> Option<&'a [u8]> {
+        match self {
+            Self::Known(lot) => lot.payload,
+            Self::Unknown { has_payload } => has_payload.then_some(&[]),
+        }
+    }
+}
+
+/// A seed's processes and threads, all of which a child must be allowed to have; else why it is not, and what to do.
+fn require_tasks(source: &SeedSource, options: &StartOptions) -> Result<(), (String, &'static str)> {
+    let (tasks, most) = (source.descriptor.task_count(), options.limits.tasks_max);
+    match most.filter(|most| *most < tasks) {
+        None => Ok(()),
+        Some(most) => {
+            let cause = format!("the seed has {tasks} processes and threads, and its children may have {most}");
+            Err((cause, "give them more (--processes)"))
+        }
+    }
+}
+
+/// Makes of a container of the pool what this child is to live in.
+fn furnish(container: &Container, asked: Asked<'_>) -> Result<(), Box<dyn std::error::Error>> {
+    let Asked { source, options, fan_out, .. } = asked;
+    container.limit(&options.limits)?;
+    for (host_path, inside_path) in &options.binds {
+        phase!("resume.bind", container.bind(host_path, inside_path))?;
+    }
+    if options.protection != Protection::default() {
+        phase!("resume.protect", container.protect(options.protection))?;
+    }
+    let entered = options.network.enter(container, fan_out, &source.descriptor, START_TIMEOUT);
+    Ok(phase!("resume.network", entered)?)
+}
+
 /// A child that could not be started.
-struct Broken {
-    failure: Failure,
-    came: Came,
+pub(super) struct Broken {
+    pub(super) failure: Failure,
+    pub(super) came: Came,
 }
 
 /// How far a child came that could not be started.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Came {
+pub(super) enum Came {
     /// What it needs was not to be had: that says nothing of its zygote.
     Nowhere,
     /// It was begun, and has certainly not run: it may be made in another way.

@@ -54,6 +54,8 @@ pub(crate) struct Zygotes {
     max: usize,
     table: Mutex<BTreeMap<SeedId, Entry>>,
     copies: AtomicU64,
+    /// Of these, those that were there when they were asked for.
+    stood_by: AtomicU64,
     /// Told whenever what is known of a seed's zygote changes.
     settled: Notify,
 }
@@ -78,7 +80,12 @@ struct Reserved<'a> {
 impl Reserved<'_> {
     fn take(mut self, zygote: Zygote) {
         let pager = self.zygotes.pager.clone();
-        let zygote = Arc::new(Kept { zygote: Some(zygote), pager, is_filled: AtomicBool::new(false) });
+        let zygote = Arc::new(Kept {
+            zygote: Some(zygote),
+            pager,
+            is_filled: AtomicBool::new(false),
+            is_proven: AtomicBool::new(false),
+        });
         self.outcome = Entry::Ready { zygote, used: Instant::now() };
     }
 }
@@ -97,6 +104,8 @@ pub(crate) struct Kept {
     pager: Arc<PagerLink>,
     /// It has what it was to be given when it was made.
     is_filled: AtomicBool,
+    /// A child was made of it.
+    is_proven: AtomicBool,
 }
 
 impl Kept {
@@ -131,7 +140,16 @@ impl Zygotes {
                 None => remove(&entry.path()),
             }
         }
-        Self { node, run_dir, pager, max, table: Mutex::default(), copies: AtomicU64::new(0), settled: Notify::new() }
+        Self {
+            node,
+            run_dir,
+            pager,
+            max,
+            table: Mutex::default(),
+            copies: AtomicU64::new(0),
+            stood_by: AtomicU64::new(0),
+            settled: Notify::new(),
+        }
     }
 
     /// The zygote for a child that is to be started so.
@@ -145,9 +163,23 @@ impl Zygotes {
         }
     }
 
+    /// As [`Self::of`], where children were made of it already, and it has what it is to be given.
+    pub(super) fn proven(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<Kept>> {
+        let kept = self.of(source, options).filter(|kept| kept.is_proven.load(Ordering::Relaxed))?;
+        let is_filled = kept.is_filled.load(Ordering::Relaxed) || !kept.is_filling();
+        is_filled.then_some(kept)
+    }
+
     /// A child was made of one.
-    pub(super) fn copied(&self) {
+    pub(super) fn copied(&self, kept: &Kept) {
+        kept.is_proven.store(true, Ordering::Relaxed);
         self.copies.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A child was made of one before anybody asked for it.
+    pub(super) fn stood_by(&self) {
+        self.copies.fetch_add(1, Ordering::Relaxed);
+        self.stood_by.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Whether there are any.
@@ -178,7 +210,8 @@ impl Zygotes {
     pub(crate) fn counts(&self) -> ZygoteUse {
         let kept = self.table().values().filter(|entry| matches!(entry, Entry::Ready { .. })).count();
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        ZygoteUse { kept: count(kept), kept_max: count(self.max), children: self.copies.load(Ordering::Relaxed) }
+        let (children, stood_by) = (self.copies.load(Ordering::Relaxed), self.stood_by.load(Ordering::Relaxed));
+        ZygoteUse { kept: count(kept), kept_max: count(self.max), children, stood_by }
     }
 
     /// Whether nothing is known of a seed's.
@@ -281,26 +314,29 @@ impl Zygotes {
         over.iter().for_each(|seed| self.retire(seed, false));
     }
 
-    /// Makes huge pages of what is whole of zygotes that are in use: a fork copies an entry for each small page.
-    pub(super) fn put_together(&self) {
+    /// Makes huge pages of what is whole of zygotes that are in use: a fork copies an entry for each small page. Tells of which seeds'
+    /// there are more now.
+    pub(super) fn put_together(&self) -> Vec<SeedId> {
         // None is kept from going meanwhile.
-        let tenders: Vec<_> = self.in_use().iter().map(|kept| tender_of(kept.zygote())).collect();
-        for tender in tenders {
+        let tenders: Vec<_> = self.in_use().into_iter().map(|(seed, kept)| (seed, tender_of(kept.zygote()))).collect();
+        let round = |(seed, tender): (SeedId, io::Result<Option<Tender>>)| {
             let made = tender.and_then(|tender| tender.map_or(Ok(0), |mut tender| tender.round(HUGE_LIMIT)));
-            match made {
+            match &made {
                 Ok(0) => {}
-                Ok(made) => tracing::debug!(made, "huge pages of a zygote"),
-                Err(error) => tracing::debug!(%error, "a zygote gets no huge pages"),
+                Ok(made) => tracing::debug!(%seed, made, "huge pages of a zygote"),
+                Err(error) => tracing::debug!(%seed, %error, "a zygote gets no huge pages"),
             }
-        }
+            matches!(made, Ok(1..)).then_some(seed)
+        };
+        tenders.into_iter().filter_map(round).collect()
     }
 
-    fn in_use(&self) -> Vec<Arc<Kept>> {
-        let in_use = |entry: &Entry| match entry {
-            Entry::Ready { zygote, used } if used.elapsed() < USE_LIMIT => Some(zygote.clone()),
+    fn in_use(&self) -> Vec<(SeedId, Arc<Kept>)> {
+        let in_use = |(seed, entry): (&SeedId, &Entry)| match entry {
+            Entry::Ready { zygote, used } if used.elapsed() < USE_LIMIT => Some((seed.clone(), zygote.clone())),
             _ => None,
         };
-        self.table().values().filter_map(in_use).collect()
+        self.table().iter().filter_map(in_use).collect()
     }
 
     /// Ends all of them.

@@ -77,6 +77,8 @@ impl Told<'_> {
         let help = "Copies of seeds that further children on this node are forked from";
         self.gauge(("zygotes", help, None), zygotes.kept.into())?;
         self.counter("zygote_children", "Children of this node that were forked from a zygote", zygotes.children)?;
+        let help = "Of these, children that stood before they were asked for";
+        self.counter("standby_children", help, zygotes.stood_by)?;
         let help = "Containers that are ready for children to come";
         self.gauges(("pool_containers", help, None), "root", &roots(NetworkSpec::Own))?;
         let help = "The same for children that share a network or are in the node's";

@@ -34,6 +34,8 @@ struct Batch {
     profile: bool,
     arrived: Instant,
     sink: Sink<v1::ForkOutcome>,
+    /// More than are started at once.
+    is_fan_out: bool,
     waiting: Mutex<VecDeque<v1::ChildSpec>>,
 }
 
@@ -54,6 +56,7 @@ pub(super) fn start_children(
     let missing = || Failure::new(Code::InvalidArgument, "start children", "the request names no seed");
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let count = children.len();
+    let is_fan_out = count > STARTING_MAX;
     let batch = Arc::new(Batch {
         node: node.clone(),
         source: SeedAccess::try_from(seed.ok_or_else(missing)?)?,
@@ -63,9 +66,9 @@ pub(super) fn start_children(
         profile,
         arrived: Instant::now(),
         sink,
+        is_fan_out,
         waiting: Mutex::new(children.into()),
     });
-    let is_fan_out = count > STARTING_MAX;
     let stands = || tokio::spawn(zygote::stands(node.clone(), batch.source.clone(), batch.options.clone()));
     let zygote = is_fan_out.then(stands);
     tokio::spawn(async move {
@@ -120,6 +123,7 @@ async fn start_in_turn(mut batch: Arc<Batch>, next: Next) {
 fn start_while_free(batch: Arc<Batch>, mut begun: Begun, next: Next) -> Option<Arc<Batch>> {
     loop {
         let v1::ChildSpec { index, payload } = batch.waiting().pop_front()?;
+        let has_payload = payload.is_some() || batch.shared_payload.is_some();
         let Begun { turn, recording, waited, requested } = begun;
         let started = recording.span().in_scope(|| start_one(&batch, index, payload, requested));
         drop(turn);
@@ -127,7 +131,7 @@ fn start_while_free(batch: Arc<Batch>, mut begun: Begun, next: Next) -> Option<A
         phases::delay(&mut phases, waited);
         tell(&batch, index, started, phases);
         let is_last = batch.waiting().is_empty();
-        let readying = make_ready(&batch);
+        let readying = make_ready(&batch, has_payload);
         if is_last || next == Next::Nobody {
             // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
             drop(batch);
@@ -166,13 +170,15 @@ fn start_one(batch: &Batch, index: u32, payload: Option<Vec<u8>>, requested: Ins
     Ok(phase!("resume.watch", node.children.add(newborn)))
 }
 
-/// What is to be made ready for the next child, if anything.
-fn make_ready(batch: &Batch) -> Option<impl FnOnce() + Send + use<>> {
-    let Batch { node, source, options, .. } = batch;
+/// What is to be made ready for the next child, if anything. Where they are forked one by one, it stands by itself: like the last one,
+/// which had a payload, or none.
+fn make_ready(batch: &Batch, has_payload: bool) -> Option<impl FnOnce() + Send + use<>> {
+    let Batch { node, source, options, is_fan_out, .. } = batch;
     let is_idle = node.starting.available_permits() == STARTING_MAX;
+    let standby = (is_idle && !is_fan_out).then_some(has_payload);
     node.engine.has_to_make_ready(&source.key.seed, is_idle).then(|| {
         let (node, source, options) = (node.clone(), source.clone(), options.clone());
-        move || node.engine.make_ready_for(&source, &options)
+        move || node.engine.make_ready_for(&source, &options, standby)
     })
 }
 

@@ -1,0 +1,154 @@
+//! Where children are forked one by one, the next stands by before it is asked for. It is whoever's asks, and as good as any other; one that
+//! nobody asks for leaves nothing; and none stands by of which somebody could notice.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("for_whoever_asks_next", for_whoever_asks),
+    Test::alone("and_leave_nothing_where_nobody_asks", nobody_asks),
+    Test::alone("but_not_where_others_would_notice", others_would_notice),
+];
+
+/// For one to stand by, or to be gone.
+const SOON: Duration = Duration::from_secs(60);
+/// Children that must have stood by before it counts.
+const ENOUGH: u64 = 4;
+/// Of a parent that nothing is to stand by of: so many children of others stood by as soon as they had a zygote.
+const FORKS: u64 = 8;
+
+/// What a node says of its zygotes.
+fn told(cluster: &Cluster, what: &str) -> u64 {
+    let told: Value = cluster.first().json(&["inspect", cluster.name(0)]);
+    told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
+}
+
+/// Processes of a parent's program in containers.
+fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
+    let line = fs::read(format!("/proc/{}/cmdline", parent.pid())).expect("it runs");
+    let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+    let groups = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let all = cluster.processes(words.join(" ").trim_end());
+    all.into_iter().filter(|pid| groups(*pid).contains("/pool-")).collect()
+}
+
+/// Forks children one by one, each of which must answer rightly, until one stands by, which is given.
+fn one_that_stands_by(cluster: &Cluster, parent: &Parent, seed: &Seed) -> i32 {
+    let mut number = 1000;
+    deadline::until("a child stands by", SOON, || {
+        number += 1;
+        seed.fork_and_check(parent, number, &[]);
+        in_containers(cluster, parent).pop()
+    })
+}
+
+fn require_gone(pid: i32, why: &str) {
+    let directory = format!("/proc/{pid}");
+    deadline::until(why, SOON, || (!Path::new(&directory).exists()).then_some(()));
+}
+
+fn for_whoever_asks() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Waits, &["8"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let mut number = 0;
+    deadline::until("children that stood by", SOON, || {
+        number += 1;
+        // With other limits, ports and networks they are others.
+        let options: &[&str] = match number % 5 {
+            0 => &["--memory", "256MiB"],
+            1 => &["--net", "shared"],
+            _ => &[],
+        };
+        seed.fork_and_check(&parent, number, options);
+        (told(&cluster, "stood_by") >= ENOUGH).then_some(())
+    });
+    // Without a payload, and more than one at a time.
+    let idle = seed.fork_idle(1, &[]);
+    let (numbers, payloads) = (500..503, |number: u64| number.to_string());
+    let children = seed.fork_detached(&numbers.clone().map(payloads).collect::<Vec<_>>(), &[]);
+    seed.check_answers(&parent, &children, &numbers.collect::<Vec<_>>());
+    let mut ids: Vec<&str> = idle.iter().chain(&children).map(|child| child.id.as_str()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    assert_eq!(ids.len(), 4, "each has a name of its own");
+    assert!(told(&cluster, "stood_by") <= told(&cluster, "children"));
+    cluster.first().run(&["kill", &idle[0].id, "--signal", "KILL"]);
+    parent.require_unharmed();
+    drop((seed, parent));
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+fn nobody_asks() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Waits, &["8"]);
+    let seed = Seed::of(cluster.first(), &parent);
+
+    let killed = one_that_stands_by(&cluster, &parent, &seed);
+    kill_process(Pid::from_raw(killed).expect("a process id"), Signal::KILL).expect("it stands by");
+    require_gone(killed, "the one that was killed is gone");
+    seed.fork_and_check(&parent, 1, &[]);
+
+    require_gone(one_that_stands_by(&cluster, &parent, &seed), "nobody asked in time");
+    seed.fork_and_check(&parent, 2, &[]);
+
+    let unpaged = one_that_stands_by(&cluster, &parent, &seed);
+    cluster.kill_pager(0);
+    seed.fork_and_check(&parent, 3, &[]);
+    require_gone(unpaged, "it was that child, or too old");
+
+    let orphan = one_that_stands_by(&cluster, &parent, &seed);
+    cluster.kill_daemon(0);
+    require_gone(orphan, "it ends with its daemon");
+    cluster.restart_daemon(0);
+    drop(seed);
+
+    let other = Seed::of(cluster.first(), &parent);
+    let last = one_that_stands_by(&cluster, &parent, &other);
+    cluster.first().json(&["drop", other.id()]);
+    require_gone(last, "it goes with its seed");
+    let listed = cluster.first().json(&["ps"]);
+    let lives = |child: &&Value| child["state"] == "running";
+    assert_eq!(listed["children"].as_array().expect("a list").iter().filter(lives).count(), 0, "{listed}");
+    parent.require_unharmed();
+    drop((other, parent));
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// A file that an overlay would copy when it is opened, and the same one where it is only read.
+fn others_would_notice() {
+    let cluster = Cluster::start(1);
+    let file = scratch::file("contents");
+    let opened = |redirection: &str, mib: u64| {
+        let program = Program::Waits.command();
+        let command = format!("exec 9{redirection}'{}'; exec \"$0\" {mib}", file.path().display());
+        Parent::start_command(Command::new("bash").args(["-c", &command]).arg(program.get_program()))
+    };
+    let (writes, reads) = (opened(">>", 8), opened("<", 9));
+    let [writers, readers] = [&writes, &reads].map(|parent| Seed::of(cluster.first(), parent));
+    one_that_stands_by(&cluster, &reads, &readers);
+    for number in 0..FORKS {
+        writers.fork_and_check(&writes, number, &[]);
+    }
+    deadline::until("its zygote", SOON, || {
+        let before = told(&cluster, "children");
+        writers.fork_and_check(&writes, FORKS, &[]);
+        (told(&cluster, "children") > before).then_some(())
+    });
+    let stood_by = told(&cluster, "stood_by");
+    for number in 0..FORKS {
+        writers.fork_and_check(&writes, number, &[]);
+        assert_eq!(in_containers(&cluster, &writes), Vec::<i32>::new(), "none stands by");
+    }
+    assert_eq!(told(&cluster, "stood_by"), stood_by);
+}
