@@ -152,7 +152,8 @@ impl Course {
                         self.to_tell[thread].push(unmap_of(to));
                     }
                     self.memory.relocate(from, to);
-                    self.to_tell[thread].push(move_of(from, to));
+                    // As mremap(2) does.
+                    self.to_tell[thread].extend([move_of(from, to), unmap_of(from)]);
                 }
             }
             Step::Unmap { thread, block } => {
@@ -184,6 +185,7 @@ impl Course {
         let is_quiet = self.to_tell.iter().all(Vec::is_empty) && self.forked.is_some() == self.doubt.is_some();
         if is_quiet {
             self.recent.clear();
+            self.map.all_was_heard();
         }
     }
 
