@@ -16,10 +16,13 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("for_whoever_asks_next", for_whoever_asks),
     Test::alone("and_leave_nothing_where_nobody_asks", nobody_asks),
     Test::alone("but_not_where_others_would_notice", others_would_notice),
+    Test::alone("with_the_nodes_files_as_they_are_now", files_of_now),
 ];
 
 /// For one to stand by, or to be gone.
 const SOON: Duration = Duration::from_secs(60);
+/// How long a child goes on that is looked at.
+const PAGING_MS: u64 = 1500;
 /// Children that must have stood by before it counts.
 const ENOUGH: u64 = 4;
 /// Of a parent that nothing is to stand by of: so many children of others stood by as soon as they had a zygote.
@@ -123,6 +126,34 @@ fn nobody_asks() {
     drop((other, parent));
     let remains = cluster.stop();
     assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// Who replaces a directory and forks then, has the new one in the child.
+fn files_of_now() {
+    let cluster = Cluster::start(1);
+    let place = scratch::directory();
+    let [current, former] = ["current", "former"].map(|name| place.path().join(name));
+    let make = |word: &str| {
+        fs::create_dir(&current).expect("the temporary directory can be written");
+        fs::write(current.join("word"), word).expect("the temporary directory can be written");
+    };
+    make("before");
+    let parent = Parent::start_command(Program::Situation("paging").command().arg("8").current_dir(&current));
+    let seed = Seed::of(cluster.first(), &parent);
+    let page = |number: u64, ms: u64| seed.fork_detached(&[format!("{number} {ms}")], &[]);
+    let mut number = 0;
+    deadline::until("one stood by, and the next one does", SOON, || {
+        number += 1;
+        seed.check_answers(&parent, &page(number, 1), &[number]);
+        let has_stood_by = told(&cluster, "stood_by") > 0;
+        (has_stood_by && !in_containers(&cluster, &parent).is_empty()).then_some(())
+    });
+    fs::rename(&current, &former).expect("the temporary directory can be written");
+    make("after");
+    let children = page(number + 1, PAGING_MS);
+    let word = fs::read_to_string(format!("/proc/{}/cwd/word", children[0].pid)).expect("it runs");
+    assert_eq!(word, "after");
+    seed.check_answers(&parent, &children, &[number + 1]);
 }
 
 /// A file that an overlay would copy when it is opened, and the same one where it is only read.

@@ -52,7 +52,7 @@ use crate::kernel;
 pub use bearer::First;
 pub(crate) use confinement::confined;
 pub use descriptors::PAYLOAD_FD;
-pub use gate::{go_and_tell, unfit_to_wait, unpause, wait_gone};
+pub use gate::{FilesThere, go_and_tell, unfit_to_wait, unpause, wait_gone};
 pub use network::{has_addresses, taking_socket};
 pub use objects::StandardStreams;
 pub use prepared::{ChildPlan, Prepared, Restored};

@@ -170,15 +170,11 @@ impl Engine {
         is_idle || self.nests.is_low() || !self.zygotes.knows(seed)
     }
 
-    /// Makes ready what the next child of a seed, started so, will need, at leisure. `standby`: it stands by itself, and this tells
-    /// whether it will have a payload.
-    pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions, standby: Option<bool>) {
+    /// Makes ready what the next child of a seed, started so, will need, at leisure.
+    pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions) {
         self.make_ready();
         // Its descriptor is known, unless its fork failed.
         self.hatch(access, options, Instant::now());
-        if let Some(has_payload) = standby {
-            self.stand_by(access, options, has_payload);
-        }
     }
 
     /// Makes the zygote for children that are started so, where there is none and is to be one. Its descriptor comes until `deadline`, or

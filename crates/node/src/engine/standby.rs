@@ -8,18 +8,18 @@
 //!                                 └─▶ none: why
 //! ```
 //!
-//! One for each seed that is forked child by child; fan-outs make their copies as fast as they can. It is nobody's until somebody asks, and
+//! Two for each seed that is forked child by child; fan-outs make their copies as fast as they can. It is nobody's until somebody asks, and
 //! nothing is left of one that nobody asks for. It has run no instruction of its program, so that who gets it cannot tell; but its clocks go
 //! on from its parent's since it stands. Which seeds may have one, is `farfork_fork::restore::unfit_to_wait`'s to say.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_fork::phase;
-use farfork_fork::restore::{self, unfit_to_wait};
+use farfork_fork::restore::{self, FilesThere, unfit_to_wait};
 use farfork_fork::resume::{PAYLOAD_NAME, SeedSource};
 use farfork_wire::{SeedId, Token};
 
@@ -30,6 +30,8 @@ use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
 use crate::network::{FanOut, Network};
 
+/// Most of a seed. With one, who asks at once for the next finds it half made.
+const STANDBYS_MAX: usize = 2;
 /// One that is not asked for goes after this: by so much its clocks are ahead, and the files that it has open are those of then.
 const STANDBY_LIMIT: Duration = Duration::from_secs(3);
 /// For one that is being made, when somebody asks for it: longer than any takes, but on a machine that does not come to it.
@@ -44,28 +46,35 @@ struct Kind {
     has_payload: bool,
 }
 
+/// A child that stands by.
 #[derive(Debug)]
-enum Entry {
-    /// `is_awaited`: somebody has asked for it already.
-    Making {
-        number: u64,
-        kind: Kind,
-        is_awaited: bool,
-    },
-    Ready {
-        kind: Kind,
-        standing: Box<Standing>,
-        since: Instant,
-    },
+struct Standby {
+    standing: Standing,
+    since: Instant,
+    /// What it was made with.
+    files: FilesThere,
+}
+
+/// What stands by of a seed.
+#[derive(Debug)]
+struct Row {
+    /// Who makes one knows by this that the row is still the same.
+    number: u64,
+    kind: Kind,
+    /// The oldest first.
+    ready: VecDeque<Standby>,
+    /// How many are being made, and how many wait for one of these.
+    making: usize,
+    awaiting: usize,
 }
 
 /// The children of a node that stand by.
 #[derive(Debug, Default)]
 pub(super) struct Standbys {
-    table: Mutex<BTreeMap<SeedId, Entry>>,
+    table: Mutex<BTreeMap<SeedId, Row>>,
     changed: Condvar,
-    /// How many were begun: who makes one knows it again.
-    begun: AtomicU64,
+    /// How many rows there were.
+    rows: AtomicU64,
 }
 
 /// The place of one that is being made: however that ends, nobody waits for it any longer.
@@ -73,15 +82,13 @@ pub(super) struct Standbys {
 struct Reserved<'a> {
     standbys: &'a Standbys,
     seed: &'a SeedId,
-    number: u64,
-    ready: Option<(Kind, Box<Standing>)>,
+    row: u64,
+    ready: Option<Standby>,
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        let ready = self.ready.take();
-        let ready = ready.map(|(kind, standing)| Entry::Ready { kind, standing, since: Instant::now() });
-        self.standbys.settle(self.seed, self.number, ready);
+        self.standbys.settle(self.seed, self.row, self.ready.take());
     }
 }
 
@@ -97,106 +104,126 @@ impl Kind {
     }
 }
 
-impl Entry {
+impl Standby {
     /// Whether it may still be given to somebody.
     fn is_current(&self) -> bool {
-        match self {
-            Self::Making { .. } => true,
-            Self::Ready { standing, since, .. } => since.elapsed() < STANDBY_LIMIT && standing.container.is_current(),
-        }
+        self.since.elapsed() < STANDBY_LIMIT && self.standing.container.is_current()
+    }
+}
+
+impl Row {
+    fn is_empty(&self) -> bool {
+        self.ready.is_empty() && self.making == 0
     }
 
-    fn is_ready_for(&self, wanted: &Kind) -> bool {
-        matches!(self, Self::Ready { kind, .. } if kind == wanted) && self.is_current()
-    }
-
-    fn into_standing(self) -> Option<Box<Standing>> {
-        match self {
-            Self::Making { .. } => None,
-            Self::Ready { standing, .. } => Some(standing),
-        }
+    /// Takes out those that are too old.
+    fn take_stale(&mut self) -> Vec<Standby> {
+        let (current, stale): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.ready).into_iter().partition(Standby::is_current);
+        self.ready = current;
+        stale.into()
     }
 }
 
 impl Standbys {
-    /// Whether there is one of a seed, or is going to be.
+    /// Whether there are any of a seed, or are going to be.
     fn has(&self, seed: &SeedId) -> bool {
         self.table().contains_key(seed)
     }
 
-    /// Takes that of a seed, if it is of this kind. One that is being made is waited for, by one who asks.
-    fn take(&self, seed: &SeedId, kind: &Kind) -> Option<Box<Standing>> {
+    /// Takes one of a seed, if they are of this kind. Who finds none waits for one that is being made, if nobody else does.
+    fn take(&self, seed: &SeedId, kind: &Kind) -> Option<Standby> {
         let until = Instant::now() + MAKING_LIMIT;
-        let (mut table, mut waits) = (self.table(), false);
+        let (mut table, mut awaited) = (self.table(), None);
         loop {
-            match table.get_mut(seed)? {
-                Entry::Making { kind: made, is_awaited, .. } if made == kind && (waits || !*is_awaited) => {
-                    (*is_awaited, waits) = (true, true);
-                }
-                // Another's, or too old, goes when nobody waits for that.
-                entry if !entry.is_ready_for(kind) => return None,
-                _ => return table.remove(seed).and_then(Entry::into_standing),
+            let row = table
+                .get_mut(seed)
+                .filter(|row| row.kind == *kind && awaited.is_none_or(|number| number == row.number))?;
+            if awaited.take().is_some() {
+                row.awaiting -= 1;
+            }
+            // One that is too old goes when nobody waits for that.
+            if let Some(place) = row.ready.iter().position(Standby::is_current) {
+                return row.ready.remove(place);
             }
             let left = until.checked_duration_since(Instant::now())?;
+            if row.making <= row.awaiting {
+                return None;
+            }
+            row.awaiting += 1;
+            awaited = Some(row.number);
             table = self.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    /// The place of a seed's, for who is to make it; `None` where there is one, or somebody makes it.
+    /// The place of a seed's next one, for who is to make it; `None` where there are enough.
     fn reserve<'a>(&'a self, seed: &'a SeedId, kind: &Kind) -> Option<Reserved<'a>> {
         let mut table = self.table();
-        let is_there = |entry: &Entry| matches!(entry, Entry::Making { .. }) || entry.is_ready_for(kind);
-        if table.get(seed).is_some_and(is_there) {
-            return None;
-        }
-        let number = self.begun.fetch_add(1, Ordering::Relaxed);
-        let stale = table.insert(seed.clone(), Entry::Making { number, kind: kind.clone(), is_awaited: false });
+        let other = if table.get(seed).is_some_and(|row| row.kind != *kind) { table.remove(seed) } else { None };
+        let row = table.entry(seed.clone()).or_insert_with(|| {
+            let number = self.rows.fetch_add(1, Ordering::Relaxed);
+            Row { number, kind: kind.clone(), ready: VecDeque::new(), making: 0, awaiting: 0 }
+        });
+        let stale = row.take_stale();
+        let is_wanted = row.ready.len() + row.making < STANDBYS_MAX;
+        let number = row.number;
+        row.making += usize::from(is_wanted);
         drop(table);
-        drop(stale);
-        Some(Reserved { standbys: self, seed, number, ready: None })
+        // Their ends take a while: not under the lock.
+        drop((other, stale));
+        // Not before it is known: to drop one gives a place back.
+        is_wanted.then(|| Reserved { standbys: self, seed, row: number, ready: None })
     }
 
     /// Enters what came of the making of one, unless its seed was forgotten meanwhile.
-    fn settle(&self, seed: &SeedId, number: u64, ready: Option<Entry>) {
+    fn settle(&self, seed: &SeedId, row: u64, ready: Option<Standby>) {
         let mut table = self.table();
-        let is_ours = matches!(table.get(seed), Some(Entry::Making { number: made, .. }) if *made == number);
-        let gone = match ready {
-            Some(ready) if is_ours => table.insert(seed.clone(), ready),
-            None if is_ours => table.remove(seed),
-            unwanted => unwanted,
+        let unwanted = match table.get_mut(seed).filter(|found| found.number == row) {
+            Some(found) => {
+                found.making -= 1;
+                found.ready.extend(ready);
+                if found.is_empty() {
+                    table.remove(seed);
+                }
+                None
+            }
+            None => ready,
         };
         drop(table);
         self.changed.notify_all();
-        // Its end takes a while: not under the lock.
-        drop(gone);
+        drop(unwanted);
     }
 
-    /// Lets go of that of a seed.
+    /// Lets go of those of a seed.
     pub(super) fn forget(&self, seed: &SeedId) {
         let gone = self.table().remove(seed);
+        self.changed.notify_all();
         drop(gone);
     }
 
     /// Lets go of those that nobody asked for in time.
     pub(super) fn let_go(&self) {
-        let gone: Vec<Entry> =
-            self.table().extract_if(.., |_, entry| !entry.is_current()).map(|(_, entry)| entry).collect();
-        drop(gone);
+        let mut table = self.table();
+        let stale: Vec<Standby> = table.values_mut().flat_map(Row::take_stale).collect();
+        table.retain(|_, row| !row.is_empty());
+        drop(table);
+        drop(stale);
     }
 
     /// Lets go of all.
     pub(super) fn end_all(&self) {
         let all = std::mem::take(&mut *self.table());
+        self.changed.notify_all();
         drop(all);
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub(super) fn is_empty(&self) -> bool {
         self.table().is_empty()
     }
 
     /// Every change is complete under its lock.
-    fn table(&self) -> MutexGuard<'_, BTreeMap<SeedId, Entry>> {
+    fn table(&self) -> MutexGuard<'_, BTreeMap<SeedId, Row>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -209,7 +236,12 @@ impl Engine {
             return None;
         }
         let kind = Kind::of(source, options, lot.payload.is_some())?;
-        let mut standing = phase!("resume.standby", self.standbys.take(&source.key.seed, &kind))?;
+        let taken = phase!("resume.standby", self.standbys.take(&source.key.seed, &kind));
+        let Standby { mut standing, files, .. } = taken?;
+        if !files.are_the_same() {
+            tracing::debug!(seed = %source.key.seed, "a child that stood by has files that were replaced");
+            return None;
+        }
         if let Err(error) = phase!("resume.tell", tell(&mut standing, source, lot)) {
             tracing::debug!(seed = %source.key.seed, %error, "a child that stood by is of no use");
             return None;
@@ -220,7 +252,7 @@ impl Engine {
         let settled = match gone {
             Ok(restored) => {
                 standing.restored = restored;
-                self.settle(*standing, asked)
+                self.settle(standing, asked)
             }
             Err(error) => Err(self.broken(source, &error)),
         };
@@ -230,23 +262,26 @@ impl Engine {
         Some(settled.map_err(|broken| broken.failure))
     }
 
-    /// Has a child stand by for the next request like this one, where its seed has a zygote of which there were copies.
-    pub(super) fn stand_by(&self, access: &SeedAccess, options: &StartOptions, has_payload: bool) {
-        let requested = Instant::now();
-        let Ok(source) = self.source(access, requested) else { return };
+    /// Has children stand by for the next requests like this one, where its seed has a zygote of which there were copies.
+    pub(crate) fn stand_by(&self, access: &SeedAccess, options: &StartOptions, has_payload: bool) {
+        let Ok(source) = self.source(access, Instant::now()) else { return };
         let Some(kind) = Kind::of(&source, options, has_payload) else { return };
         let Some(kept) = self.zygotes.proven(&source, options) else { return };
         if let Some(reason) = unfit_to_wait(&source.descriptor) {
             return tracing::trace!(seed = %source.key.seed, reason, "no child of it stands by");
         }
-        let Some(mut place) = self.standbys.reserve(&source.key.seed, &kind) else { return };
-        let asked = Asked { source: &source, options: &kind.options, fan_out: &FanOut::default(), requested };
-        match self.stand(Some(&kept), asked, Whose::Unknown { has_payload }) {
-            Ok(standing) => place.ready = Some((kind, Box::new(standing))),
-            Err(broken) => {
-                tracing::debug!(failure = %broken.failure, "no child stands by");
-                if broken.came != Came::Nowhere {
-                    self.give_up_zygote(&source, &kept);
+        while let Some(mut place) = self.standbys.reserve(&source.key.seed, &kind) {
+            let (since, files) = (Instant::now(), FilesThere::look(&source.descriptor, &self.node));
+            let asked =
+                Asked { source: &source, options: &kind.options, fan_out: &FanOut::default(), requested: since };
+            match self.stand(Some(&kept), asked, Whose::Unknown { has_payload }) {
+                Ok(standing) => place.ready = Some(Standby { standing, since, files }),
+                Err(broken) => {
+                    tracing::debug!(failure = %broken.failure, "no child stands by");
+                    if broken.came != Came::Nowhere {
+                        self.give_up_zygote(&source, &kept);
+                    }
+                    return;
                 }
             }
         }
@@ -267,4 +302,65 @@ fn tell(standing: &mut Standing, source: &SeedSource, lot: Lot<'_>) -> Result<()
     }
     let gate = standing.gate.as_ref().expect("a copy of a zygote has one");
     Ok(restore::go_and_tell(gate.as_fd())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::{Kind, STANDBYS_MAX, SeedId, Standbys, StartOptions, Token};
+    use crate::api::v1::ChildOptions;
+
+    fn kind(has_payload: bool) -> Kind {
+        let options = StartOptions::try_from(ChildOptions::default()).unwrap();
+        Kind { token: Token::from_bytes([7; 16]), options, has_payload }
+    }
+
+    fn seed() -> SeedId {
+        "n1.s0123456789abcdef".parse().unwrap()
+    }
+
+    #[test]
+    fn no_more_are_made_than_may_stand_by() {
+        let (standbys, seed, kind) = (Standbys::default(), seed(), kind(true));
+        for _ in 0..2 {
+            let places: Vec<_> = (0..STANDBYS_MAX).map(|_| standbys.reserve(&seed, &kind).unwrap()).collect();
+            for _ in 0..3 {
+                assert!(standbys.reserve(&seed, &kind).is_none());
+            }
+            drop(places);
+            assert!(standbys.is_empty());
+        }
+    }
+
+    #[test]
+    fn one_that_is_being_made_is_waited_for_by_one_until_it_fails() {
+        let (standbys, seed, kind) = (Standbys::default(), seed(), kind(true));
+        assert!(standbys.take(&seed, &kind).is_none());
+        let place = standbys.reserve(&seed, &kind).unwrap();
+        thread::scope(|scope| {
+            let first = scope.spawn(|| standbys.take(&seed, &kind).is_none());
+            // It waits for a while, and the machine may be slower than that.
+            while standbys.table()[&seed].awaiting == 0 && !first.is_finished() {
+                thread::yield_now();
+            }
+            assert!(standbys.take(&seed, &kind).is_none(), "another waits for it");
+            drop(place);
+            assert!(first.join().unwrap());
+        });
+        assert!(standbys.is_empty());
+    }
+
+    #[test]
+    fn what_was_forgotten_or_is_of_another_kind_is_not_taken_for_the_same() {
+        let (standbys, seed) = (Standbys::default(), seed());
+        let place = standbys.reserve(&seed, &kind(true)).unwrap();
+        assert!(standbys.take(&seed, &kind(false)).is_none());
+        let other = standbys.reserve(&seed, &kind(false)).unwrap();
+        drop(place);
+        assert_eq!(standbys.table()[&seed].making, 1, "the other's place is its own");
+        standbys.forget(&seed);
+        drop(other);
+        assert!(standbys.is_empty());
+    }
 }

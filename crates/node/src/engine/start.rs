@@ -73,7 +73,8 @@ pub(super) struct Standing {
 }
 
 impl Engine {
-    /// Starts one child, the one at `index` of its fork. `requested` is when it was asked for.
+    /// Starts one child, the one at `index` of its fork. `requested` is when it was asked for; `alone`: not among more than start at once,
+    /// so that it may be one that stands by.
     ///
     /// # Errors
     /// It could not be started; nothing of it is left.
@@ -81,13 +82,13 @@ impl Engine {
         &self,
         access: &SeedAccess,
         (options, fan_out): (&StartOptions, &FanOut),
-        index: u32,
+        (index, alone): (u32, bool),
         payload: Option<&[u8]>,
         requested: Instant,
     ) -> Result<Newborn, Failure> {
         let source = &*phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
         let (asked, lot) = (Asked { source, options, fan_out, requested }, Lot { index, payload });
-        if let Some(started) = self.start_standby(asked, lot) {
+        if alone && let Some(started) = self.start_standby(asked, lot) {
             return started;
         }
         let start = |zygote: Option<&Kept>| {

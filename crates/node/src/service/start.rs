@@ -8,6 +8,7 @@ use farfork_fork::pager::Paging;
 use farfork_fork::phase;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::time::sleep;
 use tonic::Code;
 
 use super::stream::{Answers, Sink};
@@ -22,6 +23,9 @@ use crate::metrics::Work;
 use crate::network::FanOut;
 use crate::node::Node;
 use crate::phases::{self, Recording};
+
+/// Before the next children are made that stand by: a short child has ended by then.
+const STANDBY_DELAY: Duration = Duration::from_millis(5);
 
 /// The children of a request: what they have in common, and those that are not begun yet.
 #[derive(Debug)]
@@ -69,23 +73,30 @@ pub(super) fn start_children(
         is_fan_out,
         waiting: Mutex::new(children.into()),
     });
-    let stands = || tokio::spawn(zygote::stands(node.clone(), batch.source.clone(), batch.options.clone()));
-    let zygote = is_fan_out.then(stands);
-    tokio::spawn(async move {
-        if let Some(zygote) = zygote {
-            // The first child needs no zygote, and waits for none.
-            tokio::spawn(start_in_turn(batch.clone(), Next::Nobody));
-            tokio::select! {
-                // Whatever became of it.
-                _ = zygote => {}
-                () = batch.sink.closed() => return,
-            }
-        }
-        for _ in 0..count.min(STARTING_MAX) {
-            tokio::spawn(start_in_turn(batch.clone(), Next::WhoeverWaits));
-        }
-    });
+    if is_fan_out {
+        tokio::spawn(begin_beside_zygote(batch, count));
+    } else {
+        begin(&batch, count);
+    }
     Ok(outcomes)
+}
+
+/// Begins as many children as start at once.
+fn begin(batch: &Arc<Batch>, count: usize) {
+    for _ in 0..count.min(STARTING_MAX) {
+        tokio::spawn(start_in_turn(batch.clone(), Next::WhoeverWaits));
+    }
+}
+
+/// Begins the first child, which needs no zygote, and waits for none; and the others when that stands, or whatever became of it.
+async fn begin_beside_zygote(batch: Arc<Batch>, count: usize) {
+    let zygote = tokio::spawn(zygote::stands(batch.node.clone(), batch.source.clone(), batch.options.clone()));
+    tokio::spawn(start_in_turn(batch.clone(), Next::Nobody));
+    tokio::select! {
+        _ = zygote => {}
+        () = batch.sink.closed() => return,
+    }
+    begin(&batch, count);
 }
 
 /// Whom a thread starts that has started a child.
@@ -131,7 +142,8 @@ fn start_while_free(batch: Arc<Batch>, mut begun: Begun, next: Next) -> Option<A
         phases::delay(&mut phases, waited);
         tell(&batch, index, started, phases);
         let is_last = batch.waiting().is_empty();
-        let readying = make_ready(&batch, has_payload);
+        stand_by_soon(&batch, has_payload);
+        let readying = make_ready(&batch);
         if is_last || next == Next::Nobody {
             // The last one ends the stream of outcomes: nobody waits for what is only for the next child.
             drop(batch);
@@ -161,25 +173,37 @@ impl Batch {
 }
 
 fn start_one(batch: &Batch, index: u32, payload: Option<Vec<u8>>, requested: Instant) -> Result<Arc<Child>, Failure> {
-    let Batch { node, source, options, fan_out, shared_payload, .. } = batch;
+    let Batch { node, source, options, fan_out, shared_payload, is_fan_out, .. } = batch;
     let payload = payload.as_deref().or(shared_payload.as_deref());
     let object = format!("a child of seed {} on node {}", source.key.seed, node.name);
     let room = node.child_budget.admit(&object, options.limits.memory_bytes_max, || node.children.limits_bytes())?;
-    let newborn = node.engine.start(source, (options, fan_out), index, payload, requested)?;
+    let newborn = node.engine.start(source, (options, fan_out), (index, !is_fan_out), payload, requested)?;
     drop(room);
     Ok(phase!("resume.watch", node.children.add(newborn)))
 }
 
-/// What is to be made ready for the next child, if anything. Where they are forked one by one, it stands by itself: like the last one,
-/// which had a payload, or none.
-fn make_ready(batch: &Batch, has_payload: bool) -> Option<impl FnOnce() + Send + use<>> {
-    let Batch { node, source, options, is_fan_out, .. } = batch;
+/// What is to be made ready for the next child, if anything.
+fn make_ready(batch: &Batch) -> Option<impl FnOnce() + Send + use<>> {
+    let Batch { node, source, options, .. } = batch;
     let is_idle = node.starting.available_permits() == STARTING_MAX;
-    let standby = (is_idle && !is_fan_out).then_some(has_payload);
     node.engine.has_to_make_ready(&source.key.seed, is_idle).then(|| {
         let (node, source, options) = (node.clone(), source.clone(), options.clone());
-        move || node.engine.make_ready_for(&source, &options, standby)
+        move || node.engine.make_ready_for(&source, &options)
     })
+}
+
+/// Where children are forked one by one, the next ones stand by: like the last, which had a payload, or none. They are made when that one
+/// has had the processors for a while.
+fn stand_by_soon(batch: &Batch, has_payload: bool) {
+    if batch.is_fan_out || batch.node.starting.available_permits() < STARTING_MAX {
+        return;
+    }
+    let Batch { node, source, options, .. } = batch;
+    let (node, source, options) = (node.clone(), source.clone(), options.clone());
+    tokio::spawn(async move {
+        sleep(STANDBY_DELAY).await;
+        let _ = tokio::task::spawn_blocking(move || node.engine.stand_by(&source, &options, has_payload)).await;
+    });
 }
 
 /// Tells the outcome. Where the caller has gone, nobody would ever know of the child: it is ended.
