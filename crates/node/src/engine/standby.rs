@@ -156,23 +156,28 @@ impl Standbys {
         }
     }
 
-    /// The place of a seed's next one, for who is to make it; `None` where there are enough.
+    /// The place of a seed's next one, for who is to make it; `None` where there are enough, and as long as there are any of another kind: they
+    /// would be made in vain where one kind follows the other.
     fn reserve<'a>(&'a self, seed: &'a SeedId, kind: &Kind) -> Option<Reserved<'a>> {
         let mut table = self.table();
-        let other = if table.get(seed).is_some_and(|row| row.kind != *kind) { table.remove(seed) } else { None };
-        let row = table.entry(seed.clone()).or_insert_with(|| {
-            let number = self.rows.fetch_add(1, Ordering::Relaxed);
-            Row { number, kind: kind.clone(), ready: VecDeque::new(), making: 0, awaiting: 0 }
-        });
+        let row = table.entry(seed.clone()).or_insert_with(|| self.row(kind));
         let stale = row.take_stale();
-        let is_wanted = row.ready.len() + row.making < STANDBYS_MAX;
+        if row.kind != *kind && row.is_empty() {
+            *row = self.row(kind);
+        }
+        let is_wanted = row.kind == *kind && row.ready.len() + row.making < STANDBYS_MAX;
         let number = row.number;
         row.making += usize::from(is_wanted);
         drop(table);
         // Their ends take a while: not under the lock.
-        drop((other, stale));
+        drop(stale);
         // Not before it is known: to drop one gives a place back.
         is_wanted.then(|| Reserved { standbys: self, seed, row: number, ready: None })
+    }
+
+    fn row(&self, kind: &Kind) -> Row {
+        let number = self.rows.fetch_add(1, Ordering::Relaxed);
+        Row { number, kind: kind.clone(), ready: VecDeque::new(), making: 0, awaiting: 0 }
     }
 
     /// Enters what came of the making of one, unless its seed was forgotten meanwhile.
@@ -356,10 +361,11 @@ mod tests {
         let (standbys, seed) = (Standbys::default(), seed());
         let place = standbys.reserve(&seed, &kind(true)).unwrap();
         assert!(standbys.take(&seed, &kind(false)).is_none());
+        assert!(standbys.reserve(&seed, &kind(false)).is_none(), "it has the place");
+        standbys.forget(&seed);
         let other = standbys.reserve(&seed, &kind(false)).unwrap();
         drop(place);
         assert_eq!(standbys.table()[&seed].making, 1, "the other's place is its own");
-        standbys.forget(&seed);
         drop(other);
         assert!(standbys.is_empty());
     }
