@@ -279,7 +279,10 @@ impl Engine {
             let (since, files) = (Instant::now(), FilesThere::look(&source.descriptor, &self.node));
             let asked =
                 Asked { source: &source, options: &kind.options, fan_out: &FanOut::default(), requested: since };
-            match self.stand(Some(&kept), asked, Whose::Unknown { has_payload }) {
+            let stood = self.stand(Some(&kept), asked, Whose::Unknown { has_payload });
+            // It has taken of what is ready.
+            self.make_ready();
+            match stood {
                 Ok(standing) => place.ready = Some(Standby { standing, since, files }),
                 Err(broken) => {
                     tracing::debug!(failure = %broken.failure, "no child stands by");
