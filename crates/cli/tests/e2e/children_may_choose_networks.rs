@@ -151,12 +151,6 @@ fn shared(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
-/// How many children a node has made of zygotes.
-fn copies_of(cluster: &Cluster, node: usize) -> u64 {
-    let told = cluster.first().json(&["inspect", cluster.name(node)]);
-    told["zygotes"]["children"].as_u64().unwrap_or_else(|| panic!("no zygotes in {told}"))
-}
-
 /// Whether a process of the daemon's, or a descriptor of it, keeps a network from ending.
 fn is_held(cluster: &Cluster, network: &Path) -> bool {
     let links = |directory: String| fs::read_dir(directory).into_iter().flatten().flatten();
@@ -175,9 +169,9 @@ fn copies() {
     deadline::until("a zygote that children are forked from", LIMIT, || {
         let ended = seed.fork_attached("5 look", &to);
         assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
-        (copies_of(&cluster, 1) > 0).then_some(())
+        (cluster.told_of_zygotes(1, "children") > 0).then_some(())
     });
-    let before = copies_of(&cluster, 1);
+    let before = cluster.told_of_zygotes(1, "children");
     let of_node = network_of(cluster.daemon_pid(1));
     let in_turn = |net: &str| {
         let children = seed.fork_idle(EACH, &[&to[..], &["--net", net]].concat());
@@ -210,7 +204,7 @@ fn copies() {
             (!is_held(&cluster, &shared[0])).then_some(())
         });
     }
-    assert_eq!(copies_of(&cluster, 1) - before, 6 * EACH as u64, "each is a copy");
+    assert_eq!(cluster.told_of_zygotes(1, "children") - before, 6 * EACH as u64, "each is a copy");
     // Those that meet talk, copies or not.
     let meeting = ["1 host 7000", "2 meet 7000"].map(str::to_owned);
     let children = seed.fork_detached(&meeting, &[&to[..], &["--net", "shared"]].concat());

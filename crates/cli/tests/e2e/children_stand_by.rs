@@ -28,12 +28,6 @@ const ENOUGH: u64 = 4;
 /// Of a parent that nothing is to stand by of: so many children of others stood by as soon as they had a zygote.
 const FORKS: u64 = 8;
 
-/// What a node says of its zygotes.
-fn told(cluster: &Cluster, what: &str) -> u64 {
-    let told: Value = cluster.first().json(&["inspect", cluster.name(0)]);
-    told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
-}
-
 /// Processes of a parent's program in containers.
 fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
     let line = fs::read(format!("/proc/{}/cmdline", parent.pid())).expect("it runs");
@@ -72,7 +66,7 @@ fn for_whoever_asks() {
             _ => &[],
         };
         seed.fork_and_check(&parent, number, options);
-        (told(&cluster, "stood_by") >= ENOUGH).then_some(())
+        (cluster.told_of_zygotes(0, "stood_by") >= ENOUGH).then_some(())
     });
     // Without a payload, and more than one at a time.
     let idle = seed.fork_idle(1, &[]);
@@ -83,7 +77,7 @@ fn for_whoever_asks() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), 4, "each has a name of its own");
-    assert!(told(&cluster, "stood_by") <= told(&cluster, "children"));
+    assert!(cluster.told_of_zygotes(0, "stood_by") <= cluster.told_of_zygotes(0, "children"));
     cluster.first().run(&["kill", &idle[0].id, "--signal", "KILL"]);
     parent.require_unharmed();
     drop((seed, parent));
@@ -145,7 +139,7 @@ fn files_of_now() {
     deadline::until("one stood by, and the next one does", SOON, || {
         number += 1;
         seed.check_answers(&parent, &page(number, 1), &[number]);
-        let has_stood_by = told(&cluster, "stood_by") > 0;
+        let has_stood_by = cluster.told_of_zygotes(0, "stood_by") > 0;
         (has_stood_by && !in_containers(&cluster, &parent).is_empty()).then_some(())
     });
     fs::rename(&current, &former).expect("the temporary directory can be written");
@@ -172,14 +166,14 @@ fn others_would_notice() {
         writers.fork_and_check(&writes, number, &[]);
     }
     deadline::until("its zygote", SOON, || {
-        let before = told(&cluster, "children");
+        let before = cluster.told_of_zygotes(0, "children");
         writers.fork_and_check(&writes, FORKS, &[]);
-        (told(&cluster, "children") > before).then_some(())
+        (cluster.told_of_zygotes(0, "children") > before).then_some(())
     });
-    let stood_by = told(&cluster, "stood_by");
+    let stood_by = cluster.told_of_zygotes(0, "stood_by");
     for number in 0..FORKS {
         writers.fork_and_check(&writes, number, &[]);
         assert_eq!(in_containers(&cluster, &writes), Vec::<i32>::new(), "none stands by");
     }
-    assert_eq!(told(&cluster, "stood_by"), stood_by);
+    assert_eq!(cluster.told_of_zygotes(0, "stood_by"), stood_by);
 }

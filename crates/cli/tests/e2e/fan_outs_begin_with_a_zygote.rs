@@ -25,12 +25,6 @@ const FAN_OUT_LIMIT: Duration = Duration::from_secs(45);
 /// For what is left of one to be gone.
 const SOON: Duration = Duration::from_secs(10);
 
-/// How many children of a node were copies, or how many zygotes it keeps.
-fn told(cluster: &Cluster, node: usize, what: &str) -> u64 {
-    let told = cluster.first().json(&["inspect", cluster.name(node)]);
-    told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
-}
-
 fn numbers(nodes: u64) -> Vec<u64> {
     (100..100 + nodes * EACH).collect()
 }
@@ -52,7 +46,7 @@ fn of_each_fresh_seed() {
     for _ in 0..ROUNDS {
         let seed = Seed::of(cluster.first(), &parent);
         fan_out(&cluster, &parent, &seed, &[0, 1]);
-        let now = [0, 1].map(|node| told(&cluster, node, "children"));
+        let now = [0, 1].map(|node| cluster.told_of_zygotes(node, "children"));
         for (before, now) in before.iter().zip(now) {
             let copies = now - before;
             assert!((COPIES_MIN..=EACH).contains(&copies), "{copies} of {EACH} are copies");
@@ -72,7 +66,7 @@ fn without_one() {
     let began = Instant::now();
     fan_out(&cluster, &parent, &seed, &[1]);
     assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
-    assert_eq!((told(&cluster, 1, "children"), told(&cluster, 1, "kept")), (0, 0));
+    assert_eq!((cluster.told_of_zygotes(1, "children"), cluster.told_of_zygotes(1, "kept")), (0, 0));
     parent.require_unharmed();
 }
 
@@ -110,7 +104,7 @@ fn seed_dropped() {
         });
         assert!(began.elapsed() < FAN_OUT_LIMIT, "it took {:?}", began.elapsed());
         deadline::until("no zygote of a seed that was dropped", SOON, || {
-            (told(&cluster, 0, "kept") == 0).then_some(())
+            (cluster.told_of_zygotes(0, "kept") == 0).then_some(())
         });
     }
     let seed = Seed::of(cluster.first(), &parent);

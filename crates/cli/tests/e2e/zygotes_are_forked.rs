@@ -5,8 +5,6 @@ use std::fs;
 use std::thread;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use crate::harness::memory::huge_kb;
 use crate::harness::{Cluster, Parent, Program, Seed, deadline};
 use crate::test::Test;
@@ -24,14 +22,8 @@ const PAGING_MS: u64 = 1500;
 const MOMENT: Duration = Duration::from_millis(400);
 const AT_ONCE: u64 = 6;
 
-/// What a node says of its zygotes.
-fn told(cluster: &Cluster, node: usize, what: &str) -> u64 {
-    let told: Value = cluster.first().json(&["inspect", cluster.name(node)]);
-    told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
-}
-
 fn wait_for_zygote(cluster: &Cluster, node: usize) {
-    deadline::until("a zygote", SOON, || (told(cluster, node, "kept") == 1).then_some(()));
+    deadline::until("a zygote", SOON, || (cluster.told_of_zygotes(node, "kept") == 1).then_some(()));
 }
 
 /// A copy is its container's in every control group, and goes before its zygote where memory runs out.
@@ -80,7 +72,7 @@ fn whoever_dies() {
 
     let numbers: Vec<u64> = (10..10 + AT_ONCE).collect();
     let children = page(&numbers);
-    assert_eq!(told(&cluster, 1, "children"), AT_ONCE, "each is a copy");
+    assert_eq!(cluster.told_of_zygotes(1, "children"), AT_ONCE, "each is a copy");
     for child in &children {
         require_own_place(child.pid);
         require_little_left(child.pid);
@@ -89,7 +81,7 @@ fn whoever_dies() {
     cluster.kill_pager(1);
     let more: Vec<u64> = (20..20 + AT_ONCE).collect();
     let after = page(&more);
-    assert_eq!(told(&cluster, 1, "children"), 2 * AT_ONCE, "the zygote outlives the pager");
+    assert_eq!(cluster.told_of_zygotes(1, "children"), 2 * AT_ONCE, "the zygote outlives the pager");
     seed.check_answers(&parent, &children, &numbers);
     seed.check_answers(&parent, &after, &more);
 
@@ -97,12 +89,12 @@ fn whoever_dies() {
     thread::sleep(MOMENT);
     cluster.kill_daemon(1);
     cluster.restart_daemon(1);
-    assert_eq!(told(&cluster, 1, "kept"), 0, "it ends with its daemon");
+    assert_eq!(cluster.told_of_zygotes(1, "kept"), 0, "it ends with its daemon");
     seed.check_answers(&parent, &children, &numbers);
     one(2);
     wait_for_zygote(&cluster, 1);
     one(3);
-    assert_eq!(told(&cluster, 1, "children"), 1);
+    assert_eq!(cluster.told_of_zygotes(1, "children"), 1);
     parent.require_unharmed();
     drop((seed, parent));
     let remains = cluster.stop();
@@ -120,15 +112,15 @@ fn where_they_may_be() {
     for (number, option) in [(3, "first"), (4, "cow"), (5, "eager")] {
         seed.fork_and_check(&parent, number, &["--strategy", option]);
     }
-    assert_eq!(told(&cluster, 0, "children"), 0, "who asks for another way has it");
+    assert_eq!(cluster.told_of_zygotes(0, "children"), 0, "who asks for another way has it");
     seed.fork_and_check(&parent, 6, &[]);
-    assert_eq!(told(&cluster, 0, "children"), 1);
+    assert_eq!(cluster.told_of_zygotes(0, "children"), 1);
 
     // What a child lacks that has nothing to do with it.
     let ports = ["--publish", "18091:80"];
     let child = &seed.fork_idle(1, &ports)[0];
     cluster.first().refused(&[&["fork", seed.id(), "--detach"], &ports[..]].concat()).names(&["port 18091", "in use"]);
-    assert_eq!((told(&cluster, 0, "children"), told(&cluster, 0, "kept")), (2, 1), "it stays");
+    assert_eq!((cluster.told_of_zygotes(0, "children"), cluster.told_of_zygotes(0, "kept")), (2, 1), "it stays");
     cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
 
     let other = Parent::start(Program::Waits, &["4"]);
@@ -136,11 +128,11 @@ fn where_they_may_be() {
     others.fork_and_check(&other, 7, &[]);
     deadline::until("the other's zygote in its place", SOON, || {
         others.fork_and_check(&other, 8, &[]);
-        (told(&cluster, 0, "children") >= 3).then_some(())
+        (cluster.told_of_zygotes(0, "children") >= 3).then_some(())
     });
-    assert_eq!(told(&cluster, 0, "kept"), 1, "no more than there may be");
+    assert_eq!(cluster.told_of_zygotes(0, "kept"), 1, "no more than there may be");
     cluster.first().json(&["drop", others.id()]);
-    assert_eq!(told(&cluster, 0, "kept"), 0, "it goes with its seed");
+    assert_eq!(cluster.told_of_zygotes(0, "kept"), 0, "it goes with its seed");
     drop((seed, others));
 
     let without = Cluster::start_with(1, &["--zygotes", "0"]);
@@ -148,7 +140,7 @@ fn where_they_may_be() {
     for number in 1..4 {
         seed.fork_and_check(&parent, number, &[]);
     }
-    assert_eq!((told(&without, 0, "kept_max"), told(&without, 0, "children")), (0, 0));
+    assert_eq!((without.told_of_zygotes(0, "kept_max"), without.told_of_zygotes(0, "children")), (0, 0));
 }
 
 /// The zygotes of its nodes: beside it, others may run nodes of theirs.
@@ -183,7 +175,7 @@ fn in_huge_pages() {
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &[]);
     seed.check_answers(&parent, &children, &numbers);
-    assert_eq!(told(&cluster, 0, "children"), number + AT_ONCE, "each but the first is a copy");
+    assert_eq!(cluster.told_of_zygotes(0, "children"), number + AT_ONCE, "each but the first is a copy");
     for child in before.iter().chain(&after) {
         cluster.first().run(&["kill", &child.id, "--signal", "KILL"]);
     }

@@ -208,6 +208,12 @@ impl Cluster {
         self.local().restore_link(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// What a node says of its zygotes.
+    pub(crate) fn told_of_zygotes(&self, index: usize, what: &str) -> u64 {
+        let told = self.first().json(&["inspect", self.name(index)]);
+        told["zygotes"][what].as_u64().unwrap_or_else(|| panic!("no zygotes.{what} in {told}"))
+    }
+
     /// Processes of its nodes with that command line.
     pub(crate) fn processes(&self, command_line: &str) -> Vec<i32> {
         remains::processes(&self.marks).filter(|(_, own)| own == command_line).map(|(pid, _)| pid).collect()
