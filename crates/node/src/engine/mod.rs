@@ -205,8 +205,10 @@ impl Engine {
     pub(crate) fn let_go(&self, is_dropped: impl Fn(&SeedId) -> bool) {
         self.standbys.let_go();
         self.zygotes.keep_up(is_dropped);
-        // What stands by has the small pages of before.
+        // What stands by has the small pages of before, and nobody is to have it in between.
+        self.standbys.hold(true);
         self.zygotes.put_together().iter().for_each(|seed| self.standbys.forget(seed));
+        self.standbys.hold(false);
         self.others.links.close_idle();
     }
 

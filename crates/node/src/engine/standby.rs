@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -75,6 +75,8 @@ pub(super) struct Standbys {
     changed: Condvar,
     /// How many rows there were.
     rows: AtomicU64,
+    /// None is given to anybody.
+    is_held: AtomicBool,
 }
 
 /// The place of one that is being made: however that ends, nobody waits for it any longer.
@@ -126,9 +128,14 @@ impl Row {
 }
 
 impl Standbys {
-    /// Whether there are any of a seed, or are going to be.
+    /// Whether there are any of a seed to be had, or are going to be.
     fn has(&self, seed: &SeedId) -> bool {
-        self.table().contains_key(seed)
+        !self.is_held.load(Ordering::Acquire) && self.table().contains_key(seed)
+    }
+
+    /// Gives none to anybody, or does so again.
+    pub(super) fn hold(&self, is_held: bool) {
+        self.is_held.store(is_held, Ordering::Release);
     }
 
     /// Takes one of a seed, if they are of this kind. Who finds none waits for one that is being made, if nobody else does.
