@@ -94,7 +94,7 @@ fn build_overlay<'a>(
     scratch: &Path,
     (masked, users): (&[PathBuf], Option<&Users>),
 ) -> Result<(Vec<Made<'a>>, OwnedFd), ContainerError> {
-    let tmpfs = mount::create("tmpfs", &[("source", "farfork"), ("mode", "755")], Attributes::empty())
+    let tmpfs = mount::create("tmpfs", &[("source", mount::SOURCE), ("mode", "755")], Attributes::empty())
         .and_then(|tmpfs| mount::attach(tmpfs.as_fd(), scratch));
     tmpfs.map_err(at("the tmpfs of upper layers", scratch))?;
     let opened = rustix::fs::open(scratch, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -262,7 +262,7 @@ fn make_private_dir(users: Option<&Users>) -> Result<(), ContainerError> {
     let make = || {
         fs::create_dir_all(point)?;
         let (size, root) = (PRIVATE_BYTES_MAX.to_string(), outside(users, 0));
-        let options = [("source", "farfork"), ("size", &*size), ("mode", "755"), ("uid", &*root), ("gid", &*root)];
+        let options = [("source", mount::SOURCE), ("size", &*size), ("mode", "755"), ("uid", &*root), ("gid", &*root)];
         let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
         mount::attach(mount::create("tmpfs", &options, attributes)?.as_fd(), point)
     };

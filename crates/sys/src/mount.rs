@@ -64,6 +64,9 @@ fn with_message(errno: rustix::io::Errno, context: BorrowedFd<'_>) -> io::Error 
     }
 }
 
+/// What every file system that is made for a container names as its source: by this, they are known in tables of mounts.
+pub const SOURCE: &str = "farfork";
+
 /// An overlay of `upper` over `lower`; `work` is an empty directory beside `upper`. The three must be mounted in the
 /// calling thread's namespace.
 ///
@@ -74,7 +77,7 @@ pub fn overlay(lower: &Path, upper: &Path, work: &Path, attributes: Attributes) 
     // A lower directory is one of a colon-separated list; the others are taken as they are.
     let lower = text(lower)?.replace('\\', "\\\\").replace(':', "\\:");
     let (upper, work) = (text(upper)?, text(work)?);
-    let options = [("source", "farfork"), ("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)];
+    let options = [("source", SOURCE), ("lowerdir", &lower), ("upperdir", &upper), ("workdir", &work)];
     create("overlay", &options, attributes)
 }
 

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline, memory};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline, memory, scratch};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("with_all_that_they_changed", changed),
     Test::shared("whatever_they_are", whatever),
     Test::shared("sixteen_times", sixteen_times),
+    Test::shared("with_files_that_they_alone_have", own_files),
     Test::shared("and_what_they_forked_is", forked),
     Test::shared("while_what_they_forked_forks", storming),
     Test::shared("not_through_the_middle", not_through_middle),
@@ -174,6 +175,32 @@ fn sixteen_times(cluster: &Cluster) {
         check(last, 100, 16, &["--to", cluster.name(index)]);
     }
     check(last, 101, 16, &["--to", cluster.name(0), "--strategy", "cow"]);
+}
+
+/// What lies in a child's own layer is on no node, and its payload in no other container.
+fn own_files(cluster: &Cluster) {
+    let directory = scratch::directory();
+    let path = directory.path().join("file");
+    fs::write(&path, "nodes, and more\n").expect("a small file");
+    let mut parent = Parent::start(Program::Situation("own_files"), &[&path.to_string_lossy()]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let child = seed.fork_detached(&["31".to_owned()], &["--to", cluster.name(1)]).remove(0);
+    let middle = Middle { farfork: cluster.node(1).clone(), child };
+    deadline::until("the child has its files", TOLD_LIMIT, || {
+        let output = middle.farfork.run(&["logs", &middle.child.id]).stdout;
+        output.lines().any(|line| line == "stands").then_some(())
+    });
+    let second = middle.prepare();
+    for index in [0, 1, 2] {
+        // The second of them is a zygote's copy.
+        for number in [47, 48] {
+            second.fork_and_check(&parent, number, &["--to", cluster.name(index)]);
+        }
+        let without = cluster.first().run(&["fork", second.id(), "--to", cluster.name(index)]);
+        assert!(without.stdout.lines().any(|line| line == "result 0 0"), "{}", without.stderr);
+    }
+    assert_eq!(fs::read_to_string(&path).expect("the node's file"), "nodes, and more\n");
+    parent.require_unharmed();
 }
 
 /// A process that a child forked is a parent like any other.

@@ -127,7 +127,7 @@ fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
     let own = names.filter(is_mount).map(copy).collect::<io::Result<Vec<_>>>()?;
 
     let attributes = Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NODEV;
-    let options = [("source", "farfork"), ("size", "64k"), ("mode", "755")];
+    let options = [("source", mount::SOURCE), ("size", "64k"), ("mode", "755")];
     mount::attach(mount::create("tmpfs", &options, attributes)?.as_fd(), devices)?;
     for (name, mode) in DIRECTORIES {
         fs::create_dir(devices.join(name))?;

@@ -10,6 +10,7 @@ mod flights;
 mod kind;
 mod made;
 pub(super) mod open;
+pub(super) mod own;
 mod sockets;
 mod streams;
 mod terminal;
@@ -112,7 +113,7 @@ impl OpenFd {
     pub(super) fn read(links: &FdDirectory, number: u32) -> io::Result<Self> {
         let name = number.to_string();
         let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES))?.into_bytes();
-        let inode = Inode::behind(links, &name)?;
+        let inode = Inode::behind((links, &name), &link)?;
         Ok(Self {
             number,
             kind: kind::kind((links, &name), &link, &inode),

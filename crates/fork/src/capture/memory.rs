@@ -19,7 +19,7 @@ pub(super) use space::AddressSpace;
 
 use super::error::Refusal;
 use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
-use file_systems::HUGE_FLAG;
+use file_systems::{HUGE_FLAG, OWN_FLAG};
 
 /// What an area of the address space is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +47,8 @@ pub(super) fn kind(entry: &MapEntry) -> Result<Kind, &'static str> {
         b"[vvar]" => Kind::Special(SpecialMapping::Vvar),
         b"[vvar_vclock]" => Kind::Special(SpecialMapping::VvarVclock),
         path if entry.is_shared => {
-            if is_huge(entry) || is_deleted(path) || path.starts_with(SHARED_MEMORY_PREFIX) {
+            let is_without_path = is_deleted(path) || path.starts_with(SHARED_MEMORY_PREFIX);
+            if is_without_path || is_huge(entry) || entry.has_flag(OWN_FLAG) {
                 Kind::SharedObject
             } else {
                 Kind::SharedFile

@@ -215,12 +215,11 @@ impl Source {
             }
             (_, Some(b"/dev/zero" | b"/anon_hugepage")) => (String::new(), SharedKind::Memory),
             (_, Some(path)) => named(path),
-            // Another node has its own of that path, if any.
-            (path, None) if is_huge => named(path),
             (link, None) if link.starts_with(SHARED_MEMORY_PREFIX) => {
                 (String::new(), SharedKind::Named { path: text(link), status })
             }
-            _ => (String::new(), SharedKind::Memory),
+            // Another node has its own of that path, if any.
+            (path, None) => named(path),
         };
         Ok(Self { key: (metadata.dev(), metadata.ino()), name, kind, file, is_huge, prepared: Vec::new() })
     }

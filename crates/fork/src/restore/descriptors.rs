@@ -15,6 +15,7 @@ use super::layout::{
 use super::objects::Objects;
 use super::tree::Place;
 use super::writer::PlanWriter;
+use crate::resume::PAYLOAD_NAME;
 
 /// Flags that belong to the act of opening, not to the open file; and O_ASYNC, which open(2) only pretends to set.
 const ONLY_AT_OPEN: OFlags = OFlags::CREATE
@@ -23,7 +24,7 @@ const ONLY_AT_OPEN: OFlags = OFlags::CREATE
     .union(OFlags::CLOEXEC)
     .union(OFlags::from_bits_retain(O_ASYNC));
 
-/// Number under which a child finds its payload open, unless its parent used that number.
+/// Number under which a child finds its payload open, unless its parent used that number, for something else than a payload of its own.
 pub const PAYLOAD_FD: u32 = 1000;
 
 /// Descriptors ascending, and the registrations of epolls.
@@ -71,25 +72,41 @@ pub(super) fn tables(
         descriptors.push(planned);
     }
     if let Some(path) = payload {
-        add_payload(&mut descriptors, path, writer)?;
+        add_payload(&mut descriptors, descriptor, path, writer)?;
     }
     Ok((descriptors, epolls))
 }
 
 fn add_payload(
     descriptors: &mut Vec<PlanDescriptor>,
+    descriptor: &Descriptor,
     path: &Path,
     writer: &mut PlanWriter,
 ) -> Result<(), RestoreError> {
-    if let Err(place) = descriptors.binary_search_by_key(&PAYLOAD_FD, |planned| planned.number) {
-        let source = writer.text(&path.to_string_lossy())?;
-        let flags = (OFlags::RDONLY | OFlags::NOCTTY).bits();
-        let kind = DESCRIPTOR_OPEN;
-        let planned =
-            PlanDescriptor { number: PAYLOAD_FD, kind, source, flags, offset: 0, close_on_exec: 0, reserved: 0 };
-        descriptors.insert(place, planned);
+    let place = descriptors.binary_search_by_key(&PAYLOAD_FD, |planned| planned.number);
+    if place.is_ok() && !has_payload_open(descriptor) {
+        return Ok(());
+    }
+    let source = writer.text(&path.to_string_lossy())?;
+    let flags = (OFlags::RDONLY | OFlags::NOCTTY).bits();
+    let kind = DESCRIPTOR_OPEN;
+    let planned = PlanDescriptor { number: PAYLOAD_FD, kind, source, flags, offset: 0, close_on_exec: 0, reserved: 0 };
+    match place {
+        Ok(place) => descriptors[place] = planned,
+        Err(place) => descriptors.insert(place, planned),
     }
     Ok(())
+}
+
+/// Whether the parent is a child that still had its own payload there, which it was not to keep: it is a file of its container's.
+fn has_payload_open(descriptor: &Descriptor) -> bool {
+    let entry = descriptor.file_descriptors.iter().find(|entry| entry.number == PAYLOAD_FD);
+    let Some(OpenFile::Memory { object, .. }) = entry.map(|entry| &descriptor.open_files[entry.open_file as usize])
+    else {
+        return false;
+    };
+    let object = &descriptor.shared_objects[*object as usize];
+    object.name == PAYLOAD_NAME && matches!(object.kind, SharedKind::Deleted(_))
 }
 
 fn fill(

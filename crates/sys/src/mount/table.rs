@@ -32,6 +32,8 @@ pub struct Mount {
     pub attributes: Attributes,
     /// Type of the file system: `ext4`, `proc`, `fuse.sshfs`.
     pub filesystem: String,
+    /// What was mounted: a device, or any text.
+    pub source: String,
     /// Options of the file system, comma-separated; the controllers of a cgroup v1 hierarchy are among them.
     pub options: String,
 }
@@ -153,9 +155,9 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let attributes = parse_attributes(fields.next()?);
     fields.find(|field| *field == b"-")?;
     let filesystem = String::from_utf8_lossy(fields.next()?).into_owned();
-    fields.next()?; // the source: a device, or any text
+    let source = String::from_utf8_lossy(fields.next()?).into_owned();
     let options = String::from_utf8_lossy(fields.next()?).into_owned();
-    Some(Mount { id, parent, device, root, point, attributes, filesystem, options })
+    Some(Mount { id, parent, device, root, point, attributes, filesystem, source, options })
 }
 
 /// Of a mount's options those that restrict it.

@@ -3,10 +3,13 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
+use std::os::fd::AsFd as _;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
+use super::own;
 use farfork_sys::hugetlbfs;
+use farfork_sys::mount::table::Mount;
 use farfork_sys::process::FdDirectory;
 use farfork_wire::descriptor::FileStatus;
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, makedev, openat, statat, statx};
@@ -72,13 +75,18 @@ pub(super) struct Inode {
     block_bytes: u32,
     /// The device that it stands for, where it stands for one.
     stands_for: u64,
+    /// Whether it is a file that its container has for itself alone.
+    is_containers_own: bool,
 }
 
 impl Inode {
-    /// Follows a link of a process's.
-    pub(super) fn behind(links: &FdDirectory, name: &str) -> io::Result<Self> {
+    /// Follows a link of a process's, which reads `link`.
+    pub(super) fn behind((links, name): (&FdDirectory, &str), link: &[u8]) -> io::Result<Self> {
         let found = statx(links, name, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
+        let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
+        let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
         Ok(Self {
+            is_containers_own: is_file && own::is_containers_own(link, &found, (links.as_fd(), "../mountinfo", is_its)),
             device: makedev(found.stx_dev_major, found.stx_dev_minor),
             number: found.stx_ino,
             mount: found.stx_mnt_id,
@@ -130,12 +138,15 @@ pub(super) fn kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &I
 }
 
 /// Whether a regular file is kept like memory that no path leads to: one that was deleted, POSIX shared memory, which its processes
-/// go on writing to, or one in huge pages, which another node may have none of.
+/// go on writing to, one in huge pages, which another node may have none of, or one that its container alone has.
 fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool) -> bool {
     /// The least that hugetlbfs has blocks of.
     const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;
     let is_without_path = link.starts_with(MEMFD_PREFIX) || link.starts_with(SHARED_MEMORY_PREFIX);
-    is_without_path || is_gone(link, inode) || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
+    is_without_path
+        || inode.is_containers_own
+        || is_gone(link, inode)
+        || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
 }
 
 /// Whether no path leads to it any more, or none but one that nobody tells.

@@ -9,6 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use farfork_sys::pagemap::{Detail, PageTables, Region};
 use farfork_sys::process::{self, MapEntry};
 
+use super::file_systems::OWN_FLAG;
 use super::{FileSystems, Kind, is_left_out, is_private_huge, kind, refusals};
 use crate::capture::error::CaptureError;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
@@ -109,7 +110,11 @@ impl AddressSpace {
                 let what = format!("its area {}, of which the kernel tells no flags", entry.range_name());
                 return Err(CaptureError::Unstable { pid: self.pid, what });
             };
+            let is_containers_own = entry.has_flag(OWN_FLAG);
             entry.take_flags(same);
+            if is_containers_own {
+                entry.add_flag(OWN_FLAG);
+            }
             if marked.contains(&entry.start) {
                 entry.clear_flag("wf");
             }
