@@ -1,13 +1,11 @@
 //! The child's address space, as the restorer is to build it: what is mapped from the node's own files, what is paged.
 
 use std::collections::HashMap;
-use std::path::Path;
 
-use farfork_wire::descriptor::{Backing, ExtentId, Mapping, PageRun, SharedKind, SpecialMapping};
+use farfork_wire::descriptor::{Backing, ExtentId, MappedFile, Mapping, PageRun, SharedKind, SpecialMapping};
 use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
-use super::RestoreError;
 use super::calls::is_attached;
 use super::layout::{
     MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_FILE, MAPPING_GROWS_DOWN, MAPPING_HUGE_PAGE,
@@ -18,6 +16,7 @@ use super::objects::Objects;
 use super::stub_map::StubMap;
 use super::vdso::Bridge;
 use super::writer::PlanWriter;
+use super::{LocalNode, RestoreError};
 use crate::identity;
 
 /// The tables that describe an address space.
@@ -49,11 +48,11 @@ pub(super) enum Part {
     },
 }
 
-/// Whether each mapped file of the descriptor is the same file on this node. `root` is the root of the child's view.
-pub(super) fn files_that_are_here(descriptor: &Descriptor, root: &Path, boot_id: &str) -> Vec<bool> {
-    let same_boot = descriptor.origin.boot_id == boot_id;
-    let here = |path: &str| root.join(path.trim_start_matches('/'));
-    descriptor.mapped_files.iter().map(|file| identity::is_same(&here(&file.path), &file.identity, same_boot)).collect()
+/// Whether each mapped file of the descriptor is the same file on this node.
+pub(super) fn files_that_are_here(descriptor: &Descriptor, node: &LocalNode) -> Vec<bool> {
+    let same_boot = node.is_its_machine(&descriptor.origin);
+    let is_here = |file: &MappedFile| identity::is_same(&node.shows(&file.path), &file.identity, same_boot);
+    descriptor.mapped_files.iter().map(is_here).collect()
 }
 
 impl AddressSpace {

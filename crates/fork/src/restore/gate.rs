@@ -3,8 +3,6 @@
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use farfork_sys::fdpass;
@@ -13,7 +11,7 @@ use farfork_wire::descriptor::{Backing, OpenFile, SharedKind};
 use rustix::fs::OFlags;
 
 use super::layout::{WORD_GO, WORD_GO_AND_TELL};
-use super::{LocalNode, RestoreError, Restored, stub};
+use super::{RestoreError, Restored, stub};
 
 /// Lets a paused child go.
 ///
@@ -36,8 +34,7 @@ pub fn go_and_tell(control: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// It may have run.
 pub fn wait_gone(control: BorrowedFd<'_>, descriptor: &Descriptor, limit: Duration) -> Result<Restored, RestoreError> {
-    let told = stub::wait_restored(control, limit, descriptor)?;
-    Ok(Restored { pid: told.pid, realtime_ns: told.realtime_ns })
+    stub::wait_restored(control, limit, descriptor).map(Restored::from)
 }
 
 fn say(control: BorrowedFd<'_>, word: u32) -> io::Result<()> {
@@ -68,42 +65,6 @@ pub fn unfit_to_wait(descriptor: &Descriptor) -> Option<&'static str> {
         return Some("it has files that others have, too");
     }
     None
-}
-
-/// Which of the node's files a child of a seed had by their paths when it was made.
-#[derive(Debug)]
-pub struct FilesThere(Vec<(Option<FileNumber>, PathBuf)>);
-
-/// Device and inode.
-type FileNumber = (u64, u64);
-
-impl FilesThere {
-    /// Those that a child has which is made now: its directories, its executable, what it has open or maps.
-    pub fn look(descriptor: &Descriptor, node: &LocalNode) -> Self {
-        let process = &descriptor.process;
-        let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);
-        let own = std::iter::once(&process.exe).chain(cwd).chain(&process.root);
-        let open = descriptor.open_files.iter().filter_map(|file| match file {
-            OpenFile::Regular { path, .. } | OpenFile::Directory { path, .. } => Some(path),
-            _ => None,
-        });
-        let mapped = descriptor.mappings.iter().filter_map(|mapping| match mapping.backing {
-            Backing::SharedFile { file, .. } => Some(&descriptor.mapped_files[file as usize].path),
-            _ => None,
-        });
-        let here = |path: &String| node.root.join(path.trim_start_matches('/'));
-        let seen = own.chain(open).chain(mapped).map(here).map(|path| (number_of(&path), path));
-        Self(seen.collect())
-    }
-
-    /// Whether each path leads to the same file still: who replaces one wants the next child to have the new one.
-    pub fn are_the_same(&self) -> bool {
-        self.0.iter().all(|(number, path)| number_of(path) == *number)
-    }
-}
-
-fn number_of(path: &Path) -> Option<FileNumber> {
-    path.metadata().ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Whether nobody else has a part of an open file, or the child has only a look at it.

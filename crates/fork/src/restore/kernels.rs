@@ -11,9 +11,8 @@ use super::{LocalNode, RestoreError};
 
 /// What a child needs beside the vdso of the kernel here: nothing where the kernels are of one build.
 pub(super) fn check(origin: &Origin, node: &LocalNode) -> Result<Option<Bridge>, RestoreError> {
-    let is_same_boot = !origin.boot_id.is_empty() && origin.boot_id == node.boot_id;
     let is_same_build = !origin.vdso_build_id.is_empty() && origin.vdso_build_id == node.vdso_build_id;
-    if (is_same_boot || is_same_build) && !node.bridges_vdso {
+    if (node.is_its_machine(origin) || is_same_build) && !node.bridges_vdso {
         return Ok(None);
     }
     let (wanted, found) = (origin.kernel_release.clone(), node.kernel_release.clone());

@@ -20,6 +20,7 @@ mod calls;
 mod clocks;
 mod confinement;
 mod descriptors;
+mod files;
 mod filters;
 pub(crate) mod frame;
 mod gate;
@@ -45,14 +46,15 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use farfork_wire::descriptor::{CPU_FEATURE_WORDS, Credentials, SpecialMapping};
+use farfork_wire::descriptor::{CPU_FEATURE_WORDS, Credentials, Origin, SpecialMapping};
 
 use crate::kernel;
 
 pub use bearer::First;
 pub(crate) use confinement::confined;
 pub use descriptors::PAYLOAD_FD;
-pub use gate::{FilesThere, go_and_tell, unfit_to_wait, unpause, wait_gone};
+pub use files::FilesThere;
+pub use gate::{go_and_tell, unfit_to_wait, unpause, wait_gone};
 pub use network::{has_addresses, taking_socket};
 pub use objects::StandardStreams;
 pub use prepared::{ChildPlan, Prepared, Restored};
@@ -64,7 +66,7 @@ pub use zygote::{Cradle, Region, ZygotePlan, unfit_for_zygote};
 pub struct LocalNode {
     /// Root of the children's view of files.
     pub root: PathBuf,
-    /// /proc/sys/kernel/random/boot_id.
+    /// /proc/sys/kernel/random/boot_id; empty where it could not be read.
     pub boot_id: String,
     /// `uname -r`.
     pub kernel_release: String,
@@ -90,12 +92,11 @@ impl LocalNode {
     pub fn detect() -> io::Result<Self> {
         let state = farfork_sys::cpu::extended_state()
             .ok_or_else(|| io::Error::other("this CPU has no XSAVE, which restoring registers needs"))?;
-        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
         let status = farfork_sys::process::Status::read(rustix::process::getpid().as_raw_nonzero().get())?;
         let [inheritable, permitted, effective, bounding, ambient] = status.capabilities;
         Ok(Self {
             root: "/".into(),
-            boot_id: boot_id.trim().to_owned(),
+            boot_id: kernel::boot_id().to_owned(),
             kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
             vdso_build_id: kernel::vdso_build_id().to_vec(),
             bridges_vdso: false,
@@ -115,6 +116,16 @@ impl LocalNode {
                 no_new_privileges: status.no_new_privileges,
             },
         })
+    }
+
+    /// Where this process finds what a child finds at a path.
+    fn shows(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    /// Whether a seed was made here, since this machine was started.
+    fn is_its_machine(&self, origin: &Origin) -> bool {
+        !origin.boot_id.is_empty() && origin.boot_id == self.boot_id
     }
 }
 

@@ -169,11 +169,7 @@ fn write_tables(
     let process = &descriptor.process;
     let has_memory = matches!(wishes.part, Part::Copy { .. });
     // The files that a copy maps itself are shared ones, which are always mapped from here.
-    let is_here = if has_memory {
-        Vec::new()
-    } else {
-        super::address_space::files_that_are_here(descriptor, &node.root, &node.boot_id)
-    };
+    let is_here = if has_memory { Vec::new() } else { super::address_space::files_that_are_here(descriptor, node) };
     let space = AddressSpace::plan(descriptor, &is_here, objects, (stub, wishes.bridge, wishes.part), writer)?;
     let fd_base = place.fd_base;
     let owner = Some(&process.credentials).filter(|wanted| **wanted != node.credentials);

@@ -1,7 +1,6 @@
 //! A child that is planned, checked and ready to begin.
 
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -10,17 +9,17 @@ use std::time::{Duration, Instant};
 use farfork_sys::clock::Clocks;
 use farfork_sys::user_namespace::Numbers;
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{Backing, OpenFile};
 
 use super::address_space::Part;
 use super::bearer::First;
 use super::clocks;
+use super::files;
 use super::kernels;
 use super::objects::{Objects, StandardStreams, Views};
 use super::plan::{Users, Wishes};
 use super::processor;
 use super::report;
-use super::stub::{self, Request};
+use super::stub::{self, Request, Started};
 use super::stub_map::StubMap;
 use super::tree::{self, Plans};
 use super::zygote::{self, Region};
@@ -75,6 +74,12 @@ pub struct Restored {
     pub realtime_ns: u64,
 }
 
+impl From<Started> for Restored {
+    fn from(started: Started) -> Self {
+        Self { pid: started.pid, realtime_ns: started.realtime_ns }
+    }
+}
+
 impl<'a> Prepared<'a> {
     /// Checks that this node can hold the child, and compiles its plan.
     ///
@@ -85,7 +90,7 @@ impl<'a> Prepared<'a> {
         let ChildPlan { paused, zygote, untrusted, users, .. } = wanted;
         processor::check(&descriptor.origin, node)?;
         let bridge = kernels::check(&descriptor.origin, node)?;
-        phase!("resume.check", check_files(descriptor, &node.root))?;
+        phase!("resume.check", files::check(descriptor, node))?;
         stub::wait_for_word(control).map_err(RestoreError::Control)?;
         let read = || phase!("resume.stub", StubMap::read(stub_pid));
         let (stub, part) = match zygote {
@@ -173,61 +178,6 @@ impl Begun<'_> {
             None => stub::wait_restored(self.control, left, self.descriptor)?,
         };
         report::tell_phases(self.asked_ns, &started.marks_ns, started.realtime_ns);
-        Ok(Restored { pid: started.pid, realtime_ns: started.realtime_ns })
+        Ok(started.into())
     }
-}
-
-/// Stands for a symbolic link itself (with O_PATH).
-const O_NOFOLLOW: u32 = rustix::fs::OFlags::NOFOLLOW.bits();
-
-/// Anything else would be written to.
-fn check_pipe(path: &str, here: &Path) -> Result<(), RestoreError> {
-    use std::os::unix::fs::FileTypeExt;
-    let missing = |cause| RestoreError::MissingFile { path: path.to_owned(), cause };
-    let is_pipe = here.metadata().map_err(missing)?.file_type().is_fifo();
-    if is_pipe { Ok(()) } else { Err(missing(io::Error::other("it is no named pipe here"))) }
-}
-
-/// Each path that the restorer opens must lead somewhere: better said now, by name, than half-way.
-pub(super) fn check_files(descriptor: &Descriptor, root: &Path) -> Result<(), RestoreError> {
-    // What is told of the process itself is there as soon as the child is, whether a parent of its number is here or not.
-    let own = format!("/proc/{}", descriptor.process.pid);
-    let check = |path: &str| match root.join(path.trim_start_matches('/')).metadata() {
-        _ if Path::new(path).starts_with(&own) => Ok(()),
-        Ok(_) => Ok(()),
-        Err(cause) => Err(RestoreError::MissingFile { path: path.to_owned(), cause }),
-    };
-    let others = descriptor.members.iter().map(|member| &member.process);
-    for process in std::iter::once(&descriptor.process).chain(others) {
-        check(&process.exe)?;
-        if process.deleted_cwd.is_none() {
-            check(&process.cwd)?;
-        }
-        if let Some(own) = &process.root {
-            check(own)?;
-        }
-    }
-    for file in &descriptor.open_files {
-        if let OpenFile::NamedPipe { path, .. } = file {
-            check_pipe(path, &root.join(path.trim_start_matches('/')))?;
-        }
-        if let OpenFile::Regular { path, flags, .. } = file
-            && flags & O_NOFOLLOW != 0
-        {
-            let link = root.join(path.trim_start_matches('/')).symlink_metadata();
-            link.map_err(|cause| RestoreError::MissingFile { path: path.clone(), cause })?;
-        } else if let OpenFile::Regular { path, .. }
-        | OpenFile::Directory { path, .. }
-        | OpenFile::Device { path, .. } = file
-        {
-            check(path)?;
-        }
-    }
-    let others = descriptor.members.iter().flat_map(|member| &member.mappings);
-    for mapping in descriptor.mappings.iter().chain(others) {
-        if let Backing::SharedFile { file, .. } = mapping.backing {
-            check(&descriptor.mapped_files[file as usize].path)?;
-        }
-    }
-    Ok(())
 }

@@ -24,9 +24,10 @@ use farfork_wire::Descriptor;
 use farfork_wire::descriptor::{Extent, Kinship};
 
 use super::address_space::Part;
+use super::files;
 use super::objects::Objects;
 use super::plan::Wishes;
-use super::prepared::{Prepared, Restored, check_files};
+use super::prepared::{Prepared, Restored};
 use super::stub::{self, Request};
 use super::stub_map::StubMap;
 use super::tree::{self, Plans};
@@ -87,7 +88,7 @@ impl<'a> ZygotePlan<'a> {
     ) -> Result<Self, RestoreError> {
         processor::check(&descriptor.origin, node)?;
         kernels::check(&descriptor.origin, node)?;
-        check_files(descriptor, &node.root)?;
+        files::check(descriptor, node)?;
         stub::wait_for_word(control).map_err(RestoreError::Control)?;
         let stub = StubMap::read(stub_pid)?;
         // Files and threads are each child's own.
@@ -175,7 +176,7 @@ impl Prepared<'_> {
         }
         let started = started?;
         report::tell_phases(asked_ns, &started.marks_ns, started.realtime_ns);
-        Ok((Restored { pid: started.pid, realtime_ns: started.realtime_ns }, control))
+        Ok((started.into(), control))
     }
 
     /// Has the container's stub wait for the child's end, as if it had forked it.
