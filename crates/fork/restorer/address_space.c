@@ -223,7 +223,13 @@ void set_mm(const struct plan *plan)
 		map.addresses[i] = plan->mm[i];
 	map.auxv = at(plan, plan->auxv.offset);
 	map.auxv_bytes = plan->auxv.count * 8;
-	map.exe = (u32)check(plan, STEP_OPEN_EXECUTABLE, CALL3(open, at(plan, plan->exe), K_O_RDONLY | K_O_CLOEXEC, 0), 0);
+	const int is_passed = (plan->flags & PLAN_EXE_PASSED) != 0;
+	map.exe = plan->fd_base + plan->exe;
+	if (!is_passed)
+		map.exe = (u32)check(plan, STEP_OPEN_EXECUTABLE,
+				     CALL3(open, at(plan, plan->exe), K_O_RDONLY | K_O_CLOEXEC, 0), 0);
 	check(plan, STEP_SET_MM, CALL5(prctl, K_PR_SET_MM, K_PR_SET_MM_MAP, &map, sizeof map, 0), 0);
-	CALL1(close, map.exe);
+	/* What was passed may be another process's, too. */
+	if (!is_passed)
+		CALL1(close, map.exe);
 }

@@ -43,6 +43,7 @@ enum plan_flag {
 	PLAN_COPY = 64,		 /* of a zygote: its memory is there */
 	PLAN_SHARED_FILES = 128, /* processes of its tree, whichever, have one table of descriptors */
 	PLAN_SAME_MEMORY = 256,	 /* its memory is its parent's, who has built it */
+	PLAN_EXE_PASSED = 512,	 /* no path leads to its executable */
 };
 
 enum mapping_kind {
@@ -256,7 +257,7 @@ struct plan {
 	u32 umask;
 	u32 personality;
 	u32 dumpable;
-	u32 exe; /* offset of the path */
+	u32 exe; /* offset of the path; with PLAN_EXE_PASSED, index into the passed descriptors */
 	u32 cwd;
 	u32 frames; /* offset of the frames' contents */
 	struct plan_span mappings;

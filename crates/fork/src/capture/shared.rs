@@ -12,14 +12,16 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use farfork_sys::hugetlbfs;
+use farfork_sys::mount::table::Mount;
+use farfork_sys::process::MapEntry;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
     Extent, ExtentId, ExtentSource, FileStatus, MessageQueue, PageRun, SemaphoreSet, SharedKind, SharedObject,
 };
-use rustix::fs::{SealFlags, SeekFrom, fcntl_get_seals, seek};
+use rustix::fs::{AtFlags, CWD, SealFlags, SeekFrom, StatxFlags, fcntl_get_seals, major, readlink, seek, statx};
 
 use super::error::{CaptureError, Refusal};
-use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX};
+use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX, own};
 use super::survey::Survey;
 use super::tracer::deadline::Deadline;
 use system_v::Segment;
@@ -99,6 +101,8 @@ struct Source {
     file: File,
     /// Whether it lies on hugetlbfs.
     is_huge: bool,
+    /// Whether nobody can write to it: it is executed.
+    is_fixed: bool,
     /// Allocated and touched, where the data lay at the survey.
     prepared: Vec<Run>,
 }
@@ -117,6 +121,8 @@ impl SharedSources {
         let opened = opened.map(|fd| (format!("/proc/{pid}/fd/{}", fd.number), &fd.link));
         let mut sources: BTreeMap<Key, Source> = BTreeMap::new();
         let (segments, made) = system_v::segments(pid, &attached_segments(survey))?;
+        let executed = executed_object(survey).map_err(CaptureError::read(pid, "its executable"))?;
+        sources.extend(executed.map(|source| (source.key, source)));
         for (path, link) in opened.chain(mapped) {
             let source = Source::open(&path, link, &segments).map_err(|source| match source.kind() {
                 io::ErrorKind::NotFound => CaptureError::Unstable { pid, what: "its shared memory".to_owned() },
@@ -176,6 +182,11 @@ impl SharedSources {
             // Not zero: the allocator would give pages that are not there yet, to be faulted in inside the pause.
             source.prepared =
                 runs.iter().map(|(offset, bytes)| Run { offset: *offset, bytes: vec![1; *bytes as usize] }).collect();
+            if source.is_fixed {
+                let mut read = source.prepared.iter_mut();
+                read.try_for_each(|run| source.file.read_exact_at(&mut run.bytes, run.offset))
+                    .map_err(CaptureError::read(pid, "its executable"))?;
+            }
         }
         Ok(())
     }
@@ -221,14 +232,23 @@ impl Source {
             // Another node has its own of that path, if any.
             (path, None) => named(path),
         };
-        Ok(Self { key: (metadata.dev(), metadata.ino()), name, kind, file, is_huge, prepared: Vec::new() })
+        Ok(Self {
+            key: (metadata.dev(), metadata.ino()),
+            name,
+            kind,
+            file,
+            is_huge,
+            is_fixed: false,
+            prepared: Vec::new(),
+        })
     }
 
     /// A segment that is not attached.
     fn of(file: File, segment: Segment) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let (key, is_huge) = ((metadata.dev(), metadata.ino()), hugetlbfs::has(&file)?);
-        Ok(Self { key, name: String::new(), kind: segment.kind(), file, is_huge, prepared: Vec::new() })
+        let (name, kind) = (String::new(), segment.kind());
+        Ok(Self { key, name, kind, file, is_huge, is_fixed: false, prepared: Vec::new() })
     }
 
     /// Offset and length, in bytes, of each run of data.
@@ -252,6 +272,10 @@ impl Source {
 
     fn copy(mut self, pid: i32, deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
         let failed = |source| CaptureError::Read { pid, what: "shared memory".to_owned(), source };
+        let bytes = self.file.metadata().map_err(failed)?.len();
+        if self.is_fixed && !self.prepared.is_empty() {
+            return Ok(SharedCopy { bytes, runs: self.prepared });
+        }
         let mut prepared = std::mem::take(&mut self.prepared).into_iter().peekable();
         let mut runs = Vec::new();
         for (offset, bytes) in self.data().map_err(failed)? {
@@ -271,9 +295,29 @@ impl Source {
             }
             runs.push(Run { offset, bytes: buffer });
         }
-        let bytes = self.file.metadata().map_err(failed)?.len();
         Ok(SharedCopy { bytes, runs })
     }
+}
+
+/// What a process executes, where that was deleted or replaced, or is its container's own: other nodes have no such file, or another.
+fn executed_object(survey: &Survey) -> io::Result<Option<Source>> {
+    let exe = format!("/proc/{}/exe", survey.pid);
+    let link = readlink(&exe, Vec::new())?.into_bytes();
+    let is_without_path = link.ends_with(DELETED_SUFFIX) || is_containers_own(survey, &exe, &link)?;
+    let source = is_without_path.then(|| Source::open(&exe, &link, &[])).transpose()?;
+    Ok(source.map(|source| Source { is_fixed: true, ..source }))
+}
+
+fn is_containers_own(survey: &Survey, exe: &str, link: &[u8]) -> io::Result<bool> {
+    // Most lie on a device, as their mapping tells.
+    let is_elsewhere = |entry: &MapEntry| entry.path == link && major(entry.device) != 0;
+    if survey.maps.iter().any(is_elsewhere) {
+        return Ok(false);
+    }
+    let found = statx(CWD, exe, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
+    let mounts = format!("/proc/{}/mountinfo", survey.pid);
+    let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
+    Ok(own::is_containers_own(link, &found, (CWD, &mounts, is_its)))
 }
 
 /// The shared objects of a process, copied.
@@ -300,6 +344,15 @@ impl SharedCopies {
     /// Index of the object of a device and inode.
     pub(super) fn index_of(&self, device: u64, inode: u64) -> Option<u32> {
         self.keys.iter().position(|key| *key == (device, inode)).map(|index| index as u32)
+    }
+
+    /// Index of what a process executes, where that is one of them.
+    pub(super) fn index_of_executed(&self, pid: i32) -> io::Result<Option<u32>> {
+        if self.keys.is_empty() {
+            return Ok(None);
+        }
+        let executed = std::fs::metadata(format!("/proc/{pid}/exe"))?;
+        Ok(self.index_of(executed.dev(), executed.ino()))
     }
 
     /// The objects as a descriptor holds them; their extents are added to `extents`.

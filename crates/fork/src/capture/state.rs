@@ -166,7 +166,8 @@ fn pending(signals: &[[u8; ptrace::SIGINFO_BYTES]]) -> Vec<PendingSignal> {
     signals.iter().map(|info| PendingSignal { siginfo: info.to_vec() }).collect()
 }
 
-/// The process as a whole: ids and OOM order of the parent, what its likeness has, the rest from the subject.
+/// The process as a whole: ids and OOM order of the parent, what its likeness has, the rest from the subject. Which shared object it executes,
+/// if any, is not looked for.
 pub(super) fn process(
     survey: &Survey,
     snapshot: &Snapshot,
@@ -187,6 +188,7 @@ pub(super) fn process(
         is_group_leader: survey.stat.group == pid,
         is_session_leader: survey.stat.session == pid,
         exe: link(pid, subject, "exe")?,
+        exe_object: None,
         cwd: link(pid, subject, "cwd")?,
         root: Some(likeness.root).filter(|root| root != root::WHOLE),
         deleted_cwd: deleted_directory(subject, "cwd").map_err(read("cwd"))?,

@@ -249,6 +249,12 @@ impl Survey {
                 huge >> 10
             ));
         }
+        if link(self.pid, self.pid, "exe").is_ok_and(|exe| exe.as_bytes().ends_with(files::DELETED_SUFFIX)) {
+            self.notes.push(
+                "its executable was deleted or replaced: its children have a copy, and are restored one by one"
+                    .to_owned(),
+            );
+        }
         if self.stat.state == 'T' {
             self.notes.push("it is stopped by a signal; its children will run".to_owned());
         }

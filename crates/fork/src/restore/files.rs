@@ -30,7 +30,8 @@ fn needed(descriptor: &Descriptor) -> impl Iterator<Item = Needed<'_>> {
     let others = descriptor.members.iter().map(|member| &member.process);
     let own = iter::once(&descriptor.process).chain(others).flat_map(|process| {
         let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);
-        iter::once(&process.exe).chain(cwd).chain(&process.root)
+        let exe = process.exe_object.is_none().then_some(&process.exe);
+        exe.into_iter().chain(cwd).chain(&process.root)
     });
     let mapped = descriptor.members.iter().flat_map(|member| &member.mappings).chain(&descriptor.mappings);
     let mapped = mapped.filter_map(|mapping: &Mapping| match mapping.backing {

@@ -32,6 +32,7 @@ pub(super) const PLAN_ZYGOTE: u32 = 32;
 pub(super) const PLAN_COPY: u32 = 64;
 pub(super) const PLAN_SHARED_FILES: u32 = 128;
 pub(super) const PLAN_SAME_MEMORY: u32 = 256;
+pub(super) const PLAN_EXE_PASSED: u32 = 512;
 
 pub(super) const KIN_ZOMBIE: u32 = 1;
 pub(super) const KIN_AFTER_SESSION: u32 = 2;

@@ -58,8 +58,11 @@ impl Objects {
         let mut objects = Self { views, ..Self::none() };
         objects.make_gate(descriptor)?;
         let standard = [streams.input, streams.output, streams.error].map(|stream| objects.add(stream));
-        for memfd in &shared {
-            let passed = objects.add(memfd.try_clone().map_err(|e| RestoreError::object("shared memory", e))?.into());
+        for (index, memfd) in (0..).zip(&shared) {
+            // What is executed, nobody may have open to write to it.
+            let passed =
+                if is_executed(descriptor, index) { reopen(memfd, 0, 0) } else { memfd.try_clone().map(OwnedFd::from) };
+            let passed = objects.add(passed.map_err(|e| RestoreError::object("shared memory", e))?);
             objects.shared.push(passed);
         }
         let mut making = Making { descriptor, shared: &shared, caller, pipes: HashMap::new() };
@@ -235,6 +238,12 @@ pub(super) fn waits_for_maps(seals: u32) -> bool {
 }
 
 /// What nobody could open or write any more, had it come before.
+/// Whether a process of a seed executes a shared object.
+fn is_executed(descriptor: &Descriptor, object: u32) -> bool {
+    let others = descriptor.members.iter().map(|member| &member.process);
+    std::iter::once(&descriptor.process).chain(others).any(|process| process.exe_object == Some(object))
+}
+
 fn complete_shared(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
     for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
         if let SharedKind::Deleted(status) = object.kind {

@@ -7,7 +7,7 @@ use std::path::Path;
 use farfork_container::PRIVATE_DIR;
 use farfork_sys::user_namespace::Numbers;
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Credentials, Deadline, Descriptor, Mm, PendingSignal, Thread};
+use farfork_wire::descriptor::{Credentials, Deadline, Descriptor, Mm, PendingSignal, Process, Thread};
 
 use zerocopy::IntoBytes;
 
@@ -18,8 +18,9 @@ use super::descriptors;
 use super::filters;
 use super::frame::{self, FS_BASE, GS_BASE};
 use super::layout::{
-    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PASSED_OWN, PLAN_COPY, PLAN_MAGIC, PLAN_PAUSED, PLAN_ZYGOTE, PlanAction,
-    PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanRange, PlanSpecial, PlanThread, SIGINFO_BYTES, Span,
+    CODE_BYTES_MAX, CREDENTIALS_AS_THEY_ARE, PASSED_OWN, PLAN_COPY, PLAN_EXE_PASSED, PLAN_MAGIC, PLAN_PAUSED,
+    PLAN_ZYGOTE, PlanAction, PlanCredentials, PlanEager, PlanHeader, PlanLimit, PlanRange, PlanSpecial, PlanThread,
+    SIGINFO_BYTES, Span,
 };
 use super::objects::Objects;
 use super::region::Region;
@@ -222,7 +223,10 @@ fn write_tables(
         calls,
         made,
         fd_base,
-        exe: writer.text(&process.exe)?,
+        exe: match process.exe_object {
+            Some(object) => objects.of_shared(object),
+            None => writer.text(&process.exe)?,
+        },
         cwd: writer.text(if process.deleted_cwd.is_some() { PRIVATE_DIR } else { &process.cwd })?,
         space,
     })
@@ -348,15 +352,16 @@ struct Here<'a> {
 }
 
 /// What it is to be, and the region of the zygote that it is a copy of.
-fn flags(wishes: &Wishes<'_>, place: &Place<'_>) -> (u32, PlanRange) {
+fn flags(process: &Process, wishes: &Wishes<'_>, place: &Place<'_>) -> (u32, PlanRange) {
     let paused = if wishes.paused { PLAN_PAUSED } else { 0 };
+    let exe = if process.exe_object.is_some() { PLAN_EXE_PASSED } else { 0 };
     let (part, (start, bytes)) = match wishes.part {
         Part::Whole => (place.flags(), (0, 0)),
         // It was born into a session of its own.
         Part::Zygote => (PLAN_ZYGOTE, (0, 0)),
         Part::Copy { zygote } => (place.flags() | PLAN_COPY, zygote),
     };
-    (part | paused, PlanRange { start, bytes })
+    (part | paused | exe, PlanRange { start, bytes })
 }
 
 fn header(
@@ -368,7 +373,7 @@ fn header(
     (wishes, Here { place, gate, terminal, plan_file }): (&Wishes<'_>, Here<'_>),
 ) -> PlanHeader {
     let process = &descriptor.process;
-    let (flags, zygote) = flags(wishes, place);
+    let (flags, zygote) = flags(process, wishes, place);
     PlanHeader {
         magic: PLAN_MAGIC,
         plan_bytes,

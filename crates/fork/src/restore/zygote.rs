@@ -63,6 +63,9 @@ pub fn unfit_for_zygote(descriptor: &Descriptor, node: &LocalNode) -> Option<&'s
     if descriptor.process.pid == 1 {
         return Some("its process is the first of a pid namespace");
     }
+    if descriptor.process.exe_object.is_some() {
+        return Some("no path leads to its executable");
+    }
     if descriptor.extents.iter().all(is_empty) {
         return Some("it has no memory of its own");
     }

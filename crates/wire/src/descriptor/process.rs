@@ -15,6 +15,8 @@ pub struct Process {
     pub is_session_leader: bool,
     /// Path of its executable; as all paths of a seed, from the root of its mount namespace.
     pub exe: String,
+    /// Index into the shared objects of what that is, where no path leads there any more.
+    pub exe_object: Option<u32>,
     /// Arguments, for people to read.
     pub arguments: Vec<String>,
     /// Current directory.

@@ -220,6 +220,11 @@ impl Descriptor {
                 require(known, || format!("a memfd's object {object} is missing"))?;
             }
         }
+        let others = self.members.iter().map(|member| &member.process);
+        for object in std::iter::once(&self.process).chain(others).filter_map(|process| process.exe_object) {
+            let known = (object as usize) < self.shared_objects.len();
+            require(known, || format!("an executable's object {object} is missing"))?;
+        }
         let is_caller = |file: &&OpenFile| matches!(file, OpenFile::Program { is_caller: true, .. });
         let callers = self.open_files.iter().filter(is_caller).count();
         require(callers <= 1, || format!("{callers} sockets at which it waits to be told what it is"))

@@ -58,6 +58,7 @@ fn process() -> Process {
         is_group_leader: true,
         is_session_leader: false,
         exe: "/usr/bin/program".into(),
+        exe_object: None,
         arguments: vec!["program".into()],
         cwd: "/".into(),
         deleted_cwd: None,
