@@ -52,6 +52,8 @@ pub struct ForkPlan {
     pub mappings: u64,
     /// Whether each resume is that of its seed's first child on the node, which does not know the seed yet; else of a later one.
     pub first: bool,
+    /// With `first`: whether the children are asked for as users do, so that a seed's may be foretold by those of the seed before it.
+    pub foretold: bool,
     /// Strategies that are measured beside each other, as `farfork fork --strategy` takes them.
     pub strategies: Vec<String>,
     /// Whether memory is encrypted between the nodes, as it is unless both are told not to.
@@ -81,6 +83,7 @@ impl Default for ForkPlan {
             threads: 1,
             mappings: 0,
             first: false,
+            foretold: false,
             strategies: Vec::new(),
             encrypted: true,
             peer: None,

@@ -92,6 +92,11 @@ impl Cluster {
         Self::start_nodes(farfork, 2, encrypted, &arguments).await
     }
 
+    /// Likewise, with zygotes.
+    pub(crate) async fn start_with_zygotes(farfork: PathBuf, encrypted: bool) -> Result<Self, BenchError> {
+        Self::start_nodes(farfork, 2, encrypted, &[]).await
+    }
+
     /// Starts so many, with these arguments more.
     pub(crate) async fn start_nodes(
         farfork: PathBuf,

@@ -71,7 +71,10 @@ struct Subject {
 
 impl<'a> Course<'a> {
     async fn start(plan: &'a ForkPlan, farfork: PathBuf, samples: Samples<Key>) -> Result<Self, BenchError> {
-        let cluster = Cluster::start(farfork, plan.encrypted).await?;
+        let cluster = match plan.foretold {
+            false => Cluster::start(farfork, plan.encrypted).await?,
+            true => Cluster::start_with_zygotes(farfork, plan.encrypted).await?,
+        };
         let micro = MICRO.install(cluster.scratch())?;
         let link = LINK.install(cluster.scratch())?;
         let (strategies, notes) = Default::default();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::{Course, Subject};
 use crate::baseline::criu::{self, Mode};
 use crate::baseline::link::{self, Link};
-use crate::coordinator::cluster::Child;
+use crate::coordinator::cluster::{Child, Wanted};
 use crate::error::BenchError;
 use crate::figure::{By, Figure, Key, Pace, Place};
 use crate::plan::{IDLE, Quota, What};
@@ -21,6 +21,10 @@ impl Course<'_> {
     ) -> Result<(), BenchError> {
         if let What::Floors = what {
             return self.floors(subject, quota);
+        }
+        if let (What::Resume(place, _), true) = (what, self.plan.foretold) {
+            // Its child is the one that foretells.
+            self.first_child(subject, place, Pace::BackToBack).await?;
         }
         while quota.another(Instant::now()) {
             match what {
@@ -75,11 +79,19 @@ impl Course<'_> {
 
     /// The child of a seed that the node has not heard of.
     async fn resume_first(&mut self, subject: &Subject, place: Place, pace: Pace) -> Result<(), BenchError> {
+        let child = self.first_child(subject, place, pace).await?;
+        self.add_resume(subject.mib, place, pace, &child)
+    }
+
+    async fn first_child(&mut self, subject: &Subject, place: Place, pace: Pace) -> Result<Child, BenchError> {
         let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
         rest(pace).await;
-        let child = self.cluster.fork(&seed, place, STAMP).await?;
-        self.add_resume(subject.mib, place, pace, &child)?;
-        self.cluster.drop_seed(&seed).await
+        let child = match self.plan.foretold {
+            false => self.cluster.fork(&seed, place, STAMP).await?,
+            true => self.cluster.fork_as(&seed, place, STAMP, Wanted::default()).await?,
+        };
+        self.cluster.drop_seed(&seed).await?;
+        Ok(child)
     }
 
     async fn execute(&mut self, subject: &mut Subject, place: Place) -> Result<(), BenchError> {

@@ -27,6 +27,7 @@ impl ForkReport {
                 "threads": self.plan.threads,
                 "mappings": self.plan.mappings,
                 "first": self.plan.first,
+                "foretold": self.plan.foretold,
                 "encrypted": self.plan.encrypted,
             },
             "elapsed_s": self.elapsed.as_secs_f64(),

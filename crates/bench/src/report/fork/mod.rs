@@ -114,9 +114,12 @@ impl ForkReport {
     }
 
     fn resume(&self) -> Table {
-        let title = match self.plan.first {
-            true => "Resume of a seed's first child on the node: from the request to its first instruction",
-            false => "Resume: from the request to the child's first instruction, in a container of its own",
+        let title = match (self.plan.first, self.plan.foretold) {
+            (true, false) => "Resume of a seed's first child on the node: from the request to its first instruction",
+            (true, true) => {
+                "Resume of a seed's first child on a node that had one of the seed before: from the request to its first instruction"
+            }
+            (false, _) => "Resume: from the request to the child's first instruction, in a container of its own",
         };
         let headings = ["MiB", "n", "own node", "after idle", "other node", "after idle", "ref.", "verdict"];
         let mut table = Table::new(title, &headings);

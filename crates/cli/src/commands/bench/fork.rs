@@ -42,6 +42,8 @@ Examples:
   farfork bench fork --huge                            the program's memory is in huge pages
   farfork bench fork --threads 4 --mappings 150 --first
                                                        first children of a larger program's seeds
+  farfork bench fork --threads 4 --mappings 150 --first --foretold
+                                                       the same of a program that was seeded and forked before
   farfork bench fork --strategies cow --strategies eager --strategies prefetch,cache
                                                        these side by side, too
   farfork bench fork --peer criu                       beside CRIU, in the same run
@@ -78,6 +80,9 @@ pub(crate) struct Fork {
     /// Measure the resume of each seed's first child on a node, which has to fetch the seed's description; else of later ones.
     #[arg(long)]
     first: bool,
+    /// Have them asked for as by users, by nodes that keep zygotes and had a child of the seed before: they may be foretold.
+    #[arg(long, requires = "first")]
+    foretold: bool,
     /// Measure this strategy too, as `farfork fork --strategy` takes it: a first child of a seed on the other node, and a second, up to
     /// five times; for several, again.
     #[arg(long, value_name = "STRATEGY")]
@@ -129,6 +134,7 @@ impl Fork {
             threads: self.threads,
             mappings: self.mappings,
             first: self.first,
+            foretold: self.foretold,
             strategies: self.strategies,
             samples_file: self.samples,
             ..ForkPlan::beside(peer)
