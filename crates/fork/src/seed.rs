@@ -287,9 +287,11 @@ impl SeedTable {
     }
 
     /// Adds a seed of a process of this machine, whose children are given at once what those of its seed before this one touched.
-    pub fn insert_of(&self, process: ProcessIdentity, seed: Arc<Seed>) {
-        self.habits().follow(process, (&seed.key, &seed.descriptor), &seed.working_set);
+    /// Gives that one, which may have been dropped.
+    pub fn insert_of(&self, process: ProcessIdentity, seed: Arc<Seed>) -> Option<Arc<SeedKey>> {
+        let before = self.habits().follow(process, (&seed.key, &seed.descriptor), &seed.working_set);
         self.insert(seed);
+        before
     }
 
     fn habits(&self) -> MutexGuard<'_, Habits> {

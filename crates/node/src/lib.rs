@@ -24,6 +24,7 @@ pub mod decoders;
 mod descriptor_watch;
 mod engine;
 pub mod failure;
+mod foresight;
 mod gate;
 mod heartbeat;
 pub mod limits;

@@ -83,5 +83,8 @@ pub const STREAM_MESSAGES_MAX: usize = 16;
 /// For an attached fork's caller to come back and attach before the child's standard input is closed.
 pub const ATTACH_GRACE: Duration = Duration::from_secs(30);
 
+/// Most children of a seed that stand by. With one, who asks at once for the next finds it half made.
+pub const STANDBYS_MAX: usize = 2;
+
 /// Zygotes that a node keeps unless told otherwise: a node works with few seeds at a time, and each has 16 MiB at most.
 pub const ZYGOTES_MAX_DEFAULT: usize = 8;

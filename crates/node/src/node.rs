@@ -7,6 +7,7 @@ use farfork_cluster::membership::State;
 use farfork_fork::capture::Lineage;
 use farfork_fork::pager::PagerCounters;
 use farfork_wire::{ChildId, NodeName};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tonic::Code;
 
@@ -14,6 +15,7 @@ use crate::api::v1;
 use crate::children::{ChildBudget, Children};
 use crate::engine::{Engine, PagerLink};
 use crate::failure::Failure;
+use crate::foresight::Foresight;
 use crate::limits::STARTING_MAX;
 use crate::metrics::Metrics;
 use crate::peers::Peers;
@@ -32,9 +34,13 @@ pub(crate) struct Node {
     pub(crate) metrics: Metrics,
     /// Turns for starting children.
     pub(crate) starting: Arc<Semaphore>,
+    pub(crate) foresight: Foresight,
+    /// For threads that are none of its own, and have something done.
+    pub(crate) runtime: Handle,
 }
 
 impl Node {
+    /// Must be called within the runtime.
     pub(crate) fn new(
         peers: Arc<Peers>,
         seeds: Seeds,
@@ -44,7 +50,8 @@ impl Node {
     ) -> Self {
         let starting = Arc::new(Semaphore::new(STARTING_MAX));
         let (name, metrics) = (peers.my_name(), Metrics::new());
-        Self { name, peers, seeds, children, child_budget, engine, pager, metrics, starting }
+        let (foresight, runtime) = (Foresight::default(), Handle::current());
+        Self { name, peers, seeds, children, child_budget, engine, pager, metrics, starting, foresight, runtime }
     }
 
     /// Runs work that blocks, on a thread of its own.

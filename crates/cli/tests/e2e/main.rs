@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod benchmarks_run;
+mod children_are_foretold;
 mod children_are_forked_on;
 mod children_equal_their_parent;
 mod children_may_be_limited;
@@ -104,6 +105,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("roots_are_used_again", roots_are_used_again::TESTS),
     ("children_may_settle", children_may_settle::TESTS),
     ("children_stand_by", children_stand_by::TESTS),
+    ("children_are_foretold", children_are_foretold::TESTS),
     ("children_are_forked_on", children_are_forked_on::TESTS),
     ("pages_are_remembered", pages_are_remembered::TESTS),
     ("seeds_live_while_needed", seeds_live_while_needed::TESTS),

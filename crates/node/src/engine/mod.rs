@@ -40,6 +40,7 @@ use nest::Nests;
 pub(crate) use options::{SeedAccess, StartOptions};
 pub(crate) use pager::{PagerError, PagerLink};
 use standby::Standbys;
+pub(crate) use zygotes::Hatching;
 use zygotes::Zygotes;
 
 /// What starts children on this node.
@@ -174,14 +175,14 @@ impl Engine {
     pub(crate) fn make_ready_for(&self, access: &SeedAccess, options: &StartOptions) {
         self.make_ready();
         // Its descriptor is known, unless its fork failed.
-        self.hatch(access, options, Instant::now());
+        self.hatch(access, options, (Hatching::Asked, Instant::now()));
     }
 
     /// Makes the zygote for children that are started so, where there is none and is to be one. Its descriptor comes until `deadline`, or
     /// there is none: what keeps it away is said of a child.
-    pub(crate) fn hatch(&self, access: &SeedAccess, options: &StartOptions, deadline: Instant) {
+    pub(crate) fn hatch(&self, access: &SeedAccess, options: &StartOptions, (why, deadline): (Hatching, Instant)) {
         if let Ok(source) = self.source(access, deadline) {
-            self.zygotes.hatch(&source, options, (&self.node, &self.pool));
+            self.zygotes.hatch(&source, options, (&self.node, &self.pool), why);
         }
     }
 

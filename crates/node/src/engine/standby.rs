@@ -27,11 +27,9 @@ use super::start::{Asked, Came, Lot, Standing, Whose};
 use super::{Engine, SeedAccess, StartOptions, caller};
 use crate::children::Newborn;
 use crate::failure::Failure;
-use crate::limits::START_TIMEOUT;
+use crate::limits::{STANDBYS_MAX, START_TIMEOUT};
 use crate::network::{FanOut, Network};
 
-/// Most of a seed. With one, who asks at once for the next finds it half made.
-const STANDBYS_MAX: usize = 2;
 /// One that is not asked for goes after this: by so much its clocks are ahead, and the files that it has open are those of then.
 const STANDBY_LIMIT: Duration = Duration::from_secs(3);
 /// For one that is being made, when somebody asks for it: longer than any takes, but on a machine that does not come to it.
@@ -165,14 +163,14 @@ impl Standbys {
 
     /// The place of a seed's next one, for who is to make it; `None` where there are enough, and as long as there are any of another kind: they
     /// would be made in vain where one kind follows the other.
-    fn reserve<'a>(&'a self, seed: &'a SeedId, kind: &Kind) -> Option<Reserved<'a>> {
+    fn reserve<'a>(&'a self, seed: &'a SeedId, kind: &Kind, most: usize) -> Option<Reserved<'a>> {
         let mut table = self.table();
         let row = table.entry(seed.clone()).or_insert_with(|| self.row(kind));
         let stale = row.take_stale();
         if row.kind != *kind && row.is_empty() {
             *row = self.row(kind);
         }
-        let is_wanted = row.kind == *kind && row.ready.len() + row.making < STANDBYS_MAX;
+        let is_wanted = row.kind == *kind && row.ready.len() + row.making < most.min(STANDBYS_MAX);
         let number = row.number;
         row.making += usize::from(is_wanted);
         drop(table);
@@ -269,20 +267,21 @@ impl Engine {
             Err(error) => Err(self.broken(source, &error)),
         };
         if settled.is_ok() {
-            self.zygotes.stood_by();
+            self.zygotes.stood_by(&source.key.seed);
         }
         Some(settled.map_err(|broken| broken.failure))
     }
 
-    /// Has children stand by for the next requests like this one, where its seed has a zygote of which there were copies.
-    pub(crate) fn stand_by(&self, access: &SeedAccess, options: &StartOptions, has_payload: bool) {
+    /// Has so many children stand by for the next requests like this one, where its seed has a zygote of which there were copies, or that was
+    /// foretold.
+    pub(crate) fn stand_by(&self, access: &SeedAccess, options: &StartOptions, has_payload: bool, most: usize) {
         let Ok(source) = self.source(access, Instant::now()) else { return };
         let Some(kind) = Kind::of(&source, options, has_payload) else { return };
         let Some(kept) = self.zygotes.proven(&source, options) else { return };
         if let Some(reason) = unfit_to_wait(&source.descriptor) {
             return tracing::trace!(seed = %source.key.seed, reason, "no child of it stands by");
         }
-        while let Some(mut place) = self.standbys.reserve(&source.key.seed, &kind) {
+        while let Some(mut place) = self.standbys.reserve(&source.key.seed, &kind, most) {
             let (since, files) = (Instant::now(), FilesThere::look(&source.descriptor, &self.node));
             let asked =
                 Asked { source: &source, options: &kind.options, fan_out: &FanOut::default(), requested: since };
@@ -339,9 +338,10 @@ mod tests {
     fn no_more_are_made_than_may_stand_by() {
         let (standbys, seed, kind) = (Standbys::default(), seed(), kind(true));
         for _ in 0..2 {
-            let places: Vec<_> = (0..STANDBYS_MAX).map(|_| standbys.reserve(&seed, &kind).unwrap()).collect();
+            let places: Vec<_> =
+                (0..STANDBYS_MAX).map(|_| standbys.reserve(&seed, &kind, STANDBYS_MAX).unwrap()).collect();
             for _ in 0..3 {
-                assert!(standbys.reserve(&seed, &kind).is_none());
+                assert!(standbys.reserve(&seed, &kind, STANDBYS_MAX).is_none());
             }
             drop(places);
             assert!(standbys.is_empty());
@@ -352,7 +352,7 @@ mod tests {
     fn one_that_is_being_made_is_waited_for_by_one_until_it_fails() {
         let (standbys, seed, kind) = (Standbys::default(), seed(), kind(true));
         assert!(standbys.take(&seed, &kind).is_none());
-        let place = standbys.reserve(&seed, &kind).unwrap();
+        let place = standbys.reserve(&seed, &kind, STANDBYS_MAX).unwrap();
         thread::scope(|scope| {
             let first = scope.spawn(|| standbys.take(&seed, &kind).is_none());
             // It waits for a while, and the machine may be slower than that.
@@ -369,11 +369,11 @@ mod tests {
     #[test]
     fn what_was_forgotten_or_is_of_another_kind_is_not_taken_for_the_same() {
         let (standbys, seed) = (Standbys::default(), seed());
-        let place = standbys.reserve(&seed, &kind(true)).unwrap();
+        let place = standbys.reserve(&seed, &kind(true), STANDBYS_MAX).unwrap();
         assert!(standbys.take(&seed, &kind(false)).is_none());
-        assert!(standbys.reserve(&seed, &kind(false)).is_none(), "it has the place");
+        assert!(standbys.reserve(&seed, &kind(false), STANDBYS_MAX).is_none(), "it has the place");
         standbys.forget(&seed);
-        let other = standbys.reserve(&seed, &kind(false)).unwrap();
+        let other = standbys.reserve(&seed, &kind(false), STANDBYS_MAX).unwrap();
         drop(place);
         assert_eq!(standbys.table()[&seed].making, 1, "the other's place is its own");
         drop(other);

@@ -1,8 +1,9 @@
 //! The zygotes of a node: which seeds have one, since when it was last used, and when it goes.
 //!
 //! ```text
-//!  first child stands,
-//!  or a fan-out begins ─▶ hatching ─┬─▶ ready ─▶ copies … ─▶ retired: unused for long, room for another's, seed dropped,
+//!  first child stands, is
+//!  foretold, or a fan-out
+//!  begins ──────────────▶ hatching ─┬─▶ ready ─▶ copies … ─▶ retired: unused for long, room for another's, seed dropped,
 //!                                   └─▶ unfit: why              or a copy of it failed
 //! ```
 //!
@@ -56,8 +57,20 @@ pub(crate) struct Zygotes {
     copies: AtomicU64,
     /// Of these, those that were there when they were asked for.
     stood_by: AtomicU64,
+    /// Zygotes that were made before any child was asked for, and of these, those that children were made of.
+    foretold: AtomicU64,
+    foretold_used: AtomicU64,
     /// Told whenever what is known of a seed's zygote changes.
     settled: Notify,
+}
+
+/// Why a zygote is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Hatching {
+    /// A child was asked for.
+    Asked,
+    /// One will be, as of the seed of its process before.
+    Foretold,
 }
 
 /// What is known of a seed's zygote.
@@ -74,6 +87,7 @@ enum Entry {
 struct Reserved<'a> {
     zygotes: &'a Zygotes,
     seed: &'a SeedId,
+    why: Hatching,
     outcome: Entry,
 }
 
@@ -83,9 +97,13 @@ impl Reserved<'_> {
         let zygote = Arc::new(Kept {
             zygote: Some(zygote),
             pager,
+            is_foretold: self.why == Hatching::Foretold,
             is_filled: AtomicBool::new(false),
             is_proven: AtomicBool::new(false),
         });
+        if zygote.is_foretold {
+            self.zygotes.foretold.fetch_add(1, Ordering::Relaxed);
+        }
         self.outcome = Entry::Ready { zygote, used: Instant::now() };
     }
 }
@@ -102,6 +120,8 @@ pub(crate) struct Kept {
     /// Taken when it goes.
     zygote: Option<Zygote>,
     pager: Arc<PagerLink>,
+    /// It was made before any child was asked for.
+    is_foretold: bool,
     /// It has what it was to be given when it was made.
     is_filled: AtomicBool,
     /// A child was made of it.
@@ -119,6 +139,11 @@ impl Kept {
         let is_filling = self.pager.client().is_filling(self.zygote().id()).unwrap_or(false);
         self.is_filled.store(!is_filling, Ordering::Relaxed);
         is_filling
+    }
+
+    /// Whether nobody has asked yet for what it was made for.
+    fn is_only_foretold(&self) -> bool {
+        self.is_foretold && !self.is_proven.load(Ordering::Relaxed)
     }
 }
 
@@ -148,6 +173,8 @@ impl Zygotes {
             table: Mutex::default(),
             copies: AtomicU64::new(0),
             stood_by: AtomicU64::new(0),
+            foretold: AtomicU64::new(0),
+            foretold_used: AtomicU64::new(0),
             settled: Notify::new(),
         }
     }
@@ -163,23 +190,32 @@ impl Zygotes {
         }
     }
 
-    /// As [`Self::of`], where children were made of it already, and it has what it is to be given.
+    /// As [`Self::of`], where children were made of it already, or are foretold, and it has what it is to be given.
     pub(super) fn proven(&self, source: &SeedSource, options: &StartOptions) -> Option<Arc<Kept>> {
-        let kept = self.of(source, options).filter(|kept| kept.is_proven.load(Ordering::Relaxed))?;
+        let is_proven = |kept: &Arc<Kept>| kept.is_foretold || kept.is_proven.load(Ordering::Relaxed);
+        let kept = self.of(source, options).filter(is_proven)?;
         let is_filled = kept.is_filled.load(Ordering::Relaxed) || !kept.is_filling();
         is_filled.then_some(kept)
     }
 
     /// A child was made of one.
     pub(super) fn copied(&self, kept: &Kept) {
-        kept.is_proven.store(true, Ordering::Relaxed);
+        let is_first = !kept.is_proven.swap(true, Ordering::Relaxed);
+        self.foretold_used.fetch_add(u64::from(is_first && kept.is_foretold), Ordering::Relaxed);
         self.copies.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A child was made of one before anybody asked for it.
-    pub(super) fn stood_by(&self) {
-        self.copies.fetch_add(1, Ordering::Relaxed);
+    /// A child was made of a seed's before anybody asked for it, and now somebody has.
+    pub(super) fn stood_by(&self, seed: &SeedId) {
         self.stood_by.fetch_add(1, Ordering::Relaxed);
+        match self.table().get_mut(seed) {
+            Some(Entry::Ready { zygote, used }) => {
+                *used = Instant::now();
+                self.copied(zygote);
+            }
+            // It went meanwhile.
+            _ => drop(self.copies.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
     /// Whether there are any.
@@ -210,8 +246,10 @@ impl Zygotes {
     pub(crate) fn counts(&self) -> ZygoteUse {
         let kept = self.table().values().filter(|entry| matches!(entry, Entry::Ready { .. })).count();
         let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        let (children, stood_by) = (self.copies.load(Ordering::Relaxed), self.stood_by.load(Ordering::Relaxed));
-        ZygoteUse { kept: count(kept), kept_max: count(self.max), children, stood_by }
+        let [children, stood_by, foretold, foretold_used] =
+            [&self.copies, &self.stood_by, &self.foretold, &self.foretold_used]
+                .map(|count| count.load(Ordering::Relaxed));
+        ZygoteUse { kept: count(kept), kept_max: count(self.max), children, stood_by, foretold, foretold_used }
     }
 
     /// Whether nothing is known of a seed's.
@@ -224,13 +262,20 @@ impl Zygotes {
         self.max == 0 || self.table().contains_key(seed)
     }
 
-    /// Makes a seed's zygote, where a child was started so that it would have used one, and there is none.
-    pub(super) fn hatch(&self, source: &SeedSource, options: &StartOptions, (node, pool): (&LocalNode, &Pool)) {
+    /// Makes a seed's zygote, where a child is started so that it would use one, and there is none. One that is only foretold takes nobody's
+    /// place.
+    pub(super) fn hatch(
+        &self,
+        source: &SeedSource,
+        options: &StartOptions,
+        (node, pool): (&LocalNode, &Pool),
+        why: Hatching,
+    ) {
         let seed = &source.key.seed;
         if self.max == 0 || !is_plain(source, options) {
             return;
         }
-        let Some(place) = self.reserve(seed) else { return };
+        let Some(place) = self.reserve(seed, why) else { return };
         if let Some(reason) = unfit_for_zygote(&source.descriptor, node) {
             tracing::debug!(%seed, reason, "it has no zygote");
             return;
@@ -239,6 +284,12 @@ impl Zygotes {
             Ok(zygote) => {
                 tracing::debug!(%seed, zygote = %zygote.id(), pid = zygote.pid(), "a zygote stands");
                 place.take(zygote);
+            }
+            Err(error) if why == Hatching::Foretold => {
+                tracing::debug!(%seed, %error, "no zygote could be made of a seed that nobody has asked for");
+                drop(place);
+                // Most probably the seed is no more; else who asks for a child has another one made.
+                self.retire(seed, false);
             }
             Err(error) => tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one"),
         }
@@ -258,16 +309,23 @@ impl Zygotes {
         made
     }
 
-    /// The place of a seed's zygote, for who is to make it; `None` where somebody does or did.
-    fn reserve<'a>(&'a self, seed: &'a SeedId) -> Option<Reserved<'a>> {
-        match self.table().entry(seed.clone()) {
+    /// The place of a seed's zygote, for who is to make it; `None` where somebody does or did, and where one would have to go for it that is
+    /// only foretold.
+    fn reserve<'a>(&'a self, seed: &'a SeedId, why: Hatching) -> Option<Reserved<'a>> {
+        let mut table = self.table();
+        let is_one = |entry: &&Entry| !matches!(entry, Entry::Unfit);
+        if why == Hatching::Foretold && table.values().filter(is_one).count() >= self.max {
+            return None;
+        }
+        match table.entry(seed.clone()) {
             btree_map::Entry::Vacant(place) => place.insert(Entry::Hatching),
             btree_map::Entry::Occupied(_) => return None,
         };
-        Some(Reserved { zygotes: self, seed, outcome: Entry::Unfit })
+        Some(Reserved { zygotes: self, seed, why, outcome: Entry::Unfit })
     }
 
-    /// Enters what came of a zygote, unless its seed was dropped meanwhile; the one that was not used for longest makes room.
+    /// Enters what came of a zygote, unless its seed was dropped meanwhile; one that is only foretold makes room, and else the one that was not
+    /// used for longest.
     fn settle(&self, seed: &SeedId, entry: Entry) {
         let mut gone = Vec::new();
         {
@@ -276,7 +334,10 @@ impl Zygotes {
                 Some(reserved) => *reserved = entry,
                 None => gone.push(entry),
             }
-            let used = |entry: &Entry| if let Entry::Ready { used, .. } = entry { Some(*used) } else { None };
+            let used = |entry: &Entry| match entry {
+                Entry::Ready { zygote, used } => Some((!zygote.is_only_foretold(), *used)),
+                _ => None,
+            };
             let ready = table.values().filter_map(used).count();
             if ready > self.max
                 && let Some((_, oldest)) =
@@ -404,8 +465,8 @@ mod tests {
     async fn nobody_waits_for_a_zygote_whose_making_panicked() {
         let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
         let mut waiter = Box::pin(zygotes.settled(&seed));
-        let place = zygotes.reserve(&seed).unwrap();
-        assert!(zygotes.reserve(&seed).is_none(), "somebody makes it");
+        let place = zygotes.reserve(&seed, Hatching::Asked).unwrap();
+        assert!(zygotes.reserve(&seed, Hatching::Asked).is_none(), "somebody makes it");
         assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiter).await.is_err(), "it is being made");
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _place = place;
@@ -413,14 +474,17 @@ mod tests {
         }));
         assert!(panicked.is_err());
         tokio::time::timeout(Duration::from_secs(10), waiter).await.unwrap();
-        assert!(!zygotes.is_unknown(&seed) && zygotes.reserve(&seed).is_none(), "it is not tried again");
+        assert!(
+            !zygotes.is_unknown(&seed) && zygotes.reserve(&seed, Hatching::Asked).is_none(),
+            "it is not tried again"
+        );
         assert_eq!(zygotes.counts().kept, 0);
     }
 
     #[test]
     fn a_seed_that_was_dropped_meanwhile_stays_unknown() {
         let (zygotes, seed) = (zygotes(), "n1.s0123456789abcdef".parse().unwrap());
-        let place = zygotes.reserve(&seed).unwrap();
+        let place = zygotes.reserve(&seed, Hatching::Asked).unwrap();
         zygotes.retire(&seed, false);
         drop(place);
         assert!(zygotes.is_unknown(&seed));

@@ -79,6 +79,10 @@ impl Told<'_> {
         self.counter("zygote_children", "Children of this node that were forked from a zygote", zygotes.children)?;
         let help = "Of these, children that stood before they were asked for";
         self.counter("standby_children", help, zygotes.stood_by)?;
+        let help = "Zygotes that were made before a child of their seed was asked for";
+        self.counter("foretold_zygotes", help, zygotes.foretold)?;
+        let help = "Of these, zygotes that children were forked from";
+        self.counter("foretold_zygotes_used", help, zygotes.foretold_used)?;
         let help = "Containers that are ready for children to come";
         self.gauges(("pool_containers", help, None), "root", &roots(NetworkSpec::Own))?;
         let help = "The same for children that share a network or are in the node's";

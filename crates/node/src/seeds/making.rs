@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_fabric::Region as _;
+use farfork_fabric::{Region as _, SeedKey};
 use farfork_fork::capture::{Begun, CaptureError, Captured, Observer};
 use farfork_fork::phase;
 use farfork_fork::seed::Seed;
@@ -27,6 +27,7 @@ use crate::engine::{capture_failure, random_number};
 use crate::failure::Failure;
 use crate::metrics::Work;
 use crate::node::Node;
+use crate::service;
 
 /// Who is told how it went; says whether they still want to know.
 pub(crate) type Answer = Box<dyn FnOnce(Result<v1::Seed, Failure>) -> bool + Send>;
@@ -92,7 +93,11 @@ impl Observer for Maker {
             .and_then(|captured| Seed::new(id.clone(), token, captured).map_err(|error| self.broken(&error)));
         match completed {
             Ok(seed) => {
-                readiness.leave(self.node.seeds.serve(&id, seed, self.pid));
+                let served = self.node.seeds.serve(&id, seed, self.pid);
+                if let Ok(Some(before)) = &served {
+                    service::foretell(&self.node, &before.seed, &id);
+                }
+                readiness.leave(served.err().map(|unlisted| *unlisted));
                 if self.options.sealed {
                     sealing::begin(&self.node, &id);
                 }
@@ -174,10 +179,13 @@ impl Maker {
 }
 
 impl Seeds {
-    /// From now on the seed is served. One that was dropped meanwhile comes back.
-    fn serve(&self, id: &SeedId, seed: Seed, parent: u32) -> Option<Seed> {
+    /// From now on the seed is served. Gives the seed of its process before it, where one is known.
+    ///
+    /// # Errors
+    /// It was dropped meanwhile, and comes back.
+    fn serve(&self, id: &SeedId, seed: Seed, parent: u32) -> Result<Option<Arc<SeedKey>>, Box<Seed>> {
         let mut listed = self.listed();
-        let Some(known) = listed.get_mut(id) else { return Some(seed) };
+        let Some(known) = listed.get_mut(id) else { return Err(Box::new(seed)) };
         let shared = seed.descriptor().shared_objects.iter().map(|object| object.bytes).sum::<u64>();
         let own = seed.descriptor().extents.iter().flat_map(|extent| &extent.populated).map(|run| run.count);
         let inherited = seed.descriptor().extents.iter().flat_map(|extent| &extent.inherited).map(|run| run.count);
@@ -186,10 +194,12 @@ impl Seeds {
         known.view.inherits = seed.descriptor().layers.iter().map(|layer| layer.seed.to_string()).collect();
         known.view.descriptor_bytes = seed.extent_bytes(ExtentId::DESCRIPTOR).unwrap_or(0);
         match ProcessIdentity::of(parent.cast_signed()) {
-            Ok(parent) => self.table.insert_of(parent, Arc::new(seed)),
+            Ok(parent) => Ok(self.table.insert_of(parent, Arc::new(seed))),
             // It has ended already.
-            Err(_) => self.table.insert(Arc::new(seed)),
+            Err(_) => {
+                self.table.insert(Arc::new(seed));
+                Ok(None)
+            }
         }
-        None
     }
 }

@@ -50,10 +50,12 @@ async fn begin(
     let arrived = Instant::now();
     check(&request)?;
     let recording = Recording::start(request.profile, &node.name, "fork");
-    let locating = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.locate");
-    let seed = seeds::access(node, &request.seed).instrument(locating).await?;
     let nodes = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.place")
         .in_scope(|| place(node, &request))?;
+    let locating = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.locate");
+    let different: BTreeSet<NodeName> = nodes.iter().cloned().collect();
+    let different: Vec<NodeName> = different.into_iter().collect();
+    let seed = seeds::access(node, &request.seed, &different).instrument(locating).await?;
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let mut asked = JoinSet::new();
     for (target, children) in shares(&request, &nodes) {

@@ -7,7 +7,7 @@ use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{prewarm, seeds, start, tend};
+use super::{foretell, prewarm, seeds, start, tend};
 use crate::api::v1;
 use crate::auth::Caller;
 use crate::heartbeat;
@@ -39,7 +39,12 @@ impl v1::peer_server::Peer for PeerService {
         &self,
         request: Request<v1::DescribeSeedRequest>,
     ) -> Result<Response<v1::SeedAccess>, Status> {
-        Ok(Response::new(seeds::describe_here(&self.0, &request.into_inner().seed).await?))
+        Ok(Response::new(seeds::describe_here(&self.0, request.into_inner()).await?))
+    }
+
+    async fn foretell(&self, request: Request<v1::ForetellRequest>) -> Result<Response<v1::ForetellResponse>, Status> {
+        let caller = request.extensions().get::<Caller>().cloned();
+        Ok(Response::new(foretell::foretold(&self.0, caller.as_ref(), request.into_inner())?))
     }
 
     async fn warm_up(&self, request: Request<v1::SeedAccess>) -> Result<Response<v1::Warm>, Status> {

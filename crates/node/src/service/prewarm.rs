@@ -23,7 +23,7 @@ pub(super) async fn prewarm(node: &Arc<Node>, request: v1::PrewarmRequest) -> Re
         let cause = format!("{} nodes: 1 to {PREWARM_NODES_MAX} can be warmed up at a time", nodes.len());
         return Err(Failure::new(Code::InvalidArgument, format!("seed {seed}"), cause));
     }
-    let access = seeds::access(node, &seed).await?;
+    let access = seeds::access(node, &seed, &[]).await?;
     let mut asked = JoinSet::new();
     for (index, name) in nodes.iter().enumerate() {
         let (here, name, access) = (node.clone(), name.clone(), access.clone());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use farfork_fork::capture::{self, ProgramSockets};
-use farfork_wire::SeedId;
+use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
 use tracing::Instrument as _;
 
@@ -115,23 +115,30 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListSeeds
 }
 
 /// What another node needs to read a seed of this one.
-pub(super) async fn describe_here(node: &Node, text: &str) -> Result<v1::SeedAccess, Failure> {
-    let id = text.parse().map_err(|_| unknown(text))?;
-    node.seeds.ready(&id).await?;
-    node.seeds.access(&id)
+pub(super) async fn describe_here(node: &Node, request: v1::DescribeSeedRequest) -> Result<v1::SeedAccess, Failure> {
+    let v1::DescribeSeedRequest { seed, for_nodes } = request;
+    let id = seed.parse().map_err(|_| unknown(&seed))?;
+    let for_nodes: Vec<NodeName> = for_nodes.iter().filter_map(|name| NodeName::new(name).ok()).collect();
+    access_here(node, &id, &for_nodes).await
 }
 
-/// What is needed to read a seed, wherever it is.
-pub(super) async fn access(node: &Node, text: &str) -> Result<v1::SeedAccess, Failure> {
+async fn access_here(node: &Node, id: &SeedId, for_nodes: &[NodeName]) -> Result<v1::SeedAccess, Failure> {
+    node.seeds.ready(id).await?;
+    node.foresight.asked_elsewhere(id, for_nodes.iter().filter(|name| **name != node.name).cloned());
+    node.seeds.access(id)
+}
+
+/// What is needed to read a seed, wherever it is, for children on these nodes.
+pub(super) async fn access(node: &Node, text: &str, for_nodes: &[NodeName]) -> Result<v1::SeedAccess, Failure> {
     let id = resolve(node, text).await?;
     let object = format!("seed {id}");
     if *id.node() == node.name {
-        node.seeds.ready(&id).await?;
-        return node.seeds.access(&id);
+        return access_here(node, &id, for_nodes).await;
     }
     let mut owner = node.peers.peer(id.node(), &object)?;
     // Its node answers when it is complete.
-    let request = within(PREPARE_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string() });
+    let for_nodes = for_nodes.iter().map(NodeName::to_string).collect();
+    let request = within(PREPARE_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string(), for_nodes });
     Ok(owner.describe_seed(request).await.map_err(passed_on(object))?.into_inner())
 }
 

@@ -16,9 +16,10 @@ use super::zygote;
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
 use crate::children::Child;
-use crate::engine::{SeedAccess, StartOptions};
+use crate::engine::{Hatching, SeedAccess, StartOptions};
 use crate::failure::Failure;
-use crate::limits::{STARTING_MAX, STREAM_MESSAGES_MAX};
+use crate::foresight::Manner;
+use crate::limits::{STANDBYS_MAX, STARTING_MAX, STREAM_MESSAGES_MAX};
 use crate::metrics::Work;
 use crate::network::FanOut;
 use crate::node::Node;
@@ -73,6 +74,9 @@ pub(super) fn start_children(
         is_fan_out,
         waiting: Mutex::new(children.into()),
     });
+    if node.engine.copies_zygotes(&batch.options) {
+        node.foresight.asked(&batch.source.key.seed, batch.manner());
+    }
     if is_fan_out {
         tokio::spawn(begin_beside_zygote(batch, count));
     } else {
@@ -90,7 +94,8 @@ fn begin(batch: &Arc<Batch>, count: usize) {
 
 /// Begins the first child, which needs no zygote, and waits for none; and the others when that stands, or whatever became of it.
 async fn begin_beside_zygote(batch: Arc<Batch>, count: usize) {
-    let zygote = tokio::spawn(zygote::stands(batch.node.clone(), batch.source.clone(), batch.options.clone()));
+    let zygote =
+        tokio::spawn(zygote::stands(batch.node.clone(), batch.source.clone(), batch.options.clone(), Hatching::Asked));
     tokio::spawn(start_in_turn(batch.clone(), Next::Nobody));
     tokio::select! {
         _ = zygote => {}
@@ -166,6 +171,13 @@ impl Batch {
         Begun { turn, recording, waited: self.arrived.elapsed(), requested: Instant::now() }
     }
 
+    /// In which the next seed's children will be asked for, too. They may run for another time.
+    fn manner(&self) -> Manner {
+        let options = StartOptions { timeout: None, ..self.options.clone() };
+        let has_payload = self.shared_payload.is_some() || self.waiting().iter().any(|child| child.payload.is_some());
+        Manner { options, has_payload, is_fan_out: self.is_fan_out }
+    }
+
     /// Every change is complete under its lock.
     fn waiting(&self) -> MutexGuard<'_, VecDeque<v1::ChildSpec>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
@@ -202,7 +214,8 @@ fn stand_by_soon(batch: &Batch, has_payload: bool) {
     let (node, source, options) = (node.clone(), source.clone(), options.clone());
     tokio::spawn(async move {
         sleep(STANDBY_DELAY).await;
-        let _ = tokio::task::spawn_blocking(move || node.engine.stand_by(&source, &options, has_payload)).await;
+        let _ = tokio::task::spawn_blocking(move || node.engine.stand_by(&source, &options, has_payload, STANDBYS_MAX))
+            .await;
     });
 }
 

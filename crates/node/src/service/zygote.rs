@@ -1,12 +1,12 @@
-//! What a fan-out waits for: its seed's zygote is made beside its first child, and the others are forked from that. Whatever
-//! becomes of it, they begin; without one, each from the seed.
+//! What a fan-out waits for, and children that are foretold: their seed's zygote. Of a fan-out it is made beside the first child, and the others
+//! are forked from that. Whatever becomes of it, they begin; without one, each from the seed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::time::{sleep, timeout};
 
-use crate::engine::{SeedAccess, StartOptions};
+use crate::engine::{Hatching, SeedAccess, StartOptions};
 use crate::limits::HATCHING_TIMEOUT;
 use crate::node::Node;
 
@@ -15,7 +15,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Waits until the zygote for children that are started so has what it is to be given, at most [`HATCHING_TIMEOUT`]. Makes it where
 /// there is none; returns at once where there is to be none.
-pub(super) async fn stands(node: Arc<Node>, source: SeedAccess, options: StartOptions) {
+pub(super) async fn stands(node: Arc<Node>, source: SeedAccess, options: StartOptions, why: Hatching) {
     if !node.engine.copies_zygotes(&options) {
         return;
     }
@@ -23,7 +23,7 @@ pub(super) async fn stands(node: Arc<Node>, source: SeedAccess, options: StartOp
     let stands = async {
         if node.engine.zygotes().is_unknown(&seed) {
             let here = node.clone();
-            in_a_thread(move || here.engine.hatch(&source, &options, Instant::now() + HATCHING_TIMEOUT)).await;
+            in_a_thread(move || here.engine.hatch(&source, &options, (why, Instant::now() + HATCHING_TIMEOUT))).await;
         }
         node.engine.zygotes().settled(&seed).await;
         while let Some(zygote) = node.engine.zygotes().begun(&seed)
@@ -38,6 +38,6 @@ pub(super) async fn stands(node: Arc<Node>, source: SeedAccess, options: StartOp
 }
 
 /// What blocks has a thread of its own; `None` after a panic there.
-async fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub(super) async fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     tokio::task::spawn_blocking(work).await.ok()
 }

@@ -32,19 +32,26 @@ pub struct Habit {
 }
 
 impl Habits {
-    /// A process has a new seed: its set begins with what is known.
+    /// A process has a new seed: its set begins with what is known. Gives the seed before it, where that was of the same program.
     pub fn follow(
         &mut self,
         process: ProcessIdentity,
         (seed, descriptor): (&Arc<SeedKey>, &Descriptor),
         set: &Arc<Remembered>,
-    ) {
-        self.put(process, seed, Layout::of(descriptor), set);
+    ) -> Option<Arc<SeedKey>> {
+        self.put(process, seed, Layout::of(descriptor), set)
     }
 
-    fn put(&mut self, process: ProcessIdentity, seed: &Arc<SeedKey>, layout: Layout, set: &Arc<Remembered>) {
+    fn put(
+        &mut self,
+        process: ProcessIdentity,
+        seed: &Arc<SeedKey>,
+        layout: Layout,
+        set: &Arc<Remembered>,
+    ) -> Option<Arc<SeedKey>> {
         let before = self.0.iter().position(|known| known.process == process).and_then(|place| self.0.remove(place));
-        if let Some(known) = before.filter(|known| known.layout.program == layout.program) {
+        let before = before.filter(|known| known.layout.program == layout.program);
+        if let Some(known) = &before {
             set.begin_with(known.set.parts().map(|part| layout.translated(&known.layout, &part)));
         }
         self.0.push_back(Arc::new(Habit { process, seed: seed.clone(), layout, set: set.clone() }));
@@ -52,6 +59,7 @@ impl Habits {
         while self.0.len() > HABITS_MAX || (pages > PAGES_MAX && self.0.len() > 1) {
             pages -= self.0.pop_front().map_or(0, |oldest| oldest.set.pages());
         }
+        before.map(|known| known.seed.clone())
     }
 
     /// What a report of a child is of, whose seed may have been dropped with its end.
