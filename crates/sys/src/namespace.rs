@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, stat, statat};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, chdir, chroot, fchdir, getpid, pidfd_open, pivot_root};
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces, unshare_unsafe};
@@ -100,6 +100,15 @@ impl Drop for Away<'_> {
 /// As open(2).
 pub fn own_mounts() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/mnt")?.into())
+}
+
+/// Whether the link of a namespace, as those of `/proc/PID/ns`, leads to the one of that kind that this process's main thread is in.
+pub fn is_ours(directory: BorrowedFd<'_>, link: &str) -> bool {
+    let kind = link.rsplit('/').next().unwrap_or(link);
+    let number = |found: Stat| (found.st_dev, found.st_ino);
+    let theirs = statat(directory, link, AtFlags::empty()).map(number);
+    let ours = stat(format!("/proc/self/ns/{kind}")).map(number);
+    theirs.is_ok() && theirs == ours
 }
 
 /// Moves the calling thread into the mount namespace of a process, whose root becomes the thread's.

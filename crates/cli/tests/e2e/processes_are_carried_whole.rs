@@ -100,6 +100,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| carried(cluster, "deleted_files")),
     Test::shared("deleted_executable", |cluster| carried(cluster, "deleted_executable")),
+    Test::shared("own_mounts", |cluster| carried(cluster, "own_mounts")),
     Test::shared("file_locks", |cluster| carried(cluster, "file_locks")),
     Test::shared("signal_driven_io", |cluster| carried(cluster, "signal_driven_io")),
     Test::shared("sealed_memfd", |cluster| carried(cluster, "sealed_memfd")),

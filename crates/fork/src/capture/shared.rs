@@ -13,12 +13,12 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use farfork_sys::hugetlbfs;
 use farfork_sys::mount::table::Mount;
-use farfork_sys::process::MapEntry;
+use farfork_sys::namespace;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
     Extent, ExtentId, ExtentSource, FileStatus, MessageQueue, PageRun, SemaphoreSet, SharedKind, SharedObject,
 };
-use rustix::fs::{AtFlags, CWD, SealFlags, SeekFrom, StatxFlags, fcntl_get_seals, major, readlink, seek, statx};
+use rustix::fs::{AtFlags, CWD, SealFlags, SeekFrom, StatxFlags, fcntl_get_seals, readlink, seek, statx};
 
 use super::error::{CaptureError, Refusal};
 use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX, own};
@@ -299,25 +299,23 @@ impl Source {
     }
 }
 
-/// What a process executes, where that was deleted or replaced, or is its container's own: other nodes have no such file, or another.
+/// What a process executes, where that was deleted or replaced, or is not the node's: other nodes have no such file, or another.
 fn executed_object(survey: &Survey) -> io::Result<Option<Source>> {
     let exe = format!("/proc/{}/exe", survey.pid);
     let link = readlink(&exe, Vec::new())?.into_bytes();
-    let is_without_path = link.ends_with(DELETED_SUFFIX) || is_containers_own(survey, &exe, &link)?;
+    let is_without_path = link.ends_with(DELETED_SUFFIX) || is_its_own(survey.pid, &exe, &link)?;
     let source = is_without_path.then(|| Source::open(&exe, &link, &[])).transpose()?;
     Ok(source.map(|source| Source { is_fixed: true, ..source }))
 }
 
-fn is_containers_own(survey: &Survey, exe: &str, link: &[u8]) -> io::Result<bool> {
-    // Most lie on a device, as their mapping tells.
-    let is_elsewhere = |entry: &MapEntry| entry.path == link && major(entry.device) != 0;
-    if survey.maps.iter().any(is_elsewhere) {
+fn is_its_own(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
+    if namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt")) {
         return Ok(false);
     }
     let found = statx(CWD, exe, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
-    let mounts = format!("/proc/{}/mountinfo", survey.pid);
+    let mounts = format!("/proc/{pid}/mountinfo");
     let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
-    Ok(own::is_containers_own(link, &found, (CWD, &mounts, is_its)))
+    Ok(own::is_its_own(link, &found, (CWD, &mounts, is_its)))
 }
 
 /// The shared objects of a process, copied.

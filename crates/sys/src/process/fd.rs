@@ -4,8 +4,11 @@ mod state;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::fs::{Mode, OFlags};
+
+use crate::namespace;
 
 use super::{malformed, numbers_of, open_directory, piece_of, read_piece};
 pub use state::{LockEntry, LockKind, TimerState, WatchEntry};
@@ -13,15 +16,28 @@ pub use state::{LockEntry, LockKind, TimerState, WatchEntry};
 /// A directory of a process's with an entry for each of its file descriptors. Through it, an entry is looked up by its number
 /// alone, in half the time of its whole path.
 #[derive(Debug)]
-pub struct FdDirectory(OwnedFd);
+pub struct FdDirectory {
+    directory: OwnedFd,
+    /// Once that was asked.
+    has_our_mounts: OnceLock<bool>,
+}
 
 impl FdDirectory {
+    fn new(directory: OwnedFd) -> Self {
+        Self { directory, has_our_mounts: OnceLock::new() }
+    }
+
+    /// Whether the process sees the same mounts as this one does: its paths lead where ours do.
+    pub fn has_our_mounts(&self) -> bool {
+        *self.has_our_mounts.get_or_init(|| namespace::is_ours(self.as_fd(), "../ns/mnt"))
+    }
+
     /// Links to what they lead to.
     ///
     /// # Errors
     /// NotFound when the process has ended.
     pub fn links(pid: i32) -> io::Result<Self> {
-        open_directory(&format!("/proc/{pid}/fd")).map(Self)
+        open_directory(&format!("/proc/{pid}/fd")).map(Self::new)
     }
 
     /// What is told of them by [`FdInfo`].
@@ -29,7 +45,7 @@ impl FdDirectory {
     /// # Errors
     /// NotFound when the process has ended.
     pub fn infos(pid: i32) -> io::Result<Self> {
-        open_directory(&format!("/proc/{pid}/fdinfo")).map(Self)
+        open_directory(&format!("/proc/{pid}/fdinfo")).map(Self::new)
     }
 
     /// The numbers of the descriptors, ascending. To be asked for once.
@@ -37,7 +53,7 @@ impl FdDirectory {
     /// # Errors
     /// The process has ended.
     pub fn numbers(&self) -> io::Result<Vec<u32>> {
-        numbers_of(&self.0)
+        numbers_of(&self.directory)
     }
 
     /// The `fdinfo` of one descriptor, where this is the directory of those.
@@ -45,14 +61,15 @@ impl FdDirectory {
     /// # Errors
     /// NotFound when process or descriptor is gone.
     pub fn info(&self, number: u32) -> io::Result<FdInfo> {
-        let file = rustix::fs::openat(&self.0, number.to_string(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        let file =
+            rustix::fs::openat(&self.directory, number.to_string(), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         FdInfo::of(&piece_of(file.into())?)
     }
 }
 
 impl AsFd for FdDirectory {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.directory.as_fd()
     }
 }
 

@@ -75,8 +75,8 @@ pub(super) struct Inode {
     block_bytes: u32,
     /// The device that it stands for, where it stands for one.
     stands_for: u64,
-    /// Whether it is a file that its container has for itself alone.
-    is_containers_own: bool,
+    /// Whether it is a file that we do not find at its path.
+    is_its_own: bool,
 }
 
 impl Inode {
@@ -86,7 +86,9 @@ impl Inode {
         let is_file = FileType::from_raw_mode(found.stx_mode.into()).is_file();
         let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
         Ok(Self {
-            is_containers_own: is_file && own::is_containers_own(link, &found, (links.as_fd(), "../mountinfo", is_its)),
+            is_its_own: is_file
+                && !links.has_our_mounts()
+                && own::is_its_own(link, &found, (links.as_fd(), "../mountinfo", is_its)),
             device: makedev(found.stx_dev_major, found.stx_dev_minor),
             number: found.stx_ino,
             mount: found.stx_mnt_id,
@@ -138,13 +140,13 @@ pub(super) fn kind((links, number): (&FdDirectory, &str), link: &[u8], inode: &I
 }
 
 /// Whether a regular file is kept like memory that no path leads to: one that was deleted, POSIX shared memory, which its processes
-/// go on writing to, one in huge pages, which another node may have none of, or one that its container alone has.
+/// go on writing to, one in huge pages, which another node may have none of, or one that is not the node's.
 fn is_memory(link: &[u8], inode: &Inode, is_on_hugetlbfs: impl FnOnce() -> bool) -> bool {
     /// The least that hugetlbfs has blocks of.
     const HUGE_PAGE_BYTES_MIN: u32 = 2 << 20;
     let is_without_path = link.starts_with(MEMFD_PREFIX) || link.starts_with(SHARED_MEMORY_PREFIX);
     is_without_path
-        || inode.is_containers_own
+        || inode.is_its_own
         || is_gone(link, inode)
         || (inode.block_bytes >= HUGE_PAGE_BYTES_MIN && is_on_hugetlbfs())
 }

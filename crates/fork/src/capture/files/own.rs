@@ -1,5 +1,5 @@
-//! Files that a container has for itself: what a child has written lies in its own layer, its payload in a directory of its own. Their paths
-//! lead to other files on any node, or to none, so they are carried like deleted ones.
+//! Files that a process has and its node has not at their paths: what a child has written lies in its own layer, its payload in a directory of
+//! its own; a service may have mounts of its own, as those of a container runtime have. They are carried like deleted ones.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,15 +12,14 @@ use farfork_sys::mount;
 use farfork_sys::mount::table::{self, Mount};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, openat, statx};
 
-/// Whether the file that a process has at `path` is its container's, and not as the node has it there. `found`: what statx(2) tells of it;
-/// `mounts`: where the process's table of mounts is, below which directory, and which of them is the file's.
-pub(in crate::capture) fn is_containers_own(
+/// Whether a process that sees other mounts than we do has its own file at `path`. `found`: what statx(2) tells of it; `mounts`: where the process's
+/// table of mounts is, below which directory, and which of them is the file's.
+pub(in crate::capture) fn is_its_own(
     path: &[u8],
     found: &Statx,
     mounts: (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool),
 ) -> bool {
-    // Overlays and tmpfs have no device: of others' files nothing more is asked.
-    found.stx_dev_major == 0 && !is_as_here(path, found) && is_in_container(mounts).unwrap_or(false)
+    !is_as_here(path, found) && is_not_bound(mounts).unwrap_or(true)
 }
 
 /// Whether we find the same at its path. An overlay shows times and size of the file below, but numbers of its own.
@@ -33,10 +32,12 @@ fn is_as_here(path: &[u8], found: &Statx) -> bool {
     statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS).is_ok_and(|here| look(&here) == look(found))
 }
 
-/// Whether a file's mount was made for a container.
-fn is_in_container((directory, name, is_its): (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool)) -> io::Result<bool> {
+/// Of a container of ours only what lies on a mount that was made for it: what its user has bound there is for its children, too.
+fn is_not_bound((directory, name, is_its): (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool)) -> io::Result<bool> {
     let mut text = Vec::new();
     let mounts = openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     File::from(mounts).read_to_end(&mut text)?;
-    Ok(table::parse(&text)?.iter().any(|mount| is_its(mount) && mount.source == mount::SOURCE))
+    let mounts = table::parse(&text)?;
+    let is_made = |mount: &Mount| mount.source == mount::SOURCE;
+    Ok(!mounts.iter().any(is_made) || mounts.iter().any(|mount| is_made(mount) && is_its(mount)))
 }

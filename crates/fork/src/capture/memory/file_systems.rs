@@ -1,13 +1,14 @@
 //! Which of the kernel's own file systems mapped files lie on, by their devices: what the flags of an area would tell late; and which files
-//! are a container's own.
+//! the node has not.
 
 use std::collections::BTreeMap;
 
 use farfork_sys::hugetlbfs;
 use farfork_sys::mount::table::Mount;
+use farfork_sys::namespace;
 use farfork_sys::process::MapEntry;
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, major, minor, statx};
+use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, major, minor, statx};
 
 use crate::capture::error::Refusal;
 use crate::capture::files::own;
@@ -15,7 +16,7 @@ use crate::capture::files::own;
 /// VmFlags of an area in huge pages of hugetlbfs.
 pub(super) const HUGE_FLAG: &str = "ht";
 
-/// Ours, which `smaps` does not have: an area is shared, and of a file that its container has for itself.
+/// Ours, which `smaps` does not have: an area is shared, and of a file that the process has for itself.
 pub(super) const OWN_FLAG: &str = "own";
 
 /// What was found out of devices.
@@ -30,14 +31,16 @@ enum FileSystem {
 }
 
 impl FileSystems {
-    /// Marks what of the map of a process is in huge pages of hugetlbfs, as `smaps` would, and shared areas of files of a container's own.
+    /// Marks what of the map of a process is in huge pages of hugetlbfs, as `smaps` would, and shared areas of files that it has for itself.
     pub(crate) fn mark(&mut self, pid: i32, maps: &mut [MapEntry]) {
         for entry in maps.iter_mut().filter(|entry| is_kernels(entry)) {
             if self.of(pid, entry) == FileSystem::Huge && !entry.has_flag(HUGE_FLAG) {
                 entry.add_flag(HUGE_FLAG);
-            } else if entry.is_shared && is_containers_own(pid, entry) {
-                entry.add_flag(OWN_FLAG);
             }
+        }
+        let mut shared = maps.iter_mut().filter(|entry| entry.is_shared && entry.inode != 0).peekable();
+        if shared.peek().is_some() && !namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt")) {
+            shared.filter(|entry| is_its_own(pid, entry)).for_each(|entry| entry.add_flag(OWN_FLAG));
         }
     }
 
@@ -57,14 +60,15 @@ impl FileSystems {
     }
 }
 
-fn is_containers_own(pid: i32, entry: &MapEntry) -> bool {
+fn is_its_own(pid: i32, entry: &MapEntry) -> bool {
     let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
     let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
     let mounts = format!("/proc/{pid}/mountinfo");
     // An overlay's mapping is of the file in its layer: that mount is in no table.
     let device = format!("{}:{}", major(entry.device), minor(entry.device));
     let is_its = |mount: &Mount| mount.device == device;
-    found.is_ok_and(|found| own::is_containers_own(&entry.path, &found, (CWD, &mounts, is_its)))
+    let is_file = |found: &Statx| FileType::from_raw_mode(found.stx_mode.into()).is_file();
+    found.is_ok_and(|found| is_file(&found) && own::is_its_own(&entry.path, &found, (CWD, &mounts, is_its)))
 }
 
 /// What lies on a device of a driver's is on neither.

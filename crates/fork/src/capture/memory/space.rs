@@ -110,9 +110,9 @@ impl AddressSpace {
                 let what = format!("its area {}, of which the kernel tells no flags", entry.range_name());
                 return Err(CaptureError::Unstable { pid: self.pid, what });
             };
-            let is_containers_own = entry.has_flag(OWN_FLAG);
+            let is_its_own = entry.has_flag(OWN_FLAG);
             entry.take_flags(same);
-            if is_containers_own {
+            if is_its_own {
                 entry.add_flag(OWN_FLAG);
             }
             if marked.contains(&entry.start) {
