@@ -103,6 +103,8 @@ pub struct SeedSource {
     pub links: Arc<OwnerLinks>,
     /// Its state.
     pub descriptor: Arc<Descriptor>,
+    /// What it has in common with other seeds of its parent ([`Descriptor::lineage`]).
+    pub lineage: Arc<str>,
     own: OwnSeeds,
 }
 
@@ -194,7 +196,7 @@ impl SeedSource {
     ) -> Result<Self, ResumeError> {
         let owner = own.address_of(&key.seed, address);
         if let Some(descriptor) = phase!("descriptor.read", own.descriptor_of(&key)) {
-            return Ok(Self { key, owner, links: Arc::clone(links), descriptor, own });
+            return Ok(Self::new((key, descriptor), owner, links, own));
         }
         let extent = ExtentId::DESCRIPTOR;
         let read = |connection: &mut dyn Connection| {
@@ -203,7 +205,17 @@ impl SeedSource {
         };
         let bytes = phase!("descriptor.read", links.with(&owner, key.seed.node(), read))?;
         let descriptor = Arc::new(phase!("descriptor.decode", farfork_wire::descriptor::decode(&bytes))?);
-        Ok(Self { key, owner, links: Arc::clone(links), descriptor, own })
+        Ok(Self::new((key, descriptor), owner, links, own))
+    }
+
+    fn new(
+        (key, descriptor): (Arc<SeedKey>, Arc<Descriptor>),
+        owner: Address,
+        links: &Arc<OwnerLinks>,
+        own: OwnSeeds,
+    ) -> Self {
+        let lineage = descriptor.lineage(key.seed.node()).into();
+        Self { key, owner, links: Arc::clone(links), descriptor, lineage, own }
     }
 
     /// The seeds that pages of its children come from: itself, and its layers.

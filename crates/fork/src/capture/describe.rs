@@ -20,6 +20,7 @@ use super::memory::eager;
 use super::memory::{AddressSpace, MemoryMap};
 use super::shared::{SharedCopies, SharedCopy};
 use super::state::inherited::Asked;
+use super::survey::Survey;
 use super::template::twin;
 use super::tracer::deadline::Deadline;
 use super::tracer::post::at_once;
@@ -123,7 +124,7 @@ fn describe(
         eager::eager(&eager::Own { mem: &mem, inheritance: &inheritance }, &threads, &process.mm, &memory.mappings)
     );
     Ok(Descriptor {
-        origin: origin(options, &threads[0].xstate, clocks),
+        origin: origin(options, &survey, &threads[0].xstate, clocks),
         process,
         threads,
         mappings: memory.mappings,
@@ -206,9 +207,11 @@ fn leave(held: &Held, areas: &[Range<u64>], injector: &mut Injector<'_>) -> Resu
     Ok(())
 }
 
-fn origin(options: &CaptureOptions, xstate: &[u8], clocks: Clocks) -> Origin {
+fn origin(options: &CaptureOptions, survey: &Survey, xstate: &[u8], clocks: Clocks) -> Origin {
     Origin {
         node: options.node.clone(),
+        parent_pid: survey.pid.cast_unsigned(),
+        parent_start_ticks: survey.stat.start_ticks,
         kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
         boot_id: kernel::boot_id().to_owned(),
         vdso_build_id: kernel::vdso_build_id().to_vec(),

@@ -30,6 +30,8 @@ mod tests {
         let origin = Origin {
             node: "n1".parse().unwrap(),
             kernel_release: node.kernel_release.clone(),
+            parent_pid: 1,
+            parent_start_ticks: 1,
             boot_id: "another".to_owned(),
             vdso_build_id: node.vdso_build_id.clone(),
             vdso_image: crate::kernel::vdso_image().to_vec(),

@@ -37,6 +37,8 @@ mod tests {
         let origin = Origin {
             node: "n1".parse().unwrap(),
             kernel_release: String::new(),
+            parent_pid: 1,
+            parent_start_ticks: 1,
             boot_id: String::new(),
             vdso_build_id: Vec::new(),
             vdso_image: Vec::new(),

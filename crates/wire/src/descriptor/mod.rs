@@ -17,6 +17,7 @@
 mod codec;
 mod file;
 mod layer;
+mod lineage;
 mod memory;
 mod process;
 mod resources;
@@ -107,6 +108,10 @@ pub struct Origin {
     pub node: NodeName,
     /// `uname -r` there.
     pub kernel_release: String,
+    /// The parent's number there, as its daemon knows it: not that of its innermost pid namespace, which others have, too.
+    pub parent_pid: u32,
+    /// When the parent started, in clock ticks since that boot. With node, boot and number it tells a parent apart from every other.
+    pub parent_start_ticks: u64,
     /// The boot of that kernel (`/proc/sys/kernel/random/boot_id`): same boot, same files by inode.
     pub boot_id: String,
     /// Build id of the vdso there, whose addresses the program knows; empty where it could not be read.

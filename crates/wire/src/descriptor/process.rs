@@ -86,7 +86,7 @@ pub struct Mm {
 }
 
 /// Who a thread acts as (credentials(7), capabilities(7)).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Credentials {
     /// Real, effective, saved and file-system user id.
     pub uids: [u32; 4],

@@ -2,6 +2,7 @@
 //! error, and never a panic.
 
 mod damaged;
+mod lineage;
 
 use farfork_wire::Token;
 use farfork_wire::descriptor::{
@@ -115,6 +116,8 @@ fn origin() -> Origin {
     Origin {
         node: "n1".parse().unwrap(),
         kernel_release: "6.18".into(),
+        parent_pid: 4711,
+        parent_start_ticks: 815,
         boot_id: "b".into(),
         vdso_build_id: vec![1; 20],
         vdso_image: vec![0x7f; 64],

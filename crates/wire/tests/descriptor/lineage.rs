@@ -1,0 +1,42 @@
+//! Which seeds have the same parent, and whom it lets look into it.
+
+use farfork_wire::descriptor::{Credentials, Descriptor};
+
+use super::{Change, credentials, descriptor};
+
+#[test]
+fn a_lineage_is_one_parents_while_it_is_who_it_was() {
+    let lineage = |descriptor: &Descriptor| descriptor.lineage(&"n1".parse().unwrap());
+    let first = lineage(&descriptor());
+    let same: [Change; 4] = [
+        |d| d.origin.monotonic_ns += 1,
+        |d| d.process.exe = "/usr/bin/another".into(),
+        |d| drop(d.threads.pop()),
+        |d| d.members[0].threads[0].credentials = Some(credentials()),
+    ];
+    let others: [Change; 10] = [
+        |d| d.origin.parent_pid += 1,
+        |d| d.origin.parent_start_ticks += 1,
+        |d| d.origin.boot_id = "another".into(),
+        |d| (d.origin.boot_id, d.origin.parent_pid) = (r#"b" 4711"#.into(), 1),
+        |d| d.process.dumpable = 0,
+        |d| d.members[1].process.dumpable = 0,
+        |d| d.threads[1].credentials = Some(Credentials { groups: vec![4], ..credentials() }),
+        |d| d.members[1].process.credentials.no_new_privileges = true,
+        |d| d.members[0].threads[0].credentials = Some(Credentials { uids: [0, 1, 0, 0], ..credentials() }),
+        |d| d.process.credentials.capabilities_permitted = 0,
+    ];
+    for (changes, is_same) in [(&same[..], true), (&others[..], false)] {
+        for (number, change) in changes.iter().enumerate() {
+            let mut next = descriptor();
+            change(&mut next);
+            assert_eq!(lineage(&next) == first, is_same, "change {number}");
+        }
+    }
+    assert_ne!(descriptor().lineage(&"n2".parse().unwrap()), first, "whatever its owner says of itself");
+    // All of them changed alike.
+    let mut next = descriptor();
+    next.process.credentials.gids = [7; 4];
+    next.members.iter_mut().for_each(|member| member.process.credentials.gids = [7; 4]);
+    assert_ne!(lineage(&next), first);
+}
