@@ -2,6 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Most containers of a node at a time unless configured: each has a dozen kernel objects and at least one process,
 /// and the default limit on processes of a Linux machine is 32,768.
@@ -99,13 +100,13 @@ impl ContainerSpec {
     }
 }
 
-/// Who may have the root of a container when all in it has ended and left no trace there: children of the same seed, and where a
+/// Who may have the root of a container when all in it has ended and left no trace there: children of one line, and where a
 /// network is not one's own, of the same fan-out. Through a network a process can hand a descriptor to another, and with that the other
 /// would see what the next in that root does.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Heirs {
-    /// The seed.
-    pub seed: String,
+    /// What only they have in common.
+    pub line: Arc<str>,
     /// The fan-out whose network they share.
     pub fan_out: Option<u64>,
 }

@@ -145,7 +145,7 @@ impl Pool {
         deadline: Instant,
     ) -> Result<Container, ContainerError> {
         let key = (self.shared.builder.kind(kind.into()), heirs.clone());
-        let is_wanted = key.0.may_leave_root() && self.shared.lock().estates.ask(&key);
+        let is_wanted = key.0.may_leave_root() && self.shared.lock().estates.ask(&key, Instant::now());
         let mut container = self.shared.take((key.0, is_wanted.then_some(&key)), deadline)?;
         if is_wanted {
             let keeper = Arc::downgrade(&self.shared);
@@ -160,10 +160,10 @@ impl Pool {
         (state.estates.kept(), state.estates.ready())
     }
 
-    /// Gives up what was left to the children of a seed that is no more.
-    pub fn forget_heirs(&self, seed: &str) {
+    /// Gives up what was left to a line of which no more will come.
+    pub fn forget_heirs(&self, line: &str) {
         let mut stale = Stale::default();
-        self.shared.lock().estates.give_up(Instant::now(), |heirs| heirs.seed == seed, &mut stale);
+        self.shared.lock().estates.give_up(Instant::now(), |heirs| *heirs.line == *line, &mut stale);
     }
 }
 
@@ -174,7 +174,7 @@ impl Inherit for Shared {
         match state.stopping {
             true => drop(state),
             false => {
-                state.estates.keep(&(kind, heirs.clone()), root, &mut stale);
+                state.estates.keep(&(kind, heirs.clone()), root, Instant::now(), &mut stale);
                 drop(state);
                 self.wanted.notify_one();
             }
@@ -215,7 +215,7 @@ impl State {
 
     /// A container in the root of another is there, or could not be built.
     fn add_inherited(&mut self, key: &Key, built: Result<Container, ContainerError>) {
-        if !self.estates.add(key, built) {
+        if !self.estates.add(key, built, Instant::now()) {
             return;
         }
         let for_heirs = self.estates.waiting(key);

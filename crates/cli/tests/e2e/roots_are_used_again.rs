@@ -1,15 +1,19 @@
-//! A child may be in the root of one of its seed that has ended and left nothing there; nobody else is, and no other root is used again.
+//! A child may be in the root of one of its parent's that has ended and left nothing there; nobody else is, and no other root is used again.
 
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::harness::{Cluster, Parent, Program, Seed, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("where_a_child_has_left_nothing", where_nothing_is_left),
+    Test::alone("by_children_of_the_same_parent", only_of_the_same_parent),
+    Test::alone("while_that_is_who_it_was", only_while_it_is_who_it_is),
     Test::alone("and_none_is_left_behind", none_is_left_behind),
 ];
 
@@ -45,16 +49,12 @@ fn within(pid: i32, command: &str) {
 fn where_nothing_is_left() {
     let cluster = Cluster::start(1);
     let mut parent = Parent::start(Program::Waits, &["4"]);
-    let (seed, other) = (Seed::of(cluster.first(), &parent), Seed::of(cluster.first(), &parent));
+    let seed = Seed::of(cluster.first(), &parent);
     let root = |seed: &Seed, options: &[&str], act: &dyn Fn(i32)| root_of(&cluster, seed, options, act);
-    let again = |options: &[&str], former: &Root| {
-        deadline::until("a child is in a root that another had", SOON, || {
-            (root(&seed, options, &|_| ()).name == former.name).then_some(())
-        });
-    };
     let first = root(&seed, &[], &|_| ());
-    assert_ne!(root(&other, &[], &|_| ()).name, first.name, "another seed's");
-    again(&[], &first);
+    deadline::until("a child is in a root that another had", SOON, || {
+        (root(&seed, &[], &|_| ()).name == first.name).then_some(())
+    });
 
     let spoilt = root(&seed, &[], &|pid| within(pid, "echo secret > /tmp/left"));
     let captured = root(&seed, &[], &|pid| drop(Seed::of_process(cluster.first(), &pid.to_string(), &[])));
@@ -71,6 +71,61 @@ fn where_nothing_is_left() {
         }
     }
     seed.fork_and_check(&parent, 1, &[]);
+    parent.require_unharmed();
+}
+
+/// Makes seeds of a process until a child of one has the root of one of another. Gives the roots of all.
+fn until_handed_on(cluster: &Cluster, parent: &Parent, options: &[&str]) -> Vec<Root> {
+    let next = Seed::of(cluster.first(), parent);
+    let (mut of_others, mut of_next) = (Vec::<Root>::new(), Vec::new());
+    deadline::until("a child is in the root of one of another seed", SOON, || {
+        let other = Seed::of(cluster.first(), parent);
+        of_others.push(root_of(cluster, &other, options, |_| ()));
+        drop(other);
+        let found = root_of(cluster, &next, options, |_| ());
+        let is_handed_on = of_others.iter().any(|former| former.name == found.name);
+        of_next.push(found);
+        is_handed_on.then_some(())
+    });
+    of_others.extend(of_next);
+    of_others
+}
+
+fn only_of_the_same_parent() {
+    let cluster = Cluster::start(2);
+    let [mut parent, mut other] = [(); 2].map(|()| Parent::start(Program::Waits, &["4"]));
+    for to in [&[][..], &["--to", cluster.name(1)]] {
+        let shared = [to, &["--net", "shared"]].concat();
+        let root = |seed: &Seed, options: &[&str]| root_of(&cluster, seed, options, |_| ());
+        let [its, not_its] = [&parent, &other].map(|parent| Seed::of(cluster.first(), parent));
+        let mut former = until_handed_on(&cluster, &parent, to);
+        former.push(root(&its, &shared));
+        for (seed, options) in [(&not_its, to), (&not_its, &shared), (&its, &shared)] {
+            for _ in 0..3 {
+                let found = root(seed, options);
+                assert!(former.iter().all(|former| former.name != found.name), "{options:?}");
+            }
+        }
+    }
+    parent.require_unharmed();
+    other.require_unharmed();
+}
+
+fn only_while_it_is_who_it_is() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Situation("becoming"), &[]);
+    let mut former: Vec<Root> = Vec::new();
+    let ways = ["itself", "in other groups", "not dumpable", "with fewer capabilities", "another user"];
+    for (number, way) in ways.into_iter().enumerate() {
+        if number > 0 {
+            kill_process(Pid::from_raw(parent.pid()).expect("a process id"), Signal::USR1).expect("it runs");
+            parent.wait_for_ticks(3);
+        }
+        let found = until_handed_on(&cluster, &parent, &[]);
+        let is_strange = |root: &Root| former.iter().all(|former| former.name != root.name);
+        assert!(found.iter().all(is_strange), "{way}");
+        former.extend(found);
+    }
     parent.require_unharmed();
 }
 

@@ -16,8 +16,10 @@ use crate::root::kept::KeptRoot;
 /// Roots for which nobody asks go after so long: less than zygotes stay, since each holds a container.
 const UNUSED_LIMIT: Duration = Duration::from_secs(3);
 
-/// After so many roots, one after the other, in which something was left, no more are kept: children of that seed write files.
+/// After so many roots, one after the other, in which something was left, no more are kept for so long: children of that line write
+/// files now, and others of it may not.
 const SPOILT_MAX: u32 = 4;
+const SPOILT_PAUSE: Duration = Duration::from_secs(3);
 
 /// Of whom it is, and which kind of container.
 pub(super) type Key = (ContainerSpec, Heirs);
@@ -35,8 +37,9 @@ struct Estate {
     roots: Vec<KeptRoot>,
     building: usize,
     ready: VecDeque<Container>,
-    /// How many were spoilt since one was not.
+    /// How many were spoilt since one was not, and until when no more are kept for it.
     spoilt: u32,
+    pause: Option<Instant>,
     /// Requests that wait.
     waiting: usize,
     used: Option<Instant>,
@@ -61,10 +64,10 @@ impl Estates {
     }
 
     /// Somebody asks for a container: whether what that leaves is wanted.
-    pub(super) fn ask(&mut self, key: &Key) -> bool {
+    pub(super) fn ask(&mut self, key: &Key, now: Instant) -> bool {
         let estate = self.table.entry(key.clone()).or_default();
-        estate.used = Some(Instant::now());
-        self.kept_max > 0 && estate.is_wanted()
+        estate.used = Some(now);
+        self.kept_max > 0 && estate.is_wanted(now)
     }
 
     /// Begins or ends to wait.
@@ -79,9 +82,9 @@ impl Estates {
     }
 
     /// Keeps a root, or leaves it for `stale`.
-    pub(super) fn keep(&mut self, key: &Key, root: KeptRoot, stale: &mut Stale) {
+    pub(super) fn keep(&mut self, key: &Key, root: KeptRoot, now: Instant, stale: &mut Stale) {
         let has_room = self.kept() < self.kept_max;
-        match self.table.get_mut(key).filter(|estate| has_room && estate.is_wanted()) {
+        match self.table.get_mut(key).filter(|estate| has_room && estate.is_wanted(now)) {
             Some(estate) => estate.roots.push(root),
             None => stale.roots.push(root),
         }
@@ -95,17 +98,18 @@ impl Estates {
     }
 
     /// What came of it. Tells whether there is a container.
-    pub(super) fn add(&mut self, key: &Key, built: Result<Container, ContainerError>) -> bool {
+    pub(super) fn add(&mut self, key: &Key, built: Result<Container, ContainerError>, now: Instant) -> bool {
         let estate = self.table.entry(key.clone()).or_default();
         estate.building = estate.building.saturating_sub(1);
         let outcome = built.map(|container| estate.ready.push_back(container));
         match &outcome {
-            Ok(()) => estate.spoilt = 0,
+            Ok(()) => (estate.spoilt, estate.pause) = (0, None),
             Err(error @ ContainerError::Spoilt { .. }) => {
                 estate.spoilt += 1;
-                tracing::debug!(%error, seed = key.1.seed, "not used again");
+                estate.pause = (estate.spoilt >= SPOILT_MAX).then(|| now + SPOILT_PAUSE);
+                tracing::debug!(%error, line = &*key.1.line, "not used again");
             }
-            Err(error) => tracing::warn!(%error, seed = key.1.seed, "a root was not used again"),
+            Err(error) => tracing::warn!(%error, line = &*key.1.line, "a root was not used again"),
         }
         outcome.is_ok()
     }
@@ -148,7 +152,32 @@ impl Estates {
 }
 
 impl Estate {
-    fn is_wanted(&self) -> bool {
-        self.spoilt < SPOILT_MAX
+    fn is_wanted(&self, now: Instant) -> bool {
+        self.pause.is_none_or(|until| until <= now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_spoils_roots_leaves_none_for_a_while() {
+        let (mut estates, now) = (Estates::new(8), Instant::now());
+        let key = |line: &str| (ContainerSpec::default(), Heirs { line: line.into(), fan_out: None });
+        let spoil = |estates: &mut Estates, line: &str, now| {
+            let error = ContainerError::Spoilt { what: "/".to_owned(), why: "it was changed".to_owned() };
+            assert!(!estates.add(&key(line), Err(error), now));
+        };
+        for _ in 0..SPOILT_MAX {
+            assert!(estates.ask(&key("writes"), now));
+            spoil(&mut estates, "writes", now);
+        }
+        assert!(!estates.ask(&key("writes"), now));
+        assert!(estates.ask(&key("another"), now));
+        let later = now + SPOILT_PAUSE;
+        assert!(estates.ask(&key("writes"), later), "one is tried");
+        spoil(&mut estates, "writes", later);
+        assert!(!estates.ask(&key("writes"), later), "and tells");
     }
 }

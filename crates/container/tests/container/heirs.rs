@@ -76,12 +76,12 @@ const GOES: [(&str, &str); 13] = [
 /// Namespaces that are each container's own.
 const OWN: [&str; 4] = ["pid", "net", "uts", "ipc"];
 
-fn heirs(seed: &str) -> Heirs {
-    Heirs { seed: seed.to_owned(), fan_out: None }
+fn heirs(line: &str) -> Heirs {
+    Heirs { line: line.into(), fan_out: None }
 }
 
-fn take(pool: &Pool, seed: &str) -> Container {
-    pool.take_for(&heirs(seed), RootSpec::Overlay, Instant::now() + WAIT).unwrap()
+fn take(pool: &Pool, line: &str) -> Container {
+    pool.take_for(&heirs(line), RootSpec::Overlay, Instant::now() + WAIT).unwrap()
 }
 
 fn root_of(container: &Container) -> String {
@@ -113,7 +113,7 @@ fn a_root_without_a_trace_is_the_next_ones() {
     let namespaces = |container: &Container| OWN.map(|kind| ask(container, &format!("L/proc/self/ns/{kind}")));
     let before = namespaces(&first);
     assert!(end(&pool, first), "nothing was done in it");
-    assert_ne!(root_of(&take(&pool, "s2")), root, "another seed's child");
+    assert_ne!(root_of(&take(&pool, "s2")), root, "a child of another line");
     let of_fan_out = Heirs { fan_out: Some(1), ..heirs("s1") };
     let other = pool.take_for(&of_fan_out, RootSpec::Overlay, Instant::now() + WAIT).unwrap();
     assert_ne!(root_of(&other), root, "of another network");
@@ -150,13 +150,13 @@ fn who_leaves_anything_has_no_heirs() {
     let node = with_hidden_below_private();
     let pool = node.pool(1);
     for (number, left) in LEAVES.into_iter().enumerate() {
-        let seed = format!("s{number}");
-        let container = take(&pool, &seed);
+        let line = format!("s{number}");
+        let container = take(&pool, &line);
         let root = root_of(&container);
         let _held = fs::File::open(format!("/proc/{}/ns/mnt", container.init_pid())).unwrap();
         ask(&container, &format!("E{left}"));
         assert!(!end(&pool, container), "`{left}` leaves something");
-        let next = take(&pool, &seed);
+        let next = take(&pool, &line);
         assert_ne!(root_of(&next), root, "{left}");
         assert!(try_ask(&next, "D/tmp").unwrap().lines().all(|name| name != "left"));
     }
@@ -167,16 +167,16 @@ fn what_ends_with_a_container_is_not_seen_by_its_heirs() {
     let node = Node::new();
     let pool = node.pool(1);
     for (number, (does, looks)) in GOES.into_iter().enumerate() {
-        let seed = format!("s{number}");
+        let line = format!("s{number}");
         let fresh = take(&pool, "nobody's");
         let expected = try_ask(&fresh, &format!("E{looks}"));
-        let container = take(&pool, &seed);
+        let container = take(&pool, &line);
         let root = root_of(&container);
         ask(&container, &format!("E{does}"));
         if !end(&pool, container) {
             panic!("`{does}` spoils a root");
         }
-        let next = take(&pool, &seed);
+        let next = take(&pool, &line);
         assert_eq!(root_of(&next), root, "{does}");
         assert_eq!(try_ask(&next, &format!("E{looks}")), expected, "{does}");
     }

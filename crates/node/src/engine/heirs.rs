@@ -1,5 +1,12 @@
-//! Who may be in the root of a child after it: further children of its seed, when it has left no trace there, which the container tells
-//! (`farfork_container::Heirs`). Here is decided which children may have heirs at all.
+//! Who may be in the root of a child after it, when it has left no trace there, which the container tells (`farfork_container::Heirs`):
+//! further children of its parent, of whatever seed. Here is decided which children may have heirs at all.
+//!
+//! What ties a root to anybody is a descriptor of one of its directories. From a network of its own a child hands it to nobody; who may look
+//! into the child on its node can open one. So seeds of one parent share roots while the same may look into the children of
+//! each (`farfork_wire::Descriptor::lineage`): while all of their threads have the same users, groups and capabilities, and may be dumped or
+//! not alike. Children that share a network hand each other what they like: theirs stay with the seed, and go with it.
+
+use std::sync::Arc;
 
 use farfork_container::{Heirs, Limits, Protection, RootSpec, UsersSpec};
 use farfork_wire::SeedId;
@@ -9,7 +16,7 @@ use crate::network::{FanOut, Network};
 
 /// The heirs of a child that is started so; `None` where it is to have none: it is not trusted, it has more of the node or from its
 /// user than others, or is where strangers are, to whom it could send a descriptor.
-pub(super) fn of(seed: &SeedId, options: &StartOptions, fan_out: &FanOut) -> Option<Heirs> {
+pub(super) fn of((seed, lineage): (&SeedId, &Arc<str>), options: &StartOptions, fan_out: &FanOut) -> Option<Heirs> {
     let StartOptions { root, binds, paused, attached, limits, protection, users, network, .. } = options;
     let is_plain = *root == RootSpec::Overlay
         && binds.is_empty()
@@ -17,39 +24,47 @@ pub(super) fn of(seed: &SeedId, options: &StartOptions, fan_out: &FanOut) -> Opt
         && *protection == Protection::default()
         && *users == UsersSpec::Nodes
         && !(*paused || *attached);
-    let fan_out = match network {
-        Network::Private => None,
-        Network::Shared => Some(fan_out.number()),
-        Network::Host => return None,
-    };
-    is_plain.then(|| Heirs { seed: seed.to_string(), fan_out })
+    is_plain.then_some(())?;
+    match network {
+        Network::Private => Some(Heirs { line: lineage.clone(), fan_out: None }),
+        Network::Shared => Some(Heirs { line: seed.to_string().into(), fan_out: Some(fan_out.number()) }),
+        Network::Host => None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{FanOut, Heirs, SeedId, StartOptions, of};
+    use super::{Arc, FanOut, Heirs, SeedId, StartOptions, of};
     use crate::api::v1::{Bind, ChildOptions, Network};
 
-    fn seed() -> SeedId {
-        "n1.s00f3a96c5d217e84".parse().unwrap()
+    const SEED: &str = "n1.s00f3a96c5d217e84";
+
+    fn heirs_of(seed: &str, lineage: &str, options: ChildOptions, fan_out: &FanOut) -> Option<Heirs> {
+        let (seed, lineage): (SeedId, Arc<str>) = (seed.parse().unwrap(), lineage.into());
+        of((&seed, &lineage), &StartOptions::try_from(options).unwrap(), fan_out)
     }
 
     fn heirs(options: ChildOptions, fan_out: &FanOut) -> Option<Heirs> {
-        of(&seed(), &StartOptions::try_from(options).unwrap(), fan_out)
+        heirs_of(SEED, "n1 4711", options, fan_out)
     }
 
     #[test]
-    fn a_plain_child_has_heirs_of_its_seed() {
+    fn a_plain_child_has_heirs_of_its_parents() {
         let (one, other) = (FanOut::default(), FanOut::default());
-        let plain = |fan_out| heirs(ChildOptions::default(), fan_out);
-        assert_eq!(plain(&one).unwrap().seed, seed().to_string());
+        let plain = |fan_out| heirs(ChildOptions::default(), fan_out).unwrap();
         assert_eq!(plain(&one), plain(&other));
-        let shared = |fan_out| {
-            heirs(ChildOptions { network: Network::Shared.into(), ..ChildOptions::default() }, fan_out).unwrap()
-        };
+        let in_shared = || ChildOptions { network: Network::Shared.into(), ..ChildOptions::default() };
+        let shared = |fan_out| heirs(in_shared(), fan_out).unwrap();
         assert_eq!(shared(&one), shared(&one));
         assert_ne!(shared(&one), shared(&other));
-        assert_ne!(Some(shared(&one)), plain(&one));
+        assert_ne!(shared(&one), plain(&one));
+        assert_eq!(&*shared(&one).line, SEED, "by which it is forgotten");
+
+        let next = "n1.s0000000000000001";
+        let of_next = |lineage, options| heirs_of(next, lineage, options, &one).unwrap();
+        assert_eq!(of_next("n1 4711", ChildOptions::default()), plain(&one), "the next seed of its parent");
+        assert_ne!(of_next("n1 4712", ChildOptions::default()), plain(&one));
+        assert_ne!(of_next("n1 4711", in_shared()), shared(&one), "in one network with others");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use farfork_fork::restore::{Restored, StandardStreams};
 use farfork_fork::resume::{self, ResumeError, ResumeRequest, SeedSource};
 use farfork_fork::zygote::{has_not_run, resume_from};
 use farfork_sys::identity::ProcessIdentity;
-use farfork_wire::{ChildId, SeedId};
+use farfork_wire::ChildId;
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::net::unix::pipe;
 use tonic::Code;
@@ -136,7 +136,7 @@ impl Engine {
         let called = phase!("resume.caller", self.call(source, unfinished.id(), unfinished.directory(), whose));
         let (line, caller) = called.map_err(|error| self.no_files(source, &error))?;
 
-        let taken = phase!("resume.container", self.take_container(&source.key.seed, (options, fan_out), requested));
+        let taken = phase!("resume.container", self.take_container(source, (options, fan_out), requested));
         let mut container = taken.map_err(|error| failed(&error))?;
         furnish(&container, asked).map_err(|error| failed(&*error))?;
         let request = ResumeRequest {
@@ -228,12 +228,12 @@ impl Engine {
 
     fn take_container(
         &self,
-        seed: &SeedId,
+        source: &SeedSource,
         (options, fan_out): (&StartOptions, &FanOut),
         requested: Instant,
     ) -> Result<Container, ContainerError> {
         let (kind, deadline) = (options.container(), requested + START_TIMEOUT);
-        match heirs::of(seed, options, fan_out) {
+        match heirs::of((&source.key.seed, &source.lineage), options, fan_out) {
             Some(heirs) => self.pool.take_for(&heirs, kind, deadline),
             None => self.pool.take(kind, deadline),
         }
