@@ -27,6 +27,10 @@ const SIZE_MAX: usize = 256;
 const RETRY_MS: u64 = 500;
 /// Containers of another kind than the usual one go after so long without use, as zygotes do.
 const UNUSED_LIMIT: Duration = Duration::from_secs(20);
+/// While children are being started one after the other, no more than so many containers are kept ready beyond what is waited for: the others are
+/// built when none was taken for a while, and so take no processor from the children of a fan-out.
+const READY_MEANWHILE: usize = 4;
+const QUIET: Duration = Duration::from_millis(20);
 /// Threads that build. Most of the time that one takes to build a container it waits: for grace periods of the kernel, and for
 /// the container's first process.
 const FILLERS: usize = 4;
@@ -53,9 +57,21 @@ struct State {
     shelves: BTreeMap<ContainerSpec, Shelf>,
     /// What containers that have ended left to others.
     estates: Estates,
+    /// When a container was last taken.
+    taken: Option<Instant>,
     /// Containers that no longer show the node's mounts as they are, and roots that nobody is to have: for a filler to end.
     stale: Stale,
     stopping: bool,
+}
+
+/// What a filler is to do.
+enum Next {
+    /// Build a container of a kind.
+    Build(ContainerSpec),
+    /// Build one around a root that was left.
+    Rebuild(Key, Box<KeptRoot>),
+    /// Nothing, or nothing before that.
+    Wait(Option<Instant>),
 }
 
 /// The containers of one kind.
@@ -245,9 +261,30 @@ impl State {
         next
     }
 
+    /// What is to be built now.
+    fn next(&mut self, now: Instant) -> Next {
+        let quiet = self.taken.map(|taken| taken + QUIET).filter(|quiet| *quiet > now);
+        let is_due = |kind: ContainerSpec, ready: usize, waiting: usize| {
+            let shelf = self.shelves.get(&kind);
+            let others = shelf.map_or(0, |shelf| shelf.ready.len() + shelf.building);
+            quiet.is_none() || ready + others < READY_MEANWHILE + waiting
+        };
+        if let Some((key, root)) = self.estates.next(is_due) {
+            return Next::Rebuild(key, Box::new(root));
+        }
+        match self.lacking(quiet.is_some()) {
+            Some(kind) => Next::Build(kind),
+            None => Next::Wait(quiet),
+        }
+    }
+
     /// Of which kind too few are ready: of several, the one that lacks most.
-    fn lacking(&self) -> Option<ContainerSpec> {
-        let lack = |shelf: &Shelf| shelf.size.saturating_sub(shelf.ready.len() + shelf.building);
+    fn lacking(&self, is_busy: bool) -> Option<ContainerSpec> {
+        let wanted = |shelf: &Shelf| match is_busy {
+            true => shelf.size.min(READY_MEANWHILE + shelf.waiting),
+            false => shelf.size,
+        };
+        let lack = |shelf: &Shelf| wanted(shelf).saturating_sub(shelf.ready.len() + shelf.building);
         let (kind, shelf) = self.shelves.iter().max_by_key(|(_, shelf)| lack(shelf))?;
         (lack(shelf) > 0).then_some(*kind)
     }
@@ -316,6 +353,7 @@ impl Shared {
                 break Err(ContainerError::Stopping { node: self.node() });
             }
             if let Some(container) = state.pop(wanted) {
+                state.taken = Some(Instant::now());
                 break Ok(container);
             }
             let shelf = state.shelf(kind);
@@ -355,16 +393,19 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            if let Some((key, root)) = state.estates.next() {
-                drop(state);
-                let built = self.builder.rebuild(key.0, root, home.as_ref());
-                state = self.lock();
-                state.add_inherited(&key, built);
-                continue;
-            }
-            let Some(kind) = state.lacking() else {
-                state = self.wait_wanted(state, next);
-                continue;
+            let kind = match state.next(Instant::now()) {
+                Next::Build(kind) => kind,
+                Next::Rebuild(key, root) => {
+                    drop(state);
+                    let built = self.builder.rebuild(key.0, *root, home.as_ref());
+                    state = self.lock();
+                    state.add_inherited(&key, built);
+                    continue;
+                }
+                Next::Wait(quiet) => {
+                    state = self.wait_wanted(state, next.into_iter().chain(quiet).min());
+                    continue;
+                }
             };
             state.shelf(kind).building += 1;
             drop(state);
@@ -437,5 +478,21 @@ mod tests {
         assert!(goes > now && goes <= now + UNUSED_LIMIT);
         assert_eq!(state.give_up_unused(goes), None);
         assert_eq!([usual, other].map(|kind| state.shelf(kind).size), [3, 0]);
+    }
+
+    #[test]
+    fn what_can_wait_is_built_when_none_was_taken_for_a_while() {
+        let (mut state, now, kind) = (State::default(), Instant::now(), ContainerSpec::default());
+        state.shelf(kind).size = 8;
+        state.taken = Some(now);
+        assert!(matches!(state.next(now), Next::Build(_)), "too few");
+        state.shelf(kind).building = READY_MEANWHILE;
+        assert!(matches!(state.next(now), Next::Wait(Some(quiet)) if quiet == now + QUIET));
+        state.shelf(kind).waiting = 1;
+        assert!(matches!(state.next(now), Next::Build(_)), "one more is waited for");
+        state.shelf(kind).waiting = 0;
+        assert!(matches!(state.next(now + QUIET), Next::Build(_)));
+        state.shelf(kind).building = 8;
+        assert!(matches!(state.next(now + QUIET), Next::Wait(None)));
     }
 }

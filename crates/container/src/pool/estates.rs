@@ -16,6 +16,9 @@ use crate::root::kept::KeptRoot;
 /// Roots for which nobody asks go after so long: less than zygotes stay, since each holds a container.
 const UNUSED_LIMIT: Duration = Duration::from_secs(3);
 
+/// For whom nobody has asked for so long makes room for others.
+const ROOM_LIMIT: Duration = Duration::from_millis(100);
+
 /// After so many roots, one after the other, in which something was left, no more are kept for so long: children of that line write
 /// files now, and others of it may not.
 const SPOILT_MAX: u32 = 4;
@@ -83,16 +86,31 @@ impl Estates {
 
     /// Keeps a root, or leaves it for `stale`.
     pub(super) fn keep(&mut self, key: &Key, root: KeptRoot, now: Instant, stale: &mut Stale) {
-        let has_room = self.kept() < self.kept_max;
+        let has_room = self.kept() < self.kept_max || self.make_room(now, stale);
         match self.table.get_mut(key).filter(|estate| has_room && estate.is_wanted(now)) {
             Some(estate) => estate.roots.push(root),
             None => stale.roots.push(root),
         }
     }
 
-    /// A root around which a container is to be built.
-    pub(super) fn next(&mut self) -> Option<(Key, KeptRoot)> {
-        let (key, estate) = self.table.iter_mut().find(|(_, estate)| !estate.roots.is_empty())?;
+    /// Gives up what was left to whom nobody has asked for longest, one root of it; tells whether there was one.
+    fn make_room(&mut self, now: Instant, stale: &mut Stale) -> bool {
+        let unused = self.table.values_mut().filter(|estate| estate.used.is_none_or(|used| used + ROOM_LIMIT <= now));
+        let holding = unused.filter(|estate| !estate.roots.is_empty() || !estate.ready.is_empty());
+        let Some(estate) = holding.min_by_key(|estate| estate.used) else { return false };
+        match estate.roots.pop() {
+            Some(root) => stale.roots.push(root),
+            None => stale.containers.extend(estate.ready.pop_front()),
+        }
+        true
+    }
+
+    /// A root around which a container is to be built. `is_due`: where there are so many of a kind, and so many requests wait.
+    pub(super) fn next(&mut self, is_due: impl Fn(ContainerSpec, usize, usize) -> bool) -> Option<(Key, KeptRoot)> {
+        let is_next = |(key, estate): &(&Key, &mut Estate)| {
+            !estate.roots.is_empty() && is_due(key.0, estate.ready.len() + estate.building, estate.waiting)
+        };
+        let (key, estate) = self.table.iter_mut().find(is_next)?;
         estate.building += 1;
         Some((key.clone(), estate.roots.pop()?))
     }

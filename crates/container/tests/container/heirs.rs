@@ -257,6 +257,22 @@ fn only_plain_containers_leave_a_root() {
 }
 
 #[test]
+fn who_asks_no_more_makes_room() {
+    let mut node = Node::new();
+    node.config.kept_roots_max = 1;
+    let pool = node.pool(1);
+    let [first, second] = ["s1", "s2"].map(|line| (line, take(&pool, line)));
+    let held = fs::File::open(format!("/proc/{}/ns/mnt", second.1.init_pid())).unwrap();
+    assert!(end(&pool, first.1));
+    let root = root_of(&second.1);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(end(&pool, second.1));
+    assert_eq!(pool.roots(), (1, 1), "no more than may be");
+    assert_eq!(root_of(&take(&pool, second.0)), root, "of whoever asked last");
+    drop(held);
+}
+
+#[test]
 fn the_pool_ends_what_is_kept() {
     let node = Node::new();
     let pool = node.pool(1);
