@@ -1,5 +1,5 @@
 //! The root of a container that has ended, kept for the next one: that takes it if it is as it was when it was built. To make a root
-//! anew, and to take the old one down, is most of what a container costs (`docs/decisions/015-fan-out.md`).
+//! anew, and to take the old one down, is most of what a container costs (`docs/decisions/017-roots.md`).
 //!
 //! ```text
 //!  build ─▶ looked at ─▶ a child runs in it, ends with all processes ─▶ looked at again ─┬─ the same ─▶ names forgotten ─▶ next
