@@ -35,7 +35,7 @@ pub(crate) struct Manner {
 /// What is foreseen of a line's new seed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Foreseen {
-    /// Children of it here.
+    /// How children of it will be asked for here.
     pub(crate) here: Option<Manner>,
     /// Other nodes, which have their own opinions.
     pub(crate) elsewhere: Vec<NodeName>,
@@ -54,8 +54,9 @@ struct Line {
     seed: SeedId,
     /// How children of it, or of the one before, were last asked for here; `None` where nothing is foreseen.
     manner: Option<Manner>,
-    /// Whether a child of the latest was asked for here.
-    is_asked: bool,
+    /// How many children of the latest were asked for here, and how many of the last one of which any were.
+    asked: usize,
+    asked_before: Option<usize>,
     /// Other nodes that had children of it, or of those before.
     nodes: BTreeSet<NodeName>,
     /// Of these, those that had children of the latest.
@@ -67,16 +68,16 @@ struct Line {
 impl Line {
     fn new(seed: &SeedId) -> Self {
         let (nodes, asked_nodes, former) = Default::default();
-        Self { seed: seed.clone(), manner: None, is_asked: false, nodes, asked_nodes, former }
+        Self { seed: seed.clone(), manner: None, asked: 0, asked_before: None, nodes, asked_nodes, former }
     }
 }
 
 impl Foresight {
-    /// Children of a seed were asked for here, in this manner.
-    pub(crate) fn asked(&self, seed: &SeedId, manner: Manner) {
+    /// So many children of a seed were asked for here, in this manner.
+    pub(crate) fn asked(&self, seed: &SeedId, manner: Manner, count: usize) {
         let mut lines = self.lines();
         let line = lines.of(seed);
-        line.is_asked = true;
+        line.asked += count;
         if line.manner.as_ref() != Some(&manner) {
             line.manner = Some(manner);
         }
@@ -106,8 +107,9 @@ impl Foresight {
             // Who forks it was faster than who tells of it.
             return Foreseen::default();
         }
-        if !line.is_asked {
-            line.manner = None;
+        match std::mem::take(&mut line.asked) {
+            0 => line.manner = None,
+            asked => line.asked_before = Some(asked),
         }
         if line.manner.is_none() && line.nodes.is_empty() {
             // The next child begins a line anew.
@@ -117,7 +119,6 @@ impl Foresight {
             line.former.pop_front();
         }
         line.former.push_back(std::mem::replace(&mut line.seed, next.clone()));
-        line.is_asked = false;
         line.asked_nodes.clear();
         let foreseen = Foreseen {
             here: line.manner.clone(),
@@ -130,7 +131,15 @@ impl Foresight {
 
     /// Whether a child of a seed was asked for here.
     pub(crate) fn is_asked(&self, seed: &SeedId) -> bool {
-        self.lines().0.iter().any(|line| line.seed == *seed && line.is_asked)
+        self.lines().0.iter().any(|line| line.seed == *seed && line.asked > 0)
+    }
+
+    /// How many more children of a seed will be asked for here, as of the seed before it; `None` where nobody can tell, and where there were
+    /// more already.
+    pub(crate) fn still_expected(&self, seed: &SeedId) -> Option<usize> {
+        let lines = self.lines();
+        let line = lines.0.iter().find(|line| line.seed == *seed)?;
+        line.asked_before?.checked_sub(line.asked)
     }
 
     /// Whether a child of a seed was asked for on another node.
@@ -206,12 +215,16 @@ mod tests {
     fn a_seed_is_expected_to_be_forked_as_the_one_before_it() {
         let foresight = Foresight::default();
         assert_eq!(foresight.follows(&seed(1), &seed(2)), Foreseen::default(), "nobody asked for a child");
-        foresight.asked(&seed(2), manner(false));
-        foresight.asked(&seed(2), manner(true));
+        foresight.asked(&seed(2), manner(false), 1);
+        foresight.asked(&seed(2), manner(true), 2);
         assert!(foresight.is_asked(&seed(2)) && !foresight.is_asked(&seed(3)));
+        assert_eq!(foresight.still_expected(&seed(2)), None, "nobody can tell");
         assert_eq!(foresight.follows(&seed(2), &seed(3)).here, Some(manner(true)), "as last");
         assert!(!foresight.is_asked(&seed(3)));
-        foresight.asked(&seed(3), manner(true));
+        for expected in [Some(3), Some(2), Some(1), Some(0), None] {
+            assert_eq!(foresight.still_expected(&seed(3)), expected);
+            foresight.asked(&seed(3), manner(true), 1);
+        }
         let foreseen = foresight.follows(&seed(3), &seed(4));
         assert_eq!((foreseen.here, foreseen.former), (Some(manner(true)), vec![seed(2), seed(3)]));
     }
@@ -219,13 +232,13 @@ mod tests {
     #[test]
     fn once_in_vain_and_no_more_until_a_child_is_asked_for() {
         let foresight = Foresight::default();
-        foresight.asked(&seed(1), manner(true));
+        foresight.asked(&seed(1), manner(true), 1);
         assert!(foresight.follows(&seed(1), &seed(2)).here.is_some());
         assert_eq!(foresight.follows(&seed(2), &seed(3)), Foreseen::default());
         assert_eq!(foresight.follows(&seed(3), &seed(4)), Foreseen::default());
-        foresight.asked(&seed(4), manner(true));
+        foresight.asked(&seed(4), manner(true), 1);
         assert!(foresight.follows(&seed(4), &seed(5)).here.is_some());
-        foresight.asked(&seed(6), manner(true));
+        foresight.asked(&seed(6), manner(true), 1);
         assert_eq!(foresight.follows(&seed(5), &seed(6)), Foreseen::default(), "who forks it was faster");
         assert!(foresight.is_asked(&seed(6)));
     }
@@ -257,7 +270,7 @@ mod tests {
     fn no_more_is_kept_than_is_good() {
         let foresight = Foresight::default();
         for number in 0..1000 {
-            foresight.asked(&seed(number), manner(true));
+            foresight.asked(&seed(number), manner(true), 1);
             foresight.asked_elsewhere(&seed(999), [node(&format!("n{number}"))]);
         }
         assert_eq!(foresight.lines().0.len(), LINES_MAX);

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::children_stand_by::in_containers;
 use crate::harness::{Cluster, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 
@@ -93,6 +94,13 @@ fn of_each_next_seed() {
         assert_eq!(cluster.told_of_zygotes(0, "foretold_used"), rounds, "the first child is a copy");
         (cluster.told_of_zygotes(0, "stood_by") >= ENOUGH).then_some(())
     });
+    let seed = changing.seed(&cluster);
+    wait_for(&cluster, 0, "foretold", rounds + 1);
+    changing.fork(&seed, 100, &[]);
+    thread::sleep(MOMENT / 2);
+    assert_eq!(in_containers(&cluster, &changing.parent), Vec::<i32>::new(), "none stands by where one was enough");
+    drop(seed);
+
     // At once, and in another manner.
     for number in 200..200 + ENOUGH {
         let seed = changing.seed(&cluster);

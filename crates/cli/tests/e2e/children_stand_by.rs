@@ -29,7 +29,7 @@ const ENOUGH: u64 = 4;
 const FORKS: u64 = 8;
 
 /// Processes of a parent's program in containers.
-fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
+pub(crate) fn in_containers(cluster: &Cluster, parent: &Parent) -> Vec<i32> {
     let line = fs::read(format!("/proc/{}/cmdline", parent.pid())).expect("it runs");
     let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
     let groups = |pid: i32| fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();

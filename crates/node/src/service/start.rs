@@ -75,7 +75,7 @@ pub(super) fn start_children(
         waiting: Mutex::new(children.into()),
     });
     if node.engine.copies_zygotes(&batch.options) {
-        node.foresight.asked(&batch.source.key.seed, batch.manner());
+        node.foresight.asked(&batch.source.key.seed, batch.manner(), count);
     }
     if is_fan_out {
         tokio::spawn(begin_beside_zygote(batch, count));
@@ -204,18 +204,21 @@ fn make_ready(batch: &Batch) -> Option<impl FnOnce() + Send + use<>> {
     })
 }
 
-/// Where children are forked one by one, the next ones stand by: like the last, which had a payload, or none. They are made when that one
-/// has had the processors for a while.
+/// Where children are forked one by one, the next ones stand by, if more are expected: like the last, which had a payload, or none. They are made
+/// when that one has had the processors for a while.
 fn stand_by_soon(batch: &Batch, has_payload: bool) {
     if batch.is_fan_out || batch.node.starting.available_permits() < STARTING_MAX {
         return;
     }
     let Batch { node, source, options, .. } = batch;
+    let most = node.foresight.still_expected(&source.key.seed).unwrap_or(STANDBYS_MAX);
+    if most == 0 {
+        return;
+    }
     let (node, source, options) = (node.clone(), source.clone(), options.clone());
     tokio::spawn(async move {
         sleep(STANDBY_DELAY).await;
-        let _ = tokio::task::spawn_blocking(move || node.engine.stand_by(&source, &options, has_payload, STANDBYS_MAX))
-            .await;
+        let _ = tokio::task::spawn_blocking(move || node.engine.stand_by(&source, &options, has_payload, most)).await;
     });
 }
 
