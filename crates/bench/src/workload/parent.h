@@ -7,6 +7,17 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+// Reads what a child was given, if this is one.
+template <size_t BYTES> bool find_payload(const char *path, char (&payload)[BYTES]) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t length = read(fd, payload, BYTES - 1);
+    if (length <= 0) fail("the payload");
+    payload[length] = 0;
+    close(fd);
+    return true;
+}
+
 // Says that the parent is ready, and waits on its standard input, which in a child is /dev/null: the read(2) returns 0, and the
 // child reads its payload. Tells whether there is one: without the file this is the parent, and whoever drove it is gone.
 template <size_t BYTES> bool wait_for_payload(const char *path, char (&payload)[BYTES]) {
@@ -16,13 +27,7 @@ template <size_t BYTES> bool wait_for_payload(const char *path, char (&payload)[
     while (read(STDIN_FILENO, &letter, 1) == 1) {
     }
 
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return false;
-    ssize_t length = read(fd, payload, BYTES - 1);
-    if (length <= 0) fail("the payload");
-    payload[length] = 0;
-    close(fd);
-    return true;
+    return find_payload(path, payload);
 }
 
 inline uint64_t mixed(uint64_t z) {

@@ -4,8 +4,8 @@
 // it looks at pages, in order and out of it, writes some, gives some back, moves some elsewhere, and has processes that it
 // forks look at others. Then it looks at all of them, and says `sound LOOKS`: how often a page was looked at, byte by byte,
 // and was right. At the first page that is not right it says `wrong PAGE …`, and its exit status is 1. A page that is lost
-// is SIGBUS, which ends it. If STAYS is not 0 it stays until SIGTERM comes: what is forked from it needs it. Without the file
-// it ends: it is the parent, and whoever drove it is gone.
+// is SIGBUS, which ends it. If STAYS is not 0 it stays until SIGTERM comes: what is forked from it needs it. What is forked from it then finds
+// another payload, looks at all pages, too, and says so. Without the file it ends: it is the parent, and whoever drove it is gone.
 //
 // usage: wander MIB PAYLOAD
 #include "parent.h"
@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cinttypes>
 #include <csignal>
+#include <cstring>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,6 +30,8 @@ constexpr int LOOKS_OF_OTHERS = 32;
 // A sleep after so many steps: nobody is to be kept from a CPU by this.
 constexpr int STEPS_A_NAP = 8;
 constexpr long NAP_NS = 1'000'000;
+// Between two looks whether it is another child by now.
+constexpr long LOOK_NS = 50'000'000;
 // What a page holds: its parent's, nothing, or what the child wrote in a step of this number.
 constexpr uint32_t ORIGINAL = 0, GIVEN_BACK = 1, FIRST_STEP = 2;
 
@@ -126,6 +129,16 @@ void set_up(size_t mib) {
     for (size_t page = 0; page < pages; page++) write_page(page, ORIGINAL);
 }
 
+// Waits until SIGTERM comes; or until it is not who waited, but forked from that, which its payload tells.
+template <size_t BYTES> bool stays_to_the_end(const sigset_t &term, const char *path, const char (&payload)[BYTES]) {
+    char now[BYTES];
+    for (;;) {
+        timespec look{0, LOOK_NS};
+        if (sigtimedwait(&term, nullptr, &look) >= 0) return true;
+        if (find_payload(path, now) && strcmp(now, payload) != 0) return false;
+    }
+}
+
 } // namespace
 
 int main(int count, char **arguments) {
@@ -152,10 +165,11 @@ int main(int count, char **arguments) {
         timespec nap{0, NAP_NS};
         if (step % STEPS_A_NAP == 0) nanosleep(&nap, nullptr);
     }
-    for (size_t page = 0; page < pages; page++) look_at(page);
-    printf("sound %" PRIu64 "\n", looks);
-    fflush(stdout);
-    int signal = 0;
-    if (stays) sigwait(&term, &signal);
+    do {
+        for (size_t page = 0; page < pages; page++) look_at(page);
+        find_payload(arguments[2], payload);
+        printf("sound %" PRIu64 "\n", looks);
+        fflush(stdout);
+    } while (stays && !stays_to_the_end(term, arguments[2], payload));
     return 0;
 }

@@ -124,7 +124,8 @@ fn nobody_asked() {
     let foretold = changing.seed(&cluster);
     wait_for(&cluster, 0, "foretold", 1);
     drop(foretold);
-    assert_eq!(cluster.told_of_zygotes(0, "kept"), 0, "it goes with its seed");
+    // Of the seed before, one may be made just when that is dropped, which goes a little later.
+    deadline::until("they go with their seeds", SOON, || (cluster.told_of_zygotes(0, "kept") == 0).then_some(()));
     let not_again = changing.seed(&cluster);
     thread::sleep(MOMENT);
     let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.told_of_zygotes(0, what));
