@@ -19,6 +19,7 @@ use farfork_wire::descriptor::{
     Extent, ExtentId, ExtentSource, FileStatus, MessageQueue, PageRun, SemaphoreSet, SharedKind, SharedObject,
 };
 use rustix::fs::{AtFlags, CWD, SealFlags, SeekFrom, StatxFlags, fcntl_get_seals, readlink, seek, statx};
+use rustix::io::Errno;
 
 use super::error::{CaptureError, Refusal};
 use super::files::{DELETED_SUFFIX, Flights, Kind, SHARED_MEMORY_PREFIX, own};
@@ -261,7 +262,7 @@ impl Source {
         loop {
             let start = match seek(&self.file, SeekFrom::Data(from)) {
                 Ok(start) => start,
-                Err(rustix::io::Errno::NXIO) => return Ok(runs),
+                Err(Errno::NXIO) => return Ok(runs),
                 Err(errno) => return Err(errno.into()),
             };
             let end = seek(&self.file, SeekFrom::Hole(start))?;
@@ -302,7 +303,12 @@ impl Source {
 /// What a process executes, where that was deleted or replaced, or is not the node's: other nodes have no such file, or another.
 fn executed_object(survey: &Survey) -> io::Result<Option<Source>> {
     let exe = format!("/proc/{}/exe", survey.pid);
-    let link = readlink(&exe, Vec::new())?.into_bytes();
+    let link = match readlink(&exe, Vec::new()) {
+        Ok(link) => link.into_bytes(),
+        // It has ended: whoever comes next says so.
+        Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
     let is_without_path = link.ends_with(DELETED_SUFFIX) || is_its_own(survey.pid, &exe, &link)?;
     let source = is_without_path.then(|| Source::open(&exe, &link, &[])).transpose()?;
     Ok(source.map(|source| Source { is_fixed: true, ..source }))
