@@ -1,7 +1,6 @@
 //! The node's files that a child is given by their paths: whether they are there, and still the same.
 
 use std::io;
-use std::iter;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -27,8 +26,7 @@ enum Needed<'a> {
 
 /// What of the node's files the processes of a seed need.
 fn needed(descriptor: &Descriptor) -> impl Iterator<Item = Needed<'_>> {
-    let others = descriptor.members.iter().map(|member| &member.process);
-    let own = iter::once(&descriptor.process).chain(others).flat_map(|process| {
+    let own = descriptor.processes().flat_map(|process| {
         let cwd = process.deleted_cwd.is_none().then_some(&process.cwd);
         let exe = process.exe_object.is_none().then_some(&process.exe);
         exe.into_iter().chain(cwd).chain(&process.root)

@@ -240,8 +240,7 @@ pub(super) fn waits_for_maps(seals: u32) -> bool {
 /// What nobody could open or write any more, had it come before.
 /// Whether a process of a seed executes a shared object.
 fn is_executed(descriptor: &Descriptor, object: u32) -> bool {
-    let others = descriptor.members.iter().map(|member| &member.process);
-    std::iter::once(&descriptor.process).chain(others).any(|process| process.exe_object == Some(object))
+    descriptor.processes().any(|process| process.exe_object == Some(object))
 }
 
 fn complete_shared(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {

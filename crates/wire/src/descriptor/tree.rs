@@ -140,6 +140,11 @@ impl Descriptor {
         }
     }
 
+    /// Its processes, the first one first.
+    pub fn processes(&self) -> impl Iterator<Item = &Process> {
+        self.parts().map(|part| part.process)
+    }
+
     /// What each process has of its own, the first one's first.
     pub(super) fn parts(&self) -> impl Iterator<Item = Part<'_>> {
         let first = Part {

@@ -220,8 +220,7 @@ impl Descriptor {
                 require(known, || format!("a memfd's object {object} is missing"))?;
             }
         }
-        let others = self.members.iter().map(|member| &member.process);
-        for object in std::iter::once(&self.process).chain(others).filter_map(|process| process.exe_object) {
+        for object in self.processes().filter_map(|process| process.exe_object) {
             let known = (object as usize) < self.shared_objects.len();
             require(known, || format!("an executable's object {object} is missing"))?;
         }

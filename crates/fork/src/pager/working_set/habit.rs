@@ -3,7 +3,6 @@
 //! them knew. The same memory may be other pages of other extents there, so sets are handed on by address.
 
 use std::collections::VecDeque;
-use std::iter;
 use std::sync::Arc;
 
 use farfork_fabric::SeedKey;
@@ -100,8 +99,7 @@ struct Place {
 
 impl Layout {
     fn of(descriptor: &Descriptor) -> Self {
-        let members = descriptor.members.iter().map(|member| &member.process);
-        let pids: Vec<u32> = iter::once(&descriptor.process).chain(members).map(|process| process.pid).collect();
+        let pids: Vec<u32> = descriptor.processes().map(|process| process.pid).collect();
         let place = |extent: &Extent| match extent.source {
             ExtentSource::Template { process, address } => {
                 Some(Place { pid: *pids.get(process as usize)?, address, bytes: extent.bytes })
