@@ -61,6 +61,7 @@ pub enum OpenFile {
         /// Capacity, in bytes.
         capacity: u32,
         /// What was in it; stands on the first end that can read.
+        #[serde(with = "serde_bytes")]
         content: Vec<u8>,
         /// How it is divided, in bytes each: one piece, unless a writer is in packet mode (O_DIRECT).
         packets: Vec<u32>,
@@ -99,6 +100,7 @@ pub enum OpenFile {
         /// Capacity, in bytes.
         capacity: u32,
         /// What was in it; stands on the first end that can read.
+        #[serde(with = "serde_bytes")]
         content: Vec<u8>,
     },
     /// timerfd_create(2).

@@ -117,6 +117,7 @@ pub struct Origin {
     /// Build id of the vdso there, whose addresses the program knows; empty where it could not be read.
     pub vdso_build_id: Vec<u8>,
     /// The vdso itself, a library of [some pages](VDSO_BYTES_MAX): where its functions are, for a node whose kernel has another.
+    #[serde(with = "serde_bytes")]
     pub vdso_image: Vec<u8>,
     /// Extended-state components that the CPU there has enabled (XCR0).
     pub xcr0: u64,

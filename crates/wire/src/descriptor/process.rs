@@ -63,6 +63,7 @@ pub struct SeccompFilter {
     /// SECCOMP_FILTER_FLAG_*.
     pub flags: u32,
     /// Its instructions, each a `struct sock_filter` of 8 bytes.
+    #[serde(with = "serde_bytes")]
     pub instructions: Vec<u8>,
 }
 
@@ -140,5 +141,6 @@ pub struct SignalAction {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PendingSignal {
     /// The kernel's siginfo_t, 128 bytes.
+    #[serde(with = "serde_bytes")]
     pub siginfo: Vec<u8>,
 }

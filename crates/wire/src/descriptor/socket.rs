@@ -34,6 +34,7 @@ pub struct Socket {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// May be none.
+    #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
     /// Open files on their way with it (SCM_RIGHTS), by their indices.
     pub files: Vec<u32>,

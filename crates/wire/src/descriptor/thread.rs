@@ -15,6 +15,7 @@ pub struct Thread {
     /// call that was interrupted is already set to be made again.
     pub registers: Vec<u64>,
     /// Extended state as NT_X86_XSTATE gives it (XSAVE format, not compacted).
+    #[serde(with = "serde_bytes")]
     pub xstate: Vec<u8>,
     /// Blocked signals; bit N−1 is signal N.
     pub signal_mask: u64,
@@ -101,5 +102,6 @@ pub struct EagerBytes {
     /// Page-aligned address.
     pub address: u64,
     /// Whole pages.
+    #[serde(with = "serde_bytes")]
     pub bytes: Vec<u8>,
 }
