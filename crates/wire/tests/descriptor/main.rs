@@ -1,6 +1,7 @@
 //! Descriptors come from other nodes: whatever the bytes are, reading them gives a descriptor that makes sense, or an
 //! error, and never a panic.
 
+mod corpus;
 mod damaged;
 mod lineage;
 
