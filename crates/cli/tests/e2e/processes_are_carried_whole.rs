@@ -73,6 +73,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_own_namespace", |cluster| {
         refused(cluster, "refused_own_namespace", &["uts namespace"]);
     }),
+    Test::shared("refused_users", |cluster| refused(cluster, "refused_users", &["user namespace"])),
     Test::shared("pidfd_of_a_child", |cluster| carried(cluster, "pidfd_of_a_child")),
     Test::shared("shared_memory_of_processes", |cluster| carried(cluster, "shared_memory_of_processes")),
     Test::shared("shared_memory_is_forked_on", |cluster| forked_on(cluster, "shared_memory_of_processes")),

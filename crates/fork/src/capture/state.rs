@@ -8,6 +8,7 @@ pub(super) mod likeness;
 pub(super) mod program;
 pub(super) mod root;
 pub(super) mod timers;
+pub(super) mod users;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -17,7 +17,7 @@ use super::memory::FileSystems;
 use super::state::link;
 use super::state::program::Program;
 use super::state::root::Root;
-use super::state::{apart, filters, timers};
+use super::state::{apart, filters, timers, users};
 use super::stop::{freezer, traced, vfork};
 
 /// What is a thread's own and can be read while it runs.
@@ -305,7 +305,7 @@ fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSock
     if !asked_itself && is_32_bit(pid) {
         return refuse("it is a 32-bit program".to_owned());
     }
-    Vec::new()
+    users::refusal(pid).into_iter().collect()
 }
 
 /// From the class in its executable's ELF header; what cannot be read is taken for 64-bit and found out at the stop.

@@ -2,7 +2,7 @@
 //! afterwards, on the way to the answer; what stands in memory (arguments) is, for memory is locked while it is copied.
 
 use crate::capture::error::CaptureError;
-use crate::capture::state::link;
+use crate::capture::state::{link, users};
 
 /// What was read.
 #[derive(Debug)]
@@ -14,6 +14,10 @@ pub(in crate::capture) struct Likeness {
 impl Likeness {
     /// Reads that of a process that stands.
     pub(in crate::capture) fn read(pid: i32) -> Result<Self, CaptureError> {
+        // Who enters a namespace of users does so alone, and at any time.
+        if let Some(refusal) = users::refusal(pid) {
+            return Err(CaptureError::refused(pid, vec![refusal]));
+        }
         Ok(Self { root: link(pid, pid, "root")? })
     }
 }
