@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 /// Waits, for as long as it takes, until one of two descriptors is readable or has come to its end.
 ///
@@ -20,6 +20,24 @@ pub fn either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()> {
             Err(errno) => return Err(errno.into()),
         }
     }
+}
+
+/// What there is to read from a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readiness {
+    /// An error waits to be told, and who is told takes it.
+    pub has_error: bool,
+}
+
+/// Whether `fd` is readable at this moment, has come to its end, or has an error; `None` where it is nothing of that. Takes nothing.
+///
+/// # Errors
+/// As poll(2).
+pub fn readiness(fd: BorrowedFd<'_>) -> io::Result<Option<Readiness>> {
+    const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let ready = retry_on_intr(|| poll(&mut polled, Some(&AT_ONCE)))?;
+    Ok((ready > 0).then(|| Readiness { has_error: polled[0].revents().contains(PollFlags::ERR) }))
 }
 
 /// Waits until `fd` is readable, or has come to its end, at most until `deadline`; tells whether it has.

@@ -49,6 +49,7 @@ pub(crate) const TESTS: &[Test] = &[
         refused_at_its_stop(cluster, "refused_unix_name", &["/there-alone/socket"]);
     }),
     Test::shared("unix_connected", |cluster| carried(cluster, "unix_connected")),
+    Test::shared("unix_reset", |cluster| carried(cluster, "unix_reset")),
     Test::shared("unix_outside", |cluster| carried(cluster, "unix_outside")),
     Test::shared("udp_sockets", |cluster| carried(cluster, "udp_sockets")),
     Test::shared("netlink_sockets", |cluster| carried(cluster, "netlink_sockets")),

@@ -99,7 +99,7 @@ impl Descriptor {
                     require(!through.is_empty(), || "a connection that waits nowhere".to_owned())?;
                     vec![address, through]
                 }
-                SocketState::Cut => Vec::new(),
+                SocketState::Cut { .. } => Vec::new(),
             };
             let has_family = |address: &Vec<u8>| address.is_empty() || address.len() > 2;
             let short = addresses.iter().all(|address| address.len() <= ADDRESS_BYTES_MAX && has_family(address));

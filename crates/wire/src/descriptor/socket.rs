@@ -109,7 +109,10 @@ pub enum SocketState {
         turn: u32,
     },
     /// Connected with somebody else: a child finds the other end closed or, over TCP, the connection reset.
-    Cut,
+    Cut {
+        /// Whether that was closed before it had read all, of which the process was not told yet (ECONNRESET). Of a Unix socket.
+        is_reset: bool,
+    },
 }
 
 impl Socket {
@@ -119,7 +122,7 @@ impl Socket {
             SocketState::Idle { address, .. } => !address.is_empty(),
             SocketState::Paired { through, .. } => !through.is_empty(),
             SocketState::Listening { .. } | SocketState::Connected { .. } | SocketState::Waiting { .. } => true,
-            SocketState::Cut => false,
+            SocketState::Cut { .. } => false,
         }
     }
 
@@ -129,7 +132,7 @@ impl Socket {
             SocketState::Idle { address, .. }
             | SocketState::Listening { address, .. }
             | SocketState::Waiting { address, .. } => address,
-            SocketState::Paired { .. } | SocketState::Connected { .. } | SocketState::Cut => &[],
+            SocketState::Paired { .. } | SocketState::Connected { .. } | SocketState::Cut { .. } => &[],
         }
     }
 

@@ -96,6 +96,8 @@ pub(in super::super) struct SocketContents {
     shut_down: u32,
     /// Of a Unix socket without a known other end, what that has not read.
     unread_bytes: u32,
+    /// Of a Unix socket, whether its other end was closed before it had read all, which nobody has heard of yet.
+    is_reset: bool,
     /// Why it cannot be carried.
     refusal: Option<String>,
 }
@@ -116,6 +118,7 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
         received: Vec::new(),
         shut_down: 0,
         unread_bytes: 0,
+        is_reset: false,
         refusal: birth.refusal(),
     };
     match birth.family {
@@ -179,7 +182,7 @@ impl Sockets<'_> {
             UNIX if contents.peer_is_none() && contents.state != CONNECTED => {
                 Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
             }
-            UNIX => Ok(SocketState::Cut),
+            UNIX => Ok(SocketState::Cut { is_reset: contents.is_reset }),
             NETLINK => Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() }),
             _ if is_datagram => {
                 Ok(SocketState::Idle { address: contents.bound(), peer: contents.peer.clone().unwrap_or_default() })

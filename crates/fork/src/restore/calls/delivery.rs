@@ -82,6 +82,7 @@ pub(super) fn send_all(
             to.received.iter().try_for_each(|message| send(bench, objects, *from, message))?;
         }
         let known = || [one, other].into_iter().filter_map(|(fd, socket)| Some((*fd, (*socket)?)));
+        known().try_for_each(|(fd, socket)| socket::leave_unread(bench.script, fd, socket))?;
         known().for_each(|(fd, socket)| socket::shut_down(bench.script, fd, socket));
         for (fd, socket) in [one, other] {
             match socket {

@@ -220,6 +220,15 @@ pub(super) fn make_room(script: &mut Script<'_>, from: u32, to: &Socket) -> Resu
     Ok(())
 }
 
+/// Has a socket whose connection was reset send something that its other end, which is closed next, does not read.
+pub(super) fn leave_unread(script: &mut Script<'_>, fd: u32, socket: &Socket) -> Result<(), RestoreError> {
+    if socket.state == (SocketState::Cut { is_reset: true }) {
+        let byte = script.bytes(&[0])?;
+        script.gives(1, number::SENDTO, &[value(fd), byte, value(1_u32), value(MSG_DONTWAIT_NOSIGNAL)]);
+    }
+    Ok(())
+}
+
 pub(super) fn shut_down(script: &mut Script<'_>, fd: u32, socket: &Socket) {
     // shutdown(2) counts from 0 what the kernel keeps as bits.
     if let Some(how @ 0..=2) = socket.shut_down.checked_sub(1) {
@@ -234,6 +243,7 @@ fn cut(script: &mut Script<'_>, socket: &Socket, around: Surroundings<'_>) -> Re
     }
     as_owner(script, around.owner, |script| pair(script, socket, socket.kind | SOCK_CLOEXEC))?;
     send(script, 1, socket)?;
+    leave_unread(script, 0, socket)?;
     script.gives(0, number::CLOSE, &[value(1_u32)]);
     set_options(script, 0, socket, |_| true)
 }

@@ -194,7 +194,7 @@ impl Sockets<'_> {
                 && internet_address(&listener.own).is_some_and(is_it)
         };
         if !waits || !contents.is_over_loopback() || !self.0.values().any(waits_at) {
-            return Ok(SocketState::Cut);
+            return Ok(SocketState::Cut { is_reset: false });
         }
         let (info, peer) = (contents.tcp.as_ref(), contents.peer.clone().unwrap_or_default());
         if info.is_some_and(|tcp| tcp.unsent_bytes > 0 || tcp.sent_bytes > 0) {

@@ -7,7 +7,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use farfork_sys::socket::{self, Peeked, Sender};
 use farfork_sys::socket_diagnosis::Diagnosis;
@@ -91,11 +90,16 @@ impl SocketContents {
 
     fn read_messages(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         // Most queues are empty, and room for a message takes longer to clear than to ask.
-        if !farfork_sys::wait::readable(fd, Instant::now())? {
+        let Some(readiness) = farfork_sys::wait::readiness(fd)? else { return Ok(()) };
+        self.is_reset = readiness.has_error;
+        // The error would be taken by who looks behind the last byte and, where messages are told apart, at the first.
+        let mut left = if self.is_reset { rustix::io::ioctl_fionread(fd)? } else { u64::MAX };
+        if self.is_reset && left > 0 && self.birth.kind != STREAM {
+            self.refuse(UNTOLD_RESET.to_owned());
             return Ok(());
         }
         let mut room = vec![0; MESSAGE_BYTES_MAX];
-        loop {
+        while left > 0 {
             let peeked = match socket::peek(fd, &mut room) {
                 Ok(peeked) => peeked,
                 // Nothing (more); or it is not connected.
@@ -121,8 +125,10 @@ impl SocketContents {
             if is_end {
                 return Ok(());
             }
+            left = left.saturating_sub(peeked.bytes as u64);
             self.take(fd, &room[..peeked.bytes], peeked)?;
         }
+        Ok(())
     }
 
     /// Takes a message. In a stream one look may give a piece with descriptors together with plain ones before it, whose reader
@@ -197,6 +203,10 @@ impl Sockets<'_> {
 /// Who waits to be accepted and has sent something: its other end is nobody's yet, so that nobody can look into it.
 pub(super) const UNREAD_WAITING: &str = "what was sent in it waits with it to be accepted by a socket of the process, where nobody can look: not carried; \
      let it be accepted first";
+
+/// Whose error nobody may look past.
+const UNTOLD_RESET: &str = "messages wait in it behind an error (ECONNRESET: its other end was closed before it had read all), which who looks at \
+     them takes: not carried; let the process read it first";
 
 /// Who connects again finds the listening socket by its name.
 const NAMESAKES: &str = "it waits to be accepted by one of several sockets that listen and were bound to the same name: not carried; \
