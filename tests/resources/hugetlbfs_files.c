@@ -73,6 +73,7 @@ static void set_up(void) {
     REQUIRE(of_file != (char *)MAP_FAILED);
     for (size_t page = 0; page < FILE_PAGES; page++) fill(words(of_file, page), 100 + page);
     REQUIRE(munmap(of_file, FILE_PAGES * HUGE_BYTES) == 0);
+    REQUIRE(close(pool) == 0);
     if ((other = fork_bound()) == 0) {
         while (words(shared, 5)[7] != 8) usleep(1000);
         words(shared, 1000)[7] = 9;
@@ -81,7 +82,6 @@ static void set_up(void) {
     /* Only now: what its child had, too, it could not write to without one page more. */
     REQUIRE(is_filled(words(own, READ), 100 + READ));
     fill(words(own, COVERED), 200), fill(words(own, OWN), 300);
-    REQUIRE(close(pool) == 0);
 }
 
 static void check_shared(void) {

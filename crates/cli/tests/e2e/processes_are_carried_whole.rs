@@ -102,6 +102,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),
     Test::shared("deleted_files", |cluster| carried(cluster, "deleted_files")),
     Test::shared("deleted_executable", |cluster| carried(cluster, "deleted_executable")),
+    Test::shared("uncovered_files", |cluster| carried(cluster, "uncovered_files")),
+    Test::shared("refused_uncovered_directory", |cluster| {
+        refused(cluster, "refused_uncovered_directory", &["fd 3", "current directory", "mount that was taken away"]);
+    }),
     Test::shared("own_mounts", |cluster| carried(cluster, "own_mounts")),
     Test::shared("file_locks", |cluster| carried(cluster, "file_locks")),
     Test::shared("signal_driven_io", |cluster| carried(cluster, "signal_driven_io")),
@@ -149,6 +153,12 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_io_uring", |cluster| refused(cluster, "refused_io_uring", &["fd 3", "io_uring"])),
     Test::shared("refused_userfaultfd", |cluster| refused(cluster, "refused_userfaultfd", &["fd 3", "userfaultfd"])),
     Test::shared("refused_perf", |cluster| refused(cluster, "refused_perf", &["fd 3", "perf_event"])),
+    Test::shared("refused_message_queue", |cluster| {
+        refused(cluster, "refused_message_queue", &["fd 3", "fd 5", "POSIX message queue"]);
+    }),
+    Test::shared("refused_asynchronous_io", |cluster| {
+        refused(cluster, "refused_asynchronous_io", &["mapping", "io_setup"]);
+    }),
     Test::shared("refused_bpf", |cluster| refused(cluster, "refused_bpf", &["fd 3", "bpf-map"])),
     Test::shared("refused_pidfd", |cluster| refused(cluster, "refused_pidfd", &["fd 3", "pidfd"])),
     Test::shared("huge_pages_of_hugetlbfs", |cluster| carried(cluster, "huge_pages_of_hugetlbfs")),

@@ -27,7 +27,7 @@ use rustix::fs::{fstat, readlinkat};
 pub(super) use build::{Files, OpenFiles, Threads};
 pub(super) use contents::Contents;
 pub(super) use flights::Flights;
-pub(super) use kind::{DELETED_SUFFIX, Kind, SHARED_MEMORY_PREFIX};
+pub(super) use kind::{DELETED_SUFFIX, Kind, NO_PATH, SHARED_MEMORY_PREFIX};
 pub(super) use streams::Streams;
 pub(super) use terminal::{Seat, describe as describe_terminals, foregrounds, unpaired as unpaired_terminals};
 
@@ -111,12 +111,28 @@ impl ProgramSockets {
 
 impl OpenFd {
     pub(super) fn read(links: &FdDirectory, number: u32) -> io::Result<Self> {
+        Self::look(links, number, None)
+    }
+
+    /// Where `known` tells what it is, only that it is still that.
+    fn look(links: &FdDirectory, number: u32, known: Option<&Self>) -> io::Result<Self> {
         let name = number.to_string();
         let link = readlinkat(links, &name, Vec::with_capacity(LINK_BYTES))?.into_bytes();
         let inode = Inode::behind((links, &name), &link)?;
+        let is_known = |known: &&Self| {
+            (known.device, known.inode, known.mount, &known.link) == (inode.device, inode.number, inode.mount, &link)
+        };
+        let mut kind = kind::kind((links, &name), &link, &inode);
+        match known.filter(is_known) {
+            Some(known) if kind.has_path() => kind = known.kind.clone(),
+            _ => kind = kind::without_path(&kind, links, &link, &inode).unwrap_or(kind),
+        }
+        if kind == Kind::Memory && inode.may_be_kernels(&link) {
+            kind = kind::of_the_kernels(links, &name, &link).unwrap_or(kind);
+        }
         Ok(Self {
             number,
-            kind: kind::kind((links, &name), &link, &inode),
+            kind,
             device: inode.device,
             inode: inode.number,
             mount: inode.mount,
@@ -141,7 +157,7 @@ impl OpenFd {
             Some(links) => links,
             None => links.insert(FdDirectory::links(pid)?),
         };
-        let fd = Self::read(links, number)?;
+        let fd = Self::look(links, number, known)?;
         let is_standard = known.is_some_and(|known| known.is_standard && known.is_inode_of(&fd));
         Ok(Self { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), is_standard, ..fd })
     }

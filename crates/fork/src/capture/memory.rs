@@ -107,6 +107,11 @@ fn refuse_by_flag(entry: &MapEntry) -> Result<(), &'static str> {
 
 fn refuse_by_name(entry: &MapEntry) -> Result<(), &'static str> {
     let path = entry.path.as_slice();
+    if path.starts_with(b"/[aio]") {
+        return Err(
+            "it is the ring of an asynchronous I/O context (io_setup), which belongs to its process alone; destroy it first",
+        );
+    }
     if path.starts_with(b"/secretmem") {
         return Err("it is secret memory (memfd_secret), which nobody else may read");
     }

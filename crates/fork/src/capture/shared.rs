@@ -315,10 +315,10 @@ fn executed_object(survey: &Survey) -> io::Result<Option<Source>> {
 }
 
 fn is_its_own(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
-    if namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt")) {
-        return Ok(false);
-    }
     let found = statx(CWD, exe, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
+    if namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt")) {
+        return Ok(!own::is_at(link, &found));
+    }
     let mounts = format!("/proc/{pid}/mountinfo");
     let is_its = |mount: &Mount| u64::from(mount.id) == found.stx_mnt_id;
     Ok(own::is_its_own(link, &found, (CWD, &mounts, is_its)))

@@ -16,7 +16,7 @@ use super::memory;
 use super::memory::FileSystems;
 use super::state::link;
 use super::state::program::Program;
-use super::state::root::Root;
+use super::state::root::{self, Root};
 use super::state::{apart, filters, timers, users};
 use super::stop::{freezer, traced, vfork};
 
@@ -158,6 +158,7 @@ impl Survey {
         survey.refusals.extend(survey.file_systems.refusals(pid, &survey.maps));
         let root = Root::of(streams.map_or(pid, Streams::first))?;
         survey.refusals.extend(root.refusal(pid, &link(pid, pid, "root")?));
+        survey.refusals.extend(root::current_refusal(pid));
         survey.refusals.extend(files::refusals((pid, root), &survey.fds)?);
         survey.refusals.extend(files::foreign_pidfds(streams.map_or(pid, Streams::first), pid, &survey.fds)?);
         survey.refusals.extend(files::missing_caller(pid, &survey.fds, sockets));

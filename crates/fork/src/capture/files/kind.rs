@@ -12,7 +12,7 @@ use farfork_sys::hugetlbfs;
 use farfork_sys::mount::table::Mount;
 use farfork_sys::process::FdDirectory;
 use farfork_wire::descriptor::FileStatus;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, makedev, openat, statat, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fstatfs, makedev, openat, statat, statx};
 
 /// What a descriptor leads to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +49,13 @@ pub(in super::super) enum Kind {
     Other(String),
 }
 
+impl Kind {
+    /// Whether it is found by its path, on another node, too.
+    pub(super) fn has_path(&self) -> bool {
+        matches!(self, Self::Regular | Self::Directory | Self::NamedPipe)
+    }
+}
+
 const MEMFD_PREFIX: &[u8] = b"/memfd:";
 
 /// Where POSIX shared memory is.
@@ -63,6 +70,7 @@ const CARRIED_DEVICES: [(u32, u32); 5] = [(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)
 /// What is behind a link: its file's inode.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Inode {
+    found: Statx,
     pub(super) device: u64,
     pub(super) number: u64,
     /// The mount that it is reached by.
@@ -89,6 +97,7 @@ impl Inode {
             is_its_own: is_file
                 && !links.has_our_mounts()
                 && own::is_its_own(link, &found, (links.as_fd(), "../mountinfo", is_its)),
+            found,
             device: makedev(found.stx_dev_major, found.stx_dev_minor),
             number: found.stx_ino,
             mount: found.stx_mnt_id,
@@ -101,10 +110,45 @@ impl Inode {
         })
     }
 
+    /// Whether a file that no path leads to may be none of data.
+    pub(super) fn may_be_kernels(&self, link: &[u8]) -> bool {
+        !link.starts_with(MEMFD_PREFIX) && !link.starts_with(SHARED_MEMORY_PREFIX)
+    }
+
     fn status(&self) -> FileStatus {
         const PERMISSIONS: u16 = 0o7777;
         FileStatus { mode: (self.mode & PERMISSIONS).into(), uid: self.uid, gid: self.gid }
     }
+}
+
+/// What stands for a descriptor of this kind, which has a path, where that leads to something else: a mount was taken away, or has covered it.
+/// A file is kept like a deleted one.
+pub(super) fn without_path(kind: &Kind, links: &FdDirectory, link: &[u8], inode: &Inode) -> Option<Kind> {
+    if !kind.has_path() || inode.links == 0 || !links.has_our_mounts() || own::is_at(link, &inode.found) {
+        return None;
+    }
+    let is_file = FileType::from_raw_mode(inode.mode.into()).is_file();
+    Some(if is_file { Kind::Memory } else { Kind::Other(format!("{} {NO_PATH}", String::from_utf8_lossy(link))) })
+}
+
+/// Why a place is refused that only who has it open can get to.
+pub(in super::super) const NO_PATH: &str =
+    "is on a mount that was taken away, or is covered by one, so that no path leads there; that is not carried";
+
+/// What a file is that is the kernel's, and holds nothing, if it is one: there is nothing to copy.
+pub(super) fn of_the_kernels(links: &FdDirectory, number: &str, link: &[u8]) -> Option<Kind> {
+    /// POSIX message queues, of which mq_overview(7) tells; `/proc`, `/sys`, and control groups.
+    const NAMES: [(u64, &str); 5] = [
+        (0x1980_0202, "a POSIX message queue"),
+        (0x9fa0, "a file of /proc that is there no more"),
+        (0x6265_6572, "a file of /sys that is there no more"),
+        (0x0027_e0eb, "a file of a control group that is there no more"),
+        (0x6367_7270, "a file of a control group that is there no more"),
+    ];
+    let place = openat(links, number, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let magic = fstatfs(place).ok()?.f_type as u64;
+    let (_, what) = NAMES.into_iter().find(|(known, _)| *known == magic)?;
+    Some(Kind::Other(format!("{} is {what}: not carried; close it first", String::from_utf8_lossy(link))))
 }
 
 /// What the link of a descriptor, `name` among `links`, leads to.

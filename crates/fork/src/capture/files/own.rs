@@ -1,5 +1,6 @@
 //! Files that a process has and its node has not at their paths: what a child has written lies in its own layer, its payload in a directory of
-//! its own; a service may have mounts of its own, as those of a container runtime have. They are carried like deleted ones.
+//! its own; a service may have mounts of its own, as those of a container runtime have; a mount may have been taken away, or covered. They are
+//! carried like deleted ones.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,6 +12,7 @@ use std::path::Path;
 use farfork_sys::mount;
 use farfork_sys::mount::table::{self, Mount};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Statx, StatxFlags, openat, statx};
+use rustix::io::Errno;
 
 /// Whether a process that sees other mounts than we do has its own file at `path`. `found`: what statx(2) tells of it; `mounts`: where the process's
 /// table of mounts is, below which directory, and which of them is the file's.
@@ -20,6 +22,26 @@ pub(in crate::capture) fn is_its_own(
     mounts: (BorrowedFd<'_>, &str, impl Fn(&Mount) -> bool),
 ) -> bool {
     !is_as_here(path, found) && is_not_bound(mounts).unwrap_or(true)
+}
+
+/// Whether the path that a process with our mounts has something at leads there, of which statx(2) tells `found`. None does where something was
+/// mounted over it since, or its own mount was taken away (MNT_DETACH).
+pub(in crate::capture) fn is_at(path: &[u8], found: &Statx) -> bool {
+    let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+    let path = Path::new(OsStr::from_bytes(path));
+    match statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::BASIC_STATS | StatxFlags::MNT_ID) {
+        // Another one in the same mount was given its name this moment.
+        Ok(here) => here.stx_mnt_id == found.stx_mnt_id || identity(&here) == identity(found),
+        Err(error) => !matches!(error, Errno::NOENT | Errno::NOTDIR),
+    }
+}
+
+/// The same of a file that is mapped: an overlay's is the one in its layer, by another mount.
+pub(in crate::capture) fn is_mapped_from(path: &[u8], found: impl Fn() -> Option<Statx>) -> bool {
+    /// One that is written meanwhile looks otherwise each time.
+    const LOOKS_MAX: usize = 3;
+    let is_it = |found: &Statx| is_at(path, found) || is_as_here(path, found);
+    (0..LOOKS_MAX).any(|_| found().is_none_or(|found| is_it(&found)))
 }
 
 /// Whether we find the same at its path. An overlay shows times and size of the file below, but numbers of its own.

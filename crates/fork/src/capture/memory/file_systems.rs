@@ -11,7 +11,7 @@ use farfork_sys::process::MapEntry;
 use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, major, minor, statx};
 
 use crate::capture::error::Refusal;
-use crate::capture::files::own;
+use crate::capture::files::{DELETED_SUFFIX, own};
 
 /// VmFlags of an area in huge pages of hugetlbfs.
 pub(super) const HUGE_FLAG: &str = "ht";
@@ -19,9 +19,14 @@ pub(super) const HUGE_FLAG: &str = "ht";
 /// Ours, which `smaps` does not have: an area is shared, and of a file that the process has for itself.
 pub(super) const OWN_FLAG: &str = "own";
 
-/// What was found out of devices.
+/// What was found out.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct FileSystems(BTreeMap<u64, FileSystem>);
+pub(crate) struct FileSystems {
+    /// By devices.
+    kinds: BTreeMap<u64, FileSystem>,
+    /// Of files, by device and inode.
+    at_their_paths: BTreeMap<(u64, u64), bool>,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FileSystem {
@@ -39,14 +44,21 @@ impl FileSystems {
             }
         }
         let mut shared = maps.iter_mut().filter(|entry| entry.is_shared && entry.inode != 0).peekable();
-        if shared.peek().is_some() && !namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt")) {
-            shared.filter(|entry| is_its_own(pid, entry)).for_each(|entry| entry.add_flag(OWN_FLAG));
+        if shared.peek().is_none() {
+            return;
+        }
+        let has_our_mounts = namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt"));
+        for entry in shared {
+            let is_own = if has_our_mounts { !self.is_at_its_path(pid, entry) } else { is_its_own(pid, entry) };
+            if is_own {
+                entry.add_flag(OWN_FLAG);
+            }
         }
     }
 
     /// What of a marked map cannot be carried.
     pub(crate) fn refusals(&self, pid: i32, maps: &[MapEntry]) -> Vec<Refusal> {
-        let is_devices = |entry: &&MapEntry| self.0.get(&entry.device) == Some(&FileSystem::Devices);
+        let is_devices = |entry: &&MapEntry| self.kinds.get(&entry.device) == Some(&FileSystem::Devices);
         let refusal = |entry: &MapEntry| {
             let name = String::from_utf8_lossy(&entry.path);
             Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x} {name}", entry.start, entry.end), "it maps a device")
@@ -54,9 +66,20 @@ impl FileSystems {
         maps.iter().filter(|entry| is_kernels(entry)).filter(is_devices).map(refusal).collect()
     }
 
+    /// Whether a file of the node's that is mapped is where its path leads; each is looked at once.
+    fn is_at_its_path(&mut self, pid: i32, entry: &MapEntry) -> bool {
+        if !entry.path.starts_with(b"/") || entry.path.ends_with(DELETED_SUFFIX) {
+            return true;
+        }
+        let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
+        let found = || statx(CWD, &link, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok();
+        let look = || own::is_mapped_from(&entry.path, || found().filter(is_file));
+        *self.at_their_paths.entry((entry.device, entry.inode)).or_insert_with(look)
+    }
+
     fn of(&mut self, pid: i32, entry: &MapEntry) -> FileSystem {
         let find = || FileSystem::behind(&format!("/proc/{pid}/map_files/{}", entry.range_name()));
-        *self.0.entry(entry.device).or_insert_with(find)
+        *self.kinds.entry(entry.device).or_insert_with(find)
     }
 }
 
@@ -67,8 +90,11 @@ fn is_its_own(pid: i32, entry: &MapEntry) -> bool {
     // An overlay's mapping is of the file in its layer: that mount is in no table.
     let device = format!("{}:{}", major(entry.device), minor(entry.device));
     let is_its = |mount: &Mount| mount.device == device;
-    let is_file = |found: &Statx| FileType::from_raw_mode(found.stx_mode.into()).is_file();
     found.is_ok_and(|found| is_file(&found) && own::is_its_own(&entry.path, &found, (CWD, &mounts, is_its)))
+}
+
+fn is_file(found: &Statx) -> bool {
+    FileType::from_raw_mode(found.stx_mode.into()).is_file()
 }
 
 /// What lies on a device of a driver's is on neither.

@@ -1,13 +1,17 @@
 //! Where the paths of a tree begin: where the kernel's do, at the root of its mount namespace, as its children's do at that of their
 //! container. Who has taken a directory for its own root (chroot(2)) has a path of that from there.
 
+use std::fs;
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use farfork_sys::namespace;
 use farfork_sys::process::Stat;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, open, openat2, statx};
 
 use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::files::{NO_PATH, own};
 use crate::capture::state::link;
 
 /// What shows a tree's files: a process in its mount namespace, with the root of that.
@@ -58,6 +62,26 @@ impl Root {
         );
         (!is_there).then(|| Refusal::new(format!("pid {pid}"), reason))
     }
+}
+
+/// Why a process's current directory is not where its path leads, if it is not; of one that sees other mounts than we do nobody asks. One that
+/// was removed is carried.
+pub(in crate::capture) fn current_refusal(pid: i32) -> Option<Refusal> {
+    let refuse = |reason: String| Some(Refusal::new(format!("pid {pid}, current directory"), reason));
+    let place = format!("/proc/{pid}/cwd");
+    let path = fs::read_link(&place).ok()?;
+    let found = statx(CWD, &place, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID).ok()?;
+    if found.stx_nlink == 0 {
+        return None;
+    }
+    if path.to_str().is_none() {
+        return refuse(format!("the path {} is not UTF-8", path.display()));
+    }
+    let is_ours = namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt"));
+    if is_ours && !own::is_at(path.as_os_str().as_bytes(), &found) {
+        return refuse(format!("{} {NO_PATH}", path.display()));
+    }
+    None
 }
 
 /// The root of who has not taken another.

@@ -1,0 +1,15 @@
+/* A directory, open and current, on a mount that was taken away (MNT_DETACH): its path is that of the root directory. */
+#include "resource.h"
+
+#include <sys/mount.h>
+
+static int place;
+
+static void set_up(void) {
+    const char *path = path_of("place");
+    REQUIRE(mkdir(path, 0700) == 0 && mount("own", path, "tmpfs", 0, "size=64k") == 0);
+    place = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    REQUIRE(umount2(path, MNT_DETACH) == 0 && place >= 0 && fchdir(place) == 0 && mkdir("mark", 0700) == 0);
+}
+
+static void check(void) { REQUIRE(faccessat(place, "mark", F_OK, 0) == 0 && access("mark", F_OK) == 0); }
