@@ -97,6 +97,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_thread_apart", |cluster| {
         refused(cluster, "refused_thread_apart", &["thread", "current directory of its own"]);
     }),
+    Test::shared("made_as_streams", |cluster| carried(cluster, "made_as_streams")),
     Test::shared("stream_through_a_child", |cluster| carried(cluster, "stream_through_a_child")),
     Test::shared("pidfd_of_itself", |cluster| carried(cluster, "pidfd_of_itself")),
     Test::shared("path_descriptors", |cluster| carried(cluster, "path_descriptors")),

@@ -79,6 +79,15 @@ pub(super) fn has_hidden_end(fd: BorrowedFd<'_>) -> bool {
     Birth::of(fd).is_ok_and(|birth| birth.family == UNIX || tcp::is_over_loopback(fd, birth))
 }
 
+/// Whether a socket was made by a process for itself: it listens, or is one of a pair of Unix sockets whose other end that process made.
+pub(super) fn is_made_by(fd: BorrowedFd<'_>, pid: i32) -> io::Result<bool> {
+    const SO_PEERCRED: u32 = 17;
+    const SO_ACCEPTCONN: u32 = 30;
+    let peer = || socket::option(fd, SOL_SOCKET, SO_PEERCRED);
+    let listens = socket::number_option(fd, SOL_SOCKET, SO_ACCEPTCONN)? != 0;
+    Ok(listens || (Birth::of(fd)?.family == UNIX && peer()?.starts_with(&pid.to_ne_bytes())))
+}
+
 /// A socket as it stood.
 #[derive(Debug)]
 pub(in super::super) struct SocketContents {

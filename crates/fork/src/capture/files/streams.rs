@@ -8,10 +8,12 @@
 //! ```
 
 use std::io;
+use std::os::fd::AsFd;
 
+use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdDirectory};
 
-use super::{Kind, O_ACCMODE, O_RDWR, OpenFd};
+use super::{Kind, O_ACCMODE, O_RDWR, OpenFd, sockets};
 use crate::capture::error::CaptureError;
 
 /// The last of the three numbers.
@@ -45,7 +47,7 @@ struct End {
 impl Streams {
     /// Those of `pid`, which has these descriptors, if they lead out of its tree.
     pub(in crate::capture) fn of(pid: i32, fds: &[OpenFd]) -> Self {
-        let own = fds.iter().filter(|fd| fd.number <= LAST).cloned();
+        let own = fds.iter().filter(|fd| fd.number <= LAST && !fd.is_made_here(pid)).cloned();
         Self { first: pid, all: own.map(|own| Stream { held: Some((pid, own.clone())), own }).collect() }
     }
 
@@ -104,7 +106,7 @@ impl Streams {
         held.filter(move |(holder, stream)| leads_to((pid, fd), (*holder, stream))).map(|(_, stream)| stream.number)
     }
 
-    /// Numbers 0, 1 and 2 are standard streams, whatever they lead to: a parent that was started in the background has
+    /// Numbers 0, 1 and 2 are standard streams, whatever was opened there: a parent that was started in the background has
     /// `/dev/null` there, and its children are still to be talked to. So is what shares their open file, and a pipe,
     /// terminal or socket that is the same as theirs.
     pub(in crate::capture) fn mark(&self, pid: i32, fds: &mut [OpenFd]) {
@@ -122,6 +124,21 @@ impl Stream {
 }
 
 impl OpenFd {
+    /// Whether it is what no process is given as a stream, but makes for itself: where one was started without streams, the first that it
+    /// makes has their numbers.
+    fn is_made_here(&self, pid: i32) -> bool {
+        match &self.kind {
+            Kind::EventFd | Kind::Epoll | Kind::TimerFd | Kind::SignalFd | Kind::Inotify | Kind::Process => true,
+            Kind::Directory | Kind::DeletedDirectory(_) | Kind::TerminalMaster | Kind::Program { .. } => true,
+            Kind::Other(_) => self.link.starts_with(b"anon_inode:"),
+            Kind::Socket => pidfd::open(pid)
+                .and_then(|process| self.copy_of(&process))
+                .and_then(|socket| sockets::is_made_by(socket.as_fd(), pid))
+                .unwrap_or(false),
+            Kind::Regular | Kind::Pipe | Kind::NamedPipe | Kind::Memory | Kind::Device | Kind::Terminal => false,
+        }
+    }
+
     /// Whether both have one number, and lead to one inode.
     fn leads_where(&self, other: &Self) -> bool {
         (self.number, self.device, self.inode) == (other.number, other.device, other.inode)
