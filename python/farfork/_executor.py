@@ -67,13 +67,16 @@ class Executor(_Executor):
             raise ValueError("memory must be 1 byte or more, cpus 0.001 or more")
         if processes is not None and not 1 <= processes < 1 << 32:
             raise ValueError("processes must be 1 or more")
+        if timeout is not None and timeout <= 0:
+            raise ValueError("timeout must be more than 0 seconds, or None for none")
         if net not in _protocol.NETWORKS:
             raise ValueError(f"net must be one of {', '.join(_protocol.NETWORKS)}")
         if isinstance(nodes, str):
             nodes = nodes.split(",")
         self._nodes = ",".join(nodes) if nodes else ""
         self._max_children = max_children
-        self._timeout = timeout
+        # None is 0 there, and the shortest is a millisecond.
+        self._timeout_ms = 0 if timeout is None else max(round(timeout * 1000), 1)
         self._strategy = strategy
         self._memory_bytes_max = memory or 0
         self._cpu_millicores_max = round((cpus or 0) * 1000)
@@ -217,7 +220,7 @@ class Executor(_Executor):
                 first=calls.start,
                 count=len(calls),
                 flags=self._flags | by_index,
-                timeout_ms=round((self._timeout or 0) * 1000),
+                timeout_ms=self._timeout_ms,
                 seed=batch.seed,
                 nodes=self._nodes,
                 strategy=self._strategy,

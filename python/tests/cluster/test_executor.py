@@ -115,6 +115,9 @@ class Executor(unittest.TestCase):
                 return len(found)
 
         self.assertEqual([networks(net) for net in ("private", "shared", "host")], [4, 2, 2])
+        for timeout in (0, -1):
+            with self.assertRaisesRegex(ValueError, "timeout"):
+                farfork.Executor(timeout=timeout)
         with self.assertRaisesRegex(ValueError, "private, shared, host"):
             executor(net="public")
 

@@ -27,6 +27,9 @@ impl Down {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         privilege::require_root("it stops daemons and removes network namespaces")?;
         let cluster = LocalCluster::load(&self.place.run_dir())?;
+        if let Some(name) = &self.place.name {
+            cluster.require_name(name)?;
+        }
         let names: Vec<String> = cluster.nodes().iter().map(|node| node.name.clone()).collect();
         cluster.down()?;
         if global.json {

@@ -55,9 +55,9 @@ pub(crate) struct Up {
 /// Which cluster of this machine.
 #[derive(Args)]
 pub(crate) struct Place {
-    /// Name of the cluster, part of the names of its namespaces.
-    #[arg(long, default_value = "local")]
-    name: String,
+    /// Name of the cluster, part of the names of its namespaces [default: local, or that of the one that is there].
+    #[arg(long)]
+    pub(crate) name: Option<String>,
     /// Directory of the cluster [default: /run/farfork].
     #[arg(long, env = "FARFORK_RUN_DIR", value_name = "DIR")]
     run_dir: Option<PathBuf>,
@@ -74,7 +74,12 @@ impl Up {
     pub(crate) fn run(self, global: &Global) -> anyhow::Result<ExitCode> {
         privilege::require_root("it makes network namespaces and starts daemons in them")?;
         let program = env::current_exe().context("the path of this program")?;
-        let mut config = LocalClusterConfig::new(&self.place.name, self.place.run_dir(), self.nodes, program);
+        let mut config = LocalClusterConfig::new(
+            self.place.name.as_deref().unwrap_or("local"),
+            self.place.run_dir(),
+            self.nodes,
+            program,
+        );
         if let Some(pool) = self.pool {
             config.node_arguments.extend(["--pool".to_owned(), pool.to_string()]);
         }

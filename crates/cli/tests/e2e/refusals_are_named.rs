@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_template", template),
     Test::shared("a_missing_file_of_the_child", missing_file),
     Test::shared("a_wrong_command_line", wrong_usage),
+    Test::shared("a_cluster_of_another_name", other_cluster),
     Test::shared("without_a_daemon", no_daemon),
 ];
 
@@ -152,12 +153,22 @@ fn wrong_usage(cluster: &Cluster) {
         &["run", "--name", "7", "--", "true"],
         &["fork", "x", "-n", "0"],
         &["fork", "x", "--bind", "/a"],
+        &["fork", "x", "--memory", "0"],
         &["fly"],
         &["bench", "rpc", "--client-seconds", "5", "--server-seconds", "4"],
     ] {
         let refused = cluster.first().refused(arguments);
         assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
     }
+}
+
+/// It goes on: whoever names a cluster means no other.
+fn other_cluster(cluster: &Cluster) {
+    let directory = cluster.run_dir(0).parent().expect("the cluster's").to_string_lossy().into_owned();
+    let down = ["down", "--name", "another", "--run-dir", &directory];
+    cluster.first().refused(&down).names(&[&directory, "another", "--run-dir"]);
+    let nodes = cluster.first().json(&["nodes"]);
+    assert_eq!(nodes["nodes"].as_array().map(Vec::len), Some(3), "{nodes}");
 }
 
 fn no_daemon(_: &Cluster) {

@@ -40,6 +40,16 @@ pub enum LocalError {
         /// The run directory.
         run_dir: PathBuf,
     },
+    /// The cluster there is not the one that is meant.
+    #[error("the cluster in {} is called `{name}`, not `{wanted}`; leave --name away, or say where the other runs with --run-dir", run_dir.display())]
+    OtherName {
+        /// The run directory.
+        run_dir: PathBuf,
+        /// What it is called.
+        name: String,
+        /// What was asked for.
+        wanted: String,
+    },
     /// Somebody else's network namespace has the name.
     #[error("network namespace {netns} exists, and this cluster did not make it; choose another name for the cluster")]
     Taken {

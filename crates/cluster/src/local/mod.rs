@@ -139,6 +139,17 @@ impl LocalCluster {
         Ok(())
     }
 
+    /// Makes sure that it is the cluster that somebody means.
+    ///
+    /// # Errors
+    /// [`LocalError::OtherName`].
+    pub fn require_name(&self, wanted: &str) -> Result<(), LocalError> {
+        let name = self.state.name.clone();
+        let other =
+            || LocalError::OtherName { run_dir: self.run_dir.clone(), name: name.clone(), wanted: wanted.to_owned() };
+        if name == wanted { Ok(()) } else { Err(other()) }
+    }
+
     /// Its nodes, `n1` first.
     pub fn nodes(&self) -> &[LocalNode] {
         &self.state.nodes

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tonic::Code;
 
 use super::wait;
-use crate::size::parse_size;
+use crate::size::parse_some_size;
 use crate::{Global, output, payload, seconds};
 use outcomes::Outcome;
 use profile::Profile;
@@ -116,7 +116,7 @@ pub(crate) struct Fork {
     cpus: Option<u64>,
     /// What a child may use of memory, with all that it starts and what it writes to files of its own; one that needs more is
     /// killed, for example 512MiB or 2GiB [default: all].
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_some_size)]
     memory: Option<u64>,
     /// How many processes and threads a child may have: those beyond are refused with EAGAIN [default: as many as the node;
     /// with --untrusted, 1024].
