@@ -168,9 +168,9 @@ impl Container {
         self.spec.network
     }
 
-    /// Whether it shows the node's mounts as they are now.
+    /// Whether it shows the node's mounts as they are now, and its init lives: where memory runs out the kernel may end those that wait, too.
     pub fn is_current(&self) -> bool {
-        self.layout == self.parts().builder.layout()
+        self.layout == self.parts().builder.layout() && !pidfd::wait_exit(self.init(), Duration::ZERO).unwrap_or(false)
     }
 
     /// Shows a directory or file of the node, with all that is mounted below, at a path of the container; what

@@ -21,6 +21,27 @@ fn the_pool_refills() {
     assert_eq!(ids.len(), 5);
 }
 
+/// As the kernel does where memory runs out: they hold next to nothing, and count as what may go first.
+#[test]
+fn nobody_is_given_a_container_that_was_killed() {
+    let node = Node::new();
+    let pool = node.pool(3);
+    until("three are ready", || pool.ready(RootSpec::Overlay) == 3);
+    let first = take(&pool, RootSpec::Overlay);
+    until("three are ready again", || pool.ready(RootSpec::Overlay) == 3);
+    let waiting: Vec<i32> = node.processes().into_iter().filter(|pid| *pid != first.init_pid()).collect();
+    assert_eq!(waiting.len(), 3, "{waiting:?}");
+    for pid in waiting {
+        let process = farfork_sys::pidfd::open(pid).unwrap();
+        farfork_sys::pidfd::send_signal(&process, 9).unwrap();
+        assert!(farfork_sys::pidfd::wait_exit(&process, Duration::from_secs(10)).unwrap());
+    }
+    ask(&take(&pool, RootSpec::Overlay), "R/etc/passwd");
+    drop(first);
+    drop(pool);
+    assert_eq!(node.cgroup_dirs(), [""; 0]);
+}
+
 #[test]
 fn building_takes_milliseconds() {
     const CONTAINERS: u32 = 20;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -50,6 +50,22 @@ impl Node {
 
     pub(crate) fn pool(&self, size: usize) -> Pool {
         Pool::start(self.config.clone(), size).unwrap()
+    }
+
+    /// The processes in the node's control groups but this one.
+    pub(crate) fn processes(&self) -> Vec<i32> {
+        let mut directories: Vec<PathBuf> = self.cgroup_dirs().into_iter().map(PathBuf::from).collect();
+        let mut found = Vec::new();
+        while let Some(directory) = directories.pop() {
+            let text = fs::read_to_string(directory.join("cgroup.procs")).unwrap_or_default();
+            found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+            let inside = fs::read_dir(&directory).into_iter().flatten().flatten().map(|entry| entry.path());
+            directories.extend(inside.filter(|path| path.is_dir()));
+        }
+        found.retain(|pid| *pid != std::process::id().cast_signed());
+        found.sort_unstable();
+        found.dedup();
+        found
     }
 
     /// Directories of control groups that are the node's.
