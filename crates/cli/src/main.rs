@@ -68,6 +68,7 @@ fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let json = global.json;
     match command.run(global) {
+        Ok(_) if output::is_lost() => ExitCode::FAILURE,
         Ok(status) => status,
         Err(error) => {
             report(&error, json);

@@ -12,6 +12,7 @@ mod views;
 mod zygotes;
 
 use std::io::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use farfork_node::failure::Failure;
 use serde::Serialize;
@@ -49,16 +50,32 @@ pub(crate) fn report<Document: Serialize>(
     }
 }
 
-/// Prints a line on standard output. Who reads it may have gone; then there is nobody to tell.
+/// Prints a line on standard output. Who reads it may have gone; then there is nobody to tell. Where it is lost otherwise, as on a full disk,
+/// the command fails in the end ([`is_lost`]).
 pub(crate) fn line(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
+    let mut stdout = io::stdout().lock();
+    let written = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+    let lost = written.err().filter(|error| error.kind() != io::ErrorKind::BrokenPipe);
+    if let Some(error) = lost
+        && !LOST.swap(true, Ordering::Relaxed)
+    {
+        let _ = writeln!(io::stderr(), "farfork: standard output: {error}; what was to be printed is lost");
+    }
+}
+
+/// Whether something that was to be printed was not.
+static LOST: AtomicBool = AtomicBool::new(false);
+
+/// Whether something that was to be printed was not, though somebody might read it.
+pub(crate) fn is_lost() -> bool {
+    LOST.load(Ordering::Relaxed)
 }
 
 /// Writes bytes on standard output as they are, at once.
 pub(crate) fn raw(bytes: &[u8]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(bytes)?;
-    stdout.flush()
+    let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
+    written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
 }
 
 /// Tells of a failure on standard error: object and cause on a line, the next step on another.

@@ -25,6 +25,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_template", template),
     Test::shared("a_missing_file_of_the_child", missing_file),
     Test::shared("a_wrong_command_line", wrong_usage),
+    Test::shared("a_disk_that_takes_no_output", no_output),
     Test::shared("a_cluster_of_another_name", other_cluster),
     Test::shared("without_a_daemon", no_daemon),
 ];
@@ -160,6 +161,23 @@ fn wrong_usage(cluster: &Cluster) {
         let refused = cluster.first().refused(arguments);
         assert_eq!(refused.status, 2, "{arguments:?}: {}", refused.message);
     }
+}
+
+/// Whoever reads it later must not take a part for all. A reader that has gone has what he wanted.
+fn no_output(cluster: &Cluster) {
+    for arguments in [&["nodes"][..], &["nodes", "--json"], &["inspect", cluster.name(0)], &["man", "fork"]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").expect("a device of every kernel");
+        let mut command = cluster.first().command(arguments);
+        let ended = command.stdout(full).output().expect("the binary under test can be started");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains("No space left on device"), "{arguments:?}: {said}");
+    }
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let ended =
+        cluster.first().command(&["nodes"]).stdout(writer).output().expect("the binary under test can be started");
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{}", String::from_utf8_lossy(&ended.stderr));
 }
 
 /// It goes on: whoever names a cluster means no other.
