@@ -1,5 +1,5 @@
-//! A fan-out of a seed that a node has not forked before has its zygote made first: all but its first child are copies of that. What
-//! becomes of the zygote meanwhile changes no answer, and is waited for in vain by nobody for long.
+//! A fan-out of a seed that a node has not forked before has its zygote made first: all but the first child of the fork, which is on one of the
+//! nodes, are copies of that. What becomes of the zygote meanwhile changes no answer, and is waited for in vain by nobody for long.
 
 use std::fs;
 use std::thread;
@@ -17,7 +17,7 @@ pub(crate) const TESTS: &[Test] = &[
 
 /// Children of one fan-out on each node: more than start at once.
 const EACH: u64 = 16;
-/// The first of them is restored, as a rule; where the machine is so busy that nobody waits any longer, some others are.
+/// The first of them is restored, as a rule, where the fork begins; where the machine is so busy that nobody waits any longer, some others are.
 const COPIES_MIN: u64 = EACH - 4;
 const ROUNDS: u64 = 3;
 /// For a fan-out whose zygote is no more: with what it waited for it.
@@ -53,6 +53,12 @@ fn of_each_fresh_seed() {
         }
         before = now;
     }
+    deadline::until("a fan-out of which all are copies where it does not begin", FAN_OUT_LIMIT, || {
+        let seed = Seed::of(cluster.first(), &parent);
+        let before = cluster.told_of_zygotes(1, "children");
+        fan_out(&cluster, &parent, &seed, &[0, 1]);
+        (cluster.told_of_zygotes(1, "children") == before + EACH).then_some(())
+    });
     parent.require_unharmed();
 }
 

@@ -8,7 +8,7 @@ use farfork_fork::pager::Paging;
 use farfork_fork::phase;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::{self, error::TrySendError};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tonic::Code;
 
 use super::stream::{Answers, Sink};
@@ -24,6 +24,9 @@ use crate::metrics::Work;
 use crate::network::FanOut;
 use crate::node::Node;
 use crate::phases::{self, Recording};
+
+/// For the zygote of a fan-out that began on another node, before a child begins here without it: some 20 ms, where the machine has time.
+const ZYGOTE_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Before the next children are made that stand by: a short child has ended by then.
 const STANDBY_DELAY: Duration = Duration::from_millis(5);
@@ -92,13 +95,20 @@ fn begin(batch: &Arc<Batch>, count: usize) {
     }
 }
 
-/// Begins the first child, which needs no zygote, and waits for none; and the others when that stands, or whatever became of it.
+/// Begins children when the zygote stands, or whatever became of it. The first child of the whole fork, whose result is wanted first, needs no
+/// zygote, and waits for none; on another node, one begins without where the zygote takes long.
 async fn begin_beside_zygote(batch: Arc<Batch>, count: usize) {
-    let zygote =
+    let mut zygote =
         tokio::spawn(zygote::stands(batch.node.clone(), batch.source.clone(), batch.options.clone(), Hatching::Asked));
-    tokio::spawn(start_in_turn(batch.clone(), Next::Nobody));
+    let has_first = batch.waiting().front().is_some_and(|child| child.index == 0);
+    let zygote = async {
+        if has_first || timeout(ZYGOTE_PATIENCE, &mut zygote).await.is_err() {
+            tokio::spawn(start_in_turn(batch.clone(), Next::Nobody));
+            let _ = zygote.await;
+        }
+    };
     tokio::select! {
-        _ = zygote => {}
+        () = zygote => {}
         () = batch.sink.closed() => return,
     }
     begin(&batch, count);

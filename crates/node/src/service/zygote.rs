@@ -1,4 +1,4 @@
-//! What a fan-out waits for, and children that are foretold: their seed's zygote. Of a fan-out it is made beside the first child, and the others
+//! What a fan-out waits for, and children that are foretold: their seed's zygote. Of a fan-out it is made beside the first child of the fork, and the others
 //! are forked from that. Whatever becomes of it, they begin; without one, each from the seed.
 
 use std::sync::Arc;
