@@ -334,7 +334,9 @@ async fn let_go_of_the_unused(node: Arc<Node>) {
         let here = node.clone();
         let is_dropped = move |seed: &SeedId| *seed.node() == here.name && !here.seeds.is_listed(seed);
         let here = node.clone();
-        let _ = tokio::task::spawn_blocking(move || here.engine.let_go(is_dropped)).await;
+        let is_in_vain = move |seed: &SeedId| here.foresight.is_only_elsewhere(seed);
+        let here = node.clone();
+        let _ = tokio::task::spawn_blocking(move || here.engine.let_go(is_dropped, is_in_vain)).await;
     }
 }
 

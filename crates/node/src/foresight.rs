@@ -134,12 +134,23 @@ impl Foresight {
         self.lines().0.iter().any(|line| line.seed == *seed && line.asked > 0)
     }
 
+    /// Whether a child of a seed was asked for anywhere, or is foreseen.
+    pub(crate) fn is_known(&self, seed: &SeedId) -> bool {
+        self.lines().0.iter().any(|line| line.seed == *seed)
+    }
+
     /// How many more children of a seed will be asked for here, as of the seed before it; `None` where nobody can tell, and where there were
     /// more already.
     pub(crate) fn still_expected(&self, seed: &SeedId) -> Option<usize> {
         let lines = self.lines();
         let line = lines.0.iter().find(|line| line.seed == *seed)?;
         line.asked_before?.checked_sub(line.asked)
+    }
+
+    /// Whether children of a seed were asked for, and none here, where none is foreseen either.
+    pub(crate) fn is_only_elsewhere(&self, seed: &SeedId) -> bool {
+        let is = |line: &Line| line.asked == 0 && line.manner.is_none() && !line.asked_nodes.is_empty();
+        self.lines().0.iter().any(|line| line.seed == *seed && is(line))
     }
 
     /// Whether a child of a seed was asked for on another node.
@@ -218,6 +229,7 @@ mod tests {
         foresight.asked(&seed(2), manner(false), 1);
         foresight.asked(&seed(2), manner(true), 2);
         assert!(foresight.is_asked(&seed(2)) && !foresight.is_asked(&seed(3)));
+        assert!(foresight.is_known(&seed(2)) && !foresight.is_known(&seed(3)));
         assert_eq!(foresight.still_expected(&seed(2)), None, "nobody can tell");
         assert_eq!(foresight.follows(&seed(2), &seed(3)).here, Some(manner(true)), "as last");
         assert!(!foresight.is_asked(&seed(3)));
@@ -256,6 +268,7 @@ mod tests {
         assert_eq!((foreseen.here, foreseen.elsewhere), (None, vec![node("n2"), node("n3")]));
         asked(3, &["n2"]);
         assert!(foresight.is_asked_on(&seed(3), &node("n2")) && !foresight.is_asked_on(&seed(3), &node("n3")));
+        assert!(foresight.is_only_elsewhere(&seed(3)) && !foresight.is_only_elsewhere(&seed(2)));
         for name in ["n2", "n3"] {
             foresight.forget_node(&seed(3), &node(name));
         }

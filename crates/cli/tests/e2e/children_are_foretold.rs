@@ -1,4 +1,4 @@
-//! A process that is seeded again and again is expected to be forked as its seed before was: its next seed's zygote is there before anybody asks.
+//! A process's first seed is expected to be forked where it is, and its next ones as the one before was: their zygotes are there before anybody asks.
 //! Each child has the memory of its own seed; what nobody asks for is not made again, and leaves nothing.
 
 use std::thread;
@@ -13,6 +13,7 @@ use crate::test::Test;
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("of_each_next_seed", of_each_next_seed),
     Test::alone("and_not_where_nobody_asked", nobody_asked),
+    Test::alone("and_not_of_each_first_seed", not_of_each_first),
     Test::alone("also_many_at_once", many_at_once),
     Test::alone("on_other_nodes", on_other_nodes),
     Test::alone("whoever_dies_meanwhile", whoever_dies),
@@ -81,10 +82,12 @@ fn of_each_next_seed() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
     let first = changing.seed(&cluster);
+    wait_for(&cluster, 0, "foretold", 1);
+    assert!(in_containers(&cluster, &changing.parent).is_empty(), "nobody can tell how it will be asked for");
     changing.fork(&first, 1, &[]);
-    assert_eq!(cluster.told_of_zygotes(0, "foretold"), 0, "nothing was known of it");
+    assert_eq!(cluster.told_of_zygotes(0, "foretold_used"), 1, "the first of all, too");
     drop(first);
-    let mut rounds = 0;
+    let mut rounds = 1;
     deadline::until("foretold children that stood by", SOON, || {
         let seed = changing.seed(&cluster);
         rounds += 1;
@@ -118,25 +121,37 @@ fn of_each_next_seed() {
 fn nobody_asked() {
     let cluster = Cluster::start(1);
     let mut changing = Changing::start();
-    let first = changing.seed(&cluster);
-    changing.fork(&first, 1, &[]);
-    drop(first);
-    let foretold = changing.seed(&cluster);
-    wait_for(&cluster, 0, "foretold", 1);
-    drop(foretold);
-    // Of the seed before, one may be made just when that is dropped, which goes a little later.
-    deadline::until("they go with their seeds", SOON, || (cluster.told_of_zygotes(0, "kept") == 0).then_some(()));
-    let not_again = changing.seed(&cluster);
-    thread::sleep(MOMENT);
-    let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.told_of_zygotes(0, what));
-    assert_eq!(told, [0, 1, 0], "not before there is another child");
-    changing.fork(&not_again, 2, &[]);
-    drop(not_again);
+    // Of its first seed one is made, and of another behind one that had children.
+    for made in 1..=2 {
+        let foretold = changing.seed(&cluster);
+        wait_for(&cluster, 0, "foretold", made);
+        drop(foretold);
+        // Of the seed before, one may be made just when that is dropped, which goes a little later.
+        deadline::until("they go with their seeds", SOON, || (cluster.told_of_zygotes(0, "kept") == 0).then_some(()));
+        let not_again = changing.seed(&cluster);
+        thread::sleep(MOMENT);
+        let told = ["kept", "foretold", "foretold_used"].map(|what| cluster.told_of_zygotes(0, what));
+        assert_eq!(told, [0, made, 0], "not before there is another child");
+        changing.fork(&not_again, made, &[]);
+    }
     let again = changing.seed(&cluster);
-    wait_for(&cluster, 0, "foretold", 2);
+    wait_for(&cluster, 0, "foretold", 3);
     changing.fork(&again, 3, &[]);
     assert_eq!(cluster.told_of_zygotes(0, "foretold_used"), 1);
     drop((again, changing));
+    require_nothing_left(cluster);
+}
+
+/// What is made to be kept, and what stands still for its seed.
+fn not_of_each_first() {
+    let cluster = Cluster::start(1);
+    for options in [&["--sealed"][..], &["--freeze"]] {
+        let parent = Parent::start(Program::Waits, &["8"]);
+        let seed = Seed::with_options(cluster.first(), &parent, options);
+        thread::sleep(MOMENT);
+        assert_eq!(cluster.told_of_zygotes(0, "foretold"), 0, "{options:?}");
+        drop((seed, parent));
+    }
     require_nothing_left(cluster);
 }
 
@@ -149,7 +164,8 @@ fn many_at_once() {
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     for round in 0..ENOUGH {
         let seed = Seed::of(cluster.first(), &parent);
-        [0, 1].into_iter().for_each(|node| wait_for(&cluster, node, "foretold", round));
+        // Of the first one where it is.
+        [(0, round + 1), (1, round)].into_iter().for_each(|(node, count)| wait_for(&cluster, node, "foretold", count));
         let before = both.map(|told| told(&cluster, "children"));
         let children = seed.fork_detached(&payloads, &["--to", &there]);
         seed.check_answers(&parent, &children, &numbers);
@@ -162,7 +178,7 @@ fn many_at_once() {
             );
         }
     }
-    assert_eq!(both.map(|told| told(&cluster, "foretold_used")), [ENOUGH - 1; 2]);
+    assert_eq!(both.map(|told| told(&cluster, "foretold_used")), [ENOUGH, ENOUGH - 1]);
     assert_eq!(both.map(|told| told(&cluster, "stood_by")), [0; 2], "none of a fan-out");
     drop(parent);
     require_nothing_left(cluster);
@@ -174,6 +190,7 @@ fn on_other_nodes() {
     let mut changing = Changing::start();
     let there = ["--to", cluster.name(1)];
     let first = changing.seed(&cluster);
+    wait_for(&cluster, 0, "foretold", 1);
     let children = first.fork_detached(&["1".to_owned()], &there);
     changing.check(&cluster, &children, 1);
     drop(first);
@@ -193,7 +210,7 @@ fn on_other_nodes() {
         assert!(cluster.told_of_zygotes(1, "kept") <= 2, "no more than there may be");
         (cluster.told_of_zygotes(1, "stood_by") >= ENOUGH).then_some(())
     });
-    assert_eq!(cluster.told_of_zygotes(0, "foretold"), 0, "nobody asked for any there");
+    assert_eq!(cluster.told_of_zygotes(0, "foretold"), 1, "nobody asked for any there");
 
     // Nobody asks.
     let foretold = changing.seed(&cluster);

@@ -105,6 +105,8 @@ fn default_sets_spare_faults(cluster: &Cluster) {
     let seed = Seed::of(cluster.first(), &parent);
     let first = child(cluster, &parent, &seed, 77, &["--to", cluster.name(1)]);
     let set = wait_for_set(cluster, &seed, first.get("pages_fetched")) / PAGE_BYTES;
+    let none_in_vain = || (cluster.told_of_zygotes(0, "kept") == 0).then_some(());
+    deadline::until("no zygote that knows nothing of it", SOON, none_in_vain);
     for (number, node) in [(78, 2), (79, 0)] {
         let options = ["--to", cluster.name(node), "--paused"];
         let children = seed.fork_detached(&[format!("{number} {PAGING_MS}")], &options);

@@ -201,11 +201,11 @@ impl Engine {
         !self.zygotes.is_empty() || !self.standbys.is_empty() || self.others.links.has_idle()
     }
 
-    /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more, and connections to owners. The zygotes
-    /// that stay are tended.
-    pub(crate) fn let_go(&self, is_dropped: impl Fn(&SeedId) -> bool) {
+    /// Lets go of what nobody used for long: zygotes, also those of seeds that are no more or that were foretold in vain, and connections to
+    /// owners. The zygotes that stay are tended.
+    pub(crate) fn let_go(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
         self.standbys.let_go();
-        self.zygotes.keep_up(is_dropped);
+        self.zygotes.keep_up(is_dropped, is_in_vain);
         // What stands by has the small pages of before, and nobody is to have it in between.
         self.standbys.hold(true);
         self.zygotes.put_together().iter().for_each(|seed| self.standbys.forget(seed));

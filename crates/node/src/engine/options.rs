@@ -33,7 +33,7 @@ pub(crate) struct SeedAccess {
 }
 
 /// How a child is to be started.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct StartOptions {
     /// Its root.
     pub(crate) root: RootSpec,

@@ -69,7 +69,7 @@ pub(crate) struct Zygotes {
 pub(crate) enum Hatching {
     /// A child was asked for.
     Asked,
-    /// One will be, as of the seed of its process before.
+    /// One will be, as of the seed of its process before; or it is the first.
     Foretold,
 }
 
@@ -366,10 +366,14 @@ impl Zygotes {
         self.table().is_empty()
     }
 
-    /// Ends zygotes that nobody used for long, and those of seeds that are no more.
-    pub(super) fn keep_up(&self, is_dropped: impl Fn(&SeedId) -> bool) {
-        let is_over = |(seed, entry): &(&SeedId, &Entry)| {
-            matches!(entry, Entry::Ready { used, .. } if used.elapsed() > IDLE_LIMIT) || is_dropped(seed)
+    /// Ends zygotes that nobody used for long, those of seeds that are no more, and those that were foretold in vain.
+    pub(super) fn keep_up(&self, is_dropped: impl Fn(&SeedId) -> bool, is_in_vain: impl Fn(&SeedId) -> bool) {
+        let is_over = |(seed, entry): &(&SeedId, &Entry)| match entry {
+            _ if is_dropped(seed) => true,
+            Entry::Ready { zygote, used } => {
+                used.elapsed() > IDLE_LIMIT || (zygote.is_only_foretold() && is_in_vain(seed))
+            }
+            Entry::Hatching | Entry::Unfit => false,
         };
         let over: Vec<SeedId> = self.table().iter().filter(is_over).map(|(seed, _)| seed.clone()).collect();
         over.iter().for_each(|seed| self.retire(seed, false));

@@ -94,8 +94,11 @@ impl Observer for Maker {
         match completed {
             Ok(seed) => {
                 let served = self.node.seeds.serve(&id, seed, self.pid);
-                if let Ok(Some(before)) = &served {
-                    service::foretell(&self.node, &before.seed, &id);
+                match &served {
+                    Ok(Some(before)) => service::foretell(&self.node, &before.seed, &id),
+                    // What is made to be kept, or stands still for its seed, is hardly ever forked at once.
+                    Ok(None) if !self.options.sealed && !self.options.freeze => service::expect(&self.node, &id),
+                    _ => {}
                 }
                 readiness.leave(served.err().map(|unlisted| *unlisted));
                 if self.options.sealed {

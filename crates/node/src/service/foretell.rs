@@ -1,5 +1,5 @@
 //! Makes ready for children of a seed that nobody has asked for yet, where its process's seed before it had such: its zygote, and, where they
-//! were forked one by one, one child that stands by.
+//! were forked one by one, one child that stands by. Of a process's first seed, on its own node: its zygote.
 //!
 //! ```text
 //!  seed complete ── a moment, unless it is forked at once ─┬─▶ zygote, standby
@@ -17,7 +17,7 @@ use super::zygote::{self, in_a_thread};
 use crate::api::v1;
 use crate::auth::Caller;
 use crate::client::within;
-use crate::engine::{Hatching, SeedAccess};
+use crate::engine::{Hatching, SeedAccess, StartOptions};
 use crate::failure::Failure;
 use crate::foresight::{Foreseen, Manner};
 use crate::limits::QUERY_TIMEOUT;
@@ -33,6 +33,20 @@ pub(crate) fn foretell(node: &Arc<Node>, before: &SeedId, next: &SeedId) {
     let foreseen = node.foresight.follows(before, next);
     if foreseen != Foreseen::default() {
         node.runtime.spawn(prepare_for(node.clone(), before.clone(), next.clone(), foreseen));
+    }
+}
+
+/// A process of this node has a seed, and none before it that is known. Who makes one is expected to fork it, where they are, and as most do: its
+/// zygote is made. Where nobody forks it, nothing is made for the process's next.
+pub(crate) fn expect(node: &Arc<Node>, seed: &SeedId) {
+    node.runtime.spawn(prepare_for_anybody(node.clone(), seed.clone()));
+}
+
+async fn prepare_for_anybody(node: Arc<Node>, seed: SeedId) {
+    sleep(FORETELLING_DELAY).await;
+    let Ok(access) = node.seeds.access(&seed).and_then(SeedAccess::try_from) else { return };
+    if !node.foresight.is_known(&seed) {
+        prepare_zygote(&node, access, StartOptions::default()).await;
     }
 }
 
@@ -109,14 +123,17 @@ async fn make_room_and_prepare(node: Arc<Node>, gone: Vec<SeedId>, access: SeedA
 
 /// Makes this node ready for children of a seed, unless somebody was faster than that.
 async fn prepare_here(node: Arc<Node>, access: SeedAccess, manner: Manner) {
-    let seed = access.key.seed.clone();
     let Manner { options, has_payload, is_fan_out } = manner;
-    let object = format!("the zygote of seed {seed} on node {}", node.name);
-    if node.foresight.is_asked(&seed) || node.child_budget.admit(&object, None, || 0).is_err() {
-        return;
-    }
-    zygote::stands(node.clone(), access.clone(), options.clone(), Hatching::Foretold).await;
-    if !is_fan_out && !node.foresight.is_asked(&seed) {
+    prepare_zygote(&node, access.clone(), options.clone()).await;
+    if !is_fan_out && !node.foresight.is_asked(&access.key.seed) {
         in_a_thread(move || node.engine.stand_by(&access, &options, has_payload, STANDBYS_FORETOLD)).await;
+    }
+}
+
+async fn prepare_zygote(node: &Arc<Node>, access: SeedAccess, options: StartOptions) {
+    let seed = &access.key.seed;
+    let object = format!("the zygote of seed {seed} on node {}", node.name);
+    if !node.foresight.is_asked(seed) && node.child_budget.admit(&object, None, || 0).is_ok() {
+        zygote::stands(node.clone(), access, options, Hatching::Foretold).await;
     }
 }

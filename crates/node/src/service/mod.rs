@@ -22,7 +22,7 @@ mod zygote;
 pub(crate) use children::{kill, remove};
 pub(crate) use control::ControlService;
 pub(crate) use dependents::keep_leases;
-pub(crate) use foretell::foretell;
+pub(crate) use foretell::{expect, foretell};
 pub(crate) use fork::fork;
 pub(crate) use peer::PeerService;
 pub(crate) use seeds::{drop as drop_seed, prepare_with};
