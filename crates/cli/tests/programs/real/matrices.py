@@ -13,6 +13,7 @@ import numpy
 THREADS_COUNT = 3
 STEPS_COUNT = 2000
 SIZE = 160
+WAIT_SECONDS = 1
 
 told = threading.Event()
 
@@ -50,7 +51,9 @@ def main():
         chain.is_half_way.wait()
     print("half", flush=True)
     for chain in chains:
-        chain.join()
+        # A signal that comes just before a wait does not end it, and its handler runs behind that.
+        while chain.is_alive():
+            chain.join(WAIT_SECONDS)
     print("result", *(crc for chain in chains for crc in chain.sums))
     print(".", flush=True)
 
