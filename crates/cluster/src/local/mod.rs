@@ -144,10 +144,11 @@ impl LocalCluster {
     /// # Errors
     /// [`LocalError::OtherName`].
     pub fn require_name(&self, wanted: &str) -> Result<(), LocalError> {
-        let name = self.state.name.clone();
-        let other =
-            || LocalError::OtherName { run_dir: self.run_dir.clone(), name: name.clone(), wanted: wanted.to_owned() };
-        if name == wanted { Ok(()) } else { Err(other()) }
+        if self.state.name == wanted {
+            return Ok(());
+        }
+        let (run_dir, name) = (self.run_dir.clone(), self.state.name.clone());
+        Err(LocalError::OtherName { run_dir, name, wanted: wanted.to_owned() })
     }
 
     /// Its nodes, `n1` first.

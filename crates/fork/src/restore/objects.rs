@@ -237,12 +237,12 @@ pub(super) fn waits_for_maps(seals: u32) -> bool {
     seals & FUTURE_WRITE != 0
 }
 
-/// What nobody could open or write any more, had it come before.
 /// Whether a process of a seed executes a shared object.
 fn is_executed(descriptor: &Descriptor, object: u32) -> bool {
     descriptor.processes().any(|process| process.exe_object == Some(object))
 }
 
+/// What nobody could open or write any more, had it come before.
 fn complete_shared(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
     for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
         if let SharedKind::Deleted(status) = object.kind {
