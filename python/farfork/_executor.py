@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
+import weakref
 from concurrent.futures import Executor as _Executor
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Literal, ParamSpec, Sequence, TypeVar, overload
@@ -96,6 +98,7 @@ class Executor(_Executor):
         self._batches: dict[int, Batch] = {}
         self._numbers = itertools.count(1)
         self._is_shut_down = False
+        _all.add(self)
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ChildFuture[T]:
         """Calls ``fn`` in a child. Each call is a checkpoint of its own: for many, :meth:`map` is the faster."""
@@ -286,6 +289,32 @@ class Executor(_Executor):
             self._advance()
             return settle
         return _nothing
+
+
+    def _begin_anew(self) -> None:
+        """In a process that os.fork has made: the connection, its thread and the calls that run are the parent's."""
+        self._changed = threading.Condition(threading.RLock())
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._collector = None
+        self._batches = {}
+
+
+#: Those of this process.
+_all: weakref.WeakSet[Executor] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A process that os.fork has made asks the daemon by itself: two would take each other's replies.
+
+    A child of farfork has its parent's threads, and no use for this (``_hooks``).
+    """
+    for executor in list(_all):
+        executor._begin_anew()
+
+
+os.register_at_fork(after_in_child=one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _call_each(fn: Callable[..., T], chunk: list[tuple[Any, ...]]) -> list[T]:

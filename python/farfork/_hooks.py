@@ -21,8 +21,8 @@ Hook = Callable[[], object]
 
 _LOCK_TYPES = (type(threading.Lock()), type(threading.RLock()))
 
-#: Of these modules of the standard library, hooks for children deal with threads that are gone, and nothing else.
-_THREADS_ONLY = frozenset({"threading", "asyncio.events"})
+#: Of these modules, hooks for children deal with threads that are gone, and nothing else.
+_THREADS_ONLY = frozenset({"threading", "asyncio.events", "farfork._executor"})
 
 
 class AtFork:

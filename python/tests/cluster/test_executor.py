@@ -287,6 +287,26 @@ class Executor(unittest.TestCase):
             self.assertTrue(done.wait(PATIENCE_S))
             self.assertEqual(second[0].result(PATIENCE_S), 81)
 
+    def test_a_process_that_is_forked_meanwhile_has_calls_of_its_own(self) -> None:
+        with executor() as children:
+            waiting = children.submit(take_a_while, 0)
+            reader, writer = os.pipe()
+            forked = os.fork()
+            future = children.submit(os.getpid)
+            if forked == 0:
+                try:
+                    os.write(writer, str(future.result(PATIENCE_S)).encode())
+                    children.shutdown()
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            with open(reader) as said:
+                self.assertEqual(said.read(), str(forked))
+            os.waitpid(forked, 0)
+            self.assertEqual(future.result(PATIENCE_S), os.getpid())
+            waiting.result(PATIENCE_S)
+            self.assertEqual(children.submit(square, 3).result(PATIENCE_S), 9)
+
     def test_it_takes_nothing_after_its_end_and_leaves_nothing(self) -> None:
         with executor() as children:
             self.assertEqual(list(children.map(square, range(4))), [0, 1, 4, 9])
