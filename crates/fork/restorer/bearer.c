@@ -36,8 +36,8 @@ static __attribute__((noreturn)) void deliver(const struct stub_request *asked, 
 __attribute__((noreturn)) void bear_beside(const struct stub_request *asked, struct request *request)
 {
 	struct passed_set *passed = &request->passed;
-	request->keep = passed->fds[--passed->count];
-	long error = CALL2(setns, passed->fds[PASSED_FIRST], K_CLONE_NEWPID);
+	request->keep = passed->first + (i32)--passed->count;
+	long error = CALL2(setns, passed->first + PASSED_FIRST, K_CLONE_NEWPID);
 	if (error < 0)
 		fail(STEP_ENTER_CONTAINER, error, 1);
 	long midwife = fork_with(asked->midwife, K_SIGCHLD, 0, -1);

@@ -26,15 +26,15 @@ static void move_descriptors(struct request *request, u32 fd_base)
 {
 	struct passed_set *passed = &request->passed;
 	for (u32 i = 0; i < passed->count; i++) {
-		long moved = CALL3(fcntl, passed->fds[i], K_F_DUPFD_CLOEXEC, fd_base + i);
+		long moved = CALL3(fcntl, passed->first + (i32)i, K_F_DUPFD_CLOEXEC, fd_base + i);
 		if (moved != fd_base + i)
 			fail(STEP_MOVE_DESCRIPTORS, moved, i);
-		passed->fds[i] = (i32)moved;
 	}
-	long plan = CALL3(dup3, passed->fds[PASSED_PLAN], fd_base + passed->count, K_O_CLOEXEC);
+	passed->first = (i32)fd_base;
+	long plan = CALL3(dup3, fd_base + PASSED_PLAN, fd_base + passed->count, K_O_CLOEXEC);
 	if (plan < 0)
 		fail(STEP_MOVE_DESCRIPTORS, plan, passed->count);
-	passed->fds[PASSED_PLAN] = (i32)plan;
+	request->plan = (int)plan;
 	/* The status file is the stub's: its place is taken, as the plan's was. */
 	long control = CALL3(dup3, CONTROL_FD, fd_base + CHILD_CONTROL, K_O_CLOEXEC);
 	if (control < 0)
@@ -77,7 +77,7 @@ u64 shared_flags(const struct plan_kin *kin)
 static struct plan_kin read_kin(const struct request *request, u64 plan_at, const struct plan *head, u32 index)
 {
 	struct plan_kin kin;
-	long got = CALL4(pread64, request->passed.fds[PASSED_PLAN], &kin, sizeof kin,
+	long got = CALL4(pread64, request->plan, &kin, sizeof kin,
 			 plan_at + head->kin.offset + index * sizeof kin);
 	if (got != sizeof kin)
 		fail_at(request->control, STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 2);
@@ -118,7 +118,7 @@ static void bear_and_leave(struct request *request, u64 plan_at, const struct pl
 		become_child(request, kin->plan_at);
 	if (kin->flags & KIN_SESSION_LEADER)
 		bear_heirs(request, plan_at, head, kin->pid);
-	become_zombie(kin, request->passed.fds[head->gate], head->process_count);
+	become_zombie(kin, request->passed.first + (i32)head->gate, head->process_count);
 }
 
 /* Its session and group, and the terminal that controls it: that before those are born who are to have it, too, as there is no other
@@ -184,16 +184,15 @@ const struct plan *map_region(const struct plan *head, u64 plan_at, int plan_fil
 /* In the fork: maps the region, copies the code there, and goes on in the copy. */
 void become_child(struct request *request, u64 plan_at)
 {
-	const struct passed_set *passed = &request->passed;
 	struct plan head;
 	u64 born_ns = realtime_ns();
-	long got = CALL4(pread64, passed->fds[PASSED_PLAN], &head, sizeof head, plan_at);
+	long got = CALL4(pread64, request->plan, &head, sizeof head, plan_at);
 	if (got != sizeof head || head.magic != PLAN_MAGIC)
 		fail_at(request->control, STEP_MAP_PLAN, got < 0 ? got : -K_EINVAL, 0);
 	if (head.process == 0)
 		move_descriptors(request, head.fd_base);
 	bear_all(request, plan_at, &head);
-	const struct plan *plan = map_region(&head, plan_at, passed->fds[PASSED_PLAN], request->control);
+	const struct plan *plan = map_region(&head, plan_at, request->plan, request->control);
 	scratch_of(&head)->marks_ns[MARK_REQUEST] = request->requested_ns;
 	scratch_of(&head)->marks_ns[MARK_BORN] = born_ns;
 

@@ -303,7 +303,7 @@ struct stub_request {
 	u32 passed_count;
 	u32 pid;
 	u32 midwife; /* asked of a zygote or bearer: number of the process that forks the child in its container, and ends */
-	u32 reserved;
+	u32 descriptors; /* numbers that whoever forks the child, and the child, use for open files while it is made: all are below this */
 	u32 time_offsets_bytes; /* 0: stay in the node's time namespace */
 	char time_offsets[112]; /* for /proc/self/timens_offsets */
 };
@@ -322,7 +322,6 @@ enum passed {
 	AWAITED_OWN = 2,
 	NETWORK_PASSED = 0,	       /* to a stub that is to enter another network */
 	NETWORK_OWN = 1,
-	PASSED_MAX = 1024,
 };
 
 enum report_kind {
@@ -405,6 +404,7 @@ enum step {
 	STEP_ENTER_NETWORK = 62,
 	STEP_ENTER_USERS = 63,
 	STEP_ENTER_ROOT = 64,
+	STEP_MAKE_ROOM = 65,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

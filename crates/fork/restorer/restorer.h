@@ -33,14 +33,16 @@ _Static_assert(sizeof(struct gate) <= 4096, "the gate is a page");
 /* The daemon's socket, as whoever starts the stub leaves it. */
 #define CONTROL_FD 3
 
+/* Descriptors that came with a request: one behind the other, as who hears it has none with higher numbers. */
 struct passed_set {
+	i32 first;
 	u32 count;
-	i32 fds[PASSED_MAX];
 };
 
 /* What all that is forked needs. */
 struct request {
 	struct passed_set passed;
+	int plan; /* one of these at first */
 	int keep;
 	int control; /* where to tell what goes wrong */
 	u64 requested_ns;
@@ -50,6 +52,7 @@ struct request {
 HIDDEN __attribute__((noreturn)) void leave(int status);
 HIDDEN __attribute__((noreturn)) void fail(enum step step, long error, u32 detail);
 HIDDEN __attribute__((noreturn)) void fail_at(int control, enum step step, long error, u32 detail);
+HIDDEN void close_passed(const struct passed_set *passed);
 HIDDEN void receive_request(struct stub_request *request, struct passed_set *passed);
 
 /* birth.c */

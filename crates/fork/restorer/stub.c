@@ -62,17 +62,17 @@ static __attribute__((noreturn)) void bear_child(const struct stub_request *aske
 	}
 	if (child < 0)
 		fail(STEP_FORK, child, asked->pid);
-	int status_file = keep_only(request->passed.fds[PASSED_STATUS], keep[0]);
+	int status_file = keep_only(request->passed.first + PASSED_STATUS, keep[0]);
 	reap(child, status_file);
 }
 
 /* The network of others in its container's place: what it forks is born there. It says when it is there. */
 static void enter_network(const struct passed_set *passed)
 {
-	long error = CALL2(setns, passed->fds[NETWORK_PASSED], K_CLONE_NEWNET);
+	long error = CALL2(setns, passed->first + NETWORK_PASSED, K_CLONE_NEWNET);
 	if (error < 0)
 		fail(STEP_ENTER_NETWORK, error, 0);
-	CALL1(close, passed->fds[NETWORK_PASSED]);
+	close_passed(passed);
 	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
 }
 
@@ -101,11 +101,12 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 		send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);
 		receive_request(&asked, &request.passed);
 	}
+	request.plan = request.passed.first + PASSED_PLAN;
 	request.requested_ns = realtime_ns();
 	if (asked.magic == AWAIT_MAGIC) {
 		/* It is ours since before anybody was told that it stands; it may have ended since. */
-		const i32 *fds = request.passed.fds;
-		reap(asked.pid, keep_only(fds[AWAITED_STATUS], fds[AWAITED_KEEP]));
+		const i32 first = request.passed.first;
+		reap(asked.pid, keep_only(first + AWAITED_STATUS, first + AWAITED_KEEP));
 	}
 	if (asked.midwife != 0)
 		bear_beside(&asked, &request);

@@ -18,18 +18,12 @@ struct order {
 	struct request request;
 };
 
-static void close_passed(const struct passed_set *passed)
-{
-	for (u32 i = 0; i < passed->count; i++)
-		CALL1(close, passed->fds[i]);
-}
-
 /* The copy. From here on it has a table of descriptors of its own, and tells its own socket what goes wrong. */
 static __attribute__((noreturn)) void become_copy(struct order *order)
 {
 	struct passed_set *passed = &order->request.passed;
 	passed->count--; /* the control group is of no use to it */
-	CALL3(dup3, passed->fds[PASSED_STATUS], CONTROL_FD, K_O_CLOEXEC);
+	CALL3(dup3, passed->first + PASSED_STATUS, CONTROL_FD, K_O_CLOEXEC);
 	become_child(&order->request, 0);
 }
 
@@ -40,11 +34,11 @@ static __attribute__((noreturn)) void deliver(void *given)
 	struct order *order = given;
 	const struct passed_set *passed = &order->request.passed;
 	set_time(&order->asked);
-	long error = CALL2(setns, passed->fds[PASSED_CONTAINER],
+	long error = CALL2(setns, passed->first + PASSED_CONTAINER,
 			   K_CLONE_NEWNS | K_CLONE_NEWUTS | K_CLONE_NEWIPC | K_CLONE_NEWNET);
 	if (error < 0)
 		fail(STEP_ENTER_CONTAINER, error, 0);
-	long copy = fork_with(order->asked.pid, K_SIGCHLD, 0, passed->fds[passed->count - 1]);
+	long copy = fork_with(order->asked.pid, K_SIGCHLD, 0, passed->first + (i32)passed->count - 1);
 	if (copy == 0)
 		become_copy(order);
 	if (copy < 0)
@@ -58,7 +52,7 @@ static long bear_copy(const struct plan *plan, struct order *order)
 {
 	struct k_clone_args args;
 	i32 pid = (i32)order->asked.midwife, status = 0;
-	long error = CALL2(setns, order->request.passed.fds[PASSED_CONTAINER], K_CLONE_NEWPID);
+	long error = CALL2(setns, order->request.passed.first + PASSED_CONTAINER, K_CLONE_NEWPID);
 	if (error < 0)
 		return error;
 	clear_bytes(&args, sizeof args);
@@ -86,10 +80,14 @@ void be_zygote(const struct plan *plan)
 	check(plan, STEP_MOVE_DESCRIPTORS, CALL3(dup3, control, CONTROL_FD, K_O_CLOEXEC), 0);
 	check(plan, STEP_MOVE_DESCRIPTORS, CALL3(dup3, userfaultfd, CONTROL_FD + 1, K_O_CLOEXEC), 1);
 	CALL3(close_range, OWN_FDS, ~0u, 0);
+	/* What comes is to stand behind these in one piece. */
+	for (int below = 0; below < CONTROL_FD; below++)
+		check(plan, STEP_MOVE_DESCRIPTORS, CALL3(dup3, CONTROL_FD, below, K_O_CLOEXEC), 0);
 	send_marked(CONTROL_FD, REPORT_RESTORED, 0, 0, 0, 0, scratch_of(plan)->marks_ns);
 	for (;;) {
 		order.request.passed.count = 0;
 		receive_request(&order.asked, &order.request.passed);
+		order.request.plan = order.request.passed.first + PASSED_PLAN;
 		order.request.requested_ns = realtime_ns();
 		order.request.control = CONTROL_FD;
 		order.request.keep = CONTROL_FD; /* the pager keeps the copy's userfaultfd where the stub can */

@@ -108,6 +108,7 @@ pub(crate) const TESTS: &[Test] = &[
         refused(cluster, "refused_uncovered_directory", &["fd 3", "current directory", "mount that was taken away"]);
     }),
     Test::shared("own_mounts", |cluster| carried(cluster, "own_mounts")),
+    Test::shared("many_descriptors", |cluster| carried(cluster, "many_descriptors")),
     Test::shared("file_locks", |cluster| carried(cluster, "file_locks")),
     Test::shared("signal_driven_io", |cluster| carried(cluster, "signal_driven_io")),
     Test::shared("sealed_memfd", |cluster| carried(cluster, "sealed_memfd")),

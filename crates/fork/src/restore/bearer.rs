@@ -38,7 +38,7 @@ pub(super) fn ask(
     let (keep, firsts) = fdpass::seqpacket_pair().map_err(|e| RestoreError::object("its userfaultfd's socket", e))?;
     stub::wait_ready(control, limit, descriptor)?;
     let request = Request { status_or_control: first.init, last: Some(keep.as_fd()), ..request };
-    stub::send(control, &request).map_err(RestoreError::Control)?;
+    stub::ask(control, &request, descriptor)?;
     Ok(firsts)
 }
 

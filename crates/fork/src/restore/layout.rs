@@ -100,8 +100,6 @@ pub(super) const STEP_ENTER_ROOT: u32 = 64;
 
 /// How many of the passed descriptors are farfork's own: plan, pager's socket, status file.
 pub(super) const PASSED_OWN: u32 = 3;
-/// Most descriptors that one request passes.
-pub(super) const PASSED_MAX: usize = 1024;
 
 pub(super) const REPORT_READY: u32 = 1;
 pub(super) const REPORT_FAILED: u32 = 2;
@@ -290,7 +288,7 @@ structures! {
         passed_count: u32,
         pid: u32,
         midwife: u32,
-        reserved: u32,
+        descriptors: u32,
         time_offsets_bytes: u32,
         time_offsets: [u8; TIME_OFFSETS_BYTES_MAX],
     }

@@ -47,6 +47,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farfork_wire::descriptor::{CPU_FEATURE_WORDS, Credentials, Origin, SpecialMapping};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use crate::kernel;
 
@@ -269,13 +271,15 @@ pub enum RestoreError {
     /// More than 4 GiB of tables.
     #[error("the restore plan is larger than 4 GiB")]
     PlanTooLarge,
-    /// More pipes, eventfds and the like than a request carries.
-    #[error("the child needs {passed} descriptors passed to it, at most {limit} can be")]
-    TooManyObjects {
-        /// Wanted.
-        passed: usize,
-        /// Limit.
-        limit: usize,
+    /// The daemon has as many descriptors open as it may have.
+    #[error(
+        "{object} of the child could not be made: this node's daemon may have no more than {limit} files open, and has; raise its limit (LimitNOFILE= of its unit, or `ulimit -Hn` before it is started), or fork fewer children at once"
+    )]
+    NoDescriptors {
+        /// What.
+        object: &'static str,
+        /// RLIMIT_NOFILE.
+        limit: u64,
     },
     /// A kernel object could not be made.
     #[error("{object} of the child could not be made: {cause}")]
@@ -328,6 +332,13 @@ pub fn understand_report(bytes: &[u8], descriptor: &farfork_wire::Descriptor) ->
 
 impl RestoreError {
     fn object(object: &'static str, cause: impl Into<io::Error>) -> Self {
-        Self::Object { object, cause: cause.into() }
+        let cause = cause.into();
+        match cause.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::MFILE) => {
+                let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+                Self::NoDescriptors { object, limit }
+            }
+            _ => Self::Object { object, cause },
+        }
     }
 }

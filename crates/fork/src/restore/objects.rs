@@ -15,7 +15,7 @@ use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 
 use super::RestoreError;
-use super::layout::{PASSED_MAX, PASSED_OWN};
+use super::layout::PASSED_OWN;
 use super::{lost_events, terminals};
 
 /// What open(2) adds to the flags on 64-bit machines; rustix has no name for its number.
@@ -75,10 +75,6 @@ impl Objects {
         }
         complete_shared(descriptor, &shared)?;
         objects.make_terminals(descriptor)?;
-        let passed = objects.fds.len() + PASSED_OWN as usize;
-        if passed > PASSED_MAX {
-            return Err(RestoreError::TooManyObjects { passed, limit: PASSED_MAX });
-        }
         Ok(objects)
     }
 
@@ -271,10 +267,11 @@ fn program_end(flags: u32, caller: Option<OwnedFd>) -> io::Result<OwnedFd> {
     Ok(end)
 }
 
-/// A pipe that was made and filled; its two ends until each is given to an open file.
+/// A pipe that was made and filled; its two ends, until the last open file of it has got its own.
 struct MadePipe {
     ends: (OwnedFd, OwnedFd),
     given: [bool; 2],
+    wanting: usize,
 }
 
 type MadePipes = HashMap<u64, MadePipe>;
@@ -283,15 +280,26 @@ type MadePipes = HashMap<u64, MadePipe>;
 fn pipe_end(file: &OpenFile, pipes: &mut MadePipes, descriptor: &Descriptor) -> io::Result<OwnedFd> {
     let OpenFile::Pipe { pipe, is_write_end, flags, .. } = file else { unreachable!("asked for pipes only") };
     if !pipes.contains_key(pipe) {
-        pipes.insert(*pipe, MadePipe { ends: filled_pipe(*pipe, descriptor)?, given: [false; 2] });
+        let is_of_it = |file: &&OpenFile| matches!(file, OpenFile::Pipe { pipe: of, .. } if of == pipe);
+        let files: Vec<&OpenFile> = descriptor.open_files.iter().filter(is_of_it).collect();
+        pipes.insert(*pipe, MadePipe { ends: filled_pipe(&files)?, given: [false; 2], wanting: files.len() });
     }
     let made = pipes.get_mut(pipe).expect("it was made");
-    let end = if *is_write_end { &made.ends.1 } else { &made.ends.0 };
-    let flags = OFlags::from_bits_retain(*flags);
+    let end = opened_end(made, *is_write_end, *flags)?;
+    made.wanting -= 1;
+    if made.wanting == 0 {
+        pipes.remove(pipe);
+    }
+    Ok(end)
+}
+
+fn opened_end(made: &mut MadePipe, is_write_end: bool, flags: u32) -> io::Result<OwnedFd> {
+    let end = if is_write_end { &made.ends.1 } else { &made.ends.0 };
+    let flags = OFlags::from_bits_retain(flags);
     // Each open file has a description of its own, so that O_NONBLOCK of one is not another's: the first gets the pipe's, if it
     // was born with the pipe; others are opened by its name, which shows in their flags.
     let was_opened = flags.contains(OFlags::from_bits_retain(O_LARGEFILE));
-    let end = if !was_opened && !std::mem::replace(&mut made.given[usize::from(*is_write_end)], true) {
+    let end = if !was_opened && !std::mem::replace(&mut made.given[usize::from(is_write_end)], true) {
         end.try_clone()?
     } else {
         let path = format!("/proc/self/fd/{}", end.as_raw_fd());
@@ -302,16 +310,15 @@ fn pipe_end(file: &OpenFile, pipes: &mut MadePipes, descriptor: &Descriptor) -> 
     Ok(end)
 }
 
-fn filled_pipe(wanted: u64, descriptor: &Descriptor) -> io::Result<(OwnedFd, OwnedFd)> {
+/// The pipe of these open files.
+fn filled_pipe(files: &[&OpenFile]) -> io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    let has_packets = |file: &OpenFile| matches!(file, OpenFile::Pipe { pipe, flags, .. } if *pipe == wanted && OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
-    if descriptor.open_files.iter().any(has_packets) {
+    let has_packets = |file: &&OpenFile| matches!(file, OpenFile::Pipe { flags, .. } if OFlags::from_bits_retain(*flags).contains(OFlags::DIRECT));
+    if files.iter().any(has_packets) {
         fcntl_setfl(&write, OFlags::NONBLOCK | OFlags::DIRECT)?;
     }
-    for file in &descriptor.open_files {
-        if let OpenFile::Pipe { pipe, is_write_end: false, capacity, content, packets, .. } = file
-            && *pipe == wanted
-        {
+    for file in files {
+        if let OpenFile::Pipe { is_write_end: false, capacity, content, packets, .. } = file {
             fcntl_setpipe_size(&write, *capacity as usize)?;
             fill(&write, content, packets)?;
         }

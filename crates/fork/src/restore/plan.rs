@@ -45,6 +45,8 @@ pub(super) struct Plan {
     pub(super) kin: Span,
     /// Where open files stand that it makes by calls, as descriptors for others to take.
     pub(super) made: HashMap<u32, u32>,
+    /// All numbers of open files that it needs while it is made are below this.
+    pub(super) descriptors: u32,
 }
 
 /// What a child shall have beyond what its seed says.
@@ -149,7 +151,8 @@ pub(super) fn compile(
     let registered = tables.space.registered.iter().map(|range| range.start..range.start + range.bytes).collect();
     let made = tables.made.slots().iter().map(|(file, slot)| (*file, tables.fd_base + slot)).collect();
     let region = (region.start, region.bytes);
-    Ok(Plan { bytes: writer.finish(&header), registered, region, occupied, kin: tables.kin, made })
+    let descriptors = tables.fd_base + tables.made.end();
+    Ok(Plan { bytes: writer.finish(&header), registered, region, occupied, kin: tables.kin, made, descriptors })
 }
 
 fn occupied(descriptor: &Descriptor, stub: &StubMap, specials: &[PlanSpecial], place: &Place<'_>) -> Vec<(u64, u64)> {

@@ -138,13 +138,14 @@ impl<'a> Prepared<'a> {
             last: None,
             pid: self.descriptor.process.pid,
             midwife: self.first.map_or(0, |_| zygote::spare_pid(self.descriptor)),
+            descriptors: self.plans.descriptors,
             time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
         };
         farfork_sys::fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
         let (asked_ns, until) = (report::realtime_ns(), Instant::now() + limit);
         let keep = match self.first {
             Some(first) => Some((first, bearer::ask(self.control, first, (request, self.descriptor), limit)?)),
-            None => stub::send(self.control, &request).map(|()| None).map_err(RestoreError::Control)?,
+            None => stub::ask(self.control, &request, self.descriptor).map(|()| None)?,
         };
         drop(plan);
         // The child's alone: an end of a pipe that is held here would show.

@@ -93,6 +93,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         62 => "entering another network",
         63 => "entering the user namespace",
         64 => "entering its own root",
+        65 => "raising the limit on open files",
         _ => "doing something unknown to this farfork",
     }
 }
@@ -112,6 +113,9 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
         26 => format!("limit {detail}"),
         38 => format!("timer {detail}"),
         51 => format!("number {detail}"),
+        65 => format!(
+            "{detail} numbers (raise this node's: LimitNOFILE= of its unit, or `ulimit -Hn` before it is started; at most fs.nr_open)"
+        ),
         27..=31 => format!("thread {detail}"),
         12 | 13 | 15 => format!("entry {detail} of the plan"),
         _ => String::new(),

@@ -49,6 +49,8 @@ pub(super) struct Request<'a> {
     pub(super) pid: u32,
     /// Number of the process that forks a zygote's copy, or a bearer's child, in its container.
     pub(super) midwife: u32,
+    /// All numbers of open files that it needs are below this.
+    pub(super) descriptors: u32,
     pub(super) time_offsets: &'a str,
 }
 
@@ -71,8 +73,30 @@ pub(super) fn plan_file(bytes: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
+/// Asks a stub or a zygote.
+///
+/// # Errors
+/// It hears nothing more, and what it said of that.
+pub(super) fn ask(control: BorrowedFd<'_>, request: &Request<'_>, descriptor: &Descriptor) -> Result<(), RestoreError> {
+    send(control, request).map_err(|cause| last_words(control, descriptor).unwrap_or(RestoreError::Control(cause)))
+}
+
+/// What is wrong, as whoever listened has said it before its end.
+fn last_words(control: BorrowedFd<'_>, descriptor: &Descriptor) -> Option<RestoreError> {
+    /// It was ready once, or twice in another network, and the end of its socket may be told before what it wrote there.
+    const HEARD_MAX: usize = 4;
+    for _ in 0..HEARD_MAX {
+        match wait(control, Duration::ZERO, descriptor, REPORT_READY) {
+            Ok(_) | Err(RestoreError::Control(_)) => {}
+            Err(RestoreError::Silent { .. } | RestoreError::StubGone) => return None,
+            Err(said) => return Some(said),
+        }
+    }
+    None
+}
+
 /// Sends the request, in as many messages as its descriptors need.
-pub(super) fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result<()> {
+fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result<()> {
     let mut fds: Vec<BorrowedFd<'_>> =
         vec![request.plan.as_fd(), request.pager_or_container, request.status_or_control];
     fds.extend(request.objects.as_fds());
@@ -83,7 +107,7 @@ pub(super) fn send(control: BorrowedFd<'_>, request: &Request<'_>) -> io::Result
         passed_count: fds.len() as u32,
         pid: request.pid,
         midwife: request.midwife,
-        reserved: 0,
+        descriptors: request.descriptors,
         time_offsets_bytes: text.len() as u32,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
@@ -109,7 +133,7 @@ pub(super) fn have_awaited(
         passed_count: 2,
         pid: descriptor.process.pid,
         midwife: 0,
-        reserved: 0,
+        descriptors: 0,
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };
@@ -133,7 +157,7 @@ pub fn enter_network(
         passed_count: 1,
         pid: 0,
         midwife: 0,
-        reserved: 0,
+        descriptors: 0,
         time_offsets_bytes: 0,
         time_offsets: [0; TIME_OFFSETS_BYTES_MAX],
     };

@@ -130,10 +130,11 @@ impl<'a> ZygotePlan<'a> {
             last: None,
             pid: 0,
             midwife: 0,
+            descriptors: self.plans.descriptors,
             time_offsets: "",
         };
         fdpass::tell_sender(control).map_err(RestoreError::Control)?;
-        stub::send(control, &request).map_err(RestoreError::Control)?;
+        stub::ask(control, &request, self.descriptor)?;
         stub::wait_restored(control, limit, self.descriptor)?;
         Ok(Region(self.plans.region))
     }
@@ -163,11 +164,15 @@ impl Prepared<'_> {
             last: Some(cradle.birthplace),
             pid: self.descriptor.process.pid,
             midwife: spare_pid(self.descriptor),
+            descriptors: self.plans.descriptors,
             time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
         };
         let asked_ns = report::realtime_ns();
         // It has ended: nobody was asked.
-        stub::send(zygote, &request).map_err(|e| RestoreError::object("the copy of its zygote", e))?;
+        stub::ask(zygote, &request, self.descriptor).map_err(|error| match error {
+            RestoreError::Control(cause) => RestoreError::object("the copy of its zygote", cause),
+            said => said,
+        })?;
         drop((childs, plan));
         // The child's alone: an end of a pipe that is held here would show.
         self.objects = Objects::none();

@@ -101,7 +101,7 @@ pub(super) fn make(
     delivery::open_files(&mut bench, descriptor)?;
     terminal::make(&mut bench, descriptor, around.objects)?;
     socket::make(&mut bench, descriptor, around)?;
-    Ok(Made { slots: bench.slots })
+    Ok(Made { slots: bench.slots, end: bench.next_slot })
 }
 
 /// The first descriptor that leads to an open file: what a message names.

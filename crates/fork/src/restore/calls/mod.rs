@@ -58,12 +58,19 @@ pub(super) struct Calls {
 #[derive(Debug)]
 pub(super) struct Made {
     slots: HashMap<u32, u32>,
+    /// Slots up to here are taken, also by what must only stay open until the child runs.
+    end: u32,
 }
 
 impl Made {
     /// Where the objects stand that a process has made, by their open files.
     pub(super) fn slots(&self) -> &HashMap<u32, u32> {
         &self.slots
+    }
+
+    /// The first slot that nothing has.
+    pub(super) fn end(&self) -> u32 {
+        self.end
     }
 
     /// Where the object of an open file stands; `None` for what is not made by calls.
@@ -111,7 +118,7 @@ impl Calls {
                 queues::make(descriptor, &mut script)?;
                 files::make(descriptor, fd_base, passed, Surroundings { objects, owner }, &mut script)?
             }
-            false => Made { slots: HashMap::new() },
+            false => Made { slots: HashMap::new(), end: passed },
         };
         if is_first && untrusted {
             process::forbid_settings(&mut script)?;

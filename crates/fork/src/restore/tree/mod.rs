@@ -59,6 +59,8 @@ pub(super) struct Place<'a> {
 pub(super) struct Plans {
     /// What the stub, and the processes it becomes, map.
     pub(super) bytes: Vec<u8>,
+    /// All numbers that open files have while they are made are below this.
+    pub(super) descriptors: u32,
     /// The addresses that each process registers with userfaultfd.
     pub(super) registered: Vec<Vec<Range<u64>>>,
     /// Where the first one's restorer is: start and length.
@@ -122,6 +124,8 @@ fn join(mut plans: Vec<Plan>, descriptor: &Descriptor) -> Plans {
         }
     }
     let region = plans[0].region;
+    // Their own plan is behind what is passed for as long as they are born.
+    let descriptors = plans.iter().map(|plan| plan.descriptors + 1).max().unwrap_or(0);
     let mut bytes = Vec::with_capacity(end as usize);
     let mut registered = Vec::with_capacity(plans.len());
     for (plan, place) in plans.into_iter().zip(places) {
@@ -129,7 +133,7 @@ fn join(mut plans: Vec<Plan>, descriptor: &Descriptor) -> Plans {
         bytes.extend_from_slice(&plan.bytes);
         registered.push(plan.registered);
     }
-    Plans { bytes, registered, region }
+    Plans { bytes, descriptors, registered, region }
 }
 
 /// What a process has in common with its parent.
