@@ -48,11 +48,13 @@ static inline void clear_bytes(void *at, u64 bytes)
 /* Names of the kernel's interface, from its uapi headers; those headers clash with one another when included
  * without a C library, so the few that are needed stand here. */
 enum {
+	K_EPERM = 1,
 	K_EINTR = 4,
 	K_ETIMEDOUT = 110,
 	K_ENOENT = 2,
 	K_EINVAL = 22,
 	K_EMFILE = 24,
+	K_ENOSYS = 38,
 	K_O_RDONLY = 0,
 	K_O_WRONLY = 1,
 	K_O_CLOEXEC = 02000000,
@@ -113,6 +115,7 @@ enum {
 	K_PR_SET_NO_NEW_PRIVS = 38,
 	K_PR_CAP_AMBIENT = 47,
 	K_PR_CAP_AMBIENT_RAISE = 2,
+	K_KEYCTL_JOIN_SESSION_KEYRING = 1,
 	K_RLIMIT_CORE = 4,
 	K_RLIMIT_NOFILE = 7,
 	K_SECBIT_NO_SETUID_FIXUP = 4,

@@ -405,6 +405,7 @@ enum step {
 	STEP_ENTER_USERS = 63,
 	STEP_ENTER_ROOT = 64,
 	STEP_MAKE_ROOM = 65,
+	STEP_KEYS = 66,
 };
 
 /* Moments on a child's way, for who wants to know where its time went. */

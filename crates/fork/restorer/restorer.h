@@ -56,6 +56,7 @@ HIDDEN void close_passed(const struct passed_set *passed);
 HIDDEN void receive_request(struct stub_request *request, struct passed_set *passed);
 
 /* birth.c */
+HIDDEN void leave_keys(void);
 HIDDEN void set_time(const struct stub_request *request);
 HIDDEN long fork_with(u32 pid_wanted, u32 exit_signal, u64 shared, int cgroup);
 HIDDEN __attribute__((noreturn)) void become_child(struct request *request, u64 plan_at);

@@ -90,6 +90,7 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 		limit.soft = limit.hard;
 		CALL4(prlimit64, 0, K_RLIMIT_NOFILE, &limit, 0);
 	}
+	leave_keys();
 	if (CALL0(getpid) == 1 && has_rights())
 		mount_proc();
 	send_report(CONTROL_FD, REPORT_READY, 0, 0, 0);

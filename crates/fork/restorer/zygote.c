@@ -34,6 +34,7 @@ static __attribute__((noreturn)) void deliver(void *given)
 	struct order *order = given;
 	const struct passed_set *passed = &order->request.passed;
 	set_time(&order->asked);
+	leave_keys(); /* or all copies had the zygote's */
 	long error = CALL2(setns, passed->first + PASSED_CONTAINER,
 			   K_CLONE_NEWNS | K_CLONE_NEWUTS | K_CLONE_NEWIPC | K_CLONE_NEWNET);
 	if (error < 0)

@@ -128,6 +128,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("system_call_filter", |cluster| carried(cluster, "system_call_filter")),
     Test::shared("privileges", |cluster| carried(cluster, "privileges")),
     Test::shared("limits", |cluster| carried(cluster, "limits")),
+    Test::shared("session_keys", |cluster| carried(cluster, "session_keys")),
     Test::shared("refused_fork_limit", |cluster| {
         refused_at_its_stop(cluster, "refused_fork_limit", &["clone", "RLIMIT_NPROC", "--freeze"]);
     }),

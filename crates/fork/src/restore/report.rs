@@ -94,6 +94,7 @@ pub(super) fn step_in_words(step: u32) -> &'static str {
         63 => "entering the user namespace",
         64 => "entering its own root",
         65 => "raising the limit on open files",
+        66 => "making a session keyring",
         _ => "doing something unknown to this farfork",
     }
 }
