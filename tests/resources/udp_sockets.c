@@ -8,6 +8,13 @@ static int server, client, six;
 static struct sockaddr_in address;
 static struct sockaddr_in6 address6;
 
+/* TOS has the kernel choose another priority, which is then set back. */
+static const struct {
+    int level, name, value;
+} options[] = {{IPPROTO_IP, IP_TOS, 8}, {SOL_SOCKET, SO_PRIORITY, 0}, {IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE}, {IPPROTO_IP, IP_RECVTOS, 1}, {SOL_SOCKET, SO_TIMESTAMPNS, 1}, {SOL_SOCKET, SO_RXQ_OVFL, 1}, {SOL_SOCKET, SO_ZEROCOPY, 1}, {SOL_SOCKET, SO_PEEK_OFF, 3}};
+
+#define OPTIONS (sizeof options / sizeof options[0])
+
 static void set_up(void) {
     int on = 1;
     socklen_t length = sizeof address, length6 = sizeof address6;
@@ -17,6 +24,8 @@ static void set_up(void) {
     REQUIRE(setsockopt(server, SOL_SOCKET, SO_BROADCAST, &on, sizeof on) == 0 && setsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on) == 0);
     REQUIRE(bind(server, (struct sockaddr *)&address, sizeof address) == 0 && getsockname(server, (struct sockaddr *)&address, &length) == 0);
     REQUIRE(bind(six, (struct sockaddr *)&address6, sizeof address6) == 0 && getsockname(six, (struct sockaddr *)&address6, &length6) == 0);
+    for (size_t i = 0; i < OPTIONS; i++)
+        REQUIRE(setsockopt(client, options[i].level, options[i].name, &options[i].value, sizeof(int)) == 0, "option %zu", i);
     REQUIRE(connect(client, (struct sockaddr *)&address, sizeof address) == 0);
 }
 
@@ -30,6 +39,9 @@ static void check(void) {
     REQUIRE(getsockname(six, (struct sockaddr *)&now6, &length6) == 0 && now6.sin6_port == address6.sin6_port);
     REQUIRE(getsockopt(server, SOL_SOCKET, SO_BROADCAST, &on, &option) == 0 && on == 1 && fcntl(server, F_GETFL) & O_NONBLOCK);
     REQUIRE(getsockopt(six, IPPROTO_IPV6, IPV6_V6ONLY, &on, &option) == 0 && on == 1);
+    for (size_t i = 0; i < OPTIONS; i++) {
+        REQUIRE(getsockopt(client, options[i].level, options[i].name, &on, &option) == 0 && on == options[i].value, "option %zu is %d", i, on);
+    }
     REQUIRE(send(client, "hello", 5, 0) == 5, "the connected one sends nowhere");
     REQUIRE(poll(&(struct pollfd){.fd = server, .events = POLLIN}, 1, PATIENCE_MS) == 1 && recv(server, text, sizeof text, 0) == 5);
 }

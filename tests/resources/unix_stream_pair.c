@@ -16,6 +16,7 @@ static void set_up(void) {
     REQUIRE(getsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &usual, &(socklen_t){sizeof usual}) == 0);
     REQUIRE(setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &size, sizeof size) == 0);
     REQUIRE(write(pair[0], sent, BYTES) == BYTES && write(pair[1], "back", 4) == 4);
+    REQUIRE(setsockopt(pair[0], SOL_SOCKET, SO_PEEK_OFF, &(int){2}, sizeof(int)) == 0);
     REQUIRE(shutdown(pair[1], SHUT_WR) == 0 && fcntl(pair[0], F_SETFL, O_NONBLOCK) == 0);
     REQUIRE(write(half[1], "words", 5) == 5 && close(half[1]) == 0);
     last = half[0];
@@ -32,6 +33,7 @@ static void check(void) {
     length = sizeof size;
     REQUIRE(getsockopt(pair[1], SOL_SOCKET, SO_SNDBUF, &size, &length) == 0 && size == usual, "buffer %d", size);
     REQUIRE(recv(pair[1], found, BYTES, MSG_WAITALL) == BYTES && memcmp(sent, found, BYTES) == 0);
+    REQUIRE(recv(pair[0], found, BYTES, MSG_PEEK) == 2 && memcmp(found, "ck", 2) == 0, "looked at from elsewhere");
     REQUIRE(read(pair[0], found, BYTES) == 4 && memcmp(found, "back", 4) == 0);
     REQUIRE(read(pair[0], found, 1) == 0, "the other way is not shut down");
     signal(SIGPIPE, SIG_IGN);

@@ -27,17 +27,22 @@ pub fn either(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> io::Result<()> {
 pub struct Readiness {
     /// An error waits to be told, and who is told takes it.
     pub has_error: bool,
+    /// Urgent data waits (MSG_OOB).
+    pub is_urgent: bool,
 }
 
-/// Whether `fd` is readable at this moment, has come to its end, or has an error; `None` where it is nothing of that. Takes nothing.
+/// Whether `fd` is readable at this moment, has come to its end, or has an error or urgent data; `None` where it is nothing of that.
+/// Takes nothing.
 ///
 /// # Errors
 /// As poll(2).
 pub fn readiness(fd: BorrowedFd<'_>) -> io::Result<Option<Readiness>> {
     const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN | PollFlags::PRI)];
     let ready = retry_on_intr(|| poll(&mut polled, Some(&AT_ONCE)))?;
-    Ok((ready > 0).then(|| Readiness { has_error: polled[0].revents().contains(PollFlags::ERR) }))
+    let events = polled[0].revents();
+    let has = |event| events.contains(event);
+    Ok((ready > 0).then(|| Readiness { has_error: has(PollFlags::ERR), is_urgent: has(PollFlags::PRI) }))
 }
 
 /// Waits until `fd` is readable, or has come to its end, at most until `deadline`; tells whether it has.

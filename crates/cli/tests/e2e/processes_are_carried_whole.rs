@@ -42,6 +42,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("refused_unix_waiting", |cluster| {
         refused_at_its_stop(cluster, "refused_unix_waiting", &["fd 4", "accepted"]);
     }),
+    Test::shared("refused_unix_urgent", |cluster| {
+        refused_at_its_stop(cluster, "refused_unix_urgent", &["fd 4", "urgent data"]);
+    }),
     Test::shared("tcp_waiting", |cluster| carried(cluster, "tcp_waiting")),
     Test::shared("unix_listeners", |cluster| carried(cluster, "unix_listeners")),
     Test::shared("unix_files", |cluster| carried(cluster, "unix_files")),

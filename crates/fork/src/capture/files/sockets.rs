@@ -34,6 +34,8 @@ const UDP: u32 = 17;
 
 const SOL_SOCKET: u32 = 1;
 
+const URGENT_DATA: &str = "urgent data waits in it (MSG_OOB), which is not carried; let it read that first";
+
 /// TCP_*, which all sockets have as states.
 const CONNECTED: u8 = 1;
 const CLOSED: u8 = 7;

@@ -7,27 +7,37 @@ use farfork_sys::socket;
 use farfork_wire::descriptor::SocketOption;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::{Birth, INET, INET6, NETLINK, SOL_SOCKET, STREAM, TCP, UNIX, netlink};
+use super::{Birth, INET, INET6, NETLINK, SOL_SOCKET, STREAM, TCP, UDP, UNIX, netlink};
 
 const IP: u32 = 0;
 const IPV6: u32 = 41;
 
-/// SO_REUSEADDR, BROADCAST, KEEPALIVE, OOBINLINE, PRIORITY, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, RCVTIMEO, SNDTIMEO,
-/// BINDTODEVICE, MARK; of any socket.
-const GENERAL: [u32; 13] = [2, 6, 9, 10, 12, 13, 15, 16, 18, 20, 21, 25, 36];
+/// SO_REUSEADDR, DONTROUTE, BROADCAST, KEEPALIVE, OOBINLINE, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, RCVTIMEO, SNDTIMEO,
+/// BINDTODEVICE, TIMESTAMP, TIMESTAMPNS, MARK, TIMESTAMPING, RXQ_OVFL, PEEK_OFF, ZEROCOPY, PASSPIDFD; of any socket.
+const GENERAL: [u32; 20] = [2, 5, 6, 9, 10, 13, 15, 16, 18, 20, 21, 25, 29, 35, 36, 37, 40, 42, 60, 76];
 
-/// TOS, TTL, PKTINFO, RECVERR, RECVTTL, FREEBIND, TRANSPARENT, MULTICAST_TTL, MULTICAST_LOOP. What groups a socket has
-/// joined, the kernel tells nobody.
-const OF_IP: [u32; 9] = [1, 2, 8, 11, 12, 15, 19, 33, 34];
+/// Of any socket, too. To set [`TOS`] sets it as well.
+const SO_PRIORITY: u32 = 12;
 
-/// UNICAST_HOPS, MULTICAST_HOPS, MULTICAST_LOOP, RECVERR, V6ONLY, RECVPKTINFO, RECVHOPLIMIT, RECVTCLASS, TCLASS.
-const OF_IPV6: [u32; 9] = [16, 18, 19, 25, 26, 49, 51, 66, 67];
+/// TOS, TTL, PKTINFO, MTU_DISCOVER, RECVERR, RECVTTL, RECVTOS, FREEBIND, TRANSPARENT, RECVORIGDSTADDR, BIND_ADDRESS_NO_PORT,
+/// MULTICAST_TTL, MULTICAST_LOOP, MULTICAST_ALL. What groups a socket has joined, the kernel tells nobody.
+const OF_IP: [u32; 14] = [TOS, 2, 8, 10, 11, 12, 13, 15, 19, 20, 24, 33, 34, 49];
+const TOS: u32 = 1;
 
-/// Of the two above, what is about multicast: an accepted connection has values of its own there, and takes none.
-const OF_NO_STREAM: [(u32, u32); 4] = [(IP, 33), (IP, 34), (IPV6, 18), (IPV6, 19)];
+/// UNICAST_HOPS, MULTICAST_HOPS, MULTICAST_LOOP, MTU_DISCOVER, RECVERR, V6ONLY, MULTICAST_ALL, RECVPKTINFO, RECVHOPLIMIT, DONTFRAG,
+/// RECVTCLASS, TCLASS, RECVORIGDSTADDR.
+const OF_IPV6: [u32; 13] = [16, 18, 19, 23, 25, 26, 29, 49, 51, 62, 66, 67, 74];
 
-/// NODELAY, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, DEFER_ACCEPT, CONGESTION, USER_TIMEOUT, FASTOPEN.
-const OF_TCP: [u32; 9] = [1, 3, 4, 5, 6, 9, 13, 18, 23];
+/// Of those above, what is about multicast, where an accepted connection has values of its own, and takes none; and times of what is
+/// sent, which a stream numbers by its bytes once it is connected.
+const OF_NO_STREAM: [(u32, u32); 5] = [(IP, 33), (IP, 34), (IPV6, 18), (IPV6, 19), (SOL_SOCKET, 37)];
+
+/// NODELAY, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, SYNCNT, LINGER2, DEFER_ACCEPT, CONGESTION, USER_TIMEOUT, FASTOPEN, NOTSENT_LOWAT,
+/// INQ.
+const OF_TCP: [u32; 13] = [1, 3, 4, 5, 6, 7, 8, 9, 13, 18, 23, 25, 36];
+
+/// CORK, SEGMENT, GRO.
+const OF_UDP: [u32; 3] = [1, 103, 104];
 
 /// Sizes of buffers, with the names by which a privileged process sets them without a limit. The kernel doubles what it is told.
 const BUFFERS: [(u32, u32); 2] = [(SO_SNDBUF, 32), (8, 33)];
@@ -120,7 +130,13 @@ fn sizes(fd: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
 
 fn plain_options(fd: BorrowedFd<'_>, birth: Birth, usual: &mut Usual) -> io::Result<Vec<SocketOption>> {
     let new = usual.of(birth)?;
-    let mut options: Vec<SocketOption> = asked(fd, birth).filter(|option| new.differs(option)).collect();
+    let mut options: Vec<SocketOption> = Vec::new();
+    for option in asked(fd, birth) {
+        let is_changed_by_another = option.name == SO_PRIORITY && option.level == SOL_SOCKET && sets_priority(&options);
+        if is_changed_by_another || new.differs(&option) {
+            options.push(option);
+        }
+    }
     for ((bytes, new_bytes), (name, forced)) in sizes(fd)?.into_iter().zip(new.sizes).zip(BUFFERS) {
         // Whatever waits at the other end of a Unix socket is sent by this one, with as much room as that needs.
         let is_needed = birth.family == UNIX && name == SO_SNDBUF;
@@ -129,6 +145,10 @@ fn plain_options(fd: BorrowedFd<'_>, birth: Birth, usual: &mut Usual) -> io::Res
         }
     }
     Ok(options)
+}
+
+fn sets_priority(options: &[SocketOption]) -> bool {
+    options.iter().any(|option| (option.level, option.name) == (IP, TOS))
 }
 
 /// Whether the size of a buffer is the program's choice: TCP sizes those of a connection by itself, unless it was told (which
@@ -154,6 +174,8 @@ fn known(birth: Birth) -> impl Iterator<Item = (u32, u32)> {
         .chain(all(IP, &OF_IP, is_ip))
         .chain(all(IPV6, &OF_IPV6, is_v6))
         .chain(all(TCP, &OF_TCP, is_tcp))
+        .chain(all(UDP, &OF_UDP, is_ip && !is_tcp))
+        .chain([(SOL_SOCKET, SO_PRIORITY)])
         .chain(netlink::options().filter(move |_| birth.family == NETLINK))
         .filter(move |option| !is_tcp || !OF_NO_STREAM.contains(option))
 }

@@ -13,7 +13,9 @@ use farfork_wire::descriptor::{SocketState, internet_address};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::unix::UNREAD_WAITING;
-use super::{Arrived, Birth, CONNECTED, INET, INET6, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, TCP};
+use super::{
+    Arrived, Birth, CONNECTED, INET, INET6, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, TCP, URGENT_DATA,
+};
 
 /// States of a connection, beside that of one in full use.
 const FIN_WAIT_1: u8 = 4;
@@ -110,7 +112,7 @@ impl SocketContents {
             self.shut_down |= NO_SENDING;
         }
         if events.contains(PollFlags::PRI) && self.is_over_loopback() {
-            self.refuse("urgent data waits in it, which is not carried; let it read that first".to_owned());
+            self.refuse(URGENT_DATA.to_owned());
         }
         Ok(())
     }

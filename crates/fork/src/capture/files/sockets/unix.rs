@@ -13,7 +13,7 @@ use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_wire::descriptor::{FileStatus, SocketFile, SocketState};
 
 use super::super::kind::DELETED_SUFFIX;
-use super::{CONNECTED, DATAGRAM, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets};
+use super::{CONNECTED, DATAGRAM, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, URGENT_DATA};
 
 /// Most bytes of a message in a socket's queue: more than the kernel lets anybody send by default.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
@@ -92,6 +92,11 @@ impl SocketContents {
         // Most queues are empty, and room for a message takes longer to clear than to ask.
         let Some(readiness) = farfork_sys::wait::readiness(fd)? else { return Ok(()) };
         self.is_reset = readiness.has_error;
+        if readiness.is_urgent {
+            // Looking from one message to the next takes it for one of them.
+            self.refuse(URGENT_DATA.to_owned());
+            return Ok(());
+        }
         // The error would be taken by who looks behind the last byte and, where messages are told apart, at the first.
         let mut left = if self.is_reset { rustix::io::ioctl_fionread(fd)? } else { u64::MAX };
         if self.is_reset && left > 0 && self.birth.kind != STREAM {
