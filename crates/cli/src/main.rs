@@ -64,12 +64,16 @@ impl Global {
     }
 }
 
+/// What a shell says of a program that SIGPIPE has killed, as one of whose output nobody reads is.
+const NO_READER: u8 = 128 + 13;
+
 fn main() -> ExitCode {
     let Cli { global, command } = Cli::parse();
     let json = global.json;
     match command.run(global) {
         Ok(_) if output::is_lost() => ExitCode::FAILURE,
         Ok(status) => status,
+        Err(error) if output::has_no_reader(&error) => ExitCode::from(NO_READER),
         Err(error) => {
             report(&error, json);
             ExitCode::FAILURE

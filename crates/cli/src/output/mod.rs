@@ -78,6 +78,11 @@ pub(crate) fn raw(bytes: &[u8]) -> io::Result<()> {
     written.map_err(|error| io::Error::new(error.kind(), format!("standard output: {error}")))
 }
 
+/// Whether a command failed because nobody reads what it prints.
+pub(crate) fn has_no_reader(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
 /// Tells of a failure on standard error: object and cause on a line, the next step on another.
 pub(crate) fn failure(failure: &Failure) {
     let mut text = format!("farfork: {}: {}", failure.object(), failure.cause());

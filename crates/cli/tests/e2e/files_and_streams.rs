@@ -2,7 +2,7 @@
 //! writes stays its own unless a path is shared or bound.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -14,6 +14,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("standard_streams_are_the_commands_own", streams),
     Test::shared("exit_status_is_the_childs", exit_status),
     Test::shared("signals_are_passed_on", signals),
+    Test::shared("a_signal_ends_several_children_that_are_waited_for", several_signalled),
+    Test::shared("a_child_hears_that_nobody_reads_what_it_writes", no_reader),
+    Test::shared("and_so_do_several", no_reader_of_several),
     Test::shared("a_killed_child_gives_the_shells_status", killed),
     Test::shared("logs_show_what_a_detached_child_wrote", logs),
     Test::shared("each_of_several_children_has_its_own_end", independent_ends),
@@ -63,11 +66,7 @@ fn signals(cluster: &Cluster) {
     // Its input stays open, so that it waits there.
     let mut child = cluster.first().command(&arguments).stdin(Stdio::piped()).spawn().expect("the binary");
     let stdin = child.stdin.take();
-    deadline::until("the child runs", ATTACHED_LIMIT, || {
-        let children = cluster.first().json(&["ps", "--running"]);
-        let is_ours = |child: &serde_json::Value| child["seed"] == seed.id();
-        children["children"].as_array()?.iter().any(is_ours).then_some(())
-    });
+    deadline::until("the child runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 1).then_some(()));
     std::thread::sleep(Duration::from_millis(300));
     let pidfd = farfork_sys::pidfd::open(child.id().cast_signed()).expect("our own child");
     farfork_sys::pidfd::send_signal(&pidfd, 15).expect("our own child");
@@ -75,6 +74,47 @@ fn signals(cluster: &Cluster) {
     drop(stdin);
     assert_eq!(without_ticks(&ended.stdout), "child 13\nterminated\n", "{}", ended.stderr);
     assert_eq!(ended.status.code(), Some(7));
+}
+
+/// Children that go on for ever are waited for by the command that is then sent SIGINT.
+fn several_signalled(cluster: &Cluster) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let to = cluster.names(&[0, 1]);
+    let command = cluster.first().spawn(&["fork", seed.id(), "--to", &to, "-n", "4"]);
+    deadline::until("all of them run", ATTACHED_LIMIT, || (running(cluster, &seed) == 4).then_some(()));
+    let pidfd = farfork_sys::pidfd::open(command.id().cast_signed()).expect("our own child");
+    farfork_sys::pidfd::send_signal(&pidfd, 2).expect("our own child");
+    let ended = deadline::wait_with_output(command, "a command that was interrupted", ATTACHED_LIMIT);
+    assert_eq!((ended.status.code(), ended.stderr.matches("SIGTERM").count()), (Some(1), 4), "{}", ended.stderr);
+    assert_eq!(running(cluster, &seed), 0);
+}
+
+fn running(cluster: &Cluster, seed: &Seed) -> usize {
+    let said = cluster.first().json(&["ps", "--running"]);
+    let is_ours = |child: &&serde_json::Value| child["seed"] == seed.id();
+    said["children"].as_array().map_or(0, |children| children.iter().filter(is_ours).count())
+}
+
+fn no_reader(cluster: &Cluster) {
+    silent_end_of(cluster, "1");
+}
+
+fn no_reader_of_several(cluster: &Cluster) {
+    silent_end_of(cluster, "3");
+}
+
+/// Of children that write for ever, one line is read.
+fn silent_end_of(cluster: &Cluster, count: &str) {
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let mut command = cluster.first().spawn(&["fork", seed.id(), "--to", cluster.name(1), "-n", count]);
+    let mut line = String::new();
+    let read = BufReader::new(command.stdout.take().expect("a pipe")).read_line(&mut line);
+    assert!(read.is_ok() && line.starts_with("tick "), "{line}");
+    let ended = deadline::wait_with_output(command, "a command that nobody reads", ATTACHED_LIMIT);
+    assert_eq!((ended.status.code(), &*ended.stderr), (Some(141), ""));
+    deadline::until("none runs", ATTACHED_LIMIT, || (running(cluster, &seed) == 0).then_some(()));
 }
 
 fn killed(cluster: &Cluster) {

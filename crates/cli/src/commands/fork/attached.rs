@@ -1,38 +1,30 @@
-//! One child, attached: its standard streams, signals and exit status are this command's own.
+//! One child, attached: its standard streams and exit status are this command's own, and so are its signals (`signals`).
 
 use std::io::{self, Read as _, Write as _};
 use std::process::ExitCode;
-use std::thread;
+use std::time::{Duration, Instant};
+use std::{slice, thread};
 
 use farfork_node::api::v1::attach_input::Input;
 use farfork_node::api::v1::attach_output::Output;
-use farfork_node::api::v1::{AttachInput, Child, KillRequest};
-use farfork_node::client::{Client, within};
+use farfork_node::api::v1::{AttachInput, Child};
+use farfork_node::client::Client;
 use farfork_node::failure::Failure;
-use farfork_node::limits::{OUTPUT_CHUNK_BYTES, QUERY_TIMEOUT, STREAM_MESSAGES_MAX};
-use tokio::signal::unix::{SignalKind, signal};
+use farfork_node::limits::{OUTPUT_CHUNK_BYTES, STREAM_MESSAGES_MAX};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
 
+use super::signals::{self, SIGPIPE, SIGTERM};
 use crate::output;
 
-/// Signals that the child gets in this command's place: those that a user or a supervisor sends to a program.
-const PASSED_ON: [i32; 7] = [
-    1,  // SIGHUP
-    2,  // SIGINT
-    3,  // SIGQUIT
-    10, // SIGUSR1
-    12, // SIGUSR2
-    15, // SIGTERM
-    18, // SIGCONT
-];
+/// For a child that was told that nobody reads what it writes, to write no more.
+const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Stays with the child until it ends; gives its exit status.
 pub(super) async fn stay(client: &mut Client, child: &Child, with_stdin: bool) -> anyhow::Result<ExitCode> {
     let (inputs, receiver) = mpsc::channel(STREAM_MESSAGES_MAX);
     inputs.send(message(Input::Child(child.id.clone()))).await?;
-    pass_signals_on(client, &child.id)?;
     if with_stdin {
         pass_stdin_on(inputs);
     } else {
@@ -45,10 +37,11 @@ pub(super) async fn stay(client: &mut Client, child: &Child, with_stdin: bool) -
     };
     let answer = client.attach(ReceiverStream::new(receiver)).await;
     let mut outputs = answer.map_err(lost)?.into_inner();
+    let mut readers = Readers { client, child: slice::from_ref(&child.id), gone: None };
     while let Some(message) = outputs.message().await.map_err(lost)? {
         match message.output {
-            Some(Output::Stdout(piece)) => output::raw(&piece)?,
-            Some(Output::Stderr(piece)) => io::stderr().write_all(&piece)?,
+            Some(Output::Stdout(piece)) => readers.give(output::raw(&piece)).await?,
+            Some(Output::Stderr(piece)) => readers.give(io::stderr().write_all(&piece)).await?,
             Some(Output::Ended(child)) => return conclude(&child),
             None => {}
         }
@@ -74,20 +67,32 @@ fn conclude(child: &Child) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Each as a request of its own, so that none waits behind input that the child does not read.
-fn pass_signals_on(client: &Client, child: &str) -> io::Result<()> {
-    for number in PASSED_ON {
-        let mut signals = signal(SignalKind::from_raw(number))?;
-        let (mut client, child) = (client.clone(), child.to_owned());
-        tokio::spawn(async move {
-            while signals.recv().await.is_some() {
-                let request = KillRequest { child: child.clone(), signal: number.unsigned_abs() };
-                // A child that has just ended needs no signal; its end is on its way.
-                let _ = client.kill(within(QUERY_TIMEOUT, request)).await;
+/// Who reads what the child writes.
+struct Readers<'a> {
+    client: &'a Client,
+    child: &'a [String],
+    /// Since when one is not there any more, and the child has been told.
+    gone: Option<Instant>,
+}
+
+impl Readers<'_> {
+    /// Says what has become of a piece. The child writes to files, and does not see itself that a reader has gone: it gets the signal that it would have
+    /// got. One that ignores that would see the error; it is asked to end where it writes on.
+    async fn give(&mut self, written: io::Result<()>) -> io::Result<()> {
+        match written {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            written => return written,
+        }
+        match self.gone {
+            None => {
+                self.gone = Some(Instant::now());
+                signals::send(self.client, self.child, SIGPIPE).await;
             }
-        });
+            Some(since) if since.elapsed() > SILENCE_LIMIT => signals::send(self.client, self.child, SIGTERM).await,
+            Some(_) => {}
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// A thread of its own, since read(2) on a terminal or pipe cannot be given up. It ends with the process.

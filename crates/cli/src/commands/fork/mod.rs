@@ -3,6 +3,7 @@
 mod attached;
 mod outcomes;
 mod profile;
+mod signals;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,6 +20,7 @@ use crate::size::parse_some_size;
 use crate::{Global, output, payload, seconds};
 use outcomes::Outcome;
 use profile::Profile;
+use signals::{SIGTERM, Signals};
 
 /// Most that a number of processors may say, in thousandths of one: more than any machine has.
 const CPU_MILLICORES_MAX: f64 = 1e6;
@@ -58,7 +60,9 @@ impl From<Net> for farfork_bench::ChildNetwork {
 ///
 /// A single child is attached to this terminal: its standard streams and signals are this command's own, and so is
 /// its exit status. Several children are waited for, and what they write to their standard output is printed in
-/// order. With --detach the ids of the children are printed and nothing is waited for.
+/// order; Ctrl-C and the like end them, by SIGTERM and the second time by SIGKILL. With --detach the ids of the
+/// children are printed and nothing is waited for. Children whose output is printed, and read by nobody any more,
+/// are told so: one gets SIGPIPE, and SIGTERM if it writes on, several get SIGTERM.
 ///
 /// A child finds its payload in the file /run/farfork/payload, which does not exist in its parent, and open as file
 /// descriptor 1000. Its environment and arguments are those of its parent, and cannot be changed.
@@ -74,7 +78,7 @@ Examples:
   farfork fork $SEED --untrusted --memory 512MiB --timeout 1m
   echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
 
-Exit status: that of an attached child, 128 + the signal that killed it; of several children, or with --detach, 0 when \
+Exit status: that of an attached child, 128 + the signal that killed it (141: nobody reads its output); of several children, or with --detach, 0 when \
 all is well with all of them and 1 when not; 1 when a child cannot be started, 2 wrong usage.")]
 pub(crate) struct Fork {
     /// Id or name of the seed.
@@ -159,7 +163,16 @@ impl Fork {
         let request = self.request(global.json)?;
         let is_attached = request.options.as_ref().is_some_and(|options| options.attached);
         let mut client = global.connection.open().await?;
-        let (outcomes, phases) = outcomes::collect(&mut client, request).await?;
+        let mut signals = (!detach).then(Signals::take).transpose()?;
+        let starting = outcomes::collect(&mut client, request);
+        let ((outcomes, phases), kept) = match &mut signals {
+            Some(signals) => signals.during(&seed, starting).await?,
+            None => (starting.await?, Vec::new()),
+        };
+        let children: Vec<String> = outcomes.iter().filter_map(Outcome::child_id).collect();
+        if let Some(signals) = signals {
+            signals.pass_on(&client, &children, kept, is_attached);
+        }
 
         let (status, mut document) = match &outcomes[..] {
             _ if detach => left_alone(&seed, &outcomes, global.json),
@@ -167,7 +180,7 @@ impl Fork {
                 (attached::stay(&mut client, child, !payload_is_stdin).await?, Value::Null)
             }
             [Outcome::Failed { failure, .. }] => return Err(failure.clone().into()),
-            _ => results(&mut client, &seed, &outcomes, global.json).await?,
+            _ => results(&mut client, &seed, (&outcomes, &children), global.json).await?,
         };
         if with_profile {
             let profile = Profile::gather(&client, &outcomes, phases).await;
@@ -253,14 +266,17 @@ fn left_alone(seed: &str, outcomes: &[Outcome], json: bool) -> (ExitCode, Value)
 async fn results(
     client: &mut farfork_node::client::Client,
     seed: &str,
-    outcomes: &[Outcome],
+    (outcomes, children): (&[Outcome], &[String]),
     json: bool,
 ) -> anyhow::Result<(ExitCode, Value)> {
-    let children: Vec<String> = outcomes.iter().filter_map(Outcome::child_id).collect();
     if !json {
         outcomes.iter().filter_map(Outcome::failure).for_each(output::failure);
     }
-    let mut ends = wait::collect(client, &children, true, json).await?.into_iter();
+    let waited = wait::collect(client, children, true, json).await;
+    if waited.as_ref().is_err_and(output::has_no_reader) {
+        signals::send(client, children, SIGTERM).await;
+    }
+    let mut ends = waited?.into_iter();
     let all_run = children.len() == outcomes.len();
     let all: Vec<Value> = outcomes
         .iter()
