@@ -23,6 +23,8 @@ pub(crate) enum Stream {
 /// Room for the first bytes of a server: its settings.
 const FIRST_BYTES: usize = 256;
 
+const CUT: &str = "it ended the connection in between; see whether its daemon runs: `farfork nodes`";
+
 impl Stream {
     /// Waits for the server's first word. TLS lets a client speak before it knows whether its certificate was accepted;
     /// the server's settings say that it was, an alert in their place why not.
@@ -44,6 +46,8 @@ impl Stream {
 pub(super) fn in_words(error: io::Error) -> io::Error {
     match PeerError::within(&error) {
         Some(found) => io::Error::new(error.kind(), found),
+        // As a process that was killed leaves its connections. What TLS says of it is about TLS.
+        None if error.kind() == io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), CUT),
         None => error,
     }
 }
@@ -108,5 +112,19 @@ impl AsyncWrite for Stream {
             Self::Tls(stream) | Self::Welcomed(_, stream) => Pin::new(stream).poll_shutdown(context),
             Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_without_notice_is_told_in_words() {
+        let of_tls =
+            io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
+        assert_eq!(in_words(of_tls).to_string(), CUT);
+        let other = in_words(io::ErrorKind::ConnectionReset.into());
+        assert_eq!(other.kind(), io::ErrorKind::ConnectionReset);
     }
 }
