@@ -84,7 +84,11 @@ impl State {
             .map_err(io::Error::other)
             .and_then(|text| fs::write(&draft, text))
             .and_then(|()| fs::rename(&draft, &path))
-            .map_err(failed("write", &path))
+            .map_err(|error| {
+                // As much of it as there was room for.
+                let _ = fs::remove_file(&draft);
+                failed("write", &path)(error)
+            })
     }
 
     /// Removes the nodes' run directories, then the file itself.
