@@ -86,10 +86,31 @@ fn report(error: &anyhow::Error, json: bool) {
     let failure = error.downcast_ref::<Failure>();
     match failure {
         Some(failure) => output::failure(failure),
-        None => eprintln!("farfork: {error:#}"),
+        None => eprintln!("farfork: {}", in_words(error)),
     }
     if json {
-        let text = failure.map_or_else(|| format!("{error:#}"), Failure::to_string);
+        let text = failure.map_or_else(|| in_words(error), Failure::to_string);
         output::json(&serde_json::json!({ "error": text }));
+    }
+}
+
+/// An error and what caused it, each once: many an error has its cause in its own words.
+fn in_words(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| match told.as_str() {
+        "" => cause,
+        before if before.contains(&cause) => told,
+        before => format!("{before}: {cause}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = anyhow::anyhow!("too many open files");
+        let nested = cause.context("cannot look (too many open files)").context("node q");
+        assert_eq!(in_words(&nested), "node q: cannot look (too many open files)");
     }
 }
