@@ -4,7 +4,7 @@
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use farfork_node::failure::Failure;
 use farfork_sys::identity::ProcessIdentity;
@@ -35,7 +35,23 @@ pub(crate) struct Parents {
 impl Parents {
     /// Those of the run directory that the environment says.
     pub(crate) fn of_environment() -> Self {
-        Self { directory: run_dir_from_environment().join("parents") }
+        Self::of(&run_dir_from_environment())
+    }
+
+    /// Those of a run directory.
+    pub(crate) fn of(run_dir: &Path) -> Self {
+        Self { directory: run_dir.join("parents") }
+    }
+
+    /// Removes what is of processes that have ended, and the directory where no name is left.
+    pub(crate) fn forget_ended(&self) {
+        for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            if self.read(&entry.file_name().to_string_lossy()).is_none() {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        // Refused while names are left.
+        let _ = fs::remove_dir(&self.directory);
     }
 
     /// Gives this process a name.
@@ -146,6 +162,8 @@ mod tests {
         parents.enter("warm").unwrap();
         assert_eq!(parents.find(&warm).unwrap(), std::process::id());
         assert_eq!(parents.enter("warm").unwrap_err().code(), Code::AlreadyExists);
+        parents.forget_ended();
+        assert_eq!(parents.find(&warm).unwrap(), std::process::id());
         parents.leave("warm");
         assert_eq!(parents.find(&warm).unwrap_err().code(), Code::NotFound);
 
@@ -155,6 +173,8 @@ mod tests {
         assert_eq!(parents.find(&warm).unwrap_err().code(), Code::NotFound);
         parents.enter("warm").unwrap();
         assert_eq!(parents.find(&warm).unwrap(), std::process::id());
+        parents.forget_ended();
+        assert!(!parents.directory.exists());
     }
 
     #[test]

@@ -6,11 +6,12 @@ use clap::Args;
 use farfork_cluster::local::LocalCluster;
 
 use super::up::Place;
+use crate::parents::Parents;
 use crate::{Global, output, privilege};
 
 /// End the cluster that `farfork up` started, and remove every trace of it.
 ///
-/// Its children are killed and its seeds dropped; parents are not touched.
+/// Its children are killed and its seeds dropped; parents are not touched, and keep the names that `farfork run` gave them.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -31,6 +32,7 @@ impl Down {
             cluster.require_name(name)?;
         }
         let names: Vec<String> = cluster.nodes().iter().map(|node| node.name.clone()).collect();
+        Parents::of(&self.place.run_dir()).forget_ended();
         cluster.down()?;
         if global.json {
             output::json(&serde_json::json!({ "removed": names }));

@@ -7,6 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::harness::{Cluster, Parent, Program, Seed, programs, scratch};
 use crate::test::Test;
 
@@ -24,6 +26,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_32_bit_program", narrow),
     Test::shared("a_template", template),
     Test::shared("a_missing_file_of_the_child", missing_file),
+    Test::shared("a_container_that_is_stopped", stopped_container),
     Test::shared("a_wrong_command_line", wrong_usage),
     Test::shared("a_disk_that_takes_no_output", no_output),
     Test::shared("a_cluster_of_another_name", other_cluster),
@@ -114,6 +117,27 @@ impl Drop for Running {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// A root with something bound into it is no zygote's copy's: its container's first process is asked for the child.
+fn stopped_container(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let containers = cluster.processes("farfork-init");
+    let tell = |signal| {
+        for pid in &containers {
+            // ESRCH: it is another child's, or of a pool that was too large.
+            let _ = kill_process(Pid::from_raw(*pid).expect("a process"), signal);
+        }
+    };
+    tell(Signal::STOP);
+    let begin = Instant::now();
+    let refused = cluster.first().refused(&["fork", seed.id(), "--bind", "/usr:/mnt"]);
+    let lasted = begin.elapsed();
+    tell(Signal::CONT);
+    refused.names(&["stopped", "farfork-init", "fork again"]);
+    assert!(lasted < REFUSAL_LIMIT, "it took {lasted:?}");
+    parent.require_unharmed();
 }
 
 fn narrow(cluster: &Cluster) {

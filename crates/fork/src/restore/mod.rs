@@ -143,6 +143,8 @@ pub enum RestoreError {
         object: String,
         /// errno.
         cause: io::Error,
+        /// What can be done about it, where that is known.
+        remedy: Option<&'static str>,
     },
     /// The CPU lacks what the parent's registers need.
     #[error(
@@ -312,6 +314,14 @@ pub enum RestoreError {
         pid: u32,
         /// wait(2) status.
         wait_status: u32,
+    },
+    /// Nothing heard, and nothing to be heard.
+    #[error(
+        "the first process of its container is stopped, and was not let go on within {limit:?}: see who sends SIGSTOP to processes named farfork-init, and fork again"
+    )]
+    Stopped {
+        /// The limit.
+        limit: Duration,
     },
     /// Nothing heard in time.
     #[error("the child did not stand within {limit:?}: the seed's node may be out of reach")]

@@ -62,6 +62,7 @@ pub struct Prepared<'a> {
     pub(super) control: BorrowedFd<'a>,
     pub(super) plans: Plans,
     pub(super) objects: Objects,
+    stub_pid: i32,
     first: Option<First<'a>>,
 }
 
@@ -107,7 +108,7 @@ impl<'a> Prepared<'a> {
         let numbered = users.map(enter).transpose()?;
         let wishes = Wishes { payload, paused, untrusted, users: numbered, bridge: bridge.as_ref(), part };
         let plans = phase!("resume.plan", tree::compile(descriptor, node, &stub, &objects, &wishes))?;
-        Ok(Self { descriptor, control, plans, objects, first: users.map(|(first, _)| first) })
+        Ok(Self { descriptor, control, plans, objects, stub_pid, first: users.map(|(first, _)| first) })
     }
 
     /// The addresses whose pages the pager must serve, ascending, of each process.
@@ -150,7 +151,8 @@ impl<'a> Prepared<'a> {
         drop(plan);
         // The child's alone: an end of a pipe that is held here would show.
         self.objects = Objects::none();
-        Ok(Begun { descriptor: self.descriptor, control: self.control, keep, status_file, asked_ns, until })
+        let Self { descriptor, control, stub_pid, .. } = *self;
+        Ok(Begun { descriptor, control, stub_pid, keep, status_file, asked_ns, until })
     }
 }
 
@@ -159,6 +161,7 @@ impl<'a> Prepared<'a> {
 pub struct Begun<'a> {
     descriptor: &'a Descriptor,
     control: BorrowedFd<'a>,
+    stub_pid: i32,
     keep: Option<(First<'a>, OwnedFd)>,
     status_file: BorrowedFd<'a>,
     asked_ns: u64,
@@ -176,7 +179,7 @@ impl Begun<'_> {
             Some((first, keep)) => {
                 bearer::follow(self.control, (first, self.status_file, keep), self.descriptor, left)?
             }
-            None => stub::wait_restored(self.control, left, self.descriptor)?,
+            None => stub::wait_restored_by(self.stub_pid, self.control, left, self.descriptor)?,
         };
         report::tell_phases(self.asked_ns, &started.marks_ns, started.realtime_ns);
         Ok(started.into())

@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use farfork_wire::Descriptor;
+use rustix::io::Errno;
 
 use super::layout::MARK_COUNT;
 
@@ -114,12 +115,23 @@ pub(super) fn object_of(step: u32, detail: u32, descriptor: &Descriptor) -> Stri
         26 => format!("limit {detail}"),
         38 => format!("timer {detail}"),
         51 => format!("number {detail}"),
-        65 => format!(
-            "{detail} numbers (raise this node's: LimitNOFILE= of its unit, or `ulimit -Hn` before it is started; at most fs.nr_open)"
-        ),
+        65 => format!("{detail} of them"),
         27..=31 => format!("thread {detail}"),
         12 | 13 | 15 => format!("entry {detail} of the plan"),
         _ => String::new(),
+    }
+}
+
+/// What can be done about a step's failure, where that is known.
+pub(super) fn remedy_of(step: u32, error: Errno) -> Option<&'static str> {
+    match (step, error) {
+        (31, Errno::PERM) => Some(
+            "the node's root needs CAP_SYS_NICE; a kernel with RT_GROUP_SCHED gives real-time threads of containers no time: start it with rt_group_sched=0, or give the parent's threads another policy (chrt --other) before a prepare",
+        ),
+        (65, _) => Some(
+            "start the node with a higher limit (LimitNOFILE= of its unit, or `ulimit -Hn`), of fs.nr_open at most",
+        ),
+        _ => None,
     }
 }
 

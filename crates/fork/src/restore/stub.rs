@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::fdpass::{self, FDS_PER_MESSAGE_MAX};
 use farfork_wire::Descriptor;
+use rustix::io::Errno;
 use zerocopy::{IntoBytes, TryFromBytes};
 
 use super::RestoreError;
@@ -15,7 +16,7 @@ use super::layout::{
     REPORT_RESTORED, REQUEST_MAGIC, Report, StubRequest, TIME_OFFSETS_BYTES_MAX,
 };
 use super::objects::Objects;
-use super::report::{object_of, step_in_words};
+use super::report::{object_of, remedy_of, step_in_words};
 
 /// The stub: a program of a few KiB without a C library, to be run as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
@@ -174,6 +175,24 @@ pub(super) fn wait_restored(
     wait(control, limit, descriptor, REPORT_RESTORED)
 }
 
+/// Likewise of a stub, which may have been stopped: that need not be borne for long.
+pub(super) fn wait_restored_by(
+    stub_pid: i32,
+    control: BorrowedFd<'_>,
+    limit: Duration,
+    descriptor: &Descriptor,
+) -> Result<Started, RestoreError> {
+    let until = Instant::now() + limit;
+    let is_stopped = || farfork_sys::process::Stat::read(stub_pid).is_ok_and(|stat| stat.state == 'T');
+    match wait_restored(control, limit.min(WORD_LIMIT), descriptor) {
+        Err(RestoreError::Silent { limit }) if is_stopped() => Err(RestoreError::Stopped { limit }),
+        Err(RestoreError::Silent { .. }) => {
+            wait_restored(control, until.saturating_duration_since(Instant::now()), descriptor)
+        }
+        told => told,
+    }
+}
+
 /// Waits until a zygote can be asked for another copy: the last is born, or has said why not.
 pub(super) fn wait_ready(
     control: BorrowedFd<'_>,
@@ -237,5 +256,7 @@ fn failure(report: &Report, descriptor: &Descriptor) -> RestoreError {
             format!("pid {}{}{object}", member.process.pid, if object.is_empty() { "" } else { ", " })
         }
     };
-    RestoreError::Step { step: step_in_words(report.step), object, cause: io::Error::from_raw_os_error(report.error) }
+    let cause = io::Error::from_raw_os_error(report.error);
+    let remedy = remedy_of(report.step, Errno::from_raw_os_error(report.error));
+    RestoreError::Step { step: step_in_words(report.step), object, cause, remedy }
 }

@@ -18,6 +18,7 @@ pub(super) const ROOM: &str = "make room there, or give the node another run dir
 pub(super) fn of(error: &ResumeError, network: Network) -> Option<&'static str> {
     match error {
         ResumeError::Restore(RestoreError::Step { cause, .. }) if is_taken(cause, network) => Some(TAKEN),
+        ResumeError::Restore(RestoreError::Step { remedy, .. }) => *remedy,
         ResumeError::Local { cause, .. } | ResumeError::Plan(PlanError::Write { source: cause, .. })
             if is_full(cause) =>
         {
