@@ -3,16 +3,17 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::thread;
 
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with};
+use rustix::net::{AddressFamily, netlink};
 
+use crate::netlink::{HEADER_BYTES, Netlink, REQUEST, failure, half_at, malformed, word_at};
 use crate::{namespace, pidfd};
 
 /// A connection to the kernel in one network namespace.
 #[derive(Debug)]
-pub struct Diagnosis(OwnedFd);
+pub struct Diagnosis(Netlink);
 
 /// What the kernel tells of a Unix socket.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,11 +33,8 @@ pub struct UnixSocket {
     pub clients: Vec<u32>,
 }
 
-const HEADER_BYTES: usize = 16;
 const MESSAGE_BYTES: usize = 16;
 
-const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const REQUEST: u16 = 1;
 const ANY: u32 = u32::MAX;
 
 impl Diagnosis {
@@ -46,10 +44,9 @@ impl Diagnosis {
     /// As setns(2) and socket(2).
     pub fn open(pid: i32) -> io::Result<Self> {
         // A socket belongs to the namespace that it was made in: a thread of its own goes there.
-        let open = move || -> io::Result<OwnedFd> {
+        let open = move || {
             namespace::enter_network_of(pidfd::open(pid)?.as_fd())?;
-            let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
-            Ok(socket_with(family, kind, SocketFlags::CLOEXEC, Some(netlink::SOCK_DIAG))?)
+            Netlink::open(Some(netlink::SOCK_DIAG))
         };
         thread::spawn(open).join().unwrap_or_else(|_| Err(io::ErrorKind::Other.into())).map(Self)
     }
@@ -106,44 +103,10 @@ impl Diagnosis {
         Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
     }
 
-    /// Sends a request, and gives the answer.
     fn ask(&self, body: &[u8]) -> io::Result<Vec<u8>> {
-        /// The kernel tells at most a page, and some of what it was asked.
-        const ANSWER_BYTES_MAX: usize = 8192;
-        let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
-        request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
-        request.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-        request.extend(REQUEST.to_ne_bytes());
-        request.extend([0; 8]);
-        request.extend(body);
-        send(&self.0, &request, SendFlags::empty())?;
-        let mut answer = vec![0; ANSWER_BYTES_MAX];
-        let (length, _) = recv(&self.0, &mut answer[..], RecvFlags::empty())?;
-        answer.truncate(length);
-        Ok(answer)
+        const SOCK_DIAG_BY_FAMILY: u16 = 20;
+        self.0.ask(SOCK_DIAG_BY_FAMILY, REQUEST, body)
     }
-}
-
-fn malformed() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "an answer of sock_diag is not of its form")
-}
-
-fn word_at(answer: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?))
-}
-
-fn half_at(answer: &[u8], at: usize) -> Option<u16> {
-    Some(u16::from_ne_bytes(answer.get(at..at + 2)?.try_into().ok()?))
-}
-
-/// What an answer says went wrong.
-fn failure(answer: &[u8]) -> io::Result<()> {
-    const ERROR: u16 = 2;
-    if half_at(answer, 4).ok_or_else(malformed)? == ERROR {
-        let errno = word_at(answer, HEADER_BYTES).ok_or_else(malformed)?.cast_signed();
-        return Err(io::Error::from_raw_os_error(-errno));
-    }
-    Ok(())
 }
 
 /// A header (length, type, flags, sequence, port), then a message and its attributes, or an error.

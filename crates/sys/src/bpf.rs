@@ -1,0 +1,137 @@
+//! Programs and maps of the kernel's own machine (bpf(2)).
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// An instruction (Documentation/bpf/standardization/instruction-set.rst).
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Instruction {
+    pub(crate) code: u8,
+    /// The destination in the lower half, the source in the upper one.
+    pub(crate) registers: u8,
+    pub(crate) offset: i16,
+    pub(crate) immediate: i32,
+}
+
+const ATTACH_SK_LOOKUP: u32 = 36;
+
+/// A map of so many sockets, by their numbers. None is kept open by it.
+///
+/// # Errors
+/// EPERM without CAP_BPF and CAP_NET_ADMIN; ENOSYS and EINVAL of kernels without such maps.
+pub(crate) fn map_of_sockets(entries_max: u32) -> io::Result<OwnedFd> {
+    /// The part of `union bpf_attr` for this command; so of the others.
+    #[repr(C)]
+    struct Create {
+        kind: u32,
+        key_bytes: u32,
+        value_bytes: u32,
+        entries_max: u32,
+    }
+    const MAP_CREATE: libc::c_int = 0;
+    const SOCKMAP: u32 = 15;
+    let create = Create { kind: SOCKMAP, key_bytes: 4, value_bytes: 8, entries_max };
+    // SAFETY: the kernel reads the attributes, which hold no pointers.
+    unsafe { bpf_descriptor(MAP_CREATE, &create) }
+}
+
+/// Puts a socket into such a map.
+///
+/// # Errors
+/// As bpf(2): EOPNOTSUPP for a socket that is neither bound nor listening.
+pub(crate) fn put(map: BorrowedFd<'_>, key: i32, socket: BorrowedFd<'_>) -> io::Result<()> {
+    #[repr(C)]
+    struct Update {
+        map: u64,
+        key: *const i32,
+        value: *const u64,
+        flags: u64,
+    }
+    const MAP_UPDATE_ELEMENT: libc::c_int = 2;
+    let (map, value) = (map.as_raw_fd() as u64, socket.as_raw_fd() as u64);
+    let update = Update { map, key: &raw const key, value: &raw const value, flags: 0 };
+    // SAFETY: the kernel reads a key and a value of the map's sizes, which live on this frame.
+    unsafe { bpf(MAP_UPDATE_ELEMENT, &update) }.map(drop)
+}
+
+/// Loads a program that a socket lookup may ask.
+///
+/// # Errors
+/// As bpf(2): EPERM; EACCES and EINVAL where the kernel finds it wrong, or knows no such programs.
+pub(crate) fn load_socket_lookup(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct Load {
+        kind: u32,
+        count: u32,
+        instructions: *const Instruction,
+        licence: *const libc::c_char,
+        log: [u32; 2],
+        log_buffer: u64,
+        kernel_version: u32,
+        flags: u32,
+        name: [u8; 16],
+        interface: u32,
+        attach_kind: u32,
+    }
+    const PROGRAM_LOAD: libc::c_int = 5;
+    const KIND_SK_LOOKUP: u32 = 30;
+    let mut name = [0; 16];
+    name[..12].copy_from_slice(b"farfork_lead");
+    let load = Load {
+        kind: KIND_SK_LOOKUP,
+        count: instructions.len() as u32,
+        instructions: instructions.as_ptr(),
+        licence: c"Apache-2.0".as_ptr(),
+        log: [0; 2],
+        log_buffer: 0,
+        kernel_version: 0,
+        flags: 0,
+        name,
+        interface: 0,
+        attach_kind: ATTACH_SK_LOOKUP,
+    };
+    // SAFETY: the kernel reads so many instructions and a string, which outlive the call.
+    unsafe { bpf_descriptor(PROGRAM_LOAD, &load) }
+}
+
+/// Has the socket lookup of a network namespace ask a program, for as long as what it gives is open.
+///
+/// # Errors
+/// As bpf(2): E2BIG where 64 are asked already.
+pub(crate) fn attach_socket_lookup(program: BorrowedFd<'_>, namespace: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    #[repr(C)]
+    struct Create {
+        program: u32,
+        target: u32,
+        attach_kind: u32,
+        flags: u32,
+    }
+    const LINK_CREATE: libc::c_int = 28;
+    let fd = |fd: BorrowedFd<'_>| fd.as_raw_fd() as u32;
+    let create = Create { program: fd(program), target: fd(namespace), attach_kind: ATTACH_SK_LOOKUP, flags: 0 };
+    // SAFETY: the kernel reads the attributes, which hold no pointers.
+    unsafe { bpf_descriptor(LINK_CREATE, &create) }
+}
+
+/// A command that makes something. All are close-on-exec.
+///
+/// # Safety
+/// As [`bpf`].
+unsafe fn bpf_descriptor<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
+    // SAFETY: as the caller says; what is made is nobody else's.
+    unsafe { bpf(command, attributes).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// bpf(2).
+///
+/// # Safety
+/// `attributes` are those of the command, and their pointers are valid for it.
+unsafe fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
+    // SAFETY: the kernel reads the attributes, of the size that it is told; else as the caller says.
+    match unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *const T, mem::size_of::<T>()) } {
+        -1 => Err(io::Error::last_os_error()),
+        done => Ok(done as libc::c_int),
+    }
+}

@@ -1,0 +1,69 @@
+//! Datagrams of version 4 that tell whom they were sent to.
+
+use std::io;
+use std::mem;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Has a UDP socket tell of each datagram whom it was sent to, for [`receive`].
+///
+/// # Errors
+/// As setsockopt(2).
+pub fn tell_destination(socket: BorrowedFd<'_>) -> io::Result<()> {
+    crate::socket::set_number_option(socket, libc::IPPROTO_IP as u32, libc::IP_RECVORIGDSTADDR as u32, 1)
+}
+
+/// A datagram that came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Datagram {
+    /// Its bytes.
+    pub bytes: usize,
+    /// Who sent it.
+    pub from: SocketAddrV4,
+    /// Whom it was sent to.
+    pub to: SocketAddrV4,
+}
+
+/// Receives one of a socket that [tells](tell_destination); what does not fit is cut off.
+///
+/// # Errors
+/// As recvmsg(2); `WouldBlock` where there is none and the socket does not wait; `InvalidData` where it is not told whom it was sent to.
+pub fn receive(socket: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<Datagram> {
+    const CONTROL_BYTES: usize = 64;
+    #[repr(C, align(8))]
+    struct Control([u8; CONTROL_BYTES]);
+    let mut control = Control([0; CONTROL_BYTES]);
+    // SAFETY: all-zero bytes are valid for these plain C structs.
+    let (mut from, mut header): (libc::sockaddr_in, libc::msghdr) = unsafe { (mem::zeroed(), mem::zeroed()) };
+    let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    header.msg_name = (&raw mut from).cast();
+    header.msg_namelen = mem::size_of_val(&from) as libc::socklen_t;
+    header.msg_iov = &raw mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = CONTROL_BYTES;
+    // SAFETY: the kernel writes to the buffers that the header names, within their lengths; all outlive the call.
+    let bytes = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, 0) };
+    let bytes = usize::try_from(bytes).map_err(|_| io::Error::last_os_error())?;
+    let to = told_destination(&header).ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Datagram { bytes, from: address(from), to })
+}
+
+/// `header`: one that recvmsg(2) has filled in.
+fn told_destination(header: &libc::msghdr) -> Option<SocketAddrV4> {
+    // SAFETY: the header's control buffer is that which the kernel wrote messages to, and lives; so the macros stay within it.
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(header);
+        while let Some(found) = message.as_ref() {
+            if (found.cmsg_level, found.cmsg_type) == (libc::IPPROTO_IP, libc::IP_RECVORIGDSTADDR) {
+                return Some(address(libc::CMSG_DATA(found).cast::<libc::sockaddr_in>().read_unaligned()));
+            }
+            message = libc::CMSG_NXTHDR(header, found);
+        }
+        None
+    }
+}
+
+fn address(raw: libc::sockaddr_in) -> SocketAddrV4 {
+    SocketAddrV4::new(Ipv4Addr::from(u32::from_be(raw.sin_addr.s_addr)), u16::from_be(raw.sin_port))
+}

@@ -1,0 +1,84 @@
+//! Requests to the kernel over netlink(7), each with one answer.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+
+/// Length, type, flags, sequence and port of a message, which stand before it.
+pub(crate) const HEADER_BYTES: usize = 16;
+
+/// The flag that every request has.
+pub(crate) const REQUEST: u16 = 0x1;
+/// Asks for an answer where there would be none but of a failure.
+pub(crate) const ACKNOWLEDGE: u16 = 0x4;
+
+/// A connection to one of the kernel's facilities.
+#[derive(Debug)]
+pub(crate) struct Netlink(OwnedFd);
+
+impl Netlink {
+    /// In the calling thread's network namespace; that of addresses and routes has the number 0, and so none.
+    ///
+    /// # Errors
+    /// As socket(2).
+    pub(crate) fn open(facility: Option<Protocol>) -> io::Result<Self> {
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, facility)?;
+        Ok(Self(socket))
+    }
+
+    /// Sends a request, and gives the answer, with its header.
+    ///
+    /// # Errors
+    /// As send(2) and recv(2). What the answer says, [`failure`] tells.
+    pub(crate) fn ask(&self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+        /// The kernel tells at most a page, and some of what it was asked.
+        const ANSWER_BYTES_MAX: usize = 8192;
+        let mut request = Vec::with_capacity(HEADER_BYTES + body.len());
+        request.extend(((HEADER_BYTES + body.len()) as u32).to_ne_bytes());
+        request.extend(kind.to_ne_bytes());
+        request.extend(flags.to_ne_bytes());
+        request.extend([0; 8]);
+        request.extend(body);
+        send(&self.0, &request, SendFlags::empty())?;
+        let mut answer = vec![0; ANSWER_BYTES_MAX];
+        let (length, _) = recv(&self.0, &mut answer[..], RecvFlags::empty())?;
+        answer.truncate(length);
+        Ok(answer)
+    }
+}
+
+/// An attribute of a request, padded.
+pub(crate) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let length = 4 + value.len();
+    let mut attribute = Vec::with_capacity(length.next_multiple_of(4));
+    attribute.extend((length as u16).to_ne_bytes());
+    attribute.extend(kind.to_ne_bytes());
+    attribute.extend(value);
+    attribute.resize(length.next_multiple_of(4), 0);
+    attribute
+}
+
+/// What an answer says went wrong.
+pub(crate) fn failure(answer: &[u8]) -> io::Result<()> {
+    const ERROR: u16 = 2;
+    if half_at(answer, 4).ok_or_else(malformed)? != ERROR {
+        return Ok(());
+    }
+    match word_at(answer, HEADER_BYTES).ok_or_else(malformed)?.cast_signed() {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(-errno)),
+    }
+}
+
+pub(crate) fn malformed() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "an answer of the kernel over netlink is not of its form")
+}
+
+pub(crate) fn word_at(answer: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(answer.get(at..at + 4)?.try_into().ok()?))
+}
+
+pub(crate) fn half_at(answer: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(answer.get(at..at + 2)?.try_into().ok()?))
+}

@@ -1,0 +1,132 @@
+//! The program that a namespace's socket lookup asks: instructions of the kernel's own machine.
+
+use std::net::Ipv4Addr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::{DATAGRAMS_KEY, Redirected, STREAMS_KEY};
+use crate::bpf::Instruction;
+
+const fn instruction(code: u8, (destination, source): (u8, u8), offset: i16, immediate: i32) -> Instruction {
+    Instruction { code, registers: destination | source << 4, offset, immediate }
+}
+
+/// Copies a register.
+const fn copy(to: u8, from: u8) -> Instruction {
+    instruction(0xbf, (to, from), 0, 0)
+}
+
+/// Sets a register.
+const fn set(to: u8, value: i32) -> Instruction {
+    instruction(0xb7, (to, 0), 0, value)
+}
+
+/// Reads 32 bits of the memory at a register, so many bytes behind.
+const fn read(to: u8, at: u8, offset: i16) -> Instruction {
+    instruction(0x61, (to, at), offset, 0)
+}
+
+const fn call(helper: i32) -> Instruction {
+    instruction(0x85, (0, 0), 0, helper)
+}
+
+/// Goes on so many instructions behind the next one where the lower 32 bits of a register are `value`.
+const fn skip_if_equal(register: u8, value: i32, count: i16) -> Instruction {
+    instruction(0x16, (register, 0), count, value)
+}
+
+/// The same where all 64 are.
+const fn skip_if_equal64(register: u8, value: i32, count: i16) -> Instruction {
+    instruction(0x15, (register, 0), count, value)
+}
+
+const fn skip_unless_equal(register: u8, value: i32, count: i16) -> Instruction {
+    instruction(0x56, (register, 0), count, value)
+}
+
+const fn skip(count: i16) -> Instruction {
+    instruction(0x05, (0, 0), count, 0)
+}
+
+/// An address as the kernel holds it, in a register.
+fn word(address: Ipv4Addr) -> i32 {
+    i32::from_ne_bytes(address.octets())
+}
+
+/// The program. What is not redirected it leaves to the lookup, which finds who is bound to that address, or nobody.
+///
+/// ```text
+///  for loopback ─── one of `also` ─┬─▶ the socket of its protocol is assigned ─▶ goes on
+///  for others but `own` ───────────┘
+/// ```
+pub(super) fn instructions(what: Redirected<'_>, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
+    const CONTEXT: u8 = 6;
+    const SOCKET: u8 = 7;
+    const FRAME: u8 = 10;
+    /// Of `struct bpf_sk_lookup` (linux/bpf.h).
+    const PROTOCOL_AT: i16 = 12;
+    const FAMILY_AT: i16 = 8;
+    const ADDRESS_AT: i16 = 40;
+    const PORT_AT: i16 = 60;
+    const LOOKUP_ELEMENT: i32 = 1;
+    const SK_RELEASE: i32 = 86;
+    const SK_ASSIGN: i32 = 124;
+    const PASS: i32 = 1;
+    /// Where the key stands, below the frame's end.
+    const KEY_AT: i16 = -4;
+    /// Marks the number of a map's descriptor, in whose place the kernel puts the map.
+    const PSEUDO_MAP_FD: u8 = 1;
+
+    let assign = [
+        read(2, CONTEXT, PROTOCOL_AT),
+        set(3, STREAMS_KEY),
+        skip_if_equal(2, libc::IPPROTO_TCP, 2),
+        set(3, DATAGRAMS_KEY),
+        // Another protocol: to the end.
+        skip_unless_equal(2, libc::IPPROTO_UDP, 14),
+        instruction(0x63, (FRAME, 3), KEY_AT, 0),
+        copy(2, FRAME),
+        instruction(0x07, (2, 0), 0, i32::from(KEY_AT)),
+        // A number of 64 bits takes two.
+        instruction(0x18, (1, PSEUDO_MAP_FD), 0, sockets.as_raw_fd()),
+        instruction(0, (0, 0), 0, 0),
+        call(LOOKUP_ELEMENT),
+        skip_if_equal64(0, 0, 7),
+        copy(SOCKET, 0),
+        copy(1, CONTEXT),
+        copy(2, SOCKET),
+        set(3, 0),
+        call(SK_ASSIGN),
+        copy(1, SOCKET),
+        call(SK_RELEASE),
+    ];
+    let end = [set(0, PASS), instruction(0x95, (0, 0), 0, 0)];
+
+    // From back to front, so that each knows how far it is to where it leads.
+    let to_end = assign.len() as i16;
+    let mut loopback: Vec<Instruction> = vec![skip(to_end)];
+    for address in what.also {
+        let to_assign = loopback.len() as i16;
+        loopback.splice(
+            0..0,
+            [skip_unless_equal(2, word(*address.ip()), 1), skip_if_equal(4, address.port().into(), to_assign)],
+        );
+    }
+    let behind = loopback.len() as i16;
+    let mut all = vec![
+        copy(CONTEXT, 1),
+        read(2, CONTEXT, FAMILY_AT),
+        skip_unless_equal(2, libc::AF_INET, 7 + behind + to_end),
+        read(2, CONTEXT, ADDRESS_AT),
+        read(4, CONTEXT, PORT_AT),
+        copy(3, 2),
+        // The first octet.
+        instruction(0x57, (3, 0), 0, i32::from_ne_bytes([0xff, 0, 0, 0])),
+        skip_if_equal(3, i32::from_ne_bytes([127, 0, 0, 0]), 2),
+        skip_if_equal(2, word(what.own), 1 + behind + to_end),
+        skip(behind),
+    ];
+    all.extend(loopback);
+    all.extend(assign);
+    all.extend(end);
+    all
+}
