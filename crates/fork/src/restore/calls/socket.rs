@@ -113,11 +113,42 @@ fn idle(
     script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
     set_options(script, 0, socket, |_| true)?;
     bind(script, (index, socket), around)?;
-    if !peer.is_empty() {
-        let (bytes, length) = (script.bytes(peer)?, peer.len() as u64);
-        script.gives(0, number::CONNECT, &[value(0_u32), bytes, value(length)]);
+    if peer.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    let (bytes, length) = (script.bytes(peer)?, peer.len() as u64);
+    let connect = |script: &mut Script<'_>| script.gives(0, number::CONNECT, &[value(0_u32), bytes, value(length)]);
+    if matches!(socket.family, UNIX | NETLINK) {
+        connect(script);
+        return Ok(());
+    }
+    without_route(script, socket, connect)
+}
+
+/// Has a socket connected to whom its network need not have a way: over the loopback interface, which takes whatever is of version 4, and
+/// from any address. What is sent then is routed as ever, or refused (ENETUNREACH), as where a machine has lost its network.
+fn without_route(
+    script: &mut Script<'_>,
+    socket: &Socket,
+    connect: impl FnOnce(&mut Script<'_>),
+) -> Result<(), RestoreError> {
+    const BOUND_TO_DEVICE: (u32, u32) = (SOL_SOCKET, 25);
+    const IP_TRANSPARENT: (u32, u32) = (0, 19);
+    let has = |name| socket.options.iter().any(|option| (option.level, option.name) == name);
+    if has(BOUND_TO_DEVICE) {
+        connect(script);
+        return Ok(());
+    }
+    let set = |script: &mut Script<'_>, (level, name): (u32, u32), value_of: &[u8]| {
+        let (bytes, length) = (script.bytes(value_of)?, value(value_of.len() as u64));
+        script.gives(0, number::SETSOCKOPT, &[value(0_u32), value(level), value(name), bytes, length]);
+        Ok::<(), RestoreError>(())
+    };
+    set(script, IP_TRANSPARENT, &1_u32.to_ne_bytes())?;
+    set(script, BOUND_TO_DEVICE, b"lo\0")?;
+    connect(script);
+    set(script, BOUND_TO_DEVICE, b"\0")?;
+    set(script, IP_TRANSPARENT, &u32::from(has(IP_TRANSPARENT)).to_ne_bytes())
 }
 
 /// To its address, where it has one.
