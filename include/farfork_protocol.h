@@ -29,6 +29,7 @@
 #define FARFORK_NAME_BYTES 64    /* a seed's name has at most 63 */
 #define FARFORK_NODES_BYTES 4096 /* names of nodes with commas between them */
 #define FARFORK_STRATEGY_BYTES 32 /* how memory comes: words with commas between them */
+#define FARFORK_EGRESS_BYTES 1024 /* parts of the world with commas between them */
 #define FARFORK_TEXT_BYTES 2048  /* why something failed; what is longer is cut */
 #define FARFORK_FDS_MAX 2        /* descriptors that come with a message */
 #define FARFORK_PAGES_MAGIC 0x5345474150464646u /* "FFFPAGES" */
@@ -107,6 +108,7 @@ struct farfork_fork_request {
     uint64_t cpu_millicores_max; /* what a child may use of processors, in thousandths of one; 0: no limit of its own */
     uint32_t processes_max;      /* how many processes and threads a child may have; 0: no limit of its own */
     uint32_t network;            /* enum farfork_network */
+    char egress[FARFORK_EGRESS_BYTES]; /* as `farfork fork --egress` takes it; empty: nobody is called */
 };
 
 /* Kills a child of this connection; its end is told as any other. */

@@ -40,7 +40,8 @@ class Executor(_Executor):
     ``"first"``. A child may use ``memory`` bytes of memory, and ``cpus`` processors (0.5 is half of one); one that needs more
     memory is killed, and its future raises :class:`ChildDied`. It may have ``processes`` processes and threads; to start more fails.
     ``net`` says which network it has, as ``farfork fork --net`` does: ``"private"``, ``"shared"`` with the other children of its
-    call on its node, or ``"host"``, its node's. With ``untrusted``, children have no capabilities, and are kept from
+    call on its node, or ``"host"``, its node's. From a private one it calls those in ``egress``, as ``farfork fork --egress`` has them:
+    ``["any"]``, or networks and addresses like ``["10.1.0.0/16", "192.0.2.7:443"]``. With ``untrusted``, children have no capabilities, and are kept from
     devices and system calls that could lead out of their containers, as ``farfork fork --untrusted`` has it; with
     ``user_namespace`` besides, they are users that nobody else is on their nodes.
 
@@ -60,6 +61,7 @@ class Executor(_Executor):
         cpus: float | None = None,
         processes: int | None = None,
         net: str = "private",
+        egress: Sequence[str] = (),
         untrusted: bool = False,
         user_namespace: bool = False,
     ) -> None:
@@ -73,6 +75,8 @@ class Executor(_Executor):
             raise ValueError("timeout must be more than 0 seconds, or None for none")
         if net not in _protocol.NETWORKS:
             raise ValueError(f"net must be one of {', '.join(_protocol.NETWORKS)}")
+        if isinstance(egress, str):
+            egress = egress.split(",")
         if isinstance(nodes, str):
             nodes = nodes.split(",")
         self._nodes = ",".join(nodes) if nodes else ""
@@ -84,6 +88,7 @@ class Executor(_Executor):
         self._cpu_millicores_max = round((cpus or 0) * 1000)
         self._processes_max = processes or 0
         self._network = _protocol.NETWORKS[net]
+        self._egress = ",".join(egress)
         self._flags = _protocol.FORK_OWNS_SEED | (0 if nodes else _protocol.FORK_ANY_NODE)
         if user_namespace and not untrusted:
             raise ValueError("user_namespace is for untrusted children")
@@ -231,6 +236,7 @@ class Executor(_Executor):
                 cpu_millicores_max=self._cpu_millicores_max,
                 processes_max=self._processes_max,
                 network=self._network,
+                egress=self._egress,
             )
 
     def _give_up(self, number: int, index: int) -> None:

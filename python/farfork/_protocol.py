@@ -19,7 +19,7 @@ NETWORKS = {"private": 0, "shared": 1, "host": 2}
 LIMIT_TIME, LIMIT_MEMORY, LIMIT_NODE_MEMORY = 1, 2, 3
 LIMITS = {LIMIT_TIME: "time", LIMIT_MEMORY: "memory", LIMIT_NODE_MEMORY: "node_memory"}
 
-_ID, _NAME, _NODES, _STRATEGY, _TEXT = "96s", "64s", "4096s", "32s", "2048s"
+_ID, _NAME, _NODES, _STRATEGY, _EGRESS, _TEXT = "96s", "64s", "4096s", "32s", "1024s", "2048s"
 _PLACE = (("batch", "I"), ("index", "I"))
 
 
@@ -69,6 +69,7 @@ STRUCTURES = (
             ("cpu_millicores_max", "Q"),
             ("processes_max", "I"),
             ("network", "I"),
+            ("egress", _EGRESS),
         ),
     ),
     Structure(KILL, "kill_request", _PLACE),

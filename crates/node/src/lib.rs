@@ -41,3 +41,5 @@ mod serve;
 mod service;
 mod standstill;
 mod trust;
+
+pub use network::Reach;

@@ -51,6 +51,8 @@ pub const NODES_BYTES: usize = 4096;
 pub const PAGES_MAGIC: u64 = 0x5345_4741_5046_4646;
 /// `FARFORK_STRATEGY_BYTES`.
 pub const STRATEGY_BYTES: usize = 32;
+/// `FARFORK_EGRESS_BYTES`.
+pub const EGRESS_BYTES: usize = 1024;
 /// `FARFORK_TEXT_BYTES`.
 pub const TEXT_BYTES: usize = 2048;
 
@@ -142,6 +144,7 @@ structures! {
         cpu_millicores_max: u64,
         processes_max: u32,
         network: u32,
+        egress: [u8; EGRESS_BYTES],
     }
     /// Kills a child.
     "kill_request" KillRequest {

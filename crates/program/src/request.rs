@@ -133,6 +133,8 @@ pub struct Fork {
     pub processes_max: u32,
     /// Which network a child has.
     pub network: Network,
+    /// Where it gets to from its own; nowhere, where it is empty.
+    pub egress: Vec<String>,
 }
 
 /// Which network a child has.
@@ -166,8 +168,11 @@ impl Request {
                 checkpoint(&read_newer(bytes, header.kind, &OLDER)?)
             }
             kind::FORK => {
-                const OLDER: [usize; 2] =
-                    [offset_of!(ForkRequest, memory_bytes_max), offset_of!(ForkRequest, processes_max)];
+                const OLDER: [usize; 3] = [
+                    offset_of!(ForkRequest, memory_bytes_max),
+                    offset_of!(ForkRequest, processes_max),
+                    offset_of!(ForkRequest, egress),
+                ];
                 fork(&read_newer(bytes, header.kind, &OLDER)?)
             }
             kind::KILL => {
@@ -227,13 +232,13 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         NETWORK_HOST => Network::Host,
         _ => return Err(ProtocolError::Field { field: "network" }),
     };
-    let nodes = text(&request.nodes, "nodes")?;
+    let (nodes, egress) = (words(&request.nodes, "nodes")?, words(&request.egress, "egress")?);
     Ok(Wish::Fork(Fork {
         batch,
         first,
         count,
         seed: seed_id(&request.seed)?,
-        nodes: nodes.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        nodes,
         strategy: text(&request.strategy, "strategy")?,
         any_node: flags & FORK_ANY_NODE != 0,
         owns_seed: flags & FORK_OWNS_SEED != 0,
@@ -245,11 +250,18 @@ fn fork(request: &ForkRequest) -> Result<Wish, ProtocolError> {
         cpu_millicores_max: request.cpu_millicores_max,
         processes_max: request.processes_max,
         network,
+        egress,
     }))
 }
 
 fn text(array: &[u8], field: &'static str) -> Result<String, ProtocolError> {
     layout::text_of(array).map(str::to_owned).ok_or(ProtocolError::Field { field })
+}
+
+/// Words with commas between them.
+fn words(array: &[u8], field: &'static str) -> Result<Vec<String>, ProtocolError> {
+    let text = text(array, field)?;
+    Ok(text.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect())
 }
 
 fn seed_id(array: &[u8]) -> Result<SeedId, ProtocolError> {
@@ -284,6 +296,7 @@ mod tests {
             cpu_millicores_max: 500,
             processes_max: 20,
             network: NETWORK_SHARED,
+            egress: layout::text("any,10.0.0.0/8:443"),
         }
     }
 
@@ -307,11 +320,14 @@ mod tests {
             cpu_millicores_max: 500,
             processes_max: 20,
             network: Network::Shared,
+            egress: vec!["any".to_owned(), "10.0.0.0/8:443".to_owned()],
         };
         assert_eq!(request, Request { socket_inode: 7, wish: Wish::Fork(expected.clone()) });
         let older = |end: usize| Request::decode(&fork_request().as_bytes()[..end]).unwrap().wish;
+        let expected = Fork { egress: Vec::new(), ..expected };
+        assert_eq!(older(offset_of!(ForkRequest, egress)), Wish::Fork(expected.clone()), "an older library");
         let expected = Fork { processes_max: 0, network: Network::Private, ..expected };
-        assert_eq!(older(offset_of!(ForkRequest, processes_max)), Wish::Fork(expected.clone()), "an older library");
+        assert_eq!(older(offset_of!(ForkRequest, processes_max)), Wish::Fork(expected.clone()), "an older one");
         let unlimited = Fork { memory_bytes_max: 0, cpu_millicores_max: 0, ..expected };
         assert_eq!(older(offset_of!(ForkRequest, memory_bytes_max)), Wish::Fork(unlimited), "a still older one");
     }

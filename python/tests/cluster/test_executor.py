@@ -1,8 +1,10 @@
 """Calls in children of this process: values, order, exceptions, ends, limits."""
 
+import errno
 import os
 import pickle
 import signal
+import socket
 import threading
 import time
 import unittest
@@ -120,6 +122,30 @@ class Executor(unittest.TestCase):
                 farfork.Executor(timeout=timeout)
         with self.assertRaisesRegex(ValueError, "private, shared, host"):
             executor(net="public")
+
+    def test_children_may_call_others(self) -> None:
+        [node, *_] = command("nodes")["nodes"]
+        ip, port = node["address"].rsplit(":", 1)
+
+        def call() -> str:
+            try:
+                with socket.create_connection((ip, int(port)), timeout=PATIENCE_S) as connection:
+                    connection.settimeout(1)
+                    # A node waits for who calls to begin.
+                    connection.recv(1)
+                    return "closed"
+            except TimeoutError:
+                return "open"
+            except OSError as error:
+                return errno.errorcode[error.errno or 0]
+
+        found = []
+        for egress in ((), ["any"], [f"192.0.2.0/24,{ip}:{port}"], "192.0.2.0/24"):
+            with executor(egress=egress, untrusted=True) as children:
+                found.append(children.submit(call).result(PATIENCE_S))
+        self.assertEqual(found, ["ENETUNREACH", "open", "open", "ECONNRESET"])
+        with executor(egress=["example.org"]) as children, self.assertRaisesRegex(farfork.ChildNotStarted, "example.org"):
+            children.submit(call).result(PATIENCE_S)
 
     def test_a_child_may_be_untrusted(self) -> None:
         def rights() -> dict[str, str]:

@@ -126,6 +126,8 @@ pub(crate) struct ChildView {
     pub(crate) network: &'static str,
     /// Ports of its node and its own, as `--publish` takes them.
     pub(crate) publish: Vec<String>,
+    /// Where it gets to from its private network, as `--egress` takes it.
+    pub(crate) egress: Vec<String>,
 }
 
 impl From<v1::Child> for ChildView {
@@ -154,6 +156,7 @@ impl From<v1::Child> for ChildView {
             signal,
             limit_met: child.exit.as_ref().and_then(|exit| limit_word(exit.limit_met())),
             limit: child.exit.map(|exit| exit.limit).filter(|limit| !limit.is_empty()),
+            egress: child.egress,
             child: child.id,
             node: child.node,
             seed: child.seed,

@@ -13,6 +13,7 @@ mod children_equal_their_parent;
 mod children_may_be_limited;
 mod children_may_be_paused;
 mod children_may_be_untrusted;
+mod children_may_call_out;
 mod children_may_choose_networks;
 mod children_may_have_users;
 mod children_may_settle;
@@ -98,6 +99,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("children_may_be_limited", children_may_be_limited::TESTS),
     ("children_may_be_untrusted", children_may_be_untrusted::TESTS),
     ("children_may_have_users", children_may_have_users::TESTS),
+    ("children_may_call_out", children_may_call_out::TESTS),
     ("children_may_choose_networks", children_may_choose_networks::TESTS),
     ("children_may_be_paused", children_may_be_paused::TESTS),
     ("zygotes_are_forked", zygotes_are_forked::TESTS),

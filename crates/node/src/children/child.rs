@@ -315,7 +315,7 @@ impl Child {
     pub(crate) fn as_started(&self) -> v1::Child {
         let Record { id, seed, command, process, resume_us, started_unix_ms, .. } = self.record();
         let Record { memory_bytes_max, cpu_millicores_max, processes_max, inherits, .. } = self.record();
-        let Record { untrusted, user_namespace, read_only, network, publish, .. } = self.record();
+        let Record { untrusted, user_namespace, read_only, network, publish, egress, .. } = self.record();
         let (state, ended) = match &*self.status.borrow() {
             Status::Paused => (v1::ChildState::Paused, None),
             Status::Running => (v1::ChildState::Running, None),
@@ -347,6 +347,7 @@ impl Child {
             read_only: *read_only,
             network: v1::Network::from(*network).into(),
             publish: publish.iter().copied().map(Into::into).collect(),
+            egress: egress.texts(),
         }
     }
 }

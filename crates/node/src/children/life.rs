@@ -13,7 +13,7 @@ use crate::clock;
 use crate::descriptor_watch::watch_readable;
 use crate::engine::PagerLink;
 use crate::limits::ATTACH_GRACE;
-use crate::network::{Published, forward};
+use crate::network::Doors;
 
 /// Who lives for longer leaves no root: to hold it costs the daemon a descriptor, and to make the next one is little beside such a life.
 const HEIRS_LIMIT: Duration = Duration::from_secs(5);
@@ -28,16 +28,12 @@ impl AsFd for Init {
 }
 
 /// Watches until the first process of the child's container has ended; gives what is left of that.
-pub(super) async fn watch_over(
-    child: &Child,
-    container: RunningContainer,
-    published: Vec<Published>,
-) -> Arc<RunningContainer> {
+pub(super) async fn watch_over(child: &Child, container: RunningContainer, doors: Doors) -> Arc<RunningContainer> {
     let container = Arc::new(container);
     tokio::select! {
         () = container_end(&container) => {}
         () = interfere(child, &container) => {}
-        () = forward(published, container.clone()) => {}
+        () = doors.serve(container.clone()) => {}
     }
     container
 }

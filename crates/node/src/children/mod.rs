@@ -19,7 +19,7 @@ mod tending;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,7 +34,7 @@ use tonic::Code;
 use crate::engine::PagerLink;
 use crate::failure::Failure;
 use crate::limits::ENDED_CHILDREN_MAX;
-use crate::network::Published;
+use crate::network::{Doors, Published};
 use crate::run_dir::RunDir;
 
 pub(crate) use budget::ChildBudget;
@@ -76,8 +76,8 @@ pub(crate) struct Newborn {
     pub(crate) stdin: Option<pipe::Sender>,
     /// The socket that it waits at, where it is paused.
     pub(crate) gate: Option<OwnedFd>,
-    /// Ports of the node that lead to it.
-    pub(crate) published: Vec<Published>,
+    /// What leads to it, and from it to others.
+    pub(crate) doors: Doors,
 }
 
 impl Children {
@@ -93,12 +93,12 @@ impl Children {
 
     /// Takes a child that was just started, and watches over it.
     pub(crate) fn add(&self, newborn: Newborn) -> Arc<Child> {
-        let Newborn { record, container, stdin, gate, published } = newborn;
+        let Newborn { record, container, stdin, gate, doors } = newborn;
         let directory = self.run_dir.child(&record.id);
         let cgroup = Some(container.cgroup().clone());
         let child = Arc::new(Child::started(record, directory, stdin, gate, cgroup));
         self.table().insert(child.record().id.clone(), child.clone());
-        self.watch_over(child.clone(), container, published);
+        self.watch_over(child.clone(), container, doors);
         child
     }
 
@@ -137,11 +137,8 @@ impl Children {
         self.table().insert(child.record().id.clone(), child.clone());
         match container {
             Some(container) => {
-                let published = Published::take(&child.record().publish).unwrap_or_else(|failure| {
-                    tracing::warn!(child = %child.record().id, %failure, "a child's ports lead to it no more");
-                    Vec::new()
-                });
-                self.watch_over(child, container, published);
+                let doors = doors_of(child.record(), &container);
+                self.watch_over(child, container, doors);
             }
             None => {
                 let memory_end = killed.iter().find(|(id, _)| *id == child.record().container).map(|(_, end)| *end);
@@ -151,11 +148,11 @@ impl Children {
         }
     }
 
-    fn watch_over(&self, child: Arc<Child>, container: RunningContainer, published: Vec<Published>) {
+    fn watch_over(&self, child: Arc<Child>, container: RunningContainer, doors: Doors) {
         let (table, settled) = (self.table.clone(), self.settled.clone());
         let (pager, ends) = (self.pager.clone(), self.ends.clone());
         let life = async move {
-            let container = life::watch_over(&child, container, published).await;
+            let container = life::watch_over(&child, container, doors).await;
             ends.deal_with(Box::new(move || {
                 life::conclude(&child, &container, &pager);
                 let mut settled = lock(&settled);
@@ -305,4 +302,18 @@ fn remove_directory(directory: &std::path::Path) {
     if let Err(error) = fs::remove_dir_all(directory) {
         tracing::warn!(directory = %directory.display(), %error, "a child's directory is not removed");
     }
+}
+
+/// What led to a child, and from it to others, is opened again. A child that one cannot be opened for goes on without.
+fn doors_of(record: &Record, container: &RunningContainer) -> Doors {
+    let child = &record.id;
+    let published = Published::take(&record.publish).unwrap_or_else(|failure| {
+        tracing::warn!(%child, %failure, "a child's ports lead to it no more");
+        Vec::new()
+    });
+    let mut doors = Doors::of_ports(published);
+    if let Err(error) = doors.open_outlet(&record.egress, container.init().as_fd()) {
+        tracing::warn!(%child, %error, "a child has no way out of its network any more");
+    }
+    doors
 }

@@ -9,7 +9,7 @@ use farfork_wire::{ChildId, PAGE_SIZE, SeedId};
 use serde::{Deserialize, Serialize};
 
 use super::{Exit, Limit};
-use crate::network::{Network, Port};
+use crate::network::{Egress, Network, Port};
 
 /// Name of the file in the child's directory.
 const RECORD_FILE: &str = "child.json";
@@ -57,6 +57,9 @@ pub(crate) struct Record {
     /// Ports of the node that lead to it.
     #[serde(default)]
     pub(crate) publish: Vec<Port>,
+    /// Where it gets to from its own network. (Older daemons led nobody out.)
+    #[serde(default)]
+    pub(crate) egress: Egress,
     /// Seeds that own pages of its seed. (Older daemons did not say.)
     #[serde(default)]
     pub(crate) inherits: Vec<SeedId>,
@@ -110,7 +113,7 @@ impl Record {
 
 #[cfg(test)]
 mod tests {
-    use super::{Ended, Exit, Limit, Network, PagerCounters, Port, Record};
+    use super::{Egress, Ended, Exit, Limit, Network, PagerCounters, Port, Record};
     use std::fs;
 
     #[test]
@@ -133,6 +136,7 @@ mod tests {
             read_only: false,
             network: Network::Private,
             publish: vec![Port { node: 8080, child: 80 }],
+            egress: Egress::try_from(&["any".to_owned()][..]).unwrap(),
             inherits: vec!["n3.s00f3a96c5d217e84".parse().unwrap()],
             wants_huge_pages: true,
             ended: Some(Ended {

@@ -15,7 +15,7 @@ use tonic::Code;
 use crate::amount;
 use crate::api::v1;
 use crate::failure::Failure;
-use crate::network::{Network, Port};
+use crate::network::{Egress, Network, Port};
 
 /// Processes and threads of an untrusted child that nobody set a limit for: more than nearly any program has, and few enough that
 /// a machine bears a dozen such children at their limit (the kernel's own is 32,768 on small ones).
@@ -57,6 +57,8 @@ pub(crate) struct StartOptions {
     pub(crate) network: Network,
     /// Ports of the node that lead to it.
     pub(crate) publish: Vec<Port>,
+    /// Where it gets to from its own network.
+    pub(crate) egress: Egress,
 }
 
 impl StartOptions {
@@ -93,7 +95,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
     fn try_from(options: v1::ChildOptions) -> Result<Self, Failure> {
         let limits = limits_of(&options)?;
         let users = users_of(&options)?;
-        let (network, publish) = network_of(&options)?;
+        let (network, publish, egress) = network_of(&options)?;
         let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
             options;
         let protection = Protection { untrusted, read_only };
@@ -122,6 +124,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
             users,
             network,
             publish,
+            egress,
         })
     }
 }
@@ -161,12 +164,16 @@ fn users_of(options: &v1::ChildOptions) -> Result<UsersSpec, Failure> {
     }
 }
 
-fn network_of(options: &v1::ChildOptions) -> Result<(Network, Vec<Port>), Failure> {
+fn network_of(options: &v1::ChildOptions) -> Result<(Network, Vec<Port>, Egress), Failure> {
     let refuse = |object: &str, cause: &str| Err(Failure::new(Code::InvalidArgument, object, cause));
     let network = Network::from(options.network());
     let publish: Vec<Port> = options.publish.iter().copied().map(Port::try_from).collect::<Result<_, _>>()?;
     if network != Network::Private && !publish.is_empty() {
         return refuse("published ports", "they lead to a network of the child's own: leave --publish or --net away");
+    }
+    let egress = Egress::try_from(&options.egress[..])?;
+    if network != Network::Private && !egress.is_none() {
+        return refuse("the way out", "it leads out of a network of the child's own: leave --egress or --net away");
     }
     if network == Network::Host && options.untrusted {
         return refuse(
@@ -174,7 +181,7 @@ fn network_of(options: &v1::ChildOptions) -> Result<(Network, Vec<Port>), Failur
             "the node's network has what trusts whoever is in it: leave --net host away",
         );
     }
-    Ok((network, publish))
+    Ok((network, publish, egress))
 }
 
 fn strategy_of(text: &str) -> Result<Strategy, Failure> {

@@ -5,11 +5,15 @@ use std::io;
 use farfork_fork::pager::PlanError;
 use farfork_fork::restore::RestoreError;
 use farfork_fork::resume::ResumeError;
+use rustix::io::Errno;
 
 use crate::network::Network;
 
 /// What a user can do where a port of the child's is somebody else's.
 const TAKEN: &str = "another process of that network has it, its parent or another child perhaps: fork it with a network of its own (--net private)";
+
+/// What a user can do where a socket of the child's is connected to somebody.
+const UNREACHED: &str = "the child's network has no way to whom that socket is connected: have the parent close it before, or fork it with the node's (--net host)";
 
 /// What a user can do where a child's files have no room.
 pub(super) const ROOM: &str = "make room there, or give the node another run directory (farfork node --run-dir)";
@@ -18,6 +22,7 @@ pub(super) const ROOM: &str = "make room there, or give the node another run dir
 pub(super) fn of(error: &ResumeError, network: Network) -> Option<&'static str> {
     match error {
         ResumeError::Restore(RestoreError::Step { cause, .. }) if is_taken(cause, network) => Some(TAKEN),
+        ResumeError::Restore(RestoreError::Step { cause, .. }) if is_errno(cause, Errno::NETUNREACH) => Some(UNREACHED),
         ResumeError::Restore(RestoreError::Step { remedy, .. }) => *remedy,
         ResumeError::Local { cause, .. } | ResumeError::Plan(PlanError::Write { source: cause, .. })
             if is_full(cause) =>
@@ -28,9 +33,16 @@ pub(super) fn of(error: &ResumeError, network: Network) -> Option<&'static str> 
     }
 }
 
+/// What a user can do where the kernel lets nothing out of a child's network.
+pub(super) const NO_WAY_OUT: &str = "it takes a daemon that may load programs for the kernel's socket lookup (CAP_BPF and CAP_NET_ADMIN), on Linux 5.9 or later: leave --egress away, or fork it with --net host";
+
 /// Whether an address of the child's is not free in a network that it has with others.
 fn is_taken(cause: &io::Error, network: Network) -> bool {
-    network != Network::Private && cause.raw_os_error() == Some(rustix::io::Errno::ADDRINUSE.raw_os_error())
+    network != Network::Private && is_errno(cause, Errno::ADDRINUSE)
+}
+
+fn is_errno(cause: &io::Error, errno: Errno) -> bool {
+    cause.raw_os_error() == Some(errno.raw_os_error())
 }
 
 /// Whether a file system has no room.

@@ -97,6 +97,7 @@ impl Kind {
     fn of(source: &SeedSource, options: &StartOptions, has_payload: bool) -> Option<Self> {
         let is_plain = !options.paused
             && options.publish.is_empty()
+            && options.egress.is_none()
             && options.network != Network::Shared
             && super::zygotes::asks_for_nothing_else(options);
         let options = || StartOptions { timeout: None, ..options.clone() };

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -26,7 +26,7 @@ use crate::children::{Limit, Newborn, Record};
 use crate::clock;
 use crate::failure::Failure;
 use crate::limits::START_TIMEOUT;
-use crate::network::{FanOut, Published};
+use crate::network::{Doors, FanOut, Published};
 
 /// What reading `/proc/PID` gives for a process that ends meanwhile.
 const ESRCH: i32 = rustix::io::Errno::SRCH.raw_os_error();
@@ -69,7 +69,7 @@ pub(super) struct Standing {
     /// By which it is still to be told what it is.
     pub(super) line: Option<caller::Line>,
     stdin: Option<OwnedFd>,
-    published: Vec<Published>,
+    doors: Doors,
 }
 
 impl Engine {
@@ -139,6 +139,7 @@ impl Engine {
         let taken = phase!("resume.container", self.take_container(source, (options, fan_out), requested));
         let mut container = taken.map_err(|error| failed(&error))?;
         furnish(&container, asked).map_err(|error| failed(&*error))?;
+        let doors = self.open_doors(published, asked, &container)?;
         let request = ResumeRequest {
             child: unfinished.id(),
             directory: unfinished.directory(),
@@ -157,7 +158,7 @@ impl Engine {
         let (restored, gate) = resumed.map_err(|error| self.not_resumed((source, options), &container, &error))?;
         let dismissed = container.dismiss_bearer(&options.limits);
         dismissed.map_err(|error| Broken { came: Came::ToRun, ..failed(&error) })?;
-        Ok(Standing { container, unfinished, restored, gate, line, stdin, published })
+        Ok(Standing { container, unfinished, restored, gate, line, stdin, doors })
     }
 
     /// The socket of a child whose parent waited to be told what it is, answered or to be answered.
@@ -177,7 +178,7 @@ impl Engine {
     /// Records a child that stands: it is its user's from now on, and outlives the daemon.
     pub(super) fn settle(&self, standing: Standing, asked: Asked<'_>) -> Result<Newborn, Broken> {
         let Asked { source, options, requested, .. } = asked;
-        let Standing { container, unfinished, restored, gate, line: _, stdin, published } = standing;
+        let Standing { container, unfinished, restored, gate, line: _, stdin, doors } = standing;
         let requested_at = SystemTime::now() - requested.elapsed();
         let has_run = |error: &dyn Display| Broken { came: Came::ToRun, ..self.broken(source, error) };
         let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose().map_err(|error| has_run(&error))?;
@@ -191,7 +192,7 @@ impl Engine {
         let (container, control) = running.map_err(|error| has_run(&error))?;
         unfinished.finish();
         let gate = options.paused.then(|| gate.unwrap_or(control));
-        Ok(Newborn { record, container, stdin, gate, published })
+        Ok(Newborn { record, container, stdin, gate, doors })
     }
 
     pub(super) fn broken(&self, source: &SeedSource, cause: &dyn Display) -> Broken {
@@ -203,6 +204,16 @@ impl Engine {
         let place = self.nests.place();
         let Broken { failure, came } = self.broken(source, &format!("its files in {}: {cause}", place.display()));
         Broken { failure: if remedy::is_full(cause) { failure.with_next_step(remedy::ROOM) } else { failure }, came }
+    }
+
+    /// What leads to the child and from it is open before its first instruction.
+    fn open_doors(&self, published: Vec<Published>, asked: Asked<'_>, container: &Container) -> Result<Doors, Broken> {
+        let mut doors = Doors::of_ports(published);
+        let opened = phase!("resume.doors", doors.open_outlet(&asked.options.egress, container.init().as_fd()));
+        opened.map(|()| doors).map_err(|error| {
+            let Broken { failure, came } = self.broken(asked.source, &format!("a way out of its network: {error}"));
+            Broken { failure: failure.with_next_step(remedy::NO_WAY_OUT), came }
+        })
     }
 
     fn not_resumed(
@@ -282,6 +293,7 @@ impl Engine {
             read_only: options.protection.read_only,
             network: options.network,
             publish: options.publish.clone(),
+            egress: options.egress.clone(),
             inherits: source.descriptor.layers.iter().map(|layer| layer.seed.clone()).collect(),
             wants_huge_pages: source.descriptor.mappings.iter().any(|mapping| mapping.flags.huge_page),
             ended: None,

@@ -1,12 +1,16 @@
-//! Networks of children: their containers' own, one for all of a fan-out, or the node's; and the ports of the node that lead into a
-//! child's own.
+//! Networks of children: their containers' own, one for all of a fan-out, or the node's; and what leads into a child's own, and out of it.
 //!
 //! ```text
 //!  private    each child alone with a loopback interface      --publish 8080:80: the node's port 8080 leads to its port 80
+//!                                                             --egress any: what it sends to others leads out by the node
 //!  shared     the children of one fork on this node, alone with one
 //!  host       the node's interfaces, addresses and ports
 //! ```
 
+mod connections;
+mod doors;
+mod egress;
+mod inside;
 mod ports;
 
 use std::io;
@@ -24,7 +28,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::v1;
 
-pub(crate) use ports::{Port, Published, forward};
+pub(crate) use doors::Doors;
+pub use egress::Reach;
+pub(crate) use egress::{Egress, Outlet};
+pub(crate) use ports::{Port, Published};
 
 /// Which network a child is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -1,31 +1,23 @@
 //! Ports of the node that lead to a child: the daemon accepts a connection, and makes another inside the child's network, to its
 //! loopback address. Bytes go both ways until both have ended, or the child has.
-//!
-//! A socket stays in the network that it was made in: a thread goes there, makes one, and ends.
 
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use farfork_container::RunningContainer;
-use farfork_sys::namespace;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tonic::Code;
 
+use super::{connections, inside};
 use crate::api::v1;
 use crate::failure::Failure;
 use crate::limits::PUBLISHED_CONNECTIONS_MAX;
-
-/// Until a daemon without descriptors for further connections tries again.
-const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A port of the node that leads to one of a child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,32 +60,18 @@ impl Published {
 
     /// Leads connections into the container until this is dropped.
     async fn serve(self, container: Arc<RunningContainer>) {
-        let mut connections = JoinSet::new();
-        loop {
-            if connections.len() >= PUBLISHED_CONNECTIONS_MAX {
-                connections.join_next().await;
-            }
-            tokio::select! {
-                accepted = self.listener.accept() => match accepted {
-                    Ok((stream, _)) => drop(connections.spawn(lead(stream, container.clone(), self.port))),
-                    Err(error) => {
-                        tracing::warn!(port = %self.port, %error, "a connection is not accepted");
-                        tokio::time::sleep(RETRY_INTERVAL).await;
-                    }
-                },
-                Some(_) = connections.join_next() => {}
-            }
-        }
+        let Self { port, listener } = self;
+        let lead = |stream| lead(stream, container.clone(), port);
+        connections::serve(listener, port, PUBLISHED_CONNECTIONS_MAX, lead).await;
     }
 }
 
 /// Leads connections to these ports into the container. Never returns; what is under way ends when this is dropped.
-pub(crate) async fn forward(published: Vec<Published>, container: Arc<RunningContainer>) {
+pub(super) async fn forward(published: Vec<Published>, container: &Arc<RunningContainer>) {
     let mut serving = JoinSet::new();
     for one in published {
         serving.spawn(one.serve(container.clone()));
     }
-    drop(container);
     while serving.join_next().await.is_some() {}
     std::future::pending().await
 }
@@ -108,18 +86,13 @@ async fn lead(mut outside: TcpStream, container: Arc<RunningContainer>, port: Po
 }
 
 async fn connect(container: Arc<RunningContainer>, port: u16) -> io::Result<TcpStream> {
-    let (told, made) = oneshot::channel();
-    thread::Builder::new().name("port".to_owned()).spawn(move || told.send(socket_in(&container)))?;
-    let socket = made.await.map_err(|_| io::Error::other("the thread that makes a socket panicked"))??;
+    let unconnected = || {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
+        Ok(std::net::TcpStream::from(socket))
+    };
+    let socket = inside::make(container, unconnected).await?;
     TcpSocket::from_std_stream(socket).connect((Ipv4Addr::LOCALHOST, port).into()).await
-}
-
-/// A socket in the container's network, not connected yet.
-fn socket_in(container: &RunningContainer) -> io::Result<std::net::TcpStream> {
-    use std::os::fd::AsFd as _;
-    namespace::enter_network_of(container.init().as_fd())?;
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    Ok(socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?.into())
 }
 
 /// As `--publish` takes it.

@@ -121,6 +121,7 @@ fn request(fork: &Fork) -> v1::ForkRequest {
             user_namespace: fork.user_namespace,
             processes_max: fork.processes_max.into(),
             network: network_of(fork.network).into(),
+            egress: fork.egress.clone(),
             ..v1::ChildOptions::default()
         }),
         profile: false,

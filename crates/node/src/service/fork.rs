@@ -30,7 +30,7 @@ use crate::client::within;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
 use crate::metrics::Work;
-use crate::network::Network;
+use crate::network::{Egress, Network};
 use crate::node::Node;
 use crate::phases::{self, Recording};
 
@@ -207,6 +207,7 @@ fn is_as_asked(child: &v1::Child, options: &v1::ChildOptions) -> bool {
     (child.untrusted, child.user_namespace, child.read_only) == asked
         && network(child.network()) == network(options.network())
         && child.publish == options.publish
+        && Egress::try_from(&child.egress[..]).ok() == Egress::try_from(&options.egress[..]).ok()
         && (options.processes_max == 0 || child.processes_max == options.processes_max)
 }
 
@@ -216,7 +217,7 @@ async fn end_misunderstood(node: &Node, object: &str, child: &v1::Child) -> Fail
     if let Err(failure) = children::kill(node, v1::KillRequest { child: child.id.clone(), signal }).await {
         tracing::warn!(%failure, "a child that is not as it was to be is not ended");
     }
-    let cause = "it is of an earlier release, which lacks one of --untrusted, --user-namespace, --processes and --net; its child was ended";
+    let cause = "it is of an earlier release, which lacks one of --untrusted, --user-namespace, --processes, --net and --egress; its child was ended";
     Failure::new(Code::FailedPrecondition, object, cause).with_next_step("run the same release on all nodes")
 }
 

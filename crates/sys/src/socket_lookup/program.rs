@@ -52,6 +52,15 @@ fn word(address: Ipv4Addr) -> i32 {
     i32::from_ne_bytes(address.octets())
 }
 
+const CONTEXT: u8 = 6;
+const PASS: i32 = 1;
+
+/// Of `struct bpf_sk_lookup` (linux/bpf.h).
+const FAMILY_AT: i16 = 8;
+const PROTOCOL_AT: i16 = 12;
+const ADDRESS_AT: i16 = 40;
+const PORT_AT: i16 = 60;
+
 /// The program. What is not redirected it leaves to the lookup, which finds who is bound to that address, or nobody.
 ///
 /// ```text
@@ -59,48 +68,7 @@ fn word(address: Ipv4Addr) -> i32 {
 ///  for others but `own` ───────────┘
 /// ```
 pub(super) fn instructions(what: Redirected<'_>, sockets: BorrowedFd<'_>) -> Vec<Instruction> {
-    const CONTEXT: u8 = 6;
-    const SOCKET: u8 = 7;
-    const FRAME: u8 = 10;
-    /// Of `struct bpf_sk_lookup` (linux/bpf.h).
-    const PROTOCOL_AT: i16 = 12;
-    const FAMILY_AT: i16 = 8;
-    const ADDRESS_AT: i16 = 40;
-    const PORT_AT: i16 = 60;
-    const LOOKUP_ELEMENT: i32 = 1;
-    const SK_RELEASE: i32 = 86;
-    const SK_ASSIGN: i32 = 124;
-    const PASS: i32 = 1;
-    /// Where the key stands, below the frame's end.
-    const KEY_AT: i16 = -4;
-    /// Marks the number of a map's descriptor, in whose place the kernel puts the map.
-    const PSEUDO_MAP_FD: u8 = 1;
-
-    let assign = [
-        read(2, CONTEXT, PROTOCOL_AT),
-        set(3, STREAMS_KEY),
-        skip_if_equal(2, libc::IPPROTO_TCP, 2),
-        set(3, DATAGRAMS_KEY),
-        // Another protocol: to the end.
-        skip_unless_equal(2, libc::IPPROTO_UDP, 14),
-        instruction(0x63, (FRAME, 3), KEY_AT, 0),
-        copy(2, FRAME),
-        instruction(0x07, (2, 0), 0, i32::from(KEY_AT)),
-        // A number of 64 bits takes two.
-        instruction(0x18, (1, PSEUDO_MAP_FD), 0, sockets.as_raw_fd()),
-        instruction(0, (0, 0), 0, 0),
-        call(LOOKUP_ELEMENT),
-        skip_if_equal64(0, 0, 7),
-        copy(SOCKET, 0),
-        copy(1, CONTEXT),
-        copy(2, SOCKET),
-        set(3, 0),
-        call(SK_ASSIGN),
-        copy(1, SOCKET),
-        call(SK_RELEASE),
-    ];
-    let end = [set(0, PASS), instruction(0x95, (0, 0), 0, 0)];
-
+    let assign = assign_one_of(sockets);
     // From back to front, so that each knows how far it is to where it leads.
     let to_end = assign.len() as i16;
     let mut loopback: Vec<Instruction> = vec![skip(to_end)];
@@ -127,6 +95,42 @@ pub(super) fn instructions(what: Redirected<'_>, sockets: BorrowedFd<'_>) -> Vec
     ];
     all.extend(loopback);
     all.extend(assign);
-    all.extend(end);
+    all.extend([set(0, PASS), instruction(0x95, (0, 0), 0, 0)]);
     all
+}
+
+/// Assigns the socket of the protocol, where that has one.
+fn assign_one_of(sockets: BorrowedFd<'_>) -> [Instruction; 19] {
+    const SOCKET: u8 = 7;
+    const FRAME: u8 = 10;
+    /// Where the key stands, below the frame's end.
+    const KEY_AT: i16 = -4;
+    /// Marks the number of a map's descriptor, in whose place the kernel puts the map.
+    const PSEUDO_MAP_FD: u8 = 1;
+    const LOOKUP_ELEMENT: i32 = 1;
+    const SK_RELEASE: i32 = 86;
+    const SK_ASSIGN: i32 = 124;
+    [
+        read(2, CONTEXT, PROTOCOL_AT),
+        set(3, STREAMS_KEY),
+        skip_if_equal(2, libc::IPPROTO_TCP, 2),
+        set(3, DATAGRAMS_KEY),
+        // Another protocol: to the end.
+        skip_unless_equal(2, libc::IPPROTO_UDP, 14),
+        instruction(0x63, (FRAME, 3), KEY_AT, 0),
+        copy(2, FRAME),
+        instruction(0x07, (2, 0), 0, i32::from(KEY_AT)),
+        // A number of 64 bits takes two.
+        instruction(0x18, (1, PSEUDO_MAP_FD), 0, sockets.as_raw_fd()),
+        instruction(0, (0, 0), 0, 0),
+        call(LOOKUP_ELEMENT),
+        skip_if_equal64(0, 0, 7),
+        copy(SOCKET, 0),
+        copy(1, CONTEXT),
+        copy(2, SOCKET),
+        set(3, 0),
+        call(SK_ASSIGN),
+        copy(1, SOCKET),
+        call(SK_RELEASE),
+    ]
 }

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use farfork_fork::pager::{Strategy, StrategyError};
+use farfork_node::Reach;
 use farfork_node::api::v1::{Bind, ChildOptions, ForkRequest, Network, PublishedPort};
 use farfork_node::failure::Failure;
 use serde_json::Value;
@@ -76,6 +77,7 @@ Examples:
   farfork fork $SEED -n 8 --cpus 0.5 --memory 512MiB --timeout 1m
   farfork fork $SEED --to n2 --detach --publish 8080:80
   farfork fork $SEED --untrusted --memory 512MiB --timeout 1m
+  farfork fork $SEED --untrusted --egress 10.1.0.0/16:443
   echo 42 | farfork fork $SEED --payload - --shared /data --timeout 30s
 
 Exit status: that of an attached child, 128 + the signal that killed it (141: nobody reads its output); of several children, or with --detach, 0 when \
@@ -129,7 +131,7 @@ pub(crate) struct Fork {
     /// Kill a child that has run so long, for example 500ms, 30s or 10m [default: never].
     #[arg(long, value_name = "TIME", value_parser = seconds::parse_ms)]
     timeout: Option<u64>,
-    /// The child's network: `private`, its own, with nothing but a loopback interface, and no way out; `shared`, one such for all
+    /// The child's network: `private`, its own, with nothing but a loopback interface, and no way out but --egress; `shared`, one such for all
     /// children of this fork on the same node; `host`, the node's, with its interfaces, names and ports [default: private].
     #[arg(long, value_name = "KIND")]
     net: Option<Net>,
@@ -137,6 +139,11 @@ pub(crate) struct Fork {
     /// address. Ends with the child. Can be repeated.
     #[arg(long, value_name = "NODEPORT:CHILDPORT", value_parser = parse_publish)]
     publish: Vec<PublishedPort>,
+    /// Let the child call others out of its private network, by way of its node, and have names resolved as there: `any` but
+    /// addresses of the link (169.254.0.0/16), or networks and addresses, with a port or without, like 10.1.0.0/16,192.0.2.7:443
+    /// [default: nobody].
+    #[arg(long, value_name = "any|NETWORK[:PORT],…", value_delimiter = ',')]
+    egress: Vec<Reach>,
     /// Keep the child from what could lead out of its container: no capabilities, and none to come by; no devices but the
     /// harmless ones; nothing of the kernel's that it could write; no system calls that it does not need.
     #[arg(long)]
@@ -213,6 +220,7 @@ impl Fork {
             processes_max: self.processes.unwrap_or(0),
             network: self.net.map_or(Network::Private, Network::from).into(),
             publish: self.publish,
+            egress: self.egress.iter().map(Reach::to_string).collect(),
             untrusted: self.untrusted,
             user_namespace: self.user_namespace,
             read_only: self.read_only,

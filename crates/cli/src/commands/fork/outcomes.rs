@@ -17,7 +17,7 @@ const PROGRESS_CHILDREN_MIN: u32 = 16;
 
 /// A child, or why there is none.
 pub(super) enum Outcome {
-    Started(Child),
+    Started(Box<Child>),
     Failed { node: String, failure: Failure },
 }
 
@@ -63,7 +63,8 @@ impl Outcome {
 
     pub(super) fn view(&self) -> OutcomeView<'_> {
         match self {
-            Outcome::Started(Child { id, node, pid, resume_us, .. }) => {
+            Outcome::Started(child) => {
+                let Child { id, node, pid, resume_us, .. } = &**child;
                 OutcomeView::Started { child: id, node, pid: *pid, resume_us: *resume_us }
             }
             Outcome::Failed { node, failure } => OutcomeView::Failed { node, error: failure.to_string() },
@@ -82,7 +83,7 @@ pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result
     let mut told = Phases { request: Vec::new(), children: vec![Vec::new(); count as usize] };
     while let Some(ForkOutcome { index, node, result, phases }) = answers.message().await.map_err(failed)? {
         let outcome = match result {
-            Some(Answer::Child(child)) => Outcome::Started(child),
+            Some(Answer::Child(child)) => Outcome::Started(Box::new(child)),
             Some(Answer::Error(error)) => Outcome::Failed { node, failure: error.into() },
             None => {
                 told.request = phases;

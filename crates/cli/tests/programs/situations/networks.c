@@ -1,11 +1,15 @@
 /* A parent with a server, or without, whose children go on to serve, meet each other or look around, as their payloads say:
  * `N serve` answers `child N` until it is asked for /quit; `N host PORT` waits for another child, `N meet PORT` looks for it;
- * `N look` tells its interfaces. The parent answers `parent`. Its hash is its port, or 0.
- * usage: networks nothing|listen|share (with SO_REUSEPORT)
+ * `N look` tells its interfaces; `N call IP PORT` asks a server once, `N calls IP PORT` until that says `done`, `N send IP PORT` sends it a datagram, `N name
+ * NAME` has a name resolved: they tell what they heard. The parent answers `parent`. Its hash is its port, or 0.
+ * `N speak` sends what `send` does by the socket that its parent has connected.
+ * usage: networks nothing|listen|share (with SO_REUSEPORT)|connected IP PORT
  */
 #include "../forked.h"
 
+#include <arpa/inet.h>
 #include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
@@ -70,10 +74,71 @@ static void look(void) {
     if_freenameindex(all);
 }
 
+/* Tells the answer, or that there is none and why. Gives whether it was the last one. */
+static int call(const struct sockaddr_in *other) {
+    char line[LINE_BYTES] = {0};
+    int fd = tcp_socket();
+    if (connect(fd, (const struct sockaddr *)other, sizeof *other) != 0 || write(fd, "?", 1) != 1 ||
+        read(fd, line, sizeof line - 1) < 0)
+        snprintf(line, sizeof line, "nothing: %s", strerror(errno));
+    close(fd);
+    say("heard %s", line);
+    return strncmp(line, "done", 4) == 0;
+}
+
+static int datagram_socket(void) {
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    struct timeval limit = {.tv_sec = 2};
+    REQUIRE(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0);
+    return fd;
+}
+
+/* Connects, whether or not there is a way; where there is none, to send fails. */
+static void connect_anyhow(int fd, const struct sockaddr_in *other) {
+    REQUIRE(setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "lo", 3) == 0);
+    REQUIRE(connect(fd, (const struct sockaddr *)other, sizeof *other) == 0);
+    REQUIRE(setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, "", 1) == 0);
+}
+
+/* By a socket that is connected already, where there is nobody to name. */
+static void send_to(int fd, const struct sockaddr_in *other) {
+    char line[LINE_BYTES] = {0};
+    struct sockaddr_in from = {0}, peer = {0};
+    socklen_t length = sizeof from, peer_length = sizeof peer;
+    if (!other) REQUIRE(getpeername(fd, (struct sockaddr *)&peer, &peer_length) == 0);
+    for (int i = 0; i < 3; i++) {
+        ssize_t sent = sendto(fd, "?", 1, 0, (const struct sockaddr *)other, other ? sizeof *other : 0);
+        ssize_t got = sent < 0 ? sent : recvfrom(fd, line, sizeof line - 1, 0, (struct sockaddr *)&from, &length);
+        if (got < 0) {
+            say("heard nothing: %s", strerror(errno));
+            continue;
+        }
+        line[got] = 0;
+        if (other) peer = *other;
+        REQUIRE(from.sin_addr.s_addr == peer.sin_addr.s_addr && from.sin_port == peer.sin_port);
+        say("heard %s", line);
+    }
+    close(fd);
+}
+
+static void resolve(const char *name) {
+    struct addrinfo hints = {.ai_flags = AI_ADDRCONFIG, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
+    int failed = getaddrinfo(name, NULL, &hints, &found);
+    REQUIRE(!failed, "%s: %s", name, gai_strerror(failed));
+    say("heard %s", inet_ntoa(((struct sockaddr_in *)found->ai_addr)->sin_addr));
+    freeaddrinfo(found);
+}
+
 int main(int count, char **arguments) {
-    REQUIRE(count == 2);
+    const int is_connected = count == 4;
+    REQUIRE(count == 2 || is_connected);
     signal(SIGPIPE, SIG_IGN);
-    const int serves = strcmp(arguments[1], "nothing") != 0;
+    const int serves = !is_connected && strcmp(arguments[1], "nothing") != 0;
+    int connected = is_connected ? datagram_socket() : -1;
+    if (is_connected) {
+        struct sockaddr_in other = address_of(ntohl(inet_addr(arguments[2])), (unsigned)atoi(arguments[3]));
+        connect_anyhow(connected, &other);
+    }
     int server = serves ? tcp_socket() : -1, on = 1;
     unsigned port = 0;
     if (strcmp(arguments[1], "share") == 0)
@@ -98,6 +163,19 @@ int main(int count, char **arguments) {
         while (!answer_one(own, 1000, "the other")) continue;
     } else if (strcmp(verb, "meet") == 0) {
         meet(other);
+    } else if (strcmp(verb, "speak") == 0) {
+        send_to(connected, NULL);
+    } else if (strcmp(verb, "name") == 0) {
+        resolve(strrchr(payload, ' ') + 1);
+    } else if (strncmp(verb, "call", 4) == 0 || strcmp(verb, "send") == 0) {
+        char ip[INET_ADDRSTRLEN];
+        struct timespec tick = {.tv_sec = 0, .tv_nsec = TICK_NS};
+        REQUIRE(sscanf(payload, "%*u %*s %15s %u", ip, &other) == 2);
+        struct sockaddr_in address = address_of(ntohl(inet_addr(ip)), other);
+        if (verb[0] == 's')
+            send_to(datagram_socket(), &address);
+        else
+            while (!call(&address) && strcmp(verb, "calls") == 0) nanosleep(&tick, NULL);
     } else {
         look();
     }

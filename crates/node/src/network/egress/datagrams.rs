@@ -1,0 +1,143 @@
+//! Datagrams of a child to others, and their answers. Each pair of ends has a socket in the child's network, which is there in the other's
+//! name, and one in the node's.
+
+use std::collections::HashMap;
+use std::future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket as StdSocket};
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use farfork_container::RunningContainer;
+use farfork_sys::datagram::{Datagram, receive};
+use rustix::net::sockopt::set_socket_reuseaddr;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, send, socket_with};
+use tokio::io::Interest;
+use tokio::net::UdpSocket;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::Rules;
+use crate::limits::EGRESS_FLOWS_MAX;
+use crate::network::inside;
+
+/// A pair of ends that nobody uses for so long is forgotten; one that asked for a name, when the C library asks again.
+const IDLE_LIMIT: Duration = Duration::from_secs(60);
+const NAME_IDLE_LIMIT: Duration = Duration::from_secs(5);
+const NAME_PORT: u16 = 53;
+
+/// No datagram is larger.
+const DATAGRAM_BYTES_MAX: usize = 65_536;
+
+/// A datagram's ends: who sent it, and to whom.
+type Ends = (SocketAddrV4, SocketAddrV4);
+
+/// Leads them where they may go. Never returns.
+pub(super) async fn serve(socket: UdpSocket, rules: Arc<Rules>, container: Arc<RunningContainer>) {
+    let mut flows = Flows { rules, container, outside: HashMap::new(), running: JoinSet::new() };
+    let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
+    loop {
+        tokio::select! {
+            received = socket.async_io(Interest::READABLE, || receive(socket.as_fd(), &mut buffer)) => match received {
+                Ok(Datagram { bytes, from, to }) => flows.take((from, to), &buffer[..bytes]),
+                Err(error) => {
+                    tracing::warn!(%error, "a child's datagrams lead nowhere any more");
+                    future::pending().await
+                }
+            },
+            Some(ended) = flows.running.join_next() => flows.forget(ended.ok()),
+        }
+    }
+}
+
+/// All pairs of ends that are in use.
+struct Flows {
+    rules: Arc<Rules>,
+    container: Arc<RunningContainer>,
+    /// Of each, the socket in the node's network.
+    outside: HashMap<Ends, Arc<UdpSocket>>,
+    running: JoinSet<Ends>,
+}
+
+impl Flows {
+    /// Takes a datagram for which no socket is connected in the child's network, as the first one. Like any that cannot be led, it
+    /// may be lost.
+    fn take(&mut self, ends: Ends, datagram: &[u8]) {
+        let outside = match self.outside.get(&ends) {
+            Some(outside) => outside.clone(),
+            None if self.outside.len() >= EGRESS_FLOWS_MAX || !self.rules.allow(ends.1) => return,
+            None => match self.begin(ends) {
+                Ok(outside) => outside,
+                Err(error) => {
+                    tracing::debug!(to = %ends.1, %error, "a child's datagram leads nowhere");
+                    return;
+                }
+            },
+        };
+        let _ = send(&outside, datagram, SendFlags::DONTWAIT);
+    }
+
+    fn begin(&mut self, ends: Ends) -> io::Result<Arc<UdpSocket>> {
+        let outside = StdSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        outside.set_nonblocking(true)?;
+        outside.connect(ends.1)?;
+        let outside = Arc::new(UdpSocket::from_std(outside)?);
+        self.outside.insert(ends, outside.clone());
+        let (container, led) = (self.container.clone(), outside.clone());
+        self.running.spawn(async move {
+            if let Err(error) = lead(ends, &led, container).await {
+                tracing::debug!(to = %ends.1, %error, "a child's datagrams lead nowhere");
+            }
+            ends
+        });
+        Ok(outside)
+    }
+
+    /// `ended`: `None` of one that panicked, whose ends are not known; it is as if they were in use.
+    fn forget(&mut self, ended: Option<Ends>) {
+        if let Some(ends) = ended {
+            self.outside.remove(&ends);
+        }
+    }
+}
+
+/// Leads datagrams both ways until nobody sends any, or the other says that nobody is there.
+async fn lead(ends: Ends, outside: &UdpSocket, container: Arc<RunningContainer>) -> io::Result<()> {
+    let inside = UdpSocket::from_std(inside::make(container, move || in_the_name_of(ends)).await?)?;
+    let idle_limit = if ends.1.port() == NAME_PORT { NAME_IDLE_LIMIT } else { IDLE_LIMIT };
+    let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
+    loop {
+        let one = async {
+            tokio::select! {
+                ready = inside.readable() => ready.and_then(|()| pass(&inside, outside, &mut buffer)),
+                ready = outside.readable() => ready.and_then(|()| pass(outside, &inside, &mut buffer)),
+            }
+        };
+        match timeout(idle_limit, one).await {
+            Ok(passed) => passed?,
+            Err(_) => return Ok(()),
+        }
+    }
+}
+
+/// Passes one on, unless the next is full.
+fn pass(from: &UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Result<()> {
+    let passed = from.try_recv(buffer).and_then(|bytes| Ok(send(to, &buffer[..bytes], SendFlags::DONTWAIT)?));
+    match passed {
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A socket in the child's network that gets what the child sends to the other, and whose datagrams come from there.
+fn in_the_name_of((child, other): Ends) -> io::Result<StdSocket> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None)?;
+    // Another end of the child's may speak to the same.
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &other)?;
+    let socket = StdSocket::from(socket);
+    socket.connect(child)?;
+    Ok(socket)
+}

@@ -1,0 +1,102 @@
+//! A way out of a child's own network, where one was asked for: what the child sends to others comes to the daemon, which sends it on
+//! from the node, and answers in the others' names.
+//!
+//! ```text
+//!  child   connect(203.0.113.9:443)                    node   connect(203.0.113.9:443)
+//!             │                                                    ▲
+//!             └─▶ its loopback interface ─▶ socket lookup ─▶ sockets of ours ─▶ may it? ── streams, datagrams
+//! ```
+//!
+//! The kernel's TCP stands at both ends, so that whoever is slow is waited for. A connection stands for the child before the node has made
+//! its own: where that fails, the child's is reset.
+
+mod datagrams;
+mod names;
+mod reach;
+mod streams;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket};
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::Arc;
+use std::thread;
+
+use farfork_container::RunningContainer;
+use farfork_sys::socket_lookup::{Redirected, Redirection};
+use farfork_sys::{any_ip, datagram, namespace};
+
+use names::Names;
+pub(crate) use reach::Egress;
+pub use reach::Reach;
+
+/// The child's own address, beside that of loopback: one of those that are never routed, for hosts that get to others in
+/// another way (192.0.0.0/29, RFC 7335).
+const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
+/// Of our sockets in its network: a further one of those, and a port that no program has (tcpmux, RFC 1078), for the child may be
+/// bound to any port at all addresses.
+const OURS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 0, 3), 1);
+
+/// Where a child gets to, and by whom it has names resolved.
+#[derive(Debug)]
+struct Rules {
+    egress: Egress,
+    names: Names,
+}
+
+impl Rules {
+    fn allow(&self, to: SocketAddrV4) -> bool {
+        self.names.are_asked_at(to) || self.egress.allows(to)
+    }
+}
+
+/// The open way out of one child's network. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    rules: Rules,
+    listener: tokio::net::TcpListener,
+    datagrams: tokio::net::UdpSocket,
+    _redirection: Redirection,
+}
+
+impl Outlet {
+    /// Opens it in the network of a process; names are resolved as on this node. Must be called within the runtime.
+    ///
+    /// # Errors
+    /// The network cannot be entered, or the kernel lets nothing be redirected there.
+    pub(crate) fn open(egress: Egress, process: BorrowedFd<'_>) -> io::Result<Self> {
+        let rules = Rules { egress, names: Names::of_node() };
+        let on_loopback = rules.names.on_loopback();
+        let (listener, datagrams, redirection) = thread::scope(|scope| {
+            let there = || namespace::enter_network_of(process).and_then(|()| redirect(&on_loopback));
+            let thread = thread::Builder::new().name("egress".to_owned()).spawn_scoped(scope, there)?;
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that opens it panicked")))
+        })?;
+        Ok(Self {
+            rules,
+            listener: tokio::net::TcpListener::from_std(listener)?,
+            datagrams: tokio::net::UdpSocket::from_std(datagrams)?,
+            _redirection: redirection,
+        })
+    }
+
+    /// Leads what the child sends, until this is dropped. Never returns.
+    pub(super) async fn serve(self, container: &Arc<RunningContainer>) {
+        let rules = Arc::new(self.rules);
+        tokio::join!(
+            streams::serve(self.listener, rules.clone()),
+            datagrams::serve(self.datagrams, rules, container.clone()),
+        );
+    }
+}
+
+/// Has what is sent to others in the calling thread's network come to sockets of ours.
+fn redirect(names: &[SocketAddrV4]) -> io::Result<(TcpListener, UdpSocket, Redirection)> {
+    any_ip::take_all(OWN)?;
+    let (listener, datagrams) = (TcpListener::bind(OURS)?, UdpSocket::bind(OURS)?);
+    listener.set_nonblocking(true)?;
+    datagrams.set_nonblocking(true)?;
+    datagram::tell_destination(datagrams.as_fd())?;
+    let redirected = Redirected { own: OWN, also: names };
+    let redirection = Redirection::start(redirected, listener.as_fd(), datagrams.as_fd())?;
+    Ok((listener, datagrams, redirection))
+}

@@ -1,0 +1,154 @@
+//! Where a child gets to.
+
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::str::FromStr;
+
+use ipnet::Ipv4Net;
+use serde::{Deserialize, Serialize};
+use tonic::Code;
+
+use crate::failure::Failure;
+
+/// A part of the world, as `--egress` takes it: `any`, or a network with or without a port, like `10.1.0.0/16`, `192.0.2.7:443`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Reach {
+    /// Whoever the node reaches, but for addresses of the link (169.254.0.0/16): at those, machines in clouds get their credentials.
+    Any,
+    /// Addresses of version 4.
+    Network {
+        /// Which.
+        network: Ipv4Net,
+        /// At this port alone.
+        port: Option<u16>,
+    },
+}
+
+impl Reach {
+    fn has(&self, to: SocketAddrV4) -> bool {
+        match self {
+            Self::Any => !to.ip().is_link_local(),
+            Self::Network { network, port } => network.contains(to.ip()) && port.is_none_or(|port| port == to.port()),
+        }
+    }
+}
+
+impl FromStr for Reach {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "any" {
+            return Ok(Self::Any);
+        }
+        let (network, port) = text.split_once(':').map_or((text, None), |(network, port)| (network, Some(port)));
+        let network = network.parse().ok().or_else(|| network.parse().ok().map(|one: Ipv4Addr| one.into()));
+        let port = port.map(|port| port.parse::<u16>().ok().filter(|port| *port > 0));
+        match (network, port) {
+            (Some(network), None) => Ok(Self::Network { network, port: None }),
+            (Some(network), Some(Some(port))) => Ok(Self::Network { network, port: Some(port) }),
+            _ => Err(format!("`{text}` is not like any, 10.1.0.0/16 or 192.0.2.7:443")),
+        }
+    }
+}
+
+impl fmt::Display for Reach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any => write!(f, "any"),
+            Self::Network { network, port: None } => write!(f, "{network}"),
+            Self::Network { network, port: Some(port) } => write!(f, "{network}:{port}"),
+        }
+    }
+}
+
+impl From<Reach> for String {
+    fn from(reach: Reach) -> Self {
+        reach.to_string()
+    }
+}
+
+impl TryFrom<String> for Reach {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// All that a child gets to: by default nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(crate) struct Egress(Vec<Reach>);
+
+impl Egress {
+    /// Whether it gets nowhere, and has no names resolved.
+    pub(crate) fn is_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether an address is among them. The node's own loopback interface, and who is no single machine, never are.
+    pub(super) fn allows(&self, to: SocketAddrV4) -> bool {
+        let ip = to.ip();
+        let is_one = !(ip.is_loopback() || ip.is_multicast() || ip.is_broadcast() || ip.is_unspecified());
+        is_one && self.0.iter().any(|reach| reach.has(to))
+    }
+
+    /// As a request and an answer have it.
+    pub(crate) fn texts(&self) -> Vec<String> {
+        self.0.iter().map(Reach::to_string).collect()
+    }
+}
+
+impl TryFrom<&[String]> for Egress {
+    type Error = Failure;
+
+    fn try_from(texts: &[String]) -> Result<Self, Failure> {
+        let refuse = |cause| Failure::new(Code::InvalidArgument, "the way out", cause);
+        texts.iter().map(|text| text.parse()).collect::<Result<_, String>>().map(Self).map_err(refuse)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Egress, Reach};
+
+    fn egress(texts: &[&str]) -> Egress {
+        let texts: Vec<String> = texts.iter().map(|text| (*text).to_owned()).collect();
+        Egress::try_from(&texts[..]).unwrap()
+    }
+
+    #[test]
+    fn a_child_gets_where_it_may() {
+        let cases: [(&[&str], &str, bool); 12] = [
+            (&[], "192.0.2.7:443", false),
+            (&["any"], "192.0.2.7:443", true),
+            (&["any"], "169.254.169.254:80", false),
+            (&["any", "169.254.169.254:80"], "169.254.169.254:80", true),
+            (&["10.1.0.0/16"], "10.1.255.1:9", true),
+            (&["10.1.0.0/16"], "10.2.0.1:9", false),
+            (&["10.1.0.0/16:443", "192.0.2.7"], "10.1.2.3:80", false),
+            (&["10.1.0.0/16:443", "192.0.2.7"], "192.0.2.7:80", true),
+            (&["0.0.0.0/0"], "127.0.0.1:22", false),
+            (&["0.0.0.0/0"], "169.254.169.254:80", true),
+            (&["any"], "224.0.0.251:5353", false),
+            (&["any"], "255.255.255.255:67", false),
+        ];
+        for (allowed, to, may) in cases {
+            assert_eq!(egress(allowed).allows(to.parse().unwrap()), may, "{allowed:?} {to}");
+        }
+    }
+
+    #[test]
+    fn a_reach_is_what_it_says() {
+        for text in ["any", "10.1.0.0/16", "192.0.2.7/32:443"] {
+            let reach: Reach = text.parse().unwrap();
+            assert_eq!(reach.to_string(), text);
+            assert_eq!(serde_json::from_str::<Reach>(&serde_json::to_string(&reach).unwrap()).unwrap(), reach);
+        }
+        assert_eq!("192.0.2.7".parse::<Reach>().unwrap().to_string(), "192.0.2.7/32");
+        for wrong in ["", "all", "10.1.0.0/33", "192.0.2.7:0", "192.0.2.7:65536", "example.org", "::1", "10.0.0.0/8:"] {
+            assert!(wrong.parse::<Reach>().is_err(), "{wrong}");
+        }
+    }
+}

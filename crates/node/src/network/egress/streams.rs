@@ -1,0 +1,47 @@
+//! Connections of a child to others.
+
+use std::io;
+use std::net::{SocketAddr, SocketAddrV4};
+use std::sync::Arc;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+
+use super::Rules;
+use crate::limits::{EGRESS_CONNECT_TIMEOUT, EGRESS_CONNECTIONS_MAX};
+use crate::network::connections;
+
+/// Leads them where they may go. Never returns.
+pub(super) async fn serve(listener: TcpListener, rules: Arc<Rules>) {
+    connections::serve(listener, "a way out", EGRESS_CONNECTIONS_MAX, |stream| lead(stream, rules.clone())).await;
+}
+
+/// One connection. Where it leads nowhere, or the other end is broken off, the child's is reset.
+async fn lead(mut inside: TcpStream, rules: Arc<Rules>) {
+    let led = match connect(&inside, &rules).await {
+        Ok(mut outside) => copy_bidirectional(&mut inside, &mut outside).await.map(drop),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = led {
+        tracing::debug!(to = ?inside.local_addr(), %error, "a child's connection leads nowhere");
+        // Else it would look as if the other had said all, and closed.
+        let _ = inside.set_zero_linger();
+    }
+}
+
+/// Whom the child has called is who its connection's other end seems to be.
+async fn connect(inside: &TcpStream, rules: &Rules) -> io::Result<TcpStream> {
+    let to = called(inside)?;
+    if !rules.allow(to) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    timeout(EGRESS_CONNECT_TIMEOUT, TcpStream::connect(to)).await?
+}
+
+fn called(inside: &TcpStream) -> io::Result<SocketAddrV4> {
+    match inside.local_addr()? {
+        SocketAddr::V4(to) => Ok(to),
+        SocketAddr::V6(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
