@@ -4,12 +4,15 @@
 use std::thread;
 use std::time::Duration;
 
+use farfork_sys::mount::point::MountPoint;
+
 use crate::harness::{Cluster, Parent, Program, Seed, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::alone("with_children_in_every_state", with_children),
     Test::alone("after_a_crash", after_a_crash),
+    Test::alone("where_containers_with_a_shared_root_are_mounted", where_containers_are_mounted),
     Test::alone("no_memory_in_the_control_groups", no_memory),
 ];
 
@@ -52,6 +55,20 @@ fn after_a_crash() {
     parent.require_unharmed();
     drop(parent);
     require_nothing_left(cluster);
+}
+
+/// As `/run/farfork` is, where a cluster is by default: by its own daemons, once they have had such a container, or by others'.
+fn where_containers_are_mounted() {
+    let cluster = Cluster::start(1);
+    let run_dir = cluster.node(0).socket().ancestors().nth(2).expect("a node is in the cluster's directory").to_owned();
+    let needed = MountPoint::hold(&run_dir).expect("it is there");
+    let other = thread::spawn(move || {
+        let is_down = || (!run_dir.join("cluster.json").exists()).then_some(());
+        deadline::until("it is taken down while the directory is needed", SETTLE_LIMIT, is_down);
+        needed.release();
+    });
+    require_nothing_left(cluster);
+    other.join().expect("it does not panic");
 }
 
 fn no_memory() {

@@ -83,10 +83,12 @@ impl LocalCluster {
         let made_run_dir = run_dir::make(&config.run_dir)?;
         let lock = run_dir::lock(&config.run_dir)?;
         let outcome = Self::up_alone(config, made_run_dir, progress);
-        if outcome.is_err() && made_run_dir {
-            run_dir::remove(&config.run_dir);
+        if outcome.is_err() && !State::is_in(&config.run_dir) {
+            lock.remove();
+            if made_run_dir {
+                run_dir::remove(&config.run_dir);
+            }
         }
-        drop(lock);
         outcome
     }
 
@@ -131,8 +133,9 @@ impl LocalCluster {
     /// # Errors
     /// [`LocalError`] as the first thing that cannot be removed; the rest is. It can be tried again.
     pub fn down(self) -> Result<(), LocalError> {
-        let _lock = run_dir::lock(&self.run_dir)?;
+        let lock = run_dir::lock(&self.run_dir)?;
         self.tear_down()?;
+        lock.remove();
         if self.state.made_run_dir {
             run_dir::remove(&self.run_dir);
         }

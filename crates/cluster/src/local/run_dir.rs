@@ -2,16 +2,20 @@
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use farfork_sys::mount::point;
+#[cfg(test)]
+use farfork_sys::mount::point::MountPoint;
 use rustix::fs::{FlockOperation, flock};
 
 use super::error::LocalError;
 
-/// Removes the run directory, unless somebody has put something else there.
+/// Removes the run directory, unless somebody has put something else there. One that another daemon's containers are mounted on goes with
+/// the last of them.
 pub(super) fn remove(path: &Path) {
-    let _ = fs::remove_dir(path);
+    point::leave(path);
 }
 
 /// Makes the run directory, for its owner alone; tells whether it was missing.
@@ -33,12 +37,70 @@ pub(super) fn failed<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Er
     move |cause| LocalError::State { action, path: path.to_owned(), cause }
 }
 
+/// Locked by whoever makes or removes the cluster. Not the directory itself: a daemon's containers with a shared root have one of
+/// the same name for their mounts, and lock it ([`farfork_sys::mount::point`]).
+const LOCK: &str = "cluster.lock";
+
+/// Attempts to lock a file that others remove meanwhile; a second one hardly ever meets that again.
+const LOCK_ATTEMPTS_MAX: usize = 8;
+
+/// Keeps other commands off the run directory.
+#[derive(Debug)]
+pub(super) struct Lock {
+    path: PathBuf,
+    _file: File,
+}
+
+impl Lock {
+    /// To be called when no cluster is there any more.
+    pub(super) fn remove(self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
 /// Keeps other commands off the run directory while the cluster in it is made or removed.
-pub(super) fn lock(run_dir: &Path) -> Result<File, LocalError> {
-    let directory = File::open(run_dir).map_err(failed("lock", run_dir))?;
-    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(directory),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(LocalError::Busy { run_dir: run_dir.to_owned() }),
-        Err(errno) => Err(failed("lock", run_dir)(errno.into())),
+pub(super) fn lock(run_dir: &Path) -> Result<Lock, LocalError> {
+    let path = run_dir.join(LOCK);
+    for _ in 0..LOCK_ATTEMPTS_MAX {
+        let file = File::options().append(true).create(true).open(&path).map_err(failed("lock", &path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => break,
+            Err(errno) => return Err(failed("lock", &path)(errno.into())),
+        }
+        // Whoever had it may have removed it.
+        let locked = file.metadata().map_err(failed("lock", &path))?;
+        if fs::metadata(&path).is_ok_and(|now| (now.dev(), now.ino()) == (locked.dev(), locked.ino())) {
+            return Ok(Lock { path, _file: file });
+        }
+    }
+    Err(LocalError::Busy { run_dir: run_dir.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_at_a_time_makes_or_removes_a_cluster() {
+        let above = tempfile::tempdir().unwrap();
+        let locked = lock(above.path()).unwrap();
+        assert!(matches!(lock(above.path()), Err(LocalError::Busy { .. })));
+        locked.remove();
+        lock(above.path()).unwrap().remove();
+        assert_eq!(fs::read_dir(above.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_that_containers_need_is_locked_and_stays() {
+        let above = tempfile::tempdir().unwrap();
+        let path = above.path().join("run");
+        make(&path).unwrap();
+        let needed = MountPoint::hold(&path).unwrap();
+        lock(&path).unwrap().remove();
+        remove(&path);
+        assert!(path.exists());
+        needed.release();
+        assert!(!path.exists());
     }
 }

@@ -64,6 +64,11 @@ impl State {
         }
     }
 
+    /// Whether a run directory has the file.
+    pub(super) fn is_in(run_dir: &Path) -> bool {
+        run_dir.join(FILE).exists()
+    }
+
     /// Reads the file of a run directory, `None` where there is none.
     pub(super) fn read(run_dir: &Path) -> Result<Option<Self>, LocalError> {
         let path = run_dir.join(FILE);

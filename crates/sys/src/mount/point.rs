@@ -63,6 +63,14 @@ pub fn remove_unused(path: &Path) -> bool {
     fs::remove_file(mark).is_ok() && fs::remove_dir(path).is_ok()
 }
 
+/// Removes an empty directory that was made for something else: at once, or with the last who holds it.
+pub fn leave(path: &Path) {
+    let is_empty = fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_none());
+    if is_empty && File::create(path.join(MARK)).is_ok() {
+        remove_unused(path);
+    }
+}
+
 fn is_same(now: &fs::Metadata, held: &File) -> bool {
     held.metadata().is_ok_and(|held| (held.dev(), held.ino()) == (now.dev(), now.ino()))
 }
