@@ -173,6 +173,7 @@ mod tests {
         assert_eq!(parents.find(&warm).unwrap_err().code(), Code::NotFound);
         parents.enter("warm").unwrap();
         assert_eq!(parents.find(&warm).unwrap(), std::process::id());
+        fs::write(parents.directory.join("warm"), gone.to_string()).unwrap();
         parents.forget_ended();
         assert!(!parents.directory.exists());
     }
