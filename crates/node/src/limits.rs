@@ -74,10 +74,10 @@ pub const ENDED_CHILDREN_MAX: usize = 1024;
 /// Connections to one published port of a child that are led into it at once: each has two descriptors of the daemon's.
 pub const PUBLISHED_CONNECTIONS_MAX: usize = 1024;
 
-/// Connections of one child by its way out that are led at once: each has two descriptors of the daemon's. Further ones wait.
+/// Connections by the way out of one network that are led at once: each has two descriptors of the daemon's. Further ones wait.
 pub const EGRESS_CONNECTIONS_MAX: usize = 256;
 
-/// Pairs of ends between which datagrams of one child are led at once: each has two descriptors of the daemon's. Those of further ones are lost.
+/// Pairs of ends between which datagrams out of one network are led at once: each has two descriptors of the daemon's. Those of further ones are lost.
 pub const EGRESS_FLOWS_MAX: usize = 512;
 
 /// For whom a child calls to answer.

@@ -102,6 +102,14 @@ pub fn own_mounts() -> io::Result<OwnedFd> {
     Ok(std::fs::File::open("/proc/thread-self/ns/mnt")?.into())
 }
 
+/// The calling thread's network namespace, which exists for as long as this is open. Needs a `/proc`.
+///
+/// # Errors
+/// As open(2).
+pub fn own_network() -> io::Result<OwnedFd> {
+    Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
+}
+
 /// Whether the link of a namespace, as those of `/proc/PID/ns`, leads to the one of that kind that this process's main thread is in.
 pub fn is_ours(directory: BorrowedFd<'_>, link: &str) -> bool {
     let kind = link.rsplit('/').next().unwrap_or(link);
@@ -156,7 +164,7 @@ pub fn unshare_network() -> io::Result<OwnedFd> {
     // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
     raise_loopback()?;
-    Ok(std::fs::File::open("/proc/thread-self/ns/net")?.into())
+    own_network()
 }
 
 /// Makes the mount at `new_root` the root of the calling thread's mount namespace and lets go of the old one. No mount

@@ -8,7 +8,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::bpf;
+use crate::{bpf, namespace};
 
 /// Numbers of the sockets in the program's map.
 const STREAMS_KEY: i32 = 0;
@@ -40,7 +40,7 @@ impl Redirection {
         bpf::put(sockets.as_fd(), STREAMS_KEY, listener)?;
         bpf::put(sockets.as_fd(), DATAGRAMS_KEY, datagrams)?;
         let program = bpf::load_socket_lookup(&program::instructions(what, sockets.as_fd()))?;
-        let namespace = std::fs::File::open("/proc/thread-self/ns/net")?;
+        let namespace = namespace::own_network()?;
         Ok(Self { _link: bpf::attach_socket_lookup(program.as_fd(), namespace.as_fd())? })
     }
 }
@@ -52,8 +52,8 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::any_ip;
     use crate::datagram::{Datagram, receive, tell_destination};
-    use crate::{any_ip, namespace};
 
     const OWN: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
     const NAMES: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(127, 0, 0, 53), 53);

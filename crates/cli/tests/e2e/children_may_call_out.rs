@@ -21,8 +21,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("datagrams_and_names_are_answered", datagrams),
     Test::shared("a_connected_socket_is_of_use_with_a_way_out", connected),
     Test::shared("who_is_not_trusted_may_call_too", untrusted),
+    Test::shared("children_of_a_fork_share_a_way_out", shared),
     Test::alone("a_new_daemon_lets_its_children_call", new_daemon),
-    Test::shared("a_way_out_is_of_a_childs_own_network", senseless),
+    Test::shared("the_nodes_network_has_a_way_out", senseless),
 ];
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -205,14 +206,36 @@ fn untrusted(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
+fn shared(cluster: &Cluster) {
+    let mut parent = parent();
+    let seed = Seed::of(cluster.first(), &parent);
+    let (ip, server) = (address_of(cluster, 0), Server::start(cluster, 0, false));
+    let first = Server::start(cluster, 0, true);
+    let payloads = [format!("5 call {ip} {}", first.port), format!("6 calls {ip} {}", server.port)];
+    for options in [&["--net", "shared"][..], &["--net", "shared", "--untrusted", "--user-namespace"]] {
+        let options = [&["--to", cluster.name(1), "--egress", "any"], options].concat();
+        let children = seed.fork_detached(&payloads, &options);
+        seed.check_answers(&parent, &children[..1], &[5]);
+        // Who is left calls on.
+        let before = server.calls.load(Ordering::Relaxed);
+        deadline::until("the other is heard", LIMIT, || (server.calls.load(Ordering::Relaxed) > before).then_some(()));
+        server.is_done.store(true, Ordering::Relaxed);
+        seed.check_answers(&parent, &children[1..], &[6]);
+        server.is_done.store(false, Ordering::Relaxed);
+    }
+    parent.require_unharmed();
+}
+
 fn new_daemon() {
     let cluster = Cluster::start(2);
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
     let (ip, server) = (address_of(&cluster, 0), Server::start(&cluster, 0, false));
+    let call = |number: u32| format!("{number} calls {ip} {}", server.port);
     let options = ["--to", cluster.name(1), "--egress", "any", "--strategy", "eager"];
-    let call = format!("5 calls {ip} {}", server.port);
-    let children = seed.fork_detached(&[call], &options);
+    let mut children = seed.fork_detached(&[call(5)], &options);
+    let in_one = [&options[..], &["--net", "shared"]].concat();
+    children.extend(seed.fork_detached(&[call(6), call(7)], &in_one));
     let calls = || server.calls.load(Ordering::Relaxed);
     deadline::until("the child is heard", LIMIT, || (calls() > 0).then_some(()));
     cluster.kill_daemon(1);
@@ -221,7 +244,7 @@ fn new_daemon() {
     deadline::until("the child is heard by way of the new daemon", LIMIT, || (calls() > before).then_some(()));
     cluster.wait_until_all_are_alive();
     server.is_done.store(true, Ordering::Relaxed);
-    seed.check_answers(&parent, &children, &[5]);
+    seed.check_answers(&parent, &children, &[5, 6, 7]);
     parent.require_unharmed();
     drop(seed);
     assert_eq!(cluster.stop(), Vec::<String>::new());
@@ -230,9 +253,7 @@ fn new_daemon() {
 fn senseless(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
-    for net in ["shared", "host"] {
-        let options = ["fork", seed.id(), "--detach", "--net", net, "--egress", "any"];
-        cluster.first().refused(&options).names(&["the way out", "--egress", "--net"]);
-    }
+    let options = ["fork", seed.id(), "--detach", "--net", "host", "--egress", "any"];
+    cluster.first().refused(&options).names(&["the way out", "--egress", "--net"]);
     parent.require_unharmed();
 }

@@ -19,7 +19,7 @@ mod tending;
 use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,7 +34,7 @@ use tonic::Code;
 use crate::engine::PagerLink;
 use crate::failure::Failure;
 use crate::limits::ENDED_CHILDREN_MAX;
-use crate::network::{Doors, Published};
+use crate::network::{Doors, Published, Reopened};
 use crate::run_dir::RunDir;
 
 pub(crate) use budget::ChildBudget;
@@ -107,10 +107,11 @@ impl Children {
     /// # Errors
     /// The directories cannot be listed.
     pub(crate) fn adopt(&self, mut leftovers: Leftovers) -> io::Result<()> {
+        let mut reopened = Reopened::default();
         for entry in fs::read_dir(self.run_dir.children())? {
             let directory = entry?.path();
             match Record::read(&directory) {
-                Ok(record) => self.adopt_child(record, directory, &mut leftovers),
+                Ok(record) => self.adopt_child(record, directory, &mut leftovers, &mut reopened),
                 Err(error) => {
                     tracing::info!(directory = %directory.display(), %error, "removing what is no child");
                     remove_directory(&directory);
@@ -129,7 +130,13 @@ impl Children {
         Ok(())
     }
 
-    fn adopt_child(&self, record: Record, directory: PathBuf, Leftovers { running, killed, .. }: &mut Leftovers) {
+    fn adopt_child(
+        &self,
+        record: Record,
+        directory: PathBuf,
+        Leftovers { running, killed, .. }: &mut Leftovers,
+        reopened: &mut Reopened,
+    ) {
         let container = running.iter().position(|container| container.id() == record.container);
         let container = container.map(|index| running.swap_remove(index));
         let cgroup = container.as_ref().map(|container| container.cgroup().clone());
@@ -137,7 +144,7 @@ impl Children {
         self.table().insert(child.record().id.clone(), child.clone());
         match container {
             Some(container) => {
-                let doors = doors_of(child.record(), &container);
+                let doors = doors_of(child.record(), reopened);
                 self.watch_over(child, container, doors);
             }
             None => {
@@ -305,15 +312,10 @@ fn remove_directory(directory: &std::path::Path) {
 }
 
 /// What led to a child, and from it to others, is opened again. A child that one cannot be opened for goes on without.
-fn doors_of(record: &Record, container: &RunningContainer) -> Doors {
-    let child = &record.id;
+fn doors_of(record: &Record, reopened: &mut Reopened) -> Doors {
     let published = Published::take(&record.publish).unwrap_or_else(|failure| {
-        tracing::warn!(%child, %failure, "a child's ports lead to it no more");
+        tracing::warn!(child = %record.id, %failure, "a child's ports lead to it no more");
         Vec::new()
     });
-    let mut doors = Doors::of_ports(published);
-    if let Err(error) = doors.open_outlet(&record.egress, container.init().as_fd()) {
-        tracing::warn!(%child, %error, "a child has no way out of its network any more");
-    }
-    doors
+    reopened.doors(published, &record.egress, &record.process)
 }

@@ -172,8 +172,8 @@ fn network_of(options: &v1::ChildOptions) -> Result<(Network, Vec<Port>, Egress)
         return refuse("published ports", "they lead to a network of the child's own: leave --publish or --net away");
     }
     let egress = Egress::try_from(&options.egress[..])?;
-    if network != Network::Private && !egress.is_none() {
-        return refuse("the way out", "it leads out of a network of the child's own: leave --egress or --net away");
+    if network == Network::Host && !egress.is_none() {
+        return refuse("the way out", "the node's network has one: leave --egress or --net away");
     }
     if network == Network::Host && options.untrusted {
         return refuse(

@@ -208,9 +208,9 @@ impl Engine {
 
     /// What leads to the child and from it is open before its first instruction.
     fn open_doors(&self, published: Vec<Published>, asked: Asked<'_>, container: &Container) -> Result<Doors, Broken> {
-        let mut doors = Doors::of_ports(published);
-        let opened = phase!("resume.doors", doors.open_outlet(&asked.options.egress, container.init().as_fd()));
-        opened.map(|()| doors).map_err(|error| {
+        let Asked { options, fan_out, .. } = asked;
+        let place = (options.network, container.init().as_fd(), fan_out);
+        phase!("resume.doors", Doors::open(published, &options.egress, place)).map_err(|error| {
             let Broken { failure, came } = self.broken(asked.source, &format!("a way out of its network: {error}"));
             Broken { failure: failure.with_next_step(remedy::NO_WAY_OUT), came }
         })

@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::v1;
 
-pub(crate) use doors::Doors;
+pub(crate) use doors::{Doors, Reopened};
 pub use egress::Reach;
 pub(crate) use egress::{Egress, Outlet};
 pub(crate) use ports::{Port, Published};
@@ -51,12 +51,13 @@ pub(crate) enum Network {
 pub(crate) struct FanOut {
     number: u64,
     made: Mutex<Option<Arc<OwnedFd>>>,
+    outlet: Mutex<Option<Arc<Outlet>>>,
 }
 
 impl Default for FanOut {
     fn default() -> Self {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        Self { number: LAST.fetch_add(1, Ordering::Relaxed), made: Mutex::default() }
+        Self { number: LAST.fetch_add(1, Ordering::Relaxed), made: Mutex::default(), outlet: Mutex::default() }
     }
 }
 
@@ -74,6 +75,17 @@ impl FanOut {
         let thread = thread::Builder::new().name("network".to_owned()).spawn(namespace::unshare_network)?;
         let network = thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that makes it panicked")))?;
         Ok(made.insert(Arc::new(network)).clone())
+    }
+
+    /// The way out of it, which is the same for all, as they were asked for together.
+    fn outlet(&self, egress: &Egress) -> io::Result<Arc<Outlet>> {
+        let network = self.network()?;
+        let mut outlet = self.outlet.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(outlet) = &*outlet {
+            return Ok(outlet.clone());
+        }
+        let open = Outlet::open(egress.clone(), || namespace::enter_network(network.as_fd()))?;
+        Ok(outlet.insert(Arc::new(open)).clone())
     }
 }
 

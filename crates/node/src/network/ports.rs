@@ -4,9 +4,11 @@
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 
 use farfork_container::RunningContainer;
+use farfork_sys::namespace;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
 use tokio::io::copy_bidirectional;
@@ -91,7 +93,8 @@ async fn connect(container: Arc<RunningContainer>, port: u16) -> io::Result<TcpS
         let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
         Ok(std::net::TcpStream::from(socket))
     };
-    let socket = inside::make(container, unconnected).await?;
+    let enter = move || namespace::enter_network_of(container.init().as_fd());
+    let socket = inside::make(enter, unconnected).await?;
     TcpSocket::from_std_stream(socket).connect((Ipv4Addr::LOCALHOST, port).into()).await
 }
 

@@ -139,7 +139,7 @@ pub(crate) struct Fork {
     /// address. Ends with the child. Can be repeated.
     #[arg(long, value_name = "NODEPORT:CHILDPORT", value_parser = parse_publish)]
     publish: Vec<PublishedPort>,
-    /// Let the child call others out of its private network, by way of its node, and have names resolved as there: `any` but
+    /// Let the child call others out of its private or shared network, by way of its node, and have names resolved as there: `any` but
     /// addresses of the link (169.254.0.0/16), or networks and addresses, with a port or without, like 10.1.0.0/16,192.0.2.7:443
     /// [default: nobody].
     #[arg(long, value_name = "any|NETWORK[:PORT],…", value_delimiter = ',')]

@@ -2,15 +2,14 @@
 //! name, and one in the node's.
 
 use std::collections::HashMap;
-use std::future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket as StdSocket};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_container::RunningContainer;
 use farfork_sys::datagram::{Datagram, receive};
+use farfork_sys::namespace;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, send, socket_with};
 use tokio::io::Interest;
@@ -27,23 +26,27 @@ const IDLE_LIMIT: Duration = Duration::from_secs(60);
 const NAME_IDLE_LIMIT: Duration = Duration::from_secs(5);
 const NAME_PORT: u16 = 53;
 
+/// Until a daemon that could not receive one tries again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+
 /// No datagram is larger.
 const DATAGRAM_BYTES_MAX: usize = 65_536;
 
 /// A datagram's ends: who sent it, and to whom.
 type Ends = (SocketAddrV4, SocketAddrV4);
 
-/// Leads them where they may go. Never returns.
-pub(super) async fn serve(socket: UdpSocket, rules: Arc<Rules>, container: Arc<RunningContainer>) {
-    let mut flows = Flows { rules, container, outside: HashMap::new(), running: JoinSet::new() };
+/// Leads them where they may go, from the network held open as `network`. Never returns.
+pub(super) async fn serve(socket: UdpSocket, rules: Arc<Rules>, network: OwnedFd) {
+    let mut flows = Flows { rules, network: Arc::new(network), outside: HashMap::new(), running: JoinSet::new() };
     let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
     loop {
         tokio::select! {
             received = socket.async_io(Interest::READABLE, || receive(socket.as_fd(), &mut buffer)) => match received {
                 Ok(Datagram { bytes, from, to }) => flows.take((from, to), &buffer[..bytes]),
+                // For want of memory, say.
                 Err(error) => {
-                    tracing::warn!(%error, "a child's datagrams lead nowhere any more");
-                    future::pending().await
+                    tracing::debug!(%error, "a child's datagram is lost");
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
             },
             Some(ended) = flows.running.join_next() => flows.forget(ended.ok()),
@@ -54,7 +57,7 @@ pub(super) async fn serve(socket: UdpSocket, rules: Arc<Rules>, container: Arc<R
 /// All pairs of ends that are in use.
 struct Flows {
     rules: Arc<Rules>,
-    container: Arc<RunningContainer>,
+    network: Arc<OwnedFd>,
     /// Of each, the socket in the node's network.
     outside: HashMap<Ends, Arc<UdpSocket>>,
     running: JoinSet<Ends>,
@@ -84,9 +87,9 @@ impl Flows {
         outside.connect(ends.1)?;
         let outside = Arc::new(UdpSocket::from_std(outside)?);
         self.outside.insert(ends, outside.clone());
-        let (container, led) = (self.container.clone(), outside.clone());
+        let (network, led) = (self.network.clone(), outside.clone());
         self.running.spawn(async move {
-            if let Err(error) = lead(ends, &led, container).await {
+            if let Err(error) = lead(ends, &led, network).await {
                 tracing::debug!(to = %ends.1, %error, "a child's datagrams lead nowhere");
             }
             ends
@@ -103,8 +106,9 @@ impl Flows {
 }
 
 /// Leads datagrams both ways until nobody sends any, or the other says that nobody is there.
-async fn lead(ends: Ends, outside: &UdpSocket, container: Arc<RunningContainer>) -> io::Result<()> {
-    let inside = UdpSocket::from_std(inside::make(container, move || in_the_name_of(ends)).await?)?;
+async fn lead(ends: Ends, outside: &UdpSocket, network: Arc<OwnedFd>) -> io::Result<()> {
+    let enter = move || namespace::enter_network(network.as_fd());
+    let inside = UdpSocket::from_std(inside::make(enter, move || in_the_name_of(ends)).await?)?;
     let idle_limit = if ends.1.port() == NAME_PORT { NAME_IDLE_LIMIT } else { IDLE_LIMIT };
     let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
     loop {

@@ -1,4 +1,4 @@
-//! A way out of a child's own network, where one was asked for: what the child sends to others comes to the daemon, which sends it on
+//! A way out of a network of children, where one was asked for: what they send to others comes to the daemon, which sends it on
 //! from the node, and answers in the others' names.
 //!
 //! ```text
@@ -17,13 +17,13 @@ mod streams;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket};
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
-use farfork_container::RunningContainer;
 use farfork_sys::socket_lookup::{Redirected, Redirection};
 use farfork_sys::{any_ip, datagram, namespace};
+use tokio::task::JoinHandle;
 
 use names::Names;
 pub(crate) use reach::Egress;
@@ -49,48 +49,49 @@ impl Rules {
     }
 }
 
-/// The open way out of one child's network. It ends when this is dropped.
+/// An open way out of a network. It ends when the last who has it drops it.
 #[derive(Debug)]
-pub(crate) struct Outlet {
-    rules: Rules,
-    listener: tokio::net::TcpListener,
-    datagrams: tokio::net::UdpSocket,
-    _redirection: Redirection,
+pub(crate) struct Outlet(JoinHandle<()>);
+
+/// What the daemon has in the network.
+struct Inside {
+    network: OwnedFd,
+    listener: TcpListener,
+    datagrams: UdpSocket,
+    redirection: Redirection,
 }
 
 impl Outlet {
-    /// Opens it in the network of a process; names are resolved as on this node. Must be called within the runtime.
+    /// Opens it in the network that a thread is in which has called `enter`; names are resolved as on this node. Must be called within the
+    /// runtime.
     ///
     /// # Errors
     /// The network cannot be entered, or the kernel lets nothing be redirected there.
-    pub(crate) fn open(egress: Egress, process: BorrowedFd<'_>) -> io::Result<Self> {
-        let rules = Rules { egress, names: Names::of_node() };
+    pub(crate) fn open(egress: Egress, enter: impl FnOnce() -> io::Result<()> + Send) -> io::Result<Self> {
+        let rules = Arc::new(Rules { egress, names: Names::of_node() });
         let on_loopback = rules.names.on_loopback();
-        let (listener, datagrams, redirection) = thread::scope(|scope| {
-            let there = || namespace::enter_network_of(process).and_then(|()| redirect(&on_loopback));
+        let Inside { network, listener, datagrams, redirection } = thread::scope(|scope| {
+            let there = || enter().and_then(|()| redirect(&on_loopback));
             let thread = thread::Builder::new().name("egress".to_owned()).spawn_scoped(scope, there)?;
             thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread that opens it panicked")))
         })?;
-        Ok(Self {
-            rules,
-            listener: tokio::net::TcpListener::from_std(listener)?,
-            datagrams: tokio::net::UdpSocket::from_std(datagrams)?,
-            _redirection: redirection,
-        })
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let datagrams = tokio::net::UdpSocket::from_std(datagrams)?;
+        Ok(Self(tokio::spawn(async move {
+            let _redirection = redirection;
+            tokio::join!(streams::serve(listener, rules.clone()), datagrams::serve(datagrams, rules, network));
+        })))
     }
+}
 
-    /// Leads what the child sends, until this is dropped. Never returns.
-    pub(super) async fn serve(self, container: &Arc<RunningContainer>) {
-        let rules = Arc::new(self.rules);
-        tokio::join!(
-            streams::serve(self.listener, rules.clone()),
-            datagrams::serve(self.datagrams, rules, container.clone()),
-        );
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 
 /// Has what is sent to others in the calling thread's network come to sockets of ours.
-fn redirect(names: &[SocketAddrV4]) -> io::Result<(TcpListener, UdpSocket, Redirection)> {
+fn redirect(names: &[SocketAddrV4]) -> io::Result<Inside> {
     any_ip::take_all(OWN)?;
     let (listener, datagrams) = (TcpListener::bind(OURS)?, UdpSocket::bind(OURS)?);
     listener.set_nonblocking(true)?;
@@ -98,5 +99,5 @@ fn redirect(names: &[SocketAddrV4]) -> io::Result<(TcpListener, UdpSocket, Redir
     datagram::tell_destination(datagrams.as_fd())?;
     let redirected = Redirected { own: OWN, also: names };
     let redirection = Redirection::start(redirected, listener.as_fd(), datagrams.as_fd())?;
-    Ok((listener, datagrams, redirection))
+    Ok(Inside { network: namespace::own_network()?, listener, datagrams, redirection })
 }
