@@ -80,6 +80,10 @@ pub const EGRESS_CONNECTIONS_MAX: usize = 256;
 /// Pairs of ends between which datagrams out of one network are led at once: each has two descriptors of the daemon's. Those of further ones are lost.
 pub const EGRESS_FLOWS_MAX: usize = 512;
 
+/// For what a child that has ended had sent to others to be led on: a slow reader takes some seconds, and one that never reads has two
+/// descriptors of the daemon's meanwhile.
+pub const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// For whom a child calls to answer.
 pub const EGRESS_CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 

@@ -23,7 +23,7 @@ pub(crate) enum Stream {
 /// Room for the first bytes of a server: its settings.
 const FIRST_BYTES: usize = 256;
 
-const CUT: &str = "it ended the connection in between; see whether its daemon runs: `farfork nodes`";
+const CUT: &str = "it ended the connection";
 
 impl Stream {
     /// Waits for the server's first word. TLS lets a client speak before it knows whether its certificate was accepted;

@@ -1,15 +1,33 @@
 //! Accepts connections, and leads each to where it is to go, at most so many at once.
+//!
+//! What a child has sent when it ends is on its way all the same, as with any process: its connections are led on for a while.
 
 use std::fmt::Display;
+use std::io;
 use std::time::Duration;
 
+use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::limits::DRAIN_TIMEOUT;
 
 /// Until a daemon without descriptors for further connections tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Leads the connections to a listener, which is named so. Never returns; what is under way ends when this is dropped.
+/// Connections that are led. What is under way when this is dropped goes on by itself.
+struct Led(JoinSet<()>);
+
+impl Drop for Led {
+    fn drop(&mut self) {
+        self.0.detach_all();
+    }
+}
+
+/// Leads the connections to a listener, which is named so. Never returns; what is under way when this is dropped ends by itself, or after
+/// [`DRAIN_TIMEOUT`].
 pub(super) async fn serve<L>(
     listener: TcpListener,
     name: impl Display,
@@ -18,7 +36,9 @@ pub(super) async fn serve<L>(
 ) where
     L: Future<Output = ()> + Send + 'static,
 {
-    let mut connections = JoinSet::new();
+    let mut led = Led(JoinSet::new());
+    let connections = &mut led.0;
+    let (open, _) = watch::channel(());
     let mut is_told = false;
     loop {
         if connections.len() >= at_once_max {
@@ -28,7 +48,7 @@ pub(super) async fn serve<L>(
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
                     is_told = false;
-                    connections.spawn(lead(stream));
+                    connections.spawn(until_drained(lead(stream), open.subscribe()));
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut is_told, true) {
@@ -39,5 +59,88 @@ pub(super) async fn serve<L>(
             },
             Some(_) = connections.join_next() => {}
         }
+    }
+}
+
+/// Leads a connection to its end, for so long at most when its listener is served no more.
+async fn until_drained(lead: impl Future<Output = ()>, mut open: watch::Receiver<()>) {
+    let mut lead = std::pin::pin!(lead);
+    tokio::select! {
+        () = &mut lead => {}
+        _ = open.changed() => drop(timeout(DRAIN_TIMEOUT, lead).await),
+    }
+}
+
+/// Two connections that are led into each other.
+struct Joined {
+    ends: [TcpStream; 2],
+    is_whole: bool,
+}
+
+/// Leads one connection into another until both have ended. Where one is broken off, or this is given up, both are reset: else it would
+/// look as if all had been said.
+///
+/// # Errors
+/// As reads and writes of either.
+pub(super) async fn join(one: TcpStream, other: TcpStream) -> io::Result<()> {
+    let mut joined = Joined { ends: [one, other], is_whole: false };
+    let [one, other] = &mut joined.ends;
+    copy_bidirectional(one, other).await?;
+    joined.is_whole = true;
+    Ok(())
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        if !self.is_whole {
+            self.ends.iter().for_each(|end| drop(end.set_zero_linger()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::task::JoinHandle;
+
+    /// A child's end, the far end, and what leads from one to the other.
+    async fn led() -> (TcpStream, TcpStream, JoinHandle<()>) {
+        let [near, far] =
+            [TcpListener::bind("127.0.0.1:0").await.unwrap(), TcpListener::bind("127.0.0.1:0").await.unwrap()];
+        let (called, to) = (near.local_addr().unwrap(), far.local_addr().unwrap());
+        let lead = move |stream| async move {
+            drop(join(stream, TcpStream::connect(to).await.unwrap()).await);
+        };
+        let serving = tokio::spawn(serve(near, "a test", 1, lead));
+        (TcpStream::connect(called).await.unwrap(), far.accept().await.unwrap().0, serving)
+    }
+
+    #[tokio::test]
+    async fn what_a_child_has_sent_arrives_when_it_has_ended() {
+        const BYTES: usize = 16 << 20;
+        let (mut child, mut far, serving) = led().await;
+        let ended = async {
+            child.write_all(&vec![7; BYTES]).await.unwrap();
+            drop(child);
+            serving.abort();
+        };
+        let read = async {
+            let (mut room, mut bytes) = (vec![0; 1 << 16], 0);
+            while let count @ 1.. = far.read(&mut room).await.unwrap() {
+                bytes += count;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            bytes
+        };
+        assert_eq!(tokio::join!(ended, read).1, BYTES);
+    }
+
+    #[tokio::test]
+    async fn who_is_broken_off_is_broken_off_at_the_far_end() {
+        let (child, mut far, _serving) = led().await;
+        child.set_zero_linger().unwrap();
+        drop(child);
+        assert_eq!(far.read(&mut [0]).await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 }

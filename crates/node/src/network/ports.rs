@@ -1,5 +1,5 @@
 //! Ports of the node that lead to a child: the daemon accepts a connection, and makes another inside the child's network, to its
-//! loopback address. Bytes go both ways until both have ended, or the child has.
+//! loopback address. Bytes go both ways until both have ended; when the child has, for a while.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,6 @@ use farfork_container::RunningContainer;
 use farfork_sys::namespace;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use serde::{Deserialize, Serialize};
-use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -79,10 +78,10 @@ pub(super) async fn forward(published: Vec<Published>, container: &Arc<RunningCo
 }
 
 /// One connection. Whoever made it is told by its end that nobody listens inside.
-async fn lead(mut outside: TcpStream, container: Arc<RunningContainer>, port: Port) {
+async fn lead(outside: TcpStream, container: Arc<RunningContainer>, port: Port) {
     match connect(container, port.child).await {
         // Its ends are heard of by both sides.
-        Ok(mut inside) => drop(copy_bidirectional(&mut outside, &mut inside).await),
+        Ok(inside) => drop(connections::join(outside, inside).await),
         Err(error) => tracing::debug!(%port, %error, "a connection to a published port leads nowhere"),
     }
 }

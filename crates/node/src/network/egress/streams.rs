@@ -4,7 +4,6 @@ use std::io;
 use std::net::{SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 
-use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
@@ -18,15 +17,18 @@ pub(super) async fn serve(listener: TcpListener, rules: Arc<Rules>) {
 }
 
 /// One connection. Where it leads nowhere, or the other end is broken off, the child's is reset.
-async fn lead(mut inside: TcpStream, rules: Arc<Rules>) {
+async fn lead(inside: TcpStream, rules: Arc<Rules>) {
+    let to = inside.local_addr();
     let led = match connect(&inside, &rules).await {
-        Ok(mut outside) => copy_bidirectional(&mut inside, &mut outside).await.map(drop),
-        Err(error) => Err(error),
+        Ok(outside) => connections::join(inside, outside).await,
+        Err(error) => {
+            // Else it would look as if the other had said all, and closed.
+            let _ = inside.set_zero_linger();
+            Err(error)
+        }
     };
     if let Err(error) = led {
-        tracing::debug!(to = ?inside.local_addr(), %error, "a child's connection leads nowhere");
-        // Else it would look as if the other had said all, and closed.
-        let _ = inside.set_zero_linger();
+        tracing::debug!(?to, %error, "a child's connection leads nowhere");
     }
 }
 
