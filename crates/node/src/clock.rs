@@ -1,4 +1,4 @@
-//! Wall time for records and listings.
+//! Wall time for records and listings; and a clock that nobody sets, for what a daemon must know that begins meanwhile.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,14 +13,21 @@ pub(crate) fn unix_ms(time: SystemTime) -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// How long it is until a time in milliseconds since 1970.
-pub(crate) fn until(deadline_unix_ms: u64) -> Duration {
-    Duration::from_millis(deadline_unix_ms.saturating_sub(unix_ms_now()))
+/// Now, in milliseconds since the machine was started, also such in which it slept.
+pub(crate) fn boot_ms_now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let milliseconds = now.tv_sec.saturating_mul(1_000).saturating_add(now.tv_nsec / 1_000_000);
+    u64::try_from(milliseconds).unwrap_or(0)
 }
 
-/// So long after a time in milliseconds since 1970; what lies beyond all clocks is never.
-pub(crate) fn after(unix_ms: u64, wait: Duration) -> u64 {
-    unix_ms.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX))
+/// How long it is until a time, by the clock that says `now_ms`.
+pub(crate) fn until(deadline_ms: u64, now_ms: u64) -> Duration {
+    Duration::from_millis(deadline_ms.saturating_sub(now_ms))
+}
+
+/// So long after a time in milliseconds; what lies beyond all clocks is never.
+pub(crate) fn after(time_ms: u64, wait: Duration) -> u64 {
+    time_ms.saturating_add(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -32,7 +39,8 @@ mod tests {
         assert_eq!(after(1_000, Duration::from_millis(5)), 1_005);
         for wait in [Duration::from_millis(u64::MAX), Duration::MAX] {
             assert_eq!(after(unix_ms_now(), wait), u64::MAX);
-            assert!(until(after(unix_ms_now(), wait)) > Duration::from_secs(1 << 40));
+            assert_eq!(after(boot_ms_now(), wait), u64::MAX);
+            assert!(until(after(unix_ms_now(), wait), unix_ms_now()) > Duration::from_secs(1 << 40));
         }
     }
 }

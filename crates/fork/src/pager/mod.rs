@@ -33,6 +33,7 @@ mod owners;
 mod page_map;
 mod plan;
 mod prefetch;
+mod room;
 mod server;
 #[doc(hidden)]
 pub mod simulated;

@@ -75,9 +75,11 @@ async fn poll_end(container: &RunningContainer, error: &std::io::Error) {
 /// What time does to a child that runs: never returns.
 async fn interfere(child: &Child, container: &RunningContainer) {
     let deadline = async {
-        match child.record().deadline_unix_ms {
-            Some(deadline) => tokio::time::sleep(clock::until(deadline)).await,
-            None => std::future::pending().await,
+        let record = child.record();
+        match (record.deadline_boot_ms, record.deadline_unix_ms) {
+            (Some(deadline), _) => tokio::time::sleep(clock::until(deadline, clock::boot_ms_now())).await,
+            (None, Some(deadline)) => tokio::time::sleep(clock::until(deadline, clock::unix_ms_now())).await,
+            (None, None) => std::future::pending().await,
         }
         tracing::info!(child = %child.record().id, "killed: its time is over");
         child.kill_overdue();

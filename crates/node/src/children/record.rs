@@ -33,6 +33,9 @@ pub(crate) struct Record {
     pub(crate) started_unix_ms: u64,
     /// When it is to be killed, in milliseconds since 1970.
     pub(crate) deadline_unix_ms: Option<u64>,
+    /// The same by the clock that nobody sets, in milliseconds since the machine was started. (Older daemons did not say.)
+    #[serde(default)]
+    pub(crate) deadline_boot_ms: Option<u64>,
     /// What it may use of memory, in bytes. (Older daemons did not limit it; so the next one.)
     #[serde(default)]
     pub(crate) memory_bytes_max: Option<u64>,
@@ -128,6 +131,7 @@ mod tests {
             resume_us: 900,
             started_unix_ms: 1,
             deadline_unix_ms: None,
+            deadline_boot_ms: None,
             memory_bytes_max: Some(64 << 20),
             cpu_millicores_max: None,
             processes_max: Some(20),

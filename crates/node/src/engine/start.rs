@@ -285,6 +285,7 @@ impl Engine {
             resume_us: u64::try_from(stood_us.saturating_sub(requested_us)).unwrap_or(u64::MAX),
             started_unix_ms,
             deadline_unix_ms: options.timeout.map(|limit| clock::after(started_unix_ms, limit)),
+            deadline_boot_ms: options.timeout.map(|limit| clock::after(clock::boot_ms_now(), limit)),
             memory_bytes_max: options.limits.memory_bytes_max,
             cpu_millicores_max: options.limits.cpu_millicores_max,
             processes_max: options.limits.tasks_max,

@@ -33,6 +33,7 @@ use super::plan::origin::Source;
 use super::plan::populated::{Populated, SlotRun};
 use super::plan::strategy::{Paging, Strategy};
 use super::plan::{MemoryPlan, PlanError};
+use super::room;
 use super::space::Space;
 use super::space::install::Installed;
 use super::working_set::{Early, Trace};
@@ -49,7 +50,7 @@ pub(super) enum ChildError {
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The journal cannot be made or read.
-    #[error("the journal in {} cannot be used: {source}", dir.display())]
+    #[error("the journal in {} cannot be used: {source}{}", dir.display(), room::remedy(source))]
     Journal {
         /// The child's directory.
         dir: PathBuf,

@@ -27,6 +27,7 @@ use super::Child;
 use crate::pager::control::protocol::{Reply, SettleProgress, SettleState};
 use crate::pager::journal::SpaceNumber;
 use crate::pager::owners::{BULK_READS_MAX, BULK_SLOTS, Lane, Read};
+use crate::pager::room;
 use crate::pager::server::Server;
 
 /// Name of the file in the child's directory that says that it is to settle.
@@ -230,7 +231,8 @@ impl Server<'_> {
         let child = &mut served.child;
         if begin {
             if let Err(error) = child.begin_settling(self.now) {
-                return Reply::Refused(format!("child {id}: that it settles cannot be written down: {error}"));
+                let remedy = room::remedy(&error);
+                return Reply::Refused(format!("child {id}: that it settles cannot be written down: {error}{remedy}"));
             }
             self.note_settling(key);
         }

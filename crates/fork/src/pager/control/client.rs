@@ -21,6 +21,7 @@ use crate::pager::journal::counters::PagerCounters;
 use crate::pager::keeper::station::SOCKET_FILE;
 use crate::pager::keeper::trusting::Trusting;
 use crate::pager::page_map::Segment;
+use crate::pager::room;
 
 /// Pause before a request is tried again, which a pager's start takes about as long as.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
@@ -54,10 +55,10 @@ pub enum ClientError {
     #[error("the pager is of another release of farfork: {0}; end its children with the release that started them")]
     Form(String),
     /// Whom it is to trust cannot be written down.
-    #[error("whom the pager is to trust cannot be written to the run directory: {0}")]
+    #[error("whom the pager is to trust cannot be written to the run directory: {}{}", .0, room::remedy(.0))]
     Trusting(#[source] io::Error),
     /// The limit of the cache of pages cannot be written down.
-    #[error("the limit of the cache of pages cannot be written to the run directory: {0}")]
+    #[error("the limit of the cache of pages cannot be written to the run directory: {}{}", .0, room::remedy(.0))]
     CacheLimit(#[source] io::Error),
     /// Processes of a child that is to be forgotten are still running.
     #[error("child {child} cannot be released: its processes still run; end them first")]

@@ -1,0 +1,25 @@
+//! What helps where a file of a pager's has no room. It is said in the pager's own words, which its refusals are passed on in.
+
+use std::io;
+
+/// To be put behind the cause.
+pub(super) fn remedy(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; make room there (a node needs some KiB to start, and some for each child), or give the node another run directory (farfork node --run-dir)"
+        }
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_lacks_room_is_told_to_make_some() {
+        assert!(remedy(&io::ErrorKind::StorageFull.into()).contains("make room"));
+        assert!(remedy(&io::ErrorKind::QuotaExceeded.into()).contains("--run-dir"));
+        assert_eq!(remedy(&io::ErrorKind::PermissionDenied.into()), "");
+    }
+}
