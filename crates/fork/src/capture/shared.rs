@@ -309,12 +309,13 @@ fn executed_object(survey: &Survey) -> io::Result<Option<Source>> {
         Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let is_without_path = link.ends_with(DELETED_SUFFIX) || is_its_own(survey.pid, &exe, &link)?;
+    let is_without_path = link.ends_with(DELETED_SUFFIX) || is_its_own_program(survey.pid, &exe, &link)?;
     let source = is_without_path.then(|| Source::open(&exe, &link, &[])).transpose()?;
     Ok(source.map(|source| Source { is_fixed: true, ..source }))
 }
 
-fn is_its_own(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
+/// Whether the node has another file at the path of what a process executes, or none.
+fn is_its_own_program(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
     let found = statx(CWD, exe, AtFlags::empty(), StatxFlags::BASIC_STATS | StatxFlags::MNT_ID)?;
     if namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt")) {
         return Ok(!own::is_at(link, &found));

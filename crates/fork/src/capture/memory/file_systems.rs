@@ -49,7 +49,8 @@ impl FileSystems {
         }
         let has_our_mounts = namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt"));
         for entry in shared {
-            let is_own = if has_our_mounts { !self.is_at_its_path(pid, entry) } else { is_its_own(pid, entry) };
+            let is_own =
+                if has_our_mounts { !self.is_at_its_path(pid, entry) } else { is_mapped_of_its_own(pid, entry) };
             if is_own {
                 entry.add_flag(OWN_FLAG);
             }
@@ -83,7 +84,8 @@ impl FileSystems {
     }
 }
 
-fn is_its_own(pid: i32, entry: &MapEntry) -> bool {
+/// Whether a process that sees other mounts than we do has mapped a file that is its own.
+fn is_mapped_of_its_own(pid: i32, entry: &MapEntry) -> bool {
     let link = format!("/proc/{pid}/map_files/{}", entry.range_name());
     let found = statx(CWD, link, AtFlags::empty(), StatxFlags::BASIC_STATS);
     let mounts = format!("/proc/{pid}/mountinfo");

@@ -22,7 +22,8 @@ use protocol::{
     CHILDREN_PER_REPLY_MAX, MESSAGE_BYTES_MAX, MessageError, PagerHello, RELEASE, Reply, Request, decode, encode,
 };
 
-/// Most clients connected at once: the daemon's threads. The longest silent one makes room for another.
+/// Most clients connected at once: threads of the daemon, each of which keeps its connection for the next request. The one that has been
+/// connected for longest makes room for another, and connects anew where it still is there.
 const CLIENTS_MAX: usize = 64;
 
 /// The clients that are connected, and may ask.
@@ -46,9 +47,9 @@ impl Server<'_> {
         };
         let Ok(socket) = accepted else { return };
         if self.clients.sockets.len() >= CLIENTS_MAX
-            && let Some((silent, socket)) = self.clients.sockets.pop_first()
+            && let Some((oldest, socket)) = self.clients.sockets.pop_first()
         {
-            self.watch.remove(Source::Client(silent), &socket);
+            self.watch.remove(Source::Client(oldest), &socket);
         }
         let client = self.clients.next;
         self.clients.next += 1;
