@@ -47,7 +47,7 @@ impl FromStr for Reach {
         match (network, port) {
             (Some(network), None) => Ok(Self::Network { network, port: None }),
             (Some(network), Some(Some(port))) => Ok(Self::Network { network, port: Some(port) }),
-            _ => Err(format!("`{text}` is not like any, 10.1.0.0/16 or 192.0.2.7:443")),
+            _ => Err(format!("{text} is not like any, 10.1.0.0/16 or 192.0.2.7:443")),
         }
     }
 }
