@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("datagrams_and_names_are_answered", datagrams),
     Test::shared("a_connected_socket_is_of_use_with_a_way_out", connected),
     Test::shared("who_is_not_trusted_may_call_too", untrusted),
+    Test::shared("who_says_something_and_ends_is_heard", parting),
     Test::shared("children_of_a_fork_share_a_way_out", shared),
     Test::alone("a_new_daemon_lets_its_children_call", new_daemon),
     Test::shared("the_nodes_network_has_a_way_out", senseless),
@@ -203,6 +204,44 @@ fn untrusted(cluster: &Cluster) {
     for options in [&to[..], &[&to[..], &["--user-namespace"]].concat()] {
         assert!(heard(&seed, &call, options)[0].starts_with("done "), "{options:?}");
     }
+    parent.require_unharmed();
+}
+
+fn parting(cluster: &Cluster) {
+    const CHILDREN: usize = 20;
+    let mut parent = parent();
+    let seed = Seed::of(cluster.first(), &parent);
+    let ip = address_of(cluster, 0);
+    let (listener, socket) = on_node(cluster, 0, || {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let socket = UdpSocket::bind(listener.local_addr()?)?;
+        Ok((listener, socket))
+    });
+    let port = listener.local_addr().expect("it is bound").port();
+    let heard: Arc<[AtomicUsize; 2]> = Arc::default();
+    let [streams, datagrams] = [heard.clone(), heard.clone()];
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut said = String::new();
+            let whole = stream.and_then(|mut stream| stream.read_to_string(&mut said));
+            streams[0].fetch_add(usize::from(whole.is_ok() && said == "bye"), Ordering::Relaxed);
+        }
+    });
+    thread::spawn(move || {
+        let mut said = [0; 8];
+        while let Ok((length, _)) = socket.recv_from(&mut said) {
+            datagrams[1].fetch_add(usize::from(&said[..length] == b"bye"), Ordering::Relaxed);
+        }
+    });
+    for number in 0..CHILDREN {
+        let payload = format!("{number} leave {ip} {port}");
+        let ended = seed.fork_attached(&payload, &["--to", cluster.name(1), "--egress", "any"]);
+        assert_eq!(ended.status.code(), Some(42), "{}{}", ended.stdout, ended.stderr);
+    }
+    deadline::until("all are heard", LIMIT, || {
+        let counts = heard.each_ref().map(|count| count.load(Ordering::Relaxed));
+        (counts == [CHILDREN; 2]).then_some(())
+    });
     parent.require_unharmed();
 }
 

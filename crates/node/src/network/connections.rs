@@ -17,6 +17,9 @@ use crate::limits::DRAIN_TIMEOUT;
 /// Until a daemon without descriptors for further connections tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
+/// For the runtime to hear of those that wait.
+const WAITING_LIMIT: Duration = Duration::from_millis(5);
+
 /// Connections that are led. What is under way when this is dropped goes on by itself.
 struct Led(JoinSet<()>);
 
@@ -26,12 +29,13 @@ impl Drop for Led {
     }
 }
 
-/// Leads the connections to a listener, which is named so. Never returns; what is under way when this is dropped ends by itself, or after
-/// [`DRAIN_TIMEOUT`].
+/// Leads the connections to a listener, which is named so, until it is `closed`, with those that wait then. What is under way when this returns
+/// or is dropped ends by itself, or after [`DRAIN_TIMEOUT`].
 pub(super) async fn serve<L>(
     listener: TcpListener,
     name: impl Display,
     at_once_max: usize,
+    closed: impl Future<Output = ()>,
     mut lead: impl FnMut(TcpStream) -> L,
 ) where
     L: Future<Output = ()> + Send + 'static,
@@ -40,6 +44,7 @@ pub(super) async fn serve<L>(
     let connections = &mut led.0;
     let (open, _) = watch::channel(());
     let mut is_told = false;
+    let mut closed = std::pin::pin!(closed);
     loop {
         if connections.len() >= at_once_max {
             connections.join_next().await;
@@ -58,7 +63,11 @@ pub(super) async fn serve<L>(
                 }
             },
             Some(_) = connections.join_next() => {}
+            () = &mut closed => break,
         }
+    }
+    while let Ok(Ok((stream, _))) = timeout(WAITING_LIMIT, listener.accept()).await {
+        connections.spawn(until_drained(lead(stream), open.subscribe()));
     }
 }
 
@@ -112,7 +121,7 @@ mod tests {
         let lead = move |stream| async move {
             drop(join(stream, TcpStream::connect(to).await.unwrap()).await);
         };
-        let serving = tokio::spawn(serve(near, "a test", 1, lead));
+        let serving = tokio::spawn(serve(near, "a test", 1, std::future::pending(), lead));
         (TcpStream::connect(called).await.unwrap(), far.accept().await.unwrap().0, serving)
     }
 

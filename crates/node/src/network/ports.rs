@@ -63,7 +63,7 @@ impl Published {
     async fn serve(self, container: Arc<RunningContainer>) {
         let Self { port, listener } = self;
         let lead = |stream| lead(stream, container.clone(), port);
-        connections::serve(listener, port, PUBLISHED_CONNECTIONS_MAX, lead).await;
+        connections::serve(listener, port, PUBLISHED_CONNECTIONS_MAX, std::future::pending(), lead).await;
     }
 }
 

@@ -1,7 +1,7 @@
 /* A parent with a server, or without, whose children go on to serve, meet each other or look around, as their payloads say:
  * `N serve` answers `child N` until it is asked for /quit; `N host PORT` waits for another child, `N meet PORT` looks for it;
  * `N look` tells its interfaces; `N call IP PORT` asks a server once, `N calls IP PORT` until that says `done`, `N send IP PORT` sends it a datagram, `N name
- * NAME` has a name resolved: they tell what they heard. The parent answers `parent`. Its hash is its port, or 0.
+ * NAME` has a name resolved, `N leave IP PORT` says something to both kinds of servers, and waits for nothing: they tell what they heard. The parent answers `parent`. Its hash is its port, or 0.
  * `N speak` sends what `send` does by the socket that its parent has connected.
  * usage: networks nothing|listen|share (with SO_REUSEPORT)|connected IP PORT
  */
@@ -121,6 +121,12 @@ static void send_to(int fd, const struct sockaddr_in *other) {
     close(fd);
 }
 
+static void leave_word(const struct sockaddr_in *other) {
+    int stream = tcp_socket(), datagrams = datagram_socket();
+    REQUIRE(sendto(datagrams, "bye", 3, 0, (const struct sockaddr *)other, sizeof *other) == 3);
+    REQUIRE(connect(stream, (const struct sockaddr *)other, sizeof *other) == 0 && write(stream, "bye", 3) == 3);
+}
+
 static void resolve(const char *name) {
     struct addrinfo hints = {.ai_flags = AI_ADDRCONFIG, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
     int failed = getaddrinfo(name, NULL, &hints, &found);
@@ -167,12 +173,14 @@ int main(int count, char **arguments) {
         send_to(connected, NULL);
     } else if (strcmp(verb, "name") == 0) {
         resolve(strrchr(payload, ' ') + 1);
-    } else if (strncmp(verb, "call", 4) == 0 || strcmp(verb, "send") == 0) {
+    } else if (strncmp(verb, "call", 4) == 0 || strcmp(verb, "send") == 0 || strcmp(verb, "leave") == 0) {
         char ip[INET_ADDRSTRLEN];
         struct timespec tick = {.tv_sec = 0, .tv_nsec = TICK_NS};
         REQUIRE(sscanf(payload, "%*u %*s %15s %u", ip, &other) == 2);
         struct sockaddr_in address = address_of(ntohl(inet_addr(ip)), other);
-        if (verb[0] == 's')
+        if (verb[0] == 'l')
+            leave_word(&address);
+        else if (verb[0] == 's')
             send_to(datagram_socket(), &address);
         else
             while (!call(&address) && strcmp(verb, "calls") == 0) nanosleep(&tick, NULL);

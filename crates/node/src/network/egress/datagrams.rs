@@ -14,8 +14,9 @@ use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, bind, send, socket_with};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use super::Rules;
 use crate::limits::EGRESS_FLOWS_MAX;
@@ -35,9 +36,11 @@ const DATAGRAM_BYTES_MAX: usize = 65_536;
 /// A datagram's ends: who sent it, and to whom.
 type Ends = (SocketAddrV4, SocketAddrV4);
 
-/// Leads them where they may go, from the network held open as `network`. Never returns.
-pub(super) async fn serve(socket: UdpSocket, rules: Arc<Rules>, network: OwnedFd) {
-    let mut flows = Flows { rules, network: Arc::new(network), outside: HashMap::new(), running: JoinSet::new() };
+/// Leads them where they may go, from the network held open as `network`, until the way out is closed, with those that have been sent by then: who
+/// says something and ends is heard.
+pub(super) async fn serve(socket: UdpSocket, rules: Arc<Rules>, network: OwnedFd, mut closed: watch::Receiver<()>) {
+    let (network, outside, running) = (Arc::new(network), HashMap::new(), JoinSet::new());
+    let mut flows = Flows { rules, network, closed: closed.clone(), outside, running };
     let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
     loop {
         tokio::select! {
@@ -46,18 +49,24 @@ pub(super) async fn serve(socket: UdpSocket, rules: Arc<Rules>, network: OwnedFd
                 // For want of memory, say.
                 Err(error) => {
                     tracing::debug!(%error, "a child's datagram is lost");
-                    tokio::time::sleep(RETRY_INTERVAL).await;
+                    sleep(RETRY_INTERVAL).await;
                 }
             },
             Some(ended) = flows.running.join_next() => flows.forget(ended.ok()),
+            Err(_) = closed.changed() => break,
         }
     }
+    while let Ok(Datagram { bytes, from, to }) = receive(socket.as_fd(), &mut buffer) {
+        flows.take((from, to), &buffer[..bytes]);
+    }
+    while flows.running.join_next().await.is_some() {}
 }
 
 /// All pairs of ends that are in use.
 struct Flows {
     rules: Arc<Rules>,
     network: Arc<OwnedFd>,
+    closed: watch::Receiver<()>,
     /// Of each, the socket in the node's network.
     outside: HashMap<Ends, Arc<UdpSocket>>,
     running: JoinSet<Ends>,
@@ -87,9 +96,9 @@ impl Flows {
         outside.connect(ends.1)?;
         let outside = Arc::new(UdpSocket::from_std(outside)?);
         self.outside.insert(ends, outside.clone());
-        let (network, led) = (self.network.clone(), outside.clone());
+        let (network, closed, led) = (self.network.clone(), self.closed.clone(), outside.clone());
         self.running.spawn(async move {
-            if let Err(error) = lead(ends, &led, network).await {
+            if let Err(error) = lead(ends, &led, network, closed).await {
                 tracing::debug!(to = %ends.1, %error, "a child's datagrams lead nowhere");
             }
             ends
@@ -105,22 +114,23 @@ impl Flows {
     }
 }
 
-/// Leads datagrams both ways until nobody sends any, or the other says that nobody is there.
-async fn lead(ends: Ends, outside: &UdpSocket, network: Arc<OwnedFd>) -> io::Result<()> {
+/// Leads datagrams both ways until nobody sends any, or the other says that nobody is there, or the way out is closed.
+async fn lead(
+    ends: Ends,
+    outside: &UdpSocket,
+    network: Arc<OwnedFd>,
+    mut closed: watch::Receiver<()>,
+) -> io::Result<()> {
     let enter = move || namespace::enter_network(network.as_fd());
     let inside = UdpSocket::from_std(inside::make(enter, move || in_the_name_of(ends)).await?)?;
     let idle_limit = if ends.1.port() == NAME_PORT { NAME_IDLE_LIMIT } else { IDLE_LIMIT };
     let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
     loop {
-        let one = async {
-            tokio::select! {
-                ready = inside.readable() => ready.and_then(|()| pass(&inside, outside, &mut buffer)),
-                ready = outside.readable() => ready.and_then(|()| pass(outside, &inside, &mut buffer)),
-            }
-        };
-        match timeout(idle_limit, one).await {
-            Ok(passed) => passed?,
-            Err(_) => return Ok(()),
+        tokio::select! {
+            ready = inside.readable() => ready.and_then(|()| pass(&inside, outside, &mut buffer))?,
+            ready = outside.readable() => ready.and_then(|()| pass(outside, &inside, &mut buffer))?,
+            () = sleep(idle_limit) => return Ok(()),
+            Err(_) = closed.changed() => return pass_all(inside, outside, &mut buffer),
         }
     }
 }
@@ -132,6 +142,15 @@ fn pass(from: &UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Passes on all that wait, whether or not the runtime has heard of them.
+fn pass_all(from: UdpSocket, to: &UdpSocket, buffer: &mut [u8]) -> io::Result<()> {
+    let from = from.into_std()?;
+    while let Ok(bytes) = from.recv(buffer) {
+        send(to, &buffer[..bytes], SendFlags::DONTWAIT)?;
+    }
+    Ok(())
 }
 
 /// A socket in the child's network that gets what the child sends to the other, and whose datagrams come from there.

@@ -23,7 +23,7 @@ use std::thread;
 
 use farfork_sys::socket_lookup::{Redirected, Redirection};
 use farfork_sys::{any_ip, datagram, namespace};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
 
 use names::Names;
 pub(crate) use reach::Egress;
@@ -49,9 +49,11 @@ impl Rules {
     }
 }
 
-/// An open way out of a network. It ends when the last who has it drops it.
+/// An open way out of a network. When the last who has it drops it, it is closed, behind what was sent before.
 #[derive(Debug)]
-pub(crate) struct Outlet(JoinHandle<()>);
+pub(crate) struct Outlet {
+    _open: watch::Sender<()>,
+}
 
 /// What the daemon has in the network.
 struct Inside {
@@ -77,16 +79,15 @@ impl Outlet {
         })?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let datagrams = tokio::net::UdpSocket::from_std(datagrams)?;
-        Ok(Self(tokio::spawn(async move {
+        let (open, closed) = watch::channel(());
+        tokio::spawn(async move {
             let _redirection = redirection;
-            tokio::join!(streams::serve(listener, rules.clone()), datagrams::serve(datagrams, rules, network));
-        })))
-    }
-}
-
-impl Drop for Outlet {
-    fn drop(&mut self) {
-        self.0.abort();
+            tokio::join!(
+                streams::serve(listener, rules.clone(), closed.clone()),
+                datagrams::serve(datagrams, rules, network, closed),
+            );
+        });
+        Ok(Self { _open: open })
     }
 }
 

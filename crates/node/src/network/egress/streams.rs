@@ -5,15 +5,18 @@ use std::net::{SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::Rules;
 use crate::limits::{EGRESS_CONNECT_TIMEOUT, EGRESS_CONNECTIONS_MAX};
 use crate::network::connections;
 
-/// Leads them where they may go. Never returns.
-pub(super) async fn serve(listener: TcpListener, rules: Arc<Rules>) {
-    connections::serve(listener, "a way out", EGRESS_CONNECTIONS_MAX, |stream| lead(stream, rules.clone())).await;
+/// Leads them where they may go, until the way out is closed.
+pub(super) async fn serve(listener: TcpListener, rules: Arc<Rules>, mut closed: watch::Receiver<()>) {
+    let closed = async move { while closed.changed().await.is_ok() {} };
+    let lead = |stream| lead(stream, rules.clone());
+    connections::serve(listener, "a way out", EGRESS_CONNECTIONS_MAX, closed, lead).await;
 }
 
 /// One connection. Where it leads nowhere, or the other end is broken off, the child's is reset.
