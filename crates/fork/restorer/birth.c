@@ -2,7 +2,6 @@
  * of the way, the children that it forks itself. */
 #include "restorer.h"
 
-/* Children to come are born in a new time namespace, whose clocks go on from the parent's (time_namespaces(7)). */
 /* What is forked from here on has a session keyring of its own: the daemon's may hold keys of whoever started it, and all that
  * children of others add. Where no calls for keys are allowed, or there are none, they are to nobody. */
 void leave_keys(void)
@@ -12,6 +11,7 @@ void leave_keys(void)
 		fail(STEP_KEYS, error, 0);
 }
 
+/* Children to come are born in a new time namespace, whose clocks go on from the parent's (time_namespaces(7)). */
 void set_time(const struct stub_request *request)
 {
 	if (request->time_offsets_bytes == 0)
