@@ -40,6 +40,7 @@ mod seeds;
 mod serve;
 mod service;
 mod standstill;
+mod starts;
 mod trust;
 
 pub use network::Reach;

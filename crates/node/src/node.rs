@@ -20,6 +20,7 @@ use crate::limits::STARTING_MAX;
 use crate::metrics::Metrics;
 use crate::peers::Peers;
 use crate::seeds::Seeds;
+use crate::starts::Starts;
 
 /// A node.
 #[derive(Debug)]
@@ -34,6 +35,8 @@ pub(crate) struct Node {
     pub(crate) metrics: Metrics,
     /// Turns for starting children.
     pub(crate) starting: Arc<Semaphore>,
+    /// Of which seeds children are being started.
+    pub(crate) starts: Arc<Starts>,
     pub(crate) foresight: Foresight,
     /// For threads that are none of its own, and have something done.
     pub(crate) runtime: Handle,
@@ -48,10 +51,23 @@ impl Node {
         engine: Engine,
         pager: Arc<PagerLink>,
     ) -> Self {
-        let starting = Arc::new(Semaphore::new(STARTING_MAX));
+        let (starting, starts) = (Arc::new(Semaphore::new(STARTING_MAX)), Arc::default());
         let (name, metrics) = (peers.my_name(), Metrics::new());
         let (foresight, runtime) = (Foresight::default(), Handle::current());
-        Self { name, peers, seeds, children, child_budget, engine, pager, metrics, starting, foresight, runtime }
+        Self {
+            name,
+            peers,
+            seeds,
+            children,
+            child_budget,
+            engine,
+            pager,
+            metrics,
+            starting,
+            starts,
+            foresight,
+            runtime,
+        }
     }
 
     /// Runs work that blocks, on a thread of its own.

@@ -1,8 +1,10 @@
 //! Seeds live while they are needed: one that a child wants pages of is dropped neither by a user who does not insist nor by
 //! its lease; labels say which ones are meant.
 
+use std::thread;
 use std::time::Duration;
 
+use farfork_sys::pidfd;
 use serde_json::Value;
 
 use crate::harness::{Cluster, Farfork, Parent, Program, Seed, deadline};
@@ -13,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("by_seeds_of_children", by_seeds),
     Test::shared("and_their_leases_with_them", leases),
     Test::shared("and_are_found_by_labels", labels),
+    Test::alone("by_children_that_are_being_started", by_starts),
     Test::alone("and_nodes_that_do_not_say_may_need_them", silent),
 ];
 
@@ -48,6 +51,27 @@ fn by_children(cluster: &Cluster) {
     let ended = cluster.first().run(&["wait", &child.id]);
     assert!(ended.stdout.contains("SIGBUS") && ended.stderr.contains(forced.id()), "{}{}", ended.stdout, ended.stderr);
     parent.require_unharmed();
+}
+
+/// A start that a halted pager holds up for longer than the lease.
+fn by_starts() {
+    const SIGSTOP: i32 = 19;
+    const SIGCONT: i32 = 18;
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of_process(cluster.first(), &parent.pid().to_string(), &["--ttl", TTL]);
+    let pager = pidfd::open(cluster.pager_pid(1)).expect("it lives");
+    pidfd::send_signal(&pager, SIGSTOP).expect("it lives");
+    let answer = thread::scope(|scope| {
+        let asked = scope.spawn(|| seed.fork_attached("1", &["--to", cluster.name(1)]));
+        thread::sleep(2 * Duration::from_secs(2) + Duration::from_millis(500));
+        find(cluster.first(), seed.id());
+        pidfd::send_signal(&pager, SIGCONT).expect("it lives");
+        asked.join().expect("it does not panic")
+    });
+    assert_eq!(answer.status.code(), Some(42), "{}{}", answer.stdout, answer.stderr);
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
 }
 
 fn by_seeds(cluster: &Cluster) {

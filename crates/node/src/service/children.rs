@@ -104,6 +104,8 @@ fn affinity(child: &Child) -> Vec<String> {
 
 /// The children of this node or of all; a node that does not answer in time is named instead.
 pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChildrenResponse {
+    // Before the children: one that is listed meanwhile is in both.
+    let starting = node.starts.seeds();
     let mut children: Vec<v1::Child> = node.children.all().iter().map(|child| child.as_ref().into()).collect();
     let mut unanswered = Vec::new();
     if !request.this_node_only {
@@ -114,5 +116,5 @@ pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChild
         unanswered.extend(failures.into_iter().map(Into::into));
     }
     children.sort_by(|a, b| (a.started_unix_ms, &a.id).cmp(&(b.started_unix_ms, &b.id)));
-    v1::ListChildrenResponse { children, unanswered }
+    v1::ListChildrenResponse { children, unanswered, starting }
 }

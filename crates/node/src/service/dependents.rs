@@ -32,17 +32,27 @@ impl Census {
         let seeds = ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await });
         let ((children, deaf), (seeds, _)): ((Vec<v1::ListChildrenResponse>, _), (Vec<v1::ListSeedsResponse>, _)) =
             tokio::join!(children, seeds);
+        // Before the children: one that is listed meanwhile is in both.
+        let own_starting = node.starts.seeds();
         let own: Vec<v1::Child> = node.children.all().iter().map(|child| child.as_ref().into()).collect();
-        let children = children.into_iter().flat_map(|answer| answer.children).chain(own);
+        let (listed, starting): (Vec<_>, Vec<_>) =
+            children.into_iter().map(|answer| (answer.children, answer.starting)).unzip();
+        let children = listed.into_iter().flatten().chain(own);
+        let starting = starting.into_iter().flatten().chain(own_starting);
         let seeds = seeds.into_iter().flat_map(|answer| answer.seeds).chain(node.seeds.all());
         let of_child = |child: v1::Child| {
             let needs_memory = child.exit.is_none() && !child.is_settled && child.memory_lost.is_empty();
             needs_memory.then(|| (child.id, [vec![child.seed], child.inherits].concat()))
         };
         let of_seed = |seed: v1::Seed| (!seed.inherits.is_empty()).then_some((seed.id, seed.inherits));
+        let of_start = |seed: String| ("a child that is being started".to_owned(), vec![seed]);
         let silent = node.unreachable().into_iter().map(Failure::from);
         Self {
-            needs: children.filter_map(of_child).chain(seeds.filter_map(of_seed)).collect(),
+            needs: children
+                .filter_map(of_child)
+                .chain(seeds.filter_map(of_seed))
+                .chain(starting.map(of_start))
+                .collect(),
             unanswered: silent.chain(deaf).collect(),
         }
     }

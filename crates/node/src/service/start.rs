@@ -24,6 +24,7 @@ use crate::metrics::Work;
 use crate::network::FanOut;
 use crate::node::Node;
 use crate::phases::{self, Recording};
+use crate::starts::Start;
 
 /// For the zygote of a fan-out that began on another node, before a child begins here without it: some 20 ms, where the machine has time.
 const ZYGOTE_PATIENCE: Duration = Duration::from_millis(250);
@@ -44,6 +45,8 @@ struct Batch {
     sink: Sink<v1::ForkOutcome>,
     /// More than are started at once.
     is_fan_out: bool,
+    /// Until all are listed, or not to be.
+    _start: Start,
     waiting: Mutex<VecDeque<v1::ChildSpec>>,
 }
 
@@ -65,9 +68,11 @@ pub(super) fn start_children(
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let count = children.len();
     let is_fan_out = count > STARTING_MAX;
+    let source = SeedAccess::try_from(seed.ok_or_else(missing)?)?;
     let batch = Arc::new(Batch {
         node: node.clone(),
-        source: SeedAccess::try_from(seed.ok_or_else(missing)?)?,
+        _start: node.starts.begin(source.key.seed.clone()),
+        source,
         options: StartOptions::try_from(options.unwrap_or_default())?,
         fan_out: FanOut::default(),
         shared_payload,

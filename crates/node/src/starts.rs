@@ -1,0 +1,60 @@
+//! Seeds that children are being started of on this node. Until such a child is listed, nobody else says that its seed is needed.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farfork_wire::SeedId;
+
+/// How many requests for children of each seed are under way.
+#[derive(Debug, Default)]
+pub(crate) struct Starts(Mutex<BTreeMap<SeedId, usize>>);
+
+/// One of them, which is over when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Start {
+    starts: Arc<Starts>,
+    seed: SeedId,
+}
+
+impl Starts {
+    /// Begins one.
+    pub(crate) fn begin(self: &Arc<Self>, seed: SeedId) -> Start {
+        *self.table().entry(seed.clone()).or_default() += 1;
+        Start { starts: self.clone(), seed }
+    }
+
+    /// Those seeds.
+    pub(crate) fn seeds(&self) -> Vec<String> {
+        self.table().keys().map(SeedId::to_string).collect()
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<SeedId, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Start {
+    fn drop(&mut self) {
+        let mut table = self.starts.table();
+        let Some(count) = table.get_mut(&self.seed) else { return };
+        *count -= 1;
+        if *count == 0 {
+            table.remove(&self.seed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Arc, Starts};
+
+    #[test]
+    fn a_seed_is_told_until_the_last_start_is_over() {
+        let (starts, seed) = (Arc::new(Starts::default()), "n1.s0123456789abcdef".parse().unwrap());
+        let (one, other) = (starts.begin(seed), starts.begin("n1.s0123456789abcdef".parse().unwrap()));
+        drop(one);
+        assert_eq!(starts.seeds(), ["n1.s0123456789abcdef"]);
+        drop(other);
+        assert!(starts.seeds().is_empty());
+    }
+}
