@@ -1,16 +1,12 @@
 //! Children may have a way out of their own networks: they call others by way of their nodes, as far as they may, and have names resolved.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Read as _, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::AsFd as _;
-use std::path::Path;
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
-
-use farfork_sys::namespace;
 
 use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
 use crate::test::Test;
@@ -35,15 +31,7 @@ fn parent() -> Parent {
 
 /// Makes something in the network of a node.
 fn on_node<T: Send>(cluster: &Cluster, node: usize, make: impl FnOnce() -> io::Result<T> + Send) -> T {
-    let network = File::open(Path::new("/run/netns").join(cluster.netns(node))).expect("the node has a network");
-    let there = move || namespace::enter_network(network.as_fd()).and_then(|()| make());
-    thread::scope(|scope| scope.spawn(there).join().expect("it does not panic")).expect("it is made")
-}
-
-fn address_of(cluster: &Cluster, node: usize) -> String {
-    let said = cluster.first().json(&["inspect", cluster.name(node)]);
-    let address: SocketAddr = said["address"].as_str().expect("a node has an address").parse().expect("an address");
-    address.ip().to_string()
+    cluster.in_network_of(node, make).expect("it is made")
 }
 
 /// A server in the network of a node, which says who calls, and whether it has been called often enough. It ends with the test run.
@@ -86,7 +74,7 @@ fn heard(seed: &Seed, payload: &str, options: &[&str]) -> Vec<String> {
 fn called(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
-    let (ip, own) = (address_of(cluster, 0), address_of(cluster, 1));
+    let (ip, own) = (cluster.ip(0).to_string(), cluster.ip(1).to_string());
     let server = Server::start(cluster, 0, true);
     let to = ["--to", cluster.name(1), "--egress", "any"];
     let call = format!("5 call {ip} {}", server.port);
@@ -107,7 +95,7 @@ fn called(cluster: &Cluster) {
 fn limited(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
-    let (ip, server) = (address_of(cluster, 0), Server::start(cluster, 0, true));
+    let (ip, server) = (cluster.ip(0).to_string(), Server::start(cluster, 0, true));
     let call = format!("5 call {ip} {}", server.port);
     let with = |egress: &str| heard(&seed, &call, &["--to", cluster.name(1), "--egress", egress]).remove(0);
     let (exact, other) = (format!("{ip}:{}", server.port), format!("{ip}:{}", server.port ^ 1));
@@ -161,7 +149,7 @@ fn echo(cluster: &Cluster) -> u16 {
 fn datagrams(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
-    let (ip, own) = (address_of(cluster, 0), address_of(cluster, 1));
+    let (ip, own) = (cluster.ip(0).to_string(), cluster.ip(1).to_string());
     let port = echo(cluster);
     let send = format!("5 send {ip} {port}");
     let to = |egress| ["--to", cluster.name(1), "--egress", egress];
@@ -182,7 +170,7 @@ fn datagrams(cluster: &Cluster) {
 }
 
 fn connected(cluster: &Cluster) {
-    let (ip, own, port) = (address_of(cluster, 0), address_of(cluster, 1), echo(cluster).to_string());
+    let (ip, own, port) = (cluster.ip(0).to_string(), cluster.ip(1).to_string(), echo(cluster).to_string());
     let mut parent = Parent::start(Program::Situation("networks"), &["connected", &ip, &port]);
     let seed = Seed::of(cluster.first(), &parent);
     let to = ["--to", cluster.name(1)];
@@ -198,7 +186,7 @@ fn connected(cluster: &Cluster) {
 fn untrusted(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
-    let (ip, server) = (address_of(cluster, 0), Server::start(cluster, 0, true));
+    let (ip, server) = (cluster.ip(0).to_string(), Server::start(cluster, 0, true));
     let call = format!("5 call {ip} {}", server.port);
     let to = ["--to", cluster.name(1), "--egress", &ip, "--untrusted"];
     for options in [&to[..], &[&to[..], &["--user-namespace"]].concat()] {
@@ -211,7 +199,7 @@ fn parting(cluster: &Cluster) {
     const CHILDREN: usize = 20;
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
-    let ip = address_of(cluster, 0);
+    let ip = cluster.ip(0).to_string();
     let (listener, socket) = on_node(cluster, 0, || {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         let socket = UdpSocket::bind(listener.local_addr()?)?;
@@ -248,7 +236,7 @@ fn parting(cluster: &Cluster) {
 fn shared(cluster: &Cluster) {
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
-    let (ip, server) = (address_of(cluster, 0), Server::start(cluster, 0, false));
+    let (ip, server) = (cluster.ip(0).to_string(), Server::start(cluster, 0, false));
     let first = Server::start(cluster, 0, true);
     let payloads = [format!("5 call {ip} {}", first.port), format!("6 calls {ip} {}", server.port)];
     for options in [&["--net", "shared"][..], &["--net", "shared", "--untrusted", "--user-namespace"]] {
@@ -269,7 +257,7 @@ fn new_daemon() {
     let cluster = Cluster::start(2);
     let mut parent = parent();
     let seed = Seed::of(cluster.first(), &parent);
-    let (ip, server) = (address_of(&cluster, 0), Server::start(&cluster, 0, false));
+    let (ip, server) = (cluster.ip(0).to_string(), Server::start(&cluster, 0, false));
     let call = |number: u32| format!("{number} calls {ip} {}", server.port);
     let options = ["--to", cluster.name(1), "--egress", "any", "--strategy", "eager"];
     let mut children = seed.fork_detached(&[call(5)], &options);

@@ -4,12 +4,8 @@
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Duration;
-
-use farfork_sys::namespace;
 
 use crate::harness::{Cluster, Parent, Program, Seed, deadline};
 use crate::test::Test;
@@ -35,12 +31,7 @@ fn parent(kind: &str) -> Parent {
 
 /// What a server says to a request, made in the network of a node.
 fn ask(cluster: &Cluster, node: usize, ip: IpAddr, port: u16, path: &str) -> io::Result<String> {
-    let network = File::open(Path::new("/run/netns").join(cluster.netns(node)))?;
-    let body = move || {
-        namespace::enter_network(network.as_fd())?;
-        request(SocketAddr::new(ip, port), path)
-    };
-    thread::scope(|scope| scope.spawn(body).join().expect("a request does not panic"))
+    cluster.in_network_of(node, || request(SocketAddr::new(ip, port), path))
 }
 
 fn request(address: SocketAddr, path: &str) -> io::Result<String> {
@@ -65,18 +56,12 @@ fn port_of(parent: &Parent) -> u16 {
     u16::try_from(parent.answer_to(0)).expect("its hash is its port")
 }
 
-fn address_of(cluster: &Cluster, node: usize) -> IpAddr {
-    let said = cluster.first().json(&["inspect", cluster.name(node)]);
-    let address: SocketAddr = said["address"].as_str().expect("a node has an address").parse().expect("an address");
-    address.ip()
-}
-
 fn published(cluster: &Cluster) {
     let mut parent = parent("listen");
     let (seed, port) = (Seed::of(cluster.first(), &parent), port_of(&parent));
     let ports = format!("18080:{port}");
     let child = seed.fork_detached(&["7 serve".to_owned()], &["--to", cluster.name(1), "--publish", &ports]);
-    for (from, ip) in [(1, LOOPBACK), (1, address_of(cluster, 1)), (0, address_of(cluster, 1))] {
+    for (from, ip) in [(1, LOOPBACK), (1, cluster.ip(1)), (0, cluster.ip(1))] {
         let answer = deadline::until("the child answers", LIMIT, || {
             ask(cluster, from, ip, 18_080, "/").ok().filter(|answer| !answer.is_empty())
         });
@@ -239,7 +224,7 @@ fn port_of_the_node(cluster: &Cluster) {
     let options = ["--to", cluster.name(1), "--net", "host"];
     // The parent is in another network, where it keeps its port.
     let child = seed.fork_detached(&["3 serve".to_owned()], &options);
-    let answers = || ask(cluster, 0, address_of(cluster, 1), port, "/").ok().filter(|answer| answer == "child 3");
+    let answers = || ask(cluster, 0, cluster.ip(1), port, "/").ok().filter(|answer| answer == "child 3");
     deadline::until("the child answers at the node's address", LIMIT, answers);
     let again = [&["fork", seed.id(), "--detach"], &options[..]].concat();
     cluster.first().refused(&again).names(&["making a socket", &format!(":{port}"), "in use", "--net private"]);

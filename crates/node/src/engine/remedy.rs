@@ -18,6 +18,9 @@ const UNREACHED: &str = "the child's network has no way to whom that socket is c
 /// What a user can do where a child's files have no room.
 pub(super) const ROOM: &str = "make room there, or give the node another run directory (farfork node --run-dir)";
 
+/// What a user can do where the kernel lets nothing out of a child's network.
+pub(super) const NO_WAY_OUT: &str = "it takes a daemon that may load programs for the kernel's socket lookup (CAP_BPF and CAP_NET_ADMIN), on Linux 5.9 or later: leave --egress away, or fork it with --net host";
+
 /// What a user can do about it, where that is known.
 pub(super) fn of(error: &ResumeError, network: Network) -> Option<&'static str> {
     match error {
@@ -32,9 +35,6 @@ pub(super) fn of(error: &ResumeError, network: Network) -> Option<&'static str> 
         _ => None,
     }
 }
-
-/// What a user can do where the kernel lets nothing out of a child's network.
-pub(super) const NO_WAY_OUT: &str = "it takes a daemon that may load programs for the kernel's socket lookup (CAP_BPF and CAP_NET_ADMIN), on Linux 5.9 or later: leave --egress away, or fork it with --net host";
 
 /// Whether an address of the child's is not free in a network that it has with others.
 fn is_taken(cause: &io::Error, network: Network) -> bool {

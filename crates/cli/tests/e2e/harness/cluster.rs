@@ -3,16 +3,18 @@
 //! It is taken down when it is dropped, also by a panic; [`Cluster::stop`] says besides what was left.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::PathBuf;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
-use farfork_sys::pidfd;
 use farfork_sys::process::Whereabouts;
+use farfork_sys::{namespace, pidfd};
 use tempfile::TempDir;
 
 use super::remains::{self, Marks};
@@ -115,6 +117,24 @@ impl Cluster {
     /// Name of a node's network namespace.
     pub(crate) fn netns(&self, index: usize) -> String {
         self.local_node(index).netns
+    }
+
+    /// A node's address, at which others reach it.
+    pub(crate) fn ip(&self, index: usize) -> IpAddr {
+        let said = self.first().json(&["inspect", self.name(index)]);
+        let address: SocketAddr = said["address"].as_str().expect("a node has one").parse().expect("an address");
+        address.ip()
+    }
+
+    /// Does something in a node's network.
+    pub(crate) fn in_network_of<T: Send>(
+        &self,
+        index: usize,
+        to_do: impl FnOnce() -> io::Result<T> + Send,
+    ) -> io::Result<T> {
+        let network = fs::File::open(Path::new("/run/netns").join(self.netns(index)))?;
+        let there = move || namespace::enter_network(network.as_fd()).and_then(|()| to_do());
+        thread::scope(|scope| scope.spawn(there).join().expect("it does not panic"))
     }
 
     /// The file by whose locks its nodes know which users children have.
