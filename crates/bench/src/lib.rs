@@ -55,7 +55,7 @@ pub use coordinator::tree::{TreePlan, run_tree};
 pub use coordinator::warm_start::{WarmStartPlan, run_warm_start};
 pub use end::be_end;
 pub use error::BenchError;
-pub use plan::{ForkPlan, Peer};
+pub use plan::{ForkPlan, Peer, Resumed};
 pub use progress::{Progress, Show};
 pub use report::churn::ChurnReport;
 pub use report::connect::ConnectReport;

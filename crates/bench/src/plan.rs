@@ -50,10 +50,8 @@ pub struct ForkPlan {
     pub threads: u64,
     /// Mappings of each parent beside its memory, and what every program has.
     pub mappings: u64,
-    /// Whether each resume is that of its seed's first child on the node, which does not know the seed yet; else of a later one.
-    pub first: bool,
-    /// With `first`: whether the children are asked for as users do, so that a seed's may be foretold by those of the seed before it.
-    pub foretold: bool,
+    /// Which child of its seed on the node is resumed.
+    pub resumed: Resumed,
     /// Strategies that are measured beside each other, as `farfork fork --strategy` takes them.
     pub strategies: Vec<String>,
     /// Whether memory is encrypted between the nodes, as it is unless both are told not to.
@@ -62,6 +60,31 @@ pub struct ForkPlan {
     pub peer: Option<Peer>,
     /// Where each sample is written, as a line of JSON.
     pub samples_file: Option<PathBuf>,
+}
+
+/// Which child of its seed on a node is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Resumed {
+    /// One of many of the same seed, which the node knows.
+    Later,
+    /// The first, which is restored: nodes keep no zygotes.
+    First,
+    /// The first, asked for as users do, where the seed before it had one: it may be foretold.
+    Foretold,
+    /// The first, asked for as users do, of a new process's first seed.
+    Fresh,
+}
+
+impl Resumed {
+    /// Whether each child has a seed of its own, which the node does not know yet.
+    pub(crate) fn is_first(self) -> bool {
+        self != Self::Later
+    }
+
+    /// Whether nodes keep zygotes, as they do for users.
+    pub(crate) fn has_zygotes(self) -> bool {
+        matches!(self, Self::Foretold | Self::Fresh)
+    }
 }
 
 /// Somebody else who clones processes.
@@ -82,8 +105,7 @@ impl Default for ForkPlan {
             page_size: PageSize::Small,
             threads: 1,
             mappings: 0,
-            first: false,
-            foretold: false,
+            resumed: Resumed::Later,
             strategies: Vec::new(),
             encrypted: true,
             peer: None,

@@ -15,6 +15,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("fork_prints_every_figure_and_leaves_nothing", fork),
     Test::alone("fork_compares_strategies", fork_compares_strategies),
     Test::alone("fork_writes_sequentially", fork_writes_sequentially),
+    Test::alone("fork_measures_first_children", fork_measures_first_children),
     Test::alone("fork_refuses_what_does_not_fit_into_memory", fork_refuses),
     Test::alone("fault_stands_beside_its_floors", fault),
     Test::alone("connect_prints_every_case_and_leaves_nothing", connect),
@@ -140,6 +141,18 @@ fn fork_compares_strategies() {
 fn fork_writes_sequentially() {
     let document = run(&["--mib", "3", "--runs", "1", "--write", "--sequential"]);
     assert_eq!((&document["plan"]["order"], &document["plan"]["access"]), (&"sequential".into(), &"write".into()));
+}
+
+/// Each of the first children that nodes may have foretold is measured to its end, by a plan that says which.
+fn fork_measures_first_children() {
+    for (option, told) in [("--foretold", [true, true, false]), ("--fresh", [true, false, true])] {
+        let document = run(&["--mib", "1", "--runs", "2", "--first", option]);
+        let plan = ["first", "foretold", "fresh"].map(|key| &document["plan"][key]);
+        assert_eq!(plan, told.map(Value::from).each_ref(), "{option}");
+        for (node, pace) in [("own", "back_to_back"), ("own", "idle"), ("other", "back_to_back"), ("other", "idle")] {
+            require_figure(&document, 1, ("farfork", "resume", Some(node), pace));
+        }
+    }
 }
 
 fn fork_refuses() {

@@ -71,7 +71,7 @@ struct Subject {
 
 impl<'a> Course<'a> {
     async fn start(plan: &'a ForkPlan, farfork: PathBuf, samples: Samples<Key>) -> Result<Self, BenchError> {
-        let cluster = match plan.foretold {
+        let cluster = match plan.resumed.has_zygotes() {
             false => Cluster::start(farfork, plan.encrypted).await?,
             true => Cluster::start_with_zygotes(farfork, plan.encrypted).await?,
         };

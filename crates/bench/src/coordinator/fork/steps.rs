@@ -8,7 +8,7 @@ use crate::baseline::link::{self, Link};
 use crate::coordinator::cluster::{Child, Wanted};
 use crate::error::BenchError;
 use crate::figure::{By, Figure, Key, Pace, Place};
-use crate::plan::{IDLE, Quota, What};
+use crate::plan::{IDLE, Quota, Resumed, What};
 use crate::workload::micro::{ChildReport, STAMP, TOUCH, ms};
 
 impl Course<'_> {
@@ -22,7 +22,7 @@ impl Course<'_> {
         if let What::Floors = what {
             return self.floors(subject, quota);
         }
-        if let (What::Resume(place, _), true) = (what, self.plan.foretold) {
+        if let (What::Resume(place, _), Resumed::Foretold) = (what, self.plan.resumed) {
             // Its child is the one that foretells.
             self.first_child(subject, place, Pace::BackToBack).await?;
         }
@@ -68,7 +68,7 @@ impl Course<'_> {
     }
 
     async fn resume(&mut self, subject: &mut Subject, place: Place, pace: Pace) -> Result<(), BenchError> {
-        if self.plan.first {
+        if self.plan.resumed.is_first() {
             return self.resume_first(subject, place, pace).await;
         }
         let seed = self.seed_known_on(subject, place).await?;
@@ -78,7 +78,11 @@ impl Course<'_> {
     }
 
     /// The child of a seed that the node has not heard of.
-    async fn resume_first(&mut self, subject: &Subject, place: Place, pace: Pace) -> Result<(), BenchError> {
+    async fn resume_first(&mut self, subject: &mut Subject, place: Place, pace: Pace) -> Result<(), BenchError> {
+        if self.plan.resumed == Resumed::Fresh {
+            subject.parent = self.start_micro(subject.mib)?;
+            rest(Pace::Idle).await;
+        }
         let child = self.first_child(subject, place, pace).await?;
         self.add_resume(subject.mib, place, pace, &child)
     }
@@ -86,7 +90,7 @@ impl Course<'_> {
     async fn first_child(&mut self, subject: &Subject, place: Place, pace: Pace) -> Result<Child, BenchError> {
         let seed = self.cluster.prepare(subject.parent.pid()).await?.seed;
         rest(pace).await;
-        let child = match self.plan.foretold {
+        let child = match self.plan.resumed.has_zygotes() {
             false => self.cluster.fork(&seed, place, STAMP).await?,
             true => self.cluster.fork_as(&seed, place, STAMP, Wanted::default()).await?,
         };

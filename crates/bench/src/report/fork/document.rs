@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::ForkReport;
 use crate::figure::{By, Key};
 use crate::machine::Machine;
+use crate::plan::Resumed;
 use crate::reference;
 use crate::samples::{self, Spread};
 
@@ -26,8 +27,9 @@ impl ForkReport {
                 "page_size": self.plan.page_size,
                 "threads": self.plan.threads,
                 "mappings": self.plan.mappings,
-                "first": self.plan.first,
-                "foretold": self.plan.foretold,
+                "first": self.plan.resumed.is_first(),
+                "foretold": self.plan.resumed == Resumed::Foretold,
+                "fresh": self.plan.resumed == Resumed::Fresh,
                 "encrypted": self.plan.encrypted,
             },
             "elapsed_s": self.elapsed.as_secs_f64(),

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::coordinator::fork::strategies::StrategyFigures;
 use crate::figure::{By, Figure, Key, Pace, Place};
 use crate::machine::Machine;
-use crate::plan::ForkPlan;
+use crate::plan::{ForkPlan, Resumed};
 use crate::reference;
 use crate::report::table::{Table, figure, median, spread};
 use crate::samples::{Samples, Spread};
@@ -114,12 +114,11 @@ impl ForkReport {
     }
 
     fn resume(&self) -> Table {
-        let title = match (self.plan.first, self.plan.foretold) {
-            (true, false) => "Resume of a seed's first child on the node: from the request to its first instruction",
-            (true, true) => {
-                "Resume of a seed's first child on a node that had one of the seed before: from the request to its first instruction"
-            }
-            (false, _) => "Resume: from the request to the child's first instruction, in a container of its own",
+        let title = match self.plan.resumed {
+            Resumed::Later => "Resume: from the request to the child's first instruction, in a container of its own",
+            Resumed::First => "Resume of a seed's first child on the node: from the request to its first instruction",
+            Resumed::Foretold => "Resume of a seed's first child, foretold: from the request to its first instruction",
+            Resumed::Fresh => "Resume of a new process's first child: from the request to its first instruction",
         };
         let headings = ["MiB", "n", "own node", "after idle", "other node", "after idle", "ref.", "verdict"];
         let mut table = Table::new(title, &headings);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use farfork_bench::{Access, ForkPlan, ForkReport, Order, PageSize, Peer};
+use farfork_bench::{Access, ForkPlan, ForkReport, Order, PageSize, Peer, Resumed};
 use farfork_node::failure::Failure;
 use tonic::Code;
 
@@ -44,6 +44,8 @@ Examples:
                                                        first children of a larger program's seeds
   farfork bench fork --threads 4 --mappings 150 --first --foretold
                                                        the same of a program that was seeded and forked before
+  farfork bench fork --threads 4 --mappings 150 --first --fresh
+                                                       the same, each of a new program's first seed
   farfork bench fork --strategies cow --strategies eager --strategies prefetch,cache
                                                        these side by side, too
   farfork bench fork --peer criu                       beside CRIU, in the same run
@@ -83,6 +85,9 @@ pub(crate) struct Fork {
     /// Have them asked for as by users, by nodes that keep zygotes and had a child of the seed before: they may be foretold.
     #[arg(long, requires = "first")]
     foretold: bool,
+    /// Have each of a seed that is a new program's first, by nodes that keep zygotes: the program's own node may have made one.
+    #[arg(long, requires = "first", conflicts_with = "foretold")]
+    fresh: bool,
     /// Measure this strategy too, as `farfork fork --strategy` takes it: a first child of a seed on the other node, and a second, up to
     /// five times; for several, again.
     #[arg(long, value_name = "STRATEGY")]
@@ -129,12 +134,17 @@ impl Fork {
     fn plan(self) -> ForkPlan {
         let peer = self.peer.map(|_| Peer::Criu);
         let encrypted = self.encryption == "on";
+        let resumed = match (self.first, self.foretold, self.fresh) {
+            (false, ..) => Resumed::Later,
+            (true, false, false) => Resumed::First,
+            (true, true, _) => Resumed::Foretold,
+            (true, false, true) => Resumed::Fresh,
+        };
         let mut plan = ForkPlan {
             encrypted,
             threads: self.threads,
             mappings: self.mappings,
-            first: self.first,
-            foretold: self.foretold,
+            resumed,
             strategies: self.strategies,
             samples_file: self.samples,
             ..ForkPlan::beside(peer)
