@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use farfork_cluster::local::LocalError;
 use farfork_node::failure::Failure;
 
-use crate::baseline::criu::CriuError;
+use crate::baseline::criu::error::CriuError;
 
 /// Why a benchmark ends early. What it had started is ended with it.
 #[derive(Debug, thiserror::Error)]

@@ -1,6 +1,8 @@
 //! What `farfork bench fork` measures: the names and units of its figures. How each is measured, `coordinator` and
 //! `baseline` say; what it is compared with, `reference`.
 
+use std::time::Duration;
+
 use serde::{Serialize, Serializer};
 
 /// What is counted in bytes is shown in these.
@@ -74,13 +76,16 @@ pub(crate) enum Place {
     Other,
 }
 
+/// A node that was idle for so long has lost its caches and sleeps deeply, as after a user's pause for thought.
+pub(crate) const IDLE: Duration = Duration::from_millis(150);
+
 /// What went before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Pace {
     /// The same, just now.
     BackToBack,
-    /// Nothing, for 150 ms: caches are cold and processors sleep.
+    /// Nothing, for [`IDLE`]: caches are cold and processors sleep.
     Idle,
 }
 

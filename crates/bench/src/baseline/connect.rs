@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use crate::coordinator::links::Links;
 use crate::error::BenchError;
+use crate::links::Links;
 use crate::program::{Image, Program};
 
 /// The program.

@@ -4,8 +4,8 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use crate::coordinator::links::Links;
 use crate::error::BenchError;
+use crate::links::Links;
 use crate::program::{Image, Program};
 
 /// The program.

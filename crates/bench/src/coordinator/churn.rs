@@ -4,36 +4,16 @@
 use std::fs;
 use std::path::PathBuf;
 
-use serde::Serialize;
-
 use super::cluster::Cluster;
 use crate::error::BenchError;
 use crate::figure::Place;
+use crate::plan::churn::{ChurnPlan, Key};
 use crate::progress::{Show, tell};
 use crate::report::churn::ChurnReport;
 use crate::samples::Samples;
 use crate::workload::churn::{self, CHURN, Deed};
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::Parent;
-
-/// What is to be measured.
-#[derive(Debug, Clone)]
-pub struct ChurnPlan {
-    /// Private memory of the program, in MiB.
-    pub mib: u64,
-    /// Rounds in which everything is measured in turn.
-    pub runs: usize,
-    /// Whether memory is encrypted between the nodes.
-    pub encrypted: bool,
-}
-
-/// A figure, in µs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
-    pub(crate) deed: Deed,
-    /// Where the child was; none where the program was not forked.
-    pub(crate) node: Option<Place>,
-}
 
 /// Where what is done is done, in turn.
 const PLACES: [Option<Place>; 3] = [None, Some(Place::Own), Some(Place::Other)];

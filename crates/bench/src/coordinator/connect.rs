@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde::Serialize;
-
-use super::links::Links;
-use super::stage::{CLIENT, Protection, SERVER, Stage, end_command};
+use super::stage::{Stage, end_command};
 use crate::baseline::connect::{CONNECT, Connect};
-use crate::end::{End, Side, System};
+use crate::end::specification::{CLIENT, End, SERVER, Side, System};
 use crate::error::BenchError;
+use crate::links::Links;
+use crate::plan::connect::{ConnectCase, ConnectPlan, Key, Made, P50_US, P99_US, PER_S, PROTECTIONS};
+use crate::plan::protection::Protection;
 use crate::program::Program;
 use crate::progress::{Show, tell};
 use crate::report::connect::ConnectReport;
@@ -19,73 +19,6 @@ use crate::samples::Samples;
 
 /// How long a server outlives the clients' time: they have to be started, too.
 const SERVER_SECONDS_MORE: f64 = 10.0;
-
-/// What is measured for each number of clients and threads.
-pub(crate) const PROTECTIONS: [Protection; 3] = [Protection::None, Protection::Authenticated, Protection::Encrypted];
-
-/// One number of clients and threads. Each thread makes one connection after the other, and closes it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct ConnectCase {
-    /// Client nodes, each in a namespace of its own.
-    pub clients: usize,
-    /// Threads of each.
-    pub threads: usize,
-}
-
-impl ConnectCase {
-    /// Connections that are being made at once.
-    pub fn connections(&self) -> usize {
-        self.clients * self.threads
-    }
-}
-
-/// What is to be measured.
-#[derive(Debug, Clone)]
-pub struct ConnectPlan {
-    /// One after the other.
-    pub cases: Vec<ConnectCase>,
-    /// Runs of each.
-    pub runs: usize,
-    /// How long clients connect, in seconds, once with each protection and once for the floor.
-    pub seconds: f64,
-    /// Where each sample is written to.
-    pub samples_file: Option<PathBuf>,
-}
-
-impl ConnectPlan {
-    /// The reference's: by threads of one client, and by clients of two threads.
-    pub fn usual_cases() -> Vec<ConnectCase> {
-        let by_threads = [1, 2, 4, 8, 12].map(|threads| ConnectCase { clients: 1, threads });
-        let by_clients = [2, 4, 8].map(|clients| ConnectCase { clients, threads: 2 });
-        by_threads.into_iter().chain(by_clients).collect()
-    }
-}
-
-/// What is measured in a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(tag = "of", content = "protection", rename_all = "snake_case")]
-pub(crate) enum Made {
-    /// farfork's connections.
-    Connections(Protection),
-    /// Bare ones.
-    Floor,
-}
-
-/// A figure of one run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
-    #[serde(flatten)]
-    pub(crate) case: ConnectCase,
-    #[serde(flatten)]
-    pub(crate) made: Made,
-    /// Its unit is part of its name.
-    pub(crate) figure: &'static str,
-}
-
-/// The figures of farfork's connections. Latencies are those of the slowest client.
-pub(crate) const PER_S: &str = "per_s";
-pub(crate) const P50_US: &str = "p50_us";
-pub(crate) const P99_US: &str = "p99_us";
 
 /// Measures. `show` may end it before a step. `farfork` is the program whose `bench end` command the ends are.
 ///

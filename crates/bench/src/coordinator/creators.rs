@@ -3,33 +3,15 @@
 use std::time::{Duration, Instant};
 
 use farfork_cluster::local::LocalNode;
-use serde::Serialize;
 
 use super::cluster::Cluster;
 use super::crowd::Crowd;
 use crate::baseline::crowd::{Answered, CROWD, ChildNetwork, LocalCrowd};
 use crate::error::BenchError;
+use crate::plan::by::Creator;
 use crate::workload::micro::PAYLOAD_PATH;
 use crate::workload::parent::Parent;
 use crate::workload::sparse::SPARSE;
-
-/// One of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Creator {
-    Farfork,
-    /// A floor: what the kernel has to do for a child in a container.
-    BareContainer,
-    /// A floor: fork(2), into the namespaces of a container that was there before.
-    LocalForkIntoNamespaces,
-    /// A floor: fork(2).
-    LocalFork,
-}
-
-impl Creator {
-    /// Those that there are on every machine.
-    pub(crate) const EVERYWHERE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
-}
 
 /// All of them.
 pub(super) struct Creators {

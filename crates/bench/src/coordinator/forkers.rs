@@ -21,7 +21,7 @@ use serde_json::json;
 use super::census::{Census, Count, left_by};
 use super::cluster::{Cluster, node_arguments};
 use super::crowd::Crowd;
-use crate::end::say;
+use crate::end::lines::say;
 use crate::error::BenchError;
 use crate::program::Program;
 use crate::samples::Spread;

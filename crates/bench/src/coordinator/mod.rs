@@ -11,7 +11,6 @@ pub(crate) mod fanout;
 pub(crate) mod fault;
 pub(crate) mod fork;
 pub(crate) mod forkers;
-pub(crate) mod links;
 pub(crate) mod pausers;
 pub(crate) mod pool;
 pub(crate) mod rpc;

@@ -3,28 +3,12 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
-
 use super::cluster::Cluster;
 use super::warm::Warm;
 use crate::baseline::halts::{HALTS, Halts};
 use crate::error::BenchError;
+use crate::plan::by::Pauser;
 use crate::workload::turns::Turn;
-
-/// One of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Pauser {
-    Farfork,
-    /// A floor: a local fork, and the freezer of its control group.
-    BareFreezer,
-    /// A floor: a local fork, SIGSTOP and SIGCONT.
-    Signals,
-}
-
-impl Pauser {
-    pub(crate) const ALL: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
-}
 
 /// All of them.
 pub(super) struct Pausers {

@@ -5,72 +5,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use farfork_cluster::local::LocalNode;
-use serde::Serialize;
 
 use super::cluster::Cluster;
-use super::creators::{Creator, Creators};
+use super::creators::Creators;
 use super::crowd::Crowd;
-use super::pausers::{Pauser, Pausers};
+use super::pausers::Pausers;
 use crate::baseline::crowd::{Answered, ChildNetwork};
 use crate::error::BenchError;
-use crate::figure::Pace;
+use crate::figure::{IDLE, Pace};
+use crate::plan::by::{Creator, Pauser};
+use crate::plan::pool::{By, Figure, Key, PoolPlan};
 use crate::progress::{Show, tell};
 use crate::report::pool::PoolReport;
 use crate::samples::Samples;
 
-/// Before what is measured after a while of nothing.
-const IDLE: Duration = Duration::from_millis(150);
-
 /// Of the children of a burst, so many times as there are containers ready: most of them wait for theirs to be made.
 const BURST_FACTOR: u64 = 4;
-
-/// What is to be measured.
-#[derive(Debug, Clone, Serialize)]
-pub struct PoolPlan {
-    /// Containers that the node keeps ready.
-    pub pool: u64,
-    /// Private memory of the parent, in MiB.
-    pub mib: u64,
-    /// Rounds in which everything is measured in turn.
-    pub runs: usize,
-    /// Where each sample is written to.
-    #[serde(skip)]
-    pub samples_file: Option<PathBuf>,
-}
-
-/// Who did it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(untagged)]
-pub(crate) enum By {
-    Creating(Creator),
-    Pausing(Pauser),
-}
-
-/// A span of time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Figure {
-    /// From the call for one child until it had its result.
-    Create,
-    /// From the call until who asked had it.
-    CreateAnswered,
-    /// Of more children at once than containers are ready: from the call until all had answered, divided by their number.
-    CreateInBurst,
-    /// From asking for a child to stand still to the answer that it does.
-    Pause,
-    /// From asking for it to go on to the answer.
-    Unpause,
-    /// From asking for it to go on until its function has answered.
-    UnpauseToAnswer,
-}
-
-/// A figure, in µs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
-    pub(crate) figure: Figure,
-    pub(crate) by: By,
-    pub(crate) pace: Pace,
-}
 
 /// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemon is.
 ///

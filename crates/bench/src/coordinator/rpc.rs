@@ -5,151 +5,16 @@ use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
-use super::links::Links;
-use super::stage::{CLIENT, Protection, SERVER, Stage, end_command};
+use super::stage::{Stage, end_command};
 use crate::baseline::echo::{ECHO, Echo};
-use crate::end::{End, Load, Side, System};
+use crate::end::specification::{CLIENT, End, Load, SERVER, Side, System};
 use crate::error::BenchError;
+use crate::links::Links;
+use crate::plan::rpc::{Key, Measured, RpcCase, RpcPlan, RunOutcome};
 use crate::program::Program;
 use crate::progress::{Show, tell};
 use crate::report::rpc::RpcReport;
 use crate::samples::Samples;
-
-/// One combination of servers, clients and loads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct RpcCase {
-    /// Client nodes, each in a namespace of its own.
-    pub clients: usize,
-    /// Threads of each.
-    pub threads: usize,
-    /// Connections of each thread.
-    pub connections_per_thread: usize,
-    /// Sessions on each connection.
-    pub sessions: usize,
-    /// Requests in flight on each session; 1: synchronous.
-    pub window: usize,
-    /// Random bytes of each answer, made and checked anew; 0: empty answers.
-    pub payload_bytes: usize,
-    /// Threads of the server.
-    pub server_threads: usize,
-    /// Whether both sides look for work for a while before they sleep.
-    pub spins: bool,
-    /// What protects connections.
-    pub protection: Protection,
-}
-
-impl RpcCase {
-    /// One client with one connection, empty answers.
-    pub const ONE: Self = Self {
-        clients: 1,
-        threads: 1,
-        connections_per_thread: 1,
-        sessions: 1,
-        window: 1,
-        payload_bytes: 0,
-        server_threads: 1,
-        spins: true,
-        protection: Protection::None,
-    };
-
-    /// All connections.
-    pub fn connections(&self) -> usize {
-        self.clients * self.threads * self.connections_per_thread
-    }
-
-    /// Whether server and client have a processor each, as all their peers have.
-    fn is_pinned(&self) -> bool {
-        let enough = std::thread::available_parallelism().is_ok_and(|processors| processors.get() >= 2);
-        enough && self.clients == 1 && self.threads == 1 && self.server_threads == 1
-    }
-
-    /// Whether a floor of the same shape says something: one thread on each side, nothing in the answers.
-    fn has_floor(&self) -> bool {
-        let alone = self.clients == 1 && self.threads == 1 && self.server_threads == 1;
-        alone && self.payload_bytes == 0 && self.protection == Protection::None
-    }
-
-    /// Whether peers are measured beside it: one connection, several requests in flight.
-    fn has_peers(&self) -> bool {
-        self.has_floor() && self.connections_per_thread == 1 && self.sessions == 1 && self.window > 1
-    }
-}
-
-/// What is to be measured.
-#[derive(Debug, Clone)]
-pub struct RpcPlan {
-    /// One after the other.
-    pub cases: Vec<RpcCase>,
-    /// Runs of each.
-    pub runs: usize,
-    /// How long clients ask, in seconds.
-    pub client_seconds: f64,
-    /// How long a server answers at most, in seconds.
-    pub server_seconds: f64,
-    /// How often throughput is told, in seconds.
-    pub interval_seconds: f64,
-    /// Whether floors and peers are measured, too.
-    pub floors: bool,
-    /// Where each sample is written to.
-    pub samples_file: Option<PathBuf>,
-}
-
-impl RpcPlan {
-    /// The cases that promises are made for, and the reference's.
-    pub fn usual_cases() -> Vec<RpcCase> {
-        let one = RpcCase::ONE;
-        let mut cases = vec![
-            one,
-            RpcCase { spins: false, ..one },
-            RpcCase { window: 64, ..one },
-            RpcCase { window: 256, ..one },
-            RpcCase { connections_per_thread: 16, window: 64, ..one },
-            RpcCase { connections_per_thread: 4, window: 64, payload_bytes: 2048, ..one },
-            RpcCase { protection: Protection::Encrypted, window: 64, ..one },
-            RpcCase { protection: Protection::Encrypted, window: 64, payload_bytes: 2048, ..one },
-        ];
-        cases.extend([1, 2, 4, 8, 10].map(|clients| RpcCase { clients, threads: 12, ..one }));
-        cases
-    }
-}
-
-/// What is measured in a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(tag = "of", content = "system", rename_all = "snake_case")]
-pub(crate) enum Measured {
-    /// Calls by a system.
-    Calls(System),
-    /// The bare echo.
-    Floor,
-}
-
-/// A figure: answers a second.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
-    #[serde(flatten)]
-    pub(crate) case: RpcCase,
-    #[serde(flatten)]
-    pub(crate) measured: Measured,
-    /// Its unit is part of its name.
-    pub(crate) figure: &'static str,
-}
-
-/// What all clients of a run amount to.
-#[derive(Debug, Clone, Default, Serialize)]
-pub struct RunOutcome {
-    /// Answers a second, of all clients.
-    pub per_s: f64,
-    /// Answers a second in each interval.
-    pub intervals_per_s: Vec<f64>,
-    /// Requests that failed.
-    pub errors: u64,
-    /// Answers whose checksum disagreed.
-    pub damaged: u64,
-    /// Of the slowest client: half of the requests, 90 %, 99 %, 99.9 % and all took no longer, in µs.
-    pub latency_us: [f64; 5],
-}
 
 /// Measures. `show` may end it before a step. `farfork` is the program whose `bench end` command the ends are.
 ///

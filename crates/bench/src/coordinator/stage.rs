@@ -8,32 +8,16 @@ use std::time::SystemTime;
 
 use farfork_trust::{Directory, NODE_VALID, Role, member};
 use farfork_wire::NodeName;
-use serde::Serialize;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::links::Links;
-use crate::end::{End, Identity};
+use crate::end::specification::{CLIENT, End, Identity, SERVER};
 use crate::error::BenchError;
+use crate::links::Links;
+use crate::plan::protection::Protection;
 
 /// Where programs are put: not every /tmp may be executed from.
 const SCRATCH_PARENT: &str = "/run";
-
-/// The members of the benchmark's own cluster.
-pub(crate) const SERVER: &str = "server";
-pub(crate) const CLIENT: &str = "client";
-
-/// What protects the connections of a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Protection {
-    /// Nothing: plain TCP.
-    None,
-    /// Both ends prove who they are; what follows is in clear.
-    Authenticated,
-    /// The same, and all is encrypted.
-    Encrypted,
-}
 
 /// Where a run takes place. Dropped, nothing of it is left.
 #[derive(Debug)]

@@ -5,10 +5,11 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::rpc::{RpcCase, RpcPlan, RunOutcome, run_once};
+use super::rpc::run_once;
 use super::stage::Stage;
-use crate::end::System;
+use crate::end::specification::System;
 use crate::error::BenchError;
+use crate::plan::rpc::{RpcCase, RpcPlan, RunOutcome};
 
 /// What was found.
 #[derive(Debug, Clone, Serialize)]

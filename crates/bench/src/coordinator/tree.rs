@@ -2,48 +2,13 @@
 
 use std::path::PathBuf;
 
-use serde::Serialize;
-
 use super::cluster::Cluster;
 use crate::error::BenchError;
+use crate::plan::tree::{Figure, Key, TreePlan};
 use crate::progress::{Show, tell};
 use crate::report::tree::TreeReport;
 use crate::samples::Samples;
 use crate::workload::tree::{TREE, Tree};
-
-/// What is to be measured.
-#[derive(Debug, Clone)]
-pub struct TreePlan {
-    /// How many processes each tree has.
-    pub processes: Vec<u64>,
-    /// Private memory of each process, in MiB.
-    pub mib: u64,
-    /// Memory that the processes of a tree share, in MiB.
-    pub shared_mib: u64,
-    /// Rounds in which every tree is measured in turn.
-    pub runs: usize,
-}
-
-/// A figure, in ms.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub(crate) struct Key {
-    pub(crate) processes: u64,
-    pub(crate) figure: Figure,
-}
-
-/// A span of time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Figure {
-    /// A floor: `fork()` of each process, one after the other.
-    Forks,
-    /// A floor: memcpy of the memory that they share.
-    Copy,
-    /// How long the tree stands still, from its first thread that stops to its last one that goes on.
-    Pause,
-    /// Another process asks for a seed of it: from its request to the answer.
-    Prepare,
-}
 
 /// Measures. `show` may end it before a step. `farfork` is the program whose `node` command the daemons are.
 ///

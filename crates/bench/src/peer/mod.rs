@@ -11,7 +11,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::end::{Counts, Latencies, Load, System, new_latencies};
+use crate::end::counts::{Counts, Latencies, new_latencies};
+use crate::end::lines::listening;
+use crate::end::specification::{Load, System};
 
 /// Between two looks whether to end.
 const STOP_PAUSE: Duration = Duration::from_millis(20);
@@ -52,7 +54,7 @@ pub(crate) fn serve(system: System, ip: IpAddr) -> io::Result<()> {
             eprintln!("farfork: the server of {} ends: {cause}", system.name());
         }
     });
-    crate::end::listening(port)
+    listening(port)
 }
 
 async fn serve_on(system: System, listener: std::net::TcpListener) -> io::Result<()> {

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure, spread};
-use crate::coordinator::churn::{ChurnPlan, Key};
 use crate::figure::Place;
 use crate::machine::{Machine, load_average};
+use crate::plan::churn::{ChurnPlan, Key};
 use crate::samples::{Samples, Spread, document};
 use crate::workload::churn::Deed;
 

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure};
-use crate::coordinator::connect::{ConnectCase, ConnectPlan, Key, Made, P50_US, P99_US, PER_S, PROTECTIONS};
-use crate::coordinator::stage::Protection;
 use crate::machine::{Machine, load_average};
+use crate::plan::connect::{ConnectCase, ConnectPlan, Key, Made, P50_US, P99_US, PER_S, PROTECTIONS};
+use crate::plan::protection::Protection;
 use crate::samples::{Samples, Spread};
 
 /// What the authors of the first remote fork in a kernel (MITOSIS) published for the connections of theirs: reliable ones

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use super::table::{Table, figure, spread};
 use crate::baseline::container::Refusal;
 use crate::baseline::crowd::ChildNetwork;
-use crate::coordinator::creators::Creator;
-use crate::coordinator::fanout::{FanoutPlan, Figure, Key};
 use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
+use crate::plan::by::Creator;
+use crate::plan::fanout::{FanoutPlan, Figure, Key};
 use crate::samples::{Samples, Spread, document};
 
 /// Figures of a fan-out, the most telling first.

@@ -4,9 +4,9 @@ use serde_json::{Value, json};
 
 use super::table::{Table, figure};
 use crate::baseline::fault::Waiting;
-use crate::coordinator::fault::{FaultPlan, Key, Timed};
 use crate::figure::Pace;
 use crate::machine::{Machine, load_average};
+use crate::plan::fault::{FaultPlan, Key, Timed};
 use crate::samples::{Samples, Spread, document};
 
 /// All figures of a run.

@@ -3,12 +3,11 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure, median, spread};
-use crate::coordinator::creators::Creator;
-use crate::coordinator::pausers::Pauser;
-use crate::coordinator::pool::{By, Figure, Key, PoolPlan};
 use crate::error::BenchError;
 use crate::figure::Pace;
 use crate::machine::{Machine, load_average};
+use crate::plan::by::{Creator, Pauser};
+use crate::plan::pool::{By, Figure, Key, PoolPlan};
 use crate::samples::{Samples, Spread, document};
 
 /// The rows of the table: what children are created by, and what they are paused by.

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure};
-use crate::coordinator::rpc::{Key, Measured, RpcCase, RpcPlan, RunOutcome};
-use crate::coordinator::stage::Protection;
-use crate::end::System;
+use crate::end::specification::System;
 use crate::machine::{Machine, load_average};
+use crate::plan::protection::Protection;
+use crate::plan::rpc::{Key, Measured, RpcCase, RpcPlan, RunOutcome};
 use crate::samples::{Samples, Spread};
 
 /// What the authors of the first remote fork in a kernel (MITOSIS) published for their RPC: one server thread, empty
@@ -204,8 +204,8 @@ fn reference(case: &RpcCase) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::{RpcCase, RpcPlan, RpcReport, RunOutcome, is_credible, reference};
-    use crate::coordinator::rpc::{Key, Measured};
-    use crate::end::System;
+    use crate::end::specification::System;
+    use crate::plan::rpc::{Key, Measured};
     use crate::samples::Samples;
 
     fn plan(cases: Vec<RpcCase>) -> RpcPlan {

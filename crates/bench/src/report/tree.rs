@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, figure, median, spread};
-use crate::coordinator::tree::{Figure, Key, TreePlan};
 use crate::machine::{Machine, load_average};
+use crate::plan::tree::{Figure, Key, TreePlan};
 use crate::samples::{Samples, Spread, document};
 
 /// All figures of a run.

@@ -3,10 +3,10 @@
 use serde_json::{Value, json};
 
 use super::table::{Table, median, spread};
-use crate::coordinator::pausers::Pauser;
-use crate::coordinator::warm_start::{Figure, Key, WarmStartPlan};
 use crate::error::BenchError;
 use crate::machine::{Machine, load_average};
+use crate::plan::by::Pauser;
+use crate::plan::warm_start::{Figure, Key, WarmStartPlan};
 use crate::samples::{Samples, Spread, document};
 
 /// What the authors of the first remote fork in a kernel (MITOSIS) published for lean containers that are paused, by what

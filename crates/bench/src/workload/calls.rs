@@ -17,7 +17,9 @@ use farfork_rpc::{Body, Client, Completion, Handlers, Outgoing, Reply, Server, S
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 
-use crate::end::{Counts, Latencies, Load, Manner, listening, new_latencies};
+use crate::end::counts::{Counts, Latencies, new_latencies};
+use crate::end::lines::listening;
+use crate::end::specification::{Load, Manner};
 
 /// Answers nothing.
 const EMPTY: u32 = 778;

@@ -12,8 +12,9 @@ use farfork_trust::{Credentials, Encryption, Session};
 use farfork_wire::NodeName;
 use rustix::net::sockopt::set_socket_linger;
 
-use crate::coordinator::stage::SERVER;
-use crate::end::{Latencies, listening, new_latencies, say};
+use crate::end::counts::{Latencies, new_latencies};
+use crate::end::lines::{listening, say};
+use crate::end::specification::SERVER;
 
 /// What says that a connection is there, where no handshake does.
 const GREETING: u8 = 1;

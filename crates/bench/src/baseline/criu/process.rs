@@ -11,7 +11,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use super::CriuError;
+use super::error::CriuError;
 use crate::error::BenchError;
 
 /// The program, as it is found in PATH.

@@ -3,19 +3,19 @@
 //! order of events, `steps` how each thing is measured.
 
 mod steps;
-pub(crate) mod strategies;
+mod strategies;
 
 use std::path::PathBuf;
 use std::time::Instant;
 
-use self::strategies::StrategyFigures;
 use crate::baseline::criu::{self, Mode};
 use crate::baseline::link::LINK;
 use crate::coordinator::cluster::Cluster;
 use crate::error::BenchError;
 use crate::figure::Key;
 use crate::machine;
-use crate::plan::{ForkPlan, Peer, Quota, Step, share};
+use crate::plan::fork::{ForkPlan, Peer, Quota, Step, share};
+use crate::plan::strategies::StrategyFigures;
 use crate::progress::{Show, tell};
 use crate::report::fork::ForkReport;
 use crate::samples::Samples;

@@ -7,8 +7,8 @@ use crate::baseline::criu::{self, Mode};
 use crate::baseline::link::{self, Link};
 use crate::coordinator::cluster::{Child, Wanted};
 use crate::error::BenchError;
-use crate::figure::{By, Figure, Key, Pace, Place};
-use crate::plan::{IDLE, Quota, Resumed, What};
+use crate::figure::{By, Figure, IDLE, Key, Pace, Place};
+use crate::plan::fork::{Quota, Resumed, What};
 use crate::workload::micro::{ChildReport, STAMP, TOUCH, ms};
 
 impl Course<'_> {

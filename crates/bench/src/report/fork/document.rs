@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::ForkReport;
 use crate::figure::{By, Key};
 use crate::machine::Machine;
-use crate::plan::Resumed;
+use crate::plan::fork::Resumed;
 use crate::reference;
 use crate::samples::{self, Spread};
 

@@ -8,10 +8,10 @@ mod tests;
 
 use std::time::Duration;
 
-use crate::coordinator::fork::strategies::StrategyFigures;
 use crate::figure::{By, Figure, Key, Pace, Place};
 use crate::machine::Machine;
-use crate::plan::{ForkPlan, Resumed};
+use crate::plan::fork::{ForkPlan, Resumed};
+use crate::plan::strategies::StrategyFigures;
 use crate::reference;
 use crate::report::table::{Table, figure, median, spread};
 use crate::samples::{Samples, Spread};

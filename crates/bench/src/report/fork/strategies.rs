@@ -1,8 +1,8 @@
 //! The tables of strategies: what the first child of a seed on another node cost, and the second; and where their memory was.
 
 use super::ForkReport;
-use crate::coordinator::fork::strategies::{ChildFigures, StrategyFigures};
 use crate::figure::MIB_BYTES;
+use crate::plan::strategies::{ChildFigures, StrategyFigures};
 use crate::report::table::{Table, figure};
 
 impl ForkReport {

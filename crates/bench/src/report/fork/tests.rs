@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::ForkReport;
-use crate::coordinator::fork::strategies::{ChildFigures, StrategyFigures};
 use crate::figure::{By, Figure, Key, Pace, Place};
-use crate::plan::{ForkPlan, Peer};
+use crate::plan::fork::{ForkPlan, Peer};
+use crate::plan::strategies::{ChildFigures, StrategyFigures};
 use crate::reference::SIZES_MIB;
 use crate::report::table::COLUMNS_MAX;
 use crate::samples::Samples;

@@ -1,11 +1,11 @@
-//! What a run measures, how often, and for how long: pure. Samples are taken in steps; each step ends when it has its
+//! What a run of `farfork bench fork` measures, how often, and for how long: pure. Samples are taken in steps; each step ends when it has its
 //! number of samples or has used its share of the time, but never before it has a few.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use crate::baseline::criu::Mode;
-use crate::figure::{Pace, Place};
+use crate::figure::{IDLE, Pace, Place};
 use crate::reference;
 use crate::workload::micro::{Access, Manner, Order, PageSize};
 
@@ -27,9 +27,6 @@ const TIME_MAX_WITH_PEER: Duration = Duration::from_secs(200);
 
 /// What CRIU's commands take by themselves, roughly.
 const CRIU_COMMANDS: Duration = Duration::from_millis(400);
-
-/// A node that was idle for so long has lost its caches and sleeps deeply, as after a user's pause for thought.
-pub(crate) const IDLE: Duration = Duration::from_millis(150);
 
 /// What `farfork bench fork` measures.
 #[derive(Debug, Clone)]

@@ -11,148 +11,23 @@
 //!            done CONNECTIONS NS P50 P99
 //! ```
 
-use std::io::{self, Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+pub(crate) mod counts;
+pub(crate) mod lines;
+pub(crate) mod specification;
+
+use std::io::{self, Read as _};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{Secured, Security};
-use farfork_trust::{Credentials, Directory, Encryption};
-use hdrhistogram::Histogram;
-use serde::{Deserialize, Serialize};
 
 use crate::{peer, workload};
-
-/// Longest latency that is told apart, in ns.
-const LATENCY_NS_MAX: u64 = 60_000_000_000;
-
-/// What answers, and what asks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum System {
-    /// farfork's own calls.
-    Farfork,
-    /// Messages with nothing but a length, on tokio.
-    Tokio,
-    /// gRPC, a request for each call.
-    TonicUnary,
-    /// gRPC, all calls on one stream.
-    TonicStream,
-    /// tarpc over TCP.
-    Tarpc,
-}
-
-impl System {
-    /// Its name in a table.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Farfork => "farfork",
-            Self::Tokio => "tokio echo",
-            Self::TonicUnary => "tonic unary",
-            Self::TonicStream => "tonic stream",
-            Self::Tarpc => "tarpc",
-        }
-    }
-}
-
-/// What an end is to be.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct End {
-    pub(crate) system: System,
-    pub(crate) side: Side,
-    /// Whether to look for work for a while before sleeping, where the system has that.
-    pub(crate) spins: bool,
-    /// Who it is, where both ends prove that.
-    pub(crate) identity: Option<Identity>,
-    /// The processors that its threads may use; all if empty.
-    pub(crate) processors: Vec<usize>,
-}
-
-/// A member of a cluster that the benchmark made for itself.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Identity {
-    /// Where its credentials are.
-    pub(crate) directory: PathBuf,
-    pub(crate) encrypted: bool,
-}
-
-impl Identity {
-    fn credentials(&self) -> io::Result<Credentials> {
-        let encryption = if self.encrypted { Encryption::On } else { Encryption::Off };
-        let directory = Directory::new(self.directory.clone());
-        Credentials::open(&directory, encryption).map_err(io::Error::other)
-    }
-}
-
-/// Which side.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) enum Side {
-    /// It ends after so many seconds, whoever still asks.
-    Server {
-        ip: IpAddr,
-        threads: usize,
-        seconds: f64,
-    },
-    Client {
-        to: SocketAddr,
-        load: Load,
-    },
-    /// Accepts connections, and nothing more; as a server otherwise.
-    Acceptor {
-        ip: IpAddr,
-        threads: usize,
-        seconds: f64,
-    },
-    /// Connects and closes, over and over.
-    Connector {
-        to: SocketAddr,
-        threads: usize,
-        seconds: f64,
-    },
-}
-
-/// What a client node does.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Load {
-    pub(crate) threads: usize,
-    /// Connections of each thread.
-    pub(crate) connections: usize,
-    /// Sessions on each connection.
-    pub(crate) sessions: usize,
-    /// Requests in flight on each session.
-    pub(crate) window: usize,
-    /// Random bytes of each answer, checked; 0: empty answers.
-    pub(crate) payload_bytes: usize,
-    pub(crate) seconds: f64,
-    pub(crate) interval_seconds: f64,
-}
-
-/// How a client of farfork's asks.
-#[derive(Debug, Clone)]
-pub(crate) struct Manner {
-    pub(crate) spins: bool,
-    pub(crate) security: Option<Arc<dyn Security>>,
-}
-
-/// What is counted while it runs, by one thread.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    pub(crate) answers: AtomicU64,
-    pub(crate) errors: AtomicU64,
-    pub(crate) damaged: AtomicU64,
-    pub(crate) stop: AtomicBool,
-}
-
-/// Latencies of one thread.
-pub(crate) type Latencies = Histogram<u64>;
-
-/// An empty histogram: two significant digits, to a minute.
-pub(crate) fn new_latencies() -> Latencies {
-    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("the bounds are right")
-}
+use counts::{Counts, new_latencies};
+use lines::say;
+use specification::{End, Identity, Load, Manner, Side, System};
 
 /// Is the end that the specification asks for.
 ///
@@ -197,19 +72,6 @@ fn pin(processors: &[usize]) -> io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
     processors.iter().for_each(|processor| set.set(*processor));
     Ok(rustix::thread::sched_setaffinity(None, &set)?)
-}
-
-/// Says a line at once.
-pub(crate) fn say(line: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}")?;
-    out.flush()
-}
-
-/// Says where a server listens, and waits until its input ends.
-pub(crate) fn listening(port: u16) -> io::Result<()> {
-    say(&format!("listening {port}"))?;
-    io::copy(&mut io::stdin(), &mut io::sink()).map(drop)
 }
 
 fn drive(system: System, to: SocketAddr, load: &Load, manner: &Manner) -> io::Result<()> {
@@ -257,11 +119,4 @@ fn drive(system: System, to: SocketAddr, load: &Load, manner: &Manner) -> io::Re
     let latencies = latencies.lock().expect("all threads have ended");
     let quantiles = [0.5, 0.9, 0.99, 0.999].map(|quantile| latencies.value_at_quantile(quantile).to_string());
     say(&format!("{text} {} {} {}", latencies.len(), quantiles.join(" "), latencies.max()))
-}
-
-impl Load {
-    /// Intervals that are reported.
-    pub(crate) fn intervals(&self) -> u32 {
-        (self.seconds / self.interval_seconds).round().max(1.0) as u32
-    }
 }

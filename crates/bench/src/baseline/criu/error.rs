@@ -1,0 +1,26 @@
+//! What may be wrong with CRIU.
+
+/// Why CRIU cannot be measured.
+#[derive(Debug, thiserror::Error)]
+pub enum CriuError {
+    /// There is none.
+    #[error("criu is not installed: on Debian, `apt-get install criu`, as root")]
+    Missing,
+    /// It does not work with this kernel.
+    #[error(
+        "criu does not work here, says `criu check`: {said}; a newer one may (Linux 6.13 and later need CRIU 4.1, which \
+         Debian 13 has): put its directory first in PATH"
+    )]
+    Unusable {
+        /// Its words.
+        said: String,
+    },
+    /// One of its commands failed.
+    #[error("criu {command}: {said}")]
+    Command {
+        /// `dump`, `restore` …
+        command: &'static str,
+        /// The first error of its log.
+        said: String,
+    },
+}

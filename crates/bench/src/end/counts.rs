@@ -1,0 +1,25 @@
+//! What an end counts.
+
+use std::sync::atomic::{AtomicBool, AtomicU64};
+
+use hdrhistogram::Histogram;
+
+/// Longest latency that is told apart, in ns.
+const LATENCY_NS_MAX: u64 = 60_000_000_000;
+
+/// What is counted while it runs, by one thread.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) answers: AtomicU64,
+    pub(crate) errors: AtomicU64,
+    pub(crate) damaged: AtomicU64,
+    pub(crate) stop: AtomicBool,
+}
+
+/// Latencies of one thread.
+pub(crate) type Latencies = Histogram<u64>;
+
+/// An empty histogram: two significant digits, to a minute.
+pub(crate) fn new_latencies() -> Latencies {
+    Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("the bounds are right")
+}

@@ -1,0 +1,16 @@
+//! What an end says.
+
+use std::io::{self, Write as _};
+
+/// Says a line at once.
+pub(crate) fn say(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+/// Says where a server listens, and waits until its input ends.
+pub(crate) fn listening(port: u16) -> io::Result<()> {
+    say(&format!("listening {port}"))?;
+    io::copy(&mut io::stdin(), &mut io::sink()).map(drop)
+}

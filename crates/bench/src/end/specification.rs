@@ -1,0 +1,129 @@
+//! What an end is told to be, as JSON in its arguments.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use farfork_fabric::Security;
+use farfork_trust::{Credentials, Directory, Encryption};
+use serde::{Deserialize, Serialize};
+
+/// The members of the benchmark's own cluster.
+pub(crate) const SERVER: &str = "server";
+pub(crate) const CLIENT: &str = "client";
+
+/// What answers, and what asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum System {
+    /// farfork's own calls.
+    Farfork,
+    /// Messages with nothing but a length, on tokio.
+    Tokio,
+    /// gRPC, a request for each call.
+    TonicUnary,
+    /// gRPC, all calls on one stream.
+    TonicStream,
+    /// tarpc over TCP.
+    Tarpc,
+}
+
+impl System {
+    /// Its name in a table.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Farfork => "farfork",
+            Self::Tokio => "tokio echo",
+            Self::TonicUnary => "tonic unary",
+            Self::TonicStream => "tonic stream",
+            Self::Tarpc => "tarpc",
+        }
+    }
+}
+
+/// What an end is to be.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct End {
+    pub(crate) system: System,
+    pub(crate) side: Side,
+    /// Whether to look for work for a while before sleeping, where the system has that.
+    pub(crate) spins: bool,
+    /// Who it is, where both ends prove that.
+    pub(crate) identity: Option<Identity>,
+    /// The processors that its threads may use; all if empty.
+    pub(crate) processors: Vec<usize>,
+}
+
+/// A member of a cluster that the benchmark made for itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// Where its credentials are.
+    pub(crate) directory: PathBuf,
+    pub(crate) encrypted: bool,
+}
+
+impl Identity {
+    pub(super) fn credentials(&self) -> io::Result<Credentials> {
+        let encryption = if self.encrypted { Encryption::On } else { Encryption::Off };
+        let directory = Directory::new(self.directory.clone());
+        Credentials::open(&directory, encryption).map_err(io::Error::other)
+    }
+}
+
+/// Which side.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum Side {
+    /// It ends after so many seconds, whoever still asks.
+    Server {
+        ip: IpAddr,
+        threads: usize,
+        seconds: f64,
+    },
+    Client {
+        to: SocketAddr,
+        load: Load,
+    },
+    /// Accepts connections, and nothing more; as a server otherwise.
+    Acceptor {
+        ip: IpAddr,
+        threads: usize,
+        seconds: f64,
+    },
+    /// Connects and closes, over and over.
+    Connector {
+        to: SocketAddr,
+        threads: usize,
+        seconds: f64,
+    },
+}
+
+/// What a client node does.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Load {
+    pub(crate) threads: usize,
+    /// Connections of each thread.
+    pub(crate) connections: usize,
+    /// Sessions on each connection.
+    pub(crate) sessions: usize,
+    /// Requests in flight on each session.
+    pub(crate) window: usize,
+    /// Random bytes of each answer, checked; 0: empty answers.
+    pub(crate) payload_bytes: usize,
+    pub(crate) seconds: f64,
+    pub(crate) interval_seconds: f64,
+}
+
+/// How a client of farfork's asks.
+#[derive(Debug, Clone)]
+pub(crate) struct Manner {
+    pub(crate) spins: bool,
+    pub(crate) security: Option<Arc<dyn Security>>,
+}
+
+impl Load {
+    /// Intervals that are reported.
+    pub(crate) fn intervals(&self) -> u32 {
+        (self.seconds / self.interval_seconds).round().max(1.0) as u32
+    }
+}

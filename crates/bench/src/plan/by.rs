@@ -1,0 +1,36 @@
+//! Who does what is measured: farfork, or a floor.
+
+use serde::Serialize;
+
+/// Who makes a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Creator {
+    Farfork,
+    /// A floor: what the kernel has to do for a child in a container.
+    BareContainer,
+    /// A floor: fork(2), into the namespaces of a container that was there before.
+    LocalForkIntoNamespaces,
+    /// A floor: fork(2).
+    LocalFork,
+}
+
+impl Creator {
+    /// Those that there are on every machine.
+    pub(crate) const EVERYWHERE: [Self; 3] = [Self::Farfork, Self::LocalForkIntoNamespaces, Self::LocalFork];
+}
+
+/// Who has a child stand still, and go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Pauser {
+    Farfork,
+    /// A floor: a local fork, and the freezer of its control group.
+    BareFreezer,
+    /// A floor: a local fork, SIGSTOP and SIGCONT.
+    Signals,
+}
+
+impl Pauser {
+    pub(crate) const ALL: [Self; 3] = [Self::Farfork, Self::BareFreezer, Self::Signals];
+}

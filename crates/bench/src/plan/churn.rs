@@ -1,0 +1,25 @@
+//! What `farfork bench churn` measures.
+
+use serde::Serialize;
+
+use crate::figure::Place;
+use crate::workload::churn::Deed;
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct ChurnPlan {
+    /// Private memory of the program, in MiB.
+    pub mib: u64,
+    /// Rounds in which everything is measured in turn.
+    pub runs: usize,
+    /// Whether memory is encrypted between the nodes.
+    pub encrypted: bool,
+}
+
+/// A figure, in µs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(crate) struct Key {
+    pub(crate) deed: Deed,
+    /// Where the child was; none where the program was not forked.
+    pub(crate) node: Option<Place>,
+}
