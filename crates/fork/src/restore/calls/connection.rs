@@ -9,7 +9,7 @@ use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::STEP_SOCKET;
-use super::files::{Bench, number_of};
+use super::files::Bench;
 use super::socket::{send, set_modes, set_options, shut_down};
 use super::{Script, number, value};
 
@@ -53,9 +53,9 @@ struct End<'a> {
 /// All of them, when all sockets that listen or are bound stand: an end in repair may have a port that another has.
 pub(super) fn make(bench: &mut Bench<'_, '_>, descriptor: &Descriptor) -> Result<(), RestoreError> {
     for (pair, end) in ends(descriptor, 0) {
-        bench.script.about(STEP_SOCKET, number_of(descriptor, end.index));
+        bench.about(STEP_SOCKET, end.index);
         let other = ends(descriptor, 1).find(|(other, _)| *other == pair);
-        let (_, other) = other.ok_or(RestoreError::NotMade { number: number_of(descriptor, end.index) })?;
+        let (_, other) = other.ok_or(RestoreError::NotMade { number: bench.number_of(end.index) })?;
         let mut numbers = [0; 8];
         getrandom::fill(&mut numbers).map_err(|error| RestoreError::object("a connection", io::Error::from(error)))?;
         let [one, two] = [0, 4].map(|at| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| numbers[at + byte])));

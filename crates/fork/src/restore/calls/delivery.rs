@@ -8,7 +8,7 @@ use super::super::RestoreError;
 use super::super::descriptors::reopen_flags;
 use super::super::layout::STEP_SOCKET;
 use super::super::objects::Objects;
-use super::files::{Bench, number_of};
+use super::files::Bench;
 use super::socket::{self, MSG_DONTWAIT_NOSIGNAL};
 use super::{number, value};
 
@@ -56,7 +56,7 @@ pub(super) fn open_files(bench: &mut Bench<'_, '_>, descriptor: &Descriptor) -> 
             },
             _ => continue,
         };
-        bench.script.about(STEP_SOCKET, number_of(descriptor, index));
+        bench.about(STEP_SOCKET, index);
         let path = bench.script.text(path)?;
         bench.script.gives(0, number::OPEN, &[path, value(reopen_flags(flags)), value(0_u32)]);
         if offset != 0 {
@@ -68,14 +68,9 @@ pub(super) fn open_files(bench: &mut Bench<'_, '_>, descriptor: &Descriptor) -> 
 }
 
 /// Sends what is still to be sent. Options come after it, as sizes of buffers are among them.
-pub(super) fn send_all(
-    bench: &mut Bench<'_, '_>,
-    descriptor: &Descriptor,
-    objects: &Objects,
-    late: &[Late<'_>],
-) -> Result<(), RestoreError> {
+pub(super) fn send_all(bench: &mut Bench<'_, '_>, objects: &Objects, late: &[Late<'_>]) -> Result<(), RestoreError> {
     for Late { index, ends: [one, other] } in late {
-        bench.script.about(STEP_SOCKET, number_of(descriptor, *index));
+        bench.about(STEP_SOCKET, *index);
         for ((from, _), (_, to)) in [(other, one), (one, other)] {
             let Some(to) = to else { continue };
             socket::make_room(bench.script, *from, to)?;

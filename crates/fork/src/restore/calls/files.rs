@@ -20,9 +20,21 @@ pub(super) struct Bench<'s, 'w> {
     pub(super) fd_base: u32,
     next_slot: u32,
     slots: HashMap<u32, u32>,
+    /// Of each open file the first descriptor that leads to it.
+    numbers: HashMap<u32, u32>,
 }
 
 impl Bench<'_, '_> {
+    /// The first descriptor that leads to an open file: what a message names.
+    pub(super) fn number_of(&self, open_file: u32) -> u32 {
+        self.numbers.get(&open_file).copied().unwrap_or(0)
+    }
+
+    /// The calls that follow are a step of making an open file.
+    pub(super) fn about(&mut self, step: u32, open_file: u32) {
+        self.script.about(step, self.number_of(open_file));
+    }
+
     /// The descriptor under which an open file's object was put aside.
     pub(super) fn place_of(&self, open_file: u32) -> Option<u32> {
         self.slots.get(&open_file).map(|slot| self.fd_base + slot)
@@ -59,13 +71,17 @@ pub(super) fn make(
     around: Surroundings<'_>,
     script: &mut Script<'_>,
 ) -> Result<Made, RestoreError> {
-    let mut bench = Bench { script, fd_base, next_slot: passed, slots: HashMap::new() };
+    let mut numbers = HashMap::with_capacity(descriptor.open_files.len());
+    for entry in &descriptor.file_descriptors {
+        numbers.entry(entry.open_file).or_insert(entry.number);
+    }
+    let mut bench = Bench { script, fd_base, next_slot: passed, slots: HashMap::new(), numbers };
     for (index, file) in descriptor.open_files.iter().enumerate() {
         let index = index as u32;
-        let number = number_of(descriptor, index);
+        let number = bench.number_of(index);
         match file {
             OpenFile::TimerFd { clock, flags, ticks, time, is_cancelled_by_clock } => {
-                bench.script.about(STEP_TIMER_FD, number);
+                bench.about(STEP_TIMER_FD, index);
                 bench.script.gives(0, number::TIMERFD_CREATE, &[value(*clock), value(modes(*flags))]);
                 set_timer(bench.script, *time, *is_cancelled_by_clock)?;
                 set_ticks(bench.script, *ticks)?;
@@ -76,14 +92,14 @@ pub(super) fn make(
             }
             OpenFile::SignalFd { mask, flags } => {
                 const SIGNAL_SET_BYTES: u32 = 8;
-                bench.script.about(STEP_SIGNAL_FD, number);
+                bench.about(STEP_SIGNAL_FD, index);
                 let mask = bench.script.words(&[*mask])?;
                 let arguments = [Argument::Value(u64::MAX), mask, value(SIGNAL_SET_BYTES), value(modes(*flags))];
                 bench.script.gives(0, number::SIGNALFD4, &arguments);
                 bench.put_aside(0, index);
             }
             OpenFile::Process { pid, flags } => {
-                bench.script.about(STEP_OWN_PID, number);
+                bench.about(STEP_OWN_PID, index);
                 let arguments = [value(*pid), value(nonblocking(*flags))];
                 bench.script.gives(0, number::PIDFD_OPEN, &arguments);
                 bench.put_aside(0, index);
@@ -102,12 +118,6 @@ pub(super) fn make(
     terminal::make(&mut bench, descriptor, around.objects)?;
     socket::make(&mut bench, descriptor, around)?;
     Ok(Made { slots: bench.slots, end: bench.next_slot })
-}
-
-/// The first descriptor that leads to an open file: what a message names.
-pub(super) fn number_of(descriptor: &Descriptor, open_file: u32) -> u32 {
-    let first = descriptor.file_descriptors.iter().find(|entry| entry.open_file == open_file);
-    first.map_or(0, |entry| entry.number)
 }
 
 fn nonblocking(flags: u32) -> u32 {

@@ -6,7 +6,7 @@ use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::STEP_NAMED_PIPE;
-use super::files::{Bench, number_of};
+use super::files::Bench;
 use super::{number, value};
 
 /// Flags of an end that are set once it is open: an open(2) for one direction would wait for the other.
@@ -17,7 +17,9 @@ pub(super) fn make(bench: &mut Bench<'_, '_>, descriptor: &Descriptor, wanted: &
     let both = (OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let path = bench.script.text(wanted)?;
     let ends: Vec<(u32, u32, u32, &[u8])> = ends(descriptor, wanted).collect();
-    bench.script.about(STEP_NAMED_PIPE, ends.first().map_or(0, |end| number_of(descriptor, end.0)));
+    if let Some((first, ..)) = ends.first() {
+        bench.about(STEP_NAMED_PIPE, *first);
+    }
     bench.script.gives(0, number::OPEN, &[path, value(both)]);
     for (_, _, capacity, content) in &ends {
         bench.script.call(number::FCNTL, &[value(0_u32), value(number::F_SETPIPE_SZ), value(*capacity)]);

@@ -9,7 +9,7 @@ use super::super::RestoreError;
 use super::super::layout::STEP_SOCKET;
 use super::super::objects::Objects;
 use super::delivery::{self, Late, is_late};
-use super::files::{Bench, number_of};
+use super::files::Bench;
 use super::{Argument, Script, connection, number, socket_file, value, waiting};
 
 pub(super) const UNIX: u32 = 1;
@@ -44,7 +44,7 @@ pub(super) fn make(
     };
     let mut late = Vec::new();
     for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
-        bench.script.about(STEP_SOCKET, number_of(descriptor, index));
+        bench.about(STEP_SOCKET, index);
         match &socket.state {
             SocketState::Idle { peer, .. } => {
                 let peer = socket_file::reached(descriptor, socket.kind, peer);
@@ -73,8 +73,8 @@ pub(super) fn make(
             |other: &Socket| matches!(other.state, SocketState::Paired { pair: theirs, end: 1, .. } if theirs == *pair);
         let (other_index, other) = sockets()
             .find(|(_, other)| is_other(other))
-            .ok_or(RestoreError::NotMade { number: number_of(descriptor, index) })?;
-        bench.script.about(STEP_SOCKET, number_of(descriptor, index));
+            .ok_or(RestoreError::NotMade { number: bench.number_of(index) })?;
+        bench.about(STEP_SOCKET, index);
         connect(bench, descriptor, (socket, other), through, around)?;
         let sends_later = is_late(socket) || is_late(other);
         for (fd, socket) in [(0, socket), (1, other)] {
@@ -93,7 +93,7 @@ pub(super) fn make(
     waiting::make(bench, descriptor, around)?;
     socket_file::remove(bench, descriptor)?;
     connection::make(bench, descriptor)?;
-    delivery::send_all(bench, descriptor, around.objects, &late)
+    delivery::send_all(bench, around.objects, &late)
 }
 
 /// Two ends of the child's, or one that is still to become such.

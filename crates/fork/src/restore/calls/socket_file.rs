@@ -7,7 +7,7 @@ use farfork_wire::descriptor::{OpenFile, Socket, SocketFile, SocketState};
 use super::super::RestoreError;
 use super::super::layout::STEP_SOCKET;
 use super::super::objects::Objects;
-use super::files::{Bench, number_of};
+use super::files::Bench;
 use super::{Argument, Script, number, value};
 
 /// AT_FDCWD.
@@ -63,7 +63,7 @@ pub(super) fn reached(descriptor: &Descriptor, kind: u32, address: &[u8]) -> Vec
 /// Takes files away that the parent had removed, when all that goes through them is connected.
 pub(super) fn remove(bench: &mut Bench<'_, '_>, descriptor: &Descriptor) -> Result<(), RestoreError> {
     for (index, _, name, file) in files(descriptor).filter(|(.., file)| file.path.is_none()) {
-        bench.script.about(STEP_SOCKET, number_of(descriptor, index));
+        bench.about(STEP_SOCKET, index);
         let place = bench.script.text(&place_of(index, &String::from_utf8_lossy(name), file))?;
         bench.script.gives(0, number::UNLINK, &[place]);
     }

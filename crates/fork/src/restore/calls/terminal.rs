@@ -9,7 +9,7 @@ use super::super::RestoreError;
 use super::super::layout::STEP_TERMINAL;
 use super::super::objects::Objects;
 use super::super::terminals::{DIRECTORY, opened};
-use super::files::{Bench, number_of};
+use super::files::Bench;
 use super::{Script, number, value};
 
 /// From asm-generic/ioctls.h.
@@ -24,8 +24,9 @@ const TIOCSPTLCK: u64 = 0x4004_5431;
 pub(super) fn make(bench: &mut Bench<'_, '_>, descriptor: &Descriptor, objects: &Objects) -> Result<(), RestoreError> {
     for (index, terminal) in descriptor.terminals.iter().enumerate() {
         let ends = Ends::of(descriptor, index as u32);
-        let Some(slot) = ends.master.and_then(|index| objects.of_open_file(index)) else { continue };
-        bench.script.about(STEP_TERMINAL, ends.master.map_or(0, |index| number_of(descriptor, index)));
+        let here = ends.master.and_then(|master| Some((master, objects.of_open_file(master)?)));
+        let Some((master, slot)) = here else { continue };
+        bench.about(STEP_TERMINAL, master);
         one(bench, terminal, bench.fd_base + slot, &ends)?;
     }
     Ok(())

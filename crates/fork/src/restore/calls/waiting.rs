@@ -5,7 +5,7 @@ use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
 
 use super::super::RestoreError;
 use super::super::layout::STEP_SOCKET;
-use super::files::{Bench, number_of};
+use super::files::Bench;
 use super::socket::{self, SOCK_CLOEXEC, Surroundings, UNIX, as_owner};
 use super::{number, socket_file, value};
 
@@ -31,7 +31,7 @@ pub(super) fn make(
     }
     waiting.sort_by_key(|(turn, index, ..)| (*turn, *index));
     for (_, index, socket, through) in waiting {
-        bench.script.about(STEP_SOCKET, number_of(descriptor, index));
+        bench.about(STEP_SOCKET, index);
         let through = socket_file::reached(descriptor, socket.kind, through);
         connect(bench, (index, socket), &through, around)?;
         socket::shut_down(bench.script, 0, socket);
