@@ -9,10 +9,8 @@ use farfork_fabric::{Address, Connection};
 use farfork_trust::Credentials;
 use farfork_wire::NodeName;
 
+use crate::pager::IDLE_LIMIT;
 use crate::resume::ResumeError;
-
-/// How long a connection is kept that nobody uses, here and by a pager: as long as a user may think before the next fork.
-pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Most connections that are kept so; the one that was used first goes first.
 const IDLE_MAX: usize = 8;

@@ -13,8 +13,10 @@ use farfork_wire::ChildId;
 
 use crate::pager::{MemoryPlan, PagerClient, PlanError, Source, Strategy};
 use crate::phase;
-use crate::restore::{ChildPlan, Cradle, LocalNode, Prepared, Region, RestoreError, Restored, ZygotePlan};
-use crate::resume::{PAYLOAD_NAME, ResumeError, ResumeRequest, SeedSource};
+use crate::restore::{
+    ChildPlan, Cradle, LocalNode, PAYLOAD_NAME, Prepared, Region, RestoreError, Restored, ZygotePlan,
+};
+use crate::resume::{ResumeError, ResumeRequest, SeedSource};
 
 /// A zygote. Dropping it kills its process; the pager is told by whoever knows that no copy is being made.
 #[derive(Debug)]

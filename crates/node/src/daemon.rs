@@ -31,12 +31,13 @@ use tokio::task::JoinSet;
 
 use crate::acquaintances::Acquaintances;
 use crate::children::{self, ChildBudget, Children};
-use crate::engine::{Engine, PagerError, PagerLink, random_number};
+use crate::engine::{Engine, random_number};
 use crate::failure::Failure;
 use crate::heartbeat;
 use crate::metrics;
 use crate::node::Node;
 use crate::options::Options;
+use crate::pager_link::{PagerError, PagerLink};
 use crate::peers::Peers;
 use crate::program;
 use crate::run_dir::{Lock, RunDir, RunDirError};

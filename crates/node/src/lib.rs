@@ -32,6 +32,7 @@ mod metrics;
 mod network;
 mod node;
 pub mod options;
+mod pager_link;
 mod peers;
 pub mod phases;
 mod program;

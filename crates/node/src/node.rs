@@ -13,11 +13,12 @@ use tonic::Code;
 
 use crate::api::v1;
 use crate::children::{ChildBudget, Children};
-use crate::engine::{Engine, PagerLink};
+use crate::engine::Engine;
 use crate::failure::Failure;
 use crate::foresight::Foresight;
 use crate::limits::STARTING_MAX;
 use crate::metrics::Metrics;
+use crate::pager_link::PagerLink;
 use crate::peers::Peers;
 use crate::seeds::Seeds;
 use crate::starts::Starts;

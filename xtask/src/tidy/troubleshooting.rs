@@ -17,7 +17,7 @@ const COVERED: [&str; 8] = [
     "crates/fork/src/capture/error.rs",
     "crates/fork/src/restore/mod.rs",
     "crates/node/src/daemon.rs",
-    "crates/node/src/engine/pager.rs",
+    "crates/node/src/pager_link.rs",
     "crates/node/src/run_dir.rs",
 ];
 

@@ -5,6 +5,7 @@ pub(super) mod filters;
 pub(super) mod glibc;
 pub(super) mod inherited;
 pub(super) mod likeness;
+pub(super) mod link;
 pub(super) mod program;
 pub(super) mod root;
 pub(super) mod timers;
@@ -24,7 +25,8 @@ use farfork_wire::descriptor::{
     SeccompFilter, Thread,
 };
 
-use super::calls::ask::{Answers, word};
+use super::calls::ask::Answers;
+use super::calls::script::word;
 use super::error::CaptureError;
 use super::files::DELETED_SUFFIX;
 use super::stop::restart;
@@ -32,6 +34,7 @@ use super::stop::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
 use inherited::Inherited;
 use likeness::Likeness;
+use link::link;
 
 /// SCHED_RESET_ON_FORK, as sched_setscheduler(2) takes it.
 const RESET_ON_FORK: u32 = 0x4000_0000;
@@ -251,10 +254,4 @@ fn deleted_directory(subject: i32, name: &str) -> io::Result<Option<FileStatus>>
     let found = fs::metadata(link)?;
     let status = FileStatus { mode: found.mode() & PERMISSIONS, uid: found.uid(), gid: found.gid() };
     Ok((found.nlink() == 0).then_some(status))
-}
-
-/// A link of /proc as text.
-pub(super) fn link(pid: i32, subject: i32, name: &str) -> Result<String, CaptureError> {
-    let target = fs::read_link(format!("/proc/{subject}/{name}")).map_err(CaptureError::read(pid, name))?;
-    Ok(String::from_utf8_lossy(target.as_os_str().as_bytes()).into_owned())
 }

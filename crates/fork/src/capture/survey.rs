@@ -14,7 +14,7 @@ use super::error::{CaptureError, Refusal};
 use super::files::{self, OpenFd, ProgramSockets, Streams};
 use super::memory;
 use super::memory::FileSystems;
-use super::state::link;
+use super::state::link::link;
 use super::state::program::Program;
 use super::state::root::{self, Root};
 use super::state::{apart, filters, timers, users};

@@ -51,6 +51,7 @@ pub use journal::counters::PagerCounters;
 pub use keeper::station::{PagerError, SOCKET_FILE};
 pub use keeper::trusting::Trusting;
 pub use keeper::{PagerConfig, run};
+pub(crate) use owners::IDLE_LIMIT;
 pub use page_map::Segment;
 pub use plan::origin::{Origin, PlannedExtent, PlannedRun, Source};
 pub use plan::strategy::{Paging, Strategy, StrategyError};

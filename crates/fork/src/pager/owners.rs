@@ -20,7 +20,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::journal::SpaceNumber;
 use super::plan::populated::Populated;
 use super::working_set::Batch;
-use crate::owner_links::IDLE_LIMIT;
 
 /// Slots per bulk read. Larger ones cost no less per page, and make whoever waits for one of them wait longer.
 pub(super) const BULK_SLOTS: u64 = 32;
@@ -31,6 +30,9 @@ pub(super) const BULK_READS_MAX: usize = 4;
 
 /// With no more than so many on their way, others are asked for, in one go: a message costs as much as five pages.
 const BULK_READS_LEFT: usize = 2;
+
+/// How long a connection is kept that nobody uses, by a pager and by its node: as long as a user may think before the next fork.
+pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Most owners whose connections are kept so; the one that was left first goes first. Each has a few descriptors.
 const IDLE_OWNERS_MAX: usize = 8;

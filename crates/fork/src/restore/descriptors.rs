@@ -15,7 +15,6 @@ use super::layout::{
 use super::objects::Objects;
 use super::tree::Place;
 use super::writer::PlanWriter;
-use crate::resume::PAYLOAD_NAME;
 
 /// Flags that belong to the act of opening, not to the open file; and O_ASYNC, which open(2) only pretends to set.
 const ONLY_AT_OPEN: OFlags = OFlags::CREATE
@@ -23,6 +22,9 @@ const ONLY_AT_OPEN: OFlags = OFlags::CREATE
     .union(OFlags::TRUNC)
     .union(OFlags::CLOEXEC)
     .union(OFlags::from_bits_retain(O_ASYNC));
+
+/// Name of the payload in the container's private directory.
+pub const PAYLOAD_NAME: &str = "payload";
 
 /// Number under which a child finds its payload open, unless its parent used that number, for something else than a payload of its own.
 pub const PAYLOAD_FD: u32 = 1000;

@@ -54,7 +54,7 @@ use crate::kernel;
 
 pub use bearer::First;
 pub(crate) use confinement::confined;
-pub use descriptors::PAYLOAD_FD;
+pub use descriptors::{PAYLOAD_FD, PAYLOAD_NAME};
 pub use files::FilesThere;
 pub use gate::{go_and_tell, unfit_to_wait, unpause, wait_gone};
 pub use network::{has_addresses, taking_socket};

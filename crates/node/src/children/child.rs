@@ -23,8 +23,8 @@ use tonic::Code;
 use super::limit::Killer;
 use super::{Ended, Output, OutputWatch, Record};
 use crate::api::v1;
-use crate::engine::PagerLink;
 use crate::failure::Failure;
+use crate::pager_link::PagerLink;
 
 /// What kills a child: it cannot be caught.
 pub(super) const SIGKILL: u32 = rustix::process::Signal::KILL.as_raw().unsigned_abs();

@@ -11,9 +11,9 @@ use farfork_fork::resume::STATUS_FILE;
 use super::{Child, Ended, Exit, limit};
 use crate::clock;
 use crate::descriptor_watch::watch_readable;
-use crate::engine::PagerLink;
 use crate::limits::ATTACH_GRACE;
 use crate::network::Doors;
+use crate::pager_link::PagerLink;
 
 /// Who lives for longer leaves no root: to hold it costs the daemon a descriptor, and to make the next one is little beside such a life.
 const HEIRS_LIMIT: Duration = Duration::from_secs(5);

@@ -31,10 +31,10 @@ use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 use tonic::Code;
 
-use crate::engine::PagerLink;
 use crate::failure::Failure;
 use crate::limits::ENDED_CHILDREN_MAX;
 use crate::network::{Doors, Published, Reopened};
+use crate::pager_link::PagerLink;
 use crate::run_dir::RunDir;
 
 pub(crate) use budget::ChildBudget;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use farfork_fork::pager::{ClientError, PagerCounters};
 
 use super::Child;
-use crate::engine::PagerLink;
+use crate::pager_link::PagerLink;
 
 /// The sums as far as no child that is listed has them.
 #[derive(Debug, Default)]

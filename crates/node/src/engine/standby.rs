@@ -19,8 +19,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_fork::phase;
-use farfork_fork::restore::{self, FilesThere, unfit_to_wait};
-use farfork_fork::resume::{PAYLOAD_NAME, SeedSource};
+use farfork_fork::restore::{self, FilesThere, PAYLOAD_NAME, unfit_to_wait};
+use farfork_fork::resume::SeedSource;
 use farfork_wire::{SeedId, Token};
 
 use super::start::{Asked, Came, Lot, Standing, Whose};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use farfork_wire::ChildId;
 
-use super::PagerLink;
 use super::nest;
+use crate::pager_link::PagerLink;
 
 /// A child's directory, and the pager's knowledge of it, before the child stands.
 #[derive(Debug)]

@@ -29,10 +29,11 @@ use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::{ChildId, NodeName, SeedId};
 use tokio::sync::Notify;
 
-use super::{PagerLink, StartOptions, random_number};
+use super::{StartOptions, random_number};
 use crate::api::v1::ZygoteUse;
 use crate::limits::START_TIMEOUT;
 use crate::network::Network;
+use crate::pager_link::PagerLink;
 use crate::run_dir::RunDir;
 
 /// An unused zygote goes after this: who forks a seed again later than that can wait a millisecond. No node is told that

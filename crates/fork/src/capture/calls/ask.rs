@@ -13,7 +13,7 @@ use farfork_wire::descriptor::{AltStack, IntervalTimer};
 
 use super::inject::Call;
 use super::lifeline::{ANSWER_BYTES, Lifeline, Task};
-use super::script;
+use super::script::{self, word};
 use crate::capture::state::Standing;
 use crate::capture::state::glibc;
 use crate::capture::state::timers::{self, TIME_BYTES};
@@ -165,9 +165,4 @@ pub(in crate::capture) fn parse_alt_stack(bytes: &[u8]) -> AltStack {
 pub(in crate::capture) fn forbids_time_stamps(bytes: &[u8], at: usize) -> bool {
     const PR_TSC_SIGSEGV: u32 = 2;
     word(bytes, at) as u32 == PR_TSC_SIGSEGV
-}
-
-/// The word at an offset.
-pub(in crate::capture) fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]))
 }

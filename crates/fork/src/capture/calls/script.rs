@@ -87,7 +87,12 @@ pub(in crate::capture) fn encode(calls: &[Call], (pid, tid): (u32, u32), end: En
 
 /// What call `index` of a finished script gave.
 pub(in crate::capture) fn result(script: &[u8], index: usize) -> u64 {
-    super::ask::word(script, index * ENTRY_BYTES + RESULT_AT)
+    word(script, index * ENTRY_BYTES + RESULT_AT)
+}
+
+/// The word at an offset of a script, or of what calls wrote.
+pub(in crate::capture) fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(std::array::from_fn(|index| bytes[at + index]))
 }
 
 /// A script under way.
@@ -164,7 +169,7 @@ mod tests {
     fn a_script_ends_with_the_threads_own_signal() {
         let call = Call::new("brk", 12, [7]);
         let bytes = encode(&[call], (3, 4), EndSignal(23));
-        let words: Vec<u64> = bytes.chunks(8).map(|word| super::super::ask::word(word, 0)).collect();
+        let words: Vec<u64> = bytes.chunks(8).map(|word| super::word(word, 0)).collect();
         assert_eq!((words.len(), words[0], words[1]), (24, 12, 7));
         assert_eq!((words[8], &words[9..12]), (TGKILL, &[3, 4, 23][..]));
         assert_eq!(words[16], u64::MAX);

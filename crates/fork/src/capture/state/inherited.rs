@@ -16,10 +16,10 @@ use std::os::unix::fs::FileExt;
 use farfork_sys::ptrace::Registers;
 use farfork_wire::descriptor::{AltStack, SignalAction};
 
-use crate::capture::calls::ask::{PRCTL, alt_stack_call, forbids_time_stamps, parse_alt_stack, time_stamps_call, word};
+use crate::capture::calls::ask::{PRCTL, alt_stack_call, forbids_time_stamps, parse_alt_stack, time_stamps_call};
 use crate::capture::calls::inject::{Call, Injector};
 use crate::capture::calls::lifeline::{DESKS_BYTES_MIN, Lifeline};
-use crate::capture::calls::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running};
+use crate::capture::calls::script::{self, ENTRIES_ADDED, ENTRY_BYTES, Running, word};
 use crate::capture::error::CaptureError;
 use crate::capture::tracer::post::at_once;
 

@@ -2,7 +2,8 @@
 //! afterwards, on the way to the answer; what stands in memory (arguments) is, for memory is locked while it is copied.
 
 use crate::capture::error::CaptureError;
-use crate::capture::state::{link, users};
+use crate::capture::state::link::link;
+use crate::capture::state::users;
 
 /// What was read.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, open, ope
 
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::files::{NO_PATH, own};
-use crate::capture::state::link;
+use crate::capture::state::link::link;
 
 /// What shows a tree's files: a process in its mount namespace, with the root of that.
 #[derive(Debug, Clone, Copy)]

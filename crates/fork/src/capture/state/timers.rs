@@ -8,10 +8,9 @@ use std::time::Instant;
 use farfork_sys::process;
 use farfork_wire::descriptor::{IntervalTimer, NUMBERS_MAX, PosixTimer, TimeLeft};
 
-use crate::capture::calls::ask::word;
 use crate::capture::calls::inject::{Call, Injector};
 use crate::capture::calls::lifeline::{DESKS_BYTES_MIN, Lifeline};
-use crate::capture::calls::script::{self, ENTRIES_ADDED, ENTRY_BYTES};
+use crate::capture::calls::script::{self, ENTRIES_ADDED, ENTRY_BYTES, word};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::stop::stopped::StoppedThread;
 

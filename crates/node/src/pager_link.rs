@@ -44,7 +44,7 @@ pub(crate) struct PagerLink {
 impl PagerLink {
     /// The way to one that nobody started.
     #[cfg(test)]
-    pub(super) fn nowhere() -> Self {
+    pub(crate) fn nowhere() -> Self {
         Self { client: PagerClient::new(Path::new("/nonexistent")) }
     }
 

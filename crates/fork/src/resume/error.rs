@@ -1,0 +1,56 @@
+//! Why a seed does not become a child.
+
+use std::io;
+
+use farfork_container::ContainerError;
+use farfork_fabric::BlockingError;
+use farfork_wire::descriptor::DecodeError;
+
+use crate::eager::EagerError;
+use crate::pager::{ClientError, PlanError};
+use crate::restore::RestoreError;
+
+/// Why a seed did not become a child. Nothing of the child is left once its container is dropped.
+#[derive(Debug, thiserror::Error)]
+pub enum ResumeError {
+    /// The descriptor or shared memory could not be read from the owner.
+    #[error("{what} could not be read from its owner: {cause}")]
+    Fetch {
+        /// What was read.
+        what: &'static str,
+        /// Why not.
+        cause: BlockingError,
+    },
+    /// The owner's bytes are no descriptor.
+    #[error(transparent)]
+    Descriptor(#[from] DecodeError),
+    /// The child could not be restored.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// The container did not take the payload.
+    #[error(transparent)]
+    Container(#[from] ContainerError),
+    /// The memory plan could not be written.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The pager does not serve the child.
+    #[error(transparent)]
+    Pager(#[from] ClientError),
+    /// It is to have all of its memory before it runs, and does not get it.
+    #[error(transparent)]
+    Eager(#[from] EagerError),
+    /// The node's own means.
+    #[error("{what} could not be made: {cause}")]
+    Local {
+        /// What.
+        what: &'static str,
+        /// errno.
+        cause: io::Error,
+    },
+}
+
+impl ResumeError {
+    pub(crate) fn local(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |cause| Self::Local { what, cause }
+    }
+}

@@ -1,0 +1,129 @@
+//! Resume: a seed becomes a running child on this node. Here the descriptor, the container, the restorer and the pager
+//! come together; each does its own part in its own module.
+
+mod error;
+mod source;
+
+use std::borrow::Cow;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use farfork_container::Container;
+use farfork_wire::ChildId;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use crate::eager;
+use crate::pager::{MemoryPlan, PagerClient, Paging, Strategy};
+use crate::phase;
+use crate::restore::{
+    self, ChildPlan, First, LocalNode, PAYLOAD_NAME, Prepared, RestoreError, Restored, StandardStreams,
+};
+pub use error::ResumeError;
+pub use source::{OtherSeeds, OwnSeeds, SeedSource};
+
+/// The file in a child's directory in which its container's stub leaves the wait status, four bytes.
+pub const STATUS_FILE: &str = "exit";
+
+/// A wait status, as wait(2) gives it.
+const STATUS_BYTES: u64 = 4;
+
+/// What a child is resumed from and into.
+#[derive(Debug)]
+pub struct ResumeRequest<'a> {
+    /// The child.
+    pub child: &'a ChildId,
+    /// Its directory on the node.
+    pub directory: &'a Path,
+    /// Its seed.
+    pub source: &'a SeedSource,
+    /// Where it is to live.
+    pub container: &'a Container,
+    /// Its standard streams.
+    pub streams: StandardStreams,
+    /// Where its container's stub leaves its wait status: of [`make_status_file`].
+    pub status_file: OwnedFd,
+    /// Where its parent waited to be told what it is: a socket with the answer in it.
+    pub caller: Option<OwnedFd>,
+    /// Bytes that it finds in a file of its own.
+    pub payload: Option<&'a [u8]>,
+    /// Whether it waits, complete, before its first instruction.
+    pub paused: bool,
+    /// Whether it is to have no more rights than its own data needs.
+    pub untrusted: bool,
+    /// How its pages are fetched.
+    pub strategy: Strategy,
+    /// How long all this may take.
+    pub limit: Duration,
+}
+
+/// Makes the child. When this returns it runs, or waits if it is to be paused, and its memory is served.
+///
+/// # Errors
+/// [`ResumeError`]; the caller drops the container, and tells the pager to release the child. A child that the pager
+/// refuses may have run up to the first page that it misses.
+pub fn resume(request: ResumeRequest<'_>, node: &LocalNode, pager: &PagerClient) -> Result<Restored, ResumeError> {
+    let ResumeRequest { child, directory, source, container, streams, status_file, caller, payload, .. } = request;
+    let ResumeRequest { paused, untrusted, strategy, limit, .. } = request;
+    let (deadline, is_eager) = (Instant::now() + limit, strategy.paging == Paging::Eager);
+    let put = |bytes| phase!("resume.payload", container.put_file(PAYLOAD_NAME, bytes, 0o444));
+    let payload = payload.map(put).transpose()?;
+    let shared = phase!("resume.shared", source.fetch_shared(deadline))?;
+    let first = container.waiter().map(|waiter| First { init: container.init().as_fd(), waiter });
+    let descriptor = match untrusted {
+        true => Cow::Owned(restore::confined(&source.descriptor, container.users())?),
+        false => Cow::Borrowed(&*source.descriptor),
+    };
+    let mut prepared = Prepared::new(ChildPlan {
+        descriptor: &descriptor,
+        node,
+        stub_pid: container.asked_pid(),
+        control: container.control(),
+        streams,
+        shared,
+        caller,
+        payload: payload.as_deref(),
+        paused: paused || is_eager,
+        zygote: None,
+        untrusted,
+        users: first.zip(container.users()),
+    })?;
+    let (pager_end, child_end) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
+    farfork_sys::fdpass::tell_sender(pager_end.as_fd()).map_err(ResumeError::local("a socket"))?;
+    let building = phase!("resume.child");
+    let left = deadline.saturating_duration_since(Instant::now());
+    // The stub builds it while the pager is told of it, and takes it on: nobody waits for another.
+    let begun = prepared.begin(child_end.as_fd(), status_file.as_fd(), left)?;
+    let plan = MemoryPlan::from_descriptor(&source.descriptor, source.sources(), &prepared.registered(), strategy);
+    phase!("resume.memory", plan.write(directory))?;
+    let adoption = phase!("resume.ask", pager.begin_adoption(child, directory, pager_end));
+    let restored = begun.await_child();
+    drop(building);
+    phase!("resume.adopt", adoption.wait())?;
+    let mut restored = restored?;
+    if is_eager {
+        restored.realtime_ns = phase!("resume.eager", eager::fetch_all(child, restored.pid, pager, deadline))?;
+        if !paused {
+            restore::unpause(container.control()).map_err(RestoreError::Control)?;
+        }
+    }
+    Ok(restored)
+}
+
+/// Makes the file in which the container's stub leaves the wait status. Its block is taken now, so that the child's end is told also where
+/// the file system is full by then, and does not count as memory of the container's.
+///
+/// # Errors
+/// As open(2) and fallocate(2).
+pub fn make_status_file(directory: &Path) -> io::Result<OwnedFd> {
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(directory.join(STATUS_FILE))?;
+    match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, STATUS_BYTES) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(file.into()),
+        Err(error) => Err(error.into()),
+    }
+}

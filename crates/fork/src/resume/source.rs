@@ -1,0 +1,179 @@
+//! Seeds as a node knows them that has children of theirs: what is read from their owners.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use farfork_fabric::{Address, Connection, SeedKey};
+use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, ExtentId, Layer, SharedObject, USER_SPACE_END};
+use farfork_wire::{Descriptor, NodeName, SeedId};
+
+use super::error::ResumeError;
+use crate::owner_links::OwnerLinks;
+use crate::pager::{MemoryPlan, Source, Strategy};
+use crate::phase;
+use crate::seed::SeedTable;
+
+/// Bytes of shared memory that are fetched and written at a time.
+const SHARED_CHUNK_BYTES: usize = 4 << 20;
+
+/// The seeds of this node itself, which it reads by another way than through the network.
+#[derive(Debug, Clone)]
+pub struct OwnSeeds {
+    /// This node.
+    pub node: NodeName,
+    /// Where they are served to it.
+    pub address: Address,
+    /// What they are, for this process is the one that serves them.
+    pub table: Arc<SeedTable>,
+}
+
+impl OwnSeeds {
+    /// Where this node reads a seed that others read at `address`.
+    fn address_of(&self, seed: &SeedId, address: &Address) -> Address {
+        if *seed.node() == self.node { self.address.clone() } else { address.clone() }
+    }
+
+    /// The descriptor of one of them, for whoever has what opens it.
+    fn descriptor_of(&self, key: &SeedKey) -> Option<Arc<Descriptor>> {
+        let seed = self.table.get(&key.seed).filter(|seed| seed.key().token == key.token)?;
+        Some(seed.descriptor().clone())
+    }
+}
+
+/// For pages of another seed that an image is to have: its owner reads them from memory, or from an image of its own.
+const INHERITED_LIMIT: Duration = Duration::from_secs(30);
+
+/// Reads seeds that others inherit from.
+#[derive(Debug, Clone)]
+pub struct OtherSeeds {
+    /// This node's.
+    pub own: OwnSeeds,
+    /// How others' owners are reached.
+    pub links: Arc<OwnerLinks>,
+}
+
+impl OtherSeeds {
+    /// Fills `into` from an offset of an extent. Blocks.
+    pub(crate) fn read(
+        &self,
+        layer: &Layer,
+        extent: ExtentId,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), ResumeError> {
+        let Layer { seed, token, owner } = layer;
+        let (address, key) =
+            (self.own.address_of(seed, &Address::Tcp(*owner)), SeedKey { seed: seed.clone(), token: *token });
+        let (key, deadline) = (Arc::new(key), Instant::now() + INHERITED_LIMIT);
+        self.links.with(&address, seed.node(), |connection| {
+            farfork_fabric::read_blocking(connection, &key, extent, offset, into, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "inherited memory", cause })
+        })
+    }
+}
+
+/// A seed as another node knows it.
+#[derive(Debug, Clone)]
+pub struct SeedSource {
+    /// Which seed, and what opens it.
+    pub key: Arc<SeedKey>,
+    /// Where its owner serves it.
+    pub owner: Address,
+    /// How the owner is reached.
+    pub links: Arc<OwnerLinks>,
+    /// Its state.
+    pub descriptor: Arc<Descriptor>,
+    /// What it has in common with other seeds of its parent ([`Descriptor::lineage`]).
+    pub lineage: Arc<str>,
+    own: OwnSeeds,
+}
+
+impl SeedSource {
+    /// Reads and validates the descriptor of a seed that other nodes read at `address`; one of this node's own is at hand.
+    ///
+    /// # Errors
+    /// [`ResumeError::Fetch`], [`ResumeError::Descriptor`].
+    pub fn fetch(
+        key: Arc<SeedKey>,
+        address: &Address,
+        own: OwnSeeds,
+        links: &Arc<OwnerLinks>,
+        deadline: Instant,
+    ) -> Result<Self, ResumeError> {
+        let owner = own.address_of(&key.seed, address);
+        if let Some(descriptor) = phase!("descriptor.read", own.descriptor_of(&key)) {
+            return Ok(Self::new((key, descriptor), owner, links, own));
+        }
+        let extent = ExtentId::DESCRIPTOR;
+        let read = |connection: &mut dyn Connection| {
+            farfork_fabric::fetch(connection, &key, extent, DESCRIPTOR_BYTES_MAX, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "the seed's descriptor", cause })
+        };
+        let bytes = phase!("descriptor.read", links.with(&owner, key.seed.node(), read))?;
+        let descriptor = Arc::new(phase!("descriptor.decode", farfork_wire::descriptor::decode(&bytes))?);
+        Ok(Self::new((key, descriptor), owner, links, own))
+    }
+
+    fn new(
+        (key, descriptor): (Arc<SeedKey>, Arc<Descriptor>),
+        owner: Address,
+        links: &Arc<OwnerLinks>,
+        own: OwnSeeds,
+    ) -> Self {
+        let lineage = descriptor.lineage(key.seed.node()).into();
+        Self { key, owner, links: Arc::clone(links), descriptor, lineage, own }
+    }
+
+    /// The seeds that pages of its children come from: itself, and its layers.
+    pub(crate) fn sources(&self) -> Vec<Source> {
+        let layers = self.descriptor.layers.iter().map(|layer| {
+            let Layer { seed, token, owner } = layer;
+            let owner = self.own.address_of(seed, &Address::Tcp(*owner));
+            Source { seed: seed.clone(), token: *token, owner }
+        });
+        std::iter::once(Source::new(&self.key, self.owner.clone())).chain(layers).collect()
+    }
+
+    /// The plan of all its memory, for a pager that shall have pages of it before there is a child.
+    pub fn memory_plan(&self) -> MemoryPlan {
+        let everything = vec![std::slice::from_ref(&(0..USER_SPACE_END)); self.descriptor.process_count()];
+        MemoryPlan::from_descriptor(&self.descriptor, self.sources(), &everything, Strategy::default())
+    }
+
+    /// Copies the seed's shared memory here: it cannot be paged safely, so it is complete before a child runs.
+    pub(crate) fn fetch_shared(&self, deadline: Instant) -> Result<Vec<File>, ResumeError> {
+        let objects = &self.descriptor.shared_objects;
+        if objects.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.links.with(&self.owner, self.key.seed.node(), |connection| {
+            objects.iter().map(|object| self.fetch_object(object, connection, deadline)).collect()
+        })
+    }
+
+    fn fetch_object(
+        &self,
+        object: &SharedObject,
+        connection: &mut dyn Connection,
+        deadline: Instant,
+    ) -> Result<File, ResumeError> {
+        use std::os::unix::fs::FileExt;
+        let file =
+            farfork_sys::memfd::create(&object.name, object.seals.is_some()).map_err(ResumeError::local("a memfd"))?;
+        file.set_len(object.bytes).map_err(ResumeError::local("a memfd"))?;
+        let mut chunk = vec![0; SHARED_CHUNK_BYTES];
+        // Only what holds data: the rest of a new memfd is zeroes.
+        for run in &self.descriptor.extents[object.extent.0 as usize].populated {
+            let first = run.first * farfork_wire::PAGE_SIZE;
+            let end = (first + run.count * farfork_wire::PAGE_SIZE).min(object.bytes);
+            for offset in (first..end).step_by(SHARED_CHUNK_BYTES) {
+                let part = &mut chunk[..((end - offset) as usize).min(SHARED_CHUNK_BYTES)];
+                farfork_fabric::read_blocking(connection, &self.key, object.extent, offset, part, deadline)
+                    .map_err(|cause| ResumeError::Fetch { what: "the seed's shared memory", cause })?;
+                file.write_all_at(part, offset).map_err(ResumeError::local("a memfd"))?;
+            }
+        }
+        Ok(file)
+    }
+}
