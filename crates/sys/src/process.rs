@@ -24,8 +24,8 @@ pub use call::{SystemCall, waits_in};
 pub use fd::{EpollEntry, EventCounter, FdDirectory, FdInfo, LockEntry, LockKind, TimerState, WatchEntry};
 pub use maps::{MapEntry, maps, smaps};
 pub use query::{
-    DeadlineAttributes, SchedulingAttributes, Table, is_one_open_file, robust_list, same_open_file, scheduling,
-    share_table,
+    DeadlineAttributes, SchedulingAttributes, Table, is_one_open_file, order_of_open_files, robust_list,
+    same_open_file, scheduling, share_table,
 };
 pub use residence::Residence;
 pub use stat::Stat;

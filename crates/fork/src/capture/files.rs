@@ -6,6 +6,7 @@
 
 mod build;
 mod contents;
+mod firsts;
 mod flights;
 mod kind;
 mod made;

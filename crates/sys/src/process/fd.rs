@@ -101,12 +101,14 @@ pub struct FdInfo {
 }
 
 /// The state of an eventfd(2).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EventCounter {
     /// The counter.
     pub count: u64,
     /// EFD_SEMAPHORE.
     pub semaphore: bool,
+    /// Its number, which no other on the machine has; `None` of kernels before 5.2.
+    pub number: Option<u32>,
 }
 
 /// One file that an epoll(7) watches.
@@ -158,6 +160,7 @@ impl FdInfo {
             "mnt_id" => self.mount = value.parse().ok()?,
             "ino" => self.inode = value.parse().ok()?,
             "eventfd-count" => self.counter().count = u64::from_str_radix(value, 16).ok()?,
+            "eventfd-id" => self.counter().number = Some(value.parse().ok()?),
             "eventfd-semaphore" => self.counter().semaphore = value != "0",
             "tfd" => self.epoll.push(parse_epoll_entry(value)?),
             "clockid" => self.timer().clock = value.parse().ok()?,
@@ -179,7 +182,7 @@ impl FdInfo {
     }
 
     fn counter(&mut self) -> &mut EventCounter {
-        self.event_counter.get_or_insert(EventCounter { count: 0, semaphore: false })
+        self.event_counter.get_or_insert_default()
     }
 }
 
@@ -214,9 +217,11 @@ mod tests {
 
     #[test]
     fn an_eventfd_is_read() {
-        let info =
-            FdInfo::parse("pos:\t0\nflags:\t02\neventfd-count:               1f\neventfd-semaphore: 1\n").unwrap();
-        assert_eq!(info.event_counter, Some(EventCounter { count: 31, semaphore: true }));
+        let info = FdInfo::parse(
+            "pos:\t0\nflags:\t02\neventfd-count:               1f\neventfd-id: 7\neventfd-semaphore: 1\n",
+        )
+        .unwrap();
+        assert_eq!(info.event_counter, Some(EventCounter { count: 31, semaphore: true, number: Some(7) }));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! System calls that ask about another task.
 
+use std::cmp::Ordering;
 use std::io;
 use std::mem::size_of;
 use std::ptr;
@@ -25,6 +26,18 @@ pub fn is_one_open_file(a: (i32, u32), b: (i32, u32)) -> io::Result<bool> {
     are_same((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))
 }
 
+/// How the open file descriptions of two such descriptors are ordered, as the kernel orders all of them: equal where they are one.
+///
+/// # Errors
+/// As [`same_open_file`].
+pub fn order_of_open_files(a: (i32, u32), b: (i32, u32)) -> io::Result<Ordering> {
+    Ok(match compare((a.0, b.0), KCMP_FILE, (u64::from(a.1), u64::from(b.1)))? {
+        0 => Ordering::Equal,
+        1 => Ordering::Less,
+        _ => Ordering::Greater,
+    })
+}
+
 /// What clone(2) may have two processes share; the numbers are kcmp(2)'s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Table {
@@ -46,10 +59,15 @@ pub fn share_table(a: i32, b: i32, table: Table) -> io::Result<bool> {
     are_same((a, b), table as libc::c_int, (0, 0))
 }
 
-fn are_same((a, b): (i32, i32), what: libc::c_int, (first, second): (u64, u64)) -> io::Result<bool> {
+fn are_same(processes: (i32, i32), what: libc::c_int, objects: (u64, u64)) -> io::Result<bool> {
+    Ok(compare(processes, what, objects)? == 0)
+}
+
+/// 0: the same; 1, 2: below, above.
+fn compare((a, b): (i32, i32), what: libc::c_int, (first, second): (u64, u64)) -> io::Result<libc::c_long> {
     // SAFETY: kcmp takes numbers only.
     let order = unsafe { libc::syscall(libc::SYS_kcmp, a, b, what, first, second) };
-    if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order == 0) }
+    if order < 0 { Err(io::Error::last_os_error()) } else { Ok(order) }
 }
 
 /// Head and registered length (bytes) of a thread's list of robust futexes; a head of 0 for none.

@@ -14,6 +14,7 @@ use farfork_wire::descriptor::{
 };
 
 use super::contents::{Contents, PipeState};
+use super::firsts::Firsts;
 use super::sockets::{self, Sockets, Usual};
 use super::terminal::TerminalEnd;
 use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object};
@@ -24,18 +25,13 @@ use crate::capture::survey::Profile;
 
 const O_CLOEXEC: u32 = 0o2_000_000;
 
-/// The descriptor that an open file was first met under, with its process; and the file's index.
-type First = ((i32, u32), u32);
-
 /// The open files of a tree of processes, in the making.
 #[derive(Debug, Default)]
 pub(crate) struct OpenFiles {
     pub(crate) files: Vec<OpenFile>,
     /// Those that its processes drive, ascending.
     pub(crate) terminals: Vec<Terminal>,
-    /// By device and inode: the descriptors that open files were first met under, each with its process, and the files'
-    /// indices.
-    firsts: BTreeMap<(u64, u64), Vec<First>>,
+    firsts: Firsts,
     /// Inodes of sockets, by the files' indices.
     pub(super) sockets: BTreeMap<u32, u64>,
     /// Of the first process.
@@ -162,8 +158,12 @@ impl Builder<'_> {
     /// The open file that a descriptor leads to, which is added where it is new.
     pub(super) fn index_of(&mut self, fd: &OpenFd, now: &FdInfo) -> Result<u32, CaptureError> {
         let info = &self.info(fd, now)?.clone();
-        Ok(match self.known(fd) {
-            Some((index, is_own)) => {
+        let (identity, descriptor) = (fd.identity(info), (self.subject, fd.number));
+        // The three standard streams stay apart.
+        let known = if fd.is_standard { None } else { self.all.firsts.of(identity, descriptor) };
+        Ok(match known {
+            Some(((first, _), index)) => {
+                let is_own = first == self.subject;
                 let is_duplicate = is_own || self.files.descriptors.iter().any(|known| known.open_file == index);
                 if !is_duplicate && !self.are_on_their_way {
                     self.hold_alone(fd, info);
@@ -178,8 +178,7 @@ impl Builder<'_> {
                     if !self.are_on_their_way {
                         self.hold(fd, info);
                     }
-                    let first = ((self.subject, fd.number), index);
-                    self.all.firsts.entry((fd.device, fd.inode)).or_default().push(first);
+                    self.all.firsts.add(identity, descriptor, index);
                 }
                 index
             }
@@ -188,18 +187,6 @@ impl Builder<'_> {
 
     fn unstable(&self, fd: &OpenFd) -> CaptureError {
         CaptureError::Unstable { pid: self.pid, what: format!("fd {}", fd.number) }
-    }
-
-    /// The open file of an earlier descriptor that this one is a duplicate of, and whether that was the process's own. The
-    /// three standard streams stay apart.
-    fn known(&self, fd: &OpenFd) -> Option<(u32, bool)> {
-        if fd.is_standard {
-            return None;
-        }
-        let same_inode = self.all.firsts.get(&(fd.device, fd.inode))?;
-        let is_same = |first: (i32, u32)| process::is_one_open_file(first, (self.subject, fd.number)).unwrap_or(false);
-        let (first, open_file) = same_inode.iter().find(|(first, _)| is_same(*first))?;
-        Some((*open_file, first.0 == self.subject))
     }
 
     fn open_file(&mut self, fd: &OpenFd, info: &FdInfo) -> Result<OpenFile, CaptureError> {

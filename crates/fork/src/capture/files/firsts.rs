@@ -1,0 +1,75 @@
+//! Which open file a descriptor leads to: the descriptors that open files were first met under.
+//!
+//! Those of one inode may lead to one open file, or to several. kcmp(2) tells, and orders them, so that each is found by a few
+//! comparisons also where thousands have one inode: all that are no files (eventfd, timerfd, epoll) have the same.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use farfork_sys::process::{self, FdInfo};
+
+use super::OpenFd;
+
+/// A descriptor, and the process that has it.
+pub(super) type Descriptor = (i32, u32);
+
+/// What all descriptors of an open file have in common: device and inode, and an eventfd's number.
+pub(super) type Identity = (u64, u64, Option<u32>);
+
+/// Of each open file the descriptor that it was first met under, and its index. Those that are alike are in the kernel's order.
+#[derive(Debug, Default)]
+pub(super) struct Firsts(BTreeMap<Identity, Vec<(Descriptor, u32)>>);
+
+impl OpenFd {
+    /// What it has in common with all that lead to its open file.
+    pub(super) fn identity(&self, info: &FdInfo) -> Identity {
+        (self.device, self.inode, info.event_counter.and_then(|counter| counter.number))
+    }
+}
+
+impl Firsts {
+    /// The open file that a descriptor leads to, with the descriptor that it was first met under; both processes stand.
+    pub(super) fn of(&self, identity: Identity, descriptor: Descriptor) -> Option<(Descriptor, u32)> {
+        let alike = self.0.get(&identity)?;
+        place(alike, descriptor).ok().map(|place| alike[place])
+    }
+
+    /// Adds an open file that a descriptor is the first to lead to.
+    pub(super) fn add(&mut self, identity: Identity, descriptor: Descriptor, open_file: u32) {
+        let alike = self.0.entry(identity).or_default();
+        if let Err(place) = place(alike, descriptor) {
+            alike.insert(place, (descriptor, open_file));
+        }
+    }
+}
+
+/// Where one that leads to the same open file is, or is to be. What the kernel does not tell, as of a process that was killed, is another file.
+fn place(alike: &[(Descriptor, u32)], descriptor: Descriptor) -> Result<usize, usize> {
+    alike.binary_search_by(|(first, _)| process::order_of_open_files(*first, descriptor).unwrap_or(Ordering::Less))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsRawFd, OwnedFd};
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::Firsts;
+
+    #[test]
+    fn each_duplicate_is_found_among_many_of_one_inode() {
+        let files: Vec<OwnedFd> = (0..100).map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap()).collect();
+        let duplicates: Vec<OwnedFd> = files.iter().map(|file| file.try_clone().unwrap()).collect();
+        let own = std::process::id().cast_signed();
+        let descriptor = |file: &OwnedFd| (own, file.as_raw_fd().cast_unsigned());
+        let (mut firsts, identity) = (Firsts::default(), (0, 0, None));
+        for (index, file) in files.iter().enumerate() {
+            assert_eq!(firsts.of(identity, descriptor(file)), None, "none of those before is it");
+            firsts.add(identity, descriptor(file), index as u32);
+        }
+        for (index, (file, duplicate)) in files.iter().zip(&duplicates).enumerate() {
+            assert_eq!(firsts.of(identity, descriptor(duplicate)), Some((descriptor(file), index as u32)));
+        }
+        assert_eq!(firsts.of((0, 1, None), descriptor(&files[0])), None, "another inode");
+    }
+}
