@@ -23,7 +23,6 @@ use tonic::Code;
 
 use crate::affinity;
 use crate::api::v1;
-use crate::clock;
 use crate::failure::Failure;
 use crate::limits::PREPARE_TIMEOUT;
 
@@ -232,12 +231,15 @@ impl Seeds {
         }
     }
 
-    /// Ends a seed if its time is over. Somebody may have dropped it meanwhile, or forked it.
-    pub(crate) fn drop_expired(&self, id: &SeedId) {
-        let now = clock::unix_ms_now();
-        let is_over = |seed: &Listed| seed.lease.is_some_and(|lease| lease.is_over(now));
-        let is_over = self.listed().get(id).is_some_and(is_over);
-        if is_over && self.drop(id).is_ok() {
+    /// Whether a seed's time was over then, and it was not renewed since.
+    pub(crate) fn is_over(&self, id: &SeedId, then_unix_ms: u64) -> bool {
+        let is_over = |seed: &Listed| seed.lease.is_some_and(|lease| lease.is_over(then_unix_ms));
+        self.listed().get(id).is_some_and(is_over)
+    }
+
+    /// Ends a seed if its time was over then. Somebody may have dropped it meanwhile, or forked it.
+    pub(crate) fn drop_expired(&self, id: &SeedId, then_unix_ms: u64) {
+        if self.is_over(id, then_unix_ms) && self.drop(id).is_ok() {
             tracing::info!(seed = %id, "dropped: its time is over");
         }
     }

@@ -1,4 +1,5 @@
-//! Seeds that children are being started of on this node. Until such a child is listed, nobody else says that its seed is needed.
+//! Seeds of which this node was asked for children, here or elsewhere, that are being started. Until such a child is listed, nobody else says that its seed
+//! is needed; and what is on its way to another node is known here alone.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

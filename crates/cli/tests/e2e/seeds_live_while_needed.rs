@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("and_their_leases_with_them", leases),
     Test::shared("and_are_found_by_labels", labels),
     Test::alone("by_children_that_are_being_started", by_starts),
+    Test::alone("by_starts_that_have_not_arrived", by_starts_on_their_way),
     Test::alone("and_nodes_that_do_not_say_may_need_them", silent),
 ];
 
@@ -53,10 +54,11 @@ fn by_children(cluster: &Cluster) {
     parent.require_unharmed();
 }
 
+const SIGSTOP: i32 = 19;
+const SIGCONT: i32 = 18;
+
 /// A start that a halted pager holds up for longer than the lease.
 fn by_starts() {
-    const SIGSTOP: i32 = 19;
-    const SIGCONT: i32 = 18;
     let cluster = Cluster::start(2);
     let parent = Parent::start(Program::Waits, &["4"]);
     let seed = Seed::of_process(cluster.first(), &parent.pid().to_string(), &["--ttl", TTL]);
@@ -67,6 +69,29 @@ fn by_starts() {
         thread::sleep(2 * Duration::from_secs(2) + Duration::from_millis(500));
         find(cluster.first(), seed.id());
         pidfd::send_signal(&pager, SIGCONT).expect("it lives");
+        asked.join().expect("it does not panic")
+    });
+    assert_eq!(answer.status.code(), Some(42), "{}{}", answer.stdout, answer.stderr);
+    drop((seed, parent));
+    assert_eq!(cluster.stop(), Vec::<String>::new());
+}
+
+/// Starts that their node has not heard of: who asked it for them knows.
+fn by_starts_on_their_way() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let fork = || seed.fork_attached("1", &["--to", cluster.name(1)]);
+    // The nodes are connected then.
+    assert_eq!(fork().status.code(), Some(42));
+    let daemon = pidfd::open(cluster.daemon_pid(1)).expect("it lives");
+    pidfd::send_signal(&daemon, SIGSTOP).expect("it lives");
+    let answer = thread::scope(|scope| {
+        let asked = scope.spawn(fork);
+        thread::sleep(Duration::from_millis(500));
+        let refused = cluster.first().refused(&["drop", seed.id()]);
+        pidfd::send_signal(&daemon, SIGCONT).expect("it lives");
+        refused.names(&["a child that is being started", "--force"]);
         asked.join().expect("it does not panic")
     });
     assert_eq!(answer.status.code(), Some(42), "{}{}", answer.stdout, answer.stderr);

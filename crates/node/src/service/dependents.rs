@@ -97,23 +97,35 @@ pub(super) async fn require_unneeded(node: &Node, id: &SeedId) -> Result<(), Fai
 }
 
 /// Drops the seeds whose leases are over, and renews those of seeds that are needed, as long as the daemon runs.
+///
+/// Nodes answer at different times. A child may be listed after its own node has answered, and be started no more when the node that was asked for
+/// it answers: so all are asked again before a seed goes, and it stays where it was forked since the first look began.
 pub(crate) async fn keep_leases(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let due = node.seeds.leases_due(clock::unix_ms_now());
+        let looked_unix_ms = clock::unix_ms_now();
+        let due = node.seeds.leases_due(looked_unix_ms);
         if due.is_empty() {
             continue;
         }
-        let census = Census::take(&node).await;
-        for id in due {
-            if !census.of(&id.to_string()).is_empty() {
-                node.seeds.renew_lease(&id);
-            } else if census.unanswered.is_empty() {
-                let here = node.clone();
-                let _ = tokio::task::spawn_blocking(move || here.seeds.drop_expired(&id)).await;
-            }
+        let mut over = unneeded(&node, due).await;
+        over.retain(|id| node.seeds.is_over(id, looked_unix_ms));
+        if over.is_empty() {
+            continue;
+        }
+        for id in unneeded(&node, over).await {
+            let here = node.clone();
+            let _ = tokio::task::spawn_blocking(move || here.seeds.drop_expired(&id, looked_unix_ms)).await;
         }
     }
+}
+
+/// Those of some seeds that nobody needs, as all nodes say. The leases of the others are renewed.
+async fn unneeded(node: &Node, seeds: Vec<SeedId>) -> Vec<SeedId> {
+    let census = Census::take(node).await;
+    let (needed, others): (Vec<_>, Vec<_>) = seeds.into_iter().partition(|id| !census.of(&id.to_string()).is_empty());
+    needed.iter().for_each(|id| node.seeds.renew_lease(id));
+    if census.unanswered.is_empty() { others } else { Vec::new() }
 }

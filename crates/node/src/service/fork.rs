@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::State;
 use farfork_cluster::placement::{self, Candidate};
-use farfork_wire::NodeName;
+use farfork_wire::{NodeName, SeedId};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -33,6 +33,7 @@ use crate::metrics::Work;
 use crate::network::{Egress, Network};
 use crate::node::Node;
 use crate::phases::{self, Recording};
+use crate::starts::Start;
 
 /// Starts children as asked; exactly one outcome comes for each.
 pub(crate) async fn fork(
@@ -56,6 +57,8 @@ async fn begin(
     let different: BTreeSet<NodeName> = nodes.iter().cloned().collect();
     let different: Vec<NodeName> = different.into_iter().collect();
     let seed = seeds::access(node, &request.seed, &different).instrument(locating).await?;
+    // Until each child is listed or not to be: what is on its way to its node is not known there.
+    let start = seed.seed.parse().ok().map(|id: SeedId| node.starts.begin(id));
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let mut asked = JoinSet::new();
     for (target, children) in shares(&request, &nodes) {
@@ -69,13 +72,13 @@ async fn begin(
         let asking = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
         asked.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(asking));
     }
-    tokio::spawn(conclude(node.clone(), asked, arrived, recording, sink));
+    tokio::spawn(conclude((node.clone(), start), asked, arrived, recording, sink));
     Ok(ReceiverStream::new(outcomes))
 }
 
 /// Tells the phases of the whole request once all else has been told.
 async fn conclude(
-    node: Arc<Node>,
+    (node, _start): (Arc<Node>, Option<Start>),
     mut asked: JoinSet<()>,
     arrived: Instant,
     recording: Recording,

@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use farfork_wire::{ChildId, NodeName, SeedId};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status};
 
 use crate::api::v1;
@@ -77,7 +78,12 @@ where
         let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
         let answering = ask(node_client(here.peers.channel(member.address)), question);
         let object = format!("node {}", member.name);
-        asked.spawn(async move { answering.await.map(Response::into_inner).map_err(passed_on(object)) });
+        asked.spawn(async move {
+            // The request's own limit begins when there is a connection, which who stands still does not make.
+            let answer = timeout(CLUSTER_QUERY_TIMEOUT, answering).await;
+            let answer = answer.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer came in time")));
+            answer.map(Response::into_inner).map_err(passed_on(object))
+        });
     }
     let (mut answers, mut failures) = (Vec::new(), Vec::new());
     for answer in asked.join_all().await {
