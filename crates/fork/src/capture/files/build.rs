@@ -160,9 +160,9 @@ impl Builder<'_> {
         let info = &self.info(fd, now)?.clone();
         let (identity, descriptor) = (fd.identity(info), (self.subject, fd.number));
         // The three standard streams stay apart.
-        let known = if fd.is_standard { None } else { self.all.firsts.of(identity, descriptor) };
+        let known = if fd.is_standard { Err(None) } else { self.all.firsts.of(identity, descriptor).map_err(Some) };
         Ok(match known {
-            Some(((first, _), index)) => {
+            Ok(((first, _), index)) => {
                 let is_own = first == self.subject;
                 let is_duplicate = is_own || self.files.descriptors.iter().any(|known| known.open_file == index);
                 if !is_duplicate && !self.are_on_their_way {
@@ -170,15 +170,15 @@ impl Builder<'_> {
                 }
                 index
             }
-            None => {
+            Err(place) => {
                 let file = self.open_file(fd, info)?;
                 let index = self.all.files.len() as u32;
                 self.all.files.push(file);
-                if !fd.is_standard {
+                if let Some(place) = place {
                     if !self.are_on_their_way {
                         self.hold(fd, info);
                     }
-                    self.all.firsts.add(identity, descriptor, index);
+                    self.all.firsts.add(identity, place, (descriptor, index));
                 }
                 index
             }

@@ -28,24 +28,18 @@ impl OpenFd {
 }
 
 impl Firsts {
-    /// The open file that a descriptor leads to, with the descriptor that it was first met under; both processes stand.
-    pub(super) fn of(&self, identity: Identity, descriptor: Descriptor) -> Option<(Descriptor, u32)> {
-        let alike = self.0.get(&identity)?;
-        place(alike, descriptor).ok().map(|place| alike[place])
+    /// The open file that a descriptor leads to, with the descriptor that it was first met under; both processes stand. Else where it belongs
+    /// among those that are alike. What the kernel does not tell, as of a process that was killed, is another file.
+    pub(super) fn of(&self, identity: Identity, descriptor: Descriptor) -> Result<(Descriptor, u32), usize> {
+        let alike = self.0.get(&identity).map_or(&[][..], Vec::as_slice);
+        let order = |first| process::order_of_open_files(first, descriptor).unwrap_or(Ordering::Less);
+        alike.binary_search_by(|(first, _)| order(*first)).map(|place| alike[place])
     }
 
-    /// Adds an open file that a descriptor is the first to lead to.
-    pub(super) fn add(&mut self, identity: Identity, descriptor: Descriptor, open_file: u32) {
-        let alike = self.0.entry(identity).or_default();
-        if let Err(place) = place(alike, descriptor) {
-            alike.insert(place, (descriptor, open_file));
-        }
+    /// Adds an open file that a descriptor is the first to lead to, where it belongs.
+    pub(super) fn add(&mut self, identity: Identity, place: usize, first: (Descriptor, u32)) {
+        self.0.entry(identity).or_default().insert(place, first);
     }
-}
-
-/// Where one that leads to the same open file is, or is to be. What the kernel does not tell, as of a process that was killed, is another file.
-fn place(alike: &[(Descriptor, u32)], descriptor: Descriptor) -> Result<usize, usize> {
-    alike.binary_search_by(|(first, _)| process::order_of_open_files(*first, descriptor).unwrap_or(Ordering::Less))
 }
 
 #[cfg(test)]
@@ -64,12 +58,12 @@ mod tests {
         let descriptor = |file: &OwnedFd| (own, file.as_raw_fd().cast_unsigned());
         let (mut firsts, identity) = (Firsts::default(), (0, 0, None));
         for (index, file) in files.iter().enumerate() {
-            assert_eq!(firsts.of(identity, descriptor(file)), None, "none of those before is it");
-            firsts.add(identity, descriptor(file), index as u32);
+            let place = firsts.of(identity, descriptor(file)).expect_err("none of those before is it");
+            firsts.add(identity, place, (descriptor(file), index as u32));
         }
         for (index, (file, duplicate)) in files.iter().zip(&duplicates).enumerate() {
-            assert_eq!(firsts.of(identity, descriptor(duplicate)), Some((descriptor(file), index as u32)));
+            assert_eq!(firsts.of(identity, descriptor(duplicate)), Ok((descriptor(file), index as u32)));
         }
-        assert_eq!(firsts.of((0, 1, None), descriptor(&files[0])), None, "another inode");
+        assert_eq!(firsts.of((0, 1, None), descriptor(&files[0])), Err(0), "another inode");
     }
 }
