@@ -14,6 +14,7 @@ mod kernel;
 pub mod owner_links;
 pub mod pager;
 mod phase;
+pub mod rest;
 pub mod restore;
 pub mod resume;
 pub mod seed;

@@ -15,14 +15,17 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, Leftovers, Pool, clean_leftovers};
 use farfork_fabric::{Exporter, Secured, shm, tcp};
 use farfork_fork::capture;
+use farfork_fork::rest::Rest;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::resume::OwnSeeds;
 use farfork_fork::seed::SeedTable;
+use farfork_sys::allocator;
 use farfork_wire::SeedId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
@@ -46,6 +49,9 @@ use crate::serve;
 use crate::service;
 use crate::standstill;
 use crate::trust::{self, EstablishError, Security};
+
+/// Between two looks at whether the daemon is at rest.
+const REST_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Why a daemon could not run.
 #[derive(Debug, thiserror::Error)]
@@ -153,6 +159,7 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     }));
     tasks.spawn(service::keep_leases(node.clone()));
     tasks.spawn(let_go_of_the_unused(node.clone()));
+    tasks.spawn(give_memory_back());
     tasks.spawn(children::tend(node.clone()));
     tasks.spawn(trust::keep(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
@@ -338,6 +345,18 @@ async fn let_go_of_the_unused(node: Arc<Node>) {
         let is_in_vain = move |seed: &SeedId| here.foresight.is_only_elsewhere(seed);
         let here = node.clone();
         let _ = tokio::task::spawn_blocking(move || here.engine.let_go(is_dropped, is_in_vain)).await;
+    }
+}
+
+/// Gives memory back whenever the daemon comes to rest.
+async fn give_memory_back() {
+    let mut ticks = tokio::time::interval(REST_INTERVAL);
+    let mut rest = Rest::new(Instant::now());
+    loop {
+        ticks.tick().await;
+        if rest.has_begun(Instant::now()) {
+            let _ = tokio::task::spawn_blocking(allocator::give_back).await;
+        }
     }
 }
 

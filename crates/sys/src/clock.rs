@@ -1,5 +1,6 @@
-//! The clocks that a time namespace shifts, as another process sees them.
+//! The clocks that a time namespace shifts, as another process sees them; and how long this process has worked.
 
+use std::time::Duration;
 use std::{fs, io};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -37,6 +38,11 @@ impl Clocks {
             boottime_ns: self.boottime_ns - ours.boottime_ns + theirs.boottime_ns,
         })
     }
+}
+
+/// For how long threads of this process have been on a processor, all together.
+pub fn worked() -> Duration {
+    clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
 }
 
 /// Offsets of a process's time namespace; zero on a kernel without time namespaces.

@@ -4,6 +4,7 @@
 
 pub mod affinity;
 pub mod alarm;
+pub mod allocator;
 pub mod any_ip;
 pub mod arena;
 mod bpf;

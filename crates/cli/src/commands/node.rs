@@ -4,6 +4,7 @@ use std::io::{self, Read as _};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -12,6 +13,7 @@ use farfork_node::daemon;
 use farfork_node::limits::ZYGOTES_MAX_DEFAULT;
 use farfork_node::options::{KEPT_ROOTS_MAX_DEFAULT, Options, SeedBudget, TrustOptions, USER_RANGES_DEFAULT};
 use farfork_node::run_dir::DEFAULT_RUN_DIR;
+use farfork_sys::allocator;
 use farfork_trust::{Encryption, JoinToken, read_private};
 use farfork_wire::NodeName;
 use zeroize::Zeroizing;
@@ -145,6 +147,8 @@ impl Node {
             },
         };
         let object = format!("node {}", options.name);
+        // No more threads than that run at once; those that wait need no pool of free memory of their own.
+        allocator::share_pools(thread::available_parallelism().map_or(1, usize::from));
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.enable_all().thread_keep_alive(IDLE_THREAD_LIMIT).build()?;
         runtime.block_on(daemon::run(options)).context(object)?;

@@ -16,6 +16,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Completion, Spin};
+use farfork_sys::allocator;
 use farfork_sys::userfaultfd::Message;
 use farfork_wire::{ChildId, NodeName, SeedId};
 
@@ -28,6 +29,7 @@ use super::keeper::station::Station;
 use super::keeper::trusting::Trusting;
 use super::owners::{Connect, Lane, OwnerKey, Owners};
 use super::working_set::{RecentSets, Warming};
+use crate::rest::Rest;
 use placement::Placement;
 use watch::{Source, Watch};
 
@@ -130,6 +132,7 @@ pub(super) struct Server<'a> {
     placement: Placement,
     spin: Spin,
     pub(super) next_sweep: Instant,
+    rest: Rest,
 }
 
 impl<'a> Server<'a> {
@@ -181,6 +184,7 @@ impl<'a> Server<'a> {
             placement: Placement::default(),
             spin: Spin::new(now),
             next_sweep: now + SWEEP_INTERVAL,
+            rest: Rest::new(now),
         })
     }
 
@@ -364,6 +368,9 @@ impl<'a> Server<'a> {
         self.report_all();
         self.fill_zygotes();
         self.close_idle_owners();
+        if self.rest.has_begun(self.now) {
+            allocator::give_back();
+        }
         if self.children.is_empty() && !self.station.is_reachable() {
             tracing::warn!("the run directory is gone and nobody is served: the pager ends");
             self.end = Some(Ended::Stopped);

@@ -1,0 +1,75 @@
+//! When a server comes to rest, which is the moment to give back the memory that it needed while it was busy
+//! (`farfork_sys::allocator`).
+//!
+//! The allocator keeps what was freed: a daemon that had 55 MiB at a busy moment, of which 8 were in use a few seconds later,
+//! kept 55 (`docs/decisions/020-memory-at-rest.md`).
+
+use std::time::{Duration, Instant};
+
+use farfork_sys::clock;
+
+/// A server that takes less than this part of a processor is at rest.
+const AT_REST_MAX: f64 = 0.01;
+
+/// One that has worked less than this since its last rest has nothing to give back: connections that are kept, and looks at
+/// the clock, need no memory.
+const WORTH_WHILE: Duration = Duration::from_millis(100);
+
+/// How much this process has worked, by its time on all processors.
+#[derive(Debug)]
+pub struct Rest {
+    looked: Instant,
+    worked: Duration,
+    worked_at_last: Duration,
+}
+
+impl Rest {
+    /// Work that was done before counts as well: starting takes memory.
+    pub fn new(now: Instant) -> Self {
+        Self { looked: now, worked: clock::worked(), worked_at_last: Duration::ZERO }
+    }
+
+    /// Whether the process has come to rest: it did next to nothing since the last look, and something since it last
+    /// rested. To be asked every second or every few.
+    pub fn has_begun(&mut self, now: Instant) -> bool {
+        self.begins(now, clock::worked())
+    }
+
+    fn begins(&mut self, now: Instant, worked: Duration) -> bool {
+        let most = now.saturating_duration_since(self.looked).mul_f64(AT_REST_MAX);
+        let is_at_rest = worked.saturating_sub(self.worked) < most;
+        (self.looked, self.worked) = (now, worked);
+        let begins = is_at_rest && worked.saturating_sub(self.worked_at_last) >= WORTH_WHILE;
+        if begins {
+            self.worked_at_last = worked;
+        }
+        begins
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rest_begins_once_when_work_has_ended() {
+        let start = Instant::now();
+        let mut rest = Rest { worked: Duration::ZERO, ..Rest::new(start) };
+        let worked_ms = [90, 900, 2000, 2001, 2009, 2091, 2099, 2102];
+        let begun: Vec<_> = (1..)
+            .zip(worked_ms)
+            .map(|(second, worked)| rest.begins(start + Duration::from_secs(second), Duration::from_millis(worked)))
+            .collect();
+        assert_eq!(begun, [false, false, false, true, false, false, false, true]);
+    }
+
+    #[test]
+    fn a_process_that_works_is_not_at_rest() {
+        let start = Instant::now();
+        let mut rest = Rest::new(start);
+        while start.elapsed() < Duration::from_millis(300) {
+            std::hint::black_box(start);
+        }
+        assert!(!rest.has_begun(Instant::now()));
+    }
+}

@@ -1,0 +1,61 @@
+//! Alone in their process: how memory is shared among threads is decided once for all of them.
+#![cfg(target_env = "gnu")]
+
+use std::sync::Barrier;
+use std::{ptr, slice, thread};
+
+use farfork_sys::allocator;
+
+/// More threads than most machines would give a pool each.
+const THREADS: usize = 24;
+
+#[test]
+fn threads_share_as_many_pools_as_were_asked_for() {
+    allocator::share_pools(3);
+    let all_have_memory = Barrier::new(THREADS);
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                let memory = std::hint::black_box(vec![1_u8; 5000]);
+                all_have_memory.wait();
+                drop(memory);
+            });
+        }
+    });
+    assert_eq!(pools(), 3);
+}
+
+#[test]
+fn what_is_free_between_what_is_used_goes_back() {
+    const BLOCKS: usize = 20_000;
+    let blocks: Vec<_> = (0..BLOCKS).map(|block| vec![block as u8; 2000]).collect();
+    let used: Vec<_> = blocks.into_iter().step_by(20).collect();
+    let before = anonymous_kib();
+    allocator::give_back();
+    let given = before - anonymous_kib();
+    // Of 38 MiB; a page that a used block touches stays.
+    assert!(given > 25 << 10, "{given} KiB");
+    assert!(used.iter().enumerate().all(|(at, block)| block.iter().all(|byte| *byte == (at * 20) as u8)));
+}
+
+fn anonymous_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// How many the allocator has, by its own report: an element `heap` each (malloc_info(3)).
+fn pools() -> usize {
+    let (mut text, mut length) = (ptr::null_mut(), 0);
+    // SAFETY: the stream writes into memory of its own, whose place it leaves in both variables when it is closed.
+    let report = unsafe {
+        let stream = libc::open_memstream(&mut text, &mut length);
+        assert_eq!(libc::malloc_info(0, stream), 0);
+        libc::fclose(stream);
+        slice::from_raw_parts(text.cast::<u8>(), length)
+    };
+    let count = String::from_utf8_lossy(report).matches("<heap nr=").count();
+    // SAFETY: the report is not used any more.
+    unsafe { libc::free(text.cast()) };
+    count
+}
