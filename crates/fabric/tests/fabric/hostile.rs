@@ -98,18 +98,24 @@ fn what_is_cut_off_is_forgotten() {
     let mut whole = encode_hello().to_vec();
     append_introduce(&mut whole, ConnectionName::from_bytes([9; 16]), 0);
     append_message(&mut whole, 1, &[7; 5000]);
-    for cut in [1, 15, 20, 45, 70, 100, whole.len() - 1] {
+    let cuts = [1, 15, 20, 45, 70, 100, whole.len() - 1];
+    for cut in cuts {
         let mut stream = TcpStream::connect(at).unwrap();
         stream.write_all(&whole[..cut]).unwrap();
         drop(stream);
         assert_eq!(fixture.read(MEMORY, 8, 8).unwrap(), expected(MEMORY, 8, 8));
     }
     assert!(fixture.seeds.inbox.receive().is_none());
-    let mut stream = TcpStream::connect(at).unwrap();
-    stream.write_all(&whole).unwrap();
-    let mut answer = [0; 16 + HEADER_BYTES];
-    stream.read_exact(&mut answer).unwrap();
+    // The owner may read an introduction that was cut off behind this one's, which then has to connect again: as often as
+    // there are such introductions.
+    let arrives = || {
+        let mut stream = TcpStream::connect(at).unwrap();
+        stream.write_all(&whole).unwrap();
+        stream.read_exact(&mut [0; 16 + HEADER_BYTES]).is_ok()
+    };
+    assert!((0..=cuts.len()).any(|_| arrives()));
     assert_eq!(fixture.seeds.inbox.receive().unwrap().bytes, [7; 5000]);
+    assert!(fixture.seeds.inbox.receive().is_none());
 }
 
 #[test]
