@@ -16,6 +16,9 @@ impl ExtentId {
     pub const DESCRIPTOR: ExtentId = ExtentId(u32::MAX);
     /// Which pages the seed's children touch, in order: read from the owner like memory, and empty while none is known.
     pub const WORKING_SET: ExtentId = ExtentId(u32::MAX - 1);
+    /// What became of the seed's files since, a byte for each ([`FileState`]): of those that are mapped first, then of the others. Read from the
+    /// owner like memory; the owner looks at each file anew.
+    pub const FILE_STATES: ExtentId = ExtentId(u32::MAX - 2);
 }
 
 /// One area of the address space; `start` and `end` are multiples of the page size.
@@ -60,6 +63,8 @@ pub struct MappingFlags {
     pub random: bool,
     /// MADV_MERGEABLE.
     pub mergeable: bool,
+    /// MAP_DROPPABLE: the kernel may take its pages away at any time, and a child sees zeroes.
+    pub droppable: bool,
 }
 
 /// Where a mapping's contents come from.
@@ -89,6 +94,8 @@ pub enum Backing {
         offset: u64,
         /// Whether the file must be opened for writing.
         writable: bool,
+        /// The same bytes as the owner holds them, where the process can only read them.
+        extent: Option<ExtentId>,
     },
     /// A shared mapping of memory that no path leads to.
     SharedMemory {
@@ -160,6 +167,11 @@ pub enum ExtentSource {
         /// Index into the shared objects.
         object: u32,
     },
+    /// A file that the owner keeps open, from its start.
+    File {
+        /// Index into the file versions.
+        version: u32,
+    },
 }
 
 /// Neighbouring pages of an extent.
@@ -178,6 +190,52 @@ pub struct MappedFile {
     pub path: String,
     /// What tells that another node's file is the same.
     pub identity: FileIdentity,
+    /// Where the owner finds it.
+    pub place: MappedPlace,
+    /// Whether pages of a private mapping of it were written, which the kernel takes away from all processes when the file is truncated.
+    pub has_written_pages: bool,
+}
+
+/// A mapping of a file in a template: whatever the file's path leads to by now, the mapping leads to the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MappedPlace {
+    /// The process whose template it is, by its number.
+    pub process: u32,
+    /// First address.
+    pub start: u64,
+    /// Address behind the last byte.
+    pub end: u64,
+}
+
+/// What became of a file since it was captured, as the owner tells ([`ExtentId::FILE_STATES`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileState {
+    /// Its bytes are those of the capture.
+    Unchanged,
+    /// It was changed in place.
+    Changed,
+    /// The owner does not hold it any more.
+    Released,
+}
+
+impl FileState {
+    /// As it is told.
+    pub fn to_byte(self) -> u8 {
+        match self {
+            Self::Unchanged => 0,
+            Self::Changed => 1,
+            Self::Released => 2,
+        }
+    }
+
+    /// What was told; what nobody knows is taken for a change.
+    pub fn from_byte(byte: u8) -> Self {
+        match byte {
+            0 => Self::Unchanged,
+            2 => Self::Released,
+            _ => Self::Changed,
+        }
+    }
 }
 
 /// What tells a file from another of the same path.
@@ -191,8 +249,16 @@ pub struct FileIdentity {
     pub inode: u64,
     /// Time of last modification, in nanoseconds since 1970.
     pub modified_ns: i64,
+    /// Time of the last change of bytes or attributes, which nobody can set, in nanoseconds since 1970.
+    pub changed_ns: i64,
+    /// How many names it has.
+    pub links: u32,
+    /// Mode and owner.
+    pub status: FileStatus,
     /// The ELF build id, where it has one.
     pub build_id: Option<Vec<u8>>,
+    /// SHA-256 of its bytes, of small files without a build id.
+    pub digest: Option<[u8; super::DIGEST_BYTES]>,
 }
 
 /// Shared memory that no path leads to, copied while the parent was stopped.
@@ -206,6 +272,8 @@ pub struct SharedObject {
     pub seals: Option<u32>,
     /// What else it is.
     pub kind: SharedKind,
+    /// When it was read and written last.
+    pub times: FileTimes,
     /// What the owner serves; its length is `bytes`, rounded up to whole pages.
     pub extent: ExtentId,
 }
@@ -213,9 +281,11 @@ pub struct SharedObject {
 /// What shared memory is beside its bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SharedKind {
-    /// Shared anonymous memory, or a memfd.
+    /// Shared anonymous memory.
     #[default]
     Memory,
+    /// A memfd.
+    MemoryFile(FileStatus),
     /// A file that was deleted.
     Deleted(FileStatus),
     /// POSIX shared memory: a file below `/dev/shm`.
@@ -247,4 +317,13 @@ pub struct FileStatus {
     pub uid: u32,
     /// Group id.
     pub gid: u32,
+}
+
+/// When a file was read and written last, in nanoseconds since 1970.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileTimes {
+    /// st_atime.
+    pub accessed_ns: i64,
+    /// st_mtime.
+    pub modified_ns: i64,
 }

@@ -16,6 +16,7 @@
 
 mod codec;
 mod file;
+mod file_version;
 mod layer;
 mod lineage;
 mod memory;
@@ -36,17 +37,18 @@ pub use file::{
     Descriptor as FileDescriptor, EpollTarget, FileLock, FileLockKind, FileOwner, InotifyWatch, OpenFile,
     StandardStream,
 };
+pub use file_version::{DIGEST_BYTES, FileUser, FileVersion};
 pub use layer::{InheritedRun, LAYERS_MAX, Layer};
 pub use memory::{
-    Backing, Extent, ExtentId, ExtentSource, FileIdentity, FileStatus, MappedFile, Mapping, MappingFlags, PageRun,
-    Protection, SharedKind, SharedObject, SpecialMapping,
+    Backing, Extent, ExtentId, ExtentSource, FileIdentity, FileState, FileStatus, FileTimes, MappedFile, MappedPlace,
+    Mapping, MappingFlags, PageRun, Protection, SharedKind, SharedObject, SpecialMapping,
 };
 pub use process::{Credentials, Limit, Mm, PendingSignal, Process, SeccompFilter, SignalAction};
 pub use resources::NUMBERS_MAX;
 pub use socket::{Message, Sender, Socket, SocketFile, SocketOption, SocketState, internet_address};
 pub use system_v::{MessageQueue, SemaphoreSet};
 pub use terminal::{ControlledSession, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal};
-pub use thread::{AltStack, Deadline, EagerBytes, Rseq, Scheduling, Thread};
+pub use thread::{AltStack, Deadline, EagerBytes, PendingCall, Rseq, Scheduling, Thread};
 pub use timer::{IntervalTimer, PosixTimer, TimeLeft};
 pub use tree::{Kinship, Member, PROCESSES_MAX, Zombie};
 pub use validate::{InvalidDescriptor, REGISTER_WORDS, THREADS_MAX, USER_SPACE_END, XSTATE_BYTES_MAX};
@@ -80,6 +82,8 @@ pub struct Descriptor {
     pub terminals: Vec<Terminal>,
     /// Open file descriptions.
     pub open_files: Vec<OpenFile>,
+    /// Files that are open or executed, as they were.
+    pub file_versions: Vec<FileVersion>,
     /// File descriptors, ascending, each with the description that it leads to.
     pub file_descriptors: Vec<FileDescriptor>,
     /// Locks of files that the process holds.

@@ -83,11 +83,11 @@ impl Descriptor {
         for socket in &sockets {
             let addresses = match &socket.state {
                 SocketState::Idle { address, peer } => vec![address, peer],
-                SocketState::Listening { address, .. } => vec![address],
-                SocketState::Paired { pair, end, through } => {
+                SocketState::Listening { address, .. } | SocketState::Ended { address } => vec![address],
+                SocketState::Paired { pair, end, through, address } => {
                     require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;
                     ends.push((*pair, *end));
-                    vec![through]
+                    vec![through, address]
                 }
                 SocketState::Connected { pair, end, address, peer } => {
                     require(*end < 2 && !ends.contains(&(*pair, *end)), || format!("end {end} of pair {pair}"))?;

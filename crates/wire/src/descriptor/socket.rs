@@ -87,6 +87,8 @@ pub enum SocketState {
         end: u32,
         /// The address of the listening socket that they were connected through; empty for a socketpair(2).
         through: Vec<u8>,
+        /// Its own address, as bind(2) takes it; empty where it is not bound, or has that of the listening socket.
+        address: Vec<u8>,
     },
     /// Connected over TCP with another socket of the process.
     Connected {
@@ -108,6 +110,11 @@ pub enum SocketState {
         /// Which comes first of those that wait, ascending.
         turn: u32,
     },
+    /// A TCP connection that both ends have shut down: what had arrived can be read, and then its end.
+    Ended {
+        /// Its own address; empty where it has none.
+        address: Vec<u8>,
+    },
     /// Connected with somebody else: a child finds the other end closed or, over TCP, the connection reset.
     Cut {
         /// Whether that was closed before it had read all, of which the process was not told yet (ECONNRESET). Of a Unix socket.
@@ -119,8 +126,8 @@ impl Socket {
     /// Whether it has an address of any kind, as itself or by way of the one that listens.
     pub fn has_address(&self) -> bool {
         match &self.state {
-            SocketState::Idle { address, .. } => !address.is_empty(),
-            SocketState::Paired { through, .. } => !through.is_empty(),
+            SocketState::Idle { address, .. } | SocketState::Ended { address } => !address.is_empty(),
+            SocketState::Paired { through, address, .. } => !through.is_empty() || !address.is_empty(),
             SocketState::Listening { .. } | SocketState::Connected { .. } | SocketState::Waiting { .. } => true,
             SocketState::Cut { .. } => false,
         }
@@ -131,8 +138,9 @@ impl Socket {
         match &self.state {
             SocketState::Idle { address, .. }
             | SocketState::Listening { address, .. }
+            | SocketState::Paired { address, .. }
             | SocketState::Waiting { address, .. } => address,
-            SocketState::Paired { .. } | SocketState::Connected { .. } | SocketState::Cut { .. } => &[],
+            SocketState::Connected { .. } | SocketState::Ended { .. } | SocketState::Cut { .. } => &[],
         }
     }
 

@@ -46,6 +46,18 @@ pub struct Thread {
     pub cpus: Vec<u32>,
     /// Its filters of system calls, in the order in which they were installed: indices into the process's.
     pub seccomp_filters: Vec<u32>,
+    /// How much time the system call has that its registers make again, where that is less than the call's own limit. The upper half
+    /// of the call's number is a mark then, which the kernel ignores and keeps.
+    pub pending_call: Option<PendingCall>,
+}
+
+/// What is left of a system call's time limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PendingCall {
+    /// In nanoseconds, from when the thread goes on.
+    pub left_ns: u64,
+    /// What the call gives when that is over, as in the register of the result.
+    pub result: i64,
 }
 
 /// sigaltstack(2).

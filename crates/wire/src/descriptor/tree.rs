@@ -49,6 +49,8 @@ pub struct Member {
     pub kinship: Kinship,
     /// Whether a signal has stopped it.
     pub is_stopped: bool,
+    /// Whether its parent can still wait for that stop (WUNTRACED).
+    pub has_unreported_stop: bool,
     /// What it has as a whole.
     pub process: Process,
     /// Its threads; the first is the leader.
@@ -135,6 +137,7 @@ impl Descriptor {
             message_queues: self.message_queues.clone(),
             terminals: self.terminals.clone(),
             open_files: self.open_files.clone(),
+            file_versions: self.file_versions.clone(),
             members: Vec::new(),
             zombies: Vec::new(),
         }
@@ -143,6 +146,11 @@ impl Descriptor {
     /// Its processes, the first one first.
     pub fn processes(&self) -> impl Iterator<Item = &Process> {
         self.parts().map(|part| part.process)
+    }
+
+    /// The threads of all processes.
+    pub fn all_threads(&self) -> impl Iterator<Item = &Thread> {
+        self.parts().flat_map(|part| part.threads)
     }
 
     /// What each process has of its own, the first one's first.

@@ -64,6 +64,7 @@ impl Descriptor {
         self.validate_layers()?;
         self.validate_extents()?;
         self.validate_files()?;
+        self.validate_file_versions()?;
         self.validate_resources()
     }
 }
@@ -135,7 +136,9 @@ impl Part<'_> {
             Backing::Anonymous { extent: None } | Backing::Special(_) => Ok(()),
             Backing::Anonymous { extent: Some(id) } => extent(id),
             Backing::PrivateFile { file: index, offset, extent: id } => file(index, offset).and_then(|()| extent(id)),
-            Backing::SharedFile { file: index, offset, .. } => file(index, offset),
+            Backing::SharedFile { file: index, offset, extent: id, .. } => {
+                file(index, offset).and_then(|()| id.map_or(Ok(()), extent))
+            }
             Backing::SharedMemory { object, offset } => {
                 let known = (object as usize) < self.tables.shared_objects.len();
                 require(known && offset.is_multiple_of(PAGE_SIZE), || format!("shared object {object} at {offset}"))
@@ -200,6 +203,10 @@ impl Descriptor {
                 ExtentSource::SharedObject { object } => {
                     let known = (object as usize) < self.shared_objects.len();
                     require(known, || format!("extent {index}: shared object {object} is missing"))?;
+                }
+                ExtentSource::File { version } => {
+                    let known = (version as usize) < self.file_versions.len();
+                    require(known, || format!("extent {index}: file version {version} is missing"))?;
                 }
             }
         }

@@ -4,17 +4,19 @@
 mod corpus;
 mod damaged;
 mod lineage;
+mod parts;
 
 use farfork_wire::Token;
 use farfork_wire::descriptor::{
     AltStack, Backing, ControlledSession, Credentials, DecodeError, Descriptor, EagerBytes, Extent, ExtentId,
-    ExtentSource, FileDescriptor, FileIdentity, FileLock, FileLockKind, FileOwner, FileStatus, InheritedRun,
-    InotifyWatch, IntervalTimer, Kinship, LAYERS_MAX, Layer, MappedFile, Mapping, MappingFlags, Member, Message,
-    MessageQueue, Mm, NUMBERS_MAX, OpenFile, Origin, PROCESSES_MAX, PageRun, PosixTimer, Process, REGISTER_WORDS,
-    Scheduling, SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, SignalAction, Socket, SocketState,
-    StandardStream, TERMINAL_NUMBER_MAX, TERMINAL_SETTINGS_BYTES, Terminal, Thread, TimeLeft, VDSO_BYTES_MAX, Zombie,
-    decode, encode,
+    ExtentSource, FileDescriptor, FileLock, FileLockKind, FileOwner, FileStatus, FileTimes, FileUser, InheritedRun,
+    InotifyWatch, IntervalTimer, Kinship, LAYERS_MAX, Layer, Mapping, MappingFlags, Member, Message, Mm, NUMBERS_MAX,
+    OpenFile, Origin, PROCESSES_MAX, PageRun, PendingCall, PosixTimer, Process, REGISTER_WORDS, Scheduling,
+    SeccompFilter, SemaphoreSet, Sender, SharedKind, SharedObject, SignalAction, Socket, SocketState, StandardStream,
+    TERMINAL_NUMBER_MAX, Thread, TimeLeft, VDSO_BYTES_MAX, Zombie, decode, encode,
 };
+
+use parts::{file_extent, file_version, mapped_file, message_queue, terminal};
 
 fn credentials() -> Credentials {
     Credentials {
@@ -51,6 +53,7 @@ fn thread(tid: u32) -> Thread {
         timer_slack_ns: 50_000,
         cpus: vec![1],
         seccomp_filters: Vec::new(),
+        pending_call: Some(PendingCall { left_ns: 150_000_000, result: -11 }),
     }
 }
 
@@ -94,7 +97,7 @@ fn posix_timer(id: u32) -> PosixTimer {
 fn socket(pair: u32, end: u32) -> OpenFile {
     let sender = Some(Sender { pid: 812, uid: 0, gid: 0 });
     let (options, received) = (Vec::new(), vec![Message { bytes: b"word".to_vec(), files: vec![0], sender }]);
-    let state = SocketState::Paired { pair, end, through: Vec::new() };
+    let state = SocketState::Paired { pair, end, through: Vec::new(), address: Vec::new() };
     OpenFile::Socket(Socket {
         family: 1,
         kind: 1,
@@ -157,17 +160,16 @@ fn descriptor() -> Descriptor {
                 populated: Vec::new(),
                 inherited: Vec::new(),
             },
+            file_extent(),
         ],
         layers: vec![layer("n1.s00f3a96c5d217e84"), layer("n2.s00f3a96c5d217e84")],
-        mapped_files: vec![MappedFile {
-            path: "/lib/libc.so".into(),
-            identity: FileIdentity { bytes: 1, device: 2, inode: 3, modified_ns: 4, build_id: Some(vec![5; 20]) },
-        }],
+        mapped_files: vec![mapped_file()],
         shared_objects: vec![SharedObject {
             name: "m".into(),
             bytes: 100,
             seals: None,
-            kind: SharedKind::Memory,
+            kind: SharedKind::MemoryFile(FileStatus { mode: 0o600, uid: 1, gid: 2 }),
+            times: FileTimes { accessed_ns: 1, modified_ns: -1 },
             extent: ExtentId(2),
         }],
         semaphore_sets: vec![SemaphoreSet { key: 1, id: 2, status: FileStatus::default(), values: vec![3] }],
@@ -186,6 +188,7 @@ fn descriptor() -> Descriptor {
                 watches: vec![InotifyWatch { number: 2, path: "/".into(), mask: 1 }],
             },
         ],
+        file_versions: vec![file_version()],
         file_descriptors: vec![
             FileDescriptor { number: 1, open_file: 0, close_on_exec: false },
             FileDescriptor { number: 7, open_file: 1, close_on_exec: true },
@@ -227,6 +230,7 @@ fn member(pid: u32, parent: u32) -> Member {
     Member {
         kinship: kinship(parent),
         is_stopped: false,
+        has_unreported_stop: false,
         process: Process { pid, posix_timers: Vec::new(), ..process() },
         threads: vec![thread(pid)],
         mappings: Vec::new(),
@@ -234,25 +238,6 @@ fn member(pid: u32, parent: u32) -> Member {
         file_locks: Vec::new(),
         file_owners: Vec::new(),
         eager: Vec::new(),
-    }
-}
-
-fn message_queue() -> MessageQueue {
-    let (status, messages) = (FileStatus::default(), vec![(1, b"text".to_vec())]);
-    MessageQueue { key: 1, id: 2, status, bytes_max: 100, messages }
-}
-
-fn terminal() -> Terminal {
-    Terminal {
-        number: 3,
-        settings: vec![0; TERMINAL_SETTINGS_BYTES],
-        window: [24, 80, 0, 0],
-        is_locked: false,
-        is_hung_up: false,
-        is_packet_mode: true,
-        is_exclusive: false,
-        session: Some(ControlledSession { leader: 812, foreground: 812 }),
-        status: Some(FileStatus { mode: 0o620, uid: 0, gid: 5 }),
     }
 }
 
@@ -317,6 +302,9 @@ fn nonsense_is_refused() {
         }),
         ("a file that is missing", |d| d.mapped_files.clear()),
         ("an object that is missing", |d| d.shared_objects.clear()),
+        ("a file version that nothing leads to", |d| d.file_versions[0].user = FileUser::OpenFile(0)),
+        ("a file version of another length", |d| d.file_versions[0].identity.bytes = 0x1001),
+        ("an extent of a file version that is missing", |d| d.file_versions.clear()),
         ("descriptors out of order", |d| d.file_descriptors.reverse()),
         ("an open file that is missing", |d| d.open_files.truncate(1)),
         ("two sockets to be told at what it is", |d| {
