@@ -306,6 +306,12 @@ impl RunningContainer {
         &self.cgroup
     }
 
+    /// Kills all that is in the container, whatever it is doing: by its init, with which the kernel kills its pid namespace, and by its
+    /// control group. Does not wait for their end.
+    pub fn kill(&self) {
+        kill(&self.init, &self.cgroup);
+    }
+
     /// Has nobody have its root.
     pub fn disinherit(&self) {
         drop(self.take_legacy());
@@ -335,12 +341,16 @@ impl RunningContainer {
 /// The end of a container: with process 1 of its pid namespace the kernel kills the others, and mounts, network and
 /// the rest go with the last of them.
 fn end(id: &str, init: &OwnedFd, init_pid: i32, cgroup: &ContainerCgroup) -> Result<(), ContainerError> {
-    // ESRCH: it has ended already.
-    let _ = pidfd::send_signal(init, Signal::KILL.as_raw());
-    cgroup.let_end();
+    kill(init, cgroup);
     let ended = clone::reap(init, Duration::from_millis(KILL_MS_MAX)).unwrap_or(false);
     if !ended {
         return Err(ContainerError::Stuck { id: id.to_owned(), init_pid, waited_ms: KILL_MS_MAX });
     }
     Ok(cgroup.remove()?)
+}
+
+fn kill(init: &OwnedFd, cgroup: &ContainerCgroup) {
+    // ESRCH: it has ended already.
+    let _ = pidfd::send_signal(init, Signal::KILL.as_raw());
+    cgroup.let_end();
 }

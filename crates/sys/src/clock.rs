@@ -14,6 +14,8 @@ pub struct Clocks {
     pub monotonic_ns: i64,
     /// CLOCK_BOOTTIME.
     pub boottime_ns: i64,
+    /// CLOCK_REALTIME_COARSE, by which the kernel tells the times of files; no time namespace shifts it.
+    pub realtime_coarse_ns: i64,
 }
 
 impl Clocks {
@@ -23,6 +25,7 @@ impl Clocks {
         Self {
             monotonic_ns: nanoseconds(clock_gettime(ClockId::Monotonic)),
             boottime_ns: nanoseconds(clock_gettime(ClockId::Boottime)),
+            realtime_coarse_ns: nanoseconds(clock_gettime(ClockId::RealtimeCoarse)),
         }
     }
 
@@ -36,8 +39,15 @@ impl Clocks {
         Ok(Self {
             monotonic_ns: self.monotonic_ns - ours.monotonic_ns + theirs.monotonic_ns,
             boottime_ns: self.boottime_ns - ours.boottime_ns + theirs.boottime_ns,
+            realtime_coarse_ns: self.realtime_coarse_ns,
         })
     }
+}
+
+/// CLOCK_MONOTONIC, in nanoseconds.
+pub fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    (now.tv_sec * NANOSECONDS_PER_SECOND + now.tv_nsec).cast_unsigned()
 }
 
 /// For how long threads of this process have been on a processor, all together.
@@ -78,7 +88,8 @@ mod tests {
     #[test]
     fn offsets_are_read() {
         let clocks = parse_offsets("monotonic           1         5\nboottime           -2         0\n");
-        assert_eq!(clocks, Clocks { monotonic_ns: 1_000_000_005, boottime_ns: -2_000_000_000 });
+        let expected = Clocks { monotonic_ns: 1_000_000_005, boottime_ns: -2_000_000_000, ..Clocks::default() };
+        assert_eq!(clocks, expected);
     }
 
     #[test]

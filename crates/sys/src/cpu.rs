@@ -1,8 +1,10 @@
 //! What the CPU saves with a thread (Intel SDM volume 1, chapter 13), and which instructions programs may use on it.
 
 mod features;
+mod processor;
 
-pub use features::{feature_names, features};
+pub use features::{FEATURE_WORDS, feature_names, features};
+pub use processor::{Processor, ProcessorMismatch};
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 
@@ -11,7 +13,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 pub struct ExtendedState {
     /// State components, as bits of XCR0.
     pub xcr0: u64,
-    /// Bytes that an XSAVE area needs for all of them.
+    /// Bytes of a thread's state without [`DYNAMIC_COMPONENTS`], as [`default_state_bytes`] counts them.
     pub bytes: u32,
 }
 
@@ -23,7 +25,24 @@ pub fn extended_state() -> Option<ExtendedState> {
     }
     // SAFETY: OSXSAVE says that the kernel has enabled XGETBV for user space.
     let xcr0 = unsafe { read_xcr0() };
-    Some(ExtendedState { xcr0, bytes: __cpuid_count(0xd, 0).ebx })
+    Some(ExtendedState { xcr0, bytes: default_state_bytes(xcr0) as u32 })
+}
+
+/// State components that the kernel gives a thread room for only after it has asked for them (arch_prctl(2), ARCH_REQ_XCOMP_PERM)
+/// and used them: the tile data of AMX. See the kernel's `Documentation/arch/x86/xstate.rst`.
+pub const DYNAMIC_COMPONENTS: u64 = 1 << 18;
+
+/// Bytes of the standard format up to the end of the last of these components, but for [`DYNAMIC_COMPONENTS`]: the largest
+/// extended state that rt_sigreturn(2) loads into a thread without dynamic components. Of a larger one the kernel takes the
+/// x87 and SSE registers alone, and says nothing.
+pub fn default_state_bytes(components: u64) -> usize {
+    const LEGACY_AND_HEADER_BYTES: usize = 576;
+    let components = components & !DYNAMIC_COMPONENTS;
+    let ends = (2..63).filter(|component| components >> component & 1 == 1).map(|component| {
+        let place = __cpuid_count(0xd, component);
+        place.ebx as usize + place.eax as usize
+    });
+    ends.max().unwrap_or(0).max(LEGACY_AND_HEADER_BYTES)
 }
 
 /// XCR0.
@@ -43,5 +62,14 @@ mod tests {
         let state = super::extended_state().unwrap();
         assert_eq!(state.xcr0 & 3, 3);
         assert!(state.bytes >= 576);
+    }
+
+    #[test]
+    fn dynamic_components_are_left_out() {
+        assert_eq!(super::default_state_bytes(3), 576);
+        let state = super::extended_state().unwrap();
+        assert_eq!(state.bytes as usize, super::default_state_bytes(state.xcr0 | super::DYNAMIC_COMPONENTS));
+        let all_bytes = std::arch::x86_64::__cpuid_count(0xd, 0).ebx;
+        assert_eq!(state.bytes < all_bytes, state.xcr0 & super::DYNAMIC_COMPONENTS != 0, "{state:?} of {all_bytes}");
     }
 }

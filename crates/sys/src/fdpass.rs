@@ -1,13 +1,14 @@
 //! Messages with file descriptors between processes of one machine (unix(7), SCM_RIGHTS), over sockets that keep
 //! message boundaries.
 
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// Most descriptors of one message: the kernel's SCM_MAX_FD.
@@ -27,14 +28,64 @@ pub fn seqpacket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 /// # Errors
 /// As sendmsg(2); EPIPE where the other end is gone (no SIGPIPE is raised).
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_with(socket, bytes, fds, SendFlags::NOSIGNAL)
+}
+
+fn send_with(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
     debug_assert!(!bytes.is_empty() && fds.len() <= FDS_PER_MESSAGE_MAX);
     let mut space = vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(fds).size()];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
-    let sent = rustix::net::sendmsg(socket.as_fd(), &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    let sent = rustix::net::sendmsg(socket.as_fd(), &[IoSlice::new(bytes)], &mut ancillary, flags)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::Error::from(io::ErrorKind::WriteZero)) }
+}
+
+/// A datagram socket that is connected to itself: what is sent into it waits there until somebody who holds it receives it.
+/// Its name, which nobody else can send to, is drawn at random.
+///
+/// # Errors
+/// As socket(2), bind(2), connect(2).
+pub fn self_connected() -> io::Result<OwnedFd> {
+    let name = format!("farfork-{:016x}", RandomState::new().build_hasher().finish());
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::connect(&socket, &address)?;
+    Ok(socket)
+}
+
+/// As [`send`], but never waits.
+///
+/// # Errors
+/// As [`send`]; `WouldBlock` where there is no room.
+pub fn send_at_once(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    send_with(socket, bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+/// As [`send_at_once`], of the descriptor of this number, which the kernel or a predecessor put into this process's table.
+///
+/// # Errors
+/// As [`send_at_once`]; EBADF where nothing is open under the number.
+pub fn send_number(socket: BorrowedFd<'_>, bytes: &[u8], number: RawFd) -> io::Result<()> {
+    if number < 0 {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: borrowed for this call alone, which only has the kernel look the number up; it need not be open.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    send_at_once(socket, bytes, &[fd])
+}
+
+/// Has a socket take so many bytes of messages that wait, beyond the system's limit where the caller may.
+///
+/// # Errors
+/// As setsockopt(2).
+pub fn make_room(socket: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+    if rustix::net::sockopt::set_socket_send_buffer_size_force(socket, bytes).is_err() {
+        rustix::net::sockopt::set_socket_send_buffer_size(socket, bytes)?;
+    }
+    Ok(())
 }
 
 /// Receives one message into `into`, with at most `fds_max` descriptors (close-on-exec). Gives the message's length;

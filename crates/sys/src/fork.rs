@@ -4,6 +4,17 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
+use crate::mapping::SharedMapping;
+
+/// Where the kernel stores the number of a copy's pidfd: 8 bytes of a mapping that the processes share.
+#[derive(Debug, Clone, Copy)]
+pub struct PidfdSlot<'a> {
+    /// The mapping.
+    pub mapping: &'a SharedMapping,
+    /// Where in it, a multiple of 8. On a little-endian machine the slot reads as a `u64`.
+    pub offset: usize,
+}
+
 /// Which of the two processes this is.
 #[derive(Debug)]
 pub enum Forked {
@@ -17,23 +28,28 @@ pub enum Forked {
 }
 
 /// Makes a copy of this process, which must have one thread only, with the same table of open files: what one opens
-/// or closes, it does for both.
+/// or closes, it does for both. Where a `slot` is given, the copy's pidfd stands in that table, and its number there, before the copy runs its
+/// first instruction, so that whoever shares table and mapping knows of every copy, also of one whose maker is killed
+/// here. After a failure the slot has no meaning.
 ///
 /// # Errors
 /// As clone3(2); `ResourceBusy` when the process has several threads, because the copy would have only this one and
 /// for ever wait for the locks of the others.
-pub fn sharing_files() -> io::Result<Forked> {
+pub fn sharing_files(slot: Option<PidfdSlot<'_>>) -> io::Result<Forked> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
         return Err(io::ErrorKind::ResourceBusy.into());
     }
     // SAFETY: all-zero bytes are a valid clone_args: every field a number, zero for "not used".
     let mut args: libc::clone_args = unsafe { std::mem::zeroed() };
-    // No CLONE_PIDFD: the descriptor would stand in the common table under a number that the copy does not know.
     args.flags = libc::CLONE_FILES as u64;
+    if let Some(slot) = slot {
+        args.flags |= libc::CLONE_PIDFD as u64;
+        args.pidfd = slot.mapping.address(slot.offset, size_of::<u64>());
+    }
     args.exit_signal = libc::SIGCHLD as u64;
     // SAFETY: without CLONE_VM the copy has its own memory and goes on with its own copy of this stack; the process
     // has one thread (checked above), so that no lock of libc or of the program is held by a thread that the copy
-    // lacks. `args` outlives the call.
+    // lacks. `args` outlives the call; the pidfd is stored inside the mapping, which `address` checked and `slot` borrows.
     match unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) } {
         0 => Ok(Forked::Child),
         pid if pid > 0 => Ok(Forked::Parent { pid: pid as i32 }),

@@ -19,6 +19,7 @@ pub mod handle;
 pub mod huge_page;
 pub mod hugetlbfs;
 pub mod identity;
+pub mod inquiry;
 pub mod mapping;
 pub mod memfd;
 pub mod memory;

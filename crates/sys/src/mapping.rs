@@ -98,6 +98,15 @@ impl SharedMapping {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
+    /// The address of a range, for a system call that stores there.
+    ///
+    /// # Panics
+    /// Outside the mapping, or where `offset` is no multiple of 8.
+    pub(crate) fn address(&self, offset: usize, bytes: usize) -> u64 {
+        assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
+        self.at(offset, bytes).as_ptr() as u64
+    }
+
     fn number(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8), "a number lies at a multiple of 8");
         // SAFETY: inside the mapping (`at`), aligned (the base is page-aligned), and accessed only as an atomic or

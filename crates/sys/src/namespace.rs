@@ -155,6 +155,34 @@ pub fn enter_network_of(pidfd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(move_into_thread_name_spaces(pidfd, ThreadNameSpaceType::NETWORK)?)
 }
 
+/// Does something in the UTS and IPC namespaces of a process, in a thread of its own.
+///
+/// # Errors
+/// As clone(2) of a thread, unshare(2), setns(2).
+pub fn look_inside<T: Send>(process: BorrowedFd<'_>, to_do: impl FnOnce() -> T + Send) -> io::Result<T> {
+    let kinds = ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
+    in_own_thread(move || Ok(move_into_thread_name_spaces(process, kinds)?), to_do)
+}
+
+/// The same in namespaces that are made for it, as for a container.
+///
+/// # Errors
+/// As clone(2) of a thread, unshare(2).
+pub fn look_into_new<T: Send>(to_do: impl FnOnce() -> T + Send) -> io::Result<T> {
+    // SAFETY: CLONE_FILES is not among the flags, so the thread goes on sharing its descriptors with the others.
+    in_own_thread(|| Ok(unsafe { unshare_unsafe(UnshareFlags::NEWUTS | UnshareFlags::NEWIPC) }?), to_do)
+}
+
+fn in_own_thread<T: Send>(
+    enter: impl FnOnce() -> io::Result<()> + Send,
+    to_do: impl FnOnce() -> T + Send,
+) -> io::Result<T> {
+    thread::scope(|scope| {
+        let entered = thread::Builder::new().spawn_scoped(scope, || enter().map(|()| to_do()))?;
+        entered.join().unwrap_or_else(|_| Err(io::Error::other("the thread that looks panicked")))
+    })
+}
+
 /// A new network namespace, with a loopback interface that is up; it ends with the last who holds it or is in it. The calling
 /// thread is in it from now on.
 ///

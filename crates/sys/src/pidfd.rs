@@ -1,9 +1,11 @@
 //! Processes by descriptor, so that a number that was given to another process is never mistaken for the old one.
 
+use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pidfd_open, pidfd_send_signal};
 
 /// Opens a process (pidfd_open(2)).
@@ -30,6 +32,41 @@ pub fn get_fd(pidfd: &OwnedFd, number: u32) -> io::Result<OwnedFd> {
 /// As poll(2).
 pub fn wait_exit(pidfd: &OwnedFd, limit: Duration) -> io::Result<bool> {
     crate::wait::readable(pidfd.as_fd(), Instant::now() + limit)
+}
+
+/// The pid behind the pidfd of this number in this process's table, which others may share; `None` where that number is
+/// no pidfd, or the process has ended and was reaped.
+pub fn pid_of_number(number: RawFd) -> Option<i32> {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok().filter(|pid| *pid > 0)
+}
+
+/// Whether this number is a pidfd whose process has ended.
+pub fn has_ended_by_number(number: RawFd) -> bool {
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
+    text.lines().any(|line| line.starts_with("Pid:")) && wait_exit_of_any(&[number], Duration::ZERO)
+}
+
+/// Whether the process behind the pidfd of this number has not ended. The number may mean something else by the time of
+/// the answer where others share the table: only a caller that looks again whether it still stands for the process may
+/// believe it.
+pub fn is_alive_by_number(number: RawFd) -> bool {
+    pid_of_number(number).is_some() && !wait_exit_of_any(&[number], Duration::ZERO)
+}
+
+/// Waits until one of the processes behind pidfds of these numbers has ended, at most `limit`, and tells whether one may
+/// have. A number that is no open descriptor counts as one that has.
+pub fn wait_exit_of_any(numbers: &[RawFd], limit: Duration) -> bool {
+    // SAFETY: poll(2) takes any number, open or not; each is used for that call alone, and never closed here.
+    let borrowed =
+        numbers.iter().filter(|number| **number >= 0).map(|number| unsafe { BorrowedFd::borrow_raw(*number) });
+    let mut polled: Vec<PollFd<'_>> = borrowed.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+    if polled.len() < numbers.len() {
+        return true;
+    }
+    let timeout = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
+    // An interrupted wait is a short one.
+    poll(&mut polled, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }
 
 /// Sends a signal by number (pidfd_send_signal(2)).

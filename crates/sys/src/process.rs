@@ -8,6 +8,7 @@ mod fd;
 mod maps;
 mod query;
 mod residence;
+mod run;
 mod stat;
 mod status;
 mod whereabouts;
@@ -28,6 +29,7 @@ pub use query::{
     same_open_file, scheduling, share_table,
 };
 pub use residence::Residence;
+pub use run::{last_run_ns, times_run};
 pub use stat::Stat;
 pub use status::{Status, cpu_list};
 pub use whereabouts::Whereabouts;

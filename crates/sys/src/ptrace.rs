@@ -31,6 +31,9 @@ const PTRACE_GETSIGMASK: u32 = 0x420a;
 const PTRACE_SETSIGMASK: u32 = 0x420b;
 const PTRACE_SECCOMP_GET_FILTER: u32 = 0x420c;
 const PTRACE_SECCOMP_GET_METADATA: u32 = 0x420d;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4211;
+/// Largest register set beside the extended state: the bitmap of I/O ports.
+const REGISTER_SET_BYTES_MAX: usize = 8192;
 const PTRACE_GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const PEEKSIGINFO_SHARED: u32 = 1;
 
@@ -318,6 +321,32 @@ pub fn seccomp_filter(tid: i32, index: usize) -> io::Result<Option<(u32, Vec<u8>
     // SAFETY: the kernel reads and writes a struct seccomp_metadata of the size given: filter and flags, a word each.
     unsafe { ptrace(PTRACE_SECCOMP_GET_METADATA, tid, size_of_val(&metadata), buffer) }?;
     Ok(Some((metadata[1] as u32, instructions)))
+}
+
+/// What a register set of a stopped tracee holds, by the type of its note in core files (`NT_*`); empty where it has none.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours; EINVAL or ENODEV: the processor has no such set.
+pub fn register_set(tid: i32, note: usize) -> io::Result<Vec<u8>> {
+    let mut set = vec![0_u8; REGISTER_SET_BYTES_MAX];
+    let mut vector = libc::iovec { iov_base: set.as_mut_ptr().cast(), iov_len: set.len() };
+    // SAFETY: `vector` describes `set`, which outlives the call.
+    unsafe { ptrace(libc::PTRACE_GETREGSET, tid, note, ptr::from_mut(&mut vector).expose_provenance()) }?;
+    set.truncate(vector.iov_len);
+    Ok(set)
+}
+
+/// Where a stopped tracee has its system calls given to itself (prctl(2), PR_SET_SYSCALL_USER_DISPATCH): mode, address of the
+/// selector, and the range that is exempt.
+///
+/// # Errors
+/// ESRCH: it is not stopped, or not ours; EIO: the kernel tells nobody (before Linux 6.4).
+pub fn user_dispatch(tid: i32) -> io::Result<[u64; 4]> {
+    let mut words = [0_u64; 4];
+    let buffer = ptr::from_mut(&mut words).expose_provenance();
+    // SAFETY: the kernel writes the size given, that of `words`.
+    unsafe { ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size_of_val(&words), buffer) }?;
+    Ok(words)
 }
 
 /// Which queue of pending signals.

@@ -80,27 +80,54 @@ impl Diagnosis {
         const STATE_AT: usize = HEADER_BYTES + 1;
         const INODE_AT: usize = HEADER_BYTES + 68;
         const LISTENING: u8 = 10;
-        let family = if own.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let mut body = vec![family.as_raw() as u8, TCP, 0, 0];
+        let Some(answer) = self.ask_internet(TCP, [own, peer], [ANY, ANY])? else { return Ok(None) };
+        let inode = word_at(&answer, INODE_AT).ok_or_else(malformed)?;
+        Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
+    }
+
+    /// Whether a connected UDP socket was shut down for reading (1) and for writing (2). `cookie`: its own (SO_COOKIE), as others may
+    /// have the same addresses. `None` where there is no such socket.
+    ///
+    /// # Errors
+    /// A kernel that does not tell of UDP; ESTALE where another socket has the addresses.
+    pub fn shut_down_of_udp(&self, own: SocketAddr, peer: SocketAddr, cookie: u64) -> io::Result<Option<u8>> {
+        const UDP: u8 = 17;
+        const ATTRIBUTES_AT: usize = HEADER_BYTES + 72;
+        const SHUT_DOWN: u16 = 8;
+        let cookie = [cookie as u32, (cookie >> 32) as u32];
+        // Of UDP, the kernel takes the two ends the other way around.
+        let Some(answer) = self.ask_internet(UDP, [peer, own], cookie)? else { return Ok(None) };
+        let mut at = ATTRIBUTES_AT;
+        while let (Some(length @ 4..), Some(kind)) = (half_at(&answer, at), half_at(&answer, at + 2)) {
+            if kind == SHUT_DOWN {
+                return answer.get(at + 4).copied().map(Some).ok_or_else(malformed);
+            }
+            at += usize::from(length).next_multiple_of(4);
+        }
+        Ok(Some(0))
+    }
+
+    /// About one socket of the internet; `None` where there is none.
+    fn ask_internet(&self, protocol: u8, ends: [SocketAddr; 2], cookie: [u32; 2]) -> io::Result<Option<Vec<u8>>> {
+        let family = if ends[0].is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let mut body = vec![family.as_raw() as u8, protocol, 0, 0];
         body.extend(ANY.to_ne_bytes());
-        [own.port(), peer.port()].iter().for_each(|port| body.extend(port.to_be_bytes()));
-        for address in [own.ip(), peer.ip()] {
-            let bytes = match address {
+        ends.iter().for_each(|end| body.extend(end.port().to_be_bytes()));
+        for end in ends {
+            let bytes = match end.ip() {
                 IpAddr::V4(address) => [&address.octets()[..], &[0; 12]].concat(),
                 IpAddr::V6(address) => address.octets().to_vec(),
             };
             body.extend(bytes);
         }
-        // Any interface, any cookie.
-        [0, ANY, ANY].iter().for_each(|word| body.extend(word.to_ne_bytes()));
+        // Any interface.
+        [0, cookie[0], cookie[1]].iter().for_each(|word| body.extend(word.to_ne_bytes()));
         let answer = self.ask(&body)?;
         match failure(&answer) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
+            Ok(()) => Ok(Some(answer)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
-        let inode = word_at(&answer, INODE_AT).ok_or_else(malformed)?;
-        Ok((answer[STATE_AT] != LISTENING).then_some(inode == 0))
     }
 
     fn ask(&self, body: &[u8]) -> io::Result<Vec<u8>> {
@@ -157,6 +184,23 @@ mod tests {
         assert_eq!(diagnosis.unix_socket(inode(&one)).unwrap().peer, Some(0));
         assert!(diagnosis.unix_socket(1).is_err());
         assert!(parse(&[0; 3]).is_err());
+    }
+
+    #[test]
+    fn which_ways_of_udp_are_shut_down_is_told() {
+        use std::net::{Ipv4Addr, UdpSocket};
+        const SO_COOKIE: u32 = 57;
+        let diagnosis = Diagnosis::open(std::process::id() as i32).unwrap();
+        let [one, other] = [(); 2].map(|()| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+        one.connect(other.local_addr().unwrap()).unwrap();
+        let cookie = crate::socket::option(one.as_fd(), libc::SOL_SOCKET as u32, SO_COOKIE).unwrap();
+        let cookie = u64::from_ne_bytes(cookie.try_into().unwrap());
+        let told = || diagnosis.shut_down_of_udp(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie);
+        assert_eq!(told().unwrap(), Some(0));
+        rustix::net::shutdown(&one, rustix::net::Shutdown::Write).unwrap();
+        assert_eq!(told().unwrap(), Some(2));
+        let stale = diagnosis.shut_down_of_udp(one.local_addr().unwrap(), other.local_addr().unwrap(), cookie + 1);
+        assert!(stale.is_err());
     }
 
     #[test]

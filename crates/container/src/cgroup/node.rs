@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use farfork_sys::cgroup;
-use farfork_sys::cgroup::hierarchy::{self, Base, Hierarchy, Version};
+use farfork_sys::cgroup::hierarchy::{self, Base, Hierarchy, STANDARD_TOP, Version};
 
 use super::unlimited::Unlimited;
 use super::{CgroupError, ContainerCgroup, Place};
@@ -37,6 +37,10 @@ impl NodeCgroups {
         let wanted = [&CONTROLLERS[..], if is_unified { &[] } else { &[FREEZER] }].concat();
         let mut places: Vec<Place> = Vec::new();
         for hierarchy in &hierarchies {
+            if !hierarchy.top.starts_with(STANDARD_TOP) {
+                let mount = hierarchy.top.display();
+                tracing::warn!(%mount, "control groups are made in this mount, for none is at {STANDARD_TOP}: it must stay mounted as long as the node runs");
+            }
             let Base { directory, controllers } = hierarchy.base(&wanted);
             if controllers.is_empty() && hierarchy.version == Version::V1 {
                 continue;

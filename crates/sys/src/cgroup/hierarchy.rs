@@ -31,6 +31,9 @@ pub struct Hierarchy {
 /// since a version 2 group cannot have both processes and controllers for the groups below.
 pub const DAEMON_LEAF: &str = "farfork-daemon";
 
+/// Where hierarchies are mounted. Mounts elsewhere are somebody's own, and may go while groups are in use.
+pub const STANDARD_TOP: &str = "/sys/fs/cgroup";
+
 /// Where groups can be made in a hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Base {
@@ -64,7 +67,8 @@ impl Hierarchy {
     }
 }
 
-/// The hierarchies that are mounted in the calling thread's mount namespace.
+/// The hierarchies that are mounted in the calling thread's mount namespace: those at [`STANDARD_TOP`] or below it; where there is none,
+/// those elsewhere.
 ///
 /// # Errors
 /// As reading `/proc/thread-self/mountinfo` and `/proc/self/cgroup`.
@@ -74,8 +78,15 @@ pub fn mounted() -> io::Result<Vec<Hierarchy>> {
 }
 
 fn from_tables(mounts: &[Mount], membership: &str) -> Vec<Hierarchy> {
+    let visible = table::visible(mounts);
+    let is_standard = |mount: &&&Mount| mount.point.starts_with(STANDARD_TOP);
+    let standard = hierarchies(visible.iter().filter(is_standard), membership);
+    if standard.is_empty() { hierarchies(visible.iter(), membership) } else { standard }
+}
+
+fn hierarchies<'a>(mounts: impl Iterator<Item = &'a &'a Mount>, membership: &str) -> Vec<Hierarchy> {
     let mut found: Vec<Hierarchy> = Vec::new();
-    for mount in table::visible(mounts) {
+    for mount in mounts {
         let version = match mount.filesystem.as_str() {
             "cgroup" => Version::V1,
             "cgroup2" => Version::V2,
@@ -129,6 +140,54 @@ mod tests {
 41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
 ";
     const MEMBERSHIP: &str = "9:name=systemd:/\n4:memory:/docker/ab/inner\n1:cpu,cpuacct:/\n0::/outer\n";
+
+    /// Names the directory of somebody's mount, in the process that has mounts of its own.
+    const FOREIGN_VARIABLE: &str = "FARFORK_TEST_FOREIGN_GROUPS";
+
+    /// Real mounts, in a mount namespace of the test's own: somebody's is older than the usual one.
+    #[test]
+    fn somebody_elses_mount_is_not_used() {
+        if let Some(foreign) = std::env::var_os(FOREIGN_VARIABLE) {
+            let found = mounted().unwrap();
+            assert!(table::of_this_thread().unwrap().iter().any(|mount| mount.point == Path::new(&foreign)));
+            assert!(found.iter().any(|hierarchy| hierarchy.version == Version::V2), "{found:?}");
+            assert!(found.iter().all(|hierarchy| hierarchy.top.starts_with(STANDARD_TOP)), "{found:?}");
+            return;
+        }
+        let usual = mounted().unwrap().into_iter().find(|hierarchy| hierarchy.version == Version::V2);
+        let usual = usual.expect("a unified hierarchy").top;
+        let foreign = tempfile::tempdir().unwrap();
+        let script = "umount -l \"$USUAL\" && mount -t cgroup2 foreign \"$FOREIGN\" && mount -t cgroup2 usual \"$USUAL\" && exec \"$0\" somebody_elses_mount";
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-c", script]).arg(std::env::current_exe().unwrap());
+        command.env("USUAL", usual).env("FOREIGN", foreign.path()).env(FOREIGN_VARIABLE, foreign.path());
+        let ended = command.output().unwrap();
+        assert!(
+            ended.status.success(),
+            "{}{}",
+            String::from_utf8_lossy(&ended.stdout),
+            String::from_utf8_lossy(&ended.stderr)
+        );
+    }
+
+    /// Wherever its line stands, and whether its hierarchy is in the usual place, too.
+    #[test]
+    fn mounts_elsewhere_count_where_there_are_no_others() {
+        let tops = |table: &str| {
+            let found = from_tables(&table::parse(table.as_bytes()).unwrap(), MEMBERSHIP);
+            found.into_iter().map(|hierarchy| hierarchy.top).collect::<Vec<_>>()
+        };
+        let foreign = "20 27 0:37 / /srv/groups rw - cgroup2 cgroup2 rw\n";
+        let expected = tops(HYBRID);
+        assert!(expected.iter().all(|top| top.starts_with(STANDARD_TOP)), "{expected:?}");
+        let first = HYBRID.replacen("31 27", &format!("{foreign}31 27"), 1);
+        let version_1_only: String =
+            first.lines().filter(|line| !line.starts_with("41 ")).map(|line| format!("{line}\n")).collect();
+        assert_eq!((tops(&first), tops(&format!("{HYBRID}{foreign}"))), (expected.clone(), expected.clone()));
+        assert_eq!(tops(&version_1_only), expected[..expected.len() - 1]);
+        let alone = format!("27 1 254:0 / / rw - ext4 /dev/vda rw\n{foreign}");
+        assert_eq!(tops(&alone), [Path::new("/srv/groups")]);
+    }
 
     #[test]
     fn hybrid_hierarchies_are_told_apart() {

@@ -5,7 +5,7 @@
 use std::arch::x86_64::{__cpuid, __cpuid_count, CpuidResult};
 
 /// How many registers of CPUID are looked at.
-const WORDS: usize = 9;
+pub const FEATURE_WORDS: usize = 9;
 
 enum Register {
     Eax,
@@ -23,7 +23,7 @@ struct Word {
 }
 
 /// Seeds carry what is read from these, in this order: words and bits may be added, not moved.
-const TABLE: [Word; WORDS] = [
+const TABLE: [Word; FEATURE_WORDS] = [
     Word {
         leaf: 0x1,
         subleaf: 0,
@@ -143,7 +143,7 @@ const TABLE: [Word; WORDS] = [
 ];
 
 /// What this CPU has, as the kernel lets programs see it.
-pub fn features() -> [u32; WORDS] {
+pub fn features() -> [u32; FEATURE_WORDS] {
     TABLE.map(|word| {
         let mask = word.bits.iter().fold(0, |mask, (bit, _)| mask | 1 << bit);
         word.read() & mask
@@ -151,7 +151,7 @@ pub fn features() -> [u32; WORDS] {
 }
 
 /// Names of such features; what has none is named by its place.
-pub fn feature_names(features: &[u32; WORDS]) -> Vec<String> {
+pub fn feature_names(features: &[u32; FEATURE_WORDS]) -> Vec<String> {
     let bits =
         features.iter().zip(&TABLE).flat_map(|(found, word)| (0..32).map(move |bit| (found >> bit & 1, word, bit)));
     bits.filter(|(is_set, ..)| *is_set == 1).map(|(_, word, bit)| word.name(bit)).collect()

@@ -5,12 +5,16 @@ use std::io;
 use super::{malformed, read_line};
 
 /// A system call that a thread is in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SystemCall {
     /// Its number.
     pub number: u64,
     /// Its arguments.
     pub arguments: [u64; 6],
+    /// The thread's stack pointer.
+    pub stack_pointer: u64,
+    /// The address that it returns to.
+    pub instruction_pointer: u64,
 }
 
 impl SystemCall {
@@ -31,11 +35,12 @@ impl SystemCall {
     fn parse(text: &str) -> Option<Self> {
         let mut words = text.split_ascii_whitespace();
         let number = words.next()?.parse().ok()?;
+        let mut word = || u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok();
         let mut arguments = [0; 6];
         for argument in &mut arguments {
-            *argument = u64::from_str_radix(words.next()?.strip_prefix("0x")?, 16).ok()?;
+            *argument = word()?;
         }
-        Some(Self { number, arguments })
+        Some(Self { number, arguments, stack_pointer: word()?, instruction_pointer: word()? })
     }
 }
 
@@ -52,7 +57,9 @@ mod tests {
     fn a_call_is_read() {
         let text = "25 0x7f0000 0x1000 0x2000 0x1 0x0 0x0 0x7ffc10 0x7f10";
         let arguments = [0x7f_0000, 0x1000, 0x2000, 1, 0, 0];
-        assert_eq!(SystemCall::parse(text), Some(SystemCall { number: 25, arguments }));
+        let (stack_pointer, instruction_pointer) = (0x7ffc10, 0x7f10);
+        let call = SystemCall { number: 25, arguments, stack_pointer, instruction_pointer };
+        assert_eq!(SystemCall::parse(text), Some(call));
         assert_eq!(SystemCall::parse("running"), None);
     }
 

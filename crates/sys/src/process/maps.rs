@@ -40,6 +40,11 @@ impl MapEntry {
         self.vm_flags.split_ascii_whitespace().any(|word| word == flag)
     }
 
+    /// All flags that `smaps` shows.
+    pub fn flags(&self) -> impl Iterator<Item = &str> {
+        self.vm_flags.split_ascii_whitespace()
+    }
+
     /// Takes the flags that were read of the same area later.
     pub fn take_flags(&mut self, later: &Self) {
         self.vm_flags.clone_from(&later.vm_flags);

@@ -53,7 +53,7 @@ pub struct Stat {
     pub processor: u32,
     /// The signal that tells its parent of its end; 0 for none.
     pub exit_signal: u32,
-    /// What wait(2) tells of it when it has ended.
+    /// What wait(2) tells of it when it has ended; while it is stopped, the signal of a stop that its parent has not waited for.
     pub exit_code: u32,
 }
 

@@ -64,11 +64,11 @@ pub(super) fn parse_time(text: &str) -> Option<u64> {
     seconds.parse::<u64>().ok()?.checked_mul(1_000_000_000)?.checked_add(nanoseconds.parse().ok()?)
 }
 
-/// `NUMBER ino:HEX sdev:HEX mask:HEX ignored_mask:HEX fhandle-bytes:HEX fhandle-type:HEX f_handle:HEX…`, after
+/// `HEX ino:HEX sdev:HEX mask:HEX ignored_mask:HEX fhandle-bytes:HEX fhandle-type:HEX f_handle:HEX…`, after
 /// `inotify wd:`.
 pub(super) fn parse_watch(text: &str) -> Option<WatchEntry> {
     let mut words = text.split_ascii_whitespace();
-    let number = words.next()?.parse().ok()?;
+    let number = u32::from_str_radix(words.next()?, 16).ok()?;
     let mut entry = WatchEntry { number, mask: 0, inode: 0, device: 0, handle: (0, Vec::new()) };
     for word in words {
         let (key, value) = word.split_once(':')?;
@@ -111,9 +111,9 @@ mod tests {
 
     #[test]
     fn a_watch_is_read() {
-        let text = "3 ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d";
+        let text = "1f ino:9e7e sdev:800013 mask:800afce ignored_mask:0 fhandle-bytes:8 fhandle-type:1 f_handle:7e9e0000640d1b6d";
         let watch = parse_watch(text).unwrap();
-        assert_eq!((watch.number, watch.inode, watch.device, watch.mask), (3, 0x9e7e, 0x80_0013, 0x800_afce));
+        assert_eq!((watch.number, watch.inode, watch.device, watch.mask), (31, 0x9e7e, 0x80_0013, 0x800_afce));
         assert_eq!(watch.handle, (1, vec![0x7e, 0x9e, 0, 0, 0x64, 0x0d, 0x1b, 0x6d]));
     }
 

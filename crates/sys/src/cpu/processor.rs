@@ -1,0 +1,145 @@
+//! Whether a program that began on one processor can go on with another. Pure.
+//!
+//! A program looks once at what its processor can do, and relies on that until it ends: a library picks its functions by it, and the
+//! dynamic linker reserves as many bytes of stack as its XSAVE writes. A processor with fewer instruction sets or state components
+//! kills such a program; one with more state components has its XSAVE write beyond what was reserved.
+
+use super::{ExtendedState, FEATURE_WORDS, extended_state, feature_names, features};
+
+/// What programs find on a processor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Processor {
+    /// State components that the kernel has enabled, and the bytes that an XSAVE of all of them writes.
+    pub state: ExtendedState,
+    /// Instruction sets, as [`features`] reads them.
+    pub features: [u32; FEATURE_WORDS],
+}
+
+/// Why a program cannot go on here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProcessorMismatch {
+    /// State components that its registers need are not enabled, or take another number of bytes.
+    MissingState,
+    /// State components, by name, for which an XSAVE of its own has no room.
+    SurplusState(Vec<String>),
+    /// Instruction sets, by name, that it may use and that are not there.
+    MissingInstructions(Vec<String>),
+}
+
+/// State components of XCR0, by the number of their bit (Intel SDM volume 1, 13.1).
+const COMPONENTS: [&str; 20] = [
+    "x87", "SSE", "AVX", "MPX", "MPX", "AVX-512", "AVX-512", "AVX-512", "", "PKRU", "", "", "", "", "", "", "", "AMX",
+    "AMX", "APX",
+];
+
+impl Processor {
+    /// That of this machine; `None` where the kernel has not enabled XSAVE.
+    pub fn detect() -> Option<Self> {
+        Some(Self { state: extended_state()?, features: features() })
+    }
+
+    /// Why a program that began on the processor `origin` cannot go on with this one.
+    ///
+    /// XCR0 holds nothing but components that XSAVE writes for user programs, and no surplus one is harmless: XSAVE without
+    /// compaction (XSAVE, XSAVEOPT) has a fixed place for each beyond those of the origin, XSAVEC and XSAVES move those behind it,
+    /// and the kernel saves all of them on a program's signal stack. XSAVE writes even a component in its initial state, so that one
+    /// that needs permission (AMX) counts as well. The order of the components is the vendor's: where they are the same, and of
+    /// another size, they lie elsewhere.
+    pub fn mismatch(&self, origin: &Self) -> Option<ProcessorMismatch> {
+        if origin.state.xcr0 & !self.state.xcr0 != 0 {
+            return Some(ProcessorMismatch::MissingState);
+        }
+        let surplus = self.state.xcr0 & !origin.state.xcr0;
+        if surplus != 0 {
+            return Some(ProcessorMismatch::SurplusState(component_names(surplus)));
+        }
+        if origin.state.bytes != self.state.bytes {
+            return Some(ProcessorMismatch::MissingState);
+        }
+        let mut missing = origin.features;
+        missing.iter_mut().zip(self.features).for_each(|(wanted, found)| *wanted &= !found);
+        let lacks_some = missing.iter().any(|word| *word != 0);
+        lacks_some.then(|| ProcessorMismatch::MissingInstructions(feature_names(&missing)))
+    }
+}
+
+/// Names of state components, each once; what has none is named by its bit.
+fn component_names(components: u64) -> Vec<String> {
+    let present = (0..64).filter(|bit| components >> bit & 1 == 1);
+    let mut names: Vec<String> = present.map(component_name).collect();
+    names.dedup();
+    names
+}
+
+fn component_name(bit: usize) -> String {
+    match COMPONENTS.get(bit) {
+        Some(name) if !name.is_empty() => (*name).to_owned(),
+        _ => format!("XCR0 bit {bit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Processors as they are met: XCR0, and the bytes of CPUID.(EAX=0DH, ECX=0):EBX.
+    const RECORDED: [(&str, u64, u32); 8] = [
+        ("SSE alone, as a small virtual machine", 0x3, 576),
+        ("AVX (Haswell, or QEMU's as it is often configured)", 0x7, 832),
+        ("AVX and MPX (Skylake client)", 0x1f, 1088),
+        ("AVX and PKRU (Alder Lake)", 0x207, 2696),
+        ("AVX, MPX and PKRU (QEMU's `max` by emulation)", 0x21f, 2696),
+        ("AVX-512 and PKRU (Ice Lake server)", 0x2e7, 2696),
+        ("AVX-512 and PKRU of another vendor (Zen 4)", 0x2e7, 2440),
+        ("AVX-512, PKRU and AMX (Sapphire Rapids)", 0x602e7, 11008),
+    ];
+
+    fn processor(xcr0: u64, bytes: u32) -> Processor {
+        Processor { state: ExtendedState { xcr0, bytes }, features: Default::default() }
+    }
+
+    #[test]
+    fn a_program_goes_on_only_where_its_xsave_writes_the_same() {
+        for (origin_name, origin_xcr0, origin_bytes) in RECORDED {
+            let origin = processor(origin_xcr0, origin_bytes);
+            for (name, xcr0, bytes) in RECORDED {
+                let found = processor(xcr0, bytes).mismatch(&origin);
+                let is_same = (origin_xcr0, origin_bytes) == (xcr0, bytes);
+                assert_eq!(found.is_none(), is_same, "from {origin_name} to {name}: {found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_surplus_component_is_named() {
+        let lesser = processor(0x7, 832);
+        let named = |xcr0: u64| processor(xcr0, 2696).mismatch(&lesser);
+        let surplus = |names: &[&str]| {
+            Some(ProcessorMismatch::SurplusState(names.iter().map(|name| (*name).to_owned()).collect()))
+        };
+        assert_eq!(named(0x21f), surplus(&["MPX", "PKRU"]));
+        assert_eq!(named(0x602e7), surplus(&["AVX-512", "PKRU", "AMX"]));
+        for bit in 3..64 {
+            let found = named(0x7 | 1 << bit);
+            assert!(
+                matches!(&found, Some(ProcessorMismatch::SurplusState(names)) if names.len() == 1),
+                "{bit}: {found:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn more_instruction_sets_with_the_same_state_do_no_harm() {
+        let (mut greater, lesser) = (processor(0x7, 832), processor(0x7, 832));
+        greater.features[0] = 1 << 23;
+        assert_eq!(greater.mismatch(&lesser), None);
+        let missing = ProcessorMismatch::MissingInstructions(vec!["popcnt".to_owned()]);
+        assert_eq!(lesser.mismatch(&greater), Some(missing));
+    }
+
+    #[test]
+    fn this_machine_is_like_itself() {
+        let here = Processor::detect().unwrap();
+        assert_eq!(here.mismatch(&here), None);
+    }
+}

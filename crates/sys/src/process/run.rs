@@ -1,0 +1,62 @@
+//! When a thread was last on a processor, and how often.
+
+use std::io;
+
+use super::{malformed, read_line};
+
+/// When a thread that sleeps was last on its processor, in nanoseconds of that processor's clock of the scheduler: for a thread
+/// that runs, some time ago. It is neither of the clocks of clock_gettime(2), and differs between processors.
+///
+/// # Errors
+/// NotFound or ESRCH when the thread has ended, or where the kernel does not tell (CONFIG_SCHED_DEBUG).
+pub fn last_run_ns(tid: i32) -> io::Result<u64> {
+    let file = format!("/proc/{tid}/sched");
+    let text = std::fs::read_to_string(&file)?;
+    parse_last_run(&text).ok_or_else(|| malformed(&file))
+}
+
+/// In milliseconds, with six digits behind the point.
+fn parse_last_run(text: &str) -> Option<u64> {
+    const NS_PER_MS: u64 = 1_000_000;
+    let line = text.lines().find(|line| line.starts_with("se.exec_start"))?;
+    let (ms, ns) = line.split_once(':')?.1.trim().split_once('.')?;
+    let (ms, ns): (u64, u64) = (ms.parse().ok()?, ns.parse().ok()?);
+    (ns < NS_PER_MS).then(|| ms * NS_PER_MS + ns)
+}
+
+/// How often a thread was given a processor; always the same on a kernel that does not count (CONFIG_SCHED_INFO).
+///
+/// # Errors
+/// NotFound or ESRCH when the thread has ended.
+pub fn times_run(tid: i32) -> io::Result<u64> {
+    let file = format!("/proc/{tid}/schedstat");
+    let text = read_line(&file)?;
+    text.split_ascii_whitespace().nth(2).and_then(|word| word.parse().ok()).ok_or_else(|| malformed(&file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_run_is_read() {
+        let text = "cat (14304, #threads: 1)\n----\nse.exec_start    :       1528109.680112\nse.vruntime : 147.3\n";
+        assert_eq!(parse_last_run(text), Some(1_528_109_680_112));
+        assert_eq!(parse_last_run("se.vruntime : 147.3"), None);
+    }
+
+    #[test]
+    fn a_sleeping_thread_has_run_before() {
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        let tid = child.id().cast_signed();
+        while super::super::SystemCall::of(tid).unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let (ran, times) = (last_run_ns(tid).unwrap(), times_run(tid).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!((last_run_ns(tid).unwrap(), times_run(tid).unwrap()), (ran, times));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
