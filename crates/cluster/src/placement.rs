@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use farfork_sys::cpu::Processor;
 use farfork_wire::NodeName;
 
 /// A node that children may go to, and how many run there.
@@ -12,6 +13,15 @@ pub struct Candidate {
     pub node: NodeName,
     /// Children that run there now.
     pub children: u32,
+    /// What programs find on its processor, where it says so.
+    pub processor: Option<Processor>,
+}
+
+/// The nodes whose processor can go on with a program that began on `origin`, as far as both are known.
+pub fn with_processor_for(origin: Option<&Processor>, candidates: Vec<Candidate>) -> Vec<Candidate> {
+    let Some(origin) = origin else { return candidates };
+    let is_able = |candidate: &Candidate| candidate.processor.as_ref().is_none_or(|own| own.mismatch(origin).is_none());
+    candidates.into_iter().filter(is_able).collect()
 }
 
 /// Spreads `count` children over nodes in turn, as a user who names nodes expects.
@@ -39,7 +49,8 @@ pub fn to_least_loaded(candidates: &[Candidate], count: usize) -> Vec<NodeName> 
 
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, in_turn, to_least_loaded};
+    use super::{Candidate, in_turn, to_least_loaded, with_processor_for};
+    use farfork_sys::cpu::{ExtendedState, Processor};
     use farfork_wire::NodeName;
 
     fn nodes(names: &[&str]) -> Vec<NodeName> {
@@ -54,9 +65,28 @@ mod tests {
 
     #[test]
     fn the_emptier_node_fills_up_first() {
-        let candidate = |name: &str, children| Candidate { node: NodeName::new(name).unwrap(), children };
+        let candidate =
+            |name: &str, children| Candidate { node: NodeName::new(name).unwrap(), children, processor: None };
         let chosen = to_least_loaded(&[candidate("a", 3), candidate("b", 1)], 5);
         assert_eq!(chosen, nodes(&["b", "b", "a", "b", "a"]));
         assert!(to_least_loaded(&[], 2).is_empty());
+    }
+
+    #[test]
+    fn nodes_whose_processor_would_not_do_get_none() {
+        let processor = |xcr0| Processor { state: ExtendedState { xcr0, bytes: 832 }, features: Default::default() };
+        let candidate =
+            |name: &str, processor| Candidate { node: NodeName::new(name).unwrap(), children: 0, processor };
+        let all = vec![
+            candidate("earlier-release", None),
+            candidate("greater", Some(processor(0x21f))),
+            candidate("lesser", Some(processor(0x3))),
+            candidate("same", Some(processor(0x7))),
+        ];
+        let chosen = |origin: Option<&Processor>| -> Vec<NodeName> {
+            with_processor_for(origin, all.clone()).into_iter().map(|candidate| candidate.node).collect()
+        };
+        assert_eq!(chosen(Some(&processor(0x7))), nodes(&["earlier-release", "same"]));
+        assert_eq!(chosen(None).len(), all.len());
     }
 }

@@ -59,7 +59,7 @@ impl LocalNode {
         self.process().map(|process| process.pid)
     }
 
-    /// Keeper and pager: what runs in the daemon's control group, but for the daemon.
+    /// Keeper, pager and holder: what runs in the daemon's control group, but for the daemon.
     pub fn pager_pids(&self) -> Vec<i32> {
         let daemon = self.pid();
         let members = groups::of_daemon(self).find_map(|group| cgroup::processes(&group).ok());

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use farfork_sys::cpu::Processor;
 use farfork_wire::NodeName;
 
 use peer::Peer;
@@ -57,6 +58,10 @@ pub struct Member {
     pub incarnation: u64,
     /// Children that run there.
     pub children: u32,
+    /// Why it takes no children, where it takes none.
+    pub not_ready: Option<String>,
+    /// What programs find on its processor; `None` of a node of an earlier release, which does not say.
+    pub processor: Option<Processor>,
 }
 
 /// Whether a member answers.
@@ -133,6 +138,11 @@ impl Membership {
     /// Tells how many children run here, which the next heartbeats carry on.
     pub fn set_children(&mut self, children: u32) {
         self.me.children = children;
+    }
+
+    /// Tells why this node takes no children, where it takes none.
+    pub fn set_not_ready(&mut self, reason: Option<String>) {
+        self.me.not_ready = reason;
     }
 
     /// A heartbeat has come.

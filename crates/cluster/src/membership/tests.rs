@@ -7,7 +7,15 @@ use std::time::{Duration, Instant};
 fn member(name: &str, port: u16, incarnation: u64) -> Member {
     let address = format!("10.0.0.1:{port}").parse().unwrap();
     let fabric_address = format!("10.0.0.1:{}", port + 1).parse().unwrap();
-    Member { name: NodeName::new(name).unwrap(), address, fabric_address, incarnation, children: 0 }
+    Member {
+        name: NodeName::new(name).unwrap(),
+        address,
+        fabric_address,
+        incarnation,
+        children: 0,
+        not_ready: None,
+        processor: None,
+    }
 }
 
 fn name(text: &str) -> NodeName {
