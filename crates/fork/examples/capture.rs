@@ -5,7 +5,7 @@ use std::error::Error;
 use std::io::Read;
 use std::{env, fs, io};
 
-use farfork_fork::capture::{self, CaptureOptions};
+use farfork_fork::capture::{self, CaptureOptions, CheckOptions};
 use farfork_wire::NodeName;
 use farfork_wire::descriptor::encode;
 
@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["--check", pid] => println!("{:#?}", capture::check(pid.parse()?, false)?),
+        ["--check", pid] => println!("{:#?}", capture::check(pid.parse()?, CheckOptions::default())?),
         ["--freeze", pid, out] => hold(pid.parse()?, out, true)?,
         [pid, out] => hold(pid.parse()?, out, false)?,
         _ => return Err("usage: capture [--freeze] PID OUT | capture --check PID".into()),

@@ -59,7 +59,8 @@ static void advise(const struct plan *plan, const struct plan_mapping *mapping, 
 
 static void map_one(const struct plan *plan, const struct plan_mapping *mapping, u32 index, int file)
 {
-	u32 flags = K_MAP_FIXED_NOREPLACE | (mapping->flags & MAPPING_SHARED ? K_MAP_SHARED : K_MAP_PRIVATE);
+	u32 type = mapping->flags & MAPPING_SHARED ? K_MAP_SHARED : K_MAP_PRIVATE;
+	u32 flags = K_MAP_FIXED_NOREPLACE | (mapping->flags & MAPPING_DROPPABLE ? K_MAP_DROPPABLE : type);
 	if (mapping->kind == MAPPING_ANONYMOUS)
 		flags |= K_MAP_ANONYMOUS;
 	if (mapping->kind == MAPPING_PASSED)
@@ -71,7 +72,7 @@ static void map_one(const struct plan *plan, const struct plan_mapping *mapping,
 	long place = CALL6(mmap, mapping->start, mapping->bytes, mapping->protection, flags, file, mapping->offset);
 	if (place != (long)mapping->start)
 		give_up(plan, STEP_MAP, place < 0 ? place : -K_EINVAL, index);
-	if (mapping->flags & ~(MAPPING_SHARED | MAPPING_GROWS_DOWN | MAPPING_NO_RESERVE))
+	if (mapping->flags & ~(MAPPING_SHARED | MAPPING_GROWS_DOWN | MAPPING_NO_RESERVE | MAPPING_DROPPABLE))
 		advise(plan, mapping, index);
 }
 
@@ -162,14 +163,14 @@ void fill_eager(const struct plan *plan)
 		copy_bytes((void *)eager[i].address, at(plan, eager[i].offset), eager[i].bytes);
 }
 
-/* The message says whose it is. */
-static void send_descriptor(const struct plan *plan, int socket, int descriptor)
+/* The message says whose it is. `with`: another descriptor that goes along, or -1. */
+static void send_descriptor(const struct plan *plan, int socket, int descriptor, int with)
 {
+	const u64 count = with < 0 ? 1 : 2;
 	struct {
 		struct k_cmsghdr header;
-		i32 fd;
-		i32 pad;
-	} control = { { sizeof(struct k_cmsghdr) + sizeof(i32), K_SOL_SOCKET, K_SCM_RIGHTS }, descriptor, 0 };
+		i32 fds[2];
+	} control = { { sizeof(struct k_cmsghdr) + count * sizeof(i32), K_SOL_SOCKET, K_SCM_RIGHTS }, { descriptor, with } };
 	u32 word = plan->process;
 	struct k_iovec vector = { &word, sizeof word };
 	struct k_msghdr message = { 0, 0, &vector, 1, &control, sizeof control, 0 };
@@ -201,12 +202,14 @@ void hand_to_pager(const struct plan *plan)
 		check(plan, STEP_REGISTER, CALL3(ioctl, uffd, K_UFFDIO_REGISTER, &area), i);
 	}
 	/* A zygote keeps it itself: nothing of its program runs, and no copy of it gets far whose pages nobody serves. */
-	if (plan->flags & PLAN_ZYGOTE)
-		check(plan, STEP_KEEP_USERFAULTFD,
-		      CALL3(dup3, uffd, (int)plan->fd_base + CHILD_KEEP, K_O_CLOEXEC), 0);
-	else
-		send_descriptor(plan, (int)plan->fd_base + CHILD_KEEP, uffd);
-	send_descriptor(plan, (int)plan->fd_base + PASSED_PAGER, uffd);
+	const int keep = (int)plan->fd_base + CHILD_KEEP, pager = (int)plan->fd_base + PASSED_PAGER;
+	if (plan->flags & PLAN_ZYGOTE) {
+		check(plan, STEP_KEEP_USERFAULTFD, CALL3(dup3, uffd, keep, K_O_CLOEXEC), 0);
+		send_descriptor(plan, pager, uffd, -1);
+	} else {
+		send_descriptor(plan, keep, uffd, -1);
+		send_descriptor(plan, pager, uffd, keep);
+	}
 	CALL1(close, uffd);
 }
 

@@ -64,6 +64,7 @@ enum mapping_flag {
 	MAPPING_RANDOM = 512,
 	MAPPING_MERGEABLE = 1024,
 	MAPPING_DONT_FORK = 2048,
+	MAPPING_DROPPABLE = 4096,
 };
 
 struct plan_mapping {
@@ -176,9 +177,22 @@ struct plan_filter {
 	u64 program;
 };
 
+/* Filters that all threads of a process have: the leader installs them for all of them, when all others wait and need no system call
+ * any more but their last. threads.c knows the offsets. */
+struct common_filters {
+	u32 waiting; /* threads that have come */
+	u32 go;	     /* set when they may leave */
+	u32 woken;   /* where they wait in the end */
+	u32 others;  /* threads beside the leader */
+	u32 can_wake; /* the filters let the leader wake them; else they do not sleep */
+	u32 reserved;
+	struct plan_filter filters[]; /* the last with operation 0 */
+};
+
 struct plan_thread {
 	u64 frame; /* address of the signal frame's page */
 	u64 filters; /* address of plan_filter's, the last with operation 0; or 0 */
+	u64 common_filters; /* address of a struct common_filters; or 0 */
 	u64 stack_top;
 	u64 fs_base;
 	u64 gs_base;
@@ -285,7 +299,8 @@ struct plan {
 };
 
 /* What the daemon asks of a stub: this message with descriptors, then more messages until all have come.
- * passed[0] the plan, [1] the socket that the userfaultfd goes to, [2] the file for the wait status, [3…] the child's.
+ * passed[0] the plan, [1] the socket that the userfaultfd goes to, [2] the file for the wait status, [3…] the child's, the last
+ * one the queue that keeps its userfaultfds.
  *
  * A stub outside of containers becomes a zygote: pid is 0, and passed[2] nobody's. A zygote is asked for children by the same
  * message, where passed[1] is the first process of the child's container, [2] the child's control socket, and the last one

@@ -32,6 +32,10 @@ _Static_assert(sizeof(struct gate) <= 4096, "the gate is a page");
 
 /* The daemon's socket, as whoever starts the stub leaves it. */
 #define CONTROL_FD 3
+/* What a stub has once its child lives; the daemon knows the second one (stub.rs). */
+#define STATUS_FD (CONTROL_FD + 1)
+#define KEEP_FD (CONTROL_FD + 2)
+#define STUB_FDS (CONTROL_FD + 3)
 
 /* Descriptors that came with a request: one behind the other, as who hears it has none with higher numbers. */
 struct passed_set {

@@ -5,26 +5,20 @@
  * It needs no daemon once the child runs. How a process becomes the child: birth.c, restore.c. */
 #include "restorer.h"
 
-/* A pair of sockets: into one the child sends its userfaultfd, the other stays with the stub and is never read. The message
- * in it holds the userfaultfd open for as long as the container lives, whoever of its holders is killed: with the last one
- * closed, missing pages would read as zeroes. */
-static void make_keep(i32 keep[2])
+/* Closes what the child has by now, but the control socket and these two, which have the numbers behind it from now on.
+ *
+ * `keep` is a socket that is connected to itself: the child sends its userfaultfd into it, the pager those of processes that it forks,
+ * and the stub holds it and reads nothing. A message in it holds a userfaultfd open whoever else is killed: with the last one
+ * closed, missing pages would read as zeroes. The daemon made it, outside of the container's network, where its name shows; and
+ * takes a copy of it (pidfd_getfd(2)) where the pager and all beside it are gone. */
+static void keep_only(int status_file, int keep)
 {
-	long error = CALL4(socketpair, K_AF_UNIX, K_SOCK_SEQPACKET | K_O_CLOEXEC, 0, keep);
-	if (error < 0)
-		fail(STEP_KEEP_USERFAULTFD, error, 0);
-}
-
-/* Closes what the child has by now, but the control socket and these two. Gives the status file's new number. */
-static int keep_only(int status_file, int keep)
-{
-	const int first = CONTROL_FD + 1;
-	int top = (status_file > keep ? status_file : keep) + 1;
+	int top = (status_file > keep ? status_file : keep) + STUB_FDS;
 	CALL3(dup3, status_file, top, K_O_CLOEXEC);
 	CALL3(dup3, keep, top + 1, K_O_CLOEXEC);
-	CALL3(close_range, first, top - 1, 0);
-	CALL3(close_range, top + 2, ~0u, 0);
-	return top;
+	CALL3(dup3, top, STATUS_FD, K_O_CLOEXEC);
+	CALL3(dup3, top + 1, KEEP_FD, K_O_CLOEXEC);
+	CALL3(close_range, STUB_FDS, ~0u, 0);
 }
 
 void mount_proc(void)
@@ -35,14 +29,14 @@ void mount_proc(void)
 }
 
 /* Reaps all that end, orphans too, until the child has; its end is the container's. */
-static __attribute__((noreturn)) void reap(long child, int status_file)
+static __attribute__((noreturn)) void reap(long child)
 {
 	i32 status = 0;
 	long ended;
 	do
 		ended = CALL4(wait4, -1, &status, 0, 0);
 	while (ended != child && (ended > 0 || ended == -K_EINTR));
-	CALL4(pwrite64, status_file, &status, sizeof status, 0);
+	CALL4(pwrite64, STATUS_FD, &status, sizeof status, 0);
 	send_report(CONTROL_FD, REPORT_ENDED, 0, 0, (u32)status);
 	leave(0);
 }
@@ -50,10 +44,8 @@ static __attribute__((noreturn)) void reap(long child, int status_file)
 /* Forks the child, and stays. */
 static __attribute__((noreturn)) void bear_child(const struct stub_request *asked, struct request *request)
 {
-	i32 keep[2];
 	set_time(asked);
-	make_keep(keep);
-	request->keep = keep[1];
+	request->keep = request->passed.first + (i32)--request->passed.count;
 	long child = fork_with(asked->pid, K_SIGCHLD, 0, -1);
 	if (child == 0) {
 		if (asked->pid == 1)
@@ -62,8 +54,8 @@ static __attribute__((noreturn)) void bear_child(const struct stub_request *aske
 	}
 	if (child < 0)
 		fail(STEP_FORK, child, asked->pid);
-	int status_file = keep_only(request->passed.first + PASSED_STATUS, keep[0]);
-	reap(child, status_file);
+	keep_only(request->passed.first + PASSED_STATUS, request->keep);
+	reap(child);
 }
 
 /* The network of others in its container's place: what it forks is born there. It says when it is there. */
@@ -107,7 +99,8 @@ __attribute__((noreturn, used, visibility("hidden"))) void stub(void)
 	if (asked.magic == AWAIT_MAGIC) {
 		/* It is ours since before anybody was told that it stands; it may have ended since. */
 		const i32 first = request.passed.first;
-		reap(asked.pid, keep_only(first + AWAITED_STATUS, first + AWAITED_KEEP));
+		keep_only(first + AWAITED_STATUS, first + AWAITED_KEEP);
+		reap(asked.pid);
 	}
 	if (asked.midwife != 0)
 		bear_beside(&asked, &request);

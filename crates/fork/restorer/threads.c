@@ -59,7 +59,14 @@ static void set_thread(const struct plan *plan, const struct plan_thread *thread
 /* Enters the thread through its signal frame. Whoever is last takes the plan, the stacks and all other code away, which each child
  * would have for itself as long as it lives; after the count nothing but registers is used, for the stack may be gone, and no code
  * but this, which is in the first page. Its filters of system calls come behind all calls but
- * the last; where one cannot be installed the child ends here, rather than go on without. */
+ * the last; where one cannot be installed the child ends here, rather than go on without.
+ *
+ * Filters in common: a thread counts itself and sleeps. The leader waits for the count; it moves the sleepers to another futex until all
+ * have been moved, so that none is on its way to sleep, which a filter might judge; installs the filters for all; and wakes them,
+ * which it knows to be allowed. Where it is not, the others do not sleep.
+ *
+ *   other   ── count ── sleep ─────┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄┄──▶ own filters ── frame
+ *   leader  ───────── counted? ── all moved? ── install for all ── wake ── own filters ── frame */
 __attribute__((section(".text.last"), noinline)) void enter(const struct plan *plan,
 							    const struct plan_thread *thread)
 {
@@ -70,6 +77,8 @@ __attribute__((section(".text.last"), noinline)) void enter(const struct plan *p
 	register u64 frame __asm__("r12") = thread->frame + 8; /* behind the return address, as a handler's ret leaves it */
 	register u32 *inside __asm__("r13") = &scratch_of(plan)->inside;
 	register u64 filter __asm__("r14") = thread->filters;
+	register u64 common __asm__("r15") = thread->common_filters;
+	register u64 leads __asm__("rbx") = thread == at(plan, plan->threads.offset);
 	__asm__ volatile("mov %[frame], %%rsp\n\t"
 			 "lock decl (%[inside])\n\t"
 			 "jnz 1f\n\t"
@@ -80,30 +89,109 @@ __attribute__((section(".text.last"), noinline)) void enter(const struct plan *p
 			 "mov %[munmap], %%eax\n\t"
 			 "syscall\n"
 			 "1:\n\t"
-			 "test %[filter], %[filter]\n\t"
-			 "jz 3f\n"
+			 "test %[common], %[common]\n\t"
+			 "jz 7f\n\t"
+			 "test %[leads], %[leads]\n\t"
+			 "jnz 3f\n\t"
+			 /* Another thread. */
+			 "lock incl (%[common])\n"
 			 "2:\n\t"
+			 "cmpl $0, 4(%[common])\n\t"
+			 "jne 7f\n\t"
+			 "pause\n\t"
+			 "cmpl $0, 16(%[common])\n\t"
+			 "je 2b\n\t"
+			 "lea 4(%[common]), %%rdi\n\t"
+			 "mov %[wait], %%esi\n\t"
+			 "xor %%edx, %%edx\n\t"
+			 "xor %%r10d, %%r10d\n\t"
+			 "mov %[futex], %%eax\n\t"
+			 "syscall\n\t"
+			 "jmp 2b\n"
+			 /* The leader. */
+			 "3:\n\t"
+			 "mov 12(%[common]), %%ecx\n\t"
+			 "cmp %%ecx, (%[common])\n\t"
+			 "je 4f\n\t"
+			 "mov %[yield], %%eax\n\t"
+			 "syscall\n\t"
+			 "jmp 3b\n"
+			 "4:\n\t"
+			 "xor %%ebx, %%ebx\n\t"
+			 "cmpl $0, 16(%[common])\n\t"
+			 "je 6f\n"
+			 "5:\n\t"
+			 "lea 4(%[common]), %%rdi\n\t"
+			 "mov %[requeue], %%esi\n\t"
+			 "xor %%edx, %%edx\n\t"
+			 "mov %[all], %%r10d\n\t"
+			 "lea 8(%[common]), %%r8\n\t"
+			 "xor %%r9d, %%r9d\n\t"
+			 "mov %[futex], %%eax\n\t"
+			 "syscall\n\t"
+			 "test %%eax, %%eax\n\t"
+			 "js 8f\n\t"
+			 "add %%eax, %%ebx\n\t"
+			 "cmp 12(%[common]), %%ebx\n\t"
+			 "jae 6f\n\t"
+			 "mov %[yield], %%eax\n\t"
+			 "syscall\n\t"
+			 "jmp 5b\n"
+			 "6:\n\t"
+			 "lea 24(%[common]), %[inside]\n"
+			 "9:\n\t"
+			 "mov (%[inside]), %%rdi\n\t"
+			 "test %%rdi, %%rdi\n\t"
+			 "jz 9f\n\t"
+			 "mov 8(%[inside]), %%rsi\n\t"
+			 "mov 16(%[inside]), %%rdx\n\t"
+			 "mov %[seccomp], %%eax\n\t"
+			 "syscall\n\t"
+			 "test %%rax, %%rax\n\t"
+			 "jnz 8f\n\t"
+			 "add $24, %[inside]\n\t"
+			 "jmp 9b\n"
+			 "9:\n\t"
+			 "movl $1, 4(%[common])\n\t"
+			 "cmpl $0, 16(%[common])\n\t"
+			 "je 7f\n\t"
+			 "lea 8(%[common]), %%rdi\n\t"
+			 "mov %[wake], %%esi\n\t"
+			 "mov %[all], %%edx\n\t"
+			 "xor %%r10d, %%r10d\n\t"
+			 "xor %%r8d, %%r8d\n\t"
+			 "xor %%r9d, %%r9d\n\t"
+			 "mov %[futex], %%eax\n\t"
+			 "syscall\n"
+			 /* Each thread. */
+			 "7:\n\t"
+			 "test %[filter], %[filter]\n\t"
+			 "jz 9f\n"
+			 "7:\n\t"
 			 "mov (%[filter]), %%rdi\n\t"
 			 "test %%rdi, %%rdi\n\t"
-			 "jz 3f\n\t"
+			 "jz 9f\n\t"
 			 "mov 8(%[filter]), %%rsi\n\t"
 			 "mov 16(%[filter]), %%rdx\n\t"
 			 "mov %[seccomp], %%eax\n\t"
 			 "syscall\n\t"
 			 "test %%rax, %%rax\n\t"
-			 "jnz 4f\n\t"
+			 "jnz 8f\n\t"
 			 "add $24, %[filter]\n\t"
-			 "jmp 2b\n"
-			 "3:\n\t"
+			 "jmp 7b\n"
+			 "9:\n\t"
 			 "mov %[sigreturn], %%eax\n\t"
 			 "syscall\n"
-			 "4:\n\t"
+			 "8:\n\t"
 			 "ud2"
-			 : [filter] "+r"(filter), "+D"(gone), "+S"(gone_bytes)
-			 : [frame] "r"(frame), [inside] "r"(inside), [code] "r"(code),
+			 : [filter] "+r"(filter), "+D"(gone), "+S"(gone_bytes), [inside] "+r"(inside), [leads] "+r"(leads)
+			 : [frame] "r"(frame), [common] "r"(common), [code] "r"(code),
 			   [code_bytes] "r"(code_bytes), [munmap] "i"(__NR_munmap),
-			   [sigreturn] "i"(__NR_rt_sigreturn), [seccomp] "i"(__NR_seccomp)
-			 : "rax", "rcx", "rdx", "r11", "memory");
+			   [sigreturn] "i"(__NR_rt_sigreturn), [seccomp] "i"(__NR_seccomp), [futex] "i"(__NR_futex),
+			   [yield] "i"(__NR_sched_yield), [wait] "i"(K_FUTEX_WAIT | K_FUTEX_PRIVATE),
+			   [wake] "i"(K_FUTEX_WAKE | K_FUTEX_PRIVATE),
+			   [requeue] "i"(K_FUTEX_CMP_REQUEUE | K_FUTEX_PRIVATE), [all] "i"(K_FUTEX_ALL)
+			 : "rax", "rcx", "rdx", "r10", "r11", "memory");
 	__builtin_unreachable();
 }
 

@@ -2,16 +2,18 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use farfork_wire::descriptor::FileIdentity;
+use farfork_wire::descriptor::{DIGEST_BYTES, FileIdentity, FileStatus};
 use object::elf::{ELF_NOTE_GNU, FileHeader64, NT_GNU_BUILD_ID};
 use object::read::ReadCache;
 use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::{Endianness, Object as _};
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, StatxTimestamp, makedev, statx};
 
-/// Reads a file's identity: its inode, size and time, and its ELF build id where it has one.
+/// Reads a file's identity: its inode, size and times, and its ELF build id where it has one.
 ///
 /// # Errors
 /// As open(2) and read(2).
@@ -49,34 +51,115 @@ fn build_id(file: File) -> Option<Vec<u8>> {
     object::File::parse(&cache).ok()?.build_id().ok()?.map(<[u8]>::to_vec)
 }
 
-/// The same without looking into the file: enough within one boot of one kernel.
+/// What the file behind a descriptor is by its inode, without a look at its bytes.
 ///
 /// # Errors
-/// As fstat(2).
-pub fn identify_by_inode(file: &File) -> io::Result<FileIdentity> {
-    let metadata = file.metadata()?;
-    Ok(FileIdentity {
-        bytes: metadata.len(),
-        device: metadata.dev(),
-        inode: metadata.ino(),
-        modified_ns: metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec(),
-        build_id: None,
-    })
+/// As statx(2).
+pub fn identify_by_inode(file: impl AsFd) -> io::Result<FileIdentity> {
+    Ok(from_statx(&statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?))
 }
 
-/// Whether the file at `path` on this node is the one of `wanted`. Within one boot (`same_boot`) inode, size and time
-/// decide; between kernels only size and build id can: a file without one is never the same, and is paged instead.
+/// The same of the file that a path leads to, or of what is at the path.
+///
+/// # Errors
+/// As statx(2).
+pub fn identify_path(path: &Path) -> io::Result<FileIdentity> {
+    Ok(from_statx(&statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS)?))
+}
+
+/// What statx(2) tells of a file.
+pub fn from_statx(found: &Statx) -> FileIdentity {
+    const PERMISSIONS: u16 = 0o7777;
+    let nanoseconds = |time: &StatxTimestamp| time.tv_sec * 1_000_000_000 + i64::from(time.tv_nsec);
+    FileIdentity {
+        bytes: found.stx_size,
+        device: makedev(found.stx_dev_major, found.stx_dev_minor),
+        inode: found.stx_ino,
+        modified_ns: nanoseconds(&found.stx_mtime),
+        changed_ns: nanoseconds(&found.stx_ctime),
+        links: found.stx_nlink,
+        status: FileStatus { mode: (found.stx_mode & PERMISSIONS).into(), uid: found.stx_uid, gid: found.stx_gid },
+        build_id: None,
+        digest: None,
+    }
+}
+
+/// How a file compares with one of the same machine that was looked at before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Comparison {
+    /// The same file, with the same bytes.
+    Same,
+    /// The same file, whose bytes were changed, or may have been.
+    Changed,
+    /// Another file.
+    Other,
+}
+
+/// Compares `now` with `then` within one boot of one kernel.
+pub fn compare(then: &FileIdentity, now: &FileIdentity) -> Comparison {
+    if (then.device, then.inode) != (now.device, now.inode) {
+        return Comparison::Other;
+    }
+    if has_bytes_of(then, now) { Comparison::Same } else { Comparison::Changed }
+}
+
+/// Whether size and times say that a file has the bytes that it had.
+pub fn has_bytes_of(then: &FileIdentity, now: &FileIdentity) -> bool {
+    // A change of names, mode or owner moves the time of change, too; and whoever sets the time of modification back leaves only that.
+    let is_explained = (then.links, then.status) != (now.links, now.status);
+    (then.bytes, then.modified_ns) == (now.bytes, now.modified_ns)
+        && (then.changed_ns == now.changed_ns || is_explained)
+}
+
+/// A time of modification that no file has: of one that was changed before anybody looked at it.
+pub const MODIFIED_SINCE: i64 = i64::MIN;
+
+/// Marks a file that was changed since `moment_ns`, by the kernel's coarse clock: the time of change is the kernel's own.
+pub fn mark_if_changed_since(moment_ns: i64, identity: &mut FileIdentity) {
+    if identity.changed_ns > moment_ns && identity.modified_ns > moment_ns {
+        identity.modified_ns = MODIFIED_SINCE;
+    }
+}
+
+/// Whether the file at `path` on this node has the bytes of `wanted`. Within one boot (`same_boot`) inode, size and times decide; between kernels size,
+/// and build id or digest: a file that has neither is never the same, and is paged instead.
 pub fn is_same(path: &Path, wanted: &FileIdentity, same_boot: bool) -> bool {
     let Ok(metadata) = path.metadata() else { return false };
-    if !metadata.is_file() || metadata.len() != wanted.bytes {
+    if !metadata.is_file() || metadata.len() != wanted.bytes || wanted.modified_ns == MODIFIED_SINCE {
         return false;
     }
-    let modified_ns = metadata.mtime() * 1_000_000_000 + metadata.mtime_nsec();
-    let same_inode = (metadata.dev(), metadata.ino(), modified_ns) == (wanted.device, wanted.inode, wanted.modified_ns);
-    if same_boot && same_inode {
-        return true;
+    let Ok(found) = identify_path(path) else { return false };
+    match compare(wanted, &found) {
+        Comparison::Same if same_boot => true,
+        Comparison::Changed if same_boot => has_digest_of(path, wanted),
+        _ if wanted.build_id.is_some() => identify(path).is_ok_and(|found| found.build_id == wanted.build_id),
+        _ => has_digest_of(path, wanted),
     }
-    wanted.build_id.is_some() && identify(path).is_ok_and(|found| found.build_id == wanted.build_id)
+}
+
+/// Whether the file at `path` has the digest that is known of `wanted`.
+pub fn has_digest_of(path: &Path, wanted: &FileIdentity) -> bool {
+    let found = || File::open(path).and_then(|file| digest(&file));
+    wanted.digest.is_some() && found().ok().flatten() == wanted.digest
+}
+
+/// Files of more bytes have no digest: to take it must cost no more than some ten microseconds.
+const DIGEST_FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// SHA-256 of a small file's bytes; `None` of a larger one, or one that changes meanwhile.
+///
+/// # Errors
+/// As fstat(2) and pread(2).
+pub fn digest(file: &File) -> io::Result<Option<[u8; DIGEST_BYTES]>> {
+    let before = identify_by_inode(file)?;
+    if before.bytes > DIGEST_FILE_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; before.bytes as usize];
+    file.read_exact_at(&mut bytes, 0)?;
+    let digest = ring::digest::digest(&ring::digest::SHA256, &bytes);
+    let is_same = compare(&before, &identify_by_inode(file)?) == Comparison::Same;
+    Ok(is_same.then(|| digest.as_ref().try_into().ok()).flatten())
 }
 
 #[cfg(test)]
@@ -102,5 +185,36 @@ mod tests {
         assert!(identity.build_id.is_none());
         assert!(is_same(file.path(), &identity, true));
         assert!(!is_same(file.path(), &identity, false));
+    }
+
+    #[test]
+    fn a_change_shows_and_other_attributes_do_not_count() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"before").unwrap();
+        let mut then = identify(file.path()).unwrap();
+        then.digest = digest(file.as_file()).unwrap();
+        let compared = || compare(&then, &identify_path(file.path()).unwrap());
+        assert_eq!(compared(), Comparison::Same);
+        let mut mode = file.path().metadata().unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o640);
+        std::fs::set_permissions(file.path(), mode).unwrap();
+        assert_eq!(compared(), Comparison::Same);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(file.path(), b"before").unwrap();
+        assert_eq!(compared(), Comparison::Changed);
+        assert!(is_same(file.path(), &then, true) && is_same(file.path(), &then, false), "its bytes are the same");
+        std::fs::write(file.path(), b"behind").unwrap();
+        assert!(!is_same(file.path(), &then, true) && !is_same(file.path(), &then, false));
+    }
+
+    #[test]
+    fn who_sets_the_time_back_is_noticed() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"before").unwrap();
+        let (then, times) = (identify(file.path()).unwrap(), file.as_file().metadata().unwrap().modified().unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(file.path(), b"behind").unwrap();
+        file.as_file().set_modified(times).unwrap();
+        assert_eq!(compare(&then, &identify_path(file.path()).unwrap()), Comparison::Changed);
     }
 }

@@ -17,7 +17,7 @@ pub(crate) fn vdso_build_id() -> &'static [u8] {
 }
 
 /// Which boot of it this is; empty where that cannot be read.
-pub(crate) fn boot_id() -> &'static str {
+pub fn boot_id() -> &'static str {
     static BOOT_ID: OnceLock<String> = OnceLock::new();
     let read = || process::read_line("/proc/sys/kernel/random/boot_id");
     BOOT_ID.get_or_init(|| read().unwrap_or_default())

@@ -4,13 +4,15 @@
 //! is the daemon's business (`farfork-node`).
 #![forbid(unsafe_code)]
 
+pub mod call_timer;
 pub mod capture;
 pub mod core_file;
 mod eager;
+mod file_use;
 pub mod huge;
 pub mod identity;
 pub mod image;
-mod kernel;
+pub mod kernel;
 pub mod owner_links;
 pub mod pager;
 mod phase;

@@ -13,7 +13,7 @@ use farfork_sys::pidfd;
 use farfork_wire::descriptor::{ExtentId, ExtentSource, encode};
 use farfork_wire::{Descriptor, PAGE_SIZE, SeedId, Token};
 
-use crate::capture::{CaptureTimes, Captured, SharedCopy, Template};
+use crate::capture::{CaptureTimes, Captured, HeldFile, SharedCopy, Template};
 use crate::image::{self, Head, Image, ImageError, Progress};
 use crate::pager::{Habits, Learner, Remembered, Report};
 use crate::resume::OtherSeeds;
@@ -36,10 +36,14 @@ enum Memory {
     Image(Box<Image>),
 }
 
+mod files;
+
 /// A template, and what fork shares rather than copies.
 #[derive(Debug)]
 struct Held {
     shared_copies: Vec<SharedCopy>,
+    /// In the order of the descriptor's file versions; what takes too much room is let go of.
+    files: RwLock<Vec<Option<HeldFile>>>,
     /// By the number of the process.
     templates: Vec<One>,
     /// Held until the seed ends; nobody looks into it, the lock only lets threads share the seed.
@@ -71,9 +75,10 @@ impl Seed {
     /// # Errors
     /// When the template has ended already.
     pub fn new(id: SeedId, token: Token, captured: Captured) -> io::Result<Self> {
-        let Captured { descriptor, template, shared_copies, times } = captured;
+        let Captured { descriptor, template, shared_copies, held_files, times } = captured;
+        let files = RwLock::new(held_files);
         let templates = template.pids().iter().map(|pid| One::of(*pid)).collect::<io::Result<_>>()?;
-        let held = Held { shared_copies, templates, _template: Mutex::new(template) };
+        let held = Held { shared_copies, files, templates, _template: Mutex::new(template) };
         let key = Arc::new(SeedKey { seed: id, token });
         let (encoded, working_set) = (encode(&descriptor), Arc::default());
         let descriptor = Arc::new(descriptor);
@@ -111,7 +116,8 @@ impl Seed {
         path: &Path,
         progress: &Progress,
     ) -> Result<Image, ImageError> {
-        let (seed, token, whole) = (self.key.seed.clone(), self.key.token, image::whole(&self.descriptor));
+        let (seed, token, mut whole) = (self.key.seed.clone(), self.key.token, image::whole(&self.descriptor));
+        self.leave_out_changed_files(&mut whole);
         let head = Head { seed, token, descriptor: encode(&whole), about };
         let read = |extent, offset, into: &mut [u8]| self.read_all(others, extent, offset, into);
         image::write(&read, &whole, &head, path, progress)?;
@@ -228,6 +234,9 @@ impl Region for Seed {
         if extent == ExtentId::DESCRIPTOR {
             return Some(self.encoded.len() as u64);
         }
+        if extent == ExtentId::FILE_STATES {
+            return Some(self.descriptor.file_count() as u64);
+        }
         self.descriptor.extents.get(extent.0 as usize).map(|known| known.bytes)
     }
 
@@ -239,6 +248,12 @@ impl Region for Seed {
         if extent == ExtentId::DESCRIPTOR {
             let from = offset as usize;
             into.copy_from_slice(&self.encoded[from..from + into.len()]);
+            return Ok(());
+        }
+        if extent == ExtentId::FILE_STATES {
+            let states = self.file_states();
+            let from = offset as usize;
+            into.iter_mut().zip(&states[from..]).for_each(|(byte, state)| *byte = state.to_byte());
             return Ok(());
         }
         let held = match &self.memory {
@@ -253,6 +268,9 @@ impl Region for Seed {
                 held.shared_copies[object as usize].read_at(offset, into);
                 Ok(())
             }
+            ExtentSource::File { version } => {
+                held.read_file(&self.descriptor.file_versions[version as usize], version, (offset, into))
+            }
         }
     }
 
@@ -261,7 +279,7 @@ impl Region for Seed {
         // One process can be given: the first. What others have is read through the owner.
         let in_template = |(index, extent): (usize, &farfork_wire::descriptor::Extent)| match extent.source {
             ExtentSource::Template { process: 0, address } => Some((ExtentId(index as u32), address)),
-            ExtentSource::Template { .. } | ExtentSource::SharedObject { .. } => None,
+            ExtentSource::Template { .. } | ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
         };
         let template = held.templates.first()?.pidfd.try_clone().ok()?;
         let extents = self.descriptor.extents.iter().enumerate().filter_map(in_template).collect();

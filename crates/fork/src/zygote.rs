@@ -143,7 +143,7 @@ pub fn resume_from(
         users: None,
     })?;
     phase!("resume.memory", zygote.plan_copy(source, strategy, directory))?;
-    let (keep, stubs) = farfork_sys::fdpass::seqpacket_pair().map_err(ResumeError::local("a socket"))?;
+    let keep = farfork_sys::fdpass::self_connected().map_err(ResumeError::local("a socket"))?;
 
     let turn = phase!("resume.turn", zygote.turn.lock()).unwrap_or_else(PoisonError::into_inner);
     let cradle = Cradle { init: container.init().as_fd(), birthplace: birthplace.as_fd() };
@@ -152,6 +152,6 @@ pub fn resume_from(
     let (restored, control) = started?;
     phase!("resume.transfer", pager.transfer(&zygote.id, (child, directory, restored.pid), keep.as_fd()))?;
     drop(turn);
-    prepared.have_awaited(status_file.as_fd(), stubs.as_fd())?;
+    prepared.have_awaited(status_file.as_fd(), keep.as_fd())?;
     Ok((restored, control))
 }

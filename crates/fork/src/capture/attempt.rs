@@ -22,6 +22,7 @@ use super::calls::lifeline::Lifeline;
 use super::calls::rescue::Gadgets;
 use super::error::{CaptureError, Refusal};
 use super::files::open::Open;
+use super::files::versions::HeldFiles;
 use super::files::{Files, OpenFiles, ProgramSockets, Streams};
 use super::lineage::Inheritance;
 use super::memory::AddressSpace;
@@ -133,6 +134,7 @@ pub(super) struct Attempted {
 pub(super) struct Shared {
     pub(super) copies: SharedCopies,
     pub(super) open_files: OpenFiles,
+    pub(super) held_files: HeldFiles,
     pub(super) kin: Kin,
 }
 
@@ -166,6 +168,13 @@ impl Taken {
     pub(super) fn populated_bytes(&self) -> u64 {
         self.space.populated_bytes().unwrap_or_else(|| written_bytes(&self.survey)) + self.inheritance.bytes()
     }
+}
+
+/// What is good to know of the children of a tree; of which process, where it is not the first.
+pub(super) fn notes(taken: &[Taken]) -> Vec<String> {
+    let first = taken[0].survey.pid;
+    let of_one = |survey: &Survey| survey.notes.iter().map(|note| survey.name_note(first, note)).collect::<Vec<_>>();
+    taken.iter().flat_map(|one| of_one(&one.survey)).collect()
 }
 
 /// What a process had written to before its pause, in bytes.
@@ -257,13 +266,15 @@ fn take_all(
     deadline: &Deadline,
 ) -> Result<(Vec<Taken>, Shared), CaptureError> {
     let Open { own, all: open_files, copies, kin } = open;
-    let mut taken = Vec::with_capacity(held.len());
+    let (mut taken, mut held_files) = (Vec::with_capacity(held.len()), HeldFiles::default());
     for (((relative, (paused, snapshot)), held), own) in family.relatives.into_iter().zip(read).zip(held).zip(own) {
         let mut injector = Injector::new(snapshot.pid, relative.prepared.survey.syscall_at, deadline);
-        taken.push(take(relative.prepared, paused, snapshot, (held, &mut injector), (&copies, own))?);
+        let mut prepared = relative.prepared;
+        held_files.absorb(std::mem::take(&mut prepared.held_files));
+        taken.push(take(prepared, paused, snapshot, (held, &mut injector), (&copies, own))?);
     }
     kin.require_reapers(&reapers(&taken)).map_err(|refusals| CaptureError::refused(taken[0].survey.pid, refusals))?;
-    Ok((taken, Shared { copies, open_files, kin }))
+    Ok((taken, Shared { copies, open_files, held_files, kin }))
 }
 
 /// Of each process its id, and whether it is the parent of those that its descendants leave.
@@ -283,6 +294,10 @@ fn prepare(
     if let (Some(thread), None) = (kept_thread, streams) {
         survey.let_run_anywhere(thread);
     }
+    // A child of a seed is in a container like its children's.
+    if options.lineage.is_none() {
+        survey.compare_namespaces(streams.is_none(), options.namespaces)?;
+    }
     let mut refusals = std::mem::take(&mut survey.refusals);
     if options.freeze && options.lineage.is_some() {
         let reason =
@@ -298,7 +313,8 @@ fn prepare(
     // The pager knows a clone of a child by pages that nobody else has.
     let offer = options.offer.clone().filter(|_| search.is_none() && streams.is_none());
     let gadgets = if offer.is_none() { Gadgets::find(pid, &survey.maps) } else { None };
-    Ok(Prepared { survey, shared, mem, sockets: sockets.clone(), offer, gadgets, search })
+    let held_files = phase!("prepare.hold", HeldFiles::open(pid, &survey.fds));
+    Ok(Prepared { survey, shared, mem, sockets: sockets.clone(), offer, gadgets, held_files, search })
 }
 
 /// What is read of the template before anyone hears of it: what could still be refused (answers of its threads; areas that it had

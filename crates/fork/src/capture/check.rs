@@ -3,7 +3,10 @@
 use farfork_sys::process::Status;
 
 use super::error::{CaptureError, Refusal};
-use super::files::{self, OpenFd, ProgramSockets, Streams};
+use super::files::{self, FileOwningProcess, OpenFd, ProgramSockets, RunningFiles, Streams};
+use super::shared::SharedSources;
+use super::state::namespaces::NamespacePolicy;
+use super::state::root::Root;
 use super::survey::{Depth, Survey};
 use super::tree;
 
@@ -26,27 +29,36 @@ pub struct CheckReport {
     pub notes: Vec<String>,
 }
 
-/// Looks at a process without touching it. `is_served`: it is a child of a seed, or was forked by one, and its missing pages
-/// are served by a pager of this node.
+/// How a capture would be made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CheckOptions {
+    /// The process is a child of a seed, or was forked by one, and its missing pages are served by a pager of this node.
+    pub is_served: bool,
+    /// What becomes of a process whose children would lack something of its namespaces.
+    pub namespaces: NamespacePolicy,
+}
+
+/// Looks at a process without touching it.
 ///
 /// # Errors
 /// When there is nothing to look at; what cannot be carried is in the report.
-pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
+pub fn check(pid: i32, options: CheckOptions) -> Result<CheckReport, CaptureError> {
     let (threads, mappings, memory_bytes, file_descriptors) = (0, 0, 0, 0);
     let (refusals, notes) = (Vec::new(), Vec::new());
     let mut report = CheckReport { pid, threads, mappings, memory_bytes, file_descriptors, refusals, notes };
-    let depth = Depth::Thorough { is_served };
-    let survey = match Survey::of(pid, depth, &ProgramSockets::default(), None) {
+    let survey = match survey(pid, options, None) {
         Ok(survey) => survey,
         Err(CaptureError::Refused { refusals, .. }) => return Ok(CheckReport { refusals, ..report }),
         Err(error) => return Err(error),
     };
     let processes = tree::all(pid)?;
     let streams = Streams::of(pid, &survey.fds).led_inside(|| Ok(processes.clone()))?;
+    let mut looked_at = RunningFiles::default();
+    report.refusals.extend(refusals_of_running(&survey, pid, &mut looked_at)?);
     let mut files = vec![report.take(survey)?];
     let descendants = &processes[1..];
     for (index, descendant) in descendants.iter().enumerate() {
-        match report.add(*descendant, &processes[..=index], depth, &streams) {
+        match report.add((*descendant, &processes[..=index]), options, &streams, &mut looked_at) {
             Ok(of_one) => files.extend(of_one),
             // Or one of those that it was compared with.
             Err(CaptureError::Gone { .. }) => {}
@@ -62,17 +74,53 @@ pub fn check(pid: i32, is_served: bool) -> Result<CheckReport, CaptureError> {
     Ok(report)
 }
 
+fn survey(pid: i32, options: CheckOptions, streams: Option<&Streams>) -> Result<Survey, CaptureError> {
+    let depth = Depth::Thorough { is_served: options.is_served };
+    let mut survey = Survey::of(pid, depth, &ProgramSockets::default(), streams)?;
+    if !options.is_served {
+        survey.compare_namespaces(streams.is_none(), options.namespaces)?;
+    }
+    Ok(survey)
+}
+
+/// What a capture, which looks when the process stands, would refuse of it besides. Of one that changes meanwhile nothing is known.
+fn refusals_of_running(
+    survey: &Survey,
+    first: i32,
+    looked_at: &mut RunningFiles,
+) -> Result<Vec<Refusal>, CaptureError> {
+    let pid = survey.pid;
+    let mut look = || {
+        let of = FileOwningProcess { pid, root: Root::of(first)?, fds: &survey.fds, profiles: &survey.profiles };
+        let mut refusals = looked_at.refusals(of)?;
+        refusals.extend(SharedSources::open(survey)?.excess(pid)?);
+        Ok(refusals)
+    };
+    let looked = look();
+    if tree::has_ended(pid) || !survey.program.is_that_of(pid)? {
+        return Ok(Vec::new());
+    }
+    match looked {
+        Err(CaptureError::Unstable { .. }) => Ok(Vec::new()),
+        looked => looked,
+    }
+}
+
 impl CheckReport {
     /// Adds a descendant of `others`, the first of which is the first process; gives its descriptors. One that has ended meanwhile stands
     /// against nothing, whatever it looked like.
     fn add(
         &mut self,
-        pid: i32,
-        others: &[i32],
-        depth: Depth,
+        (pid, others): (i32, &[i32]),
+        options: CheckOptions,
         streams: &Streams,
+        looked_at: &mut RunningFiles,
     ) -> Result<Option<(i32, Vec<OpenFd>)>, CaptureError> {
-        let survey = Survey::of(pid, depth, &ProgramSockets::default(), Some(streams));
+        let survey = survey(pid, options, Some(streams));
+        let of_running = match &survey {
+            Ok(survey) => refusals_of_running(survey, others[0], looked_at),
+            Err(_) => Ok(Vec::new()),
+        };
         let refusals = tree::refusals(pid, others);
         if tree::has_ended(pid) {
             return Ok(None);
@@ -85,6 +133,7 @@ impl CheckReport {
             }
             Err(error) => return Err(error),
         };
+        self.refusals.extend(of_running?);
         self.refusals.extend(refusals?);
         Ok(files)
     }
@@ -97,10 +146,8 @@ impl CheckReport {
         // Nothing any more of one that has ended meanwhile.
         self.memory_bytes += Status::read(pid).map_or(0, |status| status.resident_bytes);
         self.file_descriptors += survey.fds.len();
+        self.notes.extend(survey.notes.iter().map(|note| survey.name_note(self.pid, note)));
         self.refusals.extend(survey.refusals);
-        let is_first = pid == self.pid;
-        let named = |note: String| if is_first { note } else { format!("pid {pid}: {note}") };
-        self.notes.extend(survey.notes.into_iter().map(named));
         Ok((pid, survey.fds))
     }
 }

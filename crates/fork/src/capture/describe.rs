@@ -16,6 +16,7 @@ use super::attempt::{Held, Shared, Taken};
 use super::calls::inject::{Call, Injector};
 use super::calls::lifeline::Lifeline;
 use super::error::CaptureError;
+use super::files::versions::{Completion, HeldFile};
 use super::memory::eager;
 use super::memory::{AddressSpace, MemoryMap};
 use super::shared::{SharedCopies, SharedCopy};
@@ -31,6 +32,8 @@ use crate::{kernel, phase};
 pub(super) struct Described {
     pub(super) descriptor: Descriptor,
     pub(super) shared_copies: Vec<SharedCopy>,
+    /// In the order of the file versions.
+    pub(super) held_files: Vec<Option<HeldFile>>,
     pub(super) leftovers: Leftovers,
 }
 
@@ -62,7 +65,9 @@ pub(super) fn describe_all(
     shared: Shared,
     deadline: &Deadline,
 ) -> Result<Described, CaptureError> {
-    let Shared { mut copies, open_files, kin } = shared;
+    let Shared { mut copies, open_files, held_files, kin } = shared;
+    let paused_ns = taken[0].clocks.realtime_coarse_ns;
+    let templates: Vec<i32> = held.iter().map(Held::pid).collect();
     let leftovers = Leftovers(taken.iter().map(|one| (one.lifeline.clone(), one.survey.syscall_at)).collect());
     let mut descriptors = Vec::with_capacity(taken.len());
     for (held, taken) in held.iter_mut().zip(taken) {
@@ -73,9 +78,11 @@ pub(super) fn describe_all(
     let first = descriptors.remove(0);
     let (semaphore_sets, message_queues) = copies.take_queues();
     let first = Descriptor { semaphore_sets, message_queues, ..first };
-    let descriptor = tree::merge(first, descriptors, kin, open_files, (objects, extents));
+    let mut descriptor = tree::merge(first, descriptors, kin, open_files, (objects, extents));
+    let completion = Completion { held: held_files, templates: &templates, paused_ns };
+    let held_files = phase!("prepare.versions", completion.complete(&mut descriptor));
     descriptor.validate()?;
-    Ok(Described { descriptor, shared_copies: copies.into_copies(), leftovers })
+    Ok(Described { descriptor, shared_copies: copies.into_copies(), held_files, leftovers })
 }
 
 /// The descriptor of one process, without what is everybody's.
@@ -136,6 +143,7 @@ fn describe(
         message_queues: Vec::new(),
         terminals: Vec::new(),
         open_files: Vec::new(),
+        file_versions: Vec::new(),
         file_descriptors: files.descriptors,
         file_locks: files.locks,
         file_owners: files.owners,

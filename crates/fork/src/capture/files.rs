@@ -12,9 +12,11 @@ mod kind;
 mod made;
 pub(super) mod open;
 pub(super) mod own;
+mod running;
 mod sockets;
 mod streams;
 mod terminal;
+pub(super) mod versions;
 mod watches;
 
 use std::io;
@@ -23,12 +25,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use farfork_sys::process::{FdDirectory, FdInfo};
 use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_sys::{pidfd, process};
+use farfork_wire::descriptor::FileIdentity;
 use rustix::fs::{fstat, readlinkat};
 
 pub(super) use build::{Files, OpenFiles, Threads};
 pub(super) use contents::Contents;
 pub(super) use flights::Flights;
 pub(super) use kind::{DELETED_SUFFIX, Kind, NO_PATH, SHARED_MEMORY_PREFIX};
+pub(super) use running::{FileOwningProcess, RunningFiles};
 pub(super) use streams::Streams;
 pub(super) use terminal::{Seat, describe as describe_terminals, foregrounds, unpaired as unpaired_terminals};
 
@@ -46,6 +50,8 @@ pub struct ProgramSockets {
     pub caller: Option<u64>,
     /// The others; a child finds them at their end.
     pub others: Vec<u64>,
+    /// Whether files that the process can read are copied in the pause, as deleted ones are.
+    pub copies_files: bool,
 }
 
 /// A descriptor of another process, without the state of its file.
@@ -59,6 +65,8 @@ pub(super) struct OpenFd {
     pub(super) inode: u64,
     mount: u64,
     is_deleted: bool,
+    /// What it was when this was read, of a regular file that its path leads to.
+    version: Option<FileIdentity>,
     /// One of the standard streams, or a file that leads where one of them does.
     pub(super) is_standard: bool,
 }
@@ -76,7 +84,7 @@ pub(super) fn open_fds(
     let mut fds = Vec::with_capacity(numbers.len());
     for number in numbers {
         match OpenFd::read(&links, number) {
-            Ok(fd) => fds.push(OpenFd { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), ..fd }),
+            Ok(fd) => fds.push(OpenFd { kind: sockets.kind_of(&fd, &links).unwrap_or(fd.kind), ..fd }),
             Err(gone) if gone.kind() == io::ErrorKind::NotFound => {}
             Err(source) => return Err(CaptureError::read(pid, format!("fd {number}"))(source)),
         }
@@ -99,11 +107,18 @@ fn unread(pid: i32, number: u32, source: io::Error) -> CaptureError {
 impl ProgramSockets {
     /// The same for a process that descends from the one that may be waiting.
     pub(super) fn of_descendant(&self) -> Self {
-        Self { caller: None, others: self.others.iter().copied().chain(self.caller).collect() }
+        Self {
+            caller: None,
+            others: self.others.iter().copied().chain(self.caller).collect(),
+            copies_files: self.copies_files,
+        }
     }
 
-    /// The kind of a socket that is one of these.
-    fn kind_of(&self, fd: &OpenFd) -> Option<Kind> {
+    /// The kind of a socket that is one of these, and of a file that is to be copied.
+    fn kind_of(&self, fd: &OpenFd, links: &FdDirectory) -> Option<Kind> {
+        if fd.kind == Kind::Regular && self.copies_files && versions::can_be_copied(fd, links) {
+            return Some(Kind::Memory);
+        }
         let is_caller = self.caller == Some(fd.inode);
         let is_known = fd.kind == Kind::Socket && (is_caller || self.others.contains(&fd.inode));
         is_known.then_some(Kind::Program { is_caller })
@@ -133,13 +148,14 @@ impl OpenFd {
         }
         Ok(Self {
             number,
-            kind,
             device: inode.device,
             inode: inode.number,
             mount: inode.mount,
             is_deleted: inode.links == 0,
+            version: (kind == Kind::Regular).then(|| inode.version()),
             is_standard: false,
             link,
+            kind,
         })
     }
 
@@ -160,7 +176,7 @@ impl OpenFd {
         };
         let fd = Self::look(links, number, known)?;
         let is_standard = known.is_some_and(|known| known.is_standard && known.is_inode_of(&fd));
-        Ok(Self { kind: sockets.kind_of(&fd).unwrap_or(fd.kind), is_standard, ..fd })
+        Ok(Self { kind: sockets.kind_of(&fd, links).unwrap_or(fd.kind), is_standard, ..fd })
     }
 
     fn is_inode_of(&self, other: &Self) -> bool {
@@ -213,6 +229,11 @@ impl OpenFd {
             | Kind::Memory => !self.is_standard,
             Kind::Device | Kind::Program { .. } | Kind::Other(_) => false,
         }
+    }
+
+    /// Whether it is a directory that its children find by its path.
+    pub(super) fn is_directory_with_path(&self) -> bool {
+        self.kind == Kind::Directory && !self.is_standard
     }
 
     /// Kinds whose openings lead to the same stream when their inode is the same.
@@ -296,6 +317,16 @@ fn strange_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureErro
         refusals.extend(reason.map(|reason| Refusal::new(object(pid, fd.number), reason)));
     }
     Ok(refusals)
+}
+
+/// Numbers of sockets that have an address of an interface of their network.
+pub(super) fn interface_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<u32>, CaptureError> {
+    let mut numbers = Vec::new();
+    for (fd, copy) in sockets_of(pid, fds).map_err(CaptureError::read(pid, "the sockets"))? {
+        let unread = CaptureError::read(pid, format!("fd {}", fd.number));
+        numbers.extend(sockets::is_of_an_interface(copy.as_fd()).map_err(unread)?.then_some(fd.number));
+    }
+    Ok(numbers)
 }
 
 /// Asks the kernel about sockets of a process, where it has such whose other end only the kernel knows.

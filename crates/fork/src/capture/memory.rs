@@ -4,6 +4,7 @@ mod build;
 pub(super) mod eager;
 mod file_systems;
 pub(super) mod huge;
+pub(super) mod object;
 pub(super) mod seals;
 mod space;
 
@@ -11,6 +12,7 @@ use std::io;
 use std::ops::Range;
 
 use farfork_sys::process::MapEntry;
+use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{PageRun, SpecialMapping, USER_SPACE_END};
 
 pub(super) use build::MemoryMap;
@@ -19,6 +21,7 @@ pub(super) use space::AddressSpace;
 
 use super::error::Refusal;
 use super::files::{DELETED_SUFFIX, SHARED_MEMORY_PREFIX};
+use super::shared::SEGMENT_PREFIX;
 use file_systems::{HUGE_FLAG, OWN_FLAG};
 
 /// What an area of the address space is.
@@ -137,6 +140,32 @@ pub(super) fn refusals<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry
         Some(Refusal::new(object.trim_end(), reason))
     };
     maps.into_iter().filter(|entry| !is_left_out(entry)).filter_map(refusal).collect()
+}
+
+/// The same by what is behind an area, which the process may unmap meanwhile.
+pub(super) fn refusals_by_file<'a>(pid: i32, maps: impl IntoIterator<Item = &'a MapEntry>) -> Vec<Refusal> {
+    let refusal = |entry: &MapEntry| {
+        let bytes = || std::fs::metadata(format!("/proc/{pid}/map_files/{}", entry.range_name())).ok();
+        let reason = match kind(entry).ok()? {
+            Kind::SharedFile => refuse_path(entry).err()?,
+            Kind::SharedObject if entry.path.starts_with(SEGMENT_PREFIX) => refuse_part(entry, bytes()?.len()).err()?,
+            _ => return None,
+        };
+        Some(Refusal::new(format!("pid {pid}, mapping {:#x}-{:#x}", entry.start, entry.end), reason))
+    };
+    maps.into_iter().filter(|entry| !is_left_out(entry)).filter_map(refusal).collect()
+}
+
+/// A file that is mapped is opened by its path.
+fn refuse_path(entry: &MapEntry) -> Result<&str, &'static str> {
+    str::from_utf8(&entry.path).map_err(|_| "the path of its file is not UTF-8")
+}
+
+/// A segment of so many bytes is attached as a whole; what was unmapped of it could not be.
+fn refuse_part(entry: &MapEntry, segment_bytes: u64) -> Result<(), &'static str> {
+    let is_whole = entry.offset == 0 && entry.bytes() == segment_bytes.next_multiple_of(PAGE_SIZE);
+    let reason = "it is a part of a segment of System V shared memory, whose rest was unmapped";
+    is_whole.then_some(()).ok_or(reason)
 }
 
 /// Whether children lack an area that its flags tell of: it is marked MADV_DONTFORK, and is no private memory

@@ -45,12 +45,19 @@ use farfork_wire::NodeName;
 use farfork_wire::descriptor::Descriptor;
 
 pub use calls::lifeline::Offer;
-pub use check::{CheckReport, check};
+pub use check::{CheckOptions, CheckReport, check};
 pub use error::{CaptureError, Refusal};
 pub use files::ProgramSockets;
+pub use files::versions::HeldFile;
 pub use lineage::Lineage;
 pub use shared::SharedCopy;
-pub(crate) use stop::standstill::Standstill;
+pub use state::namespaces::NamespacePolicy;
+pub(crate) use stop::entry::SeenCall;
+pub(crate) use stop::limits::LimitedCall;
+pub use stop::questions::{Answer, Question, QuestionArgument, Respondents};
+pub(crate) use stop::restart::{self, CallMark};
+pub use stop::standstill::Standstill;
+pub(crate) use tracer::deadline::Deadline;
 pub use tracer::owner::{Begun, GRACE, Observer, Template};
 
 /// Default limit of a capture: a fork of some hundred gigabytes takes as long.
@@ -77,6 +84,8 @@ pub struct CaptureOptions {
     pub offer: Option<Offer>,
     /// Who serves its missing pages, where it is a child of a seed or was forked by one.
     pub lineage: Option<Lineage>,
+    /// What becomes of a process whose children would lack something of its namespaces.
+    pub namespaces: NamespacePolicy,
 }
 
 impl CaptureOptions {
@@ -90,6 +99,7 @@ impl CaptureOptions {
             sockets: ProgramSockets::default(),
             offer: None,
             lineage: None,
+            namespaces: NamespacePolicy::default(),
         }
     }
 }
@@ -113,6 +123,8 @@ pub struct Captured {
     pub template: Template,
     /// Contents of its shared objects, in the order of the descriptor's.
     pub shared_copies: Vec<SharedCopy>,
+    /// Files that are held, in the order of the descriptor's file versions.
+    pub held_files: Vec<Option<HeldFile>>,
     /// How long it took.
     pub times: CaptureTimes,
 }

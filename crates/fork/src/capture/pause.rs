@@ -20,6 +20,7 @@ use super::calls::lifeline::{Lifeline, Offer, Room, Task};
 use super::calls::rescue::{self, Gadgets, Rescue};
 use super::calls::script::{self, EndSignal, Running};
 use super::error::{CaptureError, Refusal};
+use super::files::versions::HeldFiles;
 use super::files::{Contents, ProgramSockets};
 use super::lineage::Search;
 use super::shared::{SharedCopies, SharedSources};
@@ -46,6 +47,8 @@ pub(super) struct Prepared {
     pub(super) offer: Option<Offer>,
     /// Code of the program's that makes calls in it safer; not looked for where pages are offered.
     pub(super) gadgets: Option<Gadgets>,
+    /// Files that it has open, held so that they stay to be had.
+    pub(super) held_files: HeldFiles,
     /// What finds the clone among what a pager serves, where the process is served by one.
     pub(super) search: Option<Search>,
 }

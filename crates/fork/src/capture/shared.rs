@@ -7,7 +7,7 @@ mod queues;
 mod system_v;
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
@@ -16,9 +16,10 @@ use farfork_sys::mount::table::Mount;
 use farfork_sys::namespace;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Extent, ExtentId, ExtentSource, FileStatus, MessageQueue, PageRun, SemaphoreSet, SharedKind, SharedObject,
+    Extent, ExtentId, ExtentSource, FileStatus, FileTimes, MessageQueue, PageRun, SemaphoreSet, SharedKind,
+    SharedObject,
 };
-use rustix::fs::{AtFlags, CWD, SealFlags, SeekFrom, StatxFlags, fcntl_get_seals, readlink, seek, statx};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, SealFlags, SeekFrom, StatxFlags, fcntl_get_seals, readlink, seek, statx};
 use rustix::io::Errno;
 
 use super::error::{CaptureError, Refusal};
@@ -108,6 +109,19 @@ struct Source {
     prepared: Vec<Run>,
 }
 
+/// How many bytes lie in runs, each with its offset and length.
+fn bytes_of(runs: &[(u64, u64)]) -> u64 {
+    runs.iter().map(|(_, bytes)| bytes).sum()
+}
+
+/// Why so much shared memory is refused, if it is.
+fn refuse_excess(pid: i32, bytes: u64) -> Option<Refusal> {
+    let reason = || {
+        format!("it has more than {SHARED_BYTES_MAX} bytes of shared memory, too much to copy while it stands still")
+    };
+    (bytes > SHARED_BYTES_MAX).then(|| Refusal::new(format!("pid {pid}"), reason()))
+}
+
 /// The shared objects of a process, ready to be copied.
 #[derive(Debug, Default)]
 pub(super) struct SharedSources(Vec<Source>, queues::Sources);
@@ -170,12 +184,9 @@ impl SharedSources {
         let mut total = 0;
         for source in &mut self.0 {
             let runs = source.data().map_err(CaptureError::read(pid, "shared memory"))?;
-            total += runs.iter().map(|(_, bytes)| bytes).sum::<u64>();
-            if total > SHARED_BYTES_MAX {
-                let reason = format!(
-                    "it has more than {SHARED_BYTES_MAX} bytes of shared memory, too much to copy while it stands still"
-                );
-                return Err(CaptureError::refused(pid, vec![Refusal::new(format!("pid {pid}"), reason)]));
+            total += bytes_of(&runs);
+            if let Some(refusal) = refuse_excess(pid, total) {
+                return Err(CaptureError::refused(pid, vec![refusal]));
             }
             if others.clone().any(|other| other.0.iter().any(|known| known.key == source.key)) {
                 continue;
@@ -192,15 +203,26 @@ impl SharedSources {
         Ok(())
     }
 
+    /// Why they are too much to be copied, if they are.
+    pub(super) fn excess(&self, pid: i32) -> Result<Option<Refusal>, CaptureError> {
+        let mut total = 0;
+        for source in &self.0 {
+            total += bytes_of(&source.data().map_err(CaptureError::read(pid, "shared memory"))?);
+        }
+        Ok(refuse_excess(pid, total))
+    }
+
     /// Copies all objects. The process stands still.
     pub(super) fn copy(self, pid: i32, deadline: &Deadline) -> Result<SharedCopies, CaptureError> {
         let mut copies = SharedCopies { queues: self.1.copy(pid)?, ..SharedCopies::default() };
         for source in self.0 {
-            let (key, name, kind) = (source.key, source.name.clone(), source.kind.clone());
+            let (key, name) = (source.key, source.name.clone());
             let seals = fcntl_get_seals(&source.file).ok().filter(|seals| *seals != SealFlags::SEAL);
-            let copy = source.copy(pid, deadline)?;
+            let now = source.file.metadata().map_err(CaptureError::read(pid, "shared memory"))?;
+            let kind = with_status(source.kind.clone(), status_of(&now));
+            let copy = source.copy((pid, now.len()), deadline)?;
             copies.keys.push(key);
-            copies.named.push((name, seals.map(|seals| seals.bits()), kind));
+            copies.named.push(NamedCopy { name, seals: seals.map(|seals| seals.bits()), kind, times: times_of(&now) });
             copies.copies.push(copy);
         }
         Ok(copies)
@@ -209,17 +231,17 @@ impl SharedSources {
 
 impl Source {
     fn open(path: &str, link: &[u8], segments: &[Segment]) -> io::Result<Self> {
-        let file = File::open(path)?;
+        let file = open_unnoticed(path)?;
         let metadata = file.metadata()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        let status = FileStatus { mode: metadata.mode() & PERMISSIONS, uid: metadata.uid(), gid: metadata.gid() };
+        let status = status_of(&metadata);
         let undeleted = link.strip_suffix(DELETED_SUFFIX);
         let is_huge = hugetlbfs::has(&file)?;
         let named =
             |path: &[u8]| (text(path.rsplit(|byte| *byte == b'/').next().unwrap_or(path)), SharedKind::Deleted(status));
         let (name, kind) = match (link, undeleted) {
             (link, _) if link.starts_with(b"/memfd:") => {
-                (text(&undeleted.unwrap_or(link)[b"/memfd:".len()..]), SharedKind::Memory)
+                (text(&undeleted.unwrap_or(link)[b"/memfd:".len()..]), SharedKind::MemoryFile(status))
             }
             (link, _) if link.starts_with(SEGMENT_PREFIX) => {
                 let segment = segments.iter().find(|segment| u64::from(segment.id) == metadata.ino());
@@ -271,9 +293,9 @@ impl Source {
         }
     }
 
-    fn copy(mut self, pid: i32, deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
+    /// What it holds, of so many bytes.
+    fn copy(mut self, (pid, bytes): (i32, u64), deadline: &Deadline) -> Result<SharedCopy, CaptureError> {
         let failed = |source| CaptureError::Read { pid, what: "shared memory".to_owned(), source };
-        let bytes = self.file.metadata().map_err(failed)?.len();
         if self.is_fixed && !self.prepared.is_empty() {
             return Ok(SharedCopy { bytes, runs: self.prepared });
         }
@@ -297,6 +319,36 @@ impl Source {
             runs.push(Run { offset, bytes: buffer });
         }
         Ok(SharedCopy { bytes, runs })
+    }
+}
+
+/// Opened so that reading it does not change its st_atime, where that is allowed.
+fn open_unnoticed(path: &str) -> io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let opened = rustix::fs::open(path, flags | OFlags::NOATIME, Mode::empty());
+    Ok(opened.or_else(|_| rustix::fs::open(path, flags, Mode::empty()))?.into())
+}
+
+fn status_of(metadata: &Metadata) -> FileStatus {
+    FileStatus { mode: metadata.mode() & PERMISSIONS, uid: metadata.uid(), gid: metadata.gid() }
+}
+
+fn times_of(metadata: &Metadata) -> FileTimes {
+    const SECOND_NS: i64 = 1_000_000_000;
+    let ns = |seconds: i64, rest: i64| seconds.saturating_mul(SECOND_NS).saturating_add(rest);
+    FileTimes {
+        accessed_ns: ns(metadata.atime(), metadata.atime_nsec()),
+        modified_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
+    }
+}
+
+/// The same with mode and owner as they are by now.
+fn with_status(kind: SharedKind, now: FileStatus) -> SharedKind {
+    match kind {
+        SharedKind::MemoryFile(_) => SharedKind::MemoryFile(now),
+        SharedKind::Deleted(_) => SharedKind::Deleted(now),
+        SharedKind::Named { path, .. } => SharedKind::Named { path, status: now },
+        SharedKind::Memory | SharedKind::SystemV { .. } => kind,
     }
 }
 
@@ -329,9 +381,19 @@ fn is_its_own_program(pid: i32, exe: &str, link: &[u8]) -> io::Result<bool> {
 #[derive(Debug, Default)]
 pub(super) struct SharedCopies {
     keys: Vec<Key>,
-    named: Vec<(String, Option<u32>, SharedKind)>,
+    named: Vec<NamedCopy>,
     copies: Vec<SharedCopy>,
     queues: queues::Copies,
+}
+
+/// What a shared object is beside its contents.
+#[derive(Debug)]
+struct NamedCopy {
+    name: String,
+    /// F_GET_SEALS.
+    seals: Option<u32>,
+    kind: SharedKind,
+    times: FileTimes,
 }
 
 impl SharedCopies {
@@ -363,7 +425,7 @@ impl SharedCopies {
     /// The objects as a descriptor holds them; their extents are added to `extents`.
     pub(super) fn describe(&self, extents: &mut Vec<Extent>) -> Vec<SharedObject> {
         let mut objects = Vec::with_capacity(self.copies.len());
-        for (index, (copy, (name, seals, kind))) in self.copies.iter().zip(&self.named).enumerate() {
+        for (index, (copy, named)) in self.copies.iter().zip(&self.named).enumerate() {
             let extent = ExtentId(extents.len() as u32);
             extents.push(Extent {
                 source: ExtentSource::SharedObject { object: index as u32 },
@@ -372,10 +434,11 @@ impl SharedCopies {
                 inherited: Vec::new(),
             });
             objects.push(SharedObject {
-                name: name.clone(),
+                name: named.name.clone(),
                 bytes: copy.bytes,
-                seals: *seals,
-                kind: kind.clone(),
+                seals: named.seals,
+                kind: named.kind.clone(),
+                times: named.times,
                 extent,
             });
         }

@@ -6,8 +6,10 @@ pub(super) mod glibc;
 pub(super) mod inherited;
 pub(super) mod likeness;
 pub(super) mod link;
+pub(super) mod namespaces;
 pub(super) mod program;
 pub(super) mod root;
+pub(super) mod time_namespace;
 pub(super) mod timers;
 pub(super) mod users;
 
@@ -17,9 +19,9 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
-use farfork_sys::affinity;
 use farfork_sys::process::{self, DeadlineAttributes, Stat, Status};
 use farfork_sys::ptrace;
+use farfork_sys::{affinity, cpu};
 use farfork_wire::descriptor::{
     Credentials, Deadline, FileStatus, IntervalTimer, Limit, Mm, PendingSignal, PosixTimer, Process, Rseq, Scheduling,
     SeccompFilter, Thread,
@@ -27,9 +29,8 @@ use farfork_wire::descriptor::{
 
 use super::calls::ask::Answers;
 use super::calls::script::word;
-use super::error::CaptureError;
+use super::error::{CaptureError, Refusal};
 use super::files::DELETED_SUFFIX;
-use super::stop::restart;
 use super::stop::stopped::{Snapshot, StoppedThread};
 use super::survey::{Profile, Survey};
 use inherited::Inherited;
@@ -48,7 +49,13 @@ pub(super) struct Standing {
 
 impl Standing {
     pub(super) fn read(tid: i32) -> Result<Self, CaptureError> {
-        let xstate = ptrace::extended_state(tid).map_err(CaptureError::trace("read the extended state of", tid))?;
+        let mut xstate = ptrace::extended_state(tid).map_err(CaptureError::trace("read the extended state of", tid))?;
+        if components_in_use(&xstate) & cpu::DYNAMIC_COMPONENTS != 0 {
+            let reason =
+                "it has data in AMX tile registers; prepare when the computation has released them (TILERELEASE)";
+            return Err(CaptureError::refused(tid, vec![Refusal::new(format!("thread {tid}"), reason)]));
+        }
+        xstate.truncate(cpu::default_state_bytes(xcr0(&xstate)));
         let robust_list = process::robust_list(tid).map_err(CaptureError::trace("read the robust list of", tid))?;
         Ok(Self { xstate, robust_list })
     }
@@ -73,6 +80,12 @@ impl Standing {
 pub(super) fn xcr0(xstate: &[u8]) -> u64 {
     const XCR0_AT: usize = 464;
     xstate.get(XCR0_AT..XCR0_AT + 8).map_or(0, |bytes| word(bytes, 0))
+}
+
+/// Components that are not in their initial state: XSTATE_BV, the first word of the header.
+fn components_in_use(xstate: &[u8]) -> u64 {
+    const HEADER_AT: usize = 512;
+    xstate.get(HEADER_AT..HEADER_AT + 8).map_or(0, |bytes| word(bytes, 0))
 }
 
 /// The threads of a stopped process, the leader first.
@@ -118,10 +131,11 @@ fn describe(
     securebits: u32,
 ) -> Thread {
     let own = credentials(&profile.status, securebits);
+    let (registers, pending_call) = thread.resumed_in_child();
     Thread {
         tid: profile.inner_id(),
         name: profile.name.clone(),
-        registers: restart::for_child(&thread.registers).to_words().to_vec(),
+        registers: registers.to_words().to_vec(),
         xstate: standing.xstate,
         signal_mask: thread.signal_mask,
         pending_signals: pending(&thread.pending_signals),
@@ -142,6 +156,7 @@ fn describe(
         timer_slack_ns: profile.timer_slack_ns.unwrap_or(answers.timer_slack_ns),
         cpus: Vec::new(),
         seccomp_filters: filters,
+        pending_call,
     }
 }
 

@@ -3,19 +3,26 @@
 //! A thread is seized, then interrupted; the list of threads is read again until it holds no new one while all known
 //! ones stand. What has not stopped cannot be let go either: that takes the end of the tracing thread.
 
+pub(crate) mod entry;
 pub(super) mod freezer;
-pub(super) mod restart;
+pub(crate) mod limits;
+pub(crate) mod questions;
+pub(crate) mod restart;
 pub(crate) mod standstill;
 pub(super) mod stopped;
 pub(super) mod vfork;
+pub(super) mod waits;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farfork_sys::process::{self, Status};
 use farfork_sys::ptrace::{self, EVENT_STOP, Report};
 
+use stopped::make_restartable;
+
 use super::error::{CaptureError, Refusal};
 use super::tracer::deadline::{Deadline, Silence};
+use crate::call_timer;
 
 /// How long threads may take to stop that are let go at once.
 const LET_GO_LIMIT: Duration = Duration::from_millis(100);
@@ -56,6 +63,9 @@ impl Told {
     /// Hears of a thread that somebody else waits for.
     fn hear(&mut self, tid: i32, report: Report) {
         let known = self.awaited.contains(&tid);
+        if known && matches!(report, Report::Stopped { event: EVENT_STOP, .. }) {
+            make_restartable(tid);
+        }
         self.awaited.retain(|other| {
             *other != tid || !matches!(report, Report::Ended | Report::Stopped { event: EVENT_STOP, .. })
         });
@@ -156,7 +166,7 @@ pub(super) fn stop_one(tid: i32, deadline: &Deadline) -> Result<(), CaptureError
 
 /// Whether a thread was seized; not if it has ended meanwhile.
 fn seize(pid: i32, tid: i32) -> Result<bool, CaptureError> {
-    let Err(source) = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD) else { return Ok(true) };
+    let Err(source) = seize_after_timer(tid) else { return Ok(true) };
     let Ok(status) = Status::read(tid) else {
         return if tid == pid { Err(CaptureError::Gone { pid }) } else { Ok(false) };
     };
@@ -173,6 +183,34 @@ fn seize(pid: i32, tid: i32) -> Result<bool, CaptureError> {
         return Err(CaptureError::refused(pid, vec![traced(tid, status.tracer)]));
     }
     Err(CaptureError::Trace { operation: "attach to", tid, source })
+}
+
+/// How long a thread may be the call timer's: it lets go as soon as it has looked.
+const TIMER_LIMIT: Duration = Duration::from_millis(200);
+
+/// Between two looks whether it still is.
+const TIMER_INTERVAL: Duration = Duration::from_micros(100);
+
+/// Seizes a thread, when the call timer is done with it. A tracer that is gone already may have been the timer.
+fn seize_after_timer(tid: i32) -> std::io::Result<()> {
+    let begun = Instant::now();
+    loop {
+        let seized = ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD);
+        let is_traced = seized.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied);
+        if !is_traced || begun.elapsed() >= TIMER_LIMIT {
+            return seized;
+        }
+        match Status::read(tid) {
+            Ok(status) if status.tracer == 0 || is_call_timer(status.tracer) => std::thread::sleep(TIMER_INTERVAL),
+            _ => return seized,
+        }
+    }
+}
+
+/// Whether a tracer is the call timer, which lets go at once, or has ended since it was read, as a thread of the timer does
+/// that has let go.
+pub(super) fn is_call_timer(tracer: i32) -> bool {
+    tracer != 0 && process::name(tracer, tracer).map_or(true, |name| name == call_timer::THREAD_NAME.as_bytes())
 }
 
 /// The refusal of a thread that someone else traces.
@@ -210,6 +248,7 @@ fn await_stops(
             Report::Stopped { event: EVENT_STOP, .. } => {
                 // Those of other processes of the tree stand already.
                 if awaited.contains(&tid) {
+                    make_restartable(tid);
                     awaited.retain(|other| *other != tid);
                     standing.push(tid);
                 }

@@ -15,10 +15,11 @@ use super::files::{self, OpenFd, ProgramSockets, Streams};
 use super::memory;
 use super::memory::FileSystems;
 use super::state::link::link;
+use super::state::namespaces::{self, NamespacePolicy};
 use super::state::program::Program;
 use super::state::root::{self, Root};
-use super::state::{apart, filters, timers, users};
-use super::stop::{freezer, traced, vfork};
+use super::state::{apart, filters, time_namespace, timers, users};
+use super::stop::{freezer, is_call_timer, traced, vfork, waits};
 
 /// What is a thread's own and can be read while it runs.
 #[derive(Debug, Clone)]
@@ -133,7 +134,7 @@ impl Survey {
             maps.iter_mut().for_each(|entry| entry.clear_flag("um"));
         }
         let fds = files::open_fds(pid, sockets, streams)?;
-        let mut file_systems = FileSystems::default();
+        let mut file_systems = FileSystems::new(sockets.copies_files);
         file_systems.mark(pid, &mut maps);
         let (locked, huge) = marked_areas(pid, &maps, &status)?;
         let profiles = profiles(pid, stat.name.clone(), status)?;
@@ -154,7 +155,7 @@ impl Survey {
         };
         survey.find_vdso()?;
         survey.refuse_threads()?;
-        survey.refusals.extend(memory::refusals(pid, &survey.maps));
+        survey.refuse_mappings(depth)?;
         survey.refusals.extend(survey.file_systems.refusals(pid, &survey.maps));
         let root = Root::of(streams.map_or(pid, Streams::first))?;
         survey.refusals.extend(root.refusal(pid, &link(pid, pid, "root")?));
@@ -166,10 +167,25 @@ impl Survey {
         if depth != Depth::Quick || sockets.caller.is_none() {
             survey.refusals.extend(timers::refusals(pid, &timers::list(pid)?, &survey.inner_ids()));
         }
-        if depth != Depth::Quick {
+        if depth == Depth::Quick {
+            survey.profiles.keys().for_each(|tid| waits::look(*tid));
+        } else {
             survey.note_what_stays_behind();
         }
         Ok(survey)
+    }
+
+    /// Adds what its children would lack of its namespaces, or have otherwise.
+    pub(super) fn compare_namespaces(&mut self, is_first: bool, policy: NamespacePolicy) -> Result<(), CaptureError> {
+        let found = namespaces::compare(self.pid, &self.fds, is_first, policy)?;
+        self.refusals.extend(found.refusals);
+        self.notes.extend(found.notes);
+        Ok(())
+    }
+
+    /// A note as it stands beside those of a tree's other processes.
+    pub(super) fn name_note(&self, first: i32, note: &str) -> String {
+        if self.pid == first { note.to_owned() } else { format!("pid {}: {note}", self.pid) }
     }
 
     /// The ids of its threads there, the process's own first.
@@ -201,6 +217,22 @@ impl Survey {
             Some(address) => self.syscall_at = address,
             None => self.refusals.push(Refusal::new(format!("pid {pid}"), "its vdso has no system call instruction")),
         }
+        Ok(())
+    }
+
+    /// Only the kernel's flags tell of an area that children lack, and only `smaps` tells those: where an area would be refused, it is asked.
+    fn refuse_mappings(&mut self, depth: Depth) -> Result<(), CaptureError> {
+        let pid = self.pid;
+        let judge = |maps: &[MapEntry]| [memory::refusals(pid, maps), memory::refusals_by_file(pid, maps)].concat();
+        let mut refusals = judge(&self.maps);
+        if depth == Depth::Quick && !refusals.is_empty() {
+            let mut maps = process::smaps(pid).map_err(CaptureError::read(pid, "the memory map"))?;
+            // Of who serves an area a quick look does not judge.
+            maps.iter_mut().for_each(|entry| ["um", "uw", "ui"].iter().for_each(|flag| entry.clear_flag(flag)));
+            self.file_systems.mark(pid, &mut maps);
+            refusals = judge(&maps);
+        }
+        self.refusals.extend(refusals);
         Ok(())
     }
 
@@ -256,6 +288,8 @@ impl Survey {
                     .to_owned(),
             );
         }
+        self.notes.extend(files::versions::unproved((self.pid, &self.fds), &self.maps));
+        self.notes.extend(memory::object::note_of_followed((self.pid, &self.fds), &self.maps));
         if self.stat.state == 'T' {
             self.notes.push("it is stopped by a signal; its children will run".to_owned());
         }
@@ -294,7 +328,8 @@ fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSock
         return refuse(reason.to_owned());
     }
     // Who descends from what is being captured may have been stopped before it was looked at.
-    if status.tracer != 0 && status.tracer != rustix::thread::gettid().as_raw_nonzero().get() {
+    let is_ours = |tracer: i32| tracer == rustix::thread::gettid().as_raw_nonzero().get() || is_call_timer(tracer);
+    if status.tracer != 0 && !is_ours(status.tracer) {
         return vec![traced(pid, status.tracer)];
     }
     // Who has just asked for it itself is not frozen; should it be the next moment, it does not stop, and is told then.
@@ -306,7 +341,7 @@ fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSock
     if !asked_itself && is_32_bit(pid) {
         return refuse("it is a 32-bit program".to_owned());
     }
-    users::refusal(pid).into_iter().collect()
+    users::refusal(pid).into_iter().chain(time_namespace::refusal(pid)).collect()
 }
 
 /// From the class in its executable's ELF header; what cannot be read is taken for 64-bit and found out at the stop.

@@ -31,7 +31,7 @@ use super::open_memory;
 use super::state::Standing;
 use super::state::filters;
 use super::stop::stopped::Stopped;
-use super::stop::{freezer, stop_one};
+use super::stop::{freezer, stop_one, waits};
 use super::tracer::deadline::{Deadline, Silence};
 use super::tracer::post::at_once;
 use super::tracer::turn::Turn;
@@ -176,7 +176,15 @@ impl Clone {
         if !Stat::read(pid).is_ok_and(is_parent) || freezer::frozen_by(pid).is_some() {
             return Err(CaptureError::Gone { pid });
         }
-        stop_one(pid, &deadline)?;
+        waits::look(pid);
+        let reaped = self.reap_stopped(pid, &deadline);
+        waits::settle();
+        reaped
+    }
+
+    /// The same of a parent whose main thread alone is stopped for it.
+    fn reap_stopped(&self, pid: i32, deadline: &Deadline) -> Result<(), CaptureError> {
+        stop_one(pid, deadline)?;
         let mut stopped = Stopped::take(pid, &[pid])?;
         let status = Status::read(pid).map_err(CaptureError::read(pid, "status"))?;
         let (maps, mem) = (process::maps(pid), open_memory(pid));
@@ -184,7 +192,7 @@ impl Clone {
         let leader = stopped.snapshot.leader();
         let standing = Standing::read(pid)?;
         let rescue = Rescue::prepare(leader, &standing, Gadgets::find(pid, &maps), &maps, &mem);
-        let mut injector = Injector::new(pid, self.syscall_at, &deadline);
+        let mut injector = Injector::new(pid, self.syscall_at, deadline);
         filters::suspend(pid, &status)?;
         let (rescued, end) = ((rescue.as_ref(), &mem), EndSignal::for_process(&status, &stopped.snapshot));
         let call = reap_call(self.inner_pid);

@@ -1,7 +1,9 @@
 //! The notes of a core file: what is not memory. Layouts as in linux/elfcore.h, for x86-64.
 
 use std::fs;
+use std::ops::Range;
 
+use farfork_sys::cpu;
 use farfork_sys::process::{Stat, Status};
 use farfork_sys::ptrace::{self, Registers};
 use farfork_wire::PAGE_SIZE;
@@ -33,6 +35,7 @@ pub(super) fn of(pid: i32, still: &Standstill, areas: &[Area]) -> Result<Vec<u8>
     for (index, tid) in still.threads().enumerate() {
         let registers = ptrace::registers(tid).map_err(CoreError::read("registers"))?;
         let state = ptrace::extended_state(tid).map_err(CoreError::read("registers"))?;
+        let state = without_unused_tiles(state);
         let status = Status::read(tid).map_err(CoreError::read("status"))?;
         let inner = status.namespace_ids.last().copied().unwrap_or(tid.unsigned_abs());
         let registers = registers.unwrap_or_default();
@@ -46,6 +49,22 @@ pub(super) fn of(pid: i32, still: &Standstill, areas: &[Area]) -> Result<Vec<u8>
         push(&mut notes, b"LINUX", X86_XSTATE, &state);
     }
     Ok(notes)
+}
+
+/// An extended state without the components of AMX, where none of them is in use: debuggers that do not know these
+/// components do not expect their room.
+fn without_unused_tiles(mut state: Vec<u8>) -> Vec<u8> {
+    const ENABLED: Range<usize> = 464..472;
+    const IN_USE: Range<usize> = 512..520;
+    const TILES: u64 = 0b11 << 17;
+    let components = |at: Range<usize>| Some(u64::from_le_bytes(state.get(at)?.try_into().ok()?));
+    let (Some(enabled), Some(in_use)) = (components(ENABLED), components(IN_USE)) else { return state };
+    if enabled & TILES != 0 && in_use & TILES == 0 {
+        let kept = enabled & !TILES;
+        state[ENABLED].copy_from_slice(&kept.to_le_bytes());
+        state.truncate(cpu::default_state_bytes(kept));
+    }
+    state
 }
 
 fn push(into: &mut Vec<u8>, name: &[u8], kind: u32, description: &[u8]) {

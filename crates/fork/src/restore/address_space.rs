@@ -8,9 +8,9 @@ use rustix::fs::OFlags;
 
 use super::calls::is_attached;
 use super::layout::{
-    MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_FILE, MAPPING_GROWS_DOWN, MAPPING_HUGE_PAGE,
-    MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM, MAPPING_SEQUENTIAL,
-    MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
+    MAPPING_ANONYMOUS, MAPPING_DONT_DUMP, MAPPING_DONT_FORK, MAPPING_DROPPABLE, MAPPING_FILE, MAPPING_GROWS_DOWN,
+    MAPPING_HUGE_PAGE, MAPPING_MERGEABLE, MAPPING_NO_HUGE_PAGE, MAPPING_NO_RESERVE, MAPPING_PASSED, MAPPING_RANDOM,
+    MAPPING_SEQUENTIAL, MAPPING_SHARED, MAPPING_WIPE_ON_FORK, PlanFile, PlanMapping, PlanRange, PlanSpecial,
 };
 use super::objects::Objects;
 use super::stub_map::StubMap;
@@ -92,7 +92,7 @@ impl AddressSpace {
                     let source = space.file(file, OFlags::RDONLY, descriptor, &mut opened, writer)?;
                     space.add(mapping, MAPPING_FILE, source, offset, 0);
                 }
-                Backing::SharedFile { file, offset, writable } => {
+                Backing::SharedFile { file, offset, writable, .. } => {
                     let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
                     let source = space.file(file, access, descriptor, &mut opened, writer)?;
                     space.add(mapping, MAPPING_FILE, source, offset, MAPPING_SHARED);
@@ -204,6 +204,7 @@ fn flags_of(mapping: &Mapping) -> u16 {
         (flags.random, MAPPING_RANDOM),
         (flags.mergeable, MAPPING_MERGEABLE),
         (flags.dont_fork, MAPPING_DONT_FORK),
+        (flags.droppable, MAPPING_DROPPABLE),
     ]
     .into_iter()
     .filter(|(is_set, _)| *is_set)

@@ -35,11 +35,11 @@ pub(super) fn ask(
     (request, descriptor): (Request<'_>, &Descriptor),
     limit: Duration,
 ) -> Result<OwnedFd, RestoreError> {
-    let (keep, firsts) = fdpass::seqpacket_pair().map_err(|e| RestoreError::object("its userfaultfd's socket", e))?;
+    let keep = fdpass::self_connected().map_err(|e| RestoreError::object("its userfaultfd's socket", e))?;
     stub::wait_ready(control, limit, descriptor)?;
     let request = Request { status_or_control: first.init, last: Some(keep.as_fd()), ..request };
     stub::ask(control, &request, descriptor)?;
-    Ok(firsts)
+    Ok(keep)
 }
 
 /// Waits until the child stands, at most `limit`, and has the `first` process wait for its end: it is that one's since before it

@@ -63,6 +63,7 @@ pub(super) const MAPPING_SEQUENTIAL: u16 = 256;
 pub(super) const MAPPING_RANDOM: u16 = 512;
 pub(super) const MAPPING_MERGEABLE: u16 = 1024;
 pub(super) const MAPPING_DONT_FORK: u16 = 2048;
+pub(super) const MAPPING_DROPPABLE: u16 = 4096;
 
 pub(super) const DESCRIPTOR_OPEN: u32 = 0;
 pub(super) const DESCRIPTOR_PASSED: u32 = 1;
@@ -197,6 +198,7 @@ structures! {
     struct PlanThread {
         frame: u64,
         filters: u64,
+        common_filters: u64,
         stack_top: u64,
         fs_base: u64,
         gs_base: u64,

@@ -21,6 +21,7 @@ mod clocks;
 mod confinement;
 mod descriptors;
 mod files;
+mod filter_verdict;
 mod filters;
 pub(crate) mod frame;
 mod gate;
@@ -46,7 +47,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use farfork_wire::descriptor::{CPU_FEATURE_WORDS, Credentials, Origin, SpecialMapping};
+use farfork_sys::cpu::Processor;
+use farfork_wire::descriptor::{Credentials, Origin, SpecialMapping};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
@@ -60,7 +62,7 @@ pub use gate::{go_and_tell, unfit_to_wait, unpause, wait_gone};
 pub use network::{has_addresses, taking_socket};
 pub use objects::StandardStreams;
 pub use prepared::{ChildPlan, Prepared, Restored};
-pub use stub::{STUB_IMAGE, enter_network};
+pub use stub::{STUB_IMAGE, STUB_QUEUE_FD, enter_network};
 pub use zygote::{Cradle, Region, ZygotePlan, unfit_for_zygote};
 
 /// What a node is, as far as restoring depends on it.
@@ -76,12 +78,8 @@ pub struct LocalNode {
     pub vdso_build_id: Vec<u8>,
     /// Whether children are led from their parent's vdso to the one here although the two are of one build: to try that.
     pub bridges_vdso: bool,
-    /// Extended-state components that the CPU here has enabled.
-    pub xcr0: u64,
-    /// Bytes that the extended state needs here.
-    pub xstate_bytes: u32,
-    /// Instruction sets that programs may use here.
-    pub cpu_features: [u32; CPU_FEATURE_WORDS],
+    /// What programs find on the CPU here.
+    pub processor: Processor,
     /// What a stub runs as; threads of a child that are no different need nothing done.
     pub credentials: Credentials,
 }
@@ -92,7 +90,7 @@ impl LocalNode {
     /// # Errors
     /// When /proc cannot be read, or the CPU lacks XSAVE.
     pub fn detect() -> io::Result<Self> {
-        let state = farfork_sys::cpu::extended_state()
+        let processor = Processor::detect()
             .ok_or_else(|| io::Error::other("this CPU has no XSAVE, which restoring registers needs"))?;
         let status = farfork_sys::process::Status::read(rustix::process::getpid().as_raw_nonzero().get())?;
         let [inheritable, permitted, effective, bounding, ambient] = status.capabilities;
@@ -102,9 +100,7 @@ impl LocalNode {
             kernel_release: rustix::system::uname().release().to_string_lossy().into_owned(),
             vdso_build_id: kernel::vdso_build_id().to_vec(),
             bridges_vdso: false,
-            xcr0: state.xcr0,
-            xstate_bytes: state.bytes,
-            cpu_features: farfork_sys::cpu::features(),
+            processor,
             credentials: Credentials {
                 uids: status.uids,
                 gids: status.gids,
@@ -121,12 +117,12 @@ impl LocalNode {
     }
 
     /// Where this process finds what a child finds at a path.
-    fn shows(&self, path: &str) -> PathBuf {
+    pub(crate) fn shows(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
     /// Whether a seed was made here, since this machine was started.
-    fn is_its_machine(&self, origin: &Origin) -> bool {
+    pub(crate) fn is_its_machine(&self, origin: &Origin) -> bool {
         !origin.boot_id.is_empty() && origin.boot_id == self.boot_id
     }
 }
@@ -159,6 +155,14 @@ pub enum RestoreError {
         found: u64,
         /// Bytes here.
         found_bytes: u32,
+    },
+    /// The CPU saves more than the parent's did.
+    #[error(
+        "this node's CPU has state that the seed's lacks ({surplus}), for which a program that saves registers itself, as the dynamic linker does, has no room: fork it to a node with the same CPU features"
+    )]
+    SurplusState {
+        /// State components, by name.
+        surplus: String,
     },
     /// The CPU lacks instructions that the parent may be using: it has been free to since it began.
     #[error(
@@ -323,8 +327,20 @@ pub enum RestoreError {
         /// The limit.
         limit: Duration,
     },
+    /// One of its processes does not go on.
+    #[error(
+        "process {pid} of the child was stopped while it was restored, by a signal or a tracer, and was not let go on within {waited:?}: see who sends SIGSTOP to processes of containers, and fork again"
+    )]
+    ProcessStopped {
+        /// Its id on the node.
+        pid: i32,
+        /// How long that was waited for.
+        waited: Duration,
+    },
     /// Nothing heard in time.
-    #[error("the child did not stand within {limit:?}: the seed's node may be out of reach")]
+    #[error(
+        "the child did not stand within {limit:?}: its pages do not come from the seed's node, or this machine is too busy; see `farfork nodes` and the node's log, and fork again"
+    )]
     Silent {
         /// The limit.
         limit: Duration,

@@ -1,7 +1,7 @@
 //! Kernel objects without a path that a child gets from the daemon: pipes, eventfds, memfds, standard streams. They are
 //! made here, in the daemon, and passed to the stub; what has a path is opened by the restorer, inside the container.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{FileStatus, OpenFile, SharedKind};
+use farfork_wire::descriptor::{FileIdentity, FileStatus, OpenFile, SharedKind};
 use rustix::event::EventfdFlags;
 use rustix::fs::{Gid, Mode, OFlags, Uid, fcntl_setfl};
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
@@ -17,6 +17,7 @@ use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use super::RestoreError;
 use super::layout::PASSED_OWN;
 use super::{lost_events, terminals};
+use crate::identity;
 
 /// What open(2) adds to the flags on 64-bit machines; rustix has no name for its number.
 const O_LARGEFILE: u32 = 0o100_000;
@@ -65,7 +66,7 @@ impl Objects {
             let passed = objects.add(passed.map_err(|e| RestoreError::object("shared memory", e))?);
             objects.shared.push(passed);
         }
-        let mut making = Making { descriptor, shared: &shared, caller, pipes: HashMap::new() };
+        let mut making = Making { descriptor, shared: &shared, caller, pipes: HashMap::new(), memfds: HashSet::new() };
         for (index, file) in (0..).zip(&descriptor.open_files) {
             let passed = match file {
                 OpenFile::Standard(stream) => Some(standard[*stream as usize]),
@@ -80,7 +81,7 @@ impl Objects {
 
     /// None, for what has none.
     pub(super) fn none() -> Self {
-        let nowhere = Views { node: PathBuf::new(), container: PathBuf::new() };
+        let nowhere = Views { node: PathBuf::new(), container: PathBuf::new(), are_its_machine: false };
         let (by_open_file, controlling) = (HashMap::new(), HashMap::new());
         Self { fds: Vec::new(), by_open_file, shared: Vec::new(), gate: None, controlling, views: nowhere }
     }
@@ -128,6 +129,13 @@ impl Objects {
         self.views.is_private(path)
     }
 
+    /// Whether a path leads to a file of the capture that is longer by now.
+    pub(super) fn is_longer_than(&self, path: &str, then: &FileIdentity) -> bool {
+        let now = identity::identify_path(&self.views.node.join(path.trim_start_matches('/')));
+        let is_it = |now: &FileIdentity| (now.device, now.inode) == (then.device, then.inode);
+        self.views.are_its_machine && now.is_ok_and(|now| is_it(&now) && now.bytes > then.bytes)
+    }
+
     /// Where the object of an open file stands among the passed descriptors; `None` for what the restorer opens.
     pub(super) fn of_open_file(&self, index: u32) -> Option<u32> {
         self.by_open_file.get(&index).copied()
@@ -161,6 +169,8 @@ struct Making<'a> {
     /// Until it is given to the open file that it is for.
     caller: Option<OwnedFd>,
     pipes: MadePipes,
+    /// Objects whose first open file was given.
+    memfds: HashSet<u32>,
 }
 
 impl Making<'_> {
@@ -170,9 +180,7 @@ impl Making<'_> {
             OpenFile::Pipe { .. } => ("a pipe", pipe_end(file, &mut self.pipes, self.descriptor)),
             OpenFile::EventFd { count, semaphore, flags } => ("an eventfd", eventfd(*count, *semaphore, *flags)),
             OpenFile::Memory { object, .. } if has_path(self.descriptor, *object) => return Ok(None),
-            OpenFile::Memory { object, flags, offset } => {
-                ("a memfd", reopen(&self.shared[*object as usize], *flags, *offset))
-            }
+            OpenFile::Memory { object, flags, offset } => ("a memfd", self.memory(*object, *flags, *offset)),
             OpenFile::Program { is_caller, flags } => {
                 let caller = if *is_caller { self.caller.take() } else { None };
                 ("a connection to the daemon", program_end(*flags, caller))
@@ -198,11 +206,30 @@ impl Making<'_> {
     }
 }
 
+impl Making<'_> {
+    /// An open file of shared memory. The first of a memfd is as memfd_create(2) made it: only what was opened later keeps others from
+    /// executing it (ETXTBSY).
+    fn memory(&mut self, object: u32, flags: u32, offset: u64) -> io::Result<OwnedFd> {
+        let memfd = &self.shared[object as usize];
+        let is_memfd = matches!(self.descriptor.shared_objects[object as usize].kind, SharedKind::MemoryFile(_));
+        let wanted = OFlags::from_bits_retain(flags);
+        if !is_memfd || wanted & OFlags::RWMODE != OFlags::RDWR || !self.memfds.insert(object) {
+            return reopen(memfd, flags, offset);
+        }
+        let mut first = memfd.try_clone()?;
+        fcntl_setfl(&first, wanted & (OFlags::APPEND | OFlags::NONBLOCK))?;
+        first.seek(SeekFrom::Start(offset))?;
+        Ok(first.into())
+    }
+}
+
 /// The roots of the node and of the child's container, as this process reaches them.
 #[derive(Debug, Clone)]
 pub(super) struct Views {
     pub(super) node: PathBuf,
     pub(super) container: PathBuf,
+    /// Whether the seed was made on this machine.
+    pub(super) are_its_machine: bool,
 }
 
 impl Views {
@@ -241,8 +268,8 @@ fn is_executed(descriptor: &Descriptor, object: u32) -> bool {
 /// What nobody could open or write any more, had it come before.
 fn complete_shared(descriptor: &Descriptor, shared: &[File]) -> Result<(), RestoreError> {
     for (memfd, object) in shared.iter().zip(&descriptor.shared_objects) {
-        if let SharedKind::Deleted(status) = object.kind {
-            set_status(memfd, status).map_err(|e| RestoreError::object("a deleted file", e))?;
+        if let SharedKind::MemoryFile(status) | SharedKind::Deleted(status) = object.kind {
+            set_status(memfd, status).map_err(|e| RestoreError::object("a memfd's mode and owner", e))?;
         }
         if let Some(seals) = object.seals.filter(|seals| !waits_for_maps(*seals)) {
             farfork_sys::memfd::seal(memfd, seals).map_err(|e| RestoreError::object("a memfd's seals", e))?;

@@ -25,7 +25,7 @@ use super::layout::{
 use super::objects::Objects;
 use super::region::Region;
 use super::stub_map::StubMap;
-use super::tree::Place;
+use super::tree::{self, Place};
 use super::vdso::{self, Bridge};
 use super::writer::PlanWriter;
 use super::{LocalNode, RestoreError};
@@ -134,12 +134,14 @@ pub(super) fn compile(
     for (index, (planned, thread)) in threads.iter_mut().zip(&descriptor.threads).enumerate() {
         planned.frame = region.frame(index);
         planned.stack_top = region.stack_top(index);
-        let bytes = frame::build(thread, planned.frame, frame_bytes, node.xcr0)?;
+        let bytes = frame::build(thread, planned.frame, frame_bytes, node.processor.state.xcr0)?;
         writer.put(frames + (index as u64 * frame_bytes) as u32, &bytes);
     }
-    let (filters, lists) = filters::build(descriptor, region.start + region.filters);
-    writer.put(frames + frames_bytes as u32, &filters);
-    threads.iter_mut().zip(lists).for_each(|(thread, list)| thread.filters = list);
+    let filters = filters::build(descriptor, region.start + region.filters);
+    writer.put(frames + frames_bytes as u32, &filters.bytes);
+    for (thread, own) in threads.iter_mut().zip(filters.own) {
+        (thread.filters, thread.common_filters) = (own, filters.common);
+    }
     writer.put(threads_span.offset, threads.as_bytes());
     let process = Here {
         place,
@@ -246,9 +248,10 @@ fn eager_table(descriptor: &Descriptor, writer: &mut PlanWriter) -> Result<Vec<P
         .collect()
 }
 
+/// But SIGSTOP, which cannot be blocked: whoever raised it would stand before it is complete (`tree` has it stop when it is).
 fn pending_table(signals: &[PendingSignal], writer: &mut PlanWriter) -> Result<Span, RestoreError> {
     let mut rows = Vec::new();
-    for signal in signals {
+    for signal in signals.iter().filter(|signal| !tree::is_sigstop(signal)) {
         let row: [u8; SIGINFO_BYTES] = signal.siginfo.as_slice().try_into().map_err(|_| RestoreError::PendingSignal)?;
         rows.push(row);
     }
@@ -308,6 +311,7 @@ fn thread_table(
         Ok(PlanThread {
             frame: 0,
             filters: 0,
+            common_filters: 0,
             stack_top: 0,
             fs_base: thread.registers[FS_BASE],
             gs_base: thread.registers[GS_BASE],

@@ -2,11 +2,12 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use farfork_sys::clock::Clocks;
+use farfork_sys::fdpass;
 use farfork_sys::user_namespace::Numbers;
 use farfork_wire::Descriptor;
 
@@ -98,7 +99,9 @@ impl<'a> Prepared<'a> {
             None => (read()?, Part::Whole),
             Some(Region(zygote)) => (StubMap::of_zygote(&descriptor.mappings, zygote), Part::Copy { zygote }),
         };
-        let views = Views { node: node.root.clone(), container: format!("/proc/{stub_pid}/root").into() };
+        let are_its_machine = node.is_its_machine(&descriptor.origin);
+        let views =
+            Views { node: node.root.clone(), container: format!("/proc/{stub_pid}/root").into(), are_its_machine };
         let mut objects = phase!("resume.objects", Objects::create(descriptor, streams, shared, caller, views))?;
         let enter = |(first, numbers): (First<'_>, Numbers)| {
             let passed =
@@ -131,18 +134,20 @@ impl<'a> Prepared<'a> {
         'a: 'b,
     {
         let plan = stub::plan_file(&self.plans.bytes).map_err(|e| RestoreError::object("the plan", e))?;
+        // A bearer is given another, with its first process's.
+        let queue = fdpass::self_connected().map_err(|e| RestoreError::object("its userfaultfd's socket", e))?;
         let request = Request {
             plan: &plan,
             pager_or_container: pager_socket,
             status_or_control: status_file,
             objects: &self.objects,
-            last: None,
+            last: self.first.is_none().then(|| queue.as_fd()),
             pid: self.descriptor.process.pid,
             midwife: self.first.map_or(0, |_| zygote::spare_pid(self.descriptor)),
             descriptors: self.plans.descriptors,
             time_offsets: &clocks::offsets(&self.descriptor.origin, Clocks::now()),
         };
-        farfork_sys::fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
+        fdpass::tell_sender(self.control).map_err(RestoreError::Control)?;
         let (asked_ns, until) = (report::realtime_ns(), Instant::now() + limit);
         let keep = match self.first {
             Some(first) => Some((first, bearer::ask(self.control, first, (request, self.descriptor), limit)?)),

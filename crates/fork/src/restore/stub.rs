@@ -1,11 +1,12 @@
 //! Talks to the stub of a container: hands it a plan, hears what becomes of it.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use farfork_sys::fdpass::{self, FDS_PER_MESSAGE_MAX};
+use farfork_sys::process::Stat;
 use farfork_wire::Descriptor;
 use rustix::io::Errno;
 use zerocopy::{IntoBytes, TryFromBytes};
@@ -17,6 +18,10 @@ use super::layout::{
 };
 use super::objects::Objects;
 use super::report::{object_of, remedy_of, step_in_words};
+use super::tree::is_to_stop;
+
+/// Under which number a stub whose child lives has the queue with the userfaultfds of its processes (KEEP_FD in restorer.h).
+pub const STUB_QUEUE_FD: u32 = 5;
 
 /// The stub: a program of a few KiB without a C library, to be run as pid 1 of each container.
 pub const STUB_IMAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/stub"));
@@ -44,7 +49,7 @@ pub(super) struct Request<'a> {
     /// The file for the wait status; of a zygote's copy, its control socket; of a bearer's child, the first process of its container.
     pub(super) status_or_control: BorrowedFd<'a>,
     pub(super) objects: &'a Objects,
-    /// Of a zygote's copy, the control group to be born in; of a bearer's child, the socket that keeps its userfaultfd.
+    /// Of a zygote's copy, the control group to be born in; of any other child, the socket that keeps its userfaultfd.
     pub(super) last: Option<BorrowedFd<'a>>,
     /// 0: to be a zygote itself.
     pub(super) pid: u32,
@@ -182,15 +187,34 @@ pub(super) fn wait_restored_by(
     limit: Duration,
     descriptor: &Descriptor,
 ) -> Result<Started, RestoreError> {
-    let until = Instant::now() + limit;
-    let is_stopped = || farfork_sys::process::Stat::read(stub_pid).is_ok_and(|stat| stat.state == 'T');
-    match wait_restored(control, limit.min(WORD_LIMIT), descriptor) {
-        Err(RestoreError::Silent { limit }) if is_stopped() => Err(RestoreError::Stopped { limit }),
-        Err(RestoreError::Silent { .. }) => {
-            wait_restored(control, until.saturating_duration_since(Instant::now()), descriptor)
+    let (begun, mut stopped_before) = (Instant::now(), None);
+    // Of a tree some of whose processes are to be stopped, nobody knows here which of them stands too early.
+    let is_stop_expected = descriptor.members.iter().any(is_to_stop);
+    loop {
+        let left = limit.saturating_sub(begun.elapsed());
+        match wait_restored(control, left.min(WORD_LIMIT), descriptor) {
+            Err(RestoreError::Silent { .. }) => {}
+            told => return told,
         }
-        told => told,
+        match stopped_process(stub_pid) {
+            Some(pid) if pid == stub_pid => return Err(RestoreError::Stopped { limit: begun.elapsed() }),
+            // Seen twice, so that nobody is blamed who is let go on.
+            Some(pid) if stopped_before == Some(pid) && !is_stop_expected => {
+                return Err(RestoreError::ProcessStopped { pid, waited: begun.elapsed() });
+            }
+            _ if begun.elapsed() >= limit => return Err(RestoreError::Silent { limit }),
+            stopped => stopped_before = stopped,
+        }
     }
+}
+
+/// A process that a signal or a tracer has stopped: this one, or one that descends from it.
+fn stopped_process(pid: i32) -> Option<i32> {
+    if Stat::read(pid).is_ok_and(|stat| matches!(stat.state, 'T' | 't')) {
+        return Some(pid);
+    }
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|child| child.parse().ok()).find_map(stopped_process)
 }
 
 /// Waits until a zygote can be asked for another copy: the last is born, or has said why not.

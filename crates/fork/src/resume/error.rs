@@ -39,6 +39,14 @@ pub enum ResumeError {
     /// It is to have all of its memory before it runs, and does not get it.
     #[error(transparent)]
     Eager(#[from] EagerError),
+    /// A file of the seed's is not to be had as it was.
+    #[error("file {path} {reason}")]
+    File {
+        /// As the process sees it.
+        path: String,
+        /// Why not.
+        reason: &'static str,
+    },
     /// The node's own means.
     #[error("{what} could not be made: {cause}")]
     Local {

@@ -2,6 +2,7 @@
 //! come together; each does its own part in its own module.
 
 mod error;
+mod files;
 mod source;
 
 use std::borrow::Cow;
@@ -24,6 +25,7 @@ use crate::restore::{
     self, ChildPlan, First, LocalNode, PAYLOAD_NAME, Prepared, RestoreError, Restored, StandardStreams,
 };
 pub use error::ResumeError;
+pub use files::FilePolicy;
 pub use source::{OtherSeeds, OwnSeeds, SeedSource};
 
 /// The file in a child's directory in which its container's stub leaves the wait status, four bytes.

@@ -9,6 +9,7 @@ use farfork_wire::descriptor::{DESCRIPTOR_BYTES_MAX, ExtentId, Layer, SharedObje
 use farfork_wire::{Descriptor, NodeName, SeedId};
 
 use super::error::ResumeError;
+use super::files::LastLook;
 use crate::owner_links::OwnerLinks;
 use crate::pager::{MemoryPlan, Source, Strategy};
 use crate::phase;
@@ -87,6 +88,7 @@ pub struct SeedSource {
     /// What it has in common with other seeds of its parent ([`Descriptor::lineage`]).
     pub lineage: Arc<str>,
     own: OwnSeeds,
+    pub(super) last_look: Arc<LastLook>,
 }
 
 impl SeedSource {
@@ -122,7 +124,7 @@ impl SeedSource {
         own: OwnSeeds,
     ) -> Self {
         let lineage = descriptor.lineage(key.seed.node()).into();
-        Self { key, owner, links: Arc::clone(links), descriptor, lineage, own }
+        Self { key, owner, links: Arc::clone(links), descriptor, lineage, own, last_look: Arc::default() }
     }
 
     /// The seeds that pages of its children come from: itself, and its layers.

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{self, Sender};
 
-use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured, Observer};
+use farfork_fork::capture::{self, Begun, CaptureError, CaptureOptions, Captured, CheckOptions, Observer};
 
 use crate::harness::{PATIENCE, Parent, options};
 
@@ -88,26 +88,26 @@ fn memory_map(parent: &Parent) -> Vec<String> {
 #[test]
 fn a_check_tells_the_same_without_touching_the_process() {
     let parent = Parent::start("refused", &["socket"]);
-    let report = capture::check(parent.pid(), false).unwrap();
+    let report = capture::check(parent.pid(), CheckOptions::default()).unwrap();
     assert_eq!((report.threads, report.refusals.len()), (1, 1), "{report:?}");
     assert_eq!(report.refusals[0].object, format!("pid {}, fd 3", parent.pid()));
-    let half = capture::check(Parent::start("refused", &["half_pipe"]).pid(), false).unwrap();
+    let half = capture::check(Parent::start("refused", &["half_pipe"]).pid(), CheckOptions::default()).unwrap();
     assert!(half.refusals.is_empty() && half.notes.iter().any(|note| note.contains("fd 3: pipe:")), "{half:?}");
-    let clean = capture::check(Parent::start("refused", &["nothing"]).pid(), false).unwrap();
+    let clean = capture::check(Parent::start("refused", &["nothing"]).pid(), CheckOptions::default()).unwrap();
     assert!(clean.refusals.is_empty() && clean.memory_bytes > 0);
 }
 
 #[test]
 fn what_is_no_ordinary_process_is_refused() {
-    let ours = capture::check(std::process::id() as i32, false).unwrap();
+    let ours = capture::check(std::process::id() as i32, CheckOptions::default()).unwrap();
     assert!(ours.refusals[0].reason.contains("farfork itself"));
     const KTHREADD: i32 = 2;
     if farfork_sys::process::Stat::read(KTHREADD).is_ok_and(|stat| stat.is_kernel_thread()) {
-        assert!(capture::check(KTHREADD, false).unwrap().refusals[0].reason.contains("kernel"));
+        assert!(capture::check(KTHREADD, CheckOptions::default()).unwrap().refusals[0].reason.contains("kernel"));
     }
     let parent = Parent::start("threads", &[]);
     let thread = *farfork_sys::process::threads(parent.pid()).unwrap().last().unwrap();
-    let report = capture::check(thread, false).unwrap();
+    let report = capture::check(thread, CheckOptions::default()).unwrap();
     assert!(report.refusals[0].reason.contains(&format!("thread of pid {}", parent.pid())));
-    assert!(matches!(capture::check(i32::MAX, false), Err(CaptureError::Gone { .. })));
+    assert!(matches!(capture::check(i32::MAX, CheckOptions::default()), Err(CaptureError::Gone { .. })));
 }

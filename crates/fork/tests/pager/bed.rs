@@ -92,15 +92,39 @@ impl Bed {
         }
     }
 
-    /// Kills both, so that neither can replace the other.
+    /// The holder.
+    pub(crate) fn holder(&self) -> i32 {
+        let (keeper, pager) = self.processes();
+        soon("a holder", || {
+            let mut ours = processes_of(self.dir.path()).into_iter();
+            ours.find(|pid| ![keeper, pager].contains(pid) && is_holder(*pid) && !is_zombie(*pid))
+        })
+    }
+
+    /// Kills keeper and pager, so that neither can replace the other.
     pub(crate) fn kill_both(&mut self) {
         let (keeper, pager) = self.processes();
-        for pid in [keeper, pager] {
-            pidfd::send_signal(&pidfd::open(pid).unwrap(), 19).unwrap();
+        self.kill_together(&[keeper, pager]);
+    }
+
+    /// Kills all three.
+    pub(crate) fn kill_all(&mut self) {
+        let ((keeper, pager), holder) = (self.processes(), self.holder());
+        self.kill_together(&[keeper, pager, holder]);
+    }
+
+    /// Kills some of the three, so that none of them sees another's end.
+    pub(crate) fn kill_together(&mut self, pids: &[i32]) {
+        let processes: Vec<OwnedFd> = pids.iter().filter_map(|pid| pidfd::open(*pid).ok()).collect();
+        for signal in [19, 9] {
+            processes.iter().for_each(|process| drop(pidfd::send_signal(process, signal)));
         }
-        kill(keeper);
-        kill(pager);
-        self.first_keeper.wait().unwrap();
+        for process in &processes {
+            assert!(pidfd::wait_exit(process, SOON).unwrap(), "it ends");
+        }
+        if pids.contains(&(self.first_keeper.id() as i32)) {
+            self.first_keeper.wait().unwrap();
+        }
     }
 
     /// How many userfaultfds the pager holds.
@@ -336,6 +360,11 @@ fn processes_of(run_dir: &Path) -> Vec<i32> {
         environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
     })
     .collect()
+}
+
+/// Whether the process says that it is a holder.
+fn is_holder(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "farfork-holder")
 }
 
 fn is_zombie(pid: i32) -> bool {

@@ -5,6 +5,7 @@
 
 mod bed;
 mod caching;
+mod deaths;
 mod huge;
 mod remembering;
 mod scenarios;
@@ -37,6 +38,7 @@ fn main() {
         huge::ALL,
         settling::ALL,
         caching::ALL,
+        deaths::ALL,
         remembering::ALL,
         several::ALL,
         simulated::ALL,
@@ -45,5 +47,6 @@ fn main() {
     ]
     .into_iter()
     .flatten();
-    libtest_mimic::run(&arguments, all.map(trial).collect()).exit();
+    let long = deaths::LONG.iter().map(|test| trial(test).with_ignored_flag(true));
+    libtest_mimic::run(&arguments, all.map(trial).chain(long).collect()).exit();
 }

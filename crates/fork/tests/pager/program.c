@@ -539,6 +539,80 @@ static void fork_and_check(void)
 	}
 }
 
+/* A descendant that touches pages that nobody before it has, has descendants of its own meanwhile, and touches more. */
+static void descend(uint64_t draw, int generation)
+{
+	pid_t inner[2];
+	for (int index = 0; index < 2; index++) {
+		draw = mix(draw + index);
+		check_page(AREA + draw % pages * PAGE, draw % pages);
+		inner[index] = generation < 3 ? fork() : -1;
+		CHECK(generation >= 3 || inner[index] >= 0);
+		if (!inner[index]) {
+			descend(draw, generation + 1);
+			exit(0);
+		}
+	}
+	for (int index = 0; index < 2; index++) {
+		draw = mix(draw + index);
+		check_page(AREA + draw % pages * PAGE, draw % pages);
+	}
+	for (int index = 0; index < 2; index++)
+		if (inner[index] > 0)
+			wait_child(inner[index]);
+}
+
+/* Processes to the third generation are there before anything is killed, and touch memory then; what they fork touches more. */
+static void descend_then_touch(void)
+{
+	int ends[2];
+	CHECK(!pipe(ends));
+	pid_t first = fork();
+	CHECK(first >= 0);
+	if (!first) {
+		pid_t second = fork();
+		CHECK(second >= 0);
+		char word;
+		CHECK(read(ends[0], &word, 1) == 1);
+		check_shuffled(AREA, 0, pages / 2, 51 + !second, 0);
+		CHECK(read(ends[0], &word, 1) == 1);
+		pid_t last = fork();
+		CHECK(last >= 0);
+		check_shuffled(AREA, 0, pages, 53 + !second, 0);
+		if (last)
+			wait_child(last);
+		if (second && last)
+			wait_child(second);
+		exit(0);
+	}
+	rendezvous();
+	CHECK(write(ends[1], "xx", 2) == 2);
+	check_shuffled(AREA, 0, pages / 3, 50, 0);
+	rendezvous();
+	CHECK(write(ends[1], "xx", 2) == 2);
+	wait_child(first);
+	check_shuffled(AREA, 0, pages, 55, 0);
+}
+
+/* Touches nothing itself, as a zygote does, so that all pages are missing in its descendants. Tells how many rounds there were. */
+static void descend_until_told(void)
+{
+	uint64_t rounds = 0;
+	char word;
+	rendezvous();
+	while (recv(STDOUT_FILENO, &word, 1, MSG_DONTWAIT) != 1) {
+		pid_t pid = fork();
+		CHECK(pid >= 0);
+		if (!pid) {
+			descend(mix(rounds ^ (uint64_t)getpid() << 32), 0);
+			exit(0);
+		}
+		rounds++;
+		wait_child(pid);
+	}
+	dprintf(STDOUT_FILENO, "%lu\n", (unsigned long)rounds);
+}
+
 /* As a zygote does: it touches nothing itself, and each process that it forks is a child of its own soon, with what that forks
  * before the test has said so. */
 static void bear_copies(void)
@@ -781,6 +855,38 @@ static void lengthen_what_is_locked(void)
 			exit(0);
 	}
 	CHECK(!pthread_join(toucher, 0));
+}
+
+/* Moves parts of the area onto others of it and leaves them mapped, and forks: what was left is empty there, too, whether pages of it had come or
+ * not, and whether it is looked at before. What is forked does so, too. */
+static void fork_what_was_left_mapped(void)
+{
+	unsigned long count = 8;
+	for (unsigned long round = 0; round < 16; round++) {
+		unsigned long first = round * 2 * count;
+		uint8_t *left = AREA + first * PAGE, *onto = left + count * PAGE;
+		if (round & 1)
+			check_pages(left, first, count / 2);
+		if (round & 2)
+			check_pages(onto, first + count, count / 2);
+		CHECK(mremap(left, count * PAGE, count * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED | MREMAP_DONTUNMAP, onto) == onto);
+		if (round & 4)
+			check_zeroes(left, count / 2);
+		pid_t pid = fork();
+		CHECK(pid >= 0);
+		if (!pid) {
+			pid_t inner = round & 8 ? 0 : fork();
+			CHECK(inner >= 0);
+			check_zeroes(left, count);
+			check_pages(onto, first, count);
+			if (inner)
+				wait_child(inner);
+			exit(0);
+		}
+		wait_child(pid);
+		check_zeroes(left, count);
+		check_pages(onto, first, count);
+	}
 }
 
 static __thread sigjmp_buf after_bus;
@@ -1037,12 +1143,15 @@ static const struct {
 	{"reuse_what_was_left", reuse_what_was_left, 0},
 	{"fork", fork_and_check, 0},
 	{"bear_copies", bear_copies, 0},
+	{"descend_then_touch", descend_then_touch, 0},
+	{"descend_until_told", descend_until_told, 0},
 	{"protect", protect, 0},
 	{"system_calls", system_calls, 0},
 	{"chaos", chaos, 0},
 	{"grow_stack", grow_stack, MAP_GROWSDOWN},
 	{"grow_heap", grow_heap, 0},
 	{"wipe_on_fork", wipe_on_fork, 0},
+	{"fork_what_was_left_mapped", fork_what_was_left_mapped, 0},
 	{"lengthen_what_is_locked", lengthen_what_is_locked, 0},
 	{"be_read", be_read, 0},
 	{"lose", lose, 0},

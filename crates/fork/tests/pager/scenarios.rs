@@ -28,6 +28,7 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("moved_memory_is_the_same", || run_once("remap")),
     ("memory_that_is_moved_again_and_again_is_the_same", || run_once("touch_what_moves")),
     ("forked_processes_see_the_same", || run_once("fork")),
+    ("memory_that_a_move_leaves_mapped_is_zero_in_forks", memory_that_a_move_leaves_mapped_is_zero_in_forks),
     ("forks_see_what_moves_where_it_is", || run_once("fork_what_moves")),
     ("places_that_were_left_are_used_again_at_once", places_that_were_left_are_used_again_at_once),
     ("protection_does_not_matter", || run_once("protect")),
@@ -55,7 +56,6 @@ pub(crate) const ALL: &[(&str, fn())] = &[
     ("a_second_pager_is_refused", a_second_pager_is_refused),
     ("a_child_without_memory_is_killed_alone", a_child_without_memory_is_killed_alone),
     ("a_pager_that_nobody_can_reach_ends", a_pager_that_nobody_can_reach_ends),
-    ("the_death_of_both_is_written_down", the_death_of_both_is_written_down),
     ("touching_everything_costs_the_same_at_any_size", touching_everything_costs_the_same_at_any_size),
 ];
 
@@ -112,6 +112,11 @@ fn places_that_were_left_are_used_again_at_once() {
 
 fn what_came_is_wiped_on_fork() {
     run_once("wipe_on_fork");
+}
+
+fn memory_that_a_move_leaves_mapped_is_zero_in_forks() {
+    run_once("fork_what_was_left_mapped");
+    run_while_pagers_die("fork_what_was_left_mapped");
 }
 
 fn locked_memory_grows_with_zeroes() {
@@ -409,20 +414,6 @@ fn a_pager_that_nobody_can_reach_ends() {
     let bed = Bed::new();
     std::fs::remove_dir_all(bed.dir.path()).unwrap();
     bed.expect_end();
-}
-
-fn the_death_of_both_is_written_down() {
-    let seed = Seed::new(PAGES, false);
-    let owner = Owner::start(&seed);
-    let mut bed = Bed::new();
-    let mut program = bed.start("stay", PAGES, &seed.plan(owner.address(), Strategy::default()));
-    program.meet();
-    bed.kill_both();
-    bed.start_pager();
-    let lost = std::fs::read_to_string(program.dir.join(LOST_FILE)).unwrap();
-    assert!(lost.contains(&program.id.to_string()) && lost.contains("killed together"), "{lost}");
-    program.end();
-    bed.end();
 }
 
 /// Prints µs per page, for 16 and 256 MiB, beside a memcpy of the same pages in the same order.

@@ -68,7 +68,7 @@ fn needs_nobody() {
         assert_eq!(counters.pages_fetched, stage.seed.populated_pages(), "each page came once: {counters:?}");
         assert_eq!(counters.faults, 1, "nobody had to wait for them: {counters:?}");
         stage.owner = None;
-        stage.bed.kill_both();
+        stage.bed.kill_all();
         stage.bed.start_pager();
         assert!(!stage.program.dir.join(LOST_FILE).exists(), "nothing is lost");
         stage.program.let_go();

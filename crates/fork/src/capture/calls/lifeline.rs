@@ -31,7 +31,6 @@ use super::rescue::Rescue;
 use super::script::{self, CODE, ENTRIES_ADDED, ENTRY_BYTES, EndSignal, Running};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::state::Standing;
-use crate::capture::stop::restart;
 use crate::capture::stop::stopped::{Snapshot, StoppedThread};
 use crate::restore::frame::{FrameState, frame_bytes, lay_out};
 
@@ -136,7 +135,7 @@ impl Lifeline {
     fn frame_of(&self, index: usize, thread: &StoppedThread, standing: &Standing) -> Vec<u8> {
         // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
-        let registers = restart::for_child(&thread.registers).to_words();
+        let registers = thread.resumed_elsewhere().to_words();
         let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);
         let state = FrameState { registers: &registers, xstate, signal_mask, alt_stack };
         lay_out(&state, self.frame(index), self.room.frame_bytes, standing.xcr0())
@@ -148,6 +147,13 @@ impl Lifeline {
         const RETURN_ADDRESS_BYTES: u64 = 8;
         let rsp = self.frame(index) + RETURN_ADDRESS_BYTES;
         Running::new(tid, self.code, (self.desk(index), count), rsp, self.end)
+    }
+
+    /// The same where threads make their calls one after the other, so that each has the first desk.
+    pub(in crate::capture) fn running_on_first_desk(&self, index: usize, tid: i32, count: usize) -> Running {
+        const RETURN_ADDRESS_BYTES: u64 = 8;
+        let rsp = self.frame(index) + RETURN_ADDRESS_BYTES;
+        Running::new(tid, self.code, (self.desk(0), count), rsp, self.end)
     }
 
     /// Where thread `index` has its answers written.

@@ -27,7 +27,6 @@ use memchr::memmem;
 use super::script::EndSignal;
 use crate::capture::error::CaptureError;
 use crate::capture::state::Standing;
-use crate::capture::stop::restart;
 use crate::capture::stop::stopped::StoppedThread;
 use crate::restore::frame::{FrameState, frame_bytes, lay_out};
 
@@ -134,7 +133,7 @@ impl Rescue {
         }
         let mut saved = vec![0; bytes as usize];
         mem.read_exact_at(&mut saved, address).ok()?;
-        let registers = restart::for_child(&thread.registers).to_words();
+        let registers = thread.resumed_elsewhere().to_words();
         // No mode of sigaltstack(2): that fails, which rt_sigreturn ignores, and the stack stays what it is.
         let alt_stack = AltStack { base: 0, bytes: 0, flags: 0x70 };
         let (xstate, signal_mask) = (standing.xstate(), thread.signal_mask);

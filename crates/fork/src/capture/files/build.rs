@@ -10,14 +10,15 @@ use farfork_sys::owner::{Owner, Whom};
 use farfork_sys::pidfd;
 use farfork_sys::process::{self, FdInfo};
 use farfork_wire::descriptor::{
-    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, OpenFile, Sender, Socket, StandardStream, Terminal,
+    EpollTarget, FileDescriptor, FileLock, FileLockKind, FileOwner, FileVersion, OpenFile, Sender, Socket,
+    StandardStream, Terminal,
 };
 
 use super::contents::{Contents, PipeState};
 use super::firsts::Firsts;
 use super::sockets::{self, Sockets, Usual};
 use super::terminal::TerminalEnd;
-use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object};
+use super::{FOREIGN_PIDFD, Kind, O_ACCMODE, O_RDONLY, O_WRONLY, OpenFd, Streams, made, object, versions};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::shared::SharedCopies;
 use crate::capture::state::root::Root;
@@ -31,6 +32,7 @@ pub(crate) struct OpenFiles {
     pub(crate) files: Vec<OpenFile>,
     /// Those that its processes drive, ascending.
     pub(crate) terminals: Vec<Terminal>,
+    pub(crate) versions: Vec<FileVersion>,
     firsts: Firsts,
     /// Inodes of sockets, by the files' indices.
     pub(super) sockets: BTreeMap<u32, u64>,
@@ -73,9 +75,13 @@ pub(crate) struct Threads<'a> {
     pub(crate) ids: &'a BTreeMap<i32, u32>,
 }
 
+/// Why a file is refused whose readiness others are told of.
+pub(super) const FOREIGN_OWNER: &str =
+    "somebody else than the process is told of its readiness (F_SETOWN), which is not carried";
+
 impl Threads<'_> {
     /// `None` where somebody else is told.
-    fn owner(&self, number: u32, owner: &Owner) -> Option<FileOwner> {
+    pub(super) fn owner(&self, number: u32, owner: &Owner) -> Option<FileOwner> {
         let signal = owner.signal;
         match owner.whom {
             Whom::Process(pid) if pid == self.pid => Some(FileOwner { number, tid: 0, signal }),
@@ -173,6 +179,7 @@ impl Builder<'_> {
             Err(place) => {
                 let file = self.open_file(fd, info)?;
                 let index = self.all.files.len() as u32;
+                self.all.versions.extend(versions::of_open_file(fd, &file, index));
                 self.all.files.push(file);
                 if let Some(place) = place {
                     if !self.are_on_their_way {
@@ -267,10 +274,7 @@ impl Builder<'_> {
         let Some(owner) = self.contents.owners.get(&fd.number) else { return };
         match self.threads.owner(fd.number, owner) {
             Some(owner) => self.files.owners.push(owner),
-            None => self.refusals.push(Refusal::new(
-                object(self.pid, fd.number),
-                "somebody else than the process is told of its readiness (F_SETOWN), which is not carried",
-            )),
+            None => self.refusals.push(Refusal::new(object(self.pid, fd.number), FOREIGN_OWNER)),
         }
     }
 
@@ -363,16 +367,10 @@ impl Builder<'_> {
     }
 
     fn epoll_targets(&mut self, fd: &OpenFd, info: &FdInfo) -> Vec<EpollTarget> {
-        for entry in &info.epoll {
-            let target = self.fds.iter().find(|other| other.number == entry.number);
-            if target.is_none_or(|target| target.inode != entry.inode) {
-                let reason = format!(
-                    "epoll watches a file that was registered as fd {} and is no longer open there; remove it first",
-                    entry.number
-                );
-                self.refusals.push(Refusal::new(object(self.pid, fd.number), reason));
-            }
-        }
+        let is_open =
+            |number: u32, inode: u64| self.fds.iter().any(|other| (other.number, other.inode) == (number, inode));
+        let lost = made::lost_targets(info, is_open).into_iter();
+        self.refusals.extend(lost.map(|reason| Refusal::new(object(self.pid, fd.number), reason)));
         let target =
             |entry: &process::EpollEntry| EpollTarget { number: entry.number, events: entry.events, data: entry.data };
         info.epoll.iter().map(target).collect()

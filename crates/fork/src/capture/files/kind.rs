@@ -8,10 +8,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 
 use super::own;
+use crate::identity;
 use farfork_sys::hugetlbfs;
 use farfork_sys::mount::table::Mount;
 use farfork_sys::process::FdDirectory;
-use farfork_wire::descriptor::FileStatus;
+use farfork_wire::descriptor::{FileIdentity, FileStatus};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Statx, StatxFlags, fstatfs, makedev, openat, statat, statx};
 
 /// What a descriptor leads to.
@@ -113,6 +114,11 @@ impl Inode {
     /// Whether a file that no path leads to may be none of data.
     pub(super) fn may_be_kernels(&self, link: &[u8]) -> bool {
         !link.starts_with(MEMFD_PREFIX) && !link.starts_with(SHARED_MEMORY_PREFIX)
+    }
+
+    /// What it is at this moment.
+    pub(super) fn version(&self) -> FileIdentity {
+        identity::from_statx(&self.found)
     }
 
     fn status(&self) -> FileStatus {

@@ -1,6 +1,6 @@
 //! Open files that the kernel makes for a process, and that have no path: how they stand in a descriptor.
 
-use farfork_sys::process::{FdInfo, LockEntry, LockKind, TimerState};
+use farfork_sys::process::{EpollEntry, FdInfo, LockEntry, LockKind, TimerState};
 use farfork_wire::descriptor::{FileLock, FileLockKind, OpenFile, TimeLeft};
 
 use super::watches;
@@ -40,6 +40,19 @@ pub(super) fn signal_fd(info: &FdInfo, flags: u32) -> Result<OpenFile, String> {
 /// An inotify of a tree whose root is `root`, in whose queue `unread` bytes wait.
 pub(super) fn inotify(root: Root, info: &FdInfo, unread: u64, flags: u32) -> Result<OpenFile, String> {
     Ok(OpenFile::Inotify { has_lost: unread > 0, flags, watches: watches::by_path(root, &info.watches)? })
+}
+
+/// Why an epoll cannot be carried: files that it watches are not open any more under the numbers that it has them by, and of those an epoll tells
+/// on. `is_open` says whether a number leads to an inode.
+pub(super) fn lost_targets(info: &FdInfo, is_open: impl Fn(u32, u64) -> bool) -> Vec<String> {
+    let lost = info.epoll.iter().filter(|entry| !is_open(entry.number, entry.inode));
+    let reason = |entry: &EpollEntry| {
+        format!(
+            "epoll watches a file that was registered as fd {} and is no longer open there; remove it first",
+            entry.number
+        )
+    };
+    lost.map(reason).collect()
 }
 
 /// A lock that is held by a descriptor; or why it cannot be carried.

@@ -11,11 +11,12 @@ mod unix;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use farfork_sys::socket;
 use farfork_sys::socket_diagnosis::{Diagnosis, UnixSocket};
-use farfork_wire::descriptor::{Message, Socket, SocketFile, SocketState};
+use farfork_wire::descriptor::{Message, Socket, SocketFile, SocketState, internet_address};
 
 use netlink::NETLINK;
 pub(super) use options::{Usual, options};
@@ -76,9 +77,24 @@ pub(super) fn refusal(fd: BorrowedFd<'_>) -> io::Result<Option<String>> {
     Ok(Birth::of(fd)?.refusal())
 }
 
-/// Whether the kernel must be asked for a socket's other end.
+/// Whether a socket has an address that only its network's interfaces have: every network has the loopback's.
+pub(super) fn is_of_an_interface(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    if !matches!(Birth::of(fd)?.family, INET | INET6) {
+        return Ok(false);
+    }
+    let address = internet_address(&socket::own_address(fd)?);
+    let of_interface = |address: IpAddr| !address.is_unspecified() && !address.is_loopback();
+    Ok(address.is_some_and(|address| of_interface(address.ip())))
+}
+
+/// Whether the kernel must be asked for a socket's other end, or for the ways that are shut down.
 pub(super) fn has_hidden_end(fd: BorrowedFd<'_>) -> bool {
-    Birth::of(fd).is_ok_and(|birth| birth.family == UNIX || tcp::is_over_loopback(fd, birth))
+    let is_connected = || socket::peer_address(fd).is_ok();
+    Birth::of(fd).is_ok_and(|birth| match (birth.family, birth.kind) {
+        (UNIX, _) => true,
+        (INET | INET6, DATAGRAM) => is_connected(),
+        _ => tcp::is_over_loopback(fd, birth),
+    })
 }
 
 /// Whether a socket was made by a process for itself: it listens, or is one of a pair of Unix sockets whose other end that process made.
@@ -135,6 +151,7 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
     match birth.family {
         UNIX => contents.read_unix(fd, inode, diagnosis)?,
         INET | INET6 if birth.kind == STREAM => contents.read_tcp(fd, diagnosis)?,
+        INET | INET6 => contents.read_udp(fd, diagnosis)?,
         NETLINK => contents.read_netlink(fd)?,
         _ => {}
     }
@@ -144,6 +161,20 @@ pub(super) fn read(fd: &OwnedFd, inode: u64, diagnosis: Option<&Diagnosis>) -> i
 impl SocketContents {
     fn refuse(&mut self, reason: String) {
         self.refusal.get_or_insert(reason);
+    }
+
+    /// Which ways of UDP are shut down; only a socket that is connected can be told to.
+    fn read_udp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&Diagnosis>) -> io::Result<()> {
+        const SO_COOKIE: u32 = 57;
+        let ends = (internet_address(&self.own), self.peer.as_deref().and_then(internet_address));
+        if let (Some(diagnosis), (Some(own), Some(peer))) = (diagnosis, ends) {
+            let cookie = socket::option(fd, SOL_SOCKET, SO_COOKIE)?;
+            let cookie = u64::from_ne_bytes(cookie.try_into().map_err(|_| io::ErrorKind::InvalidData)?);
+            // A kernel without CONFIG_INET_UDP_DIAG does not tell.
+            let told = diagnosis.shut_down_of_udp(own, peer, cookie).unwrap_or_default();
+            self.shut_down = told.unwrap_or(0).into();
+        }
+        Ok(())
     }
 }
 
@@ -198,6 +229,7 @@ impl Sockets<'_> {
             _ if is_datagram => {
                 Ok(SocketState::Idle { address: contents.bound(), peer: contents.peer.clone().unwrap_or_default() })
             }
+            _ if contents.has_ended() => Ok(SocketState::Ended { address: contents.bound() }),
             _ if contents.state == CLOSED && contents.shut_down == 0 => {
                 Ok(SocketState::Idle { address: contents.bound(), peer: Vec::new() })
             }
@@ -210,30 +242,51 @@ impl Sockets<'_> {
         let peer_of = |contents: &SocketContents| contents.unix.as_ref()?.peer.map(u64::from).filter(|peer| *peer != 0);
         let peer = peer_of(contents)?;
         let other = self.0.get(&peer)?;
-        (peer_of(other) == Some(inode)).then_some((peer, other))
+        // One that is connected with itself is no pair.
+        (peer_of(other) == Some(inode) && peer != inode).then_some((peer, other))
     }
 
-    /// Sockets of a pair have no names; of a connection the accepted end has that of the listener.
+    /// Of a connection the accepted end has the name of the listener. Others have names that they were bound to.
     fn paired(
         &self,
         (inode, contents): (u64, &SocketContents),
         (other, peer): (u64, &SocketContents),
     ) -> Result<SocketState, String> {
-        let names = [contents.bound(), peer.bound()];
-        if names.iter().any(|name| !name.is_empty()) && contents.birth.kind != DATAGRAM {
-            let listens = |own: &Vec<u8>| {
-                self.0.values().any(|socket| socket.state == LISTENING && socket.bound() == *own && !own.is_empty())
-            };
-            if names.iter().filter(|name| !name.is_empty()).count() != 1 || !names.iter().any(listens) {
-                return Err(
-                    "it is connected with another of the process by a name that nobody listens at any more".to_owned()
-                );
+        let pair = inode.min(other) as u32;
+        let was_accepted = |end: &SocketContents| contents.birth.kind != DATAGRAM && self.is_listeners(&end.bound());
+        let (through, is_first, address) = match (was_accepted(contents), was_accepted(peer)) {
+            (false, false) => {
+                if ![contents, peer].iter().all(|end| self.can_be_bound_again(end)) {
+                    return Err("it is connected with another of the process by a name that nobody listens at any \
+                                more: not carried; close it first"
+                        .to_owned());
+                }
+                (Vec::new(), inode < other, contents.bound())
             }
-        }
-        let through = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
-        let is_accepted = !contents.bound().is_empty();
-        let is_first = if through.is_empty() { inode < other } else { !is_accepted };
-        Ok(SocketState::Paired { pair: inode.min(other) as u32, end: u32::from(!is_first), through })
+            (true, false) => (contents.bound(), false, Vec::new()),
+            (false, true) => (peer.bound(), true, contents.bound()),
+            (true, true) => {
+                return Err("it is connected with another of the process, and both have names that others listen at: \
+                            not carried; close it first"
+                    .to_owned());
+            }
+        };
+        Ok(SocketState::Paired { pair, end: u32::from(!is_first), through, address })
+    }
+
+    fn is_listeners(&self, name: &[u8]) -> bool {
+        !name.is_empty() && self.0.values().any(|socket| socket.state == LISTENING && socket.bound() == name)
+    }
+
+    /// Whether the name of an end that nobody listens at is its own: of datagrams it is; of connections, where the kernel has chosen it
+    /// for its end (unix(7), autobind), and no other has it. Another may be that of a socket that had listened.
+    fn can_be_bound_again(&self, end: &SocketContents) -> bool {
+        /// A family, a zero, and five digits.
+        const CHOSEN_BYTES: usize = 8;
+        let name = end.bound();
+        let is_chosen = || name.len() == CHOSEN_BYTES && name[2] == 0 && name[3..].iter().all(u8::is_ascii_hexdigit);
+        let is_alone = || self.0.values().filter(|socket| socket.bound() == name).count() == 1;
+        name.is_empty() || end.birth.kind == DATAGRAM || (is_chosen() && is_alone())
     }
 
     fn is_own_address(&self, contents: &SocketContents) -> bool {

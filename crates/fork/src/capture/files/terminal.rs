@@ -34,6 +34,8 @@ pub(crate) enum TerminalEnd {
     Master(Master),
     /// The other, which programs take for a terminal.
     Slave { number: Option<u32>, readiness: Readiness, is_exclusive: bool },
+    /// The other, of a terminal that nobody drives any more, or that was hung up (vhangup(2)).
+    HungUp,
 }
 
 impl TerminalEnd {
@@ -42,6 +44,7 @@ impl TerminalEnd {
         match self {
             Self::Master(master) => Some(master.number),
             Self::Slave { number, .. } => *number,
+            Self::HungUp => None,
         }
     }
 }
@@ -66,6 +69,14 @@ pub(super) fn read(copy: &OwnedFd, kind: &Kind) -> io::Result<TerminalEnd> {
     if *kind == Kind::TerminalMaster {
         return terminal::master(copy.as_fd()).map(TerminalEnd::Master);
     }
+    match other_end(copy) {
+        // Its driving end was closed.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => Ok(TerminalEnd::HungUp),
+        told => told,
+    }
+}
+
+fn other_end(copy: &OwnedFd) -> io::Result<TerminalEnd> {
     let number = terminal::number_of_other_end(copy.as_fd())?;
     let (readiness, is_exclusive) = (terminal::readiness(copy.as_fd())?, terminal::is_exclusive(copy.as_fd())?);
     Ok(TerminalEnd::Slave { number, readiness, is_exclusive })
@@ -89,8 +100,15 @@ pub(super) fn refusals((pid, root): (i32, Root), fds: &[OpenFd]) -> Result<Vec<R
         let told = terminal::master(copy.as_fd()).map_err(CaptureError::read(pid, format!("fd {}", fd.number)))?;
         refusals.extend(refuse_master((pid, root), fd, &told).map(|why| Refusal::new(object(pid, fd.number), why)));
     }
-    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal && !is_own(root, fd)) {
-        refusals.push(driven_by_another(pid, fd.number));
+    for fd in ends(fds).filter(|fd| fd.kind == Kind::Terminal) {
+        if !is_own(root, fd) {
+            refusals.push(driven_by_another(pid, fd.number));
+        } else if !fd.link.starts_with(b"/dev/pts/") {
+            let reason = format!(
+                "it is a terminal that was opened by another name than {DIRECTORY} has for it, which is not carried; close it first"
+            );
+            refusals.push(Refusal::new(object(pid, fd.number), reason));
+        }
     }
     Ok(refusals)
 }
@@ -123,10 +141,18 @@ pub(in crate::capture) fn unpaired<'a>(
 
 fn without_other_end<'a>(held: impl Iterator<Item = HeldEnd<'a>> + Clone) -> Vec<Refusal> {
     let has = |wanted: Option<u32>, is_master: bool| {
-        held.clone().any(|(_, _, end)| end.number() == wanted && matches!(end, TerminalEnd::Master(_)) == is_master)
+        held.clone().any(|(_, _, end)| match end {
+            TerminalEnd::Master(_) => is_master && end.number() == wanted,
+            TerminalEnd::Slave { .. } => !is_master && end.number() == wanted,
+            TerminalEnd::HungUp => false,
+        })
     };
     let refusal = |(pid, fd, end): HeldEnd<'a>| match end {
         TerminalEnd::Slave { number, .. } => (!has(*number, true)).then(|| driven_by_another(pid, fd)),
+        TerminalEnd::HungUp => {
+            let reason = "it is a terminal that was hung up, or whose driving end was closed, which is not carried; close it first";
+            Some(Refusal::new(object(pid, fd), reason))
+        }
         TerminalEnd::Master(master) => {
             let is_alone = !has(end.number(), false) && !master.is_locked && !master.readiness.is_hung_up;
             is_alone.then(|| {
@@ -152,8 +178,11 @@ fn refuse_master(whose: (i32, Root), fd: &OpenFd, told: &Master) -> Option<Strin
     if !is_of_own_mounts(whose, fd) {
         return Some("it drives a terminal of another mount namespace, which is not carried".to_owned());
     }
-    if ![&b"/dev/ptmx"[..], b"/dev/pts/ptmx"].iter().any(|path| fd.link.ends_with(path)) {
-        return Some("it drives a terminal, and was opened by an unusual name, which is not carried".to_owned());
+    if ![&b"/dev/ptmx"[..], b"/dev/pts/ptmx"].contains(&fd.link.as_slice()) {
+        return Some(
+            "it drives a terminal, and was opened by another name than /dev/ptmx, which is not carried; close it first"
+                .to_owned(),
+        );
     }
     if number > TERMINAL_NUMBER_MAX {
         return Some(format!("it drives terminal {number}, and numbers beyond {TERMINAL_NUMBER_MAX} are not carried"));
@@ -202,7 +231,7 @@ pub(in crate::capture) fn describe<'a>(
 pub(in crate::capture) fn foregrounds<'a>(held: impl Iterator<Item = HeldEnd<'a>>) -> impl Iterator<Item = (i32, i32)> {
     held.filter_map(|(_, _, end)| match end {
         TerminalEnd::Master(master) => Some((master.session?, master.foreground)),
-        TerminalEnd::Slave { .. } => None,
+        TerminalEnd::Slave { .. } | TerminalEnd::HungUp => None,
     })
 }
 

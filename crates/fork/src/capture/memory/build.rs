@@ -11,11 +11,11 @@ use farfork_sys::pagemap::Region;
 use farfork_sys::process::MapEntry;
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, Mapping, MappingFlags, PageRun,
+    Backing, Extent, ExtentId, ExtentSource, FileIdentity, MappedFile, MappedPlace, Mapping, MappingFlags, PageRun,
 };
 
 use super::space::AddressSpace;
-use super::{Kind, about, is_left_out, is_private_huge, kind, mapped_part, merge};
+use super::{Kind, about, is_left_out, is_private_huge, kind, mapped_part, merge, refuse_part, refuse_path};
 use crate::capture::error::{CaptureError, Refusal};
 use crate::capture::lineage::Inheritance;
 use crate::capture::shared::{SEGMENT_PREFIX, SharedCopies};
@@ -69,8 +69,11 @@ impl Builder<'_> {
             Kind::Anonymous => Backing::Anonymous { extent: self.anonymous(entry) },
             Kind::PrivateFile => self.private_file(entry)?,
             Kind::SharedFile => {
-                let (file, _) = self.file(entry)?;
-                Backing::SharedFile { file, offset: entry.offset, writable: entry.has_flag("mw") }
+                let (file, file_bytes) = self.file(entry)?;
+                let writable = entry.has_flag("mw");
+                let runs = || merge(pages_of_file(entry, file_bytes));
+                let extent = (!writable).then(|| self.push_extent(entry, runs()));
+                Backing::SharedFile { file, offset: entry.offset, writable, extent }
             }
             Kind::SharedObject => self.shared_object(entry)?,
         };
@@ -111,8 +114,13 @@ impl Builder<'_> {
     /// All of a private file mapping, paged from the owner: what was written, and the file's own pages, which the
     /// owner reads through the same mapping.
     fn written_file(&mut self, entry: &MapEntry) -> Result<Backing, CaptureError> {
-        let path = self.link(entry);
-        let file_bytes = match std::fs::metadata(&path) {
+        let file_bytes = match std::fs::metadata(self.link(entry)) {
+            // Its bytes that nobody has written are the file's, which may be changed in place.
+            Ok(metadata) if metadata.is_file() && has_path(entry) => {
+                let (file, bytes) = self.file(entry)?;
+                self.memory.files[file as usize].has_written_pages = true;
+                bytes
+            }
             Ok(metadata) => metadata.len(),
             Err(source) => return Err(self.refuse(entry, &about(entry, &source))),
         };
@@ -142,13 +150,8 @@ impl Builder<'_> {
         let unstable = || CaptureError::Unstable { pid: self.pid, what: "its shared memory".to_owned() };
         let metadata = std::fs::metadata(self.link(entry)).map_err(|_| unstable())?;
         let object = self.shared.index_of(metadata.dev(), metadata.ino()).ok_or_else(unstable)?;
-        // A segment is attached as a whole; what was unmapped of it could not be.
-        if entry.path.starts_with(SEGMENT_PREFIX)
-            && (entry.offset != 0 || entry.bytes() != metadata.len().next_multiple_of(PAGE_SIZE))
-        {
-            return Err(
-                self.refuse(entry, "it is a part of a segment of System V shared memory, whose rest was unmapped")
-            );
+        if entry.path.starts_with(SEGMENT_PREFIX) {
+            refuse_part(entry, metadata.len()).map_err(|reason| self.refuse(entry, reason))?;
         }
         Ok(Backing::SharedMemory { object, offset: entry.offset })
     }
@@ -159,13 +162,13 @@ impl Builder<'_> {
         if let Some(index) = self.file_indices.get(&key) {
             return Ok((*index, self.memory.files[*index as usize].identity.bytes));
         }
-        let Ok(path) = str::from_utf8(&entry.path) else {
-            return Err(self.refuse(entry, "the path of its file is not UTF-8"));
-        };
+        let path = refuse_path(entry).map_err(|reason| self.refuse(entry, reason))?;
         let identity = identify_regular(&self.link(entry));
         let identity = identity.map_err(|source| self.refuse(entry, &about(entry, &source)))?;
         let (index, bytes) = (self.memory.files.len() as u32, identity.bytes);
-        self.memory.files.push(MappedFile { path: path.to_owned(), identity });
+        let place = MappedPlace { process: 0, start: entry.start, end: entry.end };
+        let path = path.to_owned();
+        self.memory.files.push(MappedFile { path, identity, place, has_written_pages: false });
         self.file_indices.insert(key, index);
         Ok((index, bytes))
     }
@@ -216,6 +219,11 @@ impl Builder<'_> {
     }
 }
 
+/// Whether a mapping's file has a path that can be told.
+fn has_path(entry: &MapEntry) -> bool {
+    kind(entry) == Ok(Kind::PrivateFile) && str::from_utf8(&entry.path).is_ok()
+}
+
 /// A device must not be opened: that alone can do something.
 fn identify_regular(link: &str) -> io::Result<FileIdentity> {
     if !std::fs::metadata(link)?.is_file() {
@@ -248,5 +256,6 @@ fn flags(entry: &MapEntry, has_huge_pages: bool) -> MappingFlags {
         sequential: entry.has_flag("sr"),
         random: entry.has_flag("rr"),
         mergeable: entry.has_flag("mg"),
+        droppable: entry.has_flag("dp"),
     }
 }

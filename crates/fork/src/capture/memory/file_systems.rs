@@ -24,6 +24,8 @@ pub(super) const OWN_FLAG: &str = "own";
 pub(crate) struct FileSystems {
     /// By devices.
     kinds: BTreeMap<u64, FileSystem>,
+    /// Whether files of shared mappings are copied in the pause, as deleted ones are.
+    copies_files: bool,
     /// Of files, by device and inode.
     at_their_paths: BTreeMap<(u64, u64), bool>,
 }
@@ -36,6 +38,11 @@ enum FileSystem {
 }
 
 impl FileSystems {
+    /// Nothing yet. `copies_files`: what is mapped and shared is copied in the pause.
+    pub(crate) fn new(copies_files: bool) -> Self {
+        Self { copies_files, ..Self::default() }
+    }
+
     /// Marks what of the map of a process is in huge pages of hugetlbfs, as `smaps` would, and shared areas of files that it has for itself.
     pub(crate) fn mark(&mut self, pid: i32, maps: &mut [MapEntry]) {
         for entry in maps.iter_mut().filter(|entry| is_kernels(entry)) {
@@ -49,8 +56,9 @@ impl FileSystems {
         }
         let has_our_mounts = namespace::is_ours(CWD, &format!("/proc/{pid}/ns/mnt"));
         for entry in shared {
-            let is_own =
-                if has_our_mounts { !self.is_at_its_path(pid, entry) } else { is_mapped_of_its_own(pid, entry) };
+            let is_copied = self.copies_files && entry.path.starts_with(b"/") && !is_kernels(entry);
+            let is_own = is_copied
+                || if has_our_mounts { !self.is_at_its_path(pid, entry) } else { is_mapped_of_its_own(pid, entry) };
             if is_own {
                 entry.add_flag(OWN_FLAG);
             }

@@ -1,9 +1,13 @@
 //! What becomes of a system call that the stop interrupted, and of a restartable sequence: pure rules on registers.
 
-use farfork_sys::ptrace::Registers;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use farfork_sys::clock;
+use farfork_sys::ptrace::{REGISTER_WORDS, Registers};
 
 /// Bytes of the `syscall` instruction.
-pub(in crate::capture) const SYSCALL_BYTES: u64 = 2;
+const SYSCALL_BYTES: u64 = 2;
 
 const ERESTARTSYS: i64 = -512;
 const ERESTARTNOINTR: i64 = -513;
@@ -11,9 +15,17 @@ const ERESTARTNOHAND: i64 = -514;
 const ERESTART_RESTARTBLOCK: i64 = -516;
 const EINTR: i64 = -4;
 
-/// System calls that end with EINTR at any stop, also one that no signal caused (signal(7)): semop, rt_sigtimedwait,
-/// io_getevents, semtimedop, epoll_wait, epoll_pwait, io_pgetevents, epoll_pwait2.
-const NEVER_RESTARTED: [u64; 8] = [65, 128, 208, 220, 232, 281, 333, 441];
+/// System calls that the kernel ends with EINTR at a stop that no signal caused (signal(7)), and that have done nothing then.
+const NEVER_RESTARTED: [u64; 23] = [
+    0, 1, 19, 20, // read, write, readv, writev: of a socket with a time limit
+    40, 42, 43, 44, 45, 46, 47, // sendfile, connect, accept, sendto, recvfrom, sendmsg, recvmsg: the same
+    275, 276, 288, 299, 307, // splice, tee, accept4, recvmmsg, sendmmsg: the same
+    23, 270, 271, // select, pselect6, ppoll: where the time that is left cannot be written
+    65, 128, 208, 220, // semop, rt_sigtimedwait, io_getevents, semtimedop
+];
+
+/// The same of epoll_wait, epoll_pwait, io_pgetevents and epoll_pwait2.
+const NEVER_RESTARTED_POLLS: [u64; 4] = [232, 281, 333, 441];
 
 /// restart_syscall(2), by which the kernel goes on with a call that was interrupted before. Only the thread that was
 /// interrupted can make it, and only until its next rt_sigreturn(2): for anyone else it ends with EINTR.
@@ -32,7 +44,7 @@ pub(in crate::capture) fn name_call(
     registers: &Registers,
     code: impl FnOnce(u64) -> Option<[u8; CALL_BYTES]>,
 ) -> Registers {
-    if registers.orig_rax != RESTART_SYSCALL {
+    if number(registers) != RESTART_SYSCALL {
         return *registers;
     }
     let about_to = registers.rax == RESTART_SYSCALL;
@@ -45,44 +57,130 @@ pub(in crate::capture) fn name_call(
     Registers { orig_rax: if is_known { number } else { RESTART_SYSCALL }, ..*registers }
 }
 
+/// The upper half of the number of a call that was restarted: the kernel looks at the lower half alone, and keeps both for as long as
+/// the call lasts, whoever interrupts it. So it tells whether a thread is still in that call. Not zero.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CallMark(u32);
+
+const MARK_SHIFT: u32 = 32;
+const NUMBER_MASK: u64 = u32::MAX as u64;
+
+impl CallMark {
+    /// One that no other call has: numbers of 31 bits, as a negative number stands for no call, counted from a random one.
+    pub(crate) fn new() -> Self {
+        static NEXT: OnceLock<AtomicU32> = OnceLock::new();
+        let next = NEXT.get_or_init(|| AtomicU32::new((clock::monotonic_ns() as u32) ^ std::process::id() << 8));
+        Self((next.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 1)).max(1))
+    }
+
+    /// That of a thread's call, where it has one.
+    pub(crate) fn of(registers: &Registers) -> Option<Self> {
+        let mark = (registers.orig_rax >> MARK_SHIFT) as u32;
+        (is_in_call(registers) && mark != 0).then_some(Self(mark))
+    }
+
+    /// As a number.
+    pub(crate) fn to_number(self) -> u32 {
+        self.0
+    }
+
+    /// From [`Self::to_number`]; `None` where it is none.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        (number != 0 && number <= u32::MAX >> 1).then_some(Self(number))
+    }
+
+    /// A call's number with this mark.
+    pub(crate) fn put_on(self, number: u64) -> u64 {
+        number & NUMBER_MASK | u64::from(self.0) << MARK_SHIFT
+    }
+}
+
+/// The number of the call that a thread is in, without a mark; of no call, a number that no call has.
+pub(crate) fn number(registers: &Registers) -> u64 {
+    registers.orig_rax & NUMBER_MASK
+}
+
 /// Whether a thread that was stopped is in a system call, interrupted or not.
-pub(in crate::capture) fn is_in_call(registers: &Registers) -> bool {
+pub(crate) fn is_in_call(registers: &Registers) -> bool {
     registers.orig_rax as i64 >= 0
 }
 
 /// Registers with which an interrupted call is made again; `None` if the thread was in no such call.
 fn again(registers: &Registers, results: &[i64]) -> Option<Registers> {
     (is_in_call(registers) && results.contains(&(registers.rax as i64))).then(|| Registers {
-        rax: registers.orig_rax,
+        rax: number(registers),
         rip: registers.rip.wrapping_sub(SYSCALL_BYTES),
         orig_rax: u64::MAX,
         ..*registers
     })
 }
 
-/// The parent's registers: a call that the stop alone ended with EINTR is made again. All other restarts are left to
-/// the kernel, which does them when the thread goes on, and knows about signals that came meanwhile.
-///
-/// `signal_waits`: a signal that the thread does not block is pending, so that EINTR is the right answer.
-pub(in crate::capture) fn for_parent(registers: &Registers, signal_waits: bool) -> Registers {
-    let never_restarted = NEVER_RESTARTED.contains(&registers.orig_rax);
-    if never_restarted && !signal_waits {
-        return again(registers, &[EINTR]).unwrap_or(*registers);
-    }
-    *registers
+/// Whether the stop has ended a call with EINTR that the kernel would not restart.
+fn is_ended_by_stop(registers: &Registers) -> bool {
+    let number = number(registers);
+    let is_never_restarted = NEVER_RESTARTED.contains(&number) || NEVER_RESTARTED_POLLS.contains(&number);
+    is_in_call(registers) && is_never_restarted && registers.rax as i64 == EINTR
 }
 
-/// A child's registers: as the parent's, and calls that the kernel would have restarted are made again; a kernel that
-/// did not see them begin has nothing to restart. Relative sleeps start anew with their full time.
-pub(in crate::capture) fn for_child(parent: &Registers) -> Registers {
+/// Whether a thread was stopped in a call that has given nothing yet: the kernel restarts it, or would end it with EINTR.
+pub(crate) fn is_interrupted(registers: &Registers) -> bool {
+    const INTERRUPTED: [i64; 5] = [EINTR, ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
+    is_in_call(registers) && INTERRUPTED.contains(&(registers.rax as i64))
+}
+
+/// Whether the kernel would restart a call with its whole time limit: one that [`for_parent`] restarts, now or before; then the rest
+/// of its time is for us to measure.
+pub(crate) fn loses_time(registers: &Registers) -> bool {
+    is_ended_by_stop(registers) || CallMark::of(registers).is_some() && is_interrupted(registers)
+}
+
+/// Whether the kernel restarts a call with the time that is left, which it tells nobody.
+pub(crate) fn is_restarted_by_block(registers: &Registers) -> bool {
+    is_in_call(registers) && CallMark::of(registers).is_none() && registers.rax as i64 == ERESTART_RESTARTBLOCK
+}
+
+/// The parent's registers: a call that the stop has ended with EINTR ends with ERESTARTNOHAND, as if the kernel restarted it, and
+/// has a mark. The kernel decides when the thread goes on: it makes the call again, or runs the handler of a signal that has come
+/// meanwhile and gives EINTR. All other restarts are the kernel's own; but of a marked call, whose mark a restart by
+/// restart_syscall(2) would take away.
+pub(crate) fn for_parent(registers: &Registers) -> Registers {
+    if !loses_time(registers) {
+        return *registers;
+    }
+    let mark = CallMark::of(registers).unwrap_or_else(CallMark::new);
+    Registers { rax: ERESTARTNOHAND as u64, orig_rax: mark.put_on(registers.orig_rax), ..*registers }
+}
+
+/// A child's registers, from the parent's: calls that the kernel would have restarted are made again; a kernel that did not see them
+/// begin has nothing to restart. Relative sleeps start anew with their full time.
+///
+/// `signal_waits`: a signal that the thread does not block is pending. The kernel gives EINTR to a call then that it restarts only
+/// without a handler.
+pub(in crate::capture) fn for_child(parent: &Registers, signal_waits: bool) -> Registers {
     const RESTARTED: [i64; 4] = [ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK];
     // The kernel had prepared its restart already: only the number is not one for the child.
-    let about_to = parent.rax == RESTART_SYSCALL && RESTARTED_BY_BLOCK.contains(&parent.orig_rax);
+    let about_to = parent.rax == RESTART_SYSCALL && RESTARTED_BY_BLOCK.contains(&number(parent));
     if about_to {
-        return Registers { rax: parent.orig_rax, orig_rax: u64::MAX, ..*parent };
+        return Registers { rax: number(parent), orig_rax: u64::MAX, ..*parent };
+    }
+    if is_in_call(parent) && signal_waits && parent.rax as i64 == ERESTARTNOHAND {
+        return Registers { rax: EINTR as u64, orig_rax: u64::MAX, ..*parent };
     }
     let child = again(parent, &RESTARTED).unwrap_or(*parent);
     Registers { orig_rax: u64::MAX, ..child }
+}
+
+/// Whether a child's registers make the call again that the parent's are in.
+pub(in crate::capture) fn is_made_again(parent: &Registers, child: &Registers) -> bool {
+    is_in_call(parent) && child.rip == parent.rip.wrapping_sub(SYSCALL_BYTES) && child.rax == number(parent)
+}
+
+/// Where a thread is in the call that its registers are about to make: its number with a mark, and where it returns to.
+pub(crate) fn site_made_by(words: &[u64]) -> Option<(u64, CallMark, u64, u64)> {
+    let words: &[u64; REGISTER_WORDS] = words.try_into().ok()?;
+    let [rax, rip, rsp] = [10, 16, 19].map(|index: usize| words[index]);
+    let mark = CallMark::from_number((rax >> MARK_SHIFT) as u32)?;
+    Some((rax & NUMBER_MASK, mark, rsp, rip.wrapping_add(SYSCALL_BYTES)))
 }
 
 /// A restartable sequence under way, as `struct rseq_cs` describes it.
@@ -122,23 +220,36 @@ mod tests {
     }
 
     #[test]
-    fn an_epoll_wait_ended_by_the_stop_is_made_again() {
-        let again = for_parent(&stopped(EPOLL_WAIT, EINTR), false);
-        assert_eq!((again.rax, again.rip), (EPOLL_WAIT, 0x1000));
-        assert_eq!(for_child(&again).rip, 0x1000);
+    fn an_epoll_wait_ended_by_the_stop_is_restarted_by_the_kernel_in_the_parent_and_made_again_in_a_child() {
+        let again = for_parent(&stopped(EPOLL_WAIT, EINTR));
+        assert_eq!((again.rax as i64, number(&again), again.rip), (ERESTARTNOHAND, EPOLL_WAIT, 0x1002));
+        assert_eq!(for_parent(&again), again, "its mark stays for as long as it lasts");
+        assert_ne!(CallMark::of(&for_parent(&stopped(EPOLL_WAIT, EINTR))), CallMark::of(&again));
+        let child = for_child(&again, false);
+        assert_eq!((child.rax, child.orig_rax, child.rip), (EPOLL_WAIT, u64::MAX, 0x1000));
     }
 
     #[test]
-    fn an_epoll_wait_ended_by_a_signal_keeps_its_result() {
-        let signalled = stopped(EPOLL_WAIT, EINTR);
-        assert_eq!(for_parent(&signalled, true), signalled);
+    fn an_epoll_wait_ended_by_a_signal_gives_eintr_in_a_child() {
+        let child = for_child(&for_parent(&stopped(EPOLL_WAIT, EINTR)), true);
+        assert_eq!((child.rax as i64, child.rip), (EINTR, 0x1002));
+    }
+
+    #[test]
+    fn only_calls_that_have_done_nothing_are_restarted() {
+        const CLOSE: u64 = 3;
+        let closing = stopped(CLOSE, EINTR);
+        assert_eq!(for_parent(&closing), closing);
+        let received = stopped(45, 7);
+        assert_eq!(for_parent(&received), received);
+        assert_eq!(for_parent(&stopped(45, EINTR)).rax as i64, ERESTARTNOHAND);
     }
 
     #[test]
     fn a_sleep_is_left_to_the_kernel_in_the_parent_and_made_again_in_a_child() {
         let asleep = stopped(NANOSLEEP, ERESTART_RESTARTBLOCK);
-        assert_eq!(for_parent(&asleep, false), asleep);
-        assert_eq!((for_child(&asleep).rax, for_child(&asleep).rip), (NANOSLEEP, 0x1000));
+        assert_eq!(for_parent(&asleep), asleep);
+        assert_eq!((for_child(&asleep, false).rax, for_child(&asleep, false).rip), (NANOSLEEP, 0x1000));
     }
 
     #[test]
@@ -147,17 +258,17 @@ mod tests {
         let again = stopped(RESTART_SYSCALL, ERESTART_RESTARTBLOCK);
         let named = name_call(&again, code(NANOSLEEP as u8));
         assert_eq!((named.orig_rax, named.rax), (NANOSLEEP, again.rax), "the kernel restarts the parent's as before");
-        assert_eq!((for_child(&named).rax, for_child(&named).rip), (NANOSLEEP, 0x1000));
+        assert_eq!((for_child(&named, false).rax, for_child(&named, false).rip), (NANOSLEEP, 0x1000));
         assert_eq!(name_call(&again, code(EPOLL_WAIT as u8)), again, "nothing that could have been restarted so");
         assert_eq!(name_call(&again, |_| None), again);
         let prepared = stopped(NANOSLEEP, RESTART_SYSCALL as i64);
-        assert_eq!((for_child(&prepared).rax, for_child(&prepared).rip), (NANOSLEEP, 0x1002));
+        assert_eq!((for_child(&prepared, false).rax, for_child(&prepared, false).rip), (NANOSLEEP, 0x1002));
     }
 
     #[test]
     fn computing_threads_stay_where_they_are() {
         let computing = stopped(u64::MAX, EINTR);
-        assert_eq!((for_parent(&computing, false), for_child(&computing)), (computing, computing));
+        assert_eq!((for_parent(&computing), for_child(&computing, false)), (computing, computing));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::stopped::Stopped;
+use super::waits;
 use crate::capture::error::CaptureError;
 use crate::capture::stop::stop_threads;
 use crate::capture::tracer::deadline::Deadline;
@@ -12,9 +13,21 @@ use crate::capture::tracer::turn::Turn;
 /// on. Where it cannot be made, only the end of the calling thread lets go of all that it has stopped: call from a thread
 /// that may end.
 #[derive(Debug)]
-pub(crate) struct Standstill {
-    stopped: Stopped,
+pub struct Standstill {
+    pub(super) stopped: Stopped,
+    /// Behind the stop, which is over first.
+    _settlement: Settlement,
     _turn: Turn,
+}
+
+/// Settles interrupted calls when it is dropped.
+#[derive(Debug)]
+struct Settlement;
+
+impl Drop for Settlement {
+    fn drop(&mut self) {
+        waits::settle();
+    }
 }
 
 impl Standstill {
@@ -22,20 +35,22 @@ impl Standstill {
     ///
     /// # Errors
     /// It has ended, somebody traces it, or it does not stop.
-    pub(crate) fn of(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
+    pub fn of(pid: i32, limit: Duration) -> Result<Self, CaptureError> {
         let turn = Turn::wait(pid, limit).ok_or(CaptureError::Gone { pid })?;
         let deadline = Deadline::after(limit);
+        waits::look_at_all(pid);
+        let settlement = Settlement;
         let threads = stop_threads(pid, &deadline)?;
-        Ok(Self { stopped: Stopped::take(pid, &threads)?, _turn: turn })
+        Ok(Self { stopped: Stopped::take(pid, &threads)?, _settlement: settlement, _turn: turn })
     }
 
     /// Its threads, the main one first.
-    pub(crate) fn threads(&self) -> impl Iterator<Item = i32> {
+    pub fn threads(&self) -> impl Iterator<Item = i32> {
         self.stopped.snapshot.threads.iter().map(|thread| thread.tid)
     }
 
     /// Signals that a thread blocks; bit N−1 is signal N.
-    pub(crate) fn signal_mask(&self, tid: i32) -> u64 {
+    pub fn signal_mask(&self, tid: i32) -> u64 {
         let thread = self.stopped.snapshot.threads.iter().find(|thread| thread.tid == tid);
         thread.map_or(0, |thread| thread.signal_mask)
     }

@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use farfork_sys::process::{Stat, Status};
 use farfork_sys::ptrace::{self, Registers, SignalQueue};
+use farfork_wire::descriptor::PendingCall;
 use rustix::process::{Pid, Signal};
 
-use super::restart;
+use super::restart::CallMark;
+use super::{restart, waits};
 use crate::capture::calls::inject::read_registers;
 use crate::capture::calls::script::EndSignal;
 use crate::capture::error::CaptureError;
@@ -31,6 +33,10 @@ pub(in crate::capture) struct StoppedThread {
     pub(in crate::capture) signal_mask: u64,
     pub(in crate::capture) pending_signals: Vec<[u8; ptrace::SIGINFO_BYTES]>,
     pub(in crate::capture) rseq: Option<ptrace::RseqConfiguration>,
+    /// How much time its call had left, where it is known.
+    pub(in crate::capture) pending_call: Option<PendingCall>,
+    /// Whether a signal is pending that it does not block.
+    signal_waits: bool,
 }
 
 /// A process as it stood, the leader first.
@@ -171,12 +177,26 @@ impl StoppedThread {
         let rseq = ptrace::rseq(tid).map_err(trace("read the rseq registration of"))?;
         let signal_waits = has_deliverable(tid, signal_mask, own.iter().chain(process_pending));
         let is_in_call = restart::is_in_call(&registers);
-        let mut registers = restart::for_parent(&registers, signal_waits);
+        let mut registers = restart::for_parent(&registers);
         // No sequence makes system calls (rseq(2)).
         if let Some(rseq) = rseq.filter(|_| !is_in_call) {
             registers = abort_sequence(tid, rseq.address, &registers);
         }
-        Ok(Self { tid, registers, signal_mask, pending_signals: own, rseq })
+        Ok(Self { tid, registers, signal_mask, pending_signals: own, rseq, pending_call: None, signal_waits })
+    }
+
+    /// Registers of a thread that a kernel lets begin which has not seen its system call.
+    pub(in crate::capture) fn resumed_elsewhere(&self) -> Registers {
+        restart::for_child(&self.registers, self.signal_waits)
+    }
+
+    /// The same for a child: a call that is made again with less time than its limit has a mark, and that time.
+    pub(in crate::capture) fn resumed_in_child(&self) -> (Registers, Option<PendingCall>) {
+        let child = self.resumed_elsewhere();
+        match self.pending_call.filter(|_| restart::is_made_again(&self.registers, &child)) {
+            Some(left) => (Registers { rax: CallMark::new().put_on(child.rax), ..child }, Some(left)),
+            None => (child, None),
+        }
     }
 
     /// Blocks its signals, so that no handler runs on our behalf; but the one that ends scripts.
@@ -192,7 +212,22 @@ impl StoppedThread {
     }
 }
 
-/// Whether one of the signals is not blocked. Within sigsuspend(2) and the like another mask holds than the one that
+/// Signals that do nothing where they have no handler, and that wait only while a process is traced: SIGCHLD, SIGCONT, SIGURG,
+/// SIGWINCH. Bit N−1 is signal N.
+const IGNORED_BY_DEFAULT: u64 = 1 << 16 | 1 << 17 | 1 << 22 | 1 << 27;
+
+/// Has a call of a thread that has just stopped restarted whatever becomes of its tracer: the first that is done with it.
+pub(in crate::capture) fn make_restartable(tid: i32) {
+    // What cannot be read now is told when it is read again.
+    let Ok(Some(registers)) = ptrace::registers(tid) else { return };
+    let restartable = restart::for_parent(&registers);
+    waits::note(tid, &registers, &restartable);
+    if restartable != registers {
+        let _ = ptrace::set_registers(tid, &restartable);
+    }
+}
+
+/// Whether one of the signals is neither blocked nor ignored. Within sigsuspend(2) and the like another mask holds than the one that
 /// ptrace tells; only /proc knows it.
 fn has_deliverable<'a>(
     tid: i32,
@@ -203,10 +238,12 @@ fn has_deliverable<'a>(
     if first.is_none() {
         return false;
     }
-    let mask = Status::read(tid).map_or(mask, |status| status.signals_blocked);
+    let (mask, ignored) = Status::read(tid).map_or((mask, 0), |status| {
+        (status.signals_blocked, status.signals_ignored | (IGNORED_BY_DEFAULT & !status.signals_caught))
+    });
     while let Some(info) = first {
         let bit = (signal_number(info) - 1).clamp(0, 63);
-        if mask & (1 << bit) == 0 {
+        if (mask | ignored) & (1 << bit) == 0 {
             return true;
         }
         first = signals.next();
@@ -214,7 +251,7 @@ fn has_deliverable<'a>(
     false
 }
 
-fn read_code(tid: i32, address: u64) -> Option<[u8; restart::CALL_BYTES]> {
+pub(super) fn read_code(tid: i32, address: u64) -> Option<[u8; restart::CALL_BYTES]> {
     let mut code = [0; restart::CALL_BYTES];
     let read = farfork_sys::memory::read_process(tid, address, &mut code).ok()?;
     (read == code.len()).then_some(code)

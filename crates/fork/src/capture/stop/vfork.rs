@@ -48,7 +48,7 @@ pub(in crate::capture) fn holds(tid: i32) -> bool {
     const VFORK: u64 = 58;
     const CLONE3: u64 = 435;
     const CLONE_VFORK: u64 = 0x4000;
-    let Ok(Some(SystemCall { number, arguments: [first, ..] })) = SystemCall::of(tid) else { return false };
+    let Ok(Some(SystemCall { number, arguments: [first, ..], .. })) = SystemCall::of(tid) else { return false };
     match number {
         VFORK => true,
         CLONE => first & CLONE_VFORK != 0,

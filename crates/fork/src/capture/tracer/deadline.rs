@@ -17,7 +17,7 @@ thread_local! {
 
 /// When an attempt must be over. Ends the waits of the thread that made it.
 #[derive(Debug)]
-pub(in crate::capture) struct Deadline {
+pub(crate) struct Deadline {
     started: Instant,
     limit: Duration,
     /// Without one (no timer left) a wait never sleeps.
@@ -26,7 +26,7 @@ pub(in crate::capture) struct Deadline {
 
 /// Why nothing was reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::capture) enum Silence {
+pub(crate) enum Silence {
     /// The deadline is over.
     TimedOut,
     /// There is no tracee.
@@ -35,7 +35,7 @@ pub(in crate::capture) enum Silence {
 
 impl Deadline {
     /// `limit` from now, for the calling thread.
-    pub(in crate::capture) fn after(limit: Duration) -> Self {
+    pub(crate) fn after(limit: Duration) -> Self {
         let spare = SPARE.take().filter(|spare| spare.arm(limit).is_ok());
         let alarm = spare.or_else(|| Alarm::after(limit).ok());
         Self { started: Instant::now(), limit, alarm }
@@ -52,7 +52,7 @@ impl Deadline {
     }
 
     /// The next report of any tracee of this thread.
-    pub(in crate::capture) fn next_report(&self) -> Result<(i32, Report), Silence> {
+    pub(crate) fn next_report(&self) -> Result<(i32, Report), Silence> {
         // Of one tracee, a look before would find what sleeping finds, too.
         let patience = if self.alarm.is_some() { Patience::Sleep } else { Patience::None };
         loop {

@@ -24,6 +24,7 @@ use super::ready;
 use crate::capture::attempt::{self, Attempted, Held, Shared, Taken};
 use crate::capture::describe::{self, Described, Leftovers};
 use crate::capture::error::CaptureError;
+use crate::capture::stop::waits;
 use crate::capture::{CaptureOptions, CaptureTimes, Captured};
 
 /// How much longer than its limit an attempt, or the completion after it, may take until it is given up: its thread then
@@ -85,6 +86,8 @@ pub struct Begun {
     pub arguments: Vec<String>,
     /// Pages of its own that the template holds, in bytes.
     pub populated_bytes: u64,
+    /// What is good to know of its children: what stays behind, what will differ.
+    pub notes: Vec<String>,
     /// How long it took so far.
     pub times: CaptureTimes,
 }
@@ -179,9 +182,10 @@ pub(in crate::capture) fn own(job: Job, is_done: impl FnOnce()) {
     let attempt = || phase.in_scope(|| attempt::capture(pid, &options));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
     drop(phase);
-    let Attempted { mut held, taken, shared, times } = match captured {
+    let Attempted { mut held, mut taken, shared, times } = match captured {
         Ok(attempted) => attempted,
         Err(error) => {
+            waits::settle();
             observer.begun(Err(error));
             return is_done();
         }
@@ -190,9 +194,14 @@ pub(in crate::capture) fn own(job: Job, is_done: impl FnOnce()) {
         template_pid: held[0].pid(),
         arguments: taken[0].arguments.clone(),
         populated_bytes: shared.kin.with_own_memory(&taken).map(Taken::populated_bytes).sum(),
+        notes: attempt::notes(&taken),
         times,
     };
-    if !observer.begun(Ok(begun)) {
+    let is_wanted = observer.begun(Ok(begun));
+    let left = waits::settle();
+    let threads = taken.iter_mut().flat_map(|one| &mut one.snapshot.threads);
+    threads.for_each(|thread| thread.pending_call = left.get(&thread.tid).copied());
+    if !is_wanted {
         is_done();
         let all = held.into_iter().zip(&taken);
         return all.for_each(|(held, taken)| held.give_up(&taken.lifeline, taken.survey.syscall_at, None));
@@ -235,10 +244,10 @@ fn complete(
     let (pid, begun) = (taken[0].snapshot.pid, Instant::now());
     let describe = || describe::describe_all(options, held, taken, shared, deadline);
     let described = catch_unwind(AssertUnwindSafe(describe));
-    let Described { descriptor, shared_copies, leftovers } =
+    let Described { descriptor, shared_copies, held_files, leftovers } =
         described.unwrap_or(Err(CaptureError::TracerLost { pid }))?;
     let times = CaptureTimes { describe: begun.elapsed(), ..times };
-    Ok((Captured { descriptor, template, shared_copies, times }, leftovers))
+    Ok((Captured { descriptor, template, shared_copies, held_files, times }, leftovers))
 }
 
 /// Holds the templates until nobody wants them any more, or the first has ended.

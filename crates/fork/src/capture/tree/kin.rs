@@ -10,7 +10,7 @@ use farfork_sys::process::{Stat, Status};
 use farfork_wire::descriptor::{Kinship, Zombie};
 
 use super::one_of_all::Common;
-use super::{Dead, Family, Relative};
+use super::{Dead, Family, Relative, StopReport};
 use crate::capture::error::Refusal;
 use crate::capture::files::Seat;
 
@@ -19,8 +19,8 @@ use crate::capture::files::Seat;
 pub(in super::super) struct Kin {
     /// Of each process but the first.
     pub(super) members: Vec<Kinship>,
-    /// Whether a signal had stopped each of them.
-    pub(super) are_stopped: Vec<bool>,
+    /// Whether a signal had stopped each of them, and whether its parent had waited for that.
+    pub(super) stops: Vec<Option<StopReport>>,
     pub(super) zombies: Vec<Zombie>,
     /// The ids that processes know, by those that we do.
     pub(in super::super) ids: BTreeMap<i32, u32>,
@@ -58,7 +58,7 @@ impl Kin {
                 }
                 Err(refusal) => refusals.push(refusal),
             }
-            kin.are_stopped.push(one.is_stopped);
+            kin.stops.push(one.stop);
         }
         for one in dead {
             match kin.kinship(first, (one.pid, &one.stat, None), one.parent) {

@@ -2,10 +2,11 @@
 
 use farfork_wire::PAGE_SIZE;
 use farfork_wire::descriptor::{
-    Backing, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource, Layer, Mapping, Member, SharedObject,
+    Backing, Descriptor, EagerBytes, Extent, ExtentId, ExtentSource, Layer, MappedFile, MappedPlace, Mapping, Member,
+    SharedObject,
 };
 
-use super::Kin;
+use super::{Kin, StopReport};
 use crate::capture::files::OpenFiles;
 
 /// Puts the descriptors of all processes, the first one's first, into one, with the tables that were made for all.
@@ -16,10 +17,11 @@ pub(in super::super) fn merge(
     open_files: OpenFiles,
     (shared_objects, extents): (Vec<SharedObject>, Vec<Extent>),
 ) -> Descriptor {
-    let OpenFiles { files, terminals, .. } = open_files;
-    let mut merged = Descriptor { open_files: files, terminals, zombies: kin.zombies, ..first };
-    let standing = kin.members.into_iter().zip(kin.are_stopped);
-    for (index, (one, (kinship, is_stopped))) in others.into_iter().zip(standing).enumerate() {
+    let OpenFiles { files, versions, terminals, .. } = open_files;
+    let mut merged =
+        Descriptor { open_files: files, file_versions: versions, terminals, zombies: kin.zombies, ..first };
+    let standing = kin.members.into_iter().zip(kin.stops);
+    for (index, (one, (kinship, stop))) in others.into_iter().zip(standing).enumerate() {
         let Descriptor { mut process, threads, mut mappings, mut eager, .. } = one;
         // What it has of its parent's is there already.
         if kinship.shares_handlers {
@@ -37,11 +39,16 @@ pub(in super::super) fn merge(
             let (extents, files) = (merged.extents.len() as u32, merged.mapped_files.len() as u32);
             mappings.iter_mut().for_each(|mapping| shift(mapping, extents, files));
             take_extents(&mut merged, one.extents, one.layers, index as u32 + 1);
-            merged.mapped_files.extend(one.mapped_files);
+            let placed = |file: MappedFile| MappedFile {
+                place: MappedPlace { process: index as u32 + 1, ..file.place },
+                ..file
+            };
+            merged.mapped_files.extend(one.mapped_files.into_iter().map(placed));
         }
         merged.members.push(Member {
             kinship,
-            is_stopped,
+            is_stopped: stop.is_some(),
+            has_unreported_stop: stop == Some(StopReport::Waiting),
             process,
             threads,
             mappings,
@@ -87,7 +94,10 @@ fn shift(mapping: &mut Mapping, extents: u32, files: u32) {
             *file += files;
             extent.0 += extents;
         }
-        Backing::SharedFile { file, .. } => *file += files,
+        Backing::SharedFile { file, extent, .. } => {
+            *file += files;
+            extent.iter_mut().for_each(|extent| extent.0 += extents);
+        }
         Backing::Anonymous { extent: None } | Backing::SharedMemory { .. } | Backing::Special(_) => {}
     }
 }

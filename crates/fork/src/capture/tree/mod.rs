@@ -61,6 +61,15 @@ pub(super) fn all(pid: i32) -> Result<Vec<i32>, CaptureError> {
     Ok(found)
 }
 
+/// Whether the parent of a stopped process has waited for the stop (WUNTRACED).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StopReport {
+    /// The next wait tells of it.
+    Waiting,
+    /// A wait has told of it.
+    Taken,
+}
+
 /// One process of a tree.
 pub(super) struct Relative {
     pub(super) prepared: Prepared,
@@ -68,8 +77,8 @@ pub(super) struct Relative {
     parent: usize,
     /// As it stood in the pause; of the first process, before it.
     stat: Stat,
-    /// A signal had stopped it.
-    is_stopped: bool,
+    /// Of one that a signal had stopped.
+    stop: Option<StopReport>,
     /// What it has in common with its parent.
     common: Common,
     brood: Brood,
@@ -109,7 +118,7 @@ impl Relative {
         let survey = &prepared.survey;
         let brood = Brood::open(survey.pid, survey.profiles.keys().copied());
         let stat = survey.stat.clone();
-        Self { prepared, parent, stat, is_stopped: false, common: Common::default(), brood, _turn: turn }
+        Self { prepared, parent, stat, stop: None, common: Common::default(), brood, _turn: turn }
     }
 
     /// Notes how it stands, now that it and its parent do.
@@ -126,7 +135,10 @@ impl Relative {
         if self.stat.start_ticks != self.prepared.survey.stat.start_ticks {
             return Err(CaptureError::Unstable { pid, what: "the process of its number".to_owned() });
         }
-        self.is_stopped = ptrace::is_stopped_by_signal(pid).map_err(CaptureError::trace("look at the stop of", pid))?;
+        let is_stopped = ptrace::is_stopped_by_signal(pid).map_err(CaptureError::trace("look at the stop of", pid))?;
+        // The kernel keeps the signal of a stop until the parent has waited for it.
+        let report = if self.stat.exit_code == 0 { StopReport::Taken } else { StopReport::Waiting };
+        self.stop = is_stopped.then_some(report);
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ const DIRECTORY: (Table, &str, &str) = (Table::FileSystem, "root and current dir
 const FILES: (Table, &str, &str) = (Table::Files, "its descriptors", "CLONE_FILES");
 
 /// Namespaces in which a process can differ from its parent.
-const NAMESPACES: [&str; 7] = ["cgroup", "ipc", "mnt", "net", "pid", "user", "uts"];
+const NAMESPACES: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
 
 /// What keeps `pid` from being made beside `others`, of which the first is the tree's first process.
 pub(in super::super) fn refusals(pid: i32, others: &[i32]) -> Result<Vec<Refusal>, CaptureError> {

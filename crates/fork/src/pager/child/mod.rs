@@ -2,7 +2,10 @@
 //!
 //! What it may become: independent of its seed (`settle`), a parent (`templates`), or a copy's origin (`zygotes`).
 
+mod loss;
+mod reclaiming;
 pub(super) mod settle;
+mod stub_queue;
 mod templates;
 pub(super) mod zygotes;
 
@@ -38,6 +41,7 @@ use super::space::Space;
 use super::space::install::Installed;
 use super::working_set::{Early, Trace};
 use settle::Settling;
+use stub_queue::StubQueue;
 use zygotes::Brood;
 
 /// Name of the file in the child's directory that says why its memory is lost, if it is.
@@ -120,6 +124,8 @@ pub(super) struct Child {
     pub(super) counters: PagerCounters,
     /// The socket on which its userfaultfd will arrive. Like a userfaultfd, never closed by a drop.
     pub(super) socket: Option<ManuallyDrop<OwnedFd>>,
+    /// Where its stub holds the userfaultfds of its processes, too.
+    pub(super) stub_queue: Option<StubQueue>,
     /// Its own process, where this pager has heard who it is.
     pub(super) pid: Option<i32>,
     /// Its address spaces that live: its own has number 0.
@@ -213,6 +219,7 @@ impl Child {
             populated,
             counters: PagerCounters::default(),
             socket: None,
+            stub_queue: None,
             pid: None,
             spaces: BTreeMap::new(),
             lost: None,
@@ -269,8 +276,14 @@ impl Child {
         self.drop_socket();
     }
 
+    /// Closes its sockets: it is served no more.
+    pub(super) fn close_sockets(&mut self) {
+        self.drop_socket();
+        self.stub_queue.take().into_iter().for_each(StubQueue::close);
+    }
+
     /// Closes the socket on which nothing more is expected.
-    pub(super) fn drop_socket(&mut self) {
+    fn drop_socket(&mut self) {
         drop(self.socket.take().map(ManuallyDrop::into_inner));
     }
 
@@ -282,7 +295,8 @@ impl Child {
     /// Its descriptors in the shared table.
     pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         let socket = self.socket.as_ref().map(|socket| socket.as_raw_fd());
-        self.spaces.values().map(Space::number).chain(socket)
+        let queue = self.stub_queue.as_ref().map(StubQueue::number);
+        self.spaces.values().map(Space::number).chain(socket).chain(queue)
     }
 
     /// Reads what the kernel has to tell of a space into `messages`, noting the events for a successor.
@@ -297,7 +311,9 @@ impl Child {
         match self.spaces.get_mut(&space) {
             Some(known) => {
                 known.take_back();
-                self.journal.read(space, known.uffd(), messages)
+                let (first, read) = (messages.len(), self.journal.read(space, known.uffd(), messages));
+                self.hold_forked(&messages[first..]);
+                read
             }
             None => Ok(()),
         }
@@ -411,40 +427,6 @@ impl Child {
         self.journal.set_counters(&self.counters);
     }
 
-    /// Notes that all of its memory is lost: what was not fetched raises SIGBUS from now on.
-    pub(super) fn lose(&mut self, reason: &str) {
-        if self.sources.iter().all(|source| source.is_lost) {
-            return;
-        }
-        self.sources.iter_mut().for_each(|source| source.is_lost = true);
-        self.tell_lost(reason);
-    }
-
-    /// Notes that what comes from one source is lost.
-    pub(super) fn lose_source(&mut self, source: usize, reason: &str) {
-        let Some(lost) = self.sources.get_mut(source).filter(|source| !source.is_lost) else { return };
-        lost.is_lost = true;
-        let seed = lost.key.seed.clone();
-        if self.sources.len() == 1 {
-            self.tell_lost(reason);
-        } else {
-            self.tell_lost(&format!("pages of seed {seed} cannot be had: {reason}"));
-        }
-    }
-
-    fn tell_lost(&mut self, reason: &str) {
-        let id = &self.id;
-        let text =
-            format!("child {id} lost its memory: {reason}; missing pages now raise SIGBUS: end it and fork again");
-        tracing::error!("{text}");
-        let all = self.lost.take().map_or_else(|| text.clone(), |before| format!("{}\n{text}", before.trim_end()));
-        if let Err(error) = fs::write(self.dir.join(LOST_FILE), format!("{all}\n")) {
-            tracing::error!("the reason cannot be written to {}: {error}", self.dir.display());
-        }
-        self.lost = Some(all);
-        self.spaces.values().for_each(Space::wake_all);
-    }
-
     /// What was done for it.
     pub(super) fn stats(&self) -> PagerStats {
         PagerStats { counters: self.counters, lost: self.lost.clone() }
@@ -473,6 +455,7 @@ impl Child {
 
     fn replay(&mut self, replay: Replay) {
         self.counters = replay.counters;
+        self.stub_queue = replay.queue().and_then(|number| take_over(number).ok()).map(StubQueue::new);
         if let State::Waiting { socket } = replay.state {
             self.socket = take_over(socket).ok().map(ManuallyDrop::new);
         }

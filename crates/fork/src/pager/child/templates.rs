@@ -54,6 +54,8 @@ impl Server<'_> {
     pub(in crate::pager) fn leave(&mut self, id: &ChildId, space: SpaceNumber) -> Reply {
         if let Some(key) = self.key_of(id) {
             self.close_space(key, space);
+            // Nobody else may hold it either.
+            self.children.get_mut(&key).into_iter().for_each(|served| served.child.strike_from_stub_queue());
         }
         Reply::Done
     }

@@ -20,7 +20,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use farfork_sys::huge_page::HUGE_PAGE_BYTES;
@@ -203,9 +203,9 @@ impl Server<'_> {
         {
             return Reply::Refused(format!("child {id} is not served: {reason}"));
         }
-        let served = self.key_of(id).and_then(|key| self.children.get(&key));
-        let kept = match (served.and_then(|served| served.child.spaces.get(&0)), keep) {
-            (Some(space), Some(keep)) => farfork_sys::fdpass::send(keep.as_fd(), &[0; 4], &[space.as_fd()]),
+        let served = self.key_of(id).and_then(|key| self.children.get_mut(&key));
+        let kept = match (served, keep) {
+            (Some(served), Some(keep)) => served.child.begin_stub_queue(keep),
             // It has ended already.
             _ => Ok(()),
         };

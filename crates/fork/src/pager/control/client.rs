@@ -274,6 +274,19 @@ impl PagerClient {
         Ok(())
     }
 
+    /// Has a child served again whose pager, keeper and holder were killed together; `queue` is what its stub holds. Gives how many of its
+    /// processes were lost: nobody held their userfaultfds, so that they have read zeroes since.
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] where it cannot be served, [`ClientError::Silent`].
+    pub fn reclaim(&self, child: &ChildId, child_dir: &Path, queue: BorrowedFd<'_>) -> Result<usize, ClientError> {
+        let request = Request::Reclaim { child: child.clone(), dir: child_dir.to_owned() };
+        match self.call(&request, &[queue])? {
+            Reply::Reclaimed { lost } => Ok(lost),
+            other => Err(unexpected(&other)),
+        }
+    }
+
     /// Which number the next address space of a child gets: the one that a process of it forks.
     ///
     /// # Errors

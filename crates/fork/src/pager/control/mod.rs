@@ -53,7 +53,7 @@ impl Server<'_> {
         }
         let client = self.clients.next;
         self.clients.next += 1;
-        match self.watch_client(client, &socket) {
+        match self.watch.add(Source::Client(client), &socket) {
             Ok(()) => drop(self.clients.sockets.insert(client, socket)),
             Err(error) => tracing::error!("a client of the pager cannot be watched: {error}"),
         }
@@ -126,6 +126,7 @@ impl Server<'_> {
             Request::FindSpace { child, since, address } => self.find_space(&child, since, address),
             Request::Map { child, space, from } => self.map_of(&child, space, from),
             Request::Leave { child, space } => self.leave(&child, space),
+            Request::Reclaim { child, dir } => self.reclaim(child, &dir, fd),
             Request::Stop => self.stop(),
         }
     }

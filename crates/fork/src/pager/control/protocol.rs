@@ -23,7 +23,7 @@ use crate::pager::page_map::Segment;
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Changes with every change of the messages below.
-const FORM: u8 = 4;
+const FORM: u8 = 5;
 
 const MAGIC: [u8; 4] = [b'F', b'F', b'P', FORM];
 
@@ -164,6 +164,14 @@ pub(in crate::pager) enum Request {
         /// The space.
         space: SpaceNumber,
     },
+    /// Serve a child again whose pager, keeper and holder were killed together. The message carries the queue that its stub holds. May be
+    /// repeated.
+    Reclaim {
+        /// The child.
+        child: ChildId,
+        /// Its directory, with plan and journal.
+        dir: PathBuf,
+    },
     /// End the pager and its keeper.
     Stop,
 }
@@ -193,6 +201,11 @@ pub(in crate::pager) enum Reply {
     Space(Option<SpaceNumber>),
     /// The answer to `Map`, ascending; fewer than asked for at most when there are no more.
     Map(Vec<Segment>),
+    /// The answer to `Reclaim`.
+    Reclaimed {
+        /// How many of its processes nobody held: they have read zeroes since.
+        lost: usize,
+    },
     /// It is not done, for this reason.
     Refused(String),
 }

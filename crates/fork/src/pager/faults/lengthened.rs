@@ -113,7 +113,8 @@ mod tests {
     use super::*;
 
     fn call(old_bytes: u64, new_bytes: u64, flags: u64) -> SystemCall {
-        SystemCall { number: MREMAP, arguments: [0x10_0000, old_bytes, new_bytes, flags, 0x90_0000, 0] }
+        let arguments = [0x10_0000, old_bytes, new_bytes, flags, 0x90_0000, 0];
+        SystemCall { number: MREMAP, arguments, ..SystemCall::default() }
     }
 
     #[test]

@@ -48,16 +48,17 @@ impl Server<'_> {
             // Looked at, not taken: until it is in the journal, the message in the socket holds a copy for a successor.
             let mut word = [0; 16];
             let mut sender = None;
-            let arrived = fdpass::peek_with_sender(socket.as_fd(), &mut word, 1);
+            let arrived = fdpass::peek_with_sender(socket.as_fd(), &mut word, 2);
             let uffd = match arrived {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Ok((_, mut fds, pid)) if fds.len() == 1 => {
+                Ok((_, mut fds, pid)) if !fds.is_empty() => {
                     sender = pid;
+                    child.note_stub_queue((fds.len() == 2).then(|| fds.pop()).flatten());
                     fds.pop().ok_or(Errno::NODATA.into()).and_then(Userfaultfd::from_fd)
                 }
                 // Of a tree's process without memory that is to be served.
                 Ok((1.., ..)) if child.own_spaces() > 1 => {
-                    let _ = fdpass::receive(socket.as_fd(), &mut word, 1);
+                    let _ = fdpass::receive(socket.as_fd(), &mut word, 2);
                     if child.miss_one() {
                         return self.all_are_welcome(key);
                     }
@@ -78,7 +79,7 @@ impl Server<'_> {
                     let number = u32::from_ne_bytes([word[0], word[1], word[2], word[3]]);
                     let is_new = child.activate(number, uffd, sender);
                     // What is in the journal needs no copy in the socket.
-                    let _ = child.socket.as_ref().map(|socket| fdpass::receive(socket.as_fd(), &mut word, 1));
+                    let _ = child.socket.as_ref().map(|socket| fdpass::receive(socket.as_fd(), &mut word, 2));
                     let are_all = is_new && child.miss_one();
                     if is_new {
                         self.listen(key, number);

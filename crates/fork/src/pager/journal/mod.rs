@@ -19,6 +19,7 @@
 //!  record   0x01 0 0 0 space u32 0 …      the messages that follow were read from this space's userfaultfd
 //!           0x02 0 0 0 space u32 0 …      this space is gone
 //!           0x03 0 0 0 space u32 fd u64   this space of the child's own has the userfaultfd of this number, where it has several
+//!           0x04 0 0 0 0       fd u64   the queue that the child's stub holds has this number
 //!           0x12 … 0x16                   a message, as the kernel wrote it (farfork_sys::userfaultfd)
 //! ```
 //!
@@ -73,6 +74,7 @@ const SPACES_MAX: SpaceNumber = 1 << 31;
 const BATCH: u8 = 0x01;
 const CLOSED: u8 = 0x02;
 const ARRIVED: u8 = 0x03;
+const QUEUE: u8 = 0x04;
 
 /// A space's number: an address space among those of one child, the child's own first.
 pub(super) type SpaceNumber = u32;
@@ -101,6 +103,8 @@ pub(super) enum Record {
     Closed(SpaceNumber),
     /// The userfaultfd of one of the child's own spaces came, and has this number.
     Arrived(SpaceNumber, RawFd),
+    /// The queue that the child's stub holds came, and has this number.
+    Queue(RawFd),
 }
 
 /// All address spaces of a child at one moment.
@@ -137,13 +141,12 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    /// Whether the child itself had begun and, as far as was noted, not ended.
-    pub(super) fn is_running(&self) -> bool {
-        let knew = |snapshot: &Snapshot| snapshot.spaces.iter().any(|space| space.number == 0);
-        let has_begun = |record: &Record| matches!(record, Record::Arrived(0, _));
-        (matches!(self.state, State::Active { .. }) || self.records.iter().any(has_begun))
-            && self.snapshot.as_ref().is_none_or(knew)
-            && !self.records.contains(&Record::Closed(0))
+    /// The queue that the child's stub holds, where it is known.
+    pub(super) fn queue(&self) -> Option<RawFd> {
+        self.records.iter().rev().find_map(|record| match record {
+            Record::Queue(number) => Some(*number),
+            _ => None,
+        })
     }
 }
 
@@ -154,6 +157,8 @@ pub(super) struct Journal {
     mapping: SharedMapping,
     /// The first free record.
     end: usize,
+    /// The queue that the child's stub holds.
+    queue: Option<RawFd>,
 }
 
 impl Journal {
@@ -192,7 +197,8 @@ impl Journal {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal tells of memory that no process has"));
         }
         let replay = Replay { state: state_of(&mapping)?, counters: counters_of(&mapping), snapshot, records };
-        Ok((Self { dir: dir.to_owned(), mapping, end }, replay))
+        let queue = replay.queue();
+        Ok((Self { dir: dir.to_owned(), mapping, end, queue }, replay))
     }
 
     /// Notes how far the child has come, in one store.
@@ -222,8 +228,16 @@ impl Journal {
     /// # Errors
     /// As [`Self::create`]; the journal is then as before.
     pub(super) fn restart(&mut self, state: State, snapshot: &Snapshot) -> io::Result<()> {
+        let queue = self.queue;
         *self = Self::make(&self.dir, state, counters_of(&self.mapping), &encoded(snapshot)?)?;
+        queue.into_iter().for_each(|queue| self.note_queue(queue));
         Ok(())
+    }
+
+    /// Notes the queue that the child's stub holds.
+    pub(super) fn note_queue(&mut self, number: RawFd) {
+        self.queue = Some(number);
+        self.note_descriptor(QUEUE, 0, number);
     }
 
     /// Reads what the kernel has to tell of a space, at most [`BATCH_MESSAGES`], into `messages`, and keeps the events
@@ -272,10 +286,14 @@ impl Journal {
 
     /// Notes that a space of the child's own has a userfaultfd. There are fewer of these than records.
     pub(super) fn open_space(&mut self, space: SpaceNumber, uffd: RawFd) {
+        self.note_descriptor(ARRIVED, space, uffd);
+    }
+
+    fn note_descriptor(&mut self, kind: u8, space: SpaceNumber, number: RawFd) {
         if self.end < RECORDS {
             // The kind last: until it stands there, nothing does.
-            self.mapping.store_u64(record_at(self.end) + 8, u64::from(uffd as u32));
-            self.mapping.store(record_at(self.end), &mark(ARRIVED, space));
+            self.mapping.store_u64(record_at(self.end) + 8, u64::from(number as u32));
+            self.mapping.store(record_at(self.end), &mark(kind, space));
             self.end += 1;
         }
     }
@@ -296,7 +314,7 @@ impl Journal {
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, MAPPED_BYTES as u64)?;
         file.write_all_at(snapshot, MAPPED_BYTES as u64)?;
         let mapping = SharedMapping::of_file(&file, MAPPED_BYTES)?;
-        let mut journal = Self { dir: dir.to_owned(), mapping, end: 0 };
+        let mut journal = Self { dir: dir.to_owned(), mapping, end: 0, queue: None };
         journal.mapping.store(0, MAGIC);
         journal.mapping.store_u64(SNAPSHOT_BYTES_AT, snapshot.len() as u64);
         journal.set_state(state);
@@ -398,6 +416,7 @@ fn read_records(mapping: &SharedMapping) -> (Vec<Record>, usize) {
                 let uffd = mapping.load_u64(record_at(index) + 8);
                 records.push(Record::Arrived(number, uffd as RawFd));
             }
+            QUEUE => records.push(Record::Queue(mapping.load_u64(record_at(index) + 8) as RawFd)),
             _ => records.extend(
                 Message::parse(&bytes)
                     .filter(|message| !matches!(message, Message::Fault { .. }))

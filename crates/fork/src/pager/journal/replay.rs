@@ -51,9 +51,12 @@ impl Replayed {
                 }
             }
             Record::Closed(space) => drop(self.spaces.remove(&space)),
+            Record::Queue(_) => {}
             Record::Message(parent, Message::Fork { number }) => {
                 if let Some((_, map)) = self.spaces.get(&parent) {
-                    let map = map.clone();
+                    let mut map = map.clone();
+                    // What its parent was still to tell is told to nobody of the forked process.
+                    map.all_was_heard();
                     self.spaces.insert(self.next_space, (number, map));
                 }
                 self.next_space += 1;

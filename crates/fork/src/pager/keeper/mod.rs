@@ -1,19 +1,23 @@
-//! The keeper: keeps the table of descriptors open, and a pager running.
+//! The keeper: keeps the table of descriptors open, and a pager and a holder running.
 //!
 //! ```text
 //!          clones (CLONE_FILES, not CLONE_VM)            keeper gone
 //!  keeper ────────────────────────────────▶ pager ─────────────────────▶ is the keeper itself now, and
-//!     ▲                                       │                          clones a pager that takes over
-//!     └─── reaps it, clones another ──────────┘ killed, crashed
+//!   ▲  │                                      │                          clones a pager that takes over
+//!   │  └─ clones ─▶ holder ── both gone ──▶ is the keeper itself now
+//!   └───── reaps it, clones another ──────────┘ killed, crashed
 //! ```
 //!
-//! The two share one table, so that every userfaultfd, also those that the kernel puts there at a fork, stays open
-//! when either dies. Only if both are killed at once do the children's missing pages read as zeroes; a new keeper
-//! finds that in the registry and writes it down.
+//! The three share one table, so that every userfaultfd, also those that the kernel puts there at a fork, stays open
+//! as long as any of them lives. Only if all three are killed at once is the table gone; what the stubs of the
+//! containers hold is taken back then.
 //!
-//! What outlives a pager is `station` and `registry`, and whom to trust (`trusting`); how the next begins is `takeover`.
+//! Who is what is `roles`; the holder's life is `holder`. What outlives a pager is `station` and `registry`, and whom to
+//! trust (`trusting`); how the next begins is `takeover`.
 
+mod holder;
 mod registry;
+mod roles;
 pub(super) mod station;
 mod takeover;
 pub(super) mod trusting;
@@ -23,10 +27,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use farfork_sys::fork::{Forked, sharing_files};
+use farfork_sys::pidfd;
 use farfork_trust::Credentials;
 use rustix::process::{Pid, WaitOptions, WaitStatus, waitpid};
 
 use super::server::{Ended, Server};
+use holder::HolderEnd;
+use roles::{Role, RoleTable};
 use station::{PagerError, Station};
 
 /// A pager that lived this long was well: the next one is cloned at once. One that fails at what its predecessors left,
@@ -37,12 +44,25 @@ const WELL_AFTER: Duration = Duration::from_millis(100);
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How often a keeper looks by itself who lives: it is woken when anybody ends.
+const LOOK_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Exit status of a pager that failed.
 const EXIT_FAILED: i32 = 1;
 /// Exit status of a pager that makes room for one that trusts others.
 const EXIT_REPLACED: i32 = 3;
 /// Exit status of a pager that panicked, as of every Rust program that does.
 const EXIT_PANICKED: i32 = 101;
+
+/// Whether there is a holder.
+enum HolderCheck {
+    /// One lives.
+    Lives,
+    /// None can be started for now.
+    Failed,
+    /// This process is one that was just cloned.
+    IsHolder,
+}
 
 /// Where a pager works.
 #[derive(Debug, Clone)]
@@ -59,6 +79,16 @@ enum Kept {
     Stopped,
     /// This process was the pager, and its keeper is gone.
     Widowed,
+    /// This process is the holder.
+    Holder,
+}
+
+/// What a keeper was woken for.
+enum PagerWatch {
+    /// The pager ended in this way, where that is known.
+    Ended(Option<WaitStatus>),
+    /// This process is a holder that was cloned meanwhile.
+    Holder,
 }
 
 /// Keeps a pager running until a client stops it. To be called in a process of its own, with one thread, and in a
@@ -68,7 +98,7 @@ enum Kept {
 /// [`PagerError`], before the first pager runs.
 pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
     let mut station = Station::open(config)?;
-    takeover::write_off(station.registry());
+    takeover::strike_out(station.registry());
     spare_from_oom_killer();
     loop {
         match keep(&station) {
@@ -78,25 +108,44 @@ pub fn run(config: &PagerConfig) -> Result<(), PagerError> {
             }
             Kept::Widowed => {
                 tracing::warn!("the keeper of the pager is gone: process {} replaces it", std::process::id());
-                // It must not give up: it is the last one that holds the children's userfaultfds.
-                while let Err(error) = station.inherit() {
-                    tracing::error!("{error}: it is tried again");
-                    std::thread::sleep(PAUSE_MAX);
-                }
             }
+            Kept::Holder => match holder::hold(station.roles()) {
+                // Nothing of its own may be dropped: the descriptors stand in others' table too.
+                HolderEnd::NotNeeded => std::process::exit(0),
+                HolderEnd::KeeperAndPagerGone => {
+                    tracing::warn!(
+                        "keeper and pager are gone: process {}, the holder, replaces them",
+                        std::process::id()
+                    );
+                }
+            },
+        }
+        // It must not give up: it may be the last one that holds the children's userfaultfds.
+        while let Err(error) = station.inherit() {
+            tracing::error!("{error}: it is tried again");
+            std::thread::sleep(PAUSE_MAX);
         }
     }
 }
 
 fn keep(station: &Station) -> Kept {
+    let roles = station.roles();
     let mut pause = Duration::ZERO;
     loop {
+        // Before the pager: whoever kills that and this process together finds one.
+        if let HolderCheck::IsHolder = check_holder(roles) {
+            return Kept::Holder;
+        }
         let born = Instant::now();
-        match sharing_files() {
+        match sharing_files(roles.slot(Role::Pager)) {
             Ok(Forked::Child) => return be_pager(station),
             Ok(Forked::Parent { pid }) => {
-                let status = reap(pid);
+                let status = match watch(roles, pid) {
+                    PagerWatch::Ended(status) => status,
+                    PagerWatch::Holder => return Kept::Holder,
+                };
                 if status.is_some_and(|status| status.exit_status() == Some(0)) {
+                    holder::end(roles);
                     return Kept::Stopped;
                 }
                 if status.is_some_and(|status| status.exit_status() == Some(EXIT_REPLACED)) {
@@ -106,11 +155,49 @@ fn keep(station: &Station) -> Kept {
                 tracing::error!("the pager, process {pid}, {}: another takes over", describe(status));
             }
             // Memory and processes may come back; the children wait as long.
-            Err(error) => tracing::error!("the pager cannot be started: {error}: it is tried again"),
+            Err(error) => {
+                roles.assign(Role::Pager, 0);
+                tracing::error!("the pager cannot be started: {error}: it is tried again");
+            }
         }
         let well = born.elapsed() >= WELL_AFTER;
         pause = if well { Duration::ZERO } else { (2 * pause).clamp(PAUSE_MIN, PAUSE_MAX) };
         std::thread::sleep(pause);
+    }
+}
+
+/// Waits for the end of the pager that was cloned, and has a holder all the while.
+fn watch(roles: &RoleTable, pager: i32) -> PagerWatch {
+    loop {
+        let limit = match roles.has_begun(pager).then(|| check_holder(roles)) {
+            Some(HolderCheck::IsHolder) => return PagerWatch::Holder,
+            Some(HolderCheck::Lives) => LOOK_INTERVAL,
+            Some(HolderCheck::Failed) => PAUSE_MAX,
+            // It may close the pidfd of whoever is cloned now.
+            None => PAUSE_MIN,
+        };
+        let watched = [Role::Pager, Role::Holder].map(|role| roles.number(role));
+        let count = if limit == LOOK_INTERVAL { watched.len() } else { 1 };
+        pidfd::wait_exit_of_any(&watched[..count], limit);
+        if !roles.is_alive(Role::Pager) {
+            return PagerWatch::Ended(reap(pager));
+        }
+    }
+}
+
+/// Clones a holder where there is none.
+fn check_holder(roles: &RoleTable) -> HolderCheck {
+    if roles.is_alive(Role::Holder) {
+        return HolderCheck::Lives;
+    }
+    match holder::start(roles) {
+        Ok(Forked::Child) => HolderCheck::IsHolder,
+        Ok(Forked::Parent { .. }) if roles.is_alive(Role::Holder) => HolderCheck::Lives,
+        Ok(Forked::Parent { .. }) => HolderCheck::Failed,
+        Err(error) => {
+            tracing::error!("the holder cannot be started: {error}: it is tried again");
+            HolderCheck::Failed
+        }
     }
 }
 
@@ -120,7 +207,10 @@ fn be_pager(station: &Station) -> Kept {
     let life = AssertUnwindSafe(|| takeover::begin(station).and_then(|mut server: Server<'_>| server.run()));
     match catch_unwind(life) {
         Ok(Ok(Ended::KeeperGone)) => Kept::Widowed,
-        Ok(Ok(Ended::Stopped)) => std::process::exit(0),
+        Ok(Ok(Ended::Stopped)) => {
+            station.roles().stop();
+            std::process::exit(0)
+        }
         Ok(Ok(Ended::Replaced)) => std::process::exit(EXIT_REPLACED),
         Ok(Err(error)) => {
             tracing::error!("the pager fails: {error}");
@@ -152,7 +242,7 @@ fn describe(status: Option<WaitStatus>) -> String {
     }
 }
 
-/// Both processes would have to be killed for a child to be harmed; they are small, and should come last. Lowering the
+/// All three processes would have to be killed for a child to be harmed; they are small, and should come last. Lowering the
 /// score takes CAP_SYS_RESOURCE, which root of a container may lack.
 fn spare_from_oom_killer() {
     const SCORE: &str = "-900";

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use rustix::process::{Resource, Rlimit};
 
 use super::PagerConfig;
 use super::registry::Registry;
+use super::roles::{Role, RoleTable};
 use super::trusting::Trusting;
 use crate::pager::cache;
 
@@ -63,8 +65,10 @@ pub(in crate::pager) struct Station {
     socket_path: PathBuf,
     listener: OwnedFd,
     lock: File,
-    /// The process that is the keeper.
-    keeper: OwnedFd,
+    /// The process that is the keeper. Never closed by a drop: in the holder's memory the number is an old one, and may
+    /// stand for something else by now. The next pager closes it with all that nobody knows.
+    keeper: ManuallyDrop<OwnedFd>,
+    roles: RoleTable,
     /// Descriptors of the process from before.
     inherited: Vec<RawFd>,
     /// Whom its keeper was started to trust.
@@ -85,10 +89,12 @@ impl Station {
         let registry = Registry::open(run_dir).map_err(at(run_dir.to_owned()))?;
         let socket_path = run_dir.join(SOCKET_FILE);
         let listener = listen(&socket_path).map_err(at(socket_path.clone()))?;
-        let keeper = this_process()?;
+        let keeper = ManuallyDrop::new(this_process()?);
+        let roles = RoleTable::new().map_err(system("map what its processes share"))?;
+        roles.assign(Role::Keeper, keeper.as_raw_fd());
         Trusting::forget(run_dir);
         let trusting = Trusting::of(credentials.as_ref());
-        Ok(Self { registry, socket_path, listener, lock, keeper, inherited, trusting })
+        Ok(Self { registry, socket_path, listener, lock, keeper, roles, inherited, trusting })
     }
 
     /// Whom a pager that begins now is to trust.
@@ -111,8 +117,36 @@ impl Station {
     /// [`PagerError::System`].
     pub(in crate::pager) fn inherit(&mut self) -> Result<(), PagerError> {
         limit_descriptors(0);
-        self.keeper = this_process()?;
+        self.keeper = ManuallyDrop::new(this_process()?);
+        self.roles.assign(Role::Keeper, self.keeper.as_raw_fd());
+        if self.roles.is_own(Role::Holder) {
+            self.roles.assign(Role::Holder, 0);
+        }
         Ok(())
+    }
+
+    /// This process, the pager, closes nothing any more that it does not know.
+    pub(in crate::pager) fn note_begun(&self) {
+        self.roles.set_begun();
+    }
+
+    /// Which descriptor leads to the holder.
+    pub(in crate::pager) fn holder(&self) -> RawFd {
+        self.roles.number(Role::Holder)
+    }
+
+    /// Closes what led to processes of these that are gone. For the pager, which alone opens and closes descriptors beside them.
+    pub(in crate::pager) fn close_reaped(&self) -> io::Result<()> {
+        let known = self.descriptors();
+        let numbers = open_descriptors()?.into_iter().filter(|number| !known.contains(number));
+        let reaped = numbers.filter(|number| farfork_sys::pidfd::has_ended_by_number(*number));
+        reaped.for_each(|number| drop(farfork_sys::fork::take_over(number)));
+        Ok(())
+    }
+
+    /// Who is keeper, pager and holder.
+    pub(super) fn roles(&self) -> &RoleTable {
+        &self.roles
     }
 
     /// Keeps some descriptors of the table from being used by this process, but in [`Self::with_reserve`].
@@ -149,7 +183,7 @@ impl Station {
     /// The descriptors that no successor may close.
     pub(in crate::pager) fn descriptors(&self) -> Vec<RawFd> {
         let own = [self.listener.as_raw_fd(), self.lock.as_raw_fd(), self.keeper.as_raw_fd()];
-        self.inherited.iter().copied().chain(own).collect()
+        self.inherited.iter().copied().chain(own).chain(self.roles.descriptors()).collect()
     }
 
     /// Removes the control socket: nobody serves it any more.

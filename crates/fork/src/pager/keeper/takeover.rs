@@ -2,17 +2,17 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::RawFd;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
 use farfork_sys::fork::close_all_but;
+use farfork_sys::userfaultfd::Userfaultfd;
 
 use super::registry::Registry;
 use super::station::Station;
-use crate::pager::child::settle::Settling;
 use crate::pager::child::zygotes;
-use crate::pager::child::{Child, ChildError, LOST_FILE};
-use crate::pager::journal::Journal;
+use crate::pager::child::{Child, ChildError};
 use crate::pager::plan::PlanError;
 use crate::pager::server::Server;
 
@@ -40,12 +40,16 @@ pub(in crate::pager) fn begin(station: &Station) -> io::Result<Server<'_>> {
         }
     }
     zygotes::leave_to_children(&mut children);
+    let unclaimed = unclaimed_userfaultfds(&keep)?;
+    keep.extend(unclaimed.iter().map(|uffd| uffd.as_raw_fd()));
     close_all_but(&keep)?;
+    station.note_begun();
     // Children wait for every turn of it, and it waits for owners in between.
     if let Err(error) = farfork_sys::turn::set(farfork_sys::turn::SHORTEST) {
         tracing::debug!("the pager has turns as long as anybody's: {error}");
     }
     let mut server = Server::new(station)?;
+    server.unclaimed = unclaimed;
     let count = children.len();
     for child in children {
         server.take_in(child)?;
@@ -56,19 +60,9 @@ pub(in crate::pager) fn begin(station: &Station) -> io::Result<Server<'_>> {
     Ok(server)
 }
 
-/// Writes down, when a keeper begins, that children of an earlier one lost their memory: nobody held their
-/// userfaultfds, so that missing pages have read as zeroes since.
-pub(in crate::pager) fn write_off(registry: &Registry) {
-    for (id, dir) in registry.children().unwrap_or_default() {
-        // What a settled child misses is zero anyway.
-        let is_settled = Settling::recover(&dir).is_settled();
-        if !is_settled && Journal::open(&dir).is_ok_and(|(_, replay)| replay.is_running()) {
-            let text = format!(
-                "child {id} lost its memory: its pager and keeper were killed together, missing pages read as zeroes; end it and fork again"
-            );
-            tracing::error!("{text}");
-            let _ = fs::write(dir.join(LOST_FILE), format!("{text}\n"));
-        }
+/// Strikes out, when a keeper begins, the children of an earlier one: the daemon hands back those whose stubs hold what they need.
+pub(in crate::pager) fn strike_out(registry: &Registry) {
+    for (id, _) in registry.children().unwrap_or_default() {
         registry.strike(&id);
     }
 }
@@ -76,6 +70,31 @@ pub(in crate::pager) fn write_off(registry: &Registry) {
 /// Whether the daemon removed the child's directory, which it does only after the child's end.
 fn is_removed(error: &ChildError) -> bool {
     matches!(error, ChildError::Plan(PlanError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound)
+}
+
+impl Server<'_> {
+    /// Closes what led to holders that are gone, where there is another.
+    pub(in crate::pager) fn close_former_holders(&mut self) {
+        let holder = self.station.holder();
+        if std::mem::replace(&mut self.holder, holder) != holder
+            && let Err(error) = self.station.close_reaped()
+        {
+            tracing::debug!("what led to former holders stays open: {error}");
+        }
+    }
+}
+
+/// Userfaultfds of processes that live and that no journal tells of: closed, they would let them read zeroes. It takes a
+/// predecessor that was killed in the moment between a note and what it notes.
+fn unclaimed_userfaultfds(claimed: &[RawFd]) -> io::Result<Vec<ManuallyDrop<Userfaultfd>>> {
+    let unknown = userfaultfds()?.into_iter().filter(|number| !claimed.contains(number));
+    // Those of processes that have ended are left to be closed with the rest.
+    let known = unknown.filter_map(|number| Userfaultfd::from_number(number).ok().map(ManuallyDrop::new));
+    let alive: Vec<_> = known.filter(|uffd| !uffd.is_gone()).collect();
+    if !alive.is_empty() {
+        tracing::error!("{} processes are served by nobody and left waiting: no journal tells of them", alive.len());
+    }
+    Ok(alive)
 }
 
 /// All userfaultfds of the table, whoever they belong to.

@@ -12,7 +12,14 @@
 //!
 //! Changes of the same memory are a *chain*, in the order in which they were heard: the fork has the first few of each. How many says which places
 //! are registered in the forked process: a move leaves one and makes another, an unmapping leaves one. What agrees with the kernel best is
-//! taken, and of several that which is nearest to what was heard before the fork.
+//! taken, and of several that do not contradict it what was heard before the fork, or what is nearest to that.
+//!
+//! A move with MREMAP_DONTUNMAP leaves its place registered, and nobody tells that it was unmapped: which move is one is known when all were heard.
+//! Onto a place that was registered before, both places are registered before it and behind it. So it is asked besides whether
+//! pages that had come are where they were, or where they were moved to; only of those that nobody would have to fetch there.
+//!
+//! A place that was unmapped may be registered all the same: the memory in front of it has grown there, of which nobody tells. Then the pages that had
+//! come tell; where none had, the unmapping that was heard before the fork is taken for made.
 //!
 //! Pages that are discarded (MADV_DONTNEED and the like) are told of before they go. So a discard that was heard behind the fork the forked
 //! process has not. Of one that was heard before it, it is asked whether it has one of the pages that were there. Where none was there nobody can
@@ -25,6 +32,7 @@ use std::ops::Range;
 
 use farfork_sys::userfaultfd::Message;
 
+use super::fork_pages::{Answers, Recorded, ask_for_pages};
 use super::{Followed, PageMap, Segment};
 use crate::pager::journal::SpaceNumber;
 
@@ -32,14 +40,19 @@ use crate::pager::journal::SpaceNumber;
 /// change in some ten microseconds.
 const LATE_CHANGES_MAX: usize = 512;
 
+/// What it weighs that a place or a page is as it cannot be: more than all that is only less likely.
+pub(super) const CONTRADICTION: u32 = 1 << 16;
+
 /// A change of a memory map that was heard.
 #[derive(Debug, Clone)]
 pub(in crate::pager) struct Change {
-    message: Message,
+    pub(super) message: Message,
     /// What the page map lost by it, and what undoes that.
-    followed: Followed,
+    pub(super) followed: Followed,
     /// An address by which it can be told whether it was made: where something was moved to, or was before.
     place: Option<u64>,
+    /// What it moved, where that was before.
+    pub(super) moved: Vec<Segment>,
 }
 
 impl Change {
@@ -51,7 +64,14 @@ impl Change {
             Message::Remap { to, bytes, .. } => map.first_in(to, to + bytes).or(left).or(Some(to)),
             _ => left,
         };
-        Self { message, followed, place }
+        let moved = match message {
+            Message::Remap { from, to, bytes } => {
+                let moved = map.segments_in(to, to + bytes);
+                moved.map(|it| Segment { start: it.start - to + from, end: it.end - to + from, ..it }).collect()
+            }
+            _ => Vec::new(),
+        };
+        Self { message, followed, place, moved }
     }
 
     /// The addresses of which it says whether they are registered.
@@ -63,22 +83,38 @@ impl Change {
         self.place.filter(|_| !self.is_discard()).into_iter().chain(origin)
     }
 
+    /// The place that a move has left.
+    fn origin(&self) -> Option<Range<u64>> {
+        match self.message {
+            Message::Remap { from, bytes, .. } => Some(from..from + bytes),
+            _ => None,
+        }
+    }
+
+    /// The place that something was moved to.
+    fn destination(&self) -> Option<Range<u64>> {
+        match self.message {
+            Message::Remap { to, bytes, .. } => Some(to..to + bytes),
+            _ => None,
+        }
+    }
+
     fn is_discard(&self) -> bool {
         matches!(self.message, Message::Remove { .. })
     }
 
-    /// What it says of an address before it, and behind it, if anything.
-    fn says(&self, address: u64) -> Option<(Expected, Expected)> {
+    /// What it says of an address before it, and behind it, if anything; what is expected of a place that it has left is given.
+    fn says(&self, address: u64, left: Expected) -> Option<(Expected, Expected)> {
         match self.message {
             Message::Remap { to, bytes, .. } if (to..to + bytes).contains(&address) => {
                 Some((Expected::Unregistered, Expected::Registered))
             }
             Message::Remap { from, bytes, .. } if (from..from + bytes).contains(&address) => {
-                Some((Expected::Registered, Expected::Left))
+                Some((Expected::Registered, left))
             }
             Message::Unmap { start, end } if (start..end).contains(&address) => {
                 let was_seen = self.followed.lost.iter().any(|segment| (segment.start..segment.end).contains(&address));
-                Some((if was_seen { Expected::Registered } else { Expected::Anything }, Expected::Unregistered))
+                Some((if was_seen { Expected::Registered } else { Expected::Anything }, left))
             }
             _ => None,
         }
@@ -100,8 +136,10 @@ impl Change {
 enum Expected {
     Registered,
     Unregistered,
-    /// Unregistered, unless the move left it as it was, but empty (MREMAP_DONTUNMAP).
+    /// Unregistered, unless the move left it as it was, but empty (MREMAP_DONTUNMAP), and somebody else has unmapped it since.
     Left,
+    /// Registered, unless who moved it has ended before all was told.
+    LeftMapped,
     Anything,
 }
 
@@ -109,8 +147,8 @@ impl Expected {
     /// How badly it agrees with what is.
     fn cost(self, is_registered: bool) -> u32 {
         match (self, is_registered) {
-            (Self::Registered, false) | (Self::Unregistered, true) => 2,
-            (Self::Left, true) => 1,
+            (Self::Registered, false) | (Self::Unregistered, true) => CONTRADICTION,
+            (Self::Left, true) | (Self::LeftMapped, false) => 1,
             _ => 0,
         }
     }
@@ -124,8 +162,16 @@ pub(in crate::pager) trait Witness {
     /// Whether an address was registered.
     fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
 
+    /// Whether the page at an address was there. One that was not is filled with zeroes.
+    fn is_present(&mut self, address: u64) -> Result<Option<bool>, Self::Error>;
+
+    /// The address of a page of these that had come, where they are.
+    fn first_come(&self, segments: &[Segment]) -> Option<u64>;
+
     /// Whether it had the pages that had come of these, before they were discarded.
-    fn has_kept(&mut self, discarded: &[Segment]) -> Result<Option<bool>, Self::Error>;
+    fn has_kept(&mut self, discarded: &[Segment]) -> Result<Option<bool>, Self::Error> {
+        self.first_come(discarded).map_or(Ok(None), |address| self.is_present(address))
+    }
 }
 
 /// What is to be found out of a forked process.
@@ -137,12 +183,14 @@ pub(in crate::pager) struct Doubt {
     pub(in crate::pager) before: Vec<Change>,
     /// Changes that were heard since, of which it may have some.
     after: Vec<Message>,
+    /// Whether pages were there, by address: where one was not there is one when that was asked.
+    answers: Answers,
 }
 
 impl Doubt {
     /// Of a process that was forked when its parent's last changes were these.
     pub(in crate::pager) fn new(parent: SpaceNumber, before: Vec<Change>) -> Self {
-        Self { parent, before, after: Vec::new() }
+        Self { parent, before, after: Vec::new(), answers: Answers::default() }
     }
 
     /// Its parent told of a change.
@@ -158,24 +206,50 @@ impl Doubt {
         !self.before.is_empty() || !self.after.is_empty()
     }
 
+    /// Of each change what is expected of a place that it has left. All was heard that there is to hear.
+    fn places_left(&self, changes: &[Change]) -> Vec<Expected> {
+        let was_heard_behind = |index: usize| index >= self.before.len();
+        let is_all_known = self.after.len() < LATE_CHANGES_MAX;
+        let left_by_move = if is_all_known { Expected::LeftMapped } else { Expected::Left };
+        // What is in front of memory that was unmapped may have grown there since, of which nobody tells.
+        let left_by = |change: &Change| change.origin().map_or(Expected::Anything, |_| left_by_move);
+        let mut left: Vec<Expected> = changes.iter().map(left_by).collect();
+        for (index, change) in changes.iter().enumerate() {
+            let Message::Unmap { start, end } = change.message else { continue };
+            let is_of_it =
+                |earlier: &usize| left[*earlier] == left_by_move && changes[*earlier].origin() == Some(start..end);
+            if let Some(earlier) = (0..index).rev().find(is_of_it) {
+                // Where the fork was heard between the two, the process that forked may have unmapped it later, by itself; and what moves there next
+                // unmaps it, too.
+                let is_between = was_heard_behind(index) && !was_heard_behind(earlier);
+                let moves_there = |next: &Change| next.destination() == Some(start..end);
+                let is_certain = !is_between && !changes.get(index + 1).is_some_and(moves_there);
+                left[earlier] = if is_certain { Expected::Left } else { Expected::Anything };
+                left[index] = left[earlier];
+            }
+        }
+        left
+    }
+
     /// The map at the fork, where it is not `map`, which has all that was heard before the fork and nothing else.
     ///
     /// # Errors
     /// Those of the witness.
-    pub(in crate::pager) fn resolve<W: Witness>(
-        &self,
-        map: &PageMap,
-        mut witness: W,
-    ) -> Result<Option<PageMap>, W::Error> {
+    pub(in crate::pager) fn resolve<W: Witness>(&self, map: &PageMap, witness: W) -> Result<Option<PageMap>, W::Error> {
+        let mut witness = Recorded::of(witness, &self.answers);
         let mut late = map.clone();
         let after = self.after.iter().map(|message| Change::made(*message, &mut late));
         let changes: Vec<Change> = self.before.iter().cloned().chain(after).collect();
         let was_heard = |index: usize| index < self.before.len();
         let mut has: Vec<bool> = (0..changes.len()).map(was_heard).collect();
+        let mut base = map.clone();
+        Change::unmake_all(&self.before, &mut base);
+        let left = self.places_left(&changes);
         for chain in chains(&changes) {
             let heard = chain.iter().filter(|index| was_heard(**index)).count();
-            let links: Vec<&Change> = chain.iter().map(|index| &changes[*index]).collect();
-            let made = links_made(&links, heard, &mut witness)?;
+            let link = |index: &usize| Link { change: &changes[*index], left: left[*index] };
+            let links: Vec<Link<'_>> = chain.iter().map(link).collect();
+            let made = links_made(&links, heard, &base, &mut witness)?;
             chain.iter().enumerate().for_each(|(link, index)| has[*index] = link < made);
         }
         // A discard that was heard behind what the fork has not was begun behind the fork.
@@ -187,10 +261,30 @@ impl Doubt {
         if (0..changes.len()).all(|index| has[index] == was_heard(index)) {
             return Ok(None);
         }
-        let mut found = map.clone();
-        Change::unmake_all(&self.before, &mut found);
+        let mut found = base;
         changes.iter().zip(has).filter(|(_, has)| *has).for_each(|(change, _)| drop(found.follow(&change.message)));
         Ok(Some(found))
+    }
+}
+
+/// A change among those of the same memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Link<'a> {
+    pub(super) change: &'a Change,
+    /// What is expected of a place that it has left.
+    left: Expected,
+}
+
+impl Link<'_> {
+    fn says(&self, address: u64) -> Option<(Expected, Expected)> {
+        self.change.says(address, self.left)
+    }
+
+    /// Whether it is a move, and another change the first of what the same system call has told: what was at the new place is unmapped. No fork comes
+    /// between the two.
+    fn unmaps_its_place_by(&self, other: &Link<'_>) -> bool {
+        let Message::Unmap { start, end } = other.change.message else { return false };
+        self.change.destination() == Some(start..end)
     }
 }
 
@@ -237,20 +331,36 @@ fn chains(changes: &[Change]) -> Vec<Vec<usize>> {
 
 /// How many links of a chain were made, of which so many were heard before the fork. Of two that are as likely it is the greater: that a fork
 /// overtook the last change takes less than that several overtook the fork.
-fn links_made<W: Witness>(links: &[&Change], heard: usize, witness: &mut W) -> Result<usize, W::Error> {
+fn links_made<W: Witness>(
+    links: &[Link<'_>],
+    heard: usize,
+    base: &PageMap,
+    witness: &mut W,
+) -> Result<usize, W::Error> {
     let mut costs = vec![0; links.len() + 1];
-    let places: BTreeSet<u64> = links.iter().flat_map(|link| link.places()).collect();
+    let places: BTreeSet<u64> = links.iter().flat_map(|link| link.change.places()).collect();
     for place in places {
         if let Some(is_registered) = witness.is_registered(place)? {
             (0..).zip(&mut costs).for_each(|(made, cost)| *cost += expected(links, made, place).cost(is_registered));
         }
+    }
+    let is_within_call = |made: usize| {
+        let (before, behind) = (made.checked_sub(1).and_then(|last| links.get(last)), links.get(made));
+        before.zip(behind).is_some_and(|(before, behind)| behind.unmaps_its_place_by(before))
+    };
+    (0..).zip(&mut costs).for_each(|(made, cost)| *cost += u32::from(is_within_call(made)));
+    ask_for_pages((links, heard), base, witness, &mut costs)?;
+    let least = costs.iter().min().copied().unwrap_or_default();
+    // Of a process with one thread it always is.
+    if costs[heard] / CONTRADICTION == least / CONTRADICTION && !is_within_call(heard) {
+        return Ok(heard);
     }
     let best = (0..=links.len()).rev().min_by_key(|made| (costs[*made], made.abs_diff(heard)));
     Ok(best.unwrap_or(heard))
 }
 
 /// What is expected of an address when so many links were made.
-fn expected(links: &[&Change], made: usize, address: u64) -> Expected {
+fn expected(links: &[Link<'_>], made: usize, address: u64) -> Expected {
     let behind = links[..made].iter().rev().find_map(|link| Some(link.says(address)?.1));
     let before = || links[made..].iter().find_map(|link| Some(link.says(address)?.0));
     behind.or_else(before).unwrap_or(Expected::Anything)

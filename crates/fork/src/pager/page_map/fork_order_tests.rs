@@ -1,5 +1,6 @@
 //! A kernel with two threads that change their memory, one fork, and messages in any order.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 
@@ -9,6 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pager::page_map::blocks::{BLOCK, address, move_of, unmap_of};
+use crate::pager::page_map::tests::{Model, PAGES, begin, event, steps};
 
 /// Blocks of each thread, half of which hold data at first. Of every other one pages have come.
 const BLOCKS: u64 = 6;
@@ -26,6 +28,8 @@ fn block_of(address: u64) -> u64 {
 struct Memory {
     registered: BTreeSet<u64>,
     shown: BTreeMap<u64, u64>,
+    /// What was filled with zeroes because it was asked for.
+    filled: RefCell<BTreeSet<u64>>,
 }
 
 /// Whether pages have come of what a block shows.
@@ -40,12 +44,16 @@ impl Witness for &Memory {
         Ok(Some(self.registered.contains(&block_of(address))))
     }
 
-    fn has_kept(&mut self, discarded: &[Segment]) -> Result<Option<bool>, Infallible> {
-        let Some(segment) = discarded.iter().find(|segment| has_come(segment.first_page / BLOCK)) else {
-            return Ok(None);
-        };
-        let block = block_of(segment.start);
-        Ok(self.registered.contains(&block).then(|| self.shown.contains_key(&block)))
+    fn first_come(&self, segments: &[Segment]) -> Option<u64> {
+        segments.iter().find(|segment| has_come(segment.first_page / BLOCK)).map(|segment| segment.start)
+    }
+
+    fn is_present(&mut self, address: u64) -> Result<Option<bool>, Infallible> {
+        let block = block_of(address);
+        let shown = self.shown.get(&block).filter(|_| self.registered.contains(&block)).copied();
+        assert!(shown.is_none_or(has_come), "zeroes are put in the place of what was to be fetched for block {block}");
+        let is_there = || shown.is_some() || !self.filled.borrow_mut().insert(block);
+        Ok(self.registered.contains(&block).then(is_there))
     }
 }
 
@@ -71,6 +79,7 @@ enum Step {
         thread: usize,
         from: u64,
         to: u64,
+        leaves_it_mapped: bool,
     },
     Unmap {
         thread: usize,
@@ -90,8 +99,9 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let (thread, block) = (0..THREADS, 0..BLOCKS);
+    let moves = (thread.clone(), block.clone(), block.clone(), prop::bool::weighted(0.3));
     prop_oneof![
-        4 => (thread.clone(), block.clone(), block.clone()).prop_map(|(thread, from, to)| Step::Move { thread, from, to }),
+        4 => moves.prop_map(|(thread, from, to, leaves_it_mapped)| Step::Move { thread, from, to, leaves_it_mapped }),
         1 => (thread.clone(), block.clone()).prop_map(|(thread, block)| Step::Unmap { thread, block }),
         1 => (thread.clone(), block).prop_map(|(thread, block)| Step::Discard { thread, block }),
         6 => thread.prop_map(|thread| Step::GoOn { thread }),
@@ -108,6 +118,9 @@ struct Course {
     to_tell: [Vec<Message>; THREADS],
     to_discard: [Option<u64>; THREADS],
     changes: [usize; THREADS],
+    /// Threads that have made a change since anything was quiet of which nothing tells whether a fork has it: they change nothing while one is
+    /// not heard of, as a thread that forks itself.
+    has_hidden: [bool; THREADS],
     /// The memory of the forked process, and what may be zero there: what was being discarded then, or until the fork was heard
     /// of, where nothing had come.
     forked: Option<(Memory, BTreeSet<u64>)>,
@@ -136,6 +149,9 @@ impl Course {
     /// Whether a thread is in no system call, and may make a change.
     fn is_free(&mut self, thread: usize) -> bool {
         let is_late = self.forked.is_some();
+        if is_late && self.doubt.is_none() && self.has_hidden[thread] {
+            return false;
+        }
         let is_free = self.to_tell[thread].is_empty()
             && self.to_discard[thread].is_none()
             && (!is_late || self.changes[thread] < CHANGES_MAX);
@@ -145,19 +161,43 @@ impl Course {
 
     fn take(&mut self, step: &Step) {
         match *step {
-            Step::Move { thread, from, to } => {
+            Step::Move { thread, from, to, leaves_it_mapped } => {
                 let (from, to) = (thread as u64 * BLOCKS + from, thread as u64 * BLOCKS + to);
+                // Its places are registered before and behind it, and nothing tells where it is: it must not be in doubt.
+                let forked = self.forked.as_ref().map_or(&self.memory, |(forked, _)| forked);
+                let is_over = self.memory.registered.contains(&to) || forked.registered.contains(&to);
+                let has_come = self.memory.shown.get(&from).copied().is_some_and(has_come);
+                let is_hidden = !has_come && (leaves_it_mapped || is_over);
+                // With others beside it, it may look like none of them.
+                let is_alone = !leaves_it_mapped || self.forked.is_none() || self.changes[thread] == 0;
+                if !is_alone || is_hidden && self.forked.is_some() && (leaves_it_mapped || self.doubt.is_none()) {
+                    return;
+                }
                 if from != to && self.memory.registered.contains(&from) && self.is_free(thread) {
                     if self.memory.registered.contains(&to) {
                         self.to_tell[thread].push(unmap_of(to));
                     }
                     self.memory.relocate(from, to);
                     // As mremap(2) does.
-                    self.to_tell[thread].extend([move_of(from, to), unmap_of(from)]);
+                    self.to_tell[thread].push(move_of(from, to));
+                    if leaves_it_mapped {
+                        self.memory.registered.insert(from);
+                    } else {
+                        self.to_tell[thread].push(unmap_of(from));
+                    }
+                    self.has_hidden[thread] |= is_hidden || leaves_it_mapped;
+                    while is_hidden && !self.to_tell[thread].is_empty() {
+                        self.go_on(thread);
+                    }
                 }
             }
             Step::Unmap { thread, block } => {
                 let block = thread as u64 * BLOCKS + block;
+                // What is registered there may have grown there since.
+                let has_come = self.memory.shown.get(&block).copied().is_some_and(has_come);
+                if !has_come && self.forked.is_some() && self.doubt.is_none() {
+                    return;
+                }
                 if self.memory.registered.contains(&block) && self.is_free(thread) {
                     self.memory.unmap(block);
                     self.to_tell[thread].push(unmap_of(block));
@@ -184,6 +224,7 @@ impl Course {
         }
         let is_quiet = self.to_tell.iter().all(Vec::is_empty) && self.forked.is_some() == self.doubt.is_some();
         if is_quiet {
+            self.has_hidden = Default::default();
             self.recent.clear();
             self.map.all_was_heard();
         }
@@ -234,15 +275,85 @@ proptest! {
     }
 }
 
+/// The memory of a process with one thread at its fork, of which every other page of the seed had come, or none.
+struct ForkedMemory<'a> {
+    model: &'a Model,
+    have_come: bool,
+    /// What was filled with zeroes because it was asked for.
+    filled: RefCell<BTreeSet<u64>>,
+}
+
+impl ForkedMemory<'_> {
+    fn has_come(&self, page: u64) -> bool {
+        self.have_come && page.is_multiple_of(2)
+    }
+}
+
+impl Witness for ForkedMemory<'_> {
+    type Error = Infallible;
+
+    fn is_registered(&mut self, address: u64) -> Result<Option<bool>, Infallible> {
+        Ok(Some(self.model.is_registered(address / PAGE_SIZE, 1)))
+    }
+
+    fn first_come(&self, segments: &[Segment]) -> Option<u64> {
+        let pages = |segment: &Segment| (segment.start..segment.end).step_by(PAGE_SIZE as usize);
+        let mut pages =
+            segments.iter().flat_map(|segment| pages(segment).map(|address| (address, segment.page_at(address))));
+        pages.find(|(_, page)| self.has_come(*page)).map(|(address, _)| address)
+    }
+
+    fn is_present(&mut self, address: u64) -> Result<Option<bool>, Infallible> {
+        let page = address / PAGE_SIZE;
+        let shown = self.model.shown(page).map(|(_, page)| self.has_come(page));
+        assert_ne!(shown, Some(false), "zeroes are put in the place of what was to be fetched for page {page}");
+        let is_there = || shown == Some(true) || !self.filled.borrow_mut().insert(page);
+        Ok(self.model.is_registered(page, 1).then(is_there))
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    /// It is never quiet, so that all that it has ever done is in question.
+    #[test]
+    fn a_single_thread_forks_what_it_has(
+        events in prop::collection::vec(event(), 0..8),
+        later in prop::collection::vec(event(), 0..4),
+        have_come in any::<bool>(),
+    ) {
+        let (mut map, mut model) = begin();
+        let mut before = Vec::new();
+        for event in events {
+            for (message, now) in steps(&event, &model) {
+                before.push(Change::made(message, &mut map));
+                model = now;
+            }
+        }
+        let (mut doubt, mut after) = (Doubt::new(0, before), model.clone());
+        for event in later {
+            for (message, now) in steps(&event, &after) {
+                doubt.heard(message);
+                after = now;
+            }
+        }
+        let found = doubt.resolve(&map, ForkedMemory { model: &model, have_come, filled: RefCell::default() }).unwrap().unwrap_or(map);
+        for page in 0..3 * PAGES {
+            let address = page * PAGE_SIZE;
+            let shown = found.at(address).map(|segment| (segment.extent, segment.page_at(address)));
+            prop_assert_eq!(shown, model.shown(page), "page {}", page);
+        }
+    }
+}
+
 /// The blocks that the map of a forked process shows, of which the kernel says that these are registered.
 fn found(map: &PageMap, doubt: &Doubt, registered: &[u64]) -> Option<Vec<u64>> {
-    let memory = Memory { registered: registered.iter().copied().collect(), shown: BTreeMap::new() };
+    let memory = Memory { registered: registered.iter().copied().collect(), ..Memory::default() };
     let found = doubt.resolve(map, &memory).unwrap()?;
     Some(found.segments().map(|segment| block_of(segment.start)).collect())
 }
 
 fn map() -> PageMap {
-    PageMap::of([Segment { start: address(1), end: address(2), extent: ExtentId(1), first_page: 0 }])
+    PageMap::of([Segment { start: address(1), end: address(2), extent: ExtentId(1), first_page: BLOCK }])
 }
 
 #[test]
@@ -272,10 +383,19 @@ fn where_nothing_is_unmapped_both_places_are_registered() {
 
 #[test]
 fn an_unmapping_that_came_behind_the_fork_is_none_of_its() {
-    let mut unmapped = map();
-    let early = Doubt::new(0, vec![Change::made(unmap_of(1), &mut unmapped)]);
-    assert_eq!(found(&unmapped, &early, &[1]), Some(vec![1]));
-    assert_eq!(found(&unmapped, &early, &[]), None);
+    let mut unmapped =
+        PageMap::of([Segment { start: address(1), end: address(2), extent: ExtentId(1), first_page: 0 }]);
+    let change = Change::made(unmap_of(1), &mut unmapped);
+    let early = || Doubt::new(0, vec![change.clone()]);
+    let memory = |registered: &[u64], shown: &[(u64, u64)]| Memory {
+        registered: registered.iter().copied().collect(),
+        shown: shown.iter().copied().collect(),
+        ..Memory::default()
+    };
+    let has = |memory: &Memory| early().resolve(&unmapped, memory).unwrap().map(|map| map.segments().count());
+    assert_eq!(has(&memory(&[1], &[(1, 0)])), Some(1));
+    assert_eq!(has(&memory(&[1], &[])), None, "it was unmapped, and what is in front of it has grown");
+    assert_eq!(has(&memory(&[], &[])), None);
 }
 
 #[test]

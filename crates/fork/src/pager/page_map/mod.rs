@@ -8,6 +8,7 @@
 #[cfg(test)]
 pub(super) mod blocks;
 pub(super) mod fork_order;
+mod fork_pages;
 mod overtaken;
 
 use std::collections::BTreeMap;
@@ -118,10 +119,19 @@ impl PageMap {
         first.filter(|first| *first < end)
     }
 
+    /// The parts of segments within a range.
+    fn segments_in(&self, start: u64, end: u64) -> impl Iterator<Item = Segment> {
+        let first = self.at(start).map_or(start, |segment| segment.start);
+        self.segments.range(first..end.max(first)).filter_map(move |(_, segment)| segment.clipped(start, end))
+    }
+
     /// Follows a change of the memory map.
     pub(super) fn follow(&mut self, message: &Message) -> Followed {
         let overtakes = matches!(*message, Message::Remap { to, bytes, .. } if self.has(to..to + bytes));
-        let before = (overtakes || self.is_overtaken()).then(|| Box::new(self.clone()));
+        let obsolete = self.obsolete_expectations(message);
+        let is_involved = overtakes || self.is_overtaken() || !obsolete.is_empty();
+        let before = is_involved.then(|| Box::new(self.clone()));
+        self.overtaken.drop_expected(&obsolete);
         let mut followed = Followed { before, ..Followed::default() };
         match *message {
             Message::Remap { from, to, bytes } => self.remap(from, to, bytes),
@@ -139,6 +149,19 @@ impl PageMap {
             Message::Fault { .. } | Message::Fork { .. } => {}
         }
         followed
+    }
+
+    /// Places that a move has left mapped (MREMAP_DONTUNMAP), so that nobody will tell of them once more: a part of one is left or
+    /// discarded by itself, and nothing is known to have been moved there meanwhile.
+    fn obsolete_expectations(&self, message: &Message) -> Vec<Range<u64>> {
+        let range = match *message {
+            Message::Remap { from, bytes, .. } => from..from + bytes,
+            Message::Unmap { start, end } if self.overtaken.expects(&(start..end)) => return Vec::new(),
+            Message::Unmap { start, end } | Message::Remove { start, end } => start..end,
+            Message::Fault { .. } | Message::Fork { .. } => return Vec::new(),
+        };
+        let is_empty = |place: &Range<u64>| !self.has(place.start.max(range.start)..place.end.min(range.end));
+        self.overtaken.expected_within(&range).filter(|place| is_empty(place)).cloned().collect()
     }
 
     /// Undoes the last change that it followed.
@@ -236,56 +259,145 @@ impl PageMap {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashMap;
 
     /// Pages of the small address space that the model knows one by one.
-    const PAGES: u64 = 64;
+    pub(in crate::pager::page_map) const PAGES: u64 = 64;
 
-    /// What a page map should be: each page of addresses and what it shows.
-    #[derive(Default)]
-    struct Model(HashMap<u64, (ExtentId, u64)>);
+    /// What a page map should be: each page of addresses and what it shows, if anything, where it is registered.
+    #[derive(Default, Clone)]
+    pub(in crate::pager::page_map) struct Model(pub(in crate::pager::page_map) HashMap<u64, Option<(ExtentId, u64)>>);
 
     impl Model {
-        fn remove(&mut self, start: u64, count: u64) {
+        fn unmap(&mut self, start: u64, count: u64) {
             self.0.retain(|page, _| !(start..start + count).contains(page));
         }
 
-        fn shows(&self, start: u64, count: u64) -> bool {
+        fn discard(&mut self, start: u64, count: u64) {
+            self.0
+                .iter_mut()
+                .filter(|(page, _)| (start..start + count).contains(page))
+                .for_each(|(_, shown)| *shown = None);
+        }
+
+        pub(in crate::pager::page_map) fn is_registered(&self, start: u64, count: u64) -> bool {
             (start..start + count).any(|page| self.0.contains_key(&page))
         }
 
-        fn remap(&mut self, from: u64, to: u64, count: u64) {
-            let moved: Vec<_> = (0..count).map(|index| self.0.remove(&(from + index))).collect();
-            self.remove(to, count);
-            for (index, shown) in moved.into_iter().enumerate() {
-                shown.map(|shown| self.0.insert(to + index as u64, shown));
+        fn remap(&mut self, from: u64, to: u64, count: u64, leaves_it_mapped: bool) {
+            let moved: Vec<_> = (from..from + count).map(|page| self.0.remove(&page)).collect();
+            self.unmap(to, count);
+            for (index, page) in (0..).zip(moved) {
+                page.map(|shown| self.0.insert(to + index, shown));
+                page.filter(|_| leaves_it_mapped).map(|_| self.0.insert(from + index, None));
             }
+        }
+
+        pub(in crate::pager::page_map) fn shown(&self, page: u64) -> Option<(ExtentId, u64)> {
+            self.0.get(&page).copied().flatten()
         }
     }
 
-    #[derive(Debug, Clone)]
-    enum Event {
-        Remove { start: u64, count: u64 },
-        Remap { from: u64, to: u64, count: u64 },
+    /// Three areas of different extents.
+    pub(in crate::pager::page_map) fn begin() -> (PageMap, Model) {
+        let (mut segments, mut model) = (Vec::new(), Model::default());
+        for (extent, first) in [(0u32, 0u64), (1, 20), (2, 40)] {
+            let (start, end) = (first * PAGE_SIZE, (first + 16) * PAGE_SIZE);
+            segments.push(Segment { start, end, extent: ExtentId(extent), first_page: 3 });
+            model.0.extend((0..16).map(|page| (first + page, Some((ExtentId(extent), 3 + page)))));
+        }
+        (PageMap::of(segments), model)
     }
 
-    fn event() -> impl Strategy<Value = Event> {
+    #[derive(Debug, Clone)]
+    pub(in crate::pager::page_map) enum Event {
+        Unmap {
+            start: u64,
+            count: u64,
+        },
+        Discard {
+            start: u64,
+            count: u64,
+        },
+        /// What is in front of it grows there, of which nobody is told.
+        Grow {
+            start: u64,
+            count: u64,
+        },
+        Remap {
+            from: u64,
+            to: u64,
+            count: u64,
+            leaves_it_mapped: bool,
+        },
+    }
+
+    pub(in crate::pager::page_map) fn event() -> impl Strategy<Value = Event> {
+        let remap = (0..PAGES, 0..PAGES, 1..16u64, any::<bool>());
         prop_oneof![
-            (0..PAGES, 1..PAGES).prop_map(|(start, count)| Event::Remove { start, count }),
-            (0..PAGES, 0..PAGES, 1..16u64)
-                .prop_filter("mremap refuses overlapping ranges", |(from, to, count)| from.abs_diff(*to) >= *count)
-                .prop_map(|(from, to, count)| Event::Remap { from, to, count }),
+            1 => (0..PAGES, 1..PAGES).prop_map(|(start, count)| Event::Unmap { start, count }),
+            1 => (0..PAGES, 1..PAGES).prop_map(|(start, count)| Event::Discard { start, count }),
+            1 => (1..PAGES, 1..16u64).prop_map(|(start, count)| Event::Grow { start, count }),
+            4 => remap
+                .prop_filter("mremap refuses overlapping ranges", |(from, to, count, _)| from.abs_diff(*to) >= *count)
+                .prop_map(|(from, to, count, leaves_it_mapped)| Event::Remap { from, to, count, leaves_it_mapped }),
         ]
+    }
+
+    /// What the kernel does, each with the message that tells of it, in the order in which a single thread tells.
+    pub(in crate::pager::page_map) fn steps(event: &Event, model: &Model) -> Vec<(Message, Model)> {
+        let (mut now, mut steps) = (model.clone(), Vec::new());
+        let (at, bytes) = (|page: u64| page * PAGE_SIZE, |count: u64| count * PAGE_SIZE);
+        match *event {
+            Event::Unmap { start, count } => {
+                if now.is_registered(start, count) {
+                    now.unmap(start, count);
+                    steps.push((Message::Unmap { start: at(start), end: at(start + count) }, now));
+                }
+            }
+            Event::Discard { start, count } => {
+                // Each area is told of by itself.
+                let pages: Vec<u64> = (start..start + count).filter(|page| now.0.contains_key(page)).collect();
+                let areas = pages.chunk_by(|page, next| page + 1 == *next).map(|area| (area[0], area.len() as u64));
+                areas.for_each(|(first, count)| {
+                    now.discard(first, count);
+                    steps.push((Message::Remove { start: at(first), end: at(first + count) }, now.clone()));
+                });
+            }
+            Event::Grow { start, count } => {
+                if now.is_registered(start - 1, 1) && !now.is_registered(start, count) {
+                    now.0.extend((start..start + count).map(|page| (page, None)));
+                    // Any message that changes nothing.
+                    steps.push((Message::Remove { start: 0, end: 0 }, now));
+                }
+            }
+            Event::Remap { from, to, count, leaves_it_mapped } => {
+                // An area that is registered is moved whole.
+                if !(from..from + count).all(|page| now.0.contains_key(&page)) {
+                    return steps;
+                }
+                if now.is_registered(to, count) {
+                    now.unmap(to, count);
+                    steps.push((Message::Unmap { start: at(to), end: at(to + count) }, now.clone()));
+                }
+                now.remap(from, to, count, leaves_it_mapped);
+                steps.push((Message::Remap { from: at(from), to: at(to), bytes: bytes(count) }, now.clone()));
+                if !leaves_it_mapped {
+                    steps.push((Message::Unmap { start: at(from), end: at(from + count) }, now));
+                }
+            }
+        }
+        steps
     }
 
     fn check(map: &PageMap, model: &Model) {
         for page in 0..3 * PAGES {
             let address = page * PAGE_SIZE;
             let shown = map.at(address).map(|segment| (segment.extent, segment.page_at(address)));
-            assert_eq!(shown, model.0.get(&page).copied(), "page {page}");
+            assert_eq!(shown, model.shown(page), "page {page}");
             if let Some((extent, number)) = shown {
                 let (place, behind) = map.place_of(extent, number).expect("a page that is shown has a place");
                 assert_eq!(place, address);
@@ -293,41 +405,19 @@ mod tests {
             }
         }
         let shown: u64 = map.segments().map(Segment::pages).sum();
-        assert_eq!((shown as usize, map.segments.len()), (model.0.len(), map.places.len()));
+        let right = model.0.values().flatten().count();
+        assert_eq!((shown as usize, map.segments.len()), (right, map.places.len()));
     }
 
     proptest! {
         #[test]
         fn agrees_with_the_model(events in prop::collection::vec(event(), 0..40)) {
-            let mut model = Model::default();
-            let mut segments = Vec::new();
-            for (extent, first) in [(0u32, 0u64), (1, 20), (2, 40)] {
-                let (start, end) = (first * PAGE_SIZE, (first + 16) * PAGE_SIZE);
-                segments.push(Segment { start, end, extent: ExtentId(extent), first_page: 3 });
-                model.0.extend((0..16).map(|page| (first + page, (ExtentId(extent), 3 + page))));
-            }
-            let mut map = PageMap::of(segments);
+            let (mut map, mut model) = begin();
             check(&map, &model);
             let mut undone = Vec::new();
             for event in events {
-                let unmap = |start: u64, count: u64| Message::Unmap { start: start * PAGE_SIZE, end: (start + count) * PAGE_SIZE };
-                // As the kernel tells of it: a move is the second of three.
-                let messages = match event {
-                    Event::Remove { start, count } => vec![unmap(start, count)],
-                    Event::Remap { from, to, count } => {
-                        let (from_at, to_at, bytes) = (from * PAGE_SIZE, to * PAGE_SIZE, count * PAGE_SIZE);
-                        let before = model.shows(to, count).then(|| unmap(to, count));
-                        let moves = Message::Remap { from: from_at, to: to_at, bytes };
-                        before.into_iter().chain([moves, unmap(from, count)]).collect()
-                    }
-                };
-                for message in messages {
-                    let before = Model(model.0.clone());
-                    match message {
-                        Message::Remap { from, to, bytes } => model.remap(from / PAGE_SIZE, to / PAGE_SIZE, bytes / PAGE_SIZE),
-                        Message::Unmap { start, end } => model.remove(start / PAGE_SIZE, (end - start) / PAGE_SIZE),
-                        _ => {}
-                    }
+                for (message, now) in steps(&event, &model) {
+                    let before = std::mem::replace(&mut model, now);
                     undone.push((before, message, map.follow(&message)));
                     check(&map, &model);
                 }

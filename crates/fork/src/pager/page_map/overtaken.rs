@@ -13,6 +13,8 @@
 //!
 //! - The last message of a move tells nothing new. Who moved in meanwhile must not be taken for unmapped. So it is *expected*, and
 //!   ignored when it comes.
+//!   A move with MREMAP_DONTUNMAP tells nothing of the kind. Where a part of such a place is left or discarded by itself, and nothing is known
+//!   to have been moved there, it was left mapped, and is expected no more.
 //! - Something is moved to a place that still shows something. The kernel would have unmapped that, and told so before: it has been left.
 //!   What it shows is *displaced*, and the next that is heard to leave the place, by a move or unmapped, is that.
 //!
@@ -62,6 +64,22 @@ impl Overtaken {
     pub(super) fn take_expected(&mut self, range: Range<u64>) -> bool {
         let found = self.expected.iter().rposition(|expected| *expected == range);
         found.map(|index| self.expected.remove(index)).is_some()
+    }
+
+    /// Whether this range is expected.
+    pub(super) fn expects(&self, range: &Range<u64>) -> bool {
+        self.expected.contains(range)
+    }
+
+    /// The expected ranges that a range overlaps.
+    pub(super) fn expected_within(&self, range: &Range<u64>) -> impl Iterator<Item = &Range<u64>> {
+        let (start, end) = (range.start, range.end);
+        self.expected.iter().filter(move |place| place.start < end && start < place.end)
+    }
+
+    /// These ranges are expected no more.
+    pub(super) fn drop_expected(&mut self, obsolete: &[Range<u64>]) {
+        self.expected.retain(|place| !obsolete.contains(place));
     }
 
     /// Whether it is still to be heard where something has gone.

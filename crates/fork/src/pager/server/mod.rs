@@ -12,12 +12,13 @@ pub(super) mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::mem::ManuallyDrop;
+use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use farfork_fabric::{Address, Completion, Spin};
 use farfork_sys::allocator;
-use farfork_sys::userfaultfd::Message;
+use farfork_sys::userfaultfd::{Message, Userfaultfd};
 use farfork_wire::{ChildId, NodeName, SeedId};
 
 use super::cache::{CACHED_SLOTS_MAX, PageCache};
@@ -111,6 +112,10 @@ pub(super) struct Server<'a> {
     pub(super) recent_sets: RecentSets,
     /// How many slots may still be installed from there in this round.
     pub(super) cached_room: u64,
+    /// What led to the holder when it was last looked.
+    pub(super) holder: RawFd,
+    /// Of processes that a predecessor left no word of.
+    pub(super) unclaimed: Vec<ManuallyDrop<Userfaultfd>>,
     /// Children that take the rest of their pages, in the order of their turns.
     pub(super) settling: VecDeque<u64>,
     pub(super) next_child: u64,
@@ -124,9 +129,9 @@ pub(super) struct Server<'a> {
     pub(super) brought_one: Option<u64>,
     /// When a stream last stood still for such a page in vain.
     in_vain_at: Option<Instant>,
-    /// When somebody last waited for a page with which nothing came along.
+    /// When somebody last waited for a single page.
     pub(super) single_at: Option<Instant>,
-    /// Whether the last step of a stream received some of it.
+    /// Whether the last step of a stream received some.
     received_last: bool,
     completions: Vec<Completion>,
     placement: Placement,
@@ -171,6 +176,8 @@ impl<'a> Server<'a> {
             warming: BTreeMap::new(),
             recent_sets: RecentSets::default(),
             cached_room: CACHED_SLOTS_MAX,
+            holder: station.holder(),
+            unclaimed: Vec::new(),
             settling: VecDeque::new(),
             next_child: 0,
             end: None,
@@ -349,9 +356,8 @@ impl<'a> Server<'a> {
             return Duration::ZERO;
         }
         let until = |due: Instant| due.saturating_duration_since(now);
-        let owners = self.owners.next_timeout().map(until);
-        let retries = self.retries.patience(now);
-        [owners, retries].into_iter().flatten().fold(until(self.next_sweep), Duration::min)
+        let dues = [self.owners.next_timeout().map(until), self.retries.patience(now)];
+        dues.into_iter().flatten().fold(until(self.next_sweep), Duration::min)
     }
 
     /// Whether to look for something to do rather than sleep.
@@ -362,8 +368,9 @@ impl<'a> Server<'a> {
     /// Closes the spaces of processes that are gone.
     fn sweep(&mut self) {
         self.next_sweep = self.now + SWEEP_INTERVAL;
-        let keys: Vec<u64> = self.children.keys().copied().collect();
-        keys.into_iter().for_each(|key| self.sweep_child(key));
+        self.children.keys().copied().collect::<Vec<u64>>().into_iter().for_each(|key| self.sweep_child(key));
+        self.unclaimed.extract_if(.., |uffd| uffd.is_gone()).for_each(|uffd| drop(ManuallyDrop::into_inner(uffd)));
+        self.close_former_holders();
         self.keep_up_cache();
         self.report_all();
         self.fill_zygotes();
@@ -381,9 +388,10 @@ impl<'a> Server<'a> {
     pub(super) fn sweep_child(&mut self, key: u64) {
         let Some(served) = self.children.get(&key) else { return };
         let spaces = served.child.spaces.iter();
-        let gone: Vec<SpaceNumber> =
-            spaces.filter(|(_, space)| space.uffd().is_gone()).map(|(number, _)| *number).collect();
+        let is_gone = spaces.filter(|(_, space)| space.uffd().is_gone());
+        let gone: Vec<SpaceNumber> = is_gone.map(|(number, _)| *number).collect();
         gone.into_iter().for_each(|space| self.close_space(key, space));
+        self.rotate_stub_queue(key);
     }
 
     /// Serves a child from now on.
@@ -478,8 +486,8 @@ impl<'a> Server<'a> {
         self.station.registry().strike(&child.id);
         if let Some(socket) = &child.socket {
             self.watch.remove(Source::Socket(key), &**socket);
-            child.drop_socket();
         }
+        child.close_sockets();
         self.detach(owners);
     }
 
@@ -488,10 +496,5 @@ impl<'a> Server<'a> {
             self.watch.forget(Source::Owner(owner, Lane::Demand));
             self.watch.forget(Source::Owner(owner, Lane::Bulk));
         }
-    }
-
-    /// Watches a client.
-    pub(super) fn watch_client(&mut self, client: u64, socket: &OwnedFd) -> io::Result<()> {
-        self.watch.add(Source::Client(client), socket)
     }
 }

@@ -115,12 +115,13 @@ impl Witness for Asked<'_> {
         now.map(|address| self.space.uffd.is_registered(address)).transpose()
     }
 
-    fn has_kept(&mut self, discarded: &[Segment]) -> Result<Option<bool>, Cause> {
-        let had_come = discarded.iter().find_map(|segment| self.first_installed(segment));
-        let Some(now) = had_come.and_then(|address| fork_order::now_kept_at(address, &self.space.recent)) else {
-            return Ok(None);
-        };
-        // Where it is not there it was discarded, and is zero.
+    fn first_come(&self, segments: &[Segment]) -> Option<u64> {
+        segments.iter().find_map(|segment| self.first_installed(segment))
+    }
+
+    fn is_present(&mut self, address: u64) -> Result<Option<bool>, Cause> {
+        let Some(now) = fork_order::now_kept_at(address, &self.space.recent) else { return Ok(None) };
+        // Where it is not there it was discarded, or moved away, and is zero.
         match self.space.uffd.zero(now, PAGE_SIZE) {
             Ok(()) => Ok(Some(false)),
             Err(Stopped { cause: Cause::Present, .. }) => Ok(Some(true)),

@@ -104,7 +104,7 @@ impl Layout {
             ExtentSource::Template { process, address } => {
                 Some(Place { pid: *pids.get(process as usize)?, address, bytes: extent.bytes })
             }
-            ExtentSource::SharedObject { .. } => None,
+            ExtentSource::SharedObject { .. } | ExtentSource::File { .. } => None,
         };
         Self::new(Program::of(&descriptor.process), descriptor.extents.iter().map(place).collect())
     }

@@ -1,16 +1,17 @@
 //! TCP connections whose two ends the child has: each end is told that it is connected (TCP_REPAIR, tcp(7)), without a word
 //! on the network. No listening socket is needed, and nobody else can come between.
 
+use std::collections::HashSet;
 use std::io;
 
 use farfork_wire::Descriptor;
-use farfork_wire::descriptor::{OpenFile, Socket, SocketState};
+use farfork_wire::descriptor::{OpenFile, Socket, SocketOption, SocketState, internet_address};
 use rustix::fs::OFlags;
 
 use super::super::RestoreError;
 use super::super::layout::STEP_SOCKET;
 use super::files::Bench;
-use super::socket::{send, set_modes, set_options, shut_down};
+use super::socket::{LARGEST_SEGMENT, loopback, send, set_modes, set_options, shut_down};
 use super::{Script, number, value};
 
 const INET6: u32 = 10;
@@ -79,18 +80,82 @@ pub(super) fn make(bench: &mut Bench<'_, '_>, descriptor: &Descriptor) -> Result
         bench.put_aside(1, other.index);
         bench.put_aside(0, end.index);
     }
+    make_ended(bench, descriptor)
+}
+
+/// Those that both ends have shut down: made with an other end that sends what had arrived, shuts down, and goes.
+fn make_ended(bench: &mut Bench<'_, '_>, descriptor: &Descriptor) -> Result<(), RestoreError> {
+    let mut ports = free_ports(descriptor);
+    let mut free_port = |index| ports.next().ok_or(RestoreError::NotMade { number: index });
+    for (index, socket) in sockets(descriptor) {
+        let SocketState::Ended { address } = &socket.state else { continue };
+        bench.about(STEP_SOCKET, index);
+        let address = match internet_address(address).filter(|own| own.ip().is_loopback() && own.port() != 0) {
+            Some(_) => address.clone(),
+            None => with_port(&loopback(socket.family), free_port(index)?),
+        };
+        let peer = with_port(&address, free_port(index)?);
+        let silent = Socket { received: Vec::new(), ..socket.clone() };
+        let end = End { index, socket, address: &address, peer: &peer };
+        let other = End { index, socket: &silent, address: &peer, peer: &address };
+        connected(bench.script, 0, (&end, &other), (FIRST_BYTE, FIRST_BYTE))?;
+        connected(bench.script, 1, (&other, &end), (FIRST_BYTE, FIRST_BYTE))?;
+        for fd in [0, 1] {
+            set_word(bench.script, fd, (TCP, TCP_REPAIR), REPAIRED)?;
+        }
+        send(bench.script, 1, socket)?;
+        set_word(bench.script, 0, (SOL_SOCKET, SO_BUF_LOCK), 0)?;
+        set_options(bench.script, 0, socket, |option| ![ONLY_VERSION_6, FAST_OPEN].contains(&option))?;
+        set_modes(bench.script, 0, socket);
+        for fd in [0_u32, 1] {
+            bench.script.gives(0, number::SHUTDOWN, &[value(fd), value(HOW_SENDING)]);
+        }
+        bench.script.gives(0, number::CLOSE, &[value(1_u32)]);
+        bench.put_aside(0, index);
+    }
     Ok(())
+}
+
+/// SHUT_WR.
+const HOW_SENDING: u32 = 1;
+
+/// Where a connection counts its bytes from that nobody sends any more in.
+const FIRST_BYTE: u32 = 1;
+
+/// Ports above those that the kernel chooses by itself, which no socket of the descriptor has.
+fn free_ports(descriptor: &Descriptor) -> impl Iterator<Item = u16> {
+    const LOWEST: u16 = 61_000;
+    let addresses = sockets(descriptor).flat_map(|(_, socket)| match &socket.state {
+        SocketState::Idle { address, peer } | SocketState::Connected { address, peer, .. } => vec![address, peer],
+        SocketState::Listening { address, .. } | SocketState::Ended { address } => vec![address],
+        SocketState::Waiting { address, through, .. } => vec![address, through],
+        SocketState::Paired { .. } | SocketState::Cut { .. } => Vec::new(),
+    });
+    let taken: HashSet<u16> = addresses.filter_map(|address| Some(internet_address(address)?.port())).collect();
+    (LOWEST..=u16::MAX).filter(move |port| !taken.contains(port))
+}
+
+/// The same address with another port.
+fn with_port(address: &[u8], port: u16) -> Vec<u8> {
+    const PORT_AT: usize = 2;
+    let mut address = address.to_vec();
+    address[PORT_AT..PORT_AT + 2].copy_from_slice(&port.to_be_bytes());
+    address
+}
+
+fn sockets(descriptor: &Descriptor) -> impl Iterator<Item = (u32, &Socket)> {
+    descriptor.open_files.iter().enumerate().filter_map(|(index, file)| match file {
+        OpenFile::Socket(socket) => Some((index as u32, socket)),
+        _ => None,
+    })
 }
 
 /// The first or second ends of all connections.
 fn ends(descriptor: &Descriptor, wanted: u32) -> impl Iterator<Item = (u32, End<'_>)> {
-    descriptor.open_files.iter().enumerate().filter_map(move |(index, file)| match file {
-        OpenFile::Socket(socket) => match &socket.state {
-            SocketState::Connected { pair, end, address, peer } if *end == wanted => {
-                Some((*pair, End { index: index as u32, socket, address, peer }))
-            }
-            _ => None,
-        },
+    sockets(descriptor).filter_map(move |(index, socket)| match &socket.state {
+        SocketState::Connected { pair, end, address, peer } if *end == wanted => {
+            Some((*pair, End { index, socket, address, peer }))
+        }
         _ => None,
     })
 }
@@ -117,6 +182,7 @@ fn connected(
     if end.arrived_bytes() > BUFFER_BYTES {
         set_word(script, fd, (SOL_SOCKET, SO_RCVBUFFORCE), end.window_bytes())?;
     }
+    set_word(script, fd, LARGEST_SEGMENT, end.segment_bytes())?;
     script.gives(0, number::CONNECT, &[value(fd), peer, value(end.peer.len() as u64)]);
     agree(script, fd, *family)?;
     // struct tcp_repair_window: what was last heard, the other's window, its largest, the own one, and up to where it was told.
@@ -125,6 +191,17 @@ fn connected(
 }
 
 impl End<'_> {
+    /// The largest segment that it sends, with the room for a time stamp, as far as the kernel has one chosen.
+    fn segment_bytes(&self) -> u32 {
+        const CHOSEN_MAX: u32 = 32_767;
+        const CHOSEN_MIN: u32 = 88;
+        const TIME_STAMP_BYTES: u32 = 12;
+        let is_it = |option: &&SocketOption| (option.level, option.name) == LARGEST_SEGMENT;
+        let known = self.socket.options.iter().find(is_it).and_then(|option| option.value.first_chunk());
+        let bytes = known.map_or(CHOSEN_MAX, |bytes| u32::from_ne_bytes(*bytes).saturating_add(TIME_STAMP_BYTES));
+        bytes.clamp(CHOSEN_MIN, CHOSEN_MAX)
+    }
+
     fn arrived_bytes(&self) -> u32 {
         let bytes: usize = self.socket.received.iter().map(|message| message.bytes.len()).sum();
         u32::try_from(bytes).unwrap_or(u32::MAX)

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use farfork_wire::descriptor::{Backing, FileStatus, Mapping, SharedKind};
+use farfork_wire::descriptor::{Backing, FileStatus, FileTimes, Mapping, SharedKind};
 use farfork_wire::{Descriptor, PAGE_SIZE};
 use rustix::fs::OFlags;
 
@@ -28,10 +28,10 @@ pub(super) fn make(
         script.about(STEP_SHARED_MEMORY, index as u32);
         let source = (fd_base + objects.of_shared(index as u32), object.bytes);
         match &object.kind {
-            SharedKind::Memory | SharedKind::Deleted(_) => {}
+            SharedKind::Memory | SharedKind::MemoryFile(_) | SharedKind::Deleted(_) => {}
             SharedKind::Named { path, status } => {
                 if objects.is_private(path) {
-                    fill_file(source, (path, *status), script)?;
+                    fill_file(source, (path, *status, object.times), script)?;
                 }
             }
             SharedKind::SystemV { key, id, status, .. } => {
@@ -84,7 +84,7 @@ pub(super) fn seal(descriptor: &Descriptor, (objects, fd_base): (&Objects, u32),
 /// The file may be there, as the node's own: in the child's layer it is another.
 fn fill_file(
     (source, bytes): (u32, u64),
-    (path, status): (&str, FileStatus),
+    (path, status, times): (&str, FileStatus, FileTimes),
     script: &mut Script<'_>,
 ) -> Result<(), RestoreError> {
     let path = script.text(path)?;
@@ -96,7 +96,32 @@ fn fill_file(
         let (from, length) = (script.words(&[offset])?, (bytes - offset).min(COPY_BYTES_MAX));
         script.gives(length, number::SENDFILE, &[value(0_u32), value(source), from, value(length)]);
     }
+    set_file_times(0, times, script)?;
     script.gives(0, number::CLOSE, &[value(0_u32)]);
+    Ok(())
+}
+
+/// Behind all that changes them: to map a file is to access it.
+pub(super) fn set_times(
+    descriptor: &Descriptor,
+    (objects, fd_base): (&Objects, u32),
+    script: &mut Script<'_>,
+) -> Result<(), RestoreError> {
+    for (index, object) in descriptor.shared_objects.iter().enumerate() {
+        if matches!(object.kind, SharedKind::MemoryFile(_) | SharedKind::Deleted(_)) {
+            script.about(STEP_SHARED_MEMORY, index as u32);
+            set_file_times(fd_base + objects.of_shared(index as u32), object.times, script)?;
+        }
+    }
+    Ok(())
+}
+
+/// utimensat(2), of st_atime and st_mtime; the kernel has the third, st_ctime, by itself.
+fn set_file_times(file: u32, times: FileTimes, script: &mut Script<'_>) -> Result<(), RestoreError> {
+    const SECOND_NS: i64 = 1_000_000_000;
+    let words = [times.accessed_ns, times.modified_ns].map(|ns| [ns.div_euclid(SECOND_NS), ns.rem_euclid(SECOND_NS)]);
+    let times = script.words(&words.concat().into_iter().map(i64::cast_unsigned).collect::<Vec<u64>>())?;
+    script.gives(0, number::UTIMENSAT, &[value(file), value(0_u32), times, value(0_u32)]);
     Ok(())
 }
 

@@ -12,16 +12,19 @@
 //! Nothing in a descriptor chooses a call: the numbers are all in [`number`], and values only come from outside.
 
 mod connection;
+mod datagram;
 mod delivery;
 mod directory;
 mod files;
 mod inotify;
+mod lengths;
 mod locks;
 mod memory;
 mod named_pipe;
 mod number;
 mod process;
 mod queues;
+mod shared_port;
 mod socket;
 mod socket_file;
 mod terminal;
@@ -107,6 +110,7 @@ impl Calls {
         }
         if is_first {
             memory::seal(descriptor, (objects, fd_base), &mut script);
+            memory::set_times(descriptor, (objects, fd_base), &mut script)?;
         }
         // Whoever has its descriptors from another lets that one open files.
         if place.table() == place.number {
@@ -131,6 +135,7 @@ impl Calls {
         process::enter_root(descriptor, &mut script)?;
         let behind_paths = script.finish()?;
         let mut script = Script::new(writer);
+        lengths::cut(descriptor, objects, place, &mut script);
         locks::take(descriptor, &mut script)?;
         locks::tell_owners(descriptor, &mut script)?;
         process::register_barriers(descriptor, &mut script);

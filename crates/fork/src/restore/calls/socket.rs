@@ -10,7 +10,7 @@ use super::super::layout::STEP_SOCKET;
 use super::super::objects::Objects;
 use super::delivery::{self, Late, is_late};
 use super::files::Bench;
-use super::{Argument, Script, connection, number, socket_file, value, waiting};
+use super::{Argument, Script, connection, datagram, number, shared_port, socket_file, value, waiting};
 
 pub(super) const UNIX: u32 = 1;
 const INET6: u32 = 10;
@@ -20,6 +20,11 @@ pub(super) const SOCK_CLOEXEC: u32 = OFlags::CLOEXEC.bits();
 const SOL_SOCKET: u32 = 1;
 const SO_SNDBUFFORCE: u32 = 32;
 const SO_ATTACH_FILTER: u32 = 26;
+const IP_FREEBIND: u32 = 15;
+
+/// TCP_MAXSEG: of a connection it is what the two ends have agreed upon, and not to be set.
+pub(super) const LARGEST_SEGMENT: (u32, u32) = (6, 2);
+
 pub(super) const MSG_DONTWAIT_NOSIGNAL: u32 = 0x40 | 0x4000;
 
 /// What a socket's maker knows beside the socket.
@@ -46,12 +51,21 @@ pub(super) fn make(
     for (index, socket) in sockets().filter(|(_, socket)| !is_connection(socket)) {
         bench.about(STEP_SOCKET, index);
         match &socket.state {
-            SocketState::Idle { peer, .. } => {
-                let peer = socket_file::reached(descriptor, socket.kind, peer);
-                idle(bench.script, (index, socket), &peer, around)?;
-            }
-            SocketState::Listening { backlog, .. } => {
+            // Others of the process that it sends to are not there yet.
+            SocketState::Idle { peer, .. } if socket.family == UNIX => {
                 idle(bench.script, (index, socket), &[], around)?;
+                if peer.is_empty() {
+                    shut_down(bench.script, 0, socket);
+                }
+            }
+            SocketState::Idle { peer, .. } => idle(bench.script, (index, socket), peer, around)?,
+            SocketState::Listening { backlog, .. } => {
+                let shares_port = shared_port::needs_option(descriptor, (index, socket));
+                create(bench.script, socket)?;
+                if shares_port {
+                    shared_port::set_option(bench.script, 0, true)?;
+                }
+                bind(bench.script, (index, socket), around)?;
                 as_owner(bench.script, around.owner, |script| {
                     script.gives(0, number::LISTEN, &[value(0_u32), value(*backlog)]);
                     Ok(())
@@ -67,15 +81,17 @@ pub(super) fn make(
         set_modes(bench.script, 0, socket);
         bench.put_aside(0, index);
     }
+    shared_port::take_options(bench, descriptor)?;
+    datagram::connect_all(bench, descriptor)?;
     for (index, socket) in sockets() {
-        let SocketState::Paired { pair, end: 0, through } = &socket.state else { continue };
+        let SocketState::Paired { pair, end: 0, through, .. } = &socket.state else { continue };
         let is_other =
             |other: &Socket| matches!(other.state, SocketState::Paired { pair: theirs, end: 1, .. } if theirs == *pair);
         let (other_index, other) = sockets()
             .find(|(_, other)| is_other(other))
             .ok_or(RestoreError::NotMade { number: bench.number_of(index) })?;
         bench.about(STEP_SOCKET, index);
-        connect(bench, descriptor, (socket, other), through, around)?;
+        connect(bench, descriptor, (index, socket, other), through, around)?;
         let sends_later = is_late(socket) || is_late(other);
         for (fd, socket) in [(0, socket), (1, other)] {
             if !sends_later {
@@ -83,8 +99,18 @@ pub(super) fn make(
             }
             set_modes(bench.script, fd, socket);
         }
-        bench.put_aside(1, other_index);
+        if through.is_empty() {
+            bind(bench.script, (index, socket), around)?;
+        }
         bench.put_aside(0, index);
+        if other.bound().is_empty() {
+            bench.put_aside(1, other_index);
+        } else {
+            bench.script.gives(0, number::DUP3, &[value(1_u32), value(0_u32), value(SOCK_CLOEXEC)]);
+            bench.script.gives(0, number::CLOSE, &[value(1_u32)]);
+            bind(bench.script, (other_index, other), around)?;
+            bench.put_aside(0, other_index);
+        }
         let places = (bench.place_of(index), bench.place_of(other_index));
         if let (true, (Some(one), Some(two))) = (sends_later, places) {
             late.push(Late { index, ends: [(one, Some(socket)), (two, Some(other))] });
@@ -98,8 +124,8 @@ pub(super) fn make(
 
 /// Two ends of the child's, or one that is still to become such.
 fn is_connection(socket: &Socket) -> bool {
-    use SocketState::{Connected, Paired, Waiting};
-    matches!(socket.state, Paired { .. } | Connected { .. } | Waiting { .. })
+    use SocketState::{Connected, Ended, Paired, Waiting};
+    matches!(socket.state, Paired { .. } | Connected { .. } | Ended { .. } | Waiting { .. })
 }
 
 /// Made as descriptor 0, with its options, bound and connected.
@@ -109,9 +135,7 @@ fn idle(
     peer: &[u8],
     around: Surroundings<'_>,
 ) -> Result<(), RestoreError> {
-    let kind = socket.kind | SOCK_CLOEXEC;
-    script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
-    set_options(script, 0, socket, |_| true)?;
+    create(script, socket)?;
     bind(script, (index, socket), around)?;
     if peer.is_empty() {
         return Ok(());
@@ -120,9 +144,18 @@ fn idle(
     let connect = |script: &mut Script<'_>| script.gives(0, number::CONNECT, &[value(0_u32), bytes, value(length)]);
     if matches!(socket.family, UNIX | NETLINK) {
         connect(script);
-        return Ok(());
+    } else {
+        without_route(script, socket, connect)?;
     }
-    without_route(script, socket, connect)
+    shut_down(script, 0, socket);
+    Ok(())
+}
+
+/// As descriptor 0, with its options.
+fn create(script: &mut Script<'_>, socket: &Socket) -> Result<(), RestoreError> {
+    let kind = socket.kind | SOCK_CLOEXEC;
+    script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
+    set_options(script, 0, socket, |_| true)
 }
 
 /// Has a socket connected to whom its network need not have a way: over the loopback interface, which takes whatever is of version 4, and
@@ -171,11 +204,12 @@ pub(super) fn bind(
         return Ok(());
     }
     // An address of the parent's node need not be one of the child's network.
-    let (level, free) = if socket.family == INET6 { (41_u32, 78_u32) } else { (0, 15) };
+    let (level, free) = if socket.family == INET6 { (41_u32, 78_u32) } else { (0, IP_FREEBIND) };
     let (on, length) = (script.bytes(&1_u32.to_ne_bytes())?, value(4_u32));
     script.gives(0, number::SETSOCKOPT, &[value(0_u32), value(level), value(free), on, length]);
     script.gives(0, number::BIND, &bound);
-    let before = socket.options.iter().any(|option| (option.level, option.name) == (level, free));
+    // One flag with two names, of which those of version 4 are read.
+    let before = socket.options.iter().any(|option| (option.level, option.name) == (0, IP_FREEBIND));
     let word = script.bytes(&u32::from(before).to_ne_bytes())?;
     script.gives(0, number::SETSOCKOPT, &[value(0_u32), value(level), value(free), word, length]);
     Ok(())
@@ -185,24 +219,29 @@ pub(super) fn bind(
 fn connect(
     bench: &mut Bench<'_, '_>,
     descriptor: &Descriptor,
-    (socket, other): (&Socket, &Socket),
+    (index, socket, other): (u32, &Socket, &Socket),
     through: &[u8],
     around: Surroundings<'_>,
 ) -> Result<(), RestoreError> {
     let kind = socket.kind | SOCK_CLOEXEC;
     let listener = listener_at(bench, descriptor, (socket.kind, through));
     let through = socket_file::reached(descriptor, socket.kind, through);
-    as_owner(bench.script, around.owner, |script| {
-        if let Some(listener) = listener {
+    if let Some(listener) = listener {
+        as_owner(bench.script, around.owner, |script| {
             script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(socket.protocol)]);
+            Ok(())
+        })?;
+        // Of a file the child need not be the owner.
+        bind(bench.script, (index, socket), around)?;
+        as_owner(bench.script, around.owner, |script| {
             let (bytes, length) = (script.bytes(&through)?, through.len() as u64);
             script.gives(0, number::CONNECT, &[value(0_u32), bytes, value(length)]);
             script.gives(1, number::ACCEPT4, &[value(listener), value(0_u32), value(0_u32), value(SOCK_CLOEXEC)]);
-        } else {
-            pair(script, socket, kind)?;
-        }
-        Ok(())
-    })?;
+            Ok(())
+        })?;
+    } else {
+        as_owner(bench.script, around.owner, |script| pair(script, socket, kind))?;
+    }
     if is_late(socket) || is_late(other) {
         return Ok(());
     }
@@ -288,13 +327,7 @@ fn cut_later(bench: &mut Bench<'_, '_>, socket: &Socket, around: Surroundings<'_
 /// A TCP connection that was reset: one over loopback, whose other end goes without a word.
 fn reset(script: &mut Script<'_>, socket: &Socket) -> Result<(), RestoreError> {
     const LINGER: u32 = 13;
-    let mut loopback = vec![0; if socket.family == INET6 { 28 } else { 16 }];
-    loopback[..2].copy_from_slice(&(socket.family as u16).to_ne_bytes());
-    if socket.family == INET6 {
-        loopback[23] = 1;
-    } else {
-        loopback[4..8].copy_from_slice(&[127, 0, 0, 1]);
-    }
+    let loopback = loopback(socket.family);
     let (length, kind) = (loopback.len() as u64, STREAM | SOCK_CLOEXEC);
     let (address, length_word) = (script.bytes(&loopback)?, script.words(&[length])?);
     script.gives(0, number::SOCKET, &[value(socket.family), value(kind), value(0_u32)]);
@@ -313,6 +346,18 @@ fn reset(script: &mut Script<'_>, socket: &Socket) -> Result<(), RestoreError> {
     Ok(())
 }
 
+/// The address of the loopback interface, with no port.
+pub(super) fn loopback(family: u32) -> Vec<u8> {
+    let mut address = vec![0; if family == INET6 { 28 } else { 16 }];
+    address[..2].copy_from_slice(&(family as u16).to_ne_bytes());
+    if family == INET6 {
+        address[23] = 1;
+    } else {
+        address[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    }
+    address
+}
+
 /// Those that are `wanted`, by level and name.
 pub(super) fn set_options(
     script: &mut Script<'_>,
@@ -320,7 +365,9 @@ pub(super) fn set_options(
     socket: &Socket,
     wanted: impl Fn((u32, u32)) -> bool,
 ) -> Result<(), RestoreError> {
-    for option in socket.options.iter().filter(|option| wanted((option.level, option.name))) {
+    let is_idle = matches!(socket.state, SocketState::Idle { .. } | SocketState::Listening { .. });
+    let is_wanted = |option: (u32, u32)| wanted(option) && (is_idle || option != LARGEST_SEGMENT);
+    for option in socket.options.iter().filter(|option| is_wanted((option.level, option.name))) {
         let (bytes, length) = match (option.level, option.name) {
             (SOL_SOCKET, SO_ATTACH_FILTER) => filter(script, &option.value)?,
             _ => (script.bytes(&option.value)?, option.value.len() as u64),

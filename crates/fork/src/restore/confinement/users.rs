@@ -40,9 +40,10 @@ pub(in super::super) fn outside(credentials: &Credentials, numbers: Numbers) -> 
 fn statuses(descriptor: &mut Descriptor) -> impl Iterator<Item = &mut FileStatus> {
     let shared = descriptor.shared_objects.iter_mut().filter_map(|object| match &mut object.kind {
         SharedKind::Memory => None,
-        SharedKind::Deleted(status) | SharedKind::Named { status, .. } | SharedKind::SystemV { status, .. } => {
-            Some(status)
-        }
+        SharedKind::MemoryFile(status)
+        | SharedKind::Deleted(status)
+        | SharedKind::Named { status, .. }
+        | SharedKind::SystemV { status, .. } => Some(status),
     });
     let semaphores = descriptor.semaphore_sets.iter_mut().map(|set| &mut set.status);
     let queues = descriptor.message_queues.iter_mut().map(|queue| &mut queue.status);

@@ -11,7 +11,10 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use farfork_wire::PAGE_SIZE;
-use farfork_wire::descriptor::{Backing, Descriptor, FileDescriptor, Kinship, Mapping, Member, Process, Zombie};
+use farfork_wire::descriptor::{
+    Backing, Descriptor, FileDescriptor, Kinship, Mapping, Member, PendingSignal, Process, Zombie,
+};
+use rustix::process::Signal;
 use zerocopy::IntoBytes;
 
 use super::descriptors::PAYLOAD_FD;
@@ -24,9 +27,6 @@ use super::objects::Objects;
 use super::plan::{self, Plan, Wishes};
 use super::stub_map::StubMap;
 use super::{LocalNode, RestoreError};
-
-/// SIGCHLD.
-const OF_CHILDREN: i32 = 17;
 
 /// First number for farfork's own descriptors while it restores, when the processes have few.
 const FD_BASE_MIN: u32 = 64;
@@ -211,7 +211,7 @@ impl Place<'_> {
         } else if group == process.pid {
             flags |= PLAN_GROUP_LEADER;
         }
-        if self.member().is_some_and(|member| member.is_stopped) {
+        if self.member().is_some_and(is_to_stop) {
             flags |= PLAN_STOPPED;
         }
         if self.tree.members.iter().any(|member| member.kinship.shares_files) {
@@ -242,9 +242,9 @@ impl Place<'_> {
         if member.kinship.is_heir {
             flags |= KIN_HEIR;
         }
-        if member.is_stopped {
-            // Nobody tells whether the stop was waited for: as long as its signal is pending, it was not.
-            let unheard = if self.has_pending_of_children() { KIN_UNHEARD } else { 0 };
+        if is_to_stop(member) {
+            // A stop that has not come yet was not waited for.
+            let unheard = if member.has_unreported_stop || !member.is_stopped { KIN_UNHEARD } else { 0 };
             flags |= KIN_STOPPED | unheard;
         }
         let group = if member.kinship.is_heir { member.kinship.session } else { 0 };
@@ -288,11 +288,6 @@ impl Place<'_> {
         if is_after { KIN_AFTER_SESSION } else { 0 }
     }
 
-    fn has_pending_of_children(&self) -> bool {
-        let number = |info: &[u8]| info.first_chunk().map(|word| i32::from_ne_bytes(*word));
-        self.process().pending_signals.iter().any(|signal| number(&signal.siginfo) == Some(OF_CHILDREN))
-    }
-
     /// Whether no earlier process has a shared object mapped, and this one has, or nobody.
     pub(super) fn attaches_first(&self, object: u32) -> bool {
         let is_it = |mapping: &Mapping| matches!(mapping.backing, Backing::SharedMemory { object: other, .. } if other == object);
@@ -317,4 +312,16 @@ impl Place<'_> {
         let older = &self.tree.members[..self.number as usize - 1];
         older.iter().find_map(|member| Some((member.process.pid, has(&member.file_descriptors)?)))
     }
+}
+
+/// Whether a process is stopped when it is complete: it was, or had not yet taken the signal that stops it.
+pub(super) fn is_to_stop(member: &Member) -> bool {
+    let of_threads = member.threads.iter().flat_map(|thread| &thread.pending_signals);
+    member.is_stopped || member.process.pending_signals.iter().chain(of_threads).any(is_sigstop)
+}
+
+/// Whether a pending signal is SIGSTOP.
+pub(super) fn is_sigstop(signal: &PendingSignal) -> bool {
+    let number = signal.siginfo.first_chunk().map(|word| i32::from_ne_bytes(*word));
+    number == Some(Signal::STOP.as_raw())
 }

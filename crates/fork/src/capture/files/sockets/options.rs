@@ -12,9 +12,46 @@ use super::{Birth, INET, INET6, NETLINK, SOL_SOCKET, STREAM, TCP, UDP, UNIX, net
 const IP: u32 = 0;
 const IPV6: u32 = 41;
 
-/// SO_REUSEADDR, DONTROUTE, BROADCAST, KEEPALIVE, OOBINLINE, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, RCVTIMEO, SNDTIMEO,
-/// BINDTODEVICE, TIMESTAMP, TIMESTAMPNS, MARK, TIMESTAMPING, RXQ_OVFL, PEEK_OFF, ZEROCOPY, PASSPIDFD; of any socket.
-const GENERAL: [u32; 20] = [2, 5, 6, 9, 10, 13, 15, 16, 18, 20, 21, 25, 29, 35, 36, 37, 40, 42, 60, 76];
+/// SO_REUSEADDR, DONTROUTE, BROADCAST, KEEPALIVE, OOBINLINE, NO_CHECK, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, RCVTIMEO, SNDTIMEO,
+/// BINDTODEVICE, TIMESTAMP, PASSSEC, TIMESTAMPNS, MARK, TIMESTAMPING, RXQ_OVFL, PEEK_OFF, SELECT_ERR_QUEUE, BUSY_POLL,
+/// MAX_PACING_RATE, INCOMING_CPU, ZEROCOPY, PREFER_BUSY_POLL, BUSY_POLL_BUDGET, RCVMARK, PASSPIDFD, RCVPRIORITY, PASSRIGHTS; of any
+/// socket.
+const GENERAL: [u32; 31] = [
+    2,
+    5,
+    6,
+    9,
+    10,
+    11,
+    13,
+    15,
+    16,
+    18,
+    20,
+    21,
+    25,
+    29,
+    34,
+    35,
+    36,
+    37,
+    40,
+    42,
+    45,
+    46,
+    47,
+    INCOMING_CPU,
+    60,
+    69,
+    70,
+    75,
+    76,
+    82,
+    83,
+];
+
+/// Of a connection of the internet, the processor that its last packet came to: the kernel's own note, which no program chose.
+const INCOMING_CPU: u32 = 49;
 
 /// Of any socket, too. To set [`TOS`] sets it as well.
 const SO_PRIORITY: u32 = 12;
@@ -32,9 +69,9 @@ const OF_IPV6: [u32; 13] = [16, 18, 19, 23, 25, 26, 29, 49, 51, 62, 66, 67, 74];
 /// sent, which a stream numbers by its bytes once it is connected.
 const OF_NO_STREAM: [(u32, u32); 5] = [(IP, 33), (IP, 34), (IPV6, 18), (IPV6, 19), (SOL_SOCKET, 37)];
 
-/// NODELAY, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, SYNCNT, LINGER2, DEFER_ACCEPT, CONGESTION, USER_TIMEOUT, FASTOPEN, NOTSENT_LOWAT,
+/// NODELAY, MAXSEG, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, SYNCNT, LINGER2, DEFER_ACCEPT, CONGESTION, USER_TIMEOUT, FASTOPEN, NOTSENT_LOWAT,
 /// INQ.
-const OF_TCP: [u32; 13] = [1, 3, 4, 5, 6, 7, 8, 9, 13, 18, 23, 25, 36];
+const OF_TCP: [u32; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 18, 23, 25, 36];
 
 /// CORK, SEGMENT, GRO.
 const OF_UDP: [u32; 3] = [1, 103, 104];
@@ -131,7 +168,10 @@ fn sizes(fd: BorrowedFd<'_>) -> io::Result<[i32; 2]> {
 fn plain_options(fd: BorrowedFd<'_>, birth: Birth, usual: &mut Usual) -> io::Result<Vec<SocketOption>> {
     let new = usual.of(birth)?;
     let mut options: Vec<SocketOption> = Vec::new();
-    for option in asked(fd, birth) {
+    let is_connected = birth.family != UNIX && birth.family != NETLINK && socket::peer_address(fd).is_ok();
+    for option in
+        asked(fd, birth).filter(|option| !is_connected || (option.level, option.name) != (SOL_SOCKET, INCOMING_CPU))
+    {
         let is_changed_by_another = option.name == SO_PRIORITY && option.level == SOL_SOCKET && sets_priority(&options);
         if is_changed_by_another || new.differs(&option) {
             options.push(option);
@@ -144,8 +184,23 @@ fn plain_options(fd: BorrowedFd<'_>, birth: Birth, usual: &mut Usual) -> io::Res
             options.push(SocketOption { level: SOL_SOCKET, name: forced, value: (bytes / 2).to_ne_bytes().to_vec() });
         }
     }
+    options.extend(locked_sizes(fd, &options));
     Ok(options)
 }
+
+/// Which sizes of buffers the program has chosen (SO_BUF_LOCK), where to set the sizes says something else.
+fn locked_sizes(fd: BorrowedFd<'_>, set: &[SocketOption]) -> Option<SocketOption> {
+    let has = |forced: u32| set.iter().any(|option| (option.level, option.name) == (SOL_SOCKET, forced));
+    let told = BUFFERS.iter().zip([SEND_LOCKED, RECEIVE_LOCKED]).filter(|((_, forced), _)| has(*forced));
+    let said: i32 = told.map(|(_, bit)| bit).sum();
+    // A kernel before Linux 5.14 does not tell.
+    let locked = socket::number_option(fd, SOL_SOCKET, SO_BUF_LOCK).ok().filter(|locked| *locked != said)?;
+    Some(SocketOption { level: SOL_SOCKET, name: SO_BUF_LOCK, value: locked.to_ne_bytes().to_vec() })
+}
+
+const SO_BUF_LOCK: u32 = 72;
+const SEND_LOCKED: i32 = 1;
+const RECEIVE_LOCKED: i32 = 2;
 
 fn sets_priority(options: &[SocketOption]) -> bool {
     options.iter().any(|option| (option.level, option.name) == (IP, TOS))
@@ -154,13 +209,10 @@ fn sets_priority(options: &[SocketOption]) -> bool {
 /// Whether the size of a buffer is the program's choice: TCP sizes those of a connection by itself, unless it was told (which
 /// the kernel tells since Linux 5.14).
 fn is_sized(fd: BorrowedFd<'_>, birth: Birth, name: u32) -> bool {
-    const SO_BUF_LOCK: u32 = 72;
-    const SEND: i32 = 1;
-    const RECEIVE: i32 = 2;
     if birth.family == UNIX || birth.kind != STREAM {
         return true;
     }
-    let bit = if name == SO_SNDBUF { SEND } else { RECEIVE };
+    let bit = if name == SO_SNDBUF { SEND_LOCKED } else { RECEIVE_LOCKED };
     socket::number_option(fd, SOL_SOCKET, SO_BUF_LOCK).is_ok_and(|locked| locked & bit != 0)
 }
 

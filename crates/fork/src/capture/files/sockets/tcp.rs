@@ -14,7 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::unix::UNREAD_WAITING;
 use super::{
-    Arrived, Birth, CONNECTED, INET, INET6, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, TCP, URGENT_DATA,
+    Arrived, Birth, CLOSED, CONNECTED, INET, INET6, LISTENING, SOL_SOCKET, STREAM, SocketContents, Sockets, TCP,
+    URGENT_DATA,
 };
 
 /// States of a connection, beside that of one in full use.
@@ -41,6 +42,8 @@ pub(super) struct Tcp {
     arrived_bytes: u64,
     /// Bytes that wait for their turn to be sent.
     unsent_bytes: u32,
+    /// Whether both ends have shut it down, and nobody is to be told of an error.
+    has_ended: bool,
     /// Whether no file leads to its other end, over the loopback: that waits to be accepted. `None` where the kernel does not
     /// tell.
     is_others_nobodys: Option<bool>,
@@ -81,11 +84,14 @@ impl SocketContents {
     pub(super) fn read_tcp(&mut self, fd: BorrowedFd<'_>, diagnosis: Option<&Diagnosis>) -> io::Result<()> {
         const SO_NETNS_COOKIE: u32 = 71;
         let info = Info::read(fd)?;
-        let mut is_others_nobodys = None;
+        let (mut is_others_nobodys, mut has_ended) = (None, false);
         (self.state, self.backlog) = (info.state, info.backlog);
         if self.state != LISTENING {
-            self.read_ends(fd)?;
-            if self.is_over_loopback() {
+            let has_error = self.read_ends(fd)?;
+            has_ended = self.state == CLOSED && self.shut_down != 0 && !has_error;
+            if has_ended {
+                self.read_stream(fd)?;
+            } else if self.is_over_loopback() {
                 self.read_stream(fd)?;
                 is_others_nobodys = diagnosis.and_then(|diagnosis| self.is_others_nobodys(diagnosis));
             }
@@ -93,7 +99,8 @@ impl SocketContents {
         let network = socket::option(fd, SOL_SOCKET, SO_NETNS_COOKIE).unwrap_or_default();
         let (sent_bytes, arrived_bytes, unsent_bytes) = (info.sent_bytes, info.arrived_bytes, info.unsent_bytes);
         let waiting = info.waiting;
-        self.tcp = Some(Tcp { waiting, network, sent_bytes, arrived_bytes, unsent_bytes, is_others_nobodys });
+        self.tcp =
+            Some(Tcp { waiting, network, sent_bytes, arrived_bytes, unsent_bytes, has_ended, is_others_nobodys });
         Ok(())
     }
 
@@ -102,8 +109,8 @@ impl SocketContents {
         diagnosis.is_nobodys(peer, own).ok().map(|told| told == Some(true))
     }
 
-    /// Which directions are shut down: for sending the state tells, for receiving a readiness.
-    fn read_ends(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    /// Which directions are shut down: for sending the state tells, for receiving a readiness. Gives whether an error is to be told.
+    fn read_ends(&mut self, fd: BorrowedFd<'_>) -> io::Result<bool> {
         let mut polled = [PollFd::new(&fd, PollFlags::RDHUP | PollFlags::PRI)];
         poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
         let events = polled[0].revents();
@@ -114,7 +121,12 @@ impl SocketContents {
         if events.contains(PollFlags::PRI) && self.is_over_loopback() {
             self.refuse(URGENT_DATA.to_owned());
         }
-        Ok(())
+        Ok(events.contains(PollFlags::ERR))
+    }
+
+    /// Whether both ends have shut down its connection: it is in nobody's hands, and what had arrived is there.
+    pub(super) fn has_ended(&self) -> bool {
+        self.tcp.as_ref().is_some_and(|tcp| tcp.has_ended)
     }
 
     /// All that waits, which one look shows.

@@ -1,0 +1,93 @@
+//! The call timer: a process that ends system calls of other processes when their time is over.
+//!
+//! A call that a stop has interrupted, and that begins anew with its whole time limit, has a mark
+//! ([`CallMark`](crate::capture::CallMark)) and nothing else that differs: its registers, and the memory that they point to, are the
+//! program's own. When its time is over the timer stops the thread for a moment. If that still is in the marked call it gives the
+//! call the result of a call whose time is over, and lets it go.
+//!
+//! ```text
+//!  capture, node ── Watch ──▶ pipe ──▶ timer: due? asleep there? ─ stop ─ marked? ─ result ─ let go
+//! ```
+//!
+//! It is a process of its own, in a session of its own, and outlives the daemon that started it for as long as it has calls to end. If
+//! it is killed a call ends with its whole limit, and nothing else happens.
+
+mod child;
+mod end;
+mod process;
+mod watch;
+
+use std::io::{self, PipeWriter, Write as _};
+use std::os::fd::OwnedFd;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use farfork_sys::process::Stat;
+
+pub use child::watch_child;
+pub use process::run;
+pub(crate) use watch::{CallSite, Watch};
+
+/// The name of each thread of the timer's, by which captures know who stops a thread for a moment.
+pub const THREAD_NAME: &str = "call-timer";
+
+/// The timer of this process.
+static TIMER: Mutex<Timer> = Mutex::new(Timer { program: None, input: None });
+
+struct Timer {
+    /// Arguments of our own program that make it the timer.
+    program: Option<&'static str>,
+    input: Option<PipeWriter>,
+}
+
+/// Starts the timer: this program with one argument, which calls [`run`]. Without this it is a thread.
+pub fn start(argument: &'static str) {
+    let mut timer = TIMER.lock().unwrap_or_else(PoisonError::into_inner);
+    timer.program = Some(argument);
+    if let Err(error) = timer.open() {
+        tracing::warn!(%error, "the call timer cannot be started: waits that a capture interrupts may take longer");
+    }
+}
+
+/// Has the timer end a thread's call at this time of CLOCK_MONOTONIC, with this result.
+pub(crate) fn watch(tid: i32, site: CallSite, (end_ns, result): (u64, i64)) {
+    let Ok(stat) = Stat::read(tid) else { return };
+    let watch = Watch { tid, start_ticks: stat.start_ticks, site, end_ns, result };
+    if let Err(error) = TIMER.lock().unwrap_or_else(PoisonError::into_inner).send(&watch) {
+        tracing::warn!(tid, %error, "a wait that was interrupted may take longer than its limit: there is no call timer");
+    }
+}
+
+impl Timer {
+    fn send(&mut self, watch: &Watch) -> io::Result<()> {
+        let bytes = watch.to_bytes();
+        if self.input.as_mut().is_some_and(|input| input.write_all(&bytes).is_ok()) {
+            return Ok(());
+        }
+        // Nobody reads any more: it was killed.
+        self.input = None;
+        self.open()?.write_all(&bytes)
+    }
+
+    fn open(&mut self) -> io::Result<&mut PipeWriter> {
+        let (output, input) = io::pipe()?;
+        match self.program {
+            Some(argument) => start_process(argument, output.into())?,
+            None => {
+                let run = move || run(&output.into());
+                thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(run).map(drop)?;
+            }
+        }
+        Ok(self.input.insert(input))
+    }
+}
+
+/// Starts the process, and a thread that reaps it.
+fn start_process(argument: &str, input: OwnedFd) -> io::Result<()> {
+    // Not the path of the binary, which an upgrade may have replaced.
+    let mut command = Command::new("/proc/self/exe");
+    let mut child =
+        command.arg(argument).current_dir("/").stdin(input).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    thread::Builder::new().name("timer-reaper".to_owned()).spawn(move || child.wait()).map(drop)
+}

@@ -1,0 +1,284 @@
+//! Namespaces of a process that are not the node's: what its children would lack is refused, all else is noted.
+//!
+//! A child is in namespaces of its container, which are made of the node's. Whatever the parent sees in namespaces of its own (mounts,
+//! host name, limits of IPC, control groups, network) the child does not see; open files are carried all the same
+//! ([`own`](crate::capture::files::own)). Of a process in the node's namespaces nothing is to be said, and nothing of a child that is
+//! forked on, whose containers are alike.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use farfork_sys::{namespace, pidfd};
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
+
+use crate::capture::error::{CaptureError, Refusal};
+use crate::capture::files::{self, OpenFd};
+
+/// What becomes of a process in namespaces of its own whose children would lack something of those.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NamespacePolicy {
+    /// It is refused, by what they would lack.
+    #[default]
+    Refuse,
+    /// They have the node's instead, and what they lack is noted.
+    TakeNodes,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(in crate::capture) struct NamespaceFindings {
+    pub(in crate::capture) refusals: Vec<Refusal>,
+    pub(in crate::capture) notes: Vec<String>,
+}
+
+/// What of the node's IPC a namespace has for itself, below `/proc/sys` (ipc_namespaces(7)).
+const IPC_LIMITS: [&str; 13] = [
+    "kernel/shmmax",
+    "kernel/shmall",
+    "kernel/shmmni",
+    "kernel/shm_rmid_forced",
+    "kernel/msgmax",
+    "kernel/msgmnb",
+    "kernel/msgmni",
+    "kernel/sem",
+    "fs/mqueue/queues_max",
+    "fs/mqueue/msg_max",
+    "fs/mqueue/msgsize_max",
+    "fs/mqueue/msg_default",
+    "fs/mqueue/msgsize_default",
+];
+
+/// How a refusal ends that need not be one.
+const REMEDY: &str = "; --namespaces node takes the node's instead";
+
+/// Compares the namespaces of a process with this node's. `is_first`: no other process of its tree was asked, all of which
+/// have the same.
+pub(in crate::capture) fn compare(
+    pid: i32,
+    fds: &[OpenFd],
+    is_first: bool,
+    policy: NamespacePolicy,
+) -> Result<NamespaceFindings, CaptureError> {
+    let is_own = |kind: Kind| Identity::of(pid, kind) != of_this_node(kind);
+    let mut findings = NamespaceFindings::default();
+    if is_own(Kind::Mounts) {
+        findings.refusals.extend(missing_directories(pid, fds));
+        findings.note_once(is_first, "its mounts are its own: files that its children open are their node's");
+    }
+    let (has_own_name, has_own_ipc) = (is_first && is_own(Kind::HostName), is_first && is_own(Kind::Ipc));
+    if has_own_name || has_own_ipc {
+        let unread = || CaptureError::read(pid, "its namespaces");
+        let process = pidfd::open(pid).map_err(unread())?;
+        let theirs = namespace::look_inside(process.as_fd(), SystemNames::read).map_err(unread())?;
+        let children = namespace::look_into_new(SystemNames::read).map_err(unread())?;
+        let (theirs, children) = (theirs.map_err(unread())?, children.map_err(unread())?);
+        findings
+            .refusals
+            .extend(theirs.lost(&children).map(|lost| Refusal::new(format!("pid {pid}, {}", lost.0), lost.1)));
+        findings
+            .note_once(has_own_name, "its host name is of a UTS namespace of its own: its children have their node's");
+        findings.note_once(
+            has_own_ipc,
+            "its IPC namespace is its own: its children have new ones, with what is carried of it",
+        );
+    }
+    let has_own_groups = is_first && is_own(Kind::ControlGroups);
+    findings.note_once(has_own_groups, "its control groups have a root of their own: its children see their node's");
+    // Nodes of one machine have networks of their own, and parents those of the machine.
+    if is_own(Kind::Network) && !is_of_the_machine(pid) {
+        findings.refusals.extend(lost_sockets(pid, fds)?);
+        findings.note_once(is_first, "its network is its own: its children are in networks of their node's");
+    }
+    if policy == NamespacePolicy::TakeNodes {
+        let taken = std::mem::take(&mut findings.refusals).into_iter();
+        findings
+            .notes
+            .extend(taken.map(|Refusal { object, reason }| format!("{object}: {}", reason.trim_end_matches(REMEDY))));
+    }
+    Ok(findings)
+}
+
+impl NamespaceFindings {
+    fn note_once(&mut self, applies: bool, note: &str) {
+        self.notes.extend(applies.then(|| note.to_owned()));
+    }
+}
+
+/// Kinds of namespaces that a process may have for itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Mounts,
+    HostName,
+    Ipc,
+    ControlGroups,
+    Network,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Mounts, Self::HostName, Self::Ipc, Self::ControlGroups, Self::Network];
+
+    /// Its name in `/proc/PID/ns`.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Mounts => "mnt",
+            Self::HostName => "uts",
+            Self::Ipc => "ipc",
+            Self::ControlGroups => "cgroup",
+            Self::Network => "net",
+        }
+    }
+}
+
+/// A namespace; `None` where it cannot be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Identity(Option<(u64, u64)>);
+
+impl Identity {
+    fn of(process: impl Display, kind: Kind) -> Self {
+        let found = rustix::fs::stat(format!("/proc/{process}/ns/{}", kind.name()));
+        Self(found.ok().map(|found| (found.st_dev, found.st_ino)))
+    }
+}
+
+/// Inode of the first network of a kernel, since Linux 6.18 (linux/nsfs.h, NET_NS_INIT_INO).
+const FIRST_NETWORK_INODE: u64 = 0xEFFF_FFF9;
+
+/// Whether a process is in the network of the machine's first process, as this node sees that: where it may not look at that
+/// process, in the first network of the kernel.
+fn is_of_the_machine(pid: i32) -> bool {
+    static MACHINE: OnceLock<Identity> = OnceLock::new();
+    let machine = *MACHINE.get_or_init(|| {
+        let first = || of_this_node(Kind::Network).0.map(|(device, _)| (device, FIRST_NETWORK_INODE));
+        Identity(Identity::of(1, Kind::Network).0.or_else(first))
+    });
+    machine.0.is_some() && Identity::of(pid, Kind::Network) == machine
+}
+
+/// The node's namespace of a kind: its daemon's main thread never leaves it.
+fn of_this_node(kind: Kind) -> Identity {
+    static NODE: OnceLock<[Identity; Kind::ALL.len()]> = OnceLock::new();
+    NODE.get_or_init(|| Kind::ALL.map(|kind| Identity::of("self", kind)))[kind as usize]
+}
+
+/// Root, current and open directories of a process with mounts of its own that are not where the node has the same path. A root that is another
+/// explains all others.
+fn missing_directories(pid: i32, fds: &[OpenFd]) -> Vec<Refusal> {
+    let refusal = |object: &str, path: &[u8]| {
+        let path = String::from_utf8_lossy(path);
+        Refusal::new(
+            format!("pid {pid}, {object}"),
+            format!(
+                "{path} is on a mount of its own, which the node lacks; --namespaces node takes the node's instead"
+            ),
+        )
+    };
+    let link_of = |name: &str| {
+        let place = format!("/proc/{pid}/{name}");
+        let path = fs::read_link(&place).ok()?;
+        let found = statx(CWD, &place, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
+        // One that was removed is carried.
+        (found.stx_nlink > 0 && !is_here(&path, &found)).then(|| path.as_os_str().as_bytes().to_vec())
+    };
+    if let Some(root) = link_of("root") {
+        return vec![refusal("root directory", &root)];
+    }
+    let mut missing: Vec<Refusal> =
+        link_of("cwd").map(|path| refusal("current directory", &path)).into_iter().collect();
+    let open = fds.iter().filter(|fd| fd.is_directory_with_path());
+    let lost = open.filter_map(|fd| {
+        link_of(&format!("fd/{}", fd.number)).map(|path| refusal(&format!("fd {}", fd.number), &path))
+    });
+    missing.extend(lost);
+    missing
+}
+
+/// Whether this node has the very file at a path.
+fn is_here(path: &Path, found: &Statx) -> bool {
+    let identity = |found: &Statx| (found.stx_dev_major, found.stx_dev_minor, found.stx_ino);
+    statx(CWD, path, AtFlags::empty(), StatxFlags::INO).is_ok_and(|here| identity(&here) == identity(found))
+}
+
+/// Sockets with an address of an interface in a network that is not the node's.
+fn lost_sockets(pid: i32, fds: &[OpenFd]) -> Result<Vec<Refusal>, CaptureError> {
+    let lost = files::interface_sockets(pid, fds)?.into_iter();
+    let refusal = |number: u32| {
+        let reason = "it is a socket with an address of a network that is not the node's; --namespaces node takes the node's instead";
+        Refusal::new(format!("pid {pid}, fd {number}"), reason)
+    };
+    Ok(lost.map(refusal).collect())
+}
+
+/// What the calling thread's UTS and IPC namespaces say.
+#[derive(Debug, PartialEq, Eq)]
+struct SystemNames {
+    host_name: String,
+    domain_name: String,
+    ipc_limits: BTreeMap<&'static str, String>,
+}
+
+impl SystemNames {
+    fn read() -> io::Result<Self> {
+        let names = rustix::system::uname();
+        let mut ipc_limits = BTreeMap::new();
+        for name in IPC_LIMITS {
+            match fs::read_to_string(format!("/proc/sys/{name}")) {
+                Ok(value) => drop(ipc_limits.insert(name, value.split_whitespace().collect::<Vec<_>>().join(" "))),
+                // A kernel without message queues.
+                Err(absent) if absent.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self {
+            host_name: names.nodename().to_string_lossy().into_owned(),
+            domain_name: names.domainname().to_string_lossy().into_owned(),
+            ipc_limits,
+        })
+    }
+
+    /// What of it a child lacks that has the other: the object, and why it is lost.
+    fn lost<'a>(&'a self, children: &'a Self) -> impl Iterator<Item = (String, String)> + 'a {
+        let names = [
+            ("host name", &self.host_name, &children.host_name),
+            ("domain name", &self.domain_name, &children.domain_name),
+        ];
+        let names = names.into_iter().map(|(what, own, theirs)| (what.to_owned(), own, theirs));
+        let limits = self
+            .ipc_limits
+            .iter()
+            .filter_map(|(name, own)| Some((format!("/proc/sys/{name}"), own, children.ipc_limits.get(name)?)));
+        names.chain(limits).filter(|(_, own, theirs)| own != theirs).map(|(what, own, theirs)| {
+            let reason = format!("it is {own} in a namespace of its own, and {theirs} for its children; --namespaces node takes the node's instead");
+            (what, reason)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(host_name: &str, shmmax: &str) -> SystemNames {
+        let ipc_limits = BTreeMap::from([("kernel/shmmax", shmmax.to_owned())]);
+        SystemNames { host_name: host_name.to_owned(), domain_name: "(none)".to_owned(), ipc_limits }
+    }
+
+    #[test]
+    fn only_what_differs_is_lost() {
+        assert_eq!(names("a", "1").lost(&names("a", "1")).count(), 0);
+        let lost: Vec<String> = names("a", "1").lost(&names("b", "2")).map(|(what, _)| what).collect();
+        assert_eq!(lost, ["host name", "/proc/sys/kernel/shmmax"]);
+    }
+
+    #[test]
+    fn who_has_our_namespaces_is_told_nothing() {
+        let pid = std::process::id().cast_signed();
+        let findings = compare(pid, &[], true, NamespacePolicy::Refuse).unwrap();
+        assert!(findings.refusals.is_empty() && findings.notes.is_empty(), "{findings:?}");
+    }
+}

@@ -1,0 +1,15 @@
+//! Which clocks a process has (time_namespaces(7)). Its children may be born with others; the kernel shows no offsets but theirs, and a
+//! child has one namespace for both.
+
+use std::fs;
+use std::io;
+
+use crate::capture::error::Refusal;
+
+/// Why a process is refused that has made another time namespace for its children. Of one that has ended somebody else tells.
+pub(in crate::capture) fn refusal(pid: i32) -> Option<Refusal> {
+    let number = |name: &str| -> io::Result<_> { fs::read_link(format!("/proc/{pid}/ns/{name}")) };
+    let (own, of_children) = (number("time").ok()?, number("time_for_children").ok()?);
+    let reason = "it has made a time namespace for its children (unshare(2), CLONE_NEWTIME) and is in another, which is not carried; begin it by a process that is in that namespace";
+    (own != of_children).then(|| Refusal::new(format!("pid {pid}"), reason))
+}

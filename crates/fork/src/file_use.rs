@@ -1,0 +1,100 @@
+//! The files of a descriptor that come from a node's paths, and how its processes use each.
+
+use std::collections::BTreeMap;
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{FileIdentity, FileUser, FileVersion, OpenFile};
+use rustix::fs::OFlags;
+
+/// A file of a descriptor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SeedFile<'a> {
+    Mapped { index: u32, path: &'a str, identity: &'a FileIdentity },
+    Version { index: u32, path: &'a str, version: &'a FileVersion },
+}
+
+impl<'a> SeedFile<'a> {
+    pub(crate) fn all(descriptor: &'a Descriptor) -> impl Iterator<Item = Self> {
+        let mapped = (0..).zip(&descriptor.mapped_files);
+        let mapped = mapped.map(|(index, file)| Self::Mapped { index, path: &file.path, identity: &file.identity });
+        let versions = (0..).zip(&descriptor.file_versions).map(|(index, version)| Self::Version {
+            index,
+            path: descriptor.path_of(version),
+            version,
+        });
+        mapped.chain(versions)
+    }
+
+    pub(crate) fn path(&self) -> &'a str {
+        match self {
+            Self::Mapped { path, .. } | Self::Version { path, .. } => path,
+        }
+    }
+
+    pub(crate) fn identity(&self) -> &'a FileIdentity {
+        match self {
+            Self::Mapped { identity, .. } => identity,
+            Self::Version { version, .. } => &version.identity,
+        }
+    }
+
+    /// Where the owner's answer tells of it.
+    pub(crate) fn place(&self, descriptor: &Descriptor) -> usize {
+        match *self {
+            Self::Mapped { index, .. } => index as usize,
+            Self::Version { index, .. } => descriptor.mapped_files.len() + index as usize,
+        }
+    }
+}
+
+/// How the processes of a seed use a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct FileUse {
+    /// It is read by an open file that does not append to it, or by a mapping, or executed.
+    pub(crate) is_read: bool,
+    /// It is read by an open file that appends to it.
+    pub(crate) is_read_and_appended: bool,
+    /// Pages of a private mapping of it were written.
+    pub(crate) has_written_pages: bool,
+    /// It is open for writing, or mapped so.
+    pub(crate) is_written: bool,
+}
+
+/// Device and inode.
+pub(crate) type FileNumber = (u64, u64);
+
+impl FileUse {
+    /// What tells a file from others of its machine.
+    pub(crate) fn number(identity: &FileIdentity) -> FileNumber {
+        (identity.device, identity.inode)
+    }
+}
+
+/// By device and inode.
+pub(crate) fn uses(descriptor: &Descriptor) -> BTreeMap<FileNumber, FileUse> {
+    let mut uses: BTreeMap<FileNumber, FileUse> = BTreeMap::new();
+    for file in SeedFile::all(descriptor) {
+        let entry = uses.entry(FileUse::number(file.identity())).or_default();
+        let SeedFile::Version { version: FileVersion { user: FileUser::OpenFile(index), .. }, .. } = file else {
+            entry.is_read = true;
+            if let SeedFile::Mapped { index, .. } = file {
+                entry.has_written_pages |= descriptor.mapped_files[index as usize].has_written_pages;
+            }
+            let user = match file {
+                SeedFile::Version { version, .. } => Some(version.user),
+                SeedFile::Mapped { .. } => None,
+            };
+            entry.is_written |= matches!(user, Some(FileUser::MappedFile(_)));
+            continue;
+        };
+        let OpenFile::Regular { flags, .. } = &descriptor.open_files[*index as usize] else { continue };
+        let flags = OFlags::from_bits_retain(*flags);
+        let (can_read, can_write) =
+            (flags & OFlags::RWMODE != OFlags::WRONLY, flags & OFlags::RWMODE != OFlags::RDONLY);
+        let appends = can_write && flags.contains(OFlags::APPEND);
+        entry.is_read |= can_read && !appends;
+        entry.is_read_and_appended |= can_read && appends;
+        entry.is_written |= can_write;
+    }
+    uses
+}

@@ -1,0 +1,167 @@
+//! Which process is the keeper, which the pager, which the holder: a page that all of them share, with the number of each
+//! one's pidfd in their common table.
+//!
+//! ```text
+//!  0        8       16       24        32      40
+//!  │ keeper │ pager │ holder │ stopped │ begun │      u64 each; 0: nobody
+//! ```
+//!
+//! The kernel itself stores the numbers of pager and holder (`farfork_sys::fork::PidfdSlot`), before they run. Only the
+//! keeper clones, so that who sees the keeper gone knows that no further pager begins but the one that stands here. A
+//! pidfd is open for as long as its number stands here. Only a pager closes those of processes that are gone: nobody else
+//! opens or closes anything beside it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::RawFd;
+
+use farfork_sys::fork::PidfdSlot;
+use farfork_sys::mapping::SharedMapping;
+use farfork_sys::pidfd;
+use rustix::fs::MemfdFlags;
+
+/// Bytes of the page that are used.
+const TABLE_BYTES: usize = 40;
+
+/// Where it says that a client has stopped the pager, and nobody is to start another.
+const STOPPED_AT: usize = 24;
+
+/// Where the pid of the pager stands that has closed what its predecessor left: until then a keeper clones nobody, whose
+/// pidfd it would close as well.
+const BEGUN_AT: usize = 32;
+
+/// What a process is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Clones the others.
+    Keeper,
+    /// Serves children.
+    Pager,
+    /// Holds the common table of descriptors open, and does nothing else.
+    Holder,
+}
+
+impl Role {
+    fn offset(self) -> usize {
+        match self {
+            Self::Keeper => 0,
+            Self::Pager => 8,
+            Self::Holder => 16,
+        }
+    }
+}
+
+/// The page.
+#[derive(Debug)]
+pub(super) struct RoleTable {
+    mapping: SharedMapping,
+}
+
+impl RoleTable {
+    /// A page in which nobody stands.
+    ///
+    /// # Errors
+    /// As memfd_create(2), mmap(2).
+    pub(super) fn new() -> io::Result<Self> {
+        let file = File::from(rustix::fs::memfd_create("farfork-roles", MemfdFlags::CLOEXEC)?);
+        file.set_len(TABLE_BYTES as u64)?;
+        Ok(Self { mapping: SharedMapping::of_file(&file, TABLE_BYTES)? })
+    }
+
+    /// Where the kernel is to store who has this role.
+    pub(super) fn slot(&self, role: Role) -> Option<PidfdSlot<'_>> {
+        Some(PidfdSlot { mapping: &self.mapping, offset: role.offset() })
+    }
+
+    /// The number of the pidfd of whoever has this role; 0 for nobody.
+    pub(super) fn number(&self, role: Role) -> RawFd {
+        self.mapping.load_u64(role.offset()) as u32 as RawFd
+    }
+
+    /// Gives a role to the process behind this pidfd; 0 for nobody.
+    pub(super) fn assign(&self, role: Role, number: RawFd) {
+        self.mapping.store_u64(role.offset(), u64::from(number as u32));
+    }
+
+    /// Whether whoever has this role lives.
+    pub(super) fn is_alive(&self, role: Role) -> bool {
+        self.living(&[role]).is_some()
+    }
+
+    /// The pidfd of the first of these roles whose process lives.
+    pub(super) fn living(&self, roles: &[Role]) -> Option<RawFd> {
+        let numbers = || roles.iter().map(|role| self.number(*role)).collect::<Vec<_>>();
+        loop {
+            let seen = numbers();
+            let living = seen.iter().copied().find(|number| *number != 0 && pidfd::is_alive_by_number(*number));
+            // As long as they stand there, the numbers mean what they did. A keeper that ended has cloned nobody since.
+            if numbers() == seen {
+                return living;
+            }
+        }
+    }
+
+    /// Whether this process is the one that has this role.
+    pub(super) fn is_own(&self, role: Role) -> bool {
+        pidfd::pid_of_number(self.number(role)) == Some(std::process::id() as i32)
+    }
+
+    /// This process, a pager, closes nothing any more that it does not know.
+    pub(super) fn set_begun(&self) {
+        self.mapping.store_u64(BEGUN_AT, u64::from(std::process::id()));
+    }
+
+    /// Whether the pager of this pid closes nothing any more that it does not know.
+    pub(super) fn has_begun(&self, pager: i32) -> bool {
+        self.mapping.load_u64(BEGUN_AT) == u64::from(pager.unsigned_abs())
+    }
+
+    /// A client has stopped the pager: nobody is to start another.
+    pub(super) fn stop(&self) {
+        self.mapping.store_u64(STOPPED_AT, 1);
+    }
+
+    /// Whether a client has stopped the pager.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.mapping.load_u64(STOPPED_AT) != 0
+    }
+
+    /// The descriptors that stand here.
+    pub(super) fn descriptors(&self) -> [RawFd; 3] {
+        [Role::Keeper, Role::Pager, Role::Holder].map(|role| self.number(role))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn who_lives_is_found_and_who_has_ended_is_not() {
+        let table = RoleTable::new().unwrap();
+        assert_eq!(table.living(&[Role::Keeper, Role::Pager]), None);
+        let own = pidfd::open(std::process::id() as i32).unwrap();
+        table.assign(Role::Pager, own.as_raw_fd());
+        assert_eq!(table.living(&[Role::Keeper, Role::Pager]), Some(own.as_raw_fd()));
+        assert!(table.is_own(Role::Pager) && !table.is_own(Role::Keeper));
+        let mut other = Command::new("true").spawn().unwrap();
+        let others = pidfd::open(other.id() as i32).unwrap();
+        table.assign(Role::Keeper, others.as_raw_fd());
+        // A zombie has ended.
+        assert!(pidfd::wait_exit(&others, std::time::Duration::from_secs(60)).unwrap());
+        assert!(!table.is_alive(Role::Keeper));
+        other.wait().unwrap();
+        assert!(!table.is_alive(Role::Keeper) && table.is_alive(Role::Pager));
+    }
+
+    #[test]
+    fn what_is_no_process_does_not_live() {
+        let table = RoleTable::new().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        table.assign(Role::Holder, file.as_raw_fd());
+        assert!(!table.is_alive(Role::Holder) && !table.is_own(Role::Holder));
+    }
+}

@@ -1,0 +1,354 @@
+//! The files of a seed at a fork: each one that its processes have open, map or execute is the one of the capture, or a child gets that one from the
+//! owner, or the fork is refused by name. What a path shows to a child that opens it later is the node's business.
+//!
+//! ```text
+//!  the path leads to     the same, unchanged    opened by its path
+//!                        the same, changed      refused; one that is only written to is opened, and cut to its length of then
+//!                        another, or nothing    the owner holds the file, unchanged: a copy in memory, or pages where it is only read
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use farfork_wire::Descriptor;
+use farfork_wire::descriptor::{
+    Backing, ExtentId, FileIdentity, FileState, FileTimes, FileUser, FileVersion, Mapping, OpenFile, SharedKind,
+    SharedObject,
+};
+
+use super::error::ResumeError;
+use super::source::SeedSource;
+use crate::file_use::{FileNumber, FileUse, SeedFile, uses};
+use crate::identity::{self, Comparison, MODIFIED_SINCE};
+use crate::restore::LocalNode;
+
+/// One look is good for so long: children of one fan-out are started one after the other, each of them within that time of a look or two.
+const LOOK_LIMIT: Duration = Duration::from_millis(10);
+
+/// The owner's answer is bytes in its memory, and a look at some files.
+const STATES_LIMIT: Duration = Duration::from_secs(5);
+
+/// What the last look at the files of a seed has shown.
+#[derive(Debug, Default)]
+pub(super) struct LastLook(Mutex<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// When nothing had to be taken from the owner.
+    clean_at: Option<Instant>,
+    /// Of files of another machine than the seed's, by their places: what this node has, which was found to be alike.
+    alike: BTreeMap<usize, FileIdentity>,
+}
+
+/// What a user wants of files that were changed.
+#[derive(Debug, Clone, Copy)]
+pub struct FilePolicy<'a> {
+    /// Files that were changed in place are taken as they are.
+    pub allow_changed: bool,
+    /// Paths below which a child finds what its user shows it.
+    pub shown: &'a [PathBuf],
+}
+
+impl FilePolicy<'_> {
+    fn is_shown(&self, path: &str) -> bool {
+        self.shown.iter().any(|shown| Path::new(path).starts_with(shown))
+    }
+}
+
+/// Where a child's file comes from.
+#[derive(Debug, PartialEq, Eq)]
+enum FileSource {
+    Node,
+    Owner,
+    Refused(&'static str),
+}
+
+const CHANGED: &str = "was changed in place since the seed was prepared";
+const LOST: &str = "was changed in place since the seed was prepared, and memory that was mapped from it and written may be lost with that";
+const NOT_HELD: &str =
+    "was replaced or removed since the seed was prepared, and its owner has no copy of it for a child";
+
+/// What a fork decides by.
+struct Decision<'a> {
+    node: &'a LocalNode,
+    policy: &'a FilePolicy<'a>,
+    is_its_machine: bool,
+}
+
+impl Decision<'_> {
+    /// Whether a file is certainly the one of the capture, or was `alike` before: one statx(2).
+    fn is_untouched(&self, file: SeedFile<'_>, alike: Option<&FileIdentity>) -> bool {
+        let Some(then) = (if self.is_its_machine { Some(file.identity()) } else { alike }) else { return false };
+        let now = identity::identify_path(&self.node.shows(file.path()));
+        now.is_ok_and(|now| identity::compare(then, &now) == Comparison::Same)
+    }
+
+    /// Where a file comes from, by what its path leads to `now`.
+    fn source(&self, file: SeedFile<'_>, now: Option<FileIdentity>, used: FileUse) -> FileSource {
+        let (then, path) = (file.identity(), self.node.shows(file.path()));
+        if self.policy.is_shown(file.path()) {
+            return FileSource::Node;
+        }
+        let is_allowed = self.policy.allow_changed && !used.has_written_pages;
+        if then.modified_ns == MODIFIED_SINCE && !is_allowed {
+            return FileSource::Refused(CHANGED);
+        }
+        if self.is_its_machine {
+            let is_there = now.as_ref().is_some_and(|now| FileUse::number(now) == FileUse::number(then));
+            return match now {
+                Some(now) if is_there => self.changed(&path, (then, &now), used),
+                // The same package was installed again.
+                _ if matches!(file, SeedFile::Mapped { .. }) && identity::is_same(&path, then, true) => {
+                    FileSource::Node
+                }
+                _ => FileSource::Owner,
+            };
+        }
+        let is_only_read = !used.is_written && !used.is_read_and_appended;
+        let is_alike = |now: &FileIdentity| {
+            let is_known = then.build_id.is_some() || then.digest.is_some();
+            let is_mapped_privately = matches!(file, SeedFile::Mapped { .. });
+            let looks_the_same = (now.bytes, now.modified_ns) == (then.bytes, then.modified_ns);
+            (!is_known && !is_mapped_privately && looks_the_same) || identity::is_same(&path, then, false)
+        };
+        match now {
+            _ if !is_only_read => FileSource::Node,
+            Some(now) if is_alike(&now) => FileSource::Node,
+            _ => FileSource::Owner,
+        }
+    }
+
+    /// The files that come from the owner. What is alike on another machine is noted in `alike`.
+    fn owners_files<'f>(
+        &self,
+        descriptor: &'f Descriptor,
+        touched: Vec<SeedFile<'f>>,
+        alike: &mut BTreeMap<usize, FileIdentity>,
+    ) -> Result<Vec<SeedFile<'f>>, ResumeError> {
+        let (uses, mut owners) = (uses(descriptor), Vec::new());
+        for file in touched {
+            let now = identity::identify_path(&self.node.shows(file.path())).ok();
+            match self.source(file, now.clone(), uses[&FileUse::number(file.identity())]) {
+                FileSource::Node if self.is_its_machine || self.policy.is_shown(file.path()) => {}
+                FileSource::Node => {
+                    alike.extend(now.map(|now| (file.place(descriptor), now)));
+                }
+                FileSource::Owner => owners.push(file),
+                FileSource::Refused(reason) => return Err(refused(file.path(), reason)),
+            }
+        }
+        Ok(owners)
+    }
+
+    /// The very file is at its path, and was changed.
+    fn changed(&self, path: &Path, (then, now): (&FileIdentity, &FileIdentity), used: FileUse) -> FileSource {
+        if used.has_written_pages {
+            return FileSource::Refused(LOST);
+        }
+        let is_kept = now.bytes >= then.bytes;
+        let may_change = !used.is_read && (is_kept || !used.is_read_and_appended);
+        match may_change || self.policy.allow_changed || identity::has_digest_of(path, then) {
+            true => FileSource::Node,
+            false => FileSource::Refused(CHANGED),
+        }
+    }
+}
+
+impl SeedSource {
+    /// The seed with the files of the capture for a child that is started now on `node`; `None` where all are at their paths.
+    ///
+    /// # Errors
+    /// [`ResumeError::File`] names the file that cannot be had as it was.
+    pub fn with_files(&self, node: &LocalNode, policy: &FilePolicy<'_>) -> Result<Option<Self>, ResumeError> {
+        let asked = Instant::now();
+        let descriptor = &*self.descriptor;
+        let mut seen = self.last_look.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.clean_at.is_some_and(|at| asked.saturating_duration_since(at) < LOOK_LIMIT) {
+            return Ok(None);
+        }
+        let is_its_machine = node.is_its_machine(&descriptor.origin);
+        let decision = Decision { node, policy, is_its_machine };
+        let touched: Vec<SeedFile<'_>> = SeedFile::all(descriptor)
+            .filter(|file| !decision.is_untouched(*file, seen.alike.get(&file.place(descriptor))))
+            .collect();
+        if touched.is_empty() {
+            seen.clean_at = Some(asked);
+            return Ok(None);
+        }
+        let owners = decision.owners_files(descriptor, touched, &mut seen.alike)?;
+        drop(seen);
+        let taken = if owners.is_empty() { None } else { self.take_files(&owners)? };
+        if taken.is_none() && policy.shown.is_empty() && !policy.allow_changed {
+            self.last_look.0.lock().unwrap_or_else(PoisonError::into_inner).clean_at = Some(asked);
+        }
+        Ok(taken)
+    }
+
+    /// The seed with these files from its owner; `None` where only pages of private mappings come from there, as a plan has it anyway.
+    fn take_files(&self, owners: &[SeedFile<'_>]) -> Result<Option<Self>, ResumeError> {
+        let states = self.file_states()?;
+        for file in owners {
+            match FileState::from_byte(states[file.place(&self.descriptor)]) {
+                FileState::Unchanged => {}
+                FileState::Changed => return Err(refused(file.path(), CHANGED)),
+                FileState::Released => return Err(refused(file.path(), NOT_HELD)),
+            }
+        }
+        let mut taken = Taken { descriptor: (*self.descriptor).clone(), objects: BTreeMap::new(), is_any: false };
+        taken.take(owners)?;
+        let Taken { descriptor, is_any, .. } = taken;
+        Ok(is_any.then(|| {
+            let mut source = self.clone();
+            (source.descriptor, source.last_look) = (descriptor.into(), Arc::default());
+            source
+        }))
+    }
+
+    /// What the owner says of each file.
+    fn file_states(&self) -> Result<Vec<u8>, ResumeError> {
+        let mut states = vec![0; self.descriptor.file_count()];
+        let deadline = Instant::now() + STATES_LIMIT;
+        self.links.with(&self.owner, self.key.seed.node(), |connection| {
+            farfork_fabric::read_blocking(connection, &self.key, ExtentId::FILE_STATES, 0, &mut states, deadline)
+                .map_err(|cause| ResumeError::Fetch { what: "the state of the seed's files", cause })
+        })?;
+        Ok(states)
+    }
+}
+
+fn refused(path: &str, reason: &'static str) -> ResumeError {
+    ResumeError::File { path: path.to_owned(), reason }
+}
+
+/// A descriptor in which files of the owner's are put in the place of the node's.
+struct Taken {
+    descriptor: Descriptor,
+    /// Shared objects that are copies of files.
+    objects: BTreeMap<FileNumber, u32>,
+    /// Whether anything was put.
+    is_any: bool,
+}
+
+impl Taken {
+    fn take(&mut self, files: &[SeedFile<'_>]) -> Result<(), ResumeError> {
+        for file in files {
+            if let SeedFile::Version { version, path, .. } = file {
+                self.take_version(version, path)?;
+                self.is_any = true;
+            }
+        }
+        let mapped: BTreeSet<u32> = files
+            .iter()
+            .filter_map(|file| match file {
+                SeedFile::Mapped { index, .. } => Some(*index),
+                SeedFile::Version { .. } => None,
+            })
+            .collect();
+        let Self { descriptor, objects, is_any } = self;
+        let files = &descriptor.mapped_files;
+        let members = descriptor.members.iter_mut().flat_map(|member| &mut member.mappings);
+        for mapping in descriptor.mappings.iter_mut().chain(members) {
+            let Backing::SharedFile { file, .. } = mapping.backing else { continue };
+            if mapped.contains(&file) {
+                *is_any = true;
+                let (path, object) =
+                    (&files[file as usize].path, objects.get(&FileUse::number(&files[file as usize].identity)));
+                mapping.backing = owners_backing(mapping, object.copied()).ok_or_else(|| refused(path, NOT_HELD))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_version(&mut self, version: &FileVersion, path: &str) -> Result<(), ResumeError> {
+        let object = self.object_of(version, path)?;
+        match version.user {
+            FileUser::OpenFile(index) => {
+                let file = &mut self.descriptor.open_files[index as usize];
+                if let OpenFile::Regular { flags, offset, .. } = *file {
+                    *file = OpenFile::Memory { object, flags, offset };
+                }
+            }
+            // Its mappings are taken with all that are mapped.
+            FileUser::MappedFile(_) => {}
+            FileUser::Executable(0) => self.descriptor.process.exe_object = Some(object),
+            FileUser::Executable(number) => {
+                self.descriptor.members[number as usize - 1].process.exe_object = Some(object);
+            }
+        }
+        Ok(())
+    }
+
+    fn object_of(&mut self, version: &FileVersion, path: &str) -> Result<u32, ResumeError> {
+        let identity = &version.identity;
+        if let Some(known) = self.objects.get(&FileUse::number(identity)) {
+            return Ok(*known);
+        }
+        let extent = version.extent.ok_or_else(|| refused(path, NOT_HELD))?;
+        let objects = &mut self.descriptor.shared_objects;
+        let name = path.rsplit('/').next().unwrap_or(path).to_owned();
+        let kind = SharedKind::Deleted(identity.status);
+        // When it was read last, the owner does not tell.
+        let times = FileTimes { accessed_ns: identity.modified_ns, modified_ns: identity.modified_ns };
+        objects.push(SharedObject { name, bytes: identity.bytes, seals: None, kind, times, extent });
+        let index = objects.len() as u32 - 1;
+        self.objects.insert(FileUse::number(identity), index);
+        Ok(index)
+    }
+}
+
+/// A shared mapping of a file of the owner's: of the copy, where there is one; else pages, which nobody can write to.
+fn owners_backing(mapping: &Mapping, object: Option<u32>) -> Option<Backing> {
+    match (mapping.backing, object) {
+        (Backing::SharedFile { offset, .. }, Some(object)) => Some(Backing::SharedMemory { object, offset }),
+        (Backing::SharedFile { extent: Some(extent), .. }, None) => Some(Backing::Anonymous { extent: Some(extent) }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// What a fork decides on a file `/file` below `root` that has these bytes, or is missing.
+    fn decided(here: Option<&[u8]>, used: FileUse, is_its_machine: bool) -> FileSource {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, b"before").unwrap();
+        let mut identity = identity::identify(&path).unwrap();
+        identity.digest = identity::digest(&fs::File::open(&path).unwrap()).unwrap();
+        fs::remove_file(&path).unwrap();
+        if let Some(bytes) = here {
+            // The inode of before may be used again.
+            let _other = tempfile::NamedTempFile::new_in(directory.path()).unwrap();
+            fs::write(&path, bytes).unwrap();
+            identity.inode += 1_000_000;
+        }
+        let version = FileVersion { user: FileUser::OpenFile(0), identity, extent: None };
+        let node = LocalNode { root: directory.path().into(), ..LocalNode::detect().unwrap() };
+        let policy = FilePolicy { allow_changed: false, shown: &[] };
+        let decision = Decision { node: &node, policy: &policy, is_its_machine };
+        let now = identity::identify_path(&path).ok();
+        decision.source(SeedFile::Version { index: 0, path: "/file", version: &version }, now, used)
+    }
+
+    #[test]
+    fn another_machine_gives_a_file_of_equal_bytes_and_what_is_written_to() {
+        let (read, written) =
+            (FileUse { is_read: true, ..FileUse::default() }, FileUse { is_written: true, ..FileUse::default() });
+        assert_eq!(decided(Some(b"before"), read, false), FileSource::Node);
+        assert_eq!(decided(Some(b"behind"), read, false), FileSource::Owner);
+        assert_eq!(decided(None, read, false), FileSource::Owner);
+        assert_eq!(decided(None, written, false), FileSource::Node);
+    }
+
+    #[test]
+    fn on_its_machine_another_file_at_the_path_is_not_the_one() {
+        let read = FileUse { is_read: true, ..FileUse::default() };
+        assert_eq!(decided(Some(b"before"), read, true), FileSource::Owner);
+        assert_eq!(decided(None, read, true), FileSource::Owner);
+    }
+}

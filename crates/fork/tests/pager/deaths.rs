@@ -1,0 +1,185 @@
+//! Deaths of keeper, pager and holder in any combination, while processes fork, and what they fork does: each page that any of
+//! them touches has never been there before.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use farfork_fork::pager::{Paging, Strategy};
+use farfork_sys::fdpass;
+
+use crate::bed::{Bed, Program, soon};
+use crate::scenarios::{PAGES, Stage, with_program};
+use crate::seed::{Owner, Seed};
+
+pub(crate) const ALL: &[(&str, fn())] = &[
+    ("descendants_survive_keeper_and_pager", descendants_survive_keeper_and_pager),
+    ("descendants_survive_any_two", descendants_survive_any_two),
+    ("a_holder_is_replaced", a_holder_is_replaced),
+    (
+        "all_three_are_killed_and_what_a_stub_holds_is_taken_back",
+        all_three_are_killed_and_what_a_stub_holds_is_taken_back,
+    ),
+    ("the_window_of_all_three_is_measured", window_of_all_three),
+];
+
+/// Those of `make test-long`.
+pub(crate) const LONG: &[(&str, fn())] = &[("descendants_survive_ten_thousand_kills", ten_thousand_kills)];
+
+/// Kills of a campaign, unless the environment says otherwise.
+const KILLS: u64 = 40;
+const KILLS_VARIABLE: &str = "FARFORK_KILLS";
+
+/// From a kill to a pager that answers.
+const REPLACEMENT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Page by page, so that whatever is missing stays so until it is touched.
+fn one_by_one() -> Strategy {
+    Strategy { paging: Paging::Cow, ..Strategy::default() }
+}
+
+fn kills() -> u64 {
+    std::env::var(KILLS_VARIABLE).ok().map_or(KILLS, |text| text.parse().expect("a number"))
+}
+
+/// Runs a program with descendants, while `kill` kills something, and says how long replacements took and how much forked.
+fn campaign(kills: u64, mut kill: impl FnMut(u64, &mut Stage)) {
+    with_program("descend_until_told", one_by_one(), |stage| {
+        stage.program.meet();
+        stage.program.let_go();
+        let (mut longest, mut sum) = (Duration::ZERO, Duration::ZERO);
+        for number in 0..kills {
+            // At each moment of a round, which takes some ten milliseconds.
+            sleep(Duration::from_micros(number * 7919 % 23_000));
+            assert!(
+                !stage.program.has_ended() || {
+                    stage.program.expect_success();
+                    true
+                },
+                "kill {number}"
+            );
+            let killed = Instant::now();
+            kill(number, stage);
+            stage.bed.client.children().expect("a pager answers");
+            let took = killed.elapsed();
+            assert!(took < REPLACEMENT_LIMIT, "kill {number}: {took:?}");
+            (longest, sum) = (longest.max(took), sum + took);
+        }
+        stage.program.let_go();
+        let rounds = stage.program.output();
+        stage.program.expect_success();
+        let average = sum / u32::try_from(kills).unwrap_or(u32::MAX).max(1);
+        println!("{kills} kills: replaced after {average:?}, {longest:?} at most; rounds of 31 processes: {rounds}");
+        assert_eq!(stage.bed.stats(&stage.program).lost, None);
+    });
+}
+
+fn descendants_survive_keeper_and_pager() {
+    campaign(kills(), |_, stage| {
+        stage.bed.holder();
+        stage.bed.kill_both();
+    });
+}
+
+fn ten_thousand_kills() {
+    campaign(10_000, |_, stage| {
+        stage.bed.holder();
+        stage.bed.kill_both();
+    });
+}
+
+/// Whoever is left makes the others again.
+fn descendants_survive_any_two() {
+    campaign(KILLS / 2, |number, stage| {
+        let ((keeper, pager), holder) = (stage.bed.processes(), stage.bed.holder());
+        let pair = [[keeper, pager], [keeper, holder], [pager, holder]][number as usize % 3];
+        stage.bed.kill_together(&pair);
+    });
+}
+
+fn a_holder_is_replaced() {
+    with_program("pause_between", Strategy::default(), |stage| {
+        stage.program.meet();
+        let (processes, holder) = (stage.bed.processes(), stage.bed.holder());
+        let descriptors = stage.bed.descriptors().len();
+        for _ in 0..5 {
+            let holder = stage.bed.holder();
+            stage.bed.kill_together(&[holder]);
+        }
+        assert_ne!(stage.bed.holder(), holder);
+        assert_eq!(stage.bed.processes(), processes, "the others go on");
+        soon("a table in which nothing stays", || (stage.bed.descriptors().len() <= descriptors).then_some(()));
+        stage.program.let_go();
+        stage.program.expect_success();
+    });
+}
+
+/// A program whose userfaultfd, and those of what it forks, a queue holds as a container's stub does.
+fn start_with_stub(bed: &Bed, owner: &Owner, seed: &Seed, scenario: &str) -> (Program, OwnedFd) {
+    let (child, to_pager) = bed.adopt(&seed.plan(owner.address(), one_by_one()));
+    let (ours, programs) = fdpass::seqpacket_pair().unwrap();
+    let program = Program::begin(scenario, PAGES, child, programs);
+    let mut word = [0; 16];
+    let (_, uffd) = fdpass::receive(ours.as_fd(), &mut word, 1).unwrap();
+    let queue = fdpass::self_connected().unwrap();
+    fdpass::send(queue.as_fd(), &[0; 4], &[uffd[0].as_fd()]).unwrap();
+    fdpass::send(to_pager.as_fd(), &[0; 4], &[uffd[0].as_fd(), queue.as_fd()]).unwrap();
+    (program, queue)
+}
+
+fn all_three_are_killed_and_what_a_stub_holds_is_taken_back() {
+    let seed = Seed::new(PAGES, false);
+    let (owner, mut bed) = (Owner::start(&seed), Bed::new());
+    let (mut program, queue) = start_with_stub(&bed, &owner, &seed, "descend_then_touch");
+    program.meet();
+    bed.kill_all();
+    program.let_go();
+    sleep(Duration::from_millis(200));
+    assert!(!program.has_ended(), "nobody reads zeroes meanwhile");
+    bed.start_pager();
+    assert_eq!(bed.client.reclaim(&program.id, &program.dir, queue.as_fd()).unwrap(), 0);
+    program.meet();
+    // Again, of what was taken back; and the holder of the new ones is enough.
+    bed.kill_all();
+    bed.start_pager();
+    assert_eq!(bed.client.reclaim(&program.id, &program.dir, queue.as_fd()).unwrap(), 0);
+    bed.holder();
+    bed.kill_both();
+    program.let_go();
+    bed.finish(program);
+    bed.end();
+    drop(owner);
+}
+
+/// Processes that are forked in the moment in which all three are killed: those that nobody held are counted, and only where there are any
+/// may a byte be wrong.
+fn window_of_all_three() {
+    let kills = kills() / 4;
+    let seed = Seed::new(PAGES, false);
+    let owner = Owner::start(&seed);
+    let (mut lost, mut longest) = (0, Duration::ZERO);
+    for number in 0..kills {
+        let mut bed = Bed::new();
+        let (mut program, queue) = start_with_stub(&bed, &owner, &seed, "descend_until_told");
+        program.meet();
+        program.let_go();
+        bed.holder();
+        sleep(Duration::from_micros(5_000 + number * 7919 % 23_000));
+        bed.kill_all();
+        let killed = Instant::now();
+        bed.start_pager();
+        let unheld = bed.client.reclaim(&program.id, &program.dir, queue.as_fd()).unwrap();
+        longest = longest.max(killed.elapsed());
+        if unheld > 0 {
+            lost += 1;
+            program.end();
+            continue;
+        }
+        program.let_go();
+        bed.finish(program);
+        bed.end();
+    }
+    println!(
+        "{kills} kills of all three under forks: {lost} with a process that nobody held; {longest:?} at most until it is served"
+    );
+}
