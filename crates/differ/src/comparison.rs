@@ -1,0 +1,173 @@
+//! Two observations, compared. Pure.
+
+use std::collections::BTreeSet;
+
+use crate::Observation;
+use crate::pattern::matches;
+use crate::tolerance::{Policy, TOLERANCES, Tolerance};
+
+/// A field that differs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Difference {
+    /// Which.
+    pub field: String,
+    /// Its value in the parent; none where the parent lacks the field.
+    pub parent: Option<String>,
+    /// Its value in the child.
+    pub child: Option<String>,
+}
+
+/// A difference that a tolerance permits.
+#[derive(Debug, Clone)]
+pub struct ToleratedDifference {
+    /// It.
+    pub difference: Difference,
+    /// What permits it.
+    pub tolerance: &'static Tolerance,
+}
+
+/// What a comparison yields.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// How many fields were compared.
+    pub fields: usize,
+    /// Differences that nothing permits.
+    pub differences: Vec<Difference>,
+    /// The others.
+    pub tolerated: Vec<ToleratedDifference>,
+}
+
+/// What the restorer blocks: all signals but those that cannot be.
+const RESTORER_MASK: &str = "fffffffffffbfeff";
+
+/// Compares a child with its parent.
+#[must_use]
+pub fn compare(parent: &Observation, child: &Observation) -> Report {
+    let mut report = Report::default();
+    let circumstances = Circumstances::of(parent, child);
+    let only_in_child = child.keys().filter(|field| !parent.contains_key(*field));
+    for field in parent.keys().chain(only_in_child) {
+        report.fields += 1;
+        let (parent, child) = (parent.get(field), child.get(field));
+        if parent == child {
+            continue;
+        }
+        let difference = Difference { field: field.clone(), parent: parent.cloned(), child: child.cloned() };
+        match tolerance_of(&difference, &circumstances) {
+            Some(tolerance) => report.tolerated.push(ToleratedDifference { difference, tolerance }),
+            None => report.differences.push(difference),
+        }
+    }
+    report
+}
+
+/// What of a child depends on more than one field.
+struct Circumstances<'a> {
+    /// Fields of descriptors, up to their number, that are standard streams of the child's own.
+    streams: BTreeSet<&'a str>,
+    /// Processes that are paused before their first step.
+    paused: BTreeSet<&'a str>,
+}
+
+impl<'a> Circumstances<'a> {
+    fn of(parent: &Observation, child: &'a Observation) -> Self {
+        let differs = |field: &str| parent.get(field) != child.get(field);
+        let number_is_standard = |field: &str| (0..3).any(|number| field.ends_with(&format!("/fd/{number}/link")));
+        let mut all = Self { streams: BTreeSet::new(), paused: BTreeSet::new() };
+        for (field, value) in child {
+            let is_own = matches("*/children/*/std*", value) || value == "/dev/null" && number_is_standard(field);
+            if let Some(descriptor) = field.strip_suffix("link").filter(|_| is_own && field.contains("/fd/"))
+                && (differs(field) || differs(&format!("{descriptor}open file")))
+            {
+                all.streams.insert(descriptor);
+            }
+            if field.ends_with("/signal mask") && value == RESTORER_MASK && differs(field) {
+                all.paused.insert(field.split('/').next().unwrap_or_default());
+            }
+        }
+        all
+    }
+
+    fn permit(&self, policy: Policy, difference: &Difference) -> bool {
+        let process = difference.field.split('/').next().unwrap_or_default();
+        match policy {
+            Policy::StandardStream => self.streams.iter().any(|stream| difference.field.starts_with(stream)),
+            Policy::Restorer => difference.parent.is_none() && self.paused.contains(process),
+            policy => permits(policy, difference),
+        }
+    }
+}
+
+fn tolerance_of(difference: &Difference, circumstances: &Circumstances<'_>) -> Option<&'static Tolerance> {
+    // Behind the id of the process.
+    let field = difference.field.split_once('/').map_or("", |(_, field)| field);
+    // A thread shows files of its process, too: `thread/71/status/VmRSS`.
+    let of_thread = field.strip_prefix("thread/").and_then(|field| field.split_once('/')).map(|(_, field)| field);
+    let is_of = |pattern| matches(pattern, field) || of_thread.is_some_and(|field| matches(pattern, field));
+    TOLERANCES.iter().find(|row| is_of(row.field) && circumstances.permit(row.policy, difference))
+}
+
+fn permits(policy: Policy, difference: &Difference) -> bool {
+    let (parent, child) = (difference.parent.as_deref(), difference.child.as_deref());
+    match policy {
+        Policy::ChildsOwn | Policy::Moving | Policy::KnownGap => true,
+        // They depend on circumstances.
+        Policy::StandardStream | Policy::Restorer => false,
+        Policy::Becomes { parent: expected, child: value } | Policy::KnownGapOf { parent: expected, child: value } => {
+            let is = |pattern: &str, value: Option<&str>| matches(pattern, value.unwrap_or_default());
+            is(expected, parent) && is(value, child)
+        }
+        Policy::AtMost(most) => {
+            let number = |value: Option<&str>| value.and_then(|value| value.parse::<u64>().ok());
+            number(parent).zip(number(child)).is_some_and(|(parent, child)| parent.abs_diff(child) <= most)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observation(fields: &[(&str, &str)]) -> Observation {
+        fields.iter().map(|(field, value)| ((*field).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn what_differs_is_told_from_what_may() {
+        let parent = observation(&[("7/status/SigBlk", "1"), ("7/status/FDSize", "64"), ("7/comm", "a")]);
+        let child = observation(&[("7/status/SigBlk", "2"), ("7/status/FDSize", "128"), ("7/fd/3/link", "x")]);
+        let report = compare(&parent, &child);
+        let fields: Vec<&str> = report.differences.iter().map(|difference| difference.field.as_str()).collect();
+        assert_eq!(fields, ["7/comm", "7/status/SigBlk", "7/fd/3/link"]);
+        assert_eq!(report.tolerated.len(), 1);
+        assert_eq!(report.fields, 4);
+    }
+
+    #[test]
+    fn a_standard_stream_is_the_childs_own_whatever_its_number() {
+        let parent =
+            observation(&[("7/fd/10/link", "pipe of 7 fd/10"), ("7/fd/10/info/pos", "0"), ("7/fd/1/info/pos", "0")]);
+        let child = observation(&[
+            ("7/fd/10/link", "/run/children/n.c1/stdout"),
+            ("7/fd/10/info/pos", "9"),
+            ("7/fd/1/info/pos", "9"),
+        ]);
+        let report = compare(&parent, &child);
+        let fields: Vec<&str> = report.differences.iter().map(|difference| difference.field.as_str()).collect();
+        assert_eq!((fields, report.tolerated.len()), (vec!["7/fd/1/info/pos"], 2));
+    }
+
+    #[test]
+    fn a_tolerance_may_ask_for_values() {
+        let of = |parent: &str, child: &str| Difference {
+            field: "7/x".to_owned(),
+            parent: Some(parent.to_owned()),
+            child: Some(child.to_owned()),
+        };
+        let policy = Policy::Becomes { parent: "pipe*", child: "*/stdout" };
+        assert!(permits(policy, &of("pipe of 1", "/run/stdout")));
+        assert!(!permits(policy, &of("pipe of 1", "/run/stderr")));
+        assert!(permits(Policy::AtMost(5), &of("10", "15")));
+        assert!(!permits(Policy::AtMost(5), &of("10", "16")));
+    }
+}

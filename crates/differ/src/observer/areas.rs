@@ -1,0 +1,96 @@
+//! The memory map: protection, file, policy and flags of each address, as `smaps` and `numa_maps` show them.
+//!
+//! Each property has runs of its own: where the kernel divides areas depends on how they came to be, and an area that differs in
+//! one property is not a different area.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+
+use farfork_sys::process::{self, MapEntry};
+
+use super::{Fields, ObserveError};
+
+/// Flags of areas that are left out, with the reason.
+const FLAGS_UNREAD: [(&str, &str); 10] = [
+    ("rd", "`protection` has it"),
+    ("wr", "`protection` has it"),
+    ("ex", "`protection` has it"),
+    ("sh", "`protection` has it"),
+    ("um", "the child's pager is told of missing pages"),
+    ("uw", "the child's pager is told of writes"),
+    ("ui", "the child's pager is told of minor faults"),
+    ("sd", "pages written since somebody asked"),
+    ("lf", "locked pages come when they are touched"),
+    ("gu", "which pages are guards is in no flag of an area"),
+];
+
+/// Addresses in a row with the same value of a property.
+struct Run {
+    start: u64,
+    end: u64,
+    value: String,
+    /// In the file, where there is one.
+    offset: Option<u64>,
+}
+
+/// Reads the memory map of a process.
+pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
+    let path = format!("/proc/{pid}/smaps");
+    let entries = process::smaps(pid).map_err(ObserveError::read(path))?;
+    let policies = policies(pid);
+    let mut runs: BTreeMap<String, Vec<Run>> = BTreeMap::new();
+    for entry in entries.iter().filter(|entry| !is_kept_from_children(entry)) {
+        let policy = policies.get(&entry.start).map_or("", String::as_str);
+        for (property, value, offset) in properties(entry, policy) {
+            push(runs.entry(property).or_default(), entry, value, offset);
+        }
+    }
+    for (property, runs) in runs {
+        for Run { start, end, value, offset } in runs {
+            let offset = offset.map_or_else(String::new, |offset| format!(" at {offset:x}"));
+            fields.put(&format!("memory/{property}/{start:x}-{end:x}"), format!("{value}{offset}"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether fork(2) leaves it out (MADV_DONTFORK); the kernel's own pages have that flag, too, and are in children all the same.
+fn is_kept_from_children(entry: &MapEntry) -> bool {
+    entry.has_flag("dc") && !entry.has_flag("pf") && !entry.has_flag("io")
+}
+
+/// Name, value and offset of each property that an area has.
+fn properties(entry: &MapEntry, policy: &str) -> Vec<(String, String, Option<u64>)> {
+    let sharing = if entry.is_shared { "shared" } else { "private" };
+    let mut properties = vec![("protection".to_owned(), format!("{sharing} {}", entry.protection), None)];
+    if !entry.path.is_empty() {
+        let path = String::from_utf8_lossy(&entry.path);
+        let offset = (entry.inode != 0).then_some(entry.offset);
+        properties.push(("file".to_owned(), format!("{sharing} {path}"), offset));
+    }
+    properties.extend((!policy.is_empty()).then(|| ("policy".to_owned(), policy.to_owned(), None)));
+    let is_left_out = |flag: &str| FLAGS_UNREAD.iter().any(|(unread, _)| *unread == flag);
+    let flags = entry.flags().filter(|flag| !is_left_out(flag));
+    properties.extend(flags.map(|flag| (format!("flag {flag}"), "set".to_owned(), None)));
+    properties
+}
+
+/// Adds an area to the runs of a property, to the last of them where that goes on. Areas of files stay apart: of neighbours, one may
+/// have become memory of its own.
+fn push(runs: &mut Vec<Run>, entry: &MapEntry, value: String, offset: Option<u64>) {
+    let goes_on = |last: &&mut Run| last.end == entry.start && last.value == value && offset.is_none();
+    match runs.last_mut().filter(goes_on) {
+        Some(last) => last.end = entry.end,
+        None => runs.push(Run { start: entry.start, end: entry.end, value, offset }),
+    }
+}
+
+/// The memory policy of each area (`numa_maps`), by its address; empty on a kernel without.
+fn policies(pid: i32) -> HashMap<u64, String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/numa_maps")).unwrap_or_default();
+    let policy = |line: &str| {
+        let mut words = line.split_whitespace();
+        Some((u64::from_str_radix(words.next()?, 16).ok()?, words.next()?.to_owned()))
+    };
+    text.lines().filter_map(policy).collect()
+}

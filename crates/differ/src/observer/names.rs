@@ -1,0 +1,86 @@
+//! Names for ids and inode numbers: those of a copy are others, and name the same things.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+
+use farfork_sys::process;
+
+use super::ObserveError;
+use super::tree::{StoppedTree, inner_id};
+
+/// What stands for a process or thread that is not of the tree.
+pub(super) const OUTSIDE: &str = "outside";
+
+/// Names of what a tree refers to.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    /// Ids on this machine, and in their own pid namespace, of all processes and threads of the tree.
+    ids: HashMap<i32, u32>,
+    /// Where an object was met first, by kind and number.
+    objects: HashMap<(String, String), String>,
+    /// A descriptor of each open file, in the kernel's order of open files, with the place where it was met first.
+    open_files: Vec<((i32, u32), String)>,
+}
+
+impl Names {
+    pub(super) fn of(tree: &StoppedTree) -> Result<Self, ObserveError> {
+        let mut ids = HashMap::new();
+        for process in tree.processes() {
+            ids.insert(process.pid, process.inner_id);
+            let threads = process::threads(process.pid).unwrap_or_default();
+            for tid in threads {
+                let inner = inner_id(tid).map_err(ObserveError::read(format!("/proc/{tid}/status")))?;
+                ids.insert(tid, inner);
+            }
+        }
+        Ok(Self { ids, ..Self::default() })
+    }
+
+    /// The id of a process or thread of this machine, as a copy has it.
+    pub(super) fn id(&self, id: i32) -> String {
+        // −1 is a group of its absolute value, as of F_GETOWN; 0 and −1 are none.
+        match id {
+            -1 | 0 => id.to_string(),
+            _ => self.ids.get(&id).map_or_else(|| OUTSIDE.to_owned(), u32::to_string),
+        }
+    }
+
+    /// The same of an id in text; other text stays what it is.
+    pub(super) fn id_text(&self, text: &str) -> String {
+        text.parse().map_or_else(|_| text.to_owned(), |id| self.id(id))
+    }
+
+    /// The place where an object was met first.
+    pub(super) fn object(&mut self, kind: &str, number: &str, place: &str) -> String {
+        let key = (kind.to_owned(), number.to_owned());
+        self.objects.entry(key).or_insert_with(|| place.to_owned()).clone()
+    }
+
+    /// The place where the open file of a descriptor was met first.
+    pub(super) fn open_file(&mut self, descriptor: (i32, u32), place: &str) -> String {
+        let order =
+            |known: &((i32, u32), String)| process::order_of_open_files(known.0, descriptor).unwrap_or(Ordering::Less);
+        match self.open_files.binary_search_by(order) {
+            Ok(at) => self.open_files[at].1.clone(),
+            Err(at) => {
+                self.open_files.insert(at, (descriptor, place.to_owned()));
+                place.to_owned()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_named_by_their_first_place() {
+        let mut names = Names { ids: HashMap::from([(4711, 7)]), ..Names::default() };
+        assert_eq!(names.object("pipe", "99", "7 fd 3"), "7 fd 3");
+        assert_eq!(names.object("pipe", "99", "7 fd 4"), "7 fd 3");
+        assert_eq!(names.object("socket", "99", "7 fd 5"), "7 fd 5");
+        assert_eq!([names.id(4711), names.id(0), names.id(1)], ["7", "0", "outside"]);
+        assert_eq!(names.id_text("SIGEV"), "SIGEV");
+    }
+}

@@ -1,0 +1,213 @@
+//! The files of `/proc/PID`, by their listing: one that a later kernel adds is read, too.
+
+use std::fs;
+use std::path::Path;
+
+use super::names::OUTSIDE;
+use super::{Fields, ObserveError, error_name, text_of};
+
+/// Files and folders that are not read here, with the reason.
+const UNREAD: &[(&str, &str)] = &[
+    ("task", "`threads` reads it"),
+    ("fd", "`descriptors` reads it"),
+    ("fdinfo", "`descriptors` reads it"),
+    ("smaps", "`areas` reads it"),
+    ("maps", "`smaps` has it"),
+    ("map_files", "`smaps` has it"),
+    ("numa_maps", "`areas` reads it"),
+    ("net", "it tells of the network, not of the process"),
+    ("mounts", "`mountinfo` has it"),
+    ("mountstats", "`mountinfo` has it"),
+    ("mem", "contents of memory, which come when they are touched"),
+    ("pagemap", "which pages are there, which changes as they are touched"),
+    ("clear_refs", "it cannot be read"),
+    ("smaps_rollup", "which pages are there"),
+    ("statm", "which pages are there"),
+    ("ksm_merging_pages", "which pages are there"),
+    ("ksm_stat", "which pages are there"),
+    ("io", "a count of what was done"),
+    ("sched", "counts of what was done; what can be set is in `threads`"),
+    ("schedstat", "a count of what was done"),
+    ("stack", "where it waits just now"),
+    ("wchan", "where it waits just now"),
+    ("syscall", "where it waits just now"),
+    ("oom_score", "it follows from memory in use and `oom_score_adj`"),
+    ("oom_adj", "`oom_score_adj` has it"),
+    ("latency", "a count of what was done"),
+    ("patch_state", "a live patch of the kernel"),
+    ("cpu_resctrl_groups", "the machine's"),
+    ("exe", "`links` reads it"),
+];
+
+/// Files of a thread that tell of its process, and are long.
+const UNREAD_OF_THREADS: [&str; 5] = ["mountinfo", "environ", "auxv", "cmdline", "limits"];
+
+/// Links, whose targets are compared.
+const LINKS: [&str; 3] = ["cwd", "exe", "root"];
+
+/// Longest file that is read whole, in bytes; environment and mounts may be long.
+const FILE_BYTES_MAX: usize = 4 << 20;
+
+/// Fields of `stat`, from the third on (proc_pid_stat(5)).
+const STAT: [&str; 50] = [
+    "state",
+    "ppid",
+    "pgrp",
+    "session",
+    "tty_nr",
+    "tpgid",
+    "flags",
+    "minflt",
+    "cminflt",
+    "majflt",
+    "cmajflt",
+    "utime",
+    "stime",
+    "cutime",
+    "cstime",
+    "priority",
+    "nice",
+    "num_threads",
+    "itrealvalue",
+    "starttime",
+    "vsize",
+    "rss",
+    "rsslim",
+    "startcode",
+    "endcode",
+    "startstack",
+    "kstkesp",
+    "kstkeip",
+    "signal",
+    "blocked",
+    "sigignore",
+    "sigcatch",
+    "wchan",
+    "nswap",
+    "cnswap",
+    "exit_signal",
+    "processor",
+    "rt_priority",
+    "policy",
+    "delayacct_blkio_ticks",
+    "guest_time",
+    "cguest_time",
+    "start_data",
+    "end_data",
+    "start_brk",
+    "arg_start",
+    "arg_end",
+    "env_start",
+    "env_end",
+    "exit_code",
+];
+
+/// Those that are ids of processes.
+const STAT_IDS: [&str; 4] = ["ppid", "pgrp", "session", "tpgid"];
+
+/// Lines of `status` that are ids of processes, the first of them as this machine has it.
+const STATUS_IDS: [&str; 8] = ["Tgid", "Pid", "PPid", "TracerPid", "NStgid", "NSpid", "NSpgid", "NSsid"];
+
+/// Reads all files of a process.
+pub(super) fn read(pid: i32, fields: &mut Fields) -> Result<(), ObserveError> {
+    read_folder(&format!("/proc/{pid}"), "", fields)?;
+    for folder in ["ns", "attr"] {
+        read_folder(&format!("/proc/{pid}/{folder}"), &format!("{folder}/"), fields)?;
+    }
+    for link in LINKS {
+        read_link(&format!("/proc/{pid}/{link}"), link, fields);
+    }
+    Ok(())
+}
+
+/// Reads the files of a folder that are not left out; those of a thread as those of a process.
+pub(super) fn read_folder(folder: &str, prefix: &str, fields: &mut Fields) -> Result<(), ObserveError> {
+    let entries = fs::read_dir(folder).map_err(ObserveError::read(folder))?;
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_of_process = prefix.starts_with("thread/") && UNREAD_OF_THREADS.contains(&&*name);
+        let is_left_out = is_of_process || UNREAD.iter().any(|(unread, _)| *unread == name) || LINKS.contains(&&*name);
+        match entry.file_type() {
+            Ok(kind) if kind.is_symlink() && !is_left_out => {
+                read_link_at(&entry.path(), &format!("{prefix}{name}"), fields)
+            }
+            Ok(kind) if kind.is_file() && !is_left_out => read_file(&entry.path(), &format!("{prefix}{name}"), fields),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn read_link(path: &str, field: &str, fields: &mut Fields) {
+    read_link_at(Path::new(path), field, fields);
+}
+
+fn read_link_at(path: &Path, field: &str, fields: &mut Fields) {
+    fields.put_result(field, fs::read_link(path).map(|target| target.to_string_lossy().into_owned()));
+}
+
+fn read_file(path: &Path, field: &str, fields: &mut Fields) {
+    let bytes = match fs::read(path) {
+        Ok(bytes) if bytes.len() <= FILE_BYTES_MAX => bytes,
+        Ok(bytes) => return fields.put(field, format!("{} bytes", bytes.len())),
+        Err(error) => return fields.put(field, error_name(&error)),
+    };
+    let text = String::from_utf8_lossy(&bytes).replace('\0', "\n");
+    match field.rsplit('/').next().unwrap_or_default() {
+        "status" => read_status(&text, field, fields),
+        "stat" => read_stat(&text, field, fields),
+        "limits" => read_limits(&text, field, fields),
+        "timers" => read_timers(&text, field, fields),
+        "children" => read_children(&text, field, fields),
+        "auxv" => read_auxiliary_vector(&bytes, field, fields),
+        _ => fields.put(field, text.trim_end()),
+    }
+}
+
+fn read_status(text: &str, field: &str, fields: &mut Fields) {
+    for (name, value) in text.lines().filter_map(|line| line.split_once(':')) {
+        let first = value.split_whitespace().next().unwrap_or_default();
+        let value = if STATUS_IDS.contains(&name) { fields.names.id_text(first) } else { value.trim().to_owned() };
+        fields.put(&format!("{field}/{name}"), value);
+    }
+}
+
+fn read_stat(text: &str, field: &str, fields: &mut Fields) {
+    let behind_name = text.rsplit_once(") ").map_or("", |(_, behind)| behind);
+    for (name, value) in STAT.iter().zip(behind_name.split_whitespace()) {
+        let value = if STAT_IDS.contains(name) { fields.names.id_text(value) } else { value.to_owned() };
+        fields.put(&format!("{field}/{name}"), value);
+    }
+}
+
+/// Columns: name, soft limit, hard limit, unit; two spaces and more between them.
+fn read_limits(text: &str, field: &str, fields: &mut Fields) {
+    for line in text.lines().skip(1) {
+        let (name, value) = line.split_once("  ").unwrap_or((line, ""));
+        fields.put(&format!("{field}/{name}"), value.split_whitespace().collect::<Vec<_>>().join(" "));
+    }
+}
+
+/// `notify: signal/tid.4711` names a thread or process of this machine.
+fn read_timers(text: &str, field: &str, fields: &mut Fields) {
+    let named = |line: &str| match line.rsplit_once('.') {
+        Some((before, id)) if line.starts_with("notify:") => format!("{before}.{}", fields.names.id_text(id)),
+        _ => line.to_owned(),
+    };
+    let text = text.lines().map(named).collect::<Vec<_>>().join("; ");
+    fields.put(field, text);
+}
+
+fn read_children(text: &str, field: &str, fields: &mut Fields) {
+    // Templates of seeds are no processes of the tree.
+    let names = text.split_whitespace().map(|id| fields.names.id_text(id));
+    let mut ids: Vec<String> = names.filter(|name| name != OUTSIDE).collect();
+    ids.sort();
+    fields.put(field, ids.join(" "));
+}
+
+fn read_auxiliary_vector(bytes: &[u8], field: &str, fields: &mut Fields) {
+    for pair in bytes.chunks_exact(16) {
+        fields.put(&format!("{field}/{}", text_of(&pair[..8])), text_of(&pair[8..]));
+    }
+}

@@ -1,0 +1,84 @@
+//! A process and all that descends from it, standing still.
+
+use std::fs;
+use std::time::Duration;
+
+use farfork_fork::capture::Standstill;
+use farfork_sys::process::{self, Stat, Status};
+
+use super::ObserveError;
+
+/// For a process to stand still; as for a capture.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Far above any tree that is carried, so that the stop stays bounded.
+const PROCESSES_MAX: usize = 10_000;
+
+/// A process of a tree.
+#[derive(Debug)]
+pub(super) struct TreeProcess {
+    pub(super) pid: i32,
+    /// Its id in its own pid namespace, which a copy has as well.
+    pub(super) inner_id: u32,
+    /// None of a zombie.
+    pub(super) standstill: Option<Standstill>,
+}
+
+/// The processes of a tree, all stopped; dropping it lets them go on.
+#[derive(Debug)]
+pub(super) struct StoppedTree(Vec<TreeProcess>);
+
+impl StoppedTree {
+    /// Stops a process, and then each of its children: who stands makes no others.
+    pub(super) fn of(pid: i32) -> Result<Self, ObserveError> {
+        let mut awaited = vec![pid];
+        let mut stopped = Vec::new();
+        while let Some(pid) = awaited.pop() {
+            if stopped.len() >= PROCESSES_MAX {
+                return Err(ObserveError::TooManyProcesses(PROCESSES_MAX));
+            }
+            let path = format!("/proc/{pid}/status");
+            let status = Status::read(pid).map_err(ObserveError::read(&path))?;
+            let has_ended = status.state == "Z";
+            let standstill = if has_ended { None } else { Some(Standstill::of(pid, STOP_LIMIT)?) };
+            let inner_id = inner_id(pid).map_err(ObserveError::read(&path))?;
+            awaited.extend(children(pid)?);
+            stopped.push(TreeProcess { pid, inner_id, standstill });
+        }
+        // In an order that a copy has as well, so that what several share is named by the same of them.
+        stopped.sort_by_key(|process| process.inner_id);
+        Ok(Self(stopped))
+    }
+
+    pub(super) fn processes(&self) -> &[TreeProcess] {
+        &self.0
+    }
+
+    pub(super) fn processes_mut(&mut self) -> &mut [TreeProcess] {
+        &mut self.0
+    }
+}
+
+/// The id of a process or thread in its own pid namespace.
+pub(super) fn inner_id(id: i32) -> std::io::Result<u32> {
+    let status = fs::read_to_string(format!("/proc/{id}/status"))?;
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    let last = numbers.split_whitespace().last().and_then(|number| number.parse().ok());
+    last.ok_or_else(|| std::io::Error::other("it has no line NSpid"))
+}
+
+/// Whether a child is the template of a seed, which holds memory and never runs; or has ended unnoticed.
+fn is_template(pid: i32) -> bool {
+    let Ok(stat) = Stat::read(pid) else { return true };
+    stat.exit_signal == 0 && (stat.state == 'Z' || Status::read(pid).is_ok_and(|status| status.tracer != 0))
+}
+
+fn children(pid: i32) -> Result<Vec<i32>, ObserveError> {
+    let mut children = Vec::new();
+    for tid in process::threads(pid).map_err(ObserveError::read(format!("/proc/{pid}/task")))? {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).unwrap_or_default();
+        let listed = text.split_whitespace().filter_map(|word| word.parse::<i32>().ok());
+        children.extend(listed.filter(|child| !is_template(*child)));
+    }
+    Ok(children)
+}
