@@ -18,7 +18,7 @@ use tower::service_fn;
 use crate::api::v1::GetRosterRequest;
 use crate::api::v1::node_client::NodeClient;
 use crate::api::v1::peer_client::PeerClient;
-use crate::failure::{Failure, innermost};
+use crate::failure::{Failure, connect_timeout_cause, innermost, is_connect_timeout};
 use crate::gate::{Connector, Proof};
 use crate::limits::{
     CONNECT_TIMEOUT, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, QUERY_TIMEOUT, SOCKET_KEEPALIVE_TIMEOUT,
@@ -105,6 +105,12 @@ pub async fn connect_network(address: SocketAddr, credentials: &Credentials) -> 
 async fn member_channel(address: SocketAddr, credentials: &Credentials) -> Result<Channel, Failure> {
     let connector = Connector::new(address, None, Proof::Member(credentials.clone()));
     with_limits(endpoint(address)).connect_with_connector(connector).await.map_err(|error| {
+        if is_connect_timeout(&error) {
+            return Failure::new(Code::Unavailable, format!("node at {address}"), connect_timeout_cause())
+                .with_next_step(
+                    "see whether its daemon runs there, or was stopped (SIGSTOP), and whether the network leads there",
+                );
+        }
         Failure::new(Code::Unavailable, format!("node at {address}"), innermost(&error))
             .with_next_step("compare address and --trust; the node's log says why it lets somebody not in")
     })

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use farfork_cluster::membership::Member;
 use farfork_container::{ContainerConfig, ContainerError, Leftovers, Pool, clean_leftovers};
 use farfork_fabric::{Exporter, Secured, shm, tcp};
-use farfork_fork::capture;
 use farfork_fork::rest::Rest;
 use farfork_fork::restore::{LocalNode, STUB_IMAGE};
 use farfork_fork::resume::OwnSeeds;
 use farfork_fork::seed::SeedTable;
+use farfork_fork::{call_timer, capture};
 use farfork_sys::allocator;
 use farfork_wire::SeedId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -36,11 +36,12 @@ use crate::acquaintances::Acquaintances;
 use crate::children::{self, ChildBudget, Children};
 use crate::engine::{Engine, random_number};
 use crate::failure::Failure;
-use crate::heartbeat;
+use crate::heartbeat::{self, OwnState};
 use crate::metrics;
 use crate::node::Node;
 use crate::options::Options;
 use crate::pager_link::{PagerError, PagerLink};
+use crate::pager_supervision;
 use crate::peers::Peers;
 use crate::program;
 use crate::run_dir::{Lock, RunDir, RunDirError};
@@ -57,7 +58,7 @@ const REST_INTERVAL: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// Its run directory.
-    #[error("run directory {path}: {cause}; stop the other daemon, or choose another with --run-dir")]
+    #[error("run directory {path}: {cause}")]
     RunDir {
         /// The directory.
         path: String,
@@ -154,9 +155,11 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     // Ends with the daemon: dropping the set ends its tasks.
     let mut tasks = JoinSet::new();
     let here = node.clone();
-    tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), acquaintances, move || {
-        u32::try_from(here.children.living()).unwrap_or(u32::MAX)
+    tasks.spawn(heartbeat::run(node.peers.clone(), join.clone(), acquaintances, move || OwnState {
+        children: u32::try_from(here.children.living()).unwrap_or(u32::MAX),
+        not_ready: here.pager.not_ready(),
     }));
+    tasks.spawn(pager_supervision::run(node.clone()));
     tasks.spawn(service::keep_leases(node.clone()));
     tasks.spawn(let_go_of_the_unused(node.clone()));
     tasks.spawn(give_memory_back());
@@ -164,13 +167,16 @@ async fn serve_until_signal(running: &Running) -> Result<(), DaemonError> {
     tasks.spawn(trust::keep(node.peers.clone()));
     let (stop, stopped) = watch::channel(false);
     tasks.spawn(program::serve(node.clone(), programs, stopped.clone()));
+    call_timer::start("call-timer");
     capture::keep_ready();
     if let Some(listener) = metrics_listener {
         let listener = metrics::watched(listener).map_err(DaemonError::system("watch the listening sockets"))?;
         tasks.spawn(metrics::serve(node.clone(), listener));
     }
+    let here = node.clone();
     tasks.spawn(async move {
         wait_for_signal().await;
+        here.begin_stop();
         let _ = stop.send(true);
         // Held until the daemon ends: a closed channel is no order to stop.
         std::future::pending().await
@@ -262,15 +268,18 @@ fn assemble(
     let exporter: Arc<dyn Exporter> = seeds.clone();
     let (tcp_server, shm_server, fabric_address) =
         serve_fabric(SocketAddr::new(listen.ip(), fabric_port), &run_dir, &exporter, &security)?;
+    let detected = LocalNode::detect().map_err(DaemonError::system("learn what this machine is"))?;
+    let mut local = LocalNode { bridges_vdso, ..detected };
+    local.processor.state.xcr0 = options.xcr0.unwrap_or(local.processor.state.xcr0);
     let me = Member {
         name: name.clone(),
         address: control.local_addr().map_err(DaemonError::listen(listen))?,
         fabric_address,
         incarnation: random_number().map_err(DaemonError::system("draw a random number"))?,
         children: 0,
+        not_ready: None,
+        processor: Some(local.processor.clone()),
     };
-    let detected = LocalNode::detect().map_err(DaemonError::system("learn what this machine is"))?;
-    let local = LocalNode { bridges_vdso, ..detected };
     let pool = Pool::start(containers, pool_size)?;
     let credentials = security.credentials().cloned();
     let own = OwnSeeds { node: name.clone(), address: shm_server.address(), table: seeds.clone() };
@@ -313,6 +322,7 @@ fn take_over(run_dir: &RunDir, pager: &Arc<PagerLink>, leftovers: Leftovers) -> 
     }
     let children = Children::new(run_dir.clone(), pager.clone()).map_err(DaemonError::system("watch files"))?;
     children.adopt(leftovers).map_err(DaemonError::system("read the children's directories"))?;
+    children.hand_back();
     Ok(children)
 }
 
@@ -330,11 +340,20 @@ fn listen_privately(path: &Path) -> Result<UnixListener, DaemonError> {
     Ok(listener)
 }
 
+/// Between two looks at what files of seeds take of the disk: disks do not fill up much faster.
+const HELD_FILES_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Ends zygotes and closes connections that are of no use, as long as the daemon runs.
 async fn let_go_of_the_unused(node: Arc<Node>) {
     let mut ticks = tokio::time::interval(EXPIRY_INTERVAL);
+    let mut looked = Instant::now();
     loop {
         ticks.tick().await;
+        if looked.elapsed() > HELD_FILES_INTERVAL {
+            looked = Instant::now();
+            let here = node.clone();
+            let _ = tokio::task::spawn_blocking(move || here.seeds.limit_held_files()).await;
+        }
         // An idle node is not woken for nothing.
         if !node.engine.keeps_anything() {
             continue;

@@ -8,6 +8,16 @@ use prost::Message as _;
 use tonic::{Code, Status};
 
 use crate::api::v1;
+use crate::limits::CONNECT_TIMEOUT;
+
+/// Most bytes of a failure's parts where they travel in a status: HTTP/2 has a status in headers, of which a client takes 16 KiB, and
+/// details grow by a third there. What is longer is cut. In a message of its own (`v1::Error`) nothing is.
+const OBJECT_BYTES_MAX: usize = 256;
+const CAUSE_BYTES_MAX: usize = 5 << 10;
+const NEXT_STEP_BYTES_MAX: usize = 1 << 10;
+
+/// Most bytes of the words beside the details, for clients that know nothing of these: each may take three in a header.
+const MESSAGE_BYTES_MAX: usize = 512;
 
 /// A request that failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,11 +77,31 @@ impl Failure {
                 Self::new(Code::DeadlineExceeded, object, "no answer came in time")
                     .with_next_step("see `farfork nodes`, and the node's log")
             }
+            Code::Unavailable | Code::Unknown if status.source().is_some_and(is_connect_timeout) => {
+                Self::new(Code::Unavailable, object, connect_timeout_cause()).with_next_step(CONNECT_TIMEOUT_STEP)
+            }
             Code::Unavailable => Self::new(Code::Unavailable, object, format!("no connection ({})", said(status)))
                 .with_next_step("see whether its daemon runs: `farfork nodes`"),
             code => Self::new(code, object, said(status)),
         }
     }
+}
+
+/// What a user can do where nobody takes a connection.
+pub(crate) const CONNECT_TIMEOUT_STEP: &str =
+    "see whether its daemon runs, or was stopped (SIGSTOP), and whether the network leads there: `farfork nodes`";
+
+/// Whether the limit on connecting was met: the transport's own words say neither whose nor of what.
+pub(crate) fn is_connect_timeout(error: &(dyn Error + 'static)) -> bool {
+    innermost(error).to_string() == "deadline has elapsed"
+}
+
+/// That in words.
+pub(crate) fn connect_timeout_cause() -> String {
+    format!(
+        "no connection within {} s: its daemon does not take it, or the network loses it",
+        CONNECT_TIMEOUT.as_secs()
+    )
 }
 
 /// What the transport met, where it tells.
@@ -114,10 +144,44 @@ impl From<v1::Error> for Failure {
 
 impl From<Failure> for Status {
     fn from(failure: Failure) -> Self {
-        let (code, message) = (failure.code, failure.to_string());
+        let failure = failure.fitting_a_header();
+        let (code, message) = (failure.code, cut(failure.to_string(), MESSAGE_BYTES_MAX));
         let details = v1::Error::from(failure).encode_to_vec();
         Status::with_details(code, message, details.into())
     }
+}
+
+impl Failure {
+    /// Cut where it would be too long; then this node's log has all of it.
+    fn fitting_a_header(self) -> Self {
+        let fits = self.object.len() <= OBJECT_BYTES_MAX
+            && self.cause.len() <= CAUSE_BYTES_MAX
+            && self.next_step.len() <= NEXT_STEP_BYTES_MAX;
+        if fits {
+            return self;
+        }
+        tracing::warn!(failure = %self, "an answer is cut, for its length");
+        let Self { code, object, cause, next_step } = self;
+        let is_cause_cut = cause.len() > CAUSE_BYTES_MAX;
+        let [object, cause, mut next_step] =
+            [(object, OBJECT_BYTES_MAX), (cause, CAUSE_BYTES_MAX), (next_step, NEXT_STEP_BYTES_MAX)]
+                .map(|(text, bytes_max)| cut(text, bytes_max));
+        if is_cause_cut {
+            let separator = if next_step.is_empty() { "" } else { "; " };
+            next_step = format!("{next_step}{separator}the log of the node that says this has it whole");
+        }
+        Self { code, object, cause, next_step }
+    }
+}
+
+/// The beginning of a text that is too long, and how much is missing.
+fn cut(mut text: String, bytes_max: usize) -> String {
+    if text.len() <= bytes_max {
+        return text;
+    }
+    let whole = text.len();
+    text.truncate(text.floor_char_boundary(bytes_max));
+    format!("{text} … ({} bytes more)", whole - text.len())
 }
 
 #[cfg(test)]
@@ -132,6 +196,30 @@ mod tests {
         let status = Status::from(failure.clone());
         assert_eq!(status.message(), "seed x: there is none; list them with `farfork seeds`");
         assert_eq!(Failure::from_status("ignored", &status), failure);
+    }
+
+    #[tokio::test]
+    async fn nobody_at_the_other_end_is_told_in_words() {
+        let elapsed = tokio::time::timeout(std::time::Duration::ZERO, std::future::pending::<()>()).await.unwrap_err();
+        let status = Status::from_error(Box::new(std::io::Error::new(std::io::ErrorKind::TimedOut, elapsed)));
+        let failure = Failure::from_status("node `b`", &status);
+        assert_eq!(failure.object(), "node `b`");
+        assert!(failure.cause().contains("no connection within 3 s"), "{failure}");
+        assert!(failure.next_step().contains("farfork nodes"), "{failure}");
+    }
+
+    #[test]
+    fn no_failure_is_too_long_for_a_header() {
+        let long = "å".repeat(100_000);
+        let failure = Failure::new(Code::InvalidArgument, &long, &long).with_next_step(&long);
+        let status = Status::from(failure);
+        // As they are encoded: three bytes for each of the message, four for three of the details.
+        assert!(3 * status.message().len() + status.details().len() * 4 / 3 < 12 << 10);
+        let told = Failure::from_status("ignored", &status);
+        assert!(told.object().starts_with("åå") && told.object().contains("bytes more"), "{}", told.object());
+        assert!(told.next_step().contains("log"), "{}", told.next_step());
+        let exact = Failure::new(Code::Internal, "x", "c".repeat(super::CAUSE_BYTES_MAX));
+        assert_eq!(Failure::from_status("ignored", &Status::from(exact.clone())), exact);
     }
 
     #[test]

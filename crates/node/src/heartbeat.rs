@@ -25,12 +25,20 @@ const TICK: Duration = Duration::from_millis(250);
 /// For the introduction at a daemon's start: nodes that are there answer in milliseconds.
 const INTRODUCTION_LIMIT: Duration = Duration::from_secs(1);
 
-/// Sends heartbeats until the daemon stops. `count_children` is asked before each round.
+/// What a node says of itself that changes.
+pub(crate) struct OwnState {
+    /// How many children run on it.
+    pub(crate) children: u32,
+    /// Why it takes no children, where it takes none.
+    pub(crate) not_ready: Option<String>,
+}
+
+/// Sends heartbeats until the daemon stops. `own_state` is asked before each round.
 pub(crate) async fn run(
     peers: Arc<Peers>,
     join: Vec<SocketAddr>,
     mut acquaintances: Acquaintances,
-    count_children: impl Fn() -> u32,
+    own_state: impl Fn() -> OwnState,
 ) {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -39,7 +47,9 @@ pub(crate) async fn run(
         let now = Instant::now();
         let due = {
             let mut membership = peers.membership();
-            membership.set_children(count_children());
+            let OwnState { children, not_ready } = own_state();
+            membership.set_children(children);
+            membership.set_not_ready(not_ready);
             let events = membership.handle_time(now);
             events.iter().for_each(log);
             membership.poll_heartbeats(now)

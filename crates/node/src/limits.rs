@@ -17,6 +17,9 @@ pub const CLUSTER_QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// For prepare: longer than capture's own limit, which is what bounds the parent's pause, so that its answer arrives.
 pub const PREPARE_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// For a child to be compared with its parent: both are stopped and read one after the other, in the time of a prepare each.
+pub const COMPARE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// For one child to start once its turn has come, shared memory included, which is copied before it runs.
 pub const START_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -59,8 +62,17 @@ pub const STRANGERS_MESSAGE_BYTES_MAX: usize = 16 << 10;
 /// Largest payload of one child, in bytes. Larger data belongs in the parent's memory or in a file.
 pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 
+/// Largest sum of the payloads of one fork, in bytes: they are one message, with some kilobytes beside.
+pub const PAYLOADS_BYTES_MAX: usize = MESSAGE_BYTES_MAX - (1 << 20);
+
 /// Most children of one fork: as many as DESIGN's largest fan-out, with room.
 pub const FORK_COUNT_MAX: u32 = 16_384;
+
+/// Longest name of a label, and longest value, in bytes: as those of Kubernetes.
+pub const LABEL_BYTES_MAX: usize = 63;
+
+/// Longest name of a seed, in bytes: it stands in a column of a table.
+pub const SEED_NAME_BYTES_MAX: usize = 63;
 
 /// Most children that start at once on a node; more would only wait for each other's processor.
 pub const STARTING_MAX: usize = 8;
@@ -68,8 +80,27 @@ pub const STARTING_MAX: usize = 8;
 /// Programs that are connected at once; each has a few descriptors of the daemon's.
 pub const PROGRAM_CONNECTIONS_MAX: usize = 1024;
 
-/// Ended children that a node still lists; the oldest go first.
+/// Ended children that a node still lists although nobody needs them; the oldest go first. Those that a request waits for, and those
+/// whose end nobody has asked for, are listed beside.
 pub const ENDED_CHILDREN_MAX: usize = 1024;
+
+/// How long an ended child is listed at least whose end nobody has asked for: who forks with `--detach` comes back within that.
+pub const UNCOLLECTED_KEPT_MIN: Duration = Duration::from_secs(3600);
+
+/// Most such children: as many as the largest fork has. Beyond, the oldest go first, whatever their age.
+pub const UNCOLLECTED_CHILDREN_MAX: usize = FORK_COUNT_MAX as usize;
+
+/// Most that their files take together, in bytes: a run directory is in memory as a rule.
+pub const UNCOLLECTED_BYTES_MAX: u64 = 1 << 30;
+
+/// Ended children that a start of a child forgets at most: each start adds one, so that their number falls nevertheless.
+pub const FORGOTTEN_PER_START_MAX: usize = 2;
+
+/// Ended children that are forgotten in one round, which comes each second.
+pub const FORGOTTEN_PER_ROUND_MAX: usize = 1024;
+
+/// From the SIGTERM that children get whose caller has gone to the SIGKILL for those that live on: as a service manager's user is used to.
+pub const CALLER_GONE_GRACE: Duration = Duration::from_secs(10);
 
 /// Connections to one published port of a child that are led into it at once: each has two descriptors of the daemon's.
 pub const PUBLISHED_CONNECTIONS_MAX: usize = 1024;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use farfork_cluster::membership::State;
 use farfork_fork::capture::Lineage;
@@ -12,6 +13,7 @@ use tokio::sync::Semaphore;
 use tonic::Code;
 
 use crate::api::v1;
+use crate::attended::AttendedBatches;
 use crate::children::{ChildBudget, Children};
 use crate::engine::Engine;
 use crate::failure::Failure;
@@ -39,6 +41,9 @@ pub(crate) struct Node {
     /// Of which seeds children are being started.
     pub(crate) starts: Arc<Starts>,
     pub(crate) foresight: Foresight,
+    pub(crate) attended: AttendedBatches,
+    /// Whether it stops in good order: connections that end now tell nothing of who was at their other end.
+    is_stopping: AtomicBool,
     /// For threads that are none of its own, and have something done.
     pub(crate) runtime: Handle,
 }
@@ -67,8 +72,20 @@ impl Node {
             starting,
             starts,
             foresight,
+            attended: AttendedBatches::default(),
+            is_stopping: AtomicBool::new(false),
             runtime,
         }
+    }
+
+    /// It stops from now on.
+    pub(crate) fn begin_stop(&self) {
+        self.is_stopping.store(true, Ordering::Release);
+    }
+
+    /// Whether it stops.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_stopping.load(Ordering::Acquire)
     }
 
     /// Runs work that blocks, on a thread of its own.

@@ -42,6 +42,8 @@ pub struct Options {
     pub user_ranges: PathBuf,
     /// Whether its children are led from their parent's vdso to the one here also where both are the same: to try that.
     pub bridges_vdso: bool,
+    /// Components of extended state that it takes its processor to have, in place of those that it has: to try processors that differ.
+    pub xcr0: Option<u64>,
     /// Who it is, and whom it trusts.
     pub trust: TrustOptions,
 }

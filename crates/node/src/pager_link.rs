@@ -3,15 +3,18 @@
 
 use std::fs::OpenOptions;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use farfork_fork::pager::{CacheStats, ClientError, PagerClient, PagerCounters, RELEASE, SOCKET_FILE, Trusting};
 use farfork_trust::Credentials;
 use farfork_wire::ChildId;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::run_dir::RunDir;
 
@@ -35,17 +38,40 @@ pub(crate) enum PagerError {
     },
 }
 
+/// What came of looking for the pager.
+#[derive(Debug)]
+pub(crate) enum PagerAnswer {
+    /// It answers.
+    Here,
+    /// Somebody holds its socket, and nobody answers in time, for this reason.
+    Silent(String),
+    /// Nobody holds its socket: keeper, pager and holder have all ended.
+    Gone,
+}
+
+/// What a pager is started with.
+#[derive(Debug)]
+struct PagerStart {
+    run_dir: RunDir,
+    credentials: Option<Credentials>,
+    cache_bytes_max: u64,
+}
+
 /// The way to the node's pager.
 #[derive(Debug)]
 pub(crate) struct PagerLink {
     client: PagerClient,
+    /// How to start another; `None` in tests.
+    start: Option<PagerStart>,
+    /// Why the node takes no children, where it takes none.
+    not_ready: Mutex<Option<String>>,
 }
 
 impl PagerLink {
     /// The way to one that nobody started.
     #[cfg(test)]
     pub(crate) fn nowhere() -> Self {
-        Self { client: PagerClient::new(Path::new("/nonexistent")) }
+        Self { client: PagerClient::new(Path::new("/nonexistent")), start: None, not_ready: Mutex::default() }
     }
 
     /// Finds the run directory's pager, or starts one. Its cache of pages takes so much memory at most.
@@ -68,10 +94,67 @@ impl PagerLink {
         } else {
             go_on(&client, &Trusting::of(credentials)).map_err(silent)?;
         }
-        match client.limit_cache(cache_bytes_max) {
-            Ok(_) => Ok(Self { client }),
-            Err(cause) => Err(PagerError::Silent { cause }),
+        client.limit_cache(cache_bytes_max).map_err(silent)?;
+        let start = PagerStart { run_dir: run_dir.clone(), credentials: credentials.cloned(), cache_bytes_max };
+        Ok(Self { client, start: Some(start), not_ready: Mutex::default() })
+    }
+
+    /// Looks whether the pager answers. Blocks, for some seconds at most.
+    pub(crate) fn look(&self) -> PagerAnswer {
+        match self.connect() {
+            // Its backlog may be full for a moment.
+            Ok(_) => {}
+            Err(error) if is_nobody_there(&error) => return PagerAnswer::Gone,
+            Err(error) => tracing::debug!(%error, "the pager's socket"),
         }
+        match self.client.hello() {
+            Ok(_) => PagerAnswer::Here,
+            Err(error) if self.connect().is_err_and(|error| is_nobody_there(&error)) => {
+                tracing::debug!(%error, "the pager ended while it was asked");
+                PagerAnswer::Gone
+            }
+            Err(error) => PagerAnswer::Silent(error.to_string()),
+        }
+    }
+
+    /// A connection to the pager, which ends with the process that serves it.
+    ///
+    /// # Errors
+    /// As connect(2): `ConnectionRefused` or `NotFound` where there is none.
+    pub(crate) fn connect(&self) -> io::Result<OwnedFd> {
+        let run_dir = &self.start.as_ref().ok_or(io::ErrorKind::NotFound)?.run_dir;
+        connect(&run_dir.root().join(SOCKET_FILE))
+    }
+
+    /// Starts a pager in the place of one that is gone, and waits until it answers.
+    ///
+    /// # Errors
+    /// [`PagerError`].
+    pub(crate) fn restart(&self) -> Result<(), PagerError> {
+        let Some(PagerStart { run_dir, credentials, cache_bytes_max }) = &self.start else { return Ok(()) };
+        start(run_dir, credentials.as_ref())?;
+        self.client.limit_cache(*cache_bytes_max).map_err(|cause| PagerError::Silent { cause })?;
+        Ok(())
+    }
+
+    /// Why the node takes no children, where it takes none.
+    pub(crate) fn not_ready(&self) -> Option<String> {
+        self.readiness().clone()
+    }
+
+    /// The node takes children. Tells whether it did not before.
+    pub(crate) fn set_ready(&self) -> bool {
+        self.readiness().take().is_some()
+    }
+
+    /// The node takes no children. Tells whether it did before, or for another reason.
+    pub(crate) fn set_not_ready(&self, reason: &str) -> bool {
+        let before = self.readiness().replace(reason.to_owned());
+        before.as_deref() != Some(reason)
+    }
+
+    fn readiness(&self) -> MutexGuard<'_, Option<String>> {
+        self.not_ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What asks the pager.
@@ -131,11 +214,21 @@ fn go_on(client: &PagerClient, trusting: &Trusting) -> Result<(), ClientError> {
 
 /// Whether somebody listens at a pager's socket; the socket of one that has died refuses.
 fn is_there(socket: &Path) -> bool {
-    let connect = || {
-        let ours = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
-        rustix::net::connect(&ours, &SocketAddrUnix::new(socket)?)
-    };
-    connect().is_ok()
+    !connect(socket).is_err_and(|error| is_nobody_there(&error))
+}
+
+fn is_nobody_there(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+}
+
+fn connect(socket: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let ours = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    match rustix::net::connect(&ours, &SocketAddrUnix::new(socket)?) {
+        Ok(()) => Ok(ours),
+        Err(Errno::AGAIN) => Err(io::ErrorKind::WouldBlock.into()),
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Starts `farfork pager`, which leaves our session by itself; a thread reaps it if it ends before us.

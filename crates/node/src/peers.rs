@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use farfork_cluster::membership::{Event, JoinError, Member, Membership, State, View};
+use farfork_sys::cpu::{ExtendedState, Processor};
 use farfork_wire::NodeName;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -226,6 +227,12 @@ impl From<Member> for v1::Member {
             fabric_address: member.fabric_address.to_string(),
             incarnation: member.incarnation,
             children: member.children,
+            not_ready: member.not_ready.unwrap_or_default(),
+            processor: member.processor.map(|processor| v1::Processor {
+                xcr0: processor.state.xcr0,
+                xstate_bytes: processor.state.bytes,
+                features: processor.features.to_vec(),
+            }),
         }
     }
 }
@@ -242,13 +249,29 @@ impl TryFrom<v1::Member> for Member {
             fabric_address: member.fabric_address.parse().map_err(|error| refuse(&error))?,
             incarnation: member.incarnation,
             children: member.children,
+            not_ready: (!member.not_ready.is_empty()).then(|| shortened(member.not_ready)),
+            processor: member.processor.and_then(processor_of),
         })
     }
+}
+
+/// Most characters of the reason that another node gives for taking no children.
+const REASON_CHARACTERS_MAX: usize = 300;
+
+fn shortened(reason: String) -> String {
+    reason.chars().take(REASON_CHARACTERS_MAX).collect()
+}
+
+/// What a node says of its processor; `None` where it speaks of another number of registers than this release.
+fn processor_of(told: v1::Processor) -> Option<Processor> {
+    let state = ExtendedState { xcr0: told.xcr0, bytes: told.xstate_bytes };
+    Some(Processor { state, features: told.features.try_into().ok()? })
 }
 
 impl From<View> for v1::NodeView {
     fn from(view: View) -> Self {
         let state = match view.state {
+            State::Alive if view.member.not_ready.is_some() => v1::NodeState::NotReady,
             State::Alive => v1::NodeState::Alive,
             State::Unreachable => v1::NodeState::Unreachable,
         };
@@ -259,6 +282,7 @@ impl From<View> for v1::NodeView {
             state: state.into(),
             silent_ms: u64::try_from(view.silent.as_millis()).unwrap_or(u64::MAX),
             is_self: view.is_self,
+            not_ready: view.member.not_ready.unwrap_or_default(),
         }
     }
 }

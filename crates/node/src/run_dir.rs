@@ -11,7 +11,7 @@
 //! RUN/children/ID/     child.json  stdout  stderr  payload  exit  pager.plan  pager.journal
 //! ```
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -38,19 +38,33 @@ const HANDOVER_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
     /// Another daemon has it.
-    #[error("another daemon uses it")]
+    #[error("another daemon uses it; stop that one, or choose another directory with --run-dir")]
     InUse,
     /// Somebody else made it.
-    #[error("it belongs to user {uid}, who could read and change what is in it; name one in a directory of your own")]
+    #[error(
+        "it belongs to user {uid}, who could read and change what is in it; name one in a directory of your own with --run-dir"
+    )]
     Foreign {
         /// Whose it is.
         uid: u32,
     },
+    /// Somebody else may put another directory in its place.
+    #[error(
+        "{} above it {who}, who could put another directory in its place; name one with --run-dir below directories of root's and your own, like /run, that nobody else can write", path.display()
+    )]
+    ForeignAbove {
+        /// The directory above.
+        path: PathBuf,
+        /// To whom it is open, as a clause.
+        who: String,
+    },
     /// The path of the socket in it would be too long for the kernel.
-    #[error("its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes")]
+    #[error(
+        "its path is too long for a Unix socket in it, which may have {SOCKET_PATH_BYTES_MAX} bytes; choose a shorter one with --run-dir"
+    )]
     TooLong,
     /// It could not be made or opened.
-    #[error("cannot {action}: {cause}")]
+    #[error("cannot {action}: {cause}; see its owner and its file system, or choose another directory with --run-dir")]
     Io {
         /// What was tried.
         action: &'static str,
@@ -143,6 +157,7 @@ impl RunDir {
             return Err(RunDirError::TooLong);
         }
         let io = |action| move |cause| RunDirError::Io { action, cause };
+        self.require_own_above()?;
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder.create(self.children()).map_err(io("make it"))?;
@@ -166,6 +181,25 @@ impl RunDir {
         }
     }
 
+    /// Who may write a directory above can rename what is in it: each must be root's or ours, and closed to others or sticky. What is not there
+    /// yet is made for us alone.
+    fn require_own_above(&self) -> Result<(), RunDirError> {
+        let io = |cause| RunDirError::Io { action: "see whose the directories above it are", cause };
+        let absolute = std::path::absolute(&self.root).map_err(io)?;
+        let Some(above) = absolute.parent() else { return Ok(()) };
+        // As it is written, and as links lead: each link is in a directory that counts, too.
+        let existing = above.ancestors().find(|path| path.exists()).unwrap_or(above);
+        let real = existing.canonicalize().map_err(io)?;
+        for directory in existing.ancestors().chain(real.ancestors()) {
+            for look in [fs::symlink_metadata(directory), fs::metadata(directory)] {
+                if let Some(who) = open_to(&look.map_err(io)?) {
+                    return Err(RunDirError::ForeignAbove { path: directory.to_owned(), who });
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// A directory that somebody else made, or a link that somebody else can turn, is open to that one, whatever its mode.
     fn require_own(&self) -> Result<(), RunDirError> {
         let own = rustix::process::geteuid().as_raw();
@@ -179,8 +213,23 @@ impl RunDir {
     }
 }
 
+/// Whom a directory is open to, beside root and us, as a clause.
+fn open_to(directory: &Metadata) -> Option<String> {
+    const OTHERS_WRITE: u32 = 0o022;
+    const STICKY: u32 = 0o1000;
+    let (uid, mode) = (directory.uid(), directory.mode());
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Some(format!("belongs to user {uid}"));
+    }
+    // The mode of a link says nothing.
+    let is_open = directory.is_dir() && mode & OTHERS_WRITE != 0 && mode & STICKY == 0;
+    is_open.then(|| format!("can be written by others (mode {:04o}, not sticky)", mode & 0o7777))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
     use std::thread;
     use std::time::Duration;
 
@@ -224,6 +273,33 @@ mod tests {
         drop(run_dir.take().unwrap());
         std::os::unix::fs::chown(run_dir.root(), Some(65_534), None).unwrap();
         assert!(matches!(run_dir.take(), Err(RunDirError::Foreign { uid: 65_534 })));
+    }
+
+    #[test]
+    fn a_directory_below_one_of_somebody_else_is_refused() {
+        assert!(rustix::process::geteuid().is_root(), "this test gives a directory away: run it as root");
+        let top = tempfile::tempdir().unwrap();
+        let (above, link) = (top.path().join("above"), top.path().join("link"));
+        fs::create_dir(&above).unwrap();
+        symlink(&above, &link).unwrap();
+        let refused = |root: &std::path::Path| match RunDir::new(root).take() {
+            Err(RunDirError::ForeignAbove { path, who }) => Some((path, who)),
+            _ => None,
+        };
+        assert_eq!(refused(&above.join("a/run")), None);
+        let set_mode = |mode| fs::set_permissions(&above, Permissions::from_mode(mode)).unwrap();
+        for mode in [0o777, 0o775, 0o757] {
+            set_mode(mode);
+            let (path, who) = refused(&above.join("b/run")).expect("others may write there");
+            assert!(path == above && who.contains(&format!("{mode:04o}")), "{who}");
+            assert!(refused(&link.join("b/run")).is_some(), "by a link, too");
+        }
+        set_mode(0o1777);
+        assert_eq!(refused(&above.join("c/run")), None, "as /tmp is");
+        set_mode(0o755);
+        chown(&above, Some(65_534), None).unwrap();
+        assert_eq!(refused(&above.join("d/run")), Some((above.clone(), "belongs to user 65534".to_owned())));
+        assert!(!above.join("b").exists() && !above.join("d").exists(), "nothing is made there");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use farfork_fork::capture::{Offer, ProgramSockets};
+use farfork_fork::capture::{NamespacePolicy, Offer, ProgramSockets};
 use farfork_fork::image::ImageError;
 use farfork_fork::seed::SeedTable;
 use farfork_sys::process::Residence;
@@ -24,7 +24,7 @@ use tonic::Code;
 use crate::affinity;
 use crate::api::v1;
 use crate::failure::Failure;
-use crate::limits::PREPARE_TIMEOUT;
+use crate::limits::{PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
 
 use budget::Holding;
 pub use budget::SeedBudget;
@@ -34,9 +34,6 @@ pub(crate) use making::{Maker, make};
 use readiness::Readiness;
 use sealing::Seal;
 pub(crate) use sealing::{Found, find};
-
-/// Longest name of a seed, in bytes: it stands in a column of a table.
-const NAME_BYTES_MAX: usize = 63;
 
 /// Between two looks for leases that are over, or that it is time to renew: as precise as `--ttl` need be.
 pub(crate) const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
@@ -52,6 +49,8 @@ pub(crate) struct PrepareOptions {
     pub(crate) ttl_ms: u64,
     /// Words to find it by.
     pub(crate) labels: HashMap<String, String>,
+    /// What becomes of a process whose children would lack something of its namespaces.
+    pub(crate) namespaces: NamespacePolicy,
     /// Copy its memory to an image, which outlives the template.
     pub(crate) sealed: bool,
     /// The process's connections to this daemon.
@@ -149,7 +148,18 @@ impl Seeds {
 
     /// All of them.
     pub(crate) fn all(&self) -> Vec<v1::Seed> {
-        self.listed().values().map(Listed::told).collect()
+        let mut all: Vec<v1::Seed> = self.listed().values().map(Listed::told).collect();
+        for view in &mut all {
+            let seed = view.id.parse().ok().and_then(|id| self.table.get(&id));
+            view.held_file_bytes = seed.map_or(0, |seed| seed.held_files().bytes);
+        }
+        all
+    }
+
+    /// Has no seed keep more of files that were removed than it may.
+    pub(crate) fn limit_held_files(&self) {
+        let ids: Vec<SeedId> = self.listed().keys().cloned().collect();
+        ids.iter().filter_map(|id| self.table.get(id)).for_each(|seed| seed.limit_held_files());
     }
 
     /// All that is known of one that is complete.
@@ -158,10 +168,11 @@ impl Seeds {
     /// There is none of that id.
     pub(crate) fn detail(&self, id: &SeedId) -> Result<v1::SeedDetail, Failure> {
         let listed = self.listed().get(id).map(|seed| (seed.told(), seed.holding().bytes));
-        let (Some((view, held_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
+        let (Some((mut view, held_bytes_max)), Some(seed)) = (listed, self.table.get(id)) else {
             return Err(self.unknown(id));
         };
-        let descriptor = seed.descriptor();
+        let (descriptor, held) = (seed.descriptor(), seed.held_files());
+        view.held_file_bytes = held.bytes;
         Ok(v1::SeedDetail {
             seed: Some(view),
             mappings: count(descriptor.mappings.len()),
@@ -171,6 +182,8 @@ impl Seeds {
             working_set_bytes: seed.working_set_pages() * PAGE_SIZE,
             own_bytes: seed.template_pid().and_then(|pid| Residence::of(pid).ok()).map(|held| held.private_bytes),
             held_bytes_max,
+            held_files: held.files,
+            unproved_files: descriptor.unproved_files(),
             affinity: affinity::distinct(descriptor.threads.iter().map(|thread| thread.cpus.as_slice())),
         })
     }
@@ -282,11 +295,15 @@ impl Seeds {
 /// It may not.
 pub(crate) fn check_name(name: &str) -> Result<(), Failure> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    if name.len() <= NAME_BYTES_MAX && name.bytes().all(is_plain) {
+    if name.len() <= SEED_NAME_BYTES_MAX && name.bytes().all(is_plain) {
         return Ok(());
     }
-    let cause = format!("it is no name: use 1 to {NAME_BYTES_MAX} letters, digits, `-` and `_`");
-    Err(Failure::new(Code::InvalidArgument, format!("name `{name}`"), cause))
+    let cause = format!("it is no name: use 1 to {SEED_NAME_BYTES_MAX} letters, digits, `-` and `_`");
+    let object = match name.len() {
+        0..=SEED_NAME_BYTES_MAX => format!("name `{name}`"),
+        bytes => format!("name of {bytes} bytes"),
+    };
+    Err(Failure::new(Code::InvalidArgument, object, cause))
 }
 
 fn count(items: usize) -> u32 {

@@ -4,7 +4,6 @@ use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -18,8 +17,7 @@ use crate::auth::Doorkeeper;
 use crate::daemon::DaemonError;
 use crate::gate::arrivals;
 use crate::limits::{
-    KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT, SOCKET_KEEPALIVE_TIMEOUT,
-    STRANGERS_MESSAGE_BYTES_MAX,
+    KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT, MESSAGE_BYTES_MAX, SHUTDOWN_TIMEOUT, STRANGERS_MESSAGE_BYTES_MAX,
 };
 use crate::node::Node;
 use crate::service::{ControlService, PeerService};
@@ -66,12 +64,15 @@ pub(crate) async fn serve(
     let cluster = ClusterServer::new(ClusterService::new(node.peers.clone()))
         .max_decoding_message_size(STRANGERS_MESSAGE_BYTES_MAX);
     let credentials = node.peers.security().credentials().cloned();
-    let at_socket = server(SOCKET_KEEPALIVE_TIMEOUT)
+    // Of whom the kernel tells when it is gone: one that stands still, for who stopped it or reads what it writes, is not gone.
+    let at_socket = Server::builder()
         .layer(Doorkeeper::Socket)
         .add_service(control())
         .add_service(cluster.clone())
         .serve_with_incoming_shutdown(UnixListenerStream::new(listeners.socket), stop(stopped.clone()));
-    let at_port = server(KEEPALIVE_TIMEOUT)
+    let at_port = Server::builder()
+        .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .layer(Doorkeeper::Network { credentials: credentials.clone(), complaints: Arc::default() })
         .add_service(control())
         .add_service(peer)
@@ -87,9 +88,4 @@ pub(crate) async fn serve(
         served = both => Ok(served?),
         () = overdue => Ok(()),
     }
-}
-
-/// `silence_max`: of who was probed.
-fn server(silence_max: Duration) -> Server {
-    Server::builder().http2_keepalive_interval(Some(KEEPALIVE_INTERVAL)).http2_keepalive_timeout(Some(silence_max))
 }

@@ -70,6 +70,8 @@ pub(crate) struct Child {
     cgroup: Option<ContainerCgroup>,
     /// Who has killed it, if that went through this daemon.
     killer: OnceLock<Killer>,
+    /// Whether it was sent SIGKILL.
+    is_killed: watch::Sender<bool>,
     /// Whether the root of its container is to be nobody's after it.
     withholds_root: AtomicBool,
 }
@@ -87,8 +89,8 @@ impl Child {
         let status = if gate.is_some() { Status::Paused } else { Status::Running };
         let (stdin, gate) = (Mutex::new(stdin), Mutex::new(gate));
         let (status, is_settled) = (watch::Sender::new(status), watch::Sender::new(false));
-        let (killer, withholds_root) = (OnceLock::new(), AtomicBool::new(false));
-        Self { record, directory, status, is_settled, stdin, gate, cgroup, killer, withholds_root }
+        let (killer, is_killed, withholds_root) = (OnceLock::new(), watch::Sender::new(false), AtomicBool::new(false));
+        Self { record, directory, status, is_settled, stdin, gate, cgroup, killer, is_killed, withholds_root }
     }
 
     /// Has nobody have its container's root after it.
@@ -254,6 +256,12 @@ impl Child {
     /// Who has killed it, if that went through this daemon.
     pub(super) fn killer(&self) -> Option<Killer> {
         self.killer.get().copied()
+    }
+
+    /// Waits until it is sent SIGKILL through this daemon.
+    pub(super) async fn wait_killed(&self) {
+        // The sender lives as long as the child.
+        let _ = self.is_killed.subscribe().wait_for(|is_killed| *is_killed).await;
     }
 
     /// Nothing is left of its container, and the pager has forgotten it.

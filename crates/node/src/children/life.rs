@@ -18,6 +18,10 @@ use crate::pager_link::PagerLink;
 /// Who lives for longer leaves no root: to hold it costs the daemon a descriptor, and to make the next one is little beside such a life.
 const HEIRS_LIMIT: Duration = Duration::from_secs(5);
 
+/// For the end of a child that was killed to be told by its container's init, which reaps it and says how it ended. An init that stands
+/// still, as one that a child traces, does not: then all that is in the container is killed.
+const KILLED_END_LIMIT: Duration = Duration::from_secs(2);
+
 /// A container's init, as something to wait for: its pidfd is readable once it has ended.
 struct Init(Arc<RunningContainer>);
 
@@ -90,11 +94,18 @@ async fn interfere(child: &Child, container: &RunningContainer) {
             drop(child.take_stdin());
         }
     };
+    let killed = async {
+        child.wait_killed().await;
+        tokio::time::sleep(KILLED_END_LIMIT).await;
+        let waited_s = KILLED_END_LIMIT.as_secs();
+        tracing::warn!(child = %child.record().id, waited_s, "was killed, and its container's first process does not tell its end: the container is killed");
+        container.kill();
+    };
     let no_heirs = async {
         tokio::time::sleep(HEIRS_LIMIT).await;
         container.disinherit();
     };
-    tokio::join!(deadline, nobody_attached, no_heirs);
+    tokio::join!(deadline, nobody_attached, no_heirs, killed);
     std::future::pending().await
 }
 

@@ -9,20 +9,23 @@ mod child;
 mod counters;
 mod ends;
 mod exit;
+mod handback;
 mod life;
 mod limit;
 mod output;
 mod record;
+mod register;
+mod retention;
 mod tally;
 mod tending;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use farfork_container::{Leftovers, RunningContainer};
 use farfork_fork::pager::PagerCounters;
@@ -31,8 +34,8 @@ use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 use tonic::Code;
 
+use crate::clock;
 use crate::failure::Failure;
-use crate::limits::ENDED_CHILDREN_MAX;
 use crate::network::{Doors, Published, Reopened};
 use crate::pager_link::PagerLink;
 use crate::run_dir::RunDir;
@@ -44,6 +47,9 @@ pub(crate) use exit::Exit;
 pub(crate) use limit::Limit;
 pub(crate) use output::{Output, OutputWatch};
 pub(crate) use record::{Ended, Record};
+pub(crate) use register::HeldChild;
+use register::SharedRegister;
+use retention::{SettledChild, Surplus, instant_of_end};
 use tally::Tally;
 pub(crate) use tending::tend;
 
@@ -54,9 +60,7 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(8);
 #[derive(Debug)]
 pub(crate) struct Children {
     run_dir: RunDir,
-    table: Arc<Mutex<BTreeMap<ChildId, Arc<Child>>>>,
-    /// Those that ended, and of which nothing is left but what is listed: the first to end first.
-    settled: Arc<Mutex<VecDeque<Arc<Child>>>>,
+    register: SharedRegister,
     tally: Tally,
     output: Arc<OutputWatch>,
     pager: Arc<PagerLink>,
@@ -87,8 +91,8 @@ impl Children {
     /// As inotify_init1(2).
     pub(crate) fn new(run_dir: RunDir, pager: Arc<PagerLink>) -> io::Result<Self> {
         let output = OutputWatch::start()?;
-        let (table, settled, lives, ends) = (Arc::default(), Arc::default(), Mutex::default(), Arc::default());
-        Ok(Self { run_dir, table, settled, tally: Tally::default(), output, pager, lives, ends })
+        let (register, lives, ends) = (SharedRegister::default(), Mutex::default(), Arc::default());
+        Ok(Self { run_dir, register, tally: Tally::default(), output, pager, lives, ends })
     }
 
     /// Takes a child that was just started, and watches over it.
@@ -97,7 +101,7 @@ impl Children {
         let directory = self.run_dir.child(&record.id);
         let cgroup = Some(container.cgroup().clone());
         let child = Arc::new(Child::started(record, directory, stdin, gate, cgroup));
-        self.table().insert(child.record().id.clone(), child.clone());
+        self.register.lock().insert(child.clone());
         self.watch_over(child.clone(), container, doors);
         child
     }
@@ -124,10 +128,24 @@ impl Children {
                 tracing::warn!(%error, "a container is not removed");
             }
         }
-        let ended_ms = |child: &Arc<Child>| child.ended().map(|ended| ended.unix_ms);
-        self.settled().make_contiguous().sort_by_key(ended_ms);
-        self.keep_to_limit();
+        self.settle_found();
+        self.keep_to_limit(usize::MAX);
         Ok(())
+    }
+
+    /// Those that had ended before: the first to end first.
+    fn settle_found(&self) {
+        let (now, now_unix_ms) = (Instant::now(), clock::unix_ms_now());
+        let mut register = self.register.lock();
+        let settled = register.all().filter(|child| child.is_settled());
+        let mut found: Vec<(u64, Arc<Child>)> =
+            settled.filter_map(|child| Some((child.ended()?.unix_ms, child.clone()))).collect();
+        found.sort_by_key(|(ended_unix_ms, _)| *ended_unix_ms);
+        for (ended_unix_ms, child) in found {
+            let at = instant_of_end(now, now_unix_ms, ended_unix_ms);
+            let bytes = bytes_on_disk(child.directory());
+            register.settle(&child.record().id, SettledChild { at, bytes });
+        }
     }
 
     fn adopt_child(
@@ -141,31 +159,33 @@ impl Children {
         let container = container.map(|index| running.swap_remove(index));
         let cgroup = container.as_ref().map(|container| container.cgroup().clone());
         let child = Arc::new(Child::adopted(record, directory, cgroup));
-        self.table().insert(child.record().id.clone(), child.clone());
         match container {
             Some(container) => {
                 let doors = doors_of(child.record(), reopened);
+                self.register.lock().insert(child.clone());
                 self.watch_over(child, container, doors);
             }
             None => {
                 let memory_end = killed.iter().find(|(id, _)| *id == child.record().container).map(|(_, end)| *end);
                 life::conclude_past(&child, memory_end, &self.pager);
-                self.settled().push_back(child);
+                self.register.lock().insert(child);
             }
         }
     }
 
     fn watch_over(&self, child: Arc<Child>, container: RunningContainer, doors: Doors) {
-        let (table, settled) = (self.table.clone(), self.settled.clone());
+        let register = self.register.clone();
         let (pager, ends) = (self.pager.clone(), self.ends.clone());
         let life = async move {
             let container = life::watch_over(&child, container, doors).await;
             ends.deal_with(Box::new(move || {
                 life::conclude(&child, &container, &pager);
-                let mut settled = lock(&settled);
-                // Who forgets it now looks for it here afterwards.
-                if child.is_settled() && lock(&table).contains_key(&child.record().id) {
-                    settled.push_back(child);
+                let id = &child.record().id;
+                if child.is_settled() {
+                    let settled = SettledChild { at: Instant::now(), bytes: bytes_on_disk(child.directory()) };
+                    register.lock().settle(id, settled);
+                } else {
+                    register.lock().end(id);
                 }
             }));
         };
@@ -179,11 +199,16 @@ impl Children {
     /// # Errors
     /// There is none.
     pub(crate) fn get(&self, id: &ChildId) -> Result<Arc<Child>, Failure> {
-        let child = self.table().get(id).cloned();
-        child.ok_or_else(|| {
-            Failure::new(Code::NotFound, format!("child {id}"), "its node knows no such child")
-                .with_next_step("list children with `farfork ps`; those that ended long ago are forgotten")
-        })
+        let child = self.register.lock().get(id);
+        child.ok_or_else(|| unknown(id))
+    }
+
+    /// The child of an id, for a request that needs it to stay listed.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(crate) fn hold(&self, id: &ChildId) -> Result<HeldChild, Failure> {
+        self.register.hold(id).ok_or_else(|| unknown(id))
     }
 
     /// The child that a process is, or that forked it: they share a pid namespace, which nobody leaves.
@@ -194,36 +219,39 @@ impl Children {
         }
         let namespace = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
         let wanted = namespace(&pid).filter(|wanted| namespace(&"self").as_ref() != Some(wanted))?;
-        let living = self.all().into_iter().filter(|child| child.lives());
+        let living: Vec<Arc<Child>> = self.all_living();
         let is_its = |child: &Arc<Child>| child.pid().and_then(|pid| namespace(&pid)).as_ref() == Some(&wanted);
         living.into_iter().find(is_its)
     }
 
+    /// Those that have not ended.
+    pub(crate) fn all_living(&self) -> Vec<Arc<Child>> {
+        self.register.lock().living().cloned().collect()
+    }
+
     /// All of them, the oldest first.
     pub(crate) fn all(&self) -> Vec<Arc<Child>> {
-        let mut children: Vec<Arc<Child>> = self.table().values().cloned().collect();
+        let mut children: Vec<Arc<Child>> = self.register.lock().all().cloned().collect();
         children.sort_by_key(|child| child.record().started_unix_ms);
         children
     }
 
     /// How many have not ended.
     pub(crate) fn living(&self) -> usize {
-        self.table().values().filter(|child| child.lives()).count()
+        self.register.lock().living().count()
     }
 
     /// What those that have not ended may use together, by their limits.
     pub(crate) fn limits_bytes(&self) -> u64 {
-        let table = self.table();
-        let living = table.values().filter(|child| child.lives());
-        living.filter_map(|child| child.record().memory_bytes_max).sum()
+        self.register.lock().living().filter_map(|child| child.record().memory_bytes_max).sum()
     }
 
     /// What the pager has counted for all children that this node has had. Blocks: it is asked for each that runs.
     pub(crate) fn counted(&self) -> PagerCounters {
         // Under the table's lock, so that a child that is forgotten meanwhile counts once.
         let (children, forgotten) = {
-            let table = self.table();
-            (table.values().cloned().collect::<Vec<_>>(), self.tally.forgotten())
+            let register = self.register.lock();
+            (register.all().cloned().collect::<Vec<_>>(), self.tally.forgotten())
         };
         self.tally.sum(forgotten, &children, &self.pager)
     }
@@ -253,28 +281,30 @@ impl Children {
         Ok(())
     }
 
-    /// Forgets the children that ended first, where there are too many.
-    pub(crate) fn keep_to_limit(&self) {
-        let surplus: Vec<Arc<Child>> = {
-            let mut settled = self.settled();
-            let surplus = settled.len().saturating_sub(ENDED_CHILDREN_MAX);
-            settled.drain(..surplus).collect()
+    /// Forgets ended children where there are too many, at most so many of them. Blocks.
+    pub(crate) fn keep_to_limit(&self, count_max: usize) {
+        let (forgotten, uncollected) = {
+            let mut register = self.register.lock();
+            let Surplus { children, uncollected } = register.surplus(Instant::now(), count_max);
+            let forgotten: Vec<Arc<Child>> = children.iter().filter_map(|id| register.forget(id)).collect();
+            forgotten.iter().for_each(|child| self.tally.forget(child));
+            (forgotten, uncollected)
         };
-        surplus.iter().for_each(|child| self.forget(child));
+        if uncollected > 0 {
+            tracing::warn!(uncollected, "children are forgotten whose ends nobody has asked for: there are too many");
+        }
+        forgotten.iter().for_each(|child| remove_directory(child.directory()));
     }
 
     /// Each of two who forget a child at the same time may find its directory gone.
     fn forget(&self, child: &Child) {
-        let was_there = {
-            let mut table = self.table();
-            let was_there = table.remove(&child.record().id).is_some();
-            if was_there {
-                self.tally.forget(child);
-            }
-            was_there
+        let known = {
+            let mut register = self.register.lock();
+            let known = register.forget(&child.record().id);
+            known.iter().for_each(|child| self.tally.forget(child));
+            known
         };
-        if was_there {
-            self.settled().retain(|settled| !std::ptr::eq(&**settled, child));
+        if let Some(child) = known {
             remove_directory(child.directory());
         }
     }
@@ -290,22 +320,22 @@ impl Children {
         self.ends.dealt_with().await;
         self.all().iter().for_each(|child| self.forget(child));
     }
-
-    fn table(&self) -> MutexGuard<'_, BTreeMap<ChildId, Arc<Child>>> {
-        lock(&self.table)
-    }
-
-    fn settled(&self) -> MutexGuard<'_, VecDeque<Arc<Child>>> {
-        lock(&self.settled)
-    }
 }
 
-/// Every change is complete under its lock.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+fn unknown(id: &ChildId) -> Failure {
+    Failure::new(Code::NotFound, format!("child {id}"), "its node knows no such child")
+        .with_next_step("list children with `farfork ps`; those that ended long ago are forgotten")
 }
 
-fn remove_directory(directory: &std::path::Path) {
+/// What the files of a directory take; of one that several directories share, this one's part. None where it cannot be read.
+fn bytes_on_disk(directory: &Path) -> u64 {
+    const BLOCK_BYTES: u64 = 512;
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let files = entries.filter_map(|entry| entry.metadata().ok());
+    files.map(|file| file.blocks() * BLOCK_BYTES / file.nlink().max(1)).sum()
+}
+
+fn remove_directory(directory: &Path) {
     if let Err(error) = fs::remove_dir_all(directory) {
         tracing::warn!(directory = %directory.display(), %error, "a child's directory is not removed");
     }

@@ -11,6 +11,7 @@ use farfork_wire::ChildId;
 
 use super::Child;
 use crate::clock;
+use crate::limits::FORGOTTEN_PER_ROUND_MAX;
 use crate::node::Node;
 
 /// Between two looks at all children.
@@ -44,7 +45,8 @@ pub(crate) async fn tend(node: Arc<Node>) {
         ticks.tick().await;
         let here = node.clone();
         let round = tokio::task::spawn_blocking(move || {
-            tending.round(&here.children.all());
+            tending.round(&here.children.all_living());
+            here.children.keep_to_limit(FORGOTTEN_PER_ROUND_MAX);
             tending
         });
         tending = round.await.unwrap_or_default();

@@ -3,6 +3,7 @@
 //! Everything here blocks, and runs on threads of its own.
 
 mod caller;
+mod denial;
 mod heirs;
 mod nest;
 mod options;
@@ -22,7 +23,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use farfork_container::{ContainerSpec, Pool};
-use farfork_fork::capture::{self, CaptureError, CaptureOptions, Lineage, Observer, Offer, ProgramSockets};
+use farfork_fork::capture::{
+    self, CaptureError, CaptureOptions, CheckOptions, Lineage, NamespacePolicy, Observer, Offer, ProgramSockets,
+};
 use farfork_fork::owner_links::OwnerLinks;
 use farfork_fork::restore::LocalNode;
 use farfork_fork::resume::{OtherSeeds, OwnSeeds, SeedSource};
@@ -58,6 +61,15 @@ pub(crate) struct Engine {
     sources: Mutex<VecDeque<Arc<SeedSource>>>,
 }
 
+/// What a user chooses of a capture.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct CaptureManner {
+    /// The process stays stopped, as the template; else it runs on.
+    pub(crate) freeze: bool,
+    /// What becomes of a process whose children would lack something of its namespaces.
+    pub(crate) namespaces: NamespacePolicy,
+}
+
 impl Engine {
     pub(crate) fn new(
         name: NodeName,
@@ -88,7 +100,7 @@ impl Engine {
         }
     }
 
-    /// Starts to capture a process, which runs on, or with `freeze` stays stopped. `asker`: its connections to this
+    /// Starts to capture a process. `asker`: its connections to this
     /// daemon, and the pages that it offers; `lineage` tells where the process's missing pages are, if it is a child.
     ///
     /// # Errors
@@ -96,12 +108,12 @@ impl Engine {
     pub(crate) fn capture(
         &self,
         pid: u32,
-        freeze: bool,
+        manner: CaptureManner,
         asker: (ProgramSockets, Option<Offer>),
         lineage: Option<Lineage>,
         observer: Box<dyn Observer>,
     ) -> Result<(), Failure> {
-        let options = self.capture_options(freeze, asker, lineage);
+        let options = self.capture_options(manner, asker, lineage);
         capture::start(pid.cast_signed(), options, observer).map_err(|error| capture_failure(pid, &error))
     }
 
@@ -114,12 +126,12 @@ impl Engine {
         lineage: Option<Lineage>,
         observer: Box<dyn Observer>,
     ) {
-        capture::hold(pid.cast_signed(), self.capture_options(false, asker, lineage), observer);
+        capture::hold(pid.cast_signed(), self.capture_options(CaptureManner::default(), asker, lineage), observer);
     }
 
     fn capture_options(
         &self,
-        freeze: bool,
+        CaptureManner { freeze, namespaces }: CaptureManner,
         (sockets, offer): (ProgramSockets, Option<Offer>),
         lineage: Option<Lineage>,
     ) -> CaptureOptions {
@@ -137,6 +149,7 @@ impl Engine {
             sockets,
             offer,
             lineage,
+            namespaces,
             ..CaptureOptions::new(self.name.clone())
         }
     }
@@ -147,12 +160,12 @@ impl Engine {
         Lineage { pager, child: child.record().id.clone(), directory, address }
     }
 
-    /// Says what a prepare of a process would carry; `is_served`: it is a child's, whose missing pages the pager serves.
+    /// Says what a prepare of a process would carry.
     ///
     /// # Errors
     /// There is no such process, or it cannot be looked at.
-    pub(crate) fn check(&self, pid: u32, is_served: bool) -> Result<v1::CheckResponse, Failure> {
-        let report = capture::check(pid.cast_signed(), is_served).map_err(|error| capture_failure(pid, &error))?;
+    pub(crate) fn check(&self, pid: u32, options: CheckOptions) -> Result<v1::CheckResponse, Failure> {
+        let report = capture::check(pid.cast_signed(), options).map_err(|error| capture_failure(pid, &error))?;
         let refusals = report.refusals.into_iter();
         Ok(v1::CheckResponse {
             command: command_of(pid),
@@ -242,6 +255,9 @@ fn command_of(pid: u32) -> String {
     String::from_utf8_lossy(&arguments).replace('\0', " ").trim_end().to_owned()
 }
 
+/// Most refusals that a failure names: `farfork check` lists all.
+const REFUSALS_NAMED_MAX: usize = 20;
+
 /// What a user is told of a process that could not be captured.
 pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
     let code = match error {
@@ -249,9 +265,26 @@ pub(crate) fn capture_failure(pid: u32, error: &CaptureError) -> Failure {
         _ => Code::FailedPrecondition,
     };
     // The failure names the process itself.
-    let text = error.to_string().replace(&format!("pid {pid}, "), "");
+    let text = match error {
+        CaptureError::Refused { refusals, .. } if refusals.len() > REFUSALS_NAMED_MAX => {
+            let named: Vec<String> = refusals[..REFUSALS_NAMED_MAX].iter().map(ToString::to_string).collect();
+            format!("cannot be carried: {}; and {} more", named.join("; "), refusals.len() - REFUSALS_NAMED_MAX)
+        }
+        _ => error.to_string().replace(&format!("pid {pid}, "), ""),
+    };
     let cause = text.strip_prefix(&format!("pid {pid} ")).unwrap_or(&text);
-    Failure::new(code, format!("process {pid}"), cause)
+    let failure = Failure::new(code, format!("process {pid}"), cause);
+    match error {
+        CaptureError::Refused { refusals, .. } if refusals.len() > REFUSALS_NAMED_MAX => {
+            failure.with_next_step(format!("`farfork check {pid}` lists all that it would refuse"))
+        }
+        CaptureError::Read { source, .. } | CaptureError::Trace { source, .. }
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            denial::explained(failure, pid)
+        }
+        _ => failure,
+    }
 }
 
 /// A number that no other has, across restarts too: 64 random bits.

@@ -59,6 +59,8 @@ pub(crate) struct StartOptions {
     pub(crate) publish: Vec<Port>,
     /// Where it gets to from its own network.
     pub(crate) egress: Egress,
+    /// Whether files that were changed in place are taken as they are.
+    pub(crate) allow_changed_files: bool,
 }
 
 impl StartOptions {
@@ -96,6 +98,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
         let limits = limits_of(&options)?;
         let users = users_of(&options)?;
         let (network, publish, egress) = network_of(&options)?;
+        let allow_changed_files = options.allow_changed_files;
         let v1::ChildOptions { binds, shared, paused, attached, timeout_ms, strategy, untrusted, read_only, .. } =
             options;
         let protection = Protection { untrusted, read_only };
@@ -125,6 +128,7 @@ impl TryFrom<v1::ChildOptions> for StartOptions {
             network,
             publish,
             egress,
+            allow_changed_files,
         })
     }
 }

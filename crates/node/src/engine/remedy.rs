@@ -15,6 +15,9 @@ const TAKEN: &str = "another process of that network has it, its parent or anoth
 /// What a user can do where a socket of the child's is connected to somebody.
 const UNREACHED: &str = "the child's network has no way to whom that socket is connected: have the parent close it before, or fork it with the node's (--net host)";
 
+/// What a user can do where a file of the seed's is another by now.
+const FILES: &str = "prepare its parent again; or fork it with --changed-files allow, which takes files that were changed in place as they are; or prepare it with --snapshot-files before they change";
+
 /// What a user can do where a child's files have no room.
 pub(super) const ROOM: &str = "make room there, or give the node another run directory (farfork node --run-dir)";
 
@@ -32,8 +35,14 @@ pub(super) fn of(error: &ResumeError, network: Network) -> Option<&'static str> 
         {
             Some(ROOM)
         }
+        ResumeError::File { .. } => Some(FILES),
         _ => None,
     }
+}
+
+/// Whether a file of the seed's is not on this node; children may have it from its owner.
+pub(super) fn lacks_file(error: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(ResumeError::Restore(RestoreError::MissingFile { .. })))
 }
 
 /// Whether an address of the child's is not free in a network that it has with others.

@@ -4,14 +4,14 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::Path;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farfork_container::{Container, ContainerError, Limits, Protection, UsersSpec};
-use farfork_fork::phase;
+use farfork_container::{Container, ContainerError, Limits, Protection, RootSpec, UsersSpec};
 use farfork_fork::restore::{Restored, StandardStreams};
-use farfork_fork::resume::{self, ResumeError, ResumeRequest, SeedSource};
+use farfork_fork::resume::{self, FilePolicy, ResumeError, ResumeRequest, SeedSource};
 use farfork_fork::zygote::{has_not_run, resume_from};
+use farfork_fork::{call_timer, phase};
 use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::ChildId;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -87,7 +87,15 @@ impl Engine {
         requested: Instant,
     ) -> Result<Newborn, Failure> {
         let source = &*phase!("resume.source", self.source(access, requested + START_TIMEOUT))?;
-        let (asked, lot) = (Asked { source, options, fan_out, requested }, Lot { index, payload });
+        let lot = Lot { index, payload };
+        let owners = phase!("resume.files", self.owners_files(source, options))?;
+        if let Some(source) = &owners {
+            // What was made ahead has the node's.
+            let asked = Asked { source, options, fan_out, requested };
+            let standing = self.stand(None, asked, Whose::Known(lot)).map_err(|broken| broken.failure)?;
+            return self.settle(standing, asked).map_err(|broken| broken.failure);
+        }
+        let asked = Asked { source, options, fan_out, requested };
         if alone && let Some(started) = self.start_standby(asked, lot) {
             return started;
         }
@@ -112,6 +120,21 @@ impl Engine {
             }
         }
         start(None).map_err(|broken| broken.failure)
+    }
+
+    /// The seed with files from its owner, where the node has not those of the capture.
+    fn owners_files(&self, source: &SeedSource, options: &StartOptions) -> Result<Option<SeedSource>, Failure> {
+        let everything = [PathBuf::from("/")];
+        let shown: Vec<PathBuf> = options.binds.iter().map(|(_, inside)| inside.clone()).collect();
+        let shown = if options.root == RootSpec::Shared { &everything[..] } else { &shown };
+        let policy = FilePolicy { allow_changed: options.allow_changed_files, shown };
+        source.with_files(&self.node, &policy).map_err(|error| {
+            let Broken { failure, .. } = self.broken(source, &error);
+            match remedy::of(&error, options.network) {
+                Some(step) => failure.with_next_step(step),
+                None => failure,
+            }
+        })
     }
 
     /// No more copies are made of a zygote that one failed of. One that was killed says nothing of the next.
@@ -191,6 +214,7 @@ impl Engine {
         let running = phase!("resume.part", container.into_running());
         let (container, control) = running.map_err(|error| has_run(&error))?;
         unfinished.finish();
+        call_timer::watch_child(restored.pid, &source.descriptor, age(&restored));
         let gate = options.paused.then(|| gate.unwrap_or(control));
         Ok(Newborn { record, container, stdin, gate, doors })
     }
@@ -352,6 +376,12 @@ pub(super) enum Came {
     NotToRun,
     /// It may have run: it is not to be started again.
     ToRun,
+}
+
+/// For how long a child has stood.
+fn age(restored: &Restored) -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.saturating_sub(Duration::from_nanos(restored.realtime_ns))
 }
 
 /// Which process the child is. One that has already ended, as a short job may have, is given a start time that no process

@@ -29,7 +29,7 @@ use farfork_sys::identity::ProcessIdentity;
 use farfork_wire::{ChildId, NodeName, SeedId};
 use tokio::sync::Notify;
 
-use super::{StartOptions, random_number};
+use super::{StartOptions, random_number, remedy};
 use crate::api::v1::ZygoteUse;
 use crate::limits::START_TIMEOUT;
 use crate::network::Network;
@@ -291,6 +291,9 @@ impl Zygotes {
                 drop(place);
                 // Most probably the seed is no more; else who asks for a child has another one made.
                 self.retire(seed, false);
+            }
+            Err(error) if remedy::lacks_file(&*error) => {
+                tracing::debug!(%seed, %error, "it has no zygote: a file of it is not here any more");
             }
             Err(error) => tracing::warn!(%seed, %error, "no zygote could be made: children are restored one by one"),
         }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use farfork_cluster::membership::State;
+use farfork_cluster::membership::{State, View};
 use farfork_container::{ContainerSpec, NetworkSpec, RootSpec};
 use farfork_fork::pager::{CacheStats, PagerCounters};
 use prometheus_client::collector::Collector;
@@ -91,10 +91,20 @@ impl Told<'_> {
 
     fn nodes(&mut self, node: &Node) -> fmt::Result {
         let views = node.peers.views();
-        let that = |state| count(views.iter().filter(|view| view.state == state).count());
-        let states = [("alive", that(State::Alive)), ("unreachable", that(State::Unreachable))];
+        let that = |state, is_ready: bool| {
+            let is_that = |view: &&View| view.state == state && (view.member.not_ready.is_none() == is_ready);
+            count(views.iter().filter(is_that).count())
+        };
+        let unreachable = that(State::Unreachable, true) + that(State::Unreachable, false);
+        let states = [
+            ("alive", that(State::Alive, true)),
+            ("not_ready", that(State::Alive, false)),
+            ("unreachable", unreachable),
+        ];
         let help = "Nodes of the cluster as this one hears of them, itself included";
-        self.gauges(("nodes", help, None), "state", &states)
+        self.gauges(("nodes", help, None), "state", &states)?;
+        let help = "Whether this node takes children: 1, or 0 where its pager does not answer";
+        self.gauge(("ready", help, None), u64::from(node.pager.not_ready().is_none()))
     }
 
     fn memory(&mut self, counted: &PagerCounters) -> fmt::Result {

@@ -125,6 +125,8 @@ fn request(fork: &Fork) -> v1::ForkRequest {
             ..v1::ChildOptions::default()
         }),
         profile: false,
+        // The stream of Tend does that.
+        attended: false,
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use farfork_fork::capture::{Offer, ProgramSockets};
+use farfork_fork::capture::{NamespacePolicy, Offer, ProgramSockets};
 use farfork_program::layout::Pages;
 use farfork_program::{Fork, Offered, Reply, Request, Wish};
 use farfork_wire::SeedId;
@@ -208,7 +208,8 @@ pub(super) fn prepare_options(
 ) -> PrepareOptions {
     let ttl_ms = ttl.map_or(0, |ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
     let offer = offered.map(|Offered { pages, kept_thread }| Offer { mark: Pages::mark(&pages), pages, kept_thread });
-    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), sockets, offer }
+    let namespaces = NamespacePolicy::default();
+    PrepareOptions { name, freeze: false, ttl_ms, sealed: false, labels: HashMap::new(), namespaces, sockets, offer }
 }
 
 /// What a parent is told.

@@ -27,7 +27,7 @@ impl Registry {
     pub(super) fn sockets(&self, pid: u32, caller: u64) -> ProgramSockets {
         let open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let others = open.iter().filter(|(inode, owner)| **owner == pid && **inode != caller);
-        ProgramSockets { caller: Some(caller), others: others.map(|(inode, _)| *inode).collect() }
+        ProgramSockets { caller: Some(caller), others: others.map(|(inode, _)| *inode).collect(), copies_files: false }
     }
 }
 
@@ -47,8 +47,8 @@ mod tests {
         let first = registry.register(812, 1);
         let _second = registry.register(812, 2);
         let _other = registry.register(813, 3);
-        assert_eq!(registry.sockets(812, 1), ProgramSockets { caller: Some(1), others: vec![2] });
+        assert_eq!(registry.sockets(812, 1), ProgramSockets { caller: Some(1), others: vec![2], copies_files: false });
         drop(first);
-        assert_eq!(registry.sockets(812, 2), ProgramSockets { caller: Some(2), others: vec![] });
+        assert_eq!(registry.sockets(812, 2), ProgramSockets { caller: Some(2), others: vec![], copies_files: false });
     }
 }

@@ -5,12 +5,10 @@ use std::collections::HashMap;
 use tonic::Code;
 
 use crate::failure::Failure;
+use crate::limits::LABEL_BYTES_MAX;
 
 /// Most labels of a seed: they travel with each list.
 const LABELS_MAX: usize = 16;
-
-/// Longest name of a label, and longest value, in bytes: as those of Kubernetes.
-const LABEL_BYTES_MAX: usize = 63;
 
 /// Whether a seed may have these.
 ///
@@ -28,7 +26,10 @@ pub(crate) fn check_labels(labels: &HashMap<String, String>) -> Result<(), Failu
     let fits = |text: &str| text.len() <= LABEL_BYTES_MAX && text.bytes().all(is_plain);
     match labels.iter().find(|(name, value)| name.is_empty() || !fits(name) || !fits(value)) {
         Some((name, value)) => refuse(
-            format!("label `{name}={value}`"),
+            match name.len().max(value.len()) {
+                0..=LABEL_BYTES_MAX => format!("label `{name}={value}`"),
+                bytes => format!("label with a name or value of {bytes} bytes"),
+            },
             format!("name and value are up to {LABEL_BYTES_MAX} letters, digits, `-`, `_`, `.` and `/`"),
         ),
         None => Ok(()),

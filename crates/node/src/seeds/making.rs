@@ -23,7 +23,7 @@ use super::sealing::{self, Seal};
 use super::{Listed, PrepareOptions, Seeds, count, name_taken};
 use crate::api::v1;
 use crate::clock;
-use crate::engine::{capture_failure, random_number};
+use crate::engine::{CaptureManner, capture_failure, random_number};
 use crate::failure::Failure;
 use crate::metrics::Work;
 use crate::node::Node;
@@ -42,11 +42,12 @@ pub(crate) fn make(
     pid: u32,
     mut options: PrepareOptions,
 ) -> Result<oneshot::Receiver<Result<v1::Seed, Failure>>, Failure> {
-    let (freeze, asker) = (options.freeze, (std::mem::take(&mut options.sockets), options.offer.take()));
+    let manner = CaptureManner { freeze: options.freeze, namespaces: options.namespaces };
+    let asker = (std::mem::take(&mut options.sockets), options.offer.take());
     let lineage = node.lineage_of(pid)?;
     let (answer, answered) = oneshot::channel();
     let maker = Maker::new(node.clone(), pid, options, Box::new(move |made| answer.send(made).is_ok()))?;
-    node.engine.capture(pid, freeze, asker, lineage, Box::new(maker))?;
+    node.engine.capture(pid, manner, asker, lineage, Box::new(maker))?;
     Ok(answered)
 }
 
@@ -172,6 +173,7 @@ impl Maker {
             pause_us: u64::try_from(begun.times.pause.as_micros()).unwrap_or(u64::MAX),
             prepare_us: u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX),
             frozen: self.options.freeze,
+            notes: begun.notes.clone(),
             ..v1::Seed::default()
         }
     }

@@ -59,6 +59,8 @@ struct About {
     ttl_ms: u64,
     #[serde(default)]
     labels: HashMap<String, String>,
+    #[serde(default)]
+    notes: Vec<String>,
 }
 
 /// How the sealing of a seed stands.
@@ -245,6 +247,7 @@ impl About {
             prepare_us: view.prepare_us,
             ttl_ms: view.ttl_ms,
             labels: view.labels.clone(),
+            notes: view.notes.clone(),
         }
     }
 
@@ -263,6 +266,7 @@ impl About {
             prepare_us: self.prepare_us,
             ttl_ms: self.ttl_ms,
             labels: self.labels,
+            notes: self.notes,
             ..v1::Seed::default()
         }
     }

@@ -12,7 +12,7 @@ use super::stream::{Sink, filled_by, relay, send, unreadable, verdict};
 use crate::api::v1;
 use crate::api::v1::attach_input::Input;
 use crate::api::v1::attach_output::Output;
-use crate::children::{Child, Stream};
+use crate::children::{Child, HeldChild, Stream};
 use crate::failure::Failure;
 use crate::node::Node;
 
@@ -28,8 +28,8 @@ pub(super) async fn attach(
     let id = child_id(text)?;
     match place_of_child(node, &id)? {
         Place::Here => {
-            let (node, child) = (node.clone(), node.children.get(&id)?);
-            tokio::spawn(pass_inputs_on(child.clone(), inputs));
+            let (node, child) = (node.clone(), node.children.hold(&id)?);
+            tokio::spawn(pass_inputs_on(child.child().clone(), inputs));
             Ok(filled_by(|sink| async move { pass_outputs_on(&node, &child, &sink).await }))
         }
         Place::There(mut owner) => {
@@ -70,7 +70,7 @@ async fn pass_inputs_on(child: Arc<Child>, mut inputs: Streaming<v1::AttachInput
     }
 }
 
-async fn pass_outputs_on(node: &Node, child: &Child, sink: &Sink<v1::AttachOutput>) -> Result<(), Failure> {
+async fn pass_outputs_on(node: &Node, child: &HeldChild, sink: &Sink<v1::AttachOutput>) -> Result<(), Failure> {
     let copy = |stream: Stream, wrap: fn(Vec<u8>) -> Output| async move {
         let mut output = child.output(stream, Some(node.children.output()))?;
         while let Some(piece) = output.next().await.map_err(|error| unreadable(child, &error))? {
@@ -82,10 +82,11 @@ async fn pass_outputs_on(node: &Node, child: &Child, sink: &Sink<v1::AttachOutpu
     };
     tokio::try_join!(copy(Stream::Stdout, Output::Stdout), copy(Stream::Stderr, Output::Stderr))?;
     child.wait().await;
-    let last = verdict(child).map(Output::Stderr).into_iter().chain([Output::Ended(child.into())]);
+    let last = verdict(child).map(Output::Stderr).into_iter().chain([Output::Ended((&**child).into())]);
     for output in last {
         // A caller that has gone needs no answer.
         let _ = send(sink, v1::AttachOutput { output: Some(output) }).await;
     }
+    child.collect();
     Ok(())
 }

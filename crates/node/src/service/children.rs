@@ -106,7 +106,8 @@ fn affinity(child: &Child) -> Vec<String> {
 pub(super) async fn list(node: &Node, request: v1::ListRequest) -> v1::ListChildrenResponse {
     // Before the children: one that is listed meanwhile is in both.
     let starting = node.starts.seeds();
-    let mut children: Vec<v1::Child> = node.children.all().iter().map(|child| child.as_ref().into()).collect();
+    let own = if request.living_only { node.children.all_living() } else { node.children.all() };
+    let mut children: Vec<v1::Child> = own.iter().map(|child| child.as_ref().into()).collect();
     let mut unanswered = Vec::new();
     if !request.this_node_only {
         let (answers, failures) =

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{attach, children, core, fork, inspect, prewarm, seeds, settle, stream};
+use super::{attach, children, compare, core, fork, inspect, prewarm, seeds, settle, stream, wait};
 use crate::api::v1;
 use crate::node::Node;
 
@@ -38,7 +38,7 @@ impl v1::node_server::Node for ControlService {
     }
 
     async fn wait(&self, request: Request<v1::WaitRequest>) -> Answer<Self::WaitStream> {
-        Ok(Response::new(stream::wait(&self.0, request.into_inner())))
+        Ok(Response::new(wait::wait(&self.0, request.into_inner())))
     }
 
     async fn attach(&self, request: Request<Streaming<v1::AttachInput>>) -> Answer<Self::AttachStream> {
@@ -97,5 +97,9 @@ impl v1::node_server::Node for ControlService {
     async fn inspect(&self, request: Request<v1::InspectRequest>) -> Answer<v1::InspectResponse> {
         let object = inspect::inspect(&self.0, &request.into_inner().id).await?;
         Ok(Response::new(v1::InspectResponse { object: Some(object) }))
+    }
+
+    async fn compare(&self, request: Request<v1::CompareRequest>) -> Answer<v1::CompareResponse> {
+        Ok(Response::new(compare::compare(&self.0, request.into_inner()).await?))
     }
 }

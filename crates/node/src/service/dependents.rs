@@ -28,13 +28,16 @@ pub(super) struct Census {
 impl Census {
     /// Asks all nodes.
     pub(super) async fn take(node: &Node) -> Self {
-        let children = ask_others(node, |mut asked, question| async move { asked.list_children(question).await });
+        let children = ask_others(node, |mut asked, mut question| async move {
+            question.get_mut().living_only = true;
+            asked.list_children(question).await
+        });
         let seeds = ask_others(node, |mut asked, question| async move { asked.list_seeds(question).await });
         let ((children, deaf), (seeds, _)): ((Vec<v1::ListChildrenResponse>, _), (Vec<v1::ListSeedsResponse>, _)) =
             tokio::join!(children, seeds);
         // Before the children: one that is listed meanwhile is in both.
         let own_starting = node.starts.seeds();
-        let own: Vec<v1::Child> = node.children.all().iter().map(|child| child.as_ref().into()).collect();
+        let own: Vec<v1::Child> = node.children.all_living().iter().map(|child| child.as_ref().into()).collect();
         let (listed, starting): (Vec<_>, Vec<_>) =
             children.into_iter().map(|answer| (answer.children, answer.starting)).unzip();
         let children = listed.into_iter().flatten().chain(own);

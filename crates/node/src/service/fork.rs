@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farfork_cluster::membership::State;
+use farfork_cluster::membership::{Member, State, View};
 use farfork_cluster::placement::{self, Candidate};
 use farfork_wire::{NodeName, SeedId};
 use tokio::sync::mpsc;
@@ -21,12 +21,14 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 use tracing::Instrument as _;
 
+use super::attendance::{AttendedShare, attend};
 use super::route::passed_on;
 use super::stream::{Answers, Sink, send};
 use super::{children, seeds, start};
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
 use crate::client::within;
+use crate::engine::random_number;
 use crate::failure::Failure;
 use crate::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, QUERY_TIMEOUT, START_TIMEOUT, STREAM_MESSAGES_MAX};
 use crate::metrics::Work;
@@ -51,14 +53,15 @@ async fn begin(
     let arrived = Instant::now();
     check(&request)?;
     let recording = Recording::start(request.profile, &node.name, "fork");
-    let nodes = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.place")
-        .in_scope(|| place(node, &request))?;
+    let placing = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.place");
+    let nodes = place(node, &request).instrument(placing).await?;
     let locating = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.locate");
     let different: BTreeSet<NodeName> = nodes.iter().cloned().collect();
     let different: Vec<NodeName> = different.into_iter().collect();
     let seed = seeds::access(node, &request.seed, &different).instrument(locating).await?;
     // Until each child is listed or not to be: what is on its way to its node is not known there.
     let start = seed.seed.parse().ok().map(|id: SeedId| node.starts.begin(id));
+    let batch = if request.attended { draw_batch(node)? } else { 0 };
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let mut asked = JoinSet::new();
     for (target, children) in shares(&request, &nodes) {
@@ -68,28 +71,52 @@ async fn begin(
             options: request.options.clone(),
             shared_payload: request.payloads.first().filter(|_| request.payloads.len() == 1).cloned(),
             profile: request.profile,
+            batch,
         };
         let asking = tracing::debug_span!(target: phases::TARGET, parent: recording.span(), "fork.ask");
         asked.spawn(start_share(node.clone(), target, share, arrived, sink.clone()).instrument(asking));
     }
-    tokio::spawn(conclude((node.clone(), start), asked, arrived, recording, sink));
+    tokio::spawn(conclude(PendingFork { node: node.clone(), start, batch, asked, arrived, recording, sink }));
     Ok(ReceiverStream::new(outcomes))
 }
 
-/// Tells the phases of the whole request once all else has been told.
-async fn conclude(
-    (node, _start): (Arc<Node>, Option<Start>),
-    mut asked: JoinSet<()>,
+/// A number that no other batch has, and not 0.
+fn draw_batch(node: &Node) -> Result<u64, Failure> {
+    let drawn = random_number().map(|number| number | 1);
+    drawn.map_err(|error| {
+        Failure::new(Code::Internal, format!("node `{}`", node.name), format!("it cannot draw a number: {error}"))
+    })
+}
+
+/// A fork whose children are being started.
+struct PendingFork {
+    node: Arc<Node>,
+    start: Option<Start>,
+    /// 0 where the caller does not wait for the children.
+    batch: u64,
+    asked: JoinSet<AttendedShare>,
     arrived: Instant,
     recording: Recording,
     sink: Sink<v1::ForkOutcome>,
-) {
-    while asked.join_next().await.is_some() {}
+}
+
+/// Tells the phases of the whole request once all else has been told; then stays with a caller that waits for the children.
+async fn conclude(fork: PendingFork) {
+    let PendingFork { node, start, batch, mut asked, arrived, recording, sink } = fork;
+    let mut shares = Vec::new();
+    while let Some(share) = asked.join_next().await {
+        shares.extend(share);
+    }
+    drop(start);
     node.metrics.answered(Work::Fork, arrived.elapsed());
     let phases = recording.finish();
-    if !phases.is_empty() {
+    let is_attended = batch != 0;
+    if is_attended || !phases.is_empty() {
         // A caller that has gone needs no answer.
         let _ = send(&sink, v1::ForkOutcome { index: 0, node: node.name.to_string(), result: None, phases }).await;
+    }
+    if is_attended {
+        attend(&node, batch, shares, &sink).await;
     }
 }
 
@@ -109,13 +136,16 @@ fn check(request: &v1::ForkRequest) -> Result<(), Failure> {
 }
 
 /// A node for each child.
-fn place(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, Failure> {
+async fn place(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, Failure> {
     let count = request.count as usize;
     if request.any_node {
-        let alive = node.peers.views().into_iter().filter(|view| view.state == State::Alive);
-        let candidate =
-            |member: farfork_cluster::membership::Member| Candidate { node: member.name, children: member.children };
-        let candidates: Vec<Candidate> = alive.map(|view| candidate(view.member)).collect();
+        let owner = seeds::owner(node, &request.seed).await?;
+        let candidates = candidates(node.peers.views(), &owner)?;
+        if candidates.is_empty() {
+            let cause = "no node that answers has the processor that it needs";
+            let refused = Failure::new(Code::FailedPrecondition, format!("seed {}", request.seed), cause);
+            return Err(refused.with_next_step("see which nodes answer with `farfork nodes`"));
+        }
         return Ok(placement::to_least_loaded(&candidates, count));
     }
     if request.nodes.is_empty() {
@@ -128,6 +158,27 @@ fn place(node: &Node, request: &v1::ForkRequest) -> Result<Vec<NodeName>, Failur
     };
     let nodes: Vec<NodeName> = request.nodes.iter().map(known).collect::<Result<_, _>>()?;
     Ok(placement::in_turn(&nodes, count))
+}
+
+/// The nodes that take children, and can run those of a seed, which began on its owner's processor.
+///
+/// # Errors
+/// None takes children; the failure says why.
+fn candidates(views: Vec<View>, owner: &NodeName) -> Result<Vec<Candidate>, Failure> {
+    let of_owner = views.iter().find(|view| view.member.name == *owner);
+    let origin = of_owner.and_then(|view| view.member.processor.clone());
+    let alive = views.into_iter().filter(|view| view.state == State::Alive);
+    let (ready, others): (Vec<Member>, Vec<Member>) =
+        alive.map(|view| view.member).partition(|member| member.not_ready.is_none());
+    if ready.is_empty() {
+        let reason = |member: &Member| format!("{}: {}", member.name, member.not_ready.as_deref().unwrap_or_default());
+        let reasons: Vec<String> = others.iter().map(reason).collect();
+        let cause = format!("no node takes children ({})", reasons.join("; "));
+        return Err(Failure::new(Code::Unavailable, "fork", cause).with_next_step("see `farfork nodes`"));
+    }
+    let candidate =
+        |member: Member| Candidate { node: member.name, children: member.children, processor: member.processor };
+    Ok(placement::with_processor_for(origin.as_ref(), ready.into_iter().map(candidate).collect()))
 }
 
 /// The children of each node.
@@ -148,17 +199,20 @@ async fn start_share(
     share: v1::StartChildrenRequest,
     arrived: Instant,
     sink: Sink<v1::ForkOutcome>,
-) {
+) -> AttendedShare {
     let delay = arrived.elapsed();
     let mut missing: BTreeSet<u32> = share.children.iter().map(|child| child.index).collect();
-    let failure = match relay_outcomes(&node, &target, share, delay, &sink, &mut missing).await {
-        Ok(()) => Failure::new(Code::Internal, format!("node `{target}`"), "it says nothing of this child"),
-        Err(failure) => failure,
+    let (source, failure) = match relay_outcomes(&node, &target, share, delay, &sink, &mut missing).await {
+        Ok(source) => {
+            (Some(source), Failure::new(Code::Internal, format!("node `{target}`"), "it says nothing of this child"))
+        }
+        Err(failure) => (None, failure),
     };
     for index in missing {
         let result = Some(Outcome::Error(failure.clone().into()));
         let _ = send(&sink, v1::ForkOutcome { index, node: target.to_string(), result, phases: Vec::new() }).await;
     }
+    AttendedShare { node: target, source }
 }
 
 async fn relay_outcomes(
@@ -168,9 +222,9 @@ async fn relay_outcomes(
     delay: Duration,
     sink: &Sink<v1::ForkOutcome>,
     missing: &mut BTreeSet<u32>,
-) -> Result<(), Failure> {
+) -> Result<Source, Failure> {
     let object = format!("node `{target}`");
-    let options = share.options.clone().unwrap_or_default();
+    let (options, is_attended) = (share.options.clone().unwrap_or_default(), share.batch != 0);
     let mut source = if *target == node.name {
         Source::Here(start::start_children(node, share)?)
     } else {
@@ -182,11 +236,14 @@ async fn relay_outcomes(
         let cause = format!("no child has started for {} s", START_TIMEOUT.as_secs());
         Failure::new(Code::DeadlineExceeded, &object, cause).with_next_step("see the node's log")
     };
-    // The sink is closed when the caller has gone: the streams are dropped then, and the nodes undo what is left.
-    while let Some(mut outcome) = tokio::select! {
-        outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(passed_on(&object))?,
-        () = sink.closed() => None,
-    } {
+    // The sink is closed when the caller has gone: the streams are dropped then, and the nodes undo what is left. A stream of attended
+    // children has no end of its own.
+    while !(is_attended && missing.is_empty())
+        && let Some(mut outcome) = tokio::select! {
+            outcome = timeout(2 * START_TIMEOUT, source.next()) => outcome.map_err(|_| silent())?.map_err(passed_on(&object))?,
+            () = sink.closed() => None,
+        }
+    {
         missing.remove(&outcome.index);
         if let Some(Outcome::Child(child)) = &outcome.result
             && !is_as_asked(child, &options)
@@ -199,7 +256,7 @@ async fn relay_outcomes(
             break;
         }
     }
-    Ok(())
+    Ok(source)
 }
 
 /// Whether a child is kept from what it is to be kept from, to the number of processes and in the network that it is to have: a node
@@ -225,7 +282,7 @@ async fn end_misunderstood(node: &Node, object: &str, child: &v1::Child) -> Fail
 }
 
 /// Where outcomes come from.
-enum Source {
+pub(super) enum Source {
     Here(Answers<v1::ForkOutcome>),
     There(Box<tonic::Streaming<v1::ForkOutcome>>),
 }

@@ -2,7 +2,9 @@
 //! kind of request each. A request about an object of another node is passed on to that node (`route`).
 
 mod attach;
+mod attendance;
 mod children;
+mod compare;
 mod control;
 mod core;
 mod dependents;
@@ -17,6 +19,7 @@ mod settle;
 mod start;
 mod stream;
 mod tend;
+mod wait;
 mod zygote;
 
 pub(crate) use children::{kill, remove};

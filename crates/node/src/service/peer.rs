@@ -59,6 +59,11 @@ impl v1::peer_server::Peer for PeerService {
         Ok(Response::new(ReceiverStream::new(outcomes)))
     }
 
+    async fn end_batch(&self, request: Request<v1::EndBatchRequest>) -> Result<Response<v1::EndBatchResponse>, Status> {
+        self.0.attended.end(request.into_inner().batch);
+        Ok(Response::new(v1::EndBatchResponse {}))
+    }
+
     async fn tend(&self, request: Request<Streaming<v1::TendInput>>) -> Result<Response<Self::TendStream>, Status> {
         // An input that cannot be read ends them all, as the sender's going away does.
         let children = request.into_inner().map_while(Result::ok);

@@ -75,7 +75,7 @@ where
 {
     let mut asked = JoinSet::new();
     for member in here.peers.others_alive() {
-        let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true });
+        let question = within(CLUSTER_QUERY_TIMEOUT, v1::ListRequest { this_node_only: true, living_only: false });
         let answering = ask(node_client(here.peers.channel(member.address)), question);
         let object = format!("node {}", member.name);
         asked.spawn(async move {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use farfork_fork::capture::{self, ProgramSockets};
+use farfork_fork::capture::{self, CheckOptions, NamespacePolicy, ProgramSockets};
 use farfork_wire::{NodeName, SeedId};
 use tonic::Code;
 use tracing::Instrument as _;
@@ -22,19 +22,39 @@ use crate::seeds::{self, PrepareOptions, check_labels, check_name};
 
 pub(super) async fn check(node: &Arc<Node>, request: v1::CheckRequest) -> Result<v1::CheckResponse, Failure> {
     let here = node.clone();
-    node.blocking(move || here.engine.check(request.pid, here.children.of_process(request.pid).is_some())).await
+    let check = move || {
+        let is_served = here.children.of_process(request.pid).is_some();
+        let namespaces = namespace_policy(request.takes_node_namespaces);
+        here.engine.check(request.pid, CheckOptions { is_served, namespaces })
+    };
+    node.blocking(check).await
 }
 
 pub(super) async fn prepare(node: &Arc<Node>, request: v1::PrepareRequest) -> Result<v1::Seed, Failure> {
-    let v1::PrepareRequest { pid, name, freeze, ttl_ms, profile, sealed, labels } = request;
+    let v1::PrepareRequest {
+        pid,
+        name,
+        freeze,
+        ttl_ms,
+        profile,
+        sealed,
+        labels,
+        snapshot_files,
+        takes_node_namespaces,
+    } = request;
     check_labels(&labels)?;
     let (arrived, recording) = (Instant::now(), Recording::start(profile, &node.name, "prepare"));
-    let sockets = ProgramSockets::default();
-    let options = PrepareOptions { name, freeze, ttl_ms, sealed, labels, sockets, offer: None };
+    let sockets = ProgramSockets { copies_files: snapshot_files, ..ProgramSockets::default() };
+    let namespaces = namespace_policy(takes_node_namespaces);
+    let options = PrepareOptions { name, freeze, ttl_ms, sealed, labels, namespaces, sockets, offer: None };
     let prepared = prepare_with(node, pid, options).instrument(recording.span()).await;
     let phases = recording.finish();
     node.metrics.answered(Work::Prepare, arrived.elapsed());
     prepared.map(|seed| v1::Seed { phases, ..seed })
+}
+
+fn namespace_policy(takes_node_namespaces: bool) -> NamespacePolicy {
+    if takes_node_namespaces { NamespacePolicy::TakeNodes } else { NamespacePolicy::Refuse }
 }
 
 /// Makes a seed. Where the caller has gone meanwhile, nobody would know of the seed: it is dropped.
@@ -140,6 +160,11 @@ pub(super) async fn access(node: &Node, text: &str, for_nodes: &[NodeName]) -> R
     let for_nodes = for_nodes.iter().map(NodeName::to_string).collect();
     let request = within(PREPARE_TIMEOUT, v1::DescribeSeedRequest { seed: id.to_string(), for_nodes });
     Ok(owner.describe_seed(request).await.map_err(passed_on(object))?.into_inner())
+}
+
+/// The node that owns the seed behind what a user wrote.
+pub(super) async fn owner(node: &Node, text: &str) -> Result<NodeName, Failure> {
+    Ok(resolve(node, text).await?.node().clone())
 }
 
 /// The id behind what a user wrote: an id, or a name, which this node is asked for first, then all others. Seeds that are

@@ -15,11 +15,12 @@ use super::stream::{Answers, Sink};
 use super::zygote;
 use crate::api::v1;
 use crate::api::v1::fork_outcome::Result as Outcome;
+use crate::attended::AttendedBatch;
 use crate::children::Child;
 use crate::engine::{Hatching, SeedAccess, StartOptions};
 use crate::failure::Failure;
 use crate::foresight::Manner;
-use crate::limits::{STANDBYS_MAX, STARTING_MAX, STREAM_MESSAGES_MAX};
+use crate::limits::{FORGOTTEN_PER_START_MAX, STANDBYS_MAX, STARTING_MAX, STREAM_MESSAGES_MAX};
 use crate::metrics::Work;
 use crate::network::FanOut;
 use crate::node::Node;
@@ -45,6 +46,8 @@ struct Batch {
     sink: Sink<v1::ForkOutcome>,
     /// More than are started at once.
     is_fan_out: bool,
+    /// Where who asked waits for them.
+    attended: Option<Arc<AttendedBatch>>,
     /// Until all are listed, or not to be.
     _start: Start,
     waiting: Mutex<VecDeque<v1::ChildSpec>>,
@@ -63,17 +66,33 @@ pub(super) fn start_children(
     node: &Arc<Node>,
     request: v1::StartChildrenRequest,
 ) -> Result<Answers<v1::ForkOutcome>, Failure> {
-    let v1::StartChildrenRequest { seed, children, options, shared_payload, profile } = request;
+    if let Some(reason) = node.pager.not_ready() {
+        let step = "fork to another node, or see `farfork nodes` and pager.log in the node's run directory";
+        let refused =
+            Failure::new(Code::Unavailable, format!("node `{}`", node.name), format!("it takes no children: {reason}"));
+        return Err(refused.with_next_step(step));
+    }
+    let v1::StartChildrenRequest { seed, children, options, shared_payload, profile, batch } = request;
     let missing = || Failure::new(Code::InvalidArgument, "start children", "the request names no seed");
     let (sink, outcomes) = mpsc::channel(STREAM_MESSAGES_MAX);
     let count = children.len();
     let is_fan_out = count > STARTING_MAX;
     let source = SeedAccess::try_from(seed.ok_or_else(missing)?)?;
+    let options = StartOptions::try_from(options.unwrap_or_default())?;
+    let attended = (batch != 0).then(|| node.attended.begin(batch));
+    if let Some(attended) = attended.clone() {
+        let sink = sink.clone();
+        tokio::spawn(async move {
+            sink.closed().await;
+            drop(attended);
+        });
+    }
     let batch = Arc::new(Batch {
         node: node.clone(),
         _start: node.starts.begin(source.key.seed.clone()),
         source,
-        options: StartOptions::try_from(options.unwrap_or_default())?,
+        options,
+        attended,
         fan_out: FanOut::default(),
         shared_payload,
         profile,
@@ -206,7 +225,13 @@ fn start_one(batch: &Batch, index: u32, payload: Option<Vec<u8>>, requested: Ins
     let room = node.child_budget.admit(&object, options.limits.memory_bytes_max, || node.children.limits_bytes())?;
     let newborn = node.engine.start(source, (options, fan_out), (index, !is_fan_out), payload, requested)?;
     drop(room);
-    Ok(phase!("resume.watch", node.children.add(newborn)))
+    let child = phase!("resume.watch", node.children.add(newborn));
+    if let Some(attended) = &batch.attended
+        && let Ok(held) = node.children.hold(&child.record().id)
+    {
+        attended.add(held);
+    }
+    Ok(child)
 }
 
 /// What is to be made ready for the next child, if anything.
@@ -264,7 +289,7 @@ fn tell(batch: &Batch, index: u32, started: Result<Arc<Child>, Failure>, phases:
         }
         Err(TrySendError::Closed(_)) => end_unknown(started),
     }
-    node.children.keep_to_limit();
+    node.children.keep_to_limit(FORGOTTEN_PER_START_MAX);
 }
 
 /// Ends a child of which nobody has heard.

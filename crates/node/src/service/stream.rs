@@ -1,16 +1,14 @@
-//! Requests about children that are answered as things happen: wait and logs. A caller that goes away ends them.
+//! Streams of answers, and the output of children as such. A caller that goes away ends them; `wait` has the ends of children.
 
 use std::future::Future;
 use std::sync::Arc;
 
-use farfork_wire::ChildId;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 
 use super::route::{Place, child_id, passed_on, place_of_child};
 use crate::api::v1;
-use crate::api::v1::wait_event::Event;
 use crate::children::{Child, Stream};
 use crate::failure::Failure;
 use crate::limits::STREAM_MESSAGES_MAX;
@@ -60,78 +58,6 @@ pub(super) async fn relay<T>(mut from: Streaming<T>, sink: &Sink<T>, object: &st
     Ok(())
 }
 
-/// Waits for children, one after the other: the order of the answers is that of the request.
-pub(super) fn wait(node: &Arc<Node>, request: v1::WaitRequest) -> ReceiverStream<Result<v1::WaitEvent, Status>> {
-    let node = node.clone();
-    filled_by(|sink| async move {
-        for (index, child) in (0..).zip(&request.children) {
-            let outcome = match child_id(child) {
-                Ok(id) => wait_for_one(&node, &id, index, request.results, &sink).await,
-                Err(failure) => Err(failure),
-            };
-            let event = match outcome {
-                Ok(()) => continue,
-                Err(failure) => Some(Event::Error(failure.into())),
-            };
-            if send(&sink, v1::WaitEvent { index, event }).await.is_err() {
-                break;
-            }
-        }
-        Ok(())
-    })
-}
-
-async fn wait_for_one(
-    node: &Node,
-    id: &ChildId,
-    index: u32,
-    results: bool,
-    sink: &Sink<v1::WaitEvent>,
-) -> Result<(), Failure> {
-    let object = format!("child {id}");
-    match place_of_child(node, id)? {
-        Place::Here => wait_here(node, &*node.children.get(id)?, index, results, sink).await,
-        Place::There(mut owner) => {
-            let request = v1::WaitRequest { children: vec![id.to_string()], results };
-            let mut events = owner.wait(request).await.map_err(passed_on(&object))?.into_inner();
-            while let Some(message) = events.message().await.map_err(passed_on(&object))? {
-                if send(sink, v1::WaitEvent { index, ..message }).await.is_err() {
-                    break;
-                }
-            }
-            Ok(())
-        }
-    }
-}
-
-async fn wait_here(
-    node: &Node,
-    child: &Child,
-    index: u32,
-    results: bool,
-    sink: &Sink<v1::WaitEvent>,
-) -> Result<(), Failure> {
-    if results {
-        // Which of the two it is shows at the end only.
-        let has_result = child.may_have_result() && {
-            child.wait().await;
-            child.has_result()
-        };
-        let (stream, event): (_, fn(Vec<u8>) -> Event) =
-            if has_result { (Stream::Result, Event::Result) } else { (Stream::Stdout, Event::Stdout) };
-        let mut output = child.output(stream, Some(node.children.output()))?;
-        while let Some(piece) = output.next().await.map_err(|error| unreadable(child, &error))? {
-            if send(sink, v1::WaitEvent { index, event: Some(event(piece)) }).await.is_err() {
-                return Ok(());
-            }
-        }
-    }
-    child.wait().await;
-    // A caller that has gone needs no answer.
-    let _ = send(sink, v1::WaitEvent { index, event: Some(Event::Ended(child.into())) }).await;
-    Ok(())
-}
-
 /// What a child wrote.
 pub(super) async fn logs(
     node: &Arc<Node>,
@@ -141,7 +67,7 @@ pub(super) async fn logs(
     let object = format!("child {id}");
     match place_of_child(node, &id)? {
         Place::Here => {
-            let (node, child) = (node.clone(), node.children.get(&id)?);
+            let (node, child) = (node.clone(), node.children.hold(&id)?);
             Ok(filled_by(|sink| async move { logs_here(&node, &child, &request, &sink).await }))
         }
         Place::There(mut owner) => {

@@ -12,7 +12,7 @@ use super::route::child_id;
 use super::stream::{CallerGone, Sink, filled_by, send, unreadable};
 use crate::api::v1;
 use crate::api::v1::tend_output::Event;
-use crate::children::{Child, Exit, Stream as File};
+use crate::children::{Exit, HeldChild, Stream as File};
 use crate::failure::Failure;
 use crate::node::Node;
 
@@ -34,7 +34,7 @@ pub(crate) fn tend(
 }
 
 /// A child that ends with this, unless it has ended.
-struct Ward(Arc<Child>);
+struct Ward(HeldChild);
 
 impl Drop for Ward {
     fn drop(&mut self) {
@@ -47,7 +47,7 @@ impl Drop for Ward {
 }
 
 async fn tend_one(node: Arc<Node>, child: String, sink: Sink<v1::TendOutput>) {
-    let told = match child_id(&child).and_then(|id| node.children.get(&id)) {
+    let told = match child_id(&child).and_then(|id| node.children.hold(&id)) {
         Ok(known) => see_off(Ward(known), &sink).await,
         Err(failure) => Err(failure),
     };
@@ -61,7 +61,7 @@ async fn tend_one(node: Arc<Node>, child: String, sink: Sink<v1::TendOutput>) {
 
 /// Waits for a child's end and tells of it; gives its id if all went well with it.
 async fn see_off(ward: Ward, sink: &Sink<v1::TendOutput>) -> Result<Option<ChildId>, Failure> {
-    let child = &*ward.0;
+    let child = &ward.0;
     let id = &child.record().id;
     let ended = child.wait().await;
     if child.has_result() {
@@ -72,7 +72,10 @@ async fn see_off(ward: Ward, sink: &Sink<v1::TendOutput>) -> Result<Option<Child
             }
         }
     }
-    let is_told = send(sink, output(id.to_string(), Event::Ended(child.into()))).await.is_ok();
+    let is_told = send(sink, output(id.to_string(), Event::Ended((&**child).into()))).await.is_ok();
+    if is_told {
+        child.collect();
+    }
     Ok((is_told && ended.exit == Exit::Code(0)).then(|| id.clone()))
 }
 

@@ -63,6 +63,7 @@ fn run_node(name: &str, run_dir: &str, join: Option<&str>) {
         join: join.map(|join| join.parse().expect("an address")).into_iter().collect(),
         pool_size: 1,
         bridges_vdso: false,
+        xcr0: None,
         zygotes_max: 0,
         kept_roots_max: 0,
         cache_bytes_max: 1 << 20,

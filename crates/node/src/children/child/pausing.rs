@@ -90,6 +90,11 @@ impl Child {
         let _ = self.send(SIGKILL);
     }
 
+    /// Kills it, as its memory is lost.
+    pub(in crate::children) fn end_lost(&self) {
+        let _ = self.send(SIGKILL);
+    }
+
     fn send(&self, signal: u32) -> Result<(), Failure> {
         let has_ended = || self.has_ended();
         self.require_living()?;
@@ -103,6 +108,7 @@ impl Child {
             Err(_) => Err(has_ended()),
             Ok(()) => {
                 if signal == SIGKILL {
+                    self.is_killed.send_replace(true);
                     self.let_end();
                 }
                 Ok(())

@@ -1,0 +1,84 @@
+//! Children that end with who waits for them: those of one fork on this node, held as long as the node that was asked for the fork keeps
+//! its stream open. That node says when the caller has gone (`Peer.EndBatch`); its own death breaks the stream, and ends no child.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustix::process::Signal;
+use tokio::time::sleep;
+
+use crate::children::{Child, HeldChild};
+use crate::limits::CALLER_GONE_GRACE;
+
+/// The batches of attended children on this node, by the number that the asked node drew.
+#[derive(Debug, Default)]
+pub(crate) struct AttendedBatches(Mutex<HashMap<u64, Weak<AttendedBatch>>>);
+
+/// The attended children of one fork on this node.
+#[derive(Debug, Default)]
+pub(crate) struct AttendedBatch(Mutex<BatchState>);
+
+#[derive(Debug, Default)]
+struct BatchState {
+    /// The caller has gone: nobody could collect what comes of another child.
+    is_over: bool,
+    children: Vec<HeldChild>,
+}
+
+impl AttendedBatches {
+    /// A batch without children; it is known as long as somebody has it.
+    pub(crate) fn begin(&self, number: u64) -> Arc<AttendedBatch> {
+        let batch = Arc::new(AttendedBatch::default());
+        let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        batches.retain(|_, batch| batch.strong_count() > 0);
+        batches.insert(number, Arc::downgrade(&batch));
+        batch
+    }
+
+    /// Ends the children of a batch whose caller has gone: by SIGTERM, and those that live on by SIGKILL. One that is unknown has none.
+    /// Must be called within the runtime.
+    pub(crate) fn end(&self, number: u64) {
+        let batch = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&number).and_then(Weak::upgrade);
+        if let Some(batch) = batch {
+            batch.end();
+        }
+    }
+}
+
+impl AttendedBatch {
+    /// A child was started; in a batch that is over it ends at once.
+    pub(crate) fn add(&self, child: HeldChild) {
+        let mut state = self.state();
+        if state.is_over {
+            send(child.child(), Signal::KILL);
+        }
+        state.children.push(child);
+    }
+
+    fn end(&self) {
+        let living: Vec<Arc<Child>> = {
+            let mut state = self.state();
+            state.is_over = true;
+            state.children.iter().filter(|child| child.lives()).map(|child| child.child().clone()).collect()
+        };
+        if living.is_empty() {
+            return;
+        }
+        tracing::info!(count = living.len(), "children are ended: who waited for them has gone");
+        living.iter().for_each(|child| send(child, Signal::TERM));
+        tokio::spawn(async move {
+            sleep(CALLER_GONE_GRACE).await;
+            living.iter().filter(|child| child.lives()).for_each(|child| send(child, Signal::KILL));
+        });
+    }
+
+    /// Every change is complete under its lock.
+    fn state(&self) -> MutexGuard<'_, BatchState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn send(child: &Child, signal: Signal) {
+    // It may have ended by itself.
+    let _ = child.kill(signal.as_raw().unsigned_abs());
+}

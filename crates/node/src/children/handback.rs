@@ -1,0 +1,67 @@
+//! Hands children back to a pager that was started anew: what the stubs of their containers hold (pidfd_getfd(2)), and who they
+//! are. A child of which that is not possible, or of which a process was lost, has read zeroes or would wait for ever: it is ended,
+//! and its log says why.
+
+use std::fs;
+use std::io;
+
+use farfork_fork::pager::LOST_FILE;
+use farfork_fork::restore::STUB_QUEUE_FD;
+use farfork_sys::identity::ProcessIdentity;
+use farfork_sys::pidfd;
+use farfork_sys::process::Stat;
+
+use super::{Child, Children};
+
+impl Children {
+    /// Hands back every child that lives, needs a pager and is served by none. May be repeated. Blocks.
+    pub(crate) fn hand_back(&self) {
+        let living: Vec<_> = self.all().into_iter().filter(|child| child.lives() && !child.memory_settled()).collect();
+        if living.is_empty() {
+            return;
+        }
+        let served = match self.pager.client().children() {
+            Ok(served) => served,
+            Err(error) => return tracing::error!(%error, "it is not known which children the pager serves"),
+        };
+        for child in living.iter().filter(|child| !served.contains(&child.record().id)) {
+            let id = &child.record().id;
+            match self.hand_back_child(child) {
+                Ok(0) => tracing::warn!(child = %id, "handed back to the pager"),
+                Ok(lost) => end_lost(child, &format!("{lost} processes that it forked in that moment read zeroes")),
+                // It may have ended meanwhile.
+                Err(_) if child.host_pid().is_err() => {}
+                Err(cause) => end_lost(child, &cause),
+            }
+        }
+    }
+
+    fn hand_back_child(&self, child: &Child) -> Result<usize, String> {
+        let queue = (|| {
+            let process: ProcessIdentity = child.record().process.parse()?;
+            // Its parent is the stub from its birth to its end.
+            let stub = pidfd::open(Stat::read(process.pid)?.parent)?;
+            if process.open()?.is_none() {
+                return Err(io::ErrorKind::NotFound.into());
+            }
+            pidfd::get_fd(&stub, STUB_QUEUE_FD)
+        })();
+        let queue = queue.map_err(|error: io::Error| format!("what its stub holds cannot be had: {error}"))?;
+        let client = self.pager.client();
+        client
+            .reclaim(&child.record().id, child.directory(), std::os::fd::AsFd::as_fd(&queue))
+            .map_err(|error| error.to_string())
+    }
+}
+
+fn end_lost(child: &Child, cause: &str) {
+    let id = &child.record().id;
+    let text = format!(
+        "child {id} lost its memory: its pager, keeper and holder were killed together, and {cause}; it is ended: fork again"
+    );
+    tracing::error!("{text}");
+    if let Err(error) = fs::write(child.directory().join(LOST_FILE), format!("{text}\n")) {
+        tracing::error!(child = %id, %error, "the reason cannot be written down");
+    }
+    child.end_lost();
+}

@@ -1,0 +1,274 @@
+//! How long an ended child stays listed: who waits for it, whether its end has been told to anybody, and what its files take decide.
+//! Pure: `Children` says what happens, and removes what this gives up.
+//!
+//! ```text
+//!             hold                      release
+//!  settled ──────────▶ held ───────────────────────────▶ collected or uncollected
+//!     │                                                      │        │ too many, too large: the oldest
+//!     └──▶ uncollected ──── UNCOLLECTED_KEPT_MIN ──▶ collected        ▼
+//!                                                            └─────▶ forgotten (the oldest beyond ENDED_CHILDREN_MAX)
+//! ```
+//!
+//! A held child is never forgotten: each holder is a request of a client that lives.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use farfork_wire::ChildId;
+
+use crate::limits::{ENDED_CHILDREN_MAX, UNCOLLECTED_BYTES_MAX, UNCOLLECTED_CHILDREN_MAX, UNCOLLECTED_KEPT_MIN};
+
+/// Orders ended children by the time at which they could have been forgotten first.
+type Ticket = u64;
+
+/// An ended child, of which nothing is left but files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SettledChild {
+    /// When it ended.
+    pub(super) at: Instant,
+    /// What its files take.
+    pub(super) bytes: u64,
+}
+
+/// All ended children of a node, and all that are held.
+#[derive(Debug, Default)]
+pub(super) struct Retention {
+    states: HashMap<ChildId, ChildState>,
+    collected: BTreeMap<Ticket, ChildId>,
+    uncollected: BTreeMap<Ticket, ChildId>,
+    uncollected_bytes: u64,
+    last_ticket: Ticket,
+}
+
+#[derive(Debug, Default)]
+struct ChildState {
+    /// Requests that wait for it.
+    holders: u32,
+    /// Whether one of them was told how it ended.
+    is_collected: bool,
+    settled: Option<SettledChild>,
+    /// In which queue it is, if in any.
+    queue: Option<(Queue, Ticket)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Queue {
+    Collected,
+    Uncollected,
+}
+
+/// What is to be forgotten.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Surplus {
+    /// All of them.
+    pub(super) children: Vec<ChildId>,
+    /// How many of them had an end that nobody has asked for.
+    pub(super) uncollected: usize,
+}
+
+impl Retention {
+    /// A request waits for the child, whether it has ended or not.
+    pub(super) fn hold(&mut self, id: &ChildId) {
+        self.states.entry(id.clone()).or_default().holders += 1;
+        self.leave_queue(id);
+    }
+
+    /// A request waits no more.
+    pub(super) fn release(&mut self, id: &ChildId) {
+        let Some(state) = self.states.get_mut(id) else { return };
+        state.holders = state.holders.saturating_sub(1);
+        if state.holders > 0 {
+            return;
+        }
+        match state.settled {
+            Some(_) => self.join_queue(id),
+            None if !state.is_collected => drop(self.states.remove(id)),
+            None => {}
+        }
+    }
+
+    /// Somebody was told how the child ended.
+    pub(super) fn collect(&mut self, id: &ChildId) {
+        self.states.entry(id.clone()).or_default().is_collected = true;
+        if self.leave_queue(id) {
+            self.join_queue(id);
+        }
+    }
+
+    /// Nothing is left of the child but its files.
+    pub(super) fn settle(&mut self, id: &ChildId, settled: SettledChild) {
+        let state = self.states.entry(id.clone()).or_default();
+        state.settled = Some(settled);
+        if state.holders == 0 {
+            self.join_queue(id);
+        }
+    }
+
+    /// The child is forgotten.
+    pub(super) fn forget(&mut self, id: &ChildId) {
+        self.leave_queue(id);
+        self.states.remove(id);
+    }
+
+    /// What is to be forgotten now, at most so many; it is counted no more.
+    pub(super) fn surplus(&mut self, now: Instant, count_max: usize) -> Surplus {
+        while let Some(id) = self.first_uncollected().filter(|id| self.is_old(id, now)) {
+            self.collect(&id);
+        }
+        let mut surplus = Surplus::default();
+        while surplus.children.len() < count_max
+            && let Some(id) = self.first_uncollected().filter(|_| self.has_too_many_uncollected())
+        {
+            self.forget(&id);
+            surplus.children.push(id);
+            surplus.uncollected += 1;
+        }
+        while surplus.children.len() < count_max
+            && self.collected.len() + self.uncollected.len() > ENDED_CHILDREN_MAX
+            && let Some((_, id)) = self.collected.first_key_value()
+        {
+            let id = id.clone();
+            self.forget(&id);
+            surplus.children.push(id);
+        }
+        surplus
+    }
+
+    fn first_uncollected(&self) -> Option<ChildId> {
+        self.uncollected.first_key_value().map(|(_, id)| id.clone())
+    }
+
+    fn is_old(&self, id: &ChildId, now: Instant) -> bool {
+        let settled = self.states.get(id).and_then(|state| state.settled);
+        settled.is_some_and(|settled| now.saturating_duration_since(settled.at) >= UNCOLLECTED_KEPT_MIN)
+    }
+
+    fn has_too_many_uncollected(&self) -> bool {
+        self.uncollected.len() > UNCOLLECTED_CHILDREN_MAX || self.uncollected_bytes > UNCOLLECTED_BYTES_MAX
+    }
+
+    /// Puts a settled child that nobody holds behind the others of its kind.
+    fn join_queue(&mut self, id: &ChildId) {
+        let Some(state) = self.states.get_mut(id) else { return };
+        let Some(settled) = state.settled else { return };
+        self.last_ticket += 1;
+        let queue = if state.is_collected { Queue::Collected } else { Queue::Uncollected };
+        state.queue = Some((queue, self.last_ticket));
+        match queue {
+            Queue::Collected => drop(self.collected.insert(self.last_ticket, id.clone())),
+            Queue::Uncollected => {
+                self.uncollected.insert(self.last_ticket, id.clone());
+                self.uncollected_bytes += settled.bytes;
+            }
+        }
+    }
+
+    /// Whether it was in a queue.
+    fn leave_queue(&mut self, id: &ChildId) -> bool {
+        let Some(state) = self.states.get_mut(id) else { return false };
+        let Some((queue, ticket)) = state.queue.take() else { return false };
+        match queue {
+            Queue::Collected => drop(self.collected.remove(&ticket)),
+            Queue::Uncollected => {
+                self.uncollected.remove(&ticket);
+                self.uncollected_bytes -= state.settled.map_or(0, |settled| settled.bytes);
+            }
+        }
+        true
+    }
+}
+
+/// When a child ended by the clock that `Instant` has, from the time of day of its end: of one that ended before this daemon began.
+pub(super) fn instant_of_end(now: Instant, now_unix_ms: u64, ended_unix_ms: u64) -> Instant {
+    let ago = Duration::from_millis(now_unix_ms.saturating_sub(ended_unix_ms));
+    // Where the machine runs for less time than that, the clock of `Instant` has no such moment: it is kept for longer.
+    now.checked_sub(ago.min(UNCOLLECTED_KEPT_MIN)).unwrap_or(now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn child(number: usize) -> ChildId {
+        format!("n1.c{number:016x}").parse().expect("a child's id")
+    }
+
+    fn settled(at: Instant) -> SettledChild {
+        SettledChild { at, bytes: 4096 }
+    }
+
+    fn filled(count: usize, at: Instant) -> Retention {
+        let mut retention = Retention::default();
+        (0..count).for_each(|number| retention.settle(&child(number), settled(at)));
+        retention
+    }
+
+    #[test]
+    fn a_held_child_is_never_forgotten() {
+        let begin = Instant::now();
+        let mut retention = Retention::default();
+        let held: Vec<ChildId> = (0..2 * UNCOLLECTED_CHILDREN_MAX).map(child).collect();
+        held.iter().for_each(|id| retention.hold(id));
+        held.iter().for_each(|id| retention.settle(id, settled(begin)));
+        held.iter().for_each(|id| retention.collect(id));
+        assert_eq!(retention.surplus(begin + 2 * UNCOLLECTED_KEPT_MIN, usize::MAX), Surplus::default());
+        held.iter().for_each(|id| retention.release(id));
+        let surplus = retention.surplus(begin, usize::MAX);
+        assert_eq!((surplus.children.len(), surplus.uncollected), (held.len() - ENDED_CHILDREN_MAX, 0));
+        assert_eq!(surplus.children[0], held[0], "the first to be let go of goes first");
+    }
+
+    #[test]
+    fn an_end_that_nobody_has_heard_is_kept_for_a_time() {
+        let begin = Instant::now();
+        let mut retention = filled(3 * ENDED_CHILDREN_MAX, begin);
+        assert_eq!(retention.surplus(begin + UNCOLLECTED_KEPT_MIN / 2, usize::MAX), Surplus::default());
+        let surplus = retention.surplus(begin + UNCOLLECTED_KEPT_MIN, usize::MAX);
+        assert_eq!((surplus.children.len(), surplus.uncollected), (2 * ENDED_CHILDREN_MAX, 0));
+    }
+
+    #[test]
+    fn those_whose_end_was_told_go_before_those_whose_was_not() {
+        let begin = Instant::now();
+        let mut retention = filled(ENDED_CHILDREN_MAX, begin);
+        let late = child(ENDED_CHILDREN_MAX);
+        retention.settle(&late, settled(begin));
+        retention.collect(&late);
+        assert_eq!(retention.surplus(begin, usize::MAX).children, [late]);
+    }
+
+    #[test]
+    fn number_and_bytes_are_bounded() {
+        let begin = Instant::now();
+        let mut retention = filled(UNCOLLECTED_CHILDREN_MAX + 3, begin);
+        let surplus = retention.surplus(begin, usize::MAX);
+        assert_eq!((surplus.children, surplus.uncollected), ((0..3).map(child).collect(), 3));
+        let mut retention = Retention::default();
+        retention.settle(&child(0), SettledChild { at: begin, bytes: UNCOLLECTED_BYTES_MAX });
+        retention.settle(&child(1), settled(begin));
+        assert_eq!(retention.surplus(begin, usize::MAX).children, [child(0)]);
+        assert_eq!(retention.surplus(begin, usize::MAX), Surplus::default());
+    }
+
+    #[test]
+    fn nothing_is_counted_of_what_is_forgotten() {
+        let begin = Instant::now();
+        let mut retention = filled(2, begin);
+        retention.hold(&child(0));
+        retention.forget(&child(0));
+        retention.release(&child(0));
+        retention.forget(&child(1));
+        retention.hold(&child(2));
+        retention.release(&child(2));
+        assert_eq!((retention.states.len(), retention.uncollected_bytes), (0, 0));
+        assert!(retention.collected.is_empty() && retention.uncollected.is_empty());
+    }
+
+    #[test]
+    fn the_age_of_an_end_outlives_a_daemon() {
+        let now = Instant::now();
+        assert_eq!(instant_of_end(now, 5_000, 6_000), now);
+        let old = instant_of_end(now, u64::MAX, 0);
+        assert!(now.duration_since(old) <= UNCOLLECTED_KEPT_MIN);
+    }
+}

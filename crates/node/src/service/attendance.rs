@@ -1,0 +1,53 @@
+//! The caller of a fork waits for its children: they end when it goes away, on whichever nodes they are. What the caller's connection is to
+//! this node, the open streams of StartChildren are to the others; this node's own end ends no child.
+
+use std::sync::Arc;
+
+use farfork_wire::NodeName;
+use tokio::task::JoinSet;
+
+use super::fork::Source;
+use super::stream::Sink;
+use crate::api::v1;
+use crate::client::within;
+use crate::failure::Failure;
+use crate::limits::QUERY_TIMEOUT;
+use crate::node::Node;
+
+/// A node that has children of the fork.
+pub(super) struct AttendedShare {
+    pub(super) node: NodeName,
+    /// Held open, so that the node forgets none of them.
+    pub(super) source: Option<Source>,
+}
+
+/// Waits until the caller has gone, and has all nodes end the children of the batch.
+pub(super) async fn attend(node: &Arc<Node>, batch: u64, shares: Vec<AttendedShare>, sink: &Sink<v1::ForkOutcome>) {
+    sink.closed().await;
+    // Connections that this node breaks off itself tell nothing of the caller.
+    if node.is_stopping() {
+        return;
+    }
+    let mut ending = JoinSet::new();
+    for AttendedShare { node: owner, source } in shares {
+        let node = node.clone();
+        ending.spawn(async move {
+            if let Err(failure) = end_share(&node, &owner, batch).await {
+                tracing::warn!(%failure, "children whose caller has gone may run on");
+            }
+            drop(source);
+        });
+    }
+    ending.join_all().await;
+}
+
+async fn end_share(here: &Node, node: &NodeName, batch: u64) -> Result<(), Failure> {
+    if *node == here.name {
+        here.attended.end(batch);
+        return Ok(());
+    }
+    let object = format!("node `{node}`");
+    let mut peer = here.peers.peer(node, &object)?;
+    let answer = peer.end_batch(within(QUERY_TIMEOUT, v1::EndBatchRequest { batch })).await;
+    answer.map(drop).map_err(|status| Failure::from_status(&object, &status))
+}

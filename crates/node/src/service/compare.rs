@@ -1,0 +1,134 @@
+//! A child is compared with its parent, by the child's node, which must see both: the parent's process is named so that a node on
+//! another machine, or in another pid namespace, does not take another process for it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::linux::fs::MetadataExt as _;
+use std::sync::Arc;
+use std::thread;
+
+use farfork_differ::{Difference, ObserveError, Report};
+use farfork_fork::kernel::boot_id;
+use farfork_sys::process::Stat;
+use tokio::sync::oneshot;
+use tonic::Code;
+
+use super::route::{Place, child_id, passed_on, place_of_child};
+use crate::api::v1;
+use crate::children::Child;
+use crate::client::within;
+use crate::failure::Failure;
+use crate::limits::COMPARE_TIMEOUT;
+use crate::node::Node;
+
+/// Most differences that are told: more would be of one kind.
+const DIFFERENCES_MAX: usize = 1000;
+
+/// Longest value that is told whole, in bytes.
+const VALUE_BYTES_MAX: usize = 2048;
+
+/// Compares a child with a process of this machine.
+pub(super) async fn compare(node: &Arc<Node>, mut request: v1::CompareRequest) -> Result<v1::CompareResponse, Failure> {
+    let id = child_id(&request.child)?;
+    if request.place.is_none() {
+        request.place = Some(place_of(request.pid)?);
+    }
+    match place_of_child(node, &id)? {
+        Place::Here => compare_here(node, &node.children.get(&id)?, &request).await,
+        Place::There(mut owner) => {
+            let answer = owner.compare(within(COMPARE_TIMEOUT, request)).await;
+            answer.map(tonic::Response::into_inner).map_err(passed_on(format!("child {id}")))
+        }
+    }
+}
+
+async fn compare_here(
+    node: &Arc<Node>,
+    child: &Arc<Child>,
+    request: &v1::CompareRequest,
+) -> Result<v1::CompareResponse, Failure> {
+    require_same_place(child, request)?;
+    // Who may not be prepared is not stopped either.
+    node.lineage_of(request.pid)?;
+    if child.is_frozen() {
+        let paused = child.failure(Code::FailedPrecondition, "it is paused, so that nothing can be asked of it");
+        return Err(paused.with_next_step(format!("let it go on first: `farfork unpause {}`", request.child)));
+    }
+    let (parent, child_pid) = (request.pid.cast_signed(), child.host_pid()?);
+    let report = read(parent, child_pid).await;
+    Ok(response(report.map_err(|error| child.failure(Code::FailedPrecondition, error))?))
+}
+
+/// Reads both in a thread of its own, whose end lets go of them, whatever went wrong.
+async fn read(parent: i32, child: i32) -> Result<Report, ObserveError> {
+    let (answer, answered) = oneshot::channel();
+    let work = move || {
+        let report = farfork_differ::observe(parent)
+            .and_then(|parent| Ok(farfork_differ::compare(&parent, &farfork_differ::observe(child)?)));
+        // Where nobody waits any more, nobody needs to know.
+        let _ = answer.send(report);
+    };
+    let broken = |source: io::Error| ObserveError::Read { path: format!("/proc/{child}"), source };
+    thread::Builder::new().name(format!("compare-{child}")).spawn(work).map_err(broken)?;
+    answered.await.unwrap_or_else(|_| Err(broken(io::Error::other("its reader broke off; see the node's log"))))
+}
+
+/// Which process a number means here.
+fn place_of(pid: u32) -> Result<v1::ProcessPlace, Failure> {
+    let failed = |error: io::Error| {
+        Failure::new(Code::NotFound, format!("process {pid}"), error)
+            .with_next_step("name a process of this node's machine, by its number there")
+    };
+    let start_ticks = Stat::read(pid.cast_signed()).map_err(failed)?.start_ticks;
+    let pid_namespace = fs::metadata("/proc/self/ns/pid").map_err(failed)?.st_ino();
+    Ok(v1::ProcessPlace { boot_id: boot_id().to_owned(), pid_namespace, start_ticks })
+}
+
+/// The child's node must see the same process by the same number.
+fn require_same_place(child: &Child, request: &v1::CompareRequest) -> Result<(), Failure> {
+    if request.place.is_some() && place_of(request.pid).ok() == request.place {
+        return Ok(());
+    }
+    let cause = format!("its node does not see process {}, which is on another machine, or has ended", request.pid);
+    let step = "fork a child to the parent's own machine, and compare that one";
+    Err(child.failure(Code::FailedPrecondition, cause).with_next_step(step))
+}
+
+fn response(report: Report) -> v1::CompareResponse {
+    let mut rows: BTreeMap<&'static str, v1::ToleratedFields> = BTreeMap::new();
+    for tolerated in report.tolerated {
+        let tolerance = tolerated.tolerance;
+        let row = rows.entry(tolerance.field).or_insert_with(|| v1::ToleratedFields {
+            pattern: tolerance.field.to_owned(),
+            reason: tolerance.reason.to_owned(),
+            known_gap: tolerance.policy.is_known_gap(),
+            count: 0,
+            first: Some(difference(tolerated.difference)),
+        });
+        row.count += 1;
+    }
+    v1::CompareResponse {
+        fields: count(report.fields),
+        differences_count: count(report.differences.len()),
+        differences: report.differences.into_iter().take(DIFFERENCES_MAX).map(difference).collect(),
+        tolerated: rows.into_values().collect(),
+    }
+}
+
+fn difference(difference: Difference) -> v1::FieldDifference {
+    let Difference { field, parent, child } = difference;
+    v1::FieldDifference { field, parent: parent.map(shortened), child: child.map(shortened) }
+}
+
+fn shortened(mut value: String) -> String {
+    if value.len() > VALUE_BYTES_MAX {
+        value.truncate((0..=VALUE_BYTES_MAX).rev().find(|at| value.is_char_boundary(*at)).unwrap_or(0));
+        value.push('…');
+    }
+    value
+}
+
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
