@@ -1,71 +1,128 @@
-//! Payloads: the bytes that tell one child from another, from files or standard input.
+//! Payloads: the bytes that tell one child from another, from files or standard input. They are read piece by piece, and no further than
+//! their limits: a file that is too large takes no more memory than one that is not.
 
-use std::fs;
-use std::io::{self, Read as _};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read as _};
 use std::path::Path;
 
 use farfork_node::failure::Failure;
-use farfork_node::limits::PAYLOAD_BYTES_MAX;
+use farfork_node::limits::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, PAYLOADS_BYTES_MAX};
 use tonic::Code;
 
 /// Stands for standard input.
 const STDIN: &str = "-";
 
+/// What a user can do about data that is too large.
+const TOO_LARGE: &str = "leave the data in a file, and pass its path";
+
 /// Reads one payload.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
-    let content = read_all(path)?;
-    check_size(path, 0, &content)?;
+    let mut content = Vec::new();
+    let beyond = open(path)?.take(PAYLOAD_BYTES_MAX as u64 + 1).read_to_end(&mut content);
+    beyond.map_err(|error| unreadable(path, &error))?;
+    if content.len() > PAYLOAD_BYTES_MAX {
+        return Err(refuse(path, format!("it has more than {PAYLOAD_BYTES_MAX} bytes")).with_next_step(TOO_LARGE));
+    }
     Ok(content)
 }
 
 /// Reads one payload from each line; an empty line is an empty payload.
 pub(crate) fn read_lines(path: &Path) -> Result<Vec<Vec<u8>>, Failure> {
-    let content = read_all(path)?;
-    let lines = content.strip_suffix(b"\n").unwrap_or(&content);
-    if content.is_empty() {
-        return Err(refuse(path, "it is empty, and each line is one child's payload"));
+    let (mut file, mut payloads, mut total_bytes) = (open(path)?, Vec::new(), 0);
+    loop {
+        let mut line = Vec::new();
+        let piece = file.by_ref().take(PAYLOAD_BYTES_MAX as u64 + 1).read_until(b'\n', &mut line);
+        if piece.map_err(|error| unreadable(path, &error))? == 0 {
+            break;
+        }
+        if line.last() == Some(&b'\n') {
+            line.pop();
+        }
+        if line.len() > PAYLOAD_BYTES_MAX {
+            let cause = format!("payload {} has more than {PAYLOAD_BYTES_MAX} bytes", payloads.len());
+            return Err(refuse(path, cause).with_next_step(TOO_LARGE));
+        }
+        total_bytes += line.len();
+        if total_bytes > PAYLOADS_BYTES_MAX {
+            let cause = format!("its payloads have more than {PAYLOADS_BYTES_MAX} bytes together");
+            return Err(refuse(path, cause).with_next_step(format!("fork several times; or {TOO_LARGE}")));
+        }
+        payloads.push(line);
+        if payloads.len() > FORK_COUNT_MAX as usize {
+            let cause = format!("it has more than {FORK_COUNT_MAX} lines, and each is one child's payload");
+            return Err(refuse(path, cause).with_next_step("fork several times, with a part of it each"));
+        }
     }
-    let payloads: Vec<Vec<u8>> = lines.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
-    for (index, payload) in payloads.iter().enumerate() {
-        check_size(path, index, payload)?;
+    if payloads.is_empty() {
+        let step = "write one line for each child; an empty line is an empty payload";
+        return Err(refuse(path, "it is empty, and each line is one child's payload").with_next_step(step));
     }
     Ok(payloads)
 }
 
-fn read_all(path: &Path) -> Result<Vec<u8>, Failure> {
-    let mut content = Vec::new();
-    let result = if path.as_os_str() == STDIN {
-        io::stdin().lock().read_to_end(&mut content).map(drop)
-    } else {
-        fs::read(path).map(|bytes| content = bytes)
-    };
-    result.map_err(|error| refuse(path, &error.to_string()))?;
-    Ok(content)
-}
-
-fn check_size(path: &Path, index: usize, payload: &[u8]) -> Result<(), Failure> {
-    if payload.len() <= PAYLOAD_BYTES_MAX {
-        return Ok(());
+fn open(path: &Path) -> Result<Box<dyn BufRead>, Failure> {
+    if path.as_os_str() == STDIN {
+        return Ok(Box::new(io::stdin().lock()));
     }
-    let cause = format!("payload {index} has {} bytes, more than {PAYLOAD_BYTES_MAX}", payload.len());
-    Err(refuse(path, &cause).with_next_step("leave the data in a file, and pass its path"))
+    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+    Ok(Box::new(BufReader::new(file)))
 }
 
-fn refuse(path: &Path, cause: &str) -> Failure {
+fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    refuse(path, format!("it cannot be read: {error}")).with_next_step("name a file that this user can read, or `-`")
+}
+
+fn refuse(path: &Path, cause: impl std::fmt::Display) -> Failure {
     Failure::new(Code::InvalidArgument, format!("payload file {}", path.display()), cause)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::read_lines;
+    use super::{FORK_COUNT_MAX, PAYLOAD_BYTES_MAX, PAYLOADS_BYTES_MAX, read, read_lines};
     use std::fs;
+    use std::path::PathBuf;
+
+    /// Removed when this is dropped.
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn of(name: &str, content: &[u8]) -> Self {
+            let path = std::env::temp_dir().join(format!("farfork-payloads-{}-{name}", std::process::id()));
+            fs::write(&path, content).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_file(&self.0);
+        }
+    }
 
     #[test]
     fn each_line_is_a_payload() {
-        let path = std::env::temp_dir().join(format!("farfork-payloads-{}", std::process::id()));
-        fs::write(&path, b"{\"a\":1}\n\n{\"a\":3}\n").unwrap();
-        let payloads = read_lines(&path).unwrap();
-        fs::remove_file(&path).unwrap();
-        assert_eq!(payloads, [b"{\"a\":1}".to_vec(), Vec::new(), b"{\"a\":3}".to_vec()]);
+        let file = Scratch::of("lines", b"{\"a\":1}\n\n{\"a\":3}\n");
+        assert_eq!(read_lines(&file.0).unwrap(), [b"{\"a\":1}".to_vec(), Vec::new(), b"{\"a\":3}".to_vec()]);
+        let file = Scratch::of("unended", b"a\nb");
+        assert_eq!(read_lines(&file.0).unwrap(), [b"a".to_vec(), b"b".to_vec()]);
+        let file = Scratch::of("empty-line", b"\n");
+        assert_eq!(read_lines(&file.0).unwrap(), [Vec::<u8>::new()]);
+        assert!(read_lines(&Scratch::of("empty", b"").0).unwrap_err().cause().contains("empty"));
+    }
+
+    #[test]
+    fn what_is_too_large_is_refused_at_its_limit() {
+        let long = Scratch::of("long", &vec![b'x'; PAYLOAD_BYTES_MAX]);
+        assert_eq!((read(&long.0).unwrap().len(), read_lines(&long.0).unwrap().len()), (PAYLOAD_BYTES_MAX, 1));
+        let sparse = Scratch::of("sparse", b"first\n");
+        fs::OpenOptions::new().write(true).open(&sparse.0).unwrap().set_len(5 << 30).unwrap();
+        assert!(read(&sparse.0).unwrap_err().cause().contains("16777216 bytes"));
+        assert!(read_lines(&sparse.0).unwrap_err().cause().contains("payload 1 has more than 16777216 bytes"));
+        let mut lines = vec![b'y'; 1 << 20];
+        lines.push(b'\n');
+        let many = Scratch::of("sum", &lines.repeat((PAYLOADS_BYTES_MAX >> 20) + 1));
+        assert!(read_lines(&many.0).unwrap_err().cause().contains("together"));
+        let many = Scratch::of("count", &b"\n".repeat(FORK_COUNT_MAX as usize + 1));
+        assert!(read_lines(&many.0).unwrap_err().cause().contains("lines"));
     }
 }

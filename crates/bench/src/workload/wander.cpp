@@ -1,8 +1,8 @@
 // A program whose children wander through their memory and change it, and know what each page must hold, also after they were
 // forked in turn. As a parent it holds MIB of private memory, every byte of it known, and waits on its standard input. In a
 // child standard input is /dev/null: the read(2) returns 0, and it opens PAYLOAD, which says `SEED MS STAYS`. For MS milliseconds
-// it looks at pages, in order and out of it, writes some, gives some back, moves some elsewhere, and has processes that it
-// forks look at others. Then it looks at all of them, and says `sound LOOKS`: how often a page was looked at, byte by byte,
+// it looks at pages, in order and out of it, writes some, gives some back, moves some elsewhere with each flag that mremap(2) has, makes
+// some longer and shorter, and has processes that it forks look at these and at others. Then it looks at all of them, and says `sound LOOKS`: how often a page was looked at, byte by byte,
 // and was right. At the first page that is not right it says `wrong PAGE …`, and its exit status is 1. A page that is lost
 // is SIGBUS, which ends it. If STAYS is not 0 it stays until SIGTERM comes: what is forked from it needs it. What is forked from it then finds
 // another payload, looks at all pages, too, and says so. Without the file it ends: it is the parent, and whoever drove it is gone.
@@ -25,8 +25,12 @@ constexpr size_t PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / sizeof(uint64_t);
 constexpr size_t BLOCK_PAGES = 16;
 // What is looked at in order at once, at most.
 constexpr size_t RUN_PAGES_MAX = 256;
+constexpr size_t BLOCK_BYTES = BLOCK_PAGES * PAGE_BYTES;
 // What a forked process looks at.
 constexpr int LOOKS_OF_OTHERS = 32;
+// Places that moves have left mapped, and that are kept.
+constexpr size_t LEFT_MAX = 16;
+constexpr int FIXED = MREMAP_MAYMOVE | MREMAP_FIXED, LEAVING = MREMAP_MAYMOVE | MREMAP_DONTUNMAP;
 // A sleep after so many steps: nobody is to be kept from a CPU by this.
 constexpr int STEPS_A_NAP = 8;
 constexpr long NAP_NS = 1'000'000;
@@ -39,6 +43,9 @@ size_t pages;
 uint64_t **blocks;
 uint32_t *holds;
 uint64_t state, looks;
+// Blocks that hold nothing, each of which a move has left mapped.
+uint64_t *left[LEFT_MAX];
+size_t left_count;
 
 uint64_t drawn(uint64_t below) { return mixed(state += 0x9e3779b97f4a7c15u) % below; }
 
@@ -80,21 +87,97 @@ void give_back(size_t page) {
     for (size_t i = 0; i < count; i++) holds[page + i] = GIVEN_BACK;
 }
 
-void move_block(size_t block) {
-    size_t bytes = BLOCK_PAGES * PAGE_BYTES;
-    void *to = mapped(bytes);
-    if (mremap(blocks[block], bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) fail("mremap");
-    blocks[block] = static_cast<uint64_t *>(to);
+void require_empty(const uint64_t *block, size_t count) {
+    const volatile uint64_t *words = block;
+    for (size_t word = 0; word < count * PAGE_WORDS; word++) {
+        if (words[word] == 0) continue;
+        printf("wrong page %zu of an empty block, word %zu: %" PRIx64 "\n", word / PAGE_WORDS, word % PAGE_WORDS, words[word]);
+        fflush(stdout);
+        _exit(1);
+    }
+    looks += count;
 }
 
-// A process that finds a page lost, or wrong, is not alone with that.
-void have_others_look() {
+uint64_t *moved(uint64_t *from, size_t bytes, size_t new_bytes, int flags, void *to) {
+    void *now = mremap(from, bytes, new_bytes, flags, to);
+    if (now == MAP_FAILED) fail("mremap");
+    return static_cast<uint64_t *>(now);
+}
+
+void move_block(size_t block) { blocks[block] = moved(blocks[block], BLOCK_BYTES, BLOCK_BYTES, FIXED, mapped(BLOCK_BYTES)); }
+
+// Its place stays mapped, and empty.
+void move_and_leave(size_t block) {
+    uint64_t *place = blocks[block];
+    if (left_count == LEFT_MAX) {
+        require_empty(left[0], BLOCK_PAGES);
+        if (munmap(left[0], BLOCK_BYTES) != 0) fail("munmap");
+        left[0] = left[--left_count];
+    }
+    blocks[block] = moved(place, BLOCK_BYTES, BLOCK_BYTES, LEAVING, nullptr);
+    left[left_count++] = place;
+}
+
+// Onto a place that another move has left mapped, or away from which it goes.
+void move_onto_left(size_t block) {
+    if (left_count == 0) return move_and_leave(block);
+    size_t which = drawn(left_count);
+    uint64_t *place = blocks[block], *to = left[which];
+    bool leaves = drawn(2) == 0;
+    blocks[block] = moved(place, BLOCK_BYTES, BLOCK_BYTES, FIXED | (leaves ? MREMAP_DONTUNMAP : 0), to);
+    left[which] = leaves ? place : left[--left_count];
+}
+
+// Two blocks change places, each of which is mapped all the time.
+void exchange(size_t one, size_t other) {
+    if (one == other) return;
+    uint64_t *between = moved(blocks[one], BLOCK_BYTES, BLOCK_BYTES, LEAVING, nullptr);
+    uint64_t *first = blocks[one], *second = blocks[other];
+    moved(second, BLOCK_BYTES, BLOCK_BYTES, FIXED | MREMAP_DONTUNMAP, first);
+    moved(between, BLOCK_BYTES, BLOCK_BYTES, FIXED, second);
+    blocks[one] = second;
+    blocks[other] = first;
+}
+
+// Twice as long, where there is room or elsewhere, and as it was.
+void grow_and_shrink(size_t block) {
+    uint64_t *now = moved(blocks[block], BLOCK_BYTES, 2 * BLOCK_BYTES, MREMAP_MAYMOVE, nullptr);
+    blocks[block] = now;
+    require_empty(now + BLOCK_PAGES * PAGE_WORDS, BLOCK_PAGES);
+    bool moves = drawn(2) == 0;
+    blocks[block] = moves ? moved(now, 2 * BLOCK_BYTES, BLOCK_BYTES, FIXED, mapped(BLOCK_BYTES))
+                          : moved(now, 2 * BLOCK_BYTES, BLOCK_BYTES, 0, nullptr);
+}
+
+// Half as long, and as it was: the rest is empty.
+void shrink_and_grow(size_t block) {
+    constexpr size_t HALF = BLOCK_PAGES / 2;
+    moved(blocks[block], BLOCK_BYTES, HALF * PAGE_BYTES, 0, nullptr);
+    blocks[block] = moved(blocks[block], HALF * PAGE_BYTES, BLOCK_BYTES, MREMAP_MAYMOVE, nullptr);
+    for (size_t page = HALF; page < BLOCK_PAGES; page++) holds[block * BLOCK_PAGES + page] = GIVEN_BACK;
+}
+
+void remap(size_t block) {
+    switch (drawn(6)) {
+    case 0: return move_block(block);
+    case 1: return move_and_leave(block);
+    case 2: return move_onto_left(block);
+    case 3: return exchange(block, drawn(pages / BLOCK_PAGES));
+    case 4: return grow_and_shrink(block);
+    default: return shrink_and_grow(block);
+    }
+}
+
+// At a block, at what was left mapped, and at others. A process that finds a page lost, or wrong, is not alone with that.
+void have_others_look(size_t block) {
     pid_t other = fork();
     if (other < 0) {
         if (errno == EAGAIN || errno == ENOMEM) return;
         fail("fork");
     }
     if (other == 0) {
+        for (size_t page = 0; page < BLOCK_PAGES; page++) look_at(block * BLOCK_PAGES + page);
+        for (size_t which = 0; which < left_count; which++) require_empty(left[which], BLOCK_PAGES);
         for (int i = 0; i < LOOKS_OF_OTHERS; i++) look_at(drawn(pages));
         _exit(0);
     }
@@ -109,10 +192,12 @@ void wander(uint32_t step) {
     size_t page = drawn(pages);
     switch (drawn(16)) {
     case 0: return give_back(page);
-    case 1: return move_block(page / BLOCK_PAGES);
-    case 2: return have_others_look();
+    case 1: return remap(page / BLOCK_PAGES);
+    case 2: return have_others_look(page / BLOCK_PAGES);
     case 3:
     case 4: return write_page(page, step);
+    // Nothing is looked at between.
+    case 6: return remap(page / BLOCK_PAGES), have_others_look(page / BLOCK_PAGES);
     case 5:
         for (size_t end = page + drawn(RUN_PAGES_MAX); page < pages && page < end; page++) look_at(page);
         return;
@@ -167,6 +252,7 @@ int main(int count, char **arguments) {
     }
     do {
         for (size_t page = 0; page < pages; page++) look_at(page);
+        for (size_t which = 0; which < left_count; which++) require_empty(left[which], BLOCK_PAGES);
         find_payload(arguments[2], payload);
         printf("sound %" PRIu64 "\n", looks);
         fflush(stdout);

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use farfork_node::api::v1::{CheckRequest, CheckResponse};
 use farfork_node::client::within;
 use farfork_node::failure::Failure;
@@ -25,13 +25,27 @@ pub(crate) struct Check {
     /// The process: its id, as this node numbers it, or the name that `farfork run` gave it.
     #[arg(value_name = "PID|NAME", value_parser = parse_process)]
     process: ProcessName,
+    /// Where children would lack something of the process's own namespaces (mounts, host name, IPC limits, network): refuse, or let
+    /// them have the node's.
+    #[arg(long, value_name = "WHOSE", default_value = "own")]
+    namespaces: NamespacesArgument,
+}
+
+/// Whose namespaces children are to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum NamespacesArgument {
+    /// The process's: what is not carried of them is refused.
+    Own,
+    /// The node's: what children lack then is noted.
+    Node,
 }
 
 impl Check {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
         let pid = Parents::of_environment().find(&self.process)?;
         let mut client = global.connection.open().await?;
-        let answer = client.check(within(QUERY_TIMEOUT, CheckRequest { pid })).await;
+        let request = CheckRequest { pid, takes_node_namespaces: self.namespaces == NamespacesArgument::Node };
+        let answer = client.check(within(QUERY_TIMEOUT, request)).await;
         let answer = answer.map_err(|status| Failure::from_status(format!("process {pid}"), &status))?.into_inner();
         if global.json {
             output::json(&document(pid, &answer));

@@ -1,4 +1,4 @@
-//! `farfork inspect`: all that is known of a seed, a child or a node.
+//! `farfork inspect`: all that is known of a seed, a child or a node; a child, compared with its parent.
 
 use std::process::ExitCode;
 
@@ -10,6 +10,7 @@ use farfork_node::failure::Failure;
 use farfork_node::limits::QUERY_TIMEOUT;
 use serde::Serialize;
 
+use super::inspect_against;
 use crate::Global;
 use crate::output::{self, BudgetView, CacheView, ChildView, MemoryView, NodeView, PagerView, SeedView, ZygotesView};
 
@@ -18,6 +19,10 @@ use crate::output::{self, BudgetView, CacheView, ChildView, MemoryView, NodeView
 /// Units are in the names: `pause_us` are microseconds, `created_unix_ms` milliseconds since 1970. What a child's pager
 /// counted (faults, pages, bytes) is missing where it no longer counts. `affinity` is, of a seed, the CPUs that its threads have
 /// chosen, and of a child those that its node lets them run on. A node tells what it keeps of other nodes' seeds.
+///
+/// With --against, all that the kernel shows of a child is compared with its parent: files of /proc, open files, socket options,
+/// threads, memory map. Both stand still for a moment, one after the other. What may differ is left out: --json has it, with the
+/// reasons. The parent must be on the child's machine, and must have done nothing since it was prepared that you would not see here.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -25,11 +30,17 @@ Examples:
   farfork inspect $CHILD --json | jq .bytes_fetched
   farfork inspect n2 --json | jq .cache.bytes
 
-Exit status: 0 shown, 1 there is no such seed, child or node, or its node cannot be asked, 2 wrong usage.")]
+  farfork inspect $CHILD --against $(pgrep trainer)
+
+Exit status: 0 shown, and the same where it was compared, 1 it differs, there is no such seed, child or node, or its node cannot be asked, 2 wrong usage.")]
 pub(crate) struct Inspect {
     /// Id of a seed or child, or name of a node or seed.
     #[arg(value_name = "SEED|CHILD|NODE")]
     id: String,
+
+    /// Compare a child with its parent, by the parent's process id on this machine.
+    #[arg(long, value_name = "PID")]
+    against: Option<u32>,
 }
 
 /// A child with what its pager counted.
@@ -64,6 +75,10 @@ struct SeedDetailView {
     own_bytes: Option<u64>,
     /// Most that it may come to hold alone; of a node of an earlier release 0.
     held_bytes_max: u64,
+    /// Files that its owner holds for children.
+    held_files: u64,
+    /// Files that others may write to without anybody's notice.
+    unproved_files: Vec<String>,
     /// CPUs that its threads have chosen, each set once.
     affinity: Vec<String>,
 }
@@ -83,6 +98,9 @@ struct NodeDetailView {
 
 impl Inspect {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        if let Some(pid) = self.against {
+            return inspect_against::run(&global, self.id, pid).await;
+        }
         let mut client = global.connection.open().await?;
         let request = InspectRequest { id: self.id.clone() };
         let answer = client.inspect(within(QUERY_TIMEOUT, request)).await;
@@ -131,6 +149,8 @@ fn seed(detail: SeedDetail) -> SeedDetailView {
         working_set_bytes: detail.working_set_bytes,
         own_bytes: detail.own_bytes,
         held_bytes_max: detail.held_bytes_max,
+        held_files: detail.held_files,
+        unproved_files: detail.unproved_files,
         affinity: detail.affinity,
     }
 }

@@ -1,6 +1,7 @@
 //! The commands, one file each. A file has the arguments, whose comments are the documentation, and what they do.
 
 mod bench;
+mod call_timer;
 mod check;
 mod cluster;
 mod completions;
@@ -11,6 +12,7 @@ mod drop;
 mod each;
 mod fork;
 mod inspect;
+mod inspect_against;
 mod kill;
 mod load;
 mod logs;
@@ -47,6 +49,8 @@ pub(crate) enum Command {
     #[command(hide = true)]
     Pager(pager::Pager),
     #[command(hide = true)]
+    CallTimer(call_timer::CallTimer),
+    #[command(hide = true)]
     Tend(run::Tend),
     Run(run::Run),
     Check(check::Check),
@@ -82,6 +86,7 @@ impl Command {
             Command::Cluster(command) => command.run(global),
             Command::Node(command) => command.run(&global),
             Command::Pager(command) => command.run(&global),
+            Command::CallTimer(command) => command.run(),
             Command::Tend(command) => command.run(),
             Command::Run(command) => command.run(),
             Command::Check(command) => block_on(command.run(global)),

@@ -112,6 +112,9 @@ pub(crate) struct Node {
     /// Lead all children from their parent's vdso to the one here, as between kernels of different builds: to try that on one.
     #[arg(long)]
     bridge_vdso: bool,
+    /// Take the processor of the node of that name to have these components of extended state (XCR0): to try processors that differ.
+    #[arg(long, hide = true, value_name = "NODE=MASK", value_parser = parse_xcr0)]
+    xcr0: Option<(String, u64)>,
     #[command(flatten)]
     log: LogOptions,
 }
@@ -123,6 +126,7 @@ impl Node {
         // Always the same port by default, so that a daemon that was started again is known to be another.
         let behind = if self.listen.port() == 0 { 0 } else { self.listen.port().wrapping_add(1) };
         let token = self.token_file.as_deref().map(read_token).transpose()?;
+        let xcr0 = self.xcr0.filter(|(name, _)| *name == self.name.as_str()).map(|(_, mask)| mask);
         let options = Options {
             name: self.name,
             run_dir: self.run_dir,
@@ -139,6 +143,7 @@ impl Node {
             images: self.images,
             user_ranges: self.user_ranges,
             bridges_vdso: self.bridge_vdso,
+            xcr0,
             trust: TrustOptions {
                 directory: global.trust().root().to_owned(),
                 encryption: self.encryption,
@@ -173,6 +178,13 @@ fn read_token(path: &Path) -> anyhow::Result<JoinToken> {
 fn parse_metrics(text: &str) -> Result<SocketAddr, String> {
     let local = text.parse().map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
     local.or_else(|_| text.parse()).map_err(|_| "write it like 9470 or 10.0.0.1:9470".to_owned())
+}
+
+/// `NODE=MASK`, the mask in hexadecimal.
+fn parse_xcr0(text: &str) -> Result<(String, u64), String> {
+    let malformed = || format!("`{text}` is not NODE=0xMASK");
+    let (name, mask) = text.split_once("=0x").ok_or_else(malformed)?;
+    Ok((name.to_owned(), u64::from_str_radix(mask, 16).map_err(|_| malformed())?))
 }
 
 #[cfg(test)]

@@ -13,7 +13,8 @@ use crate::output::{self, NodeView, Table, microseconds};
 
 /// List the cluster's nodes, as this one sees them.
 ///
-/// A node is `alive` while it is heard from, and `unreachable` after some seconds of silence.
+/// A node is `alive` while it is heard from, `unreachable` after some seconds of silence, and `not ready` where it is heard from and takes
+/// no children: the reason stands below the table, and `--to any` does not choose it.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -32,10 +33,17 @@ impl Nodes {
         if global.json {
             output::json(&serde_json::json!({ "nodes": nodes }));
         } else {
+            let reasons: Vec<String> = nodes.iter().filter_map(reason_of).collect();
             table(nodes).print();
+            reasons.iter().for_each(|reason| println!("{reason}"));
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Why a node takes no children, where it takes none.
+fn reason_of(node: &NodeView) -> Option<String> {
+    (!node.not_ready.is_empty()).then(|| format!("{} is not ready: {}", node.name, node.not_ready))
 }
 
 fn table(nodes: Vec<NodeView>) -> Table {

@@ -8,10 +8,11 @@ use farfork_node::api::v1::inspect_response::Object;
 use farfork_node::api::v1::{InspectRequest, PrepareRequest, Seal, SealState, Seed};
 use farfork_node::client::{Client, within};
 use farfork_node::failure::Failure;
-use farfork_node::limits::PREPARE_TIMEOUT;
+use farfork_node::limits::{LABEL_BYTES_MAX, PREPARE_TIMEOUT, SEED_NAME_BYTES_MAX};
 use serde::Serialize;
 use tonic::Code;
 
+use super::check::NamespacesArgument;
 use super::seeds::{Label, parse_label};
 use crate::output::{self, ByteBar, PhaseView, SeedView, bytes, microseconds, phase_table, phase_views, shortened};
 use crate::parents::{Parents, ProcessName, parse_process};
@@ -56,9 +57,17 @@ pub(crate) struct Prepare {
     /// Copy the seed's memory to a file in the background, so that it outlives the process and the node's daemon.
     #[arg(long)]
     sealed: bool,
+    /// Where children would lack something of the process's own namespaces (mounts, host name, IPC limits, network): refuse, or let
+    /// them have the node's.
+    #[arg(long, value_name = "WHOSE", default_value = "own")]
+    namespaces: NamespacesArgument,
     /// Wait until the seed is sealed.
     #[arg(long, requires = "sealed")]
     wait: bool,
+    /// Copy the files that the process has open for reading, or has mapped and shared, while it stands still, which takes as long as to read
+    /// them: children have these bytes even where the files are changed in place.
+    #[arg(long)]
+    snapshot_files: bool,
     /// Say where the time went, phase by phase.
     #[arg(long)]
     profile: bool,
@@ -78,6 +87,7 @@ struct PrepareView<'a> {
 
 impl Prepare {
     pub(crate) async fn run(self, global: Global) -> anyhow::Result<ExitCode> {
+        self.check_lengths()?;
         let pid = Parents::of_environment().find(&self.process)?;
         let request = PrepareRequest {
             pid,
@@ -87,6 +97,8 @@ impl Prepare {
             profile: self.profile,
             sealed: self.sealed,
             labels: self.label.into_iter().collect(),
+            snapshot_files: self.snapshot_files,
+            takes_node_namespaces: self.namespaces == NamespacesArgument::Node,
         };
         let mut client = global.connection.open().await?;
         let answer = client.prepare(within(PREPARE_TIMEOUT, request)).await;
@@ -117,6 +129,26 @@ impl Prepare {
     }
 }
 
+impl Prepare {
+    /// Before anything is asked: what is far too long is not repeated.
+    fn check_lengths(&self) -> Result<(), Failure> {
+        let refuse = |object: String, bytes_max: usize| {
+            let failure = Failure::new(Code::InvalidArgument, object, format!("it may have {bytes_max} bytes at most"));
+            Err(failure.with_next_step("choose a shorter one"))
+        };
+        if let Some(name) = self.name.as_ref().filter(|name| name.len() > SEED_NAME_BYTES_MAX) {
+            return refuse(format!("name of {} bytes", name.len()), SEED_NAME_BYTES_MAX);
+        }
+        let parts = self.label.iter().flat_map(|(name, value)| [name, value]);
+        match parts.map(String::len).max() {
+            Some(bytes) if bytes > LABEL_BYTES_MAX => {
+                refuse(format!("label with a name or value of {bytes} bytes"), LABEL_BYTES_MAX)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
 /// The id alone on standard output, for `SEED=$(farfork prepare …)`; the figures beside it, for people.
 fn print(seed: &Seed) {
     eprintln!(
@@ -127,6 +159,7 @@ fn print(seed: &Seed) {
         microseconds(seed.pause_us),
         microseconds(seed.prepare_us),
     );
+    seed.notes.iter().for_each(|note| eprintln!("note: {note}"));
     output::line(&seed.id);
 }
 

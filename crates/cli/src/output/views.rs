@@ -26,12 +26,16 @@ pub(crate) struct SeedView {
     pub(crate) expires_unix_ms: u64,
     /// How long it lives after the last that needs it; 0 for ever.
     pub(crate) ttl_ms: u64,
+    /// Of files that no path leads to any more.
+    pub(crate) held_file_bytes: u64,
     pub(crate) labels: BTreeMap<String, String>,
     /// Who needs it, some of them, and how many there are.
     pub(crate) needed_by: Vec<String>,
     pub(crate) needed_by_count: u32,
     /// Null where it is not to be sealed.
     pub(crate) seal: Option<SealView>,
+    /// What stays behind or will differ in its children.
+    pub(crate) notes: Vec<String>,
 }
 
 /// How a seed's sealing stands.
@@ -78,10 +82,12 @@ impl From<v1::Seed> for SeedView {
             created_unix_ms: seed.created_unix_ms,
             expires_unix_ms: seed.expires_unix_ms,
             ttl_ms: seed.ttl_ms,
+            held_file_bytes: seed.held_file_bytes,
             labels: seed.labels.into_iter().collect(),
             needed_by: seed.needed_by,
             needed_by_count: seed.needed_by_count,
             seal: seed.seal.map(SealView::from),
+            notes: seed.notes,
         }
     }
 }
@@ -216,6 +222,8 @@ pub(crate) struct NodeView {
     pub(crate) state: &'static str,
     pub(crate) silent_ms: u64,
     pub(crate) is_self: bool,
+    /// Why it takes no children; empty where it does.
+    pub(crate) not_ready: String,
 }
 
 impl From<v1::NodeView> for NodeView {
@@ -224,6 +232,7 @@ impl From<v1::NodeView> for NodeView {
             v1::NodeState::Unspecified => "unknown",
             v1::NodeState::Alive => "alive",
             v1::NodeState::Unreachable => "unreachable",
+            v1::NodeState::NotReady => "not ready",
         };
         Self {
             state,
@@ -232,6 +241,7 @@ impl From<v1::NodeView> for NodeView {
             fabric_address: node.fabric_address,
             silent_ms: node.silent_ms,
             is_self: node.is_self,
+            not_ready: node.not_ready,
         }
     }
 }

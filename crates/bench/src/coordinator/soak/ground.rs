@@ -8,6 +8,7 @@ use farfork_node::api::v1;
 use farfork_node::client::{self, Client};
 use farfork_node::failure::Failure;
 use farfork_sys::pidfd;
+use farfork_sys::process::Stat;
 use tempfile::TempDir;
 
 use super::script::{NODES, Server};
@@ -125,6 +126,19 @@ impl Ground {
     pub(super) fn kill_pager(&self, node: usize) -> Result<(), BenchError> {
         let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
         self.signal(node, pager, SIGKILL)
+    }
+
+    /// Kills a node's pager and the keeper that cloned it, so that neither sees the other's end.
+    pub(super) fn kill_keeper_and_pager(&self, node: usize) -> Result<(), BenchError> {
+        let Some(pager) = self.nodes()[node].pager_pid() else { return Ok(()) };
+        let keeper = Stat::read(pager).ok().map(|stat| stat.parent);
+        let keeper = keeper.filter(|pid| self.nodes()[node].pager_pids().contains(pid));
+        for signal in [SIGSTOP, SIGKILL] {
+            for pid in keeper.into_iter().chain([pager]) {
+                self.signal(node, pid, signal)?;
+            }
+        }
+        Ok(())
     }
 
     /// Kills a node's daemon, and starts another after a while.

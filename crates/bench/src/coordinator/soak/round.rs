@@ -160,6 +160,14 @@ impl<'a> Round<'a> {
                 self.is_harmed = true;
                 self.ground.kill_pager(*node)?;
             }
+            Deed::KillTogether { node, daemon_ms } => {
+                self.is_harmed = true;
+                self.ground.kill_keeper_and_pager(*node)?;
+                if let Some(ms) = daemon_ms {
+                    self.take_seeds_of(*node);
+                    self.ground.kill_daemon(*node, Duration::from_millis(*ms)).await?;
+                }
+            }
             Deed::KillDaemon { node, ms } => {
                 self.take_seeds_of(*node);
                 self.ground.kill_daemon(*node, Duration::from_millis(*ms)).await?;

@@ -118,6 +118,11 @@ pub(super) enum Deed {
     KillPager {
         node: usize,
     },
+    /// Keeper and pager, and the daemon too, which stays away for so long.
+    KillTogether {
+        node: usize,
+        daemon_ms: Option<u64>,
+    },
     KillDaemon {
         node: usize,
         ms: u64,
@@ -151,6 +156,8 @@ pub enum Kind {
     ForkOn,
     /// A pager was killed.
     KillPager,
+    /// A pager and its keeper were killed together, some with their daemon.
+    KillTogether,
     /// A daemon was killed, and started again.
     KillDaemon,
     /// A link was cut for a while.
@@ -171,6 +178,7 @@ impl Kind {
             Self::Settle => "children settled",
             Self::ForkOn => "children forked on",
             Self::KillPager => "pagers killed",
+            Self::KillTogether => "keepers and pagers killed together",
             Self::KillDaemon => "daemons killed",
             Self::CutLink => "links cut",
             Self::Stall => "daemons and pagers halted",
@@ -188,6 +196,7 @@ impl Deed {
             Self::Settle(_) => Kind::Settle,
             Self::ForkOn { .. } => Kind::ForkOn,
             Self::KillPager { .. } => Kind::KillPager,
+            Self::KillTogether { .. } => Kind::KillTogether,
             Self::KillDaemon { .. } => Kind::KillDaemon,
             Self::CutLink { .. } => Kind::CutLink,
             Self::Stall { .. } => Kind::Stall,
@@ -287,7 +296,8 @@ fn deed(rng: &mut Rng, sizes: &[usize]) -> Deed {
         3 => Deed::DropSeed { family },
         4 | 5 => Deed::Settle(whose),
         6..=9 => Deed::ForkOn { from: whose, children: youths(rng) },
-        10 | 11 => Deed::KillPager { node },
+        10 => Deed::KillPager { node },
+        11 => Deed::KillTogether { node, daemon_ms: (ms % 2 == 0).then_some(ms) },
         12 => Deed::KillDaemon { node, ms },
         13 => Deed::CutLink { node, ms },
         14 => Deed::Stall { node, server: Server::Daemon, ms },
@@ -334,6 +344,6 @@ mod tests {
                 }
             }
         }
-        assert_eq!(kinds.len(), 10);
+        assert_eq!(kinds.len(), 11);
     }
 }

@@ -19,7 +19,7 @@ use tonic::Code;
 use super::wait;
 use crate::size::parse_some_size;
 use crate::{Global, output, payload, seconds};
-use outcomes::Outcome;
+use outcomes::{Collected, Outcome};
 use profile::Profile;
 use signals::{SIGTERM, Signals};
 
@@ -35,6 +35,13 @@ pub(crate) enum Net {
     Private,
     Shared,
     Host,
+}
+
+/// What becomes of a fork when files were changed in place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ChangedFiles {
+    Refuse,
+    Allow,
 }
 
 impl From<Net> for Network {
@@ -63,7 +70,9 @@ impl From<Net> for farfork_bench::ChildNetwork {
 /// its exit status. Several children are waited for, and what they write to their standard output is printed in
 /// order; Ctrl-C and the like end them, by SIGTERM and the second time by SIGKILL. With --detach the ids of the
 /// children are printed and nothing is waited for. Children whose output is printed, and read by nobody any more,
-/// are told so: one gets SIGPIPE, and SIGTERM if it writes on, several get SIGTERM.
+/// are told so: one gets SIGPIPE, and SIGTERM if it writes on, several get SIGTERM. Children that are waited for end
+/// with this command, whatever ends it, SIGKILL too: by SIGTERM, and ten seconds later by SIGKILL. Those of --detach
+/// live on.
 ///
 /// A child finds its payload in the file /run/farfork/payload, which does not exist in its parent, and open as file
 /// descriptor 1000. Its environment and arguments are those of its parent, and cannot be changed.
@@ -156,6 +165,10 @@ pub(crate) struct Fork {
     /// writing refuses the fork.
     #[arg(long)]
     read_only: bool,
+    /// What becomes of the fork where a file that the parent reads, or has mapped, was changed in place since the prepare: `refuse` it, by the
+    /// file's name; or `allow` it, so that children find the file as it is now [default: refuse].
+    #[arg(long, value_name = "POLICY", default_value = "refuse", hide_default_value = true)]
+    changed_files: ChangedFiles,
     /// Say where the time went, phase by phase, and what the children's memory cost until their ends; with --detach,
     /// so far.
     #[arg(long)]
@@ -172,7 +185,7 @@ impl Fork {
         let mut client = global.connection.open().await?;
         let mut signals = (!detach).then(Signals::take).transpose()?;
         let starting = outcomes::collect(&mut client, request);
-        let ((outcomes, phases), kept) = match &mut signals {
+        let (Collected { outcomes, phases, attendance }, kept) = match &mut signals {
             Some(signals) => signals.during(&seed, starting).await?,
             None => (starting.await?, Vec::new()),
         };
@@ -200,6 +213,7 @@ impl Fork {
         if global.json {
             output::json(&document);
         }
+        drop(attendance);
         Ok(status)
     }
 
@@ -224,6 +238,7 @@ impl Fork {
             untrusted: self.untrusted,
             user_namespace: self.user_namespace,
             read_only: self.read_only,
+            allow_changed_files: self.changed_files == ChangedFiles::Allow,
         };
         let nodes = if any_node { Vec::new() } else { self.to };
         Ok(ForkRequest {
@@ -234,6 +249,7 @@ impl Fork {
             payloads,
             options: Some(options),
             profile: self.profile,
+            attended: !self.detach,
         })
     }
 

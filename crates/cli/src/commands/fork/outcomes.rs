@@ -8,7 +8,7 @@ use farfork_node::client::Client;
 use farfork_node::failure::Failure;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use tonic::Code;
+use tonic::{Code, Streaming};
 
 use crate::output;
 
@@ -28,6 +28,15 @@ pub(super) struct Phases {
     pub(super) request: Vec<Phase>,
     /// Of each child on its node, in the children's order.
     pub(super) children: Vec<Vec<Phase>>,
+}
+
+/// What came of a fork.
+pub(super) struct Collected {
+    /// In the children's order.
+    pub(super) outcomes: Vec<Outcome>,
+    pub(super) phases: Phases,
+    /// Of a fork whose caller waits for the children: they end when this is dropped.
+    pub(super) attendance: Streaming<ForkOutcome>,
 }
 
 /// What a script reads of it.
@@ -73,8 +82,8 @@ impl Outcome {
 }
 
 /// Forks, and gathers the outcomes in the children's order.
-pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result<(Vec<Outcome>, Phases), Failure> {
-    let count = request.count;
+pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result<Collected, Failure> {
+    let (count, is_attended) = (request.count, request.attended);
     let object = format!("seed {}", request.seed);
     let failed = |status| Failure::from_status(&object, &status);
     let mut answers = client.fork(request).await.map_err(failed)?.into_inner();
@@ -87,6 +96,10 @@ pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result
             Some(Answer::Error(error)) => Outcome::Failed { node, failure: error.into() },
             None => {
                 told.request = phases;
+                // The stream of children that are waited for goes on, without anything to tell.
+                if is_attended {
+                    break;
+                }
                 continue;
             }
         };
@@ -99,7 +112,7 @@ pub(super) async fn collect(client: &mut Client, request: ForkRequest) -> Result
     progress.finish_and_clear();
     let silent = || Failure::new(Code::Internal, &object, "the node told of fewer children than were asked for");
     let outcomes = outcomes.into_iter().map(|outcome| outcome.ok_or_else(silent)).collect::<Result<_, _>>()?;
-    Ok((outcomes, told))
+    Ok(Collected { outcomes, phases: told, attendance: answers })
 }
 
 /// The outcomes as scripts read them.

@@ -66,7 +66,7 @@ impl Signals {
             if kept.iter().copied().filter(is_to_end).count() > 1 {
                 let cause = "it was interrupted while children of it were started";
                 return Err(Failure::new(Code::Cancelled, format!("seed {seed}"), cause)
-                    .with_next_step("they may run on: see `farfork ps`, and `farfork kill` them"));
+                    .with_next_step("those that were started are ended"));
             }
         }
     }

@@ -90,7 +90,7 @@ impl Ps {
     }
 
     async fn list(&self, client: &mut Client) -> Result<ListChildrenResponse, Failure> {
-        let request = ListRequest { this_node_only: self.here };
+        let request = ListRequest { this_node_only: self.here, living_only: false };
         let answer = client.list_children(within(QUERY_TIMEOUT, request)).await;
         let mut answer = answer.map_err(|status| Failure::from_status("the node", &status))?.into_inner();
         if self.running {

@@ -1,0 +1,21 @@
+//! `farfork call-timer`, which the daemon starts: the process that ends interrupted system calls in time. Not for users.
+
+use std::os::fd::AsFd as _;
+use std::process::ExitCode;
+
+use clap::Args;
+use farfork_fork::call_timer;
+
+/// End system calls of other processes when their time is over. The daemon starts this, and tells of the calls by standard input.
+#[derive(Args)]
+pub(crate) struct CallTimer {}
+
+impl CallTimer {
+    /// Runs until the daemon has ended, and no call is left.
+    pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
+        // Apart from the daemon's session, so that what ends that does not end the timer. It fails where we lead one.
+        let _ = rustix::process::setsid();
+        call_timer::run(&std::io::stdin().as_fd().try_clone_to_owned()?);
+        Ok(ExitCode::SUCCESS)
+    }
+}

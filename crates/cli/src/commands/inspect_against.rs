@@ -1,0 +1,103 @@
+//! `farfork inspect CHILD --against PID`: what the kernel shows of a child, compared with its parent.
+
+use std::process::ExitCode;
+
+use farfork_node::api::v1::{CompareRequest, CompareResponse, FieldDifference, ToleratedFields};
+use farfork_node::client::within;
+use farfork_node::failure::Failure;
+use farfork_node::limits::COMPARE_TIMEOUT;
+use serde::Serialize;
+
+use crate::Global;
+use crate::output::{self, Table};
+
+/// A field that differs.
+#[derive(Debug, Serialize)]
+struct DifferenceView {
+    field: String,
+    /// Null where the parent lacks the field.
+    parent: Option<String>,
+    child: Option<String>,
+}
+
+/// Fields that may differ.
+#[derive(Debug, Serialize)]
+struct ToleratedView {
+    pattern: String,
+    reason: String,
+    /// They should be the same, and are not yet.
+    known_gap: bool,
+    count: u32,
+    first: Option<DifferenceView>,
+}
+
+#[derive(Debug, Serialize)]
+struct ComparisonView {
+    child: String,
+    pid: u32,
+    fields: u32,
+    differences_count: u32,
+    differences: Vec<DifferenceView>,
+    tolerated: Vec<ToleratedView>,
+}
+
+/// Compares, and prints what differs.
+pub(super) async fn run(global: &Global, child: String, pid: u32) -> anyhow::Result<ExitCode> {
+    let mut client = global.connection.open().await?;
+    let request = CompareRequest { child: child.clone(), pid, place: None };
+    let answer = client.compare(within(COMPARE_TIMEOUT, request)).await;
+    let answer = answer.map_err(|status| Failure::from_status(format!("child {child}"), &status))?.into_inner();
+    let is_same = answer.differences_count == 0;
+    let view = ComparisonView::new(child, pid, answer);
+    if global.json {
+        output::json(&view)
+    } else {
+        view.print()
+    }
+    Ok(if is_same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+impl ComparisonView {
+    fn new(child: String, pid: u32, answer: CompareResponse) -> Self {
+        let CompareResponse { fields, differences_count, differences, tolerated } = answer;
+        let differences = differences.into_iter().map(DifferenceView::from).collect();
+        let tolerated = tolerated.into_iter().map(ToleratedView::from).collect();
+        Self { child, pid, fields, differences_count, differences, tolerated }
+    }
+
+    fn print(&self) {
+        if !self.differences.is_empty() {
+            let mut table = Table::new(&["FIELD", "PARENT", "CHILD"]);
+            for DifferenceView { field, parent, child } in &self.differences {
+                let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+                table.row([field.clone(), value(parent), value(child)]);
+            }
+            table.print();
+        }
+        let gaps: Vec<&ToleratedView> = self.tolerated.iter().filter(|row| row.known_gap).collect();
+        let tolerated: u32 = self.tolerated.iter().map(|row| row.count).sum();
+        output::line(&format!(
+            "{} fields: {} differ and should not, {tolerated} differ and may ({} of them are known gaps); --json has all",
+            self.fields,
+            self.differences_count,
+            gaps.iter().map(|row| row.count).sum::<u32>()
+        ));
+        for row in gaps {
+            output::line(&format!("known gap: {}: {}", row.pattern, row.reason));
+        }
+    }
+}
+
+impl From<FieldDifference> for DifferenceView {
+    fn from(difference: FieldDifference) -> Self {
+        let FieldDifference { field, parent, child } = difference;
+        Self { field, parent, child }
+    }
+}
+
+impl From<ToleratedFields> for ToleratedView {
+    fn from(row: ToleratedFields) -> Self {
+        let ToleratedFields { pattern, reason, known_gap, count, first } = row;
+        Self { pattern, reason, known_gap, count, first: first.map(DifferenceView::from) }
+    }
+}
