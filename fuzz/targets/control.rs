@@ -52,6 +52,8 @@ fn myself() -> Member {
         fabric_address: "127.0.0.1:7001".parse().expect("an address"),
         incarnation: 1,
         children: 0,
+        not_ready: None,
+        processor: None,
     }
 }
 
