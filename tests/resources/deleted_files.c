@@ -1,10 +1,11 @@
-/* Files that were deleted while open: what is in them, offset and mode, a hole, a private mapping with written pages and a
+/* Files that were deleted while open: what is in them, offset, mode and times, a hole, a private mapping with written pages and a
  * shared one. */
 #include "resource.h"
 
 #define HOLE_BYTES (1 << 20)
 
 static int file, mapped;
+static const struct timespec times[2] = {{1000000007, 123456789}, {900000001, 987654321}};
 static char *private_view, *shared_view;
 
 static void set_up(void) {
@@ -16,7 +17,12 @@ static void set_up(void) {
     REQUIRE(private_view != MAP_FAILED && shared_view != MAP_FAILED);
     strcpy(private_view + PAGE_BYTES, "private");
     strcpy(shared_view + PAGE_BYTES, "shared");
+    REQUIRE(futimens(file, times) == 0 && futimens(mapped, times) == 0);
     REQUIRE(unlink(path_of("gone")) == 0 && unlink(path_of("mapped")) == 0);
+}
+
+static int is_at(const struct timespec *found, int which) {
+    return found->tv_sec == times[which].tv_sec && found->tv_nsec == times[which].tv_nsec;
 }
 
 static void check(void) {
@@ -24,6 +30,8 @@ static void check(void) {
     char text[16] = {0};
     REQUIRE(fstat(file, &status) == 0 && status.st_nlink == 0 && status.st_size == HOLE_BYTES + 3 && S_ISREG(status.st_mode));
     REQUIRE((status.st_mode & 0777) == 0640 && status.st_uid == getuid(), "mode %o", status.st_mode);
+    REQUIRE(is_at(&status.st_atim, 0) && is_at(&status.st_mtim, 1), "times %ld and %ld", status.st_atime, status.st_mtime);
+    REQUIRE(fstat(mapped, &status) == 0 && is_at(&status.st_atim, 0) && is_at(&status.st_mtim, 1), "times %ld and %ld", status.st_atime, status.st_mtime);
     REQUIRE(read(file, text, 4) == 4 && memcmp(text, "tent", 4) == 0, "%s", text);
     REQUIRE(pread(file, text, 8, HOLE_BYTES - 4) == 7 && memcmp(text, "\0\0\0\0end", 7) == 0);
     REQUIRE(access(path_of("gone"), F_OK) == -1 && fcntl(file, F_GETFD) == FD_CLOEXEC);

@@ -1,10 +1,13 @@
-/* An inotify with watches, numbered with a gap, that still see what happens; and one of a child with a root of its own
- * (chroot(2)). */
+/* An inotify with watches, numbered with gaps and beyond nine, that still see what happens, and can be removed by their numbers;
+ * and one of a child with a root of its own (chroot(2)). */
 #include "resource.h"
 
 #include <sys/inotify.h>
 
-static int notify, first, gone, second;
+#define MORE 14
+
+static int notify, first, gone, second, more[MORE];
+static char more_paths[MORE][2 * PATH_BYTES_MAX];
 static pid_t jailed;
 
 static __attribute__((noreturn)) void watch_in_jail(int ready) {
@@ -23,13 +26,20 @@ static void set_up(void) {
     gone = inotify_add_watch(notify, "/usr", IN_CREATE);
     REQUIRE(inotify_rm_watch(notify, gone) == 0);
     second = inotify_add_watch(notify, path_of("b"), IN_CREATE | IN_DELETE);
+    for (int i = 0; i < MORE; i++) {
+        snprintf(more_paths[i], sizeof more_paths[i], "%s/more-%d", directory, i);
+        REQUIRE(mkdir(more_paths[i], 0700) == 0 && (more[i] = inotify_add_watch(notify, more_paths[i], IN_CREATE | IN_DELETE)) == i + 4);
+    }
+    /* Numbers 9 and 12 are free. */
+    REQUIRE(inotify_rm_watch(notify, 9) == 0 && inotify_rm_watch(notify, 12) == 0);
     int ends[2];
     char byte;
     REQUIRE(mkdir(path_of("jail"), 0700) == 0 && pipe(ends) == 0 && (jailed = fork()) >= 0);
     if (jailed == 0) watch_in_jail(ends[1]);
     REQUIRE(read(ends[0], &byte, 1) == 1);
     struct inotify_event ignored;
-    REQUIRE(first == 1 && second == 3 && read(notify, &ignored, sizeof ignored) > 0 && ignored.mask == IN_IGNORED);
+    REQUIRE(first == 1 && second == 3);
+    for (int i = 0; i < 3; i++) REQUIRE(read(notify, &ignored, sizeof ignored) > 0 && ignored.mask == IN_IGNORED);
 }
 
 static void require_event(int watch, uint32_t mask) {
@@ -52,6 +62,16 @@ static void check(void) {
     REQUIRE(unlink(path_of("b/file")) == 0);
     require_event(second, IN_DELETE);
     REQUIRE(inotify_add_watch(notify, path_of("a"), IN_DELETE | IN_MASK_ADD) == first);
+    for (int i = 0; i < MORE; i++) {
+        char path[2 * PATH_BYTES_MAX + 8];
+        REQUIRE(snprintf(path, sizeof path, "%.500s/made", more_paths[i]) > 0 && mkdir(path, 0700) == 0);
+        if (more[i] != 9 && more[i] != 12) require_event(more[i], IN_CREATE | IN_ISDIR);
+    }
+    REQUIRE(inotify_rm_watch(notify, 9) == -1 && errno == EINVAL && inotify_rm_watch(notify, 16) == 0);
+    require_event(16, IN_IGNORED);
+    REQUIRE(inotify_rm_watch(notify, 16) == -1 && rmdir(strcat(more_paths[16 - 4], "/made")) == 0);
+    REQUIRE(read(notify, byte, sizeof byte) == -1 && errno == EAGAIN, "the removed watch still sees");
+    REQUIRE(inotify_add_watch(notify, more_paths[17 - 4], IN_DELETE) == 17, "the watch of a directory has another number");
     int status;
     REQUIRE(mkdir(path_of("jail/made"), 0700) == 0 && waitpid(jailed, &status, 0) == jailed && status == 0,
             "status %x", status);

@@ -28,5 +28,9 @@ static void check(void) {
     }
     REQUIRE(getpriority(PRIO_PROCESS, 0) == 7, "nice %d", getpriority(PRIO_PROCESS, 0));
     REQUIRE(sched_getscheduler(0) == (SCHED_BATCH | SCHED_RESET_ON_FORK), "policy %x", sched_getscheduler(0));
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) _exit(sched_getscheduler(0) == SCHED_BATCH && getpriority(PRIO_PROCESS, 0) == 7 ? 0 : 1);
+    REQUIRE(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0, "a child has the flag, too");
     REQUIRE(prctl(PR_GET_TIMERSLACK) == 123456 && prctl(PR_GET_THP_DISABLE, 0, 0, 0, 0) == 1);
 }

@@ -88,4 +88,9 @@ static void check(void) {
     REQUIRE(memcmp(filtered, filter, sizeof filter) == 0, "another filter");
     REQUIRE(address_of(unbound).nl_pid == 0);
     ask(routes), ask(unbound);
+    int group = HIGH_GROUP;
+    bytes = sizeof now;
+    REQUIRE(setsockopt(routes, SOL_NETLINK, NETLINK_DROP_MEMBERSHIP, &group, sizeof group) == 0);
+    REQUIRE(getsockopt(routes, SOL_NETLINK, NETLINK_LIST_MEMBERSHIPS, now, &bytes) == 0 && now[0] == 1u << (QUIET_GROUP - 1) && now[1] == 0);
+    REQUIRE(setsockopt(events, SOL_SOCKET, SO_DETACH_FILTER, &group, sizeof group) == -1 && errno == EPERM, "a locked filter goes");
 }

@@ -89,6 +89,7 @@ static void check(void) {
     REQUIRE(now_ns(CLOCK_THREAD_CPUTIME_ID) - worked_ns >= 30000000, "others' work is counted");
     info = take(SIGRTMIN + 3);
     REQUIRE(info.si_code == SI_TIMER && info.si_timerid == own_work);
+    REQUIRE(syscall(SYS_timer_delete, silent) == 0 && syscall(SYS_timer_gettime, silent, &none) == -1 && errno == EINVAL);
     arm(to_thread, 0, 1000000, 0);
     REQUIRE(pthread_join(thread, NULL) == 0 && told);
 }

@@ -1,10 +1,11 @@
-/* UDP sockets: bound, with options, and one that is connected; served again inside the child's network. */
+/* UDP sockets: bound, with options, one that is connected, and connected ones of which one way or both are shut down; served again
+ * inside the child's network. */
 #include "resource.h"
 
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-static int server, client, six;
+static int server, client, six, shut[3];
 static struct sockaddr_in address;
 static struct sockaddr_in6 address6;
 
@@ -27,6 +28,10 @@ static void set_up(void) {
     for (size_t i = 0; i < OPTIONS; i++)
         REQUIRE(setsockopt(client, options[i].level, options[i].name, &options[i].value, sizeof(int)) == 0, "option %zu", i);
     REQUIRE(connect(client, (struct sockaddr *)&address, sizeof address) == 0);
+    for (int how = SHUT_RD; how <= SHUT_RDWR; how++) {
+        shut[how] = socket(AF_INET, SOCK_DGRAM, 0);
+        REQUIRE(connect(shut[how], (struct sockaddr *)&address, sizeof address) == 0 && shutdown(shut[how], how) == 0);
+    }
 }
 
 static void check(void) {
@@ -42,6 +47,16 @@ static void check(void) {
     for (size_t i = 0; i < OPTIONS; i++) {
         REQUIRE(getsockopt(client, options[i].level, options[i].name, &on, &option) == 0 && on == options[i].value, "option %zu is %d", i, on);
     }
+    for (int how = SHUT_RD; how <= SHUT_RDWR; how++) {
+        ssize_t sent = send(shut[how], "x", 1, MSG_NOSIGNAL);
+        REQUIRE(how == SHUT_RD ? sent == 1 : sent == -1 && errno == EPIPE, "shutdown %d: sent %zd", how, sent);
+        struct pollfd polled = {.fd = shut[how], .events = POLLIN | POLLRDHUP};
+        poll(&polled, 1, 0);
+        REQUIRE(polled.revents == (how == SHUT_WR ? 0 : how == SHUT_RD ? POLLIN | POLLRDHUP : POLLIN | POLLRDHUP | POLLHUP), "shutdown %d: %x", how, polled.revents);
+        ssize_t got = recv(shut[how], text, sizeof text, how == SHUT_WR ? MSG_DONTWAIT : 0);
+        REQUIRE(how == SHUT_WR ? got == -1 && errno == EAGAIN : got == 0, "shutdown %d: got %zd", how, got);
+    }
+    REQUIRE(poll(&(struct pollfd){.fd = server, .events = POLLIN}, 1, PATIENCE_MS) == 1 && recv(server, text, sizeof text, 0) == 1);
     REQUIRE(send(client, "hello", 5, 0) == 5, "the connected one sends nowhere");
     REQUIRE(poll(&(struct pollfd){.fd = server, .events = POLLIN}, 1, PATIENCE_MS) == 1 && recv(server, text, sizeof text, 0) == 5);
 }

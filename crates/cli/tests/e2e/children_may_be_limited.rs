@@ -10,7 +10,7 @@ use farfork_sys::pidfd;
 use farfork_sys::process::Stat;
 use serde_json::Value;
 
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started};
+use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -19,6 +19,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("in_processes", in_processes),
     Test::shared("in_time", in_time),
     Test::shared("and_are_killed_with_their_container", with_container),
+    Test::shared("and_are_killed_although_their_container_stands_still", first_process_traced),
     Test::alone("in_memory_while_no_daemon_is_there", without_daemon),
     Test::shared("and_senseless_limits_are_refused", senseless),
 ];
@@ -32,6 +33,33 @@ const SIGSTOP: i32 = 19;
 
 /// For a child that needs too much to be killed.
 const END_LIMIT: Duration = Duration::from_secs(60);
+
+/// A trusted child's processes may trace the first process of its container, which then reaps nobody and tells no end.
+fn first_process_traced(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Situation("tracing"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let to = cluster.name(1);
+    let start = |options: &[&str]| {
+        let child = seed.fork_detached(&["7 traces".to_owned()], &[&["--to", to], options].concat()).remove(0);
+        deadline::until("the first process stands still", END_LIMIT, || {
+            cluster.first().run(&["logs", &child.id]).stdout.contains("traced").then_some(())
+        });
+        child
+    };
+    let end = |child: &Started| {
+        let waited = cluster.first().run(&["wait", "--timeout", "20s", &child.id]);
+        format!("{}{}", waited.stdout, waited.stderr)
+    };
+    let timed = start(&["--timeout", "3s"]);
+    let told = end(&timed);
+    assert!(told.contains("killed: it had run for its 3s"), "{told}");
+    let killed = start(&[]);
+    cluster.first().json(&["kill", "--signal", "KILL", &killed.id]);
+    let told = end(&killed);
+    assert!(told.contains("SIGKILL"), "{told}");
+    cluster.first().json(&["drop", seed.id()]);
+    parent.require_unharmed();
+}
 
 fn in_memory(cluster: &Cluster) {
     let mut parent = Parent::start(Program::Waits, &[PARENT_MIB]);

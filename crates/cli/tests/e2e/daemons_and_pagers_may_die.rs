@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use crate::harness::seed::waits_of;
-use crate::harness::{Cluster, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
+use crate::harness::{Cluster, OwnProcess, Parent, Program, Seed, Started, WAIT_TIMEOUT, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -16,7 +16,35 @@ pub(crate) const TESTS: &[Test] = &[
     Test::alone("the_daemon_of_the_parent", daemon_of_parent),
     Test::alone("a_dropped_seed", dropped_seed),
     Test::alone("a_child", child),
+    Test::alone("any_of_a_nodes_processes_together", any_together),
+    Test::alone("all_that_hold_descriptors", all_holders),
+    Test::alone("a_node_without_a_pager_is_not_ready", not_ready),
 ];
+
+/// Deaths that leave only the stubs of the containers.
+const DEATHS_OF_ALL: &[&[OwnProcess]] = &[
+    &[OwnProcess::Keeper, OwnProcess::Pager, OwnProcess::Holder],
+    &[OwnProcess::Daemon, OwnProcess::Keeper, OwnProcess::Pager, OwnProcess::Holder],
+];
+
+/// For a pager to be there again, or not.
+const REPLACEMENT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Deaths that leave one of those that hold descriptors, on the children's node.
+const DEATHS: &[&[OwnProcess]] = &[
+    &[OwnProcess::Keeper, OwnProcess::Pager],
+    &[OwnProcess::Daemon, OwnProcess::Keeper, OwnProcess::Pager],
+    &[OwnProcess::Daemon, OwnProcess::Pager],
+    &[OwnProcess::Daemon, OwnProcess::Keeper],
+    &[OwnProcess::Keeper],
+    &[OwnProcess::Holder, OwnProcess::Pager],
+    &[OwnProcess::Holder, OwnProcess::Keeper],
+];
+
+/// How long children fork while those die.
+const FORKING_MS: u64 = 1500;
+/// So long after their start.
+const FORKING_MOMENT: Duration = Duration::from_millis(400);
 
 /// How long each child goes on touching memory.
 const PAGING_MS: u64 = 3000;
@@ -139,4 +167,98 @@ fn child() {
     });
     paging.parent.require_unharmed();
     paging.stop();
+}
+
+/// Children, copies of a zygote among them, fork others all the while, and these again.
+fn any_together() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("descending"), &["64"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let mut number = 30;
+    for victims in DEATHS {
+        let numbers = [number, number + 1, number + 2];
+        number += 3;
+        let payloads = numbers.map(|number| format!("{number} {FORKING_MS}"));
+        let to_second = ["--to", cluster.name(1), "--strategy", "cow"];
+        let children = seed.fork_detached(&payloads, &to_second);
+        thread::sleep(FORKING_MOMENT);
+        cluster.kill_together(1, victims);
+        if victims.contains(&OwnProcess::Daemon) {
+            cluster.restart_daemon(1);
+            cluster.wait_until_all_are_alive();
+        }
+        seed.check_answers(&parent, &children, &numbers);
+    }
+    parent.require_unharmed();
+    drop(seed);
+    drop(parent);
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// What was forked before is served again from what the stubs hold; and the node takes children.
+fn all_holders() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("descending"), &["64"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let mut number = 60;
+    for victims in DEATHS_OF_ALL {
+        let numbers = [number, number + 1, number + 2];
+        number += 10;
+        let to_second = ["--to", cluster.name(1), "--strategy", "cow"];
+        let mut children = Vec::new();
+        // One by one: the later ones are copies of a zygote.
+        for number in numbers {
+            children.extend(seed.fork_detached(&[format!("{number} {FORKING_MS} waiting")], &to_second));
+        }
+        thread::sleep(FORKING_MOMENT);
+        cluster.kill_together(1, victims);
+        if victims.contains(&OwnProcess::Daemon) {
+            cluster.restart_daemon(1);
+            cluster.wait_until_all_are_alive();
+        }
+        seed.check_answers(&parent, &children, &numbers);
+        let later = [number, number + 1];
+        let children = seed.fork_detached(&later.map(|number| format!("{number} 200")), &to_second);
+        seed.check_answers(&parent, &children, &later);
+    }
+    parent.require_unharmed();
+    drop(seed);
+    drop(parent);
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// A pager that cannot be started: its log cannot be opened.
+fn not_ready() {
+    let cluster = Cluster::start(2);
+    let parent = Parent::start(Program::Situation("descending"), &["1"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let second = cluster.name(1);
+    let node = || {
+        let said = cluster.first().json(&["nodes"]);
+        let nodes = said["nodes"].as_array().cloned().unwrap_or_default();
+        nodes.into_iter().find(|node| node["name"] == second).expect("the node is listed")
+    };
+    let log = cluster.run_dir(1).join("pager.log");
+    std::fs::remove_file(&log).expect("the pager has a log");
+    std::fs::create_dir(&log).expect("a directory can be made");
+    cluster.kill_together(1, DEATHS_OF_ALL[0]);
+    deadline::until("a node that is not ready", REPLACEMENT_LIMIT, || (node()["state"] == "not ready").then_some(()));
+    let reason = node()["not_ready"].as_str().unwrap_or_default().to_owned();
+    assert!(reason.contains("its log cannot be opened"), "{reason}");
+    for _ in 0..3 {
+        let children = seed.fork_detached(&["90 1".to_owned()], &["--to", "any"]);
+        assert_ne!(children[0].node, second, "a node that is not ready is not chosen");
+    }
+    let refused = cluster.first().refused(&["fork", seed.id(), "--detach", "--to", second]);
+    refused.names(&[second, "it takes no children", "fork to another node"]);
+    std::fs::remove_dir(&log).expect("it is empty");
+    deadline::until("a node that is ready again", REPLACEMENT_LIMIT, || (node()["state"] == "alive").then_some(()));
+    let children = seed.fork_detached(&["91 1".to_owned()], &["--to", second]);
+    seed.check_answers(&parent, &children, &[91]);
+    drop(seed);
+    drop(parent);
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
 }

@@ -20,10 +20,11 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_child_has_children_of_its_own", own_children),
     Test::shared("a_host_name_is_the_nodes", host_names),
     Test::shared("a_mapped_file_is_the_parents_version", mapped_file),
+    Test::shared("a_private_mapping_keeps_what_it_shows", private_mapping),
     Test::shared("libcs_numbers_are_the_parents_and_the_kernels_are_not", random_state),
     Test::shared("a_lock_that_a_thread_holds_is_given_back", held_lock),
     Test::shared("temporary_files_of_one_name_are_apart", temporary_files),
-    Test::shared("files_are_the_nodes_of_the_moment", files_later),
+    Test::shared("files_that_a_child_opens_are_the_nodes_of_the_moment", files_later),
     Test::shared("a_file_has_other_numbers", file_numbers),
     Test::shared("files_are_those_of_the_parents_root", jailed),
     Test::shared("an_encrypted_connection_goes_on_with_its_own_other_end", encrypted_connection),
@@ -109,6 +110,14 @@ fn mapped_file(cluster: &Cluster) {
     fs::rename(&newer, &path).expect("both are here");
     seed.fork_and_check(&parent, 33, &["--to", cluster.name(1)]);
     parent.require_unharmed();
+}
+
+fn private_mapping(cluster: &Cluster) {
+    let parent = situation("private_mapping", &[]);
+    let checked = cluster.first().run(&["check", &parent.pid_text()]);
+    let note = "private mappings of /memfd:followed (deleted), to which it may write";
+    assert!(checked.stdout.contains(note), "{}", checked.stdout);
+    check_twice(cluster, parent, &[]);
 }
 
 fn random_state(cluster: &Cluster) {

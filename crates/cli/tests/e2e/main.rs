@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod benchmarks_run;
+mod children_are_compared;
 mod children_are_foretold;
 mod children_are_forked_on;
 mod children_equal_their_parent;
@@ -23,6 +24,7 @@ mod daemons_and_pagers_may_die;
 mod disks_may_be_full;
 mod fan_outs_begin_with_a_zygote;
 mod files_and_streams;
+mod files_are_those_of_prepare;
 mod guides_do_what_they_say;
 mod harness;
 mod hazards_have_policies;
@@ -35,6 +37,7 @@ mod memory_is_admitted;
 mod memory_may_run_out;
 mod memory_operations;
 mod metrics_are_served;
+mod namespaces_may_differ;
 mod nodes_may_be_slow;
 mod nothing_is_left_behind;
 mod pages_are_remembered;
@@ -45,12 +48,14 @@ mod parents_may_be_run;
 mod phases_are_told;
 mod prepare_and_drop_leave_nothing;
 mod processes_are_carried_whole;
+mod processors_may_differ;
 mod programs_are_right_by_themselves;
 mod programs_may_fork_themselves;
 mod random_processes_are_carried;
 mod real_programs_are_forked;
 mod refusals_are_named;
 mod resources_are_restored;
+mod results_are_kept;
 mod roots_are_used_again;
 mod seeds_live_while_needed;
 mod seeds_may_be_sealed;
@@ -70,6 +75,7 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("programs_are_right_by_themselves", programs_are_right_by_themselves::TESTS),
     ("children_equal_their_parent", children_equal_their_parent::TESTS),
     ("parent_runs_on_unharmed", parent_runs_on_unharmed::TESTS),
+    ("children_are_compared", children_are_compared::TESTS),
     ("resources_are_restored", resources_are_restored::TESTS),
     ("processes_are_carried_whole", processes_are_carried_whole::TESTS),
     ("parents_may_be_run", parents_may_be_run::TESTS),
@@ -77,13 +83,17 @@ const SENTENCES: &[(&str, &[Test])] = &[
     ("real_programs_are_forked", real_programs_are_forked::TESTS),
     ("memory_operations", memory_operations::TESTS),
     ("files_and_streams", files_and_streams::TESTS),
+    ("files_are_those_of_prepare", files_are_those_of_prepare::TESTS),
     ("metrics_are_served", metrics_are_served::TESTS),
     ("lists_may_be_watched", lists_may_be_watched::TESTS),
     ("refusals_are_named", refusals_are_named::TESTS),
+    ("namespaces_may_differ", namespaces_may_differ::TESTS),
+    ("processors_may_differ", processors_may_differ::TESTS),
     ("hazards_have_policies", hazards_have_policies::TESTS),
     ("hostile_bytes_are_harmless", hostile_bytes_are_harmless::TESTS),
     ("parent_may_die", parent_may_die::TESTS),
     ("many_children_of_one_seed", many_children_of_one_seed::TESTS),
+    ("results_are_kept", results_are_kept::TESTS),
     ("programs_may_fork_themselves", programs_may_fork_themselves::TESTS),
     ("phases_are_told", phases_are_told::TESTS),
     ("guides_do_what_they_say", guides_do_what_they_say::TESTS),
@@ -134,9 +144,19 @@ fn main() -> ExitCode {
         test::require_root();
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
+    tell_left_out(&arguments);
     let remains = shared.stop();
     for remnant in &remains {
         eprintln!("left behind by the shared cluster: {remnant}");
     }
     if remains.is_empty() { conclusion.exit_code() } else { ExitCode::FAILURE }
+}
+
+/// A run of everything says how many long tests it left out, and how to run them: none is skipped in silence.
+fn tell_left_out(arguments: &Arguments) {
+    let is_everything = arguments.filter.is_none() && !arguments.list;
+    if is_everything && !arguments.ignored && !arguments.include_ignored {
+        let count = SENTENCES.iter().flat_map(|(_, tests)| *tests).filter(|test| test.is_long()).count();
+        println!("{count} long tests were left out: `make test-long` runs them\n");
+    }
 }

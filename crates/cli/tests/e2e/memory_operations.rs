@@ -1,14 +1,21 @@
 //! A child may do to memory that has not arrived yet whatever a process may do: fork, mremap, munmap, madvise, mprotect,
 //! and let the kernel read and write it. The program that does it says what it checks.
 
-use crate::harness::{Cluster, Parent, Program, Seed};
+use std::time::Duration;
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
     Test::shared("one_child_after_another", one_by_one),
     Test::shared("eight_children_at_once", at_once),
+    Test::shared("memory_that_a_child_empties_is_empty_in_what_it_forks", emptied),
+    Test::shared("several_areas_are_moved_at_once_when_a_child_has_settled", several),
     Test::shared("a_collected_heap_grows_and_shrinks", collected_heap),
 ];
+
+/// For a child to make its first system calls, on a busy machine.
+const REFUSAL_LIMIT: Duration = Duration::from_secs(60);
 
 fn start() -> Parent {
     Parent::start(Program::Resource("memory_operations"), &[])
@@ -29,6 +36,31 @@ fn at_once(cluster: &Cluster) {
     let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
     let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[1, 2])]);
     seed.check_answers(&parent, &children, &numbers);
+    parent.require_unharmed();
+}
+
+/// By each way that the kernel has, with each strategy.
+fn emptied(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Situation("emptied_memory"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    for (number, strategy) in (1..).zip(["prefetch", "cow", "cache", "prefetch,first", "eager"]) {
+        seed.fork_and_check(&parent, number, &["--to", cluster.name(1), "--strategy", strategy]);
+    }
+    seed.fork_and_check(&parent, 9, &[]);
+    parent.require_unharmed();
+}
+
+/// Before that the kernel refuses it, and the child has what it had.
+fn several(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Situation("moving_several"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let children = seed.fork_detached(&["5".to_owned()], &["--to", cluster.name(1), "--strategy", "cow"]);
+    deadline::until("the kernel refuses", REFUSAL_LIMIT, || {
+        let said = cluster.first().run(&["logs", &children[0].id]).stdout;
+        said.lines().any(|line| line == "refused").then_some(())
+    });
+    cluster.first().json(&["settle", &children[0].id]);
+    seed.check_answers(&parent, &children, &[5]);
     parent.require_unharmed();
 }
 

@@ -15,6 +15,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("it_gets_no_strange_child", no_strange_child),
     Test::shared("it_is_as_before", as_before),
     Test::shared("it_feeds_children_while_it_runs", feeds_children_while_it_runs),
+    Test::shared("waits_see_no_stop", waits_see_no_stop),
+    Test::shared("waits_of_a_child_have_the_time_that_was_left", waits_of_a_child),
 ];
 
 /// Ticks that show how regular the parent is without farfork.
@@ -22,6 +24,12 @@ const BASELINE_TICKS: usize = 150;
 
 /// What the scheduler of a machine with two cores does to a thread that wakes every 2 ms, prepare's own work beside it included.
 const SCHEDULER_SLACK: Duration = Duration::from_millis(20);
+
+/// By how much a wait may last longer than its limit, beside the machine's own delays, in milliseconds.
+const WAIT_SLACK_MS: &str = "10";
+
+/// Prepares in a row: in each wait there are several.
+const PREPARES_BESIDE_WAITS: usize = 20;
 
 /// A busy machine makes a gap between two ticks longer, and never shorter: the best of so many prepares tells.
 const PREPARES_MAX: usize = 8;
@@ -77,6 +85,26 @@ fn feeds_children_while_it_runs(cluster: &Cluster) {
     seed.fork_and_check(&parent, 31, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 32, &["--to", cluster.name(2)]);
     seed.fork_and_check(&parent, 33, &[]);
+    parent.require_unharmed();
+}
+
+/// A thread in each kind of wait: none sees EINTR, and none lasts longer than its limit, however often it is interrupted.
+fn waits_see_no_stop(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Situation("time_limits"), &["400", WAIT_SLACK_MS]);
+    for _ in 0..PREPARES_BESIDE_WAITS {
+        parent.wait_for_ticks(1);
+        drop(Seed::of(cluster.first(), &parent));
+    }
+    parent.wait_for_ticks(BASELINE_TICKS);
+    parent.require_unharmed();
+}
+
+fn waits_of_a_child(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Situation("time_limits"), &["1500", WAIT_SLACK_MS]);
+    parent.wait_for_ticks(BASELINE_TICKS);
+    let seed = Seed::of(cluster.first(), &parent);
+    seed.fork_and_check(&parent, 41, &["--to", cluster.name(1)]);
+    seed.fork_and_check(&parent, 42, &[]);
     parent.require_unharmed();
 }
 

@@ -1,7 +1,6 @@
 //! Processes are carried whole: a program for each thing that a single process holds (`tests/resources/` at the root) sets
 //! it up, is forked to another node, and finds in the child, and in itself, that all is as it was; also when the parent
 //! has ended by then. What is not carried is refused by its name, and the parent finds itself as it was.
-//!
 //! `docs/process-state.md` lists all of them.
 
 use std::fs;
@@ -14,7 +13,10 @@ use rustix::fs::{FileType, Mode};
 use tempfile::TempDir;
 
 use crate::harness::seed::waits_of;
-use crate::harness::{Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, appearance, deadline, scratch};
+use crate::harness::{
+    Cluster, Farfork, Parent, Program, Seed, Started, WAIT_TIMEOUT, appearance, deadline, require_child_like_parent,
+    scratch,
+};
 use crate::test::Test;
 
 pub(crate) const TESTS: &[Test] = &[
@@ -22,10 +24,10 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("posix_timers", |cluster| carried(cluster, "posix_timers")),
     Test::shared("timerfd", |cluster| carried(cluster, "timerfd")),
     Test::shared("refused_timerfd", |cluster| {
-        refused_at_its_stop(cluster, "refused_timerfd", &["fd 3", "TFD_TIMER_CANCEL_ON_SET"]);
+        refused(cluster, "refused_timerfd", &["fd 3", "TFD_TIMER_CANCEL_ON_SET"]);
     }),
     Test::shared("leases", |cluster| carried(cluster, "leases")),
-    Test::shared("refused_lease", |cluster| refused_at_its_stop(cluster, "refused_lease", &["fd 3", "F_WRLCK"])),
+    Test::shared("refused_lease", |cluster| refused(cluster, "refused_lease", &["fd 3", "F_WRLCK"])),
     Test::shared("deleted_directories", |cluster| carried(cluster, "deleted_directories")),
     Test::shared("deleted_named_pipe", |cluster| carried(cluster, "deleted_named_pipe")),
     Test::shared("signalfd", |cluster| carried(cluster, "signalfd")),
@@ -69,6 +71,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("process_tree", |cluster| carried(cluster, "process_tree")),
     Test::shared("trees_are_forked_on", |cluster| forked_on(cluster, "process_tree")),
     Test::shared("one_that_dies_while_it_is_restored_is_named", one_dies),
+    Test::shared("pending_stop", |cluster| carried(cluster, "pending_stop")),
     Test::shared("process_remains", |cluster| carried(cluster, "process_remains")),
     Test::shared("process_loop", |cluster| carried(cluster, "process_loop")),
     Test::shared("program_loop", |cluster| carried(cluster, "program_loop")),
@@ -76,6 +79,9 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("init_of_a_namespace", first_of_a_namespace),
     Test::shared("refused_own_namespace", |cluster| {
         refused(cluster, "refused_own_namespace", &["uts namespace"]);
+    }),
+    Test::shared("refused_time_namespace", |cluster| {
+        refused(cluster, "refused_time_namespace", &["time namespace", "CLONE_NEWTIME"]);
     }),
     Test::shared("refused_users", |cluster| refused(cluster, "refused_users", &["user namespace"])),
     Test::shared("pidfd_of_a_child", |cluster| carried(cluster, "pidfd_of_a_child")),
@@ -115,6 +121,19 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("file_locks", |cluster| carried(cluster, "file_locks")),
     Test::shared("signal_driven_io", |cluster| carried(cluster, "signal_driven_io")),
     Test::shared("sealed_memfd", |cluster| carried(cluster, "sealed_memfd")),
+    Test::shared("memfd_modes", |cluster| carried(cluster, "memfd_modes")),
+    Test::shared("socket_options", |cluster| carried(cluster, "socket_options")),
+    Test::shared("tcp_ended", |cluster| carried(cluster, "tcp_ended")),
+    Test::shared("stopped_children", |cluster| carried(cluster, "stopped_children")),
+    Test::shared("shared_filters", |cluster| carried(cluster, "shared_filters")),
+    Test::shared("unix_names", |cluster| carried(cluster, "unix_names")),
+    Test::shared("shared_ports", |cluster| carried(cluster, "shared_ports")),
+    Test::shared("refused_terminal_name", |cluster| {
+        refused(cluster, "refused_terminal_name", &["fd 3", "/dev/ptmx", "close it"]);
+    }),
+    Test::shared("refused_terminal_hung_up", |cluster| {
+        refused(cluster, "refused_terminal_hung_up", &["fd 3", "hung up", "close it"]);
+    }),
     Test::shared("many_shared_areas", |cluster| carried(cluster, "many_shared_areas")),
     Test::shared("system_v_memory", |cluster| carried(cluster, "system_v_memory")),
     Test::shared("system_v_semaphores", |cluster| carried(cluster, "system_v_semaphores")),
@@ -124,6 +143,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("posix_shared_memory", |cluster| carried(cluster, "posix_shared_memory")),
     Test::shared("growing_memory", |cluster| carried(cluster, "growing_memory")),
     Test::shared("memory_advice", |cluster| carried(cluster, "memory_advice")),
+    Test::shared("droppable_memory", |cluster| carried(cluster, "droppable_memory")),
     Test::shared("locked_memory", |cluster| carried(cluster, "locked_memory")),
     Test::shared("guard_pages", |cluster| carried(cluster, "guard_pages")),
     Test::shared("reservations", |cluster| carried(cluster, "reservations")),
@@ -205,11 +225,30 @@ impl Subject {
 /// By each way in which memory comes: a kernel object must not care.
 const STRATEGIES: [&str; 3] = ["cow", "prefetch", "eager"];
 
+/// Trees that change by themselves are another one when the child is read.
+const CHANGING: [&str; 2] = ["process_loop", "program_loop"];
+
 fn carried(cluster: &Cluster, name: &'static str) {
+    if !CHANGING.contains(&name) {
+        as_the_kernel_shows_it(cluster, name);
+    }
+    by_each_strategy(cluster, name);
+}
+
+fn by_each_strategy(cluster: &Cluster, name: &'static str) {
     for strategy in STRATEGIES {
         while_its_parent_lives(cluster, name, &["--strategy", strategy]);
         when_its_parent_has_ended(cluster, name, &["--strategy", strategy]);
     }
+}
+
+/// All that the kernel shows of the child is what it shows of the parent.
+fn as_the_kernel_shows_it(cluster: &Cluster, name: &'static str) {
+    let subject = Subject::start(name);
+    let seed = Seed::of(cluster.first(), &subject.parent);
+    require_child_like_parent(cluster.first(), &seed, cluster.name(1), subject.parent.pid());
+    drop(seed);
+    subject.check();
 }
 
 /// Twice: the first child has changed nothing that they share.
@@ -250,8 +289,8 @@ fn huge_pages_of_a_frozen_parent(cluster: &Cluster) {
 /// As from a kernel of another build; and a child of a child, which is led twice.
 fn bridged() {
     let others = Cluster::start_with(2, &["--bridge-vdso"]);
-    carried(&others, "vdso");
-    carried(&others, "process_tree");
+    by_each_strategy(&others, "vdso");
+    by_each_strategy(&others, "process_tree");
     let subject = Subject::start("vdso");
     let seed = Seed::of(others.first(), &subject.parent);
     let middle = seed.fork_idle(1, &["--to", others.name(1)]).remove(0);
@@ -355,7 +394,9 @@ fn one_dies(cluster: &Cluster) {
     // Nobody ever writes into it, so that nobody is done with opening it.
     fs::remove_file(&path).expect("it was there");
     rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).expect("mkfifo(3)");
-    let fork = cluster.first().spawn(&["fork", seed.id(), "--detach", "--to", cluster.name(1)]);
+    // Below a path that is shared a child opens what is there now.
+    let shared = files.path().to_string_lossy();
+    let fork = cluster.first().spawn(&["fork", seed.id(), "--detach", "--to", cluster.name(1), "--shared", &shared]);
     let opening = deadline::until("a process of the child opens the file", OPEN_LIMIT, || opens_as(sleeper));
     let process = farfork_sys::pidfd::open(opening).expect("it waits");
     farfork_sys::pidfd::send_signal(&process, 9).expect("it waits");

@@ -14,7 +14,7 @@ pub(crate) const TESTS: &[Test] = &[Test::alone("without_farfork", without_farfo
 const PROGRAM_LIMIT: Duration = Duration::from_secs(120);
 
 /// Not among them: fork_advice, which only a fork makes right.
-const PROGRAMS: [(Program, &str); 17] = [
+const PROGRAMS: [(Program, &str); 18] = [
     (Program::Waits, "4"),
     (Program::Threads, "4"),
     (Program::Goroutines, "4"),
@@ -32,6 +32,7 @@ const PROGRAMS: [(Program, &str); 17] = [
     (Program::Resource("memory_kinds"), ""),
     (Program::Resource("shared_memory"), ""),
     (Program::Resource("memory_operations"), ""),
+    (Program::Situation("time_limits"), "400"),
 ];
 
 /// In a mount namespace of its own, a program finds the directory that `$0` names at the payload's place.

@@ -19,12 +19,21 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("second_quarter", |cluster| check(cluster, 1)).within(limit),
     Test::shared("third_quarter", |cluster| check(cluster, 2)).within(limit),
     Test::shared("fourth_quarter", |cluster| check(cluster, 3)).within(limit),
+    Test::shared("ten_thousand", |cluster| check_seeds(cluster, &(CASES_DEFAULT..CASES_LONG).collect::<Vec<_>>()))
+        .long(),
+    Test::shared("check_and_prepare_agree", agree).within(limit),
 ];
 
 const QUARTERS: u64 = 4;
 
 /// Each at least once, in all quarters together.
 const CASES_DEFAULT: u64 = 1000;
+
+/// Those of the long campaign, which begins behind the others.
+const CASES_LONG: u64 = 11_000;
+
+/// Of so many cases there is one for check and prepare to agree upon.
+const CASES_TO_AGREE: u64 = 20;
 
 /// At once: the commands of one wait while another's child runs, and there may be two cores.
 const AT_ONCE: usize = 4;
@@ -70,7 +79,11 @@ fn seeds(quarter: u64) -> Vec<u64> {
 }
 
 fn check(cluster: &Cluster, quarter: u64) {
-    let (seeds, next, reports) = (seeds(quarter), AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    check_seeds(cluster, &seeds(quarter));
+}
+
+fn check_seeds(cluster: &Cluster, seeds: &[u64]) {
+    let (next, reports) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     // Compiled once, not by each.
     Program::Random.command();
     let work = || {
@@ -112,13 +125,61 @@ type Statement = Vec<String>;
 /// One process and its child; how they differ, and how to see it again.
 fn case(cluster: &Cluster, seed: u64, prepared: &mut Vec<String>) -> Result<(), String> {
     let mut made = String::new();
-    let outcome = Running::start(seed).and_then(|mut parent| {
+    let outcome = Running::start(seed, &[]).and_then(|mut parent| {
         made = parent.made.join(", ");
         compare(cluster, seed, &mut parent, prepared)
     });
     let sentence = module_path!().rsplit("::").next().unwrap_or_default();
     let again = format!("FARFORK_RANDOM_SEED={seed} cargo xtask e2e {sentence}::first_quarter");
     outcome.map_err(|error| format!("seed {seed}, which {made}: {error}again: {again}\n"))
+}
+
+/// Processes that may have something that is not carried: what check refuses, prepare does, and names nothing else; of what is
+/// prepared, children stand.
+fn agree(cluster: &Cluster) {
+    let seeds =
+        number_of("FARFORK_RANDOM_SEED").map_or_else(|| (0..cases() / CASES_TO_AGREE).collect(), |seed| vec![seed]);
+    let outcomes = seeds.into_iter().map(|seed: u64| (seed, agree_upon(cluster, seed)));
+    let failed: Vec<_> = outcomes.filter_map(|(seed, outcome)| Some((seed, outcome.err()?))).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+fn agree_upon(cluster: &Cluster, seed: u64) -> Result<(), String> {
+    let mut parent = Running::start(seed, &["refused"])?;
+    let pid = parent.talker.pid_text();
+    let checked = cluster.first().json_of_any(&["check", &pid]);
+    let refusals: Vec<String> =
+        checked["refusals"].as_array().into_iter().flatten().map(|refusal| named(&pid, refusal)).collect();
+    match (prepare(cluster, &parent), refusals.is_empty()) {
+        (Ok(id), true) => {
+            let started = cluster.first().run_within(CASE_LIMIT, &["fork", &id, "--to", cluster.name(1), "--detach"]);
+            if !started.status.success() {
+                return Err(format!("it was prepared, and no child stands: {}", started.stderr));
+            }
+            // It may have ended by itself.
+            cluster.first().run(&["kill", "--signal", "KILL", started.stdout.trim()]);
+            cluster.first().json(&["drop", "--force", &id]);
+        }
+        (Ok(_), false) => return Err(format!("check refuses {refusals:?}, and prepare does not")),
+        (Err(error), true) => return Err(format!("check refuses nothing, and prepare does: {error}")),
+        (Err(error), false) => {
+            // Prepare may stop at the first; what it names is what check has named.
+            let message = error.split_once("cannot be carried: ").map_or(&*error, |(_, refused)| refused).to_owned();
+            let rest = refusals.iter().fold(message, |rest, refusal| rest.replace(refusal, ""));
+            if rest.chars().any(char::is_alphabetic) {
+                return Err(format!("prepare names more than check does, which says {refusals:?}: {rest}"));
+            }
+        }
+    }
+    // What is refused need not be used up.
+    parent.talker.tell("\n")?;
+    require_same("the parent is not what it was", &parent.before, &parent.talker.until(":", CASE_LIMIT)?)
+}
+
+/// A refusal as prepare has it, which names the process once.
+fn named(pid: &str, refusal: &serde_json::Value) -> String {
+    let text = |field: &str| refusal[field].as_str().unwrap_or_default().to_owned();
+    format!("{}: {}", text("object").replace(&format!("pid {pid}, "), ""), text("reason"))
 }
 
 fn compare(cluster: &Cluster, seed: u64, parent: &mut Running, prepared: &mut Vec<String>) -> Result<(), String> {
@@ -199,9 +260,9 @@ struct Running {
 }
 
 impl Running {
-    fn start(seed: u64) -> Result<Self, String> {
+    fn start(seed: u64, more: &[&str]) -> Result<Self, String> {
         let files = scratch::directory();
-        let talker = Talker::start(Program::Random.command().arg(seed.to_string()).arg(files.path()))?;
+        let talker = Talker::start(Program::Random.command().arg(seed.to_string()).arg(files.path()).args(more))?;
         let said = talker.until(".", CASE_LIMIT)?.into_iter().filter(|line| !line.starts_with("ready "));
         let (made, before) = said.partition(|line| line.starts_with("has "));
         Ok(Self { talker, made, before, _files: files })

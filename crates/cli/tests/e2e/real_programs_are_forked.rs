@@ -25,5 +25,6 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("bash_pipeline", computing::pipeline),
     Test::shared("bash_through_a_child", computing::through_a_child),
     Test::shared("bash_in_a_terminal_of_python", computing::shell_in_a_terminal),
+    Test::shared("computing_programs_look_alike", computing::look_alike),
     Test::shared("openmp_in_a_parallel_region", computing::open_mp),
 ];

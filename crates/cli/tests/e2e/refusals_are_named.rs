@@ -27,6 +27,8 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("a_template", template),
     Test::shared("a_missing_file_of_the_child", missing_file),
     Test::shared("a_container_that_is_stopped", stopped_container),
+    Test::shared("words_that_are_too_long", too_long),
+    Test::shared("a_process_that_may_not_be_looked_into", unreadable_process),
     Test::shared("a_wrong_command_line", wrong_usage),
     Test::shared("a_disk_that_takes_no_output", no_output),
     Test::shared("a_cluster_of_another_name", other_cluster),
@@ -164,11 +166,43 @@ fn template(cluster: &Cluster) {
 /// A file that the parent has open, and that the child's node lacks.
 fn missing_file(cluster: &Cluster) {
     let directory = scratch::directory();
-    let path = directory.path().join("file").to_string_lossy().into_owned();
-    let parent = Parent::start(Program::Situation("appending"), &[&path]);
+    let path = directory.path().join("current").to_string_lossy().into_owned();
+    fs::create_dir(&path).expect("a directory of ours");
+    let parent = Parent::start_command(Program::Waits.command().arg("4").current_dir(&path));
     let seed = Seed::of(cluster.first(), &parent);
-    fs::remove_file(&path).expect("the file was there");
+    // The seed is complete: before, the directory would be one that was deleted.
+    seed.template_pid();
+    fs::remove_dir(&path).expect("the directory was there");
     cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(1)]).names(&[&path]);
+}
+
+/// A refusal repeats what it is about, and a status of HTTP/2 has room for 16 KiB.
+fn too_long(cluster: &Cluster) {
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let (long, pid) = ("x".repeat(70_000), parent.pid_text());
+    cluster.first().refused(&["prepare", &pid, "--name", &long]).names(&["name of 70000 bytes", "63 bytes"]);
+    cluster.first().refused(&["prepare", &pid, "--label", &format!("a={long}")]).names(&["70000 bytes", "63 bytes"]);
+    for command in ["kill", "inspect", "logs", "drop", "fork"] {
+        let refused = cluster.first().refused(&[command, &long]);
+        refused.names(&["xxxx", "bytes more", "list"]);
+        assert!(refused.message.len() < 8 << 10, "{} bytes", refused.message.len());
+    }
+    parent.require_unharmed();
+}
+
+/// Process 1 of the machine, where even root may not look into it: then the refusal says why, and what else to prepare.
+fn unreadable_process(cluster: &Cluster) {
+    if fs::read("/proc/1/auxv").is_ok() {
+        // It could be prepared here, and stand still for that.
+        return;
+    }
+    cluster.first().refused(&["prepare", "1"]).names(&[
+        "process 1",
+        "Permission denied",
+        "CAP_SYS_PTRACE",
+        "prepare the program",
+    ]);
+    cluster.first().refused(&["check", "1"]).names(&["process 1", "Permission denied", "CAP_SYS_PTRACE"]);
 }
 
 fn wrong_usage(cluster: &Cluster) {

@@ -13,6 +13,9 @@ use crate::harness::Cluster;
 /// Far above what nearly any test takes, far below the patience of who waits for the run.
 const TEST_LIMIT: Duration = Duration::from_secs(300);
 
+/// For a long test, which says so by itself and is run by `cargo xtask test-long` alone.
+const LONG_TEST_LIMIT: Duration = Duration::from_secs(2 * 3600);
+
 /// Nodes of the shared cluster: one for the parents, two for children.
 const SHARED_NODES: usize = 3;
 
@@ -21,6 +24,7 @@ pub(crate) struct Test {
     name: &'static str,
     body: Body,
     limit: fn() -> Duration,
+    is_long: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -38,17 +42,27 @@ pub(crate) struct SharedCluster {
 impl Test {
     /// Leaves the shared cluster as it found it.
     pub(crate) const fn shared(name: &'static str, body: fn(&Cluster)) -> Self {
-        Self { name, body: Body::Shared(body), limit: || TEST_LIMIT }
+        Self { name, body: Body::Shared(body), limit: || TEST_LIMIT, is_long: false }
     }
 
     /// Starts what it needs by itself.
     pub(crate) const fn alone(name: &'static str, body: fn()) -> Self {
-        Self { name, body: Body::Alone(body), limit: || TEST_LIMIT }
+        Self { name, body: Body::Alone(body), limit: || TEST_LIMIT, is_long: false }
     }
 
     /// The test, with another limit: one that may be asked to do more than usual.
     pub(crate) const fn within(self, limit: fn() -> Duration) -> Self {
         Self { limit, ..self }
+    }
+
+    /// A long campaign: the runner counts it as ignored, unless it is asked for (`--ignored`, `--include-ignored`).
+    pub(crate) const fn long(self) -> Self {
+        Self { limit: || LONG_TEST_LIMIT, is_long: true, ..self }
+    }
+
+    /// Whether only `cargo xtask test-long` runs it.
+    pub(crate) const fn is_long(&self) -> bool {
+        self.is_long
     }
 
     /// The test as the runner takes it.
@@ -65,6 +79,7 @@ impl Test {
             }
             outcome
         })
+        .with_ignored_flag(self.is_long)
     }
 }
 

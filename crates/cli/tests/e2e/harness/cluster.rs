@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use farfork_cluster::local::{LocalCluster, LocalClusterConfig, LocalNode};
-use farfork_sys::process::Whereabouts;
+use farfork_sys::process::{Stat, Whereabouts};
 use farfork_sys::{namespace, pidfd};
 use tempfile::TempDir;
 
@@ -23,6 +23,16 @@ use super::{BINARY, Farfork, deadline};
 
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
+const SIGSTOP: i32 = 19;
+
+/// A process of a node's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OwnProcess {
+    Daemon,
+    Keeper,
+    Pager,
+    Holder,
+}
 
 /// For a killed daemon or pager to be gone.
 const END_LIMIT: Duration = Duration::from_secs(60);
@@ -211,6 +221,44 @@ impl Cluster {
         let pidfd = pidfd::open(pager).expect("the pager lives");
         pidfd::send_signal(&pidfd, SIGKILL).expect("the pager lives");
         assert!(pidfd::wait_exit(&pidfd, END_LIMIT).expect("poll works"), "the pager survives SIGKILL");
+    }
+
+    /// Kills some of a node's own processes, so that none of them sees another's end.
+    pub(crate) fn kill_together(&self, index: usize, victims: &[OwnProcess]) {
+        let pids = victims.iter().map(|victim| match victim {
+            OwnProcess::Daemon => self.daemon_pid(index),
+            OwnProcess::Pager => self.pager_pid(index),
+            OwnProcess::Keeper => self.keeper_pid(index),
+            OwnProcess::Holder => self.holder_pid(index),
+        });
+        let processes: Vec<_> =
+            pids.collect::<Vec<i32>>().into_iter().filter_map(|pid| pidfd::open(pid).ok()).collect();
+        for signal in [SIGSTOP, SIGKILL] {
+            processes.iter().for_each(|process| drop(pidfd::send_signal(process, signal)));
+        }
+        for process in &processes {
+            assert!(pidfd::wait_exit(process, END_LIMIT).expect("poll works"), "it survives SIGKILL");
+        }
+        if victims.contains(&OwnProcess::Daemon) {
+            assert!(self.local().wait_node(index, END_LIMIT).expect("there is such a node"));
+        }
+    }
+
+    /// The process that a node's pager was cloned by.
+    fn keeper_pid(&self, index: usize) -> i32 {
+        deadline::until("a keeper", END_LIMIT, || {
+            let pager = self.local_node(index).pager_pid()?;
+            Some(Stat::read(pager).ok()?.parent)
+        })
+    }
+
+    /// The process that holds the pager's descriptors beside it.
+    pub(crate) fn holder_pid(&self, index: usize) -> i32 {
+        let is_holder = |pid: &i32| {
+            fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim_end() == "farfork-holder")
+        };
+        let find = || self.local_node(index).pager_pids().into_iter().find(is_holder);
+        deadline::until("a holder", END_LIMIT, find)
     }
 
     /// The process id of a node's pager. One that was just killed has a successor when its keeper had its turn.

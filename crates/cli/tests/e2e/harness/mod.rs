@@ -5,6 +5,7 @@ pub(crate) mod appearance;
 pub(crate) mod cluster;
 pub(crate) mod deadline;
 pub(crate) mod farfork;
+pub(crate) mod likeness;
 pub(crate) mod memory;
 pub(crate) mod parent;
 pub(crate) mod programs;
@@ -14,8 +15,11 @@ pub(crate) mod seed;
 pub(crate) mod service;
 pub(crate) mod talker;
 
-pub(crate) use cluster::Cluster;
+pub(crate) use cluster::{Cluster, OwnProcess};
 pub(crate) use farfork::{BINARY, Farfork, WAIT_TIMEOUT};
+pub(crate) use likeness::{
+    require_child_like_parent, require_like_parent, require_new_child_like_parent, require_stopped_child_like_parent,
+};
 pub(crate) use parent::Parent;
 pub(crate) use programs::Program;
 pub(crate) use scratch::Disk;

@@ -48,6 +48,10 @@ impl Service {
         service
     }
 
+    pub(crate) fn pid(&self) -> i32 {
+        self.pid_text().parse().expect("a process id")
+    }
+
     pub(crate) fn pid_text(&self) -> String {
         self.process.id().to_string()
     }

@@ -25,9 +25,15 @@ impl Talker {
         let mut process = command.spawn().map_err(|error| format!("{command:?}: {error}: run scripts/setup.sh"))?;
         let (sender, lines) = mpsc::channel();
         let stdout = BufReader::new(process.stdout.take().expect("a pipe"));
-        thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        // Names of files that a program tells of may be no UTF-8.
+        let text = |line: Vec<u8>| String::from_utf8_lossy(&line).into_owned();
+        thread::spawn(move || stdout.split(b'\n').map_while(Result::ok).try_for_each(|line| sender.send(text(line))));
         let input = process.stdin.take();
         Ok(Self { process, lines, input })
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.process.id().cast_signed()
     }
 
     pub(crate) fn pid_text(&self) -> String {

@@ -8,7 +8,9 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::harness::seed::{tell_enough, waits_of};
-use crate::harness::{Cluster, Program, Seed, Started, Talker, WAIT_TIMEOUT, scratch};
+use crate::harness::{
+    Cluster, Program, Seed, Started, Talker, WAIT_TIMEOUT, require_stopped_child_like_parent, scratch,
+};
 
 /// From one line of a program to the next, on a busy machine.
 const LINE_LIMIT: Duration = Duration::from_secs(60);
@@ -58,6 +60,16 @@ pub(super) fn through_a_child(cluster: &Cluster) {
 
 pub(super) fn open_mp(cluster: &Cluster) {
     on_its_way(cluster, || Program::Real("parallel.cpp").command());
+}
+
+/// All that the kernel shows of a child, of programs of one process that were stopped half way. In a tree the restorer of a paused child
+/// still shares open files of others.
+pub(super) fn look_alike(cluster: &Cluster) {
+    let commands = ["timers.js", "parallel.cpp"].map(|script| Program::Real(script).command());
+    for mut command in commands.into_iter().chain([without_threads_of_blas("matrices.py")]) {
+        let parent = start(&mut command);
+        require_stopped_child_like_parent(cluster.first(), cluster.name(1), parent.pid());
+    }
 }
 
 /// Prepared when it is half way, while it runs.

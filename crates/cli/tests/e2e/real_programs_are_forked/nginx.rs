@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::web::{children_of, end, get};
 use crate::harness::service::{self, Load};
-use crate::harness::{Cluster, Service, Started, deadline};
+use crate::harness::{Cluster, Service, Started, deadline, require_new_child_like_parent};
 
 /// What it serves: more than its buffers hold.
 const FILE_BYTES: usize = 300_000;
@@ -52,9 +52,10 @@ fn serve(cluster: &Cluster, processes: &str, further: impl FnOnce(&Service, u16,
         command.arg("-e").arg(directory.join("errors")).arg("-p").arg(directory).arg("-c").arg(file);
         command
     });
+    require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
     let expected = content.clone();
     let load = Load::start(port, move |stream| assert_eq!(get(stream, "/file"), expected));
-    let (_seed, children) = children_of(cluster, &server);
+    let (_seed, children) = children_of(cluster, &server, &[]);
     for child in &children {
         // Each on a new connection, and two on one.
         let said = service::inside(child.pid, || {

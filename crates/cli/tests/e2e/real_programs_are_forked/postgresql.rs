@@ -9,7 +9,7 @@ use rustix::process::Signal;
 
 use super::web::{children_of, end};
 use crate::harness::service;
-use crate::harness::{Cluster, Service, deadline, scratch};
+use crate::harness::{Cluster, Service, deadline, require_new_child_like_parent, scratch};
 
 const ACCOUNTS_COUNT: usize = 20_000;
 
@@ -43,11 +43,13 @@ pub(super) fn postgresql(cluster: &Cluster) {
     ask("ALTER TABLE account ADD PRIMARY KEY (id)");
     ask("CREATE TABLE move (whence int, whither int)");
     let whole = ask(WHOLE);
+    require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
     let mut clients = Clients::start(port);
     deadline::until("clients have moved something", MOVED_LIMIT, || {
         (ask("SELECT count(*) > 100 FROM move") == "t").then_some(())
     });
-    let (_seed, children) = children_of(cluster, &server);
+    // Its log goes on being written to in place; what a child reads of it, its server wrote before.
+    let (_seed, children) = children_of(cluster, &server, &["--changed-files", "allow"]);
     for child in &children {
         let ask = |query: &str| service::inside(child.pid, || ask(query));
         assert_eq!((ask(WHOLE), ask(AGREES)), (whole.clone(), "0".to_owned()), "{}", child.id);

@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::process::Command;
 
 use crate::harness::service::{self, Load};
-use crate::harness::{Cluster, Seed, Service};
+use crate::harness::{Cluster, Seed, Service, require_new_child_like_parent};
 
 const KEYS: usize = 100_000;
 
@@ -15,6 +15,7 @@ const KEYS_AT_ONCE: usize = 10_000;
 pub(super) fn redis(cluster: &Cluster) {
     let (port, other_port) = (service::free_port(), service::free_port());
     let mut server = start(port);
+    require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
     let never_forked = start(other_port);
     let mut client = Client::new(port);
     fill(&mut client);

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 
 use crate::harness::service::{self, Load};
-use crate::harness::{Cluster, Program, Seed, Service, Started};
+use crate::harness::{Cluster, Program, Seed, Service, Started, require_new_child_like_parent};
 
 /// Adds what it is asked to, and says the sum: the same as one that was asked for as much and never forked.
 pub(super) fn go_server(cluster: &Cluster) {
@@ -14,11 +14,12 @@ pub(super) fn go_server(cluster: &Cluster) {
         command.arg(port.to_string());
         command
     });
+    require_new_child_like_parent(cluster.first(), cluster.name(1), server.pid());
     let load = Load::start(port, |stream| drop(get(stream, "/add?name=load&number=1")));
     let mut stream = service::connect(port);
     assert_eq!(get(&mut stream, "/add?name=mine&number=40"), "40");
     while get(&mut stream, "/add?name=load&number=0").parse::<u64>().expect("a sum") < 50 {}
-    let (_seed, children) = children_of(cluster, &server);
+    let (_seed, children) = children_of(cluster, &server, &[]);
     for child in &children {
         let said = service::inside(child.pid, || {
             let mut stream = service::connect(port);
@@ -37,9 +38,9 @@ pub(super) fn go_server(cluster: &Cluster) {
 }
 
 /// The seed has to stay while they fetch its pages.
-pub(super) fn children_of(cluster: &Cluster, server: &Service) -> (Seed, Vec<Started>) {
+pub(super) fn children_of(cluster: &Cluster, server: &Service, options: &[&str]) -> (Seed, Vec<Started>) {
     let seed = Seed::of_process(cluster.first(), &server.pid_text(), &[]);
-    let children = seed.fork_idle(2, &["--to", &cluster.names(&[1, 2])]);
+    let children = seed.fork_idle(2, &[&["--to", &cluster.names(&[1, 2])], options].concat());
     (seed, children)
 }
 

@@ -1,4 +1,5 @@
-/* A process with at least five random resources, which follow from a number: SEED DIRECTORY. It says what it is as far as
+/* A process with at least five random resources, which follow from a number: SEED DIRECTORY [refused]. With the third argument it has
+ * one or two besides that may not be carried. It says what it is as far as
  * looking changes nothing, and waits for its standard input: then it says that again, and besides what only using it up
  * tells. Parent and child must say the same.
  *
@@ -12,6 +13,7 @@
 #include "identity.h"
 #include "maps.h"
 #include "memory.h"
+#include "refused.h"
 #include "threads.h"
 
 #define KINDS_MIN 5
@@ -65,13 +67,19 @@ static const struct {
     {"score", make_score},
 };
 
-static void set_up(void) {
+static void (*const refused_kinds[])(void) = {
+    make_lost_target, make_lost_watch,      make_lease,        make_cancelled_timer, make_foreign_owner,
+    make_ring,        make_part_of_segment, make_strange_name, make_pidfd_of_parent,
+};
+
+static void set_up(int may_be_refused) {
     block_sent_signals();
     for (uint64_t left = KINDS_MIN + below(KINDS_MORE_MAX + 1); left > 0; left--) {
         size_t kind = below(sizeof kinds / sizeof *kinds);
         state("has %s\n", kinds[kind].name);
         kinds[kind].make();
     }
+    for (uint64_t left = may_be_refused ? 1 + below(2) : 0; left > 0; left--) ONE_OF(refused_kinds)();
     set_limits();
 }
 
@@ -98,9 +106,9 @@ static void use_up_all(void) {
 int main(int count, char **arguments) {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
     char byte;
-    REQUIRE(count == 3, "usage: %s SEED DIRECTORY", arguments[0]);
+    REQUIRE(count == 3 || count == 4, "usage: %s SEED DIRECTORY [refused]", arguments[0]);
     drawn = strtoul(arguments[1], NULL, 10) << 32, directory = arguments[2];
-    set_up();
+    set_up(count == 4);
     int polls = one_in(2);
     state_all();
     ready(0);

@@ -1,0 +1,102 @@
+//! A parent in namespaces of its own: what its children would lack is refused by name, by check and prepare alike, unless they are to have
+//! the node's; what merely differs is noted.
+
+use std::process::Command;
+
+use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::shared("nothing_is_lost_of_what_nobody_changed", unchanged),
+    Test::shared("a_host_name_is_refused", |cluster| {
+        refused(cluster, &["--uts"], "hostname own-name", &["host name", "own-name"]);
+    }),
+    Test::shared("an_ipc_limit_is_refused", |cluster| {
+        refused(cluster, &["--ipc"], "echo 7777 > /proc/sys/kernel/msgmax", &["/proc/sys/kernel/msgmax", "7777"]);
+    }),
+    Test::shared("a_current_directory_is_refused", |cluster| {
+        let script = "mount -t tmpfs own-mount /mnt && cd /mnt";
+        refused(cluster, &["--mount"], script, &["current directory", "/mnt"]);
+    }),
+    Test::shared("an_open_directory_is_refused", |cluster| {
+        refused(cluster, &["--mount"], "mount -t tmpfs own-mount /mnt && exec 7</mnt", &["fd 7", "/mnt"]);
+    }),
+    Test::shared("a_socket_of_another_network_is_refused", |cluster| {
+        let script = "ip link set lo up && ip address add 192.0.2.1/32 dev lo && exec 7<>/dev/udp/192.0.2.1/9 8<>/dev/udp/127.0.0.1/9";
+        refused(cluster, &["--net"], script, &["fd 7", "network"]);
+    }),
+    Test::shared("a_root_directory_is_refused", root_directory),
+];
+
+/// Namespaces of all kinds that a parent may have for itself.
+const ALL: [&str; 5] = ["--mount", "--uts", "--ipc", "--net", "--cgroup"];
+
+/// A parent in new namespaces, in which a shell does something before it becomes the program.
+fn start(namespaces: &[&str], script: &str) -> Parent {
+    let program = Program::Waits.command();
+    let mut command = Command::new("unshare");
+    command.args(namespaces).args(["bash", "-c", &format!(r#"{script} && exec "$0" "$@""#)]);
+    Parent::start_command(command.arg(program.get_program()).args(program.get_args()).arg("4"))
+}
+
+fn refused(cluster: &Cluster, namespaces: &[&str], script: &str, words: &[&str]) {
+    let mut parent = start(namespaces, script);
+    let pid = parent.pid_text();
+    let checked = cluster.first().json_of_any(&["check", &pid]);
+    let refusals = checked["refusals"].as_array().expect("a list");
+    assert_eq!(refusals.len(), 1, "{checked}");
+    let told = refusals[0].to_string();
+    assert!(words.iter().all(|word| told.contains(word)), "check says {told}");
+    cluster.first().refused(&["prepare", &pid]).names(&[&[&*pid, "--namespaces node"], words].concat());
+    parent.require_unharmed();
+
+    let accepted = cluster.first().json(&["check", &pid, "--namespaces", "node"]);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--namespaces", "node"]);
+    let told = cluster.first().json(&["inspect", seed.id()])["notes"].clone();
+    let has_words = |note: &serde_json::Value| words.iter().all(|word| note.to_string().contains(word));
+    assert!(told.as_array().is_some_and(|notes| notes.iter().any(has_words)), "{told}");
+    let noted_before =
+        |note: &serde_json::Value| accepted["notes"].as_array().is_some_and(|notes| notes.contains(note));
+    assert!(told.as_array().is_some_and(|notes| notes.iter().all(noted_before)), "{told}, and before {accepted}");
+    seed.fork_and_check(&parent, 5, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}
+
+/// Its children lack nothing, and what they have otherwise is noted. A child is in namespaces like its children's.
+fn unchanged(cluster: &Cluster) {
+    let mut parent = start(&ALL, "true");
+    let checked = cluster.first().json(&["check", &parent.pid_text()]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let told = cluster.first().json(&["inspect", seed.id()])["notes"].clone();
+    let notes = told.as_array().expect("a list").clone();
+    for word in ["mounts", "host name", "IPC", "network", "control groups"] {
+        let is_of_it = |note: &&serde_json::Value| note.to_string().contains(word);
+        assert_eq!(notes.iter().filter(is_of_it).count(), 1, "{word}: {told}");
+    }
+    assert!(
+        notes.iter().all(|note| checked["notes"].as_array().is_some_and(|noted| noted.contains(note))),
+        "{checked}"
+    );
+    seed.fork_and_check(&parent, 5, &["--to", cluster.name(1)]);
+
+    let child = seed.fork_idle(1, &["--to", cluster.name(1)]).remove(0);
+    let again = Seed::of_process(cluster.node(1), &child.pid.to_string(), &[]);
+    assert_eq!(cluster.node(1).json(&["inspect", again.id()])["notes"], serde_json::json!([]));
+    cluster.first().json(&["kill", "--signal", "KILL", &child.id]);
+    parent.require_unharmed();
+}
+
+/// As in a container: its files are carried, and its root is not the node's.
+fn root_directory(cluster: &Cluster) {
+    let script = "mount -t tmpfs own-mount /mnt && mkdir /mnt/upper /mnt/work /mnt/top \
+         && mount -t overlay own-mount -o lowerdir=/,upperdir=/mnt/upper,workdir=/mnt/work /mnt/top \
+         && mount --rbind /proc /mnt/top/proc && cd /mnt/top && pivot_root . mnt && cd / && umount -l /mnt";
+    let mut parent = start(&["--mount"], script);
+    let pid = parent.pid_text();
+    let checked = cluster.first().json_of_any(&["check", &pid]);
+    assert_eq!(checked["refusals"].as_array().map(Vec::len), Some(1), "{checked}");
+    cluster.first().refused(&["prepare", &pid]).names(&[&pid, "root directory", "--namespaces node"]);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--namespaces", "node"]);
+    seed.fork_and_check(&parent, 5, &["--to", cluster.name(1)]);
+    parent.require_unharmed();
+}

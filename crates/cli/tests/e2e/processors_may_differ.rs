@@ -1,0 +1,51 @@
+//! A node whose processor saves more, or less, than that of a seed refuses its children by name, and is not chosen for them.
+//!
+//! The nodes are of one machine; one of them takes its processor for another (`farfork node --xcr0`).
+
+use farfork_sys::cpu;
+
+use crate::harness::{Cluster, Parent, Program, Seed};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("a_greater_one_is_refused_and_not_chosen", || {
+        other_processor(|mask| mask | UNNAMED, &["XCR0 bit 40", "no room"])
+    }),
+    Test::alone("a_lesser_one_is_refused_and_not_chosen", || {
+        other_processor(|mask| mask & !AVX, &["state that this node lacks"])
+    }),
+];
+
+/// State components, as bits of XCR0.
+const AVX: u64 = 1 << 2;
+const UNNAMED: u64 = 1 << 40;
+
+/// More than there are nodes, so that each that can be chosen is.
+const CHILDREN: usize = 4;
+
+fn other_processor(other: impl Fn(u64) -> u64, words: &[&str]) {
+    let mask = other(cpu::extended_state().expect("the machine has XSAVE").xcr0);
+    // Nodes are called the same in each cluster.
+    let cluster = Cluster::start_with(3, &["--xcr0", &format!("n2={mask:#x}")]);
+    assert_eq!(cluster.name(1), "n2");
+    cluster.wait_until_all_are_alive();
+    let mut parent = Parent::start(Program::Waits, &["4"]);
+    let seed = Seed::of(cluster.first(), &parent);
+    cluster.first().refused(&["fork", seed.id(), "--to", cluster.name(1)]).names(words);
+    let asked_elsewhere = cluster.node(1).refused(&["fork", seed.id()]);
+    asked_elsewhere.names(words);
+    for asked in [0, 2] {
+        let payloads = vec!["1".to_owned(); CHILDREN];
+        let farfork = cluster.node(asked);
+        let count = CHILDREN.to_string();
+        let started = farfork.json(&["fork", seed.id(), "--to", "any", "--detach", "-n", &count]);
+        let nodes: Vec<&str> =
+            started["children"].as_array().expect("a list").iter().filter_map(|child| child["node"].as_str()).collect();
+        assert_eq!(nodes.len(), payloads.len(), "{started}");
+        assert!(
+            !nodes.contains(&cluster.name(1)) && nodes.contains(&cluster.name(0)) && nodes.contains(&cluster.name(2)),
+            "{nodes:?}"
+        );
+    }
+    parent.require_unharmed();
+}

@@ -1,0 +1,157 @@
+//! Results are kept: of children that end quickly, for who waits or comes later, however many others end meanwhile. Children that are
+//! waited for end with who waits.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Cluster, Parent, Program, Seed, deadline, scratch};
+use crate::test::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test::alone("of_quick_children_that_are_waited_for", quick_attached).within(quick_limit),
+    Test::alone("of_quick_children_until_somebody_comes", quick_detached),
+    Test::alone("over_the_end_of_a_daemon", over_a_restart),
+    Test::alone("unless_who_waits_is_killed", client_killed),
+    Test::alone("and_children_outlive_the_daemon_that_was_asked", daemon_killed),
+];
+
+/// How many quick children one command asks for. `FARFORK_QUICK=10000` is the long form.
+const QUICK_VARIABLE: &str = "FARFORK_QUICK";
+/// More than a node lists of those whose ends somebody has heard.
+const QUICK: u64 = 1_300;
+const QUICK_LIMIT: Duration = Duration::from_secs(240);
+const QUICK_LIMIT_EACH: Duration = Duration::from_millis(60);
+
+/// For children to be gone after who waited for them.
+const GONE_LIMIT: Duration = Duration::from_secs(20);
+
+fn quick() -> u64 {
+    let asked = std::env::var(QUICK_VARIABLE).ok();
+    asked.map_or(QUICK, |text| text.parse().expect("FARFORK_QUICK is a number"))
+}
+
+fn quick_limit() -> Duration {
+    QUICK_LIMIT + QUICK_LIMIT_EACH * u32::try_from(quick()).expect("not so many children")
+}
+
+fn lines(numbers: impl Iterator<Item = u64>) -> String {
+    numbers.map(|number| number.to_string()).collect::<Vec<_>>().join("\n")
+}
+
+/// All on one node, and most have ended before the first is asked for.
+fn quick_attached() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let file = scratch::file(&lines(0..quick()));
+    let path = file.path().to_string_lossy();
+    let ended =
+        cluster.first().run_within(quick_limit(), &["fork", seed.id(), "--to", cluster.name(1), "--payloads", &path]);
+    let said: Vec<&str> = ended.stdout.lines().filter(|line| line.starts_with("result ")).collect();
+    let expected: Vec<String> =
+        (0..quick()).map(|number| format!("result {number} {}", parent.answer_to(number))).collect();
+    let lost = expected.len() - said.len();
+    assert!(lost == 0, "{lost} of {} results are lost: {:.2000}", expected.len(), ended.stderr);
+    assert!(said == expected, "results are told in order");
+    parent.require_unharmed();
+}
+
+/// Nobody waits while they end; then somebody does.
+fn quick_detached() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let numbers: Vec<u64> = (0..QUICK).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let children = seed.fork_detached(&payloads, &["--to", &cluster.names(&[0, 1, 1, 1, 1, 1, 1, 1, 1])]);
+    seed.check_answers(&parent, &children, &numbers);
+    parent.require_unharmed();
+}
+
+/// The next daemon has what nobody has asked for yet.
+fn over_a_restart() {
+    const ENDED: u64 = 20;
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let numbers: Vec<u64> = (0..ENDED).collect();
+    let payloads: Vec<String> = numbers.iter().map(u64::to_string).collect();
+    let children = seed.fork_detached(&payloads, &["--to", cluster.name(1)]);
+    deadline::until("all children have ended", GONE_LIMIT, || {
+        children.iter().all(|child| !is_there(child.pid)).then_some(())
+    });
+    cluster.kill_daemon(1);
+    cluster.restart_daemon(1);
+    deadline::until("the node is heard again", GONE_LIMIT, || {
+        cluster.first().run(&["inspect", &children[0].id]).status.success().then_some(())
+    });
+    seed.check_answers(&parent, &children, &numbers);
+    parent.require_unharmed();
+}
+
+fn is_there(pid: i32) -> bool {
+    Path::new(&format!("/proc/{pid}")).exists()
+}
+
+/// The children that run, on all nodes.
+fn running(cluster: &Cluster) -> usize {
+    let said = cluster.first().json(&["ps"]);
+    let children = said["children"].as_array().expect("ps lists children");
+    children.iter().filter(|child| child["state"] == "running").count()
+}
+
+/// Starts a command that waits for so many children that do not end by themselves, and waits until all run.
+fn waiting_client(cluster: &Cluster, seed: &Seed, count: usize, options: &[&str]) -> std::process::Child {
+    let file = scratch::file(&vec!["7 still"; count].join("\n"));
+    let path = file.path().to_string_lossy();
+    let client = cluster.first().spawn(&[&["fork", seed.id(), "--payloads", &path], options].concat());
+    deadline::until("all children run", GONE_LIMIT, || (running(cluster) == count).then_some(()));
+    client
+}
+
+fn kill(client: &mut std::process::Child) {
+    let pid = Pid::from_raw(client.id().cast_signed()).expect("a process");
+    kill_process(pid, Signal::KILL).expect("the client runs");
+    client.wait().expect("it was started here");
+}
+
+/// One attached child, and several on two nodes: nobody could collect what comes of them. Those of `--detach` go on.
+fn client_killed() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let seed = Seed::of(cluster.first(), &parent);
+    let both = cluster.names(&[0, 1]);
+    for (count, options) in
+        [(1, &["--to", cluster.name(1)][..]), (6, &["--to", &both]), (4, &["--to", &both, "--json"])]
+    {
+        let mut client = waiting_client(&cluster, &seed, count, options);
+        kill(&mut client);
+        deadline::until("children end with who waits for them", GONE_LIMIT, || (running(&cluster) == 0).then_some(()));
+    }
+    let children = seed.fork_detached(&vec!["7 still".to_owned(); 4], &["--to", &both]);
+    let ids: Vec<&str> = children.iter().map(|child| child.id.as_str()).collect();
+    let mut waiter = cluster.first().spawn(&[&["wait"], &ids[..]].concat());
+    kill(&mut waiter);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(running(&cluster), children.len(), "detached children go on");
+    cluster.first().json(&[&["kill", "--signal", "KILL"], &ids[..]].concat());
+    parent.require_unharmed();
+}
+
+/// What a daemon's own death breaks off is not the caller's end: children on another node go on.
+fn daemon_killed() {
+    let cluster = Cluster::start(2);
+    let mut parent = Parent::start(Program::Situation("still"), &[]);
+    let seed = Seed::with_options(cluster.first(), &parent, &["--sealed", "--wait"]);
+    let mut client = waiting_client(&cluster, &seed, 3, &["--to", cluster.name(1)]);
+    cluster.kill_daemon(0);
+    client.wait().expect("it was started here");
+    std::thread::sleep(Duration::from_secs(2));
+    let said = cluster.node(1).json_of_any(&["ps"]);
+    let children = said["children"].as_array().unwrap_or_else(|| panic!("{said}"));
+    assert_eq!(children.iter().filter(|child| child["state"] == "running").count(), 3, "{said}");
+    cluster.restart_daemon(0);
+    parent.require_unharmed();
+}

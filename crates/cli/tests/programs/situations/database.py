@@ -1,0 +1,18 @@
+"""A database that goes on being written to: a child that found the file of later under the memory of then would be corrupt.
+usage: database.py FILE
+"""
+
+import os
+import sqlite3
+import sys
+import time
+
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("create table numbers (number integer)")
+connection.commit()
+print("ready", os.getpid(), 0, flush=True)
+while True:
+    connection.execute("insert into numbers values (1)")
+    connection.commit()
+    print("tick", time.monotonic_ns() // 1000, flush=True)
+    time.sleep(0.002)

@@ -1,0 +1,51 @@
+/* Two areas that one mremap(2) moves (Linux 6.17 and later). The kernel moves no several areas where pages of one are fetched: a child is told
+ * EFAULT, and has what it had, or the first of them at its new place. As soon as it has settled it moves both.
+ * usage: moving_several
+ */
+#include "../forked.h"
+
+#define BYTES (8 * PAGE_BYTES)
+#define WORDS (BYTES / sizeof(uint64_t))
+/* For somebody to have it settle. */
+#define PATIENCE_US 60000000
+
+/* Two areas side by side, of which one can be written. */
+static uint64_t *two_areas(uint64_t first) {
+    uint64_t *areas = map_anonymous(2 * BYTES);
+    fill(areas, 2 * BYTES, first);
+    REQUIRE(mprotect(areas + WORDS, BYTES, PROT_READ) == 0);
+    return areas;
+}
+
+static uint64_t *place_for_two(void) {
+    void *place = mmap(NULL, 2 * BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(place != MAP_FAILED);
+    return place;
+}
+
+static int move_to(uint64_t *from, uint64_t *to) {
+    if (mremap(from, 2 * BYTES, 2 * BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, to) == (void *)to) return 1;
+    REQUIRE(errno == EFAULT);
+    return 0;
+}
+
+int main(void) {
+    uint64_t *areas = two_areas(1000), *elsewhere = two_areas(50000), *place = place_for_two();
+    /* Here, where nothing is fetched, it works. */
+    REQUIRE(move_to(elsewhere, place) && holds(place, 2 * BYTES, 50000), "the kernel moves no two areas at once");
+    place = place_for_two();
+    char payload[PAYLOAD_BYTES_MAX];
+    ready(0);
+    await_fork(payload);
+
+    REQUIRE(!move_to(areas, place), "the kernel moves several areas of which pages are fetched: farfork need not refuse");
+    say("refused");
+    REQUIRE(holds(areas, 2 * BYTES, 1000), "what was not moved has changed");
+    for (uint64_t begun = monotonic_us(); !move_to(areas, place);) {
+        REQUIRE(monotonic_us() - begun < PATIENCE_US, "nobody has it settle");
+        usleep(10000);
+    }
+    REQUIRE(holds(place, 2 * BYTES, 1000));
+    REQUIRE(place[0] == word_of(1000) && (place[0] = 7) == 7);
+    finish(payload, 0);
+}

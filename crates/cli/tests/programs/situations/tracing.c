@@ -1,0 +1,38 @@
+/* A parent whose child, told `N traces`, has a process of its own stop the first process of its container by ptrace(2), and then does nothing.
+ * Others answer.
+ * usage: tracing
+ */
+#include "../forked.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+
+/* Stops process 1 of the child's pid namespace, and says so. */
+static void trace_first_process(int told) {
+    REQUIRE(ptrace(PTRACE_SEIZE, 1, NULL, NULL) == 0, "process 1 cannot be traced");
+    REQUIRE(ptrace(PTRACE_INTERRUPT, 1, NULL, NULL) == 0);
+    int status;
+    REQUIRE(waitpid(1, &status, __WALL) == 1 && WIFSTOPPED(status));
+    REQUIRE(write(told, "t", 1) == 1);
+    for (;;) pause();
+}
+
+int main(int count, char **arguments) {
+    (void)arguments;
+    REQUIRE(count == 1, "usage: tracing");
+    char payload[PAYLOAD_BYTES_MAX];
+    ready(0);
+    await_fork(payload);
+    if (strstr(payload, "traces") == NULL) finish(payload, 0);
+    int told[2];
+    REQUIRE(pipe(told) == 0);
+    pid_t tracer = fork();
+    REQUIRE(tracer >= 0);
+    if (tracer == 0) trace_first_process(told[1]);
+    char byte;
+    REQUIRE(read(told[0], &byte, 1) == 1);
+    say("traced");
+    for (;;) pause();
+}

@@ -1,0 +1,110 @@
+/* Options of sockets that few programs set, each read again and then set to another value: of UDP, of TCP that listens and that is
+ * connected, and of Unix sockets. */
+#include "resource.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#ifndef SO_BUF_LOCK
+#define SO_BUF_LOCK 72
+#endif
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+#ifndef IPV6_FREEBIND
+#define IPV6_FREEBIND 78
+#endif
+
+enum { UDP, UDP_V6, LISTENER, UNIX_ONE, UNIX_OTHER, SOCKETS };
+
+static int sockets[SOCKETS], client, accepted, segment_bytes;
+static struct sockaddr_in address = {.sin_family = AF_INET};
+
+static const struct {
+    int socket, level, name, value, later;
+} options[] = {
+    {UDP, SOL_SOCKET, SO_NO_CHECK, 1, 0},
+    {UDP, SOL_SOCKET, SO_BUSY_POLL, 50, 0},
+    {UDP, SOL_SOCKET, SO_SELECT_ERR_QUEUE, 1, 0},
+    {UDP, SOL_SOCKET, SO_INCOMING_CPU, 0, 1},
+    {UDP, SOL_SOCKET, SO_BUF_LOCK, 2, 0},
+    {UDP_V6, IPPROTO_IPV6, IPV6_FREEBIND, 1, 0},
+    {UDP_V6, SOL_SOCKET, SO_BUF_LOCK, 3, 1},
+    {LISTENER, IPPROTO_TCP, TCP_MAXSEG, 1000, 600},
+    {LISTENER, SOL_SOCKET, SO_INCOMING_CPU, 1, 0},
+    {LISTENER, SOL_SOCKET, SO_BUF_LOCK, 1, 0},
+    {UNIX_ONE, SOL_SOCKET, SO_PASSSEC, 1, 0},
+    {UNIX_ONE, SOL_SOCKET, SO_BUF_LOCK, 2, 0},
+    {UNIX_OTHER, SOL_SOCKET, SO_PASSRIGHTS, 0, 1},
+    {UNIX_OTHER, SOL_SOCKET, SO_BUF_LOCK, 0, 3},
+};
+
+#define OPTIONS (sizeof options / sizeof options[0])
+
+static int option(int fd, int level, int name) {
+    int value = 0;
+    socklen_t length = sizeof value;
+    REQUIRE(getsockopt(fd, level, name, &value, &length) == 0, "option %d", name);
+    return value;
+}
+
+/* A kernel before Linux 6.16 has no SO_PASSRIGHTS. */
+static int is_known(size_t index) {
+    int value;
+    socklen_t length = sizeof value;
+    return getsockopt(sockets[options[index].socket], options[index].level, options[index].name, &value, &length) == 0 || errno != ENOPROTOOPT;
+}
+
+static void set_up(void) {
+    struct sockaddr_in6 address6 = {.sin6_family = AF_INET6, .sin6_addr = {{{0x20, 1, 0xd, 0xb8, [15] = 1}}}};
+    socklen_t length = sizeof address;
+    int segment = 1000;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    sockets[UDP] = socket(AF_INET, SOCK_DGRAM, 0), sockets[UDP_V6] = socket(AF_INET6, SOCK_DGRAM, 0);
+    sockets[LISTENER] = socket(AF_INET, SOCK_STREAM, 0), client = socket(AF_INET, SOCK_STREAM, 0);
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM, 0, &sockets[UNIX_ONE]) == 0);
+    for (size_t i = 0; i < OPTIONS; i++)
+        REQUIRE(!is_known(i) || setsockopt(sockets[options[i].socket], options[i].level, options[i].name, &options[i].value, sizeof(int)) == 0, "option %zu", i);
+    /* An address that no network has, which the option allows. */
+    REQUIRE(bind(sockets[UDP_V6], (struct sockaddr *)&address6, sizeof address6) == 0);
+    REQUIRE(bind(sockets[LISTENER], (struct sockaddr *)&address, sizeof address) == 0 && listen(sockets[LISTENER], 4) == 0);
+    REQUIRE(getsockname(sockets[LISTENER], (struct sockaddr *)&address, &length) == 0);
+    REQUIRE(setsockopt(client, IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof segment) == 0);
+    REQUIRE(connect(client, (struct sockaddr *)&address, sizeof address) == 0 && (accepted = accept(sockets[LISTENER], NULL, NULL)) >= 0);
+    segment_bytes = option(client, IPPROTO_TCP, TCP_MAXSEG);
+    REQUIRE(segment_bytes > 900 && segment_bytes <= 1000);
+}
+
+/* A descriptor on its way to whom it is not given is refused. */
+static int sends_descriptor(int from) {
+    char control[CMSG_SPACE(sizeof(int))] = {0}, byte = 'x';
+    struct iovec vector = {.iov_base = &byte, .iov_len = 1};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET, header->cmsg_type = SCM_RIGHTS, header->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(header), &from, sizeof from);
+    return sendmsg(from, &message, MSG_DONTWAIT) == 1;
+}
+
+static void check(void) {
+    struct sockaddr_in6 other = {.sin6_family = AF_INET6, .sin6_addr = {{{0x20, 1, 0xd, 0xb8, [15] = 2}}}};
+    int value, fresh = socket(AF_INET6, SOCK_DGRAM, 0);
+    for (size_t i = 0; i < OPTIONS; i++) {
+        if (!is_known(i)) continue;
+        value = option(sockets[options[i].socket], options[i].level, options[i].name);
+        REQUIRE(value == options[i].value, "option %zu is %d", i, value);
+        if (options[i].name == SO_PASSRIGHTS) REQUIRE(!sends_descriptor(sockets[UNIX_ONE]) && errno == EPERM, "descriptors are taken");
+    }
+    value = option(client, IPPROTO_TCP, TCP_MAXSEG);
+    REQUIRE(value == segment_bytes, "segments of %d bytes", value);
+    REQUIRE(send(client, "x", 1, 0) == 1 && recv(accepted, &value, 1, 0) == 1);
+    /* One that is new has nothing of it. */
+    REQUIRE(bind(fresh, (struct sockaddr *)&other, sizeof other) == -1 && errno == EADDRNOTAVAIL && close(fresh) == 0);
+    for (size_t i = 0; i < OPTIONS; i++) {
+        if (!is_known(i)) continue;
+        REQUIRE(setsockopt(sockets[options[i].socket], options[i].level, options[i].name, &options[i].later, sizeof(int)) == 0, "option %zu", i);
+        REQUIRE(option(sockets[options[i].socket], options[i].level, options[i].name) == options[i].later, "option %zu", i);
+    }
+    if (is_known(OPTIONS - 2)) REQUIRE(sends_descriptor(sockets[UNIX_ONE]), "descriptors are not taken");
+}
