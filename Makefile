@@ -6,7 +6,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo install test bench setup
+.PHONY: help demo install test test-long bench setup
 
 export FARFORK_CACHE ?= $(HOME)/.cache/farfork
 export CARGO_TARGET_DIR ?= $(FARFORK_CACHE)/target$(subst /,-,$(CURDIR))
@@ -19,6 +19,7 @@ help:
 	@echo 'make demo      three nodes on this machine, a Python parent, eight children on two other nodes (root)'
 	@echo 'make install   the binary, manual pages and completions, below PREFIX=/usr/local (root)'
 	@echo 'make test      format, style, lints, licences, unit tests, fuzz targets, end-to-end tests (root)'
+	@echo 'make test-long the long tests, which make test leaves out (root; an hour or more)'
 	@echo 'make bench     what a fork costs, beside floors and a published reference (root; takes five minutes)'
 	@echo 'make setup     install the system and Python packages that both need (root)'
 
@@ -37,6 +38,9 @@ install: setup
 
 test: preflight-test setup
 	@cargo xtask test
+
+test-long: preflight-test setup
+	@cargo xtask test-long
 
 bench: preflight-bench setup
 	@cargo xtask bench

@@ -1,4 +1,4 @@
-//! The one door to the project's own chores: `cargo xtask tidy|test|e2e|bench|deny|fuzz|setup`. The Makefile and CI call it.
+//! The one door to the project's own chores: `cargo xtask tidy|test|test-long|e2e|bench|deny|fuzz|setup`. The Makefile and CI call it.
 //!
 //! It uses the standard library and `anyhow` only, so that it builds in seconds. What each check or step is lives in the
 //! module of its name; this file only chooses.
@@ -8,6 +8,7 @@ mod deny;
 mod fuzz;
 mod pipeline;
 mod setup;
+mod socket_options;
 mod tidy;
 mod workspace;
 
@@ -20,11 +21,14 @@ usage: cargo xtask COMMAND
 
   tidy                style checked as a test: layers, names, lengths, documents
   test                everything CI runs: format, tidy, lints, licences, unit tests, fuzz targets, end-to-end tests
+  test-long [FILTER …]
+                      the long tests, which `test` leaves out: unit, then end-to-end (root; an hour or more)
   e2e [FILTER …]      the end-to-end tests only (root); what follows is passed to them
   bench [OPTION …]    `farfork bench fork` of a release build (root); what follows is passed on
   deny [--advisories] licences, bans and sources of the dependencies; with the flag, known vulnerabilities too
   fuzz [--seconds N] [TARGET …]
                       the fuzz targets, or those named, for a minute or N seconds each, side by side
+  socket-options      write the names of socket options that the differ has from the kernel's headers
   setup               install the system and Python packages that the tests need (root)";
 
 /// Exit status for wrong usage, as the farfork command has it.
@@ -40,11 +44,13 @@ fn main() -> ExitCode {
     let outcome = match (command.as_str(), rest) {
         ("tidy", []) => tidy::run(&workspace),
         ("test", []) => pipeline::test(&workspace),
+        ("test-long", filters) => pipeline::test_long(&workspace, filters),
         ("e2e", filters) => pipeline::end_to_end(&workspace, filters),
         ("bench", options) => pipeline::bench(&workspace, options),
         ("deny", []) => deny::run(&workspace, deny::Scope::Offline),
         ("deny", [flag]) if flag == "--advisories" => deny::run(&workspace, deny::Scope::WithAdvisories),
         ("fuzz", arguments) => fuzz::run(&workspace, arguments),
+        ("socket-options", []) => socket_options::run(&workspace),
         ("setup", []) => setup::run(&workspace),
         _ => {
             eprintln!("{USAGE}");

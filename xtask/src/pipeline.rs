@@ -1,4 +1,4 @@
-//! `cargo xtask test`, `e2e` and `bench`: the steps of a test run, in order, each with a heading and its time.
+//! `cargo xtask test`, `test-long`, `e2e` and `bench`: the steps of a test run, in order, each with a heading and its time.
 //!
 //! The steps fail fast, cheap ones first. All of them build with one profile and one choice of features, so that nothing
 //! is compiled twice.
@@ -17,11 +17,14 @@ use crate::{deny, fuzz, tidy};
 /// The integration test that needs root and starts nodes; it comes last and by itself.
 const END_TO_END: &str = "e2e";
 
+/// The whole workspace, though one crate has this test: another choice of crates would be another choice of features, and
+/// build everything anew.
+const END_TO_END_TESTS: [&str; 4] = ["test", "--workspace", "--test", END_TO_END];
+
 /// Everything CI runs.
 pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     let integration = integration_tests(workspace)?;
-    let mut unit = vec!["test", "--workspace", "--lib", "--bins"];
-    unit.extend(integration.iter().flat_map(|name| ["--test", name]));
+    let unit = unit_tests(&integration);
 
     let mut run = Run { times: Vec::new() };
     run.step("format", || cargo(workspace, &["fmt", "--all", "--check"]))?;
@@ -31,6 +34,26 @@ pub(crate) fn test(workspace: &Workspace) -> Result<()> {
     run.step("unit and integration tests, fuzz targets behind them", || with_fuzz_targets_behind(workspace, &unit))?;
     run.summarise();
     run.last_step("end-to-end tests", || end_to_end(workspace, &[]))
+}
+
+/// The long tests, which `test` leaves out. A test is long when it is marked so: `#[ignore = "long: …"]` of a unit test,
+/// `.long()` of an end-to-end test.
+pub(crate) fn test_long(workspace: &Workspace, filters: &[String]) -> Result<()> {
+    let integration = integration_tests(workspace)?;
+    let filters = filters.iter().map(String::as_str);
+    let arguments: Vec<&str> = ["--", "--ignored"].into_iter().chain(filters).collect();
+    let mut run = Run { times: Vec::new() };
+    run.step("long unit and integration tests", || {
+        cargo(workspace, &[unit_tests(&integration), arguments.clone()].concat())
+    })?;
+    run.last_step("long end-to-end tests", || cargo(workspace, &[&END_TO_END_TESTS[..], &arguments].concat()))
+}
+
+/// Arguments of cargo for the tests that need no root; `integration` has the names of those in folders `tests`.
+fn unit_tests(integration: &[String]) -> Vec<&str> {
+    let mut arguments = vec!["test", "--workspace", "--lib", "--bins"];
+    arguments.extend(integration.iter().flat_map(|name| ["--test", name.as_str()]));
+    arguments
 }
 
 /// Many of the tests wait, for limits of time above all. The fuzz targets have the cores meanwhile.
@@ -48,9 +71,7 @@ fn with_fuzz_targets_behind(workspace: &Workspace, tests: &[&str]) -> Result<()>
 
 /// The end-to-end tests; `filters` go to their runner.
 pub(crate) fn end_to_end(workspace: &Workspace, filters: &[String]) -> Result<()> {
-    // The whole workspace, though one crate has this test: another choice of crates would be another choice of
-    // features, and build everything anew.
-    let mut arguments = vec!["test", "--workspace", "--test", END_TO_END, "--"];
+    let mut arguments = [&END_TO_END_TESTS[..], &["--"]].concat();
     arguments.extend(filters.iter().map(String::as_str));
     cargo(workspace, &arguments)
 }
