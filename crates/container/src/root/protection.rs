@@ -21,6 +21,7 @@ use std::thread;
 use farfork_sys::mount::table::{self, Attributes, Mount};
 use farfork_sys::mount::{self, Depth};
 use farfork_sys::namespace;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use super::plan::is_view;
 use super::{PRIVATE_DIR, mask};
@@ -136,7 +137,9 @@ fn replace_devices(visible: &[&Mount], read_only: bool) -> io::Result<()> {
     LINKS.into_iter().try_for_each(|(name, target)| symlink(target, devices.join(name)))?;
     for (name, node) in nodes {
         let point = devices.join(name);
-        fs::File::create(&point)?;
+        // Not by opening: a process that another thread makes at this moment would have it open for writing, too, and what is written
+        // to cannot be made read-only.
+        mknodat(CWD, &point, FileType::RegularFile, Mode::RUSR, 0)?;
         mount::attach(node.as_fd(), &point)?;
         // Not what the mount refuses that it was taken from.
         mount::restrict(&point, Attributes::MOUNT_ATTR_NOSUID | Attributes::MOUNT_ATTR_NOEXEC)?;

@@ -35,6 +35,8 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn new() -> Self {
         assert!(rustix::process::geteuid().is_root(), "these tests make namespaces and mounts: run them as root");
+        // A test that fails shows why a root was not used again.
+        let _ = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_test_writer().try_init();
         let directory = tempfile::tempdir().unwrap();
         let run_dir = directory.path().join("run");
         fs::create_dir(&run_dir).unwrap();

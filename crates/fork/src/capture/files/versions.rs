@@ -184,7 +184,13 @@ impl Completion<'_> {
 
     fn complete_mapped(&self, descriptor: &mut Descriptor) {
         for file in &mut descriptor.mapped_files {
-            identity::mark_if_changed_since(self.paused_ns, &mut file.identity);
+            // Open files were looked at in the pause: one that is as it was then has not changed since. Linux 6.13 and later
+            // may stamp a file some milliseconds ahead of the coarse clock, so that the pause's moment alone would not tell.
+            let is_as_in_pause = |open: &FileVersion| is_same_state(&open.identity, &file.identity);
+            let is_later = file.identity.changed_ns > self.paused_ns;
+            if is_later && !descriptor.file_versions.iter().any(is_as_in_pause) {
+                identity::mark_if_changed_since(self.paused_ns, &mut file.identity);
+            }
             let link = self.link(file.place);
             let opened = || File::open(&link).ok();
             let is_wanted = file.identity.build_id.is_none();
@@ -234,6 +240,12 @@ impl Completion<'_> {
             held.push(Some(file));
         }
     }
+}
+
+/// Whether both are of one file, with the same times.
+fn is_same_state(one: &FileIdentity, other: &FileIdentity) -> bool {
+    let state = |file: &FileIdentity| (file.device, file.inode, file.bytes, file.modified_ns, file.changed_ns);
+    state(one) == state(other)
 }
 
 /// Takes a small file's digest, and the numbers that the node knows it by.
