@@ -11,6 +11,7 @@ mod bpf;
 pub mod cgroup;
 pub mod clock;
 pub mod clone;
+pub mod companion;
 pub mod cpu;
 pub mod datagram;
 pub mod fdpass;

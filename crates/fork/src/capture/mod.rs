@@ -181,10 +181,19 @@ pub fn start(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) -> 
     tracer::owner::start(pid, options, observer)
 }
 
-/// The same in the calling thread, which is then the template's tracer: this returns when the template has ended, or when
+/// The same in the calling [tracer](spawn_tracer), which then is the template's: this returns when the template has ended, or when
 /// nothing was captured. [`warm_up`] before spares the capture the thread's first steps.
 pub fn hold(pid: i32, options: CaptureOptions, observer: Box<dyn Observer>) {
     tracer::owner::hold(pid, options, observer);
+}
+
+/// Starts a tracer, in which [`hold`] may be called: what it has stopped is let go as it was, also where this process is killed.
+/// It is a process of its own with the memory and the open files of this one, whose thread `name` waits for its end.
+///
+/// # Errors
+/// As clone(2): no thread could be started.
+pub fn spawn_tracer(name: &str, life: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    tracer::owner::spawn(name, life)
 }
 
 /// Makes the calling thread ready to capture at once.

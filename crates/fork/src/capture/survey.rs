@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::ops::Range;
 
+use farfork_sys::companion;
 use farfork_sys::process::{self, MapEntry, SchedulingAttributes, Stat, Status};
 use farfork_sys::socket_diagnosis::Diagnosis;
 use farfork_wire::descriptor::THREADS_MAX;
@@ -313,7 +314,7 @@ fn marked_areas(
 /// What makes a process out of the question, without a closer look.
 fn refuse_at_sight(pid: i32, stat: &Stat, status: &Status, sockets: &ProgramSockets) -> Vec<Refusal> {
     let refuse = |reason: String| vec![Refusal::new(format!("pid {pid}"), reason)];
-    if pid == std::process::id() as i32 {
+    if pid == companion::owner_pid() {
         return refuse("it is farfork itself".to_owned());
     }
     if status.process != pid {

@@ -1,20 +1,21 @@
-//! The capturing process is killed before each call of its own that changes anything in the parent, one after the other: at
-//! no moment of the pause is there a parent that could not go on as it was.
+//! The capturing process is killed before each call of its own that changes anything in the parent, one after the other: with its
+//! tracer, and without. At no moment of the pause is there a parent that could not go on as it was.
 //!
 //! ```text
-//!  this test ── traces ──▶ the victim ── captures ──▶ the parent
-//!              counts its calls of ptrace(2) and its writes to memory; SIGKILL before the one it is at
+//!  this test ── traces ──▶ the victim ──▶ its tracer ── captures ──▶ the parent
+//!              counts the tracer's calls of ptrace(2) and its writes to memory; SIGKILL before the one it is at
 //! ```
 
 use std::env;
 use std::io::{Read, Write};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farfork_fork::capture::{self, CaptureOptions};
 use farfork_sys::process::{self, Status};
 use farfork_sys::ptrace::{self, Patience, Report};
+use rustix::process::{Pid, Signal};
 
 use crate::harness::{PATIENCE, Parent, offer, options};
 
@@ -25,8 +26,8 @@ const PAGES: &str = "FARFORK_TEST_PAGES";
 /// Places that the parent keeps from fork(2): the scripts of its second clone are longer than those of its first.
 const PLACES: usize = 60;
 
-/// PTRACE_O_TRACECLONE: threads that a tracee makes are traced, too.
-const OPTION_TRACE_CLONE: usize = 1 << 3;
+/// PTRACE_O_TRACECLONE, PTRACE_O_TRACEVFORK: threads that a tracee makes are traced, too, and its companions.
+const OPTIONS_TRACE_BORN: usize = 1 << 3 | 1 << 2;
 const SYSCALL_STOP: i32 = 5 | 0x80;
 const SIGCHLD: i32 = 17;
 
@@ -40,26 +41,40 @@ fn captures_once() {
     capture::prepare(pid, CaptureOptions { offer: pages.map(offer), ..options() }).unwrap();
 }
 
+/// Which processes are killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Killed {
+    /// The one that captures, with its tracer.
+    All,
+    /// The one that captures: its tracer goes on.
+    Owner,
+}
+
 #[test]
 fn a_parent_is_whole_wherever_its_capture_ends() {
-    end_within_each_call(false);
+    end_within_each_call(Killed::All, false);
 }
 
 #[test]
 fn so_it_is_where_it_offers_pages() {
-    end_within_each_call(true);
+    end_within_each_call(Killed::All, true);
 }
 
-fn end_within_each_call(offers: bool) {
+#[test]
+fn a_tracer_lets_go_of_a_parent_whenever_its_owner_is_killed() {
+    end_within_each_call(Killed::Owner, false);
+}
+
+fn end_within_each_call(killed: Killed, offers: bool) {
     let mut parent = Parent::start("threads", &["quiet", "4", "tolerant"]);
     let pages = if offers { parent.told("pages").to_string() } else { String::new() };
     let whole = Wholeness::of(parent.pid());
     assert_eq!(whole.kept_from_fork, PLACES);
-    let count = end_before(usize::MAX, &mut parent, &pages);
+    let count = end_before((usize::MAX, killed), &mut parent, &pages);
     assert!(count > 50, "a capture changes more than {count} things");
     // Backwards: what an early end leaves on the pages that the parent offers must not help a later one.
     for calls in (0..count).rev() {
-        end_before(calls, &mut parent, &pages);
+        end_before((calls, killed), &mut parent, &pages);
         whole.require(parent.pid(), calls);
         // What it says itself takes a while.
         if calls % 16 == 0 {
@@ -70,8 +85,8 @@ fn end_within_each_call(offers: bool) {
     parent.capture().unwrap();
 }
 
-/// Has a victim capture the parent, and kills it before it makes the call after `calls` others. Tells how many it made.
-fn end_before(calls: usize, parent: &mut Parent, pages: &str) -> usize {
+/// Has a victim capture the parent, and kills it before it makes the call after so many others. Tells how many it made.
+fn end_before(end: (usize, Killed), parent: &mut Parent, pages: &str) -> usize {
     let mut victim = Command::new(env::current_exe().unwrap())
         .args(["--ignored", "--exact", "ended_within::captures_once"])
         .env(PARENT, parent.pid().to_string())
@@ -83,10 +98,11 @@ fn end_before(calls: usize, parent: &mut Parent, pages: &str) -> usize {
     let pid = victim.id() as i32;
     seize_all(pid);
     victim.stdin.take().unwrap().write_all(b"!").unwrap();
-    let made = follow(&mut victim, parent.pid(), calls).unwrap_or_else(|| {
-        panic!("the parent ended while calls before {calls} were made: {}", parent.say_how_it_ended());
+    let made = follow(pid, parent.pid(), end).unwrap_or_else(|| {
+        panic!("the parent ended while {end:?} was awaited: {}", parent.say_how_it_ended());
     });
-    victim.wait().unwrap();
+    // It is reaped: as its tracer we hear of its end as well.
+    let _ = victim.wait();
     made
 }
 
@@ -103,35 +119,55 @@ fn seize_all(pid: i32) {
         thread::sleep(Duration::from_millis(1));
     }
     for tid in process::threads(pid).unwrap() {
-        ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD | OPTION_TRACE_CLONE).unwrap();
+        ptrace::seize(tid, ptrace::OPTION_TRACE_SYSCALL_GOOD | OPTIONS_TRACE_BORN).unwrap();
     }
 }
 
-/// How many calls the victim made; `None` where the parent has ended.
-fn follow(victim: &mut Child, parent: i32, calls: usize) -> Option<usize> {
-    let (pid, mut made) = (victim.id() as i32, 0);
+/// How many calls the victim and its tracer made; `None` where the parent has ended.
+fn follow(victim: i32, parent: i32, (calls, killed): (usize, Killed)) -> Option<usize> {
+    let (mut made, mut tracer) = (0, None);
+    let mut is_owner_there = true;
     loop {
         let Some((tid, report)) = ptrace::wait_any(Patience::Sleep).unwrap() else { continue };
         match report {
             Report::Ended if tid == parent => return None,
-            Report::Ended if tid == pid => return Some(made),
-            Report::Ended => drop(ptrace::reap(tid)),
+            Report::Ended if tid == victim => {
+                is_owner_there = false;
+                let _ = ptrace::reap(tid);
+            }
+            Report::Ended => {
+                let _ = ptrace::reap(tid);
+                tracer = tracer.filter(|tracer| *tracer != tid);
+            }
             Report::Stopped { signal: SYSCALL_STOP, .. } => {
                 let changes = is_change(tid);
+                if changes {
+                    tracer = Some(tid);
+                }
                 if changes && made == calls {
-                    victim.kill().unwrap();
-                    continue;
+                    kill(victim);
+                    if killed == Killed::All {
+                        kill(tid);
+                        continue;
+                    }
                 }
                 made += usize::from(changes);
                 drop(ptrace::resume_to_syscall(tid));
             }
-            // A thread's birth, on either side; and SIGCHLD, with which the kernel tells the victim of the parent's stops.
+            // A birth, on either side; and SIGCHLD, with which the kernel tells the tracer of the parent's stops.
             Report::Stopped { event, signal } if event != 0 || signal == SIGCHLD => {
                 drop(ptrace::resume_to_syscall(tid));
             }
             Report::Stopped { signal, .. } => drop(ptrace::resume(tid, signal)),
         }
+        if !is_owner_there && tracer.is_none() {
+            return Some(made);
+        }
     }
+}
+
+fn kill(pid: i32) {
+    rustix::process::kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
 }
 
 /// Whether a thread that stands at a system call is about to make one that changes something in a tracee.

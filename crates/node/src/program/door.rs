@@ -46,9 +46,6 @@ const ANSWER_LIMIT: Duration = capture::TIMEOUT.saturating_add(capture::GRACE);
 /// Before a next attempt when a program cannot be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Stack of a thread, in bytes; it is parked for as long as a seed lives.
-const STACK_BYTES: usize = 256 << 10;
-
 /// The doors. Dropping this closes them; what goes on behind them goes on.
 #[derive(Debug)]
 pub(super) struct Doors(Arc<Hall>);
@@ -131,7 +128,7 @@ impl Drop for Doors {
 impl Hall {
     fn make_ready(self: &Arc<Self>) {
         let hall = self.clone();
-        let started = thread::Builder::new().name("door".to_owned()).stack_size(STACK_BYTES).spawn(move || {
+        let started = capture::spawn_tracer("door", move || {
             capture::warm_up();
             hall.attend();
         });

@@ -17,6 +17,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use farfork_sys::companion::{self, CriticalSection};
 use farfork_sys::{pidfd, wait};
 
 use super::deadline::Deadline;
@@ -35,8 +36,14 @@ pub const GRACE: Duration = Duration::from_secs(20);
 /// How long the end of a template may take: its kill and its reaping have limits that add up to less.
 const END_LIMIT: Duration = Duration::from_secs(10);
 
-/// Stack of a tracer thread, in bytes; one is parked for each seed.
+/// Stack of a tracer, in bytes; one is parked for each seed.
 const STACK_BYTES: usize = 256 << 10;
+
+/// Stack of the thread that waits for a tracer's end, in bytes.
+const ATTENDANT_STACK_BYTES: usize = 64 << 10;
+
+/// The name of a tracer.
+pub(super) const TRACER_NAME: &str = "tracer";
 
 /// The process that holds a seed's memory. Dropping it ends a template; a frozen parent runs on.
 #[derive(Debug)]
@@ -120,7 +127,7 @@ pub(in crate::capture) fn start(
     let phase = tracing::debug_span!(target: "farfork::phase", "prepare.capture");
     match ready::take(Job { pid, options, phase, observer }) {
         Ok(()) => Ok(()),
-        Err(job) => spawn(move || own(*job, || ())).map_err(CaptureError::Thread),
+        Err(job) => spawn(TRACER_NAME, move || own(*job, || ())).map_err(CaptureError::Thread),
     }
 }
 
@@ -129,9 +136,14 @@ pub(in crate::capture) fn hold(pid: i32, options: CaptureOptions, observer: Box<
     own(Job { pid, options, phase: tracing::Span::none(), observer }, || ());
 }
 
-/// Starts a thread for a tracer's life.
-pub(in crate::capture) fn spawn(life: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().name("tracer".to_owned()).stack_size(STACK_BYTES).spawn(life).map(drop)
+/// Starts a tracer: a [companion] of this process, so that who is stopped when this one is killed is let go as if nothing had happened.
+pub(in crate::capture) fn spawn(name: &str, life: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let attend = move || {
+        if let Err(error) = companion::run(STACK_BYTES, life) {
+            tracing::error!(%error, "a tracer was ended: its seed is lost, or a process was let go in the middle of its capture");
+        }
+    };
+    thread::Builder::new().name(name.to_owned()).stack_size(ATTENDANT_STACK_BYTES).spawn(attend).map(drop)
 }
 
 /// The same, and waits for the end.
@@ -179,6 +191,8 @@ pub(in crate::capture) fn own(job: Job, is_done: impl FnOnce()) {
             return is_done();
         }
     };
+    // Who is stopped goes on, and is told of to the call timer, also where this process is killed meanwhile.
+    let pause = CriticalSection::enter();
     let attempt = || phase.in_scope(|| attempt::capture(pid, &options));
     let captured = catch_unwind(AssertUnwindSafe(attempt)).unwrap_or(Err(CaptureError::TracerLost { pid }));
     drop(phase);
@@ -186,6 +200,7 @@ pub(in crate::capture) fn own(job: Job, is_done: impl FnOnce()) {
         Ok(attempted) => attempted,
         Err(error) => {
             waits::settle();
+            drop(pause);
             observer.begun(Err(error));
             return is_done();
         }
@@ -197,8 +212,9 @@ pub(in crate::capture) fn own(job: Job, is_done: impl FnOnce()) {
         notes: attempt::notes(&taken),
         times,
     };
-    let is_wanted = observer.begun(Ok(begun));
+    let is_wanted = !companion::is_orphan() && observer.begun(Ok(begun));
     let left = waits::settle();
+    drop(pause);
     let threads = taken.iter_mut().flat_map(|one| &mut one.snapshot.threads);
     threads.for_each(|thread| thread.pending_call = left.get(&thread.tid).copied());
     if !is_wanted {

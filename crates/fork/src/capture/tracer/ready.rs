@@ -30,7 +30,7 @@ static READY: Mutex<Vec<SyncSender<Box<Job>>>> = Mutex::new(Vec::new());
 pub(in crate::capture) fn keep() {
     while READY.lock().unwrap_or_else(PoisonError::into_inner).len() < READY_MAX {
         let (job, jobs) = mpsc::sync_channel::<Box<Job>>(1);
-        let started = owner::spawn(move || {
+        let started = owner::spawn(owner::TRACER_NAME, move || {
             warm_up();
             if let Ok(job) = jobs.recv() {
                 owner::own(*job, keep);

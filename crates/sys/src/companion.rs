@@ -1,0 +1,320 @@
+//! A process of its own that shares memory and open files with the process that starts it (clone(2) with CLONE_VM and CLONE_FILES,
+//! without CLONE_THREAD): it outlives a SIGKILL of that one for as long as it is in the middle of something.
+//!
+//! ```text
+//!  owner    ── run ─────────────── one thread waits ───────────────▶ goes on
+//!                └▶ companion ── life ── critical section ── life ──▶ ends
+//!  owner killed:                  │              └─ ends here
+//!                └─ ends at once ─┘
+//! ```
+//!
+//! The thread that starts it sleeps until it has ended, as with vfork(2): so the companion uses that thread's local storage, and all
+//! else that the C library keeps of a thread. What the kernel keeps by process is its own: timers (timer_create(2)), children, tracees.
+//! Locks are shared. One that a thread of the owner held when that was killed stays locked, and a critical section that needs it
+//! ends by a limit.
+
+use std::cell::UnsafeCell;
+use std::ffi::c_void;
+use std::io;
+use std::mem::zeroed;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+/// How long a critical section may last that goes on when the owner has ended, in microseconds.
+const ORPHAN_LIMIT_US: libc::suseconds_t = 500_000;
+
+const PAGE_BYTES: usize = 4096;
+
+/// Tells a companion that its owner has ended: a real-time signal that nothing else in this program uses.
+fn signal() -> i32 {
+    libc::SIGRTMAX() - 1
+}
+
+thread_local! {
+    /// The owner's id in a companion, elsewhere 0.
+    static OWNER: AtomicI32 = const { AtomicI32::new(0) };
+    static IS_CRITICAL: AtomicBool = const { AtomicBool::new(false) };
+    static IS_ORPHAN: AtomicBool = const { AtomicBool::new(false) };
+}
+
+/// The process that this memory belongs to: the owner of a companion, elsewhere the caller.
+pub fn owner_pid() -> i32 {
+    match OWNER.with(|owner| owner.load(Ordering::Relaxed)) {
+        0 => std::process::id().cast_signed(),
+        owner => owner,
+    }
+}
+
+/// Whether the caller is a companion whose owner has ended: nobody is left to answer to.
+pub fn is_orphan() -> bool {
+    IS_ORPHAN.with(|is_orphan| is_orphan.load(Ordering::SeqCst))
+}
+
+/// Until it is dropped, a companion outlives its owner.
+#[derive(Debug)]
+pub struct CriticalSection {
+    _not_send: std::marker::PhantomData<*const ()>,
+}
+
+impl CriticalSection {
+    /// Begins one; of no effect but in a companion. They cannot be nested.
+    pub fn enter() -> Self {
+        IS_CRITICAL.with(|is_critical| is_critical.store(true, Ordering::SeqCst));
+        Self { _not_send: std::marker::PhantomData }
+    }
+}
+
+impl Drop for CriticalSection {
+    fn drop(&mut self) {
+        IS_CRITICAL.with(|is_critical| is_critical.store(false, Ordering::SeqCst));
+        // Behind the above: a signal from now on ends the companion itself.
+        if is_orphan() {
+            end();
+        }
+    }
+}
+
+/// Runs `life` in a companion with a stack of this many bytes, and returns when that has ended. Where the kernel gives none,
+/// `life` runs in the calling thread.
+///
+/// # Errors
+/// The companion was killed: `life` was not lived to its end, and what it held is lost.
+pub fn run(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> {
+    let stack = Stack::new(stack_bytes).and_then(|stack| install_handler().map(|()| stack));
+    let Ok(stack) = stack else {
+        life();
+        return Ok(());
+    };
+    let job = Job { life: UnsafeCell::new(Some(life)), owner: std::process::id().cast_signed() };
+    let argument = ptr::from_ref(&job).cast_mut().cast::<c_void>();
+    let entry = begin_of(&job);
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
+    // SAFETY: the stack is mapped and nobody else's; `job` lives until the companion has ended, since CLONE_VFORK has this thread wait;
+    // for as long as this thread waits the companion alone uses its local storage.
+    let pid = unsafe { libc::clone(entry, stack.top(), flags, argument) };
+    if pid < 0 {
+        job.life.into_inner().into_iter().for_each(|life| life());
+        return Ok(());
+    }
+    OWNER.with(|owner| owner.store(0, Ordering::Relaxed));
+    reap(pid)
+}
+
+struct Job<F> {
+    life: UnsafeCell<Option<F>>,
+    owner: i32,
+}
+
+type Entry = extern "C" fn(*mut c_void) -> i32;
+
+fn begin_of<F: FnOnce()>(_: &Job<F>) -> Entry {
+    begin::<F>
+}
+
+extern "C" fn begin<F: FnOnce()>(argument: *mut c_void) -> i32 {
+    // SAFETY: `run` gives a job of this type, which lives until this process has ended.
+    let job = unsafe { &*argument.cast::<Job<F>>() };
+    OWNER.with(|owner| owner.store(job.owner, Ordering::Relaxed));
+    // SAFETY: a call with plain numbers.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal()) };
+    // SAFETY: none is needed for getppid.
+    if unsafe { libc::getppid() } != job.owner {
+        end();
+    }
+    // SAFETY: the thread that made the job waits for this process, and looks at it again when that has ended.
+    let life = unsafe { (*job.life.get()).take() };
+    // A panic has written its message; nothing may unwind beyond this frame.
+    let _ = catch_unwind(AssertUnwindSafe(|| life.into_iter().for_each(|life| life())));
+    end()
+}
+
+/// Ends this process alone, without what exit(3) does for the memory that it shares.
+fn end() -> ! {
+    // SAFETY: the kernel ends the process.
+    unsafe { libc::_exit(0) }
+}
+
+fn reap(pid: i32) -> io::Result<()> {
+    let mut status = 0;
+    loop {
+        // SAFETY: the kernel writes to `status`. Without an exit signal a child is waited for with __WALL only.
+        let reaped = unsafe { libc::waitpid(pid, &mut status, libc::__WALL) };
+        if reaped == pid {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    if libc::WIFEXITED(status) {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("process {pid} was ended by signal {}", libc::WTERMSIG(status))))
+}
+
+/// In a companion only: no other process is sent this signal.
+extern "C" fn owner_ended(_: i32) {
+    if !IS_CRITICAL.with(|is_critical| is_critical.load(Ordering::SeqCst)) {
+        end();
+    }
+    IS_ORPHAN.with(|is_orphan| is_orphan.store(true, Ordering::SeqCst));
+    let limit = libc::timeval { tv_sec: 0, tv_usec: ORPHAN_LIMIT_US };
+    let timer = libc::itimerval { it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 }, it_value: limit };
+    // SAFETY: setitimer is a bare system call here; its signal, SIGALRM, ends the process. The thread that this interrupted finds its
+    // error number as it was.
+    unsafe {
+        let error = *libc::__errno_location();
+        libc::setitimer(libc::ITIMER_REAL, &timer, ptr::null_mut());
+        *libc::__errno_location() = error;
+    }
+}
+
+fn install_handler() -> io::Result<()> {
+    static INSTALLED: OnceLock<bool> = OnceLock::new();
+    let installed = INSTALLED.get_or_init(|| {
+        // SAFETY: all zeroes is a valid sigaction: no flags, an empty mask.
+        let mut action: libc::sigaction = unsafe { zeroed() };
+        action.sa_sigaction = owner_ended as extern "C" fn(i32) as usize;
+        action.sa_flags = libc::SA_RESTART;
+        // SAFETY: the handler makes system calls and touches atomics of its thread only.
+        unsafe { libc::sigaction(signal(), &action, ptr::null_mut()) == 0 }
+    });
+    if *installed { Ok(()) } else { Err(io::Error::other("no handler could be installed")) }
+}
+
+/// Memory for a stack, above a page that must not be touched.
+struct Stack {
+    start: *mut c_void,
+    bytes: usize,
+}
+
+impl Stack {
+    fn new(bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_BYTES) + PAGE_BYTES;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new area, where the kernel has room.
+        let start =
+            unsafe { mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE | MapFlags::NORESERVE) }?;
+        let stack = Self { start, bytes };
+        // SAFETY: the first page of our own area.
+        unsafe { mprotect(start, PAGE_BYTES, MprotectFlags::empty()) }?;
+        Ok(stack)
+    }
+
+    /// The address behind its last byte: stacks grow downwards.
+    fn top(&self) -> *mut c_void {
+        self.start.wrapping_byte_add(self.bytes)
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        // SAFETY: our own area, which no process uses any more.
+        let _ = unsafe { munmap(self.start, self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::mem::MaybeUninit;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    const STACK_BYTES: usize = 256 << 10;
+
+    #[test]
+    fn a_companion_shares_memory_and_is_another_process() {
+        let (own, mut seen) = (std::process::id(), Vec::new());
+        run(STACK_BYTES, || {
+            seen.push(std::process::id());
+            assert_eq!(owner_pid(), own.cast_signed());
+        })
+        .unwrap();
+        assert!(seen.len() == 1 && seen[0] != own);
+        assert_eq!(owner_pid(), own.cast_signed());
+    }
+
+    #[test]
+    fn channels_and_threads_work_across() {
+        let (ask, asked) = mpsc::channel();
+        let (answer, answered) = mpsc::channel();
+        let starter = thread::spawn(move || {
+            run(STACK_BYTES, move || {
+                for number in asked {
+                    let twice = thread::spawn(move || 2 * number).join().unwrap();
+                    answer.send(twice).unwrap();
+                }
+            })
+        });
+        for number in 0..100 {
+            ask.send(number).unwrap();
+            assert_eq!(answered.recv().unwrap(), 2 * number);
+        }
+        drop(ask);
+        starter.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_panic_ends_the_companion_alone() {
+        run(STACK_BYTES, || panic!("this is expected")).unwrap();
+        let killed = run(STACK_BYTES, || {
+            // SAFETY: a signal to this process.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        });
+        assert!(killed.unwrap_err().to_string().contains("signal 9"));
+    }
+
+    /// Forks an owner that starts a companion, and kills it when that has begun; gives what the companion wrote.
+    fn written_by_orphan(life: fn(&mut io::PipeWriter)) -> String {
+        let (mut begun, begin) = io::pipe().unwrap();
+        let (mut output, input) = io::pipe().unwrap();
+        // SAFETY: the child touches nothing that another thread could hold: it starts a companion and ends.
+        let owner = unsafe { libc::fork() };
+        if owner == 0 {
+            drop((begun, output));
+            let (mut begin, mut input) = (begin, input);
+            let _ = run(STACK_BYTES, move || {
+                let section = CriticalSection::enter();
+                begin.write_all(b"b").unwrap();
+                life(&mut input);
+                drop(section);
+                input.write_all(b" and on").unwrap();
+            });
+            end();
+        }
+        drop((begin, input));
+        begun.read_exact(&mut [0]).unwrap();
+        // SAFETY: our own child.
+        unsafe { libc::kill(owner, libc::SIGKILL) };
+        let mut status = MaybeUninit::uninit();
+        // SAFETY: the kernel writes the status.
+        unsafe { libc::waitpid(owner, status.as_mut_ptr(), 0) };
+        let mut written = String::new();
+        output.read_to_string(&mut written).unwrap();
+        written
+    }
+
+    #[test]
+    fn a_critical_section_outlives_the_owner_and_nothing_behind_it_does() {
+        let life = |input: &mut io::PipeWriter| {
+            thread::sleep(Duration::from_millis(100));
+            input.write_all(if is_orphan() { b"orphan" } else { b"owned" }).unwrap();
+        };
+        assert_eq!(written_by_orphan(life), "orphan");
+    }
+
+    #[test]
+    fn a_critical_section_that_does_not_end_is_ended() {
+        let begun = std::time::Instant::now();
+        assert_eq!(written_by_orphan(|_| thread::sleep(Duration::from_secs(60))), "");
+        assert!(begun.elapsed() < Duration::from_secs(30));
+    }
+}
