@@ -8,8 +8,11 @@
 //!                └─ ends at once ─┘
 //! ```
 //!
-//! The thread that starts it sleeps until it has ended, as with vfork(2): so the companion uses that thread's local storage, and all
-//! else that the C library keeps of a thread. What the kernel keeps by process is its own: timers (timer_create(2)), children, tracees.
+//! The thread that starts it sleeps until it has ended: so the companion uses that thread's local storage, and all else that the C
+//! library keeps of a thread. (CLONE_VFORK would have it sleep as well, uninterruptibly, which counts as load of the machine.)
+//! What the kernel keeps by process is its own: timers (timer_create(2)), children, tracees, and the threads that it starts,
+//! which end with it: [`spawn_in_owner`] starts threads that stay.
+//!
 //! Locks are shared. One that a thread of the owner held when that was killed stays locked, and a critical section that needs it
 //! ends by a limit.
 
@@ -21,6 +24,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::mpsc::{self, Sender, SyncSender};
+use std::thread;
 
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 
@@ -79,7 +84,7 @@ impl Drop for CriticalSection {
 }
 
 /// Runs `life` in a companion with a stack of this many bytes, and returns when that has ended. Where the kernel gives none,
-/// `life` runs in the calling thread.
+/// `life` runs in the calling thread. Not to be called in a companion: its own would end with it.
 ///
 /// # Errors
 /// The companion was killed: `life` was not lived to its end, and what it held is lost.
@@ -89,24 +94,33 @@ pub fn run(stack_bytes: usize, life: impl FnOnce()) -> io::Result<()> {
         life();
         return Ok(());
     };
-    let job = Job { life: UnsafeCell::new(Some(life)), owner: std::process::id().cast_signed() };
+    let _ = starter();
+    let mask = SignalMask::block_all();
+    let job = Job { life: UnsafeCell::new(Some(life)), owner: std::process::id().cast_signed(), mask };
     let argument = ptr::from_ref(&job).cast_mut().cast::<c_void>();
     let entry = begin_of(&job);
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
-    // SAFETY: the stack is mapped and nobody else's; `job` lives until the companion has ended, since CLONE_VFORK has this thread wait;
-    // for as long as this thread waits the companion alone uses its local storage.
-    let pid = unsafe { libc::clone(entry, stack.top(), flags, argument) };
-    if pid < 0 {
-        job.life.into_inner().into_iter().for_each(|life| life());
-        return Ok(());
-    }
+    let flags = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_FS | libc::CLONE_SIGHAND;
+    // SAFETY: the stack is mapped and nobody else's. Until the companion has ended, this thread makes bare system calls only, and no
+    // signal interrupts them: the companion alone uses its local storage, and `job` lives as long.
+    let ended = match unsafe { libc::clone(entry, stack.top(), flags, argument) } {
+        pid if pid < 0 => None,
+        pid => Some(reap(pid)),
+    };
     OWNER.with(|owner| owner.store(0, Ordering::Relaxed));
-    reap(pid)
+    job.mask.restore();
+    match ended {
+        None => job.life.into_inner().into_iter().for_each(|life| life()),
+        Some(status) if libc::WIFEXITED(status) => {}
+        Some(status) => return Err(io::Error::other(format!("signal {} has ended it", libc::WTERMSIG(status)))),
+    }
+    Ok(())
 }
 
 struct Job<F> {
     life: UnsafeCell<Option<F>>,
     owner: i32,
+    /// That of the thread before.
+    mask: SignalMask,
 }
 
 type Entry = extern "C" fn(*mut c_void) -> i32;
@@ -121,6 +135,7 @@ extern "C" fn begin<F: FnOnce()>(argument: *mut c_void) -> i32 {
     OWNER.with(|owner| owner.store(job.owner, Ordering::Relaxed));
     // SAFETY: a call with plain numbers.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, signal()) };
+    job.mask.restore();
     // SAFETY: none is needed for getppid.
     if unsafe { libc::getppid() } != job.owner {
         end();
@@ -138,23 +153,68 @@ fn end() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-fn reap(pid: i32) -> io::Result<()> {
-    let mut status = 0;
-    loop {
-        // SAFETY: the kernel writes to `status`. Without an exit signal a child is waited for with __WALL only.
-        let reaped = unsafe { libc::waitpid(pid, &mut status, libc::__WALL) };
-        if reaped == pid {
-            break;
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+/// Waits for a child without an exit signal; gives its status.
+fn reap(pid: i32) -> i32 {
+    let mut status = 0_i32;
+    let at = ptr::from_mut(&mut status);
+    // SAFETY: the kernel writes to `status`. Not waitpid(3), a cancellation point, which uses the thread's local storage; where the
+    // call succeeds, nothing here does.
+    while unsafe { libc::syscall(libc::SYS_wait4, pid, at, libc::__WALL, ptr::null_mut::<libc::rusage>()) } < 0 {}
+    status
+}
+
+/// The signals that a thread blocked.
+struct SignalMask(libc::sigset_t);
+
+impl SignalMask {
+    /// Has the calling thread block all signals; gives what it blocked before.
+    fn block_all() -> Self {
+        // SAFETY: both sets live on this frame; sigfillset initialises one, pthread_sigmask the other.
+        unsafe {
+            let (mut every, mut before) = (zeroed(), zeroed());
+            libc::sigfillset(&mut every);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &every, &mut before);
+            Self(before)
         }
     }
-    if libc::WIFEXITED(status) {
-        return Ok(());
+
+    fn restore(&self) {
+        // SAFETY: a valid set is read.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, ptr::null_mut()) };
     }
-    Err(io::Error::other(format!("process {pid} was ended by signal {}", libc::WTERMSIG(status))))
+}
+
+/// A thread that is to be started, and where to tell whether it was.
+type Order = (thread::Builder, Box<dyn FnOnce() + Send>, SyncSender<io::Result<()>>);
+
+/// Starts a thread of the process that this memory belongs to: one that a companion starts by itself ends with the companion.
+///
+/// # Errors
+/// As pthread_create(3).
+pub fn spawn_in_owner(builder: thread::Builder, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    if OWNER.with(|owner| owner.load(Ordering::Relaxed)) == 0 {
+        return builder.spawn(body).map(drop);
+    }
+    let (told, hear) = mpsc::sync_channel(1);
+    let lost = || io::Error::other("nobody starts threads for companions");
+    starter().ok_or_else(lost)?.send((builder, Box::new(body), told)).map_err(|_| lost())?;
+    hear.recv().map_err(|_| lost())?
+}
+
+/// Reaches the owner's thread that starts others; it is started by the first who asks, in the owner.
+fn starter() -> Option<&'static Sender<Order>> {
+    static STARTER: OnceLock<Option<Sender<Order>>> = OnceLock::new();
+    let begin = || {
+        let (sender, orders) = mpsc::channel::<Order>();
+        let serve = move || {
+            for (builder, body, told) in orders {
+                // Who asked may have ended meanwhile.
+                let _ = told.send(builder.spawn(body).map(drop));
+            }
+        };
+        thread::Builder::new().name("thread-starter".to_owned()).spawn(serve).is_ok().then_some(sender)
+    };
+    STARTER.get_or_init(begin).as_ref()
 }
 
 /// In a companion only: no other process is sent this signal.
@@ -224,8 +284,6 @@ mod tests {
     use super::*;
     use std::io::{Read as _, Write as _};
     use std::mem::MaybeUninit;
-    use std::sync::mpsc;
-    use std::thread;
     use std::time::Duration;
 
     const STACK_BYTES: usize = 256 << 10;
@@ -260,6 +318,22 @@ mod tests {
         }
         drop(ask);
         starter.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_thread_of_the_owner_outlives_the_companion_that_asked_for_it() {
+        let (ask, asked) = mpsc::channel::<()>();
+        let (answer, answered) = mpsc::channel();
+        run(STACK_BYTES, move || {
+            let body = move || {
+                let _ = asked.recv();
+                answer.send(std::process::id()).unwrap();
+            };
+            spawn_in_owner(thread::Builder::new(), body).unwrap();
+        })
+        .unwrap();
+        drop(ask);
+        assert_eq!(answered.recv().unwrap(), std::process::id());
     }
 
     #[test]

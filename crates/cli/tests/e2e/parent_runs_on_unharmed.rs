@@ -2,7 +2,10 @@
 //! interrupted wait, and none of farfork's marks stay on it.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use farfork_sys::pidfd;
+use farfork_sys::process::Status;
 
 use crate::harness::{Cluster, Parent, Program, Seed, appearance};
 use crate::test::Test;
@@ -17,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     Test::shared("it_feeds_children_while_it_runs", feeds_children_while_it_runs),
     Test::shared("waits_see_no_stop", waits_see_no_stop),
     Test::shared("waits_of_a_child_have_the_time_that_was_left", waits_of_a_child),
+    Test::alone("waits_see_no_killed_daemon", waits_see_no_killed_daemon),
 ];
 
 /// Ticks that show how regular the parent is without farfork.
@@ -30,6 +34,13 @@ const WAIT_SLACK_MS: &str = "10";
 
 /// Prepares in a row: in each wait there are several.
 const PREPARES_BESIDE_WAITS: usize = 20;
+
+/// Daemons that are killed in the middle of a prepare, each at another moment of the pause.
+const KILLED_PREPARES: u32 = 12;
+const KILL_STEP: Duration = Duration::from_micros(60);
+/// For a thread to be stopped.
+const STOP_LIMIT: Duration = Duration::from_secs(20);
+const SIGKILL: i32 = 9;
 
 /// A busy machine makes a gap between two ticks longer, and never shorter: the best of so many prepares tells.
 const PREPARES_MAX: usize = 8;
@@ -106,6 +117,38 @@ fn waits_of_a_child(cluster: &Cluster) {
     seed.fork_and_check(&parent, 41, &["--to", cluster.name(1)]);
     seed.fork_and_check(&parent, 42, &[]);
     parent.require_unharmed();
+}
+
+/// The daemon is killed as soon as the parent is seen to be traced, or a little later.
+fn waits_see_no_killed_daemon() {
+    let cluster = Cluster::start(1);
+    let mut parent = Parent::start(Program::Situation("time_limits"), &["400", WAIT_SLACK_MS]);
+    parent.wait_for_ticks(BASELINE_TICKS);
+    for round in 0..KILLED_PREPARES {
+        let daemon = pidfd::open(cluster.daemon_pid(0)).expect("the daemon lives");
+        let mut prepare = cluster.first().spawn(&["prepare", &parent.pid().to_string()]);
+        let begun = Instant::now();
+        while !is_traced(parent.pid()) {
+            assert!(begun.elapsed() < STOP_LIMIT, "the parent is never stopped");
+        }
+        let seen = Instant::now();
+        while seen.elapsed() < KILL_STEP * round {}
+        pidfd::send_signal(&daemon, SIGKILL).expect("the daemon lives");
+        cluster.wait_for_end(0);
+        // It may have its answer already.
+        prepare.wait().expect("it ends when its daemon has");
+        cluster.restart_daemon(0);
+        parent.wait_for_ticks(1);
+    }
+    parent.wait_for_ticks(BASELINE_TICKS);
+    parent.require_unharmed();
+    drop(parent);
+    let remains = cluster.stop();
+    assert!(remains.is_empty(), "{remains:#?}");
+}
+
+fn is_traced(pid: i32) -> bool {
+    Status::read(pid).is_ok_and(|status| status.tracer != 0)
 }
 
 fn is_zombie(pid: &str) -> bool {

@@ -20,9 +20,10 @@ mod watch;
 use std::io::{self, PipeWriter, Write as _};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
+use farfork_sys::companion;
 use farfork_sys::process::Stat;
 
 pub use child::watch_child;
@@ -76,18 +77,29 @@ impl Timer {
             Some(argument) => start_process(argument, output.into())?,
             None => {
                 let run = move || run(&output.into());
-                thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(run).map(drop)?;
+                companion::spawn_in_owner(thread::Builder::new().name(THREAD_NAME.to_owned()), run)?;
             }
         }
         Ok(self.input.insert(input))
     }
 }
 
-/// Starts the process, and a thread that reaps it.
-fn start_process(argument: &str, input: OwnedFd) -> io::Result<()> {
-    // Not the path of the binary, which an upgrade may have replaced.
-    let mut command = Command::new("/proc/self/exe");
-    let mut child =
-        command.arg(argument).current_dir("/").stdin(input).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    thread::Builder::new().name("timer-reaper".to_owned()).spawn(move || child.wait()).map(drop)
+/// Starts the process, by a thread that reaps it: not by a tracer, which may hold a seed for long and reaps nobody.
+fn start_process(argument: &'static str, input: OwnedFd) -> io::Result<()> {
+    let (told, hear) = mpsc::sync_channel(1);
+    let tend = move || {
+        // Not the path of the binary, which an upgrade may have replaced.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(argument).current_dir("/").stdin(input).stdout(Stdio::null()).stderr(Stdio::null());
+        let started = command.spawn().map(|mut child| {
+            // Its reader waits for this.
+            let _ = told.send(Ok(()));
+            child.wait()
+        });
+        if let Err(error) = started {
+            let _ = told.send(Err(error));
+        }
+    };
+    companion::spawn_in_owner(thread::Builder::new().name("timer-reaper".to_owned()), tend)?;
+    hear.recv().map_err(io::Error::other)?
 }

@@ -19,6 +19,7 @@ use std::thread;
 use farfork_fork::image::{Image, ImageError, Progress, set_path};
 use farfork_fork::resume::OtherSeeds;
 use farfork_fork::seed::{Seed, SeedTable};
+use farfork_sys::companion;
 use farfork_wire::{NodeName, SeedId};
 use serde::{Deserialize, Serialize};
 
@@ -152,9 +153,8 @@ fn open(path: &Path, id: &SeedId) -> Result<(Image, Listed), ImageError> {
 /// Writes the image of a seed that is complete, in a thread of its own.
 pub(super) fn begin(node: &Arc<Node>, id: &SeedId) {
     let (here, sealed) = (node.clone(), id.clone());
-    let started = thread::Builder::new()
-        .name("sealer".to_owned())
-        .spawn(move || seal(&here.seeds, here.engine.other_seeds(), &sealed));
+    let work = move || seal(&here.seeds, here.engine.other_seeds(), &sealed);
+    let started = companion::spawn_in_owner(thread::Builder::new().name("sealer".to_owned()), work);
     if let Err(error) = started {
         node.seeds.tell_seal(id, Seal::Failed(format!("there is no thread for it: {error}")));
     }

@@ -200,7 +200,13 @@ impl Cluster {
     pub(crate) fn kill_daemon(&self, index: usize) {
         let local = self.local();
         local.kill_node(index, SIGKILL).unwrap_or_else(|error| panic!("{error}"));
-        assert!(local.wait_node(index, END_LIMIT).expect("there is such a node"), "the daemon survives SIGKILL");
+        self.wait_for_end(index);
+    }
+
+    /// Waits until a daemon that was killed has ended.
+    pub(crate) fn wait_for_end(&self, index: usize) {
+        let has_ended = self.local().wait_node(index, END_LIMIT).expect("there is such a node");
+        assert!(has_ended, "the daemon survives SIGKILL");
     }
 
     /// Tells a node's daemon to stop, and waits until it has.

@@ -143,7 +143,9 @@ pub(in crate::capture) fn spawn(name: &str, life: impl FnOnce() + Send + 'static
             tracing::error!(%error, "a tracer was ended: its seed is lost, or a process was let go in the middle of its capture");
         }
     };
-    thread::Builder::new().name(name.to_owned()).stack_size(ATTENDANT_STACK_BYTES).spawn(attend).map(drop)
+    let attendant = thread::Builder::new().name(name.to_owned()).stack_size(ATTENDANT_STACK_BYTES);
+    // Tracers ask for others in their places.
+    companion::spawn_in_owner(attendant, attend)
 }
 
 /// The same, and waits for the end.
