@@ -42,6 +42,7 @@ fn programs() {
     println!("cargo::rerun-if-changed=src/workload/parent.h");
     println!("cargo::rerun-if-changed=src/workload/sparse.h");
     println!("cargo::rerun-if-changed=src/workload/turns.h");
+    println!("cargo::rerun-if-changed=src/workload/waits.h");
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let library = library(&out);
     for source in SOURCES.map(PathBuf::from) {

@@ -2,7 +2,7 @@
 //! What they do, and what their answers mean, is left to `workload` and `baseline`.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -57,6 +57,15 @@ impl Program {
     /// Its process id.
     pub(crate) fn pid(&self) -> u32 {
         self.process.id()
+    }
+
+    /// What it said last, if it has ended by itself.
+    pub(crate) fn last_words(&mut self) -> Option<String> {
+        let status = self.process.try_wait().ok()??;
+        let mut said = String::new();
+        // It has ended: nothing more comes.
+        let _ = self.answers.read_to_string(&mut said);
+        Some(format!("{status}: {}", said.trim()))
     }
 
     /// A letter, and the numbers of the answer.

@@ -20,6 +20,11 @@ impl Parent {
         Ok(Self(program))
     }
 
+    /// What it said last, if it has ended by itself, as no parent does.
+    pub(crate) fn last_words(&mut self) -> Option<String> {
+        self.0.last_words()
+    }
+
     /// Its process id.
     pub(crate) fn pid(&self) -> u32 {
         self.0.pid()

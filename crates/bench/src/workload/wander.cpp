@@ -6,9 +6,11 @@
 // and was right. At the first page that is not right it says `wrong PAGE …`, and its exit status is 1. A page that is lost
 // is SIGBUS, which ends it. If STAYS is not 0 it stays until SIGTERM comes: what is forked from it needs it. What is forked from it then finds
 // another payload, looks at all pages, too, and says so. Without the file it ends: it is the parent, and whoever drove it is gone.
+// Beside that the parent has threads that wait, and that no stop may disturb: waits.h.
 //
 // usage: wander MIB PAYLOAD
 #include "parent.h"
+#include "waits.h"
 
 #include <cerrno>
 #include <cinttypes>
@@ -232,6 +234,7 @@ int main(int count, char **arguments) {
         return 2;
     }
     set_up(strtoull(arguments[1], nullptr, 10));
+    waits::start(arguments[2]);
     char payload[64];
     if (!wait_for_payload(arguments[2], payload)) return 0;
     long ms = 0;

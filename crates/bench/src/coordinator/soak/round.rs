@@ -149,8 +149,8 @@ impl<'a> Round<'a> {
         match deed {
             Deed::KillChild(whose) => self.kill_child(*whose).await?,
             Deed::KillParent { family } => {
-                if let Some(family) = self.living(*family) {
-                    family.parent = None;
+                if let Some(mut parent) = self.living(*family).and_then(|family| family.parent.take()) {
+                    self.require_unharmed(&mut parent);
                 }
             }
             Deed::DropSeed { family } => self.drop_under_children(*family).await?,
@@ -277,7 +277,10 @@ impl<'a> Round<'a> {
 
     /// Judges a family's children, and removes what is left of it.
     async fn finish(&mut self, family: usize, give_up: Instant) -> Result<(), BenchError> {
-        let Some(living) = self.families[family].take() else { return Ok(()) };
+        let Some(mut living) = self.families[family].take() else { return Ok(()) };
+        if let Some(parent) = &mut living.parent {
+            self.require_unharmed(parent);
+        }
         let lost = living.is_taken || self.is_cut_off(living.from);
         for child in &living.children {
             let end = self.wait(child, give_up).await?;
@@ -295,6 +298,13 @@ impl<'a> Round<'a> {
             return Ok(());
         }
         self.required(outcome, "a drop at the end").map(|_| ())
+    }
+
+    /// A parent ends by itself where a wait of its was disturbed.
+    fn require_unharmed(&mut self, parent: &mut Parent) {
+        if let Some(words) = parent.last_words() {
+            self.tally.fault(format!("parent {} was harmed: {words}", parent.pid()));
+        }
     }
 
     /// Whether a seed that a family inherits from may be gone.
