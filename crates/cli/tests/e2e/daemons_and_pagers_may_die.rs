@@ -181,12 +181,7 @@ fn any_together() {
         let payloads = numbers.map(|number| format!("{number} {FORKING_MS}"));
         let to_second = ["--to", cluster.name(1), "--strategy", "cow"];
         let children = seed.fork_detached(&payloads, &to_second);
-        thread::sleep(FORKING_MOMENT);
-        cluster.kill_together(1, victims);
-        if victims.contains(&OwnProcess::Daemon) {
-            cluster.restart_daemon(1);
-            cluster.wait_until_all_are_alive();
-        }
+        kill_while_they_fork(&cluster, victims);
         seed.check_answers(&parent, &children, &numbers);
     }
     parent.require_unharmed();
@@ -194,6 +189,16 @@ fn any_together() {
     drop(parent);
     let remains = cluster.stop();
     assert!(remains.is_empty(), "{remains:#?}");
+}
+
+/// Kills processes of the children's node; a daemon is started again.
+fn kill_while_they_fork(cluster: &Cluster, victims: &[OwnProcess]) {
+    thread::sleep(FORKING_MOMENT);
+    cluster.kill_together(1, victims);
+    if victims.contains(&OwnProcess::Daemon) {
+        cluster.restart_daemon(1);
+        cluster.wait_until_all_are_alive();
+    }
 }
 
 /// What was forked before is served again from what the stubs hold; and the node takes children.
@@ -211,12 +216,7 @@ fn all_holders() {
         for number in numbers {
             children.extend(seed.fork_detached(&[format!("{number} {FORKING_MS} waiting")], &to_second));
         }
-        thread::sleep(FORKING_MOMENT);
-        cluster.kill_together(1, victims);
-        if victims.contains(&OwnProcess::Daemon) {
-            cluster.restart_daemon(1);
-            cluster.wait_until_all_are_alive();
-        }
+        kill_while_they_fork(&cluster, victims);
         seed.check_answers(&parent, &children, &numbers);
         let later = [number, number + 1];
         let children = seed.fork_detached(&later.map(|number| format!("{number} 200")), &to_second);

@@ -8,7 +8,7 @@ use farfork_sys::clock;
 use farfork_sys::process::{self, Status};
 use farfork_wire::descriptor::{Descriptor, PendingCall, Thread};
 
-use super::watch::CallSite;
+use super::{CallEnd, CallSite};
 use crate::capture::restart;
 
 /// Has the timer end calls of a child's threads. `pid` is its first process, which has run for this long. Does not wait.
@@ -22,7 +22,8 @@ pub fn watch_child(pid: i32, descriptor: &Descriptor, age: Duration) {
         for tid in threads_of_tree(pid) {
             let inner_tid = Status::read(tid).ok().and_then(|status| status.namespace_ids.last().copied());
             if let Some((site, left)) = inner_tid.and_then(|inner_tid| limited.get(&inner_tid)) {
-                super::watch(tid, *site, (began_ns.saturating_add(left.left_ns), left.result));
+                let end = CallEnd { at_ns: began_ns.saturating_add(left.left_ns), result: left.result };
+                super::watch(tid, *site, end);
             }
         }
     };

@@ -51,10 +51,18 @@ pub fn start(argument: &'static str) {
     }
 }
 
-/// Has the timer end a thread's call at this time of CLOCK_MONOTONIC, with this result.
-pub(crate) fn watch(tid: i32, site: CallSite, (end_ns, result): (u64, i64)) {
+/// When a call's time is over, and what it gives then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CallEnd {
+    /// By CLOCK_MONOTONIC.
+    pub(crate) at_ns: u64,
+    pub(crate) result: i64,
+}
+
+/// Has the timer end a thread's call.
+pub(crate) fn watch(tid: i32, site: CallSite, end: CallEnd) {
     let Ok(stat) = Stat::read(tid) else { return };
-    let watch = Watch { tid, start_ticks: stat.start_ticks, site, end_ns, result };
+    let watch = Watch { tid, start_ticks: stat.start_ticks, site, end_ns: end.at_ns, result: end.result };
     if let Err(error) = TIMER.lock().unwrap_or_else(PoisonError::into_inner).send(&watch) {
         tracing::warn!(tid, %error, "a wait that was interrupted may take longer than its limit: there is no call timer");
     }

@@ -20,7 +20,7 @@ use farfork_wire::descriptor::PendingCall;
 use super::entry::SeenCall;
 use super::limits::{LimitedCall, TimeLimit};
 use super::restart::{self, CallMark};
-use crate::call_timer::{self, CallSite};
+use crate::call_timer::{self, CallEnd, CallSite};
 
 /// Most calls whose ends are kept; beyond, those that are over are dropped.
 const ENDS_MAX: usize = 4096;
@@ -117,7 +117,7 @@ impl InterruptedCall {
             return None;
         }
         if self.mark.is_some() {
-            call_timer::watch(self.tid, self.site, (end_ns, result));
+            call_timer::watch(self.tid, self.site, CallEnd { at_ns: end_ns, result });
         }
         Some(PendingCall { left_ns: end_ns.saturating_sub(self.stopped_at_ns), result })
     }
